@@ -1,0 +1,28 @@
+# The same few commands everywhere: make demo, make test, make check, make bench.
+PYTHON ?= python3
+VENV   ?= .venv
+BIN    := $(VENV)/bin
+READY  := $(VENV)/.ready
+
+.PHONY: demo test check bench
+
+$(READY): pyproject.toml constraints.txt
+	$(PYTHON) -m venv $(VENV)
+	$(BIN)/python -m pip install --quiet --upgrade pip
+	$(BIN)/python -m pip install --quiet --constraint constraints.txt --editable ".[dev]"
+	touch $(READY)
+
+demo: $(READY)       ## train one model on four learners through kills and a freeze
+	$(BIN)/diloco run deploy/recipes/demo.toml
+
+test: $(READY)       ## every test, real Ray actors included
+	$(BIN)/python -m pytest -q
+
+check: $(READY)      ## format, lint, types, import contract
+	$(BIN)/ruff format --check .
+	$(BIN)/ruff check .
+	$(BIN)/mypy
+	$(BIN)/lint-imports
+
+bench: $(READY)      ## the measurements that docs/benchmarks.md reports
+	$(BIN)/python benchmarks/isolation.py

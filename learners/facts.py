@@ -1,0 +1,54 @@
+"""What a learner unit says happened. They ride on its reports until the syncer has acknowledged them."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+
+
+@dataclass(frozen=True)
+class PhaseEntered:
+    """starting -> importing -> compiling -> joining -> stepping -> stopped."""
+
+    phase: str
+
+
+@dataclass(frozen=True)
+class StepFinished:
+    """One inner step: the unit of the books is (learner, incarnation, step)."""
+
+    step: int  # from 1 in each incarnation (in lock-step overlap: the syncer's clock)
+    tokens: int
+    span: int
+    position: int  # first sample of the step's batch, in the one deterministic order
+    loss: float  # nats per token, training batch
+    seconds: float  # from the previous boundary to this one, less waited_s
+    waited_s: float  # of that time, waiting before the step could begin
+    waited_for: str  # "" | span | adoption
+
+
+@dataclass(frozen=True)
+class Adopted:
+    """A fragment's new version took effect at the boundary after this step."""
+
+    fragment: int
+    version: int
+    after_step: int
+    mode: str  # bootstrap | overwrite | rebase | mix
+
+
+@dataclass(frozen=True)
+class AdoptionRefused:
+    fragment: int
+    version: int
+    reason: str  # older | bad_digest | fetch_failed
+
+
+@dataclass(frozen=True)
+class LoopFailed:
+    """The training loop ended by an exception in a living process."""
+
+    step: int
+    traceback: str
+
+
+LearnerFact = PhaseEntered | StepFinished | Adopted | AdoptionRefused | LoopFailed

@@ -1,0 +1,146 @@
+"""The recipe: one typed configuration for a whole run."""
+
+from __future__ import annotations
+
+import hashlib
+import json
+import re
+from typing import Annotated, Any, Literal, Self
+
+from pydantic import Field, NonNegativeFloat, NonNegativeInt, PositiveFloat, PositiveInt, model_validator
+
+from learners.config import DataConfig, InnerConfig
+from outer.config import OuterConfig, Section, SyncConfig
+
+NAME = r"[a-z0-9]([a-z0-9-]{0,38}[a-z0-9])?"
+
+
+class PoolConfig(Section):
+    """Learner units of one kind in one place."""
+
+    name: str = Field(pattern=f"^{NAME}$", description="appears in the learners' names: learner-NAME-0")
+    learners: PositiveInt = Field(1, description="learner units wanted from this pool")
+    region: str | None = Field(None, description="only nodes with the label region = this")
+    accelerator: str | None = Field(None, description="Ray's accelerator_type, e.g. H100 or TPU-V6E")
+    resources: dict[str, PositiveFloat] = Field(
+        default_factory=lambda: {"CPU": 1.0}, description="of one learner unit: CPU, GPU, TPU or a resource of your own"
+    )
+    batch_size: PositiveInt = Field(8, description="samples per step and learner")
+    slowdown: float = Field(1.0, ge=1.0, description="every step is made to take this many times as long (studies)")
+
+
+class BudgetConfig(Section):
+    """When the run ends. Exactly one of the two."""
+
+    tokens: PositiveInt | None = Field(None, description="committed tokens")
+    syncer_steps: PositiveInt | None = None
+
+    @model_validator(mode="after")
+    def _one(self) -> Self:
+        if (self.tokens is None) == (self.syncer_steps is None):
+            raise ValueError("give exactly one of tokens and syncer_steps")
+        return self
+
+
+class EvalConfig(Section):
+    """Held-out evaluation of the syncer's parameters."""
+
+    every: NonNegativeInt = Field(100, description="syncer steps between evaluations; 0 = only first and last")
+    sequences: PositiveInt = Field(256, description="held-out samples per evaluation")
+    ngrams: bool = Field(False, description="also fit byte bigram and trigram tables on the training text, to compare")
+
+
+class FaultConfig(Section):
+    """One planned fault: what, to whom, when."""
+
+    kind: Literal["kill", "freeze"]
+    learner: str = Field(description="a learner's name, or `any`: one chosen by the seed")
+    at_step: PositiveInt | None = Field(None, description="when the syncer reaches this step")
+    at_s: NonNegativeFloat | None = Field(None, description="seconds after the first learner step")
+    duration_s: PositiveFloat = Field(5.0, description="of a freeze")
+
+    @model_validator(mode="after")
+    def _when(self) -> Self:
+        if (self.at_step is None) == (self.at_s is None):
+            raise ValueError("give exactly one of at_step and at_s")
+        return self
+
+
+class ChaosConfig(Section):
+    """Faults to inject. Nothing here: no chaos actor."""
+
+    seed: NonNegativeInt | None = Field(None, description="default: the run's seed")
+    faults: tuple[FaultConfig, ...] = ()
+    mtbf_s: PositiveFloat | None = Field(None, description="mean time between further, random faults of the whole run")
+    kinds: tuple[Literal["kill", "freeze"], ...] = Field(("kill", "freeze"), min_length=1)
+    freeze_s: PositiveFloat = Field(5.0, description="length of a random freeze")
+
+    @property
+    def active(self) -> bool:
+        return bool(self.faults) or self.mtbf_s is not None
+
+
+class RunConfig(Section):
+    """How the run is kept alive and watched."""
+
+    restart_backoff_s: NonNegativeFloat = Field(
+        1.0, description="wait before the second restart in a row; doubles, up to 30 s"
+    )
+    hang_s: PositiveFloat = Field(20.0, description="a learner silent for this long is ended and restarted")
+    start_s: PositiveFloat = Field(120.0, description="lease of a learner that starts, compiles or joins")
+    idle_s: PositiveFloat = Field(300.0, description="with no commit for this long the run is given up as failed")
+    dashboard: bool = Field(False, description="start Ray's dashboard with a local cluster")
+
+
+class Recipe(Section):
+    """Everything a run is made from; resolved, hashed and stored with it."""
+
+    name: str = Field(pattern=f"^{NAME}$")
+    seed: NonNegativeInt = 0
+    task: str = Field("learners.models.language:ByteLanguageModel", pattern=r"^[\w.]+:[\w.]+$")
+    model: dict[str, Any] = Field(default_factory=dict, description="arguments of the task's factory")
+    data: DataConfig = DataConfig()
+    inner: InnerConfig = InnerConfig()
+    sync: SyncConfig = SyncConfig()
+    outer: OuterConfig = OuterConfig()
+    pools: Annotated[tuple[PoolConfig, ...], Field(min_length=1)]
+    budget: BudgetConfig
+    eval: EvalConfig = EvalConfig()
+    chaos: ChaosConfig = ChaosConfig()
+    run: RunConfig = RunConfig()
+
+    @property
+    def learners(self) -> dict[str, PoolConfig]:
+        """Every wanted learner by name, in order."""
+        return {f"learner-{pool.name}-{index}": pool for pool in self.pools for index in range(pool.learners)}
+
+    @property
+    def quorum(self) -> int:
+        """K as a number."""
+        return len(self.learners) if self.sync.quorum == "all" else self.sync.quorum
+
+    @property
+    def tokens_per_syncer_step(self) -> int:
+        """Tokens of one step of every configured learner: the nominal pace of the budget."""
+        return sum(pool.batch_size * self.data.sequence_length for pool in self.learners.values())
+
+    @property
+    def target_syncer_steps(self) -> int:
+        """T: given, or what the token budget takes when every learner steps once per syncer step."""
+        if self.budget.syncer_steps is not None:
+            return self.budget.syncer_steps
+        assert self.budget.tokens is not None
+        return max(1, -(-self.budget.tokens // self.tokens_per_syncer_step))
+
+    def canonical(self) -> dict[str, Any]:
+        """Plain JSON values under the recipe's own keys, nothing left out but unset options."""
+        return self.model_dump(mode="json", by_alias=True, exclude_none=True)
+
+    @property
+    def config_hash(self) -> str:
+        text = json.dumps(self.canonical(), sort_keys=True, separators=(",", ":"))
+        return hashlib.sha256(text.encode()).hexdigest()[:16]
+
+
+def is_name(text: str) -> bool:
+    return re.fullmatch(NAME, text) is not None

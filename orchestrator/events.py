@@ -1,0 +1,269 @@
+"""The run's one log: envelope, registry, segments, and their merge.
+
+Every process that says something appends JSON lines to a segment of its own; `events.jsonl` is their merge.
+From this log alone come the summary, the books, the checkers, the report and the replay tape.
+"""
+
+from __future__ import annotations
+
+import json
+import types
+import typing
+from collections.abc import Iterable, Iterator
+from dataclasses import asdict, dataclass, fields, is_dataclass
+from functools import cache
+from pathlib import Path
+from typing import Any
+
+from learners.facts import LearnerFact
+from outer.facts import SyncerFact
+
+# ------------------------------------------------------------------ facts of the cluster and of faults
+
+
+@dataclass(frozen=True)
+class RunStarted:
+    name: str
+    config_hash: str
+    seed: int
+    versions: dict[str, str]  # python, jax, ray, numpy, optax, platform, XLA flags
+
+
+@dataclass(frozen=True)
+class LearnerRequested:
+    """An incarnation was granted and its actor asked for; the wait for a place begins."""
+
+    learner: str
+    incarnation: int
+    pool: str
+    region: str | None
+
+
+@dataclass(frozen=True)
+class LearnerStarted:
+    """The actor's process answers."""
+
+    learner: str
+    incarnation: int
+    pid: int
+    node: str
+
+
+@dataclass(frozen=True)
+class LearnerLost:
+    """The orchestrator holds an incarnation for dead, or has ended it itself."""
+
+    learner: str
+    incarnation: int
+    cause: str  # died | lease_expired | failed
+    detail: str
+
+
+@dataclass(frozen=True)
+class Evaluated:
+    """Held-out loss of the syncer's parameters."""
+
+    syncer_step: int
+    loss: float  # nats per token
+    tokens: int
+
+
+@dataclass(frozen=True)
+class ReferenceLosses:
+    """Held-out loss of counting models fitted on the same training text, nats per token."""
+
+    bigram: float
+    trigram: float
+
+
+@dataclass(frozen=True)
+class FaultInjected:
+    fault: int  # identifies the fault in this run
+    fault_kind: str  # kill | freeze
+    target: str
+    incarnation: int
+    pid: int
+    duration_s: float  # 0: does not heal by itself
+
+
+@dataclass(frozen=True)
+class FaultHealed:
+    fault: int
+    target: str
+
+
+@dataclass(frozen=True)
+class FaultSkipped:
+    """A planned fault that found no living target."""
+
+    fault_kind: str
+    target: str
+    reason: str
+
+
+@dataclass(frozen=True)
+class RunFinished:
+    state: str  # finished | stopped | failed
+    reason: str
+
+
+ClusterFact = (
+    RunStarted
+    | LearnerRequested
+    | LearnerStarted
+    | LearnerLost
+    | Evaluated
+    | ReferenceLosses
+    | FaultInjected
+    | FaultHealed
+    | FaultSkipped
+    | RunFinished
+)
+Fact = SyncerFact | LearnerFact | ClusterFact
+REGISTRY: dict[str, type[Any]] = {kind.__name__: kind for kind in typing.get_args(Fact)}
+
+
+# ------------------------------------------------------------------ envelope
+
+
+@dataclass(frozen=True)
+class Event:
+    """A fact with who said it, as which incarnation (a syncer's: epoch), as its how-many-th, and when.
+
+    `at` is that process's wall clock in Unix seconds: good for durations, never for decisions.
+    """
+
+    writer: str  # syncer | orchestrator | chaos | a learner's name
+    incarnation: int
+    sequence: int  # from 0, without gaps, per (writer, incarnation)
+    at: float
+    fact: Any
+
+    @property
+    def key(self) -> tuple[str, int, int]:
+        return (self.writer, self.incarnation, self.sequence)
+
+    def to_json(self) -> str:
+        """One line, strict JSON: a number that is not finite is written as its name, a string."""
+        envelope = {
+            "writer": self.writer,
+            "incarnation": self.incarnation,
+            "sequence": self.sequence,
+            "at": round(self.at, 6),
+            "kind": type(self.fact).__name__,
+        }
+        return json.dumps(_finite(envelope | asdict(self.fact)), separators=(",", ":"), allow_nan=False)
+
+    @staticmethod
+    def from_json(line: str) -> Event:
+        """The event of one line. Raises ValueError with the reason for anything else."""
+        try:
+            record = json.loads(line)
+            kind = REGISTRY[record.pop("kind")]
+            envelope = {name: record.pop(name) for name in ("writer", "incarnation", "sequence", "at")}
+            return Event(**envelope, fact=_build(kind, record))
+        except (KeyError, TypeError, AttributeError) as error:
+            raise ValueError(f"not an event: {error!r} in {line[:120]!r}") from error
+
+
+def _finite(value: Any) -> Any:
+    if isinstance(value, float) and (value != value or value in (float("inf"), float("-inf"))):
+        return str(value)
+    if isinstance(value, dict):
+        return {key: _finite(item) for key, item in value.items()}
+    if isinstance(value, (list, tuple)):
+        return [_finite(item) for item in value]
+    return value
+
+
+@cache
+def _shape(kind: type[Any]) -> dict[str, Any]:
+    hints = typing.get_type_hints(kind)
+    return {field.name: hints[field.name] for field in fields(kind)}
+
+
+def _build(kind: type[Any], record: dict[str, Any]) -> Any:
+    shape = _shape(kind)
+    if unknown := record.keys() - shape.keys():
+        raise KeyError(f"{kind.__name__} has no field {sorted(unknown)[0]!r}")
+    return kind(**{name: _convert(shape[name], value) for name, value in record.items()})
+
+
+def _convert(hint: Any, value: Any) -> Any:
+    origin = typing.get_origin(hint)
+    if origin is tuple:
+        inner = typing.get_args(hint)[0]
+        return tuple(_convert(inner, item) for item in value)
+    if origin in (types.UnionType, typing.Union):
+        return value
+    if is_dataclass(hint) and isinstance(hint, type):
+        return _build(hint, value)
+    if hint is float:
+        return float(value)
+    return value
+
+
+# ------------------------------------------------------------------ segments and their merge
+
+
+class SegmentWriter:
+    """Appends events to one file, a line each, a write per call: a killed process loses nothing written."""
+
+    def __init__(self, path: Path) -> None:
+        path.parent.mkdir(parents=True, exist_ok=True)
+        self._file = open(path, "ab", buffering=0)  # noqa: SIM115 (closed by close)
+
+    def write(self, events: Iterable[Event]) -> None:
+        lines = "".join(event.to_json() + "\n" for event in events)
+        if lines:
+            self._file.write(lines.encode())
+
+    def close(self) -> None:
+        self._file.close()
+
+
+class Journalist:
+    """Numbers one writer's facts. `say` keeps order; `take` empties what was said since."""
+
+    def __init__(self, writer: str, incarnation: int, clock: typing.Callable[[], float]) -> None:
+        self.writer, self.incarnation, self._clock = writer, incarnation, clock
+        self._sequence = 0
+
+    def say(self, fact: Any) -> Event:
+        event = Event(self.writer, self.incarnation, self._sequence, self._clock(), fact)
+        self._sequence += 1
+        return event
+
+
+def read_segment(path: Path) -> Iterator[Event]:
+    """The events of one file. A last line cut short by a crash is left out; any other damage raises ValueError."""
+    data = path.read_bytes()
+    lines = data.split(b"\n")
+    for number, line in enumerate(lines[:-1], start=1):
+        try:
+            yield Event.from_json(line.decode())
+        except ValueError as error:
+            raise ValueError(f"{path.name}, line {number}: {error}") from error
+
+
+def merge(segments: Iterable[Iterable[Event]]) -> list[Event]:
+    """All events once, by time; what one writer said stays in the order in which it was said."""
+    by_writer: dict[tuple[str, int], dict[int, Event]] = {}
+    for segment in segments:
+        for event in segment:
+            by_writer.setdefault((event.writer, event.incarnation), {}).setdefault(event.sequence, event)
+    merged: list[tuple[float, tuple[str, int, int], Event]] = []
+    for said in by_writer.values():
+        latest = float("-inf")
+        for sequence in sorted(said):
+            latest = max(latest, said[sequence].at)  # a clock set back does not reorder its own writer
+            merged.append((latest, said[sequence].key, said[sequence]))
+    return [event for _, _, event in sorted(merged, key=lambda item: item[:2])]
+
+
+def read_run(run_dir: Path) -> list[Event]:
+    """Everything a run has said: `events.jsonl` where it is written, else the live segments."""
+    whole = run_dir / "events.jsonl"
+    if whole.exists():
+        return merge([read_segment(whole)])
+    return merge(read_segment(path) for path in sorted((run_dir / "events").glob("*.jsonl")))

@@ -1,0 +1,132 @@
+"""Everything that crosses between a learner and the syncer.
+
+Plain frozen values; array payloads are opaque handles here. Every message carries the sender's epoch or
+incarnation; anything may come late, twice, or not at all.
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from typing import Any
+
+# Phases of a learner, in order. Leases name the phase they were given in.
+STARTING, IMPORTING, COMPILING, JOINING, STEPPING, STOPPED = (
+    "starting",
+    "importing",
+    "compiling",
+    "joining",
+    "stepping",
+    "stopped",
+)
+
+
+# ------------------------------------------------------------------ learner to syncer
+
+
+@dataclass(frozen=True)
+class Attach:
+    """First word of a compiled learner. The manifest is what both sides must agree on, flat."""
+
+    learner: str
+    incarnation: int
+    manifest: dict[str, Any]
+
+
+@dataclass(frozen=True)
+class FragmentCounters:
+    """What accrued on one fragment since its base was adopted (c_steps and c_tokens of the paper)."""
+
+    base_version: int | None  # None until adopted from the syncer
+    base_step: int  # adopted after this step
+    steps: int
+    tokens: int
+
+
+@dataclass(frozen=True)
+class Report:
+    """Sent after each step, and on entering a phase: progress, counters, and the lease they earn."""
+
+    learner: str
+    incarnation: int
+    epoch: int | None  # the syncer epoch attached to; None before attaching
+    sequence: int  # rises by one per report of an incarnation
+    phase: str
+    lease_s: float  # from arrival
+    step: int
+    step_s: float  # moving average of step times; 0 until known
+    tokens: int  # processed by this incarnation
+    syncer_step: int  # newest syncer step known: this learner's entry for the syncer in the vector clock
+    counters: tuple[FragmentCounters, ...] = ()
+    newest_span: int = -1
+    wants_span: bool = False
+
+
+@dataclass(frozen=True)
+class Contribution:
+    """The answer to a read: one fragment as of one completed step, with that step's exact counters."""
+
+    learner: str
+    incarnation: int
+    epoch: int
+    syncer_step: int
+    fragment: int
+    step: int
+    processed: int  # tokens processed by this incarnation up to and including that step
+    counters: FragmentCounters
+    payload: Any  # handle; on the wire a 1-D array in the codec's format
+    digest: str  # SHA-256 of the payload's bytes
+    defect: str = ""  # found by the receiving shell: bad_digest | non_finite | wrong_shape
+
+
+# ------------------------------------------------------------------ syncer to learner
+
+
+@dataclass(frozen=True)
+class Welcome:
+    """The answer to Attach."""
+
+    epoch: int
+    syncer_step: int
+    progress: float  # of the budget, 0 to 1
+    versions: tuple[int, ...]  # current version of each fragment: what to fetch first
+
+
+@dataclass(frozen=True)
+class ReadRequest:
+    epoch: int
+    incarnation: int  # of the learner that is meant
+    syncer_step: int
+    fragment: int
+    progress: float
+    deadline_s: float  # from sending
+
+
+@dataclass(frozen=True)
+class Notice:
+    """A fragment has a new version; its payload is to be fetched."""
+
+    epoch: int
+    syncer_step: int
+    fragment: int
+    version: int
+    digest: str
+    progress: float
+
+
+@dataclass(frozen=True)
+class Grant:
+    """Samples [start, stop) of the deterministic order."""
+
+    epoch: int
+    incarnation: int
+    span: int
+    start: int
+    stop: int
+
+
+@dataclass(frozen=True)
+class Stop:
+    """End the training loop."""
+
+    epoch: int
+    reason: str
