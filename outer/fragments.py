@@ -1,0 +1,58 @@
+"""How a model's tensors are dealt into P fragments (paper section 5, balanced tensor fragments)."""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Iterator, Sequence
+from dataclasses import dataclass
+
+
+@dataclass(frozen=True)
+class Tensor:
+    """One leaf of the parameter tree. On the wire every tensor is float32, whatever its dtype in the model."""
+
+    name: str  # path in the tree, e.g. "blocks/0/attention/query"
+    shape: tuple[int, ...]
+    dtype: str  # in the model, e.g. "float32"
+
+    @property
+    def size(self) -> int:
+        return math.prod(self.shape)
+
+
+@dataclass(frozen=True)
+class Fragment:
+    """Some tensors that travel together, flattened one behind the other into a 1-D array of `size` elements."""
+
+    index: int
+    tensors: tuple[Tensor, ...]
+
+    @property
+    def size(self) -> int:
+        return sum(tensor.size for tensor in self.tensors)
+
+    def slices(self) -> Iterator[tuple[Tensor, slice]]:
+        """Each tensor with its place in the flat array."""
+        start = 0
+        for tensor in self.tensors:
+            yield tensor, slice(start, start + tensor.size)
+            start += tensor.size
+
+
+def default_count(tensors: int, round_steps: int) -> int:
+    """P when the recipe does not say: at most 24, one per syncer step, one tensor each."""
+    return min(24, round_steps, tensors)
+
+
+def balanced(tensors: Sequence[Tensor], count: int) -> tuple[Fragment, ...]:
+    """Largest tensor first, each into the smallest of `count` bins; ties go to the earlier name and bin.
+
+    The largest bin is at most 4/3 of the optimum (longest-processing-time rule).
+    Raises ValueError when there are fewer tensors than fragments.
+    """
+    if not 1 <= count <= len(tensors):
+        raise ValueError(f"{count} fragments, but the model has {len(tensors)} tensors: at most {len(tensors)}")
+    bins: list[list[Tensor]] = [[] for _ in range(count)]
+    for tensor in sorted(tensors, key=lambda item: (-item.size, item.name)):
+        min(bins, key=lambda content: sum(item.size for item in content)).append(tensor)
+    return tuple(Fragment(index, tuple(content)) for index, content in enumerate(bins))
