@@ -66,6 +66,12 @@ def load(path: str, data: DataConfig, seed: int, model: dict[str, Any]) -> Task:
         raise ValueError(f"{path!r} is not callable; name a class or a function that builds the task")
     task = factory(data=data, seed=seed, **model)
     if not isinstance(task, Task):
-        missing = [name for name in ("init", "loss", "optimizer", "batch", "tokens", "held_out") if not hasattr(task, name)]
-        raise ValueError(f"{path!r} builds a {type(task).__name__} without {', '.join(missing)}; see learners/task.py")
+        missing = [
+            name
+            for name in ("init", "loss", "optimizer", "batch", "tokens", "held_out")
+            if not hasattr(task, name)
+        ]
+        raise ValueError(
+            f"{path!r} builds a {type(task).__name__} without {', '.join(missing)}; see learners/task.py"
+        )
     return task

@@ -111,6 +111,7 @@ class Notice:
     version: int
     digest: str
     progress: float
+    participants: tuple[str, ...] = ()  # whose contribution is in it; rebase needs to know
 
 
 @dataclass(frozen=True)

@@ -1,0 +1,26 @@
+"""A fault: what happens to whom, and when. Does not know how it is done, nor whether it was."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+
+
+@dataclass(frozen=True)
+class Fault:
+    """One planned fault. Exactly one of `at_step` and `at_s` is set."""
+
+    identifier: int  # unique in its run
+    kind: str  # kill | freeze
+    learner: str
+    at_step: int | None  # fires when the syncer reaches this step
+    at_s: float | None  # seconds after the first learner step
+    duration_s: float  # of a freeze; 0: does not heal by itself
+
+    def __post_init__(self) -> None:
+        assert (self.at_step is None) != (self.at_s is None), "a fault has exactly one trigger"
+
+    def is_due(self, now_s: float | None, syncer_step: int) -> bool:
+        """`now_s`: seconds since the first learner step, None before it."""
+        if self.at_step is not None:
+            return syncer_step >= self.at_step
+        return now_s is not None and self.at_s is not None and now_s >= self.at_s

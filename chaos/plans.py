@@ -1,0 +1,69 @@
+"""Which faults a run gets: the recipe's own, and random ones from a seed.
+
+A pure function of configuration and seed: the same on every machine and in every process, and a fault more in
+the recipe changes none of the others. Whether a target is alive when its time comes is not known here.
+"""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Iterator, Sequence
+from random import Random
+from typing import TYPE_CHECKING
+
+from chaos.faults import Fault
+
+if TYPE_CHECKING:
+    from orchestrator.config import ChaosConfig
+
+ANY = "any"
+
+
+def plan(chaos: ChaosConfig, learners: Sequence[str], seed: int) -> tuple[Fault, ...]:
+    """The recipe's faults in its order, `any` resolved; `seed` is the run's, used where [chaos] has none.
+
+    Raises ValueError for a fault that names no configured learner.
+    """
+    faults = []
+    for index, wanted in enumerate(chaos.faults):
+        if wanted.learner != ANY and wanted.learner not in learners:
+            raise ValueError(
+                f"chaos.faults[{index}].learner is {wanted.learner!r}; allowed are {', '.join(learners)} and "
+                f"`{ANY}`: name one of them"
+            )
+        learner = _pick(_stream(chaos, seed, f"planned {index}"), learners) if wanted.learner == ANY else wanted.learner
+        duration_s = wanted.duration_s if wanted.kind == "freeze" else 0.0
+        faults.append(Fault(index, wanted.kind, learner, wanted.at_step, wanted.at_s, duration_s))
+    return tuple(faults)
+
+
+def random_faults(chaos: ChaosConfig, learners: Sequence[str], seed: int, first_identifier: int) -> Iterator[Fault]:
+    """Endless faults at exponential gaps of mean `mtbf_s` over the whole run; none where it is not set.
+
+    Ordered by `at_s`; kind and learner are uniform and independent of the times.
+    """
+    if chaos.mtbf_s is None:
+        return
+    times, choices = _stream(chaos, seed, "times"), _stream(chaos, seed, "choices")
+    at_s, identifier = 0.0, first_identifier
+    while True:
+        at_s -= chaos.mtbf_s * math.log(1.0 - times.random())
+        kind, learner = _pick(choices, chaos.kinds), _pick(choices, learners)
+        yield Fault(identifier, kind, learner, None, at_s, chaos.freeze_s if kind == "freeze" else 0.0)
+        identifier += 1
+
+
+def due(faults: Sequence[Fault], now_s: float | None, syncer_step: int) -> tuple[tuple[Fault, ...], tuple[Fault, ...]]:
+    """(those to fire now, the others), each in the order given. `now_s` as in Fault.is_due."""
+    now = tuple(fault for fault in faults if fault.is_due(now_s, syncer_step))
+    return now, tuple(fault for fault in faults if fault not in now)
+
+
+def _stream(chaos: ChaosConfig, seed: int, purpose: str) -> Random:
+    """Seeded by text, which Random hashes itself: independent of the process's own string hashing."""
+    return Random(f"{seed if chaos.seed is None else chaos.seed} {purpose}")
+
+
+def _pick(stream: Random, items: Sequence[str]) -> str:
+    """By random() alone, whose values Python promises to keep from version to version."""
+    return items[int(stream.random() * len(items))]

@@ -1,0 +1,236 @@
+"""A corpus of bytes from text files, and the one deterministic, endless order of its samples.
+
+Knows nothing of learners or spans: sample i is the same in every process that reads the same files.
+"""
+
+from __future__ import annotations
+
+import codecs
+import glob
+import hashlib
+import os
+import sysconfig
+from collections.abc import Iterator, Sequence
+from functools import lru_cache
+from pathlib import Path
+
+import numpy as np
+from numpy.typing import NDArray
+
+from learners.config import DataConfig
+
+Bytes = NDArray[np.uint8]
+
+_SUFFIXES = (".py", ".txt", ".md")
+_NOT_SOURCES = ("site-packages", "dist-packages", "test", "tests", "__pycache__")
+
+
+def check(data: DataConfig) -> None:
+    """Look at the files without reading them through.
+
+    Raises ValueError, naming the field and the fix, when there are none or they are too small for one sample.
+    """
+    total = sum(path.stat().st_size for _, path in _files(data))
+    if total < 3 * data.sequence_length:  # a training sample at any phase, and a held-out one
+        raise _too_small(data, total)
+
+
+class ByteCorpus:
+    """All files of the recipe's [data] table, split into training and held-out text.
+
+    `train`, `held_out`: uint8, files one after the other in the order of their relative paths. `files_train`,
+    `files_held_out`: how many; a single file counts on both sides. `digest`: SHA-256 over names and bytes.
+    Raises ValueError, naming the field and the fix, as `check` does.
+    """
+
+    def __init__(self, data: DataConfig, seed: int) -> None:
+        self._length = length = data.sequence_length
+        self._seed = seed
+        files = [(name, path.read_bytes()) for name, path in _files(data)]
+        held_out = _held_out_names([name for name, _ in files], data.held_out)
+        kept = [text for name, text in files if name in held_out]
+        used = [text for name, text in files if name not in held_out]
+        if not used:
+            whole = kept[0]
+            cut = len(whole) - max(round(data.held_out * len(whole)), length + 1)
+            used, kept = [whole[: max(cut, 0)]], [whole[max(cut, 0) :]]
+        self.train, self.held_out = _joined(used), _joined(kept)
+        self.files_train, self.files_held_out = len(used), len(kept)
+        self.digest = _digest(files)
+        self._windows = (len(self.train) - length) // length  # whole windows left at every phase
+        self._held_out_windows = (len(self.held_out) - 1) // length
+        if self._windows < 1 or self._held_out_windows < 1:
+            raise _too_small(data, len(self.train) + len(self.held_out))
+
+    @property
+    def windows(self) -> int:
+        """Samples in an epoch."""
+        return self._windows
+
+    def batch(self, start: int, count: int) -> Bytes:
+        """Samples [start, start + count) of the training text, uint8[count, L + 1].
+
+        An epoch cuts the text into windows of L bytes, from a phase of its own, and takes each window once,
+        in an order of its own. The last byte of a sample is only a target; the next window begins with it.
+        """
+        offsets = np.empty(count, dtype=np.int64)
+        for place in range(count):
+            epoch, index = divmod(start + place, self._windows)
+            phase, order = _epoch(self._seed, epoch, self._windows, self._length)
+            offsets[place] = phase + order[index] * self._length
+        return self._cut(self.train, offsets)
+
+    def held_out_batch(self, start: int, count: int) -> Bytes:
+        """Samples [start, start + count) for evaluation, uint8[count, L + 1]; after the last the first again.
+
+        They are strided so that any number of first samples is spread evenly over the held-out text.
+        """
+        order = np.arange(start, start + count, dtype=np.int64) * _stride(self._held_out_windows)
+        return self._cut(self.held_out, order % self._held_out_windows * self._length)
+
+    def _cut(self, text: Bytes, offsets: NDArray[np.int64]) -> Bytes:
+        windows: Bytes = text[offsets[:, None] + np.arange(self._length + 1)]
+        return windows
+
+
+@lru_cache(maxsize=4)
+def _epoch(seed: int, epoch: int, windows: int, length: int) -> tuple[int, NDArray[np.intp]]:
+    """An epoch's phase in bytes and order of windows.
+
+    Made from the raw output of a counter-based generator, which NumPy keeps the same in every version.
+    """
+    raw = np.random.Philox(key=[seed, epoch]).random_raw(windows + 1)
+    return int(raw[0] % length), np.argsort(raw[1:], kind="stable")
+
+
+def _stride(windows: int) -> int:
+    """A step coprime to `windows`, near its golden section: its multiples leave no large gaps."""
+    stride = max(1, round(windows * 0.6180339887498949))
+    while np.gcd(stride, windows) != 1:
+        stride += 1
+    return stride
+
+
+# ------------------------------------------------------------------ files
+
+
+def _files(data: DataConfig) -> list[tuple[str, Path]]:
+    """(relative path, path) of every file, by relative path. Raises ValueError when there is none."""
+    if data.path is None:
+        root = Path(sysconfig.get_path("stdlib"))
+        found = [path for path in _walk(root, _NOT_SOURCES) if path.suffix == ".py"]
+    else:
+        root, found = _chosen(data.path)
+    named = sorted((path.relative_to(root).as_posix(), path) for path in found)
+    if not named:
+        raise ValueError(
+            f"data.path = {data.path!r}: no text files there; give a folder with text in it, or a glob "
+            "such as `corpus/**/*.txt`"
+        )
+    return named
+
+
+def _chosen(pattern: str) -> tuple[Path, list[Path]]:
+    """The folder that names are relative to, and the files of a folder or a glob."""
+    root = Path(pattern).expanduser()
+    if root.is_dir():
+        files = list(_walk(root, ()))
+        return root, [path for path in files if path.suffix in _SUFFIXES] or list(filter(_is_text, files))
+    matches = glob.glob(str(root), recursive=True)
+    if not matches:
+        raise ValueError(
+            f"data.path = {pattern!r}: no such file or folder, and as a glob it matches nothing here; give "
+            "one that exists on every node, or leave it out for the Python standard library"
+        )
+    files = [path for path in map(Path, matches) if path.is_file()]
+    return Path(os.path.commonpath([str(path.parent) for path in files] or ["."])), files
+
+
+def _walk(root: Path, without: Sequence[str]) -> Iterator[Path]:
+    """Every visible file below a folder; folders named in `without` are left out."""
+    for folder, folders, files in os.walk(root):
+        folders[:] = [name for name in folders if name not in without and not name.startswith(".")]
+        yield from (Path(folder, name) for name in files if not name.startswith("."))
+
+
+def _is_text(path: Path) -> bool:
+    """Whether its beginning is UTF-8 without NUL."""
+    with path.open("rb") as file:
+        head = file.read(4096)
+    try:
+        return "\0" not in codecs.getincrementaldecoder("utf-8")().decode(head)
+    except UnicodeDecodeError:
+        return False
+
+
+def _held_out_names(names: Sequence[str], share: float) -> set[str]:
+    """Which files are held out: by a hash of their names, so that adding a file moves no other one.
+
+    At least one, and not all where there are several.
+    """
+    ranked = sorted((hashlib.sha256(name.encode()).digest(), name) for name in names)
+    below = sum(int.from_bytes(rank[:8], "big") < share * 2**64 for rank, _ in ranked)
+    count = min(max(below, 1), max(len(names) - 1, 1))
+    return {name for _, name in ranked[:count]}
+
+
+def _joined(texts: Sequence[bytes]) -> Bytes:
+    return np.frombuffer(b"".join(texts), dtype=np.uint8)
+
+
+def _digest(files: Sequence[tuple[str, bytes]]) -> str:
+    running = hashlib.sha256()
+    for name, text in files:
+        running.update(f"{name}\0{len(text)}\0".encode())
+        running.update(text)
+    return running.hexdigest()
+
+
+def _too_small(data: DataConfig, total: int) -> ValueError:
+    return ValueError(
+        f"data.path = {data.path!r}: {total} bytes are too few for data.sequence_length = "
+        f"{data.sequence_length} (training text needs two sequences, held-out text one byte more than one); "
+        "give more text or shorter sequences"
+    )
+
+
+# ------------------------------------------------------------------ counting models to compare with
+
+
+def ngram_losses(train: Bytes, windows: Bytes) -> tuple[float, float]:
+    """(bigram, trigram) loss in nats per byte on the targets of held-out windows uint8[count, L + 1].
+
+    Counted on train uint8[n]; each order is interpolated with the one below, which counts as much as the
+    context has had different successors (Witten and Bell, 1991); below the unigram lies the uniform. Like a
+    model, they see nothing before a window: its first target has a bigram's context only.
+    """
+    second, third = windows[:, :-1].reshape(-1), windows[:, 1:].reshape(-1)
+    uniform = np.full(third.shape, 1 / 256)
+    none = np.zeros(third.shape, dtype=np.int64)
+    unigram = _witten_bell(_counts([train]), none, third, uniform)
+    bigram = _witten_bell(_counts([train[:-1], train[1:]]), second, third, unigram)
+    first = np.concatenate([windows[:, :1], windows[:, :-2]], axis=1).reshape(-1).astype(np.int64)
+    table = _counts([train[:-2], train[1:-1], train[2:]])
+    trigram = _witten_bell(table, first * 256 + second, third, bigram)
+    trigram.reshape(windows.shape[0], -1)[:, 0] = bigram.reshape(windows.shape[0], -1)[:, 0]
+    return float(-np.mean(np.log(bigram))), float(-np.mean(np.log(trigram)))
+
+
+def _counts(columns: Sequence[Bytes]) -> NDArray[np.int64]:
+    """How often each successor follows each context: int64[256 ** (order - 1), 256]."""
+    table = np.zeros(256 ** len(columns), dtype=np.int64)
+    for begin in range(0, len(columns[0]), 1 << 24):  # bounds the memory of the index
+        index = np.zeros(len(columns[0][begin : begin + (1 << 24)]), dtype=np.int64)
+        for column in columns:
+            index = index * 256 + column[begin : begin + (1 << 24)]
+        table += np.bincount(index, minlength=len(table))
+    return table.reshape(-1, 256)
+
+
+def _witten_bell(
+    table: NDArray[np.int64], contexts: NDArray[np.int64] | Bytes, targets: Bytes, lower: NDArray[np.float64]
+) -> NDArray[np.float64]:
+    """(count + successors * lower) / (total + successors); `lower` alone for a context never seen."""
+    seen, successors = table.sum(axis=1)[contexts], np.count_nonzero(table, axis=1)[contexts]
+    counted = table[contexts, targets] + successors * lower
+    return np.where(seen > 0, counted / np.maximum(seen + successors, 1), lower)

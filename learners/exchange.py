@@ -1,0 +1,68 @@
+"""The learner's numbers on their way out and in: host copies, encoding, adoption.
+
+Sits between the pure machine's effects and the trainer; used by every shell that trains. Knows no transport.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterable
+from dataclasses import dataclass, replace
+from typing import TYPE_CHECKING
+
+import numpy as np
+from numpy.typing import NDArray
+
+from learners.learner import Apply
+from outer import codec as codecs
+from outer.messages import Contribution
+
+if TYPE_CHECKING:
+    from learners.trainer import Trainer
+    from outer.config import SyncConfig
+
+Flat = NDArray[np.float32]
+
+
+@dataclass(frozen=True)
+class HostCopy:
+    """A fragment as of one completed step, and the syncer's value it grew from; float32[n] each."""
+
+    theta: Flat
+    base: Flat
+
+
+class Exchange:
+    """Keeps pristine host copies of what the syncer sent last: for codecs and for rebase."""
+
+    def __init__(self, trainer: Trainer, config: SyncConfig, fragments: int) -> None:
+        self._trainer, self._config = trainer, config
+        self._bases: list[Flat | None] = [None] * fragments
+        self._read: dict[int, Flat] = {}  # what was last sent of each fragment
+
+    def stage(self, fragments: Iterable[int]) -> dict[int, HostCopy]:
+        """Copy fragments to the host, as they are now."""
+        copies = {}
+        for fragment in fragments:
+            base = self._bases[fragment]
+            assert base is not None, "a learner steps only once it has every fragment"
+            copies[fragment] = HostCopy(self._trainer.read(fragment), base)
+        return copies
+
+    def encode(self, contribution: Contribution) -> Contribution:
+        """Turn a machine's answer, whose payload is a HostCopy, into what goes over the wire."""
+        copy: HostCopy = contribution.payload
+        if self._config.adopt == "rebase":
+            self._read[contribution.fragment] = copy.theta
+        payload = codecs.encode(self._config.codec, copy.theta, copy.base)
+        return replace(contribution, payload=payload, digest=codecs.digest(payload))
+
+    def apply(self, effect: Apply) -> None:
+        """Adopt a fragment (float32[n], read-only) into the trainer."""
+        if effect.mode == "bootstrap":
+            self._trainer.load(effect.fragment, effect.payload)
+        else:
+            anchor = {"read": self._read.get(effect.fragment), "base": self._bases[effect.fragment], "": None}
+            self._trainer.adopt(
+                effect.fragment, effect.payload, effect.mode, anchor[effect.anchor], self._config.alpha
+            )
+        self._bases[effect.fragment] = effect.payload

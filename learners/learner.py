@@ -1,0 +1,595 @@
+"""The learner as a pure state machine: what to step on, what to answer, what to adopt (paper section 2).
+
+`handle(now, event) -> effects`. No I/O, no clock, no arrays: payloads are opaque. The shell's training loop asks
+at every boundary between two steps; fetch and request threads may call in between (the shell holds one lock).
+A learner never waits for a peer; only in strict overlap, a setting for lock-step studies, does it wait for the
+syncer.
+
+The loop:  Finished(step) -> ... Stage ...   the shell copies those fragments to the host
+           Staged(copies) -> ... Apply* ... then one of RunStep | Hold | Exit
+           Resume()       -> the same choice, after a Hold
+"""
+
+from __future__ import annotations
+
+from collections import deque
+from collections.abc import Callable, Mapping
+from dataclasses import dataclass, field
+from typing import TYPE_CHECKING, Any
+
+from learners.facts import Adopted, AdoptionRefused, LearnerFact, PhaseEntered, StepFinished
+from outer.messages import (
+    COMPILING,
+    IMPORTING,
+    JOINING,
+    STARTING,
+    STEPPING,
+    STOPPED,
+    Attach,
+    Contribution,
+    FragmentCounters,
+    Grant,
+    Notice,
+    ReadRequest,
+    Report,
+    Stop,
+    Welcome,
+)
+from outer.pace import Average
+from outer.schedule import Schedule
+
+if TYPE_CHECKING:
+    from outer.config import SyncConfig
+
+TRANSITIONS: dict[str, tuple[str, ...]] = {
+    STARTING: (IMPORTING, STOPPED),
+    IMPORTING: (COMPILING, STOPPED),
+    COMPILING: (JOINING, STOPPED),
+    JOINING: (STEPPING, STOPPED),
+    STEPPING: (STOPPED,),
+    STOPPED: (),
+}
+
+FETCH_ATTEMPTS_MAX = 5  # while joining; later the syncer sends the notice again
+HOLD_S = 0.5  # a waiting loop looks up, and renews its lease, this often
+
+
+# ------------------------------------------------------------------ events beside the messages
+
+
+@dataclass(frozen=True)
+class Enter:
+    """The shell enters the importing or compiling phase."""
+
+    phase: str
+
+
+@dataclass(frozen=True)
+class Compiled:
+    """The step is compiled: ready to attach."""
+
+    manifest: dict[str, Any]
+
+
+@dataclass(frozen=True)
+class Fetched:
+    """Result of a Fetch effect; `version` may be newer than was asked for. It passed its checksum."""
+
+    fragment: int
+    version: int
+    payload: Any
+
+
+@dataclass(frozen=True)
+class FetchFailed:
+    fragment: int
+    version: int
+    reason: str  # fetch_failed | bad_digest
+
+
+@dataclass(frozen=True)
+class StepDone:
+    """Result of a RunStep effect."""
+
+    loss: float
+
+
+@dataclass(frozen=True)
+class Staged:
+    """Result of a Stage effect: the host copies, by fragment."""
+
+    copies: Mapping[int, Any]
+
+
+@dataclass(frozen=True)
+class Resume:
+    """The loop looks up from a Hold."""
+
+
+Event = (
+    Enter
+    | Compiled
+    | Welcome
+    | Notice
+    | Grant
+    | ReadRequest
+    | Stop
+    | Fetched
+    | FetchFailed
+    | StepDone
+    | Staged
+    | Resume
+)
+
+
+# ------------------------------------------------------------------ effects
+
+
+@dataclass(frozen=True)
+class Say:
+    fact: LearnerFact
+
+
+@dataclass(frozen=True)
+class Send:
+    """To the syncer, without waiting."""
+
+    message: Attach | Report
+
+
+@dataclass(frozen=True)
+class Answer:
+    """The reply to a ReadRequest: encode the payload, add its digest, hand it to whoever asked."""
+
+    contribution: Contribution
+
+
+@dataclass(frozen=True)
+class Fetch:
+    fragment: int
+    version: int
+    digest: str  # "" when not known
+
+
+@dataclass(frozen=True)
+class Stage:
+    """Copy these fragments, as of the step just completed, to the host."""
+
+    fragments: tuple[int, ...]
+
+
+@dataclass(frozen=True)
+class Apply:
+    """Adopt a payload now. `anchor`: the value that rebase subtracts, "read" or "base"."""
+
+    fragment: int
+    version: int
+    payload: Any
+    mode: str  # bootstrap | overwrite | rebase | mix
+    anchor: str = ""
+
+
+@dataclass(frozen=True)
+class RunStep:
+    """Step on samples [start, start + batch size), at this share of the budget."""
+
+    step: int
+    start: int
+    progress: float
+
+
+@dataclass(frozen=True)
+class Hold:
+    """Nothing to do before something arrives, or this long has passed; then Resume."""
+
+    seconds: float
+    reason: str
+
+
+@dataclass(frozen=True)
+class Exit:
+    reason: str
+
+
+Effect = Say | Send | Answer | Fetch | Stage | Apply | RunStep | Hold | Exit
+
+
+# ------------------------------------------------------------------ state
+
+
+@dataclass
+class _Base:
+    """What the learner holds of one fragment."""
+
+    version: int | None = None  # None until adopted from the syncer
+    step: int = 0  # adopted after this step
+    processed: int = 0  # tokens processed by then
+    read_version: int | None = None  # newest syncer step at which it was read
+    read_step: int = 0
+    read_processed: int = 0
+
+
+@dataclass
+class _Copy:
+    """A fragment on the host, as of one completed step, with that step's counters."""
+
+    step: int
+    processed: int
+    counters: FragmentCounters
+    payload: Any
+
+
+@dataclass
+class _Request:
+    message: ReadRequest
+    expires_at: float
+
+
+@dataclass
+class _Spans:
+    """Samples lent to this incarnation and not yet used."""
+
+    queue: deque[Grant] = field(default_factory=deque)
+    newest: int = -1
+    used: int = 0  # samples of the first span that are used
+
+
+class Learner:
+    """One incarnation of one learner unit. Times are seconds of the shell's monotonic clock."""
+
+    def __init__(
+        self,
+        *,
+        name: str,
+        incarnation: int,
+        config: SyncConfig,
+        fragments: int,
+        batch_size: int,
+        tokens_per_step: int,
+        span_steps: int,
+        start_s: float,
+    ) -> None:
+        self.name, self.incarnation = name, incarnation
+        self.phase = STARTING
+        self.step = 0
+        self._config = config
+        self._schedule = Schedule(fragments, config.round_steps)
+        self._batch_size, self._tokens_per_step = batch_size, tokens_per_step
+        self._span_samples = span_steps * batch_size
+        self._start_s = start_s
+        self._epoch: int | None = None
+        self._syncer_step = 0
+        self._progress = 0.0
+        self._processed = 0
+        self._bases = [_Base() for _ in range(fragments)]
+        self._copies: dict[int, _Copy] = {}
+        self._requests: list[_Request] = []
+        self._pending: dict[int, tuple[int, Any, bool]] = {}  # fragment -> (version, payload, took part)
+        self._fetching: dict[int, int] = {}
+        self._took_part: dict[int, tuple[int, bool]] = {}  # fragment -> (version, took part)
+        self._attempts = 0
+        self._spans = _Spans()
+        self._step_s = Average(config.smoothing)
+        self._boundary_at: float | None = None
+        self._waited_s = 0.0
+        self._waited_for = ""
+        self._held_at: float | None = None
+        self._reports = 0
+        self._reported_at = float("-inf")
+        self._running: RunStep | None = None
+        self._stop = ""
+        self._effects: list[Effect] = []
+
+    def handle(self, now: float, event: Event) -> list[Effect]:
+        """Take one event; return what to do, in order."""
+        handlers: dict[type[Any], Callable[[float, Any], None]] = {
+            Enter: self._on_enter,
+            Compiled: self._on_compiled,
+            Welcome: self._on_welcome,
+            Notice: self._on_notice,
+            Grant: self._on_grant,
+            ReadRequest: self._on_read,
+            Stop: self._on_stop,
+            Fetched: self._on_fetched,
+            FetchFailed: self._on_fetch_failed,
+            StepDone: self._on_step_done,
+            Staged: self._on_staged,
+            Resume: lambda now, event: self._boundary(now),
+        }
+        handlers[type(event)](now, event)
+        effects, self._effects = self._effects, []
+        return effects
+
+    # -------------------------------------------------------------- from start to first step
+
+    def _on_enter(self, now: float, event: Enter) -> None:
+        self._enter(now, event.phase)
+
+    def _enter(self, now: float, phase: str) -> None:
+        assert phase in TRANSITIONS[self.phase], f"{self.phase} -> {phase}"
+        self.phase = phase
+        self._say(PhaseEntered(phase))
+        self._report(now)
+
+    def _on_compiled(self, now: float, event: Compiled) -> None:
+        self._enter(now, JOINING)
+        self._effects.append(Send(Attach(self.name, self.incarnation, event.manifest)))
+
+    def _on_welcome(self, now: float, event: Welcome) -> None:
+        """Take every fragment from the syncer: fresh weights are never anyone's state."""
+        if self.phase != JOINING or self._epoch is not None:
+            return  # doubled
+        self._epoch = event.epoch
+        self._hear(event.syncer_step, event.progress)
+        if self._config.overlap == "strict":
+            self.step = event.syncer_step
+        self._report(now)
+        for fragment, version in enumerate(event.versions):
+            self._fetch(fragment, version, "")
+
+    # -------------------------------------------------------------- the inbox
+
+    def _hear(self, syncer_step: int, progress: float) -> None:
+        self._syncer_step = max(self._syncer_step, syncer_step)
+        self._progress = max(self._progress, progress)
+
+    def _on_notice(self, now: float, event: Notice) -> None:
+        if event.epoch != self._epoch:
+            return
+        self._hear(event.syncer_step, event.progress)
+        base = self._bases[event.fragment].version
+        if base is not None and event.version <= base:
+            if event.version < base:
+                self._say(AdoptionRefused(event.fragment, event.version, "older"))
+            return
+        newest = max(self._fetching.get(event.fragment, -1), self._pending.get(event.fragment, (-1,))[0])
+        if event.version > newest:
+            self._took_part[event.fragment] = (event.version, self.name in event.participants)
+            self._fetch(event.fragment, event.version, event.digest)
+
+    def _fetch(self, fragment: int, version: int, digest: str) -> None:
+        self._fetching[fragment] = version
+        self._effects.append(Fetch(fragment, version, digest))
+
+    def _on_fetched(self, now: float, event: Fetched) -> None:
+        if self._fetching.get(event.fragment, -1) <= event.version:
+            self._fetching.pop(event.fragment, None)
+        if event.version > self._pending.get(event.fragment, (-1,))[0]:
+            version, took_part = self._took_part.get(event.fragment, (-1, False))
+            self._pending[event.fragment] = (
+                event.version,
+                event.payload,
+                took_part and version == event.version,
+            )
+
+    def _on_fetch_failed(self, now: float, event: FetchFailed) -> None:
+        if self._fetching.get(event.fragment) == event.version:
+            del self._fetching[event.fragment]
+        self._say(AdoptionRefused(event.fragment, event.version, event.reason))
+        if self.phase == JOINING and event.fragment not in self._fetching:
+            self._attempts += 1
+            if self._attempts >= FETCH_ATTEMPTS_MAX:
+                self._stop = f"failed: fragment {event.fragment} could not be fetched: {event.reason}"
+            else:
+                self._fetch(event.fragment, event.version, "")
+
+    def _on_grant(self, now: float, event: Grant) -> None:
+        if (
+            event.epoch == self._epoch
+            and event.incarnation == self.incarnation
+            and event.span > self._spans.newest
+        ):
+            self._spans.newest = event.span
+            self._spans.queue.append(event)
+
+    def _on_stop(self, now: float, event: Stop) -> None:
+        if event.epoch == self._epoch:
+            self._stop = self._stop or event.reason
+
+    # -------------------------------------------------------------- reads
+
+    def _on_read(self, now: float, event: ReadRequest) -> None:
+        """Answer from the last completed step where it is on the host, else at the next boundary."""
+        if event.epoch != self._epoch or event.incarnation != self.incarnation:
+            return
+        self._hear(event.syncer_step, event.progress)
+        if not self._answer(event):
+            self._requests.append(_Request(event, now + event.deadline_s))
+
+    def _answer(self, request: ReadRequest) -> bool:
+        copy = self._copies.get(request.fragment)
+        if copy is None or (self._config.overlap == "strict" and copy.step != request.syncer_step):
+            return False
+        assert self._epoch is not None
+        base = self._bases[request.fragment]
+        base.read_version, base.read_step, base.read_processed = (
+            request.syncer_step,
+            copy.step,
+            copy.processed,
+        )
+        contribution = Contribution(
+            learner=self.name,
+            incarnation=self.incarnation,
+            epoch=self._epoch,
+            syncer_step=request.syncer_step,
+            fragment=request.fragment,
+            step=copy.step,
+            processed=copy.processed,
+            counters=copy.counters,
+            payload=copy.payload,
+            digest="",
+        )
+        self._effects.append(Answer(contribution))
+        return True
+
+    # -------------------------------------------------------------- the boundary between two steps
+
+    def _on_step_done(self, now: float, event: StepDone) -> None:
+        assert self._running is not None and self._boundary_at is not None
+        running, self._running = self._running, None
+        self.step = running.step
+        self._processed += self._tokens_per_step
+        seconds = now - self._boundary_at - self._waited_s
+        self._step_s.add(seconds)
+        grant = self._spans.queue[0]
+        self._say(
+            StepFinished(
+                self.step,
+                self._tokens_per_step,
+                grant.span,
+                running.start,
+                event.loss,
+                round(seconds, 6),
+                round(self._waited_s, 6),
+                self._waited_for,
+            )
+        )
+        self._spans.used += self._batch_size
+        if grant.start + self._spans.used + self._batch_size > grant.stop:
+            self._spans.queue.popleft()
+            self._spans.used = 0
+        self._boundary_at, self._waited_s, self._waited_for = now, 0.0, ""
+        self._report(now)
+        self._requests = [request for request in self._requests if now < request.expires_at]
+        self._effects.append(Stage(self._to_stage()))
+
+    def _to_stage(self) -> tuple[int, ...]:
+        """What is asked for now, and what will be before this learner reaches its next boundary."""
+        asked = [request.message.fragment for request in self._requests]
+        if self._config.overlap == "strict":
+            due = self._schedule.due(self.step)
+            return tuple(dict.fromkeys([*asked, *(() if due is None else (due,))]))
+        ahead = self._schedule.upcoming(self._syncer_step, max(1, self._config.overlap_steps) + 1)
+        return tuple(dict.fromkeys([*asked, *ahead]))
+
+    def _on_staged(self, now: float, event: Staged) -> None:
+        if self._config.overlap == "free":
+            self._copies = {}
+        for fragment, payload in event.copies.items():
+            self._copies[fragment] = _Copy(self.step, self._processed, self._counters(fragment), payload)
+        self._requests = [request for request in self._requests if not self._answer(request.message)]
+        self._boundary(now)
+
+    def _counters(self, fragment: int) -> FragmentCounters:
+        base = self._bases[fragment]
+        return FragmentCounters(
+            base.version, base.step, self.step - base.step, self._processed - base.processed
+        )
+
+    def _boundary(self, now: float) -> None:
+        """Adopt what may be adopted, then step, wait or leave."""
+        if self.phase == STOPPED:
+            self._effects.append(Exit(self._stop))
+            return
+        if self._stop:
+            self._enter(now, STOPPED)
+            self._effects.append(Exit(self._stop))
+            return
+        self._adopt_pending()
+        if (
+            self.phase == JOINING
+            and self._epoch is not None
+            and all(b.version is not None for b in self._bases)
+        ):
+            self._boundary_at = now
+            self._enter(now, STEPPING)
+        if reason := self._obstacle():
+            self._hold(now, reason)
+            return
+        self._unhold(now)
+        grant = self._spans.queue[0]
+        self._running = RunStep(self.step + 1, grant.start + self._spans.used, self._progress)
+        self._effects.append(self._running)
+
+    def _obstacle(self) -> str:
+        """What keeps the next step from starting; empty when nothing does."""
+        if self.phase != STEPPING:
+            return "bootstrap"
+        if self._config.overlap == "strict":
+            read_at = self.step - self._config.overlap_steps
+            due = self._schedule.due(read_at) if read_at >= 1 else None
+            if (
+                due is not None
+                and (self._bases[due].version or 0) < read_at
+                and self._bases[due].step < read_at
+            ):
+                return "adoption"
+        return "" if self._spans.queue else "span"
+
+    def _hold(self, now: float, reason: str) -> None:
+        if self._held_at is None:
+            self._held_at = now
+        if self.phase == STEPPING:
+            self._waited_for = reason
+        if now - self._reported_at >= HOLD_S:
+            self._report(now)
+        self._effects.append(Hold(HOLD_S, reason))
+
+    def _unhold(self, now: float) -> None:
+        if self._held_at is not None and self._waited_for:
+            self._waited_s += now - max(self._held_at, self._boundary_at or now)
+        self._held_at = None
+
+    # -------------------------------------------------------------- adoption
+
+    def _adopt_pending(self) -> None:
+        for fragment in sorted(self._pending):
+            version, payload, took_part = self._pending[fragment]
+            base = self._bases[fragment]
+            strict = self._config.overlap == "strict" and base.version is not None
+            if strict and self.step < version + self._config.overlap_steps:
+                continue
+            del self._pending[fragment]
+            if base.version is not None and version <= base.version:
+                if version < base.version:
+                    self._say(AdoptionRefused(fragment, version, "older"))
+                continue
+            self._adopt(fragment, version, payload, took_part)
+
+    def _adopt(self, fragment: int, version: int, payload: Any, took_part: bool) -> None:
+        base = self._bases[fragment]
+        mode = "bootstrap" if base.version is None else self._config.adopt
+        anchor = ""
+        if mode == "rebase":
+            took_part = took_part and base.read_version == version
+            anchor = "read" if took_part else "base"
+        if mode != "rebase":
+            base.step, base.processed = self.step, self._processed
+        elif took_part:
+            base.step, base.processed = base.read_step, base.read_processed
+        base.version = version
+        self._copies.pop(fragment, None)  # it holds the value, and the base, from before
+        self._say(Adopted(fragment, version, self.step, mode))
+        self._effects.append(Apply(fragment, version, payload, mode, anchor))
+
+    # -------------------------------------------------------------- reports
+
+    def _report(self, now: float) -> None:
+        lease_s = self._start_s
+        if self.phase in (STEPPING, STOPPED):
+            lease_s = max(self._config.lease_s, self._config.lease_steps * self._step_s.value)
+        self._reports += 1
+        self._reported_at = now
+        held = sum(grant.stop - grant.start for grant in self._spans.queue) - self._spans.used
+        self._effects.append(
+            Send(
+                Report(
+                    learner=self.name,
+                    incarnation=self.incarnation,
+                    epoch=self._epoch,
+                    sequence=self._reports,
+                    phase=self.phase,
+                    lease_s=lease_s,
+                    step=self.step,
+                    step_s=self._step_s.value,
+                    tokens=self._processed,
+                    syncer_step=self._syncer_step,
+                    counters=tuple(self._counters(fragment) for fragment in range(len(self._bases))),
+                    newest_span=self._spans.newest,
+                    wants_span=self._epoch is not None and held <= self._span_samples // 2,
+                )
+            )
+        )
+
+    def _say(self, fact: LearnerFact) -> None:
+        self._effects.append(Say(fact))

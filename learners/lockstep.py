@@ -1,0 +1,198 @@
+"""Both machines in one process, with real JAX and no clock: every learner steps once per unit of virtual time.
+
+The shell for equivalence tests, golden traces and studies of the algorithm alone. Messages arrive at once and in
+order; nothing fails.
+"""
+
+from __future__ import annotations
+
+from collections import deque
+from collections.abc import Mapping
+from dataclasses import dataclass
+from typing import Any, NamedTuple
+
+from learners import learner as unit
+from learners.config import InnerConfig
+from learners.exchange import Exchange
+from learners.task import Task
+from learners.trainer import Trainer, deal, initial_parameters, make_step
+from outer import syncer as outer
+from outer.config import OuterConfig, SyncConfig
+from outer.inspection import examine
+from outer.merge import rules
+from outer.messages import COMPILING, IMPORTING
+from outer.parameters import GlobalParameters
+
+IDLE_ROUNDS_MAX = 1000
+
+
+class Said(NamedTuple):
+    """A fact, who said it, and at which virtual second."""
+
+    at: float
+    writer: str
+    incarnation: int
+    fact: Any
+
+
+@dataclass
+class _Unit:
+    machine: unit.Learner
+    trainer: Trainer
+    exchange: Exchange
+    batch_size: int
+    next: unit.RunStep | unit.Hold | unit.Exit | None = None
+
+
+class LockStep:
+    """One run. `learners` maps names to batch sizes in samples; `quorum` is K as a number."""
+
+    def __init__(
+        self,
+        *,
+        task: Task,
+        sync: SyncConfig,
+        outer_config: OuterConfig,
+        inner: InnerConfig,
+        learners: Mapping[str, int],
+        quorum: int,
+        budget: outer.Budget,
+        span_steps: int = 16,
+        seed: int = 0,
+    ) -> None:
+        self.fragments = deal(task, sync)
+        tensors = [tensor for fragment in self.fragments for tensor in fragment.tensors]
+        self.parameters = GlobalParameters(
+            self.fragments,
+            initial_parameters(task, self.fragments, seed),
+            outer_config,
+            sync.codec,
+            rules(tensors, outer_config.merge),
+        )
+        self.said: list[Said] = []
+        self._sync = sync
+        self._now = 0.0
+        self._queue: deque[tuple[str | None, Any]] = deque()  # (learner or the syncer, event)
+        self._syncer = outer.Syncer(
+            epoch=1,
+            config=sync,
+            fragments=self.fragments,
+            learners=learners,
+            quorum=quorum,
+            span_steps=span_steps,
+            budget=budget,
+            manifest={},
+        )
+        self._units = {}
+        train_step = make_step(task, inner)
+        for name, batch_size in learners.items():
+            trainer = Trainer(task, self.fragments, inner, seed, train_step)
+            machine = unit.Learner(
+                name=name,
+                incarnation=1,
+                config=sync,
+                fragments=len(self.fragments),
+                batch_size=batch_size,
+                tokens_per_step=task.tokens(batch_size),
+                span_steps=span_steps,
+                start_s=float(IDLE_ROUNDS_MAX),
+            )
+            exchange = Exchange(trainer, sync, len(self.fragments))
+            self._units[name] = _Unit(machine, trainer, exchange, batch_size)
+
+    def run(self) -> GlobalParameters:
+        """Train to the end of the budget. Raises RuntimeError when nothing moves any more."""
+        self._perform_outer(self._syncer.start())
+        for name in self._units:
+            self._to_syncer(outer.Expect(name, 1, float(IDLE_ROUNDS_MAX)))
+        for name in self._units:
+            for event in (unit.Enter(IMPORTING), unit.Enter(COMPILING), unit.Compiled({})):
+                self._to_learner(name, event)
+        self._settle()
+        idle = 0
+        while not all(isinstance(each.next, unit.Exit) for each in self._units.values()):
+            self._now += 1.0
+            stepped = self._round()
+            idle = 0 if stepped else idle + 1
+            if idle > IDLE_ROUNDS_MAX:
+                raise RuntimeError(
+                    f"no learner has stepped for {idle} rounds at syncer step {self._syncer.syncer_step}"
+                )
+        return self.parameters
+
+    def _round(self) -> bool:
+        """Every learner that can, steps once."""
+        self._to_syncer(outer.Tick())
+        stepped = False
+        for name, each in self._units.items():
+            if isinstance(each.next, unit.RunStep):
+                run, each.next = each.next, None
+                loss = each.trainer.step(run.start, each.batch_size, run.progress, run.step)
+                self._to_learner(name, unit.StepDone(loss))
+                stepped = True
+        self._settle()
+        return stepped
+
+    def _settle(self) -> None:
+        """Deliver everything, then let whoever holds look up once."""
+        self._deliver()
+        for name, each in self._units.items():
+            if isinstance(each.next, unit.Hold) or each.next is None:
+                self._to_learner(name, unit.Resume())
+        self._deliver()
+
+    def _to_syncer(self, event: outer.Event) -> None:
+        self._queue.append((None, event))
+
+    def _to_learner(self, name: str, event: unit.Event) -> None:
+        self._queue.append((name, event))
+
+    def _deliver(self) -> None:
+        while self._queue:
+            name, event = self._queue.popleft()
+            if name is None:
+                self._perform_outer(self._syncer.handle(self._now, event))
+            else:
+                self._perform_unit(name, self._units[name].machine.handle(self._now, event))
+
+    def _perform_outer(self, effects: list[outer.Effect]) -> None:
+        for effect in effects:
+            match effect:
+                case outer.Say(fact):
+                    self.said.append(Said(self._now, "syncer", 1, fact))
+                case outer.Send(learner, _, message):
+                    self._to_learner(learner, message)
+                case outer.Merge(syncer_step, fragment, payloads, weights):
+                    proposal = self.parameters.propose(fragment, payloads, weights)
+                    merged = outer.Merged(
+                        syncer_step, proposal, proposal.digest, proposal.norm, proposal.finite
+                    )
+                    self._to_syncer(merged)
+                case outer.Append(_, record, _):
+                    self._to_syncer(outer.Durable(record.syncer_step))
+                case outer.Publish(_, version, proposal):
+                    self.parameters.install(proposal, version)
+
+    def _perform_unit(self, name: str, effects: list[unit.Effect]) -> None:
+        each = self._units[name]
+        for effect in effects:
+            match effect:
+                case unit.Say(fact):
+                    self.said.append(Said(self._now, name, 1, fact))
+                case unit.Send(message):
+                    self._to_syncer(message)
+                case unit.Answer(contribution):
+                    size = self.fragments[contribution.fragment].size
+                    self._to_syncer(examine(each.exchange.encode(contribution), self._sync.codec, size))
+                case unit.Fetch(fragment, _, _):
+                    parameters = self.parameters
+                    self._to_learner(
+                        name,
+                        unit.Fetched(fragment, parameters.versions[fragment], parameters.thetas[fragment]),
+                    )
+                case unit.Stage(fragments):
+                    self._to_learner(name, unit.Staged(each.exchange.stage(fragments)))
+                case unit.Apply():
+                    each.exchange.apply(effect)
+                case unit.RunStep() | unit.Hold() | unit.Exit():
+                    each.next = effect

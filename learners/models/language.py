@@ -1,0 +1,68 @@
+"""The built-in task: a byte-level language model on text files, by default Python's own standard library."""
+
+from __future__ import annotations
+
+from functools import cached_property
+from typing import Any
+
+import jax
+import optax
+from pydantic import ValidationError
+
+from learners.config import DataConfig, InnerConfig
+from learners.data import ByteCorpus, Bytes
+from learners.models import transformer
+from outer.optimizer import resolve
+
+VOCABULARY = 256  # every byte
+
+
+class ByteLanguageModel:
+    """A decoder-only transformer over bytes; implements learners/task.py's Task.
+
+    `model`: the fields of TransformerConfig. Raises ValueError, naming the field, for others. Files are read
+    when the first batch is asked for, not before.
+    """
+
+    def __init__(self, data: DataConfig, seed: int, **model: Any) -> None:
+        try:
+            self.config = transformer.TransformerConfig(**model)
+        except ValidationError as error:
+            raise ValueError("; ".join(_in_words(problem) for problem in error.errors())) from error
+        self._data = data
+        self._seed = seed
+
+    @cached_property
+    def corpus(self) -> ByteCorpus:
+        return ByteCorpus(self._data, self._seed)
+
+    def init(self, rng: jax.Array) -> transformer.Params:
+        return transformer.init(rng, self.config, VOCABULARY)
+
+    def loss(
+        self, params: transformer.Params, batch: jax.Array, rng: jax.Array
+    ) -> tuple[jax.Array, dict[str, jax.Array]]:
+        """Mean nats per byte of batch uint8[count, L + 1]; there is no dropout, so `rng` is not used."""
+        return transformer.loss(params, batch, self.config), {}
+
+    def optimizer(self, inner: InnerConfig) -> optax.GradientTransformation:
+        return resolve("inner", inner.optimizer, inner.lr, inner.options)
+
+    def batch(self, start: int, count: int) -> Bytes:
+        return self.corpus.batch(start, count)
+
+    def tokens(self, count: int) -> int:
+        return count * self._data.sequence_length
+
+    def held_out(self, start: int, count: int) -> Bytes:
+        return self.corpus.held_out_batch(start, count)
+
+
+def _in_words(problem: Any) -> str:
+    field = ".".join(("model", *map(str, problem["loc"])))
+    if problem["type"] == "extra_forbidden":
+        known = ", ".join(transformer.TransformerConfig.model_fields)
+        return f"{field} = {problem['input']!r}: no such key; known are {known}"
+    if not problem["loc"]:
+        return f"{field}: {problem['msg']}"
+    return f"{field} = {problem['input']!r}: {problem['msg']}"

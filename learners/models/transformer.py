@@ -1,0 +1,121 @@
+"""A small decoder-only transformer in plain JAX: pre-norm, rotary positions, GELU, tied embedding.
+
+One leaf per matrix and layer, so that a model of few layers can still be dealt into many fragments.
+Knows nothing of text, optimizers or fragments.
+"""
+
+from __future__ import annotations
+
+from typing import Any, Self
+
+import jax
+import jax.numpy as jnp
+from pydantic import Field, PositiveInt, model_validator
+
+from outer.config import Section
+
+Params = dict[str, Any]
+
+
+class TransformerConfig(Section):
+    """The recipe's [model] table for the built-in transformers."""
+
+    layers: PositiveInt = 3
+    width: PositiveInt = Field(96, description="features per token; a multiple of 2 * heads")
+    heads: PositiveInt = 4
+    mlp: PositiveInt = Field(4, description="width of the hidden layer, in multiples of `width`")
+
+    @model_validator(mode="after")
+    def _heads_fit(self) -> Self:
+        if self.width % (2 * self.heads):
+            fitting = -(-self.width // (2 * self.heads)) * 2 * self.heads
+            raise ValueError(
+                f"width = {self.width} with heads = {self.heads}: width must be a multiple of 2 * heads, for "
+                f"rotary positions turn pairs; try width = {fitting}"
+            )
+        return self
+
+
+def init(rng: jax.Array, config: TransformerConfig, vocabulary: int) -> Params:
+    """Fresh float32 parameters; matrices are [in, out], of variance 1 / in, less at the ends of branches."""
+    width, hidden = config.width, config.mlp * config.width
+    keys = iter(jax.random.split(rng, 1 + 4 * config.layers))
+    residual = (2 * config.layers) ** -0.5  # keeps the sum of all branches at the scale of one
+
+    def matrix(rows: int, columns: int, scale: float = 1.0) -> jax.Array:
+        drawn: jax.Array = jax.random.normal(next(keys), (rows, columns)) * (scale * rows**-0.5)
+        return drawn
+
+    return {
+        "embed": jax.random.normal(next(keys), (vocabulary, width)) * width**-0.5,
+        "blocks": [
+            {
+                "attention": {
+                    "norm": jnp.ones(width),
+                    "qkv": matrix(width, 3 * width),
+                    "out": matrix(width, width, residual),
+                },
+                "mlp": {
+                    "norm": jnp.ones(width),
+                    "up": matrix(width, hidden),
+                    "down": matrix(hidden, width, residual),
+                },
+            }
+            for _ in range(config.layers)
+        ],
+        "norm": jnp.ones(width),
+    }
+
+
+def logits(params: Params, tokens: jax.Array, config: TransformerConfig) -> jax.Array:
+    """Next-token logits float32[batch, length, vocabulary] for tokens int[batch, length]."""
+    # Rows of the embedding have norm 1, as the output wants them; the input wants features of scale 1.
+    x: jax.Array = params["embed"][tokens] * config.width**0.5
+    angles = _angles(tokens.shape[1], config.width // config.heads)
+    for block in params["blocks"]:
+        x = x + _attention(block["attention"], x, angles, config.heads)
+        x = x + _mlp(block["mlp"], x)
+    return jnp.matmul(_normalise(x, params["norm"]), params["embed"].T)
+
+
+def loss(params: Params, tokens: jax.Array, config: TransformerConfig) -> jax.Array:
+    """Mean cross-entropy in nats per token, float32 scalar, of tokens int[batch, length + 1]."""
+    tokens = tokens.astype(jnp.int32)
+    scores = logits(params, tokens[:, :-1], config)
+    right = jnp.take_along_axis(scores, tokens[:, 1:, None], axis=-1)[..., 0]
+    return jnp.mean(jax.nn.logsumexp(scores, axis=-1) - right)
+
+
+def _normalise(x: jax.Array, gain: jax.Array) -> jax.Array:
+    """RMSNorm over the last axis."""
+    mean_square = jnp.mean(x * x, axis=-1, keepdims=True)
+    return jnp.multiply(x * jax.lax.rsqrt(mean_square + 1e-6), gain)
+
+
+def _mlp(params: Params, x: jax.Array) -> jax.Array:
+    return jnp.matmul(jax.nn.gelu(_normalise(x, params["norm"]) @ params["up"]), params["down"])
+
+
+def _attention(params: Params, x: jax.Array, angles: jax.Array, heads: int) -> jax.Array:
+    """Causal self-attention with rotary positions: float32[batch, length, width] in and out."""
+    batch, length, width = x.shape
+    qkv = (_normalise(x, params["norm"]) @ params["qkv"]).reshape(batch, length, 3, heads, width // heads)
+    query, key, value = jnp.moveaxis(qkv, (2, 3), (0, 2))  # each [batch, heads, length, features]
+    query, key = _rotate(query, angles), _rotate(key, angles)
+    scores = jnp.einsum("bhqd,bhkd->bhqk", query, key) * (width // heads) ** -0.5
+    scores = jnp.where(jnp.tril(jnp.ones((length, length), bool)), scores, -1e30)
+    mixed = jnp.einsum("bhqk,bhkd->bhqd", jax.nn.softmax(scores), value)
+    return jnp.matmul(jnp.moveaxis(mixed, 1, 2).reshape(batch, length, width), params["out"])
+
+
+def _angles(length: int, features: int) -> jax.Array:
+    """Rotary angles float32[length, features / 2]: position times 10000 ** (-2 i / features)."""
+    rates = 10000.0 ** (-jnp.arange(0, features, 2) / features)
+    return jnp.outer(jnp.arange(length), rates)
+
+
+def _rotate(x: jax.Array, angles: jax.Array) -> jax.Array:
+    """Turn pairs (x_i, x_{i + features / 2}) of float32[batch, heads, length, features] by their angles."""
+    first, second = jnp.split(x, 2, axis=-1)
+    cosine, sine = jnp.cos(angles), jnp.sin(angles)
+    return jnp.concatenate([first * cosine - second * sine, first * sine + second * cosine], axis=-1)

@@ -1,0 +1,23 @@
+"""The composition root, the only file above the doors: hands chaos's commands and starter to the CLI."""
+
+from __future__ import annotations
+
+from typing import Any
+
+from chaos.cli import app as chaos_app
+from orchestrator.cli.app import build
+
+
+def start_chaos(*arguments: Any, **options: Any) -> Any:
+    """`chaos.actor.start`, imported when a run asks for it: most commands need no Ray."""
+    from chaos.actor import start
+
+    return start(*arguments, **options)
+
+
+def main() -> None:
+    build(extensions=[("chaos", chaos_app)], starter=start_chaos)()
+
+
+if __name__ == "__main__":
+    main()

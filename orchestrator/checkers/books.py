@@ -1,0 +1,138 @@
+"""The books: every token has one fate, the syncer counts as the log does, and samples are lent to one at a time.
+
+Knows units and spans. Whether a contribution should have merged is not asked here.
+"""
+
+from __future__ import annotations
+
+from bisect import bisect_left, insort
+from collections import defaultdict
+from typing import NamedTuple
+
+from learners.facts import StepFinished
+from orchestrator.books import Ledger, settle
+from orchestrator.checkers.history import History, Key, Verdict, judge
+from outer.facts import Finished, SpanGranted, SpanReturned
+
+
+def check(history: History) -> list[Verdict]:
+    return [_balance(history), _committed(history), _loans(history), _positions(history)]
+
+
+def _balance(history: History) -> Verdict:
+    books = settle(history)
+    tables: list[tuple[str, Ledger]] = [("the run", books), *sorted(books.by_learner.items())]
+    tables += [(f"fragment {index}", share) for index, share in enumerate(books.token_fragments)]
+    broken = [
+        f"{name}: {table.processed} tokens processed, but {table.committed} committed, "
+        f"{sum(table.discarded.values())} discarded and {table.in_flight} in flight"
+        for name, table in tables
+        if not table.balanced
+    ]
+    if history.ended and books.in_flight:
+        broken.append(f"the run is over with {books.in_flight} tokens in flight")
+    sums = [(name, count) for name, table in tables for count in _numbers(table)]
+    broken += [f"{name}: {count!r} tokens is no count" for name, count in sums if type(count) is not int or count < 0]
+    promise = "processed = committed + discarded + in flight, in whole tokens, for the run, learners and fragments"
+    return judge("books.balance", promise, len(books.fates), "units", broken)
+
+
+def _numbers(table: Ledger) -> list[int]:
+    return [table.processed, table.committed, table.in_flight, *table.discarded.values()]
+
+
+def _committed(history: History) -> Verdict:
+    """A second, plainer count: a unit is committed by the first commit that covers it."""
+    tokens: dict[Key, dict[int, int]] = defaultdict(dict)
+    for step in history.of(StepFinished):
+        tokens[(step.writer, step.incarnation)][step.fact.step] = step.fact.tokens
+    total, broken = 0, []
+    for said in history.commits:
+        for one in said.fact.participants:
+            steps = tokens[(one.learner, one.incarnation)]
+            new = [step for step in steps if one.base_step < step <= one.step]
+            total += sum(steps.pop(step) for step in new)
+        if said.fact.tokens_committed != total:
+            broken.append(
+                f"at syncer step {said.fact.syncer_step} the syncer counts {said.fact.tokens_committed} "
+                f"committed tokens, the steps in the log {total}"
+            )
+    committed = settle(history).committed
+    if committed != total:
+        broken.append(f"the books hold {committed} committed tokens, counting commit by commit gives {total}")
+    broken += [
+        f"the syncer finished at {said.fact.tokens_committed} committed tokens, the books hold {committed}"
+        for said in history.of(Finished)
+        if said.fact.tokens_committed != committed
+    ]
+    promise = "the syncer's count of committed tokens is that of the books, at every commit and at the end"
+    return judge("books.committed", promise, len(history.commits), "commits", broken)
+
+
+class _Loan(NamedTuple):
+    start: int
+    stop: int
+    learner: str
+    incarnation: int
+    span: int
+
+    def __str__(self) -> str:
+        return f"samples {self.start} to {self.stop} (span {self.span} of {self.learner} {self.incarnation})"
+
+
+def _loans(history: History) -> Verdict:
+    """What a committed step used is never returned, so it stays lent for good."""
+    lent: list[_Loan] = []  # disjoint, by start
+    broken: list[str] = []
+    facts = history.by_syncer(SpanGranted, SpanReturned)
+    for said in facts:
+        fact = said.fact
+        loan = _Loan(fact.start, fact.stop, fact.learner, fact.incarnation, fact.span)
+        touching = _touching(lent, loan)
+        if isinstance(fact, SpanGranted):
+            if touching:
+                broken.append(f"{loan} were granted while {touching[0]} were lent")
+            else:
+                insort(lent, loan)
+            continue
+        if len(touching) != 1 or touching[0][2:] != loan[2:] or not _holds(touching[0], loan):
+            broken.append(f"{loan} were returned, but not lent")
+            continue
+        whole = touching[0]
+        lent.remove(whole)
+        for start, stop in ((whole.start, loan.start), (loan.stop, whole.stop)):
+            if start < stop:
+                insort(lent, whole._replace(start=start, stop=stop))
+    promise = "a sample is lent to one incarnation at a time, and returned once, by the one that had it"
+    return judge("books.loans", promise, len(facts), "grants and returns", broken)
+
+
+def _touching(lent: list[_Loan], loan: _Loan) -> list[_Loan]:
+    """Loans that share a sample with this one."""
+    first = max(0, bisect_left(lent, loan.start, key=lambda other: other.start) - 1)
+    last = bisect_left(lent, loan.stop, key=lambda other: other.start)
+    return [other for other in lent[first:last] if other.stop > loan.start]
+
+
+def _holds(whole: _Loan, part: _Loan) -> bool:
+    return whole.start <= part.start < part.stop <= whole.stop
+
+
+def _positions(history: History) -> Verdict:
+    granted: dict[tuple[str, int, int], list[tuple[int, int]]] = defaultdict(list)
+    for said in history.of(SpanGranted):
+        fact = said.fact
+        granted[(fact.learner, fact.incarnation, fact.span)].append((fact.start, fact.stop))
+    broken: list[str] = []
+    newest: dict[tuple[str, int, int], int] = {}
+    steps = history.of(StepFinished)
+    for step in steps:
+        key = (step.writer, step.incarnation, step.fact.span)
+        name = f"step {step.fact.step} of {step.writer} {step.incarnation} at sample {step.fact.position}"
+        if not any(start <= step.fact.position < stop for start, stop in granted[key]):
+            broken.append(f"{name} lies outside every span {step.fact.span} granted to it")
+        if step.fact.position <= newest.get(key, -1):
+            broken.append(f"{name} goes back to samples it has had")
+        newest[key] = step.fact.position
+    promise = "a step reads samples of a span granted to its incarnation, each once"
+    return judge("books.positions", promise, len(steps), "steps", broken)

@@ -1,0 +1,30 @@
+"""Finite numbers: nothing that is not a number has reached the global parameters.
+
+A learner's own loss may diverge; its contributions are then refused. What was merged and evaluated may not.
+"""
+
+from __future__ import annotations
+
+import math
+
+from orchestrator.checkers.history import History, Verdict, judge
+from orchestrator.events import Evaluated
+
+
+def check(history: History) -> list[Verdict]:
+    broken: list[str] = []
+    for said in history.commits:
+        fact = said.fact
+        numbers = {"norm": fact.norm} | {f"weight of {one.learner}": one.weight for one in fact.participants}
+        broken += [
+            f"syncer step {fact.syncer_step}: the {name} is {number}"
+            for name, number in numbers.items()
+            if not math.isfinite(number) or number < 0
+        ]
+    broken += [
+        f"the held-out loss at syncer step {said.fact.syncer_step} is {said.fact.loss}"
+        for said in history.of(Evaluated)
+        if not math.isfinite(said.fact.loss)
+    ]
+    promise = "every commit's norm and weights, and every held-out loss, are finite"
+    return [judge("finite.commits", promise, len(history.commits), "commits", broken)]

@@ -1,0 +1,55 @@
+"""The log itself: nothing that was said is missing or told in two ways, and a finished run says so last.
+
+Does not know what the facts mean. What a writer said last before it vanished cannot be missed here; that is for
+the checkers that add things up.
+"""
+
+from __future__ import annotations
+
+from collections import defaultdict
+from itertools import pairwise
+
+from orchestrator.checkers.history import History, Verdict, judge
+from orchestrator.events import Event, RunFinished
+from outer.facts import Finished
+
+
+def check(history: History) -> list[Verdict]:
+    return [_sequence(history), _ending(history)]
+
+
+def _sequence(history: History) -> Verdict:
+    """Copies of one event, in the writer's segment and on its reports, must agree to the letter."""
+    by_writer: dict[tuple[str, int], dict[int, Event]] = defaultdict(dict)
+    broken: list[str] = []
+    for event in history.said:
+        first = by_writer[(event.writer, event.incarnation)].setdefault(event.sequence, event)
+        if first is not event and first.to_json() != event.to_json():
+            broken.append(f"{_name(event)} says two things as its fact {event.sequence}")
+    for events in by_writer.values():
+        numbers = sorted(events)
+        for before, number in pairwise([-1, *numbers]):
+            if number != before + 1:
+                broken.append(f"{_name(events[number])} goes from fact {before} to fact {number}")
+    promise = "each writer's facts are numbered from 0 without a gap, and each number is one fact"
+    return judge("log.sequence", promise, len(history.events), "events", broken)
+
+
+def _ending(history: History) -> Verdict:
+    endings, finished = history.of(RunFinished), history.of(Finished)
+    broken: list[str] = []
+    if finished and not endings:
+        broken.append(f"the syncer finished at step {finished[-1].fact.syncer_step}, but the run never did")
+    if len(endings) > 1:
+        broken.append(f"the run finished {len(endings)} times")
+    broken += [
+        "the run is called finished, but its syncer never reached the budget"
+        for said in endings
+        if said.fact.state == "finished" and not finished
+    ]
+    promise = "a run that reached its budget ends with one RunFinished, and only such a run is called finished"
+    return judge("log.ending", promise, len(endings), "end yet: the run goes on", broken)
+
+
+def _name(event: Event) -> str:
+    return f"{event.writer} {event.incarnation}"

@@ -1,0 +1,163 @@
+"""Merges: what went into a commit, how often, and with what weight.
+
+Counters are compared with the learners' own facts: what a contribution covered is what its learner said it did.
+"""
+
+from __future__ import annotations
+
+import math
+from bisect import bisect_left
+from collections import Counter, defaultdict
+from itertools import pairwise
+
+from orchestrator.checkers.history import OVERWRITING, History, Life, Said, Verdict, judge
+from outer.facts import Committed, Finished, Participant, StepOpened, SyncerStarted
+
+TOLERANCE = 1e-9  # of a weight
+
+
+def check(history: History) -> list[Verdict]:
+    return [
+        _once(history),
+        _ranges(history),
+        _weights(history),
+        _quorum(history),
+        _counters(history),
+        _current(history),
+        _closed(history),
+    ]
+
+
+def _contributions(history: History) -> list[tuple[Said[Committed], Participant]]:
+    return [(said, one) for said in history.commits for one in said.fact.participants]
+
+
+def _name(said: Said[Committed], one: Participant) -> str:
+    return f"{one.learner} {one.incarnation} in fragment {said.fact.fragment} at syncer step {said.fact.syncer_step}"
+
+
+def _once(history: History) -> Verdict:
+    merged = Counter((one.learner, said.fact.fragment, said.fact.syncer_step) for said, one in _contributions(history))
+    broken = [
+        f"{learner} merged {times} times into fragment {fragment} at syncer step {syncer_step}"
+        for (learner, fragment, syncer_step), times in merged.items()
+        if times > 1
+    ]
+    promise = "a learner merges at most once into a commit"
+    return judge("merges.once", promise, len(merged), "contributions", broken)
+
+
+def _ranges(history: History) -> Verdict:
+    ranges: dict[tuple[str, int, int], list[tuple[int, int]]] = defaultdict(list)
+    contributions = _contributions(history)
+    for said, one in contributions:
+        ranges[(one.learner, one.incarnation, said.fact.fragment)].append((one.base_step, one.step))
+    broken = [
+        f"steps {after[0] + 1} to {before[1]} of {learner} {incarnation} merged twice into fragment {fragment}"
+        for (learner, incarnation, fragment), merged in ranges.items()
+        for before, after in pairwise(sorted(merged))
+        if after[0] < before[1]
+    ]
+    promise = "no step merges twice into the same fragment"
+    return judge("merges.ranges", promise, len(contributions), "contributions", broken)
+
+
+def _weights(history: History) -> Verdict:
+    """Paper, section 3: a contribution weighs tokens^2 / steps, normalised over the commit."""
+    broken: list[str] = []
+    for said in history.commits:
+        participants, name = said.fact.participants, f"the weights at syncer step {said.fact.syncer_step}"
+        if any(one.steps < 1 or one.tokens < 1 for one in participants):
+            broken.append(f"{name} include a contribution without steps or tokens")
+            continue
+        raw = [one.tokens * one.tokens / one.steps for one in participants]
+        given = math.fsum(one.weight for one in participants)
+        if not abs(given - 1.0) <= TOLERANCE:
+            broken.append(f"{name} sum to {given!r}")
+        for one, due in zip(participants, raw, strict=True):
+            if not abs(one.weight - due / math.fsum(raw)) <= TOLERANCE:
+                broken.append(f"{name}: {one.learner} has {one.weight!r}, due is {due / math.fsum(raw)!r}")
+    promise = "weights are tokens^2 / steps, normalised"
+    return judge("merges.weights", promise, len(history.commits), "commits", broken)
+
+
+def _quorum(history: History) -> Verdict:
+    quorums = {said.incarnation: said.fact.quorum for said in history.of(SyncerStarted)}
+    judged = [said for said in history.commits if said.incarnation in quorums]
+    broken = [
+        f"syncer step {said.fact.syncer_step} committed with {len(said.fact.participants)} participants, "
+        f"the quorum is {quorums[said.incarnation]}"
+        for said in judged
+        if len({one.learner for one in said.fact.participants}) < quorums[said.incarnation]
+    ]
+    return judge("merges.quorum", "nothing commits below the quorum", len(judged), "commits with rules", broken)
+
+
+def _counters(history: History) -> Verdict:
+    broken: list[str] = []
+    contributions = _contributions(history)
+    tokens = {key: {s.fact.step: s.fact.tokens for s in life.steps} for key, life in history.lives.items()}
+    order = {key: sorted(steps) for key, steps in tokens.items()}
+    for said, one in contributions:
+        key = (one.learner, one.incarnation)
+        steps = order.get(key, [])
+        covered = steps[bisect_left(steps, one.base_step + 1) : bisect_left(steps, one.step + 1)]
+        count, total = len(covered), sum(tokens[key][step] for step in covered)
+        if (one.steps, one.tokens) != (count, total) or one.steps != one.step - one.base_step:
+            broken.append(
+                f"{_name(said, one)} counts {one.steps} steps and {one.tokens} tokens in "
+                f"({one.base_step}, {one.step}], the learner said {count} and {total}"
+            )
+    promise = "a contribution's counters are the steps that its learner finished in its range"
+    return judge("merges.counters", promise, len(contributions), "contributions", broken)
+
+
+def _current(history: History) -> Verdict:
+    """The newest adoption before the last step read is of the version merged onto, and counting began there.
+
+    An adoption at the boundary where the payload was read came after the reading. When rebasing, counting may
+    have begun earlier: what accrued since the read, or since the older base, is kept.
+    """
+    broken: list[str] = []
+    contributions = _contributions(history)
+    for said, one in contributions:
+        life = history.lives.get((one.learner, one.incarnation))
+        base = _base(life, said.fact.fragment, one.step) if life is not None else None
+        if base is None:
+            broken.append(f"{_name(said, one)} had adopted no version before step {one.step}")
+            continue
+        version, after_step, exact = base
+        if version != said.fact.base_version:
+            broken.append(f"{_name(said, one)} was based on version {version}, not {said.fact.base_version}")
+        elif one.base_step > after_step or (exact and one.base_step != after_step):
+            broken.append(f"{_name(said, one)} counts from step {one.base_step}, its base came after {after_step}")
+    promise = "only contributions based on the fragment's current version merge, counted from its adoption"
+    return judge("merges.current", promise, len(contributions), "contributions", broken)
+
+
+def _base(life: Life, fragment: int, step: int) -> tuple[int, int, bool] | None:
+    """(version, after which step, whether counters began at zero) of the newest adoption before a step's end."""
+    for said in reversed(life.adoptions):
+        fact = said.fact
+        if fact.fragment == fragment and fact.after_step < step:
+            return fact.version, fact.after_step, fact.mode in OVERWRITING
+    return None
+
+
+def _closed(history: History) -> Verdict:
+    """A step opens before it commits, and once the budget is reached nothing commits."""
+    opened: set[int] = set()
+    finished: int | None = None
+    broken: list[str] = []
+    for said in history.by_syncer(StepOpened, Committed, Finished):
+        fact = said.fact
+        if isinstance(fact, StepOpened):
+            opened.add(fact.syncer_step)
+        elif isinstance(fact, Finished):
+            finished = fact.syncer_step
+        elif finished is not None:
+            broken.append(f"syncer step {fact.syncer_step} committed after the end at step {finished}")
+        elif fact.syncer_step not in opened:
+            broken.append(f"syncer step {fact.syncer_step} committed without having been opened")
+    promise = "a syncer step commits after it was opened, and none after the end"
+    return judge("merges.closed", promise, len(history.commits), "commits", broken)

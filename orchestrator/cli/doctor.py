@@ -1,0 +1,213 @@
+"""`diloco doctor`: is this machine fit to run on? And the one finding that `run` shares: foreign packages.
+
+Each finding is ok, a warning or a failure, with what was found and the fix. Starts nothing, imports no Ray.
+"""
+
+from __future__ import annotations
+
+import importlib.machinery
+import importlib.metadata
+import json
+import os
+import shutil
+import socket
+import stat
+import sys
+from collections.abc import Iterator
+from dataclasses import asdict, dataclass
+from pathlib import Path
+from typing import Annotated, Literal
+
+import psutil
+import typer
+
+import orchestrator
+from orchestrator.cli.errors import INPUT, reported
+from orchestrator.problems import Problem
+
+# The lower bounds that pyproject.toml declares and the tests run with.
+TESTED = {
+    "ray": "2.60.0",
+    "jax": "0.10.2",
+    "optax": "0.2.8",
+    "pydantic": "2.14",
+    "prometheus-client": "0.26",
+    "numpy": "2.4",
+    "ml_dtypes": "0.6",
+    "typer": "0.29",
+    "rich": "15.0",
+    "tomli-w": "1.2",
+    "psutil": "7.0",
+}
+PYTHON = ((3, 11), (3, 14))  # from, below
+ROOMS = ("outer", "learners", "orchestrator", "chaos")
+GIB = 2**30
+
+
+@dataclass(frozen=True)
+class Finding:
+    name: str
+    status: Literal["ok", "warning", "failure"]
+    found: str
+    fix: str = ""
+
+
+def doctor(as_json: Annotated[bool, typer.Option("--json", help="Print JSON on stdout.")] = False) -> None:
+    """Check this machine: versions, authentication, ports, memory, cores, packages; exit 2 on a failure."""
+    with reported(as_json):
+        found = list(findings(Path.cwd()))
+        sound = all(finding.status != "failure" for finding in found)
+        if as_json:
+            typer.echo(json.dumps({"ok": sound, "findings": [asdict(finding) for finding in found]}))
+        else:
+            for finding in found:
+                typer.echo(f"{finding.status:8}  {finding.name}: {finding.found}")
+                if finding.fix:
+                    typer.echo(f"          fix: {finding.fix}")
+        if not sound:
+            raise typer.Exit(INPUT)
+
+
+def findings(folder: Path) -> Iterator[Finding]:
+    """Everything examined, for a run started in this folder."""
+    yield _python()
+    yield from (_version(package, least) for package, least in TESTED.items())
+    yield _authentication()
+    yield _ports()
+    yield _memory()
+    yield _cores()
+    yield _shared_memory()
+    yield _packages(folder)
+
+
+# ------------------------------------------------------------------ packages
+
+
+def foreign_packages(folder: Path) -> list[Problem]:
+    """Packages of our names in a folder that are not ours: inside Ray's workers they would win over ours."""
+    ours = Path(orchestrator.__file__).resolve().parents[1]
+    problems = []
+    for room in ROOMS:
+        spec = importlib.machinery.PathFinder.find_spec(room, [str(folder)])
+        origin = Path(spec.origin).resolve() if spec and spec.origin else None
+        if origin is not None and origin != ours / room / "__init__.py":
+            problems.append(
+                Problem(
+                    "working directory",
+                    str(origin),
+                    f"a package {room} that is not this project's ({ours / room}); workers would import it",
+                    f"start from another folder, or rename that {room}",
+                )
+            )
+    return problems
+
+
+def _packages(folder: Path) -> Finding:
+    problems = foreign_packages(folder)
+    if problems:
+        found = "; ".join(f"{problem.value} {problem.message}" for problem in problems)
+        return Finding("packages", "failure", found, problems[0].fix)
+    return Finding("packages", "ok", f"nothing in {folder} hides {', '.join(ROOMS)}")
+
+
+def _python() -> Finding:
+    version = sys.version_info[:2]
+    found = ".".join(map(str, sys.version_info[:3]))
+    if PYTHON[0] <= version < PYTHON[1]:
+        return Finding("python", "ok", found)
+    return Finding("python", "failure", f"{found} is not from 3.11 to 3.13", "use a tested Python")
+
+
+def _version(package: str, least: str) -> Finding:
+    try:
+        found = importlib.metadata.version(package)
+    except importlib.metadata.PackageNotFoundError:
+        return Finding(package, "failure", "not installed", f"pip install '{package}>={least}'")
+    if _release(found) < _release(least):
+        return Finding(package, "failure", f"{found} is below the tested {least}", f"pip install '{package}>={least}'")
+    return Finding(package, "ok", found)
+
+
+def _release(version: str) -> tuple[int, ...]:
+    """2.60.0rc1 as (2, 60, 0): the leading digits of each part."""
+    numbers = []
+    for text in version.split("+")[0].split("."):
+        digits = text[: len(text) - len(text.lstrip("0123456789"))]
+        if not digits:
+            break
+        numbers.append(int(digits))
+    while numbers and numbers[-1] == 0:
+        numbers.pop()  # 2.60 and 2.60.0 are one release
+    return tuple(numbers)
+
+
+# ------------------------------------------------------------------ authentication and ports
+
+
+def _authentication() -> Finding:
+    """Whether peers must show a token is decided host by host unless it is said (ray 2.60)."""
+    mode, path = os.environ.get("RAY_AUTH_MODE"), os.environ.get("RAY_AUTH_TOKEN_PATH")
+    token = Path(path) if path else Path.home() / ".ray" / "auth_token"
+    if mode not in (None, "token", "disabled"):
+        return Finding("authentication", "failure", f"RAY_AUTH_MODE = {mode!r}", "set RAY_AUTH_MODE=token")
+    if mode == "token" and not token.exists() and not os.environ.get("RAY_AUTH_TOKEN"):
+        return Finding(
+            "authentication",
+            "failure",
+            f"RAY_AUTH_MODE=token, but there is no token file {token}",
+            "write a token there with mode 0600, and name it in RAY_AUTH_TOKEN_PATH on every host",
+        )
+    if token.exists() and (bits := stat.S_IMODE(token.stat().st_mode)) & 0o077:
+        status: Literal["warning", "failure"] = "failure" if mode == "token" else "warning"
+        return Finding(
+            "authentication", status, f"{token} has mode {bits:04o}: others can read it", f"chmod 600 {token}"
+        )
+    if mode != "token":
+        return Finding(
+            "authentication",
+            "warning",
+            "disabled by RAY_AUTH_MODE" if mode else "RAY_AUTH_MODE is not set: each host decides by itself",
+            "for a cluster, set RAY_AUTH_MODE=token and RAY_AUTH_TOKEN_PATH (mode 0600) on every host",
+        )
+    return Finding("authentication", "ok", "by token")
+
+
+def _ports() -> Finding:
+    try:
+        with socket.socket(socket.AF_INET, socket.SOCK_STREAM) as listener:
+            listener.bind(("127.0.0.1", 0))
+            listener.listen(1)
+            with socket.create_connection(listener.getsockname(), timeout=2.0):
+                return Finding("ports", "ok", "loopback ports can be bound and reached")
+    except OSError as error:
+        fix = "allow TCP on 127.0.0.1: a local cluster talks over it"
+        return Finding("ports", "failure", f"no loopback port can be used: {error}", fix)
+
+
+# ------------------------------------------------------------------ the machine
+
+
+def _memory() -> Finding:
+    available = psutil.virtual_memory().available / GIB
+    found = f"{available:.1f} GiB available"
+    if available < 3:
+        return Finding("memory", "warning", found, "four learner units on CPUs want about 3 GiB; use fewer learners")
+    return Finding("memory", "ok", found)
+
+
+def _cores() -> Finding:
+    cores = len(os.sched_getaffinity(0)) if hasattr(os, "sched_getaffinity") else os.cpu_count() or 1
+    if cores < 2:
+        return Finding("cores", "warning", f"{cores}", "learner units will take turns: expect long steps")
+    return Finding("cores", "ok", f"{cores}")
+
+
+def _shared_memory() -> Finding:
+    shared = Path("/dev/shm")
+    if not shared.is_dir():
+        return Finding("shared memory", "ok", "no /dev/shm on this platform; Ray keeps its objects in files")
+    free = shutil.disk_usage(shared).free / GIB
+    if free < 1:
+        fix = "give it at least 1 GiB (docker run --shm-size=2g): Ray would keep its objects on disk"
+        return Finding("shared memory", "warning", f"{free:.2f} GiB free in /dev/shm", fix)
+    return Finding("shared memory", "ok", f"{free:.1f} GiB free in /dev/shm")

@@ -1,0 +1,57 @@
+"""How the command line fails: one message on stderr, one exit code for each kind of failure."""
+
+from __future__ import annotations
+
+import json
+import sys
+import traceback
+from collections.abc import Iterator
+from contextlib import contextmanager
+from typing import Any, NoReturn
+
+import typer
+
+from orchestrator.problems import InputError
+
+OK, INPUT, UNREACHABLE, FAILED, BROKEN_PROMISE, INTERRUPTED = 0, 2, 3, 4, 5, 130
+
+
+@contextmanager
+def reported(as_json: bool = False) -> Iterator[None]:
+    """Turn an exception into its message and exit code; with `as_json`, also into `{"error": ...}` on stdout.
+
+    InputError is the user's (2), ConnectionError a cluster that does not answer (3), anything else a run that
+    failed (4), with its traceback.
+    """
+    try:
+        yield
+    except InputError as error:
+        count = len(error.problems)
+        problems = [
+            {"field": problem.field, "value": problem.value, "message": problem.message, "fix": problem.fix}
+            for problem in error.problems
+        ]
+        _fail(INPUT, "input", f"{count} problem{'s' * (count > 1)} in the input", as_json, str(error), problems)
+    except ConnectionError as error:
+        _fail(UNREACHABLE, "unreachable", f"the cluster cannot be reached: {error}", as_json)
+    except KeyboardInterrupt:
+        _fail(INTERRUPTED, "interrupted", "interrupted", as_json)
+    except (typer.Exit, typer.Abort):
+        raise
+    except Exception as error:
+        _fail(FAILED, "failed", f"{type(error).__name__}: {error}", as_json, traceback.format_exc())
+
+
+def _fail(
+    code: int,
+    kind: str,
+    message: str,
+    as_json: bool,
+    detail: str = "",
+    problems: list[dict[str, Any]] | None = None,
+) -> NoReturn:
+    print("\n".join(filter(None, (f"error: {message}", detail.rstrip()))), file=sys.stderr)
+    if as_json:
+        record = {"kind": kind, "code": code, "message": message} | ({"problems": problems} if problems else {})
+        print(json.dumps({"error": record}, default=str))
+    raise typer.Exit(code)

@@ -1,0 +1,70 @@
+"""`diloco status` and `diloco stop`: read what a run wrote, ask it to end; through its store alone."""
+
+from __future__ import annotations
+
+import json
+import time
+from typing import Annotated
+
+import typer
+
+from orchestrator import status as words
+from orchestrator.cli.errors import reported
+from orchestrator.problems import InputError, Problem, nearest
+from orchestrator.store import RUNS, RunStore, known_runs
+
+Name = Annotated[str | None, typer.Option("--name", help="The run's name; its store is runs/NAME.")]
+RunDir = Annotated[str | None, typer.Option("--run-dir", help="The run's store, a folder or file:// URI.")]
+AsJson = Annotated[bool, typer.Option("--json", help="Print JSON on stdout.")]
+
+
+def status(name: Name = None, run_dir: RunDir = None, as_json: AsJson = False) -> None:
+    """Show a run's latest status. Needs no cluster."""
+    with reported(as_json):
+        store = find(name, run_dir)
+        said = store.read_json("status.json")
+        written_at = said.get("written_at")
+        age_s = None if written_at is None else max(0.0, time.time() - written_at)
+        if as_json:
+            typer.echo(json.dumps(said | {"age_s": age_s}))
+            return
+        for line in words.lines(said):
+            typer.echo(line)
+        typer.echo(f"written {words.seconds(age_s)} ago, in {store.root}")
+
+
+def stop(
+    name: Name = None,
+    run_dir: RunDir = None,
+    reason: Annotated[str, typer.Option(help="Kept with the run.")] = "asked for",
+) -> None:
+    """Ask a run to end cleanly."""
+    with reported():
+        store = find(name, run_dir)
+        state = words.part(store.read_json("status.json"), "run").get("state")
+        if state in words.ENDED:
+            typer.echo(f"nothing to stop: the run has {state}")
+            return
+        store.write_json("stop", {"reason": reason, "at": time.time()})
+        typer.echo("asked the run to stop; follow it with: diloco status")
+
+
+def find(name: str | None, run_dir: str | None) -> RunStore:
+    """The store of a run that has written a status. Raises InputError with the runs that are known."""
+    known = known_runs()
+    fix = f"known runs: {', '.join(known)}" if known else f"no runs are kept in {RUNS.absolute()}; give --run-dir"
+    if (name is None) == (run_dir is None):
+        if name is None and len(known) == 1:
+            return RunStore.named(known[0])
+        raise InputError([Problem("--name", name, "name one run, by --name or by --run-dir", fix)])
+    store = RunStore(run_dir) if run_dir is not None else RunStore.named(str(name))
+    if store.read_text("status.json") is None:
+        near = nearest(name, known) if name else None
+        given = Problem(
+            "--name" if name else "--run-dir",
+            name or run_dir,
+            f"no run has written a status in {store.root}",
+            f'did you mean "{near}"? {fix}' if near else fix,
+        )
+        raise InputError([given])
+    return store

@@ -1,0 +1,93 @@
+"""The block of text at the end of a run. Computes nothing; what is unknown shows as a dash."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator, Mapping
+from typing import Any
+
+from orchestrator.status import DASH, number, part, percent, seconds, text
+
+
+def block(summary: Mapping[str, Any], folder: str) -> str:
+    """The summary of a run for a reader, with where its files are."""
+    return "\n".join(
+        [
+            f"{_of(summary, 'name')}: {_of(summary, 'state')}, {'ok' if summary.get('ok') else 'NOT OK'}",
+            *(f"  {label:<16}{value}" for label, value in _facts(summary)),
+            *_faults(summary),
+            *_checks(summary),
+            f"  {'files':<16}{folder}",
+        ]
+    )
+
+
+def _of(table: Mapping[str, Any], key: str) -> str:
+    return text(table.get(key))
+
+
+def _facts(summary: Mapping[str, Any]) -> Iterator[tuple[str, str]]:
+    first, last = number(summary.get("initial_eval_loss"), 3), number(summary.get("eval_loss"), 3)
+    yield "held-out loss", f"{last} nats/token (at the start {first}){_references(summary)}"
+    tokens = part(summary, "tokens")
+    yield (
+        "tokens",
+        f"{number(tokens.get('committed'))} committed of {number(tokens.get('processed'))} processed",
+    )
+    discarded = tokens.get("discarded") or {}
+    yield (
+        "",
+        ", ".join(
+            [
+                f"{number(tokens.get('in_flight'))} in flight",
+                *(f"{number(n)} discarded: {why}" for why, n in discarded.items()),
+            ]
+        ),
+    )
+    yield (
+        "outer steps",
+        (
+            f"{number(summary.get('commits'))} commits in {number(summary.get('syncer_steps'))} syncer "
+            f"steps, every fragment at least {number(summary.get('rounds_per_fragment'))} times"
+        ),
+    )
+    yield "time", f"{seconds(summary.get('wall_s'))}, {number(summary.get('tokens_per_s'))} tokens/s"
+    yield (
+        "availability",
+        (
+            f"{percent(summary.get('availability'))}, goodput {percent(summary.get('goodput_time'))}, "
+            f"no learner stepping for {seconds(summary.get('global_downtime_s'))}"
+        ),
+    )
+    shares = part(summary, "participation")
+    yield (
+        "participation",
+        f"{percent(shares.get('mean'))}, of live learners {percent(shares.get('alive_mean'))}",
+    )
+    for name, share in (shares.get("by_learner") or {}).items():
+        yield "", f"{name} {percent(share)}"
+
+
+def _references(summary: Mapping[str, Any]) -> str:
+    losses = part(summary, "reference_losses")
+    return "".join(f", {name} table {number(losses.get(name), 3)}" for name in ("bigram", "trigram") if name in losses)
+
+
+def _faults(summary: Mapping[str, Any]) -> Iterator[str]:
+    faults = summary.get("faults") or []
+    yield f"  {'faults':<16}{len(faults) or 'none'}"
+    for fault in faults:
+        origin = "" if fault.get("injected", True) else " (not injected)"
+        yield (
+            f"  {'':<16}{_of(fault, 'kind')} {_of(fault, 'target')} at {seconds(fault.get('at_s'))}{origin}: "
+            f"detected after {seconds(fault.get('detection_s'))}, "
+            f"recovered after {seconds(fault.get('recovery_s'))}"
+        )
+
+
+def _checks(summary: Mapping[str, Any]) -> Iterator[str]:
+    checks = summary.get("checks") or []
+    kept = sum(check.get("status") == "pass" for check in checks)
+    yield f"  {'promises':<16}{f'{kept} of {len(checks)} kept' if checks else DASH}"
+    for check in checks:
+        if check.get("status") != "pass":
+            yield f"  {'':<16}{_of(check, 'status')} {_of(check, 'name')}: {_of(check, 'reason')}"

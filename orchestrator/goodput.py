@@ -1,0 +1,290 @@
+"""Where the time of the learners went. Computed from the event log alone.
+
+The window runs from the beginning of the first learner step to the last Committed or Finished, whichever is
+later; configured time is that window times the configured learners. Every second of every configured learner
+falls into exactly one category, so the shares sum to 1:
+
+    productive                        steps whose tokens were committed
+    wasted_killed, wasted_overlap,    steps whose tokens were discarded for that reason (`stale_base` counts as
+    wasted_refused, wasted_run_ended  refused); the step that a kill broke off is wasted_killed
+    in_flight                         steps whose tokens have no fate yet: none in a run that has ended
+    data_stall, sync_blocked          a step waiting to begin: for a span, for an adoption
+    suspended                         frozen by a fault, whatever it was doing
+    fault_detect                      from its death (the injection, else its last sign of life) until it is noticed
+    fault_recover                     from there until the next incarnation is requested
+    provision_wait                    requested, no process yet
+    startup, compile, bootstrap       the phases starting and importing, compiling, joining
+    unattributed                      what no fact explains
+
+Where facts overlap the more specific wins, in the order of RANKS. Times are each writer's own wall clock, in
+seconds; processes on hosts whose clocks differ blur the borders of categories, never their sum.
+"""
+
+from __future__ import annotations
+
+import math
+import statistics
+from collections import Counter
+from collections.abc import Iterable, Iterator
+from dataclasses import dataclass
+from itertools import pairwise
+from typing import NamedTuple
+
+from learners.facts import StepFinished
+from orchestrator.books import Books, settle
+from orchestrator.checkers.history import History, Life, indexed
+from orchestrator.events import Event
+from outer.facts import Finished
+
+RANKS = (
+    "unattributed",
+    "fault_recover",
+    "provision_wait",
+    "fault_detect",
+    "startup",
+    "compile",
+    "bootstrap",
+    "data_stall",
+    "sync_blocked",
+    "wasted_run_ended",
+    "wasted_refused",
+    "wasted_overlap",
+    "wasted_killed",
+    "in_flight",
+    "productive",
+    "suspended",
+)  # the later one wins where two overlap
+_OF_FATE = {
+    "committed": "productive",
+    "in_flight": "in_flight",
+    "killed": "wasted_killed",
+    "overlap": "wasted_overlap",
+    "stale_base": "wasted_refused",
+    "refused": "wasted_refused",
+    "run_ended": "wasted_run_ended",
+}
+_OF_WAIT = {"span": "data_stall", "adoption": "sync_blocked"}
+_OF_PHASE = {"starting": "startup", "importing": "startup", "compiling": "compile", "joining": "bootstrap"}
+
+Interval = tuple[float, float]  # [start, stop), Unix seconds
+
+
+class Stroke(NamedTuple):
+    """An interval of one learner's time that some fact explains."""
+
+    start: float
+    stop: float
+    category: str
+
+
+@dataclass(frozen=True)
+class Goodput:
+    """The accounts of a run's time, from `start` to `stop` in Unix seconds."""
+
+    start: float
+    stop: float
+    seconds: dict[str, dict[str, float]]  # learner -> category -> seconds; every category is there
+    categories: dict[str, float]  # shares of configured learner-seconds, summing to 1
+    availability: float  # learner-seconds attached, and neither dead, suspended nor without a lease / configured
+    goodput_time: float  # productive learner-seconds / configured
+    global_downtime_s: float  # no learner held a lease that its steps had earned
+    outer_downtime_s: float | None  # None: fewer than two commits
+
+    @property
+    def wall_s(self) -> float:
+        return self.stop - self.start
+
+
+@dataclass(frozen=True)
+class Participation:
+    """Contributions that merged, as shares of those that could have."""
+
+    mean: float  # of commits x configured learners
+    alive_mean: float | None  # of the live learners, summed over commits; None: there never were any
+    by_learner: dict[str, float]  # share of the commits that each took part in
+
+
+def first_step_at(history: History) -> float | None:
+    """When the first learner step began, waiting included."""
+    steps = history.of(StepFinished)
+    return min((said.at - said.fact.seconds - said.fact.waited_s for said in steps), default=None)
+
+
+def window(history: History) -> Interval | None:
+    """What the accounts cover; None before there is a first step and a commit after it."""
+    start = first_step_at(history)
+    stop = max((said.at for said in [*history.commits, *history.of(Finished)]), default=None)
+    return None if start is None or stop is None or stop <= start else (start, stop)
+
+
+def account(events: Iterable[Event] | History, books: Books | None = None) -> Goodput | None:
+    """The accounts of a log, or None where there is no window or the configured learners are not known."""
+    history = indexed(events)
+    span = window(history)
+    if span is None or history.rules is None:
+        return None
+    fates = (books if books is not None else settle(history)).fates
+    learners = history.rules.learners
+    seconds = {name: _paint(_strokes(history, name, fates, span[1]), span) for name in learners}
+    configured = (span[1] - span[0]) * len(learners)
+    categories = {name: math.fsum(spent[name] for spent in seconds.values()) / configured for name in reversed(RANKS)}
+    alive = [_length(_clip(_alive(history, name, span[1]), span)) for name in learners]
+    held = [interval for name in learners for interval in _held(history, name, span[1])]
+    return Goodput(
+        *span,
+        seconds,
+        categories,
+        availability=math.fsum(alive) / configured,
+        goodput_time=categories["productive"],
+        global_downtime_s=_length(_minus([span], held)),
+        outer_downtime_s=outer_downtime(history),
+    )
+
+
+def outer_downtime(history: History) -> float | None:
+    """Seconds without a commit beyond two median commit intervals, summed over the gaps between commits."""
+    gaps = [after.at - before.at for before, after in pairwise(history.commits)]
+    if not gaps:
+        return None
+    allowed = 2 * statistics.median(gaps)
+    return math.fsum(max(0.0, gap - allowed) for gap in gaps)
+
+
+def participation(history: History) -> Participation | None:
+    """None without a commit, or when the configured learners are not known."""
+    commits, rules = [said.fact for said in history.commits], history.rules
+    if not commits or rules is None:
+        return None
+    took_part = Counter(one.learner for commit in commits for one in commit.participants if one.weight > 0)
+    live = sum(commit.live for commit in commits)
+    return Participation(
+        took_part.total() / (len(commits) * len(rules.learners)),
+        took_part.total() / live if live else None,
+        {name: took_part[name] / len(commits) for name in rules.learners},
+    )
+
+
+# ------------------------------------------------------------------ what explains a learner's time
+
+
+def _strokes(history: History, learner: str, fates: dict[tuple[str, int, int], str], end: float) -> Iterator[Stroke]:
+    lives = history.lives_of(learner)
+    for life, successor in zip(lives, [*lives[1:], None], strict=True):
+        yield from _of_start(life, end)
+        yield from _of_steps(life, fates)
+        yield from (Stroke(freeze.start, freeze.stop or end, "suspended") for freeze in life.freezes)
+        if life.over == "killed":
+            yield from _of_death(life, successor, end)
+
+
+def _of_start(life: Life, end: float) -> Iterator[Stroke]:
+    """Until the first step: the wait for a process, then phase by phase."""
+    stop = _until(life, end)
+    born = min((at for at in (life.started, *(at for at, _ in life.phases[:1])) if at is not None), default=stop)
+    if life.requested is not None:
+        yield Stroke(life.requested, born, "provision_wait")
+    phases = [(born, "starting"), *life.phases] if born < stop else life.phases
+    for (at, phase), until in zip(phases, [*(at for at, _ in phases[1:]), stop], strict=True):
+        if phase in _OF_PHASE:
+            yield Stroke(at, until, _OF_PHASE[phase])
+
+
+def _of_steps(life: Life, fates: dict[tuple[str, int, int], str]) -> Iterator[Stroke]:
+    """Each step and its wait, cut off at the boundary before it, so that steps never overlap."""
+    boundary = -math.inf
+    for said in life.steps:
+        step = said.fact
+        begun = max(boundary, said.at - step.seconds)
+        yield Stroke(begun, said.at, _OF_FATE[fates[(*life.key, step.step)]])
+        if step.waited_for in _OF_WAIT:
+            yield Stroke(max(boundary, begun - step.waited_s), begun, _OF_WAIT[step.waited_for])
+        boundary = max(boundary, said.at)
+
+
+def _of_death(life: Life, successor: Life | None, end: float) -> Iterator[Stroke]:
+    died, noticed = life.died, life.noticed
+    if died is None or noticed is None:
+        return
+    if life.phases and life.phases[-1][1] == "stepping":  # the step that it broke off
+        yield Stroke(max([life.phases[-1][0], *(said.at for said in life.steps[-1:])]), died, "wasted_killed")
+    yield Stroke(died, noticed, "fault_detect")
+    again = end if successor is None else successor.requested
+    if again is not None:
+        yield Stroke(noticed, again, "fault_recover")
+
+
+def _until(life: Life, end: float) -> float:
+    """The end of a life: its death, or being told to stop, or the end of the window."""
+    if life.over == "killed":
+        return life.died if life.died is not None else end
+    return life.noticed if life.over == "stopped" and life.noticed is not None else end
+
+
+# ------------------------------------------------------------------ who was alive
+
+
+def _alive(history: History, learner: str, end: float) -> list[Interval]:
+    """Attached to the syncer, and neither dead, suspended, nor with an expired lease."""
+    alive: list[Interval] = []
+    for life in history.lives_of(learner):
+        since = life.attached if life.attached is not None else life.entered("stepping")
+        if since is not None:
+            out = [(f.start, f.stop or end) for f in life.freezes]
+            out += [(at, until or end) for at, until in life.expired]
+            alive += _minus([(since, _until(life, end))], [*out, *alive])
+    return alive
+
+
+def _held(history: History, learner: str, end: float) -> list[Interval]:
+    """Its progress leases: from stepping until one expires, or it is fenced or lost; again from its renewal."""
+    held: list[Interval] = []
+    for life in history.lives_of(learner):
+        begun = [at for at in (life.entered("stepping"),) if at is not None]
+        begun += [said.at - said.fact.seconds for said in life.steps[:1]]
+        if begun:
+            over = min((at for at in (life.lost, life.fenced) if at is not None), default=end)
+            held += _minus([(min(begun), over)], [(at, until or end) for at, until in life.expired])
+    return held
+
+
+# ------------------------------------------------------------------ intervals
+
+
+def _paint(strokes: Iterable[Stroke], span: Interval) -> dict[str, float]:
+    """Seconds of the window under each category, exclusive and exhaustive: the highest rank shows."""
+    rank = {category: index for index, category in enumerate(RANKS)}
+    edges: list[tuple[float, int, int]] = []
+    for stroke in strokes:
+        for start, stop in _clip([(stroke.start, stroke.stop)], span):
+            edges += [(start, rank[stroke.category], 1), (stop, rank[stroke.category], -1)]
+    spent: list[list[float]] = [[] for _ in RANKS]
+    active = [1] + [0] * (len(RANKS) - 1)
+    now = span[0]
+    for at, index, change in [*sorted(edges), (span[1], 0, 0)]:
+        top = max(index for index, count in enumerate(active) if count)
+        spent[top].append(at - now)
+        now = at
+        active[index] += change
+    return {category: math.fsum(parts) for category, parts in zip(RANKS, spent, strict=True)}
+
+
+def _clip(intervals: Iterable[Interval], span: Interval) -> list[Interval]:
+    cut = ((max(start, span[0]), min(stop, span[1])) for start, stop in intervals)
+    return [(start, stop) for start, stop in cut if start < stop]
+
+
+def _minus(intervals: Iterable[Interval], holes: Iterable[Interval]) -> list[Interval]:
+    """What remains of the intervals outside the holes."""
+    holes = sorted(holes)
+    left: list[Interval] = []
+    for start, stop in intervals:
+        for begin, end in holes:
+            if begin < stop and end > start:
+                left.append((start, begin))
+                start = max(start, end)
+        left.append((start, stop))
+    return [(start, stop) for start, stop in left if start < stop]
+
+
+def _length(intervals: Iterable[Interval]) -> float:
+    return math.fsum(stop - start for start, stop in intervals)

@@ -1,0 +1,211 @@
+"""What is wrong with a user's input: field, value, what is allowed, the fix. Pydantic's errors in those words.
+
+Knows the shape of pydantic models; does not know what any field is for.
+"""
+
+from __future__ import annotations
+
+import difflib
+import json
+import re
+import types
+import typing
+from collections.abc import Iterable, Iterator, Sequence
+from dataclasses import dataclass
+from typing import Any
+
+from pydantic import BaseModel, ValidationError
+from pydantic.fields import FieldInfo
+from pydantic_core import PydanticUndefined
+
+
+@dataclass(frozen=True)
+class Problem:
+    """One thing to correct."""
+
+    field: str  # dotted path under the recipe's own keys, "pools.0.learners", or what else was given
+    value: Any  # as given; None: nothing was
+    message: str  # what is wrong and what is allowed
+    fix: str
+    meant: tuple[str, ...] = ()  # the fields that a misspelt key may stand for
+    against: tuple[str, ...] = ()  # the fields that this one contradicts
+
+    def __str__(self) -> str:
+        given = "" if self.value is None else f" = {literal(self.value)}"
+        return f"{self.field}{given}: {self.message}\n    fix: {self.fix}"
+
+
+class InputError(Exception):
+    """Everything found wrong with the input, at once."""
+
+    def __init__(self, problems: Sequence[Problem]) -> None:
+        assert problems
+        super().__init__("\n".join(str(problem) for problem in problems))
+        self.problems = list(problems)
+
+    def __reduce__(self) -> tuple[type[InputError], tuple[list[Problem]]]:
+        return InputError, (self.problems,)  # the message is derived: pickling would pass it as the problems
+
+
+def literal(value: Any, longest: int = 60) -> str:
+    """A value as TOML spells it, cut to `longest` characters."""
+    text = json.dumps(value, ensure_ascii=False, default=str)
+    return text if len(text) <= longest else text[: longest - 3] + "..."
+
+
+def nearest(name: str, known: Iterable[str]) -> str | None:
+    """The known name most like this one, if any is."""
+    folded = {candidate.lower(): candidate for candidate in known}
+    matches = difflib.get_close_matches(name.lower(), folded, n=1)
+    return folded[matches[0]] if matches else None
+
+
+# ------------------------------------------------------------------ the keys of a model
+
+
+def keys(model: type[BaseModel]) -> dict[str, FieldInfo]:
+    """The model's fields under the keys that a user writes."""
+    return {info.alias or name: info for name, info in model.model_fields.items()}
+
+
+def submodel(hint: Any) -> type[BaseModel] | None:
+    """The one pydantic model inside an annotation such as `tuple[PoolConfig, ...]`."""
+    if isinstance(hint, type) and issubclass(hint, BaseModel):
+        return hint
+    return next((model for part in typing.get_args(hint) if (model := submodel(part))), None)
+
+
+def _spellings(model: type[BaseModel]) -> dict[str, str]:
+    """What a user may write for a key, the names used in the code and the paper's letters included."""
+    spellings = {info.alias: info.alias for info in model.model_fields.values() if info.alias}
+    spellings |= {name: info.alias or name for name, info in model.model_fields.items()}
+    return spellings | ({"K": "quorum"} if "quorum" in spellings else {})
+
+
+def _elsewhere(root: type[BaseModel], key: str) -> list[str]:
+    """Where else in the recipe a key of this name belongs."""
+    sections = ((name, submodel(info.annotation)) for name, info in keys(root).items())
+    return [f"{name}.{_spellings(model)[key]}" for name, model in sections if model and key in _spellings(model)]
+
+
+# ------------------------------------------------------------------ what a field allows, in words
+
+_PATTERNS = {
+    "^[a-z0-9]": "1 to 40 lower-case letters, digits and hyphens, a letter or digit first and last",
+    r"^[\w.]+:": "an import path `package.module:factory`",
+}
+_WORDS = {int: "a whole number", float: "a number", str: "text", bool: "true or false", dict: "a table"}
+_BOUNDS = (("ge", "at least"), ("gt", "above"), ("le", "at most"), ("lt", "below"))
+
+
+def allowed(hint: Any, metadata: Sequence[Any] = ()) -> str:
+    """What an annotation admits: "a whole number above 0", "one of kill, freeze"."""
+    origin, arguments = typing.get_origin(hint), typing.get_args(hint)
+    if origin is typing.Annotated:
+        return allowed(arguments[0], (*metadata, *arguments[1:]))
+    if origin in (typing.Union, types.UnionType):
+        return " or ".join(allowed(part, metadata) for part in arguments if part is not type(None))
+    if origin is typing.Literal:
+        return ("one of " if len(arguments) > 1 else "") + ", ".join(literal(choice) for choice in arguments)
+    for start, words in _PATTERNS.items():
+        if any(str(getattr(item, "pattern", "")).startswith(start) for item in metadata):
+            return words
+    if origin in (tuple, list):
+        least = max((getattr(item, "min_length", None) or 0 for item in metadata), default=0)
+        return "a list" + (f" of at least {least}" if least else "")
+    words = _WORDS.get(origin or hint, "a table")
+    limits = [
+        f"{phrase} {getattr(item, name):g}" for name, phrase in _BOUNDS for item in metadata if hasattr(item, name)
+    ]
+    return " ".join([words, " and ".join(limits)]) if limits else words
+
+
+# ------------------------------------------------------------------ pydantic's errors, rewritten
+
+
+def explain(error: ValidationError, model: type[BaseModel], prefix: str = "") -> Iterator[Problem]:
+    """One problem a field, under the keys that the user wrote.
+
+    A union reports an error per alternative, and a list also that it is too short once bad items are
+    left out: both are said once.
+    """
+    seen: set[str] = set()
+    for detail in error.errors(include_url=False):
+        if detail["type"] == "too_short" and len(detail["input"]) >= detail["ctx"]["min_length"]:
+            continue
+        path, owner, info = _locate(model, detail["loc"])
+        field = (prefix + ".".join(map(str, path))).rstrip(".")
+        if field not in seen:
+            seen.add(field)
+            yield _problem(field, str(path[-1]) if path else "", detail, model, owner, info)
+
+
+def _locate(model: type[BaseModel], loc: Sequence[int | str]) -> tuple[list[int | str], type[BaseModel], Any]:
+    """Follow a location as far as the input goes; pydantic adds names of union members behind that."""
+    path: list[int | str] = []
+    owner, info = model, None
+    inside: type[BaseModel] | None = model
+    for part in loc:
+        if isinstance(part, int):
+            path.append(part)
+        elif inside is not None:
+            owner, info = inside, keys(inside).get(part)
+            path.append(part)
+            inside = submodel(info.annotation) if info else None
+        elif info is not None and typing.get_origin(info.annotation) is dict and part != "[key]":
+            path.append(part)
+            info = FieldInfo.from_annotation(typing.get_args(info.annotation)[1])
+        else:
+            break
+    return path, owner, info
+
+
+def _problem(field: str, key: str, detail: Any, root: type[BaseModel], owner: type[BaseModel], info: Any) -> Problem:
+    if detail["type"] == "extra_forbidden":
+        return _unknown(field, key, detail["input"], root, owner)
+    if detail["type"] == "value_error":
+        return _contradiction(field, detail, submodel(info.annotation) if info else owner)
+    assert info is not None
+    about = f" ({info.description})" if info.description else ""
+    if detail["type"] == "missing":
+        return Problem(field, None, f"is required{about}", f"write {_example(field, info)}")
+    must = f"must be {allowed(info.annotation, info.metadata)}{about}"
+    return Problem(field, detail["input"], must, _correction(field, info))
+
+
+def _unknown(field: str, key: str, value: Any, root: type[BaseModel], owner: type[BaseModel]) -> Problem:
+    spellings = _spellings(owner)
+    place = field.rpartition(".")[0]
+    if near := nearest(key, spellings):
+        meant = f"{place}.{spellings[near]}".strip(".")
+        return Problem(field, value, "is not a known key", f"did you mean {meant}?", (meant,))
+    if homes := _elsewhere(root, key):
+        fix = f"did you mean {' or '.join(homes)}?"
+        return Problem(field, value, "is not a known key here", fix, tuple(homes))
+    return Problem(field, value, "is not a known key", f"remove it; known here: {', '.join(keys(owner))}")
+
+
+def _contradiction(section: str, detail: Any, model: type[BaseModel] | None) -> Problem:
+    """What a model says of several of its fields: laid to the one that the message begins with, else to all."""
+    message = str(detail["ctx"]["error"])
+    named = [word for word in dict.fromkeys(re.findall(r"\w+", message)) if model and word in keys(model)]
+    fields = tuple(f"{section}.{key}".strip(".") for key in named)
+    fix = f"change {' or '.join(fields) or section}"
+    given = detail["input"] if isinstance(detail["input"], dict) else {}
+    if sum(key in given for key in named) > 1:
+        fix += " (an override KEY= takes a key out)"
+    if named and message.startswith(named[0]):
+        return Problem(fields[0], given.get(named[0]), message, fix, against=fields[1:])
+    return Problem(section, None, message, fix, against=fields)
+
+
+def _correction(field: str, info: FieldInfo) -> str:
+    if info.default not in (PydanticUndefined, None) and not isinstance(info.default, (BaseModel, tuple)):
+        return f"the default is {field} = {literal(info.default)}"
+    return "leave it out for the default" if not info.is_required() else f"write {_example(field, info)}"
+
+
+def _example(field: str, info: FieldInfo) -> str:
+    if typing.get_origin(info.annotation) is tuple:
+        return f"at least one [[{field}]] table"
+    return f"a [{field}] table" if submodel(info.annotation) else f"{field} = {allowed(info.annotation, info.metadata)}"

@@ -1,0 +1,125 @@
+"""The status of a run in words: a plain dict in, text out.
+
+Every value may be missing or None, as it is before the first step: it shows as a dash. Knows nothing of
+terminals, files or clocks.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from typing import Any
+
+COLUMNS = ("learner", "state", "step", "tokens/s", "loss", "lag", "lease", "pid", "last fault")
+ENDED = ("finished", "stopped", "failed")
+DASH = "-"
+
+
+def number(value: Any, digits: int = 0) -> str:
+    """1234567 as 1,234,567; None and what is no number as a dash."""
+    if isinstance(value, bool) or not isinstance(value, (int, float)) or value != value:
+        return DASH
+    return f"{value:,.{digits}f}"
+
+
+def percent(share: Any) -> str:
+    return DASH if number(share) == DASH else f"{100 * share:.1f} %"
+
+
+def seconds(value: Any) -> str:
+    """A duration: 4.2 s, 3:05, 1:02:30."""
+    if number(value) == DASH or value in (float("inf"), float("-inf")):
+        return DASH
+    if abs(value) < 60:
+        return f"{value:.1f} s"
+    minutes, rest = divmod(round(value), 60)
+    hours, minutes = divmod(minutes, 60)
+    return f"{hours}:{minutes:02}:{rest:02}" if hours else f"{minutes}:{rest:02}"
+
+
+def text(value: Any) -> str:
+    return DASH if value is None or value == "" else str(value)
+
+
+def part(status: Mapping[str, Any], name: str) -> Mapping[str, Any]:
+    """A section of the status; empty when it is missing."""
+    return status.get(name) or {}
+
+
+def progress(status: Mapping[str, Any]) -> float:
+    """Share of the budget, 0 to 1."""
+    share: Any = part(status, "run").get("progress")
+    return 0.0 if number(share) == DASH else min(1.0, max(0.0, float(share)))
+
+
+def row(learner: Mapping[str, Any]) -> tuple[str, ...]:
+    """One learner, a cell for each of COLUMNS."""
+    return (
+        text(learner.get("name")),
+        text(learner.get("state")),
+        number(learner.get("step")),
+        number(learner.get("tokens_per_s")),
+        number(learner.get("loss"), 3),
+        number(learner.get("version_lag")),
+        seconds(learner.get("lease_age_s")),
+        text(learner.get("pid")),
+        text(learner.get("last_fault")),
+    )
+
+
+def headline(status: Mapping[str, Any]) -> str:
+    """The whole run in one line."""
+    run = part(status, "run")
+    learners = status.get("learners") or []
+    stepping = sum(learner.get("state") == "stepping" for learner in learners)
+    return (
+        f"{text(run.get('name'))}: {text(run.get('state'))}, "
+        f"syncer step {number(run.get('syncer_step'))} of {number(run.get('target_syncer_steps'))} "
+        f"({percent(run.get('progress'))}), {stepping} of {len(learners)} learners stepping, "
+        f"held-out loss {number(run.get('eval_loss'), 3)}, {number(run.get('tokens_per_s'))} tokens/s, "
+        f"goodput {percent(run.get('goodput'))}, {seconds(run.get('eta_s'))} left"
+    )
+
+
+def syncer_line(status: Mapping[str, Any]) -> str:
+    syncer = part(status, "syncer")
+    return (
+        f"syncer: step {number(syncer.get('syncer_step'))}, epoch {number(syncer.get('epoch'))}, "
+        f"quorum {text(syncer.get('quorum'))}, grace {seconds(syncer.get('grace_s'))}, "
+        f"pid {text(syncer.get('pid'))}"
+    )
+
+
+def conditions(status: Mapping[str, Any]) -> list[str]:
+    """What the run says of itself, a line each: `Quorum: false, TooFewLearners: 1 of 2 learners live`."""
+    return [
+        f"{text(condition.get('type'))}: {text(condition.get('status'))}, "
+        f"{text(condition.get('reason'))}: {text(condition.get('message'))}"
+        for condition in part(status, "run").get("conditions") or []
+    ]
+
+
+def states(status: Mapping[str, Any]) -> tuple[Any, ...]:
+    """What a reader wants to hear of at once: the run's state, each learner's state and last fault."""
+    told = [(item.get("name"), item.get("state"), item.get("last_fault")) for item in status.get("learners") or []]
+    return (part(status, "run").get("state"), *told)
+
+
+def changes(before: Mapping[str, Any], after: Mapping[str, Any]) -> list[str]:
+    """Learners whose state or last fault changed, a line each."""
+    old = {item.get("name"): item for item in before.get("learners") or []}
+    lines = []
+    for learner in after.get("learners") or []:
+        name, earlier = text(learner.get("name")), old.get(learner.get("name"), {})
+        if learner.get("last_fault") and learner.get("last_fault") != earlier.get("last_fault"):
+            lines.append(f"{name}: {learner['last_fault']}")
+        if learner.get("state") != earlier.get("state"):
+            lines.append(f"{name}: {text(earlier.get('state'))} -> {text(learner.get('state'))}")
+    return lines
+
+
+def lines(status: Mapping[str, Any]) -> list[str]:
+    """The whole status as aligned plain text."""
+    rows = [COLUMNS, *(row(learner) for learner in status.get("learners") or [])]
+    widths = [max(len(cells[column]) for cells in rows) for column in range(len(COLUMNS))]
+    table = ["  ".join(cell.ljust(width) for cell, width in zip(cells, widths, strict=True)).rstrip() for cells in rows]
+    return [headline(status), syncer_line(status), *conditions(status), *table]

@@ -1,0 +1,241 @@
+"""The summary of a run: one plain dictionary, computed from the event log alone.
+
+What the log does not tell is None, never 0. Times are seconds; `wall_s` and `tokens_per_s` are over the window of
+the accounts (first learner step to last commit), `at_s` counts from the first learner step. `wire_bytes` are
+payloads only, headers are not counted: up, each merged contribution in the recipe's codec; down, each adoption
+in float32.
+"""
+
+from __future__ import annotations
+
+import math
+from collections import Counter
+from collections.abc import Iterable, Mapping, Sequence
+from typing import TYPE_CHECKING, Any
+
+from learners.facts import Adopted
+from orchestrator.books import REASONS, Books, Ledger, settle
+from orchestrator.checkers.history import Freeze, History, Life, Verdict, indexed
+from orchestrator.events import (
+    Evaluated,
+    Event,
+    FaultHealed,
+    ReferenceLosses,
+    RunFinished,
+    RunStarted,
+)
+from orchestrator.goodput import account, first_step_at, participation
+from outer.facts import Committed, Finished, Refused, StepPassed
+
+if TYPE_CHECKING:
+    from orchestrator.config import Recipe
+
+ELEMENT_BYTES = {"fp32": 4, "bf16": 2}  # of one element on the wire, by codec
+PHASES = ("detect", "decide", "start", "import", "compile", "state", "first_contribution")
+
+
+def summarise(
+    events: Iterable[Event] | History, recipe: Recipe | Mapping[str, Any], verdicts: Sequence[Verdict]
+) -> dict[str, Any]:
+    """The summary of a log, with the checkers' verdicts on it. Strict JSON values throughout."""
+    history = indexed(events)
+    plain: Mapping[str, Any] = recipe if isinstance(recipe, Mapping) else recipe.canonical()
+    books = settle(history)
+    goodput, share = account(history, books), participation(history)
+    state = _last(history, RunFinished, "state")
+    passed = bool(verdicts) and all(verdict.status == "pass" for verdict in verdicts)
+    references = history.of(ReferenceLosses)
+    wall_s = goodput.wall_s if goodput else None
+    steps = [*history.of(Committed), *history.of(StepPassed), *history.of(Finished)]
+    losses = [_finite(said.fact.loss) for said in history.of(Evaluated)]
+    return {
+        "name": _last(history, RunStarted, "name") or plain.get("name"),
+        "config_hash": _last(history, RunStarted, "config_hash"),
+        "ok": state == "finished" and passed and books.balanced,
+        "state": state,
+        "initial_eval_loss": losses[0] if losses else None,
+        "eval_loss": losses[-1] if losses else None,
+        "reference_losses": {
+            "bigram": _finite(references[-1].fact.bigram),
+            "trigram": _finite(references[-1].fact.trigram),
+        }
+        if references
+        else None,
+        "tokens": _tokens(books),
+        "token_fragments": _token_fragments(books) if history.rules else None,
+        "syncer_steps": max((said.fact.syncer_step for said in steps), default=None),
+        "commits": len(history.commits) if history.rules else None,
+        "rounds_per_fragment": _rounds(history),
+        "wall_s": wall_s,
+        "tokens_per_s": books.committed / wall_s if wall_s else None,
+        "availability": goodput.availability if goodput else None,
+        "goodput_time": goodput.goodput_time if goodput else None,
+        "goodput_categories": goodput.categories if goodput else None,
+        "global_downtime_s": goodput.global_downtime_s if goodput else None,
+        "outer_downtime_s": goodput.outer_downtime_s if goodput else None,
+        "participation": {"mean": share.mean, "alive_mean": share.alive_mean, "by_learner": share.by_learner}
+        if share
+        else None,
+        "faults": _faults(history, books),
+        "refusals": dict(sorted(Counter(said.fact.reason for said in history.of(Refused)).items())),
+        "wire_bytes": _wire_bytes(history, plain.get("sync", {}).get("codec")),
+        "checks": [{"name": v.name, "status": v.status, "reason": v.reason} for v in verdicts],
+    }
+
+
+def _last(history: History, kind: type[Any], name: str) -> Any:
+    said = history.of(kind)
+    return getattr(said[-1].fact, name) if said else None
+
+
+def _finite(value: float) -> float | None:
+    return value if math.isfinite(value) else None
+
+
+def _tokens(ledger: Ledger) -> dict[str, Any]:
+    return {
+        "processed": ledger.processed,
+        "committed": ledger.committed,
+        "in_flight": ledger.in_flight,
+        "discarded": dict(ledger.discarded),
+    }
+
+
+def _token_fragments(books: Books) -> dict[str, Any]:
+    """The second table: a token counts once for each fragment. `by_fragment` is what each one committed."""
+    shares = books.token_fragments
+    return {
+        "processed": sum(share.processed for share in shares),
+        "committed": sum(share.committed for share in shares),
+        "in_flight": sum(share.in_flight for share in shares),
+        "discarded": {reason: sum(share.discarded[reason] for share in shares) for reason in REASONS},
+        "by_fragment": [share.committed for share in shares],
+    }
+
+
+def _rounds(history: History) -> int | None:
+    if history.rules is None:
+        return None
+    commits = Counter(said.fact.fragment for said in history.commits)
+    return min(commits[fragment] for fragment in range(len(history.rules.sizes)))
+
+
+def _wire_bytes(history: History, codec: str | None) -> dict[str, int | None]:
+    if history.rules is None:
+        return {"up": None, "down": None}
+    sizes = history.rules.sizes
+    up = sum(sizes[said.fact.fragment] * len(said.fact.participants) for said in history.commits)
+    down = sum(sizes[said.fact.fragment] for said in history.of(Adopted))
+    return {
+        "up": up * ELEMENT_BYTES[codec] if codec in ELEMENT_BYTES else None,
+        "down": down * ELEMENT_BYTES["fp32"],
+    }
+
+
+# ------------------------------------------------------------------ faults, and deaths that none explains
+
+
+def _faults(history: History, books: Books) -> list[dict[str, Any]]:
+    """Injected faults, and deaths that no injected fault explains, by time."""
+    origin = first_step_at(history)
+    rows: list[tuple[float, dict[str, Any]]] = []
+    for life in history.lives.values():
+        killer, fatal = life.killer, life.fatal_freeze
+        for said in life.kills[:1]:
+            rows.append((said.at, _death(history, books, life, said.at, True)))
+        for freeze in life.freezes:
+            if freeze is fatal:
+                rows.append((freeze.start, _death(history, books, life, freeze.start, True, kind="freeze")))
+            else:
+                rows.append((freeze.start, _freeze(history, life, freeze)))
+        if life.died is not None and killer is None and fatal is None:
+            rows.append((life.died, _death(history, books, life, life.died, False)))
+    for at, row in rows:
+        row["at_s"] = None if origin is None else at - origin
+    return [row for _, row in sorted(rows, key=lambda item: item[0])]
+
+
+def _death(history: History, books: Books, life: Life, at: float, injected: bool, kind: str = "kill") -> dict[str, Any]:
+    """The end of an incarnation, and how a later one came back. After the run's end nobody looks for either."""
+    noticed = life.noticed if life.over == "killed" else None
+    contributed = next(
+        (
+            (said.at, history.lives[(one.learner, one.incarnation)])
+            for said in history.commits
+            for one in said.fact.participants
+            if one.learner == life.learner and one.incarnation > life.incarnation
+        ),
+        None,
+    )
+    later = [other for other in history.lives_of(life.learner) if other.incarnation > life.incarnation]
+    heir = contributed[1] if contributed else next(iter(later), None)
+    milestones: list[float | None] = [at, noticed]
+    milestones += (
+        [heir.requested, heir.started, *(heir.entered(phase) for phase in ("compiling", "joining", "stepping"))]
+        if heir
+        else [None] * 5
+    )
+    milestones.append(contributed[0] if contributed else None)
+    phases = _phases(milestones)
+    tokens = {(*life.key, step.fact.step): step.fact.tokens for step in life.steps}
+    lost = sum(count for unit, count in tokens.items() if books.fates[unit] == "killed")
+    return {
+        "kind": kind,
+        "target": life.learner,
+        "injected": injected,
+        "at_s": None,
+        "detection_s": phases["detect"],
+        "recovery_s": contributed[0] - at if contributed else None,
+        "recovery_phases": phases,
+        "tokens_lost": lost if noticed is not None else None,
+    }
+
+
+def _phases(milestones: Sequence[float | None]) -> dict[str, float | None]:
+    """The time between milestones. One that was not said is None, and the next carries its time.
+
+    A milestone that two clocks put before its predecessor counts as at the same time, so that the phases of a
+    recovery sum to its length.
+    """
+    phases: dict[str, float | None] = {}
+    reached = milestones[0]
+    for name, at in zip(PHASES, milestones[1:], strict=True):
+        if at is None or reached is None:
+            phases[name] = None
+        else:
+            phases[name] = max(0.0, at - reached)
+            reached = max(reached, at)
+    return phases
+
+
+def _freeze(history: History, life: Life, freeze: Freeze) -> dict[str, Any]:
+    """A freeze that nobody took for a death: once healed, it has killed nothing, so no token is lost to it."""
+    healed = next((said.at for said in history.of(FaultHealed) if said.fact.fault == freeze.fault), None)
+    detected = next((at for at, _ in life.expired if at >= freeze.start), None)
+    if detected is not None and healed is not None and detected > healed:
+        detected = None  # another silence
+    contributed = next(
+        (
+            said.at
+            for said in history.commits
+            if healed is not None
+            and said.at >= healed
+            and any(one.learner == life.learner for one in said.fact.participants)
+        ),
+        None,
+    )
+    phases: dict[str, float | None] = dict.fromkeys(PHASES)
+    if detected is not None:
+        phases["detect"] = detected - freeze.start
+    if contributed is not None and healed is not None:
+        phases["first_contribution"] = contributed - healed
+    return {
+        "kind": "freeze",
+        "target": life.learner,
+        "injected": True,
+        "at_s": None,
+        "detection_s": phases["detect"],
+        "recovery_s": None if contributed is None else contributed - freeze.start,
+        "recovery_phases": phases,
+        "tokens_lost": None if healed is None else 0,
+    }

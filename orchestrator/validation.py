@@ -1,0 +1,257 @@
+"""What a recipe's schema cannot see: fields that contradict each other, unknown names, what must exist.
+
+Starts no Ray and creates nothing. The numeric modules are imported only when their turn comes.
+"""
+
+from __future__ import annotations
+
+import os
+import re
+from collections import Counter
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
+from dataclasses import dataclass
+from functools import reduce
+from typing import TYPE_CHECKING, Any
+
+from pydantic import BaseModel, ValidationError
+
+from orchestrator.config import Recipe
+from orchestrator.problems import InputError, Problem, explain, nearest
+
+if TYPE_CHECKING:
+    from learners.task import Task
+
+
+@dataclass(frozen=True)
+class Check:
+    """A question to the recipe, and the fields that it reads: asked only where all of them are sound."""
+
+    reads: tuple[str, ...]
+    ask: Callable[[Recipe], Iterator[Problem]]
+
+
+CHECKS: list[Check] = []
+
+
+def _reads(
+    *fields: str,
+) -> Callable[[Callable[[Recipe], Iterator[Problem]]], Callable[[Recipe], Iterator[Problem]]]:
+    def register(ask: Callable[[Recipe], Iterator[Problem]]) -> Callable[[Recipe], Iterator[Problem]]:
+        CHECKS.append(Check(fields, ask))
+        return ask
+
+    return register
+
+
+def problems(recipe: Recipe, broken: frozenset[str] = frozenset()) -> list[Problem]:
+    """Everything these checks find. `broken` names fields of an incomplete recipe that are not to be read."""
+    found: dict[tuple[str, str], Problem] = {}
+    for check in CHECKS:
+        if not any(touches(field, bad) for field in check.reads for bad in broken):
+            for problem in check.ask(recipe):
+                found.setdefault((problem.field, problem.message), problem)
+    return list(found.values())
+
+
+def validate(recipe: Recipe) -> None:
+    """Raise InputError with every problem found, or return."""
+    if found := problems(recipe):
+        raise InputError(found)
+
+
+def touches(field: str, other: str) -> bool:
+    """Whether one of the two is the other, or inside it."""
+    return field == other or field.startswith(f"{other}.") or other.startswith(f"{field}.")
+
+
+# ------------------------------------------------------------------ fields against each other
+
+
+@_reads("sync.quorum", "pools")
+def _quorum(recipe: Recipe) -> Iterator[Problem]:
+    learners = len(recipe.learners)
+    if recipe.quorum > learners:
+        yield Problem(
+            "sync.quorum",
+            recipe.sync.quorum,
+            f"more than the {learners} learners of [[pools]]: nothing would ever commit",
+            f'give 1 to {learners}, or "all", or add learners',
+        )
+
+
+@_reads("sync.adopt", "sync.alpha")
+def _alpha(recipe: Recipe) -> Iterator[Problem]:
+    if recipe.sync.adopt == "mix" and recipe.sync.alpha == 0.0:
+        yield Problem(
+            "sync.alpha",
+            recipe.sync.alpha,
+            'must be above 0 and at most 1 with sync.adopt = "mix": 0 is overwrite',
+            'write sync.alpha = 0.5, or sync.adopt = "overwrite"',
+        )
+
+
+@_reads("pools")
+def _pool_names(recipe: Recipe) -> Iterator[Problem]:
+    counts = Counter(pool.name for pool in recipe.pools)
+    for index, pool in enumerate(recipe.pools):
+        if counts[pool.name] > 1 and pool.name in {earlier.name for earlier in recipe.pools[:index]}:
+            yield Problem(
+                f"pools.{index}.name",
+                pool.name,
+                "is another pool's name too",
+                "give each pool a name of its own",
+            )
+
+
+@_reads("chaos.faults", "pools")
+def _targets(recipe: Recipe) -> Iterator[Problem]:
+    known = ["any", *recipe.learners]
+    for index, fault in enumerate(recipe.chaos.faults):
+        if fault.learner not in known:
+            near = nearest(fault.learner, known)
+            yield Problem(
+                f"chaos.faults.{index}.learner",
+                fault.learner,
+                f"is not a learner of this run; known: {_some(known)}",
+                f'did you mean "{near}"?' if near else 'name a learner, or "any" for one chosen by the seed',
+            )
+
+
+def _some(names: list[str], most: int = 9) -> str:
+    return ", ".join(names[:most]) + (f" and {len(names) - most} more" if len(names) > most else "")
+
+
+# ------------------------------------------------------------------ what must exist
+
+
+@_reads("data")
+def _data(recipe: Recipe) -> Iterator[Problem]:
+    from learners import data
+
+    try:
+        data.check(recipe.data)
+    except ValueError as error:
+        yield _from_error(error, "data.path", recipe, "give a folder or a glob of text files, or leave it out")
+
+
+@_reads("inner.optimizer", "inner.lr", "inner.options")
+def _inner(recipe: Recipe) -> Iterator[Problem]:
+    with _host_only():
+        from outer import optimizer
+    try:
+        optimizer.resolve("inner", recipe.inner.optimizer, recipe.inner.lr, recipe.inner.options)
+    except ValueError as error:
+        yield _from_error(error, "inner.optimizer", recipe, 'the default is inner.optimizer = "adamw"')
+
+
+@_reads("outer")
+def _outer(recipe: Recipe) -> Iterator[Problem]:
+    with _host_only():
+        from outer.optimizer import OuterOptimizer
+    try:
+        OuterOptimizer(recipe.outer)
+    except ValueError as error:
+        yield _from_error(error, "outer.optimizer", recipe, 'the default is outer.optimizer = "sgd"')
+
+
+@_reads("task", "model", "data", "seed")
+def _builds(recipe: Recipe) -> Iterator[Problem]:
+    try:
+        _task(recipe)
+    except InputError as error:
+        yield from error.problems
+
+
+@_reads("task", "model", "data", "seed", "sync.P", "sync.H")
+def _deals(recipe: Recipe) -> Iterator[Problem]:
+    try:
+        task = _task(recipe)
+    except InputError:
+        return  # reported by _builds
+    with _host_only():
+        from learners import trainer
+    try:
+        trainer.deal(task, recipe.sync)
+    except ValueError as error:
+        yield _from_error(error, "task", recipe, "see learners/task.py for what a task must provide")
+
+
+def _task(recipe: Recipe) -> Task:
+    """The recipe's task. Whatever its own code raises becomes an InputError: it is the user's."""
+    with _host_only():
+        from learners import task
+    try:
+        return task.load(recipe.task, recipe.data, recipe.seed, recipe.model)
+    except ValueError as error:
+        refusal = error if isinstance(error, ValidationError) else error.__cause__
+        if isinstance(refusal, ValidationError):
+            raise InputError(list(explain(refusal, _model_of(refusal), "model."))) from error
+        fix = "give `package.module:factory`, importable from here"
+        raise InputError([_from_error(error, "task", recipe, fix)]) from error
+    except Exception as error:
+        raise InputError(
+            [
+                Problem(
+                    "task",
+                    recipe.task,
+                    f"cannot be built: {type(error).__name__}: {error}",
+                    "correct the task's own code, or the [model] keys it is given",
+                )
+            ]
+        ) from error
+
+
+def _model_of(error: ValidationError) -> type[BaseModel]:
+    """The model that refused, which pydantic tells by its name only."""
+    waiting: list[type[BaseModel]] = [BaseModel]
+    while waiting:
+        model = waiting.pop()
+        if model.__name__ == error.title:
+            return model
+        waiting += model.__subclasses__()
+    return BaseModel
+
+
+# ------------------------------------------------------------------ helpers
+
+_FIELD = re.compile(r"\b(?:data|inner|outer|sync|model)\.\w+(?:\.\w+)*")
+
+
+def _from_error(error: ValueError, field: str, recipe: Recipe, fix: str) -> Problem:
+    """A problem from a message `FIELD = VALUE: what is wrong; fix`, of which only the middle is certain."""
+    text = " ".join(str(error).split())
+    if named := _FIELD.search(text):
+        field = named.group()
+    value = _lookup(recipe, field)
+    text = text.removeprefix(field).removeprefix(f" = {value!r}").removeprefix(repr(value)).lstrip(": ")
+    message, separator, told = text.rpartition("; ")
+    return Problem(field, value, message, told) if separator else Problem(field, value, text, fix)
+
+
+def _lookup(recipe: Recipe, field: str) -> Any:
+    return reduce(
+        lambda table, key: table.get(key) if isinstance(table, dict) else None, field.split("."), _raw(recipe)
+    )
+
+
+def _raw(recipe: Recipe) -> Any:
+    """The recipe's values under its own keys; an incomplete recipe has some of them."""
+    return recipe.model_dump(mode="json", by_alias=True, warnings=False)
+
+
+@contextmanager
+def _host_only() -> Iterator[None]:
+    """JAX reads its platforms when it is imported: imported in here it leaves accelerators to the learners.
+
+    The variable is put back at once, since the processes of a local cluster inherit it.
+    """
+    before = os.environ.get("JAX_PLATFORMS")
+    os.environ["JAX_PLATFORMS"] = "cpu"
+    try:
+        yield
+    finally:
+        if before is None:
+            del os.environ["JAX_PLATFORMS"]
+        else:
+            os.environ["JAX_PLATFORMS"] = before

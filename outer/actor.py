@@ -1,0 +1,299 @@
+"""The syncer as a detached Ray actor: the thin shell around the machine.
+
+One event loop runs the machine; merges run in one thread beside it. Bulk data leaves only as return values,
+which their caller owns. Nothing here decides anything about the protocol.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import os
+import time
+import traceback
+from collections import Counter
+from collections.abc import Callable, Coroutine, Mapping, Sequence
+from concurrent.futures import ThreadPoolExecutor
+from dataclasses import dataclass, replace
+from typing import Any, Protocol
+
+import numpy as np
+import ray
+from numpy.typing import NDArray
+
+from outer import syncer as machine
+from outer.config import OuterConfig, SyncConfig
+from outer.fragments import Fragment
+from outer.inspection import examine
+from outer.journal import Journal, MemoryJournal
+from outer.manifest import code_digest, manifest
+from outer.messages import Attach, Contribution, Grant, Notice, ReadRequest, Report, Stop, Welcome
+
+Riding = Sequence[tuple[int, float, Any]]  # (sequence, wall time, fact): a learner's facts, until acknowledged
+
+UNDELIVERED_MAX = 64  # messages on their way to one learner; more are dropped, the machine sends again
+LATE_S = 120.0  # an answer that comes after its deadline is still heard, to be refused, for this long
+
+
+class Recorder(Protocol):
+    """Where facts go: the syncer's own, and those that learners' messages carry."""
+
+    def record(self, writer: str, incarnation: int, facts: Riding) -> int:
+        """Append what is new; return the sequence up to which everything is recorded."""
+        ...
+
+
+@dataclass(frozen=True)
+class OuterSpec:
+    """Everything an epoch of the syncer is made from."""
+
+    epoch: int
+    sync: SyncConfig
+    outer: OuterConfig
+    learners: Mapping[str, int]  # name -> batch size
+    quorum: int
+    span_steps: int
+    budget: machine.Budget
+    shared: Mapping[str, Any]  # the recipe's tables that every learner must share
+    code: str  # digest of the sources that the run was started with
+
+
+@dataclass(frozen=True)
+class _Peer:
+    incarnation: int
+    handle: Any
+
+
+class OuterActor:
+    """The outer optimizer. Created detached and named, with resources of its own."""
+
+    def __init__(
+        self,
+        spec: OuterSpec,
+        initial: Callable[[], tuple[tuple[Fragment, ...], list[NDArray[np.float32]]]],
+        recorder: Recorder,
+    ) -> None:
+        if (code := code_digest()) != spec.code:
+            raise RuntimeError(f"this node runs other sources ({code}) than the run was started with ({spec.code})")
+        from outer.merge import rules  # JAX starts here, on the CPU, and not when Ray loads the class
+        from outer.parameters import GlobalParameters
+
+        self._spec = spec
+        self._fragments, arrays = initial()
+        tensors = [tensor for fragment in self._fragments for tensor in fragment.tensors]
+        self._parameters = GlobalParameters(
+            self._fragments, arrays, spec.outer, spec.sync.codec, rules(tensors, spec.outer.merge)
+        )
+        self._machine = machine.Syncer(
+            epoch=spec.epoch,
+            config=spec.sync,
+            fragments=self._fragments,
+            learners=spec.learners,
+            quorum=spec.quorum,
+            span_steps=spec.span_steps,
+            budget=spec.budget,
+            manifest=manifest(spec.shared, self._fragments, code),
+        )
+        self._recorder = recorder
+        self._said = 0
+        self._journal: Journal = MemoryJournal()
+        self._merger = ThreadPoolExecutor(1, "merge")
+        self._peers: dict[str, _Peer] = {}
+        self._undelivered: Counter[str] = Counter()
+        self._tasks: set[asyncio.Task[None]] = set()
+        self._timer: asyncio.TimerHandle | None = None
+        self._digests = [""] * len(self._fragments)
+        self._failure = ""
+
+    # -------------------------------------------------------------- called by the orchestrator
+
+    async def start(self) -> dict[str, Any]:
+        self._perform(self._machine.start())
+        return {"pid": os.getpid(), "node": ray.get_runtime_context().get_node_id()}
+
+    async def expect(self, learner: str, incarnation: int, lease_s: float) -> None:
+        self._peers.pop(learner, None)
+        self._drive(machine.Expect(learner, incarnation, lease_s))
+
+    async def fence(self, learner: str, incarnation: int, reason: str) -> None:
+        self._drive(machine.Fence(learner, incarnation, reason))
+
+    async def stop(self, reason: str) -> None:
+        self._drive(machine.StopRequested(reason))
+
+    async def clock(self) -> dict[str, Any]:
+        """Where the run is; cheap enough to ask often."""
+        syncer = self._machine
+        return {
+            "syncer_step": syncer.committed_step,
+            "progress": syncer.progress,
+            "tokens": syncer.tokens_committed,
+            "finished": syncer.finished,
+        }
+
+    async def view(self) -> dict[str, Any]:
+        """Everything status pages show."""
+        now, syncer = _now(), self._machine
+        self._drive(machine.Tick())
+        return await self.clock() | {
+            "epoch": syncer.epoch,
+            "quorum": syncer.quorum,
+            "grace_s": syncer.grace_s,
+            "step_s": syncer.step_s,
+            "commit_age_s": None if syncer.last_commit_at is None else now - syncer.last_commit_at,
+            "learners": syncer.view(now),
+            "failure": self._failure,
+        }
+
+    async def snapshot(self) -> tuple[int, list[NDArray[np.float32]], tuple[Fragment, ...]]:
+        """(newest committed syncer step, float32[n] per fragment, what is in each)."""
+        return self._machine.committed_step, list(self._parameters.thetas), self._fragments
+
+    # -------------------------------------------------------------- called by learners
+
+    async def attach(self, message: Attach, facts: Riding, handle: Any) -> Welcome | str:
+        """A Welcome, or in words why this learner may not join."""
+        self._recorder.record(message.learner, message.incarnation, facts)
+        self._peers[message.learner] = _Peer(message.incarnation, handle)
+        effects = self._drive(message)
+        for effect in effects:
+            if isinstance(effect, machine.Send) and isinstance(effect.message, Welcome):
+                return effect.message
+        refusals = [effect.fact for effect in effects if isinstance(effect, machine.Say)]
+        return "; ".join(str(fact) for fact in refusals)
+
+    async def report(self, message: Report, facts: Riding) -> int:
+        """Returns the sequence up to which this incarnation's facts are recorded."""
+        recorded = self._recorder.record(message.learner, message.incarnation, facts)
+        self._drive(message)
+        return recorded
+
+    async def fetch(self, fragment: int, version: int) -> tuple[int, str, NDArray[np.float32]] | None:
+        """(version, SHA-256, float32[n]): the newest, if it is at least the version asked for."""
+        parameters = self._parameters
+        if parameters.versions[fragment] < version:
+            return None
+        return parameters.versions[fragment], self._digests[fragment], parameters.thetas[fragment]
+
+    # -------------------------------------------------------------- the machine and its effects
+
+    def _drive(self, event: machine.Event) -> list[machine.Effect]:
+        try:
+            effects = self._machine.handle(_now(), event)
+            self._perform(effects)
+        except Exception:
+            self._failure = traceback.format_exc()
+            raise
+        self._set_timer()
+        return effects
+
+    def _perform(self, effects: list[machine.Effect]) -> None:
+        facts: list[tuple[int, float, Any]] = []
+        for effect in effects:
+            match effect:
+                case machine.Say(fact):
+                    facts.append((self._said, time.time(), fact))
+                    self._said += 1
+                case machine.Send(learner, incarnation, message):
+                    self._send(learner, incarnation, message)
+                case machine.Merge():
+                    self._spawn(self._merge(effect))
+                case machine.Append(sequence, record, proposal):
+                    self._journal.append(self._spec.epoch, sequence, record, proposal)
+                    self._later(machine.Durable(record.syncer_step))
+                case machine.Publish(fragment, version, proposal):
+                    self._parameters.install(proposal, version)
+                    self._digests[fragment] = proposal.digest
+        if facts:
+            self._recorder.record("syncer", self._spec.epoch, facts)
+
+    def _later(self, event: machine.Event) -> None:
+        """An effect's result is delivered after the effects that came with it."""
+        asyncio.get_running_loop().call_soon(self._drive, event)
+
+    def _spawn(self, work: Coroutine[Any, Any, None]) -> None:
+        task = asyncio.get_running_loop().create_task(work)
+        self._tasks.add(task)
+        task.add_done_callback(self._tasks.discard)
+
+    def _set_timer(self) -> None:
+        if self._timer is not None:
+            self._timer.cancel()
+        at = self._machine.wake_at
+        self._timer = None
+        if at is not None:
+            loop = asyncio.get_running_loop()
+            self._timer = loop.call_later(max(0.001, at - _now()), self._drive, machine.Tick())
+
+    async def _merge(self, effect: machine.Merge) -> None:
+        loop = asyncio.get_running_loop()
+        try:
+            proposal = await loop.run_in_executor(
+                self._merger, self._parameters.propose, effect.fragment, effect.payloads, effect.weights
+            )
+        except Exception:
+            self._failure = traceback.format_exc()
+            raise
+        self._drive(
+            machine.Merged(effect.syncer_step, proposal, proposal.digest, proposal.norm, proposal.finite)
+        )
+
+    # -------------------------------------------------------------- to learners
+
+    def _send(self, learner: str, incarnation: int, message: Welcome | ReadRequest | Notice | Grant | Stop) -> None:
+        peer = self._peers.get(learner)
+        if isinstance(message, Welcome):
+            return  # attach returns it
+        if peer is None or peer.incarnation != incarnation:
+            return
+        if isinstance(message, ReadRequest):
+            self._spawn(self._read(learner, peer, message))
+        elif self._undelivered[learner] < UNDELIVERED_MAX:
+            self._spawn(self._deliver(learner, peer, message))
+
+    async def _deliver(self, learner: str, peer: _Peer, message: Notice | Grant | Stop) -> None:
+        self._undelivered[learner] += 1
+        try:
+            await asyncio.wait_for(_future(peer.handle.inbox.remote(message)), LATE_S)
+        except (ray.exceptions.RayError, TimeoutError):
+            pass  # a dead or frozen learner: its lease tells
+        finally:
+            self._undelivered[learner] -= 1
+
+    async def _read(self, learner: str, peer: _Peer, request: ReadRequest) -> None:
+        answer = _future(peer.handle.read.remote(request))
+        done, _ = await asyncio.wait({answer}, timeout=request.deadline_s)
+        if not done:
+            self._drive(machine.ReadMissed(learner, peer.incarnation, request.syncer_step, "timeout"))
+            await asyncio.wait({answer}, timeout=LATE_S)
+            if not answer.done():
+                answer.cancel()
+                return
+        try:
+            reply: tuple[Contribution, Riding] | None = answer.result()
+        except ray.exceptions.RayError as error:
+            reason = type(error).__name__
+            self._drive(machine.ReadMissed(learner, peer.incarnation, request.syncer_step, reason))
+            return
+        if reply is None:
+            self._drive(machine.ReadMissed(learner, peer.incarnation, request.syncer_step, "no_boundary"))
+            return
+        contribution, facts = reply
+        self._recorder.record(learner, peer.incarnation, facts)
+        if contribution.learner != learner or not 0 <= contribution.fragment < len(self._fragments):
+            contribution = replace(contribution, learner=learner, payload=None, defect="wrong_sender")
+        else:
+            size = self._fragments[contribution.fragment].size
+            contribution = examine(contribution, self._spec.sync.codec, size)
+        self._drive(contribution)
+
+
+def _now() -> float:
+    return time.monotonic()
+
+
+def _future(ref: Any) -> asyncio.Future[Any]:
+    return asyncio.ensure_future(_await(ref))
+
+
+async def _await(ref: Any) -> Any:
+    return await ref

@@ -1,0 +1,63 @@
+"""The number formats in which a learner's fragment crosses to the syncer.
+
+A payload is a contiguous 1-D NumPy array. `fp32` carries the learner's parameters, from which the syncer gets
+the outer gradient without rounding; `bf16` carries the outer gradient itself, in half the bytes.
+Knows nothing of tensors, weights or versions.
+"""
+
+from __future__ import annotations
+
+import hashlib
+from typing import Any
+
+import ml_dtypes
+import numpy as np
+from numpy.typing import NDArray
+
+FLOAT32 = np.dtype(np.float32)
+BITS16 = np.dtype(np.uint16)
+_DTYPES = {"fp32": FLOAT32, "bf16": BITS16}
+_EXPONENT = np.uint16(0x7F80)  # all ones in bfloat16: infinity or NaN
+
+
+def encode(codec: str, theta: NDArray[np.float32], base: NDArray[np.float32]) -> NDArray[Any]:
+    """The payload of a learner's parameters theta float32[n], read on the syncer's value base float32[n].
+
+    fp32: theta, float32[n]. bf16: base - theta, rounded to nearest even, as the bits of bfloat16 in
+    uint16[n], since Ray pickles arrays of NumPy's extension types instead of sharing their memory.
+    """
+    if codec == "fp32":
+        return np.ascontiguousarray(theta, dtype=np.float32)
+    assert codec == "bf16", codec
+    with np.errstate(over="ignore", invalid="ignore"):  # what is not finite is the receiver's to refuse
+        return (base - theta).astype(ml_dtypes.bfloat16).view(np.uint16)
+
+
+def decode(codec: str, payload: NDArray[Any], base: NDArray[np.float32]) -> NDArray[np.float64]:
+    """The outer gradient base - theta, float64[n] (paper section 3), of a payload that `inspect` passed.
+
+    For fp32 the difference is exact while no element changed by more than a factor of 2**29, so that an outer
+    step of plain SGD with learning rate 1 gives theta back bit for bit.
+    """
+    if codec == "fp32":
+        return base.astype(np.float64) - payload.astype(np.float64)
+    assert codec == "bf16", codec
+    return (payload.astype(np.uint32) << np.uint32(16)).view(np.float32).astype(np.float64)
+
+
+def inspect(codec: str, payload: Any, size: int) -> str:
+    """What is wrong with a payload for a fragment of `size` elements: "", "wrong_shape" or "non_finite".
+
+    "wrong_shape" covers anything but a contiguous 1-D array of the codec's dtype and of that size.
+    """
+    if not isinstance(payload, np.ndarray) or payload.dtype != _DTYPES[codec] or payload.shape != (size,):
+        return "wrong_shape"
+    if not payload.flags.c_contiguous:
+        return "wrong_shape"
+    finite = np.isfinite(payload) if codec == "fp32" else (payload & _EXPONENT) != _EXPONENT
+    return "" if finite.all() else "non_finite"
+
+
+def digest(payload: NDArray[Any]) -> str:
+    """SHA-256 of the array's bytes, in hexadecimal."""
+    return hashlib.sha256(np.ascontiguousarray(payload).data).hexdigest()

@@ -1,0 +1,138 @@
+"""Optimizers by their name in optax, and the outer optimizer, which applies a merged outer gradient.
+
+Works on one flat fragment at a time. Knows nothing of tensors, learners or versions.
+"""
+
+from __future__ import annotations
+
+import difflib
+import inspect
+from collections.abc import Callable, Mapping
+from functools import cache, partial
+from types import FunctionType
+from typing import Any
+
+import jax
+import numpy as np
+import optax
+from numpy.typing import NDArray
+
+from outer.config import OuterConfig
+
+# Not for a recipe: one needs the loss at every trial point, one a random key, the others are building blocks.
+_OTHERS = ("lbfgs", "noisy_sgd", "scale_by_")
+
+
+@cache
+def _known() -> dict[str, Callable[..., Any]]:
+    """Every optimizer of optax by name."""
+    known: dict[str, Callable[..., Any]] = {}
+    for name, function in vars(optax).items():
+        if name.startswith(("_", *_OTHERS)) or not isinstance(function, FunctionType | partial):
+            continue
+        signature = inspect.signature(function)
+        returns = str(signature.return_annotation)
+        if "learning_rate" in signature.parameters and "GradientTransformation" in returns:
+            known[name] = function
+    return known
+
+
+def resolve(section: str, name: str, lr: float, options: Mapping[str, Any]) -> optax.GradientTransformation:
+    """The optax optimizer called `name`, with learning rate `lr` and further arguments `options`.
+
+    `section` is the recipe's table, for messages. Raises ValueError, naming the field, the value and what is
+    allowed, for a name that is no optimizer of optax, an option it does not take, or a value it refuses.
+    """
+    function = _known().get(name)
+    if function is None:
+        raise ValueError(
+            f"{section}.optimizer = {name!r} is no optimizer of optax; {_nearest(name, _known())} "
+            "(any optax function that takes a learning_rate will do)"
+        )
+    allowed = [option for option in inspect.signature(function).parameters if option != "learning_rate"]
+    for option in options:
+        if option == "learning_rate":
+            raise ValueError(f"{section}.options.learning_rate: give the learning rate as {section}.lr")
+        if option not in allowed:
+            raise ValueError(
+                f"{section}.options.{option}: optax.{name} takes no such option; {_nearest(option, allowed)}"
+            )
+    try:
+        return function(learning_rate=lr, **options)
+    except (TypeError, ValueError) as error:
+        raise ValueError(f"{section}.options = {dict(options)!r}: optax.{name} refuses them: {error}") from error
+
+
+def _nearest(word: str, known: Any) -> str:
+    near = difflib.get_close_matches(word, list(known), n=3, cutoff=0.5)
+    if near:
+        return f"the nearest are {', '.join(near)}"
+    return f"known are {', '.join(sorted(known)) or 'none'}"
+
+
+class OuterOptimizer:
+    """One optimizer for all fragments; the state of each stays with the caller.
+
+    Nesterov momentum is passed where the optimizer has momentum (paper section 4: SGD with Nesterov
+    momentum). Steps are computed in float64 under a local switch; parameters and the floating leaves of the
+    state are kept in float32. So SGD with learning rate 1 and no momentum gives a lone learner's parameters
+    back bit for bit. Raises ValueError as `resolve` does, and for a momentum that the optimizer has not.
+    """
+
+    def __init__(self, config: OuterConfig) -> None:
+        options = dict(config.options)
+        function = _known().get(config.optimizer)
+        parameters = inspect.signature(function).parameters if function else {}
+        if "momentum" in parameters:
+            if "momentum" in options:
+                raise ValueError("outer.options.momentum: give the momentum as outer.momentum")
+            options["momentum"] = config.momentum
+            if "nesterov" in parameters:
+                options.setdefault("nesterov", True)
+        elif function and "momentum" in config.model_fields_set and config.momentum != _default_momentum():
+            # A resolved recipe, read back, sets every field: its default must not become an error.
+            raise ValueError(
+                f"outer.momentum = {config.momentum}: optax.{config.optimizer} has no momentum; leave "
+                f"it out, or choose one that has: {', '.join(sorted(filter(_has_momentum, _known())))}"
+            )
+        self._transformation = resolve("outer", config.optimizer, config.lr, options)
+        self._step = jax.jit(self._apply)
+
+    def init(self, theta: NDArray[np.float32]) -> Any:
+        """The state before the first step on theta float32[n]: a pytree of NumPy arrays."""
+        with jax.enable_x64(True):
+            return _stored(self._transformation.init(theta.astype(np.float64)))
+
+    def step(
+        self, theta: NDArray[np.float32], gradient: NDArray[np.float64], state: Any
+    ) -> tuple[NDArray[np.float32], Any]:
+        """(theta float32[n], state) after a step on the merged outer gradient float64[n]; changes neither."""
+        with jax.enable_x64(True), np.errstate(over="ignore"):  # overflow shows as infinity, for the caller
+            stepped, state = self._step(theta.astype(np.float64), gradient, _working(state))
+            return np.asarray(stepped).astype(np.float32), _stored(state)
+
+    def _apply(self, theta: jax.Array, gradient: jax.Array, state: Any) -> tuple[jax.Array, Any]:
+        updates, state = self._transformation.update(gradient, state, theta)
+        return optax.apply_updates(theta, updates), state
+
+
+def _has_momentum(name: str) -> bool:
+    return "momentum" in inspect.signature(_known()[name]).parameters
+
+
+def _default_momentum() -> Any:
+    return OuterConfig.model_fields["momentum"].default
+
+
+def _stored(state: Any) -> Any:
+    """The state's leaves as NumPy arrays of their own, the floating ones in float32."""
+    return jax.tree.map(lambda leaf: _as(np.float32, leaf), state)
+
+
+def _working(state: Any) -> Any:
+    return jax.tree.map(lambda leaf: _as(np.float64, leaf), state)
+
+
+def _as(floating: type[np.floating[Any]], leaf: Any) -> NDArray[Any]:
+    array = np.asarray(leaf)
+    return array.astype(floating if np.issubdtype(array.dtype, np.floating) else array.dtype)

@@ -1,0 +1,95 @@
+"""The syncer's numbers: every fragment's parameters, outer state and version.
+
+Proposing and installing are apart, because between them the syncer makes the step durable. Knows nothing of
+learners, quorums or journals.
+"""
+
+from __future__ import annotations
+
+import hashlib
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
+from typing import Any
+
+import numpy as np
+from numpy.typing import NDArray
+
+from outer import codec as codecs
+from outer.config import OuterConfig
+from outer.fragments import Fragment
+from outer.merge import merge
+from outer.optimizer import OuterOptimizer
+
+
+@dataclass(frozen=True)
+class Proposal:
+    """An outer step of one fragment, computed and not yet in force."""
+
+    fragment: int
+    theta: NDArray[np.float32]  # [n], read-only
+    state: Any  # the outer optimizer's, a pytree of NumPy arrays
+    norm: float  # L2 norm of the merged outer gradient
+    digest: str  # SHA-256 of theta
+    finite: bool  # every element of theta is
+
+
+class GlobalParameters:
+    """Theta of the paper, in fragments, with the outer optimizer's state for each.
+
+    `thetas`: float32[n] per fragment, read-only, replaced and never written to, so a reference to one stays
+    what it was. `states`: the outer optimizer's. `versions`: 0 from the start, then the syncer step of the
+    newest commit.
+    """
+
+    def __init__(
+        self,
+        fragments: Sequence[Fragment],
+        initial: Sequence[NDArray[np.float32]],
+        outer: OuterConfig,
+        codec: str,
+        rules: Mapping[str, str],
+    ) -> None:
+        """`initial`: float32[n] per fragment. `rules`: by tensor name. A bad `outer` raises ValueError."""
+        assert [array.shape for array in initial] == [(fragment.size,) for fragment in fragments]
+        self.fragments = tuple(fragments)
+        self._optimizer = OuterOptimizer(outer)
+        self._granularity = outer.granularity
+        self._codec = codec
+        self._rules = dict(rules)
+        self.thetas = [_frozen(np.array(array, dtype=np.float32)) for array in initial]
+        self.states = [self._optimizer.init(theta) for theta in self.thetas]
+        self.versions = [0] * len(self.fragments)
+
+    def propose(self, fragment: int, payloads: Sequence[NDArray[Any]], weights: Sequence[float]) -> Proposal:
+        """One fragment's outer step from M inspected payloads and M normalised weights; changes nothing."""
+        theta = self.thetas[fragment]
+        gradients = [codecs.decode(self._codec, payload, theta) for payload in payloads]
+        merged = merge(self.fragments[fragment], gradients, weights, self._rules, self._granularity)
+        stepped, state = self._optimizer.step(theta, merged, self.states[fragment])
+        return Proposal(
+            fragment=fragment,
+            theta=_frozen(stepped),
+            state=state,
+            norm=float(np.sqrt(np.dot(merged, merged))),
+            digest=codecs.digest(stepped),
+            finite=bool(np.isfinite(stepped).all()),
+        )
+
+    def install(self, proposal: Proposal, version: int) -> None:
+        """Put a proposal in force as that version of its fragment."""
+        assert version > self.versions[proposal.fragment], "a fragment's version only rises"
+        self.thetas[proposal.fragment] = proposal.theta
+        self.states[proposal.fragment] = proposal.state
+        self.versions[proposal.fragment] = version
+
+    def digest(self) -> str:
+        """SHA-256 over all parameters, fragment by fragment."""
+        running = hashlib.sha256()
+        for theta in self.thetas:
+            running.update(theta.data)
+        return running.hexdigest()
+
+
+def _frozen(array: NDArray[np.float32]) -> NDArray[np.float32]:
+    array.setflags(write=False)
+    return array

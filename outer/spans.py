@@ -1,0 +1,86 @@
+"""Samples are lent in spans from one endless, deterministic order; what a dead learner left comes back."""
+
+from __future__ import annotations
+
+import heapq
+from collections import deque
+from dataclasses import dataclass, field
+
+
+@dataclass(frozen=True)
+class Span:
+    """Samples [start, stop), lent to one incarnation."""
+
+    identifier: int
+    start: int
+    stop: int
+
+    @property
+    def samples(self) -> int:
+        return self.stop - self.start
+
+
+@dataclass
+class _Borrower:
+    finished: int = 0  # samples of spans already given up as wholly used
+    spans: deque[Span] = field(default_factory=deque)
+
+
+class SpanPool:
+    """Grants and returns. A returned range is lent again before any new one."""
+
+    def __init__(self) -> None:
+        self._next_sample = 0
+        self._next_identifier = 0
+        self._returned: list[tuple[int, int]] = []  # heap of (start, stop)
+        self._borrowers: dict[tuple[str, int], _Borrower] = {}
+
+    def grant(self, learner: str, incarnation: int, samples: int, batch_size: int) -> Span:
+        """Lend up to `samples` samples, a whole number of batches."""
+        assert samples % batch_size == 0 and samples > 0
+        start, stop = self._take(samples, batch_size)
+        span = Span(self._next_identifier, start, stop)
+        self._next_identifier += 1
+        self._borrowers.setdefault((learner, incarnation), _Borrower()).spans.append(span)
+        return span
+
+    def newest(self, learner: str, incarnation: int) -> Span | None:
+        borrower = self._borrowers.get((learner, incarnation))
+        return borrower.spans[-1] if borrower and borrower.spans else None
+
+    def trim(self, learner: str, incarnation: int, committed: int) -> None:
+        """Forget spans that lie wholly within the first `committed` samples; the newest is always kept."""
+        borrower = self._borrowers.get((learner, incarnation))
+        if borrower is None:
+            return
+        while len(borrower.spans) > 1 and borrower.finished + borrower.spans[0].samples <= committed:
+            borrower.finished += borrower.spans.popleft().samples
+
+    def release(self, learner: str, incarnation: int, committed: int) -> list[Span]:
+        """End a loan: what lies after the first `committed` samples of this borrower returns to the pool."""
+        borrower = self._borrowers.pop((learner, incarnation), None)
+        if borrower is None:
+            return []
+        used = committed - borrower.finished
+        back = []
+        for span in borrower.spans:
+            start = span.start + min(max(used, 0), span.samples)
+            used -= span.samples
+            if start < span.stop:
+                heapq.heappush(self._returned, (start, span.stop))
+                back.append(Span(span.identifier, start, span.stop))
+        return back
+
+    def _take(self, samples: int, batch_size: int) -> tuple[int, int]:
+        for start, stop in sorted(self._returned):
+            usable = (stop - start) // batch_size * batch_size
+            if usable:
+                self._returned.remove((start, stop))
+                taken = start + min(usable, samples)
+                if taken < stop:
+                    self._returned.append((taken, stop))
+                heapq.heapify(self._returned)
+                return start, taken
+        start = self._next_sample
+        self._next_sample += samples
+        return start, self._next_sample

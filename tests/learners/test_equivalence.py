@@ -1,0 +1,178 @@
+"""The lock-step shell against plain loops that know nothing of it, bit for bit.
+
+The references share only the jitted inner step and the merge with the system; schedule, overlap, data order and
+outer optimizer are written out here.
+"""
+
+import jax
+import numpy as np
+import optax
+import pytest
+
+from learners.config import DataConfig, InnerConfig
+from learners.lockstep import LockStep
+from learners.models.language import ByteLanguageModel
+from learners.trainer import deal, initial_parameters, make_step, schedule, step_key, tensors_of, transformation
+from outer.config import OuterConfig, SyncConfig
+from outer.merge import merge, rules
+from outer.syncer import Budget
+
+STEPS, BATCH, SPAN_STEPS, SEED = 20, 2, 4, 3
+
+
+@pytest.fixture(scope="module")
+def corpus(tmp_path_factory):
+    folder = tmp_path_factory.mktemp("text")
+    for number in range(4):
+        (folder / f"{number}.txt").write_text(f"the {number} quick brown foxes jump over lazy dogs\n" * 60)
+    return DataConfig(path=str(folder), held_out=0.25, sequence_length=16)
+
+
+@pytest.fixture(scope="module")
+def task(corpus):
+    return ByteLanguageModel(data=corpus, seed=SEED, layers=1, width=16, heads=2)
+
+
+def tree_of(task, fragments, thetas):
+    """The parameter tree of flat fragments, by tensor name."""
+    place = {t.name: thetas[f.index][cut].reshape(t.shape) for f in fragments for t, cut in f.slices()}
+    structure = jax.tree.structure(jax.eval_shape(task.init, jax.random.key(0)))
+    return jax.tree.unflatten(structure, [jax.numpy.asarray(place[t.name].copy()) for t in tensors_of(task)])
+
+
+def flat_of(task, fragment, params):
+    leaves = dict(zip([t.name for t in tensors_of(task)], jax.tree.leaves(params), strict=True))
+    return np.concatenate([np.asarray(leaves[t.name], np.float32).ravel() for t in fragment.tensors])
+
+
+def with_fragment(task, fragment, params, theta):
+    leaves = dict(zip([t.name for t in tensors_of(task)], jax.tree.leaves(params), strict=True))
+    leaves |= {t.name: jax.numpy.asarray(theta[cut].reshape(t.shape).copy()) for t, cut in fragment.slices()}
+    return jax.tree.unflatten(jax.tree.structure(params), list(leaves.values()))
+
+
+@pytest.mark.parametrize(("fragments_count", "round_steps", "overlap"), [(6, 6, 2), (4, 4, 0), (3, 7, 3)])
+def test_strict_overlap_with_everyone_is_synchronous_streaming_diloco_to_the_bit(
+    task, fragments_count, round_steps, overlap
+):
+    inner = InnerConfig(schedule="constant", warmup=0.0)
+    sync = SyncConfig(
+        P=fragments_count,
+        H=round_steps,
+        tau=overlap,
+        quorum="all",
+        grace="infinite",
+        overlap="strict",
+        pacing="quorum",
+    )
+    names = ("a", "b", "c")
+    shell = LockStep(
+        task=task,
+        sync=sync,
+        outer_config=OuterConfig(lr=0.7, momentum=0.9, merge="avg"),
+        inner=inner,
+        learners=dict.fromkeys(names, BATCH),
+        quorum=len(names),
+        budget=Budget(tokens=None, syncer_steps=STEPS),
+        span_steps=SPAN_STEPS,
+        seed=SEED,
+    )
+    ours = shell.run().thetas
+
+    fragments = deal(task, sync)
+    average = rules([t for f in fragments for t in f.tensors], "avg")
+    thetas = initial_parameters(task, fragments, SEED)
+    params = [tree_of(task, fragments, thetas) for _ in names]
+    moments = [transformation(task, inner).init(params[0]) for _ in names]
+    velocity = [np.zeros_like(theta) for theta in thetas]
+    train_step = make_step(task, inner)
+    starts = sample_starts(shell, names)
+    arriving = {}
+    for step in range(1, STEPS + 1):
+        for index, name in enumerate(names):
+            batch = task.batch(starts[name][step], BATCH)
+            scale = np.float32(schedule(inner, 0.0))
+            params[index], moments[index], _ = train_step(
+                params[index], moments[index], batch, step_key(SEED, step), scale
+            )
+        due = next((f for f in fragments if step % round_steps == f.index * round_steps // fragments_count), None)
+        if due is not None:
+            base = thetas[due.index].astype(np.float64)
+            gradients = [base - flat_of(task, due, each) for each in params]
+            merged = merge(due, gradients, [1 / 3] * 3, average, "tensor")
+            thetas[due.index], velocity[due.index] = nesterov(base, merged, velocity[due.index])
+            arriving[step + overlap] = due
+        if step in arriving:
+            fragment = arriving[step]
+            params = [with_fragment(task, fragment, each, thetas[fragment.index]) for each in params]
+
+    assert [np.array_equal(a, b) for a, b in zip(ours, thetas, strict=True)] == [True] * len(fragments)
+
+
+def nesterov(theta, gradient, velocity):
+    """One step of optax's own Nesterov SGD in float64, rounded to float32; one program, so that it rounds alike."""
+    outer = optax.sgd(0.7, momentum=0.9, nesterov=True)
+
+    @jax.jit
+    def step(theta, gradient, velocity):
+        state = jax.tree.map(lambda _: velocity, outer.init(theta))
+        updates, state = outer.update(gradient, state, theta)
+        return theta + updates, jax.tree.leaves(state)[0]
+
+    with jax.enable_x64(True):
+        theta, velocity = step(theta, gradient, velocity.astype(np.float64))
+        return np.asarray(theta).astype(np.float32), np.asarray(velocity).astype(np.float32)
+
+
+def sample_starts(shell, names):
+    """Which samples each learner stepped on: spans of SPAN_STEPS batches, lent in the order of asking."""
+    starts = {name: {} for name in names}
+    for said in shell.said:
+        if type(said.fact).__name__ == "StepFinished":
+            starts[said.writer][said.fact.step] = said.fact.position
+    used = sorted(start for each in starts.values() for start in each.values())
+    assert len(set(used)) == len(used), "no sample is stepped on twice"
+    return starts
+
+
+def test_one_learner_that_syncs_everything_every_step_is_plain_training_to_the_bit(task):
+    inner = InnerConfig()
+    shell = LockStep(
+        task=task,
+        sync=SyncConfig(P=1, H=1, tau=0, quorum="all", grace="infinite", overlap="strict", pacing="quorum"),
+        outer_config=OuterConfig(optimizer="sgd", lr=1.0, momentum=0.0),
+        inner=inner,
+        learners={"alone": BATCH},
+        quorum=1,
+        budget=Budget(tokens=None, syncer_steps=STEPS),
+        span_steps=SPAN_STEPS,
+        seed=SEED,
+    )
+    ours = shell.run().thetas[0]
+
+    params = jax.jit(task.init)(jax.random.key(SEED))
+    moments = transformation(task, inner).init(params)
+    train_step = make_step(task, inner)
+    for step in range(1, STEPS + 1):
+        scale = np.float32(schedule(inner, (step - 1) / STEPS))
+        batch = task.batch((step - 1) * BATCH, BATCH)
+        params, moments, _ = train_step(params, moments, batch, step_key(SEED, step), scale)
+
+    assert np.array_equal(ours, flat_of(task, shell.fragments[0], params))
+
+
+def test_the_same_run_twice_is_the_same_bits(task):
+    def digest():
+        return LockStep(
+            task=task,
+            sync=SyncConfig(P=3, H=6, tau=2, adopt="rebase", codec="bf16"),
+            outer_config=OuterConfig(),
+            inner=InnerConfig(),
+            learners={"a": 2, "b": 4},
+            quorum=1,
+            budget=Budget(tokens=2000, syncer_steps=None),
+            span_steps=SPAN_STEPS,
+            seed=SEED,
+        ).run().digest()
+
+    assert digest() == digest()
