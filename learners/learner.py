@@ -91,7 +91,8 @@ class FetchFailed:
 class StepDone:
     """Result of a RunStep effect."""
 
-    loss: float
+    loss: float  # nats per token
+    tokens: int  # in the step's batch
 
 
 @dataclass(frozen=True)
@@ -245,7 +246,6 @@ class Learner:
         config: SyncConfig,
         fragments: int,
         batch_size: int,
-        tokens_per_step: int,
         span_steps: int,
         start_s: float,
     ) -> None:
@@ -254,7 +254,7 @@ class Learner:
         self.step = 0
         self._config = config
         self._schedule = Schedule(fragments, config.round_steps)
-        self._batch_size, self._tokens_per_step = batch_size, tokens_per_step
+        self._batch_size = batch_size
         self._span_samples = span_steps * batch_size
         self._start_s = start_s
         self._epoch: int | None = None
@@ -274,6 +274,7 @@ class Learner:
         self._waited_s = 0.0
         self._waited_for = ""
         self._held_at: float | None = None
+        self._loss: float | None = None
         self._reports = 0
         self._reported_at = float("-inf")
         self._running: RunStep | None = None
@@ -428,14 +429,15 @@ class Learner:
         assert self._running is not None and self._boundary_at is not None
         running, self._running = self._running, None
         self.step = running.step
-        self._processed += self._tokens_per_step
+        self._processed += event.tokens
+        self._loss = event.loss
         seconds = now - self._boundary_at - self._waited_s
         self._step_s.add(seconds)
         grant = self._spans.queue[0]
         self._say(
             StepFinished(
                 self.step,
-                self._tokens_per_step,
+                event.tokens,
                 grant.span,
                 running.start,
                 event.loss,
@@ -571,25 +573,23 @@ class Learner:
         self._reports += 1
         self._reported_at = now
         held = sum(grant.stop - grant.start for grant in self._spans.queue) - self._spans.used
-        self._effects.append(
-            Send(
-                Report(
-                    learner=self.name,
-                    incarnation=self.incarnation,
-                    epoch=self._epoch,
-                    sequence=self._reports,
-                    phase=self.phase,
-                    lease_s=lease_s,
-                    step=self.step,
-                    step_s=self._step_s.value,
-                    tokens=self._processed,
-                    syncer_step=self._syncer_step,
-                    counters=tuple(self._counters(fragment) for fragment in range(len(self._bases))),
-                    newest_span=self._spans.newest,
-                    wants_span=self._epoch is not None and held <= self._span_samples // 2,
-                )
-            )
+        report = Report(
+            learner=self.name,
+            incarnation=self.incarnation,
+            epoch=self._epoch,
+            sequence=self._reports,
+            phase=self.phase,
+            lease_s=lease_s,
+            step=self.step,
+            step_s=self._step_s.value,
+            tokens=self._processed,
+            syncer_step=self._syncer_step,
+            counters=tuple(self._counters(fragment) for fragment in range(len(self._bases))),
+            newest_span=self._spans.newest,
+            wants_span=self._epoch is not None and held <= self._span_samples // 2,
+            loss=self._loss,
         )
+        self._effects.append(Send(report))
 
     def _say(self, fact: LearnerFact) -> None:
         self._effects.append(Say(fact))

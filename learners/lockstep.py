@@ -70,7 +70,7 @@ class LockStep:
             rules(tensors, outer_config.merge),
         )
         self.said: list[Said] = []
-        self._sync = sync
+        self._sync, self._task = sync, task
         self._now = 0.0
         self._queue: deque[tuple[str | None, Any]] = deque()  # (learner or the syncer, event)
         self._syncer = outer.Syncer(
@@ -93,7 +93,6 @@ class LockStep:
                 config=sync,
                 fragments=len(self.fragments),
                 batch_size=batch_size,
-                tokens_per_step=task.tokens(batch_size),
                 span_steps=span_steps,
                 start_s=float(IDLE_ROUNDS_MAX),
             )
@@ -128,7 +127,7 @@ class LockStep:
             if isinstance(each.next, unit.RunStep):
                 run, each.next = each.next, None
                 loss = each.trainer.step(run.start, each.batch_size, run.progress, run.step)
-                self._to_learner(name, unit.StepDone(loss))
+                self._to_learner(name, unit.StepDone(loss, self._task.tokens(each.batch_size)))
                 stepped = True
         self._settle()
         return stepped

@@ -11,7 +11,6 @@ import types
 import typing
 from collections.abc import Iterable, Iterator
 from dataclasses import asdict, dataclass, fields, is_dataclass
-from functools import cache
 from pathlib import Path
 from typing import Any
 
@@ -126,6 +125,9 @@ REGISTRY: dict[str, type[Any]] = {kind.__name__: kind for kind in typing.get_arg
 # ------------------------------------------------------------------ envelope
 
 
+_ENVELOPE = {"writer": str, "incarnation": int, "sequence": int, "at": float}
+
+
 @dataclass(frozen=True)
 class Event:
     """A fact with who said it, as which incarnation (a syncer's: epoch), as its how-many-th, and when.
@@ -145,23 +147,23 @@ class Event:
 
     def to_json(self) -> str:
         """One line, strict JSON: a number that is not finite is written as its name, a string."""
-        envelope = {
+        record = {
             "writer": self.writer,
             "incarnation": self.incarnation,
             "sequence": self.sequence,
             "at": round(self.at, 6),
             "kind": type(self.fact).__name__,
+            "fact": _finite(asdict(self.fact)),  # apart: a fact has fields of the envelope's names
         }
-        return json.dumps(_finite(envelope | asdict(self.fact)), separators=(",", ":"), allow_nan=False)
+        return json.dumps(record, separators=(",", ":"), allow_nan=False)
 
     @staticmethod
     def from_json(line: str) -> Event:
         """The event of one line. Raises ValueError with the reason for anything else."""
         try:
             record = json.loads(line)
-            kind = REGISTRY[record.pop("kind")]
-            envelope = {name: record.pop(name) for name in ("writer", "incarnation", "sequence", "at")}
-            return Event(**envelope, fact=_build(kind, record))
+            envelope = {name: _convert(hint, record[name]) for name, hint in _ENVELOPE.items()}
+            return Event(**envelope, fact=_build(REGISTRY[record["kind"]], record["fact"]))
         except (KeyError, TypeError, AttributeError) as error:
             raise ValueError(f"not an event: {error!r} in {line[:120]!r}") from error
 
@@ -176,10 +178,14 @@ def _finite(value: Any) -> Any:
     return value
 
 
-@cache
+_SHAPES: dict[type[Any], dict[str, Any]] = {}
+
+
 def _shape(kind: type[Any]) -> dict[str, Any]:
-    hints = typing.get_type_hints(kind)
-    return {field.name: hints[field.name] for field in fields(kind)}
+    if kind not in _SHAPES:
+        hints = typing.get_type_hints(kind)
+        _SHAPES[kind] = {field.name: hints[field.name] for field in fields(kind)}
+    return _SHAPES[kind]
 
 
 def _build(kind: type[Any], record: dict[str, Any]) -> Any:
@@ -200,6 +206,8 @@ def _convert(hint: Any, value: Any) -> Any:
         return _build(hint, value)
     if hint is float:
         return float(value)
+    if hint in (int, str) and type(value) is not hint:
+        raise TypeError(f"{value!r} is no {hint.__name__}")
     return value
 
 
@@ -223,7 +231,7 @@ class SegmentWriter:
 
 
 class Journalist:
-    """Numbers one writer's facts. `say` keeps order; `take` empties what was said since."""
+    """Numbers and dates one writer's facts, in the order in which it says them."""
 
     def __init__(self, writer: str, incarnation: int, clock: typing.Callable[[], float]) -> None:
         self.writer, self.incarnation, self._clock = writer, incarnation, clock
@@ -233,6 +241,32 @@ class Journalist:
         event = Event(self.writer, self.incarnation, self._sequence, self._clock(), fact)
         self._sequence += 1
         return event
+
+
+class SegmentRecorder:
+    """The syncer's recorder: its own facts, and those that learners' messages carry, in one segment.
+
+    A learner's facts ride again until acknowledged; each is written once.
+    """
+
+    def __init__(self, path: Path) -> None:
+        self._path = path
+        self._writer: SegmentWriter | None = None
+        self._recorded: dict[tuple[str, int], int] = {}
+
+    def record(self, writer: str, incarnation: int, facts: Iterable[tuple[int, float, Any]]) -> int:
+        """Append those of (sequence, wall time, fact) that follow what is recorded; return the last recorded."""
+        last = self._recorded.get((writer, incarnation), -1)
+        fresh = []
+        for sequence, at, fact in facts:
+            if sequence == last + 1 and type(fact).__name__ in REGISTRY:
+                fresh.append(Event(writer, incarnation, sequence, at, fact))
+                last = sequence
+        if self._writer is None:
+            self._writer = SegmentWriter(self._path)
+        self._writer.write(fresh)
+        self._recorded[writer, incarnation] = last
+        return last
 
 
 def read_segment(path: Path) -> Iterator[Event]:

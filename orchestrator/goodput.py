@@ -34,7 +34,7 @@ from learners.facts import StepFinished
 from orchestrator.books import Books, settle
 from orchestrator.checkers.history import History, Life, indexed
 from orchestrator.events import Event
-from outer.facts import Finished
+from outer.facts import Committed, Finished
 
 RANKS = (
     "unattributed",
@@ -113,7 +113,7 @@ def first_step_at(history: History) -> float | None:
 def window(history: History) -> Interval | None:
     """What the accounts cover; None before there is a first step and a commit after it."""
     start = first_step_at(history)
-    stop = max((said.at for said in [*history.commits, *history.of(Finished)]), default=None)
+    stop = max((said.at for said in history.by_syncer(Committed, Finished)), default=None)
     return None if start is None or stop is None or stop <= start else (start, stop)
 
 
@@ -172,7 +172,7 @@ def _strokes(history: History, learner: str, fates: dict[tuple[str, int, int], s
     for life, successor in zip(lives, [*lives[1:], None], strict=True):
         yield from _of_start(life, end)
         yield from _of_steps(life, fates)
-        yield from (Stroke(freeze.start, freeze.stop or end, "suspended") for freeze in life.freezes)
+        yield from (Stroke(*interval, "suspended") for interval in _suspended(life, end))
         if life.over == "killed":
             yield from _of_death(life, successor, end)
 
@@ -229,9 +229,8 @@ def _alive(history: History, learner: str, end: float) -> list[Interval]:
     for life in history.lives_of(learner):
         since = life.attached if life.attached is not None else life.entered("stepping")
         if since is not None:
-            out = [(f.start, f.stop or end) for f in life.freezes]
-            out += [(at, until or end) for at, until in life.expired]
-            alive += _minus([(since, _until(life, end))], [*out, *alive])
+            out = [*_suspended(life, end), *_expired(life, end), *alive]
+            alive += _minus([(since, _until(life, end))], out)
     return alive
 
 
@@ -243,8 +242,16 @@ def _held(history: History, learner: str, end: float) -> list[Interval]:
         begun += [said.at - said.fact.seconds for said in life.steps[:1]]
         if begun:
             over = min((at for at in (life.lost, life.fenced) if at is not None), default=end)
-            held += _minus([(min(begun), over)], [(at, until or end) for at, until in life.expired])
+            held += _minus([(min(begun), over)], _expired(life, end))
     return held
+
+
+def _suspended(life: Life, end: float) -> list[Interval]:
+    return [(freeze.start, end if freeze.stop is None else freeze.stop) for freeze in life.freezes]
+
+
+def _expired(life: Life, end: float) -> list[Interval]:
+    return [(at, end if until is None else until) for at, until in life.expired]
 
 
 # ------------------------------------------------------------------ intervals

@@ -47,9 +47,10 @@ class InputError(Exception):
         return InputError, (self.problems,)  # the message is derived: pickling would pass it as the problems
 
 
-def literal(value: Any, longest: int = 60) -> str:
-    """A value as TOML spells it, cut to `longest` characters."""
+def literal(value: Any) -> str:
+    """A value as TOML spells it, or nearly; tables and long texts are cut short."""
     text = json.dumps(value, ensure_ascii=False, default=str)
+    longest = 60 if isinstance(value, (dict, list)) else 400
     return text if len(text) <= longest else text[: longest - 3] + "..."
 
 

@@ -46,7 +46,7 @@ def summarise(
     passed = bool(verdicts) and all(verdict.status == "pass" for verdict in verdicts)
     references = history.of(ReferenceLosses)
     wall_s = goodput.wall_s if goodput else None
-    steps = [*history.of(Committed), *history.of(StepPassed), *history.of(Finished)]
+    steps = history.by_syncer(Committed, StepPassed, Finished)
     losses = [_finite(said.fact.loss) for said in history.of(Evaluated)]
     return {
         "name": _last(history, RunStarted, "name") or plain.get("name"),

@@ -20,6 +20,7 @@ import numpy as np
 import ray
 from numpy.typing import NDArray
 
+from outer import codec as codecs
 from outer import syncer as machine
 from outer.config import OuterConfig, SyncConfig
 from outer.fragments import Fragment
@@ -74,6 +75,7 @@ class OuterActor:
     ) -> None:
         if (code := code_digest()) != spec.code:
             raise RuntimeError(f"this node runs other sources ({code}) than the run was started with ({spec.code})")
+        os.environ.setdefault("JAX_PLATFORMS", "cpu")
         from outer.merge import rules  # JAX starts here, on the CPU, and not when Ray loads the class
         from outer.parameters import GlobalParameters
 
@@ -101,7 +103,7 @@ class OuterActor:
         self._undelivered: Counter[str] = Counter()
         self._tasks: set[asyncio.Task[None]] = set()
         self._timer: asyncio.TimerHandle | None = None
-        self._digests = [""] * len(self._fragments)
+        self._digests = [codecs.digest(theta) for theta in self._parameters.thetas]
         self._failure = ""
 
     # -------------------------------------------------------------- called by the orchestrator
@@ -124,6 +126,7 @@ class OuterActor:
         """Where the run is; cheap enough to ask often."""
         syncer = self._machine
         return {
+            "running_s": None if syncer.first_step_at is None else _now() - syncer.first_step_at,
             "syncer_step": syncer.committed_step,
             "progress": syncer.progress,
             "tokens": syncer.tokens_committed,
@@ -139,6 +142,7 @@ class OuterActor:
             "quorum": syncer.quorum,
             "grace_s": syncer.grace_s,
             "step_s": syncer.step_s,
+            "tokens_processed": syncer.tokens_processed,
             "commit_age_s": None if syncer.last_commit_at is None else now - syncer.last_commit_at,
             "learners": syncer.view(now),
             "failure": self._failure,
@@ -166,6 +170,10 @@ class OuterActor:
         recorded = self._recorder.record(message.learner, message.incarnation, facts)
         self._drive(message)
         return recorded
+
+    async def record(self, learner: str, incarnation: int, facts: Riding) -> int:
+        """Last words of a training loop."""
+        return self._recorder.record(learner, incarnation, facts)
 
     async def fetch(self, fragment: int, version: int) -> tuple[int, str, NDArray[np.float32]] | None:
         """(version, SHA-256, float32[n]): the newest, if it is at least the version asked for."""

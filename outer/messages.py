@@ -59,6 +59,7 @@ class Report:
     counters: tuple[FragmentCounters, ...] = ()
     newest_span: int = -1
     wants_span: bool = False
+    loss: float | None = None  # of the last step, nats per token
 
 
 @dataclass(frozen=True)

@@ -64,7 +64,7 @@ def resolve(section: str, name: str, lr: float, options: Mapping[str, Any]) -> o
 
 
 def _nearest(word: str, known: Any) -> str:
-    near = difflib.get_close_matches(word, list(known), n=3, cutoff=0.5)
+    near = difflib.get_close_matches(word.lower(), list(known), n=3, cutoff=0.5)
     if near:
         return f"the nearest are {', '.join(near)}"
     return f"known are {', '.join(sorted(known)) or 'none'}"

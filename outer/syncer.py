@@ -269,6 +269,8 @@ class Syncer:
         self.syncer_step = 0  # newest opened
         self.committed_step = 0  # newest committed or passed
         self.last_commit_at: float | None = None
+        self.first_step_at: float | None = None  # when the first finished inner step was reported
+        self._processed_before = 0  # tokens of incarnations that are gone
         self._config = config
         self._fragments = fragments
         self._schedule = Schedule(len(fragments), config.round_steps)
@@ -365,6 +367,11 @@ class Syncer:
             self._sync_s.value,
         )
 
+    @property
+    def tokens_processed(self) -> int:
+        """As far as reported."""
+        return self._processed_before + sum(view.report.tokens for view in self._learners.values() if view.report)
+
     def view(self, now: float) -> list[dict[str, Any]]:
         """What the syncer knows of each configured learner, for status pages."""
         rows = []
@@ -382,6 +389,7 @@ class Syncer:
                     "step": report.step if report else 0,
                     "step_s": report.step_s if report else 0.0,
                     "tokens": report.tokens if report else 0,
+                    "loss": report.loss if report else None,
                     "version_lag": sum(lag > 0 for lag in lags) if lags else None,
                 }
             )
@@ -395,6 +403,7 @@ class Syncer:
             self._refuse(event, "expect", "unknown_learner" if learner is None else "stale_incarnation")
             return
         self._fence(event.learner, "superseded")
+        self._processed_before += learner.report.tokens if learner.report else 0
         self._learners[event.learner] = _Learner(learner.batch_size, event.incarnation, fenced=False)
         self._leases.renew(event.learner, STARTING, now, event.lease_s)
 
@@ -461,6 +470,8 @@ class Syncer:
             self._fence(event.learner, "stopped")
             return
         learner.report = event
+        if self.first_step_at is None and event.tokens > 0:
+            self.first_step_at = now
         if before is not None and event.step > before.step and event.phase == STEPPING:
             for step in self._open:
                 step.reported.add(event.learner)

@@ -10,7 +10,7 @@ import optax
 from pydantic import ValidationError
 
 from learners.config import DataConfig, InnerConfig
-from learners.data import ByteCorpus, Bytes
+from learners.data import ByteCorpus, Bytes, ngram_losses
 from learners.models import transformer
 from outer.optimizer import resolve
 
@@ -56,6 +56,10 @@ class ByteLanguageModel:
 
     def held_out(self, start: int, count: int) -> Bytes:
         return self.corpus.held_out_batch(start, count)
+
+    def ngram_losses(self, count: int) -> tuple[float, float]:
+        """Nats per byte of bigram and trigram tables of the training text, on the first held-out samples."""
+        return ngram_losses(self.corpus.train, self.corpus.held_out_batch(0, count))
 
 
 def _in_words(problem: Any) -> str:

@@ -5,22 +5,22 @@ Knows units and spans. Whether a contribution should have merged is not asked he
 
 from __future__ import annotations
 
-from bisect import bisect_left, insort
+from bisect import bisect_left, bisect_right, insort
 from collections import defaultdict
 from typing import NamedTuple
 
 from learners.facts import StepFinished
-from orchestrator.books import Ledger, settle
+from orchestrator.books import Books, Ledger, settle
 from orchestrator.checkers.history import History, Key, Verdict, judge
 from outer.facts import Finished, SpanGranted, SpanReturned
 
 
 def check(history: History) -> list[Verdict]:
-    return [_balance(history), _committed(history), _loans(history), _positions(history)]
-
-
-def _balance(history: History) -> Verdict:
     books = settle(history)
+    return [_balance(history, books), _committed(history, books), _loans(history), _positions(history)]
+
+
+def _balance(history: History, books: Books) -> Verdict:
     tables: list[tuple[str, Ledger]] = [("the run", books), *sorted(books.by_learner.items())]
     tables += [(f"fragment {index}", share) for index, share in enumerate(books.token_fragments)]
     broken = [
@@ -41,23 +41,25 @@ def _numbers(table: Ledger) -> list[int]:
     return [table.processed, table.committed, table.in_flight, *table.discarded.values()]
 
 
-def _committed(history: History) -> Verdict:
+def _committed(history: History, books: Books) -> Verdict:
     """A second, plainer count: a unit is committed by the first commit that covers it."""
     tokens: dict[Key, dict[int, int]] = defaultdict(dict)
     for step in history.of(StepFinished):
         tokens[(step.writer, step.incarnation)][step.fact.step] = step.fact.tokens
+    order = {key: sorted(steps) for key, steps in tokens.items()}
     total, broken = 0, []
     for said in history.commits:
         for one in said.fact.participants:
-            steps = tokens[(one.learner, one.incarnation)]
-            new = [step for step in steps if one.base_step < step <= one.step]
-            total += sum(steps.pop(step) for step in new)
+            key = (one.learner, one.incarnation)
+            steps = order.get(key, [])
+            covered = steps[bisect_right(steps, one.base_step) : bisect_right(steps, one.step)]
+            total += sum(tokens[key].pop(step, 0) for step in covered)
         if said.fact.tokens_committed != total:
             broken.append(
                 f"at syncer step {said.fact.syncer_step} the syncer counts {said.fact.tokens_committed} "
                 f"committed tokens, the steps in the log {total}"
             )
-    committed = settle(history).committed
+    committed = books.committed
     if committed != total:
         broken.append(f"the books hold {committed} committed tokens, counting commit by commit gives {total}")
     broken += [

@@ -26,5 +26,5 @@ def check(history: History) -> list[Verdict]:
         for said in history.of(Evaluated)
         if not math.isfinite(said.fact.loss)
     ]
-    promise = "every commit's norm and weights, and every held-out loss, are finite"
+    promise = "every commit's norm and weights are finite and not negative, every held-out loss is finite"
     return [judge("finite.commits", promise, len(history.commits), "commits", broken)]

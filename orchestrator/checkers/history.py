@@ -9,6 +9,7 @@ from __future__ import annotations
 from collections import defaultdict
 from collections.abc import Iterable, Sequence
 from dataclasses import dataclass, field
+from functools import cached_property
 from typing import Any, Generic, Literal, NamedTuple, TypeVar
 
 from learners.facts import Adopted, PhaseEntered, StepFinished
@@ -150,7 +151,7 @@ class History:
         self.events = merge([self.said])
         self.lives: dict[Key, Life] = {}
         self.finished: Said[Finished] | None = None
-        self._kinds: dict[type[Any], list[Said[Any]]] = defaultdict(list)
+        self._kinds: defaultdict[type[Any], list[Said[Any]]] = defaultdict(list)
         for position, event in enumerate(self.events):
             said = Said(position, event.at, event.writer, event.incarnation, event.fact)
             self._kinds[type(event.fact)].append(said)
@@ -158,7 +159,7 @@ class History:
         for life in self.lives.values():
             for freeze in life.freezes:  # a dead process is no longer suspended
                 if life.noticed is not None and life.noticed > freeze.start:
-                    freeze.stop = min(freeze.stop or life.noticed, life.noticed)
+                    freeze.stop = life.noticed if freeze.stop is None else min(freeze.stop, life.noticed)
 
     def of(self, kind: type[F]) -> list[Said[F]]:
         """Every fact of one kind, in the order of the merged log."""
@@ -168,8 +169,9 @@ class History:
         """The syncer's facts of these kinds in its own order, epoch by epoch: no clock decides it."""
         return sorted((s for kind in kinds for s in self.of(kind)), key=lambda s: (s.incarnation, s.position))
 
-    @property
+    @cached_property
     def commits(self) -> list[Said[Committed]]:
+        """In the syncer's own order."""
         return self.by_syncer(Committed)
 
     @property
@@ -235,8 +237,7 @@ class History:
             if fact.fault_kind == "kill":
                 life.kills.append(said)
             else:
-                planned = said.at + fact.duration_s if fact.duration_s > 0 else None
-                life.freezes.append(Freeze(fact.fault, said.at, planned))
+                life.freezes.append(Freeze(fact.fault, said.at, None))
         else:
             for life in self.lives.values():
                 for freeze in life.freezes:

@@ -48,7 +48,7 @@ def _ending(history: History) -> Verdict:
         if said.fact.state == "finished" and not finished
     ]
     promise = "a run that reached its budget ends with one RunFinished, and only such a run is called finished"
-    return judge("log.ending", promise, len(endings), "end yet: the run goes on", broken)
+    return judge("log.ending", promise, len(endings), "end of the run", broken)
 
 
 def _name(event: Event) -> str:

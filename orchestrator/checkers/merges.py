@@ -6,7 +6,7 @@ Counters are compared with the learners' own facts: what a contribution covered 
 from __future__ import annotations
 
 import math
-from bisect import bisect_left
+from bisect import bisect_right
 from collections import Counter, defaultdict
 from itertools import pairwise
 
@@ -101,7 +101,7 @@ def _counters(history: History) -> Verdict:
     for said, one in contributions:
         key = (one.learner, one.incarnation)
         steps = order.get(key, [])
-        covered = steps[bisect_left(steps, one.base_step + 1) : bisect_left(steps, one.step + 1)]
+        covered = steps[bisect_right(steps, one.base_step) : bisect_right(steps, one.step)]
         count, total = len(covered), sum(tokens[key][step] for step in covered)
         if (one.steps, one.tokens) != (count, total) or one.steps != one.step - one.base_step:
             broken.append(

@@ -45,7 +45,7 @@ def _order(history: History) -> Verdict:
     broken += [
         f"syncer step {said.fact.syncer_step} committed fragment {said.fact.fragment}, which was not due"
         for said in history.commits
-        if opened.get(said.fact.syncer_step, -1) != said.fact.fragment
+        if opened.get(said.fact.syncer_step, said.fact.fragment) != said.fact.fragment
     ]
     promise = "commits follow the syncer steps, and each commits the fragment that its step was opened for"
     return judge("versions.order", promise, len(history.commits), "commits", broken)

@@ -32,6 +32,8 @@ def reported(as_json: bool = False) -> Iterator[None]:
             for problem in error.problems
         ]
         _fail(INPUT, "input", f"{count} problem{'s' * (count > 1)} in the input", as_json, str(error), problems)
+    except BrokenPipeError:
+        raise  # whoever read our output has gone: no matter of a cluster
     except ConnectionError as error:
         _fail(UNREACHABLE, "unreachable", f"the cluster cannot be reached: {error}", as_json)
     except KeyboardInterrupt:

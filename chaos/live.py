@@ -1,0 +1,28 @@
+"""Reaching a running job from another shell, to strike one of its learners."""
+
+from __future__ import annotations
+
+import os
+
+import ray
+
+from chaos.actor import CALL_S, start
+from orchestrator.launch import CLUSTER_FILE, ClusterUnreachable, connect
+from orchestrator.recipes import load
+from orchestrator.store import RunStore
+
+
+def strike(store: RunStore, kind: str, learner: str, seconds: float) -> str:
+    """Inject one fault; returns what happened in words. Raises ClusterUnreachable when the run is not there."""
+    cluster = store.read_json(CLUSTER_FILE)
+    if cluster is None:
+        raise ClusterUnreachable(f"the run in {store.root} is not running: it has no {CLUSTER_FILE}")
+    if cluster["token_path"]:
+        os.environ |= {"RAY_AUTH_MODE": "token", "RAY_AUTH_TOKEN_PATH": cluster["token_path"]}
+    connect(cluster["address"], cluster["namespace"])
+    try:
+        chaos = start(load(store.path("config.toml")), store, cluster["namespace"])
+        told: str = ray.get(chaos.inject.remote(kind, learner, seconds), timeout=3 * CALL_S)
+        return told
+    finally:
+        ray.shutdown()

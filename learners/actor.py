@@ -1,0 +1,306 @@
+"""A learner unit as a Ray actor: the training loop and its inbox, a thin shell around the machine.
+
+`run` is the training loop and returns when it ends. `inbox` and `read` answer in threads of their own while it
+steps. JAX is imported inside `run`, in the phase that is named after it, with settings that fit the device.
+"""
+
+from __future__ import annotations
+
+import os
+import queue
+import threading
+import time
+import traceback
+from collections import deque
+from collections.abc import Mapping
+from concurrent.futures import Future, ThreadPoolExecutor
+from concurrent.futures import TimeoutError as FutureTimeout
+from dataclasses import dataclass
+from typing import TYPE_CHECKING, Any
+
+import ray
+
+from learners import learner as machine
+from learners.config import DataConfig, InnerConfig
+from learners.facts import LoopFailed
+from learners.outbox import Outbox
+from outer import codec as codecs
+from outer.config import SyncConfig
+from outer.manifest import code_digest, manifest
+from outer.messages import COMPILING, IMPORTING, STOPPED, Contribution, Grant, Notice, ReadRequest, Stop, Welcome
+
+if TYPE_CHECKING:
+    from learners.exchange import Exchange
+    from learners.trainer import Trainer
+
+REPORTS_MAX = 32  # on their way to the syncer; while as many are, none is added
+CALL_S = 10.0  # deadline for an answer from the syncer
+ATTACH_ATTEMPTS_MAX = 5
+
+
+@dataclass(frozen=True)
+class LearnerSpec:
+    """Everything an incarnation is made from."""
+
+    name: str
+    incarnation: int
+    task: str
+    model: Mapping[str, Any]
+    data: DataConfig
+    inner: InnerConfig
+    sync: SyncConfig  # with P resolved
+    seed: int
+    batch_size: int
+    slowdown: float
+    start_s: float
+    shared: Mapping[str, Any]
+    code: str
+    core: int | None  # of this host, to be pinned to; None on clusters
+    compilation_cache: str | None  # a folder shared by the units of one host
+    accelerated: bool  # the pool asks for GPUs or TPUs
+
+
+def fit_device(spec: LearnerSpec) -> None:
+    """Before JAX starts: on CPUs one thread, on a core of its own; compiled programs are shared on a host."""
+    if spec.core is not None:
+        os.sched_setaffinity(0, {spec.core})
+    if not spec.accelerated:
+        os.environ.setdefault("XLA_FLAGS", "--xla_cpu_multi_thread_eigen=false intra_op_parallelism_threads=1")
+        os.environ.setdefault("JAX_PLATFORMS", "cpu")
+    import jax
+
+    if spec.compilation_cache:
+        jax.config.update("jax_compilation_cache_dir", spec.compilation_cache)
+        jax.config.update("jax_persistent_cache_min_compile_time_secs", 0.0)
+        jax.config.update("jax_persistent_cache_min_entry_size_bytes", -1)
+
+
+GROUPS = {"loop": 1, "inbox": 1, "read": 4}  # concurrency groups: the loop never queues behind its inbox
+
+
+class LearnerActor:
+    """One incarnation of one learner unit."""
+
+    def __init__(self, spec: LearnerSpec, outer: Any) -> None:
+        if (code := code_digest()) != spec.code:
+            raise RuntimeError(f"this node runs other sources ({code}) than the run was started with ({spec.code})")
+        assert spec.sync.fragments is not None
+        self._spec, self._outer = spec, outer
+        self._outbox = Outbox(time.time)
+        self._lock = threading.Lock()
+        self._changed = threading.Condition()
+        self._answers: dict[int, Future[Contribution]] = {}  # by syncer step
+        self._fetcher = ThreadPoolExecutor(2, "fetch")
+        self._reports: deque[Any] = deque()
+        self._tokens_per_step = 0
+        self._trainer: Trainer | None = None
+        self._exchange: Exchange | None = None
+        self._next: queue.SimpleQueue[machine.RunStep | machine.Hold | machine.Exit] = queue.SimpleQueue()
+        self._machine: machine.Learner | None = None
+
+    # -------------------------------------------------------------- called by the orchestrator
+
+    def identify(self) -> dict[str, Any]:
+        return {"pid": os.getpid(), "node": ray.get_runtime_context().get_node_id()}
+
+    @ray.method(concurrency_group="loop")  # type: ignore[untyped-decorator]
+    def run(self) -> str:
+        """Train until the run ends; returns why it did. An exception is a fault of this incarnation."""
+        try:
+            self._prepare()
+            return self._loop()
+        except Exception:
+            step = self._machine.step if self._machine else 0
+            self._outbox.add(LoopFailed(step, traceback.format_exc()))
+            self._flush()
+            raise
+
+    # -------------------------------------------------------------- called by the syncer
+
+    @ray.method(concurrency_group="inbox")  # type: ignore[untyped-decorator]
+    def inbox(self, message: Notice | Grant | Stop) -> None:
+        self._drive(message)
+
+    @ray.method(concurrency_group="read")  # type: ignore[untyped-decorator]
+    def read(self, request: ReadRequest) -> tuple[Contribution, list[Any]] | None:
+        """The fragment as of one completed step, and facts to take along; None when no boundary came in time."""
+        answer: Future[Contribution] = Future()
+        self._answers[request.syncer_step] = answer
+        try:
+            self._drive(request)
+            contribution = answer.result(timeout=request.deadline_s)
+            assert self._exchange is not None
+            return self._exchange.encode(contribution), self._outbox.riding()
+        except FutureTimeout:
+            return None
+        finally:
+            if self._answers.get(request.syncer_step) is answer:
+                del self._answers[request.syncer_step]
+
+    # -------------------------------------------------------------- from process to first step
+
+    def _prepare(self) -> None:
+        spec = self._spec
+        self._machine = machine.Learner(
+            name=spec.name,
+            incarnation=spec.incarnation,
+            config=spec.sync,
+            fragments=spec.sync.fragments or 0,
+            batch_size=spec.batch_size,
+            span_steps=spec.data.span_steps,
+            start_s=spec.start_s,
+        )
+        self._drive(machine.Enter(IMPORTING))
+        fit_device(self._spec)
+        from learners.exchange import Exchange
+        from learners.task import load
+        from learners.trainer import Trainer, deal
+
+        task = load(spec.task, spec.data, spec.seed, dict(spec.model))
+        self._tokens_per_step = task.tokens(spec.batch_size)
+        fragments = deal(task, spec.sync)
+        self._trainer = Trainer(task, fragments, spec.inner, spec.seed)
+        self._exchange = Exchange(self._trainer, spec.sync, len(fragments))
+        self._drive(machine.Enter(COMPILING))
+        self._trainer.warm_up(spec.batch_size)
+        self._drive(machine.Compiled(manifest(spec.shared, fragments, spec.code)))
+
+    # -------------------------------------------------------------- the training loop
+
+    def _loop(self) -> str:
+        assert self._trainer is not None
+        self._drive(machine.Resume())
+        while True:
+            match self._next.get_nowait():
+                case machine.Exit(reason):
+                    self._flush()
+                    if reason.startswith("failed"):
+                        raise RuntimeError(reason)
+                    return reason
+                case machine.Hold(seconds):
+                    with self._changed:
+                        self._changed.wait(seconds)
+                    self._drive(machine.Resume())
+                case machine.RunStep(step, start, progress):
+                    began = time.monotonic()
+                    loss = self._trainer.step(start, self._spec.batch_size, progress, step)
+                    if self._spec.slowdown > 1.0:
+                        time.sleep((self._spec.slowdown - 1.0) * (time.monotonic() - began))
+                    self._drive(machine.StepDone(loss, self._tokens_per_step))
+
+    def _drive(self, event: machine.Event) -> None:
+        """Hand one event to the machine and do what it says. Any thread; only the loop's own causes a step."""
+        assert self._machine is not None
+        with self._lock:
+            effects = self._machine.handle(time.monotonic(), event)
+        for effect in effects:
+            match effect:
+                case machine.Say(fact):
+                    self._outbox.add(fact)
+                case machine.Send(message):
+                    if isinstance(message, machine.Attach):
+                        self._attach(message)
+                    else:
+                        self._report(message)
+                case machine.Answer(contribution):
+                    if answer := self._answers.get(contribution.syncer_step):
+                        answer.set_result(contribution)
+                case machine.Fetch(fragment, version):
+                    self._fetcher.submit(self._fetch, fragment, version)
+                case machine.Stage(fragments):
+                    assert self._exchange is not None
+                    self._drive(machine.Staged(self._exchange.stage(fragments)))
+                case machine.Apply():
+                    assert self._exchange is not None
+                    self._exchange.apply(effect)
+                case machine.RunStep() | machine.Hold() | machine.Exit():
+                    self._next.put(effect)
+        if not isinstance(event, machine.Resume | machine.StepDone | machine.Staged):
+            with self._changed:
+                self._changed.notify_all()
+
+    # -------------------------------------------------------------- to the syncer
+
+    def _attach(self, message: machine.Attach) -> None:
+        handle = ray.get_runtime_context().current_actor
+        for attempt in range(1, ATTACH_ATTEMPTS_MAX + 1):
+            try:
+                answer = self._outer.attach.remote(message, self._outbox.riding(), handle)
+                welcome: Welcome | str = ray.get(answer, timeout=CALL_S)
+                break
+            except ray.exceptions.GetTimeoutError:
+                if attempt == ATTACH_ATTEMPTS_MAX:
+                    raise
+        if isinstance(welcome, str):
+            raise RuntimeError(f"the syncer refused this learner: {welcome}")
+        self._drive(welcome)
+
+    def _report(self, message: machine.Report) -> None:
+        """Fire and forget; earlier reports' answers say which facts are recorded."""
+        while self._reports:
+            done, _ = ray.wait([self._reports[0]], timeout=0)
+            if not done:
+                break
+            try:
+                self._outbox.acknowledge(ray.get(self._reports.popleft()))
+            except ray.exceptions.RayError:
+                continue  # lost on the way, perhaps; its facts ride again
+        if len(self._reports) < REPORTS_MAX or message.phase == STOPPED:
+            self._reports.append(self._outer.report.remote(message, self._outbox.riding()))
+
+    def _flush(self) -> None:
+        """Wait, briefly, until the last facts are recorded."""
+        spec = self._spec
+        try:
+            ray.get(self._outer.record.remote(spec.name, spec.incarnation, self._outbox.riding()), timeout=CALL_S)
+        except (ray.exceptions.RayError, ray.exceptions.GetTimeoutError):
+            pass  # the syncer is gone: nobody is left to tell
+
+    def _fetch(self, fragment: int, version: int) -> None:
+        try:
+            answer = ray.get(self._outer.fetch.remote(fragment, version), timeout=CALL_S)
+        except (ray.exceptions.RayError, ray.exceptions.GetTimeoutError):
+            answer = None
+        if answer is None:
+            self._drive(machine.FetchFailed(fragment, version, "fetch_failed"))
+            return
+        newest, digest, payload = answer
+        if digest != codecs.digest(payload):
+            self._drive(machine.FetchFailed(fragment, version, "bad_digest"))
+            return
+        self._drive(machine.Fetched(fragment, newest, payload))
+
+
+class EvaluatorActor:
+    """Held-out evaluation of the syncer's parameters, beside the run and in nobody's way."""
+
+    def __init__(self, spec: LearnerSpec, outer: Any, sequences: int) -> None:
+        self._spec, self._outer = spec, outer
+        fit_device(spec)
+        from learners.task import load
+        from learners.trainer import Evaluator, deal
+
+        self._task = load(spec.task, spec.data, spec.seed, dict(spec.model))
+        self._fragments = deal(self._task, spec.sync)
+        self._evaluator = Evaluator(self._task, self._fragments, sequences)
+        self._sequences = sequences
+
+    def initial(self) -> float:
+        """Nats per token of the parameters that the run starts from."""
+        from learners.trainer import initial_parameters
+
+        return self._evaluator.loss(initial_parameters(self._task, self._fragments, self._spec.seed))
+
+    def current(self) -> tuple[int, float]:
+        """(syncer step, nats per token) of the syncer's parameters now."""
+        syncer_step, thetas, _ = ray.get(self._outer.snapshot.remote(), timeout=CALL_S)
+        return syncer_step, self._evaluator.loss(thetas)
+
+    def tokens(self) -> int:
+        """Tokens in one evaluation."""
+        return self._task.tokens(self._sequences)
+
+    def references(self) -> tuple[float, float] | None:
+        """(bigram, trigram) tables' nats per token on the same samples, if the task can tell."""
+        tables = getattr(self._task, "ngram_losses", None)
+        return tables(self._sequences) if tables else None

@@ -1,0 +1,34 @@
+"""The state a run starts from, named by value: made where it is needed, never sent."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from dataclasses import dataclass
+from typing import TYPE_CHECKING, Any
+
+from learners.config import DataConfig
+from outer.config import SyncConfig
+from outer.fragments import Fragment
+
+if TYPE_CHECKING:
+    import numpy as np
+    from numpy.typing import NDArray
+
+
+@dataclass(frozen=True)
+class InitialState:
+    """Calling it builds the task and returns (fragments, float32[n] for each); needs JAX only then."""
+
+    task: str
+    model: Mapping[str, Any]
+    data: DataConfig
+    seed: int
+    sync: SyncConfig
+
+    def __call__(self) -> tuple[tuple[Fragment, ...], list[NDArray[np.float32]]]:
+        from learners.task import load
+        from learners.trainer import deal, initial_parameters
+
+        task = load(self.task, self.data, self.seed, dict(self.model))
+        fragments = deal(task, self.sync)
+        return fragments, initial_parameters(task, fragments, self.seed)

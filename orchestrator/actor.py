@@ -1,0 +1,462 @@
+"""The orchestrator as a detached Ray actor: gives the run its actors, keeps them alive, evaluates, and closes the books.
+
+The controller decides; this shell creates, kills, waits with deadlines, and writes down. It never stands between
+a learner and the syncer.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import os
+import platform
+import time
+import traceback
+from collections.abc import Coroutine, Mapping
+from dataclasses import dataclass
+from typing import Any
+
+import ray
+
+from learners.actor import GROUPS, EvaluatorActor, LearnerActor, LearnerSpec
+from learners.initial import InitialState
+from orchestrator import controller, final
+from orchestrator.checkers.suite import check
+from orchestrator.config import PoolConfig, Recipe
+from orchestrator.events import (
+    Evaluated,
+    Journalist,
+    LearnerLost,
+    LearnerRequested,
+    LearnerStarted,
+    ReferenceLosses,
+    RunFinished,
+    RunStarted,
+    SegmentRecorder,
+    SegmentWriter,
+    read_run,
+)
+from orchestrator.placement import hand, inside, reserve
+from orchestrator.store import RunStore
+from orchestrator.summary import summarise
+from outer.actor import OuterActor, OuterSpec
+from outer.manifest import code_digest
+from outer.syncer import Budget
+
+POLL_S = 0.2
+STATUS_S = 0.5
+CALL_S = 10.0
+OUTER_START_S = 120.0
+EVALUATION_S = 300.0
+LEAVE_S = 30.0  # for learners to return once the run is over
+OUTER_CPUS, EVALUATOR_CPUS, ORCHESTRATOR_CPUS = 0.5, 0.5, 0.1
+SHARED = ("seed", "task", "model", "data", "inner", "sync")  # what every learner must agree on
+
+
+@dataclass(frozen=True)
+class Place:
+    """Where and how this run's actors live."""
+
+    namespace: str
+    cores: int  # of this host, to pin learners to; 0 on clusters
+    compilation_cache: str | None
+
+
+@dataclass
+class _Running:
+    """A learner's newest incarnation, as the shell knows it."""
+
+    incarnation: int
+    handle: Any = None
+    pid: int | None = None
+    node: str | None = None
+    ended: str = ""  # why it was ended by us
+
+
+class RunFailed(Exception):
+    """The run cannot go on; the message says why."""
+
+
+class OrchestratorActor:
+    def __init__(self, recipe: Recipe, run_dir: str, place: Place) -> None:
+        self._recipe, self._place = recipe, place
+        self._store = RunStore(run_dir)
+        self._code = code_digest()
+        self._segment = SegmentWriter(self._store.path("events/orchestrator.jsonl"))
+        self._journalist = Journalist("orchestrator", self._store.grant("incarnation", "orchestrator"), time.time)
+        run = recipe.run
+        self._controller = controller.Controller(recipe.learners, backoff_s=run.restart_backoff_s, hang_s=run.hang_s)
+        self._units: dict[str, _Running] = {}
+        self._groups: dict[str, Any] = {}
+        self._faults: dict[str, str] = {}
+        self._tasks: set[asyncio.Task[None]] = set()
+        self._view: dict[str, Any] = {}
+        self._state, self._reason = "starting", ""
+        self._stop_reason = ""
+        self._started_at = time.time()
+        self._eval_loss: float | None = None
+        self._evaluation: asyncio.Task[None] | None = None
+        self._evaluated_at = 0
+        self._failure: BaseException | None = None
+        self._outer: Any = None
+        self._outer_info: dict[str, Any] = {}
+        self._evaluator: Any = None
+
+    # -------------------------------------------------------------- called from outside
+
+    async def learners(self) -> list[dict[str, Any]]:
+        """Living incarnations: where a fault can strike."""
+        return [
+            {"name": name, "incarnation": unit.incarnation, "pid": unit.pid, "node": unit.node}
+            for name, unit in self._units.items()
+            if unit.pid is not None and self._controller.units[name].state is controller.State.RUNNING
+        ]
+
+    async def stop(self, reason: str) -> None:
+        self._stop_reason = self._stop_reason or reason
+
+    async def run(self) -> dict[str, Any]:
+        """The whole run; returns its summary."""
+        try:
+            await self._begin()
+            await self._watch()
+            self._state = "stopped" if self._stop_reason else "finished"
+            self._reason = self._stop_reason or self._view["finished"]
+            await self._end()
+        except Exception as error:
+            self._state = "failed"
+            self._reason = str(error) if isinstance(error, RunFailed) else traceback.format_exc()
+        return await self._close()
+
+    # -------------------------------------------------------------- begin
+
+    async def _begin(self) -> None:
+        recipe = self._recipe
+        self._say(RunStarted(recipe.name, recipe.config_hash, recipe.seed, _versions()))
+        self._write_status()
+        spec = OuterSpec(
+            epoch=self._store.grant("epoch", "syncer"),
+            sync=recipe.sync,
+            outer=recipe.outer,
+            learners={name: pool.batch_size for name, pool in recipe.learners.items()},
+            quorum=recipe.quorum,
+            span_steps=recipe.data.span_steps,
+            budget=Budget(recipe.budget.tokens, recipe.budget.syncer_steps),
+            shared=self._shared,
+            code=self._code,
+        )
+        initial = InitialState(recipe.task, recipe.model, recipe.data, recipe.seed, recipe.sync)
+        recorder = SegmentRecorder(self._store.path("events/syncer.jsonl"))
+        self._outer = ray.remote(OuterActor).options(**self._named("outer", OUTER_CPUS)).remote(spec, initial, recorder)
+        for name, pool in recipe.learners.items():
+            self._groups[name] = reserve(name, pool)
+        self._outer_info = await _within(OUTER_START_S, self._outer.start.remote())
+        self._advance()
+        evaluator = ray.remote(EvaluatorActor).options(**self._named("evaluator", EVALUATOR_CPUS))
+        spec_0 = self._spec("evaluator", 0, recipe.pools[0], 0)
+        self._evaluator = evaluator.remote(spec_0, self._outer, recipe.eval.sequences)
+        self._evaluation = asyncio.create_task(self._evaluate_initial())
+
+    @property
+    def _shared(self) -> Mapping[str, Any]:
+        return {key: value for key, value in self._recipe.canonical().items() if key in SHARED}
+
+    def _named(self, name: str, cpus: float) -> dict[str, Any]:
+        return {
+            "name": name,
+            "namespace": self._place.namespace,
+            "lifetime": "detached",
+            "num_cpus": cpus,
+            "max_restarts": 0,
+        }
+
+    def _spec(self, name: str, incarnation: int, pool: PoolConfig, index: int) -> LearnerSpec:
+        recipe = self._recipe
+        return LearnerSpec(
+            name=name,
+            incarnation=incarnation,
+            task=recipe.task,
+            model=recipe.model,
+            data=recipe.data,
+            inner=recipe.inner,
+            sync=recipe.sync,
+            seed=recipe.seed,
+            batch_size=pool.batch_size,
+            slowdown=pool.slowdown,
+            start_s=recipe.run.start_s,
+            shared=self._shared,
+            code=self._code,
+            core=index % self._place.cores if self._place.cores else None,
+            compilation_cache=self._place.compilation_cache,
+            accelerated=any(kind in pool.resources for kind in ("GPU", "TPU")),
+        )
+
+    # -------------------------------------------------------------- learners
+
+    def _advance(self) -> None:
+        for action in self._controller.advance(time.monotonic()):
+            self._spawn(self._start(action.learner))
+
+    async def _start(self, name: str) -> None:
+        """From the grant of an incarnation to the end of its training loop."""
+        recipe, pool = self._recipe, self._recipe.learners[name]
+        incarnation = self._store.grant("incarnation", name)
+        self._controller.started(name, incarnation)
+        unit = self._units[name] = _Running(incarnation)
+        self._say(LearnerRequested(name, incarnation, pool.name, pool.region))
+        try:
+            await _within(CALL_S, self._outer.expect.remote(name, incarnation, recipe.run.start_s))
+            group = self._groups[name]
+            await _within(recipe.run.start_s, group.ready())
+            index = list(recipe.learners).index(name)
+            label = name if incarnation == 1 else f"{name}.{incarnation}"
+            options = self._named(label, 0) | inside(group, pool) | {"concurrency_groups": GROUPS}
+            spec = self._spec(name, incarnation, pool, index)
+            unit.handle = ray.remote(LearnerActor).options(**options).remote(spec, self._outer)
+            info = await _within(recipe.run.start_s, unit.handle.identify.remote())
+            unit.pid, unit.node = info["pid"], info["node"]
+            self._say(LearnerStarted(name, incarnation, unit.pid, unit.node))
+            self._controller.answered(name, incarnation)
+            await unit.handle.run.remote()
+            self._controller.finished(name, incarnation)
+        except ray.exceptions.RayTaskError as error:
+            await self._lost(name, unit, "failed", str(error).strip().splitlines()[-1])
+        except ray.exceptions.RayError as error:
+            await self._lost(name, unit, "lease_expired" if unit.ended else "died", unit.ended or type(error).__name__)
+        except TimeoutError:
+            await self._lost(name, unit, "failed", f"not placed and started within {recipe.run.start_s} s")
+
+    async def _lost(self, name: str, unit: _Running, cause: str, detail: str) -> None:
+        wait_s = self._controller.lost(time.monotonic(), name, unit.incarnation)
+        if wait_s is None:
+            return
+        self._say(LearnerLost(name, unit.incarnation, cause, detail))
+        self._faults[name] = f"{cause}: {detail}"
+        if unit.handle is not None:
+            ray.kill(unit.handle)  # ends a living actor whose loop failed; no harm to a dead one
+        reason = {"died": "killed"}.get(cause, cause)
+        await _within(CALL_S, self._outer.fence.remote(name, unit.incarnation, reason))
+        if not self._over:
+            self._advance()
+
+    async def _kill(self, action: controller.End) -> None:
+        """End a process that does not answer. Its training loop's call then fails, and `_start` goes on from there."""
+        unit = self._units[action.learner]
+        unit.ended = action.reason
+        if unit.handle is not None:
+            ray.kill(unit.handle)
+        try:
+            if unit.pid is not None and unit.node is not None:
+                await _within(CALL_S, hand(unit.node, self._place.namespace).kill.remote(unit.pid))
+        except (ray.exceptions.RayError, TimeoutError) as error:
+            await self._lost(action.learner, unit, "lease_expired", f"{action.reason}; {type(error).__name__}")
+
+    # -------------------------------------------------------------- the run
+
+    @property
+    def _over(self) -> bool:
+        return bool(self._stop_reason or self._view.get("finished"))
+
+    async def _watch(self) -> None:
+        status_at, idle_since = 0.0, time.monotonic()
+        self._state = "running"
+        while True:
+            try:
+                self._view = await _within(CALL_S, self._outer.view.remote())
+            except (ray.exceptions.RayError, TimeoutError) as error:
+                raise RunFailed(f"the outer optimizer does not answer: {type(error).__name__}") from error
+            if self._failure is not None or self._view["failure"]:
+                raise RunFailed(self._view["failure"] or repr(self._failure))
+            now = time.monotonic()
+            if now - status_at >= STATUS_S:
+                status_at = now
+                self._write_status()
+            self._stop_reason = self._stop_reason or self._requested_stop()
+            if self._over:
+                return
+            age = self._view["commit_age_s"]
+            if (now - idle_since if age is None else age) > self._recipe.run.idle_s:
+                raise RunFailed(f"no fragment has committed for {self._recipe.run.idle_s:.0f} s")
+            self._end_silent()
+            self._advance()
+            self._evaluate_if_due()
+            await asyncio.sleep(POLL_S)
+
+    def _end_silent(self) -> None:
+        for row in self._view["learners"]:
+            if row["alive"] or row["lease_age_s"] is None:
+                continue
+            for action in self._controller.silent(row["name"], row["incarnation"], row["lease_age_s"]):
+                assert isinstance(action, controller.End)
+                self._spawn(self._kill(action))
+
+    def _requested_stop(self) -> str:
+        request = self._store.read_json("stop")
+        return str(request.get("reason") or "stop was requested") if request else ""
+
+    def _spawn(self, work: Coroutine[Any, Any, None]) -> None:
+        task = asyncio.create_task(work)
+        self._tasks.add(task)
+        task.add_done_callback(self._done)
+
+    def _done(self, task: asyncio.Task[None]) -> None:
+        self._tasks.discard(task)
+        if not task.cancelled() and task.exception() is not None:
+            self._failure = self._failure or task.exception()
+
+    # -------------------------------------------------------------- evaluation
+
+    async def _evaluate_initial(self) -> None:
+        loss = await _within(EVALUATION_S, self._evaluator.initial.remote())
+        tokens = await _within(CALL_S, self._evaluator.tokens.remote())
+        self._note_loss(0, loss, tokens)
+        if self._recipe.eval.ngrams:
+            tables = await _within(EVALUATION_S, self._evaluator.references.remote())
+            if tables is not None:
+                self._say(ReferenceLosses(*tables))
+
+    async def _evaluate(self) -> None:
+        syncer_step, loss = await _within(EVALUATION_S, self._evaluator.current.remote())
+        self._note_loss(syncer_step, loss, await _within(CALL_S, self._evaluator.tokens.remote()))
+
+    def _note_loss(self, syncer_step: int, loss: float, tokens: int) -> None:
+        self._eval_loss = loss
+        self._say(Evaluated(syncer_step, loss, tokens))
+
+    def _evaluate_if_due(self) -> None:
+        every, now = self._recipe.eval.every, self._view["syncer_step"]
+        if self._evaluation is not None and self._evaluation.done():
+            self._evaluation.result()  # an evaluator that fails is told, as the run's failure
+            self._evaluation = None
+        if every and self._evaluation is None and now // every > self._evaluated_at // every:
+            self._evaluated_at = now
+            self._evaluation = asyncio.create_task(self._evaluate())
+
+    # -------------------------------------------------------------- the end
+
+    async def _end(self) -> None:
+        """The budget is reached or a stop was asked for: everyone leaves, the result is evaluated and written."""
+        if self._stop_reason:
+            await _within(CALL_S, self._outer.stop.remote(self._stop_reason))
+        if self._tasks:
+            await asyncio.wait(self._tasks, timeout=LEAVE_S)
+        if self._evaluation is not None:
+            await self._evaluation
+        await self._evaluate()
+        syncer_step, thetas, fragments = await _within(CALL_S, self._outer.snapshot.remote())
+        final.write(self._store, syncer_step, fragments, thetas)
+
+    async def _close(self) -> dict[str, Any]:
+        """Whatever happened: stop what runs, merge the log, check it, and sum it up."""
+        for task in self._tasks:
+            task.cancel()
+        for unit in self._units.values():
+            if unit.handle is not None:
+                ray.kill(unit.handle)
+        try:
+            await _within(CALL_S, ray.get_actor("chaos", self._place.namespace).stop.remote())
+        except (ValueError, TimeoutError, ray.exceptions.RayError):
+            pass  # there is none, or it is dead: its faults heal by themselves
+        self._say(RunFinished(self._state, self._reason))
+        self._segment.close()
+        events = read_run(self._store.root)
+        self._store.write_text("events.jsonl", "".join(event.to_json() + "\n" for event in events))
+        summary = summarise(events, self._recipe, check(events))
+        self._store.write_json("summary.json", summary)
+        self._write_status()
+        return summary
+
+    # -------------------------------------------------------------- saying
+
+    def _say(self, fact: Any) -> None:
+        self._segment.write([self._journalist.say(fact)])
+
+    def _write_status(self) -> None:
+        self._store.write_json("status.json", self._status())
+
+    def _status(self) -> dict[str, Any]:
+        view, recipe = self._view, self._recipe
+        progress, running_s = view.get("progress", 0.0), view.get("running_s")
+        eta_s = running_s * (1 - progress) / progress if running_s and progress else None
+        return {
+            "run": {
+                "name": recipe.name,
+                "state": self._state,
+                "syncer_step": view.get("syncer_step", 0),
+                "target_syncer_steps": recipe.target_syncer_steps,
+                "progress": progress,
+                "eval_loss": self._eval_loss,
+                "goodput": view["tokens"] / view["tokens_processed"] if view.get("tokens_processed") else None,
+                "tokens_per_s": view["tokens"] / running_s if running_s else None,
+                "eta_s": eta_s,
+                "started_at": self._started_at,
+                "conditions": self._conditions(),
+            },
+            "learners": [self._learner_status(row) for row in view.get("learners", [])],
+            "syncer": {
+                "pid": self._outer_info.get("pid"),
+                "node": self._outer_info.get("node"),
+                "epoch": view.get("epoch"),
+                "syncer_step": view.get("syncer_step", 0),
+                "quorum": recipe.quorum,
+                "grace_s": view.get("grace_s"),
+            },
+            "written_at": time.time(),
+        }
+
+    def _learner_status(self, row: Mapping[str, Any]) -> dict[str, Any]:
+        name, pool = row["name"], self._recipe.learners[row["name"]]
+        unit = self._units.get(name)
+        state = row["phase"] if row["alive"] else "silent" if row["phase"] else "down"
+        tokens = pool.batch_size * self._recipe.data.sequence_length
+        return {
+            "name": name,
+            "pool": pool.name,
+            "region": pool.region,
+            "state": state,
+            "pid": unit.pid if unit else None,
+            "node": unit.node if unit else None,
+            "incarnation": row["incarnation"],
+            "step": row["step"],
+            "tokens_per_s": tokens / row["step_s"] if row["alive"] and row["step_s"] else None,
+            "loss": row["loss"],
+            "lease_age_s": row["lease_age_s"],
+            "version_lag": row["version_lag"],
+            "last_fault": self._faults.get(name),
+        }
+
+    def _conditions(self) -> list[dict[str, str]]:
+        rows = self._view.get("learners", [])
+        live = sum(row["alive"] and row["phase"] == "stepping" for row in rows)
+        wanted, quorum = len(self._recipe.learners), self._recipe.quorum
+        conditions = [
+            ("AllLearnersLive", live == wanted, "Live" if live == wanted else "Missing", f"{live} of {wanted} step"),
+            ("QuorumMet", live >= quorum, "Met" if live >= quorum else "BelowQuorum", f"{live} live, K = {quorum}"),
+        ]
+        if self._state in ("finished", "stopped", "failed"):
+            conditions = [("Ended", True, self._state.capitalize(), self._reason)]
+        return [
+            {"type": kind, "status": str(met), "reason": reason, "message": message}
+            for kind, met, reason, message in conditions
+        ]
+
+
+async def _within(seconds: float, ref: Any) -> Any:
+    """The value of an object reference, or TimeoutError."""
+
+    async def value() -> Any:
+        return await ref
+
+    return await asyncio.wait_for(value(), seconds)
+
+
+def _versions() -> dict[str, str]:
+    from importlib.metadata import version
+
+    packages = {name: version(name) for name in ("ray", "jax", "jaxlib", "optax", "numpy")}
+    return packages | {
+        "python": platform.python_version(),
+        "platform": platform.platform(),
+        "machine": platform.machine(),
+        "xla_flags": os.environ.get("XLA_FLAGS", ""),
+    }
+

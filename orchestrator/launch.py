@@ -1,0 +1,173 @@
+"""Starting a run from a shell: on a local Ray cluster of its own, or on one that is there already."""
+
+from __future__ import annotations
+
+import contextlib
+import math
+import os
+import secrets
+import shutil
+import tempfile
+from collections.abc import Callable, Iterator, Mapping
+from pathlib import Path
+from typing import Any
+
+import ray
+
+from orchestrator import actor
+from orchestrator.config import Recipe
+from orchestrator.store import RunStore
+
+WAIT_S = 0.5
+STOP_S = 60.0
+OBJECT_STORE_BYTES = 512 * 2**20
+CLUSTER_FILE = "cluster.json"  # in the run store: how other shells reach the run
+
+OnStatus = Callable[[Mapping[str, Any]], None]
+Starter = Callable[[Recipe, RunStore, str], Any]  # starts the chaos actor: (recipe, store, namespace)
+
+
+class ClusterUnreachable(Exception):
+    """No Ray cluster answers at the address."""
+
+
+def run_embedded(recipe: Recipe, store: RunStore, starter: Starter | None, on_status: OnStatus) -> dict[str, Any]:
+    """Start a local Ray, run to the end, end it. Interrupted once: a clean stop; twice: at once."""
+    with local_cluster(recipe, store) as namespace:
+        cores = len(os.sched_getaffinity(0))
+        cache = Path(tempfile.gettempdir()) / f"diloco-compiled-{os.getuid()}"
+        place = actor.Place(namespace, cores, os.environ.get("DILOCO_COMPILATION_CACHE", str(cache)))
+        return _follow(recipe, store, place, starter, on_status, detach=False)
+
+
+def run_attached(
+    recipe: Recipe, store: RunStore, address: str, starter: Starter | None, on_status: OnStatus
+) -> dict[str, Any]:
+    """Run on the cluster at this address. Interrupted: the run goes on without this shell."""
+    connect(address, namespace := f"diloco-{recipe.name}")
+    try:
+        store.write_json(CLUSTER_FILE, {"address": address, "namespace": namespace, "token_path": None})
+        return _follow(recipe, store, actor.Place(namespace, 0, None), starter, on_status, detach=True)
+    finally:
+        ray.shutdown()
+
+
+def connect(address: str, namespace: str) -> None:
+    """Join a cluster. Raises ClusterUnreachable with the address and the likely reasons."""
+    try:
+        ray.init(address=address, namespace=namespace, log_to_driver=False, logging_level="ERROR")
+    except (ConnectionError, RuntimeError, ValueError) as error:
+        raise ClusterUnreachable(
+            f"no Ray cluster answers at {address!r}: {error}; check the address, and RAY_AUTH_MODE and "
+            "RAY_AUTH_TOKEN_PATH if the cluster asks for a token"
+        ) from error
+
+
+def _follow(
+    recipe: Recipe, store: RunStore, place: actor.Place, starter: Starter | None, on_status: OnStatus, detach: bool
+) -> dict[str, Any]:
+    options: dict[str, Any] = {
+        "name": "orchestrator",
+        "namespace": place.namespace,
+        "lifetime": "detached",
+        "num_cpus": actor.ORCHESTRATOR_CPUS,
+        "max_restarts": 0,
+    }
+    orchestrator = ray.remote(actor.OrchestratorActor).options(**options).remote(recipe, str(store.root), place)
+    ended = orchestrator.run.remote()
+    if recipe.chaos.active and starter is not None:
+        starter(recipe, store, place.namespace)
+    try:
+        return _wait(ended, store, on_status)
+    except KeyboardInterrupt:
+        if detach:
+            raise
+        orchestrator.stop.remote("interrupted")
+        return _wait(ended, store, on_status, STOP_S)
+
+
+def _wait(ended: Any, store: RunStore, on_status: OnStatus, deadline_s: float = math.inf) -> dict[str, Any]:
+    waited = 0.0
+    while waited < deadline_s:
+        done, _ = ray.wait([ended], timeout=WAIT_S)
+        if status := store.read_json("status.json"):
+            on_status(status)
+        if done:
+            summary: dict[str, Any] = ray.get(ended)
+            return summary
+        waited += WAIT_S
+    raise TimeoutError(f"the run did not end within {deadline_s:.0f} s of being asked to")
+
+
+@contextlib.contextmanager
+def local_cluster(recipe: Recipe, store: RunStore) -> Iterator[str]:
+    """A Ray of our own on loopback, with a token of its own and as many logical CPUs as the recipe needs.
+
+    Its folder is short and outside the run: socket paths are limited to about a hundred characters.
+    """
+    folder = Path(tempfile.mkdtemp(prefix="dl-", dir="/tmp" if os.path.isdir("/tmp") else None))
+    before = dict(os.environ)
+    token = folder / "token"
+    token.touch(mode=0o600)
+    token.write_text(secrets.token_hex(32))
+    os.environ |= {
+        "RAY_AUTH_MODE": "token",
+        "RAY_AUTH_TOKEN_PATH": str(token),
+        "RAY_USAGE_STATS_ENABLED": "0",
+        "RAY_ACCEL_ENV_VAR_OVERRIDE_ON_ZERO": "0",
+        "OMP_NUM_THREADS": "1",
+        "PYTHONPATH": os.pathsep.join(filter(None, [str(_sources()), os.environ.get("PYTHONPATH")])),
+    }
+    os.environ.pop("RAY_ADDRESS", None)
+    namespace = f"diloco-{recipe.name}"
+    try:
+        context = ray.init(
+            address="local",
+            namespace=namespace,
+            num_cpus=logical_cpus(recipe),
+            num_gpus=0,
+            resources=_other_resources(recipe),
+            include_dashboard=recipe.run.dashboard,
+            dashboard_host="127.0.0.1",
+            object_store_memory=OBJECT_STORE_BYTES,
+            log_to_driver=False,
+            logging_level="ERROR",
+            _node_ip_address="127.0.0.1",
+            _temp_dir=str(folder),
+        )
+        store.write_json(
+            CLUSTER_FILE,
+            {
+                "address": context.address_info["gcs_address"],
+                "namespace": namespace,
+                "token_path": str(token),
+                "dashboard": context.dashboard_url,
+            },
+        )
+        yield namespace
+    finally:
+        ray.shutdown()
+        store.path(CLUSTER_FILE).unlink(missing_ok=True)
+        shutil.rmtree(folder, ignore_errors=True)
+        os.environ.clear()
+        os.environ.update(before)
+
+
+def logical_cpus(recipe: Recipe) -> int:
+    """CPUs that the recipe's actors ask for, the chaos actor's and the hand's included."""
+    asked = sum(pool.resources.get("CPU", 0.0) for pool in recipe.learners.values())
+    return math.ceil(asked + actor.OUTER_CPUS + actor.EVALUATOR_CPUS + actor.ORCHESTRATOR_CPUS + 0.5)
+
+
+def _other_resources(recipe: Recipe) -> dict[str, float]:
+    """The recipe's own resources, all of them offered by the one local node."""
+    offered: dict[str, float] = {}
+    for pool in recipe.learners.values():
+        for kind, amount in pool.resources.items():
+            if kind not in ("CPU", "GPU"):
+                offered[kind] = offered.get(kind, 0.0) + amount
+    return offered
+
+
+def _sources() -> Path:
+    return Path(__file__).resolve().parent.parent

@@ -1,0 +1,79 @@
+"""Where actors run: placement groups from pools, and a hand on every node that can signal processes there."""
+
+from __future__ import annotations
+
+import os
+import signal
+import subprocess
+from typing import Any
+
+import psutil
+import ray
+from ray.util.placement_group import PlacementGroup, placement_group
+from ray.util.scheduling_strategies import NodeAffinitySchedulingStrategy, PlacementGroupSchedulingStrategy
+
+from orchestrator.config import PoolConfig
+
+HAND_CPUS = 0.01  # never zero: an actor without resources hangs while any node is partitioned
+
+
+def reserve(learner: str, pool: PoolConfig) -> PlacementGroup:
+    """A placement group for one learner unit, under its name; it stays over restarts."""
+    bundle = dict(pool.resources)
+    if pool.accelerator:
+        bundle[f"accelerator_type:{pool.accelerator}"] = 0.001
+    labels = [{"region": pool.region}] if pool.region else None
+    return placement_group(
+        [bundle], strategy="STRICT_PACK", name=learner, lifetime="detached", bundle_label_selector=labels
+    )
+
+
+def inside(group: PlacementGroup, pool: PoolConfig) -> dict[str, Any]:
+    """Actor options that use the whole of a learner's placement group."""
+    resources = dict(pool.resources)
+    strategy = PlacementGroupSchedulingStrategy(
+        placement_group=group, placement_group_bundle_index=0, placement_group_capture_child_tasks=True
+    )
+    return {
+        "num_cpus": resources.pop("CPU", 0.0),
+        "num_gpus": resources.pop("GPU", 0.0),
+        "resources": resources,
+        "scheduling_strategy": strategy,
+    }
+
+
+class Hand:
+    """Signals processes of its node: for ending what hangs, and for injected faults."""
+
+    def signal(self, pid: int, number: int) -> bool:
+        """False when the process is gone."""
+        try:
+            os.kill(pid, number)
+        except ProcessLookupError:
+            return False
+        return True
+
+    def kill(self, pid: int) -> bool:
+        return self.signal(pid, signal.SIGKILL)
+
+    def freeze(self, pid: int, seconds: float) -> bool:
+        """Stop a process for a while. A detached shell lets it go on, even if this actor is dead by then."""
+        if not psutil.pid_exists(pid):
+            return False
+        thaw = f"(sleep {seconds:.3f}; kill -CONT {pid}) &"
+        subprocess.run(["/bin/sh", "-c", thaw], start_new_session=True, check=True)
+        return self.signal(pid, signal.SIGSTOP)
+
+
+def hand(node: str, namespace: str) -> Any:
+    """The hand of a node, by its id in hex; started where there is none."""
+    options: dict[str, Any] = {
+        "name": f"hand-{node[:12]}",
+        "namespace": namespace,
+        "lifetime": "detached",
+        "get_if_exists": True,
+        "num_cpus": HAND_CPUS,
+        "max_restarts": 0,
+        "scheduling_strategy": NodeAffinitySchedulingStrategy(node_id=node, soft=False),
+    }
+    return ray.remote(Hand).options(**options).remote()

@@ -1,0 +1,150 @@
+"""The import contract: the doors between the rooms, who may import Ray and JAX, and machines that import nothing.
+
+The rules themselves are in .importlinter, for `lint-imports` and here; each is also shown to fail.
+"""
+
+from __future__ import annotations
+
+import graphlib
+import subprocess
+import sys
+from pathlib import Path
+
+import grimp
+import pytest
+
+ROOT = Path(__file__).parents[2]
+ROOMS = ("outer", "learners", "orchestrator", "chaos")
+MACHINES = (
+    "outer.syncer",
+    "outer.quorum",
+    "outer.schedule",
+    "outer.leases",
+    "outer.spans",
+    "outer.fragments",
+    "outer.messages",
+    "outer.facts",
+    "learners.learner",
+    "learners.facts",
+)
+
+
+def lint(folder: Path) -> subprocess.CompletedProcess[str]:
+    """lint-imports by our contract on the rooms under a folder."""
+    return subprocess.run(
+        [
+            sys.executable,
+            "-c",
+            "import sys\nfrom importlinter.cli import lint_imports_command\nsys.path.insert(0, '')\n"
+            "lint_imports_command()",
+            *("--config", str(ROOT / ".importlinter"), "--no-cache", "--no-logo"),
+        ],
+        cwd=folder,
+        env={"PATH": "/usr/bin:/bin", "LC_ALL": "C.UTF-8"},
+        capture_output=True,
+        text=True,
+        timeout=120,
+    )
+
+
+def test_the_code_keeps_the_contract() -> None:
+    done = lint(ROOT)
+    assert done.returncode == 0, done.stdout + done.stderr
+    assert "0 broken" in done.stdout
+
+
+# Each breaks one rule: file, import, contract.
+BREACHES = [
+    ("outer/syncer.py", "import learners.learner", "Doors"),
+    ("outer/syncer.py", "import orchestrator.config", "Doors"),
+    ("learners/learner.py", "def late():\n    import orchestrator.config", "Doors"),
+    ("orchestrator/config.py", "import chaos.plans", "Doors"),
+    ("orchestrator/config.py", "import orchestrator.cli.app", "No cycles"),
+    ("outer/leases.py", "import outer.syncer", "No cycles"),
+    ("outer/syncer.py", "import ray", "Ray only"),
+    ("orchestrator/config.py", "import ray.util", "Ray only"),
+    ("chaos/plans.py", "from ray import get", "Ray only"),
+    ("outer/syncer.py", "import jax.numpy", "JAX and optax"),
+    ("learners/learner.py", "import optax", "JAX and optax"),
+    ("learners/data.py", "import jax", "JAX and optax"),
+    ("orchestrator/actor.py", "import jax", "JAX and optax"),
+]
+# What a small sound project of the same shape imports.
+SOUND = {
+    "outer/syncer.py": "import outer.leases\n",
+    "outer/leases.py": "",
+    "outer/merge.py": "import jax\n",
+    "outer/actor.py": "import ray\nimport outer.syncer\n",
+    "learners/learner.py": "import outer.syncer\n",
+    "learners/data.py": "import numpy\n",
+    "learners/task.py": "import jax\nimport optax\n",
+    "learners/models/language.py": "import jax\nimport learners.task\n",
+    "orchestrator/config.py": "from typing import TYPE_CHECKING\nif TYPE_CHECKING:\n    import ray\n",
+    "orchestrator/actor.py": "import ray\nimport orchestrator.config\n",
+    "orchestrator/cli/app.py": "import orchestrator.cli.run\n",
+    "orchestrator/cli/run.py": "import ray\nimport orchestrator.config\ndef run():\n    import orchestrator.actor\n",
+    "orchestrator/__main__.py": "import chaos.actor\nimport orchestrator.cli.app\n",
+    "chaos/plans.py": "import orchestrator.config\n",
+    "chaos/actor.py": "import ray\nimport chaos.plans\n",
+}
+
+
+def project(folder: Path) -> None:
+    for name, text in SOUND.items():
+        path = folder / name
+        path.parent.mkdir(parents=True, exist_ok=True)
+        path.write_text(text)
+        for parent in path.relative_to(folder).parents[:-1]:
+            (folder / parent / "__init__.py").touch()
+
+
+def test_the_contract_admits_a_sound_project(tmp_path: Path) -> None:
+    project(tmp_path)
+    done = lint(tmp_path)
+    assert done.returncode == 0, done.stdout + done.stderr
+
+
+@pytest.mark.parametrize(("file", "statement", "contract"), BREACHES)
+def test_the_contract_refuses_each_breach(tmp_path: Path, file: str, statement: str, contract: str) -> None:
+    project(tmp_path)
+    with open(tmp_path / file, "a") as module:
+        module.write(statement + "\n")
+    done = lint(tmp_path)
+    assert done.returncode == 1, done.stdout + done.stderr
+    broken = [line for line in done.stdout.splitlines() if " BROKEN" in line]
+    assert any(line.startswith(contract) for line in broken), done.stdout
+
+
+def test_no_two_modules_import_each_other_however_far_around(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.syspath_prepend(ROOT)
+    graph = grimp.build_graph(*ROOMS, cache_dir=None, exclude_type_checking_imports=True)
+    imports = {module: graph.find_modules_directly_imported_by(module) for module in graph.modules}
+    assert len(imports) > 30
+    graphlib.TopologicalSorter(imports).prepare()  # raises CycleError, which names the cycle
+
+
+@pytest.mark.parametrize("module", MACHINES)
+def test_a_machine_loads_nothing_but_the_standard_library_and_its_leaves(module: str) -> None:
+    code = (
+        "import sys\nbefore = set(sys.modules)\n"
+        f"import {module}\n"
+        "print(*sorted(name for name in set(sys.modules) - before"
+        " if name.partition('.')[0] not in sys.stdlib_module_names))"
+    )
+    done = subprocess.run(
+        [sys.executable, "-c", code],
+        cwd=ROOT,
+        env={"PYTHONPATH": str(ROOT)},
+        capture_output=True,
+        text=True,
+        timeout=60,
+    )
+    assert done.returncode == 0, done.stderr
+    loaded = set(done.stdout.split())
+    assert module in loaded
+    assert {name.partition(".")[0] for name in loaded} <= {"outer", "learners"}
+    assert not loaded & {"outer.config", "learners.config", "learners.task"}, "these load pydantic or JAX"
+
+
+def test_the_composition_root_is_short() -> None:
+    assert len((ROOT / "orchestrator" / "__main__.py").read_text().splitlines()) < 40

@@ -1,0 +1,157 @@
+"""The log: what is written is what is read, and segments merge to the same log whatever their order."""
+
+from __future__ import annotations
+
+import dataclasses
+import json
+import math
+import types
+import typing
+from pathlib import Path
+from random import Random
+from typing import Any
+
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+
+from orchestrator.events import (
+    REGISTRY,
+    Event,
+    Journalist,
+    RunFinished,
+    SegmentWriter,
+    merge,
+    read_run,
+    read_segment,
+)
+from outer.facts import StepPassed
+from tests.orchestrator.histories import history
+
+
+def example(hint: Any) -> Any:
+    """A value of this type, other than its zero."""
+    origin, arguments = typing.get_origin(hint), typing.get_args(hint)
+    if origin is tuple:
+        return (example(arguments[0]), example(arguments[0]))
+    if origin is dict:
+        return {"key": example(arguments[1])}
+    if origin in (types.UnionType, typing.Union):
+        return example(arguments[0])
+    if dataclasses.is_dataclass(hint) and isinstance(hint, type):
+        return build(hint)
+    return {int: 7, float: 0.1, str: 'näme "quoted"\n'}[hint]
+
+
+def build(kind: type[Any]) -> Any:
+    hints = typing.get_type_hints(kind)
+    return kind(**{field.name: example(hints[field.name]) for field in dataclasses.fields(kind)})
+
+
+@pytest.mark.parametrize("kind", REGISTRY.values(), ids=REGISTRY)
+def test_every_fact_survives_its_line(kind: type[Any]) -> None:
+    event = Event("learner-a-0", 2, 5, 1_700_000_000.123457, build(kind))
+    line = event.to_json()
+    assert "\n" not in line
+    assert Event.from_json(line) == event
+
+
+def test_a_number_that_is_not_finite_is_strict_json_and_comes_back() -> None:
+    committed = next(event for event in history() if type(event.fact).__name__ == "Committed")
+    for number in (math.nan, math.inf, -math.inf):
+        line = dataclasses.replace(committed, fact=dataclasses.replace(committed.fact, norm=number)).to_json()
+        json.loads(line, parse_constant=lambda name: pytest.fail(f"{name} is not JSON"))
+        back = Event.from_json(line).fact.norm
+        assert back == number or (math.isnan(back) and math.isnan(number))
+
+
+GOOD = Event("syncer", 1, 0, 1.0, StepPassed(3)).to_json()
+
+
+@pytest.mark.parametrize(
+    "line",
+    [
+        "",
+        "no json",
+        "[]",
+        "{}",
+        GOOD[:-5],
+        GOOD.replace("StepPassed", "StepSkipped"),
+        GOOD.replace('"syncer_step":3', '"step":3'),
+        GOOD.replace('"syncer_step":3', '"syncer_step":"3"'),
+        GOOD.replace('"syncer_step":3', '"syncer_step":3,"more":1'),
+        GOOD.replace('"syncer_step":3', ""),
+        GOOD.replace('"incarnation":1', '"incarnation":"1"'),
+        GOOD.replace('"at":1.0', '"at":"noon"'),
+    ],
+)
+def test_what_is_not_an_event_is_a_value_error(line: str) -> None:
+    assert Event.from_json(GOOD).fact == StepPassed(3)
+    with pytest.raises(ValueError):
+        Event.from_json(line)
+
+
+def test_a_writer_numbers_its_facts_from_zero() -> None:
+    clock = iter([5.0, 4.0])
+    journalist = Journalist("syncer", 3, lambda: next(clock))
+    said = [journalist.say(StepPassed(1)), journalist.say(StepPassed(2))]
+    assert [event.key for event in said] == [("syncer", 3, 0), ("syncer", 3, 1)]
+    assert [event.at for event in said] == [5.0, 4.0]
+
+
+def test_a_segment_is_appended_to_and_read_back(tmp_path: Path) -> None:
+    path, events = tmp_path / "events" / "syncer.jsonl", history()[:6]
+    for part in (events[:2], [], events[2:]):
+        writer = SegmentWriter(path)
+        writer.write(part)
+        writer.close()
+    assert list(read_segment(path)) == events
+
+
+def test_a_last_line_cut_short_by_a_crash_is_left_out(tmp_path: Path) -> None:
+    lines = [event.to_json() for event in history()[:3]]
+    path = tmp_path / "segment.jsonl"
+    path.write_text("\n".join(lines)[:-10])
+    assert [event.to_json() for event in read_segment(path)] == lines[:2]
+
+
+def test_any_other_damage_names_file_and_line(tmp_path: Path) -> None:
+    lines = [event.to_json() for event in history()[:3]]
+    path = tmp_path / "segment.jsonl"
+    path.write_text("\n".join([lines[0], lines[1][:-10], lines[2], ""]))
+    with pytest.raises(ValueError, match=r"segment\.jsonl, line 2"):
+        list(read_segment(path))
+
+
+def test_a_clock_set_back_does_not_reorder_its_own_writer() -> None:
+    early, late = Event("a", 1, 0, 10.0, StepPassed(1)), Event("a", 1, 1, 3.0, StepPassed(2))
+    other = Event("b", 1, 0, 5.0, StepPassed(9))
+    assert merge([[late, other, early]]) == [other, early, late]
+
+
+@given(seed=st.integers(0, 2**32), parts=st.integers(1, 5))
+def test_the_merge_forgets_how_the_log_was_cut_shuffled_and_doubled(seed: int, parts: int) -> None:
+    events = history()
+    whole = merge([events])
+    doubled = events + events[::3]
+    mixed = Random(seed).sample(doubled, len(doubled))
+    segments = [mixed[part::parts] for part in range(parts)]
+    assert merge(segments) == whole
+    assert merge([whole]) == whole
+    assert [event.at for event in whole] == sorted(event.at for event in events)
+
+
+def test_the_whole_log_is_read_where_it_is_written_and_else_the_segments(tmp_path: Path) -> None:
+    events = history()
+    for writer in {event.writer for event in events}:
+        segment = SegmentWriter(tmp_path / "events" / f"{writer}.jsonl")
+        segment.write(event for event in events if event.writer == writer)
+        segment.close()
+    assert read_run(tmp_path) == merge([events])
+    ending = Event("orchestrator", 1, 0, 1.0, RunFinished("stopped", "asked to"))
+    (tmp_path / "events.jsonl").write_text(ending.to_json() + "\n")
+    assert read_run(tmp_path) == [ending]
+
+
+def test_a_run_without_a_log_has_said_nothing(tmp_path: Path) -> None:
+    assert read_run(tmp_path) == []
