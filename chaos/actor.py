@@ -22,6 +22,7 @@ NAME = "chaos"
 CPUS = 0.1
 POLL_S = 0.05
 CALL_S = 10.0
+OUTER_START_S = 120.0
 
 
 class ChaosActor:
@@ -35,14 +36,18 @@ class ChaosActor:
         self._planned = plan(recipe.chaos, list(recipe.learners), recipe.seed)
         self._random = random_faults(recipe.chaos, list(recipe.learners), recipe.seed, len(self._planned))
         self._identifier = 1_000_000 * incarnation  # of faults asked for by hand
+        self._running = False
         self._stopped = asyncio.Event()
         self._healing: set[asyncio.Task[None]] = set()
 
     async def run(self) -> None:
-        """Inject the plan, until stopped."""
-        outer = ray.get_actor("outer", self._namespace)
+        """Inject the plan, until stopped. Called again, it returns at once."""
+        if self._running:
+            return
+        self._running = True
+        outer = await self._outer()
         waiting, following = self._planned, next(self._random, None)
-        while not self._stopped.is_set():
+        while outer is not None and not self._stopped.is_set():
             try:
                 clock = await asyncio.wait_for(_value(outer.clock.remote()), CALL_S)
             except (TimeoutError, ray.exceptions.RayError):
@@ -56,6 +61,15 @@ class ChaosActor:
                 await self._inject(following)
                 following = next(self._random, None)
             await asyncio.sleep(POLL_S)
+
+    async def _outer(self) -> Any:
+        """The run's syncer, or None when none has come up in time."""
+        for _ in range(int(OUTER_START_S / POLL_S)):
+            try:
+                return ray.get_actor("outer", self._namespace)
+            except ValueError:
+                await asyncio.sleep(POLL_S)
+        return None
 
     async def inject(self, kind: str, learner: str, duration_s: float) -> str:
         """One fault now; returns what happened in words, beginning with `injected` or `skipped`."""
@@ -76,9 +90,7 @@ class ChaosActor:
         its_hand = hand(target["node"], self._namespace)
         try:
             if fault.kind == "freeze":
-                struck = await asyncio.wait_for(
-                    _value(its_hand.freeze.remote(target["pid"], fault.duration_s)), CALL_S
-                )
+                struck = await asyncio.wait_for(_value(its_hand.freeze.remote(target["pid"], fault.duration_s)), CALL_S)
             else:
                 struck = await asyncio.wait_for(_value(its_hand.kill.remote(target["pid"])), CALL_S)
         except (TimeoutError, ray.exceptions.RayError) as error:
@@ -121,7 +133,7 @@ async def _value(ref: Any) -> Any:
 
 
 def start(recipe: Recipe, store: RunStore, namespace: str) -> Any:
-    """Create the chaos actor, or find it, and let it run the recipe's plan once the syncer is there."""
+    """Create the chaos actor, or find it; it runs the recipe's plan once the syncer is there."""
     options: dict[str, Any] = {
         "name": NAME,
         "namespace": namespace,
@@ -130,4 +142,6 @@ def start(recipe: Recipe, store: RunStore, namespace: str) -> Any:
         "num_cpus": CPUS,
         "max_restarts": 0,
     }
-    return ray.remote(ChaosActor).options(**options).remote(recipe, str(store.root), namespace)
+    chaos = ray.remote(ChaosActor).options(**options).remote(recipe, str(store.root), namespace)
+    chaos.run.remote()
+    return chaos

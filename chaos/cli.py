@@ -44,5 +44,3 @@ def _strike(kind: str, learner: str, seconds: float, name: str | None, run_dir: 
         typer.echo(told if not as_json else f'{{"result": "{told}"}}')
         if not told.startswith("injected"):
             raise typer.Exit(2)
-
-

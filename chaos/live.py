@@ -7,7 +7,7 @@ import os
 import ray
 
 from chaos.actor import CALL_S, start
-from orchestrator.launch import CLUSTER_FILE, ClusterUnreachable, connect
+from orchestrator.launch import CLUSTER_FILE, ClusterUnreachable, connect, use_auth_settings
 from orchestrator.recipes import load
 from orchestrator.store import RunStore
 
@@ -19,6 +19,7 @@ def strike(store: RunStore, kind: str, learner: str, seconds: float) -> str:
         raise ClusterUnreachable(f"the run in {store.root} is not running: it has no {CLUSTER_FILE}")
     if cluster["token_path"]:
         os.environ |= {"RAY_AUTH_MODE": "token", "RAY_AUTH_TOKEN_PATH": cluster["token_path"]}
+        use_auth_settings()
     connect(cluster["address"], cluster["namespace"])
     try:
         chaos = start(load(store.path("config.toml")), store, cluster["namespace"])

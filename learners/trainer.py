@@ -95,9 +95,9 @@ class _Tree:
         assert flat.shape == (fragment.size,)
         changed = list(leaves)
         for tensor, place in fragment.slices():
-            # A copy first: on a CPU JAX may keep pointing into the array it is given.
-            values = flat[place].reshape(tensor.shape).astype(jnp.dtype(tensor.dtype), copy=True)
-            changed[self.places[tensor.name]] = jnp.asarray(values)
+            # jnp.array copies; device_put would, on a CPU, keep pointing into the caller's memory.
+            values = jnp.array(flat[place].reshape(tensor.shape), dtype=tensor.dtype)
+            changed[self.places[tensor.name]] = values
         return changed
 
 

@@ -209,9 +209,9 @@ class OrchestratorActor:
             await _within(recipe.run.start_s, group.ready())
             index = list(recipe.learners).index(name)
             label = name if incarnation == 1 else f"{name}.{incarnation}"
-            options = self._named(label, 0) | inside(group, pool) | {"concurrency_groups": GROUPS}
+            options = self._named(label, 0) | inside(group, pool)
             spec = self._spec(name, incarnation, pool, index)
-            unit.handle = ray.remote(LearnerActor).options(**options).remote(spec, self._outer)
+            unit.handle = ray.remote(concurrency_groups=GROUPS)(LearnerActor).options(**options).remote(spec, self._outer)
             info = await _within(recipe.run.start_s, unit.handle.identify.remote())
             unit.pid, unit.node = info["pid"], info["node"]
             self._say(LearnerStarted(name, incarnation, unit.pid, unit.node))
@@ -219,9 +219,9 @@ class OrchestratorActor:
             await unit.handle.run.remote()
             self._controller.finished(name, incarnation)
         except ray.exceptions.RayTaskError as error:
-            await self._lost(name, unit, "failed", str(error).strip().splitlines()[-1])
+            await self._lost(name, unit, "failed", _gist(error))
         except ray.exceptions.RayError as error:
-            await self._lost(name, unit, "lease_expired" if unit.ended else "died", unit.ended or type(error).__name__)
+            await self._lost(name, unit, "lease_expired" if unit.ended else "died", unit.ended or _gist(error))
         except TimeoutError:
             await self._lost(name, unit, "failed", f"not placed and started within {recipe.run.start_s} s")
 
@@ -447,6 +447,12 @@ async def _within(seconds: float, ref: Any) -> Any:
         return await ref
 
     return await asyncio.wait_for(value(), seconds)
+
+
+def _gist(error: Exception) -> str:
+    """The last line of what Ray says, where the cause stands."""
+    lines = [line.strip() for line in str(error).splitlines() if line.strip()]
+    return f"{type(error).__name__}: {lines[-1] if lines else ''}"
 
 
 def _versions() -> dict[str, str]:

@@ -119,6 +119,7 @@ def local_cluster(recipe: Recipe, store: RunStore) -> Iterator[str]:
         "PYTHONPATH": os.pathsep.join(filter(None, [str(_sources()), os.environ.get("PYTHONPATH")])),
     }
     os.environ.pop("RAY_ADDRESS", None)
+    use_auth_settings()
     namespace = f"diloco-{recipe.name}"
     try:
         context = ray.init(
@@ -151,6 +152,14 @@ def local_cluster(recipe: Recipe, store: RunStore) -> Iterator[str]:
         shutil.rmtree(folder, ignore_errors=True)
         os.environ.clear()
         os.environ.update(before)
+
+
+def use_auth_settings() -> None:
+    """Make Ray see RAY_AUTH_* as they are now: it reads them when it is imported, and remembers the token."""
+    from ray._raylet import AuthenticationTokenLoader, Config  # no public way: Ray's own test helpers do this
+
+    Config.initialize("")
+    AuthenticationTokenLoader.instance().reset_cache()
 
 
 def logical_cpus(recipe: Recipe) -> int:

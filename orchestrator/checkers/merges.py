@@ -6,11 +6,12 @@ Counters are compared with the learners' own facts: what a contribution covered 
 from __future__ import annotations
 
 import math
-from bisect import bisect_right
+from bisect import bisect_left, bisect_right
 from collections import Counter, defaultdict
 from itertools import pairwise
 
-from orchestrator.checkers.history import OVERWRITING, History, Life, Said, Verdict, judge
+from learners.facts import Adopted
+from orchestrator.checkers.history import OVERWRITING, History, Said, Verdict, judge
 from outer.facts import Committed, Finished, Participant, StepOpened, SyncerStarted
 
 TOLERANCE = 1e-9  # of a weight
@@ -119,29 +120,29 @@ def _current(history: History) -> Verdict:
     have begun earlier: what accrued since the read, or since the older base, is kept.
     """
     broken: list[str] = []
-    contributions = _contributions(history)
+    contributions, adoptions = _contributions(history), _adoptions(history)
     for said, one in contributions:
-        life = history.lives.get((one.learner, one.incarnation))
-        base = _base(life, said.fact.fragment, one.step) if life is not None else None
-        if base is None:
+        adopted = adoptions[(one.learner, one.incarnation, said.fact.fragment)]
+        before = bisect_left(adopted, one.step, key=lambda fact: fact.after_step)
+        if before == 0:
             broken.append(f"{_name(said, one)} had adopted no version before step {one.step}")
             continue
-        version, after_step, exact = base
-        if version != said.fact.base_version:
-            broken.append(f"{_name(said, one)} was based on version {version}, not {said.fact.base_version}")
-        elif one.base_step > after_step or (exact and one.base_step != after_step):
-            broken.append(f"{_name(said, one)} counts from step {one.base_step}, its base came after {after_step}")
+        base = adopted[before - 1]
+        zeroed = base.mode in OVERWRITING
+        if base.version != said.fact.base_version:
+            broken.append(f"{_name(said, one)} was based on version {base.version}, not {said.fact.base_version}")
+        elif one.base_step > base.after_step or (zeroed and one.base_step != base.after_step):
+            broken.append(f"{_name(said, one)} counts from {one.base_step}, its base came after {base.after_step}")
     promise = "only contributions based on the fragment's current version merge, counted from its adoption"
     return judge("merges.current", promise, len(contributions), "contributions", broken)
 
 
-def _base(life: Life, fragment: int, step: int) -> tuple[int, int, bool] | None:
-    """(version, after which step, whether counters began at zero) of the newest adoption before a step's end."""
-    for said in reversed(life.adoptions):
-        fact = said.fact
-        if fact.fragment == fragment and fact.after_step < step:
-            return fact.version, fact.after_step, fact.mode in OVERWRITING
-    return None
+def _adoptions(history: History) -> dict[tuple[str, int, int], list[Adopted]]:
+    """What each (learner, incarnation, fragment) adopted, in its own order."""
+    adopted: dict[tuple[str, int, int], list[Adopted]] = defaultdict(list)
+    for said in history.of(Adopted):
+        adopted[(said.writer, said.incarnation, said.fact.fragment)].append(said.fact)
+    return adopted
 
 
 def _closed(history: History) -> Verdict:

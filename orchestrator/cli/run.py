@@ -20,7 +20,7 @@ from orchestrator.problems import InputError, Problem
 from orchestrator.recipes import dump, load, stored_hash, validate
 from orchestrator.store import RunStore
 
-RECIPE_FILE = "recipe.toml"  # in the store: the resolved recipe, by which a run knows its own folder again
+RECIPE_FILE = "config.toml"  # in the store: the resolved recipe, by which a run knows its own folder again
 
 
 def run(
@@ -97,14 +97,14 @@ def _train(
     starter: Callable[..., Any] | None,
     on_status: Callable[[Mapping[str, Any]], None],
 ) -> dict[str, Any]:
-    from orchestrator import actor  # Ray begins here, after everything that can be refused was
+    from orchestrator import launch  # Ray begins here, after everything that can be refused was
 
-    summary: dict[str, Any]
-    if address:
-        summary = actor.run_attached(recipe, store, address, starter, on_status)
-    else:
-        summary = actor.run_embedded(recipe, store, starter, on_status)
-    return summary
+    try:
+        if address:
+            return launch.run_attached(recipe, store, address, starter, on_status)
+        return launch.run_embedded(recipe, store, starter, on_status)
+    except launch.ClusterUnreachable as error:
+        raise ConnectionError(str(error)) from error
 
 
 def code_of(summary: Mapping[str, Any]) -> int:

@@ -16,6 +16,7 @@ import pytest
 import typer
 from typer.testing import CliRunner
 
+import orchestrator
 from orchestrator.checkers.history import Verdict
 from orchestrator.cli.app import build
 from orchestrator.recipes import load
@@ -43,13 +44,17 @@ def invoke() -> Invoke:
     return call
 
 
+class Unreachable(Exception):
+    """Stands for launch's own."""
+
+
 def starter() -> None:
     """Stands for the one that the composition root hands over."""
 
 
 @pytest.fixture
 def trained(monkeypatch: pytest.MonkeyPatch) -> dict[str, Any]:
-    """Stands for orchestrator.actor: records the call, gives back `summary`, raises `error` where one is set."""
+    """Stands for orchestrator.launch: records the call, gives back `summary`, raises `error` where one is set."""
     world: dict[str, Any] = {
         "summary": {"name": "local", "ok": True, "state": "finished", "checks": [], "eval_loss": 1.5},
         "error": None,
@@ -63,13 +68,10 @@ def trained(monkeypatch: pytest.MonkeyPatch) -> dict[str, Any]:
             raise world["error"]
         return dict(world["summary"])
 
-    actor = types.ModuleType("orchestrator.actor")
-    actor.run_embedded = record  # type: ignore[attr-defined]
-    actor.run_attached = record  # type: ignore[attr-defined]
-    import orchestrator
-
-    monkeypatch.setitem(sys.modules, "orchestrator.actor", actor)
-    monkeypatch.setattr(orchestrator, "actor", actor, raising=False)
+    launch = types.ModuleType("orchestrator.launch")
+    vars(launch).update(run_embedded=record, run_attached=record, ClusterUnreachable=Unreachable)
+    monkeypatch.setitem(sys.modules, "orchestrator.launch", launch)
+    monkeypatch.setattr(orchestrator, "launch", launch, raising=False)
     return world
 
 
@@ -198,7 +200,7 @@ def test_run_hands_over_recipe_store_starter_and_prints_the_summary(invoke: Invo
     assert result.exit_code == 0
     assert (recipe.name, len(recipe.learners), given) == ("mine", 2, starter)
     assert store.root == Path.cwd() / "runs" / "mine"
-    assert load(store.path("recipe.toml")).config_hash == recipe.config_hash
+    assert load(store.path("config.toml")).config_hash == recipe.config_hash
     assert "local: running" in result.stdout  # progress
     assert "held-out loss   1.500" in result.stdout
     assert str(store.root) in result.stdout
@@ -242,6 +244,7 @@ def test_the_exit_code_tells_how_a_run_ended(
     ("error", "code", "kind"),
     [
         (ConnectionError("no answer"), 3, "unreachable"),
+        (Unreachable("no such head"), 3, "unreachable"),
         (RuntimeError("boom"), 4, "failed"),
         (KeyboardInterrupt(), 130, "interrupted"),
     ],

@@ -1,0 +1,130 @@
+"""Plans of faults: pure functions of configuration and seed."""
+
+from __future__ import annotations
+
+import os
+import subprocess
+import sys
+from itertools import islice, pairwise
+from pathlib import Path
+
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+
+from chaos.faults import Fault
+from chaos.plans import due, plan, random_faults
+from orchestrator.config import ChaosConfig, FaultConfig
+
+LEARNERS = tuple(f"learner-local-{index}" for index in range(4))
+PLANNED = ChaosConfig(
+    faults=(
+        FaultConfig(kind="kill", learner="any", at_step=100),
+        FaultConfig(kind="freeze", learner="learner-local-2", at_s=7.5, duration_s=3.0),
+        FaultConfig(kind="kill", learner="any", at_s=9.0),
+    )
+)
+RANDOM = ChaosConfig(mtbf_s=20.0, freeze_s=4.0)
+
+
+def test_a_plan_keeps_what_the_recipe_says() -> None:
+    first, second, third = plan(PLANNED, LEARNERS, 0)
+    assert second == Fault(1, "freeze", "learner-local-2", None, 7.5, 3.0)
+    assert (first.identifier, first.kind, first.at_step, first.at_s) == (0, "kill", 100, None)
+    assert (third.identifier, third.kind, third.at_step, third.at_s) == (2, "kill", None, 9.0)
+
+
+def test_a_kill_does_not_heal() -> None:
+    faults = [*plan(PLANNED, LEARNERS, 0), *islice(random_faults(RANDOM, LEARNERS, 0, 3), 50)]
+    assert {fault.kind: fault.duration_s > 0 for fault in faults} == {"kill": False, "freeze": True}
+
+
+def test_any_is_one_of_the_learners_and_every_one_of_them_for_some_seed() -> None:
+    assert {plan(PLANNED, LEARNERS, seed)[0].learner for seed in range(64)} == set(LEARNERS)
+
+
+def test_a_fault_more_changes_none_of_the_others() -> None:
+    longer = PLANNED.model_copy(
+        update={"faults": (*PLANNED.faults, FaultConfig(kind="kill", learner="any", at_step=5))}
+    )
+    for seed in range(16):
+        assert plan(longer, LEARNERS, seed)[:3] == plan(PLANNED, LEARNERS, seed)
+
+
+def test_a_name_that_is_no_learner_is_refused_with_the_fix() -> None:
+    wrong = ChaosConfig(faults=(FaultConfig(kind="kill", learner="learner-x", at_step=1),))
+    with pytest.raises(
+        ValueError, match=r"chaos\.faults\[0\]\.learner is 'learner-x'; allowed are learner-local-0.*any"
+    ):
+        plan(wrong, LEARNERS, 0)
+
+
+def test_the_seed_of_the_chaos_section_goes_before_the_runs() -> None:
+    own = RANDOM.model_copy(update={"seed": 5})
+    draws = {
+        (chaos.seed, seed): tuple(islice(random_faults(chaos, LEARNERS, seed, 0), 5))
+        for chaos in (RANDOM, own)
+        for seed in (5, 6)
+    }
+    assert draws[(5, 5)] == draws[(5, 6)] == draws[(None, 5)] != draws[(None, 6)]
+
+
+def test_without_a_mean_time_there_are_no_random_faults() -> None:
+    assert list(random_faults(PLANNED, LEARNERS, 0, 0)) == []
+
+
+@given(seed=st.integers(0, 2**63), first=st.integers(0, 1000))
+def test_random_faults_are_in_order_numbered_and_of_the_kinds_asked_for(seed: int, first: int) -> None:
+    freezes = RANDOM.model_copy(update={"kinds": ("freeze",)})
+    faults = list(islice(random_faults(freezes, LEARNERS, seed, first), 30))
+    assert [fault.identifier for fault in faults] == list(range(first, first + 30))
+    assert all(before.at_s < after.at_s for before, after in pairwise(faults))  # type: ignore[operator]
+    assert {(fault.kind, fault.duration_s, fault.at_step) for fault in faults} == {("freeze", 4.0, None)}
+    assert {fault.learner for fault in faults} <= set(LEARNERS)
+
+
+def test_gaps_are_exponential_with_the_mean_time_between_faults() -> None:
+    faults = list(islice(random_faults(RANDOM, LEARNERS, 1, 0), 4000))
+    times = [0.0, *(fault.at_s or 0.0 for fault in faults)]
+    gaps = [after - before for before, after in pairwise(times)]
+    assert sum(gaps) / len(gaps) == pytest.approx(20.0, rel=0.05)
+    assert sum(gap > 20.0 for gap in gaps) / len(gaps) == pytest.approx(0.368, abs=0.03)  # 1 / e
+    shares = [sum(fault.learner == name for fault in faults) / 4000 for name in LEARNERS]
+    assert shares == pytest.approx([0.25] * 4, abs=0.03)
+
+
+def test_a_plan_is_the_same_in_every_process() -> None:
+    program = (
+        "from itertools import islice; from chaos.plans import plan, random_faults;"
+        "from tests.chaos.test_plans import PLANNED, RANDOM, LEARNERS;"
+        "print(plan(PLANNED, LEARNERS, 3), list(islice(random_faults(RANDOM, LEARNERS, 3, 3), 20)))"
+    )
+    root = Path(__file__).parents[2]
+    said = {
+        subprocess.run(
+            [sys.executable, "-c", program],
+            cwd=root,
+            env={**os.environ, "PYTHONHASHSEED": hash_seed, "PYTHONPATH": str(root)},
+            capture_output=True,
+            text=True,
+            check=True,
+        ).stdout
+        for hash_seed in ("1", "2")
+    }
+    here = f"{plan(PLANNED, LEARNERS, 3)} {list(islice(random_faults(RANDOM, LEARNERS, 3, 3), 20))}\n"
+    assert said == {here}
+
+
+def test_what_is_due_fires_once_and_the_rest_waits() -> None:
+    faults = plan(PLANNED, LEARNERS, 0)
+    assert due(faults, None, 99) == ((), faults)  # no learner has stepped: seconds do not count yet
+    assert due(faults, 7.5, 99) == (faults[1:2], (faults[0], faults[2]))
+    now, rest = due(faults, 8.0, 100)
+    assert (now, rest) == (faults[:2], faults[2:])
+    assert due(rest, 9.0, 100) == (faults[2:], ())
+
+
+@pytest.mark.parametrize(("at_step", "at_s"), [(None, None), (1, 1.0)])
+def test_a_fault_has_exactly_one_trigger(at_step: int | None, at_s: float | None) -> None:
+    with pytest.raises(AssertionError):
+        Fault(0, "kill", LEARNERS[0], at_step, at_s, 0.0)
