@@ -60,21 +60,6 @@ class LearnerSpec:
     accelerated: bool  # the pool asks for GPUs or TPUs
 
 
-def fit_device(spec: LearnerSpec) -> None:
-    """Before JAX starts: on CPUs one thread, on a core of its own; compiled programs are shared on a host."""
-    if spec.core is not None:
-        os.sched_setaffinity(0, {spec.core})
-    if not spec.accelerated:
-        os.environ.setdefault("XLA_FLAGS", "--xla_cpu_multi_thread_eigen=false intra_op_parallelism_threads=1")
-        os.environ.setdefault("JAX_PLATFORMS", "cpu")
-    import jax
-
-    if spec.compilation_cache:
-        jax.config.update("jax_compilation_cache_dir", spec.compilation_cache)
-        jax.config.update("jax_persistent_cache_min_compile_time_secs", 0.0)
-        jax.config.update("jax_persistent_cache_min_entry_size_bytes", -1)
-
-
 GROUPS = {"loop": 1, "inbox": 1, "read": 4}  # concurrency groups: the loop never queues behind its inbox
 
 
@@ -151,7 +136,9 @@ class LearnerActor:
             start_s=spec.start_s,
         )
         self._drive(machine.Enter(IMPORTING))
-        fit_device(self._spec)
+        from learners.device import fit
+
+        fit(self._spec.core, self._spec.accelerated, self._spec.compilation_cache)
         from learners.exchange import Exchange
         from learners.task import load
         from learners.trainer import Trainer, deal
@@ -276,7 +263,9 @@ class EvaluatorActor:
 
     def __init__(self, spec: LearnerSpec, outer: Any, sequences: int) -> None:
         self._spec, self._outer = spec, outer
-        fit_device(spec)
+        from learners.device import fit
+
+        fit(spec.core, spec.accelerated, spec.compilation_cache)
         from learners.task import load
         from learners.trainer import Evaluator, deal
 

@@ -27,7 +27,7 @@ OnStatus = Callable[[Mapping[str, Any]], None]
 Starter = Callable[[Recipe, RunStore, str], Any]  # starts the chaos actor: (recipe, store, namespace)
 
 
-class ClusterUnreachable(Exception):
+class ClusterUnreachable(ConnectionError):
     """No Ray cluster answers at the address."""
 
 

@@ -277,6 +277,7 @@ class Syncer:
         self._learners = {name: _Learner(batch_size) for name, batch_size in learners.items()}
         self._leases = Leases()
         self._spans = SpanPool()
+        self._newest: dict[int, Committed] = {}  # by fragment
         self._coverage: dict[tuple[str, int], Coverage] = {}  # by (learner, incarnation)
         self._span_steps = span_steps
         self._budget = budget
@@ -498,7 +499,7 @@ class Syncer:
             for fragment, counters in enumerate(report.counters):
                 behind = counters.base_version is None or counters.base_version < self.versions[fragment]
                 if behind and now - learner.noticed_at.get(fragment, now) >= RESEND_S:
-                    self._notify(now, name, fragment, digest="", participants=())
+                    self._notify(now, name, fragment)
 
     def _notify(
         self, now: float, name: str, fragment: int, digest: str, participants: tuple[str, ...]
@@ -822,10 +823,10 @@ class Syncer:
         self._sync_s.add(now - step.decided_at)
         self._effects.append(Publish(fragment, step.syncer_step, step.result.proposal))
         self._say(step.record)
-        participants = tuple(participant.learner for participant in step.record.participants)
+        self._newest[fragment] = step.record
         for name, learner in self._learners.items():
             if learner.attached and not learner.fenced:
-                self._notify(now, name, fragment, step.record.digest, participants)
+                self._notify(now, name, fragment)
         self._finish_if_due()
 
     # -------------------------------------------------------------- the end
