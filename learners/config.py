@@ -24,18 +24,12 @@ class DataConfig(Section):
 class InnerConfig(Section):
     """The inner optimizer: any optax transformation by name; its state never leaves the learner."""
 
-    optimizer: str = Field(
-        "adamw", description="name of a function in optax that returns a GradientTransformation"
-    )
+    optimizer: str = Field("adamw", description="name of a function in optax that returns a GradientTransformation")
     lr: PositiveFloat = Field(3e-3, description="peak learning rate")
     schedule: Literal["cosine", "linear", "constant"] = Field(
         "cosine", description="shape of the learning rate over global progress t / T"
     )
-    warmup: float = Field(
-        0.02, ge=0.0, lt=1.0, description="share of the run in which the rate rises to its peak"
-    )
+    warmup: float = Field(0.02, ge=0.0, lt=1.0, description="share of the run in which the rate rises to its peak")
     final: float = Field(0.1, ge=0.0, le=1.0, description="the last learning rate, as a share of the peak")
-    clip_norm: NonNegativeFloat = Field(
-        1.0, description="gradients are scaled down to this global norm; 0 = never"
-    )
+    clip_norm: NonNegativeFloat = Field(1.0, description="gradients are scaled down to this global norm; 0 = never")
     options: dict[str, Any] = Field(default_factory=dict, description="further arguments of the optimizer")

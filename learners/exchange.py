@@ -62,7 +62,5 @@ class Exchange:
             self._trainer.load(effect.fragment, effect.payload)
         else:
             anchor = {"read": self._read.get(effect.fragment), "base": self._bases[effect.fragment], "": None}
-            self._trainer.adopt(
-                effect.fragment, effect.payload, effect.mode, anchor[effect.anchor], self._config.alpha
-            )
+            self._trainer.adopt(effect.fragment, effect.payload, effect.mode, anchor[effect.anchor], self._config.alpha)
         self._bases[effect.fragment] = effect.payload

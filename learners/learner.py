@@ -375,11 +375,7 @@ class Learner:
                 self._fetch(event.fragment, event.version, "")
 
     def _on_grant(self, now: float, event: Grant) -> None:
-        if (
-            event.epoch == self._epoch
-            and event.incarnation == self.incarnation
-            and event.span > self._spans.newest
-        ):
+        if event.epoch == self._epoch and event.incarnation == self.incarnation and event.span > self._spans.newest:
             self._spans.newest = event.span
             self._spans.queue.append(event)
 
@@ -474,9 +470,7 @@ class Learner:
 
     def _counters(self, fragment: int) -> FragmentCounters:
         base = self._bases[fragment]
-        return FragmentCounters(
-            base.version, base.step, self.step - base.step, self._processed - base.processed
-        )
+        return FragmentCounters(base.version, base.step, self.step - base.step, self._processed - base.processed)
 
     def _boundary(self, now: float) -> None:
         """Adopt what may be adopted, then step, wait or leave."""
@@ -488,11 +482,7 @@ class Learner:
             self._effects.append(Exit(self._stop))
             return
         self._adopt_pending()
-        if (
-            self.phase == JOINING
-            and self._epoch is not None
-            and all(b.version is not None for b in self._bases)
-        ):
+        if self.phase == JOINING and self._epoch is not None and all(b.version is not None for b in self._bases):
             self._boundary_at = now
             self._enter(now, STEPPING)
         if reason := self._obstacle():
@@ -510,11 +500,7 @@ class Learner:
         if self._config.overlap == "strict":
             read_at = self.step - self._config.overlap_steps
             due = self._schedule.due(read_at) if read_at >= 1 else None
-            if (
-                due is not None
-                and (self._bases[due].version or 0) < read_at
-                and self._bases[due].step < read_at
-            ):
+            if due is not None and (self._bases[due].version or 0) < read_at and self._bases[due].step < read_at:
                 return "adoption"
         return "" if self._spans.queue else "span"
 

@@ -163,9 +163,7 @@ class LockStep:
                     self._to_learner(learner, message)
                 case outer.Merge(syncer_step, fragment, payloads, weights):
                     proposal = self.parameters.propose(fragment, payloads, weights)
-                    merged = outer.Merged(
-                        syncer_step, proposal, proposal.digest, proposal.norm, proposal.finite
-                    )
+                    merged = outer.Merged(syncer_step, proposal, proposal.digest, proposal.norm, proposal.finite)
                     self._to_syncer(merged)
                 case outer.Append(_, record, _):
                     self._to_syncer(outer.Durable(record.syncer_step))

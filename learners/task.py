@@ -67,11 +67,7 @@ def load(path: str, data: DataConfig, seed: int, model: dict[str, Any]) -> Task:
     task = factory(data=data, seed=seed, **model)
     if not isinstance(task, Task):
         missing = [
-            name
-            for name in ("init", "loss", "optimizer", "batch", "tokens", "held_out")
-            if not hasattr(task, name)
+            name for name in ("init", "loss", "optimizer", "batch", "tokens", "held_out") if not hasattr(task, name)
         ]
-        raise ValueError(
-            f"{path!r} builds a {type(task).__name__} without {', '.join(missing)}; see learners/task.py"
-        )
+        raise ValueError(f"{path!r} builds a {type(task).__name__} without {', '.join(missing)}; see learners/task.py")
     return task

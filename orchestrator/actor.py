@@ -211,7 +211,9 @@ class OrchestratorActor:
             label = name if incarnation == 1 else f"{name}.{incarnation}"
             options = self._named(label, 0) | inside(group, pool)
             spec = self._spec(name, incarnation, pool, index)
-            unit.handle = ray.remote(concurrency_groups=GROUPS)(LearnerActor).options(**options).remote(spec, self._outer)
+            unit.handle = (
+                ray.remote(concurrency_groups=GROUPS)(LearnerActor).options(**options).remote(spec, self._outer)
+            )
             info = await _within(recipe.run.start_s, unit.handle.identify.remote())
             unit.pid, unit.node = info["pid"], info["node"]
             self._say(LearnerStarted(name, incarnation, unit.pid, unit.node))
@@ -465,4 +467,3 @@ def _versions() -> dict[str, str]:
         "machine": platform.machine(),
         "xla_flags": os.environ.get("XLA_FLAGS", ""),
     }
-

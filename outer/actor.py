@@ -241,9 +241,7 @@ class OuterActor:
         except Exception:
             self._failure = traceback.format_exc()
             raise
-        self._drive(
-            machine.Merged(effect.syncer_step, proposal, proposal.digest, proposal.norm, proposal.finite)
-        )
+        self._drive(machine.Merged(effect.syncer_step, proposal, proposal.digest, proposal.norm, proposal.finite))
 
     # -------------------------------------------------------------- to learners
 

@@ -96,9 +96,7 @@ class Refused:
     learner: str
     incarnation: int
     message: str  # report | contribution | attach
-    reason: (
-        str  # stale_epoch | stale_incarnation | stale_base | doubled | late | bad_digest | non_finite | ...
-    )
+    reason: str  # stale_epoch | stale_incarnation | stale_base | doubled | late | bad_digest | non_finite | ...
     syncer_step: int | None = None
     fragment: int | None = None
     detail: str = ""

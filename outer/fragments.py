@@ -51,9 +51,7 @@ def balanced(tensors: Sequence[Tensor], count: int) -> tuple[Fragment, ...]:
     Raises ValueError when there are fewer tensors than fragments.
     """
     if not 1 <= count <= len(tensors):
-        raise ValueError(
-            f"{count} fragments, but the model has {len(tensors)} tensors: at most {len(tensors)}"
-        )
+        raise ValueError(f"{count} fragments, but the model has {len(tensors)} tensors: at most {len(tensors)}")
     bins: list[list[Tensor]] = [[] for _ in range(count)]
     for tensor in sorted(tensors, key=lambda item: (-item.size, item.name)):
         min(bins, key=lambda content: sum(item.size for item in content)).append(tensor)

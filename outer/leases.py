@@ -52,7 +52,5 @@ class Leases:
 
     @property
     def next_expiry(self) -> float | None:
-        running = (
-            lease.expires_at for learner, lease in self._leases.items() if learner not in self._expired
-        )
+        running = (lease.expires_at for learner, lease in self._leases.items() if learner not in self._expired)
         return min(running, default=None)

@@ -22,9 +22,7 @@ class Schedule:
     def due(self, syncer_step: int) -> int | None:
         """The fragment of this step, or None. At most one: offsets are distinct."""
         phase = syncer_step % self.round_steps
-        fragment = -(
-            -phase * self.fragments // self.round_steps
-        )  # the first whose offset is not below the phase
+        fragment = -(-phase * self.fragments // self.round_steps)  # the first whose offset is not below the phase
         return fragment if fragment < self.fragments and self.offset(fragment) == phase else None
 
     def upcoming(self, syncer_step: int, steps: int) -> tuple[int, ...]:

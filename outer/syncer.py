@@ -487,9 +487,7 @@ class Syncer:
             if newest is None or report.newest_span >= newest.identifier:
                 samples = self._span_steps * learner.batch_size
                 newest = self._spans.grant(name, learner.incarnation, samples, learner.batch_size)
-                self._say(
-                    SpanGranted(name, learner.incarnation, newest.identifier, newest.start, newest.stop)
-                )
+                self._say(SpanGranted(name, learner.incarnation, newest.identifier, newest.start, newest.stop))
                 learner.granted_at = float("-inf")
             if now - learner.granted_at >= RESEND_S:
                 learner.granted_at = now
@@ -501,19 +499,19 @@ class Syncer:
                 if behind and now - learner.noticed_at.get(fragment, now) >= RESEND_S:
                     self._notify(now, name, fragment)
 
-    def _notify(
-        self, now: float, name: str, fragment: int, digest: str, participants: tuple[str, ...]
-    ) -> None:
-        self._learners[name].noticed_at[fragment] = now
+    def _notify(self, now: float, name: str, fragment: int) -> None:
+        """Tell a learner of a fragment's newest commit."""
+        commit = self._newest[fragment]
         notice = Notice(
-            self.epoch,
-            self.committed_step,
-            fragment,
-            self.versions[fragment],
-            digest,
-            self.progress,
-            participants,
+            epoch=self.epoch,
+            syncer_step=self.committed_step,
+            fragment=fragment,
+            version=commit.syncer_step,
+            digest=commit.digest,
+            progress=self.progress,
+            participants=tuple(participant.learner for participant in commit.participants),
         )
+        self._learners[name].noticed_at[fragment] = now
         self._send(name, notice)
 
     def _live(self) -> list[tuple[str, _Learner]]:
@@ -556,9 +554,7 @@ class Syncer:
             return False
         if self._config.pacing == "clock" and now < self._opened_at + self.step_s:
             return False
-        if self._config.pacing == "quorum" and any(
-            s.stage in (Stage.COLLECTING, Stage.GRACE) for s in self._open
-        ):
+        if self._config.pacing == "quorum" and any(s.stage in (Stage.COLLECTING, Stage.GRACE) for s in self._open):
             return False
         self.syncer_step += 1
         self._opened_at = now
@@ -610,11 +606,7 @@ class Syncer:
         """Who finished a step after this one opened; in strict overlap, who has reached its number."""
         if self._config.overlap == "free":
             return step.reported
-        return {
-            name
-            for name, learner in self._live()
-            if learner.report and learner.report.step >= step.syncer_step
-        }
+        return {name for name, learner in self._live() if learner.report and learner.report.step >= step.syncer_step}
 
     def _pass_if_first(self, step: _Step) -> bool:
         """A step without a fragment has nothing to commit, but keeps its place in the order."""
@@ -723,9 +715,7 @@ class Syncer:
         for learner in list(step.awaited):
             self._miss(step, learner, "timeout")
         if len(step.contributions) < self.quorum:
-            self._reopen(
-                now, step, f"{len(step.contributions)} valid contributions, the quorum is {self.quorum}"
-            )
+            self._reopen(now, step, f"{len(step.contributions)} valid contributions, the quorum is {self.quorum}")
             return
         raw = [c.counters.tokens * c.counters.tokens / c.counters.steps for c in step.chosen]
         total = sum(raw)

@@ -163,16 +163,20 @@ def test_one_learner_that_syncs_everything_every_step_is_plain_training_to_the_b
 
 def test_the_same_run_twice_is_the_same_bits(task):
     def digest():
-        return LockStep(
-            task=task,
-            sync=SyncConfig(P=3, H=6, tau=2, adopt="rebase", codec="bf16"),
-            outer_config=OuterConfig(),
-            inner=InnerConfig(),
-            learners={"a": 2, "b": 4},
-            quorum=1,
-            budget=Budget(tokens=2000, syncer_steps=None),
-            span_steps=SPAN_STEPS,
-            seed=SEED,
-        ).run().digest()
+        return (
+            LockStep(
+                task=task,
+                sync=SyncConfig(P=3, H=6, tau=2, adopt="rebase", codec="bf16"),
+                outer_config=OuterConfig(),
+                inner=InnerConfig(),
+                learners={"a": 2, "b": 4},
+                quorum=1,
+                budget=Budget(tokens=2000, syncer_steps=None),
+                span_steps=SPAN_STEPS,
+                seed=SEED,
+            )
+            .run()
+            .digest()
+        )
 
     assert digest() == digest()
