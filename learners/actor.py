@@ -1,4 +1,4 @@
-"""A learner unit as a Ray actor: the training loop and its inbox, a thin shell around the machine.
+"""A learner unit as a Ray actor: the training loop and its inbox, a thin shell around the signals.
 
 `run` is the training loop and returns when it ends. `inbox` and `read` answer in threads of their own while it
 steps. JAX is imported inside `run`, in the phase that is named after it, with settings that fit the device.
@@ -6,6 +6,7 @@ steps. JAX is imported inside `run`, in the phase that is named after it, with s
 
 from __future__ import annotations
 
+import contextlib
 import os
 import queue
 import threading
@@ -20,14 +21,27 @@ from typing import TYPE_CHECKING, Any
 
 import ray
 
-from learners import learner as machine
+from learners import signals
 from learners.config import DataConfig, InnerConfig
 from learners.facts import LoopFailed
+from learners.learner import Learner
 from learners.outbox import Outbox
 from outer import codec as codecs
 from outer.config import SyncConfig
 from outer.manifest import code_digest, manifest
-from outer.messages import COMPILING, IMPORTING, STOPPED, Contribution, Grant, Notice, ReadRequest, Stop, Welcome
+from outer.messages import (
+    COMPILING,
+    IMPORTING,
+    STOPPED,
+    Attach,
+    Contribution,
+    Grant,
+    Notice,
+    ReadRequest,
+    Report,
+    Stop,
+    Welcome,
+)
 
 if TYPE_CHECKING:
     from learners.exchange import Exchange
@@ -80,15 +94,15 @@ class LearnerActor:
         self._tokens_per_step = 0
         self._trainer: Trainer | None = None
         self._exchange: Exchange | None = None
-        self._next: queue.SimpleQueue[machine.RunStep | machine.Hold | machine.Exit] = queue.SimpleQueue()
-        self._machine: machine.Learner | None = None
+        self._next: queue.SimpleQueue[signals.RunStep | signals.Hold | signals.Exit] = queue.SimpleQueue()
+        self._machine: Learner | None = None
 
     # -------------------------------------------------------------- called by the orchestrator
 
     def identify(self) -> dict[str, Any]:
         return {"pid": os.getpid(), "node": ray.get_runtime_context().get_node_id()}
 
-    @ray.method(concurrency_group="loop")  # type: ignore[untyped-decorator]
+    @ray.method(concurrency_group="loop")
     def run(self) -> str:
         """Train until the run ends; returns why it did. An exception is a fault of this incarnation."""
         try:
@@ -102,11 +116,11 @@ class LearnerActor:
 
     # -------------------------------------------------------------- called by the syncer
 
-    @ray.method(concurrency_group="inbox")  # type: ignore[untyped-decorator]
+    @ray.method(concurrency_group="inbox")
     def inbox(self, message: Notice | Grant | Stop) -> None:
         self._drive(message)
 
-    @ray.method(concurrency_group="read")  # type: ignore[untyped-decorator]
+    @ray.method(concurrency_group="read")
     def read(self, request: ReadRequest) -> tuple[Contribution, list[Any]] | None:
         """The fragment as of one completed step, and facts to take along; None when no boundary came in time."""
         answer: Future[Contribution] = Future()
@@ -126,7 +140,7 @@ class LearnerActor:
 
     def _prepare(self) -> None:
         spec = self._spec
-        self._machine = machine.Learner(
+        self._machine = Learner(
             name=spec.name,
             incarnation=spec.incarnation,
             config=spec.sync,
@@ -135,7 +149,7 @@ class LearnerActor:
             span_steps=spec.data.span_steps,
             start_s=spec.start_s,
         )
-        self._drive(machine.Enter(IMPORTING))
+        self._drive(signals.Enter(IMPORTING))
         from learners.device import fit
 
         fit(self._spec.core, self._spec.accelerated, self._spec.compilation_cache)
@@ -148,67 +162,67 @@ class LearnerActor:
         fragments = deal(task, spec.sync)
         self._trainer = Trainer(task, fragments, spec.inner, spec.seed)
         self._exchange = Exchange(self._trainer, spec.sync, len(fragments))
-        self._drive(machine.Enter(COMPILING))
+        self._drive(signals.Enter(COMPILING))
         self._trainer.warm_up(spec.batch_size)
-        self._drive(machine.Compiled(manifest(spec.shared, fragments, spec.code)))
+        self._drive(signals.Compiled(manifest(spec.shared, fragments, spec.code)))
 
     # -------------------------------------------------------------- the training loop
 
     def _loop(self) -> str:
         assert self._trainer is not None
-        self._drive(machine.Resume())
+        self._drive(signals.Resume())
         while True:
             match self._next.get_nowait():
-                case machine.Exit(reason):
+                case signals.Exit(reason):
                     self._flush()
                     if reason.startswith("failed"):
                         raise RuntimeError(reason)
                     return reason
-                case machine.Hold(seconds):
+                case signals.Hold(seconds):
                     with self._changed:
                         self._changed.wait(seconds)
-                    self._drive(machine.Resume())
-                case machine.RunStep(step, start, progress):
+                    self._drive(signals.Resume())
+                case signals.RunStep(step, start, progress):
                     began = time.monotonic()
                     loss = self._trainer.step(start, self._spec.batch_size, progress, step)
                     if self._spec.slowdown > 1.0:
                         time.sleep((self._spec.slowdown - 1.0) * (time.monotonic() - began))
-                    self._drive(machine.StepDone(loss, self._tokens_per_step))
+                    self._drive(signals.StepDone(loss, self._tokens_per_step))
 
-    def _drive(self, event: machine.Event) -> None:
+    def _drive(self, event: signals.Event) -> None:
         """Hand one event to the machine and do what it says. Any thread; only the loop's own causes a step."""
         assert self._machine is not None
         with self._lock:
             effects = self._machine.handle(time.monotonic(), event)
         for effect in effects:
             match effect:
-                case machine.Say(fact):
+                case signals.Say(fact):
                     self._outbox.add(fact)
-                case machine.Send(message):
-                    if isinstance(message, machine.Attach):
+                case signals.Send(message):
+                    if isinstance(message, Attach):
                         self._attach(message)
                     else:
                         self._report(message)
-                case machine.Answer(contribution):
+                case signals.Answer(contribution):
                     if answer := self._answers.get(contribution.syncer_step):
                         answer.set_result(contribution)
-                case machine.Fetch(fragment, version):
+                case signals.Fetch(fragment, version):
                     self._fetcher.submit(self._fetch, fragment, version)
-                case machine.Stage(fragments):
+                case signals.Stage(fragments):
                     assert self._exchange is not None
-                    self._drive(machine.Staged(self._exchange.stage(fragments)))
-                case machine.Apply():
+                    self._drive(signals.Staged(self._exchange.stage(fragments)))
+                case signals.Apply():
                     assert self._exchange is not None
                     self._exchange.apply(effect)
-                case machine.RunStep() | machine.Hold() | machine.Exit():
+                case signals.RunStep() | signals.Hold() | signals.Exit():
                     self._next.put(effect)
-        if not isinstance(event, machine.Resume | machine.StepDone | machine.Staged):
+        if not isinstance(event, signals.Resume | signals.StepDone | signals.Staged):
             with self._changed:
                 self._changed.notify_all()
 
     # -------------------------------------------------------------- to the syncer
 
-    def _attach(self, message: machine.Attach) -> None:
+    def _attach(self, message: Attach) -> None:
         handle = ray.get_runtime_context().current_actor
         for attempt in range(1, ATTACH_ATTEMPTS_MAX + 1):
             try:
@@ -222,7 +236,7 @@ class LearnerActor:
             raise RuntimeError(f"the syncer refused this learner: {welcome}")
         self._drive(welcome)
 
-    def _report(self, message: machine.Report) -> None:
+    def _report(self, message: Report) -> None:
         """Fire and forget; earlier reports' answers say which facts are recorded."""
         while self._reports:
             done, _ = ray.wait([self._reports[0]], timeout=0)
@@ -238,24 +252,22 @@ class LearnerActor:
     def _flush(self) -> None:
         """Wait, briefly, until the last facts are recorded."""
         spec = self._spec
-        try:
+        with contextlib.suppress(ray.exceptions.RayError):  # the syncer is gone: nobody is left to tell
             ray.get(self._outer.record.remote(spec.name, spec.incarnation, self._outbox.riding()), timeout=CALL_S)
-        except (ray.exceptions.RayError, ray.exceptions.GetTimeoutError):
-            pass  # the syncer is gone: nobody is left to tell
 
     def _fetch(self, fragment: int, version: int) -> None:
         try:
             answer = ray.get(self._outer.fetch.remote(fragment, version), timeout=CALL_S)
-        except (ray.exceptions.RayError, ray.exceptions.GetTimeoutError):
+        except ray.exceptions.RayError:
             answer = None
         if answer is None:
-            self._drive(machine.FetchFailed(fragment, version, "fetch_failed"))
+            self._drive(signals.FetchFailed(fragment, version, "fetch_failed"))
             return
         newest, digest, payload = answer
         if digest != codecs.digest(payload):
-            self._drive(machine.FetchFailed(fragment, version, "bad_digest"))
+            self._drive(signals.FetchFailed(fragment, version, "bad_digest"))
             return
-        self._drive(machine.Fetched(fragment, newest, payload))
+        self._drive(signals.Fetched(fragment, newest, payload))
 
 
 class EvaluatorActor:

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import os
+from typing import Any
 
 
 def fit(core: int | None, accelerated: bool, compilation_cache: str | None) -> None:
@@ -15,6 +16,7 @@ def fit(core: int | None, accelerated: bool, compilation_cache: str | None) -> N
     import jax
 
     if compilation_cache:
-        jax.config.update("jax_compilation_cache_dir", compilation_cache)
-        jax.config.update("jax_persistent_cache_min_compile_time_secs", 0.0)
-        jax.config.update("jax_persistent_cache_min_entry_size_bytes", -1)
+        update: Any = jax.config.update
+        update("jax_compilation_cache_dir", compilation_cache)
+        update("jax_persistent_cache_min_compile_time_secs", 0.0)
+        update("jax_persistent_cache_min_entry_size_bytes", -1)

@@ -12,7 +12,7 @@ from typing import TYPE_CHECKING
 import numpy as np
 from numpy.typing import NDArray
 
-from learners.learner import Apply
+from learners.signals import Apply
 from outer import codec as codecs
 from outer.messages import Contribution
 

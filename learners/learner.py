@@ -4,20 +4,36 @@
 at every boundary between two steps; fetch and request threads may call in between (the shell holds one lock).
 A learner never waits for a peer; only in strict overlap, a setting for lock-step studies, does it wait for the
 syncer.
-
-The loop:  Finished(step) -> ... Stage ...   the shell copies those fragments to the host
-           Staged(copies) -> ... Apply* ... then one of RunStep | Hold | Exit
-           Resume()       -> the same choice, after a Hold
 """
 
 from __future__ import annotations
 
 from collections import deque
-from collections.abc import Callable, Mapping
+from collections.abc import Callable
 from dataclasses import dataclass, field
 from typing import TYPE_CHECKING, Any
 
 from learners.facts import Adopted, AdoptionRefused, LearnerFact, PhaseEntered, StepFinished
+from learners.signals import (
+    Answer,
+    Apply,
+    Compiled,
+    Effect,
+    Enter,
+    Event,
+    Exit,
+    Fetch,
+    Fetched,
+    FetchFailed,
+    Hold,
+    Resume,
+    RunStep,
+    Say,
+    Send,
+    Stage,
+    Staged,
+    StepDone,
+)
 from outer.messages import (
     COMPILING,
     IMPORTING,
@@ -52,147 +68,6 @@ TRANSITIONS: dict[str, tuple[str, ...]] = {
 
 FETCH_ATTEMPTS_MAX = 5  # while joining; later the syncer sends the notice again
 HOLD_S = 0.5  # a waiting loop looks up, and renews its lease, this often
-
-
-# ------------------------------------------------------------------ events beside the messages
-
-
-@dataclass(frozen=True)
-class Enter:
-    """The shell enters the importing or compiling phase."""
-
-    phase: str
-
-
-@dataclass(frozen=True)
-class Compiled:
-    """The step is compiled: ready to attach."""
-
-    manifest: dict[str, Any]
-
-
-@dataclass(frozen=True)
-class Fetched:
-    """Result of a Fetch effect; `version` may be newer than was asked for. It passed its checksum."""
-
-    fragment: int
-    version: int
-    payload: Any
-
-
-@dataclass(frozen=True)
-class FetchFailed:
-    fragment: int
-    version: int
-    reason: str  # fetch_failed | bad_digest
-
-
-@dataclass(frozen=True)
-class StepDone:
-    """Result of a RunStep effect."""
-
-    loss: float  # nats per token
-    tokens: int  # in the step's batch
-
-
-@dataclass(frozen=True)
-class Staged:
-    """Result of a Stage effect: the host copies, by fragment."""
-
-    copies: Mapping[int, Any]
-
-
-@dataclass(frozen=True)
-class Resume:
-    """The loop looks up from a Hold."""
-
-
-Event = (
-    Enter
-    | Compiled
-    | Welcome
-    | Notice
-    | Grant
-    | ReadRequest
-    | Stop
-    | Fetched
-    | FetchFailed
-    | StepDone
-    | Staged
-    | Resume
-)
-
-
-# ------------------------------------------------------------------ effects
-
-
-@dataclass(frozen=True)
-class Say:
-    fact: LearnerFact
-
-
-@dataclass(frozen=True)
-class Send:
-    """To the syncer, without waiting."""
-
-    message: Attach | Report
-
-
-@dataclass(frozen=True)
-class Answer:
-    """The reply to a ReadRequest: encode the payload, add its digest, hand it to whoever asked."""
-
-    contribution: Contribution
-
-
-@dataclass(frozen=True)
-class Fetch:
-    fragment: int
-    version: int
-    digest: str  # "" when not known
-
-
-@dataclass(frozen=True)
-class Stage:
-    """Copy these fragments, as of the step just completed, to the host."""
-
-    fragments: tuple[int, ...]
-
-
-@dataclass(frozen=True)
-class Apply:
-    """Adopt a payload now. `anchor`: the value that rebase subtracts, "read" or "base"."""
-
-    fragment: int
-    version: int
-    payload: Any
-    mode: str  # bootstrap | overwrite | rebase | mix
-    anchor: str = ""
-
-
-@dataclass(frozen=True)
-class RunStep:
-    """Step on samples [start, start + batch size), at this share of the budget."""
-
-    step: int
-    start: int
-    progress: float
-
-
-@dataclass(frozen=True)
-class Hold:
-    """Nothing to do before something arrives, or this long has passed; then Resume."""
-
-    seconds: float
-    reason: str
-
-
-@dataclass(frozen=True)
-class Exit:
-    reason: str
-
-
-Effect = Say | Send | Answer | Fetch | Stage | Apply | RunStep | Hold | Exit
 
 
 # ------------------------------------------------------------------ state

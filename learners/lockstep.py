@@ -11,17 +11,19 @@ from collections.abc import Mapping
 from dataclasses import dataclass
 from typing import Any, NamedTuple
 
-from learners import learner as unit
+from learners import signals as unit
 from learners.config import InnerConfig
 from learners.exchange import Exchange
+from learners.learner import Learner
 from learners.task import Task
 from learners.trainer import Trainer, deal, initial_parameters, make_step
-from outer import syncer as outer
+from outer import signals as outer
 from outer.config import OuterConfig, SyncConfig
 from outer.inspection import examine
 from outer.merge import rules
 from outer.messages import COMPILING, IMPORTING
 from outer.parameters import GlobalParameters
+from outer.syncer import Budget, Syncer
 
 IDLE_ROUNDS_MAX = 1000
 
@@ -37,7 +39,7 @@ class Said(NamedTuple):
 
 @dataclass
 class _Unit:
-    machine: unit.Learner
+    machine: Learner
     trainer: Trainer
     exchange: Exchange
     batch_size: int
@@ -56,7 +58,7 @@ class LockStep:
         inner: InnerConfig,
         learners: Mapping[str, int],
         quorum: int,
-        budget: outer.Budget,
+        budget: Budget,
         span_steps: int = 16,
         seed: int = 0,
     ) -> None:
@@ -73,7 +75,7 @@ class LockStep:
         self._sync, self._task = sync, task
         self._now = 0.0
         self._queue: deque[tuple[str | None, Any]] = deque()  # (learner or the syncer, event)
-        self._syncer = outer.Syncer(
+        self._syncer = Syncer(
             epoch=1,
             config=sync,
             fragments=self.fragments,
@@ -87,7 +89,7 @@ class LockStep:
         train_step = make_step(task, inner)
         for name, batch_size in learners.items():
             trainer = Trainer(task, self.fragments, inner, seed, train_step)
-            machine = unit.Learner(
+            machine = Learner(
                 name=name,
                 incarnation=1,
                 config=sync,

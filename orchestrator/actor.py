@@ -1,4 +1,4 @@
-"""The orchestrator as a detached Ray actor: gives the run its actors, keeps them alive, evaluates, and closes the books.
+"""The orchestrator as a detached Ray actor: creates the run's actors, keeps them alive, evaluates, closes the books.
 
 The controller decides; this shell creates, kills, waits with deadlines, and writes down. It never stands between
 a learner and the syncer.
@@ -7,6 +7,7 @@ a learner and the syncer.
 from __future__ import annotations
 
 import asyncio
+import contextlib
 import os
 import platform
 import time
@@ -35,6 +36,7 @@ from orchestrator.events import (
     SegmentWriter,
     read_run,
 )
+from orchestrator.overview import About, Placed, model
 from orchestrator.placement import hand, inside, reserve
 from orchestrator.store import RunStore
 from orchestrator.summary import summarise
@@ -354,10 +356,8 @@ class OrchestratorActor:
         for unit in self._units.values():
             if unit.handle is not None:
                 ray.kill(unit.handle)
-        try:
+        with contextlib.suppress(ValueError, TimeoutError, ray.exceptions.RayError):  # none, or dead: faults heal
             await _within(CALL_S, ray.get_actor("chaos", self._place.namespace).stop.remote())
-        except (ValueError, TimeoutError, ray.exceptions.RayError):
-            pass  # there is none, or it is dead: its faults heal by themselves
         self._say(RunFinished(self._state, self._reason))
         self._segment.close()
         events = read_run(self._store.root)
@@ -373,73 +373,9 @@ class OrchestratorActor:
         self._segment.write([self._journalist.say(fact)])
 
     def _write_status(self) -> None:
-        self._store.write_json("status.json", self._status())
-
-    def _status(self) -> dict[str, Any]:
-        view, recipe = self._view, self._recipe
-        progress, running_s = view.get("progress", 0.0), view.get("running_s")
-        eta_s = running_s * (1 - progress) / progress if running_s and progress else None
-        return {
-            "run": {
-                "name": recipe.name,
-                "state": self._state,
-                "syncer_step": view.get("syncer_step", 0),
-                "target_syncer_steps": recipe.target_syncer_steps,
-                "progress": progress,
-                "eval_loss": self._eval_loss,
-                "goodput": view["tokens"] / view["tokens_processed"] if view.get("tokens_processed") else None,
-                "tokens_per_s": view["tokens"] / running_s if running_s else None,
-                "eta_s": eta_s,
-                "started_at": self._started_at,
-                "conditions": self._conditions(),
-            },
-            "learners": [self._learner_status(row) for row in view.get("learners", [])],
-            "syncer": {
-                "pid": self._outer_info.get("pid"),
-                "node": self._outer_info.get("node"),
-                "epoch": view.get("epoch"),
-                "syncer_step": view.get("syncer_step", 0),
-                "quorum": recipe.quorum,
-                "grace_s": view.get("grace_s"),
-            },
-            "written_at": time.time(),
-        }
-
-    def _learner_status(self, row: Mapping[str, Any]) -> dict[str, Any]:
-        name, pool = row["name"], self._recipe.learners[row["name"]]
-        unit = self._units.get(name)
-        state = row["phase"] if row["alive"] else "silent" if row["phase"] else "down"
-        tokens = pool.batch_size * self._recipe.data.sequence_length
-        return {
-            "name": name,
-            "pool": pool.name,
-            "region": pool.region,
-            "state": state,
-            "pid": unit.pid if unit else None,
-            "node": unit.node if unit else None,
-            "incarnation": row["incarnation"],
-            "step": row["step"],
-            "tokens_per_s": tokens / row["step_s"] if row["alive"] and row["step_s"] else None,
-            "loss": row["loss"],
-            "lease_age_s": row["lease_age_s"],
-            "version_lag": row["version_lag"],
-            "last_fault": self._faults.get(name),
-        }
-
-    def _conditions(self) -> list[dict[str, str]]:
-        rows = self._view.get("learners", [])
-        live = sum(row["alive"] and row["phase"] == "stepping" for row in rows)
-        wanted, quorum = len(self._recipe.learners), self._recipe.quorum
-        conditions = [
-            ("AllLearnersLive", live == wanted, "Live" if live == wanted else "Missing", f"{live} of {wanted} step"),
-            ("QuorumMet", live >= quorum, "Met" if live >= quorum else "BelowQuorum", f"{live} live, K = {quorum}"),
-        ]
-        if self._state in ("finished", "stopped", "failed"):
-            conditions = [("Ended", True, self._state.capitalize(), self._reason)]
-        return [
-            {"type": kind, "status": str(met), "reason": reason, "message": message}
-            for kind, met, reason, message in conditions
-        ]
+        placed = {name: Placed(unit.pid, unit.node, self._faults.get(name)) for name, unit in self._units.items()}
+        about = About(self._state, self._reason, self._started_at, time.time(), self._eval_loss)
+        self._store.write_json("status.json", model(self._recipe, about, self._view, self._outer_info, placed))
 
 
 async def _within(seconds: float, ref: Any) -> Any:
@@ -452,9 +388,11 @@ async def _within(seconds: float, ref: Any) -> Any:
 
 
 def _gist(error: Exception) -> str:
-    """The last line of what Ray says, where the cause stands."""
+    """What Ray says of an actor's end, in one line: an exception's own words stand last, a killed process has none."""
     lines = [line.strip() for line in str(error).splitlines() if line.strip()]
-    return f"{type(error).__name__}: {lines[-1] if lines else ''}"
+    if not lines or "worker process has died" in str(error):
+        return "its process ended"
+    return lines[-1][:200]
 
 
 def _versions() -> dict[str, str]:

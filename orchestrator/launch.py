@@ -18,6 +18,7 @@ from orchestrator import actor
 from orchestrator.config import Recipe
 from orchestrator.store import RunStore
 
+LOOPBACK = "127.0.0.2"  # Ray replaces 127.0.0.1 by an address that others can reach; this one it leaves
 WAIT_S = 0.5
 STOP_S = 60.0
 OBJECT_STORE_BYTES = 512 * 2**20
@@ -129,11 +130,11 @@ def local_cluster(recipe: Recipe, store: RunStore) -> Iterator[str]:
             num_gpus=0,
             resources=_other_resources(recipe),
             include_dashboard=recipe.run.dashboard,
-            dashboard_host="127.0.0.1",
+            dashboard_host=LOOPBACK,
             object_store_memory=OBJECT_STORE_BYTES,
             log_to_driver=False,
             logging_level="ERROR",
-            _node_ip_address="127.0.0.1",
+            _node_ip_address=LOOPBACK,
             _temp_dir=str(folder),
         )
         store.write_json(
@@ -156,10 +157,11 @@ def local_cluster(recipe: Recipe, store: RunStore) -> Iterator[str]:
 
 def use_auth_settings() -> None:
     """Make Ray see RAY_AUTH_* as they are now: it reads them when it is imported, and remembers the token."""
-    from ray._raylet import AuthenticationTokenLoader, Config  # no public way: Ray's own test helpers do this
+    from ray import _raylet  # there is no public way; Ray's own test helpers do this
 
-    Config.initialize("")
-    AuthenticationTokenLoader.instance().reset_cache()
+    raylet: Any = _raylet
+    raylet.Config.initialize("")
+    raylet.AuthenticationTokenLoader.instance().reset_cache()
 
 
 def logical_cpus(recipe: Recipe) -> int:

@@ -1,4 +1,4 @@
-"""The syncer as a detached Ray actor: the thin shell around the machine.
+"""The syncer as a detached Ray actor: the thin shell around the signals.
 
 One event loop runs the machine; merges run in one thread beside it. Bulk data leaves only as return values,
 which their caller owns. Nothing here decides anything about the protocol.
@@ -21,13 +21,14 @@ import ray
 from numpy.typing import NDArray
 
 from outer import codec as codecs
-from outer import syncer as machine
+from outer import signals
 from outer.config import OuterConfig, SyncConfig
 from outer.fragments import Fragment
 from outer.inspection import examine
 from outer.journal import Journal, MemoryJournal
 from outer.manifest import code_digest, manifest
 from outer.messages import Attach, Contribution, Grant, Notice, ReadRequest, Report, Stop, Welcome
+from outer.syncer import Budget, Syncer
 
 Riding = Sequence[tuple[int, float, Any]]  # (sequence, wall time, fact): a learner's facts, until acknowledged
 
@@ -53,7 +54,7 @@ class OuterSpec:
     learners: Mapping[str, int]  # name -> batch size
     quorum: int
     span_steps: int
-    budget: machine.Budget
+    budget: Budget
     shared: Mapping[str, Any]  # the recipe's tables that every learner must share
     code: str  # digest of the sources that the run was started with
 
@@ -85,7 +86,7 @@ class OuterActor:
         self._parameters = GlobalParameters(
             self._fragments, arrays, spec.outer, spec.sync.codec, rules(tensors, spec.outer.merge)
         )
-        self._machine = machine.Syncer(
+        self._machine = Syncer(
             epoch=spec.epoch,
             config=spec.sync,
             fragments=self._fragments,
@@ -114,13 +115,13 @@ class OuterActor:
 
     async def expect(self, learner: str, incarnation: int, lease_s: float) -> None:
         self._peers.pop(learner, None)
-        self._drive(machine.Expect(learner, incarnation, lease_s))
+        self._drive(signals.Expect(learner, incarnation, lease_s))
 
     async def fence(self, learner: str, incarnation: int, reason: str) -> None:
-        self._drive(machine.Fence(learner, incarnation, reason))
+        self._drive(signals.Fence(learner, incarnation, reason))
 
     async def stop(self, reason: str) -> None:
-        self._drive(machine.StopRequested(reason))
+        self._drive(signals.StopRequested(reason))
 
     async def clock(self) -> dict[str, Any]:
         """Where the run is; cheap enough to ask often."""
@@ -136,7 +137,7 @@ class OuterActor:
     async def view(self) -> dict[str, Any]:
         """Everything status pages show."""
         now, syncer = _now(), self._machine
-        self._drive(machine.Tick())
+        self._drive(signals.Tick())
         return await self.clock() | {
             "epoch": syncer.epoch,
             "quorum": syncer.quorum,
@@ -160,9 +161,9 @@ class OuterActor:
         self._peers[message.learner] = _Peer(message.incarnation, handle)
         effects = self._drive(message)
         for effect in effects:
-            if isinstance(effect, machine.Send) and isinstance(effect.message, Welcome):
+            if isinstance(effect, signals.Send) and isinstance(effect.message, Welcome):
                 return effect.message
-        refusals = [effect.fact for effect in effects if isinstance(effect, machine.Say)]
+        refusals = [effect.fact for effect in effects if isinstance(effect, signals.Say)]
         return "; ".join(str(fact) for fact in refusals)
 
     async def report(self, message: Report, facts: Riding) -> int:
@@ -184,7 +185,7 @@ class OuterActor:
 
     # -------------------------------------------------------------- the machine and its effects
 
-    def _drive(self, event: machine.Event) -> list[machine.Effect]:
+    def _drive(self, event: signals.Event) -> list[signals.Effect]:
         try:
             effects = self._machine.handle(_now(), event)
             self._perform(effects)
@@ -194,27 +195,27 @@ class OuterActor:
         self._set_timer()
         return effects
 
-    def _perform(self, effects: list[machine.Effect]) -> None:
+    def _perform(self, effects: list[signals.Effect]) -> None:
         facts: list[tuple[int, float, Any]] = []
         for effect in effects:
             match effect:
-                case machine.Say(fact):
+                case signals.Say(fact):
                     facts.append((self._said, time.time(), fact))
                     self._said += 1
-                case machine.Send(learner, incarnation, message):
+                case signals.Send(learner, incarnation, message):
                     self._send(learner, incarnation, message)
-                case machine.Merge():
+                case signals.Merge():
                     self._spawn(self._merge(effect))
-                case machine.Append(sequence, record, proposal):
+                case signals.Append(sequence, record, proposal):
                     self._journal.append(self._spec.epoch, sequence, record, proposal)
-                    self._later(machine.Durable(record.syncer_step))
-                case machine.Publish(fragment, version, proposal):
+                    self._later(signals.Durable(record.syncer_step))
+                case signals.Publish(fragment, version, proposal):
                     self._parameters.install(proposal, version)
                     self._digests[fragment] = proposal.digest
         if facts:
             self._recorder.record("syncer", self._spec.epoch, facts)
 
-    def _later(self, event: machine.Event) -> None:
+    def _later(self, event: signals.Event) -> None:
         """An effect's result is delivered after the effects that came with it."""
         asyncio.get_running_loop().call_soon(self._drive, event)
 
@@ -230,9 +231,9 @@ class OuterActor:
         self._timer = None
         if at is not None:
             loop = asyncio.get_running_loop()
-            self._timer = loop.call_later(max(0.001, at - _now()), self._drive, machine.Tick())
+            self._timer = loop.call_later(max(0.001, at - _now()), self._drive, signals.Tick())
 
-    async def _merge(self, effect: machine.Merge) -> None:
+    async def _merge(self, effect: signals.Merge) -> None:
         loop = asyncio.get_running_loop()
         try:
             proposal = await loop.run_in_executor(
@@ -241,7 +242,7 @@ class OuterActor:
         except Exception:
             self._failure = traceback.format_exc()
             raise
-        self._drive(machine.Merged(effect.syncer_step, proposal, proposal.digest, proposal.norm, proposal.finite))
+        self._drive(signals.Merged(effect.syncer_step, proposal, proposal.digest, proposal.norm, proposal.finite))
 
     # -------------------------------------------------------------- to learners
 
@@ -269,7 +270,7 @@ class OuterActor:
         answer = _future(peer.handle.read.remote(request))
         done, _ = await asyncio.wait({answer}, timeout=request.deadline_s)
         if not done:
-            self._drive(machine.ReadMissed(learner, peer.incarnation, request.syncer_step, "timeout"))
+            self._drive(signals.ReadMissed(learner, peer.incarnation, request.syncer_step, "timeout"))
             await asyncio.wait({answer}, timeout=LATE_S)
             if not answer.done():
                 answer.cancel()
@@ -278,10 +279,10 @@ class OuterActor:
             reply: tuple[Contribution, Riding] | None = answer.result()
         except ray.exceptions.RayError as error:
             reason = type(error).__name__
-            self._drive(machine.ReadMissed(learner, peer.incarnation, request.syncer_step, reason))
+            self._drive(signals.ReadMissed(learner, peer.incarnation, request.syncer_step, reason))
             return
         if reply is None:
-            self._drive(machine.ReadMissed(learner, peer.incarnation, request.syncer_step, "no_boundary"))
+            self._drive(signals.ReadMissed(learner, peer.incarnation, request.syncer_step, "no_boundary"))
             return
         contribution, facts = reply
         self._recorder.record(learner, peer.incarnation, facts)

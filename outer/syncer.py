@@ -1,4 +1,4 @@
-"""The syncer as a pure state machine: quorum, grace, merge, commit, spans and leases (paper section 3).
+"""The syncer as a pure state machine: quorum, grace, merge and commit of fragments (paper section 3).
 
 `handle(now, event) -> effects`. No I/O, no clock, no randomness, no arrays: payloads and proposals are opaque.
 The shell delivers messages and the results of effects, performs the effects in the order given, and calls
@@ -8,23 +8,15 @@ The shell delivers messages and the results of effects, performs the effects in 
 from __future__ import annotations
 
 from collections.abc import Callable, Mapping
-from dataclasses import dataclass, field
-from enum import Enum
+from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any
 
-from outer.coverage import Coverage, Mark
 from outer.facts import (
     Committed,
     Finished,
     LearnerAttached,
-    LearnerFenced,
-    LeaseExpired,
-    LeaseRenewed,
     Participant,
     ReadFailed,
-    Refused,
-    SpanGranted,
-    SpanReturned,
     StepOpened,
     StepPassed,
     StepReopened,
@@ -32,10 +24,9 @@ from outer.facts import (
     SyncerStarted,
 )
 from outer.fragments import Fragment
-from outer.leases import Leases
 from outer.manifest import difference
+from outer.members import Member, Members
 from outer.messages import (
-    STARTING,
     STEPPING,
     STOPPED,
     Attach,
@@ -47,147 +38,31 @@ from outer.messages import (
     Stop,
     Welcome,
 )
+from outer.openstep import OpenStep, Stage
 from outer.pace import Average, step_time
 from outer.quorum import Decision, adaptive_grace, decide
 from outer.schedule import Schedule
-from outer.spans import SpanPool
+from outer.signals import (
+    Append,
+    Durable,
+    Effect,
+    Event,
+    Expect,
+    Fence,
+    Merge,
+    Merged,
+    Publish,
+    ReadMissed,
+    Say,
+    Send,
+    StopRequested,
+    Tick,
+)
 
 if TYPE_CHECKING:
     from outer.config import SyncConfig
 
-
-class Stage(Enum):
-    """Where an open syncer step stands."""
-
-    COLLECTING = "collecting"  # fewer than K reports since it opened
-    GRACE = "grace"  # K reported, more are waited for
-    READING = "reading"  # participants were asked for the fragment
-    MERGING = "merging"  # the shell computes
-    MERGED = "merged"  # waits until every earlier step is committed
-    JOURNALING = "journaling"  # the shell makes it durable
-
-
-TRANSITIONS: dict[Stage, tuple[Stage, ...]] = {
-    Stage.COLLECTING: (Stage.GRACE, Stage.READING),
-    Stage.GRACE: (Stage.READING, Stage.COLLECTING),
-    Stage.READING: (Stage.MERGING, Stage.COLLECTING),
-    Stage.MERGING: (Stage.MERGED, Stage.COLLECTING),
-    Stage.MERGED: (Stage.JOURNALING,),
-    Stage.JOURNALING: (),
-}
-
 RESEND_S = 1.0  # a notice or grant that a learner does not seem to have is sent again after this long
-
-
-# ------------------------------------------------------------------ events beside the messages
-
-
-@dataclass(frozen=True)
-class Expect:
-    """The orchestrator granted an incarnation and starts it; every older one is fenced."""
-
-    learner: str
-    incarnation: int
-    lease_s: float
-
-
-@dataclass(frozen=True)
-class Fence:
-    """The orchestrator holds an incarnation for dead or is ending it."""
-
-    learner: str
-    incarnation: int
-    reason: str
-
-
-@dataclass(frozen=True)
-class ReadMissed:
-    """The shell could not get an answer to a ReadRequest."""
-
-    learner: str
-    incarnation: int
-    syncer_step: int
-    reason: str
-
-
-@dataclass(frozen=True)
-class Merged:
-    """Result of a Merge effect."""
-
-    syncer_step: int
-    proposal: Any
-    digest: str
-    norm: float
-    finite: bool
-
-
-@dataclass(frozen=True)
-class Durable:
-    """Result of an Append effect."""
-
-    syncer_step: int
-
-
-@dataclass(frozen=True)
-class StopRequested:
-    reason: str
-
-
-@dataclass(frozen=True)
-class Tick:
-    """Time passed."""
-
-
-Event = Expect | Fence | Attach | Report | Contribution | ReadMissed | Merged | Durable | StopRequested | Tick
-
-
-# ------------------------------------------------------------------ effects
-
-
-@dataclass(frozen=True)
-class Say:
-    fact: SyncerFact
-
-
-@dataclass(frozen=True)
-class Send:
-    learner: str
-    incarnation: int
-    message: Welcome | ReadRequest | Notice | Grant | Stop
-
-
-@dataclass(frozen=True)
-class Merge:
-    """Compute the fragment's next value from these payloads; answer with Merged."""
-
-    syncer_step: int
-    fragment: int
-    payloads: tuple[Any, ...]
-    weights: tuple[float, ...]  # normalised
-
-
-@dataclass(frozen=True)
-class Append:
-    """Make the commit durable, conditional on (epoch, sequence); answer with Durable."""
-
-    sequence: int
-    record: Committed
-    proposal: Any
-
-
-@dataclass(frozen=True)
-class Publish:
-    """Make the proposal the fragment's current value, before anyone is told."""
-
-    fragment: int
-    version: int
-    proposal: Any
-
-
-Effect = Say | Send | Merge | Append | Publish
-
-
-# ------------------------------------------------------------------ state
 
 
 @dataclass(frozen=True)
@@ -196,52 +71,6 @@ class Budget:
 
     tokens: int | None
     syncer_steps: int | None
-
-
-@dataclass
-class _Learner:
-    """What the syncer knows of one configured learner's newest incarnation."""
-
-    batch_size: int
-    incarnation: int = 0
-    fenced: bool = True
-    attached: bool = False
-    report: Report | None = None
-    first_step: int = 0  # step number before this incarnation's first
-    noticed_at: dict[int, float] = field(default_factory=dict)
-    granted_at: float = 0.0
-    refused: set[tuple[int, str]] = field(default_factory=set)  # reports refused: said once each
-
-
-@dataclass
-class _Step:
-    """One open syncer step."""
-
-    syncer_step: int
-    fragment: int | None
-    opened_at: float
-    stage: Stage = Stage.COLLECTING
-    reported: set[str] = field(default_factory=set)
-    quorum_at: float | None = None
-    grace_s: float | None = 0.0
-    reason: str = ""
-    decided_at: float = 0.0
-    live: int = 0
-    deadline: float = 0.0
-    awaited: dict[str, int] = field(default_factory=dict)  # learner -> incarnation
-    contributions: dict[str, Contribution] = field(default_factory=dict)
-    weights: tuple[float, ...] = ()
-    result: Merged | None = None
-    record: Committed | None = None
-
-    @property
-    def chosen(self) -> list[Contribution]:
-        """What is merged, in the order of the learners' names: the sum is the same bits every time."""
-        return [self.contributions[name] for name in sorted(self.contributions)]
-
-    def move(self, stage: Stage) -> None:
-        assert stage in TRANSITIONS[self.stage], f"{self.stage} -> {stage}"
-        self.stage = stage
 
 
 class Syncer:
@@ -270,19 +99,14 @@ class Syncer:
         self.committed_step = 0  # newest committed or passed
         self.last_commit_at: float | None = None
         self.first_step_at: float | None = None  # when the first finished inner step was reported
-        self._processed_before = 0  # tokens of incarnations that are gone
         self._config = config
         self._fragments = fragments
         self._schedule = Schedule(len(fragments), config.round_steps)
-        self._learners = {name: _Learner(batch_size) for name, batch_size in learners.items()}
-        self._leases = Leases()
-        self._spans = SpanPool()
+        self._members = Members(epoch, learners, span_steps)
         self._newest: dict[int, Committed] = {}  # by fragment
-        self._coverage: dict[tuple[str, int], Coverage] = {}  # by (learner, incarnation)
-        self._span_steps = span_steps
         self._budget = budget
         self._manifest = manifest
-        self._open: list[_Step] = []
+        self._open: list[OpenStep] = []
         self._opened_at = float("-inf")
         self._sequence = 0
         self._quorum_s = Average(config.smoothing)
@@ -296,7 +120,7 @@ class Syncer:
                 epoch=self.epoch,
                 fragments=tuple(tuple(t.name for t in fragment.tensors) for fragment in self._fragments),
                 sizes=tuple(fragment.size for fragment in self._fragments),
-                learners=tuple(self._learners),
+                learners=self._members.names,
                 quorum=self.quorum,
                 round_steps=self._config.round_steps,
                 overlap_steps=self._config.overlap_steps,
@@ -306,7 +130,8 @@ class Syncer:
 
     def handle(self, now: float, event: Event) -> list[Effect]:
         """Take one event; return what to do, in order."""
-        self._expire(now)
+        for name in self._members.expire(now):
+            self._stop_awaiting(name, "lease_expired")
         handlers: dict[type[Any], Callable[[float, Any], None]] = {
             Expect: self._on_expect,
             Fence: self._on_fence,
@@ -328,7 +153,7 @@ class Syncer:
     @property
     def wake_at(self) -> float | None:
         """When a Tick is due at the latest; None: only an event can change anything."""
-        times = [self._leases.next_expiry]
+        times = [self._members.next_expiry]
         if not self.finished:
             times += [
                 step.quorum_at + step.grace_s
@@ -343,7 +168,7 @@ class Syncer:
     @property
     def step_s(self) -> float:
         """xi_step in seconds."""
-        return step_time(view.report.step_s for name, view in self._live() if view.report)
+        return step_time(member.report.step_s for member in self._members.live if member.report)
 
     @property
     def progress(self) -> float:
@@ -371,135 +196,72 @@ class Syncer:
     @property
     def tokens_processed(self) -> int:
         """As far as reported."""
-        return self._processed_before + sum(view.report.tokens for view in self._learners.values() if view.report)
+        return self._members.tokens_processed
 
     def view(self, now: float) -> list[dict[str, Any]]:
         """What the syncer knows of each configured learner, for status pages."""
-        rows = []
-        for name, learner in self._learners.items():
-            lease, report = self._leases.get(name), learner.report
-            held = [c.base_version for c in report.counters] if report else []
-            lags = [ours - (theirs or 0) for ours, theirs in zip(self.versions, held, strict=False)]
-            rows.append(
-                {
-                    "name": name,
-                    "incarnation": learner.incarnation,
-                    "alive": self._leases.holds(name) and not learner.fenced,
-                    "phase": lease.phase if lease and not learner.fenced else "",
-                    "lease_age_s": round(now - lease.renewed_at, 3) if lease else None,
-                    "step": report.step if report else 0,
-                    "step_s": report.step_s if report else 0.0,
-                    "tokens": report.tokens if report else 0,
-                    "loss": report.loss if report else None,
-                    "version_lag": sum(lag > 0 for lag in lags) if lags else None,
-                }
-            )
-        return rows
+        return self._members.rows(now, self.versions)
 
     # -------------------------------------------------------------- learners come and go
 
     def _on_expect(self, now: float, event: Expect) -> None:
-        learner = self._learners.get(event.learner)
-        if learner is None or event.incarnation <= learner.incarnation:
-            self._refuse(event, "expect", "unknown_learner" if learner is None else "stale_incarnation")
-            return
-        self._fence(event.learner, "superseded")
-        self._processed_before += learner.report.tokens if learner.report else 0
-        self._learners[event.learner] = _Learner(learner.batch_size, event.incarnation, fenced=False)
-        self._leases.renew(event.learner, STARTING, now, event.lease_s)
+        if self._members.expect(now, event):
+            self._stop_awaiting(event.learner, "superseded")
 
     def _on_fence(self, now: float, event: Fence) -> None:
-        learner = self._learners.get(event.learner)
-        if learner is not None and learner.incarnation == event.incarnation:
-            self._fence(event.learner, event.reason)
-
-    def _fence(self, name: str, reason: str) -> None:
-        learner = self._learners[name]
-        if learner.fenced:
-            return
-        learner.fenced = True
-        self._leases.end(name)
-        self._say(LearnerFenced(name, learner.incarnation, reason))
-        for span in self._spans.release(name, learner.incarnation, self._samples_committed(name)):
-            self._say(SpanReturned(name, learner.incarnation, span.identifier, span.start, span.stop))
-        self._stop_awaiting(name, "fenced")
+        if self._members.fence(event.learner, event.reason, event.incarnation):
+            self._stop_awaiting(event.learner, "fenced")
 
     def _on_attach(self, now: float, event: Attach) -> None:
-        learner = self._admit(event, "attach")
-        if learner is None:
+        member = self._members.admit(event, "attach")
+        if member is None:
             return
         if differs := difference(self._manifest, event.manifest):
-            self._refuse(event, "attach", "wrong_config", detail=differs)
+            self._members.refuse(event, "attach", "wrong_config", detail=differs)
             return
-        learner.attached = True
+        member.attached = True
         if self._config.overlap == "strict":
-            learner.first_step = self.committed_step
+            member.first_step = self.committed_step
         self._say(LearnerAttached(event.learner, event.incarnation, self.syncer_step))
-        welcome = Welcome(self.epoch, self.committed_step, self.progress, tuple(self.versions))
-        self._send(event.learner, welcome)
+        self._send(member, Welcome(self.epoch, self.committed_step, self.progress, tuple(self.versions)))
         if self.finished:
-            self._send(event.learner, Stop(self.epoch, self.finished))
-
-    def _admit(self, event: Attach | Report | Contribution, message: str) -> _Learner | None:
-        """The sender, if its incarnation is the one that may speak."""
-        learner = self._learners.get(event.learner)
-        if learner is None:
-            self._refuse(event, message, "unknown_learner")
-            return None
-        if learner.fenced or event.incarnation != learner.incarnation:
-            self._refuse(event, message, "stale_incarnation")
-            return None
-        if not isinstance(event, Attach) and event.epoch not in (None, self.epoch):
-            self._refuse(event, message, "stale_epoch")
-            return None
-        return learner
-
-    # -------------------------------------------------------------- reports
+            self._send(member, Stop(self.epoch, self.finished))
 
     def _on_report(self, now: float, event: Report) -> None:
-        learner = self._admit(event, "report")
-        if learner is None:
+        member = self._members.admit(event, "report")
+        if member is None:
             return
-        silent_s = self._leases.renew(event.learner, event.phase, now, event.lease_s)
-        if silent_s is not None:
-            self._say(LeaseRenewed(event.learner, event.incarnation, silent_s))
-        before = learner.report
+        self._members.renew(now, event)
+        before = member.report
         if before is not None and event.sequence <= before.sequence:
             return  # overtaken by a newer one, or doubled: its lease was all it had to say
+        member.report = event
         if event.phase == STOPPED:
-            learner.report = event
-            self._fence(event.learner, "stopped")
+            self._members.fence(member.name, "stopped")
+            self._stop_awaiting(member.name, "stopped")
             return
-        learner.report = event
         if self.first_step_at is None and event.tokens > 0:
             self.first_step_at = now
         if before is not None and event.step > before.step and event.phase == STEPPING:
             for step in self._open:
-                step.reported.add(event.learner)
-        self._serve(now, event.learner, learner, event)
+                step.reported.add(member.name)
+        if member.attached and not self.finished:
+            self._serve(now, member, event)
 
-    def _serve(self, now: float, name: str, learner: _Learner, report: Report) -> None:
+    def _serve(self, now: float, member: Member, report: Report) -> None:
         """Grant what is asked for; send again what seems to have been lost."""
-        if not learner.attached or self.finished:
-            return
         if report.wants_span:
-            newest = self._spans.newest(name, learner.incarnation)
-            if newest is None or report.newest_span >= newest.identifier:
-                samples = self._span_steps * learner.batch_size
-                newest = self._spans.grant(name, learner.incarnation, samples, learner.batch_size)
-                self._say(SpanGranted(name, learner.incarnation, newest.identifier, newest.start, newest.stop))
-                learner.granted_at = float("-inf")
-            if now - learner.granted_at >= RESEND_S:
-                learner.granted_at = now
-                grant = Grant(self.epoch, learner.incarnation, newest.identifier, newest.start, newest.stop)
-                self._send(name, grant)
+            span = self._members.lend(member)
+            if now - member.granted_at >= RESEND_S:
+                member.granted_at = now
+                self._send(member, Grant(self.epoch, member.incarnation, span.identifier, span.start, span.stop))
         if report.phase == STEPPING:
             for fragment, counters in enumerate(report.counters):
                 behind = counters.base_version is None or counters.base_version < self.versions[fragment]
-                if behind and now - learner.noticed_at.get(fragment, now) >= RESEND_S:
-                    self._notify(now, name, fragment)
+                if behind and now - member.noticed_at.get(fragment, now) >= RESEND_S:
+                    self._notify(now, member, fragment)
 
-    def _notify(self, now: float, name: str, fragment: int) -> None:
+    def _notify(self, now: float, member: Member, fragment: int) -> None:
         """Tell a learner of a fragment's newest commit."""
         commit = self._newest[fragment]
         notice = Notice(
@@ -511,25 +273,8 @@ class Syncer:
             progress=self.progress,
             participants=tuple(participant.learner for participant in commit.participants),
         )
-        self._learners[name].noticed_at[fragment] = now
-        self._send(name, notice)
-
-    def _live(self) -> list[tuple[str, _Learner]]:
-        """Learners that hold a valid lease in the stepping phase, by name."""
-        return [
-            (name, learner)
-            for name, learner in sorted(self._learners.items())
-            if not learner.fenced
-            and self._leases.holds(name)
-            and learner.report is not None
-            and learner.report.phase == STEPPING
-        ]
-
-    def _expire(self, now: float) -> None:
-        for name, lease in self._leases.expire(now):
-            learner = self._learners[name]
-            self._say(LeaseExpired(name, learner.incarnation, lease.phase, now - lease.renewed_at))
-            self._stop_awaiting(name, "lease_expired")
+        member.noticed_at[fragment] = now
+        self._send(member, notice)
 
     # -------------------------------------------------------------- syncer steps
 
@@ -547,7 +292,7 @@ class Syncer:
             return False
         if self._budget.syncer_steps is not None and self.syncer_step >= self._budget.syncer_steps:
             return False
-        return len(self._live()) >= self.quorum
+        return len(self._members.live) >= self.quorum
 
     def _open_next(self, now: float) -> bool:
         if not self._may_open():
@@ -558,12 +303,12 @@ class Syncer:
             return False
         self.syncer_step += 1
         self._opened_at = now
-        step = _Step(self.syncer_step, self._schedule.due(self.syncer_step), now)
+        step = OpenStep(self.syncer_step, self._schedule.due(self.syncer_step), now)
         self._open.append(step)
         self._say(StepOpened(step.syncer_step, step.fragment))
         return True
 
-    def _judge(self, now: float, step: _Step) -> bool:
+    def _judge(self, now: float, step: OpenStep) -> bool:
         """Move one step as far as it will go. Returns whether it moved."""
         if step.stage in (Stage.COLLECTING, Stage.GRACE):
             return self._collect(now, step)
@@ -572,8 +317,8 @@ class Syncer:
             return True
         return False
 
-    def _collect(self, now: float, step: _Step) -> bool:
-        live = [name for name, _ in self._live()]
+    def _collect(self, now: float, step: OpenStep) -> bool:
+        live = [member.name for member in self._members.live]
         verdict = decide(
             now,
             quorum=self.quorum,
@@ -602,13 +347,14 @@ class Syncer:
         self._ask(now, step)
         return True
 
-    def _reported(self, step: _Step) -> set[str]:
+    def _reported(self, step: OpenStep) -> set[str]:
         """Who finished a step after this one opened; in strict overlap, who has reached its number."""
         if self._config.overlap == "free":
             return step.reported
-        return {name for name, learner in self._live() if learner.report and learner.report.step >= step.syncer_step}
+        reached = (member for member in self._members.live if member.report)
+        return {member.name for member in reached if member.report and member.report.step >= step.syncer_step}
 
-    def _pass_if_first(self, step: _Step) -> bool:
+    def _pass_if_first(self, step: OpenStep) -> bool:
         """A step without a fragment has nothing to commit, but keeps its place in the order."""
         if self._open[0] is not step:
             return False
@@ -618,42 +364,42 @@ class Syncer:
         self._finish_if_due()
         return True
 
-    def _ask(self, now: float, step: _Step) -> None:
+    def _ask(self, now: float, step: OpenStep) -> None:
         """The quorum is there: read the fragment from everyone who can contribute to it."""
         assert step.fragment is not None
-        live = self._live()
-        asked = {
-            name: learner.incarnation
-            for name, learner in live
-            if (self._config.participants == "eligible" or name in self._reported(step))
-            and self._has_progress(learner, step.fragment)
-        }
+        live = self._members.live
+        asked = [
+            member
+            for member in live
+            if (self._config.participants == "eligible" or member.name in self._reported(step))
+            and self._has_progress(member, step.fragment)
+        ]
         step.decided_at, step.live, step.deadline = now, len(live), now + self._config.read_timeout_s
         step.move(Stage.READING)
-        step.awaited = asked
+        step.awaited = {member.name: member.incarnation for member in asked}
         step.contributions = {}
         if len(asked) < self.quorum:
             self._reopen(now, step, f"{len(asked)} learners have a current base, the quorum is {self.quorum}")
             return
-        for name, incarnation in asked.items():
+        for member in asked:
             request = ReadRequest(
-                self.epoch,
-                incarnation,
-                step.syncer_step,
-                step.fragment,
-                self.progress,
-                self._config.read_timeout_s,
+                epoch=self.epoch,
+                incarnation=member.incarnation,
+                syncer_step=step.syncer_step,
+                fragment=step.fragment,
+                progress=self.progress,
+                deadline_s=self._config.read_timeout_s,
             )
-            self._send(name, request)
+            self._send(member, request)
 
-    def _has_progress(self, learner: _Learner, fragment: int) -> bool:
-        assert learner.report is not None
-        if fragment >= len(learner.report.counters):
+    def _has_progress(self, member: Member, fragment: int) -> bool:
+        assert member.report is not None
+        if fragment >= len(member.report.counters):
             return False
-        counters = learner.report.counters[fragment]
+        counters = member.report.counters[fragment]
         return counters.base_version == self.versions[fragment] and counters.steps >= 1
 
-    def _reopen(self, now: float, step: _Step, reason: str) -> None:
+    def _reopen(self, now: float, step: OpenStep, reason: str) -> None:
         """Back to collecting; a new quorum is counted from here."""
         assert step.fragment is not None
         self._say(StepReopened(step.syncer_step, step.fragment, len(step.contributions), reason))
@@ -664,22 +410,21 @@ class Syncer:
     # -------------------------------------------------------------- contributions
 
     def _on_contribution(self, now: float, event: Contribution) -> None:
-        learner = self._admit(event, "contribution")
-        if learner is None:
+        if self._members.admit(event, "contribution") is None:
             self._stop_awaiting(event.learner, "refused", only=event)
             return
         step = next((s for s in self._open if s.syncer_step == event.syncer_step), None)
         if step is None or step.stage is not Stage.READING or event.learner not in step.awaited:
             doubled = step is not None and event.learner in step.contributions
-            self._refuse(event, "contribution", "doubled" if doubled else "late")
+            self._members.refuse(event, "contribution", "doubled" if doubled else "late")
             return
         del step.awaited[event.learner]
-        if reason := self._unusable(event, learner, step):
-            self._refuse(event, "contribution", reason)
+        if reason := self._unusable(event, step):
+            self._members.refuse(event, "contribution", reason)
             return
         step.contributions[event.learner] = event
 
-    def _unusable(self, event: Contribution, learner: _Learner, step: _Step) -> str:
+    def _unusable(self, event: Contribution, step: OpenStep) -> str:
         if event.defect:
             return event.defect
         if event.fragment != step.fragment:
@@ -687,7 +432,8 @@ class Syncer:
         counters = event.counters
         if counters.base_version != self.versions[event.fragment]:
             return "stale_base"
-        if counters.steps < 1 or counters.tokens < 1 or counters.base_step + counters.steps != event.step:
+        plausible = counters.steps >= 1 and 1 <= counters.tokens <= event.processed
+        if not plausible or counters.base_step + counters.steps != event.step:
             return "wrong_counters"
         return ""
 
@@ -696,7 +442,7 @@ class Syncer:
             if step.syncer_step == event.syncer_step and step.awaited.get(event.learner) == event.incarnation:
                 self._miss(step, event.learner, event.reason)
 
-    def _miss(self, step: _Step, learner: str, reason: str) -> None:
+    def _miss(self, step: OpenStep, learner: str, reason: str) -> None:
         assert step.fragment is not None
         incarnation = step.awaited.pop(learner)
         self._say(ReadFailed(learner, incarnation, step.syncer_step, step.fragment, reason))
@@ -711,7 +457,7 @@ class Syncer:
                     continue
                 self._miss(step, learner, reason)
 
-    def _close_reading(self, now: float, step: _Step) -> None:
+    def _close_reading(self, now: float, step: OpenStep) -> None:
         for learner in list(step.awaited):
             self._miss(step, learner, "timeout")
         if len(step.contributions) < self.quorum:
@@ -750,41 +496,29 @@ class Syncer:
         self._sequence += 1
         return True
 
-    def _account(self, now: float, step: _Step) -> Committed:
+    def _account(self, now: float, step: OpenStep) -> Committed:
         """Count what this commit covers, and write its record."""
         assert step.result is not None and step.fragment is not None and step.quorum_at is not None
-        participants = []
-        for contribution, weight in zip(step.chosen, step.weights, strict=True):
-            counters, name, incarnation = (
-                contribution.counters,
-                contribution.learner,
-                contribution.incarnation,
+        self.tokens_committed += sum(self._members.cover(contribution) for contribution in step.chosen)
+        participants = tuple(
+            Participant(
+                learner=contribution.learner,
+                incarnation=contribution.incarnation,
+                step=contribution.step,
+                base_step=contribution.counters.base_step,
+                steps=contribution.counters.steps,
+                tokens=contribution.counters.tokens,
+                weight=weight,
+                digest=contribution.digest,
             )
-            coverage = self._coverage.setdefault((name, incarnation), Coverage())
-            self.tokens_committed += coverage.add(
-                Mark(counters.base_step, contribution.processed - counters.tokens),
-                Mark(contribution.step, contribution.processed),
-            )
-            if self._learners[name].incarnation == incarnation:
-                self._spans.trim(name, incarnation, self._samples_committed(name))
-            participants.append(
-                Participant(
-                    name,
-                    incarnation,
-                    contribution.step,
-                    counters.base_step,
-                    counters.steps,
-                    counters.tokens,
-                    weight,
-                    contribution.digest,
-                )
-            )
+            for contribution, weight in zip(step.chosen, step.weights, strict=True)
+        )
         return Committed(
             syncer_step=step.syncer_step,
             fragment=step.fragment,
             epoch=self.epoch,
             base_version=self.versions[step.fragment],
-            participants=tuple(participants),
+            participants=participants,
             live=step.live,
             digest=step.result.digest,
             norm=step.result.norm,
@@ -794,12 +528,6 @@ class Syncer:
             sync_s=now - step.decided_at,
             reason=step.reason,
         )
-
-    def _samples_committed(self, name: str) -> int:
-        """Samples up to the last committed step of the learner's incarnation."""
-        learner = self._learners[name]
-        coverage = self._coverage.get((name, learner.incarnation))
-        return max(0, coverage.last_step - learner.first_step) * learner.batch_size if coverage else 0
 
     def _on_durable(self, now: float, event: Durable) -> None:
         """Durable: now it is the fragment's value, and everyone is told."""
@@ -814,9 +542,8 @@ class Syncer:
         self._effects.append(Publish(fragment, step.syncer_step, step.result.proposal))
         self._say(step.record)
         self._newest[fragment] = step.record
-        for name, learner in self._learners.items():
-            if learner.attached and not learner.fenced:
-                self._notify(now, name, fragment)
+        for member in self._members.attached:
+            self._notify(now, member, fragment)
         self._finish_if_due()
 
     # -------------------------------------------------------------- the end
@@ -835,29 +562,24 @@ class Syncer:
         self.finished = reason
         self._open.clear()
         self._say(Finished(self.committed_step, self.tokens_committed, reason))
-        for name, learner in self._learners.items():
-            if learner.attached and not learner.fenced:
-                self._send(name, Stop(self.epoch, reason))
+        for member in self._members.attached:
+            self._send(member, Stop(self.epoch, reason))
 
     # -------------------------------------------------------------- saying and sending
 
-    def _refuse(self, event: Any, message: str, reason: str, detail: str = "") -> None:
-        """Record that something changed nothing. A report is one of many alike: said once per reason."""
-        learner = self._learners.get(event.learner)
-        if message == "report" and learner is not None:
-            if (event.incarnation, reason) in learner.refused:
-                return
-            learner.refused.add((event.incarnation, reason))
-        syncer_step = event.syncer_step if isinstance(event, Contribution) else None
-        fragment = event.fragment if isinstance(event, Contribution) else None
-        self._say(Refused(event.learner, event.incarnation, message, reason, syncer_step, fragment, detail))
-
     def _say(self, fact: SyncerFact) -> None:
+        self._collect_facts()
         self._effects.append(Say(fact))
 
-    def _send(self, learner: str, message: Welcome | ReadRequest | Notice | Grant | Stop) -> None:
-        self._effects.append(Send(learner, self._learners[learner].incarnation, message))
+    def _send(self, member: Member, message: Welcome | ReadRequest | Notice | Grant | Stop) -> None:
+        self._collect_facts()
+        self._effects.append(Send(member.name, member.incarnation, message))
+
+    def _collect_facts(self) -> None:
+        """What the members have to say comes before what follows from it."""
+        self._effects.extend(Say(fact) for fact in self._members.take_facts())
 
     def _drain(self) -> list[Effect]:
+        self._collect_facts()
         effects, self._effects = self._effects, []
         return effects

@@ -1,0 +1,158 @@
+"""What enters and leaves the learner machine beside the messages: the manual for whoever writes a shell.
+
+The training loop, at every boundary between two steps:
+
+    StepDone            -> ... Stage          copy these fragments to the host
+    Staged (the copies) -> ... Apply*         adopt these payloads, then
+                           RunStep | Hold | Exit
+    Resume, after Hold  -> the same choice again
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from dataclasses import dataclass
+from typing import Any
+
+from learners.facts import LearnerFact
+from outer.messages import Attach, Contribution, Grant, Notice, ReadRequest, Report, Stop, Welcome
+
+# ------------------------------------------------------------------ events
+
+
+@dataclass(frozen=True)
+class Enter:
+    """The shell enters the importing or compiling phase."""
+
+    phase: str
+
+
+@dataclass(frozen=True)
+class Compiled:
+    """The step is compiled: ready to attach."""
+
+    manifest: dict[str, Any]
+
+
+@dataclass(frozen=True)
+class Fetched:
+    """Result of a Fetch effect; `version` may be newer than was asked for. It passed its checksum."""
+
+    fragment: int
+    version: int
+    payload: Any
+
+
+@dataclass(frozen=True)
+class FetchFailed:
+    fragment: int
+    version: int
+    reason: str  # fetch_failed | bad_digest
+
+
+@dataclass(frozen=True)
+class StepDone:
+    """Result of a RunStep effect."""
+
+    loss: float  # nats per token
+    tokens: int  # in the step's batch
+
+
+@dataclass(frozen=True)
+class Staged:
+    """Result of a Stage effect: the host copies, by fragment."""
+
+    copies: Mapping[int, Any]
+
+
+@dataclass(frozen=True)
+class Resume:
+    """The loop looks up from a Hold."""
+
+
+Event = (
+    Enter
+    | Compiled
+    | Welcome
+    | Notice
+    | Grant
+    | ReadRequest
+    | Stop
+    | Fetched
+    | FetchFailed
+    | StepDone
+    | Staged
+    | Resume
+)
+
+
+# ------------------------------------------------------------------ effects
+
+
+@dataclass(frozen=True)
+class Say:
+    fact: LearnerFact
+
+
+@dataclass(frozen=True)
+class Send:
+    """To the syncer, without waiting."""
+
+    message: Attach | Report
+
+
+@dataclass(frozen=True)
+class Answer:
+    """The reply to a ReadRequest: encode the payload, add its digest, hand it to whoever asked."""
+
+    contribution: Contribution
+
+
+@dataclass(frozen=True)
+class Fetch:
+    fragment: int
+    version: int
+    digest: str  # "" when not known
+
+
+@dataclass(frozen=True)
+class Stage:
+    """Copy these fragments, as of the step just completed, to the host."""
+
+    fragments: tuple[int, ...]
+
+
+@dataclass(frozen=True)
+class Apply:
+    """Adopt a payload now. `anchor`: the value that rebase subtracts, "read" or "base"."""
+
+    fragment: int
+    version: int
+    payload: Any
+    mode: str  # bootstrap | overwrite | rebase | mix
+    anchor: str = ""
+
+
+@dataclass(frozen=True)
+class RunStep:
+    """Step on samples [start, start + batch size), at this share of the budget."""
+
+    step: int
+    start: int
+    progress: float
+
+
+@dataclass(frozen=True)
+class Hold:
+    """Nothing to do before something arrives, or this long has passed; then Resume."""
+
+    seconds: float
+    reason: str
+
+
+@dataclass(frozen=True)
+class Exit:
+    reason: str
+
+
+Effect = Say | Send | Answer | Fetch | Stage | Apply | RunStep | Hold | Exit

@@ -1,0 +1,106 @@
+"""The status model, `status.json`: what a run looks like now, from the syncer's view and the orchestrator's.
+
+A pure function of both; orchestrator/status.py turns the model into words.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from dataclasses import dataclass
+from typing import TYPE_CHECKING, Any
+
+if TYPE_CHECKING:
+    from orchestrator.config import Recipe
+
+
+@dataclass(frozen=True)
+class About:
+    """The run as a whole. Times are Unix seconds."""
+
+    state: str  # starting | running | finished | stopped | failed
+    reason: str  # why it ended
+    started_at: float
+    written_at: float
+    eval_loss: float | None  # nats per token, newest
+
+
+@dataclass(frozen=True)
+class Placed:
+    """Where a learner's newest incarnation is, and what last befell the learner."""
+
+    pid: int | None
+    node: str | None
+    fault: str | None
+
+
+def model(
+    recipe: Recipe,
+    about: About,
+    view: Mapping[str, Any],
+    syncer: Mapping[str, Any],
+    placed: Mapping[str, Placed],
+) -> dict[str, Any]:
+    """`view` as from the outer optimizer, empty before it answers; `syncer`: its pid and node."""
+    progress, running_s, tokens = view.get("progress", 0.0), view.get("running_s"), view.get("tokens", 0)
+    processed = view.get("tokens_processed")
+    return {
+        "run": {
+            "name": recipe.name,
+            "state": about.state,
+            "syncer_step": view.get("syncer_step", 0),
+            "target_syncer_steps": recipe.target_syncer_steps,
+            "progress": progress,
+            "eval_loss": about.eval_loss,
+            "goodput": min(1.0, tokens / processed) if processed else None,
+            "tokens_per_s": tokens / running_s if running_s else None,
+            "eta_s": running_s * (1 - progress) / progress if running_s and progress else None,
+            "started_at": about.started_at,
+            "conditions": _conditions(recipe, about, view),
+        },
+        "learners": [_learner(recipe, row, placed.get(row["name"])) for row in view.get("learners", [])],
+        "syncer": {
+            "pid": syncer.get("pid"),
+            "node": syncer.get("node"),
+            "epoch": view.get("epoch"),
+            "syncer_step": view.get("syncer_step", 0),
+            "quorum": recipe.quorum,
+            "grace_s": view.get("grace_s"),
+        },
+        "written_at": about.written_at,
+    }
+
+
+def _learner(recipe: Recipe, row: Mapping[str, Any], placed: Placed | None) -> dict[str, Any]:
+    pool = recipe.learners[row["name"]]
+    tokens = pool.batch_size * recipe.data.sequence_length
+    return {
+        "name": row["name"],
+        "pool": pool.name,
+        "region": pool.region,
+        "state": row["phase"] if row["alive"] else "silent" if row["phase"] else "down",
+        "pid": placed.pid if placed else None,
+        "node": placed.node if placed else None,
+        "incarnation": row["incarnation"],
+        "step": row["step"],
+        "tokens_per_s": tokens / row["step_s"] if row["alive"] and row["step_s"] else None,
+        "loss": row["loss"],
+        "lease_age_s": row["lease_age_s"],
+        "version_lag": row["version_lag"],
+        "last_fault": placed.fault if placed else None,
+    }
+
+
+def _conditions(recipe: Recipe, about: About, view: Mapping[str, Any]) -> list[dict[str, str]]:
+    if about.state in ("finished", "stopped", "failed"):
+        return [_condition("Ended", True, about.state.capitalize(), about.reason)]
+    live = sum(row["alive"] and row["phase"] == "stepping" for row in view.get("learners", []))
+    wanted, quorum = len(recipe.learners), recipe.quorum
+    all_live, met = live == wanted, live >= quorum
+    return [
+        _condition("AllLearnersLive", all_live, "Live" if all_live else "Missing", f"{live} of {wanted} step"),
+        _condition("QuorumMet", met, "Met" if met else "BelowQuorum", f"{live} live, K = {quorum}"),
+    ]
+
+
+def _condition(kind: str, status: bool, reason: str, message: str) -> dict[str, str]:
+    return {"type": kind, "status": str(status), "reason": reason, "message": message}

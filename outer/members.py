@@ -1,0 +1,219 @@
+"""The learners as the syncer knows them: incarnations, leases, spans, and what of theirs is committed.
+
+Who may speak, who is alive, and what they are lent is decided here; nothing of quorums, merges or versions is.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Mapping, Sequence
+from dataclasses import dataclass, field
+from typing import Any
+
+from outer.coverage import Coverage, Mark
+from outer.facts import (
+    LearnerFenced,
+    LeaseExpired,
+    LeaseRenewed,
+    Refused,
+    SpanGranted,
+    SpanReturned,
+    SyncerFact,
+)
+from outer.leases import Leases
+from outer.messages import STARTING, STEPPING, Attach, Contribution, Report
+from outer.signals import Expect
+from outer.spans import Span, SpanPool
+
+
+@dataclass
+class Member:
+    """One configured learner's newest incarnation."""
+
+    name: str
+    batch_size: int
+    incarnation: int = 0
+    fenced: bool = True
+    attached: bool = False
+    report: Report | None = None
+    first_step: int = 0  # step number before this incarnation's first
+    noticed_at: dict[int, float] = field(default_factory=dict)  # by fragment
+    granted_at: float = 0.0
+    refused: set[tuple[int, str]] = field(default_factory=set)  # (incarnation, reason) of refused reports
+
+
+class Members:
+    """Facts that come about here are kept until `take_facts`."""
+
+    def __init__(self, epoch: int, learners: Mapping[str, int], span_steps: int) -> None:
+        """`learners` maps every configured learner to its batch size in samples."""
+        self._epoch = epoch
+        self._members = {name: Member(name, batch_size) for name, batch_size in learners.items()}
+        self._span_steps = span_steps
+        self._leases = Leases()
+        self._spans = SpanPool()
+        self._coverage: dict[tuple[str, int], Coverage] = {}  # by (learner, incarnation)
+        self._processed_before = 0  # tokens of incarnations that are gone
+        self._facts: list[SyncerFact] = []
+
+    def take_facts(self) -> list[SyncerFact]:
+        facts, self._facts = self._facts, []
+        return facts
+
+    # -------------------------------------------------------------- who is there
+
+    def __iter__(self) -> Iterable[Member]:
+        return iter(self._members.values())
+
+    @property
+    def names(self) -> tuple[str, ...]:
+        return tuple(self._members)
+
+    @property
+    def attached(self) -> list[Member]:
+        """Those that are told what happens."""
+        return [member for member in self._members.values() if member.attached and not member.fenced]
+
+    @property
+    def live(self) -> list[Member]:
+        """Those that hold a valid lease in the stepping phase, by name."""
+        return [
+            member
+            for name, member in sorted(self._members.items())
+            if not member.fenced
+            and self._leases.holds(name)
+            and member.report is not None
+            and member.report.phase == STEPPING
+        ]
+
+    @property
+    def next_expiry(self) -> float | None:
+        return self._leases.next_expiry
+
+    @property
+    def tokens_processed(self) -> int:
+        """As far as reported."""
+        now = sum(member.report.tokens for member in self._members.values() if member.report)
+        return self._processed_before + now
+
+    # -------------------------------------------------------------- coming and going
+
+    def expect(self, now: float, event: Expect) -> bool:
+        """A new incarnation is on its way; the one before is fenced. False when the event is old news."""
+        member = self._members.get(event.learner)
+        if member is None or event.incarnation <= member.incarnation:
+            self.refuse(event, "expect", "unknown_learner" if member is None else "stale_incarnation")
+            return False
+        self.fence(member.name, "superseded")
+        self._processed_before += member.report.tokens if member.report else 0
+        self._members[member.name] = Member(member.name, member.batch_size, event.incarnation, fenced=False)
+        self._leases.renew(member.name, STARTING, now, event.lease_s)
+        return True
+
+    def fence(self, name: str, reason: str, incarnation: int | None = None) -> bool:
+        """Accept nothing more from this incarnation, by default the newest; what it was lent returns."""
+        member = self._members.get(name)
+        if member is None or member.fenced or incarnation not in (None, member.incarnation):
+            return False
+        member.fenced = True
+        self._leases.end(name)
+        self._facts.append(LearnerFenced(name, member.incarnation, reason))
+        for span in self._spans.release(name, member.incarnation, self._samples_committed(member)):
+            self._facts.append(SpanReturned(name, member.incarnation, span.identifier, span.start, span.stop))
+        return True
+
+    def admit(self, event: Attach | Report | Contribution, message: str) -> Member | None:
+        """The sender, if its incarnation is the one that may speak, and to this epoch; else a refusal is recorded."""
+        member = self._members.get(event.learner)
+        reason = ""
+        if member is None:
+            reason = "unknown_learner"
+        elif member.fenced or event.incarnation != member.incarnation:
+            reason = "stale_incarnation"
+        elif not isinstance(event, Attach) and event.epoch not in (None, self._epoch):
+            reason = "stale_epoch"
+        if reason:
+            self.refuse(event, message, reason)
+            return None
+        return member
+
+    def refuse(self, event: Any, message: str, reason: str, detail: str = "") -> None:
+        """Record that something changed nothing. A report is one of many alike: said once per reason."""
+        member = self._members.get(event.learner)
+        if message == "report" and member is not None:
+            if (event.incarnation, reason) in member.refused:
+                return
+            member.refused.add((event.incarnation, reason))
+        syncer_step = event.syncer_step if isinstance(event, Contribution) else None
+        fragment = event.fragment if isinstance(event, Contribution) else None
+        self._facts.append(Refused(event.learner, event.incarnation, message, reason, syncer_step, fragment, detail))
+
+    # -------------------------------------------------------------- leases
+
+    def renew(self, now: float, report: Report) -> None:
+        silent_s = self._leases.renew(report.learner, report.phase, now, report.lease_s)
+        if silent_s is not None:
+            self._facts.append(LeaseRenewed(report.learner, report.incarnation, silent_s))
+
+    def expire(self, now: float) -> list[str]:
+        """The learners whose lease has run out since the last call."""
+        expired = self._leases.expire(now)
+        for name, lease in expired:
+            incarnation = self._members[name].incarnation
+            self._facts.append(LeaseExpired(name, incarnation, lease.phase, now - lease.renewed_at))
+        return [name for name, _ in expired]
+
+    # -------------------------------------------------------------- spans
+
+    def lend(self, member: Member) -> Span:
+        """The span that the member does not have yet: a new one, or the newest, not arrived so far."""
+        assert member.report is not None
+        newest = self._spans.newest(member.name, member.incarnation)
+        if newest is None or member.report.newest_span >= newest.identifier:
+            samples = self._span_steps * member.batch_size
+            newest = self._spans.grant(member.name, member.incarnation, samples, member.batch_size)
+            self._facts.append(
+                SpanGranted(member.name, member.incarnation, newest.identifier, newest.start, newest.stop)
+            )
+            member.granted_at = float("-inf")
+        return newest
+
+    # -------------------------------------------------------------- books
+
+    def cover(self, contribution: Contribution) -> int:
+        """A contribution is merged. Returns the tokens that are committed by it and were not before."""
+        counters, key = contribution.counters, (contribution.learner, contribution.incarnation)
+        fresh = self._coverage.setdefault(key, Coverage()).add(
+            Mark(counters.base_step, contribution.processed - counters.tokens),
+            Mark(contribution.step, contribution.processed),
+        )
+        member = self._members[contribution.learner]
+        if member.incarnation == contribution.incarnation:
+            self._spans.trim(*key, self._samples_committed(member))
+        return fresh
+
+    def _samples_committed(self, member: Member) -> int:
+        """Samples up to the last committed step of the incarnation."""
+        coverage = self._coverage.get((member.name, member.incarnation))
+        return max(0, coverage.last_step - member.first_step) * member.batch_size if coverage else 0
+
+    # -------------------------------------------------------------- for status pages
+
+    def rows(self, now: float, versions: Sequence[int]) -> list[dict[str, Any]]:
+        """What is known of each configured learner."""
+        return [self._row(now, member, versions) for member in self._members.values()]
+
+    def _row(self, now: float, member: Member, versions: Sequence[int]) -> dict[str, Any]:
+        lease, report = self._leases.get(member.name), member.report
+        held = [counters.base_version or 0 for counters in report.counters] if report else []
+        return {
+            "name": member.name,
+            "incarnation": member.incarnation,
+            "alive": self._leases.holds(member.name) and not member.fenced,
+            "phase": lease.phase if lease and not member.fenced else "",
+            "lease_age_s": round(now - lease.renewed_at, 3) if lease else None,
+            "step": report.step if report else 0,
+            "step_s": report.step_s if report else 0.0,
+            "tokens": report.tokens if report else 0,
+            "loss": report.loss if report else None,
+            "version_lag": sum(ours > theirs for ours, theirs in zip(versions, held, strict=False)) if held else None,
+        }
