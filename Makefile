@@ -13,7 +13,7 @@ $(READY): pyproject.toml constraints.txt
 	touch $(READY)
 
 demo: $(READY)       ## train one model on four learners through kills and a freeze
-	$(BIN)/diloco run deploy/recipes/demo.toml
+	$(BIN)/diloco run deploy/recipes/demo.toml --fresh
 
 test: $(READY)       ## every test, real Ray actors included
 	$(BIN)/python -m pytest -q

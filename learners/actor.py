@@ -23,6 +23,7 @@ import ray
 
 from learners import signals
 from learners.config import DataConfig, InnerConfig
+from learners.device import fit
 from learners.facts import LoopFailed
 from learners.learner import Learner
 from learners.outbox import Outbox
@@ -70,7 +71,6 @@ class LearnerSpec:
     shared: Mapping[str, Any]
     code: str
     core: int | None  # of this host, to be pinned to; None on clusters
-    compilation_cache: str | None  # a folder shared by the units of one host
     accelerated: bool  # the pool asks for GPUs or TPUs
 
 
@@ -150,9 +150,7 @@ class LearnerActor:
             start_s=spec.start_s,
         )
         self._drive(signals.Enter(IMPORTING))
-        from learners.device import fit
-
-        fit(self._spec.core, self._spec.accelerated, self._spec.compilation_cache)
+        fit(spec.core, spec.accelerated)
         from learners.exchange import Exchange
         from learners.task import load
         from learners.trainer import Trainer, deal
@@ -275,9 +273,7 @@ class EvaluatorActor:
 
     def __init__(self, spec: LearnerSpec, outer: Any, sequences: int) -> None:
         self._spec, self._outer = spec, outer
-        from learners.device import fit
-
-        fit(spec.core, spec.accelerated, spec.compilation_cache)
+        fit(spec.core, spec.accelerated)
         from learners.task import load
         from learners.trainer import Evaluator, deal
 

@@ -37,7 +37,7 @@ from orchestrator.events import (
     read_run,
 )
 from orchestrator.overview import About, Placed, model
-from orchestrator.placement import hand, inside, reserve
+from orchestrator.placement import hand, hand_name, inside, remove_placement_group, reserve
 from orchestrator.store import RunStore
 from orchestrator.summary import summarise
 from outer.actor import OuterActor, OuterSpec
@@ -60,7 +60,6 @@ class Place:
 
     namespace: str
     cores: int  # of this host, to pin learners to; 0 on clusters
-    compilation_cache: str | None
 
 
 @dataclass
@@ -151,12 +150,8 @@ class OrchestratorActor:
         self._outer = ray.remote(OuterActor).options(**self._named("outer", OUTER_CPUS)).remote(spec, initial, recorder)
         for name, pool in recipe.learners.items():
             self._groups[name] = reserve(name, pool)
+        self._advance()  # learners come up beside the syncer
         self._outer_info = await _within(OUTER_START_S, self._outer.start.remote())
-        self._advance()
-        evaluator = ray.remote(EvaluatorActor).options(**self._named("evaluator", EVALUATOR_CPUS))
-        spec_0 = self._spec("evaluator", 0, recipe.pools[0], 0)
-        self._evaluator = evaluator.remote(spec_0, self._outer, recipe.eval.sequences)
-        self._evaluation = asyncio.create_task(self._evaluate_initial())
 
     @property
     def _shared(self) -> Mapping[str, Any]:
@@ -188,7 +183,6 @@ class OrchestratorActor:
             shared=self._shared,
             code=self._code,
             core=index % self._place.cores if self._place.cores else None,
-            compilation_cache=self._place.compilation_cache,
             accelerated=any(kind in pool.resources for kind in ("GPU", "TPU")),
         )
 
@@ -206,7 +200,7 @@ class OrchestratorActor:
         unit = self._units[name] = _Running(incarnation)
         self._say(LearnerRequested(name, incarnation, pool.name, pool.region))
         try:
-            await _within(CALL_S, self._outer.expect.remote(name, incarnation, recipe.run.start_s))
+            expected = self._outer.expect.remote(name, incarnation, recipe.run.start_s)
             group = self._groups[name]
             await _within(recipe.run.start_s, group.ready())
             index = list(recipe.learners).index(name)
@@ -220,6 +214,7 @@ class OrchestratorActor:
             unit.pid, unit.node = info["pid"], info["node"]
             self._say(LearnerStarted(name, incarnation, unit.pid, unit.node))
             self._controller.answered(name, incarnation)
+            await _within(OUTER_START_S, expected)
             await unit.handle.run.remote()
             self._controller.finished(name, incarnation)
         except ray.exceptions.RayTaskError as error:
@@ -310,6 +305,10 @@ class OrchestratorActor:
     # -------------------------------------------------------------- evaluation
 
     async def _evaluate_initial(self) -> None:
+        """Start the evaluator, once the learners do not need the cores for their own start any more."""
+        evaluator = ray.remote(EvaluatorActor).options(**self._named("evaluator", EVALUATOR_CPUS))
+        spec = self._spec("evaluator", 0, self._recipe.pools[0], 0)
+        self._evaluator = evaluator.remote(spec, self._outer, self._recipe.eval.sequences)
         loss = await _within(EVALUATION_S, self._evaluator.initial.remote())
         tokens = await _within(CALL_S, self._evaluator.tokens.remote())
         self._note_loss(0, loss, tokens)
@@ -328,6 +327,8 @@ class OrchestratorActor:
 
     def _evaluate_if_due(self) -> None:
         every, now = self._recipe.eval.every, self._view["syncer_step"]
+        if self._evaluator is None and self._evaluation is None and self._view["running_s"] is not None:
+            self._evaluation = asyncio.create_task(self._evaluate_initial())
         if self._evaluation is not None and self._evaluation.done():
             self._evaluation.result()  # an evaluator that fails is told, as the run's failure
             self._evaluation = None
@@ -343,6 +344,8 @@ class OrchestratorActor:
             await _within(CALL_S, self._outer.stop.remote(self._stop_reason))
         if self._tasks:
             await asyncio.wait(self._tasks, timeout=LEAVE_S)
+        if self._evaluation is None and self._evaluator is None:
+            self._evaluation = asyncio.create_task(self._evaluate_initial())
         if self._evaluation is not None:
             await self._evaluation
         await self._evaluate()
@@ -353,19 +356,30 @@ class OrchestratorActor:
         """Whatever happened: stop what runs, merge the log, check it, and sum it up."""
         for task in self._tasks:
             task.cancel()
-        for unit in self._units.values():
-            if unit.handle is not None:
-                ray.kill(unit.handle)
         with contextlib.suppress(ValueError, TimeoutError, ray.exceptions.RayError):  # none, or dead: faults heal
             await _within(CALL_S, ray.get_actor("chaos", self._place.namespace).stop.remote())
         self._say(RunFinished(self._state, self._reason))
         self._segment.close()
+        self._dismiss()
         events = read_run(self._store.root)
         self._store.write_text("events.jsonl", "".join(event.to_json() + "\n" for event in events))
         summary = summarise(events, self._recipe, check(events))
         self._store.write_json("summary.json", summary)
         self._write_status()
         return summary
+
+    def _dismiss(self) -> None:
+        """End every actor of the run but this one, and give up its places."""
+        handles = [unit.handle for unit in self._units.values()] + [self._outer, self._evaluator]
+        names = {"chaos"} | {hand_name(unit.node) for unit in self._units.values() if unit.node}
+        for name in names:
+            with contextlib.suppress(ValueError):
+                handles.append(ray.get_actor(name, self._place.namespace))
+        for handle in handles:
+            if handle is not None:
+                ray.kill(handle)
+        for group in self._groups.values():
+            remove_placement_group(group)
 
     # -------------------------------------------------------------- saying
 

@@ -8,6 +8,7 @@ import os
 import secrets
 import shutil
 import tempfile
+import warnings
 from collections.abc import Callable, Iterator, Mapping
 from pathlib import Path
 from typing import Any
@@ -35,10 +36,8 @@ class ClusterUnreachable(ConnectionError):
 def run_embedded(recipe: Recipe, store: RunStore, starter: Starter | None, on_status: OnStatus) -> dict[str, Any]:
     """Start a local Ray, run to the end, end it. Interrupted once: a clean stop; twice: at once."""
     with local_cluster(recipe, store) as namespace:
-        cores = len(os.sched_getaffinity(0))
-        cache = Path(tempfile.gettempdir()) / f"diloco-compiled-{os.getuid()}"
-        place = actor.Place(namespace, cores, os.environ.get("DILOCO_COMPILATION_CACHE", str(cache)))
-        return _follow(recipe, store, place, starter, on_status, detach=False)
+        place = actor.Place(namespace, cores=len(os.sched_getaffinity(0)))
+        return follow(recipe, store, place, starter, on_status, detach=False)
 
 
 def run_attached(
@@ -48,7 +47,7 @@ def run_attached(
     connect(address, namespace := f"diloco-{recipe.name}")
     try:
         store.write_json(CLUSTER_FILE, {"address": address, "namespace": namespace, "token_path": None})
-        return _follow(recipe, store, actor.Place(namespace, 0, None), starter, on_status, detach=True)
+        return follow(recipe, store, actor.Place(namespace, cores=0), starter, on_status, detach=True)
     finally:
         ray.shutdown()
 
@@ -64,9 +63,13 @@ def connect(address: str, namespace: str) -> None:
         ) from error
 
 
-def _follow(
+def follow(
     recipe: Recipe, store: RunStore, place: actor.Place, starter: Starter | None, on_status: OnStatus, detach: bool
 ) -> dict[str, Any]:
+    """Start a run on the cluster that this process is connected to, and wait for its summary.
+
+    Interrupted: with `detach` the run goes on without this process, else it is stopped and waited for.
+    """
     options: dict[str, Any] = {
         "name": "orchestrator",
         "namespace": place.namespace,
@@ -79,12 +82,14 @@ def _follow(
     if recipe.chaos.active and starter is not None:
         starter(recipe, store, place.namespace)
     try:
-        return _wait(ended, store, on_status)
+        summary = _wait(ended, store, on_status)
     except KeyboardInterrupt:
         if detach:
             raise
         orchestrator.stop.remote("interrupted")
-        return _wait(ended, store, on_status, STOP_S)
+        summary = _wait(ended, store, on_status, STOP_S)
+    ray.kill(orchestrator)
+    return summary
 
 
 def _wait(ended: Any, store: RunStore, on_status: OnStatus, deadline_s: float = math.inf) -> dict[str, Any]:
@@ -119,10 +124,14 @@ def local_cluster(recipe: Recipe, store: RunStore) -> Iterator[str]:
         "OMP_NUM_THREADS": "1",
         "PYTHONPATH": os.pathsep.join(filter(None, [str(_sources()), os.environ.get("PYTHONPATH")])),
     }
+    for name, value in compilation_cache().items():
+        os.environ.setdefault(name, value)
     os.environ.pop("RAY_ADDRESS", None)
     use_auth_settings()
     namespace = f"diloco-{recipe.name}"
     try:
+        # Ray forks to exec at once, which is safe; JAX, if this process has loaded it, warns all the same.
+        warnings.filterwarnings("ignore", message=r"os\.fork\(\) was called", category=RuntimeWarning)
         context = ray.init(
             address="local",
             namespace=namespace,
@@ -153,6 +162,18 @@ def local_cluster(recipe: Recipe, store: RunStore) -> Iterator[str]:
         shutil.rmtree(folder, ignore_errors=True)
         os.environ.clear()
         os.environ.update(before)
+
+
+def compilation_cache() -> dict[str, str]:
+    """Settings by which all processes of this user share JAX's compiled programs."""
+    home = Path(os.environ.get("XDG_CACHE_HOME") or Path.home() / ".cache")
+    folder = home / "decoupled-diloco" / "compiled"
+    folder.mkdir(mode=0o700, parents=True, exist_ok=True)
+    return {
+        "JAX_COMPILATION_CACHE_DIR": str(folder),
+        "JAX_PERSISTENT_CACHE_MIN_COMPILE_TIME_SECS": "0",
+        "JAX_PERSISTENT_CACHE_MIN_ENTRY_SIZE_BYTES": "-1",
+    }
 
 
 def use_auth_settings() -> None:

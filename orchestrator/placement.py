@@ -9,10 +9,12 @@ from typing import Any
 
 import psutil
 import ray
-from ray.util.placement_group import PlacementGroup, placement_group
+from ray.util.placement_group import PlacementGroup, placement_group, remove_placement_group
 from ray.util.scheduling_strategies import NodeAffinitySchedulingStrategy, PlacementGroupSchedulingStrategy
 
 from orchestrator.config import PoolConfig
+
+__all__ = ["Hand", "hand", "hand_name", "inside", "remove_placement_group", "reserve"]
 
 HAND_CPUS = 0.01  # never zero: an actor without resources hangs while any node is partitioned
 
@@ -65,10 +67,14 @@ class Hand:
         return self.signal(pid, signal.SIGSTOP)
 
 
+def hand_name(node: str) -> str:
+    return f"hand-{node[:12]}"
+
+
 def hand(node: str, namespace: str) -> Any:
     """The hand of a node, by its id in hex; started where there is none."""
     options: dict[str, Any] = {
-        "name": f"hand-{node[:12]}",
+        "name": hand_name(node),
         "namespace": namespace,
         "lifetime": "detached",
         "get_if_exists": True,

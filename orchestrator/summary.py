@@ -53,6 +53,7 @@ def summarise(
         "config_hash": _last(history, RunStarted, "config_hash"),
         "ok": state == "finished" and passed and books.balanced,
         "state": state,
+        "reason": _last(history, RunFinished, "reason"),
         "initial_eval_loss": losses[0] if losses else None,
         "eval_loss": losses[-1] if losses else None,
         "reference_losses": {

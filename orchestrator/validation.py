@@ -60,6 +60,15 @@ def validate(recipe: Recipe) -> None:
         raise InputError(found)
 
 
+def resolve(recipe: Recipe) -> Recipe:
+    """The same valid recipe with P as a number: what depends on the task is settled before the run is hashed."""
+    with _host_only():
+        from learners import trainer
+    fragments = len(trainer.deal(_task(recipe), recipe.sync))
+    canonical = recipe.canonical()
+    return Recipe.model_validate(canonical | {"sync": canonical["sync"] | {"P": fragments}})
+
+
 def touches(field: str, other: str) -> bool:
     """Whether one of the two is the other, or inside it."""
     return field == other or field.startswith(f"{other}.") or other.startswith(f"{field}.")

@@ -2,8 +2,11 @@
 
 from __future__ import annotations
 
+import contextlib
 import json
+import shutil
 import sys
+import time
 from collections.abc import Callable, Mapping, Sequence
 from pathlib import Path
 from typing import Annotated, Any
@@ -17,9 +20,11 @@ from orchestrator.cli.live import LiveView
 from orchestrator.cli.summary import block
 from orchestrator.config import Recipe
 from orchestrator.problems import InputError, Problem
-from orchestrator.recipes import dump, load, stored_hash, validate
+from orchestrator.recipes import dump, load, validate
 from orchestrator.store import RunStore
+from orchestrator.validation import resolve
 
+SILENT_S = 15.0  # a status older than this was left by a run that died
 RECIPE_FILE = "config.toml"  # in the store: the resolved recipe, by which a run knows its own folder again
 
 
@@ -36,25 +41,30 @@ def run(
         list[str] | None,
         typer.Option("--set", metavar="KEY=VALUE", help="Override, e.g. sync.quorum=2; KEY= takes one out."),
     ] = None,
+    fresh: Annotated[bool, typer.Option("--fresh", help="Remove what an earlier run left in the same store.")] = False,
     as_json: Annotated[bool, typer.Option("--json", help="Print the summary as JSON on stdout.")] = False,
 ) -> None:
     """Train by a recipe."""
     with reported(as_json):
         named = [] if name is None else [f"name={json.dumps(name)}"]
-        resolved, store = prepare(recipe, [*(overrides or []), *named], run_dir)
+        resolved, store = prepare(recipe, [*(overrides or []), *named], run_dir, fresh)
+        if fresh and store.exists:
+            shutil.rmtree(store.root)
         store.create()
         store.write_text(RECIPE_FILE, dump(resolved))
         view = LiveView(Console(stderr=as_json), as_json)
         try:
-            summary = _train(resolved, store, address, context.obj, view.update)
+            # Whatever Ray prints of its own must not get into the JSON.
+            with contextlib.redirect_stdout(sys.stderr) if as_json else contextlib.nullcontext():
+                summary = _train(resolved, store, address, context.obj, view.update)
         finally:
             view.close()
         typer.echo(json.dumps(summary) if as_json else block(summary, str(store.root)))
         raise typer.Exit(code_of(summary))
 
 
-def prepare(path: Path, overrides: Sequence[str], run_dir: str | None) -> tuple[Recipe, RunStore]:
-    """The recipe and the store of a run that may start. Raises InputError with every reason why not."""
+def prepare(path: Path, overrides: Sequence[str], run_dir: str | None, fresh: bool) -> tuple[Recipe, RunStore]:
+    """The resolved recipe and the store of a run that may start. Raises InputError with every reason why not."""
     folder = str(Path.cwd())
     if folder not in sys.path:
         sys.path.append(folder)  # a task of the user's own, as workers find it; ours come first
@@ -62,32 +72,35 @@ def prepare(path: Path, overrides: Sequence[str], run_dir: str | None) -> tuple[
     try:
         recipe = load(path, overrides)
         store = RunStore(run_dir) if run_dir is not None else RunStore.named(recipe.name)
-        problems += occupied(store, recipe)
+        problems += occupied(store, fresh)
         validate(recipe)
     except InputError as error:
         raise InputError([*problems, *error.problems]) from error
     if problems:
         raise InputError(problems)
-    return recipe, store
+    return resolve(recipe), store
 
 
-def occupied(store: RunStore, recipe: Recipe) -> list[Problem]:
-    """Why this recipe may not run in that folder: it is something else's, or its run is complete."""
-    if store.exists and not store.empty:
-        theirs = stored_hash(store.read_text(RECIPE_FILE) or "")
-        if theirs is None:
-            return [_occupied(store, "is not empty and holds no run")]
-        if theirs != recipe.config_hash:
-            return [_occupied(store, f"belongs to another config ({theirs}; this one is {recipe.config_hash})")]
-        if ((store.read_json("status.json") or {}).get("run") or {}).get("state") == "finished":
-            return [_occupied(store, "holds this very run, which has finished")]
-    elif store.root.exists() and not store.exists:
-        return [_occupied(store, "is a file")]
+def occupied(store: RunStore, fresh: bool) -> list[Problem]:
+    """Why no run may start in that folder: something else is there, or a run that is not to be removed."""
+    if store.root.exists() and not store.exists:
+        return [_occupied(store, "is a file", "give another --run-dir")]
+    if store.empty:
+        return []
+    if store.read_text(RECIPE_FILE) is None:
+        return [_occupied(store, "is not empty and holds no run", "give another --name or --run-dir")]
+    status = store.read_json("status.json") or {}
+    running = (status.get("run") or {}).get("state") in ("starting", "running")
+    if running and time.time() - status.get("written_at", 0.0) < SILENT_S:
+        return [_occupied(store, "holds a run that is going on", "diloco stop it first, or give another --name")]
+    if not fresh:
+        fix = "give --fresh to remove it, or another --name or --run-dir"
+        return [_occupied(store, "holds an earlier run, and runs cannot be resumed yet", fix)]
     return []
 
 
-def _occupied(store: RunStore, message: str) -> Problem:
-    return Problem("run-dir", str(store.root), message, "give another --name or --run-dir, or remove that one")
+def _occupied(store: RunStore, message: str, fix: str) -> Problem:
+    return Problem("run-dir", str(store.root), message, fix)
 
 
 def _train(
@@ -109,7 +122,6 @@ def _train(
 
 def code_of(summary: Mapping[str, Any]) -> int:
     """The exit code of a run that came to an end. A promise that could not be checked is not kept."""
-    if summary["ok"]:
-        return OK
-    doubtful = any(check["status"] != "pass" for check in summary["checks"])
-    return BROKEN_PROMISE if summary["state"] == "finished" and doubtful else FAILED
+    if summary["state"] == "failed":
+        return FAILED
+    return OK if all(check["status"] == "pass" for check in summary["checks"]) else BROKEN_PROMISE

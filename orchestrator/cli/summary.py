@@ -26,6 +26,8 @@ def _of(table: Mapping[str, Any], key: str) -> str:
 
 
 def _facts(summary: Mapping[str, Any]) -> Iterator[tuple[str, str]]:
+    if summary.get("state") != "finished":
+        yield "because", _of(summary, "reason")
     first, last = number(summary.get("initial_eval_loss"), 3), number(summary.get("eval_loss"), 3)
     yield "held-out loss", f"{last} nats/token (at the start {first}){_references(summary)}"
     tokens = part(summary, "tokens")
@@ -39,7 +41,7 @@ def _facts(summary: Mapping[str, Any]) -> Iterator[tuple[str, str]]:
         ", ".join(
             [
                 f"{number(tokens.get('in_flight'))} in flight",
-                *(f"{number(n)} discarded: {why}" for why, n in discarded.items()),
+                *(f"{number(n)} discarded: {why}" for why, n in discarded.items() if n),
             ]
         ),
     )

@@ -1,0 +1,81 @@
+"""One Ray and one compilation cache for the whole session; every test is a run of its own in it."""
+
+from collections.abc import Callable, Mapping
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from chaos.actor import start
+from orchestrator.actor import Place
+from orchestrator.config import Recipe
+from orchestrator.events import Event, read_run
+from orchestrator.launch import follow, local_cluster
+from orchestrator.store import RunStore
+from orchestrator.validation import resolve
+
+LEARNERS = 3
+
+
+def recipe(name: str, corpus: str, **sections: Any) -> Recipe:
+    """Three small, paced learners: a step takes a few hundredths of a second, nearly all of it asleep."""
+    tables: dict[str, Any] = {
+        "name": name,
+        "model": {"layers": 1, "width": 16, "heads": 2},
+        "data": {"path": corpus, "sequence_length": 16, "held_out": 0.25},
+        "sync": {"P": 4, "H": 4, "tau": 2, "quorum": 1},
+        "pools": [{"name": "t", "learners": LEARNERS, "batch_size": 2, "slowdown": 20.0}],
+        "budget": {"syncer_steps": 60},
+        "eval": {"every": 0, "sequences": 8},
+        "run": {"start_s": 60.0},
+    }
+    for section, table in sections.items():
+        tables[section] = tables[section] | table if isinstance(tables.get(section), dict) else table
+    return resolve(Recipe.model_validate(tables))
+
+
+@dataclass(frozen=True)
+class Result:
+    summary: dict[str, Any]
+    events: list[Event]
+    folder: Path
+
+    def facts(self, kind: type[Any]) -> list[Any]:
+        return [event.fact for event in self.events if isinstance(event.fact, kind)]
+
+    def of(self, kind: type[Any]) -> list[Event]:
+        return [event for event in self.events if isinstance(event.fact, kind)]
+
+
+@pytest.fixture(scope="session")
+def corpus(tmp_path_factory: pytest.TempPathFactory) -> str:
+    folder = tmp_path_factory.mktemp("corpus")
+    for number in range(4):
+        text = f"line {number} of a text that small models like to learn by heart\n"
+        (folder / f"{number}.txt").write_text(text * 200)
+    return str(folder)
+
+
+@pytest.fixture(scope="session")
+def ray_cluster(tmp_path_factory: pytest.TempPathFactory, corpus: str) -> Any:
+    store = RunStore(tmp_path_factory.mktemp("cluster"))
+    with local_cluster(recipe("cluster", corpus), store):
+        yield
+
+
+@pytest.fixture
+def run(ray_cluster: None, tmp_path: Path, corpus: str) -> Callable[..., Result]:
+    """Run a recipe to its end; `on_status` may interfere on the way."""
+
+    def run_recipe(
+        name: str, on_status: Callable[[Mapping[str, Any]], None] = lambda status: None, **sections: Any
+    ) -> Result:
+        store = RunStore(tmp_path / name)
+        store.create()
+        wanted = recipe(name, corpus, **sections)
+        place = Place(f"test-{name}", cores=0)
+        summary = follow(wanted, store, place, start, on_status, detach=False)
+        return Result(summary, read_run(store.root), store.root)
+
+    return run_recipe

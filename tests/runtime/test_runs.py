@@ -1,0 +1,176 @@
+"""Whole runs on real Ray actors: without faults, and through every fault that this version injects."""
+
+import hashlib
+import json
+import os
+import signal
+
+import numpy as np
+import pytest
+
+from learners.facts import Adopted, LoopFailed, StepFinished
+from orchestrator.events import FaultHealed, FaultInjected, LearnerLost, LearnerStarted
+from outer.facts import Committed, LearnerAttached, LeaseExpired, LeaseRenewed, SpanReturned
+
+pytestmark = pytest.mark.runtime
+
+
+def assert_kept(result):
+    """Every promise is kept, and the books are exact."""
+    assert [check for check in result.summary["checks"] if check["status"] != "pass"] == []
+    assert result.summary["ok"], result.summary["reason"]
+    tokens = result.summary["tokens"]
+    assert tokens["processed"] == tokens["committed"] + tokens["in_flight"] + sum(tokens["discarded"].values())
+    assert tokens["processed"] == sum(fact.tokens for fact in result.facts(StepFinished))
+    assert tokens["in_flight"] == 0
+
+
+def participants(result, after=float("-inf")):
+    """(learner, incarnation) of everything merged after a moment."""
+    return {
+        (each.learner, each.incarnation)
+        for event in result.of(Committed)
+        if event.at > after
+        for each in event.fact.participants
+    }
+
+
+def test_a_run_without_faults_ends_with_exact_books_and_says_so_in_every_file(run):
+    statuses = []
+    result = run("plain", statuses.append, budget={"syncer_steps": 80})
+    assert_kept(result)
+
+    assert result.summary["eval_loss"] < result.summary["initial_eval_loss"]
+    assert result.facts(LearnerLost) == []
+    assert result.summary["faults"] == []
+    assert result.summary["rounds_per_fragment"] == 20
+    assert sum(result.summary["goodput_categories"].values()) == pytest.approx(1.0, abs=0.01)
+    assert result.summary["goodput_categories"]["unattributed"] <= 0.01
+    assert min(result.summary["participation"]["by_learner"].values()) > 0.5
+    assert {row["name"] for row in statuses[-1]["learners"]} == {f"learner-t-{i}" for i in range(3)}
+    assert statuses[-1]["run"]["state"] == "finished"
+    assert json.loads((result.folder / "summary.json").read_text()) == result.summary
+
+    manifest = json.loads((result.folder / "final" / "manifest.json").read_text())["tensors"]
+    newest = {commit.fragment: commit.digest for commit in result.facts(Committed)}
+    with np.load(result.folder / "final" / "parameters.npz", allow_pickle=False) as arrays:
+        for fragment, digest in newest.items():
+            names = [name for name, about in manifest.items() if about["fragment"] == fragment]
+            flat = b"".join(arrays[name].tobytes() for name in names)
+            assert hashlib.sha256(flat).hexdigest() == digest, "final/ holds what was committed last"
+
+
+def test_a_killed_learner_is_found_out_at_once_and_contributes_again(run):
+    result = run(
+        "kill-one",
+        budget={"syncer_steps": 400},
+        chaos={"faults": [{"kind": "kill", "learner": "learner-t-1", "at_step": 20}]},
+    )
+    assert_kept(result)
+    (injected,) = result.of(FaultInjected)
+    (lost,) = result.of(LearnerLost)
+    assert lost.fact.learner == injected.fact.target == "learner-t-1"
+    assert lost.at - injected.at <= 3.0
+    assert ("learner-t-1", 2) in participants(result, after=injected.at)
+    (fault,) = result.summary["faults"]
+    assert fault["injected"]
+    assert fault["recovery_s"] is not None
+    modes = [event.fact.mode for event in result.of(Adopted) if event.writer == "learner-t-1" and event.incarnation == 2]
+    assert modes[:4] == ["bootstrap"] * 4, "a restarted learner begins with every fragment from the syncer"
+
+
+def test_all_but_one_killed_from_outside_below_quorum_nothing_commits_until_one_is_back(run):
+    struck = {}
+
+    def strike(status):
+        rows = {row["name"]: row for row in status["learners"]}
+        if status["run"]["syncer_step"] >= 20 and not struck:
+            for name in ("learner-t-0", "learner-t-2"):
+                struck[name] = rows[name]["pid"]
+                os.kill(rows[name]["pid"], signal.SIGKILL)
+
+    result = run("kill-most", strike, sync={"quorum": 2}, budget={"syncer_steps": 200})
+    assert_kept(result)
+    lost = result.of(LearnerLost)
+    assert {event.fact.learner for event in lost} == set(struck) == {"learner-t-0", "learner-t-2"}
+    assert [fault["injected"] for fault in result.summary["faults"]] == [False, False]
+
+    alone_from = max(event.at for event in lost)
+    back_at = min(e.at for e in result.of(LearnerAttached) if e.fact.incarnation == 2)
+    assert [e.fact.syncer_step for e in result.of(Committed) if alone_from < e.at < back_at] == []
+    assert [e for e in result.of(Committed) if e.at > back_at], "and then it goes on"
+    survivor = [e.at for e in result.of(StepFinished) if e.writer == "learner-t-1" and alone_from < e.at < back_at]
+    assert len(survivor) > 10, "the survivor steps on below quorum"
+
+
+def test_all_learners_killed_at_once_the_run_goes_on_from_the_same_versions(run):
+    struck = []
+
+    def strike(status):
+        if status["run"]["syncer_step"] >= 20 and not struck:
+            struck.extend(row["pid"] for row in status["learners"])
+            for pid in struck:
+                os.kill(pid, signal.SIGKILL)
+
+    result = run("kill-all", strike, budget={"syncer_steps": 120})
+    assert_kept(result)
+    assert len(struck) == 3
+    lost_at = [event.at for event in result.of(LearnerLost)]
+    assert len(lost_at) == 3
+    before = {e.fact.fragment: e.fact.syncer_step for e in result.of(Committed) if e.at < max(lost_at)}
+    adopted = [e.fact for e in result.of(Adopted) if e.incarnation == 2 and e.fact.mode == "bootstrap"]
+    assert {(fact.fragment, fact.version) for fact in adopted} >= set(before.items())
+    assert {e.fact.pid for e in result.of(LearnerStarted)} > set(struck)
+    assert result.facts(SpanReturned), "what they had not finished went back to the pool"
+    assert result.summary["global_downtime_s"] > 0
+
+
+def test_a_freeze_past_the_lease_excludes_a_learner_that_then_goes_on_as_the_same_incarnation(run):
+    result = run(
+        "freeze",
+        budget={"syncer_steps": 260},
+        chaos={"faults": [{"kind": "freeze", "learner": "learner-t-2", "at_step": 30, "duration_s": 6.0}]},
+    )
+    assert_kept(result)
+    (frozen,), (healed,) = result.of(FaultInjected), result.of(FaultHealed)
+    (expired,), (renewed,) = result.of(LeaseExpired), result.of(LeaseRenewed)
+    assert frozen.at < expired.at < healed.at < renewed.at + 0.5
+    assert expired.fact.learner == renewed.fact.learner == "learner-t-2"
+    while_out = {
+        name
+        for event in result.of(Committed)
+        if expired.at + 0.5 < event.at < healed.at
+        for name in (each.learner for each in event.fact.participants)
+    }
+    assert while_out == {"learner-t-0", "learner-t-1"}, "the others go on without it"
+    assert ("learner-t-2", 1) in participants(result, after=renewed.at)
+    assert result.facts(LearnerLost) == []
+
+
+def test_a_learner_frozen_for_too_long_is_ended_and_restarted(run):
+    result = run(
+        "hang",
+        budget={"syncer_steps": 400},
+        run={"hang_s": 4.0},
+        chaos={"faults": [{"kind": "freeze", "learner": "learner-t-0", "at_step": 20, "duration_s": 600.0}]},
+    )
+    assert_kept(result)
+    (lost,) = result.facts(LearnerLost)
+    assert (lost.learner, lost.cause) == ("learner-t-0", "lease_expired")
+    assert ("learner-t-0", 2) in participants(result)
+
+
+def test_a_training_loop_that_raises_is_recorded_with_its_traceback_and_restarted(run, tmp_path):
+    result = run(
+        "raises",
+        task="tests.runtime.tasks:FailsOnce",
+        model={"flag": str(tmp_path / "flag"), "fail_at": 150},
+        budget={"syncer_steps": 250},
+    )
+    assert_kept(result)
+    (failed,) = result.facts(LoopFailed)
+    assert "this sample cannot be learned" in failed.traceback
+    (lost,) = result.facts(LearnerLost)
+    assert lost.cause == "failed"
+    assert "this sample cannot be learned" in lost.detail
+    assert (lost.learner, 2) in participants(result)
