@@ -44,6 +44,8 @@ from outer.messages import (
     Welcome,
 )
 
+from outer.pace import Average
+
 if TYPE_CHECKING:
     from learners.exchange import Exchange
     from learners.trainer import Trainer
@@ -92,6 +94,7 @@ class LearnerActor:
         self._fetcher = ThreadPoolExecutor(2, "fetch")
         self._reports: deque[Any] = deque()
         self._tokens_per_step = 0
+        self._compute_s = Average(spec.sync.smoothing)
         self._trainer: Trainer | None = None
         self._exchange: Exchange | None = None
         self._next: queue.SimpleQueue[signals.RunStep | signals.Hold | signals.Exit] = queue.SimpleQueue()
@@ -183,9 +186,14 @@ class LearnerActor:
                 case signals.RunStep(step, start, progress):
                     began = time.monotonic()
                     loss = self._trainer.step(start, self._spec.batch_size, progress, step)
-                    if self._spec.slowdown > 1.0:
-                        time.sleep((self._spec.slowdown - 1.0) * (time.monotonic() - began))
+                    self._slow_down(time.monotonic() - began)
                     self._drive(signals.StepDone(loss, self._tokens_per_step))
+
+    def _slow_down(self, seconds: float) -> None:
+        """Make the step last longer, as the pool asks. A step that was held up is not made to count twice."""
+        self._compute_s.add(seconds)
+        if self._spec.slowdown > 1.0:
+            time.sleep((self._spec.slowdown - 1.0) * min(seconds, self._compute_s.value))
 
     def _drive(self, event: signals.Event) -> None:
         """Hand one event to the machine and do what it says. Any thread; only the loop's own causes a step."""

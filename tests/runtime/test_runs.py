@@ -75,7 +75,9 @@ def test_a_killed_learner_is_found_out_at_once_and_contributes_again(run):
     (fault,) = result.summary["faults"]
     assert fault["injected"]
     assert fault["recovery_s"] is not None
-    modes = [event.fact.mode for event in result.of(Adopted) if event.writer == "learner-t-1" and event.incarnation == 2]
+    modes = [
+        event.fact.mode for event in result.of(Adopted) if event.writer == "learner-t-1" and event.incarnation == 2
+    ]
     assert modes[:4] == ["bootstrap"] * 4, "a restarted learner begins with every fragment from the syncer"
 
 
