@@ -13,7 +13,7 @@ import threading
 import time
 import traceback
 from collections import deque
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from concurrent.futures import Future, ThreadPoolExecutor
 from concurrent.futures import TimeoutError as FutureTimeout
 from dataclasses import dataclass
@@ -43,7 +43,6 @@ from outer.messages import (
     Stop,
     Welcome,
 )
-
 from outer.pace import Average
 
 if TYPE_CHECKING:
@@ -290,20 +289,19 @@ class EvaluatorActor:
         self._evaluator = Evaluator(self._task, self._fragments, sequences)
         self._sequences = sequences
 
-    def initial(self) -> float:
-        """Nats per token of the parameters that the run starts from."""
+    def initial(self) -> tuple[int, float, int]:
+        """As `current`, of the parameters that the run starts from."""
         from learners.trainer import initial_parameters
 
-        return self._evaluator.loss(initial_parameters(self._task, self._fragments, self._spec.seed))
+        return self._evaluate(0, initial_parameters(self._task, self._fragments, self._spec.seed))
 
-    def current(self) -> tuple[int, float]:
-        """(syncer step, nats per token) of the syncer's parameters now."""
+    def current(self) -> tuple[int, float, int]:
+        """(syncer step, nats per token, tokens) of an evaluation of the syncer's parameters now."""
         syncer_step, thetas, _ = ray.get(self._outer.snapshot.remote(), timeout=CALL_S)
-        return syncer_step, self._evaluator.loss(thetas)
+        return self._evaluate(syncer_step, thetas)
 
-    def tokens(self) -> int:
-        """Tokens in one evaluation."""
-        return self._task.tokens(self._sequences)
+    def _evaluate(self, syncer_step: int, thetas: Sequence[Any]) -> tuple[int, float, int]:
+        return syncer_step, self._evaluator.loss(thetas), self._task.tokens(self._sequences)
 
     def references(self) -> tuple[float, float] | None:
         """(bigram, trigram) tables' nats per token on the same samples, if the task can tell."""

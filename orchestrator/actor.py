@@ -59,7 +59,11 @@ class Place:
     """Where and how this run's actors live."""
 
     namespace: str
-    cores: int  # of this host, to pin learners to; 0 on clusters
+    cores: int  # of the one host, to pin learners to; 0 on clusters
+
+    @property
+    def local(self) -> bool:
+        return self.cores > 0
 
 
 @dataclass
@@ -98,6 +102,7 @@ class OrchestratorActor:
         self._evaluation: asyncio.Task[None] | None = None
         self._evaluated_at = 0
         self._failure: BaseException | None = None
+        self._main: asyncio.Task[dict[str, Any]] | None = None
         self._outer: Any = None
         self._outer_info: dict[str, Any] = {}
         self._evaluator: Any = None
@@ -115,8 +120,16 @@ class OrchestratorActor:
     async def stop(self, reason: str) -> None:
         self._stop_reason = self._stop_reason or reason
 
-    async def run(self) -> dict[str, Any]:
-        """The whole run; returns its summary."""
+    async def begin(self) -> None:
+        """Start the run; it goes on whether or not anyone waits for it."""
+        self._main = asyncio.create_task(self._run())
+
+    async def result(self) -> dict[str, Any]:
+        """The summary, once the run has ended."""
+        assert self._main is not None, "the run has not begun"
+        return await asyncio.shield(self._main)
+
+    async def _run(self) -> dict[str, Any]:
         try:
             await self._begin()
             await self._watch()
@@ -149,7 +162,7 @@ class OrchestratorActor:
         recorder = SegmentRecorder(self._store.path("events/syncer.jsonl"))
         self._outer = ray.remote(OuterActor).options(**self._named("outer", OUTER_CPUS)).remote(spec, initial, recorder)
         for name, pool in recipe.learners.items():
-            self._groups[name] = reserve(name, pool)
+            self._groups[name] = reserve(name, pool, anywhere=self._place.local)
         self._advance()  # learners come up beside the syncer
         self._outer_info = await _within(OUTER_START_S, self._outer.start.remote())
 
@@ -274,7 +287,8 @@ class OrchestratorActor:
                 return
             age = self._view["commit_age_s"]
             if (now - idle_since if age is None else age) > self._recipe.run.idle_s:
-                raise RunFailed(f"no fragment has committed for {self._recipe.run.idle_s:.0f} s")
+                faults = "; ".join(f"{name}: {fault}" for name, fault in self._faults.items()) or "none"
+                raise RunFailed(f"nothing committed for {self._recipe.run.idle_s:.0f} s; last faults: {faults}")
             self._end_silent()
             self._advance()
             self._evaluate_if_due()
@@ -304,37 +318,45 @@ class OrchestratorActor:
 
     # -------------------------------------------------------------- evaluation
 
-    async def _evaluate_initial(self) -> None:
-        """Start the evaluator, once the learners do not need the cores for their own start any more."""
-        evaluator = ray.remote(EvaluatorActor).options(**self._named("evaluator", EVALUATOR_CPUS))
-        spec = self._spec("evaluator", 0, self._recipe.pools[0], 0)
-        self._evaluator = evaluator.remote(spec, self._outer, self._recipe.eval.sequences)
-        loss = await _within(EVALUATION_S, self._evaluator.initial.remote())
-        tokens = await _within(CALL_S, self._evaluator.tokens.remote())
-        self._note_loss(0, loss, tokens)
-        if self._recipe.eval.ngrams:
-            tables = await _within(EVALUATION_S, self._evaluator.references.remote())
-            if tables is not None:
-                self._say(ReferenceLosses(*tables))
-
-    async def _evaluate(self) -> None:
-        syncer_step, loss = await _within(EVALUATION_S, self._evaluator.current.remote())
-        self._note_loss(syncer_step, loss, await _within(CALL_S, self._evaluator.tokens.remote()))
-
-    def _note_loss(self, syncer_step: int, loss: float, tokens: int) -> None:
-        self._eval_loss = loss
-        self._say(Evaluated(syncer_step, loss, tokens))
-
     def _evaluate_if_due(self) -> None:
+        """At the first step, for the learners need the cores for their own start, and then every so often."""
         every, now = self._recipe.eval.every, self._view["syncer_step"]
-        if self._evaluator is None and self._evaluation is None and self._view["running_s"] is not None:
-            self._evaluation = asyncio.create_task(self._evaluate_initial())
-        if self._evaluation is not None and self._evaluation.done():
-            self._evaluation.result()  # an evaluator that fails is told, as the run's failure
-            self._evaluation = None
-        if every and self._evaluation is None and now // every > self._evaluated_at // every:
+        if self._view["running_s"] is None or (self._evaluation is not None and not self._evaluation.done()):
+            return
+        if self._evaluation is None:
+            self._evaluation = asyncio.create_task(self._evaluate(initial=True))
+        elif every and now // every > self._evaluated_at // every:
             self._evaluated_at = now
             self._evaluation = asyncio.create_task(self._evaluate())
+
+    async def _evaluate(self, initial: bool = False) -> None:
+        """One evaluation. An evaluator that dies is replaced at the next; the learners do not notice."""
+        try:
+            if self._evaluator is None:
+                options = self._named(f"evaluator.{self._store.grant('incarnation', 'evaluator')}", EVALUATOR_CPUS)
+                spec = self._spec("evaluator", 0, self._recipe.pools[0], 0)
+                evaluator = ray.remote(EvaluatorActor).options(**options)
+                self._evaluator = evaluator.remote(spec, self._outer, self._recipe.eval.sequences)
+            if initial:
+                await self._measure(self._evaluator.initial.remote())
+                if self._recipe.eval.ngrams:
+                    await self._compare(self._evaluator.references.remote())
+            else:
+                await self._measure(self._evaluator.current.remote())
+            self._faults.pop("evaluator", None)
+        except (ray.exceptions.RayError, TimeoutError) as error:
+            self._faults["evaluator"] = _gist(error)
+            if self._evaluator is not None:
+                ray.kill(self._evaluator)
+                self._evaluator = None
+
+    async def _measure(self, ref: Any) -> None:
+        syncer_step, self._eval_loss, tokens = await _within(EVALUATION_S, ref)
+        self._say(Evaluated(syncer_step, self._eval_loss, tokens))
+
+    async def _compare(self, ref: Any) -> None:
+        if (tables := await _within(EVALUATION_S, ref)) is not None:
+            self._say(ReferenceLosses(*tables))
 
     # -------------------------------------------------------------- the end
 
@@ -344,8 +366,6 @@ class OrchestratorActor:
             await _within(CALL_S, self._outer.stop.remote(self._stop_reason))
         if self._tasks:
             await asyncio.wait(self._tasks, timeout=LEAVE_S)
-        if self._evaluation is None and self._evaluator is None:
-            self._evaluation = asyncio.create_task(self._evaluate_initial())
         if self._evaluation is not None:
             await self._evaluation
         await self._evaluate()

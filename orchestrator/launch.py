@@ -17,6 +17,7 @@ import ray
 
 from orchestrator import actor
 from orchestrator.config import Recipe
+from orchestrator.problems import InputError, Problem
 from orchestrator.store import RunStore
 
 LOOPBACK = "127.0.0.2"  # Ray replaces 127.0.0.1 by an address that others can reach; this one it leaves
@@ -78,7 +79,8 @@ def follow(
         "max_restarts": 0,
     }
     orchestrator = ray.remote(actor.OrchestratorActor).options(**options).remote(recipe, str(store.root), place)
-    ended = orchestrator.run.remote()
+    orchestrator.begin.remote()
+    ended = orchestrator.result.remote()
     if recipe.chaos.active and starter is not None:
         starter(recipe, store, place.namespace)
     try:
@@ -136,7 +138,6 @@ def local_cluster(recipe: Recipe, store: RunStore) -> Iterator[str]:
             address="local",
             namespace=namespace,
             num_cpus=logical_cpus(recipe),
-            num_gpus=0,
             resources=_other_resources(recipe),
             include_dashboard=recipe.run.dashboard,
             dashboard_host=LOOPBACK,
@@ -146,6 +147,8 @@ def local_cluster(recipe: Recipe, store: RunStore) -> Iterator[str]:
             _node_ip_address=LOOPBACK,
             _temp_dir=str(folder),
         )
+        if problems := list(unplaceable(recipe, ray.cluster_resources())):
+            raise InputError(problems)
         store.write_json(
             CLUSTER_FILE,
             {
@@ -162,6 +165,24 @@ def local_cluster(recipe: Recipe, store: RunStore) -> Iterator[str]:
         shutil.rmtree(folder, ignore_errors=True)
         os.environ.clear()
         os.environ.update(before)
+
+
+def unplaceable(recipe: Recipe, offered: Mapping[str, float]) -> Iterator[Problem]:
+    """Pools that the local machine has no place for."""
+    asked: dict[str, float] = {}
+    for index, pool in enumerate(recipe.pools):
+        wanted = dict(pool.resources)
+        if pool.accelerator:
+            wanted[f"accelerator_type:{pool.accelerator}"] = 0.001
+        for kind, amount in wanted.items():
+            asked[kind] = asked.get(kind, 0.0) + amount * pool.learners
+            if asked[kind] > offered.get(kind, 0.0) + 1e-6:
+                yield Problem(
+                    f"pools.{index}.resources",
+                    pool.resources,
+                    f"{asked[kind]:g} {kind} are asked for so far, this machine offers {offered.get(kind, 0.0):g}",
+                    "ask for less, or run on a cluster that has it: --address",
+                )
 
 
 def compilation_cache() -> dict[str, str]:
@@ -196,7 +217,7 @@ def _other_resources(recipe: Recipe) -> dict[str, float]:
     offered: dict[str, float] = {}
     for pool in recipe.learners.values():
         for kind, amount in pool.resources.items():
-            if kind not in ("CPU", "GPU"):
+            if kind not in ("CPU", "GPU", "TPU"):
                 offered[kind] = offered.get(kind, 0.0) + amount
     return offered
 

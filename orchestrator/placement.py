@@ -19,12 +19,15 @@ __all__ = ["Hand", "hand", "hand_name", "inside", "remove_placement_group", "res
 HAND_CPUS = 0.01  # never zero: an actor without resources hangs while any node is partitioned
 
 
-def reserve(learner: str, pool: PoolConfig) -> PlacementGroup:
-    """A placement group for one learner unit, under its name; it stays over restarts."""
+def reserve(learner: str, pool: PoolConfig, anywhere: bool) -> PlacementGroup:
+    """A placement group for one learner unit, under its name; it stays over restarts.
+
+    `anywhere`: whatever the pool's region, as on a cluster of one local node.
+    """
     bundle = dict(pool.resources)
     if pool.accelerator:
         bundle[f"accelerator_type:{pool.accelerator}"] = 0.001
-    labels = [{"region": pool.region}] if pool.region else None
+    labels = [{"region": pool.region}] if pool.region and not anywhere else None
     return placement_group(
         [bundle], strategy="STRICT_PACK", name=learner, lifetime="detached", bundle_label_selector=labels
     )

@@ -5,7 +5,7 @@ Who may speak, who is alive, and what they are lent is decided here; nothing of 
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Mapping, Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import Any
 
@@ -60,9 +60,6 @@ class Members:
         return facts
 
     # -------------------------------------------------------------- who is there
-
-    def __iter__(self) -> Iterable[Member]:
-        return iter(self._members.values())
 
     @property
     def names(self) -> tuple[str, ...]:

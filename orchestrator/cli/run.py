@@ -15,7 +15,7 @@ import typer
 from rich.console import Console
 
 from orchestrator.cli.doctor import foreign_packages
-from orchestrator.cli.errors import BROKEN_PROMISE, FAILED, OK, reported
+from orchestrator.cli.errors import BROKEN_PROMISE, FAILED, INTERRUPTED, OK, reported
 from orchestrator.cli.live import LiveView
 from orchestrator.cli.summary import block
 from orchestrator.config import Recipe
@@ -116,8 +116,11 @@ def _train(
         if address:
             return launch.run_attached(recipe, store, address, starter, on_status)
         return launch.run_embedded(recipe, store, starter, on_status)
-    except launch.ClusterUnreachable as error:
-        raise ConnectionError(str(error)) from error
+    except KeyboardInterrupt:
+        if not address:
+            raise
+        typer.echo(f"detached: the run goes on; follow it with: diloco status --run-dir {store.root}", err=True)
+        raise typer.Exit(INTERRUPTED) from None
 
 
 def code_of(summary: Mapping[str, Any]) -> int:
