@@ -79,7 +79,7 @@ def follow(
         "max_restarts": 0,
     }
     orchestrator = ray.remote(actor.OrchestratorActor).options(**options).remote(recipe, str(store.root), place)
-    orchestrator.begin.remote()
+    ray.get(orchestrator.begin.remote(), timeout=STOP_S)
     ended = orchestrator.result.remote()
     if recipe.chaos.active and starter is not None:
         starter(recipe, store, place.namespace)

@@ -1,0 +1,282 @@
+"""Both machines on one virtual clock and a hostile network, without arrays.
+
+A fragment's value is a table that says how often each learner's step is contained in it, so that the sums and
+differences of merging and adopting can be followed exactly: a step that was merged twice counts 2, one that was
+taken back counts -1. Weights are left out: a merge adds up what its contributions bring.
+"""
+
+from __future__ import annotations
+
+import heapq
+import itertools
+from collections import Counter
+from collections.abc import Callable, Mapping
+from dataclasses import dataclass, field, replace
+from random import Random
+from typing import Any, NamedTuple
+
+from learners import signals as unit
+from learners.learner import Learner
+from outer import signals as outer
+from outer.config import SyncConfig
+from outer.fragments import Fragment, Tensor
+from outer.messages import COMPILING, IMPORTING, Attach, Stop, Welcome
+from outer.syncer import Budget, Syncer
+
+Value = Mapping[tuple[str, int, int], int]  # (learner, incarnation, step) -> how often
+TICK_S_MIN = 0.01  # a shell never looks again at once
+MANIFEST = {"sync.H": 4}
+
+
+def plus(one: Value, other: Value, times: int = 1) -> Value:
+    """one + times * other, without the zeros."""
+    total = {key: one.get(key, 0) + times * other.get(key, 0) for key in one.keys() | other.keys()}
+    return {key: count for key, count in total.items() if count}
+
+
+class Said(NamedTuple):
+    """A fact, who said it, and at which virtual second."""
+
+    at: float
+    writer: str
+    incarnation: int
+    fact: Any
+
+
+@dataclass(frozen=True)
+class Weather:
+    """What the network does to a message. Calls that a shell repeats until they are answered are never lost."""
+
+    lost: float = 0.0  # share of messages
+    doubled: float = 0.0
+    unfetched: float = 0.0  # share of fetches that fail
+    delay_s: float = 0.0  # the longest; messages overtake each other
+
+
+CALM = Weather()
+
+
+@dataclass
+class Unit:
+    """One incarnation of a learner: its machine, and the values it holds."""
+
+    machine: Learner
+    values: list[Value]
+    bases: list[Value]
+    read: dict[int, Value] = field(default_factory=dict)  # what was last sent of each fragment
+    next: unit.RunStep | unit.Hold | unit.Exit | None = None
+    frozen_until: float = 0.0
+    exited: str = ""
+
+    @property
+    def key(self) -> tuple[str, int]:
+        return self.machine.name, self.machine.incarnation
+
+
+class World:
+    """One run. `learners` maps each name to the seconds that its steps take; every step is of 2 samples, 10 tokens."""
+
+    def __init__(
+        self,
+        *,
+        sync: SyncConfig,
+        learners: Mapping[str, float],
+        quorum: int,
+        budget: Budget,
+        seed: int = 0,
+        weather: Weather = CALM,
+        span_steps: int = 4,
+    ) -> None:
+        assert sync.fragments is not None
+        count = sync.fragments
+        self.now, self.weather = 0.0, weather
+        self.said: list[Said] = []
+        self.lines: list[str] = []
+        self.units: dict[str, Unit] = {}
+        self.values: list[Value] = [{} for _ in range(count)]
+        self.syncer = Syncer(
+            epoch=1,
+            config=sync,
+            fragments=tuple(Fragment(p, (Tensor(f"t{p}", (1,), "float32"),)) for p in range(count)),
+            learners=dict.fromkeys(learners, 2),
+            quorum=quorum,
+            span_steps=span_steps,
+            budget=budget,
+            manifest=MANIFEST,
+        )
+        self._sync, self._speed, self._span_steps = sync, dict(learners), span_steps
+        self._incarnations: Counter[str] = Counter()
+        self._chance = Random(seed)
+        self._queue: list[tuple[float, int, Callable[[], None]]] = []
+        self._numbers = itertools.count()
+        self._perform_outer(self.syncer.start())
+
+    # -------------------------------------------------------------- what a test may cause
+
+    def run(self, until: float, stop: Callable[[], bool] = lambda: False) -> None:
+        """Let everything happen up to that time, or until `stop` holds."""
+        while self._queue and self._queue[0][0] <= until and not stop():
+            self.now, _, happen = heapq.heappop(self._queue)
+            happen()
+        if not stop():
+            self.now = max(self.now, until)
+
+    def at(self, time: float, happen: Callable[[], None]) -> None:
+        heapq.heappush(self._queue, (time, next(self._numbers), happen))
+
+    def start(self, name: str) -> None:
+        """A new incarnation is granted, imports, compiles and attaches."""
+        self._incarnations[name] += 1
+        machine = Learner(
+            name=name,
+            incarnation=self._incarnations[name],
+            config=self._sync,
+            fragments=len(self.values),
+            batch_size=2,
+            span_steps=self._span_steps,
+            start_s=10.0,
+        )
+        each = self.units[name] = Unit(machine, [{} for _ in self.values], [{} for _ in self.values])
+        self._drive_outer(outer.Expect(name, machine.incarnation, 10.0))
+        for event in (unit.Enter(IMPORTING), unit.Enter(COMPILING), unit.Compiled(MANIFEST), unit.Resume()):
+            self._drive(each, event)
+
+    def kill(self, name: str) -> None:
+        """The process is gone; the orchestrator learns of it by `bury`."""
+        if self.units.pop(name, None):
+            self._line(f"{name} dies")
+
+    def bury(self, name: str) -> None:
+        self._drive_outer(outer.Fence(name, self._incarnations[name], "killed"))
+
+    def freeze(self, name: str, seconds: float) -> None:
+        if each := self.units.get(name):
+            each.frozen_until = self.now + seconds
+
+    # -------------------------------------------------------------- the network
+
+    def _carry(self, deliver: Callable[[], None], sure: bool = False) -> None:
+        if not sure and self._chance.random() < self.weather.lost:
+            return
+        for _ in range(2 if self._chance.random() < self.weather.doubled else 1):
+            self.at(self.now + self._chance.uniform(0.0, self.weather.delay_s), deliver)
+
+    def _to_syncer(self, event: Any, sure: bool = False) -> None:
+        self._carry(lambda: self._drive_outer(event), sure)
+
+    def _to_learner(self, name: str, incarnation: int, event: Any, sure: bool = False) -> None:
+        each = self.units.get(name)
+        if each is not None and each.key == (name, incarnation):
+            self._carry(lambda: self._drive(each, event), sure)
+
+    # -------------------------------------------------------------- the syncer's shell
+
+    def _drive_outer(self, event: outer.Event) -> None:
+        if not isinstance(event, outer.Tick | outer.Merged | outer.Durable):
+            self._line(f"syncer hears {event}")
+        self._perform_outer(self.syncer.handle(self.now, event))
+        if (at := self.syncer.wake_at) is not None:
+            self.at(max(at, self.now + TICK_S_MIN), self._tick)
+
+    def _tick(self) -> None:
+        at = self.syncer.wake_at
+        if at is not None and at <= self.now:
+            self._drive_outer(outer.Tick())
+
+    def _perform_outer(self, effects: list[outer.Effect]) -> None:
+        for effect in effects:
+            match effect:
+                case outer.Say(fact):
+                    self._say("syncer", 1, fact)
+                case outer.Send(learner, incarnation, message):
+                    self._to_learner(learner, incarnation, message, isinstance(message, Welcome | Stop))
+                case outer.Merge(syncer_step, fragment, payloads, _):
+                    base = value = self.values[fragment]
+                    for payload in payloads:
+                        value = plus(value, plus(payload, base, -1))
+                    merged = outer.Merged(syncer_step, value, "digest", 1.0, True)
+                    self.at(self.now, lambda event=merged: self._drive_outer(event))  # type: ignore[misc]
+                case outer.Append(_, record, _):
+                    durable = outer.Durable(record.syncer_step)
+                    self.at(self.now, lambda event=durable: self._drive_outer(event))  # type: ignore[misc]
+                case outer.Publish(fragment, _, proposal):
+                    self.values[fragment] = proposal
+
+    # -------------------------------------------------------------- a learner's shell
+
+    def _drive(self, each: Unit, event: unit.Event) -> None:
+        if self.units.get(each.machine.name) is not each or each.exited:
+            return  # it is gone
+        if self.now < each.frozen_until:
+            self.at(each.frozen_until, lambda: self._drive(each, event))
+            return
+        if isinstance(event, unit.Resume):
+            if not isinstance(each.next, unit.Hold | None):
+                return  # it no longer waits
+            each.next = None
+        if not isinstance(event, unit.Resume | unit.Staged | unit.StepDone):
+            self._line(f"{each.machine.name} hears {event}")
+        self._perform(each, each.machine.handle(self.now, event))
+
+    def _perform(self, each: Unit, effects: list[unit.Effect]) -> None:
+        for effect in effects:
+            match effect:
+                case unit.Say(fact):
+                    self._say(*each.key, fact)
+                case unit.Send(message):
+                    self._to_syncer(message, isinstance(message, Attach))
+                case unit.Answer(contribution):
+                    each.read[contribution.fragment] = contribution.payload
+                    self._to_syncer(replace(contribution, digest="digest"))
+                case unit.Fetch(fragment, version, _):
+                    self._fetch(each, fragment, version)
+                case unit.Stage(fragments):
+                    self._drive(each, unit.Staged({p: each.values[p] for p in fragments}))
+                case unit.Apply():
+                    self._apply(each, effect)
+                case unit.RunStep():
+                    each.next = effect
+                    self.at(self.now + self._speed[each.machine.name], lambda: self._step(each))
+                case unit.Hold(seconds, _):
+                    each.next = effect
+                    self.at(self.now + seconds, lambda: self._drive(each, unit.Resume()))
+                case unit.Exit(reason):
+                    each.exited = reason
+
+    def _step(self, each: Unit) -> None:
+        if self.now < each.frozen_until:
+            self.at(each.frozen_until, lambda: self._step(each))
+            return
+        if isinstance(each.next, unit.RunStep):
+            step, each.next = each.next.step, None
+            each.values = [plus(value, {(*each.key, step): 1}) for value in each.values]
+            self._drive(each, unit.StepDone(2.0, 10))
+
+    def _fetch(self, each: Unit, fragment: int, version: int) -> None:
+        """A fetch is always answered: with the newest value, or with its failure."""
+
+        def answer() -> None:
+            newest = self.syncer.versions[fragment]
+            failed = newest < version or self._chance.random() < self.weather.unfetched
+            event: unit.Event = unit.Fetched(fragment, newest, self.values[fragment])
+            self._drive(each, unit.FetchFailed(fragment, version, "fetch_failed") if failed else event)
+
+        self._carry(answer, sure=True)
+
+    def _apply(self, each: Unit, effect: unit.Apply) -> None:
+        fragment, mine = effect.fragment, each.values[effect.fragment]
+        if effect.mode == "rebase":
+            anchor = each.read[fragment] if effect.anchor == "read" else each.bases[fragment]
+            each.values[fragment] = plus(mine, plus(effect.payload, anchor, -1))
+        else:
+            each.values[fragment] = effect.payload
+        each.bases[fragment] = effect.payload
+
+    # -------------------------------------------------------------- what is kept
+
+    def _say(self, writer: str, incarnation: int, fact: Any) -> None:
+        self.said.append(Said(self.now, writer, incarnation, fact))
+        self._line(f"{writer} says {fact}")
+
+    def _line(self, text: str) -> None:
+        self.lines.append(f"{self.now:7.3f} {text}")
