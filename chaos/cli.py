@@ -2,12 +2,16 @@
 
 from __future__ import annotations
 
+import json
 from typing import Annotated
 
 import typer
 
 from orchestrator.cli.errors import reported
+from orchestrator.cli.run import RECIPE_FILE
 from orchestrator.cli.status import find
+from orchestrator.problems import InputError, Problem, nearest
+from orchestrator.recipes import load
 
 app = typer.Typer(help="Inject faults into a running job.", no_args_is_help=True)
 
@@ -38,9 +42,14 @@ def freeze(
 def _strike(kind: str, learner: str, seconds: float, name: str | None, run_dir: str | None, as_json: bool) -> None:
     with reported(as_json):
         store = find(name, run_dir)
+        known = list(load(store.path(RECIPE_FILE)).learners)
+        if learner not in known:
+            near = nearest(learner, known)
+            fix = f'did you mean "{near}"?' if near else f"its learners are {', '.join(known)}"
+            raise InputError([Problem("LEARNER", learner, "is not a learner of this run", fix)])
         from chaos.live import strike  # Ray begins here
 
         told = strike(store, kind, learner, seconds)
-        typer.echo(told if not as_json else f'{{"result": "{told}"}}')
+        typer.echo(json.dumps({"result": told}) if as_json else told)
         if not told.startswith("injected"):
             raise typer.Exit(2)

@@ -7,6 +7,7 @@ import os
 import ray
 
 from chaos.actor import CALL_S, start
+from orchestrator.cli.run import RECIPE_FILE
 from orchestrator.launch import CLUSTER_FILE, ClusterUnreachable, connect, use_auth_settings
 from orchestrator.recipes import load
 from orchestrator.store import RunStore
@@ -22,7 +23,7 @@ def strike(store: RunStore, kind: str, learner: str, seconds: float) -> str:
         use_auth_settings()
     connect(cluster["address"], cluster["namespace"])
     try:
-        chaos = start(load(store.path("config.toml")), store, cluster["namespace"])
+        chaos = start(load(store.path(RECIPE_FILE)), store, cluster["namespace"])
         told: str = ray.get(chaos.inject.remote(kind, learner, seconds), timeout=3 * CALL_S)
         return told
     finally:

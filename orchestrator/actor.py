@@ -298,6 +298,7 @@ class OrchestratorActor:
         for row in self._view["learners"]:
             if row["alive"] or row["lease_age_s"] is None:
                 continue
+            self._faults[row["name"]] = f"silent for {row['lease_age_s']:.1f} s"
             for action in self._controller.silent(row["name"], row["incarnation"], row["lease_age_s"]):
                 assert isinstance(action, controller.End)
                 self._spawn(self._kill(action))

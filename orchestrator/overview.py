@@ -23,6 +23,10 @@ class About:
     written_at: float
     eval_loss: float | None  # nats per token, newest
 
+    @property
+    def ended(self) -> bool:
+        return self.state in ("finished", "stopped", "failed")
+
 
 @dataclass(frozen=True)
 class Placed:
@@ -57,7 +61,7 @@ def model(
             "started_at": about.started_at,
             "conditions": _conditions(recipe, about, view),
         },
-        "learners": [_learner(recipe, row, placed.get(row["name"])) for row in view.get("learners", [])],
+        "learners": [_learner(recipe, about, row, placed.get(row["name"])) for row in view.get("learners", [])],
         "syncer": {
             "pid": syncer.get("pid"),
             "node": syncer.get("node"),
@@ -70,14 +74,14 @@ def model(
     }
 
 
-def _learner(recipe: Recipe, row: Mapping[str, Any], placed: Placed | None) -> dict[str, Any]:
+def _learner(recipe: Recipe, about: About, row: Mapping[str, Any], placed: Placed | None) -> dict[str, Any]:
     pool = recipe.learners[row["name"]]
     tokens = pool.batch_size * recipe.data.sequence_length
     return {
         "name": row["name"],
         "pool": pool.name,
         "region": pool.region,
-        "state": row["phase"] if row["alive"] else "silent" if row["phase"] else "down",
+        "state": _state(about, row),
         "pid": placed.pid if placed else None,
         "node": placed.node if placed else None,
         "incarnation": row["incarnation"],
@@ -90,8 +94,17 @@ def _learner(recipe: Recipe, row: Mapping[str, Any], placed: Placed | None) -> d
     }
 
 
+def _state(about: About, row: Mapping[str, Any]) -> str:
+    """A learner's phase; silent when its lease has run out; down while it has none; stopped with the run."""
+    if about.ended:
+        return "stopped"
+    if row["alive"]:
+        return str(row["phase"])
+    return "silent" if row["phase"] else "down"
+
+
 def _conditions(recipe: Recipe, about: About, view: Mapping[str, Any]) -> list[dict[str, str]]:
-    if about.state in ("finished", "stopped", "failed"):
+    if about.ended:
         return [_condition("Ended", True, about.state.capitalize(), about.reason)]
     live = sum(row["alive"] and row["phase"] == "stepping" for row in view.get("learners", []))
     wanted, quorum = len(recipe.learners), recipe.quorum

@@ -217,6 +217,8 @@ class World:
         if not isinstance(event, unit.Resume | unit.Staged | unit.StepDone):
             self._line(f"{each.machine.name} hears {event}")
         self._perform(each, each.machine.handle(self.now, event))
+        if isinstance(each.next, unit.Hold) and not isinstance(event, unit.Resume | unit.Staged | unit.StepDone):
+            self._drive(each, unit.Resume())  # whatever arrives wakes the loop
 
     def _perform(self, each: Unit, effects: list[unit.Effect]) -> None:
         for effect in effects:

@@ -1,0 +1,152 @@
+"""Both machines over a network that loses, doubles and reorders, with learners that die, return and freeze."""
+
+from __future__ import annotations
+
+from collections import Counter
+from itertools import pairwise
+from random import Random
+
+from hypothesis import given, settings
+from hypothesis import strategies as st
+
+from learners.facts import Adopted
+from orchestrator.checkers import suite
+from orchestrator.events import Event, RunFinished
+from outer.config import SyncConfig
+from outer.facts import Committed
+from outer.syncer import Budget
+from tests.golden.world import CALM, Weather, World
+
+P, H, QUORUM = 2, 4, 2
+SPEED = {"a": 0.1, "b": 0.13, "c": 0.21}
+STORM_S, HEALING_S = 12.0, 6.0
+COMMIT_S_MAX = 4.0  # a fragment's turn comes every H steps of about 0.13 s; reads may time out once
+
+WEATHER = st.builds(
+    Weather,
+    lost=st.sampled_from([0.0, 0.1, 0.4]),
+    doubled=st.sampled_from([0.0, 0.3]),
+    unfetched=st.sampled_from([0.0, 0.2]),
+    delay_s=st.sampled_from([0.0, 0.05, 0.6]),
+)
+PLANS = st.builds(
+    SyncConfig,
+    P=st.just(P),
+    H=st.just(H),
+    tau=st.integers(0, 3),
+    adopt=st.just("overwrite"),
+    pacing=st.sampled_from(["clock", "quorum"]),
+    participants=st.sampled_from(["eligible", "reported"]),
+    grace=st.sampled_from(["adaptive", 0.0, 0.3]),
+    read_timeout_s=st.just(0.4),
+    lease_s=st.just(0.8),
+)
+
+
+def storm(sync: SyncConfig, weather: Weather, seed: int, deaths: int, freezes: int) -> World:
+    """A run that is harassed for STORM_S and left in peace for HEALING_S."""
+    chance = Random(seed)
+    world = World(sync=sync, learners=SPEED, quorum=QUORUM, budget=Budget(None, 10_000), seed=seed, weather=weather)
+    for name in SPEED:
+        world.start(name)
+    for _ in range(deaths):
+        name, at = chance.choice(list(SPEED)), chance.uniform(0.5, STORM_S - 3.0)
+        world.at(at, lambda name=name: world.kill(name))  # type: ignore[misc]
+        world.at(at + chance.uniform(0.0, 0.5), lambda name=name: world.bury(name))  # type: ignore[misc]
+        world.at(at + chance.uniform(0.5, 2.0), lambda name=name: world.start(name))  # type: ignore[misc]
+    for _ in range(freezes):
+        name, at = chance.choice(list(SPEED)), chance.uniform(0.5, STORM_S - 3.0)
+        seconds = chance.uniform(0.1, 2.5)
+        world.at(at, lambda name=name, seconds=seconds: world.freeze(name, seconds))  # type: ignore[misc]
+    world.run(STORM_S)
+    world.weather = CALM
+    world.run(STORM_S + HEALING_S)
+    return world
+
+
+def commits(world: World) -> list[tuple[float, Committed]]:
+    return [(said.at, said.fact) for said in world.said if isinstance(said.fact, Committed)]
+
+
+def assert_safe(world: World) -> None:
+    made = [fact for _, fact in commits(world)]
+    for before, after in pairwise(made):
+        assert before.syncer_step < after.syncer_step, "commits are in the order of t"
+    for fragment in range(P):
+        versions = [fact for fact in made if fact.fragment == fragment]
+        for before, after in pairwise(versions):
+            assert after.base_version == before.syncer_step, "each version is made from the one before"
+    merged = Counter(
+        (one.learner, one.incarnation, fact.fragment, fact.syncer_step) for fact in made for one in fact.participants
+    )
+    assert all(times == 1 for times in merged.values()), "a contribution merges once"
+    assert all(len(fact.participants) >= QUORUM for fact in made), "nothing commits below K"
+    for fragment, value in enumerate(world.values):
+        covered = {
+            (one.learner, one.incarnation, step)
+            for fact in made
+            if fact.fragment == fragment
+            for one in fact.participants
+            for step in range(one.base_step + 1, one.step + 1)
+        }
+        assert dict(value) == dict.fromkeys(covered, 1), "each covered step is in the value once, and no other"
+    units = {
+        (one.learner, one.incarnation, step)
+        for fact in made
+        for one in fact.participants
+        for step in range(one.base_step + 1, one.step + 1)
+    }
+    assert world.syncer.tokens_committed == 10 * len(units), "a step of 10 tokens counts once, over all fragments"
+    adopted: dict[tuple[str, int, int], int] = {}
+    for said in world.said:
+        if isinstance(said.fact, Adopted):
+            key = (said.writer, said.incarnation, said.fact.fragment)
+            assert said.fact.version > adopted.get(key, -1), "no learner adopts an older version, or one twice"
+            adopted[key] = said.fact.version
+
+
+def assert_recovers(world: World) -> None:
+    healed = [(at, fact) for at, fact in commits(world) if at > STORM_S]
+    for fragment in range(P):
+        times = [STORM_S, *(at for at, fact in healed if fact.fragment == fragment), STORM_S + HEALING_S]
+        gaps = [after - before for before, after in pairwise(times)]
+        assert max(gaps) <= COMMIT_S_MAX, f"fragment {fragment} commits at {times}"
+
+
+STORMS = {
+    "weather": WEATHER,
+    "seed": st.integers(0, 2**16),
+    "deaths": st.integers(0, 3),
+    "freezes": st.integers(0, 3),
+}
+
+
+@settings(deadline=None, max_examples=25)
+@given(sync=PLANS, **STORMS)
+def test_whatever_the_network_does_nothing_merges_twice_and_commits_resume_when_it_heals(
+    sync: SyncConfig, weather: Weather, seed: int, deaths: int, freezes: int
+) -> None:
+    world = storm(sync, weather, seed, deaths, freezes)
+    assert_safe(world)
+    assert_recovers(world)
+
+
+def events_of(world: World) -> list[Event]:
+    """The run's facts as its log would have them."""
+    numbers: Counter[tuple[str, int]] = Counter()
+    events = []
+    for said in world.said:
+        key = (said.writer, said.incarnation)
+        events.append(Event(*key, numbers[key], said.at, said.fact))
+        numbers[key] += 1
+    return [*events, Event("orchestrator", 1, 0, world.now + 1.0, RunFinished("stopped", "enough"))]
+
+
+@settings(deadline=None, max_examples=8)
+@given(sync=PLANS, **STORMS)
+def test_every_checker_passes_the_log_of_a_storm(
+    sync: SyncConfig, weather: Weather, seed: int, deaths: int, freezes: int
+) -> None:
+    world = storm(sync, weather, seed, deaths, freezes)
+    verdicts = suite.check(events_of(world))
+    assert [verdict for verdict in verdicts if verdict.status == "violated"] == []
