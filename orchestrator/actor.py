@@ -50,6 +50,7 @@ CALL_S = 10.0
 OUTER_START_S = 120.0
 EVALUATION_S = 300.0
 LEAVE_S = 30.0  # for learners to return once the run is over
+LINGER_S = 60.0
 OUTER_CPUS, EVALUATOR_CPUS, ORCHESTRATOR_CPUS = 0.5, 0.5, 0.1
 SHARED = ("seed", "task", "model", "data", "inner", "sync")  # what every learner must agree on
 
@@ -103,6 +104,7 @@ class OrchestratorActor:
         self._evaluated_at = 0
         self._failure: BaseException | None = None
         self._main: asyncio.Task[dict[str, Any]] | None = None
+        self._leaving: asyncio.Task[None] | None = None
         self._outer: Any = None
         self._outer_info: dict[str, Any] = {}
         self._evaluator: Any = None
@@ -139,7 +141,14 @@ class OrchestratorActor:
         except Exception as error:
             self._state = "failed"
             self._reason = str(error) if isinstance(error, RunFailed) else traceback.format_exc()
-        return await self._close()
+        summary = await self._close()
+        self._leaving = asyncio.create_task(self._leave())
+        return summary
+
+    async def _leave(self) -> None:
+        """Whoever waits for the summary ends this actor; if nobody does, it ends itself after a while."""
+        await asyncio.sleep(LINGER_S)
+        ray.kill(ray.get_runtime_context().current_actor)
 
     # -------------------------------------------------------------- begin
 

@@ -8,6 +8,7 @@ import os
 import secrets
 import shutil
 import tempfile
+import time
 import warnings
 from collections.abc import Callable, Iterator, Mapping
 from pathlib import Path
@@ -23,6 +24,7 @@ from orchestrator.store import RunStore
 LOOPBACK = "127.0.0.2"  # Ray replaces 127.0.0.1 by an address that others can reach; this one it leaves
 WAIT_S = 0.5
 STOP_S = 60.0
+REMOVE_S = 5.0
 OBJECT_STORE_BYTES = 512 * 2**20
 CLUSTER_FILE = "cluster.json"  # in the run store: how other shells reach the run
 
@@ -145,7 +147,7 @@ def local_cluster(recipe: Recipe, store: RunStore) -> Iterator[str]:
             log_to_driver=False,
             logging_level="ERROR",
             _node_ip_address=LOOPBACK,
-            _temp_dir=str(folder),
+            _temp_dir=str(folder / "r"),  # Ray opens it to everyone; the folder around it stays ours
         )
         if problems := list(unplaceable(recipe, ray.cluster_resources())):
             raise InputError(problems)
@@ -162,7 +164,7 @@ def local_cluster(recipe: Recipe, store: RunStore) -> Iterator[str]:
     finally:
         ray.shutdown()
         store.path(CLUSTER_FILE).unlink(missing_ok=True)
-        shutil.rmtree(folder, ignore_errors=True)
+        _remove(folder)
         os.environ.clear()
         os.environ.update(before)
 
@@ -195,6 +197,14 @@ def compilation_cache() -> dict[str, str]:
         "JAX_PERSISTENT_CACHE_MIN_COMPILE_TIME_SECS": "0",
         "JAX_PERSISTENT_CACHE_MIN_ENTRY_SIZE_BYTES": "-1",
     }
+
+
+def _remove(folder: Path) -> None:
+    """Remove Ray's folder, into which its last processes may still be writing."""
+    deadline = time.monotonic() + REMOVE_S
+    while folder.exists() and time.monotonic() < deadline:
+        shutil.rmtree(folder, ignore_errors=True)
+        time.sleep(0.1)
 
 
 def use_auth_settings() -> None:

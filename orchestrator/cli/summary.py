@@ -12,13 +12,20 @@ def block(summary: Mapping[str, Any], folder: str) -> str:
     """The summary of a run for a reader, with where its files are."""
     return "\n".join(
         [
-            f"{_of(summary, 'name')}: {_of(summary, 'state')}, {'ok' if summary.get('ok') else 'NOT OK'}",
+            f"{_of(summary, 'name')}: {_of(summary, 'state')}{_verdict(summary)}",
             *(f"  {label:<16}{value}" for label, value in _facts(summary)),
             *_faults(summary),
             *_checks(summary),
             f"  {'files':<16}{folder}",
         ]
     )
+
+
+def _verdict(summary: Mapping[str, Any]) -> str:
+    """A run that was asked to stop did not reach its end, but did nothing wrong either."""
+    if summary.get("ok"):
+        return ", ok"
+    return "" if summary.get("state") == "stopped" else ", NOT OK"
 
 
 def _of(table: Mapping[str, Any], key: str) -> str:

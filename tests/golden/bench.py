@@ -1,0 +1,192 @@
+"""The syncer alone, with learners that say what a test tells them to: nothing happens by itself."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from dataclasses import dataclass, field, replace
+from typing import Any, TypeVar
+
+from outer.config import SyncConfig
+from outer.fragments import Fragment, Tensor
+from outer.messages import STEPPING, Attach, Contribution, FragmentCounters, Notice, ReadRequest, Report
+from outer.signals import Append, Durable, Effect, Event, Expect, Merge, Merged, Publish, Say, Send
+from outer.syncer import Budget, Syncer
+
+T = TypeVar("T")
+MANIFEST = {"sync.H": 4, "code": "c0de"}
+
+
+@dataclass
+class Peer:
+    """A learner as the script knows it. Its steps are of `tokens` tokens each."""
+
+    name: str
+    incarnation: int
+    bases: list[tuple[int | None, int, int]]  # by fragment: (version, step, tokens processed)
+    step: int = 0
+    processed: int = 0
+    sequence: int = 0
+    tokens: int = 10
+    step_s: float = 1.0
+    lease_s: float = 3.0
+    phase: str = STEPPING
+    newest_span: int = -1
+    wants_span: bool = False
+
+    def counters(self, fragment: int) -> FragmentCounters:
+        version, step, processed = self.bases[fragment]
+        return FragmentCounters(version, step, self.step - step, self.processed - processed)
+
+    def report(self, **change: Any) -> Report:
+        self.sequence += 1
+        report = Report(
+            learner=self.name,
+            incarnation=self.incarnation,
+            epoch=1,
+            sequence=self.sequence,
+            phase=self.phase,
+            lease_s=self.lease_s,
+            step=self.step,
+            step_s=self.step_s,
+            tokens=self.processed,
+            syncer_step=0,
+            counters=tuple(self.counters(fragment) for fragment in range(len(self.bases))),
+            newest_span=self.newest_span,
+            wants_span=self.wants_span,
+        )
+        return replace(report, **change)
+
+    def answer(self, request: ReadRequest, **change: Any) -> Contribution:
+        contribution = Contribution(
+            learner=self.name,
+            incarnation=self.incarnation,
+            epoch=1,
+            syncer_step=request.syncer_step,
+            fragment=request.fragment,
+            step=self.step,
+            processed=self.processed,
+            counters=self.counters(request.fragment),
+            payload=f"{self.name}.{self.incarnation}@{self.step}",
+            digest="digest",
+        )
+        return replace(contribution, **change)
+
+
+@dataclass
+class Bench:
+    """`learners` maps names to batch sizes in samples. Virtual time stands still but for `now`."""
+
+    learners: Mapping[str, int] = field(default_factory=lambda: {"a": 2, "b": 2, "c": 2})
+    quorum: int = 2
+    budget: Budget = field(default_factory=lambda: Budget(None, 1000))
+    sync: dict[str, Any] = field(default_factory=dict)  # on top of P = 2, H = 4, tau = 1
+    merges_itself: bool = True
+    journals_itself: bool = True
+
+    def __post_init__(self) -> None:
+        config = SyncConfig.model_validate({"P": 2, "H": 4, "tau": 1, "grace": 0.0, **self.sync})
+        assert config.fragments is not None
+        self.now = 0.0
+        self.log: list[Effect] = []
+        self.peers: dict[str, Peer] = {}
+        self.syncer = Syncer(
+            epoch=1,
+            config=config,
+            fragments=tuple(Fragment(p, (Tensor(f"t{p}", (1,), "float32"),)) for p in range(config.fragments)),
+            learners=self.learners,
+            quorum=self.quorum,
+            span_steps=4,
+            budget=self.budget,
+            manifest=MANIFEST,
+        )
+        self.log += self.syncer.start()
+
+    # -------------------------------------------------------------- doing
+
+    def do(self, event: Event) -> list[Effect]:
+        """Hand over one event; returns the effects, those of merges and appends that answer at once included."""
+        effects = self.syncer.handle(self.now, event)
+        self.log += effects
+        for effect in list(effects):
+            if isinstance(effect, Merge) and self.merges_itself:
+                effects += self.do(merged(effect.syncer_step))
+            if isinstance(effect, Append) and self.journals_itself:
+                effects += self.do(Durable(effect.record.syncer_step))
+        return effects
+
+    def join(self, *names: str, **change: Any) -> None:
+        """The next incarnation of each: expected, attached, and stepping with every fragment's current version."""
+        for name in names:
+            incarnation = self.peers[name].incarnation + 1 if name in self.peers else 1
+            versions = [(version, 0, 0) for version in self.syncer.versions]
+            peer = self.peers[name] = Peer(name, incarnation, list(versions), **change)
+            self.do(Expect(name, incarnation, 60.0))
+            self.do(Attach(name, incarnation, MANIFEST))
+            self.do(peer.report())
+
+    def step(self, *names: str, **change: Any) -> None:
+        """Each finishes a step and reports it."""
+        for name in names:
+            peer = self.peers[name]
+            peer.step, peer.processed = peer.step + 1, peer.processed + peer.tokens
+            self.do(peer.report(**change))
+
+    def adopt(self, *names: str) -> None:
+        """Each takes the newest version of every fragment; a report says so."""
+        for name in names:
+            peer = self.peers[name]
+            for fragment, version in enumerate(self.syncer.versions):
+                if peer.bases[fragment][0] != version:
+                    peer.bases[fragment] = (version, peer.step, peer.processed)
+            self.do(peer.report())
+
+    def answer(self, *names: str, **change: Any) -> list[Effect]:
+        """Each answers the newest read it was sent."""
+        effects: list[Effect] = []
+        for name in names:
+            effects += self.do(self.peers[name].answer(self.sent(ReadRequest, name)[-1], **change))
+        return effects
+
+    def commit(self, *names: str) -> None:
+        """One round's part: all of these step until the next fragment commits with each of them."""
+        before = len(self.facts_named("Committed"))
+        while len(self.facts_named("Committed")) == before:
+            asked = {name: len(self.sent(ReadRequest, name)) for name in names}
+            self.now += 1.0
+            self.step(*names)
+            self.answer(*(name for name in names if len(self.sent(ReadRequest, name)) > asked[name]))
+        self.adopt(*names)
+
+    # -------------------------------------------------------------- looking
+
+    def facts(self, kind: type[T]) -> list[T]:
+        return [e.fact for e in self.log if isinstance(e, Say) and isinstance(e.fact, kind)]
+
+    def facts_named(self, name: str) -> list[Any]:
+        return [e.fact for e in self.log if isinstance(e, Say) and type(e.fact).__name__ == name]
+
+    def sent(self, kind: type[T], learner: str) -> list[T]:
+        return [
+            e.message for e in self.log if isinstance(e, Send) and e.learner == learner and isinstance(e.message, kind)
+        ]
+
+    def asked(self, syncer_step: int) -> list[str]:
+        """Who was sent a read for this step."""
+        reads = [e for e in self.log if isinstance(e, Send) and isinstance(e.message, ReadRequest)]
+        return [e.learner for e in reads if isinstance(e.message, ReadRequest) and e.message.syncer_step == syncer_step]
+
+    @property
+    def published(self) -> list[tuple[int, int]]:
+        """(fragment, version) in order."""
+        return [(e.fragment, e.version) for e in self.log if isinstance(e, Publish)]
+
+    @property
+    def notices(self) -> list[tuple[str, int]]:
+        """(learner, version) in order."""
+        return [
+            (e.learner, e.message.version) for e in self.log if isinstance(e, Send) and isinstance(e.message, Notice)
+        ]
+
+
+def merged(syncer_step: int, finite: bool = True) -> Merged:
+    return Merged(syncer_step, f"value of {syncer_step}", "digest", 1.0, finite)
