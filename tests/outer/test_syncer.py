@@ -1,0 +1,620 @@
+"""The syncer machine: quorum, grace, reads, commits, fencing and the end, each claim against scripted learners."""
+
+from __future__ import annotations
+
+from dataclasses import replace
+from itertools import pairwise
+from typing import Any
+
+import pytest
+from hypothesis import given, settings
+from hypothesis import strategies as st
+
+from outer.facts import (
+    Committed,
+    Finished,
+    LearnerAttached,
+    LearnerFenced,
+    LeaseExpired,
+    LeaseRenewed,
+    ReadFailed,
+    Refused,
+    SpanReturned,
+    StepOpened,
+    StepPassed,
+    StepReopened,
+)
+from outer.messages import STOPPED, Attach, Grant, ReadRequest, Stop, Welcome
+from outer.signals import Append, Durable, Fence, Merge, ReadMissed, Send, StopRequested, Tick
+from outer.syncer import RESEND_S, Budget
+from tests.golden.bench import MANIFEST, Bench, merged
+
+EVERY_STEP: dict[str, Any] = {"P": 1, "H": 1, "tau": 0}  # one fragment, due at every syncer step, one step open
+PATIENT: dict[str, Any] = {"lease_s": 1e9}
+
+
+def bench(*names: str, sync: dict[str, Any] | None = None, peers: dict[str, Any] | None = None, **change: Any) -> Bench:
+    made = Bench(sync=EVERY_STEP | (sync or {}), **change)
+    made.join(*names, **(peers or PATIENT))
+    return made
+
+
+def reading(*names: str, **change: Any) -> Bench:
+    """Syncer step 1 is being read from all of them; each has stepped once."""
+    made = bench(*names, **change)
+    made.now = 1.0
+    made.step(*names)
+    missing = [name for name in names if name not in made.asked(1)]
+    assert not missing, f"{missing} were not asked"
+    return made
+
+
+ALL = {"grace": "infinite"}  # so that a step is read from everyone
+
+
+# ------------------------------------------------------------------ quorum
+
+
+def test_below_k_live_learners_no_step_opens_and_nothing_is_waited_for() -> None:
+    made = bench("a")
+    for _ in range(20):
+        made.now += 1.0
+        made.step("a")
+    assert made.facts(StepOpened) == [] and made.facts(Committed) == []
+    assert made.syncer.wake_at == made.now + 1e9, "only the lease can run out"
+
+
+def test_with_fewer_than_k_current_bases_the_step_reopens_and_commits_once_there_are_k() -> None:
+    made = bench("a", "b")
+    made.peers["b"].bases[0] = (None, 0, 0)
+    made.now = 1.0
+    made.step("a", "b")
+    [reopened] = made.facts(StepReopened)
+    assert (reopened.syncer_step, reopened.valid) == (1, 0) and "1 learners have a current base" in reopened.reason
+    assert made.asked(1) == []
+    made.adopt("b")
+    made.peers["b"].bases[0] = (0, 1, 10)
+    made.step("a", "b")
+    made.answer("a", "b")
+    assert [len(fact.participants) for fact in made.facts(Committed)] == [2]
+
+
+def test_a_read_that_is_not_answered_in_time_reopens_the_step_which_commits_later() -> None:
+    made = reading("a", "b")
+    made.answer("a")
+    assert made.syncer.wake_at == 3.0
+    made.now = 3.0
+    made.do(Tick())
+    assert made.facts(ReadFailed) == [ReadFailed("b", 1, 1, 0, "timeout")]
+    assert [(fact.syncer_step, fact.valid) for fact in made.facts(StepReopened)] == [(1, 1)]
+    made.answer("b")
+    assert [fact.reason for fact in made.facts(Refused)] == ["late"]
+    assert made.facts(Committed) == []
+    made.step("a", "b")
+    made.answer("a", "b")
+    assert [(fact.syncer_step, len(fact.participants)) for fact in made.facts(Committed)] == [(1, 2)]
+
+
+def test_a_read_that_the_shell_could_not_make_is_waited_for_no_longer() -> None:
+    made = reading("a", "b", "c", sync=ALL)
+    made.do(ReadMissed("a", 9, 1, "ActorDiedError"))
+    made.do(ReadMissed("a", 1, 9, "ActorDiedError"))
+    assert made.facts(ReadFailed) == [], "another incarnation's or another step's failure is none of this one"
+    made.do(ReadMissed("a", 1, 1, "ActorDiedError"))
+    made.answer("b", "c")
+    assert [one.learner for fact in made.facts(Committed) for one in fact.participants] == ["b", "c"]
+
+
+def test_participants_eligible_takes_every_current_learner_and_reported_only_those_that_reported() -> None:
+    for participants, asked in (("eligible", ["a", "b", "c"]), ("reported", ["a", "b"])):
+        made = bench("a", "b", "c", sync={"participants": participants, "grace": 0.5})
+        made.now = 0.4
+        made.step("a", "b", "c")
+        made.answer("a", "b", "c")
+        made.adopt("a", "b", "c")
+        made.step("c")  # before step 2 opens
+        made.now = 1.0
+        made.do(Tick())
+        made.step("a", "b")
+        assert made.asked(2) == [], "grace is open"
+        made.now = 1.5
+        made.do(Tick())
+        assert made.asked(2) == asked
+
+
+# ------------------------------------------------------------------ grace
+
+
+def test_grace_opens_with_the_kth_report_and_ends_on_time() -> None:
+    made = bench("a", "b", "c", sync={"grace": 5.0})
+    made.now = 1.0
+    made.step("a")
+    assert made.syncer.wake_at is not None and made.syncer.wake_at > 1e8, "before the K-th report time decides nothing"
+    made.now = 2.0
+    made.step("b")
+    assert made.syncer.wake_at == 7.0
+    made.now = 6.99
+    made.do(Tick())
+    assert made.asked(1) == []
+    made.now = 7.0
+    made.do(Tick())
+    assert made.asked(1) == ["a", "b"]
+    made.answer("a", "b")
+    [fact] = made.facts(Committed)
+    assert (fact.quorum_s, fact.grace_s, fact.live) == (2.0, 5.0, 3)
+
+
+def test_grace_closes_early_when_everyone_has_reported_or_the_missing_one_is_gone() -> None:
+    for event in ("report", "death"):
+        made = bench("a", "b", "c", sync={"grace": 5.0})
+        made.now = 1.0
+        made.step("a", "b")
+        assert made.asked(1) == []
+        made.now = 2.0
+        if event == "report":
+            made.step("c")
+        else:
+            made.do(Fence("c", 1, "killed"))
+        assert made.asked(1)[:2] == ["a", "b"]
+
+
+def test_grace_without_end_waits_for_the_last_live_learner() -> None:
+    made = bench("a", "b", "c", sync={"grace": "infinite"})
+    made.now = 1.0
+    made.step("a", "b")
+    made.now = 1e6
+    made.do(Tick())
+    assert made.asked(1) == []
+    made.step("c")
+    assert made.asked(1) == ["a", "b", "c"]
+
+
+def test_grace_falls_back_to_waiting_when_too_few_are_left_alive() -> None:
+    made = bench("a", "b", "c", sync={"grace": 5.0})
+    made.now = 1.0
+    made.step("a", "b")
+    for name in "bc":
+        made.do(Fence(name, 1, "killed"))
+    made.now = 100.0
+    made.do(Tick())
+    assert made.facts(ReadFailed) == [] and made.asked(1) == []
+    made.join("b", **PATIENT)
+    made.step("a", "b")
+    made.answer("a", "b")
+    assert [len(fact.participants) for fact in made.facts(Committed)] == [2]
+
+
+@pytest.mark.parametrize(("tau", "expected"), [(1, 0.5), (3, 1.0)])
+def test_adaptive_grace_is_half_the_slack_and_at_most_one_step(tau: int, expected: float) -> None:
+    made = bench("a", "b", "c", sync={"P": 1, "H": 4, "tau": tau, "grace": "adaptive"})
+    assert made.syncer.grace_s == expected
+    assert bench("a", sync={"P": 1, "H": 4, "tau": 0, "grace": "adaptive"}).syncer.grace_s == 0.0
+
+
+# ------------------------------------------------------------------ contributions
+
+
+WRONG: list[tuple[dict[str, Any], str]] = [
+    ({"epoch": 2}, "stale_epoch"),
+    ({"epoch": 0}, "stale_epoch"),
+    ({"incarnation": 2}, "stale_incarnation"),
+    ({"learner": "nobody"}, "unknown_learner"),
+    ({"syncer_step": 0}, "late"),
+    ({"syncer_step": 99}, "late"),
+    ({"fragment": 1}, "wrong_fragment"),
+    ({"defect": "bad_digest", "payload": None}, "bad_digest"),
+    ({"defect": "non_finite", "payload": None}, "non_finite"),
+    ({"step": 2}, "wrong_counters"),
+    ({"processed": 9}, "wrong_counters"),
+]
+WRONG_COUNTERS: list[tuple[dict[str, Any], str]] = [
+    ({"base_version": None}, "stale_base"),
+    ({"base_version": 7}, "stale_base"),
+    ({"steps": 0}, "wrong_counters"),
+    ({"steps": 0, "base_step": 1}, "wrong_counters"),
+    ({"steps": -1, "base_step": 2}, "wrong_counters"),
+    ({"tokens": 0}, "wrong_counters"),
+    ({"tokens": -5}, "wrong_counters"),
+    ({"base_step": 1}, "wrong_counters"),
+]
+
+
+@pytest.mark.parametrize(
+    ("change", "counters", "reason"),
+    [(change, {}, reason) for change, reason in WRONG] + [({}, change, reason) for change, reason in WRONG_COUNTERS],
+)
+def test_a_wrong_contribution_is_refused_with_its_reason_and_changes_nothing(
+    change: dict[str, Any], counters: dict[str, Any], reason: str
+) -> None:
+    made = reading("a", "b", "c", sync=ALL)
+    sound = made.peers["a"].answer(made.sent(ReadRequest, "a")[-1])
+    effects = made.do(replace(sound, counters=replace(sound.counters, **counters), **change))
+    assert [fact.reason for fact in made.facts(Refused)] == [reason]
+    assert not any(isinstance(effect, Merge | Append | Send) for effect in effects)
+    assert (made.syncer.versions, made.syncer.tokens_committed) == ([0], 0)
+    made.answer("b", "c")
+    made.now += 2.0
+    made.do(Tick())
+    [fact] = made.facts(Committed)
+    assert [one.learner for one in fact.participants] == ["b", "c"], "and the others commit without it"
+
+
+def test_a_contribution_based_on_an_older_version_never_merges() -> None:
+    made = reading("a", "b", "c", sync=ALL)
+    old = made.peers["a"].answer(made.sent(ReadRequest, "a")[-1])
+    made.answer("a", "b", "c")
+    made.adopt("b", "c")
+    made.now = 2.0
+    made.step("a", "b", "c")
+    assert "a" not in made.asked(2), "who reports an old base is not asked"
+    made.do(replace(old, syncer_step=2))
+    made.answer("b", "c")
+    assert [[one.learner for one in fact.participants] for fact in made.facts(Committed)] == [
+        ["a", "b", "c"],
+        ["b", "c"],
+    ]
+
+
+def test_a_doubled_contribution_merges_once_and_after_the_commit_it_is_late() -> None:
+    made = reading("a", "b")
+    made.answer("a")
+    made.answer("a")
+    made.answer("b")
+    made.answer("b")
+    assert [fact.reason for fact in made.facts(Refused)] == ["doubled", "late"]
+    [fact] = made.facts(Committed)
+    assert [one.learner for one in fact.participants] == ["a", "b"]
+
+
+def test_a_merge_that_is_not_finite_reopens_the_step_and_leaves_the_version() -> None:
+    made = reading("a", "b", merges_itself=False)
+    made.answer("a", "b")
+    made.do(merged(1, finite=False))
+    assert "not finite" in made.facts(StepReopened)[0].reason
+    assert (made.syncer.versions, made.syncer.tokens_committed, made.published) == ([0], 0, [])
+    made.merges_itself = True
+    made.now = 2.0
+    made.step("a", "b")
+    made.answer("a", "b")
+    assert made.published == [(0, 1)]
+
+
+def test_weights_are_tokens_squared_by_steps_normalised_in_the_order_of_names() -> None:
+    made = bench("a", "b", "c", sync=ALL)
+    made.peers["b"].tokens = 20
+    made.step("c", "b")
+    made.step("b")
+    made.now = 1.0
+    made.step("a")
+    effects = made.answer("c", "a", "b")
+    [fact] = made.facts(Committed)
+    raw = {"a": 10**2 / 1, "b": 40**2 / 2, "c": 10**2 / 1}
+    assert {one.learner: one.weight for one in fact.participants} == {k: v / 1000 for k, v in raw.items()}
+    [merge] = [effect for effect in effects if isinstance(effect, Merge)]
+    assert merge.payloads == ("a.1@1", "b.1@2", "c.1@1")
+    assert merge.weights == tuple(one.weight for one in fact.participants)
+
+
+# ------------------------------------------------------------------ order and pace
+
+
+def in_flight(count: int = 2) -> Bench:
+    """Syncer steps 1 to `count`, each with a fragment, are all being merged."""
+    made = bench("a", "b", sync={"P": 4, "H": 4, "tau": 3}, merges_itself=False, journals_itself=False)
+    for step in range(1, count + 1):
+        made.now = float(step)
+        made.step("a", "b")
+        made.answer("a", "b")
+    assert [e.syncer_step for e in made.log if isinstance(e, Merge)] == list(range(1, count + 1))
+    return made
+
+
+def test_commits_and_announcements_are_in_the_order_of_t_whatever_merges_first() -> None:
+    made = in_flight(3)
+    made.journals_itself = True
+    made.do(merged(3))
+    made.do(merged(2))
+    assert made.published == [] and made.notices == []
+    made.do(merged(1))
+    assert made.published == [(1, 1), (2, 2), (3, 3)]
+    assert [version for _, version in made.notices] == [1, 1, 2, 2, 3, 3]
+    assert [e.sequence for e in made.log if isinstance(e, Append)] == [0, 1, 2]
+
+
+def test_nobody_is_told_before_the_commit_is_durable() -> None:
+    made = in_flight(2)
+    made.do(merged(1))
+    made.do(merged(2))
+    assert len([e for e in made.log if isinstance(e, Append)]) == 1, "one append at a time"
+    assert made.facts(Committed) == [] and made.notices == [] and made.syncer.versions == [0] * 4
+    made.do(Durable(1))
+    made.do(Durable(1))
+    assert [fact.syncer_step for fact in made.facts(Committed)] == [1]
+    assert made.syncer.versions == [0, 1, 0, 0]
+    made.do(Durable(2))
+    assert [fact.syncer_step for fact in made.facts(Committed)] == [1, 2]
+
+
+@pytest.mark.parametrize(("tau", "most"), [(0, 1), (1, 1), (2, 2), (3, 3)])
+def test_at_most_tau_steps_are_open_and_never_fewer_than_one_may_be(tau: int, most: int) -> None:
+    made = bench("a", "b", sync={"P": 4, "H": 4, "tau": tau, "read_timeout_s": 1e6})
+    for _ in range(10):
+        made.now += 1.0
+        made.step("a", "b")
+    assert [fact.syncer_step for fact in made.facts(StepOpened)] == list(range(1, most + 1))
+
+
+def test_by_the_clock_t_advances_at_most_once_per_step_time() -> None:
+    made = bench("a", "b")
+    opened = []
+    for _ in range(60):
+        made.now += 0.25
+        before = made.syncer.syncer_step
+        made.step("a", "b")
+        made.answer("a", "b")
+        made.adopt("a", "b")
+        if made.syncer.syncer_step > before:
+            opened.append(made.now)
+    assert len(opened) == 15
+    assert all(after - before >= 1.0 for before, after in pairwise([0.0, *opened]))
+
+
+def test_by_the_quorum_t_advances_as_fast_as_learners_report() -> None:
+    made = bench("a", "b", sync={"pacing": "quorum"})
+    for _ in range(5):
+        made.step("a", "b")
+        made.answer("a", "b")
+        made.adopt("a", "b")
+    assert made.now == 0.0 and len(made.facts(Committed)) == 5
+
+
+def test_steps_without_a_fragment_pass_in_order_and_never_overtake_a_commit() -> None:
+    made = bench("a", "b", sync={"P": 1, "H": 4, "tau": 3})
+    for _ in range(8):
+        made.now += 1.0
+        made.step("a", "b")
+    assert [fact.syncer_step for fact in made.facts(StepPassed)] == [1, 2, 3]
+    made.answer("a", "b")
+    assert [fact.syncer_step for fact in made.facts(Committed)] == [4]
+    order = [fact.syncer_step for e in made.log if isinstance(fact := getattr(e, "fact", None), StepPassed | Committed)]
+    assert order == sorted(order) and order[-1] > 4
+
+
+def test_a_report_that_was_overtaken_or_doubled_counts_for_no_quorum() -> None:
+    made = bench("a", "b")
+    made.now = 1.0
+    peer = made.peers["b"]
+    first, second = peer.report(step=1, tokens=10), peer.report(step=0)
+    made.step("a")
+    for report in (second, second, first, first):
+        made.do(report)
+    assert made.asked(1) == []
+
+
+# ------------------------------------------------------------------ what is sent again
+
+
+def test_a_notice_is_sent_again_while_reports_show_an_old_base() -> None:
+    made = reading("a", "b", sync={"pacing": "quorum"})
+    made.answer("a", "b")
+    assert made.notices == [("a", 1), ("b", 1)]
+    made.adopt("b")
+    for wait, times in ((0.5, 1), (RESEND_S, 2), (1.5, 2), (2 * RESEND_S, 3)):
+        made.now = 1.0 + wait
+        made.do(made.peers["a"].report())
+        made.do(made.peers["b"].report())
+        assert made.notices.count(("a", 1)) == times
+    made.adopt("a")
+    made.now += 10.0
+    made.do(made.peers["a"].report())
+    assert (made.notices.count(("a", 1)), made.notices.count(("b", 1))) == (3, 1)
+
+
+def test_a_grant_is_sent_again_until_the_report_shows_the_span() -> None:
+    made = bench("a", "b")
+    peer = made.peers["a"]
+    peer.wants_span = True
+    for now, grants in ((0.0, 1), (0.5, 1), (1.0, 2), (1.9, 2), (2.0, 3)):
+        made.now = now
+        made.do(peer.report())
+        assert [grant.span for grant in made.sent(Grant, "a")] == [0] * grants
+    peer.newest_span = 0
+    made.do(peer.report())
+    assert [(g.span, g.start, g.stop) for g in made.sent(Grant, "a")[-2:]] == [(0, 0, 8), (1, 8, 16)]
+    peer.newest_span, peer.wants_span = 1, False
+    made.do(peer.report())
+    assert len(made.sent(Grant, "a")) == 4
+
+
+# ------------------------------------------------------------------ leases and fences
+
+
+def test_a_lease_that_runs_out_is_not_waited_for_and_a_report_renews_it() -> None:
+    made = reading("a", "b", "c", sync=ALL | {"read_timeout_s": 60.0}, peers={"lease_s": 3.0})
+    made.answer("a", "b")
+    made.now = 2.0
+    made.step("a", "b")
+    assert made.syncer.wake_at == 4.0
+    made.now = 4.0
+    made.do(Tick())
+    assert made.facts(LeaseExpired) == [LeaseExpired("c", 1, "stepping", 3.0)]
+    assert [fact.reason for fact in made.facts(ReadFailed)] == ["lease_expired"]
+    assert [one.learner for fact in made.facts(Committed) for one in fact.participants] == ["a", "b"]
+    made.answer("c")
+    assert [fact.reason for fact in made.facts(Refused)] == ["late"]
+    made.now = 4.5
+    made.adopt("a", "b", "c")
+    assert made.facts(LeaseRenewed) == [LeaseRenewed("c", 1, 3.5)]
+    made.step("a", "b")
+    assert made.asked(2) == [], "c is live again, and waited for"
+    made.step("c")
+    assert made.asked(2) == ["a", "b", "c"]
+
+
+def test_a_newer_incarnation_fences_the_older_and_its_answer_is_refused() -> None:
+    made = reading("a", "b", "c", sync=ALL)
+    old = made.peers["a"].answer(made.sent(ReadRequest, "a")[-1])
+    made.join("a", **PATIENT)
+    assert made.facts(LearnerFenced) == [LearnerFenced("a", 1, "superseded")]
+    assert [fact.reason for fact in made.facts(ReadFailed)] == ["superseded"]
+    made.do(old)
+    made.do(replace(old, incarnation=2))
+    assert [fact.reason for fact in made.facts(Refused)] == ["stale_incarnation", "late"]
+    made.answer("b", "c")
+    assert [one.learner for fact in made.facts(Committed) for one in fact.participants] == ["b", "c"]
+
+
+def test_exactly_the_uncommitted_part_of_a_dead_learners_span_is_granted_again() -> None:
+    made = bench("a", "b", "c", sync=ALL)
+    for name in "ab":
+        made.peers[name].wants_span = True
+        made.do(made.peers[name].report())
+        made.peers[name].newest_span = made.sent(Grant, name)[-1].span
+        made.peers[name].wants_span = False
+    made.now = 1.0
+    made.step("a", "b", "c")
+    made.answer("a", "b", "c")
+    made.step("a")  # trained on, and not committed
+    made.do(Fence("a", 1, "killed"))
+    assert made.facts(SpanReturned) == [SpanReturned("a", 1, 0, 2, 8)], "one step of 2 samples is committed"
+    made.peers["b"].wants_span = True
+    for _ in range(2):
+        made.do(made.peers["b"].report())
+        made.peers["b"].newest_span = made.sent(Grant, "b")[-1].span
+    assert [(grant.start, grant.stop) for grant in made.sent(Grant, "b")] == [(8, 16), (2, 8), (16, 24)]
+
+
+def test_a_learner_that_dies_after_its_answer_still_merges() -> None:
+    made = reading("a", "b", "c", sync=ALL)
+    made.answer("a")
+    made.do(Fence("a", 1, "killed"))
+    made.answer("b", "c")
+    assert [one.learner for fact in made.facts(Committed) for one in fact.participants] == ["a", "b", "c"]
+
+
+def test_a_learner_that_says_it_stopped_is_fenced_and_not_waited_for() -> None:
+    made = reading("a", "b", "c", sync=ALL)
+    made.answer("b", "c")
+    made.do(made.peers["a"].report(phase=STOPPED))
+    assert made.facts(LearnerFenced) == [LearnerFenced("a", 1, "stopped")]
+    assert len(made.facts(Committed)) == 1
+
+
+def test_a_fence_returns_a_learner_only_through_a_new_incarnation() -> None:
+    made = bench("a", "b")
+    made.do(Fence("a", 1, "killed"))
+    made.step("a")
+    made.do(Attach("a", 1, MANIFEST))
+    assert [(fact.message, fact.reason) for fact in made.facts(Refused)] == [
+        ("report", "stale_incarnation"),
+        ("attach", "stale_incarnation"),
+    ]
+    made.join("a", **PATIENT)
+    assert [fact.incarnation for fact in made.facts(LearnerAttached) if fact.learner == "a"] == [1, 2]
+
+
+# ------------------------------------------------------------------ attaching
+
+
+def test_another_manifest_is_refused_with_the_field_that_differs() -> None:
+    made = bench("a")
+    made.join("b")
+    attached = len(made.facts(LearnerAttached))
+    made.do(Attach("b", 1, MANIFEST | {"sync.H": 8}))
+    [refused] = made.facts(Refused)
+    assert (refused.message, refused.reason, refused.detail) == ("attach", "wrong_config", "sync.H: here 4, there 8")
+    assert len(made.facts(LearnerAttached)) == attached and len(made.sent(Welcome, "b")) == 1
+
+
+def test_a_joiner_is_welcomed_with_the_current_versions_and_the_clock() -> None:
+    made = bench("a", "b")
+    for _ in range(3):
+        made.commit("a", "b")
+    made.join("c")
+    [welcome] = made.sent(Welcome, "c")
+    assert (welcome.epoch, welcome.syncer_step, welcome.versions) == (1, 3, (3,))
+    assert welcome.progress == 3 / 1000
+
+
+# ------------------------------------------------------------------ the end
+
+
+@pytest.mark.parametrize("budget", [Budget(None, 3), Budget(60, None), Budget(59, None)])
+def test_at_the_end_of_the_budget_all_are_stopped_and_nothing_merges_after(budget: Budget) -> None:
+    made = bench("a", "b", budget=budget)
+    while not made.syncer.finished:
+        made.commit("a", "b")
+    [finished] = made.facts(Finished)
+    assert (finished.syncer_step, finished.tokens_committed) == (3, 60)
+    assert made.syncer.progress == 1.0
+    assert all(len(made.sent(Stop, name)) == 1 for name in "ab")
+    said = len(made.log)
+    made.now += 5.0
+    made.step("a", "b")
+    made.answer("a", "b")
+    assert [type(fact).__name__ for e in made.log[said:] if (fact := getattr(e, "fact", None))] == ["Refused"] * 2
+    assert made.published[-1] == (0, 3)
+
+
+def test_who_attaches_after_the_end_is_told_to_stop() -> None:
+    made = bench("a", "b")
+    made.do(StopRequested("enough"))
+    made.do(StopRequested("twice"))
+    assert [fact.reason for fact in made.facts(Finished)] == ["enough"]
+    made.join("c")
+    assert [stop.reason for stop in made.sent(Stop, "c")] == ["enough"]
+    assert len(made.sent(Welcome, "c")) == 1
+    assert made.syncer.wake_at == made.now + 3.0, "leases go on"
+
+
+def test_a_merge_that_ends_after_the_run_changes_nothing() -> None:
+    made = reading("a", "b", merges_itself=False)
+    made.answer("a", "b")
+    made.do(StopRequested("enough"))
+    said = len(made.log)
+    made.do(merged(1))
+    made.do(Durable(1))
+    assert made.log[said:] == [] and made.syncer.versions == [0]
+
+
+# ------------------------------------------------------------------ the count of tokens
+
+
+LIVES = st.lists(
+    st.tuples(st.sampled_from("abc"), st.integers(1, 3), st.integers(1, 9), st.sampled_from(["adopt", "keep", "die"])),
+    min_size=5,
+    max_size=40,
+)
+
+
+@settings(deadline=None, max_examples=60)
+@given(lives=LIVES)
+def test_committed_tokens_are_those_of_a_set_of_steps_however_fragments_overlap(
+    lives: list[tuple[str, int, int, str]],
+) -> None:
+    made = bench("a", "b", "c", sync={"P": 3, "H": 3, "tau": 1, "pacing": "quorum"}, quorum=1)
+    tokens: dict[tuple[str, int, int], int] = {}
+    for name, steps, each, then in lives:
+        for _ in range(steps):
+            peer = made.peers[name]
+            peer.tokens = each
+            requests = len(made.sent(ReadRequest, name))
+            made.step(name)
+            tokens[name, peer.incarnation, peer.step] = each
+            if len(made.sent(ReadRequest, name)) > requests:
+                made.answer(name)
+        if then == "adopt":
+            made.adopt(name)
+        elif then == "die":
+            made.join(name, **PATIENT)
+        made.now += 2.0
+        made.do(Tick())
+    covered = {
+        (one.learner, one.incarnation, step)
+        for fact in made.facts(Committed)
+        for one in fact.participants
+        for step in range(one.base_step + 1, one.step + 1)
+    }
+    assert made.syncer.tokens_committed == sum(tokens[step] for step in covered)
+    assert all(isinstance(fact.tokens_committed, int) for fact in made.facts(Committed))
+    assert all(before.tokens_committed <= after.tokens_committed for before, after in pairwise(made.facts(Committed)))
