@@ -280,6 +280,7 @@ class EvaluatorActor:
 
     def __init__(self, spec: LearnerSpec, outer: Any, sequences: int) -> None:
         self._spec, self._outer = spec, outer
+        os.nice(10)  # where cores are shared, learners come first
         fit(spec.core, spec.accelerated)
         from learners.task import load
         from learners.trainer import Evaluator, deal

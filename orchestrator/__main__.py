@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import os
 from typing import Any
 
 from chaos.cli import app as chaos_app
@@ -17,8 +16,6 @@ def start_chaos(*arguments: Any, **options: Any) -> Any:
 
 
 def main() -> None:
-    # Ray prints this on stdout, and reads the setting when it is imported; the status says it better.
-    os.environ.setdefault("RAY_DEDUP_LOGS_SKIP_REGEX", "A worker died or was killed")
     build(extensions=[("chaos", chaos_app)], starter=start_chaos)()
 
 

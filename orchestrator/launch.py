@@ -7,12 +7,16 @@ import math
 import os
 import secrets
 import shutil
+import socket
 import tempfile
 import time
 import warnings
 from collections.abc import Callable, Iterator, Mapping
 from pathlib import Path
 from typing import Any
+
+# Ray prints this on stdout, and reads the setting when it is imported; the status says it better.
+os.environ.setdefault("RAY_DEDUP_LOGS_SKIP_REGEX", "A worker died or was killed")
 
 import ray
 
@@ -24,6 +28,7 @@ from orchestrator.store import RunStore
 LOOPBACK = "127.0.0.2"  # Ray replaces 127.0.0.1 by an address that others can reach; this one it leaves
 WAIT_S = 0.5
 STOP_S = 60.0
+KNOCK_S = 5.0
 REMOVE_S = 5.0
 OBJECT_STORE_BYTES = 512 * 2**20
 CLUSTER_FILE = "cluster.json"  # in the run store: how other shells reach the run
@@ -58,12 +63,20 @@ def run_attached(
 def connect(address: str, namespace: str) -> None:
     """Join a cluster. Raises ClusterUnreachable with the address and the likely reasons."""
     try:
+        _knock(address)
         ray.init(address=address, namespace=namespace, log_to_driver=False, logging_level="ERROR")
-    except (ConnectionError, RuntimeError, ValueError) as error:
+    except (OSError, RuntimeError, ValueError) as error:
         raise ClusterUnreachable(
             f"no Ray cluster answers at {address!r}: {error}; check the address, and RAY_AUTH_MODE and "
             "RAY_AUTH_TOKEN_PATH if the cluster asks for a token"
         ) from error
+
+
+def _knock(address: str) -> None:
+    """Raise OSError soon if nobody listens at HOST:PORT: Ray itself tries for minutes."""
+    host, separator, port = address.rpartition(":")
+    if separator and port.isdigit() and "/" not in address:
+        socket.create_connection((host, int(port)), timeout=KNOCK_S).close()
 
 
 def follow(

@@ -5,6 +5,7 @@ from __future__ import annotations
 import contextlib
 import json
 import shutil
+import signal
 import sys
 import time
 from collections.abc import Callable, Mapping, Sequence
@@ -45,6 +46,7 @@ def run(
     as_json: Annotated[bool, typer.Option("--json", help="Print the summary as JSON on stdout.")] = False,
 ) -> None:
     """Train by a recipe."""
+    signal.signal(signal.SIGTERM, signal.default_int_handler)  # asked to end, in any way: end cleanly
     with reported(as_json):
         named = [] if name is None else [f"name={json.dumps(name)}"]
         resolved, store = prepare(recipe, [*(overrides or []), *named], run_dir, fresh)

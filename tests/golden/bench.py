@@ -190,3 +190,24 @@ class Bench:
 
 def merged(syncer_step: int, finite: bool = True) -> Merged:
     return Merged(syncer_step, f"value of {syncer_step}", "digest", 1.0, finite)
+
+
+EVERY_STEP: dict[str, Any] = {"P": 1, "H": 1, "tau": 0}  # one fragment, due at every syncer step, one step open
+PATIENT: dict[str, Any] = {"lease_s": 1e9}
+ALL: dict[str, Any] = {"grace": "infinite"}  # a step is read from everyone
+
+
+def bench(*names: str, sync: dict[str, Any] | None = None, peers: dict[str, Any] | None = None, **change: Any) -> Bench:
+    made = Bench(sync=EVERY_STEP | (sync or {}), **change)
+    made.join(*names, **(peers or PATIENT))
+    return made
+
+
+def reading(*names: str, **change: Any) -> Bench:
+    """Syncer step 1 is being read from all of them; each has stepped once."""
+    made = bench(*names, **change)
+    made.now = 1.0
+    made.step(*names)
+    missing = [name for name in names if name not in made.asked(1)]
+    assert not missing, f"{missing} were not asked"
+    return made

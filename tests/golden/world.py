@@ -30,7 +30,7 @@ MANIFEST = {"sync.H": 4}
 
 def plus(one: Value, other: Value, times: int = 1) -> Value:
     """one + times * other, without the zeros."""
-    total = {key: one.get(key, 0) + times * other.get(key, 0) for key in one.keys() | other.keys()}
+    total = {key: one.get(key, 0) + times * other.get(key, 0) for key in sorted(one.keys() | other.keys())}
     return {key: count for key, count in total.items() if count}
 
 

@@ -1,0 +1,119 @@
+"""The learner alone, in a shell whose every move is a test's."""
+
+from __future__ import annotations
+
+from collections.abc import Iterable
+from typing import Any, TypeVar
+
+from learners.learner import Learner
+from learners.signals import (
+    Answer,
+    Compiled,
+    Effect,
+    Enter,
+    Event,
+    Fetched,
+    Resume,
+    Say,
+    Send,
+    Stage,
+    Staged,
+    StepDone,
+)
+from outer.config import SyncConfig
+from outer.messages import (
+    COMPILING,
+    IMPORTING,
+    Contribution,
+    FragmentCounters,
+    Grant,
+    Notice,
+    ReadRequest,
+    Report,
+    Welcome,
+)
+
+T = TypeVar("T")
+TOKENS = 10  # of a step
+
+
+class Loop:
+    """P = 2, H = 4, tau = 1: fragment 0 is due at 4, 8; 1 at 2, 6."""
+
+    def __init__(self, span_steps: int = 100, **sync: Any) -> None:
+        self.now = 0.0
+        self.log: list[Effect] = []
+        self.machine = Learner(
+            name="a",
+            incarnation=3,
+            config=SyncConfig.model_validate({"P": 2, "H": 4, "tau": 1, **sync}),
+            fragments=2,
+            batch_size=2,
+            span_steps=span_steps,
+            start_s=60.0,
+        )
+
+    def do(self, *events: Event) -> list[Effect]:
+        """Hand over events; returns the last one's effects."""
+        effects: list[Effect] = []
+        for event in events:
+            effects = self.machine.handle(self.now, event)
+            self.log += effects
+        return effects
+
+    def compile(self) -> None:
+        self.do(Enter(IMPORTING), Enter(COMPILING), Compiled({"seed": 0}))
+
+    def join(self, versions: tuple[int, int] = (0, 0), syncer_step: int = 0, samples: int = 200) -> None:
+        """Compile, attach, fetch everything, take a span, and begin the first step."""
+        self.compile()
+        self.do(Welcome(1, syncer_step, 0.0, versions))
+        self.do(*(Fetched(fragment, version, f"v{version}") for fragment, version in enumerate(versions)))
+        self.do(Grant(1, 3, 0, 0, samples), Resume())
+
+    def step(self, seconds: float = 1.0) -> list[Effect]:
+        """The running step ends; what is asked for is copied. Returns what the boundary said."""
+        self.now += seconds
+        effects = self.do(StepDone(2.0, TOKENS))
+        [stage] = only(Stage, effects)
+        return self.do(Staged({p: f"copy of {p} at {self.machine.step}" for p in stage.fragments}))
+
+    def steps(self, count: int) -> None:
+        for _ in range(count):
+            self.step()
+
+    def read(self, syncer_step: int, fragment: int, **change: Any) -> list[Contribution]:
+        given: dict[str, Any] = {"epoch": 1, "incarnation": 3, "progress": 0.0, "deadline_s": 2.0}
+        return answers(self.do(ReadRequest(syncer_step=syncer_step, fragment=fragment, **(given | change))))
+
+    def deliver(self, version: int, fragment: int, *participants: str) -> None:
+        """A notice and what it announces; adopted at the next boundary."""
+        self.do(notice(version, fragment, *participants), Fetched(fragment, version, f"v{version}"))
+
+    def facts(self, kind: type[T]) -> list[T]:
+        return [e.fact for e in self.log if isinstance(e, Say) and isinstance(e.fact, kind)]
+
+    @property
+    def reports(self) -> list[Report]:
+        return [e.message for e in self.log if isinstance(e, Send) and isinstance(e.message, Report)]
+
+    def counters(self, fragment: int) -> FragmentCounters:
+        return self.reports[-1].counters[fragment]
+
+
+def only(kind: type[T], effects: Iterable[Any]) -> list[T]:
+    return [effect for effect in effects if isinstance(effect, kind)]
+
+
+def answers(effects: Iterable[Effect]) -> list[Contribution]:
+    return [answer.contribution for answer in only(Answer, effects)]
+
+
+def notice(version: int, fragment: int, *participants: str, epoch: int = 1) -> Notice:
+    return Notice(epoch, version, fragment, version, "digest", 0.0, participants)
+
+
+def joined(**sync: Any) -> Loop:
+    loop = Loop(**sync)
+    loop.join()
+    return loop
