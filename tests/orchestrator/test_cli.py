@@ -44,10 +44,6 @@ def invoke() -> Invoke:
     return call
 
 
-class Unreachable(Exception):
-    """Stands for launch's own."""
-
-
 def starter() -> None:
     """Stands for the one that the composition root hands over."""
 
@@ -69,7 +65,7 @@ def trained(monkeypatch: pytest.MonkeyPatch) -> dict[str, Any]:
         return dict(world["summary"])
 
     launch = types.ModuleType("orchestrator.launch")
-    vars(launch).update(run_embedded=record, run_attached=record, ClusterUnreachable=Unreachable)
+    vars(launch).update(run_embedded=record, run_attached=record)
     monkeypatch.setitem(sys.modules, "orchestrator.launch", launch)
     monkeypatch.setattr(orchestrator, "launch", launch, raising=False)
     return world
@@ -162,18 +158,25 @@ def test_errors_are_json_on_stdout_when_asked_for(invoke: Invoke) -> None:
     assert all(problem["message"] and problem["fix"] for problem in error["problems"])
 
 
-def test_a_folder_of_another_config_is_refused(invoke: Invoke, trained: dict[str, Any], tmp_path: Path) -> None:
+def test_a_folder_that_is_not_empty_is_refused_and_a_run_in_it_removed_only_when_asked(
+    invoke: Invoke, trained: dict[str, Any], tmp_path: Path
+) -> None:
     assert invoke("run", LOCAL).exit_code == 0
-    other = invoke("run", LOCAL, "--set", "seed=1")
-    assert other.exit_code == 2
-    assert "belongs to another config" in other.stderr
-    assert invoke("run", LOCAL).exit_code == 0  # the same config may go on
-    RunStore.named("local").write_json("status.json", {"run": {"state": "finished"}})
-    assert "has finished" in invoke("run", LOCAL).stderr
+    again = invoke("run", LOCAL)
+    assert again.exit_code == 2
+    assert "holds an earlier run" in again.stderr
+    store = RunStore.named("local")
+    store.write_json("status.json", {"run": {"state": "running"}, "written_at": time.time()})
+    assert "is going on" in invoke("run", LOCAL, "--fresh").stderr
+    store.write_json("status.json", {"run": {"state": "running"}, "written_at": time.time() - 3600})
+    store.write_text("left-over", "")
+    assert invoke("run", LOCAL, "--fresh").exit_code == 0
+    assert not store.path("left-over").exists()
     assert invoke("run", LOCAL, "--name", "second").exit_code == 0
     (tmp_path / "papers").mkdir()
     (tmp_path / "papers" / "a.txt").write_text("mine")
-    assert "holds no run" in invoke("run", LOCAL, "--run-dir", "papers").stderr
+    assert "holds no run" in invoke("run", LOCAL, "--run-dir", "papers", "--fresh").stderr
+    assert (tmp_path / "papers" / "a.txt").exists()
     assert "is a file" in invoke("run", LOCAL, "--run-dir", "papers/a.txt").stderr
     assert "object storage is not supported" in invoke("run", LOCAL, "--run-dir", "s3://bucket/a").stderr
 
@@ -228,9 +231,9 @@ def test_json_prints_the_summary_alone_on_stdout(invoke: Invoke, trained: dict[s
         ({"ok": True, "state": "finished"}, 0),
         ({"ok": False, "state": "finished", "checks": [{"name": "books", "status": "violated", "reason": "x"}]}, 5),
         ({"ok": False, "state": "finished", "checks": [{"name": "books", "status": "unknown", "reason": "x"}]}, 5),
-        ({"ok": False, "state": "finished", "checks": [{"name": "books", "status": "pass", "reason": ""}]}, 4),
+        ({"ok": False, "state": "finished", "checks": [{"name": "books", "status": "pass", "reason": ""}]}, 5),
         ({"ok": False, "state": "failed", "checks": [{"name": "books", "status": "violated", "reason": "x"}]}, 4),
-        ({"ok": False, "state": "stopped"}, 4),
+        ({"ok": False, "state": "stopped"}, 0),
     ],
 )
 def test_the_exit_code_tells_how_a_run_ended(
@@ -244,7 +247,6 @@ def test_the_exit_code_tells_how_a_run_ended(
     ("error", "code", "kind"),
     [
         (ConnectionError("no answer"), 3, "unreachable"),
-        (Unreachable("no such head"), 3, "unreachable"),
         (RuntimeError("boom"), 4, "failed"),
         (KeyboardInterrupt(), 130, "interrupted"),
     ],
@@ -361,7 +363,7 @@ def test_the_commands_and_their_options_are_these() -> None:
     }
     assert commands == {
         "init": [],
-        "run": ["--address", "--json", "--name", "--run-dir", "--set"],
+        "run": ["--address", "--fresh", "--json", "--name", "--run-dir", "--set"],
         "status": ["--json", "--name", "--run-dir"],
         "stop": ["--name", "--reason", "--run-dir"],
         "check": ["--json"],

@@ -30,6 +30,7 @@ KEYS = [
     "config_hash",
     "ok",
     "state",
+    "reason",
     "initial_eval_loss",
     "eval_loss",
     "reference_losses",
