@@ -13,7 +13,7 @@ import ray
 
 from chaos.faults import Fault
 from chaos.plans import due, plan, random_faults
-from orchestrator.config import Recipe
+from orchestrator.config import ChaosConfig, Recipe
 from orchestrator.events import FaultHealed, FaultInjected, FaultSkipped, Journalist, SegmentWriter
 from orchestrator.placement import hand
 from orchestrator.store import RunStore
@@ -33,8 +33,10 @@ class ChaosActor:
         self._segment = SegmentWriter(store.path(f"events/{NAME}-{incarnation}.jsonl"))
         self._journalist = Journalist(NAME, incarnation, time.time)
         self._recipe = recipe
-        self._planned = plan(recipe.chaos, list(recipe.learners), recipe.seed)
-        self._random = random_faults(recipe.chaos, list(recipe.learners), recipe.seed, len(self._planned))
+        # A later incarnation, started by hand, must not repeat what an earlier one has done.
+        chaos = recipe.chaos if incarnation == 1 else ChaosConfig()
+        self._planned = plan(chaos, list(recipe.learners), recipe.seed)
+        self._random = random_faults(chaos, list(recipe.learners), recipe.seed, len(self._planned))
         self._identifier = 1_000_000 * incarnation  # of faults asked for by hand
         self._running = False
         self._stopped = asyncio.Event()

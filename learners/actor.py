@@ -88,8 +88,8 @@ class LearnerActor:
         self._spec, self._outer = spec, outer
         self._outbox = Outbox(time.time)
         self._lock = threading.Lock()
-        self._changed = threading.Condition()
-        self._answers: dict[int, Future[Contribution]] = {}  # by syncer step
+        self._changed = threading.Event()
+        self._answers: dict[tuple[int, int], Future[Contribution]] = {}  # by syncer step and attempt
         self._fetcher = ThreadPoolExecutor(2, "fetch")
         self._reports: deque[Any] = deque()
         self._tokens_per_step = 0
@@ -126,17 +126,15 @@ class LearnerActor:
     def read(self, request: ReadRequest) -> tuple[Contribution, list[Any]] | None:
         """The fragment as of one completed step, and facts to take along; None when no boundary came in time."""
         answer: Future[Contribution] = Future()
-        self._answers[request.syncer_step] = answer
+        self._answers[request.syncer_step, request.attempt] = answer
         try:
             self._drive(request)
             contribution = answer.result(timeout=request.deadline_s)
-            assert self._exchange is not None
-            return self._exchange.encode(contribution), self._outbox.riding()
+            return contribution, self._outbox.riding(everything=True)
         except FutureTimeout:
             return None
         finally:
-            if self._answers.get(request.syncer_step) is answer:
-                del self._answers[request.syncer_step]
+            del self._answers[request.syncer_step, request.attempt]
 
     # -------------------------------------------------------------- from process to first step
 
@@ -179,8 +177,8 @@ class LearnerActor:
                         raise RuntimeError(reason)
                     return reason
                 case signals.Hold(seconds):
-                    with self._changed:
-                        self._changed.wait(seconds)
+                    self._changed.wait(seconds)
+                    self._changed.clear()  # before looking, so that news after it wakes the next wait at once
                     self._drive(signals.Resume())
                 case signals.RunStep(step, start, progress):
                     began = time.monotonic()
@@ -209,10 +207,12 @@ class LearnerActor:
                     else:
                         self._report(message)
                 case signals.Answer(contribution):
-                    if answer := self._answers.get(contribution.syncer_step):
-                        answer.set_result(contribution)
-                case signals.Fetch(fragment, version):
-                    self._fetcher.submit(self._fetch, fragment, version)
+                    answer = self._answers.get((contribution.syncer_step, contribution.attempt))
+                    if answer is not None and not answer.done():
+                        assert self._exchange is not None
+                        answer.set_result(self._exchange.encode(contribution))
+                case signals.Fetch(fragment, version, digest):
+                    self._fetcher.submit(self._fetch, fragment, version, digest)
                 case signals.Stage(fragments):
                     assert self._exchange is not None
                     self._drive(signals.Staged(self._exchange.stage(fragments)))
@@ -222,8 +222,7 @@ class LearnerActor:
                 case signals.RunStep() | signals.Hold() | signals.Exit():
                     self._next.put(effect)
         if not isinstance(event, signals.Resume | signals.StepDone | signals.Staged):
-            with self._changed:
-                self._changed.notify_all()
+            self._changed.set()
 
     # -------------------------------------------------------------- to the syncer
 
@@ -258,18 +257,21 @@ class LearnerActor:
         """Wait, briefly, until the last facts are recorded."""
         spec = self._spec
         with contextlib.suppress(ray.exceptions.RayError):  # the syncer is gone: nobody is left to tell
-            ray.get(self._outer.record.remote(spec.name, spec.incarnation, self._outbox.riding()), timeout=CALL_S)
+            while facts := self._outbox.riding():
+                recorded = self._outer.record.remote(spec.name, spec.incarnation, facts)
+                self._outbox.acknowledge(ray.get(recorded, timeout=CALL_S))
 
-    def _fetch(self, fragment: int, version: int) -> None:
+    def _fetch(self, fragment: int, version: int, noticed: str) -> None:
+        """Get a fragment's newest value; `noticed`: the checksum that the notice of this version gave, if any."""
         try:
-            answer = ray.get(self._outer.fetch.remote(fragment, version), timeout=CALL_S)
+            answer = ray.get(self._outer.fetch.remote(fragment, version), timeout=self._spec.sync.transfer_s)
         except ray.exceptions.RayError:
             answer = None
         if answer is None:
             self._drive(signals.FetchFailed(fragment, version, "fetch_failed"))
             return
         newest, digest, payload = answer
-        if digest != codecs.digest(payload):
+        if digest != codecs.digest(payload) or (newest == version and noticed not in ("", digest)):
             self._drive(signals.FetchFailed(fragment, version, "bad_digest"))
             return
         self._drive(signals.Fetched(fragment, newest, payload))
@@ -298,7 +300,7 @@ class EvaluatorActor:
 
     def current(self) -> tuple[int, float, int]:
         """(syncer step, nats per token, tokens) of an evaluation of the syncer's parameters now."""
-        syncer_step, thetas, _ = ray.get(self._outer.snapshot.remote(), timeout=CALL_S)
+        syncer_step, thetas, _ = ray.get(self._outer.snapshot.remote(), timeout=self._spec.sync.transfer_s)
         return self._evaluate(syncer_step, thetas)
 
     def _evaluate(self, syncer_step: int, thetas: Sequence[Any]) -> tuple[int, float, int]:

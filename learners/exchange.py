@@ -37,7 +37,7 @@ class Exchange:
     def __init__(self, trainer: Trainer, config: SyncConfig, fragments: int) -> None:
         self._trainer, self._config = trainer, config
         self._bases: list[Flat | None] = [None] * fragments
-        self._read: dict[int, Flat] = {}  # what was last sent of each fragment
+        self._read: dict[tuple[int, int], Flat] = {}  # by fragment and syncer step: what was sent since it was adopted
 
     def stage(self, fragments: Iterable[int]) -> dict[int, HostCopy]:
         """Copy fragments to the host, as they are now."""
@@ -52,7 +52,7 @@ class Exchange:
         """Turn a machine's answer, whose payload is a HostCopy, into what goes over the wire."""
         copy: HostCopy = contribution.payload
         if self._config.adopt == "rebase":
-            self._read[contribution.fragment] = copy.theta
+            self._read[contribution.fragment, contribution.syncer_step] = copy.theta
         payload = codecs.encode(self._config.codec, copy.theta, copy.base)
         return replace(contribution, payload=payload, digest=codecs.digest(payload))
 
@@ -61,6 +61,10 @@ class Exchange:
         if effect.mode == "bootstrap":
             self._trainer.load(effect.fragment, effect.payload)
         else:
-            anchor = {"read": self._read.get(effect.fragment), "base": self._bases[effect.fragment], "": None}
-            self._trainer.adopt(effect.fragment, effect.payload, effect.mode, anchor[effect.anchor], self._config.alpha)
+            anchor = self._bases[effect.fragment]
+            if effect.read_at is not None:
+                anchor = self._read[effect.fragment, effect.read_at]
+            self._trainer.adopt(effect.fragment, effect.payload, effect.mode, anchor, self._config.alpha)
+        # A copy first: answers are encoded, and remembered, in other threads.
+        self._read = {key: theta for key, theta in dict(self._read).items() if key[0] != effect.fragment}
         self._bases[effect.fragment] = effect.payload

@@ -17,7 +17,10 @@ if TYPE_CHECKING:
 
 @dataclass(frozen=True)
 class InitialState:
-    """Calling it builds the task and returns (fragments, float32[n] for each); needs JAX only then."""
+    """Calling it builds the task; needs JAX only then.
+
+    Returns (fragments, float32[n] for each, the task's merge rules by path pattern).
+    """
 
     task: str
     model: Mapping[str, Any]
@@ -25,10 +28,11 @@ class InitialState:
     seed: int
     sync: SyncConfig
 
-    def __call__(self) -> tuple[tuple[Fragment, ...], list[NDArray[np.float32]]]:
+    def __call__(self) -> tuple[tuple[Fragment, ...], list[NDArray[np.float32]], Mapping[str, str]]:
         from learners.task import load
         from learners.trainer import deal, initial_parameters
 
         task = load(self.task, self.data, self.seed, dict(self.model))
         fragments = deal(task, self.sync)
-        return fragments, initial_parameters(task, fragments, self.seed)
+        patterns: Mapping[str, str] = getattr(task, "merge_rules", {})
+        return fragments, initial_parameters(task, fragments, self.seed), patterns

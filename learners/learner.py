@@ -34,6 +34,7 @@ from learners.signals import (
     Staged,
     StepDone,
 )
+from outer.coverage import Mark
 from outer.messages import (
     COMPILING,
     IMPORTING,
@@ -80,9 +81,7 @@ class _Base:
     version: int | None = None  # None until adopted from the syncer
     step: int = 0  # adopted after this step
     processed: int = 0  # tokens processed by then
-    read_version: int | None = None  # newest syncer step at which it was read
-    read_step: int = 0
-    read_processed: int = 0
+    reads: dict[int, Mark] = field(default_factory=dict)  # by syncer step, since it was adopted
 
 
 @dataclass
@@ -139,9 +138,9 @@ class Learner:
         self._bases = [_Base() for _ in range(fragments)]
         self._copies: dict[int, _Copy] = {}
         self._requests: list[_Request] = []
-        self._pending: dict[int, tuple[int, Any, bool]] = {}  # fragment -> (version, payload, took part)
+        self._pending: dict[int, tuple[int, Any]] = {}  # fragment -> (version, payload)
         self._fetching: dict[int, int] = {}
-        self._took_part: dict[int, tuple[int, bool]] = {}  # fragment -> (version, took part)
+        self._noticed: dict[int, Notice] = {}  # the newest, by fragment
         self._attempts = 0
         self._spans = _Spans()
         self._step_s = Average(config.smoothing)
@@ -218,9 +217,11 @@ class Learner:
             if event.version < base:
                 self._say(AdoptionRefused(event.fragment, event.version, "older"))
             return
+        noticed = self._noticed.get(event.fragment)
+        if noticed is None or event.version >= noticed.version:
+            self._noticed[event.fragment] = event
         newest = max(self._fetching.get(event.fragment, -1), self._pending.get(event.fragment, (-1,))[0])
         if event.version > newest:
-            self._took_part[event.fragment] = (event.version, self.name in event.participants)
             self._fetch(event.fragment, event.version, event.digest)
 
     def _fetch(self, fragment: int, version: int, digest: str) -> None:
@@ -231,12 +232,7 @@ class Learner:
         if self._fetching.get(event.fragment, -1) <= event.version:
             self._fetching.pop(event.fragment, None)
         if event.version > self._pending.get(event.fragment, (-1,))[0]:
-            version, took_part = self._took_part.get(event.fragment, (-1, False))
-            self._pending[event.fragment] = (
-                event.version,
-                event.payload,
-                took_part and version == event.version,
-            )
+            self._pending[event.fragment] = (event.version, event.payload)
 
     def _on_fetch_failed(self, now: float, event: FetchFailed) -> None:
         if self._fetching.get(event.fragment) == event.version:
@@ -255,7 +251,7 @@ class Learner:
             self._spans.queue.append(event)
 
     def _on_stop(self, now: float, event: Stop) -> None:
-        if event.epoch == self._epoch:
+        if self._epoch in (None, event.epoch):  # it may overtake the Welcome
             self._stop = self._stop or event.reason
 
     # -------------------------------------------------------------- reads
@@ -273,18 +269,14 @@ class Learner:
         if copy is None or (self._config.overlap == "strict" and copy.step != request.syncer_step):
             return False
         assert self._epoch is not None
-        base = self._bases[request.fragment]
-        base.read_version, base.read_step, base.read_processed = (
-            request.syncer_step,
-            copy.step,
-            copy.processed,
-        )
+        self._bases[request.fragment].reads[request.syncer_step] = Mark(copy.step, copy.processed)
         contribution = Contribution(
             learner=self.name,
             incarnation=self.incarnation,
             epoch=self._epoch,
             syncer_step=request.syncer_step,
             fragment=request.fragment,
+            attempt=request.attempt,
             step=copy.step,
             processed=copy.processed,
             counters=copy.counters,
@@ -397,39 +389,46 @@ class Learner:
 
     def _adopt_pending(self) -> None:
         for fragment in sorted(self._pending):
-            version, payload, took_part = self._pending[fragment]
+            version, payload = self._pending[fragment]
             base = self._bases[fragment]
-            strict = self._config.overlap == "strict" and base.version is not None
-            if strict and self.step < version + self._config.overlap_steps:
+            if base.version is not None and not self._is_time(fragment, version):
                 continue
             del self._pending[fragment]
             if base.version is not None and version <= base.version:
                 if version < base.version:
                     self._say(AdoptionRefused(fragment, version, "older"))
                 continue
-            self._adopt(fragment, version, payload, took_part)
+            self._adopt(fragment, version, payload)
 
-    def _adopt(self, fragment: int, version: int, payload: Any, took_part: bool) -> None:
+    def _is_time(self, fragment: int, version: int) -> bool:
+        """Strict overlap fixes the step; rebase needs the version's own notice, which says what it contains."""
+        if self._config.overlap == "strict" and self.step < version + self._config.overlap_steps:
+            return False
+        noticed = self._noticed.get(fragment)
+        return self._config.adopt != "rebase" or (noticed is not None and noticed.version == version)
+
+    def _adopt(self, fragment: int, version: int, payload: Any) -> None:
         base = self._bases[fragment]
         mode = "bootstrap" if base.version is None else self._config.adopt
-        anchor = ""
+        read_at = None
         if mode == "rebase":
-            took_part = took_part and base.read_version == version
-            anchor = "read" if took_part else "base"
-        if mode != "rebase":
+            merged_step = self._noticed[fragment].merged_step
+            if merged_step is not None and merged_step in base.reads:
+                # What was read then is in the new version; what came after it is kept.
+                read_at, (base.step, base.processed) = merged_step, base.reads[merged_step]
+        else:
             base.step, base.processed = self.step, self._processed
-        elif took_part:
-            base.step, base.processed = base.read_step, base.read_processed
         base.version = version
+        base.reads = {}
         self._copies.pop(fragment, None)  # it holds the value, and the base, from before
         self._say(Adopted(fragment, version, self.step, mode))
-        self._effects.append(Apply(fragment, version, payload, mode, anchor))
+        self._effects.append(Apply(fragment, version, payload, mode, read_at))
 
     # -------------------------------------------------------------- reports
 
     def _report(self, now: float) -> None:
         lease_s = self._start_s
-        if self.phase in (STEPPING, STOPPED):
+        if self._step_s.samples:  # the first step may take its time: something may still compile
             lease_s = max(self._config.lease_s, self._config.lease_steps * self._step_s.value)
         self._reports += 1
         self._reported_at = now

@@ -22,10 +22,10 @@ class Outbox:
             self._facts.append((self._next, self._clock(), fact))
             self._next += 1
 
-    def riding(self) -> list[tuple[int, float, Any]]:
-        """The oldest unacknowledged facts, to go along with a message."""
+    def riding(self, everything: bool = False) -> list[tuple[int, float, Any]]:
+        """The oldest unacknowledged facts, to go along with a message; all of them where it must not be without."""
         with self._lock:
-            return list(self._facts)[: self._limit]
+            return list(self._facts) if everything else list(self._facts)[: self._limit]
 
     def acknowledge(self, sequence: int) -> None:
         """Everything up to and including this number is recorded."""

@@ -124,13 +124,13 @@ class Stage:
 
 @dataclass(frozen=True)
 class Apply:
-    """Adopt a payload now. `anchor`: the value that rebase subtracts, "read" or "base"."""
+    """Adopt a payload now. Rebase subtracts what was read at syncer step `read_at`, or the base where that is None."""
 
     fragment: int
     version: int
     payload: Any
     mode: str  # bootstrap | overwrite | rebase | mix
-    anchor: str = ""
+    read_at: int | None = None
 
 
 @dataclass(frozen=True)

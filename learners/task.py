@@ -20,7 +20,11 @@ Batch = Any  # a pytree of numpy or jax arrays; the leading axis is the sample
 
 @runtime_checkable
 class Task(Protocol):
-    """What a learner needs to know of a model."""
+    """What a learner needs to know of a model.
+
+    Beside these methods a task may have `merge_rules`, a mapping of tensor path patterns (fnmatch) to "rda" or
+    "avg", which comes before the default rules of outer/merge.py.
+    """
 
     def init(self, rng: jax.Array) -> Params:
         """Fresh parameters: a pytree whose leaves are floating-point arrays."""

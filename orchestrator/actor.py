@@ -13,7 +13,7 @@ import platform
 import time
 import traceback
 from collections.abc import Coroutine, Mapping
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from typing import Any
 
 import ray
@@ -49,6 +49,7 @@ STATUS_S = 0.5
 CALL_S = 10.0
 OUTER_START_S = 120.0
 EVALUATION_S = 300.0
+SNAPSHOT_S = 600.0  # the last one: the whole run depends on it
 LEAVE_S = 30.0  # for learners to return once the run is over
 LINGER_S = 60.0
 OUTER_CPUS, EVALUATOR_CPUS, ORCHESTRATOR_CPUS = 0.5, 0.5, 0.1
@@ -93,6 +94,7 @@ class OrchestratorActor:
         self._controller = controller.Controller(recipe.learners, backoff_s=run.restart_backoff_s, hang_s=run.hang_s)
         self._units: dict[str, _Running] = {}
         self._groups: dict[str, Any] = {}
+        self._nodes: set[str] = set()  # where learners have been
         self._faults: dict[str, str] = {}
         self._tasks: set[asyncio.Task[None]] = set()
         self._view: dict[str, Any] = {}
@@ -141,9 +143,11 @@ class OrchestratorActor:
         except Exception as error:
             self._state = "failed"
             self._reason = str(error) if isinstance(error, RunFailed) else traceback.format_exc()
-        summary = await self._close()
-        self._leaving = asyncio.create_task(self._leave())
-        return summary
+        try:
+            return await self._close()
+        finally:
+            self._dismiss()
+            self._leaving = asyncio.create_task(self._leave())
 
     async def _leave(self) -> None:
         """Whoever waits for the summary ends this actor; if nobody does, it ends itself after a while."""
@@ -234,6 +238,7 @@ class OrchestratorActor:
             )
             info = await _within(recipe.run.start_s, unit.handle.identify.remote())
             unit.pid, unit.node = info["pid"], info["node"]
+            self._nodes.add(info["node"])
             self._say(LearnerStarted(name, incarnation, unit.pid, unit.node))
             self._controller.answered(name, incarnation)
             await _within(OUTER_START_S, expected)
@@ -294,10 +299,10 @@ class OrchestratorActor:
             self._stop_reason = self._stop_reason or self._requested_stop()
             if self._over:
                 return
-            age = self._view["commit_age_s"]
-            if (now - idle_since if age is None else age) > self._recipe.run.idle_s:
+            age, run = self._view["moved_s_ago"], self._recipe.run
+            if (now - idle_since - run.start_s if age is None else age) > run.idle_s:
                 faults = "; ".join(f"{name}: {fault}" for name, fault in self._faults.items()) or "none"
-                raise RunFailed(f"nothing committed for {self._recipe.run.idle_s:.0f} s; last faults: {faults}")
+                raise RunFailed(f"no syncer step for {run.idle_s:.0f} s; last faults: {faults}")
             self._end_silent()
             self._advance()
             self._evaluate_if_due()
@@ -344,7 +349,7 @@ class OrchestratorActor:
         try:
             if self._evaluator is None:
                 options = self._named(f"evaluator.{self._store.grant('incarnation', 'evaluator')}", EVALUATOR_CPUS)
-                spec = self._spec("evaluator", 0, self._recipe.pools[0], 0)
+                spec = replace(self._spec("evaluator", 0, self._recipe.pools[0], 0), core=None, accelerated=False)
                 evaluator = ray.remote(EvaluatorActor).options(**options)
                 self._evaluator = evaluator.remote(spec, self._outer, self._recipe.eval.sequences)
             if initial:
@@ -379,29 +384,28 @@ class OrchestratorActor:
         if self._evaluation is not None:
             await self._evaluation
         await self._evaluate()
-        syncer_step, thetas, fragments = await _within(CALL_S, self._outer.snapshot.remote())
+        syncer_step, thetas, fragments = await _within(SNAPSHOT_S, self._outer.snapshot.remote())
         final.write(self._store, syncer_step, fragments, thetas)
 
     async def _close(self) -> dict[str, Any]:
-        """Whatever happened: stop what runs, merge the log, check it, and sum it up."""
+        """Whatever happened: stop injecting, merge the log, check it, and sum it up."""
         for task in self._tasks:
             task.cancel()
         with contextlib.suppress(ValueError, TimeoutError, ray.exceptions.RayError):  # none, or dead: faults heal
             await _within(CALL_S, ray.get_actor("chaos", self._place.namespace).stop.remote())
         self._say(RunFinished(self._state, self._reason))
         self._segment.close()
-        self._dismiss()
+        self._write_status()
         events = read_run(self._store.root)
         self._store.write_text("events.jsonl", "".join(event.to_json() + "\n" for event in events))
         summary = summarise(events, self._recipe, check(events))
         self._store.write_json("summary.json", summary)
-        self._write_status()
         return summary
 
     def _dismiss(self) -> None:
         """End every actor of the run but this one, and give up its places."""
         handles = [unit.handle for unit in self._units.values()] + [self._outer, self._evaluator]
-        names = {"chaos"} | {hand_name(unit.node) for unit in self._units.values() if unit.node}
+        names = {"chaos"} | {hand_name(node) for node in self._nodes}
         for name in names:
             with contextlib.suppress(ValueError):
                 handles.append(ray.get_actor(name, self._place.namespace))

@@ -88,7 +88,7 @@ class RunConfig(Section):
     )
     hang_s: PositiveFloat = Field(20.0, description="a learner silent for this long is ended and restarted")
     start_s: PositiveFloat = Field(120.0, description="lease of a learner that starts, compiles or joins")
-    idle_s: PositiveFloat = Field(300.0, description="with no commit for this long the run is given up as failed")
+    idle_s: PositiveFloat = Field(300.0, description="with no syncer step for this long the run is given up as failed")
     dashboard: bool = Field(False, description="start Ray's dashboard with a local cluster")
 
 

@@ -222,9 +222,9 @@ class SegmentWriter:
         self._file = open(path, "ab", buffering=0)  # noqa: SIM115 (closed by close)
 
     def write(self, events: Iterable[Event]) -> None:
-        lines = "".join(event.to_json() + "\n" for event in events)
-        if lines:
-            self._file.write(lines.encode())
+        rest = memoryview("".join(event.to_json() + "\n" for event in events).encode())
+        while rest:
+            rest = rest[self._file.write(rest) :]  # a disk that fills up takes a part, then raises
 
     def close(self) -> None:
         self._file.close()

@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import hashlib
 import io
+import zipfile
 from collections.abc import Sequence
 
 import numpy as np
@@ -33,7 +34,10 @@ def write(
                 "sha256": hashlib.sha256(values.tobytes()).hexdigest(),
             }
     buffer = io.BytesIO()
-    np.savez(buffer, allow_pickle=False, **arrays)
+    with zipfile.ZipFile(buffer, "w") as archive:  # as numpy.savez, which cannot take every name
+        for name, values in arrays.items():
+            with archive.open(f"{name}.npy", "w") as entry:
+                np.lib.format.write_array(entry, values, allow_pickle=False)
     store.path("final").mkdir(exist_ok=True)
     store.path("final/parameters.npz").write_bytes(buffer.getvalue())
     store.write_json("final/manifest.json", {"syncer_step": syncer_step, "tensors": described})

@@ -7,8 +7,10 @@ import math
 import os
 import secrets
 import shutil
+import signal
 import socket
 import tempfile
+import threading
 import time
 import warnings
 from collections.abc import Callable, Iterator, Mapping
@@ -27,7 +29,7 @@ from orchestrator.store import RunStore
 
 LOOPBACK = "127.0.0.2"  # Ray replaces 127.0.0.1 by an address that others can reach; this one it leaves
 WAIT_S = 0.5
-STOP_S = 60.0
+BEGIN_S = 60.0
 KNOCK_S = 5.0
 REMOVE_S = 5.0
 OBJECT_STORE_BYTES = 512 * 2**20
@@ -93,33 +95,36 @@ def follow(
         "num_cpus": actor.ORCHESTRATOR_CPUS,
         "max_restarts": 0,
     }
-    orchestrator = ray.remote(actor.OrchestratorActor).options(**options).remote(recipe, str(store.root), place)
-    ray.get(orchestrator.begin.remote(), timeout=STOP_S)
+    try:
+        orchestrator = ray.remote(actor.OrchestratorActor).options(**options).remote(recipe, str(store.root), place)
+    except ValueError as error:  # Ray's word for a name that is taken
+        fix = "give another --name, or stop that one: diloco stop"
+        raise InputError([Problem("name", recipe.name, "a run of this name is going on there", fix)]) from error
+    ray.get(orchestrator.begin.remote(), timeout=BEGIN_S)
     ended = orchestrator.result.remote()
     if recipe.chaos.active and starter is not None:
         starter(recipe, store, place.namespace)
+    if threading.current_thread() is threading.main_thread():
+        signal.signal(signal.SIGTERM, signal.default_int_handler)  # after Ray's own: asked to end, end cleanly
     try:
         summary = _wait(ended, store, on_status)
     except KeyboardInterrupt:
         if detach:
             raise
         orchestrator.stop.remote("interrupted")
-        summary = _wait(ended, store, on_status, STOP_S)
+        summary = _wait(ended, store, on_status)  # interrupted again: leaves at once
     ray.kill(orchestrator)
     return summary
 
 
-def _wait(ended: Any, store: RunStore, on_status: OnStatus, deadline_s: float = math.inf) -> dict[str, Any]:
-    waited = 0.0
-    while waited < deadline_s:
+def _wait(ended: Any, store: RunStore, on_status: OnStatus) -> dict[str, Any]:
+    while True:
         done, _ = ray.wait([ended], timeout=WAIT_S)
         if status := store.read_json("status.json"):
             on_status(status)
         if done:
             summary: dict[str, Any] = ray.get(ended)
             return summary
-        waited += WAIT_S
-    raise TimeoutError(f"the run did not end within {deadline_s:.0f} s of being asked to")
 
 
 @contextlib.contextmanager
@@ -141,7 +146,7 @@ def local_cluster(recipe: Recipe, store: RunStore) -> Iterator[str]:
         "OMP_NUM_THREADS": "1",
         "PYTHONPATH": os.pathsep.join(filter(None, [str(_sources()), os.environ.get("PYTHONPATH")])),
     }
-    for name, value in compilation_cache().items():
+    for name, value in compilation_cache(folder).items():
         os.environ.setdefault(name, value)
     os.environ.pop("RAY_ADDRESS", None)
     use_auth_settings()
@@ -200,11 +205,13 @@ def unplaceable(recipe: Recipe, offered: Mapping[str, float]) -> Iterator[Proble
                 )
 
 
-def compilation_cache() -> dict[str, str]:
-    """Settings by which all processes of this user share JAX's compiled programs."""
-    home = Path(os.environ.get("XDG_CACHE_HOME") or Path.home() / ".cache")
-    folder = home / "decoupled-diloco" / "compiled"
-    folder.mkdir(mode=0o700, parents=True, exist_ok=True)
+def compilation_cache(fallback: Path) -> dict[str, str]:
+    """Settings by which all processes of this user share JAX's compiled programs; else, those of this run."""
+    try:
+        folder = Path(os.environ.get("XDG_CACHE_HOME") or Path.home() / ".cache") / "decoupled-diloco" / "compiled"
+        folder.mkdir(mode=0o700, parents=True, exist_ok=True)
+    except (OSError, RuntimeError):
+        folder = fallback / "compiled"
     return {
         "JAX_COMPILATION_CACHE_DIR": str(folder),
         "JAX_PERSISTENT_CACHE_MIN_COMPILE_TIME_SECS": "0",

@@ -5,6 +5,7 @@ A pure function of both; orchestrator/status.py turns the model into words.
 
 from __future__ import annotations
 
+import math
 from collections.abc import Mapping
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any
@@ -54,7 +55,7 @@ def model(
             "syncer_step": view.get("syncer_step", 0),
             "target_syncer_steps": recipe.target_syncer_steps,
             "progress": progress,
-            "eval_loss": about.eval_loss,
+            "eval_loss": _finite(about.eval_loss),
             "goodput": min(1.0, tokens / processed) if processed else None,
             "tokens_per_s": tokens / running_s if running_s else None,
             "eta_s": running_s * (1 - progress) / progress if running_s and progress else None,
@@ -87,11 +88,16 @@ def _learner(recipe: Recipe, about: About, row: Mapping[str, Any], placed: Place
         "incarnation": row["incarnation"],
         "step": row["step"],
         "tokens_per_s": tokens / row["step_s"] if row["alive"] and row["step_s"] else None,
-        "loss": row["loss"],
+        "loss": _finite(row["loss"]),
         "lease_age_s": row["lease_age_s"],
         "version_lag": row["version_lag"],
         "last_fault": placed.fault if placed else None,
     }
+
+
+def _finite(value: float | None) -> float | None:
+    """A loss that is not a number is not known: status.json is strict JSON."""
+    return value if value is not None and math.isfinite(value) else None
 
 
 def _state(about: About, row: Mapping[str, Any]) -> str:

@@ -47,7 +47,10 @@ def summarise(
     references = history.of(ReferenceLosses)
     wall_s = goodput.wall_s if goodput else None
     steps = history.by_syncer(Committed, StepPassed, Finished)
-    losses = [_finite(said.fact.loss) for said in history.of(Evaluated)]
+    evaluated = history.of(Evaluated)
+    losses = [_finite(said.fact.loss) for said in evaluated]
+    newest_step = max((said.fact.syncer_step for said in steps), default=None)
+    evaluated_last = bool(evaluated) and evaluated[-1].fact.syncer_step == newest_step  # else it says something older
     return {
         "name": _last(history, RunStarted, "name") or plain.get("name"),
         "config_hash": _last(history, RunStarted, "config_hash"),
@@ -55,7 +58,7 @@ def summarise(
         "state": state,
         "reason": _last(history, RunFinished, "reason"),
         "initial_eval_loss": losses[0] if losses else None,
-        "eval_loss": losses[-1] if losses else None,
+        "eval_loss": losses[-1] if evaluated_last else None,
         "reference_losses": {
             "bigram": _finite(references[-1].fact.bigram),
             "trigram": _finite(references[-1].fact.trigram),
@@ -64,7 +67,7 @@ def summarise(
         else None,
         "tokens": _tokens(books),
         "token_fragments": _token_fragments(books) if history.rules else None,
-        "syncer_steps": max((said.fact.syncer_step for said in steps), default=None),
+        "syncer_steps": newest_step,
         "commits": len(history.commits) if history.rules else None,
         "rounds_per_fragment": _rounds(history),
         "wall_s": wall_s,

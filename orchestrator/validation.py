@@ -89,6 +89,18 @@ def _quorum(recipe: Recipe) -> Iterator[Problem]:
         )
 
 
+@_reads("budget", "sync.H")
+def _rounds(recipe: Recipe) -> Iterator[Problem]:
+    steps = recipe.budget.syncer_steps
+    if steps is not None and steps < recipe.sync.round_steps:
+        yield Problem(
+            "budget.syncer_steps",
+            steps,
+            f"is less than one round of sync.H = {recipe.sync.round_steps}: some fragments would never commit",
+            f"give at least {recipe.sync.round_steps}",
+        )
+
+
 @_reads("sync.adopt", "sync.alpha")
 def _alpha(recipe: Recipe) -> Iterator[Problem]:
     if recipe.sync.adopt == "mix" and recipe.sync.alpha == 0.0:

@@ -71,20 +71,20 @@ class OuterActor:
     def __init__(
         self,
         spec: OuterSpec,
-        initial: Callable[[], tuple[tuple[Fragment, ...], list[NDArray[np.float32]]]],
+        initial: Callable[[], tuple[tuple[Fragment, ...], list[NDArray[np.float32]], Mapping[str, str]]],
         recorder: Recorder,
     ) -> None:
         if (code := code_digest()) != spec.code:
             raise RuntimeError(f"this node runs other sources ({code}) than the run was started with ({spec.code})")
-        os.environ.setdefault("JAX_PLATFORMS", "cpu")
+        os.environ["JAX_PLATFORMS"] = "cpu"
         from outer.merge import rules  # JAX starts here, on the CPU, and not when Ray loads the class
         from outer.parameters import GlobalParameters
 
         self._spec = spec
-        self._fragments, arrays = initial()
+        self._fragments, arrays, patterns = initial()
         tensors = [tensor for fragment in self._fragments for tensor in fragment.tensors]
         self._parameters = GlobalParameters(
-            self._fragments, arrays, spec.outer, spec.sync.codec, rules(tensors, spec.outer.merge)
+            self._fragments, arrays, spec.outer, spec.sync.codec, rules(tensors, spec.outer.merge, patterns)
         )
         self._machine = Syncer(
             epoch=spec.epoch,
@@ -100,8 +100,9 @@ class OuterActor:
         self._said = 0
         self._journal: Journal = MemoryJournal()
         self._merger = ThreadPoolExecutor(1, "merge")
+        self._examiner = ThreadPoolExecutor(2, "examine")
         self._peers: dict[str, _Peer] = {}
-        self._undelivered: Counter[str] = Counter()
+        self._undelivered: Counter[tuple[str, int]] = Counter()
         self._tasks: set[asyncio.Task[None]] = set()
         self._timer: asyncio.TimerHandle | None = None
         self._digests = [codecs.digest(theta) for theta in self._parameters.thetas]
@@ -144,7 +145,7 @@ class OuterActor:
             "grace_s": syncer.grace_s,
             "step_s": syncer.step_s,
             "tokens_processed": syncer.tokens_processed,
-            "commit_age_s": None if syncer.last_commit_at is None else now - syncer.last_commit_at,
+            "moved_s_ago": None if syncer.moved_at is None else now - syncer.moved_at,
             "learners": syncer.view(now),
             "failure": self._failure,
         }
@@ -157,24 +158,29 @@ class OuterActor:
 
     async def attach(self, message: Attach, facts: Riding, handle: Any) -> Welcome | str:
         """A Welcome, or in words why this learner may not join."""
-        self._recorder.record(message.learner, message.incarnation, facts)
+        self._record(message.learner, message.incarnation, facts)
+        before = self._peers.get(message.learner)
         self._peers[message.learner] = _Peer(message.incarnation, handle)
         effects = self._drive(message)
         for effect in effects:
             if isinstance(effect, signals.Send) and isinstance(effect.message, Welcome):
                 return effect.message
+        if before is None:
+            del self._peers[message.learner]
+        else:
+            self._peers[message.learner] = before  # a refused incarnation must not stand in the way of the living one
         refusals = [effect.fact for effect in effects if isinstance(effect, signals.Say)]
         return "; ".join(str(fact) for fact in refusals)
 
     async def report(self, message: Report, facts: Riding) -> int:
         """Returns the sequence up to which this incarnation's facts are recorded."""
-        recorded = self._recorder.record(message.learner, message.incarnation, facts)
+        recorded = self._record(message.learner, message.incarnation, facts)
         self._drive(message)
         return recorded
 
     async def record(self, learner: str, incarnation: int, facts: Riding) -> int:
         """Last words of a training loop."""
-        return self._recorder.record(learner, incarnation, facts)
+        return self._record(learner, incarnation, facts)
 
     async def fetch(self, fragment: int, version: int) -> tuple[int, str, NDArray[np.float32]] | None:
         """(version, SHA-256, float32[n]): the newest, if it is at least the version asked for."""
@@ -213,7 +219,15 @@ class OuterActor:
                     self._parameters.install(proposal, version)
                     self._digests[fragment] = proposal.digest
         if facts:
-            self._recorder.record("syncer", self._spec.epoch, facts)
+            self._record("syncer", self._spec.epoch, facts)
+
+    def _record(self, writer: str, incarnation: int, facts: Riding) -> int:
+        """What cannot be written down must not go on: a failure here is the run's."""
+        try:
+            return self._recorder.record(writer, incarnation, facts)
+        except Exception:
+            self._failure = traceback.format_exc()
+            raise
 
     def _later(self, event: signals.Event) -> None:
         """An effect's result is delivered after the effects that came with it."""
@@ -254,17 +268,17 @@ class OuterActor:
             return
         if isinstance(message, ReadRequest):
             self._spawn(self._read(learner, peer, message))
-        elif self._undelivered[learner] < UNDELIVERED_MAX:
+        elif isinstance(message, Stop) or self._undelivered[learner, incarnation] < UNDELIVERED_MAX:
             self._spawn(self._deliver(learner, peer, message))
 
     async def _deliver(self, learner: str, peer: _Peer, message: Notice | Grant | Stop) -> None:
-        self._undelivered[learner] += 1
+        self._undelivered[learner, peer.incarnation] += 1
         try:
             await asyncio.wait_for(_future(peer.handle.inbox.remote(message)), LATE_S)
         except (ray.exceptions.RayError, TimeoutError):
             pass  # a dead or frozen learner: its lease tells
         finally:
-            self._undelivered[learner] -= 1
+            self._undelivered[learner, peer.incarnation] -= 1
 
     async def _read(self, learner: str, peer: _Peer, request: ReadRequest) -> None:
         answer = _future(peer.handle.read.remote(request))
@@ -285,12 +299,15 @@ class OuterActor:
             self._drive(signals.ReadMissed(learner, peer.incarnation, request.syncer_step, "no_boundary"))
             return
         contribution, facts = reply
-        self._recorder.record(learner, peer.incarnation, facts)
+        self._record(learner, peer.incarnation, facts)
         if contribution.learner != learner or not 0 <= contribution.fragment < len(self._fragments):
             contribution = replace(contribution, learner=learner, payload=None, defect="wrong_sender")
         else:
             size = self._fragments[contribution.fragment].size
-            contribution = examine(contribution, self._spec.sync.codec, size)
+            loop = asyncio.get_running_loop()
+            contribution = await loop.run_in_executor(
+                self._examiner, examine, contribution, self._spec.sync.codec, size
+            )
         self._drive(contribution)
 
 

@@ -55,6 +55,7 @@ class SyncConfig(Section):
     alpha: float = Field(0.0, ge=0.0, le=1.0, description="share of the local value kept by adopt = mix")
     codec: Literal["fp32", "bf16"] = Field("fp32", description="number format of contributions on the wire")
     read_timeout_s: PositiveFloat = Field(2.0, description="deadline for a learner's answer to a read")
+    transfer_s: PositiveFloat = Field(60.0, description="deadline for the transfer of a fragment, or of all of them")
     lease_s: PositiveFloat = Field(3.0, description="shortest progress lease of a stepping learner")
     lease_steps: PositiveFloat = Field(5.0, description="a stepping lease lasts at least this many average steps")
 

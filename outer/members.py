@@ -11,6 +11,7 @@ from typing import Any
 
 from outer.coverage import Coverage, Mark
 from outer.facts import (
+    Committed,
     LearnerFenced,
     LeaseExpired,
     LeaseRenewed,
@@ -37,6 +38,9 @@ class Member:
     report: Report | None = None
     first_step: int = 0  # step number before this incarnation's first
     noticed_at: dict[int, float] = field(default_factory=dict)  # by fragment
+    merged_step: dict[int, int] = field(default_factory=dict)  # by fragment, newest read that was merged
+    non_finite: int = 0  # contributions refused as that, in a row
+    stopped_at: float = float("-inf")  # when it was last told to stop
     granted_at: float = 0.0
     refused: set[tuple[int, str]] = field(default_factory=set)  # (incarnation, reason) of refused reports
 
@@ -187,6 +191,13 @@ class Members:
         if member.incarnation == contribution.incarnation:
             self._spans.trim(*key, self._samples_committed(member))
         return fresh
+
+    def note_merged(self, commit: Committed) -> None:
+        """Remember for each participant that its read of this fragment is in the new version."""
+        for participant in commit.participants:
+            member = self._members[participant.learner]
+            if member.incarnation == participant.incarnation:
+                member.merged_step[commit.fragment] = commit.syncer_step
 
     def _samples_committed(self, member: Member) -> int:
         """Samples up to the last committed step of the incarnation."""

@@ -71,6 +71,7 @@ class Contribution:
     epoch: int
     syncer_step: int
     fragment: int
+    attempt: int  # the request's
     step: int
     processed: int  # tokens processed by this incarnation up to and including that step
     counters: FragmentCounters
@@ -98,6 +99,7 @@ class ReadRequest:
     incarnation: int  # of the learner that is meant
     syncer_step: int
     fragment: int
+    attempt: int  # from 1; rises when a syncer step has to ask again
     progress: float
     deadline_s: float  # from sending
 
@@ -112,7 +114,7 @@ class Notice:
     version: int
     digest: str
     progress: float
-    participants: tuple[str, ...] = ()  # whose contribution is in it; rebase needs to know
+    merged_step: int | None = None  # syncer step of the receiver's newest read that is in it; rebase needs to know
 
 
 @dataclass(frozen=True)

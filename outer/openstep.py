@@ -46,11 +46,19 @@ class OpenStep:
     decided_at: float = 0.0
     live: int = 0
     deadline: float = 0.0
+    attempt: int = 0  # how often participants were asked
+    retry_at: float = float("-inf")  # not judged again before
+    starved: bool = False  # fewer than K were alive at some time since it opened
     awaited: dict[str, int] = field(default_factory=dict)  # learner -> incarnation
     contributions: dict[str, Contribution] = field(default_factory=dict)
     weights: tuple[float, ...] = ()
     result: Merged | None = None
     record: Committed | None = None
+
+    @property
+    def waits(self) -> bool:
+        """Whether it was reopened and is to be judged again at `retry_at`."""
+        return self.retry_at > float("-inf")
 
     @property
     def chosen(self) -> list[Contribution]:

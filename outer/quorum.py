@@ -16,7 +16,6 @@ class Decision(Enum):
 class Verdict:
     decision: Decision
     reason: str
-    until: float | None = None  # when time alone will change it
 
 
 def adaptive_grace(gamma: float, overlap_steps: int, step_s: float, quorum_s: float, sync_s: float) -> float:
@@ -51,4 +50,4 @@ def decide(
         return Verdict(Decision.WAIT, f"{reported} of {live} reported, grace is without end")
     if now >= quorum_at + grace_s:
         return Verdict(Decision.MERGE, f"grace is over, {reported} of {live} reported")
-    return Verdict(Decision.WAIT, f"{reported} of {live} reported, in grace", until=quorum_at + grace_s)
+    return Verdict(Decision.WAIT, f"{reported} of {live} reported, in grace")

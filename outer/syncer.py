@@ -62,7 +62,9 @@ from outer.signals import (
 if TYPE_CHECKING:
     from outer.config import SyncConfig
 
-RESEND_S = 1.0  # a notice or grant that a learner does not seem to have is sent again after this long
+RESEND_S = 1.0  # what a learner does not seem to have received is sent again after this long
+REOPEN_S = 0.1  # a syncer step that found too few contributions is not judged again before
+NON_FINITE_MAX = 3  # so many contributions in a row refused as that, and the learner has to start anew
 
 
 @dataclass(frozen=True)
@@ -97,7 +99,7 @@ class Syncer:
         self.versions = [0] * len(fragments)
         self.syncer_step = 0  # newest opened
         self.committed_step = 0  # newest committed or passed
-        self.last_commit_at: float | None = None
+        self.moved_at: float | None = None  # when a syncer step last committed or passed
         self.first_step_at: float | None = None  # when the first finished inner step was reported
         self._config = config
         self._fragments = fragments
@@ -108,6 +110,7 @@ class Syncer:
         self._manifest = manifest
         self._open: list[OpenStep] = []
         self._opened_at = float("-inf")
+        self._stopping = ""  # why, once a stop is asked for that has to wait for a commit under way
         self._sequence = 0
         self._quorum_s = Average(config.smoothing)
         self._sync_s = Average(config.smoothing)
@@ -161,6 +164,7 @@ class Syncer:
                 if step.stage is Stage.GRACE and step.quorum_at is not None and step.grace_s is not None
             ]
             times += [step.deadline for step in self._open if step.stage is Stage.READING]
+            times += [step.retry_at for step in self._open if step.stage is Stage.COLLECTING and step.waits]
             if self._config.pacing == "clock" and self._may_open():
                 times.append(self._opened_at + self.step_s)
         return min((at for at in times if at is not None), default=None)
@@ -225,7 +229,7 @@ class Syncer:
         self._say(LearnerAttached(event.learner, event.incarnation, self.syncer_step))
         self._send(member, Welcome(self.epoch, self.committed_step, self.progress, tuple(self.versions)))
         if self.finished:
-            self._send(member, Stop(self.epoch, self.finished))
+            self._tell_to_stop(now, member, self.finished)
 
     def _on_report(self, now: float, event: Report) -> None:
         member = self._members.admit(event, "report")
@@ -245,7 +249,9 @@ class Syncer:
         if before is not None and event.step > before.step and event.phase == STEPPING:
             for step in self._open:
                 step.reported.add(member.name)
-        if member.attached and not self.finished:
+        if member.attached and self.finished and now - member.stopped_at >= RESEND_S:
+            self._tell_to_stop(now, member, self.finished)
+        elif member.attached and not self.finished:
             self._serve(now, member, event)
 
     def _serve(self, now: float, member: Member, report: Report) -> None:
@@ -271,7 +277,7 @@ class Syncer:
             version=commit.syncer_step,
             digest=commit.digest,
             progress=self.progress,
-            participants=tuple(participant.learner for participant in commit.participants),
+            merged_step=member.merged_step.get(fragment),
         )
         member.noticed_at[fragment] = now
         self._send(member, notice)
@@ -319,27 +325,33 @@ class Syncer:
 
     def _collect(self, now: float, step: OpenStep) -> bool:
         live = [member.name for member in self._members.live]
+        step.starved |= len(live) < self.quorum
+        if now < step.retry_at:
+            return False
+        step.retry_at = float("-inf")
+        reported = len(self._reported(step).intersection(live))
         verdict = decide(
             now,
             quorum=self.quorum,
             live=len(live),
-            reported=len(self._reported(step).intersection(live)),
+            reported=reported,
             quorum_at=step.quorum_at,
             grace_s=step.grace_s if step.stage is Stage.GRACE else self.grace_s,
         )
         if verdict.decision is Decision.WAIT:
-            if step.stage is Stage.GRACE and len(live) < self.quorum:
+            if step.stage is Stage.GRACE and min(len(live), reported) < self.quorum:
                 step.move(Stage.COLLECTING)
                 step.quorum_at = None
                 return True
             return False
         if step.fragment is None:
             step.reason = verdict.reason
-            return self._pass_if_first(step)
+            return self._pass_if_first(now, step)
         if step.quorum_at is None:
             step.quorum_at = now
             step.grace_s = self.grace_s if verdict.decision is Decision.OPEN_GRACE else 0.0
-            self._quorum_s.add(now - step.opened_at)
+            if not step.starved:
+                self._quorum_s.add(now - step.opened_at)
         if verdict.decision is Decision.OPEN_GRACE:
             step.move(Stage.GRACE)
             return True
@@ -354,14 +366,15 @@ class Syncer:
         reached = (member for member in self._members.live if member.report)
         return {member.name for member in reached if member.report and member.report.step >= step.syncer_step}
 
-    def _pass_if_first(self, step: OpenStep) -> bool:
+    def _pass_if_first(self, now: float, step: OpenStep) -> bool:
         """A step without a fragment has nothing to commit, but keeps its place in the order."""
         if self._open[0] is not step:
             return False
         self._open.pop(0)
         self.committed_step = step.syncer_step
+        self.moved_at = now
         self._say(StepPassed(step.syncer_step))
-        self._finish_if_due()
+        self._finish_if_due(now)
         return True
 
     def _ask(self, now: float, step: OpenStep) -> None:
@@ -378,6 +391,7 @@ class Syncer:
         step.move(Stage.READING)
         step.awaited = {member.name: member.incarnation for member in asked}
         step.contributions = {}
+        step.attempt += 1
         if len(asked) < self.quorum:
             self._reopen(now, step, f"{len(asked)} learners have a current base, the quorum is {self.quorum}")
             return
@@ -387,6 +401,7 @@ class Syncer:
                 incarnation=member.incarnation,
                 syncer_step=step.syncer_step,
                 fragment=step.fragment,
+                attempt=step.attempt,
                 progress=self.progress,
                 deadline_s=self._config.read_timeout_s,
             )
@@ -404,25 +419,37 @@ class Syncer:
         assert step.fragment is not None
         self._say(StepReopened(step.syncer_step, step.fragment, len(step.contributions), reason))
         step.move(Stage.COLLECTING)
-        step.opened_at, step.quorum_at = now, None
+        step.opened_at, step.quorum_at, step.starved = now, None, False
+        step.retry_at = now + REOPEN_S
         step.reported, step.awaited, step.contributions = set(), {}, {}
 
     # -------------------------------------------------------------- contributions
 
     def _on_contribution(self, now: float, event: Contribution) -> None:
-        if self._members.admit(event, "contribution") is None:
+        member = self._members.admit(event, "contribution")
+        if member is None:
             self._stop_awaiting(event.learner, "refused", only=event)
             return
         step = next((s for s in self._open if s.syncer_step == event.syncer_step), None)
-        if step is None or step.stage is not Stage.READING or event.learner not in step.awaited:
-            doubled = step is not None and event.learner in step.contributions
+        asked = step is not None and step.stage is Stage.READING and event.attempt == step.attempt
+        if step is None or not asked or event.learner not in step.awaited:
+            doubled = step is not None and asked and event.learner in step.contributions
             self._members.refuse(event, "contribution", "doubled" if doubled else "late")
             return
         del step.awaited[event.learner]
         if reason := self._unusable(event, step):
             self._members.refuse(event, "contribution", reason)
+            if reason == "non_finite":
+                self._quarantine(now, member)
             return
+        member.non_finite = 0
         step.contributions[event.learner] = event
+
+    def _quarantine(self, now: float, member: Member) -> None:
+        """A learner that stays non-finite never recovers by itself: it has to start anew from the syncer's values."""
+        member.non_finite += 1
+        if member.non_finite >= NON_FINITE_MAX:
+            self._tell_to_stop(now, member, f"failed: {member.non_finite} contributions in a row were not finite")
 
     def _unusable(self, event: Contribution, step: OpenStep) -> str:
         if event.defect:
@@ -537,33 +564,45 @@ class Syncer:
         assert step.stage is Stage.JOURNALING and step.record is not None and step.result is not None
         fragment = step.record.fragment
         self.versions[fragment] = self.committed_step = step.syncer_step
-        self.last_commit_at = now
+        self.moved_at = now
         self._sync_s.add(now - step.decided_at)
         self._effects.append(Publish(fragment, step.syncer_step, step.result.proposal))
         self._say(step.record)
         self._newest[fragment] = step.record
+        self._members.note_merged(step.record)
         for member in self._members.attached:
             self._notify(now, member, fragment)
-        self._finish_if_due()
+        if self._stopping:
+            self._finish(now, self._stopping)
+        else:
+            self._finish_if_due(now)
 
     # -------------------------------------------------------------- the end
 
-    def _finish_if_due(self) -> None:
+    def _finish_if_due(self, now: float) -> None:
         if self._budget.tokens is not None and self.tokens_committed >= self._budget.tokens:
-            self._finish(f"{self.tokens_committed} tokens are committed")
+            self._finish(now, f"{self.tokens_committed} tokens are committed")
         elif self._budget.syncer_steps is not None and self.committed_step >= self._budget.syncer_steps:
-            self._finish(f"syncer step {self.committed_step} is reached")
+            self._finish(now, f"syncer step {self.committed_step} is reached")
 
     def _on_stop(self, now: float, event: StopRequested) -> None:
-        if not self.finished:
-            self._finish(event.reason)
+        if self.finished or self._stopping:
+            return
+        if self._open and self._open[0].stage is Stage.JOURNALING:
+            self._stopping = event.reason  # it is counted already: it ends the run once it is durable
+        else:
+            self._finish(now, event.reason)
 
-    def _finish(self, reason: str) -> None:
+    def _finish(self, now: float, reason: str) -> None:
         self.finished = reason
         self._open.clear()
         self._say(Finished(self.committed_step, self.tokens_committed, reason))
         for member in self._members.attached:
-            self._send(member, Stop(self.epoch, reason))
+            self._tell_to_stop(now, member, reason)
+
+    def _tell_to_stop(self, now: float, member: Member, reason: str) -> None:
+        member.stopped_at = now
+        self._send(member, Stop(self.epoch, reason))
 
     # -------------------------------------------------------------- saying and sending
 

@@ -5,7 +5,6 @@ from __future__ import annotations
 import contextlib
 import json
 import shutil
-import signal
 import sys
 import time
 from collections.abc import Callable, Mapping, Sequence
@@ -21,7 +20,7 @@ from orchestrator.cli.live import LiveView
 from orchestrator.cli.summary import block
 from orchestrator.config import Recipe
 from orchestrator.problems import InputError, Problem
-from orchestrator.recipes import dump, load, validate
+from orchestrator.recipes import dump, load, stored_hash, validate
 from orchestrator.store import RunStore
 from orchestrator.validation import resolve
 
@@ -46,7 +45,6 @@ def run(
     as_json: Annotated[bool, typer.Option("--json", help="Print the summary as JSON on stdout.")] = False,
 ) -> None:
     """Train by a recipe."""
-    signal.signal(signal.SIGTERM, signal.default_int_handler)  # asked to end, in any way: end cleanly
     with reported(as_json):
         named = [] if name is None else [f"name={json.dumps(name)}"]
         resolved, store = prepare(recipe, [*(overrides or []), *named], run_dir, fresh)
@@ -61,6 +59,8 @@ def run(
                 summary = _train(resolved, store, address, context.obj, view.update)
         finally:
             view.close()
+            if store.read_text("status.json") is None:
+                shutil.rmtree(store.root)  # nothing has begun: nothing is left
         typer.echo(json.dumps(summary) if as_json else block(summary, str(store.root)))
         raise typer.Exit(code_of(summary))
 
@@ -89,7 +89,7 @@ def occupied(store: RunStore, fresh: bool) -> list[Problem]:
         return [_occupied(store, "is a file", "give another --run-dir")]
     if store.empty:
         return []
-    if store.read_text(RECIPE_FILE) is None:
+    if stored_hash(store.read_text(RECIPE_FILE) or "") is None:
         return [_occupied(store, "is not empty and holds no run", "give another --name or --run-dir")]
     status = store.read_json("status.json") or {}
     running = (status.get("run") or {}).get("state") in ("starting", "running")
@@ -127,7 +127,7 @@ def _train(
 
 def code_of(summary: Mapping[str, Any]) -> int:
     """The exit code of a run that came to an end. A promise that could not be checked is not kept."""
-    kept = all(check["status"] == "pass" for check in summary["checks"])
-    if summary["ok"] or (summary["state"] == "stopped" and kept):
-        return OK
+    violated = any(check["status"] == "violated" for check in summary["checks"])
+    if summary["ok"] or (summary["state"] == "stopped" and not violated):
+        return OK  # stopped early, some promises may have had no occasion yet
     return FAILED if summary["state"] == "failed" else BROKEN_PROMISE

@@ -63,6 +63,7 @@ class Peer:
             epoch=1,
             syncer_step=request.syncer_step,
             fragment=request.fragment,
+            attempt=request.attempt,
             step=self.step,
             processed=self.processed,
             counters=self.counters(request.fragment),

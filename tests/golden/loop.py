@@ -83,12 +83,12 @@ class Loop:
             self.step()
 
     def read(self, syncer_step: int, fragment: int, **change: Any) -> list[Contribution]:
-        given: dict[str, Any] = {"epoch": 1, "incarnation": 3, "progress": 0.0, "deadline_s": 2.0}
+        given: dict[str, Any] = {"epoch": 1, "incarnation": 3, "attempt": 1, "progress": 0.0, "deadline_s": 2.0}
         return answers(self.do(ReadRequest(syncer_step=syncer_step, fragment=fragment, **(given | change))))
 
-    def deliver(self, version: int, fragment: int, *participants: str) -> None:
+    def deliver(self, version: int, fragment: int, merged_step: int | None = None) -> None:
         """A notice and what it announces; adopted at the next boundary."""
-        self.do(notice(version, fragment, *participants), Fetched(fragment, version, f"v{version}"))
+        self.do(notice(version, fragment, merged_step), Fetched(fragment, version, f"v{version}"))
 
     def facts(self, kind: type[T]) -> list[T]:
         return [e.fact for e in self.log if isinstance(e, Say) and isinstance(e.fact, kind)]
@@ -109,8 +109,8 @@ def answers(effects: Iterable[Effect]) -> list[Contribution]:
     return [answer.contribution for answer in only(Answer, effects)]
 
 
-def notice(version: int, fragment: int, *participants: str, epoch: int = 1) -> Notice:
-    return Notice(epoch, version, fragment, version, "digest", 0.0, participants)
+def notice(version: int, fragment: int, merged_step: int | None = None, epoch: int = 1) -> Notice:
+    return Notice(epoch, version, fragment, version, "digest", 0.0, merged_step)
 
 
 def joined(**sync: Any) -> Loop:

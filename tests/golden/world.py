@@ -63,7 +63,7 @@ class Unit:
     machine: Learner
     values: list[Value]
     bases: list[Value]
-    read: dict[int, Value] = field(default_factory=dict)  # what was last sent of each fragment
+    read: dict[tuple[int, int], Value] = field(default_factory=dict)  # by fragment and syncer step: what was sent
     next: unit.RunStep | unit.Hold | unit.Exit | None = None
     frozen_until: float = 0.0
     exited: str = ""
@@ -228,7 +228,7 @@ class World:
                 case unit.Send(message):
                     self._to_syncer(message, isinstance(message, Attach))
                 case unit.Answer(contribution):
-                    each.read[contribution.fragment] = contribution.payload
+                    each.read[contribution.fragment, contribution.syncer_step] = contribution.payload
                     self._to_syncer(replace(contribution, digest="digest"))
                 case unit.Fetch(fragment, version, _):
                     self._fetch(each, fragment, version)
@@ -268,11 +268,12 @@ class World:
     def _apply(self, each: Unit, effect: unit.Apply) -> None:
         fragment, mine = effect.fragment, each.values[effect.fragment]
         if effect.mode == "rebase":
-            anchor = each.read[fragment] if effect.anchor == "read" else each.bases[fragment]
+            anchor = each.bases[fragment] if effect.read_at is None else each.read[fragment, effect.read_at]
             each.values[fragment] = plus(mine, plus(effect.payload, anchor, -1))
         else:
             each.values[fragment] = effect.payload
         each.bases[fragment] = effect.payload
+        each.read = {key: value for key, value in each.read.items() if key[0] != fragment}
 
     # -------------------------------------------------------------- what is kept
 

@@ -53,7 +53,7 @@ def exchange(**sync: Any) -> tuple[Exchange, TwoArrays]:
 
 
 def contribution(copy: HostCopy, fragment: int = 0) -> Contribution:
-    return Contribution("a", 1, 1, 4, fragment, 3, 24, FragmentCounters(0, 0, 3, 24), copy, "")
+    return Contribution("a", 1, 1, 4, fragment, 1, 3, 24, FragmentCounters(0, 0, 3, 24), copy, "")
 
 
 def test_a_copy_is_of_the_step_it_was_taken_at_and_names_the_base_it_grew_from() -> None:
@@ -90,21 +90,21 @@ def test_the_gradient_is_against_the_base_of_the_copy_though_a_newer_one_was_ado
     assert np.array_equal(codecs.decode("bf16", sent.payload, flat(1.0)), np.full(SIZE, -0.5))
 
 
-def test_rebase_subtracts_what_was_last_sent_or_the_base() -> None:
+def test_rebase_subtracts_what_was_read_at_that_syncer_step_or_the_base() -> None:
     made, trainer = exchange(adopt="rebase")
     trainer.thetas[0] += 0.5
     made.encode(contribution(made.stage([0])[0]))
     trainer.thetas[0] += 0.25
-    made.apply(Apply(0, 4, flat(2.0), "rebase", "read"))
-    made.apply(Apply(0, 8, flat(3.0), "rebase", "base"))
+    made.apply(Apply(0, 4, flat(2.0), "rebase", read_at=4))
+    made.apply(Apply(0, 8, flat(3.0), "rebase"))
     anchors = [anchor for _, _, anchor, _ in trainer.calls]
     assert np.array_equal(anchors[0], flat(1.5)), "as read, not as it is now"
     assert np.array_equal(anchors[1], flat(2.0)), "the base is what the syncer sent last"
 
 
 @pytest.mark.parametrize(("mode", "alpha"), [("overwrite", 0.0), ("mix", 0.25)])
-def test_other_modes_need_no_anchor(mode: str, alpha: float) -> None:
+def test_other_modes_adopt_too_and_make_a_new_base(mode: str, alpha: float) -> None:
     made, trainer = exchange(adopt=mode, alpha=alpha)
     made.apply(Apply(1, 4, flat(2.0), mode))
-    assert trainer.calls == [(1, mode, None, alpha)]
+    assert [(fragment, used, share) for fragment, used, _, share in trainer.calls] == [(1, mode, alpha)]
     assert np.array_equal(made.stage([1])[1].base, flat(2.0))

@@ -147,14 +147,23 @@ def test_a_read_from_another_epoch_or_for_another_incarnation_is_ignored(change:
 
 
 def test_a_copy_from_before_an_adoption_is_never_answered_after_it() -> None:
-    loop = joined()
+    loop = joined(tau=3)  # every fragment is copied at every boundary
     loop.steps(2)
-    [_] = loop.read(2, 1)
-    loop.deliver(2, 1, "a")
+    assert len(loop.read(2, 1)) == 1
+    loop.deliver(2, 1)
     loop.step()  # copied, then adopted at this boundary
     assert loop.read(6, 1) == []
     [answer] = answers(loop.step())
     assert answer.counters == FragmentCounters(base_version=2, base_step=3, steps=1, tokens=TOKENS)
+
+
+def test_a_copy_of_an_older_step_is_never_answered() -> None:
+    loop = joined()
+    loop.steps(2)  # fragment 1 is due next, and copied
+    loop.do(Notice(1, 2, 0, 0, "digest", 0.0))
+    loop.step()  # now fragment 0 is
+    assert loop.read(6, 1) == []
+    assert [answer.step for answer in answers(loop.step())] == [4]
 
 
 # ------------------------------------------------------------------ adoption
@@ -166,7 +175,7 @@ def test_overwriting_puts_the_counters_to_zero_at_the_boundary() -> None:
     loop.deliver(2, 1)
     assert loop.facts(Adopted)[2:] == [], "never in the middle of a step"
     effects = loop.step()
-    assert only(Apply, effects) == [Apply(1, 2, "v2", "overwrite", "")]
+    assert only(Apply, effects) == [Apply(1, 2, "v2", "overwrite")]
     assert loop.facts(Adopted)[-1] == Adopted(fragment=1, version=2, after_step=3, mode="overwrite")
     loop.step()
     assert loop.counters(1) == FragmentCounters(2, 3, 1, TOKENS)
@@ -176,8 +185,8 @@ def test_overwriting_puts_the_counters_to_zero_at_the_boundary() -> None:
 def test_mixing_counts_like_overwriting() -> None:
     loop = joined(adopt="mix", alpha=0.5)
     loop.steps(2)
-    loop.deliver(2, 1, "a")
-    assert only(Apply, loop.step()) == [Apply(1, 2, "v2", "mix", "")]
+    loop.deliver(2, 1)
+    assert only(Apply, loop.step()) == [Apply(1, 2, "v2", "mix")]
     loop.step()
     assert loop.counters(1) == FragmentCounters(2, 3, 1, TOKENS)
 
@@ -188,8 +197,8 @@ def test_rebasing_keeps_what_accrued_since_the_read_for_one_that_took_part() -> 
     [answer] = loop.read(2, 1)
     assert answer.step == 2
     loop.step()
-    loop.deliver(2, 1, "a", "b")
-    assert only(Apply, loop.step()) == [Apply(1, 2, "v2", "rebase", "read")]
+    loop.deliver(2, 1, merged_step=2)
+    assert only(Apply, loop.step()) == [Apply(1, 2, "v2", "rebase", read_at=2)]
     loop.step()
     assert loop.counters(1) == FragmentCounters(2, base_step=2, steps=3, tokens=3 * TOKENS)
 
@@ -200,17 +209,37 @@ def test_rebasing_keeps_everything_for_one_that_did_not_take_part(asked: bool) -
     loop.steps(2)
     if asked:  # and answered too late to be merged
         assert len(loop.read(2, 1)) == 1
-    loop.deliver(2, 1, "b")
-    assert only(Apply, loop.step()) == [Apply(1, 2, "v2", "rebase", "base")]
+    loop.deliver(2, 1)
+    assert only(Apply, loop.step()) == [Apply(1, 2, "v2", "rebase", read_at=None)]
     loop.step()
     assert loop.counters(1) == FragmentCounters(2, base_step=0, steps=4, tokens=4 * TOKENS)
 
 
-def test_rebasing_of_a_returned_learner_does_not_take_its_earlier_incarnations_part_for_its_own() -> None:
+def test_a_version_skipped_while_rebasing_is_not_merged_twice() -> None:
     loop = joined(adopt="rebase")
-    loop.steps(1)
-    loop.deliver(2, 1, "a")
-    assert only(Apply, loop.step()) == [Apply(1, 2, "v2", "rebase", "base")]
+    loop.steps(2)
+    assert loop.read(2, 1)[0].step == 2  # steps 1 and 2 merge into version 2, ...
+    loop.step()
+    loop.do(notice(2, 1, merged_step=2), Fetched(1, 6, "v6"))  # ... but by now the newest is 6
+    assert only(Apply, loop.step()) == [], "what version 6 holds is not known before its notice"
+    loop.do(notice(6, 1, merged_step=2))
+    assert only(Apply, loop.step()) == [Apply(1, 6, "v6", "rebase", read_at=2)]
+    loop.step()
+    assert loop.counters(1) == FragmentCounters(6, base_step=2, steps=4, tokens=4 * TOKENS)
+
+
+def test_a_late_read_does_not_make_a_rebase_forget_what_was_merged() -> None:
+    loop = joined(adopt="rebase")
+    loop.steps(2)
+    loop.read(2, 1)
+    loop.deliver(2, 1, merged_step=2)
+    loop.steps(3)
+    loop.read(6, 1)
+    assert [answer.step for answer in answers(loop.step())] == [6]
+    loop.read(2, 1)  # the old request, doubled and late
+    loop.deliver(6, 1, merged_step=6)
+    loop.steps(2)
+    assert loop.counters(1).base_step == 6
 
 
 def test_of_several_versions_the_newest_is_adopted_and_older_ones_are_refused() -> None:
@@ -219,7 +248,7 @@ def test_of_several_versions_the_newest_is_adopted_and_older_ones_are_refused() 
     loop.do(notice(6, 1), notice(2, 1))
     assert [fetch.version for fetch in only(Fetch, loop.log)][2:] == [6], "older than what is being fetched"
     loop.do(Fetched(1, 6, "v6"), Fetched(1, 2, "v2"))
-    assert only(Apply, loop.step()) == [Apply(1, 6, "v6", "overwrite", "")]
+    assert only(Apply, loop.step()) == [Apply(1, 6, "v6", "overwrite")]
     loop.do(notice(2, 1))
     loop.do(Fetched(1, 2, "v2"))
     assert only(Apply, loop.step()) == []
@@ -241,7 +270,7 @@ def test_a_fetch_may_bring_a_newer_version_than_was_asked_for() -> None:
     loop = joined()
     loop.steps(1)
     loop.do(notice(2, 1), Fetched(1, 6, "v6"))
-    assert only(Apply, loop.step()) == [Apply(1, 6, "v6", "overwrite", "")]
+    assert only(Apply, loop.step()) == [Apply(1, 6, "v6", "overwrite")]
 
 
 def test_a_fetch_that_failed_is_made_again_at_the_next_notice() -> None:
@@ -272,18 +301,18 @@ def test_strict_overlap_adopts_exactly_tau_steps_after_the_read_and_holds_until_
     assert loop.read(2, 1) == [], "the copy of step 1 is none of step 2"
     [answer] = answers(loop.step())
     assert (answer.step, answer.syncer_step) == (2, 2)
-    loop.deliver(2, 1, "a")
+    loop.deliver(2, 1)
     assert only(Apply, loop.step()) == [], "not before 2 + tau"
-    assert only(Apply, loop.step()) == [Apply(1, 2, "v2", "overwrite", "")]
+    assert only(Apply, loop.step()) == [Apply(1, 2, "v2", "overwrite")]
     assert loop.facts(Adopted)[-1].after_step == 4
 
-    loop.do(ReadRequest(1, 3, 4, 0, 0.0, 100.0))
+    loop.do(ReadRequest(1, 3, 4, 0, 1, 0.0, 100.0))
     loop.step()
     effects = loop.step()  # step 6: fragment 0, read at 4, has not come
     assert [(hold.reason, len(only(RunStep, effects))) for hold in only(Hold, effects)] == [("adoption", 0)]
     loop.now += 7.0
     assert [hold.reason for hold in only(Hold, loop.do(Resume()))] == ["adoption"]
-    loop.deliver(4, 0, "a")
+    loop.deliver(4, 0)
     effects = loop.do(Resume())
     assert (len(only(Apply, effects)), len(only(RunStep, effects))) == (1, 1)
     assert loop.facts(Adopted)[-1] == Adopted(0, 4, 6, "overwrite")
@@ -345,6 +374,19 @@ def test_without_samples_it_holds_and_the_wait_is_booked_apart_from_the_step() -
     assert waited == [("", 0.0, 1.0), ("", 0.0, 1.0), ("span", 4.0, 1.0), ("", 0.0, 1.0)]
 
 
+def test_waiting_to_join_is_no_part_of_the_wait_for_samples() -> None:
+    loop = Loop()
+    loop.compile()
+    loop.do(Welcome(1, 0, 0.0, (0, 0)), Resume())
+    loop.now = 5.0
+    loop.do(Fetched(0, 0, "v0"), Fetched(1, 0, "v0"), Resume())
+    loop.now = 8.0
+    loop.do(Grant(1, 3, 0, 0, 200), Resume())
+    loop.step()
+    [fact] = loop.facts(StepFinished)
+    assert (fact.waited_for, fact.waited_s, fact.seconds) == ("span", 3.0, 1.0)
+
+
 # ------------------------------------------------------------------ the end
 
 
@@ -357,6 +399,13 @@ def test_a_stop_takes_effect_at_the_next_boundary_and_a_second_changes_nothing()
     assert loop.reports[-1].phase == STOPPED and loop.reports[-1].step == 1
     loop.do(Stop(1, "more"))
     assert loop.do(Resume()) == [Exit("enough")]
+
+
+def test_a_stop_that_overtakes_the_welcome_is_not_lost() -> None:
+    loop = Loop()
+    loop.compile()
+    loop.do(Stop(1, "enough"), Welcome(1, 8, 1.0, (8, 6)), Fetched(0, 8, "v8"), Fetched(1, 6, "v6"))
+    assert only(Exit, loop.do(Resume())) == [Exit("enough")]
 
 
 def test_a_stop_ends_a_joiner_and_one_that_waits() -> None:
@@ -379,10 +428,10 @@ def test_reports_are_numbered_without_a_gap_and_say_what_is_so() -> None:
     assert loop.reports[0].epoch is None
 
 
-def test_leases_are_long_until_it_steps_and_then_five_steps_or_the_shortest() -> None:
+def test_leases_are_long_until_the_first_step_is_done_and_then_five_steps_or_the_shortest() -> None:
     loop = joined(lease_s=3.0, lease_steps=5.0)
     before = {report.phase: report.lease_s for report in loop.reports}
-    assert before == {IMPORTING: 60.0, COMPILING: 60.0, JOINING: 60.0, STEPPING: 3.0}
+    assert before == {IMPORTING: 60.0, COMPILING: 60.0, JOINING: 60.0, STEPPING: 60.0}, "no step has been timed yet"
     loop.step(seconds=2.0)
     assert loop.reports[-1].lease_s == 10.0
     quick = joined(lease_s=3.0)

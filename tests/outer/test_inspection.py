@@ -18,7 +18,7 @@ SIZE = 6
 def contribution(payload: Any, digest: str | None = None) -> Contribution:
     counters = FragmentCounters(0, 0, 1, 8)
     named = codecs.digest(payload) if digest is None else digest
-    return Contribution("a", 1, 1, 4, 0, 1, 8, counters, payload, named)
+    return Contribution("a", 1, 1, 4, 0, 1, 1, 8, counters, payload, named)
 
 
 def sound(codec: str) -> Any:

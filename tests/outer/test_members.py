@@ -21,7 +21,7 @@ def contribution(steps: tuple[int, int], incarnation: int = 1) -> Contribution:
     """Of 10 tokens a step."""
     begin, end = steps
     counters = FragmentCounters(0, begin, end - begin, 10 * (end - begin))
-    return Contribution("a", incarnation, 7, 4, 0, end, 10 * end, counters, None, "digest")
+    return Contribution("a", incarnation, 7, 4, 0, 1, end, 10 * end, counters, None, "digest")
 
 
 @pytest.fixture

@@ -46,8 +46,8 @@ def test_every_verdict_agrees_with_the_rules_written_out() -> None:
             assert verdict.decision is expected
 
 
-def test_in_grace_the_verdict_says_until_when() -> None:
-    verdict = decide(6.0, quorum=1, live=2, reported=1, quorum_at=5.0, grace_s=2.0)
-    assert (verdict.decision, verdict.until) == (Decision.WAIT, 7.0)
-    endless = decide(1e9, quorum=1, live=2, reported=1, quorum_at=5.0, grace_s=None)
-    assert (endless.decision, endless.until) == (Decision.WAIT, None)
+def test_every_reason_says_how_many_there_are_and_how_many_it_takes() -> None:
+    assert decide(0.0, quorum=2, live=1, reported=1, quorum_at=None, grace_s=1.0).reason == (
+        "1 learners alive, the quorum is 2"
+    )
+    assert decide(6.0, quorum=1, live=3, reported=2, quorum_at=5.0, grace_s=2.0).reason == "2 of 3 reported, in grace"

@@ -16,6 +16,7 @@ from outer.facts import (
 )
 from outer.messages import ReadRequest
 from outer.signals import Append, Fence, Merge, ReadMissed, Send, Tick
+from outer.syncer import NON_FINITE_MAX, REOPEN_S
 from tests.golden.bench import ALL, PATIENT, bench, merged, reading
 
 # ------------------------------------------------------------------ quorum
@@ -38,9 +39,11 @@ def test_with_fewer_than_k_current_bases_the_step_reopens_and_commits_once_there
     [reopened] = made.facts(StepReopened)
     assert (reopened.syncer_step, reopened.valid) == (1, 0) and "1 learners have a current base" in reopened.reason
     assert made.asked(1) == []
-    made.adopt("b")
     made.peers["b"].bases[0] = (0, 1, 10)
     made.step("a", "b")
+    assert made.asked(1) == [] and made.syncer.wake_at == 1.0 + REOPEN_S, "it is not judged again at once"
+    made.now = 1.0 + REOPEN_S
+    made.do(Tick())
     made.answer("a", "b")
     assert [len(fact.participants) for fact in made.facts(Committed)] == [2]
 
@@ -56,6 +59,7 @@ def test_a_read_that_is_not_answered_in_time_reopens_the_step_which_commits_late
     made.answer("b")
     assert [fact.reason for fact in made.facts(Refused)] == ["late"]
     assert made.facts(Committed) == []
+    made.now = 4.0
     made.step("a", "b")
     made.answer("a", "b")
     assert [(fact.syncer_step, len(fact.participants)) for fact in made.facts(Committed)] == [(1, 2)]
@@ -145,9 +149,23 @@ def test_grace_falls_back_to_waiting_when_too_few_are_left_alive() -> None:
     made.do(Tick())
     assert made.facts(ReadFailed) == [] and made.asked(1) == []
     made.join("b", **PATIENT)
+    made.now = 101.0
     made.step("a", "b")
     made.answer("a", "b")
     assert [len(fact.participants) for fact in made.facts(Committed)] == [2]
+
+
+def test_a_grace_that_lost_its_quorum_does_not_wake_the_shell_for_nothing() -> None:
+    made = bench("a", "b", "c", sync={"grace": 5.0})
+    made.now = 1.0
+    made.step("a", "b")
+    made.do(Fence("b", 1, "killed"))  # K = 2 are alive, one of them reported
+    made.now = 6.0
+    made.do(Tick())
+    assert made.asked(1) == []
+    assert made.syncer.wake_at is not None and made.syncer.wake_at > 6.0
+    made.step("c")
+    assert made.asked(1) == ["a", "c"]
 
 
 @pytest.mark.parametrize(("tau", "expected"), [(1, 0.5), (3, 1.0)])
@@ -230,6 +248,38 @@ def test_a_doubled_contribution_merges_once_and_after_the_commit_it_is_late() ->
     assert [fact.reason for fact in made.facts(Refused)] == ["doubled", "late"]
     [fact] = made.facts(Committed)
     assert [one.learner for one in fact.participants] == ["a", "b"]
+
+
+def test_an_answer_to_an_earlier_attempt_at_the_step_is_late() -> None:
+    made = reading("a", "b")
+    early = made.peers["a"].answer(made.sent(ReadRequest, "a")[-1])
+    made.now = 3.0
+    made.do(Tick())
+    made.now = 4.0
+    made.step("a", "b")
+    assert [request.attempt for request in made.sent(ReadRequest, "a")] == [1, 2]
+    made.do(early)
+    assert [fact.reason for fact in made.facts(Refused)] == ["late"]
+    made.answer("a", "b")
+    assert [one.step for fact in made.facts(Committed) for one in fact.participants] == [2, 2]
+
+
+def test_a_learner_that_stays_non_finite_is_made_to_start_anew_and_others_are_not() -> None:
+    made = bench("a", "b", "c", sync=ALL)
+    for number in range(1, NON_FINITE_MAX + 2):
+        made.now += 1.0
+        made.step("a", "b", "c")
+        bad = {"defect": "non_finite", "payload": None} if number != 2 else {}
+        made.answer("a", **bad)
+        made.answer("b", "c")
+        made.adopt("a", "b", "c")
+        assert made.sent(Stop, "a") == [], "one that is sound in between counts anew"
+    made.now += 1.0
+    made.step("a", "b", "c")
+    made.answer("a", defect="non_finite", payload=None)
+    [stop] = made.sent(Stop, "a")
+    assert stop.reason.startswith("failed:") and made.sent(Stop, "b") == []
+    assert not made.syncer.finished
 
 
 def test_a_merge_that_is_not_finite_reopens_the_step_and_leaves_the_version() -> None:

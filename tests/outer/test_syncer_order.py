@@ -21,9 +21,10 @@ from outer.facts import (
     SpanReturned,
     StepOpened,
     StepPassed,
+    StepReopened,
 )
-from outer.messages import STOPPED, Attach, Grant, ReadRequest, Stop, Welcome
-from outer.signals import Append, Durable, Fence, Merge, StopRequested, Tick
+from outer.messages import STOPPED, Attach, Grant, Notice, ReadRequest, Stop, Welcome
+from outer.signals import Append, Durable, Fence, Merge, ReadMissed, StopRequested, Tick
 from outer.syncer import RESEND_S, Budget
 from tests.golden.bench import ALL, MANIFEST, PATIENT, Bench, bench, merged, reading
 
@@ -120,7 +121,7 @@ def test_a_report_that_was_overtaken_or_doubled_counts_for_no_quorum() -> None:
     made.step("a")
     for report in (second, second, first, first):
         made.do(report)
-    assert made.asked(1) == []
+    assert made.asked(1) == [] and made.facts(StepReopened) == []
 
 
 # ------------------------------------------------------------------ what is sent again
@@ -156,6 +157,20 @@ def test_a_grant_is_sent_again_until_the_report_shows_the_span() -> None:
     peer.newest_span, peer.wants_span = 1, False
     made.do(peer.report())
     assert len(made.sent(Grant, "a")) == 4
+
+
+def test_a_notice_says_which_read_of_its_receiver_is_in_the_version() -> None:
+    made = reading("a", "b", "c", sync=ALL)
+    made.do(ReadMissed("c", 1, 1, "timeout"))
+    made.answer("a", "b")
+    made.join("b", **PATIENT)
+    made.adopt("a", "c")
+    made.now = 2.0
+    made.step("a", "b", "c")
+    made.do(ReadMissed("a", 1, 2, "timeout"))
+    made.answer("b", "c")
+    told = {name: [notice.merged_step for notice in made.sent(Notice, name)] for name in "abc"}
+    assert told == {"a": [1, 1], "b": [1, 2], "c": [None, 2]}, "a's newest is still the first; b's was another b's"
 
 
 # ------------------------------------------------------------------ leases and fences
@@ -297,6 +312,26 @@ def test_who_attaches_after_the_end_is_told_to_stop() -> None:
     assert [stop.reason for stop in made.sent(Stop, "c")] == ["enough"]
     assert len(made.sent(Welcome, "c")) == 1
     assert made.syncer.wake_at == made.now + 3.0, "leases go on"
+
+
+def test_a_stop_that_is_lost_is_sent_again_while_the_learner_goes_on() -> None:
+    made = bench("a", "b")
+    made.do(StopRequested("enough"))
+    for now, stops in ((0.5, 1), (RESEND_S, 2), (1.5, 2), (2 * RESEND_S, 3)):
+        made.now = now
+        made.step("a")
+        assert len(made.sent(Stop, "a")) == stops
+    assert len(made.sent(Stop, "b")) == 1
+
+
+def test_a_stop_waits_for_the_commit_under_way_so_that_the_count_is_of_what_was_said() -> None:
+    made = reading("a", "b", journals_itself=False)
+    made.answer("a", "b")
+    made.do(StopRequested("enough"))
+    assert made.facts(Finished) == []
+    made.do(Durable(1))
+    assert [fact.tokens_committed for fact in made.facts(Committed)] == [20]
+    assert made.facts(Finished) == [Finished(1, 20, "enough")]
 
 
 def test_a_merge_that_ends_after_the_run_changes_nothing() -> None:

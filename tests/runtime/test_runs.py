@@ -10,7 +10,7 @@ import pytest
 
 from learners.facts import Adopted, LoopFailed, StepFinished
 from orchestrator.events import FaultHealed, FaultInjected, LearnerLost, LearnerStarted
-from outer.facts import Committed, LearnerAttached, LeaseExpired, LeaseRenewed, SpanReturned
+from outer.facts import Committed, LearnerAttached, LearnerFenced, LeaseExpired, LeaseRenewed, SpanReturned
 
 pytestmark = pytest.mark.runtime
 
@@ -75,10 +75,10 @@ def test_a_killed_learner_is_found_out_at_once_and_contributes_again(run):
     (fault,) = result.summary["faults"]
     assert fault["injected"]
     assert fault["recovery_s"] is not None
-    modes = [
-        event.fact.mode for event in result.of(Adopted) if event.writer == "learner-t-1" and event.incarnation == 2
-    ]
-    assert modes[:4] == ["bootstrap"] * 4, "a restarted learner begins with every fragment from the syncer"
+    again = [event for event in result.events if (event.writer, event.incarnation) == ("learner-t-1", 2)]
+    first_step = next(event.sequence for event in again if isinstance(event.fact, StepFinished))
+    adopted = [e.fact for e in again if isinstance(e.fact, Adopted) and e.sequence < first_step]
+    assert {fact.fragment for fact in adopted if fact.mode == "bootstrap"} == {0, 1, 2, 3}, "all from the syncer"
 
 
 def test_all_but_one_killed_from_outside_below_quorum_nothing_commits_until_one_is_back(run):
@@ -97,7 +97,9 @@ def test_all_but_one_killed_from_outside_below_quorum_nothing_commits_until_one_
     assert {event.fact.learner for event in lost} == set(struck) == {"learner-t-0", "learner-t-2"}
     assert [fault["injected"] for fault in result.summary["faults"]] == [False, False]
 
-    alone_from = max(event.at for event in lost)
+    alone_from = max(
+        event.at for event in result.of(LearnerFenced) if event.fact.learner in struck and event.fact.incarnation == 1
+    )
     back_at = min(e.at for e in result.of(LearnerAttached) if e.fact.incarnation == 2)
     assert [e.fact.syncer_step for e in result.of(Committed) if alone_from < e.at < back_at] == []
     assert [e for e in result.of(Committed) if e.at > back_at], "and then it goes on"
