@@ -57,10 +57,12 @@ def run(
             # Whatever Ray prints of its own must not get into the JSON.
             with contextlib.redirect_stdout(sys.stderr) if as_json else contextlib.nullcontext():
                 summary = _train(resolved, store, address, context.obj, view.update)
-        finally:
-            view.close()
+        except BaseException:
             if store.read_text("status.json") is None:
                 shutil.rmtree(store.root)  # nothing has begun: nothing is left
+            raise
+        finally:
+            view.close()
         typer.echo(json.dumps(summary) if as_json else block(summary, str(store.root)))
         raise typer.Exit(code_of(summary))
 

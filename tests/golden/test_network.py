@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections import Counter
+from dataclasses import replace
 from itertools import pairwise
 from random import Random
 
@@ -15,6 +16,7 @@ from orchestrator.events import Event, RunFinished
 from outer import signals as outer
 from outer.config import SyncConfig
 from outer.facts import Committed, Refused
+from outer.messages import STEPPING
 from outer.syncer import Budget
 from tests.golden.world import CALM, Weather, World
 
@@ -35,7 +37,7 @@ PLANS = st.builds(
     P=st.just(P),
     H=st.just(H),
     tau=st.integers(0, 3),
-    adopt=st.just("overwrite"),
+    adopt=st.sampled_from(["overwrite", "rebase"]),
     pacing=st.sampled_from(["clock", "quorum"]),
     participants=st.sampled_from(["eligible", "reported"]),
     grace=st.sampled_from(["adaptive", 0.0, 0.3]),
@@ -113,6 +115,9 @@ def assert_safe(world: World) -> None:
         for step in range(one.base_step + 1, one.step + 1)
     }
     assert world.syncer.tokens_committed == 10 * len(units), "a step of 10 tokens counts once, over all fragments"
+    for each in world.units.values():
+        counts = {n for value in each.values for (name, number, _), n in value.items() if (name, number) == each.key}
+        assert counts <= {1}, "no step is in a learner's own value twice"
     adopted: dict[tuple[str, int, int], int] = {}
     for said in world.said:
         if isinstance(said.fact, Adopted):
@@ -158,12 +163,16 @@ def test_nothing_falls_due_before_the_syncer_asks_to_be_woken(
 
 
 @settings(deadline=None, max_examples=8)
-@given(seed=st.integers(0, 2**16), delay_s=st.sampled_from([0.0, 0.05]), tau=st.integers(0, 3))
-def test_rebasing_merges_each_step_once_where_every_notice_arrives(seed: int, delay_s: float, tau: int) -> None:
-    sync = SyncConfig.model_validate({"P": P, "H": H, "tau": tau, "adopt": "rebase"})
-    world = storm(sync, Weather(delay_s=delay_s), seed, 0, 0)
+@given(sync=PLANS, **STORMS | {"weather": WEATHER.map(lambda weather: replace(weather, doubled=0.0))})
+def test_rebasing_neither_loses_nor_doubles_a_step_of_ones_own(
+    sync: SyncConfig, weather: Weather, seed: int, deaths: int, freezes: int
+) -> None:
+    world = storm(sync.model_copy(update={"adopt": "rebase"}), weather, seed, deaths, freezes)
     assert_safe(world)
-    assert_recovers(world)
+    for each in world.units.values():
+        own = {(*each.key, step) for step in range(1, each.machine.step + 1)}
+        for value in each.values if each.machine.phase == STEPPING else ():
+            assert {step: count for step, count in value.items() if step in own} == dict.fromkeys(own, 1)
 
 
 def test_an_overwhelmed_run_is_harassed_indeed() -> None:

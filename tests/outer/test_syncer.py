@@ -14,7 +14,7 @@ from outer.facts import (
     StepOpened,
     StepReopened,
 )
-from outer.messages import ReadRequest
+from outer.messages import ReadRequest, Stop
 from outer.signals import Append, Fence, Merge, ReadMissed, Send, Tick
 from outer.syncer import NON_FINITE_MAX, REOPEN_S
 from tests.golden.bench import ALL, PATIENT, bench, merged, reading
