@@ -103,6 +103,7 @@ def measure(events: list[Event], kills: list[tuple[float, str, int]], summary: M
                 "contributing_again_s": again and again - at,
                 "phases": phases[index] if index < len(phases) else None,
                 "survivors_gap_ratio": survivors,
+                "survivors_gap_s": max(ratio * quiet_gap[name] for name, ratio in survivors.items()),
                 "commit_gap_s": max(gaps(commits, at, at + AFTER_S)),
                 "commits_in_20_s": len(gaps(commits, at, at + AFTER_S)) + 1,
             }
@@ -153,6 +154,10 @@ def main() -> None:
     for row in report["kills"]:
         ratios = ", ".join(f"{name} {ratio:.2f}" for name, ratio in row["survivors_gap_ratio"].items())
         print(f"  {ratios};  {row['commits_in_20_s']} commits, longest gap {row['commit_gap_s']:.2f} s")
+    longest, worst = max(report["fault_free_gap_s"].values()), max(row["survivors_gap_s"] for row in report["kills"])
+    print(
+        f"longest of all: fault-free {longest:.3f} s, of a survivor after a kill {worst:.3f} s: {worst / longest:.2f}x"
+    )
     print(f"ok: {report['ok']}; tokens {report['tokens']}; held-out loss {report['eval_loss']:.3f}")
 
 
