@@ -180,9 +180,9 @@ class LearnerActor:
                     self._changed.wait(seconds)
                     self._changed.clear()  # before looking, so that news after it wakes the next wait at once
                     self._drive(signals.Resume())
-                case signals.RunStep(step, start, progress):
+                case signals.RunStep(_, start, progress):
                     began = time.monotonic()
-                    loss = self._trainer.step(start, self._spec.batch_size, progress, step)
+                    loss = self._trainer.step(start, self._spec.batch_size, progress)
                     self._slow_down(time.monotonic() - began)
                     self._drive(signals.StepDone(loss, self._tokens_per_step))
 

@@ -128,7 +128,7 @@ class LockStep:
         for name, each in self._units.items():
             if isinstance(each.next, unit.RunStep):
                 run, each.next = each.next, None
-                loss = each.trainer.step(run.start, each.batch_size, run.progress, run.step)
+                loss = each.trainer.step(run.start, each.batch_size, run.progress)
                 self._to_learner(name, unit.StepDone(loss, self._task.tokens(each.batch_size)))
                 stepped = True
         self._settle()

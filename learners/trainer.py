@@ -143,9 +143,10 @@ def make_step(task: Task, inner: InnerConfig) -> TrainStep:
     return jax.jit(step)
 
 
-def step_key(seed: int, step: int) -> jax.Array:
-    """The random key of a learner's step."""
-    return jax.random.fold_in(jax.random.key(seed), step)
+def step_key(seed: int, start: int) -> jax.Array:
+    """The random key of a step on samples from `start` on: each learner's steps have keys of their own."""
+    high, low = divmod(start, 1 << 32)
+    return jax.random.fold_in(jax.random.fold_in(jax.random.key(seed), high), low)
 
 
 class Trainer:
@@ -182,22 +183,22 @@ class Trainer:
 
     def warm_up(self, batch_size: int) -> None:
         """Read the data and compile the step, by taking one and forgetting it."""
-        self._run(0, batch_size, progress=0.0, step=0)
+        self._run(0, batch_size, progress=0.0)
 
-    def step(self, start: int, count: int, progress: float, step: int) -> float:
+    def step(self, start: int, count: int, progress: float) -> float:
         """One inner step on samples [start, start + count); returns the loss before it, in nats per token.
 
-        `progress` in [0, 1] is the run's, for the learning rate; `step` names the random key. Returns when
-        the step has finished. A loss that is not finite is returned like any other.
+        `progress` in [0, 1] is the run's, for the learning rate. Returns when the step has finished. A loss that
+        is not finite is returned like any other.
         """
-        params, self.opt_state, loss = self._run(start, count, progress, step)
+        params, self.opt_state, loss = self._run(start, count, progress)
         self._leaves = jax.tree.leaves(params)
         return float(loss)
 
-    def _run(self, start: int, count: int, progress: float, step: int) -> tuple[Params, Any, jax.Array]:
+    def _run(self, start: int, count: int, progress: float) -> tuple[Params, Any, jax.Array]:
         scale = jnp.float32(schedule(self._inner, progress))
         batch = self._task.batch(start, count)
-        result = self._train_step(self.params, self.opt_state, batch, step_key(self._seed, step), scale)
+        result = self._train_step(self.params, self.opt_state, batch, step_key(self._seed, start), scale)
         result[2].block_until_ready()  # one program: the other results are finished with the loss
         return result
 

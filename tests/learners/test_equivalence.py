@@ -90,10 +90,10 @@ def test_strict_overlap_with_everyone_is_synchronous_streaming_diloco_to_the_bit
     arriving = {}
     for step in range(1, STEPS + 1):
         for index, name in enumerate(names):
-            batch = task.batch(starts[name][step], BATCH)
+            start = starts[name][step]
             scale = np.float32(schedule(inner, 0.0))
             params[index], moments[index], _ = train_step(
-                params[index], moments[index], batch, step_key(SEED, step), scale
+                params[index], moments[index], task.batch(start, BATCH), step_key(SEED, start), scale
             )
         due = next((f for f in fragments if step % round_steps == f.index * round_steps // fragments_count), None)
         if due is not None:
@@ -155,8 +155,8 @@ def test_one_learner_that_syncs_everything_every_step_is_plain_training_to_the_b
     train_step = make_step(task, inner)
     for step in range(1, STEPS + 1):
         scale = np.float32(schedule(inner, (step - 1) / STEPS))
-        batch = task.batch((step - 1) * BATCH, BATCH)
-        params, moments, _ = train_step(params, moments, batch, step_key(SEED, step), scale)
+        start = (step - 1) * BATCH
+        params, moments, _ = train_step(params, moments, task.batch(start, BATCH), step_key(SEED, start), scale)
 
     assert np.array_equal(ours, flat_of(task, shell.fragments[0], params))
 

@@ -162,7 +162,7 @@ def test_leaves_keep_their_dtype_and_travel_as_float32() -> None:
     assert read.dtype == np.float32
     assert (read[:6] == flat[:6].astype(jnp.bfloat16).astype(np.float32)).all()
     assert (read[6:] == flat[6:]).all()
-    trainer.step(0, 2, 0.5, 1)
+    trainer.step(0, 2, 0.5)
     assert trainer.params["w"].dtype == jnp.bfloat16
 
 
@@ -205,7 +205,7 @@ def test_mixing_keeps_a_share_of_the_local_value(trainer: Trainer, values: Any, 
 
 
 def test_adoption_leaves_the_moments_and_a_reset_clears_them(trainer: Trainer) -> None:
-    trainer.step(0, 4, 0.5, 1)
+    trainer.step(0, 4, 0.5)
     before = [np.array(leaf) for leaf in jax.tree.leaves(trainer.opt_state)]
     trainer.adopt(0, np.zeros(trainer.fragments[0].size, np.float32), "overwrite")
     after = jax.tree.leaves(trainer.opt_state)
@@ -222,7 +222,7 @@ def test_the_loss_falls_within_a_few_steps(task: ByteLanguageModel) -> None:
     trainer = Trainer(task, deal(task, SyncConfig(P=4)), InnerConfig(lr=1e-2, schedule="constant"), 0)
     evaluator = Evaluator(task, trainer.fragments, sequences=20, batch_size=8)
     before = evaluator.loss(everything(trainer))
-    losses = [trainer.step(8 * index, 8, 0.5, index + 1) for index in range(40)]
+    losses = [trainer.step(8 * index, 8, 0.5) for index in range(40)]
     assert losses[-1] < losses[0] - 1.0
     assert evaluator.loss(everything(trainer)) < before - 1.0
 
@@ -239,7 +239,7 @@ def test_warming_up_changes_nothing(trainer: Trainer) -> None:
 def test_the_same_steps_give_the_same_bits_with_a_step_compiled_anew(task: ByteLanguageModel, trainer: Trainer) -> None:
     other = Trainer(task, trainer.fragments, InnerConfig(), 0)
     for index in range(5):
-        assert trainer.step(4 * index, 4, index / 5, index) == other.step(4 * index, 4, index / 5, index)
+        assert trainer.step(4 * index, 4, index / 5) == other.step(4 * index, 4, index / 5)
     for one, two in zip(everything(trainer), everything(other), strict=True):
         assert one.tobytes() == two.tobytes()
 
@@ -247,8 +247,8 @@ def test_the_same_steps_give_the_same_bits_with_a_step_compiled_anew(task: ByteL
 def test_a_trainers_step_is_the_plain_step_on_trees(task: ByteLanguageModel, trainer: Trainer, train_step: Any) -> None:
     params, moments = trainer.params, trainer.opt_state
     scale = jnp.float32(schedule(InnerConfig(), 0.3))
-    params, _, loss = train_step(params, moments, task.batch(8, 4), step_key(0, 9), scale)
-    assert trainer.step(8, 4, 0.3, 9) == float(loss)
+    params, _, loss = train_step(params, moments, task.batch(8, 4), step_key(0, 8), scale)
+    assert trainer.step(8, 4, 0.3) == float(loss)
     for one, two in zip(jax.tree.leaves(params), jax.tree.leaves(trainer.params), strict=True):
         assert (one == two).all()
 
@@ -257,7 +257,7 @@ def test_the_gradient_is_clipped_and_the_updates_are_scaled() -> None:
     def moved(inner: InnerConfig, progress: float) -> float:
         trainer = Trainer(Float(), deal(Float(), SyncConfig(P=1)), inner, 0)
         before = trainer.read(0)
-        trainer.step(0, 1, progress, 1)
+        trainer.step(0, 1, progress)
         return float(np.linalg.norm(trainer.read(0) - before))
 
     class Float(Half):

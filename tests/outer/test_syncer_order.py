@@ -162,15 +162,17 @@ def test_a_grant_is_sent_again_until_the_report_shows_the_span() -> None:
 def test_a_notice_says_which_read_of_its_receiver_is_in_the_version() -> None:
     made = reading("a", "b", "c", sync=ALL)
     made.do(ReadMissed("c", 1, 1, "timeout"))
-    made.answer("a", "b")
+    made.answer("b")
     made.join("b", **PATIENT)
-    made.adopt("a", "c")
+    made.answer("a")
+    assert [(one.learner, one.incarnation) for one in made.facts(Committed)[0].participants] == [("a", 1), ("b", 1)]
+    made.adopt("a", "b", "c")
     made.now = 2.0
     made.step("a", "b", "c")
     made.do(ReadMissed("a", 1, 2, "timeout"))
     made.answer("b", "c")
     told = {name: [notice.merged_step for notice in made.sent(Notice, name)] for name in "abc"}
-    assert told == {"a": [1, 1], "b": [1, 2], "c": [None, 2]}, "a's newest is still the first; b's was another b's"
+    assert told == {"a": [1, 1], "b": [None, 2], "c": [None, 2]}, "a's newest is the first still; b's was another b's"
 
 
 # ------------------------------------------------------------------ leases and fences
@@ -328,6 +330,7 @@ def test_a_stop_waits_for_the_commit_under_way_so_that_the_count_is_of_what_was_
     made = reading("a", "b", journals_itself=False)
     made.answer("a", "b")
     made.do(StopRequested("enough"))
+    made.do(StopRequested("twice"))
     assert made.facts(Finished) == []
     made.do(Durable(1))
     assert [fact.tokens_committed for fact in made.facts(Committed)] == [20]
