@@ -37,7 +37,7 @@ class Exchange:
     def __init__(self, trainer: Trainer, config: SyncConfig, fragments: int) -> None:
         self._trainer, self._config = trainer, config
         self._bases: list[Flat | None] = [None] * fragments
-        self._read: dict[tuple[int, int], Flat] = {}  # by fragment and syncer step: what was sent since it was adopted
+        self._read: dict[tuple[int, int], Flat] = {}  # by fragment and step: what was sent since it was adopted
 
     def stage(self, fragments: Iterable[int]) -> dict[int, HostCopy]:
         """Copy fragments to the host, as they are now."""
@@ -52,7 +52,7 @@ class Exchange:
         """Turn a machine's answer, whose payload is a HostCopy, into what goes over the wire."""
         copy: HostCopy = contribution.payload
         if self._config.adopt == "rebase":
-            self._read[contribution.fragment, contribution.syncer_step] = copy.theta
+            self._read[contribution.fragment, contribution.step] = copy.theta
         payload = codecs.encode(self._config.codec, copy.theta, copy.base)
         return replace(contribution, payload=payload, digest=codecs.digest(payload))
 

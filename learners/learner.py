@@ -81,7 +81,7 @@ class _Base:
     version: int | None = None  # None until adopted from the syncer
     step: int = 0  # adopted after this step
     processed: int = 0  # tokens processed by then
-    reads: dict[int, Mark] = field(default_factory=dict)  # by syncer step, since it was adopted
+    reads: dict[int, Mark] = field(default_factory=dict)  # by this learner's step, since it was adopted
 
 
 @dataclass
@@ -269,7 +269,7 @@ class Learner:
         if copy is None or (self._config.overlap == "strict" and copy.step != request.syncer_step):
             return False
         assert self._epoch is not None
-        self._bases[request.fragment].reads[request.syncer_step] = Mark(copy.step, copy.processed)
+        self._bases[request.fragment].reads[copy.step] = Mark(copy.step, copy.processed)
         contribution = Contribution(
             learner=self.name,
             incarnation=self.incarnation,

@@ -124,7 +124,7 @@ class Stage:
 
 @dataclass(frozen=True)
 class Apply:
-    """Adopt a payload now. Rebase subtracts what was read at syncer step `read_at`, or the base where that is None."""
+    """Adopt a payload now. Rebase subtracts what was read after step `read_at`, or the base where that is None."""
 
     fragment: int
     version: int

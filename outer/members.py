@@ -38,7 +38,7 @@ class Member:
     report: Report | None = None
     first_step: int = 0  # step number before this incarnation's first
     noticed_at: dict[int, float] = field(default_factory=dict)  # by fragment
-    merged_step: dict[int, int] = field(default_factory=dict)  # by fragment, newest read that was merged
+    merged_step: dict[int, int] = field(default_factory=dict)  # by fragment, its own step as of the newest merged read
     non_finite: int = 0  # contributions refused as that, in a row
     stopped_at: float = float("-inf")  # when it was last told to stop
     granted_at: float = 0.0
@@ -197,7 +197,7 @@ class Members:
         for participant in commit.participants:
             member = self._members[participant.learner]
             if member.incarnation == participant.incarnation:
-                member.merged_step[commit.fragment] = commit.syncer_step
+                member.merged_step[commit.fragment] = participant.step
 
     def _samples_committed(self, member: Member) -> int:
         """Samples up to the last committed step of the incarnation."""

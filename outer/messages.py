@@ -114,7 +114,7 @@ class Notice:
     version: int
     digest: str
     progress: float
-    merged_step: int | None = None  # syncer step of the receiver's newest read that is in it; rebase needs to know
+    merged_step: int | None = None  # the receiver's own step up to which its steps are in it; rebase needs to know
 
 
 @dataclass(frozen=True)

@@ -223,9 +223,9 @@ class Syncer:
         if differs := difference(self._manifest, event.manifest):
             self._members.refuse(event, "attach", "wrong_config", detail=differs)
             return
-        member.attached = True
-        if self._config.overlap == "strict":
+        if self._config.overlap == "strict" and not member.attached:
             member.first_step = self.committed_step
+        member.attached = True
         self._say(LearnerAttached(event.learner, event.incarnation, self.syncer_step))
         self._send(member, Welcome(self.epoch, self.committed_step, self.progress, tuple(self.versions)))
         if self.finished:
@@ -264,7 +264,8 @@ class Syncer:
         if report.phase == STEPPING:
             for fragment, counters in enumerate(report.counters):
                 behind = counters.base_version is None or counters.base_version < self.versions[fragment]
-                if behind and now - member.noticed_at.get(fragment, now) >= RESEND_S:
+                # A report leaves before its boundary's adoptions: what it shows may be a step old.
+                if behind and now - member.noticed_at.get(fragment, now) >= max(RESEND_S, 2.0 * report.step_s):
                     self._notify(now, member, fragment)
 
     def _notify(self, now: float, member: Member, fragment: int) -> None:
@@ -476,6 +477,8 @@ class Syncer:
 
     def _stop_awaiting(self, learner: str, reason: str, only: Contribution | None = None) -> None:
         for step in self._open:
+            if only is None:
+                step.reported.discard(learner)
             if step.stage is Stage.READING and learner in step.awaited:
                 if only is not None and (only.syncer_step, only.incarnation) != (
                     step.syncer_step,

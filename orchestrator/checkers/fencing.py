@@ -42,10 +42,14 @@ def _epochs(history: History) -> Verdict:
 
 
 def _incarnations(history: History) -> Verdict:
-    """An older incarnation neither attaches nor commits after a newer one has."""
+    """An older incarnation neither attaches, nor merges into a fragment, after a newer one has.
+
+    By fragment: with several steps in flight, an answer that was there before its sender died may commit after
+    the newcomer's first contribution to another fragment.
+    """
     broken: list[str] = []
     attached: dict[str, int] = {}
-    committed: dict[str, int] = {}
+    committed: dict[tuple[str, int], int] = {}  # by learner and fragment
     known: set[Key] = set()
     count = 0
     for said in history.by_syncer(LearnerAttached, Committed):
@@ -61,10 +65,11 @@ def _incarnations(history: History) -> Verdict:
             name = f"{one.learner} {one.incarnation} merged at syncer step {said.fact.syncer_step}"
             if (one.learner, one.incarnation) not in known:
                 broken.append(f"{name} without having attached")
-            if one.incarnation < committed.get(one.learner, 0):
-                broken.append(f"{name}, after {committed[one.learner]} had")
-            committed[one.learner] = max(one.incarnation, committed.get(one.learner, 0))
-    promise = "a learner's incarnations attach and merge in order, and none merges that has not attached"
+            place = (one.learner, said.fact.fragment)
+            if one.incarnation < committed.get(place, 0):
+                broken.append(f"{name}, after {committed[place]} had")
+            committed[place] = max(one.incarnation, committed.get(place, 0))
+    promise = "a learner's incarnations attach, and merge into a fragment, in order; none merges that has not attached"
     return judge("fencing.incarnations", promise, count, "contributions", broken)
 
 

@@ -228,7 +228,7 @@ class World:
                 case unit.Send(message):
                     self._to_syncer(message, isinstance(message, Attach))
                 case unit.Answer(contribution):
-                    each.read[contribution.fragment, contribution.syncer_step] = contribution.payload
+                    each.read[contribution.fragment, contribution.step] = contribution.payload
                     self._to_syncer(replace(contribution, digest="digest"))
                 case unit.Fetch(fragment, version, _):
                     self._fetch(each, fragment, version)

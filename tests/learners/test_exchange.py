@@ -52,8 +52,11 @@ def exchange(**sync: Any) -> tuple[Exchange, TwoArrays]:
     return made, trainer
 
 
+STEP = 3  # after which the copy was taken
+
+
 def contribution(copy: HostCopy, fragment: int = 0) -> Contribution:
-    return Contribution("a", 1, 1, 4, fragment, 1, 3, 24, FragmentCounters(0, 0, 3, 24), copy, "")
+    return Contribution("a", 1, 1, 4, fragment, 1, STEP, 24, FragmentCounters(0, 0, 3, 24), copy, "")
 
 
 def test_a_copy_is_of_the_step_it_was_taken_at_and_names_the_base_it_grew_from() -> None:
@@ -90,12 +93,12 @@ def test_the_gradient_is_against_the_base_of_the_copy_though_a_newer_one_was_ado
     assert np.array_equal(codecs.decode("bf16", sent.payload, flat(1.0)), np.full(SIZE, -0.5))
 
 
-def test_rebase_subtracts_what_was_read_at_that_syncer_step_or_the_base() -> None:
+def test_rebase_subtracts_what_was_read_after_that_step_or_the_base() -> None:
     made, trainer = exchange(adopt="rebase")
     trainer.thetas[0] += 0.5
     made.encode(contribution(made.stage([0])[0]))
     trainer.thetas[0] += 0.25
-    made.apply(Apply(0, 4, flat(2.0), "rebase", read_at=4))
+    made.apply(Apply(0, 4, flat(2.0), "rebase", read_at=STEP))
     made.apply(Apply(0, 8, flat(3.0), "rebase"))
     anchors = [anchor for _, _, anchor, _ in trainer.calls]
     assert np.array_equal(anchors[0], flat(1.5)), "as read, not as it is now"
