@@ -143,6 +143,8 @@ def local_cluster(recipe: Recipe, store: RunStore) -> Iterator[str]:
         "RAY_AUTH_TOKEN_PATH": str(token),
         "RAY_USAGE_STATS_ENABLED": "0",
         "RAY_ACCEL_ENV_VAR_OVERRIDE_ON_ZERO": "0",
+        # Ray runs its workers at nice 15, but only once they are up: until then each new one starves all the others.
+        "RAY_worker_niceness": "0",
         "OMP_NUM_THREADS": "1",
         "PYTHONPATH": os.pathsep.join(filter(None, [str(_sources()), os.environ.get("PYTHONPATH")])),
     }
