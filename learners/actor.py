@@ -7,6 +7,7 @@ steps. JAX is imported inside `run`, in the phase that is named after it, with s
 from __future__ import annotations
 
 import contextlib
+import gc
 import os
 import queue
 import threading
@@ -162,6 +163,8 @@ class LearnerActor:
         self._exchange = Exchange(self._trainer, spec.sync, len(fragments))
         self._drive(signals.Enter(COMPILING))
         self._trainer.warm_up(spec.batch_size)
+        gc.collect()
+        gc.freeze()  # what is imported and compiled stays: a collector that walks it all holds up a step for long
         self._drive(signals.Compiled(manifest(spec.shared, fragments, spec.code)))
 
     # -------------------------------------------------------------- the training loop

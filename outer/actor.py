@@ -7,6 +7,7 @@ which their caller owns. Nothing here decides anything about the protocol.
 from __future__ import annotations
 
 import asyncio
+import gc
 import os
 import time
 import traceback
@@ -112,6 +113,8 @@ class OuterActor:
 
     async def start(self) -> dict[str, Any]:
         self._perform(self._machine.start())
+        gc.collect()
+        gc.freeze()  # what is imported stays: a collector that walks it all holds up everyone for long
         return {"pid": os.getpid(), "node": ray.get_runtime_context().get_node_id()}
 
     async def expect(self, learner: str, incarnation: int, lease_s: float) -> None:
