@@ -116,7 +116,3 @@ class Controller:
         unit = self.units[learner]
         if unit.incarnation == incarnation and unit.state is not State.DONE:
             unit.move(State.DONE)
-
-    @property
-    def wake_at(self) -> float | None:
-        return min((unit.start_at for unit in self.units.values() if unit.state is State.WAITING), default=None)

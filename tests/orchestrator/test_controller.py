@@ -23,9 +23,7 @@ def running(name: str = "a", incarnation: int = 1, now: float = 0.0) -> Controll
 
 def again(made: Controller, incarnation: int) -> None:
     """The next incarnation runs as soon as it may."""
-    [wake] = [made.wake_at]
-    assert wake is not None
-    assert made.advance(wake) == [Start("a")]
+    assert made.advance(made.units["a"].start_at) == [Start("a")]
     made.started("a", incarnation)
     made.answered("a", incarnation)
 
@@ -34,7 +32,6 @@ def test_every_wanted_learner_is_started_at_once_and_once() -> None:
     made = controller("a", "b")
     assert made.advance(0.0) == [Start("a"), Start("b")]
     assert made.advance(1.0) == []
-    assert made.wake_at is None
 
 
 def test_the_first_failure_restarts_at_once_and_later_ones_back_off_to_a_limit() -> None:
@@ -46,12 +43,11 @@ def test_the_first_failure_restarts_at_once_and_later_ones_back_off_to_a_limit()
     assert waits == [0.0, 1.0, 2.0, 4.0, 8.0, 16.0, BACKOFF_S_MAX, BACKOFF_S_MAX, BACKOFF_S_MAX]
 
 
-def test_no_start_before_its_time_and_wake_at_is_that_time() -> None:
+def test_no_start_before_its_time() -> None:
     made = running()
     made.lost(0.0, "a", 1)
     again(made, 2)
     assert made.lost(10.0, "a", 2) == 1.0
-    assert made.wake_at == 11.0
     assert made.advance(10.999) == []
     assert made.advance(11.0) == [Start("a")]
 
@@ -109,7 +105,7 @@ def test_a_loop_that_returned_is_done_for_good(state: State) -> None:
     made.finished("a", 1)
     made.finished("a", 1)
     assert made.lost(2.0, "a", 1) is None
-    assert made.advance(1e9) == [] and made.wake_at is None
+    assert made.advance(1e9) == []
 
 
 MOVES = st.lists(
