@@ -39,6 +39,10 @@ OnStatus = Callable[[Mapping[str, Any]], None]
 Starter = Callable[[Recipe, RunStore, str], Any]  # starts the chaos actor: (recipe, store, namespace)
 
 
+class RunLost(RuntimeError):
+    """The run's orchestrator is gone, and with it the run."""
+
+
 class ClusterUnreachable(ConnectionError):
     """No Ray cluster answers at the address."""
 
@@ -123,7 +127,10 @@ def _wait(ended: Any, store: RunStore, on_status: OnStatus) -> dict[str, Any]:
         if status := store.read_json("status.json"):
             on_status(status)
         if done:
-            summary: dict[str, Any] = ray.get(ended)
+            try:
+                summary: dict[str, Any] = ray.get(ended)
+            except ray.exceptions.RayActorError as error:
+                raise RunLost(f"the orchestrator's process has ended; what the run said is in {store.root}") from error
             return summary
 
 
