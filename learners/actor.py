@@ -164,7 +164,7 @@ class LearnerActor:
         self._drive(signals.Enter(COMPILING))
         self._trainer.warm_up(spec.batch_size)
         gc.collect()
-        gc.freeze()  # what is imported and compiled stays: a collector that walks it all holds up a step for long
+        gc.freeze()  # what is imported and compiled stays: a full collection need not walk it
         self._drive(signals.Compiled(manifest(spec.shared, fragments, spec.code)))
 
     # -------------------------------------------------------------- the training loop

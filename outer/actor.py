@@ -114,7 +114,7 @@ class OuterActor:
     async def start(self) -> dict[str, Any]:
         self._perform(self._machine.start())
         gc.collect()
-        gc.freeze()  # what is imported stays: a collector that walks it all holds up everyone for long
+        gc.freeze()  # what is imported stays: a full collection need not walk it
         return {"pid": os.getpid(), "node": ray.get_runtime_context().get_node_id()}
 
     async def expect(self, learner: str, incarnation: int, lease_s: float) -> None:
