@@ -37,10 +37,14 @@ from outer.messages import (
     STOPPED,
     Attach,
     Contribution,
+    Donor,
+    Drain,
     Grant,
     Notice,
     ReadRequest,
     Report,
+    State,
+    StateRequest,
     Stop,
     Welcome,
 )
@@ -76,7 +80,7 @@ class LearnerSpec:
     accelerated: bool  # the pool asks for GPUs or TPUs
 
 
-GROUPS = {"loop": 1, "inbox": 1, "read": 4}  # concurrency groups: the loop never queues behind its inbox
+GROUPS = {"loop": 1, "inbox": 1, "read": 4, "give": 2}  # concurrency groups: the loop never queues behind its inbox
 
 
 class LearnerActor:
@@ -91,6 +95,7 @@ class LearnerActor:
         self._lock = threading.Lock()
         self._changed = threading.Event()
         self._answers: dict[tuple[int, int], Future[Contribution]] = {}  # by syncer step and attempt
+        self._gifts: dict[tuple[str, int], Future[tuple[signals.Donate, list[Any]] | str]] = {}  # by joiner
         self._fetcher = ThreadPoolExecutor(2, "fetch")
         self._reports: deque[Any] = deque()
         self._tokens_per_step = 0
@@ -120,7 +125,7 @@ class LearnerActor:
     # -------------------------------------------------------------- called by the syncer
 
     @ray.method(concurrency_group="inbox")
-    def inbox(self, message: Notice | Grant | Stop) -> None:
+    def inbox(self, message: Notice | Grant | Drain | Stop) -> None:
         self._drive(message)
 
     @ray.method(concurrency_group="read")
@@ -136,6 +141,28 @@ class LearnerActor:
             return None
         finally:
             del self._answers[request.syncer_step, request.attempt]
+
+    # -------------------------------------------------------------- called by a joiner
+
+    @ray.method(concurrency_group="give")
+    def donate(self, request: StateRequest) -> State | str:
+        """This learner's state as of one completed step, or why it cannot be had. The loop is not held up."""
+        key = (request.joiner, request.joiner_incarnation)
+        gift = self._gifts[key] = Future()
+        try:
+            self._drive(request)
+            given = gift.result(timeout=request.deadline_s)
+            if isinstance(given, str):
+                return given
+            effect, held = given
+            assert self._exchange is not None
+            state = self._exchange.pack(held, request, effect.step, effect.syncer_step)
+            self._drive(signals.StateSent(request, effect.step, state.digest, state.size))
+            return state
+        except FutureTimeout:
+            return "timeout"
+        finally:
+            del self._gifts[key]
 
     # -------------------------------------------------------------- from process to first step
 
@@ -216,6 +243,16 @@ class LearnerActor:
                         answer.set_result(self._exchange.encode(contribution))
                 case signals.Fetch(fragment, version, digest):
                     self._fetcher.submit(self._fetch, fragment, version, digest)
+                case signals.Recover():
+                    self._fetcher.submit(self._recover, effect)
+                case signals.Donate(request):
+                    assert self._exchange is not None
+                    self._give(request, (effect, self._exchange.hold()))
+                case signals.Decline(request, reason):
+                    self._give(request, reason)
+                case signals.Inherit(state):
+                    assert self._exchange is not None
+                    self._exchange.inherit(state)
                 case signals.Stage(fragments):
                     assert self._exchange is not None
                     self._drive(signals.Staged(self._exchange.stage(fragments)))
@@ -263,6 +300,39 @@ class LearnerActor:
             while facts := self._outbox.riding():
                 recorded = self._outer.record.remote(spec.name, spec.incarnation, facts)
                 self._outbox.acknowledge(ray.get(recorded, timeout=CALL_S))
+
+    def _give(self, request: StateRequest, given: tuple[signals.Donate, list[Any]] | str) -> None:
+        gift = self._gifts.get((request.joiner, request.joiner_incarnation))
+        if gift is not None and not gift.done():
+            gift.set_result(given)
+
+    def _recover(self, effect: signals.Recover) -> None:
+        """Have a donor named, and get its state; whatever comes in between is a missed state, never an exception."""
+        donor, incarnation = "", 0
+        try:
+            named: tuple[Donor, Any] | None = ray.get(self._outer.seek.remote(effect.seek), timeout=CALL_S)
+            if named is None:
+                self._drive(signals.StateMissed("", 0, "none"))
+                return
+            donor, incarnation = named[0].donor, named[0].donor_incarnation
+            request = StateRequest(
+                named[0].epoch,
+                effect.seek.learner,
+                effect.seek.incarnation,
+                donor,
+                incarnation,
+                named[0].syncer_step,
+                effect.deadline_s,
+            )
+            state: State | str = ray.get(named[1].donate.remote(request), timeout=effect.deadline_s)
+            assert self._exchange is not None
+            reason = state if isinstance(state, str) else self._exchange.examine(state)
+        except ray.exceptions.RayError as error:
+            reason = type(error).__name__
+        if reason or isinstance(state, str):
+            self._drive(signals.StateMissed(donor, incarnation, reason))
+        else:
+            self._drive(signals.StateArrived(state))
 
     def _fetch(self, fragment: int, version: int, noticed: str) -> None:
         """Get a fragment's newest value; `noticed`: the checksum that the notice of this version gave, if any."""

@@ -7,14 +7,15 @@ from __future__ import annotations
 
 from collections.abc import Iterable
 from dataclasses import dataclass, replace
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Any
 
 import numpy as np
 from numpy.typing import NDArray
 
+from learners import state as states
 from learners.signals import Apply
 from outer import codec as codecs
-from outer.messages import Contribution
+from outer.messages import Contribution, State, StateRequest
 
 if TYPE_CHECKING:
     from learners.trainer import Trainer
@@ -44,9 +45,29 @@ class Exchange:
         copies = {}
         for fragment in fragments:
             base = self._bases[fragment]
-            assert base is not None, "a learner steps only once it has every fragment"
+            assert base is not None, "what did not come from the syncer is nobody's contribution"
             copies[fragment] = HostCopy(self._trainer.read(fragment), base)
         return copies
+
+    def hold(self) -> list[Any]:
+        """Parameters and inner state as they are now, to be packed later, in any thread."""
+        return self._trainer.hold()
+
+    def pack(self, held: list[Any], request: StateRequest, step: int, syncer_step: int) -> State:
+        """What was held, as it goes over the wire."""
+        arrays = states.pack(held)
+        donor, incarnation = request.donor, request.donor_incarnation
+        return State(donor, incarnation, step, syncer_step, arrays, states.digest(arrays), states.size(arrays))
+
+    def examine(self, state: State) -> str:
+        """Why a peer's state cannot be used: bad_digest | wrong_shape | non_finite; empty when it can."""
+        if defect := states.defect(state.payload, self._trainer.hold()):
+            return defect
+        return "" if states.digest(state.payload) == state.digest else "bad_digest"
+
+    def inherit(self, state: State) -> None:
+        """Go on from a peer's parameters and inner state; no fragment has a base yet."""
+        self._trainer.inherit(states.unpack(state.payload, self._trainer.hold()))
 
     def encode(self, contribution: Contribution) -> Contribution:
         """Turn a machine's answer, whose payload is a HostCopy, into what goes over the wire."""

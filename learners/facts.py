@@ -7,7 +7,7 @@ from dataclasses import dataclass
 
 @dataclass(frozen=True)
 class PhaseEntered:
-    """starting -> importing -> compiling -> joining -> stepping -> stopped."""
+    """starting -> importing -> compiling -> joining -> stepping -> (draining) -> stopped."""
 
     phase: str
 
@@ -44,6 +44,39 @@ class AdoptionRefused:
 
 
 @dataclass(frozen=True)
+class StateReceived:
+    """What a joiner starts from: a peer's parameters and inner state, or the syncer's snapshot and fresh moments."""
+
+    source: str  # peer | syncer
+    donor: str  # "" when from the syncer
+    donor_incarnation: int
+    donor_step: int  # the donor's last completed step; 0 when from the syncer
+    digest: str  # SHA-256 of parameters and inner state, the donor's own; "" when from the syncer
+    bytes: int  # of a peer's state; 0 when from the syncer
+    seconds: float  # since attaching
+
+
+@dataclass(frozen=True)
+class DonorFailed:
+    """No state came from this donor."""
+
+    donor: str
+    donor_incarnation: int
+    reason: str  # timeout | declined | bad_digest | wrong_shape | non_finite | too_old | Ray's error
+
+
+@dataclass(frozen=True)
+class Donated:
+    """This learner's state, as of one completed step, went to a joiner."""
+
+    joiner: str
+    joiner_incarnation: int
+    step: int
+    digest: str
+    bytes: int
+
+
+@dataclass(frozen=True)
 class LoopFailed:
     """The training loop ended by an exception in a living process."""
 
@@ -51,4 +84,6 @@ class LoopFailed:
     traceback: str
 
 
-LearnerFact = PhaseEntered | StepFinished | Adopted | AdoptionRefused | LoopFailed
+LearnerFact = (
+    PhaseEntered | StepFinished | Adopted | AdoptionRefused | StateReceived | DonorFailed | Donated | LoopFailed
+)

@@ -8,16 +8,27 @@ syncer.
 
 from __future__ import annotations
 
-from collections import deque
+import math
 from collections.abc import Callable
-from dataclasses import dataclass, field
 from typing import TYPE_CHECKING, Any
 
-from learners.facts import Adopted, AdoptionRefused, LearnerFact, PhaseEntered, StepFinished
+from learners.facts import (
+    Adopted,
+    AdoptionRefused,
+    Donated,
+    DonorFailed,
+    LearnerFact,
+    PhaseEntered,
+    StateReceived,
+    StepFinished,
+)
+from learners.holdings import Base, Copy, Donation, Joining, Request, Spans
 from learners.signals import (
     Answer,
     Apply,
     Compiled,
+    Decline,
+    Donate,
     Effect,
     Enter,
     Event,
@@ -26,17 +37,24 @@ from learners.signals import (
     Fetched,
     FetchFailed,
     Hold,
+    Inherit,
+    Leave,
+    Recover,
     Resume,
     RunStep,
     Say,
     Send,
     Stage,
     Staged,
+    StateArrived,
+    StateMissed,
+    StateSent,
     StepDone,
 )
 from outer.coverage import Mark
 from outer.messages import (
     COMPILING,
+    DRAINING,
     IMPORTING,
     JOINING,
     STARTING,
@@ -44,11 +62,14 @@ from outer.messages import (
     STOPPED,
     Attach,
     Contribution,
+    Drain,
     FragmentCounters,
     Grant,
     Notice,
     ReadRequest,
     Report,
+    SeekDonor,
+    StateRequest,
     Stop,
     Welcome,
 )
@@ -63,50 +84,14 @@ TRANSITIONS: dict[str, tuple[str, ...]] = {
     IMPORTING: (COMPILING, STOPPED),
     COMPILING: (JOINING, STOPPED),
     JOINING: (STEPPING, STOPPED),
-    STEPPING: (STOPPED,),
+    STEPPING: (DRAINING, STOPPED),
+    DRAINING: (STOPPED,),
     STOPPED: (),
 }
 
+DONORS_MAX = 2  # peers asked for their state before the syncer's snapshot is taken
 FETCH_ATTEMPTS_MAX = 5  # while joining; later the syncer sends the notice again
 HOLD_S = 0.5  # a waiting loop looks up, and renews its lease, this often
-
-
-# ------------------------------------------------------------------ state
-
-
-@dataclass
-class _Base:
-    """What the learner holds of one fragment."""
-
-    version: int | None = None  # None until adopted from the syncer
-    step: int = 0  # adopted after this step
-    processed: int = 0  # tokens processed by then
-    reads: dict[int, Mark] = field(default_factory=dict)  # by this learner's step, since it was adopted
-
-
-@dataclass
-class _Copy:
-    """A fragment on the host, as of one completed step, with that step's counters."""
-
-    step: int
-    processed: int
-    counters: FragmentCounters
-    payload: Any
-
-
-@dataclass
-class _Request:
-    message: ReadRequest
-    expires_at: float
-
-
-@dataclass
-class _Spans:
-    """Samples lent to this incarnation and not yet used."""
-
-    queue: deque[Grant] = field(default_factory=deque)
-    newest: int = -1
-    used: int = 0  # samples of the first span that are used
 
 
 class Learner:
@@ -135,14 +120,17 @@ class Learner:
         self._syncer_step = 0
         self._progress = 0.0
         self._processed = 0
-        self._bases = [_Base() for _ in range(fragments)]
-        self._copies: dict[int, _Copy] = {}
-        self._requests: list[_Request] = []
+        self._bases = [Base() for _ in range(fragments)]
+        self._copies: dict[int, Copy] = {}
+        self._requests: list[Request] = []
+        self._joining = Joining()
+        self._donations: list[Donation] = []
+        self._drain_until: float | None = None  # once it is to leave
         self._pending: dict[int, tuple[int, Any]] = {}  # fragment -> (version, payload)
         self._fetching: dict[int, int] = {}
         self._noticed: dict[int, Notice] = {}  # the newest, by fragment
         self._attempts = 0
-        self._spans = _Spans()
+        self._spans = Spans()
         self._step_s = Average(config.smoothing)
         self._boundary_at: float | None = None
         self._waited_s = 0.0
@@ -164,9 +152,15 @@ class Learner:
             Notice: self._on_notice,
             Grant: self._on_grant,
             ReadRequest: self._on_read,
+            Drain: self._on_drain,
+            Leave: lambda now, event: self._drain(now, self._config.drain_s),
             Stop: self._on_stop,
             Fetched: self._on_fetched,
             FetchFailed: self._on_fetch_failed,
+            StateRequest: self._on_state_request,
+            StateArrived: self._on_state,
+            StateMissed: self._on_state_missed,
+            StateSent: self._on_state_sent,
             StepDone: self._on_step_done,
             Staged: self._on_staged,
             Resume: lambda now, event: self._boundary(now),
@@ -191,16 +185,116 @@ class Learner:
         self._effects.append(Send(Attach(self.name, self.incarnation, event.manifest)))
 
     def _on_welcome(self, now: float, event: Welcome) -> None:
-        """Take every fragment from the syncer: fresh weights are never anyone's state."""
+        """The clock from which on nothing is missed; now find a state to start from."""
         if self.phase != JOINING or self._epoch is not None:
             return  # doubled
         self._epoch = event.epoch
         self._hear(event.syncer_step, event.progress)
+        self._joining = Joining(attached_at=now, syncer_step=event.syncer_step, versions=event.versions)
         if self._config.overlap == "strict":
             self.step = event.syncer_step
         self._report(now)
-        for fragment, version in enumerate(event.versions):
-            self._fetch(fragment, version, "")
+        if self._config.overlap == "strict" or self._config.recover == "syncer":
+            self._take_snapshot()
+        else:
+            self._recover()
+
+    def _recover(self) -> None:
+        assert self._epoch is not None
+        seek = SeekDonor(self.name, self.incarnation, self._epoch, self._joining.failed)
+        self._effects.append(Recover(seek, self._config.transfer_s))
+
+    def _on_state_missed(self, now: float, event: StateMissed) -> None:
+        """Another donor, or after the second failure, or with nobody whole, the syncer's snapshot."""
+        joining = self._joining
+        if self.phase != JOINING or joining.source:
+            return
+        if event.donor:
+            self._say(DonorFailed(event.donor, event.donor_incarnation, event.reason))
+            joining.failed = (*joining.failed, event.donor)
+        if event.donor and len(joining.failed) < DONORS_MAX and not self._took_too_long(now):
+            self._recover()
+        else:
+            self._take_snapshot()
+
+    def _on_state(self, now: float, event: StateArrived) -> None:
+        joining, state = self._joining, event.state
+        if self.phase != JOINING or joining.source:
+            return
+        if self._took_too_long(now):
+            self._say(DonorFailed(state.donor, state.donor_incarnation, "too_old"))
+            self._take_snapshot()
+            return
+        joining.source, joining.state = "peer", state
+
+    def _took_too_long(self, now: float) -> bool:
+        """What a peer had when this learner attached may be too old by now."""
+        joining, config = self._joining, self._config
+        passed = self._syncer_step - joining.syncer_step
+        return passed > config.round_steps and now - joining.attached_at > config.join_s
+
+    def _take_snapshot(self) -> None:
+        """Every fragment from the syncer, with fresh moments. What a notice has brought meanwhile stays."""
+        self._joining.source = "syncer"
+        for fragment, version in enumerate(self._joining.versions):
+            if fragment not in self._pending and fragment not in self._fetching:
+                self._fetch(fragment, version, "")
+
+    def _join(self, now: float) -> None:
+        """Start from a peer's state and what the notices have brought since, or once the snapshot is whole."""
+        joining = self._joining
+        if not joining.source:
+            return
+        seconds = round(now - joining.attached_at, 6)
+        if (state := joining.state) is not None:
+            joining.state = None
+            self._effects.append(Inherit(state))
+            self._say(
+                StateReceived(
+                    "peer", state.donor, state.donor_incarnation, state.step, state.digest, state.size, seconds
+                )
+            )
+        self._adopt_pending()
+        if joining.source == "syncer":
+            if any(base.version is None for base in self._bases):
+                return
+            self._say(StateReceived("syncer", "", 0, 0, "", 0, seconds))
+        self._boundary_at = now
+        self._enter(now, STEPPING)
+
+    # -------------------------------------------------------------- giving one's state to a joiner
+
+    def _on_state_request(self, now: float, event: StateRequest) -> None:
+        if reason := self._unfit(event):
+            self._effects.append(Decline(event, reason))
+        else:
+            self._donations.append(Donation(event, now + event.deadline_s))
+
+    def _unfit(self, request: StateRequest) -> str:
+        """Why this learner cannot give its state; empty when it can."""
+        if request.epoch != self._epoch or request.donor_incarnation != self.incarnation:
+            return "stale"
+        if self.phase != STEPPING or any(base.version is None for base in self._bases):
+            return "not_whole"
+        return "" if self._loss is None or math.isfinite(self._loss) else "non_finite"
+
+    def _donate(self, now: float) -> None:
+        """At a boundary, after adopting: give to those whose clock this learner has reached."""
+        waiting = []
+        for donation in self._donations:
+            if now >= donation.expires_at:
+                continue
+            if self._syncer_step < donation.request.syncer_step:
+                waiting.append(donation)
+            elif reason := self._unfit(donation.request):
+                self._effects.append(Decline(donation.request, reason))
+            else:
+                self._effects.append(Donate(donation.request, self.step, self._syncer_step))
+        self._donations = waiting
+
+    def _on_state_sent(self, now: float, event: StateSent) -> None:
+        request = event.request
+        self._say(Donated(request.joiner, request.joiner_incarnation, event.step, event.digest, event.size))
 
     # -------------------------------------------------------------- the inbox
 
@@ -238,7 +332,7 @@ class Learner:
         if self._fetching.get(event.fragment) == event.version:
             del self._fetching[event.fragment]
         self._say(AdoptionRefused(event.fragment, event.version, event.reason))
-        if self.phase == JOINING and event.fragment not in self._fetching:
+        if self.phase == JOINING and self._joining.source == "syncer" and event.fragment not in self._fetching:
             self._attempts += 1
             if self._attempts >= FETCH_ATTEMPTS_MAX:
                 self._stop = f"failed: fragment {event.fragment} could not be fetched: {event.reason}"
@@ -249,6 +343,18 @@ class Learner:
         if event.epoch == self._epoch and event.incarnation == self.incarnation and event.span > self._spans.newest:
             self._spans.newest = event.span
             self._spans.queue.append(event)
+
+    def _on_drain(self, now: float, event: Drain) -> None:
+        if event.epoch == self._epoch and event.incarnation == self.incarnation:
+            self._drain(now, event.deadline_s)
+
+    def _drain(self, now: float, deadline_s: float) -> None:
+        """Step no more after this step; who has no step to lose leaves at once."""
+        if self._config.overlap == "strict" or self.phase != STEPPING:
+            if self.phase != DRAINING:
+                self._stop = self._stop or "drained"
+        elif self._drain_until is None:
+            self._drain_until = now + deadline_s
 
     def _on_stop(self, now: float, event: Stop) -> None:
         if self._epoch in (None, event.epoch):  # it may overtake the Welcome
@@ -262,7 +368,7 @@ class Learner:
             return
         self._hear(event.syncer_step, event.progress)
         if not self._answer(event):
-            self._requests.append(_Request(event, now + event.deadline_s))
+            self._requests.append(Request(event, now + event.deadline_s))
 
     def _answer(self, request: ReadRequest) -> bool:
         copy = self._copies.get(request.fragment)
@@ -325,13 +431,13 @@ class Learner:
             due = self._schedule.due(self.step)
             return tuple(dict.fromkeys([*asked, *(() if due is None else (due,))]))
         ahead = self._schedule.upcoming(self._syncer_step, max(1, self._config.overlap_steps) + 1)
-        return tuple(dict.fromkeys([*asked, *ahead]))
+        return tuple(p for p in dict.fromkeys([*asked, *ahead]) if self._bases[p].version is not None)
 
     def _on_staged(self, now: float, event: Staged) -> None:
         if self._config.overlap == "free":
             self._copies = {}
         for fragment, payload in event.copies.items():
-            self._copies[fragment] = _Copy(self.step, self._processed, self._counters(fragment), payload)
+            self._copies[fragment] = Copy(self.step, self._processed, self._counters(fragment), payload)
         self._requests = [request for request in self._requests if not self._answer(request.message)]
         self._boundary(now)
 
@@ -341,17 +447,26 @@ class Learner:
 
     def _boundary(self, now: float) -> None:
         """Adopt what may be adopted, then step, wait or leave."""
+        if self.phase == DRAINING and self._drain_until is not None and now >= self._drain_until:
+            self._stop = self._stop or "drained, with steps that nothing took in time"
         if self.phase == STOPPED:
             self._effects.append(Exit(self._stop))
             return
         if self._stop:
             self._enter(now, STOPPED)
+            self._effects.extend(Decline(donation.request, "stopped") for donation in self._donations)
             self._effects.append(Exit(self._stop))
             return
-        self._adopt_pending()
-        if self.phase == JOINING and self._epoch is not None and all(b.version is not None for b in self._bases):
-            self._boundary_at = now
-            self._enter(now, STEPPING)
+        if self.phase == JOINING:
+            self._join(now)
+        elif self._adopt_pending() and self.phase == DRAINING:
+            self._report(now)  # it may have been the last that was waited for
+        if self.phase == STEPPING and self._drain_until is not None:
+            self._enter(now, DRAINING)
+        self._donate(now)
+        if self.phase == DRAINING and (asked := self._asked_for(now)):
+            self._effects.append(Stage(asked))  # there is no next step to do it after
+            return
         if reason := self._obstacle():
             self._hold(now, reason)
             return
@@ -360,10 +475,16 @@ class Learner:
         self._running = RunStep(self.step + 1, grant.start + self._spans.used, self._progress)
         self._effects.append(self._running)
 
+    def _asked_for(self, now: float) -> tuple[int, ...]:
+        """Fragments that were asked for, are not on the host, and are there to give."""
+        self._requests = [request for request in self._requests if now < request.expires_at]
+        asked = dict.fromkeys(request.message.fragment for request in self._requests)
+        return tuple(p for p in asked if self._bases[p].version is not None)
+
     def _obstacle(self) -> str:
         """What keeps the next step from starting; empty when nothing does."""
         if self.phase != STEPPING:
-            return "bootstrap"
+            return "drain" if self.phase == DRAINING else "bootstrap"
         if self._config.overlap == "strict":
             read_at = self.step - self._config.overlap_steps
             due = self._schedule.due(read_at) if read_at >= 1 else None
@@ -387,7 +508,9 @@ class Learner:
 
     # -------------------------------------------------------------- adoption
 
-    def _adopt_pending(self) -> None:
+    def _adopt_pending(self) -> bool:
+        """Whether anything was adopted."""
+        adopted = False
         for fragment in sorted(self._pending):
             version, payload = self._pending[fragment]
             base = self._bases[fragment]
@@ -399,6 +522,8 @@ class Learner:
                     self._say(AdoptionRefused(fragment, version, "older"))
                 continue
             self._adopt(fragment, version, payload)
+            adopted = True
+        return adopted
 
     def _is_time(self, fragment: int, version: int) -> bool:
         """Strict overlap fixes the step; rebase needs the version's own notice, which says what it contains."""
@@ -432,7 +557,6 @@ class Learner:
             lease_s = max(self._config.lease_s, self._config.lease_steps * self._step_s.value)
         self._reports += 1
         self._reported_at = now
-        held = sum(grant.stop - grant.start for grant in self._spans.queue) - self._spans.used
         report = Report(
             learner=self.name,
             incarnation=self.incarnation,
@@ -446,10 +570,14 @@ class Learner:
             syncer_step=self._syncer_step,
             counters=tuple(self._counters(fragment) for fragment in range(len(self._bases))),
             newest_span=self._spans.newest,
-            wants_span=self._epoch is not None and held <= self._span_samples // 2,
+            wants_span=self._wants_span(),
             loss=self._loss,
         )
         self._effects.append(Send(report))
+
+    def _wants_span(self) -> bool:
+        held = sum(grant.stop - grant.start for grant in self._spans.queue) - self._spans.used
+        return self._epoch is not None and self._drain_until is None and held <= self._span_samples // 2
 
     def _say(self, fact: LearnerFact) -> None:
         self._effects.append(Say(fact))

@@ -21,7 +21,7 @@ from outer import signals as outer
 from outer.config import OuterConfig, SyncConfig
 from outer.inspection import examine
 from outer.merge import rules
-from outer.messages import COMPILING, IMPORTING
+from outer.messages import COMPILING, IMPORTING, Donor
 from outer.parameters import GlobalParameters
 from outer.syncer import Budget, Syncer
 
@@ -105,7 +105,7 @@ class LockStep:
         """Train to the end of the budget. Raises RuntimeError when nothing moves any more."""
         self._perform_outer(self._syncer.start())
         for name in self._units:
-            self._to_syncer(outer.Expect(name, 1, float(IDLE_ROUNDS_MAX)))
+            self._to_syncer(outer.Expect(name, 1, float(IDLE_ROUNDS_MAX), self._units[name].batch_size))
         for name in self._units:
             for event in (unit.Enter(IMPORTING), unit.Enter(COMPILING), unit.Compiled({})):
                 self._to_learner(name, event)
@@ -162,6 +162,7 @@ class LockStep:
                 case outer.Say(fact):
                     self.said.append(Said(self._now, "syncer", 1, fact))
                 case outer.Send(learner, _, message):
+                    assert not isinstance(message, Donor), "nobody seeks one here"
                     self._to_learner(learner, message)
                 case outer.Merge(syncer_step, fragment, payloads, weights):
                     proposal = self.parameters.propose(fragment, payloads, weights)
@@ -189,6 +190,8 @@ class LockStep:
                         name,
                         unit.Fetched(fragment, parameters.versions[fragment], parameters.thetas[fragment]),
                     )
+                case unit.Recover():  # all start together: there is nothing to copy
+                    self._to_learner(name, unit.StateMissed("", 0, "none"))
                 case unit.Stage(fragments):
                     self._to_learner(name, unit.Staged(each.exchange.stage(fragments)))
                 case unit.Apply():

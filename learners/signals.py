@@ -15,7 +15,20 @@ from dataclasses import dataclass
 from typing import Any
 
 from learners.facts import LearnerFact
-from outer.messages import Attach, Contribution, Grant, Notice, ReadRequest, Report, Stop, Welcome
+from outer.messages import (
+    Attach,
+    Contribution,
+    Drain,
+    Grant,
+    Notice,
+    ReadRequest,
+    Report,
+    SeekDonor,
+    State,
+    StateRequest,
+    Stop,
+    Welcome,
+)
 
 # ------------------------------------------------------------------ events
 
@@ -51,6 +64,37 @@ class FetchFailed:
 
 
 @dataclass(frozen=True)
+class StateArrived:
+    """Result of a Recover effect. It passed its checks."""
+
+    state: State
+
+
+@dataclass(frozen=True)
+class StateMissed:
+    """Result of a Recover effect; `donor` is empty when the syncer named nobody."""
+
+    donor: str
+    donor_incarnation: int
+    reason: str
+
+
+@dataclass(frozen=True)
+class StateSent:
+    """A Donate effect was carried out."""
+
+    request: StateRequest
+    step: int
+    digest: str
+    size: int  # bytes
+
+
+@dataclass(frozen=True)
+class Leave:
+    """The process was told to end: step no more, and go once what was done is merged, or sync.drain_s have passed."""
+
+
+@dataclass(frozen=True)
 class StepDone:
     """Result of a RunStep effect."""
 
@@ -77,9 +121,15 @@ Event = (
     | Notice
     | Grant
     | ReadRequest
+    | Drain
     | Stop
     | Fetched
     | FetchFailed
+    | StateRequest
+    | StateArrived
+    | StateMissed
+    | StateSent
+    | Leave
     | StepDone
     | Staged
     | Resume
@@ -113,6 +163,41 @@ class Fetch:
     fragment: int
     version: int
     digest: str  # "" when not known
+
+
+@dataclass(frozen=True)
+class Recover:
+    """Ask the syncer for a donor, and the donor for its state within this many seconds.
+
+    Always answered: with StateArrived or StateMissed.
+    """
+
+    seek: SeekDonor
+    deadline_s: float
+
+
+@dataclass(frozen=True)
+class Donate:
+    """Hold on to parameters and inner state as they are now, and send them; answer with StateSent."""
+
+    request: StateRequest
+    step: int
+    syncer_step: int
+
+
+@dataclass(frozen=True)
+class Decline:
+    """This learner cannot give its state."""
+
+    request: StateRequest
+    reason: str
+
+
+@dataclass(frozen=True)
+class Inherit:
+    """Load a donor's parameters and inner state."""
+
+    state: State
 
 
 @dataclass(frozen=True)
@@ -155,4 +240,4 @@ class Exit:
     reason: str
 
 
-Effect = Say | Send | Answer | Fetch | Stage | Apply | RunStep | Hold | Exit
+Effect = Say | Send | Answer | Fetch | Recover | Donate | Decline | Inherit | Stage | Apply | RunStep | Hold | Exit

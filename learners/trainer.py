@@ -230,6 +230,19 @@ class Trainer:
         self.load(index, moved.astype(np.float32))
         return None
 
+    def hold(self) -> list[Any]:
+        """Every leaf of parameters and inner optimizer as of the last completed step, without copying.
+
+        JAX arrays never change, so another thread may pack them while the next step runs.
+        """
+        return [*self._leaves, *jax.tree.leaves(self.opt_state)]
+
+    def inherit(self, leaves: Sequence[Any]) -> None:
+        """Go on from what another trainer of the same task held."""
+        count, structure = len(self._leaves), jax.tree.structure(self.opt_state)
+        self._leaves = list(leaves[:count])
+        self.opt_state = jax.tree.unflatten(structure, leaves[count:])
+
 
 class Evaluator:
     """Held-out loss of whole sets of fragments, with no learner's state involved."""

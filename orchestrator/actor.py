@@ -42,6 +42,7 @@ from orchestrator.store import RunStore
 from orchestrator.summary import summarise
 from outer.actor import OuterActor, OuterSpec
 from outer.manifest import code_digest
+from outer.signals import Expect
 from outer.syncer import Budget
 
 POLL_S = 0.2
@@ -226,7 +227,9 @@ class OrchestratorActor:
         unit = self._units[name] = _Running(incarnation)
         self._say(LearnerRequested(name, incarnation, pool.name, pool.region))
         try:
-            expected = self._outer.expect.remote(name, incarnation, recipe.run.start_s)
+            expected = self._outer.expect.remote(
+                Expect(name, incarnation, recipe.run.start_s, pool.batch_size, pool.region or "")
+            )
             group = self._groups[name]
             await _within(recipe.run.start_s, group.ready())
             index = list(recipe.learners).index(name)

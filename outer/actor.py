@@ -28,7 +28,19 @@ from outer.fragments import Fragment
 from outer.inspection import examine
 from outer.journal import Journal, MemoryJournal
 from outer.manifest import code_digest, manifest
-from outer.messages import Attach, Contribution, Grant, Notice, ReadRequest, Report, Stop, Welcome
+from outer.messages import (
+    Attach,
+    Contribution,
+    Donor,
+    Drain,
+    Grant,
+    Notice,
+    ReadRequest,
+    Report,
+    SeekDonor,
+    Stop,
+    Welcome,
+)
 from outer.syncer import Budget, Syncer
 
 Riding = Sequence[tuple[int, float, Any]]  # (sequence, wall time, fact): a learner's facts, until acknowledged
@@ -117,9 +129,12 @@ class OuterActor:
         gc.freeze()  # what is imported stays: a full collection need not walk it
         return {"pid": os.getpid(), "node": ray.get_runtime_context().get_node_id()}
 
-    async def expect(self, learner: str, incarnation: int, lease_s: float) -> None:
-        self._peers.pop(learner, None)
-        self._drive(signals.Expect(learner, incarnation, lease_s))
+    async def expect(self, expected: signals.Expect) -> None:
+        self._peers.pop(expected.learner, None)
+        self._drive(expected)
+
+    async def drain(self, request: signals.DrainRequested) -> None:
+        self._drive(request)
 
     async def fence(self, learner: str, incarnation: int, reason: str) -> None:
         self._drive(signals.Fence(learner, incarnation, reason))
@@ -174,6 +189,15 @@ class OuterActor:
             self._peers[message.learner] = before  # a refused incarnation must not stand in the way of the living one
         refusals = [effect.fact for effect in effects if isinstance(effect, signals.Say)]
         return "; ".join(str(fact) for fact in refusals)
+
+    async def seek(self, message: SeekDonor) -> tuple[Donor, Any] | None:
+        """Whose state to copy, and its handle; None where nobody can give."""
+        for effect in self._drive(message):
+            if isinstance(effect, signals.Send) and isinstance(effect.message, Donor):
+                named, peer = effect.message, self._peers.get(effect.message.donor)
+                if peer is not None and peer.incarnation == named.donor_incarnation:
+                    return named, peer.handle
+        return None
 
     async def report(self, message: Report, facts: Riding) -> int:
         """Returns the sequence up to which this incarnation's facts are recorded."""
@@ -263,10 +287,10 @@ class OuterActor:
 
     # -------------------------------------------------------------- to learners
 
-    def _send(self, learner: str, incarnation: int, message: Welcome | ReadRequest | Notice | Grant | Stop) -> None:
+    def _send(self, learner: str, incarnation: int, message: signals.ToLearner) -> None:
         peer = self._peers.get(learner)
-        if isinstance(message, Welcome):
-            return  # attach returns it
+        if isinstance(message, Welcome | Donor):
+            return  # attach and seek return them
         if peer is None or peer.incarnation != incarnation:
             return
         if isinstance(message, ReadRequest):
@@ -274,7 +298,7 @@ class OuterActor:
         elif isinstance(message, Stop) or self._undelivered[learner, incarnation] < UNDELIVERED_MAX:
             self._spawn(self._deliver(learner, peer, message))
 
-    async def _deliver(self, learner: str, peer: _Peer, message: Notice | Grant | Stop) -> None:
+    async def _deliver(self, learner: str, peer: _Peer, message: Notice | Grant | Drain | Stop) -> None:
         self._undelivered[learner, peer.incarnation] += 1
         try:
             await asyncio.wait_for(_future(peer.handle.inbox.remote(message)), LATE_S)

@@ -56,6 +56,14 @@ class SyncConfig(Section):
     codec: Literal["fp32", "bf16"] = Field("fp32", description="number format of contributions on the wire")
     read_timeout_s: PositiveFloat = Field(2.0, description="deadline for a learner's answer to a read")
     transfer_s: PositiveFloat = Field(60.0, description="deadline for the transfer of a fragment, or of all of them")
+    recover: Literal["peer", "syncer"] = Field(
+        "peer",
+        description="where a joiner's state comes from: a peer, inner optimizer included, or the syncer's snapshot",
+    )
+    join_s: PositiveFloat = Field(
+        30.0, description="a peer's state that took longer than this, and than H syncer steps, is too old to start from"
+    )
+    drain_s: PositiveFloat = Field(30.0, description="how long a learner that is told to leave waits for its merges")
     lease_s: PositiveFloat = Field(3.0, description="shortest progress lease of a stepping learner")
     lease_steps: PositiveFloat = Field(5.0, description="a stepping lease lasts at least this many average steps")
 

@@ -31,7 +31,36 @@ class LearnerFenced:
 
     learner: str
     incarnation: int
-    reason: str  # killed | superseded | lease_expired | stopped | failed
+    reason: str  # killed | superseded | lease_expired | stopped | drained | failed
+
+
+@dataclass(frozen=True)
+class DonorNamed:
+    """A joiner was told whose state to copy."""
+
+    learner: str
+    incarnation: int
+    donor: str
+    donor_incarnation: int
+    syncer_step: int  # what the donor must have seen
+
+
+@dataclass(frozen=True)
+class Quarantined:
+    """So many contributions in a row were not finite: it is asked for none any more, and has to start anew."""
+
+    learner: str
+    incarnation: int
+    contributions: int
+
+
+@dataclass(frozen=True)
+class DrainStarted:
+    """It steps no more, and leaves once what it has done is merged."""
+
+    learner: str
+    incarnation: int
+    reason: str
 
 
 @dataclass(frozen=True)
@@ -166,6 +195,9 @@ SyncerFact = (
     SyncerStarted
     | LearnerAttached
     | LearnerFenced
+    | DonorNamed
+    | Quarantined
+    | DrainStarted
     | LeaseExpired
     | LeaseRenewed
     | SpanGranted

@@ -21,20 +21,26 @@ from outer.facts import (
     SyncerFact,
 )
 from outer.leases import Leases
-from outer.messages import STARTING, STEPPING, Attach, Contribution, Report
+from outer.messages import DRAINING, STARTING, STEPPING, Attach, Contribution, Report, SeekDonor
 from outer.signals import Expect
 from outer.spans import Span, SpanPool
 
 
 @dataclass
 class Member:
-    """One configured learner's newest incarnation."""
+    """One learner's newest incarnation."""
 
     name: str
     batch_size: int
+    region: str = ""
     incarnation: int = 0
     fenced: bool = True
     attached: bool = False
+    attached_at: float = 0.0
+    draining: str = ""  # why it is to leave
+    drain_sent_at: float = float("-inf")
+    quarantined: bool = False
+    donations: int = 0  # how often it was named as a donor
     report: Report | None = None
     first_step: int = 0  # step number before this incarnation's first
     noticed_at: dict[int, float] = field(default_factory=dict)  # by fragment
@@ -76,14 +82,15 @@ class Members:
 
     @property
     def live(self) -> list[Member]:
-        """Those that hold a valid lease in the stepping phase, by name."""
+        """Those with something to give: a valid lease, stepping or draining, and not quarantined; by name."""
         return [
             member
             for name, member in sorted(self._members.items())
             if not member.fenced
             and self._leases.holds(name)
             and member.report is not None
-            and member.report.phase == STEPPING
+            and member.report.phase in (STEPPING, DRAINING)
+            and not member.quarantined
         ]
 
     @property
@@ -100,14 +107,16 @@ class Members:
 
     def expect(self, now: float, event: Expect) -> bool:
         """A new incarnation is on its way; the one before is fenced. False when the event is old news."""
-        member = self._members.get(event.learner)
-        if member is None or event.incarnation <= member.incarnation:
-            self.refuse(event, "expect", "unknown_learner" if member is None else "stale_incarnation")
-            return False
-        self.fence(member.name, "superseded")
-        self._processed_before += member.report.tokens if member.report else 0
-        self._members[member.name] = Member(member.name, member.batch_size, event.incarnation, fenced=False)
-        self._leases.renew(member.name, STARTING, now, event.lease_s)
+        name = event.learner
+        member = self._members.get(name)
+        if member is not None:
+            if event.incarnation <= member.incarnation:
+                self.refuse(event, "expect", "stale_incarnation")
+                return False
+            self.fence(name, "superseded")
+            self._processed_before += member.report.tokens if member.report else 0
+        self._members[name] = Member(name, event.batch_size, event.region, event.incarnation, fenced=False)
+        self._leases.renew(name, STARTING, now, event.lease_s)
         return True
 
     def fence(self, name: str, reason: str, incarnation: int | None = None) -> bool:
@@ -122,7 +131,12 @@ class Members:
             self._facts.append(SpanReturned(name, member.incarnation, span.identifier, span.start, span.stop))
         return True
 
-    def admit(self, event: Attach | Report | Contribution, message: str) -> Member | None:
+    def get(self, name: str, incarnation: int) -> Member | None:
+        """This incarnation, if it is the one that may speak."""
+        member = self._members.get(name)
+        return member if member and not member.fenced and member.incarnation == incarnation else None
+
+    def admit(self, event: Attach | SeekDonor | Report | Contribution, message: str) -> Member | None:
         """The sender, if its incarnation is the one that may speak, and to this epoch; else a refusal is recorded."""
         member = self._members.get(event.learner)
         reason = ""

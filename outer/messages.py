@@ -10,12 +10,13 @@ from dataclasses import dataclass
 from typing import Any
 
 # Phases of a learner, in order. Leases name the phase they were given in.
-STARTING, IMPORTING, COMPILING, JOINING, STEPPING, STOPPED = (
+STARTING, IMPORTING, COMPILING, JOINING, STEPPING, DRAINING, STOPPED = (
     "starting",
     "importing",
     "compiling",
     "joining",
     "stepping",
+    "draining",
     "stopped",
 )
 
@@ -80,6 +81,45 @@ class Contribution:
     defect: str = ""  # found by the receiving shell: bad_digest | non_finite | wrong_shape
 
 
+@dataclass(frozen=True)
+class SeekDonor:
+    """A joiner asks whose state it may copy. It names the donors that have failed it, so as to be given another."""
+
+    learner: str
+    incarnation: int
+    epoch: int
+    failed: tuple[str, ...] = ()
+
+
+# ------------------------------------------------------------------ learner to learner
+
+
+@dataclass(frozen=True)
+class StateRequest:
+    """A joiner asks a donor for its state, as of any boundary at which it has seen this syncer step."""
+
+    epoch: int
+    joiner: str
+    joiner_incarnation: int
+    donor: str
+    donor_incarnation: int
+    syncer_step: int
+    deadline_s: float  # from sending
+
+
+@dataclass(frozen=True)
+class State:
+    """The answer: parameters and inner optimizer state of one completed step."""
+
+    donor: str
+    donor_incarnation: int
+    step: int  # of the donor
+    syncer_step: int  # the newest that the donor had seen
+    payload: Any  # handle; on the wire a list of arrays
+    digest: str  # SHA-256 over all of it
+    size: int  # bytes
+
+
 # ------------------------------------------------------------------ syncer to learner
 
 
@@ -91,6 +131,17 @@ class Welcome:
     syncer_step: int
     progress: float  # of the budget, 0 to 1
     versions: tuple[int, ...]  # current version of each fragment: what to fetch first
+
+
+@dataclass(frozen=True)
+class Donor:
+    """The answer to SeekDonor; `donor` is empty where nobody can give."""
+
+    epoch: int
+    incarnation: int  # of the joiner
+    donor: str
+    donor_incarnation: int
+    syncer_step: int  # what the donor must have seen
 
 
 @dataclass(frozen=True)
@@ -126,6 +177,16 @@ class Grant:
     span: int
     start: int
     stop: int
+
+
+@dataclass(frozen=True)
+class Drain:
+    """Step no more, but stay until what was done is merged, or the deadline has passed."""
+
+    epoch: int
+    incarnation: int
+    reason: str
+    deadline_s: float  # from arrival
 
 
 @dataclass(frozen=True)

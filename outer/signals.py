@@ -9,18 +9,35 @@ from dataclasses import dataclass
 from typing import Any
 
 from outer.facts import Committed, SyncerFact
-from outer.messages import Attach, Contribution, Grant, Notice, ReadRequest, Report, Stop, Welcome
+from outer.messages import (
+    Attach,
+    Contribution,
+    Donor,
+    Drain,
+    Grant,
+    Notice,
+    ReadRequest,
+    Report,
+    SeekDonor,
+    Stop,
+    Welcome,
+)
 
 # ------------------------------------------------------------------ events
 
 
 @dataclass(frozen=True)
 class Expect:
-    """The orchestrator granted an incarnation and starts it; every older one is fenced."""
+    """The orchestrator granted an incarnation and starts it; every older one is fenced.
+
+    A learner that is not known yet joins the run by this.
+    """
 
     learner: str
     incarnation: int
     lease_s: float
+    batch_size: int  # samples
+    region: str = ""
 
 
 @dataclass(frozen=True)
@@ -30,6 +47,16 @@ class Fence:
     learner: str
     incarnation: int
     reason: str
+
+
+@dataclass(frozen=True)
+class DrainRequested:
+    """The orchestrator wants this incarnation to leave without losing anything."""
+
+    learner: str
+    incarnation: int
+    reason: str
+    deadline_s: float
 
 
 @dataclass(frozen=True)
@@ -70,10 +97,25 @@ class Tick:
     """Time passed."""
 
 
-Event = Expect | Fence | Attach | Report | Contribution | ReadMissed | Merged | Durable | StopRequested | Tick
+Event = (
+    Expect
+    | Fence
+    | DrainRequested
+    | Attach
+    | SeekDonor
+    | Report
+    | Contribution
+    | ReadMissed
+    | Merged
+    | Durable
+    | StopRequested
+    | Tick
+)
 
 
 # ------------------------------------------------------------------ effects
+
+ToLearner = Welcome | Donor | ReadRequest | Notice | Grant | Drain | Stop
 
 
 @dataclass(frozen=True)
@@ -85,7 +127,7 @@ class Say:
 class Send:
     learner: str
     incarnation: int
-    message: Welcome | ReadRequest | Notice | Grant | Stop
+    message: ToLearner
 
 
 @dataclass(frozen=True)

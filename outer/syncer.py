@@ -11,11 +11,15 @@ from collections.abc import Callable, Mapping
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any
 
+from outer.donors import choose, is_drained
 from outer.facts import (
     Committed,
+    DonorNamed,
+    DrainStarted,
     Finished,
     LearnerAttached,
     Participant,
+    Quarantined,
     ReadFailed,
     StepOpened,
     StepPassed,
@@ -27,14 +31,18 @@ from outer.fragments import Fragment
 from outer.manifest import difference
 from outer.members import Member, Members
 from outer.messages import (
+    DRAINING,
     STEPPING,
     STOPPED,
     Attach,
     Contribution,
+    Donor,
+    Drain,
     Grant,
     Notice,
     ReadRequest,
     Report,
+    SeekDonor,
     Stop,
     Welcome,
 )
@@ -44,6 +52,7 @@ from outer.quorum import Decision, adaptive_grace, decide
 from outer.schedule import Schedule
 from outer.signals import (
     Append,
+    DrainRequested,
     Durable,
     Effect,
     Event,
@@ -57,6 +66,7 @@ from outer.signals import (
     Send,
     StopRequested,
     Tick,
+    ToLearner,
 )
 
 if TYPE_CHECKING:
@@ -138,7 +148,9 @@ class Syncer:
         handlers: dict[type[Any], Callable[[float, Any], None]] = {
             Expect: self._on_expect,
             Fence: self._on_fence,
+            DrainRequested: self._on_drain,
             Attach: self._on_attach,
+            SeekDonor: self._on_seek,
             Report: self._on_report,
             Contribution: self._on_contribution,
             ReadMissed: self._on_read_missed,
@@ -225,11 +237,42 @@ class Syncer:
             return
         if self._config.overlap == "strict" and not member.attached:
             member.first_step = self.committed_step
-        member.attached = True
+        member.attached, member.attached_at = True, now
         self._say(LearnerAttached(event.learner, event.incarnation, self.syncer_step))
         self._send(member, Welcome(self.epoch, self.committed_step, self.progress, tuple(self.versions)))
         if self.finished:
             self._tell_to_stop(now, member, self.finished)
+
+    def _on_seek(self, now: float, event: SeekDonor) -> None:
+        """Name a whole peer that will have seen the clock; within the first round nobody's state is worth copying."""
+        member = self._members.admit(event, "seek")
+        if member is None:
+            return
+        clock = max(self.versions)  # of steps at which nothing is due no learner hears
+        donor = None
+        if self.committed_step >= self._config.round_steps:
+            donor = choose(self._members.live, member, event.failed)
+        if donor is None:
+            self._send(member, Donor(self.epoch, member.incarnation, "", 0, clock))
+            return
+        donor.donations += 1
+        self._say(DonorNamed(member.name, member.incarnation, donor.name, donor.incarnation, clock))
+        self._send(member, Donor(self.epoch, member.incarnation, donor.name, donor.incarnation, clock))
+
+    def _on_drain(self, now: float, event: DrainRequested) -> None:
+        member = self._members.get(event.learner, event.incarnation)
+        if member is None or member.draining:
+            return
+        self._start_drain(member, event.reason)
+        if member.report is not None and member.report.phase == STEPPING:
+            member.drain_sent_at = now
+            self._send(member, Drain(self.epoch, member.incarnation, event.reason, event.deadline_s))
+        else:  # it has nothing to lose
+            self._members.fence(member.name, "drained")
+
+    def _start_drain(self, member: Member, reason: str) -> None:
+        member.draining = reason
+        self._say(DrainStarted(member.name, member.incarnation, reason))
 
     def _on_report(self, now: float, event: Report) -> None:
         member = self._members.admit(event, "report")
@@ -240,8 +283,10 @@ class Syncer:
         if before is not None and event.sequence <= before.sequence:
             return  # overtaken by a newer one, or doubled: its lease was all it had to say
         member.report = event
+        if event.phase == DRAINING and not member.draining:
+            self._start_drain(member, "its process was told to end")
         if event.phase == STOPPED:
-            self._members.fence(member.name, "stopped")
+            self._members.fence(member.name, "drained" if member.draining else "stopped")
             self._stop_awaiting(member.name, "stopped")
             return
         if self.first_step_at is None and event.tokens > 0:
@@ -249,10 +294,19 @@ class Syncer:
         if before is not None and event.step > before.step and event.phase == STEPPING:
             for step in self._open:
                 step.reported.add(member.name)
-        if member.attached and self.finished and now - member.stopped_at >= RESEND_S:
-            self._tell_to_stop(now, member, self.finished)
-        elif member.attached and not self.finished:
+        if member.attached and (reason := self._over_for(member)):
+            if now - member.stopped_at >= RESEND_S:
+                self._tell_to_stop(now, member, reason)
+        elif member.attached:
             self._serve(now, member, event)
+
+    def _over_for(self, member: Member) -> str:
+        """Why this learner has to end its loop; empty while it has not."""
+        if self.finished:
+            return self.finished
+        if member.quarantined:
+            return f"failed: {member.non_finite} contributions in a row were not finite"
+        return "drained" if is_drained(member) else ""
 
     def _serve(self, now: float, member: Member, report: Report) -> None:
         """Grant what is asked for; send again what seems to have been lost."""
@@ -261,22 +315,33 @@ class Syncer:
             if now - member.granted_at >= RESEND_S:
                 member.granted_at = now
                 self._send(member, Grant(self.epoch, member.incarnation, span.identifier, span.start, span.stop))
-        if report.phase == STEPPING:
+        if member.draining and report.phase == STEPPING and now - member.drain_sent_at >= RESEND_S:
+            member.drain_sent_at = now
+            self._send(member, Drain(self.epoch, member.incarnation, member.draining, self._config.drain_s))
+        if report.phase in (STEPPING, DRAINING):
             for fragment, counters in enumerate(report.counters):
                 behind = counters.base_version is None or counters.base_version < self.versions[fragment]
-                # A report leaves before its boundary's adoptions: what it shows may be a step old.
-                if behind and now - member.noticed_at.get(fragment, now) >= max(RESEND_S, 2.0 * report.step_s):
+                if behind and now >= self._overdue_at(member, fragment, report.step_s):
                     self._notify(now, member, fragment)
 
+    def _overdue_at(self, member: Member, fragment: int, step_s: float) -> float:
+        """When a learner that does not show a fragment's version is told of it (again)."""
+        told_at = member.noticed_at.get(fragment)
+        if told_at is not None:
+            # A report leaves before its boundary's adoptions: what it shows may be a step old.
+            return told_at + max(RESEND_S, 2.0 * step_s)
+        # It came with a peer's state. The next commit would tell it, unless there is none without it.
+        return member.attached_at + max(RESEND_S, self._config.round_steps * self.step_s)
+
     def _notify(self, now: float, member: Member, fragment: int) -> None:
-        """Tell a learner of a fragment's newest commit."""
-        commit = self._newest[fragment]
+        """Tell a learner of a fragment's current version."""
+        commit = self._newest.get(fragment)
         notice = Notice(
             epoch=self.epoch,
             syncer_step=self.committed_step,
             fragment=fragment,
-            version=commit.syncer_step,
-            digest=commit.digest,
+            version=self.versions[fragment],
+            digest=commit.digest if commit else "",
             progress=self.progress,
             merged_step=member.merged_step.get(fragment),
         )
@@ -361,9 +426,10 @@ class Syncer:
         return True
 
     def _reported(self, step: OpenStep) -> set[str]:
-        """Who finished a step after this one opened; in strict overlap, who has reached its number."""
+        """Who finished a step after this one opened, or will finish none; in strict overlap, who reached its number."""
         if self._config.overlap == "free":
-            return step.reported
+            leaving = (member for member in self._members.live if member.report and member.report.phase == DRAINING)
+            return step.reported | {member.name for member in leaving}
         reached = (member for member in self._members.live if member.report)
         return {member.name for member in reached if member.report and member.report.step >= step.syncer_step}
 
@@ -449,8 +515,10 @@ class Syncer:
     def _quarantine(self, now: float, member: Member) -> None:
         """A learner that stays non-finite never recovers by itself: it has to start anew from the syncer's values."""
         member.non_finite += 1
-        if member.non_finite >= NON_FINITE_MAX:
-            self._tell_to_stop(now, member, f"failed: {member.non_finite} contributions in a row were not finite")
+        if member.non_finite >= NON_FINITE_MAX and not member.quarantined:
+            member.quarantined = True
+            self._say(Quarantined(member.name, member.incarnation, member.non_finite))
+            self._tell_to_stop(now, member, self._over_for(member))
 
     def _unusable(self, event: Contribution, step: OpenStep) -> str:
         if event.defect:
@@ -613,7 +681,7 @@ class Syncer:
         self._collect_facts()
         self._effects.append(Say(fact))
 
-    def _send(self, member: Member, message: Welcome | ReadRequest | Notice | Grant | Stop) -> None:
+    def _send(self, member: Member, message: ToLearner) -> None:
         self._collect_facts()
         self._effects.append(Send(member.name, member.incarnation, message))
 

@@ -117,17 +117,21 @@ def _current(history: History) -> Verdict:
     """The newest adoption before the last step read is of the version merged onto, and counting began there.
 
     An adoption at the boundary where the payload was read came after the reading. When rebasing, counting may
-    have begun earlier: what accrued since the read, or since the older base, is kept.
+    have begun earlier: what accrued since the read, or since the older base, is kept; and one that steps no more
+    may be read again after it has rebased.
     """
     broken: list[str] = []
     contributions, adoptions = _contributions(history), _adoptions(history)
     for said, one in contributions:
         adopted = adoptions[(one.learner, one.incarnation, said.fact.fragment)]
         before = bisect_left(adopted, one.step, key=lambda fact: fact.after_step)
-        if before == 0:
+        if (later := _rebased(adopted[before:], one, said.fact.base_version)) is not None:
+            base = later
+        elif before == 0:
             broken.append(f"{_name(said, one)} had adopted no version before step {one.step}")
             continue
-        base = adopted[before - 1]
+        else:
+            base = adopted[before - 1]
         zeroed = base.mode in OVERWRITING
         if base.version != said.fact.base_version:
             broken.append(f"{_name(said, one)} was based on version {base.version}, not {said.fact.base_version}")
@@ -135,6 +139,12 @@ def _current(history: History) -> Verdict:
             broken.append(f"{_name(said, one)} counts from {one.base_step}, its base came after {base.after_step}")
     promise = "only contributions based on the fragment's current version merge, counted from its adoption"
     return judge("merges.current", promise, len(contributions), "contributions", broken)
+
+
+def _rebased(adopted: list[Adopted], one: Participant, version: int) -> Adopted | None:
+    """The adoption of this version at the very boundary of the read, if it was one that keeps what accrued."""
+    at = (fact for fact in adopted if fact.after_step == one.step and fact.version == version)
+    return next((fact for fact in at if fact.mode not in OVERWRITING), None)
 
 
 def _adoptions(history: History) -> dict[tuple[str, int, int], list[Adopted]]:

@@ -121,7 +121,7 @@ class Bench:
             incarnation = self.peers[name].incarnation + 1 if name in self.peers else 1
             versions = [(version, 0, 0) for version in self.syncer.versions]
             peer = self.peers[name] = Peer(name, incarnation, list(versions), **change)
-            self.do(Expect(name, incarnation, 60.0))
+            self.do(Expect(name, incarnation, 60.0, self.learners.get(name, 2)))
             self.do(Attach(name, incarnation, MANIFEST))
             self.do(peer.report())
 

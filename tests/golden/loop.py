@@ -38,7 +38,7 @@ TOKENS = 10  # of a step
 
 
 class Loop:
-    """P = 2, H = 4, tau = 1: fragment 0 is due at 4, 8; 1 at 2, 6."""
+    """P = 2, H = 4, tau = 1: fragment 0 is due at 4, 8; 1 at 2, 6. Joins from the syncer's snapshot."""
 
     def __init__(self, span_steps: int = 100, **sync: Any) -> None:
         self.now = 0.0
@@ -46,7 +46,7 @@ class Loop:
         self.machine = Learner(
             name="a",
             incarnation=3,
-            config=SyncConfig.model_validate({"P": 2, "H": 4, "tau": 1, **sync}),
+            config=SyncConfig.model_validate({"P": 2, "H": 4, "tau": 1, "recover": "syncer", **sync}),
             fragments=2,
             batch_size=2,
             span_steps=span_steps,

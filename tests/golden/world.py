@@ -20,10 +20,11 @@ from learners.learner import Learner
 from outer import signals as outer
 from outer.config import SyncConfig
 from outer.fragments import Fragment, Tensor
-from outer.messages import COMPILING, IMPORTING, Attach, Stop, Welcome
+from outer.messages import COMPILING, IMPORTING, Attach, Donor, State, StateRequest, Stop, Welcome
 from outer.syncer import Budget, Syncer
 
 Value = Mapping[tuple[str, int, int], int]  # (learner, incarnation, step) -> how often
+DONATION_S = 5.0  # a joiner's patience with a donor
 TICK_S_MIN = 0.01  # a shell never looks again at once
 MANIFEST = {"sync.H": 4}
 
@@ -109,6 +110,8 @@ class World:
         self._chance = Random(seed)
         self._queue: list[tuple[float, int, Callable[[], None]]] = []
         self._numbers = itertools.count()
+        self._seekers: dict[tuple[str, int], Unit] = {}
+        self._asked: dict[tuple[str, int], tuple[Unit, StateRequest]] = {}
         self._perform_outer(self.syncer.start())
 
     # -------------------------------------------------------------- what a test may cause
@@ -137,7 +140,7 @@ class World:
             start_s=10.0,
         )
         each = self.units[name] = Unit(machine, [{} for _ in self.values], [{} for _ in self.values])
-        self._drive_outer(outer.Expect(name, machine.incarnation, 10.0))
+        self._drive_outer(outer.Expect(name, machine.incarnation, 10.0, 2))
         for event in (unit.Enter(IMPORTING), unit.Enter(COMPILING), unit.Compiled(MANIFEST), unit.Resume()):
             self._drive(each, event)
 
@@ -148,6 +151,15 @@ class World:
 
     def bury(self, name: str) -> None:
         self._drive_outer(outer.Fence(name, self._incarnations[name], "killed"))
+
+    def drain(self, name: str) -> None:
+        """The orchestrator asks a learner to leave."""
+        self._drive_outer(outer.DrainRequested(name, self._incarnations[name], "scaled down", 30.0))
+
+    def leave(self, name: str) -> None:
+        """A learner's host tells its process to end."""
+        if each := self.units.get(name):
+            self._drive(each, unit.Leave())
 
     def freeze(self, name: str, seconds: float) -> None:
         if each := self.units.get(name):
@@ -188,6 +200,9 @@ class World:
             match effect:
                 case outer.Say(fact):
                     self._say("syncer", 1, fact)
+                case outer.Send(learner, incarnation, Donor() as donor):
+                    if (seeker := self._seekers.pop((learner, incarnation), None)) is not None:
+                        self._carry(lambda donor=donor, seeker=seeker: self._ask(seeker, donor), sure=True)
                 case outer.Send(learner, incarnation, message):
                     self._to_learner(learner, incarnation, message, isinstance(message, Welcome | Stop))
                 case outer.Merge(syncer_step, fragment, payloads, _):
@@ -232,6 +247,15 @@ class World:
                     self._to_syncer(replace(contribution, digest="digest"))
                 case unit.Fetch(fragment, version, _):
                     self._fetch(each, fragment, version)
+                case unit.Recover(seek, _):
+                    self._seekers[each.key] = each
+                    self._to_syncer(seek, sure=True)
+                case unit.Donate(request, step, syncer_step):
+                    self._give(each, request, step, syncer_step)
+                case unit.Decline(request, reason):
+                    self._refuse(request, reason)
+                case unit.Inherit(state):
+                    each.values = list(state.payload)
                 case unit.Stage(fragments):
                     self._drive(each, unit.Staged({p: each.values[p] for p in fragments}))
                 case unit.Apply():
@@ -264,6 +288,43 @@ class World:
             self._drive(each, unit.FetchFailed(fragment, version, "fetch_failed") if failed else event)
 
         self._carry(answer, sure=True)
+
+    # -------------------------------------------------------------- from learner to learner
+
+    def _ask(self, joiner: Unit, named: Donor) -> None:
+        """Every Recover is answered once: by a state, a refusal, or the deadline."""
+        if not named.donor:
+            self._drive(joiner, unit.StateMissed("", 0, "none"))
+            return
+        request = StateRequest(
+            named.epoch, *joiner.key, named.donor, named.donor_incarnation, named.syncer_step, DONATION_S
+        )
+        self._asked[joiner.key] = (joiner, request)
+        self.at(self.now + DONATION_S, lambda: self._refuse(request, "timeout"))
+        donor = self.units.get(named.donor)
+        if donor is not None and donor.key == (named.donor, named.donor_incarnation):
+            self._carry(lambda: self._drive(donor, request), sure=True)
+
+    def _give(self, donor: Unit, request: StateRequest, step: int, syncer_step: int) -> None:
+        state = State(*donor.key, step, syncer_step, tuple(donor.values), "digest", 1)
+        self._drive(donor, unit.StateSent(request, step, "digest", 1))
+
+        def arrive() -> None:
+            if (asked := self._answered(request)) is not None:
+                self._drive(asked, unit.StateArrived(state))
+
+        self._carry(arrive, sure=True)
+
+    def _refuse(self, request: StateRequest, reason: str) -> None:
+        if (asked := self._answered(request)) is not None:
+            self._drive(asked, unit.StateMissed(request.donor, request.donor_incarnation, reason))
+
+    def _answered(self, request: StateRequest) -> Unit | None:
+        """Who waits for this, if nothing has answered it yet."""
+        key = (request.joiner, request.joiner_incarnation)
+        if self._asked.get(key, (None, None))[1] is not request:
+            return None
+        return self._asked.pop(key)[0]
 
     def _apply(self, each: Unit, effect: unit.Apply) -> None:
         fragment, mine = effect.fragment, each.values[effect.fragment]

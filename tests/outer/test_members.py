@@ -28,7 +28,7 @@ def contribution(steps: tuple[int, int], incarnation: int = 1) -> Contribution:
 def members() -> Members:
     """Epoch 7; learner a, of batches of 2, is expected as incarnation 1; b is not."""
     made = Members(7, {"a": 2, "b": 3}, span_steps=4)
-    assert made.expect(0.0, Expect("a", 1, 60.0))
+    assert made.expect(0.0, Expect("a", 1, 60.0, 2))
     return made
 
 
@@ -73,19 +73,25 @@ def test_a_stale_report_is_said_once_and_each_stale_contribution_every_time(memb
     assert sorted(said) == ["contribution"] * 3 + ["report"]
 
 
+def test_a_learner_that_was_not_configured_joins_by_being_expected(members: Members) -> None:
+    assert members.expect(1.0, Expect("newcomer", 1, 60.0, 4, "far"))
+    assert "newcomer" in members.names
+    member = members.get("newcomer", 1)
+    assert member is not None and (member.batch_size, member.region) == (4, "far")
+
+
 def test_a_newer_incarnation_fences_the_older_and_old_news_changes_nothing(members: Members) -> None:
-    assert members.expect(1.0, Expect("a", 3, 60.0))
+    assert members.expect(1.0, Expect("a", 3, 60.0, 2))
     assert members.take_facts() == [LearnerFenced("a", 1, "superseded")]
     for old in (3, 2, 1):
-        assert not members.expect(2.0, Expect("a", old, 60.0))
-    assert not members.expect(2.0, Expect("nobody", 1, 60.0))
+        assert not members.expect(2.0, Expect("a", old, 60.0, 2))
     reasons = [fact.reason for fact in members.take_facts() if isinstance(fact, Refused)]
-    assert reasons == ["stale_incarnation"] * 3 + ["unknown_learner"]
+    assert reasons == ["stale_incarnation"] * 3
     assert members.admit(report(incarnation=3), "report") is not None
 
 
 def test_a_fence_meant_for_an_older_incarnation_does_not_hit_the_newer(members: Members) -> None:
-    members.expect(1.0, Expect("a", 2, 60.0))
+    members.expect(1.0, Expect("a", 2, 60.0, 2))
     assert not members.fence("a", "killed", incarnation=1)
     assert members.fence("a", "killed", incarnation=2)
     assert not members.fence("a", "killed", incarnation=2), "once"
@@ -129,13 +135,13 @@ def test_the_part_of_a_loan_after_the_last_committed_step_returns(members: Membe
 def test_the_same_steps_of_two_incarnations_are_different_steps(members: Members) -> None:
     assert members.cover(contribution((0, 3))) == 30
     assert members.cover(contribution((1, 4))) == 10
-    members.expect(1.0, Expect("a", 2, 60.0))
+    members.expect(1.0, Expect("a", 2, 60.0, 2))
     assert members.cover(contribution((0, 3), incarnation=2)) == 30
 
 
 def test_tokens_processed_go_on_counting_over_incarnations(members: Members) -> None:
     stepping(members, tokens=40)
-    members.expect(1.0, Expect("a", 2, 60.0))
+    members.expect(1.0, Expect("a", 2, 60.0, 2))
     assert members.tokens_processed == 40
     stepping(members, incarnation=2, tokens=5)
     assert members.tokens_processed == 45

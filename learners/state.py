@@ -1,0 +1,83 @@
+"""A learner's whole state, parameters and inner optimizer, as plain arrays that may cross between processes.
+
+One array per leaf, in the tree's order. NumPy has no bfloat16 that Ray can send without copying, and no PRNG keys:
+such leaves travel as their bits. Knows no transport; what a peer sent is checked before it is used.
+"""
+
+from __future__ import annotations
+
+import hashlib
+from collections.abc import Sequence
+from typing import Any
+
+import jax
+import jax.numpy as jnp
+import numpy as np
+from numpy.typing import NDArray
+
+Arrays = list[NDArray[Any]]
+PLAIN = "biuf"  # kinds of dtypes that NumPy itself has
+
+
+def pack(leaves: Sequence[Any]) -> Arrays:
+    """Host copies of the leaves: numpy arrays of their shapes, in NumPy's own dtypes."""
+    return [_bits(np.asarray(_data(leaf))) for leaf in leaves]
+
+
+def unpack(arrays: Arrays, like: Sequence[Any]) -> list[Any]:
+    """The leaves again, with the dtypes and on the devices of `like`. `defect` must have found nothing."""
+    return [_restored(array, leaf) for array, leaf in zip(arrays, like, strict=True)]
+
+
+def digest(arrays: Arrays) -> str:
+    """SHA-256 over shapes, dtypes and bytes, hex."""
+    sha = hashlib.sha256()
+    for array in arrays:
+        sha.update(f"{array.dtype.str}{array.shape}".encode())
+        sha.update(np.ascontiguousarray(array).reshape(-1).view(np.uint8).data)
+    return sha.hexdigest()
+
+
+def size(arrays: Arrays) -> int:
+    """Bytes."""
+    return sum(array.nbytes for array in arrays)
+
+
+def defect(arrays: Any, like: Sequence[Any]) -> str:
+    """Why these cannot be the leaves: wrong_shape | non_finite; empty when they can."""
+    wanted = [_bits(np.empty(0, np.dtype(_data(leaf).dtype))).dtype for leaf in like]
+    if not isinstance(arrays, list) or len(arrays) != len(like):
+        return "wrong_shape"
+    for array, leaf, dtype in zip(arrays, like, wanted, strict=True):
+        if not isinstance(array, np.ndarray) or array.shape != _data(leaf).shape or array.dtype != dtype:
+            return "wrong_shape"
+    for array, leaf in zip(arrays, like, strict=True):
+        values = array.view(np.dtype(_data(leaf).dtype))
+        if jnp.issubdtype(values.dtype, jnp.floating) and not np.isfinite(values.astype(np.float32, copy=False)).all():
+            return "non_finite"
+    return ""
+
+
+def _is_key(leaf: Any) -> bool:
+    return jnp.issubdtype(leaf.dtype, jax.dtypes.prng_key)
+
+
+def _data(leaf: Any) -> Any:
+    """The leaf as an array of numbers."""
+    array = leaf if hasattr(leaf, "dtype") else jnp.asarray(leaf)
+    return jax.random.key_data(array) if _is_key(array) else array
+
+
+def _bits(array: NDArray[Any]) -> NDArray[Any]:
+    """As it is, or as unsigned integers of the same width."""
+    return array if array.dtype.kind in PLAIN else array.view(f"u{array.dtype.itemsize}")
+
+
+def _restored(array: NDArray[Any], leaf: Any) -> Any:
+    # A copy: on a CPU, device_put would keep pointing into memory that is not ours.
+    value = jnp.array(array.view(np.dtype(_data(leaf).dtype)))
+    if not isinstance(leaf, jax.Array):
+        return value
+    if _is_key(leaf):
+        value = jax.random.wrap_key_data(value, impl=jax.random.key_impl(leaf))
+    return jax.device_put(value, leaf.sharding) if leaf.committed else value
