@@ -29,6 +29,8 @@ from orchestrator.events import (
     LearnerLost,
     LearnerRequested,
     LearnerStarted,
+    NodePreempted,
+    PoolScaled,
     ReferenceLosses,
     RunFinished,
     RunStarted,
@@ -37,12 +39,13 @@ from orchestrator.events import (
     read_run,
 )
 from orchestrator.overview import About, Placed, model
-from orchestrator.placement import hand, hand_name, inside, remove_placement_group, reserve
+from orchestrator.placement import draining_nodes, hand, hand_name, inside, remove_placement_group, reserve
+from orchestrator.scaling import SCALE, requested
 from orchestrator.store import RunStore
 from orchestrator.summary import summarise
 from outer.actor import OuterActor, OuterSpec
 from outer.manifest import code_digest
-from outer.signals import Expect
+from outer.signals import DrainRequested, Expect
 from outer.syncer import Budget
 
 POLL_S = 0.2
@@ -53,6 +56,9 @@ EVALUATION_S = 300.0
 SNAPSHOT_S = 600.0  # the last one: the whole run depends on it
 LEAVE_S = 30.0  # for learners to return once the run is over
 LINGER_S = 60.0
+NOTICES_S = 1.0  # between two looks for nodes that are to go
+NOTICE_MARGIN_S = 2.0  # a node is left so long before it goes
+DRAINED = "drained"
 OUTER_CPUS, EVALUATOR_CPUS, ORCHESTRATOR_CPUS = 0.5, 0.5, 0.1
 SHARED = ("seed", "task", "model", "data", "inner", "sync")  # what every learner must agree on
 
@@ -78,6 +84,7 @@ class _Running:
     pid: int | None = None
     node: str | None = None
     ended: str = ""  # why it was ended by us
+    leaving: str = ""  # why it was asked to leave
 
 
 class RunFailed(Exception):
@@ -92,6 +99,7 @@ class OrchestratorActor:
         self._segment = SegmentWriter(self._store.path("events/orchestrator.jsonl"))
         self._journalist = Journalist("orchestrator", self._store.grant("incarnation", "orchestrator"), time.time)
         run = recipe.run
+        self._pools = {pool.name: pool.learners for pool in recipe.pools}  # learners wanted
         self._controller = controller.Controller(recipe.learners, backoff_s=run.restart_backoff_s, hang_s=run.hang_s)
         self._units: dict[str, _Running] = {}
         self._groups: dict[str, Any] = {}
@@ -175,8 +183,6 @@ class OrchestratorActor:
         initial = InitialState(recipe.task, recipe.model, recipe.data, recipe.seed, recipe.sync)
         recorder = SegmentRecorder(self._store.path("events/syncer.jsonl"))
         self._outer = ray.remote(OuterActor).options(**self._named("outer", OUTER_CPUS)).remote(spec, initial, recorder)
-        for name, pool in recipe.learners.items():
-            self._groups[name] = reserve(name, pool, anywhere=self._place.local)
         self._advance()  # learners come up beside the syncer
         self._outer_info = await _within(OUTER_START_S, self._outer.start.remote())
 
@@ -216,12 +222,21 @@ class OrchestratorActor:
     # -------------------------------------------------------------- learners
 
     def _advance(self) -> None:
-        for action in self._controller.advance(time.monotonic()):
-            self._spawn(self._start(action.learner))
+        self._act(self._controller.advance(time.monotonic()))
+
+    def _act(self, actions: list[controller.Action]) -> None:
+        for action in actions:
+            match action:
+                case controller.Start(name):
+                    self._spawn(self._start(name))
+                case controller.Drain():
+                    self._spawn(self._drain(action, self._recipe.sync.drain_s))
+                case controller.End():
+                    self._spawn(self._kill(action))
 
     async def _start(self, name: str) -> None:
         """From the grant of an incarnation to the end of its training loop."""
-        recipe, pool = self._recipe, self._recipe.learners[name]
+        recipe, pool = self._recipe, self._recipe.pool_of(name)
         incarnation = self._store.grant("incarnation", name)
         self._controller.started(name, incarnation)
         unit = self._units[name] = _Running(incarnation)
@@ -230,9 +245,11 @@ class OrchestratorActor:
             expected = self._outer.expect.remote(
                 Expect(name, incarnation, recipe.run.start_s, pool.batch_size, pool.region or "")
             )
+            if name not in self._groups:
+                self._groups[name] = reserve(name, pool, anywhere=self._place.local)
             group = self._groups[name]
             await _within(recipe.run.start_s, group.ready())
-            index = list(recipe.learners).index(name)
+            index = list(self._controller.units).index(name)
             label = name if incarnation == 1 else f"{name}.{incarnation}"
             options = self._named(label, 0) | inside(group, pool)
             spec = self._spec(name, incarnation, pool, index)
@@ -245,11 +262,17 @@ class OrchestratorActor:
             self._say(LearnerStarted(name, incarnation, unit.pid, unit.node))
             self._controller.answered(name, incarnation)
             await _within(OUTER_START_S, expected)
-            await unit.handle.run.remote()
-            self._controller.finished(name, incarnation)
+            ended = await unit.handle.run.remote()
+            if ended.startswith("drained"):
+                self._left(name, unit)
+            else:
+                self._controller.finished(name, incarnation)
         except ray.exceptions.RayTaskError as error:
             await self._lost(name, unit, "failed", _gist(error))
         except ray.exceptions.RayError as error:
+            if unit.ended == DRAINED:
+                self._left(name, unit)
+                return
             await self._lost(name, unit, "lease_expired" if unit.ended else "died", unit.ended or _gist(error))
         except TimeoutError:
             await self._lost(name, unit, "failed", f"not placed and started within {recipe.run.start_s} s")
@@ -266,6 +289,58 @@ class OrchestratorActor:
         await _within(CALL_S, self._outer.fence.remote(name, unit.incarnation, reason))
         if not self._over:
             self._advance()
+
+    async def _drain(self, action: controller.Drain, deadline_s: float) -> None:
+        """Ask a learner to leave. One that does not step yet has nothing to lose, and is ended at once."""
+        unit = self._units[action.learner]
+        unit.leaving = action.reason
+        request = DrainRequested(action.learner, action.incarnation, action.reason, deadline_s)
+        await _within(CALL_S, self._outer.drain.remote(request))
+        rows = {row["name"]: row for row in self._view.get("learners", [])}
+        if rows.get(action.learner, {}).get("phase") not in ("stepping", "draining"):
+            unit.ended = DRAINED
+            if unit.handle is not None:
+                ray.kill(unit.handle)
+
+    def _left(self, name: str, unit: _Running) -> None:
+        """It is gone and has lost nothing. Its place is given back: it may be on a node that goes too."""
+        self._controller.left(name, unit.incarnation)
+        if unit.handle is not None:
+            ray.kill(unit.handle)
+        if (group := self._groups.pop(name, None)) is not None:
+            remove_placement_group(group)
+        self._faults[name] = f"drained: {unit.leaving or 'its process was told to end'}"
+        if not self._over:
+            self._advance()
+
+    def _scale(self) -> None:
+        """Make the pools as large as was asked for last."""
+        for pool in self._recipe.pools:
+            wanted = requested(self._store.read_json(SCALE), pool.name, self._pools[pool.name])
+            before, self._pools[pool.name] = self._pools[pool.name], wanted
+            added, removed = pool.names(wanted)[before:], pool.names(before)[wanted:]
+            if not added and not removed:
+                continue
+            self._say(PoolScaled(pool.name, wanted, tuple(added), tuple(removed)))
+            for name in added:
+                self._controller.want(name)
+            for name in reversed(removed):
+                self._act(self._controller.unwant(name, f"pool {pool.name} is scaled to {wanted}"))
+
+    def _heed_notices(self) -> None:
+        """Drain the learners of nodes that have announced their end."""
+        for node, remaining_s in draining_nodes().items():
+            here = [name for name, unit in self._units.items() if unit.node == node and not unit.leaving]
+            actions = [action for name in here for action in self._controller.drain(name, "its node is to go")]
+            if actions:
+                names = tuple(action.learner for action in actions)
+                self._say(NodePreempted(node, names, remaining_s))
+            deadline_s = self._recipe.sync.drain_s
+            if remaining_s is not None:
+                deadline_s = max(1.0, min(deadline_s, remaining_s - NOTICE_MARGIN_S))
+            for action in actions:
+                assert isinstance(action, controller.Drain)
+                self._spawn(self._drain(action, deadline_s))
 
     async def _kill(self, action: controller.End) -> None:
         """End a process that does not answer. Its training loop's call then fails, and `_start` goes on from there."""
@@ -286,7 +361,7 @@ class OrchestratorActor:
         return bool(self._stop_reason or self._view.get("finished"))
 
     async def _watch(self) -> None:
-        status_at, idle_since = 0.0, time.monotonic()
+        status_at, heeded_at, idle_since = 0.0, 0.0, time.monotonic()
         self._state = "running"
         while True:
             try:
@@ -307,6 +382,10 @@ class OrchestratorActor:
                 faults = "; ".join(f"{name}: {fault}" for name, fault in self._faults.items()) or "none"
                 raise RunFailed(f"no syncer step for {run.idle_s:.0f} s; last faults: {faults}")
             self._end_silent()
+            self._scale()
+            if now - heeded_at >= NOTICES_S:
+                heeded_at = now
+                self._heed_notices()
             self._advance()
             self._evaluate_if_due()
             await asyncio.sleep(POLL_S)
@@ -316,9 +395,7 @@ class OrchestratorActor:
             if row["alive"] or row["lease_age_s"] is None:
                 continue
             self._faults[row["name"]] = f"silent for {row['lease_age_s']:.1f} s"
-            for action in self._controller.silent(row["name"], row["incarnation"], row["lease_age_s"]):
-                assert isinstance(action, controller.End)
-                self._spawn(self._kill(action))
+            self._act(self._controller.silent(row["name"], row["incarnation"], row["lease_age_s"]))
 
     def _requested_stop(self) -> str:
         request = self._store.read_json("stop")
@@ -425,7 +502,7 @@ class OrchestratorActor:
 
     def _write_status(self) -> None:
         placed = {name: Placed(unit.pid, unit.node, self._faults.get(name)) for name, unit in self._units.items()}
-        about = About(self._state, self._reason, self._started_at, time.time(), self._eval_loss)
+        about = About(self._state, self._reason, self._started_at, time.time(), self._eval_loss, dict(self._pools))
         self._store.write_json("status.json", model(self._recipe, about, self._view, self._outer_info, placed))
 
 

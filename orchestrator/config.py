@@ -19,7 +19,9 @@ class PoolConfig(Section):
     """Learner units of one kind in one place."""
 
     name: str = Field(pattern=f"^{NAME}$", description="appears in the learners' names: learner-NAME-0")
-    learners: PositiveInt = Field(1, description="learner units wanted from this pool")
+    learners: PositiveInt = Field(1, description="learner units wanted from this pool at the start")
+    min: NonNegativeInt = Field(0, description="`diloco scale` keeps at least so many")
+    max: PositiveInt | None = Field(None, description="and at most so many; a local Ray has room for twice `learners`")
     region: str | None = Field(None, description="only nodes with the label region = this")
     accelerator: str | None = Field(None, description="Ray's accelerator_type, e.g. H100 or TPU-V6E")
     resources: dict[str, PositiveFloat] = Field(
@@ -27,6 +29,21 @@ class PoolConfig(Section):
     )
     batch_size: PositiveInt = Field(8, description="samples per step and learner")
     slowdown: float = Field(1.0, ge=1.0, description="every step is made to take this many times as long (studies)")
+
+    @model_validator(mode="after")
+    def _between(self) -> Self:
+        if not self.min <= self.learners <= self.most:
+            raise ValueError(f"learners = {self.learners} must lie between min = {self.min} and max = {self.max}")
+        return self
+
+    def names(self, learners: int) -> list[str]:
+        """The names of its first so many learners."""
+        return [f"learner-{self.name}-{index}" for index in range(learners)]
+
+    @property
+    def most(self) -> int:
+        """Learner units that a local Ray makes room for."""
+        return 2 * self.learners if self.max is None else self.max
 
 
 class BudgetConfig(Section):
@@ -111,8 +128,15 @@ class Recipe(Section):
 
     @property
     def learners(self) -> dict[str, PoolConfig]:
-        """Every wanted learner by name, in order."""
-        return {f"learner-{pool.name}-{index}": pool for pool in self.pools for index in range(pool.learners)}
+        """Every learner wanted at the start by name, in order."""
+        return {name: pool for pool in self.pools for name in pool.names(pool.learners)}
+
+    def pool_of(self, learner: str) -> PoolConfig:
+        """The pool of a learner, one that joined later included. Raises KeyError for a name that none could have."""
+        for pool in self.pools:
+            if re.fullmatch(f"learner-{re.escape(pool.name)}-[0-9]+", learner):
+                return pool
+        raise KeyError(learner)
 
     @property
     def quorum(self) -> int:

@@ -18,16 +18,18 @@ class State(Enum):
     WAITING = "waiting"  # for its time to start
     STARTING = "starting"  # asked for, not heard from yet
     RUNNING = "running"
+    DRAINING = "draining"  # asked to leave, not gone yet
     ENDING = "ending"  # asked to be ended, not gone yet
-    DONE = "done"  # its training loop returned, the run being over
+    DONE = "done"  # the run is over, or it is not wanted any more
 
 
 TRANSITIONS: dict[State, tuple[State, ...]] = {
     State.WAITING: (State.STARTING, State.DONE),
-    State.STARTING: (State.RUNNING, State.WAITING, State.ENDING, State.DONE),
-    State.RUNNING: (State.WAITING, State.ENDING, State.DONE),
+    State.STARTING: (State.RUNNING, State.WAITING, State.DRAINING, State.ENDING, State.DONE),
+    State.RUNNING: (State.WAITING, State.DRAINING, State.ENDING, State.DONE),
+    State.DRAINING: (State.WAITING, State.ENDING, State.DONE),
     State.ENDING: (State.WAITING, State.DONE),
-    State.DONE: (),
+    State.DONE: (State.WAITING,),  # wanted again
 }
 
 
@@ -39,6 +41,15 @@ class Start:
 
 
 @dataclass(frozen=True)
+class Drain:
+    """Ask the incarnation to leave without losing anything; answer with `left` when it is gone."""
+
+    learner: str
+    incarnation: int
+    reason: str
+
+
+@dataclass(frozen=True)
 class End:
     """Kill the incarnation's process; answer with `lost` when it is gone."""
 
@@ -47,14 +58,15 @@ class End:
     reason: str
 
 
-Action = Start | End
+Action = Start | Drain | End
 
 
 @dataclass
 class Unit:
-    """What is known of one wanted learner."""
+    """What is known of one learner."""
 
     state: State = State.WAITING
+    wanted: bool = True
     incarnation: int = 0
     failures: int = 0  # in a row
     start_at: float = float("-inf")
@@ -71,6 +83,42 @@ class Controller:
     def __init__(self, learners: Iterable[str], *, backoff_s: float, hang_s: float) -> None:
         self.units = {name: Unit() for name in learners}
         self._backoff_s, self._hang_s = backoff_s, hang_s
+
+    @property
+    def wanted(self) -> list[str]:
+        """The learners that are to be there."""
+        return [name for name, unit in self.units.items() if unit.wanted]
+
+    def want(self, learner: str) -> None:
+        """This learner is to be there; one that is on its way out comes back once it has left."""
+        unit = self.units.setdefault(learner, Unit())
+        unit.wanted = True
+        if unit.state is State.DONE:
+            unit.failures, unit.start_at = 0, float("-inf")
+            unit.move(State.WAITING)
+
+    def unwant(self, learner: str, reason: str) -> list[Action]:
+        """This learner is to leave for good."""
+        unit = self.units[learner]
+        unit.wanted = False
+        if unit.state is State.WAITING:
+            unit.move(State.DONE)
+        return self.drain(learner, reason)
+
+    def drain(self, learner: str, reason: str) -> list[Action]:
+        """This incarnation is to leave; if the learner is still wanted, another follows."""
+        unit = self.units[learner]
+        if unit.state not in (State.STARTING, State.RUNNING):
+            return []
+        unit.move(State.DRAINING)
+        return [Drain(learner, unit.incarnation, reason)]
+
+    def left(self, learner: str, incarnation: int) -> None:
+        """It has left without losing anything."""
+        unit = self.units[learner]
+        if unit.incarnation == incarnation and unit.state not in (State.WAITING, State.DONE):
+            unit.failures, unit.start_at = 0, float("-inf")
+            unit.move(State.WAITING if unit.wanted else State.DONE)
 
     def advance(self, now: float) -> list[Action]:
         """The starts that are due."""
@@ -98,13 +146,13 @@ class Controller:
         unit.failures = 1 if now - unit.began_at >= SOUND_S else unit.failures + 1
         wait = 0.0 if unit.failures == 1 else min(BACKOFF_S_MAX, self._backoff_s * 2.0 ** (unit.failures - 2))
         unit.start_at = now + wait
-        unit.move(State.WAITING)
+        unit.move(State.WAITING if unit.wanted else State.DONE)
         return wait
 
     def silent(self, learner: str, incarnation: int, silent_s: float) -> list[Action]:
         """Its lease has run out, and it has not been heard of for so long."""
         unit = self.units[learner]
-        if unit.incarnation != incarnation or unit.state not in (State.STARTING, State.RUNNING):
+        if unit.incarnation != incarnation or unit.state not in (State.STARTING, State.RUNNING, State.DRAINING):
             return []
         if silent_s < self._hang_s:
             return []
@@ -115,4 +163,5 @@ class Controller:
         """Its training loop returned because the run is over."""
         unit = self.units[learner]
         if unit.incarnation == incarnation and unit.state is not State.DONE:
+            unit.wanted = False
             unit.move(State.DONE)

@@ -59,6 +59,25 @@ class LearnerLost:
 
 
 @dataclass(frozen=True)
+class PoolScaled:
+    """A pool wants another number of learners from here on."""
+
+    pool: str
+    learners: int
+    added: tuple[str, ...]
+    removed: tuple[str, ...]  # they drain
+
+
+@dataclass(frozen=True)
+class NodePreempted:
+    """A node gave notice: its learners drain, and come back elsewhere."""
+
+    node: str
+    learners: tuple[str, ...]
+    remaining_s: float | None  # until it goes; None when it did not say
+
+
+@dataclass(frozen=True)
 class Evaluated:
     """Held-out loss of the syncer's parameters."""
 
@@ -111,6 +130,8 @@ ClusterFact = (
     | LearnerRequested
     | LearnerStarted
     | LearnerLost
+    | PoolScaled
+    | NodePreempted
     | Evaluated
     | ReferenceLosses
     | FaultInjected

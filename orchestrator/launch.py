@@ -247,17 +247,17 @@ def use_auth_settings() -> None:
 
 def logical_cpus(recipe: Recipe) -> int:
     """CPUs that the recipe's actors ask for, the chaos actor's and the hand's included."""
-    asked = sum(pool.resources.get("CPU", 0.0) for pool in recipe.learners.values())
+    asked = sum(pool.resources.get("CPU", 0.0) * pool.most for pool in recipe.pools)
     return math.ceil(asked + actor.OUTER_CPUS + actor.EVALUATOR_CPUS + actor.ORCHESTRATOR_CPUS + 0.5)
 
 
 def _other_resources(recipe: Recipe) -> dict[str, float]:
     """The recipe's own resources, all of them offered by the one local node."""
     offered: dict[str, float] = {}
-    for pool in recipe.learners.values():
+    for pool in recipe.pools:
         for kind, amount in pool.resources.items():
             if kind not in ("CPU", "GPU", "TPU"):
-                offered[kind] = offered.get(kind, 0.0) + amount
+                offered[kind] = offered.get(kind, 0.0) + amount * pool.most
     return offered
 
 

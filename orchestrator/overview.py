@@ -7,7 +7,7 @@ from __future__ import annotations
 
 import math
 from collections.abc import Mapping
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from typing import TYPE_CHECKING, Any
 
 if TYPE_CHECKING:
@@ -23,6 +23,7 @@ class About:
     started_at: float
     written_at: float
     eval_loss: float | None  # nats per token, newest
+    pools: Mapping[str, int] = field(default_factory=dict)  # learners wanted, by pool
 
     @property
     def ended(self) -> bool:
@@ -59,10 +60,15 @@ def model(
             "goodput": min(1.0, tokens / processed) if processed else None,
             "tokens_per_s": tokens / running_s if running_s else None,
             "eta_s": running_s * (1 - progress) / progress if running_s and progress else None,
+            "pools": _pools(recipe, about),
             "started_at": about.started_at,
             "conditions": _conditions(recipe, about, view),
         },
-        "learners": [_learner(recipe, about, row, placed.get(row["name"])) for row in view.get("learners", [])],
+        "learners": [
+            _learner(recipe, about, row, placed.get(row["name"]))
+            for row in view.get("learners", [])
+            if row["alive"] or row["name"] in _wanted(recipe, about)
+        ],
         "syncer": {
             "pid": syncer.get("pid"),
             "node": syncer.get("node"),
@@ -75,8 +81,18 @@ def model(
     }
 
 
+def _pools(recipe: Recipe, about: About) -> dict[str, int]:
+    return {pool.name: about.pools.get(pool.name, pool.learners) for pool in recipe.pools}
+
+
+def _wanted(recipe: Recipe, about: About) -> set[str]:
+    """The learners that are to be there. One that has left is shown no more."""
+    pools = _pools(recipe, about)
+    return {name for pool in recipe.pools for name in pool.names(pools[pool.name])}
+
+
 def _learner(recipe: Recipe, about: About, row: Mapping[str, Any], placed: Placed | None) -> dict[str, Any]:
-    pool = recipe.learners[row["name"]]
+    pool = recipe.pool_of(row["name"])
     tokens = pool.batch_size * recipe.data.sequence_length
     return {
         "name": row["name"],
@@ -113,7 +129,7 @@ def _conditions(recipe: Recipe, about: About, view: Mapping[str, Any]) -> list[d
     if about.ended:
         return [_condition("Ended", True, about.state.capitalize(), about.reason)]
     live = sum(row["alive"] and row["phase"] == "stepping" for row in view.get("learners", []))
-    wanted, quorum = len(recipe.learners), recipe.quorum
+    wanted, quorum = sum(_pools(recipe, about).values()), recipe.quorum
     all_live, met = live == wanted, live >= quorum
     return [
         _condition("AllLearnersLive", all_live, "Live" if all_live else "Missing", f"{live} of {wanted} step"),

@@ -5,6 +5,7 @@ from __future__ import annotations
 import os
 import signal
 import subprocess
+import time
 from typing import Any
 
 import psutil
@@ -16,6 +17,7 @@ from orchestrator.config import PoolConfig
 
 __all__ = ["Hand", "hand", "hand_name", "inside", "remove_placement_group", "reserve"]
 
+NO_DEADLINE_MS = 2**62  # Ray's own is 2**63 - 1
 HAND_CPUS = 0.01  # never zero: an actor without resources hangs while any node is partitioned
 
 
@@ -44,6 +46,17 @@ def inside(group: PlacementGroup, pool: PoolConfig) -> dict[str, Any]:
         "num_gpus": resources.pop("GPU", 0.0),
         "resources": resources,
         "scheduling_strategy": strategy,
+    }
+
+
+def draining_nodes() -> dict[str, float | None]:
+    """Nodes that have announced their end, by id in hex, with the seconds they have left where they said so."""
+    from ray._private.state import state  # there is no public way; Ray Serve asks the same
+
+    now_ms = time.time() * 1000.0
+    return {
+        node: (deadline - now_ms) / 1000.0 if 0 < deadline < NO_DEADLINE_MS else None
+        for node, deadline in state.get_draining_nodes().items()
     }
 
 
