@@ -10,6 +10,7 @@ import contextlib
 import gc
 import os
 import queue
+import signal
 import threading
 import time
 import traceback
@@ -104,6 +105,7 @@ class LearnerActor:
         self._exchange: Exchange | None = None
         self._next: queue.SimpleQueue[signals.RunStep | signals.Hold | signals.Exit] = queue.SimpleQueue()
         self._machine: Learner | None = None
+        signal.signal(signal.SIGTERM, self._on_sigterm)  # Ray runs constructors in the main thread
 
     # -------------------------------------------------------------- called by the orchestrator
 
@@ -163,6 +165,17 @@ class LearnerActor:
             return "timeout"
         finally:
             del self._gifts[key]
+
+    # -------------------------------------------------------------- told to end by its host
+
+    def _on_sigterm(self, number: int, frame: Any) -> None:
+        """Leave in order. In a thread, for the signal may have come in the middle of anything."""
+        threading.Thread(target=self._leave, name="leave").start()
+
+    def _leave(self) -> None:
+        if self._machine is None:
+            os._exit(0)  # it has nothing to lose yet
+        self._drive(signals.Leave())
 
     # -------------------------------------------------------------- from process to first step
 

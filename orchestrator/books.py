@@ -8,6 +8,7 @@ The unit is one step of one incarnation of one learner, with its tokens. It is
   `stale_base`   so too, and the last contribution that surely covered it was refused for its base;
   `refused`      so too, refused for another reason;
   `killed`       its incarnation was fenced or lost while it still could have been read;
+  `drained`      so too, but it had been asked to leave, and its deadline came first;
   `run_ended`    the run was over first;
 - in flight otherwise.
 
@@ -31,7 +32,7 @@ from orchestrator.events import Event
 from outer.facts import Refused, StepOpened
 
 COMMITTED, IN_FLIGHT = "committed", "in_flight"
-REASONS = ("killed", "overlap", "refused", "run_ended", "stale_base")
+REASONS = ("drained", "killed", "overlap", "refused", "run_ended", "stale_base")
 
 Unit = tuple[str, int, int]  # learner, incarnation, step
 Range = tuple[int, int]  # steps (after, upto]
@@ -154,8 +155,8 @@ def _together(apart: list[_Evidence], otherwise: str) -> _Evidence:
 
 
 def _otherwise(life: Life, ended: bool) -> str:
-    if life.over == "killed":
-        return "killed"
+    if life.over in ("killed", "drained"):
+        return life.over
     return "run_ended" if ended else IN_FLIGHT
 
 

@@ -1,12 +1,14 @@
 """Where the time of the learners went. Computed from the event log alone.
 
 The window runs from the beginning of the first learner step to the last Committed or Finished, whichever is
-later; configured time is that window times the configured learners. Every second of every configured learner
-falls into exactly one category, so the shares sum to 1:
+later; configured time is, summed over the learners, the part of that window in which each was wanted: from the
+start, or since its pool was scaled up, until its pool was scaled down. Every second of it falls into exactly one
+category, so the shares sum to 1:
 
     productive                        steps whose tokens were committed
-    wasted_killed, wasted_overlap,    steps whose tokens were discarded for that reason (`stale_base` counts as
-    wasted_refused, wasted_run_ended  refused); the step that a kill broke off is wasted_killed
+    wasted_killed, wasted_drained,    steps whose tokens were discarded for that reason (`stale_base` counts as
+    wasted_overlap, wasted_refused,   refused); the step that a kill broke off is wasted_killed
+    wasted_run_ended
     in_flight                         steps whose tokens have no fate yet: none in a run that has ended
     data_stall, sync_blocked          a step waiting to begin: for a span, for an adoption
     suspended                         frozen by a fault, whatever it was doing
@@ -14,6 +16,7 @@ falls into exactly one category, so the shares sum to 1:
     fault_recover                     from there until the next incarnation is requested
     provision_wait                    requested, no process yet
     startup, compile, bootstrap       the phases starting and importing, compiling, joining
+    drain                             the phase draining: it steps no more, and its last steps are waited for
     unattributed                      what no fact explains
 
 Where facts overlap the more specific wins, in the order of RANKS. Times are each writer's own wall clock, in
@@ -25,7 +28,7 @@ from __future__ import annotations
 import math
 import statistics
 from collections import Counter
-from collections.abc import Iterable, Iterator
+from collections.abc import Iterable, Iterator, Sequence
 from dataclasses import dataclass
 from itertools import pairwise
 from typing import NamedTuple
@@ -33,7 +36,7 @@ from typing import NamedTuple
 from learners.facts import StepFinished
 from orchestrator.books import Books, settle
 from orchestrator.checkers.history import History, Life, indexed
-from orchestrator.events import Event
+from orchestrator.events import Event, PoolScaled
 from outer.facts import Committed, Finished
 
 RANKS = (
@@ -44,11 +47,13 @@ RANKS = (
     "startup",
     "compile",
     "bootstrap",
+    "drain",
     "data_stall",
     "sync_blocked",
     "wasted_run_ended",
     "wasted_refused",
     "wasted_overlap",
+    "wasted_drained",
     "wasted_killed",
     "in_flight",
     "productive",
@@ -58,13 +63,20 @@ _OF_FATE = {
     "committed": "productive",
     "in_flight": "in_flight",
     "killed": "wasted_killed",
+    "drained": "wasted_drained",
     "overlap": "wasted_overlap",
     "stale_base": "wasted_refused",
     "refused": "wasted_refused",
     "run_ended": "wasted_run_ended",
 }
 _OF_WAIT = {"span": "data_stall", "adoption": "sync_blocked"}
-_OF_PHASE = {"starting": "startup", "importing": "startup", "compiling": "compile", "joining": "bootstrap"}
+_OF_PHASE = {
+    "starting": "startup",
+    "importing": "startup",
+    "compiling": "compile",
+    "joining": "bootstrap",
+    "draining": "drain",
+}
 
 Interval = tuple[float, float]  # [start, stop), Unix seconds
 
@@ -99,7 +111,7 @@ class Goodput:
 class Participation:
     """Contributions that merged, as shares of those that could have."""
 
-    mean: float  # of commits x configured learners
+    mean: float  # of commits x learners wanted at each
     alive_mean: float | None  # of the live learners, summed over commits; None: there never were any
     by_learner: dict[str, float]  # share of the commits that each took part in
 
@@ -124,11 +136,14 @@ def account(events: Iterable[Event] | History, books: Books | None = None) -> Go
     if span is None or history.rules is None:
         return None
     fates = (books if books is not None else settle(history)).fates
-    learners = history.rules.learners
-    seconds = {name: _paint(_strokes(history, name, fates, span[1]), span) for name in learners}
-    configured = (span[1] - span[0]) * len(learners)
+    wanted = {name: _clip(intervals, span) for name, intervals in wanted_times(history).items()}
+    seconds = {name: _paint(list(_strokes(history, name, fates, span[1])), times) for name, times in wanted.items()}
+    configured = math.fsum(_length(times) for times in wanted.values())
     categories = {name: math.fsum(spent[name] for spent in seconds.values()) / configured for name in reversed(RANKS)}
-    alive = [_length(_clip(_alive(history, name, span[1]), span)) for name in learners]
+    alive = [
+        _length(_clip(_alive(history, name, span[1]), interval)) for name, times in wanted.items() for interval in times
+    ]
+    learners = list(wanted)
     held = [interval for name in learners for interval in _held(history, name, span[1])]
     return Goodput(
         *span,
@@ -139,6 +154,23 @@ def account(events: Iterable[Event] | History, books: Books | None = None) -> Go
         global_downtime_s=_length(_minus([span], held)),
         outer_downtime_s=outer_downtime(history),
     )
+
+
+def wanted_times(history: History) -> dict[str, list[Interval]]:
+    """When each learner was to be there, in Unix seconds: every learner of the run, in the order of its coming."""
+    assert history.rules is not None
+    since: dict[str, float] = dict.fromkeys(history.rules.learners, -math.inf)
+    times: dict[str, list[Interval]] = {name: [] for name in history.rules.learners}
+    for said in history.of(PoolScaled):
+        for name in said.fact.added:
+            since.setdefault(name, said.at)
+            times.setdefault(name, [])
+        for name in said.fact.removed:
+            if name in since:
+                times[name].append((since.pop(name), said.at))
+    for name, at in since.items():
+        times[name].append((at, math.inf))
+    return times
 
 
 def outer_downtime(history: History) -> float | None:
@@ -157,10 +189,20 @@ def participation(history: History) -> Participation | None:
         return None
     took_part = Counter(one.learner for commit in commits for one in commit.participants if one.weight > 0)
     live = sum(commit.live for commit in commits)
+    could = {name: _commits_within(history, name, times) for name, times in wanted_times(history).items()}
     return Participation(
-        took_part.total() / (len(commits) * len(rules.learners)),
+        took_part.total() / sum(could.values()),
         took_part.total() / live if live else None,
-        {name: took_part[name] / len(commits) for name in rules.learners},
+        {name: took_part[name] / count if count else 0.0 for name, count in could.items()},
+    )
+
+
+def _commits_within(history: History, learner: str, times: list[Interval]) -> int:
+    """Commits that a learner could have taken part in: it was wanted, or it did, as one that is leaving may."""
+    return sum(
+        any(start <= said.at < stop for start, stop in times)
+        or any(one.learner == learner for one in said.fact.participants)
+        for said in history.commits
     )
 
 
@@ -175,6 +217,9 @@ def _strokes(history: History, learner: str, fates: dict[tuple[str, int, int], s
         yield from (Stroke(*interval, "suspended") for interval in _suspended(life, end))
         if life.over == "killed":
             yield from _of_death(life, successor, end)
+        elif life.over == "drained" and life.noticed is not None:
+            again = end if successor is None else successor.requested
+            yield Stroke(life.noticed, max(life.noticed, again or end), "fault_recover")
 
 
 def _of_start(life: Life, end: float) -> Iterator[Stroke]:
@@ -217,7 +262,7 @@ def _until(life: Life, end: float) -> float:
     """The end of a life: its death, or being told to stop, or the end of the window."""
     if life.over == "killed":
         return life.died if life.died is not None else end
-    return life.noticed if life.over == "stopped" and life.noticed is not None else end
+    return life.noticed if life.over in ("stopped", "drained") and life.noticed is not None else end
 
 
 # ------------------------------------------------------------------ who was alive
@@ -257,8 +302,14 @@ def _expired(life: Life, end: float) -> list[Interval]:
 # ------------------------------------------------------------------ intervals
 
 
-def _paint(strokes: Iterable[Stroke], span: Interval) -> dict[str, float]:
-    """Seconds of the window under each category, exclusive and exhaustive: the highest rank shows."""
+def _paint(strokes: Sequence[Stroke], times: Sequence[Interval]) -> dict[str, float]:
+    """Seconds of these times under each category."""
+    painted = [_paint_one(strokes, span) for span in times]
+    return {category: math.fsum(spent[category] for spent in painted) for category in RANKS}
+
+
+def _paint_one(strokes: Iterable[Stroke], span: Interval) -> dict[str, float]:
+    """Seconds of an interval under each category, exclusive and exhaustive: the highest rank shows."""
     rank = {category: index for index, category in enumerate(RANKS)}
     edges: list[tuple[float, int, int]] = []
     for stroke in strokes:

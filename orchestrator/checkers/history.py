@@ -94,7 +94,7 @@ class Life:
     freezes: list[Freeze] = field(default_factory=list)
     fenced: float | None = None
     lost: float | None = None
-    over: Literal["", "killed", "stopped"] = ""  # stopped: its end came after the run's
+    over: Literal["", "killed", "drained", "stopped"] = ""  # stopped: its end came after the run's
 
     @property
     def key(self) -> Key:
@@ -224,7 +224,8 @@ class History:
     def _end(self, said: Said[Any]) -> None:
         life = self._life(said.fact.learner, said.fact.incarnation)
         if not life.over:
-            life.over = "stopped" if self.ended else "killed"
+            drained = isinstance(said.fact, LearnerFenced) and said.fact.reason == "drained"
+            life.over = "stopped" if self.ended else "drained" if drained else "killed"
         if isinstance(said.fact, LearnerLost):
             life.lost = said.at if life.lost is None else life.lost
         else:

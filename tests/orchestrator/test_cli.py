@@ -366,6 +366,7 @@ def test_the_commands_and_their_options_are_these() -> None:
         "run": ["--address", "--fresh", "--json", "--name", "--run-dir", "--set"],
         "status": ["--json", "--name", "--run-dir"],
         "stop": ["--name", "--reason", "--run-dir"],
+        "scale": ["--json", "--name", "--run-dir", "--wait"],
         "check": ["--json"],
         "doctor": ["--json"],
     }

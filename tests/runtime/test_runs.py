@@ -8,9 +8,17 @@ import signal
 import numpy as np
 import pytest
 
-from learners.facts import Adopted, LoopFailed, StepFinished
+from learners.facts import Adopted, Donated, LoopFailed, StateReceived, StepFinished
 from orchestrator.events import FaultHealed, FaultInjected, LearnerLost, LearnerStarted
-from outer.facts import Committed, LearnerAttached, LearnerFenced, LeaseExpired, LeaseRenewed, SpanReturned
+from outer.facts import (
+    Committed,
+    LearnerAttached,
+    LearnerFenced,
+    LeaseExpired,
+    LeaseRenewed,
+    SpanReturned,
+    SyncerStarted,
+)
 
 pytestmark = pytest.mark.runtime
 
@@ -60,7 +68,7 @@ def test_a_run_without_faults_ends_with_exact_books_and_says_so_in_every_file(ru
             assert hashlib.sha256(flat).hexdigest() == digest, "final/ holds what was committed last"
 
 
-def test_a_killed_learner_is_found_out_at_once_and_contributes_again(run):
+def test_a_killed_learner_is_found_out_at_once_and_contributes_again_with_a_peers_moments(run):
     result = run(
         "kill-one",
         budget={"syncer_steps": 400},
@@ -75,10 +83,17 @@ def test_a_killed_learner_is_found_out_at_once_and_contributes_again(run):
     (fault,) = result.summary["faults"]
     assert fault["injected"]
     assert fault["recovery_s"] is not None
-    again = [event for event in result.events if (event.writer, event.incarnation) == ("learner-t-1", 2)]
-    first_step = next(event.sequence for event in again if isinstance(event.fact, StepFinished))
-    adopted = [e.fact for e in again if isinstance(e.fact, Adopted) and e.sequence < first_step]
-    assert {fact.fragment for fact in adopted if fact.mode == "bootstrap"} == {0, 1, 2, 3}, "all from the syncer"
+    (received,) = [
+        event for event in result.of(StateReceived) if (event.writer, event.incarnation) == ("learner-t-1", 2)
+    ]
+    (donated,) = [event for event in result.of(Donated) if event.fact.joiner_incarnation == 2]
+    assert received.fact.source == "peer"
+    assert (received.fact.donor, received.fact.donor_step) == (donated.writer, donated.fact.step)
+    assert received.fact.digest == donated.fact.digest, "parameters and inner state are the donor's to the bit"
+    assert received.fact.bytes > 3 * 4 * sum(result.facts(SyncerStarted)[0].sizes) - 64, "parameters and two moments"
+    adopted = [e.fact for e in result.of(Adopted) if (e.writer, e.incarnation) == ("learner-t-1", 2)]
+    first = {fact.fragment: fact.mode for fact in reversed(adopted)}
+    assert first == dict.fromkeys(range(4), "bootstrap"), "and then every fragment from the syncer"
 
 
 def test_all_but_one_killed_from_outside_below_quorum_nothing_commits_until_one_is_back(run):
