@@ -23,8 +23,9 @@ from typing import Any
 ROOT = Path(__file__).resolve().parent.parent
 sys.path.insert(0, str(ROOT))
 
+from orchestrator.cli.run import RECIPE_FILE  # noqa: E402
 from orchestrator.events import Event, PoolScaled, read_run  # noqa: E402
-from orchestrator.recipes import load  # noqa: E402
+from orchestrator.recipes import dump, load  # noqa: E402
 from orchestrator.store import RunStore  # noqa: E402
 from orchestrator.validation import resolve  # noqa: E402
 from outer.facts import Committed, DrainStarted, LearnerFenced  # noqa: E402
@@ -101,6 +102,7 @@ def main() -> None:
     shutil.rmtree(options.run_dir, ignore_errors=True)
     store = RunStore(options.run_dir)
     store.create()
+    store.write_text(RECIPE_FILE, dump(recipe))
     steering = Steering(options.run_dir.absolute(), options.phase_s)
     summary = launch.run_embedded(recipe, store, None, steering)
     if steering.failure:
