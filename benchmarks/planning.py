@@ -3,7 +3,8 @@
     python benchmarks/planning.py [RECIPE] [--set KEY=VALUE ...]
 
 Runs the recipe on this machine, once, in a folder of its own; prints a table, and the same as JSON on the last line.
-Memory is the largest resident set of each kind of process, sampled twice a second; those of shared pages count fully.
+Memory is the largest private resident set of each kind of process, sampled twice a second: without shared pages,
+which are Ray's object store and the same for all.
 """
 
 from __future__ import annotations
@@ -48,17 +49,17 @@ def main() -> None:
 
 
 def watch(run: subprocess.Popen[Any]) -> dict[str, int]:
-    """The largest resident set of each kind of process until the run has ended, in bytes."""
+    """The largest private resident set of each kind of process until the run has ended, in bytes."""
     peaks: dict[str, int] = {}
     while run.poll() is None:
         for process in psutil.Process(run.pid).children(recursive=True):
             try:
-                title, resident = " ".join(process.cmdline()), process.memory_info().rss
+                title, memory = " ".join(process.cmdline()), process.memory_info()
             except psutil.Error:
                 continue  # it has just ended
             for actor, kind in ACTORS.items():
                 if title.startswith(f"ray::{actor}"):
-                    peaks[kind] = max(peaks.get(kind, 0), resident)
+                    peaks[kind] = max(peaks.get(kind, 0), memory.rss - memory.shared)
         time.sleep(SAMPLE_S)
     return peaks
 

@@ -191,12 +191,13 @@ def _compared(plan: Plan) -> Iterator[str]:
 
 
 def _memory(plan: Plan) -> Table:
-    table = _grid("process", "of which", "host", "device", left=2)
+    table = _grid("process", "of which", "own", "object store", "device", left=2)
     for name, process in plan.memory.items():
-        table.add_row(Text(name, style="bold"), "in all", amount(process.host_bytes), amount(process.device_bytes))
+        sums = (process.host_bytes, process.store_bytes, process.device_bytes)
+        table.add_row(Text(name, style="bold"), "in all", *map(amount, sums))
         for part in process.parts:
-            host, device = (amount(part.bytes) if part.where == where else "" for where in ("host", "device"))
-            table.add_row("", part.what, host, device)
+            cells = (amount(part.bytes) if part.where == where else "" for where in ("host", "store", "device"))
+            table.add_row("", part.what, *cells)
     return table
 
 

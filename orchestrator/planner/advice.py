@@ -82,7 +82,7 @@ def _memory(facts: Facts) -> Iterator[Problem]:
         there = _processes(facts, node)
         if node.memory_bytes is None or not there:
             continue
-        needed = sum(facts.memory[kind].host_bytes * count for kind, count in there.items())
+        needed = sum((facts.memory[k].host_bytes + facts.memory[k].store_bytes) * count for k, count in there.items())
         if needed > node.memory_bytes:
             who = ", ".join(f"{count} x {kind}" for kind, count in there.items())
             yield Problem(

@@ -16,10 +16,11 @@ from orchestrator.planner.traffic import DOWN_BYTES, UP_BYTES
 from outer.config import SyncConfig
 from outer.schedule import Schedule
 
-Where = Literal["device", "host"]  # on CPUs the device is the host
+Where = Literal["device", "host", "store"]  # on CPUs the device is the host; store: Ray's object store, shared memory
 FLOAT64 = 8
-# Resident before any tensor: Python, Ray's worker, JAX on one CPU. Measured; see docs/planning.md.
-PROCESS_BYTES = {"learner": 0, "syncer": 0, "evaluator": 0, "orchestrator": 0}
+MIB = 2**20
+# Python, Ray's worker, JAX and what it compiles, the default corpus: measured on CPUs, with a model of 1.4 MiB.
+PROCESS_BYTES = {"learner": 400 * MIB, "syncer": 210 * MIB, "evaluator": 350 * MIB, "orchestrator": 80 * MIB}
 
 
 @dataclass(frozen=True)
@@ -31,7 +32,7 @@ class Part:
 
 @dataclass(frozen=True)
 class Memory:
-    """One process. `device` is what a learner's accelerators hold, 0 on CPUs; the rest is host memory."""
+    """One process: in memory of its own, in its node's object store, and on a learner's accelerator (0 on CPUs)."""
 
     process: str
     parts: tuple[Part, ...]
@@ -43,6 +44,10 @@ class Memory:
     @property
     def host_bytes(self) -> int:
         return sum(part.bytes for part in self.parts if part.where == "host")
+
+    @property
+    def store_bytes(self) -> int:
+        return sum(part.bytes for part in self.parts if part.where == "store")
 
 
 def learner(sync: SyncConfig, shapes: Shapes, accelerated: bool) -> Memory:
@@ -57,10 +62,10 @@ def learner(sync: SyncConfig, shapes: Shapes, accelerated: bool) -> Memory:
         # The step donates nothing, so that a fragment can be read while the next one runs.
         Part("gradients", shapes.parameter_bytes, device),
         Part("parameters and state after the step", shapes.parameter_bytes + shapes.inner_state_bytes, device),
-        Part("versions last received", model, "host"),
+        Part("versions last received", model, "store"),
         Part("staged fragments, and the ones they replace", 2 * staged_bytes(sync, shapes), "host"),
-        Part("contributions on their way up", open_steps * largest * UP_BYTES[sync.codec], "host"),
-        Part("versions that came and wait for a step's end", open_steps * largest * DOWN_BYTES, "host"),
+        Part("contributions on their way up", open_steps * largest * UP_BYTES[sync.codec], "store"),
+        Part("versions that came and wait for a step's end", open_steps * largest * DOWN_BYTES, "store"),
     ]
     if sync.adopt == "rebase":
         parts.append(Part("values as read, for rebasing", model, "host"))
@@ -87,7 +92,7 @@ def syncer(recipe: Recipe, shapes: Shapes) -> Memory:
             _process("syncer"),
             Part("global parameters", shapes.elements * DOWN_BYTES, "host"),
             Part("outer optimizer state", sum(shapes.outer_state_bytes), "host"),
-            Part("payloads of the open steps", open_steps * learners * largest * UP_BYTES[recipe.sync.codec], "host"),
+            Part("payloads of the open steps", open_steps * learners * largest * UP_BYTES[recipe.sync.codec], "store"),
             Part("outer gradients of one merge, float64", learners * largest * FLOAT64, "host"),
             Part("one tensor of each, stacked, and JAX's copy", 2 * learners * tensor * FLOAT64, "host"),
             # Merged gradient, base, parameters before and after; the state before and after.
@@ -100,7 +105,7 @@ def syncer(recipe: Recipe, shapes: Shapes) -> Memory:
 def evaluator(shapes: Shapes) -> Memory:
     parts = (
         _process("evaluator"),
-        Part("the syncer's versions", shapes.elements * DOWN_BYTES, "host"),
+        Part("the syncer's versions", shapes.elements * DOWN_BYTES, "store"),
         Part("parameters", shapes.parameter_bytes, "host"),
     )
     return Memory("evaluator", parts)
@@ -111,7 +116,7 @@ def orchestrator(shapes: Shapes) -> Memory:
     model = shapes.elements * DOWN_BYTES
     parts = (
         _process("orchestrator"),
-        Part("the syncer's versions, at the end", model, "host"),
+        Part("the syncer's versions, at the end", model, "store"),
         Part("the file they are written to, at the end", model, "host"),
     )
     return Memory("orchestrator", parts)

@@ -157,7 +157,7 @@ def as_json(plan: Plan, commands: Sequence[str]) -> dict[str, Any]:
         "pace": asdict(plan.pace),
         "traffic": asdict(plan.traffic),
         "memory": {
-            name: {"host_bytes": one.host_bytes, "device_bytes": one.device_bytes}
+            name: {"host_bytes": one.host_bytes, "store_bytes": one.store_bytes, "device_bytes": one.device_bytes}
             | {"parts": [asdict(part) for part in one.parts]}
             for name, one in plan.memory.items()
         },
