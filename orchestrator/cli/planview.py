@@ -34,7 +34,7 @@ def show(plan: Plan, commands: Sequence[str], console: Console) -> None:
         (f"warnings: {len(plan.warnings) or 'none'}", list(_problems(plan.warnings))),
         ("and now", list(commands)),
     ):
-        if not (heading.startswith("limits") and not lines):
+        if lines or heading == "warnings: none":
             say(Text(heading, style="bold"), *lines, "")
     say(_verdict(plan))
 

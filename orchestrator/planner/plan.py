@@ -11,7 +11,10 @@ from statistics import median
 from typing import Any, Literal
 
 from orchestrator.config import Recipe
-from orchestrator.planner import advice, fit, memory
+from orchestrator.planner import fit, memory
+from orchestrator.planner.advice import warnings
+from orchestrator.planner.draft import Draft
+from orchestrator.planner.limits import limits
 from orchestrator.planner.nodes import Node
 from orchestrator.planner.shapes import Shapes
 from orchestrator.planner.traffic import FragmentRow, Traffic, table, traffic
@@ -84,7 +87,7 @@ def make(recipe: Recipe, shapes: Shapes, setting: Setting, busy: Sequence[Proble
         pace.step_s,
     )
     kept = memory.of_run(recipe, shapes, [pool.name for pool in recipe.pools])
-    facts = advice.Facts(
+    draft = Draft(
         recipe=recipe,
         shapes=shapes,
         rows=rows,
@@ -99,8 +102,8 @@ def make(recipe: Recipe, shapes: Shapes, setting: Setting, busy: Sequence[Proble
         shared_store=setting.shared_store,
         store=setting.store,
     )
-    limits, warnings = advice.limits(facts), [*advice.warnings(facts), *busy]
-    return Plan(recipe, setting, shapes, rows, placement, pace, moved, kept, tuple(limits), tuple(warnings))
+    broken, doubtful = tuple(limits(draft)), (*warnings(draft), *busy)
+    return Plan(recipe, setting, shapes, rows, placement, pace, moved, kept, broken, doubtful)
 
 
 def _regions(recipe: Recipe, setting: Setting, placement: fit.Placement) -> dict[str, str | None]:

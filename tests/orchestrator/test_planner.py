@@ -295,9 +295,9 @@ def test_a_node_without_a_cpu_to_spare_is_warned_of() -> None:
             ["CPU=9,GPU=1,accelerator_memory=0.000001,name=n"],
             "n accelerator_memory",
         ),
-        # bf16: 200 bytes of 4 learners are 6400 bits; float32 down twice that. 2 s and 60 s are the deadlines.
-        ({}, ["CPU=2,name=n", "CPU=9,bandwidth=0.0000031"], "sync.read_timeout_s"),
-        ({"sync": {"read_timeout_s": 1000}}, ["CPU=2,name=n", "CPU=9,bandwidth=2.1e-7"], "sync.transfer_s"),
+        # 200 bytes up are 1600 bits, 400 down 3200; 2 s and 60 s are the deadlines.
+        ({}, ["CPU=2,name=n", "CPU=9,bandwidth=7.9e-7"], "sync.read_timeout_s"),
+        ({"sync": {"read_timeout_s": 1000}}, ["CPU=2,name=n", "CPU=9,bandwidth=5.3e-8"], "sync.transfer_s"),
     ],
 )
 def test_what_cannot_work_is_a_limit(sections: dict[str, Any], nodes: list[str], field: str) -> None:
@@ -307,9 +307,16 @@ def test_what_cannot_work_is_a_limit(sections: dict[str, Any], nodes: list[str],
     assert plan.limits[0].field == field
 
 
-def test_links_that_carry_what_is_due_in_time_are_no_limit() -> None:
-    # 3 learners are away from the syncer: 3 * 1600 bits of contributions in 2 s.
-    assert planned(nodes=["CPU=2.2,name=n", "CPU=9,bandwidth=0.0000033"]).limits == ()
+def test_a_link_on_which_learners_crowd_is_warned_of_and_a_wider_one_is_not() -> None:
+    # All 4 learners are away from the syncer: 4 * 1600 bits of contributions in 2 s.
+    found = planned(nodes=["CPU=1.1,name=n", "CPU=9,bandwidth=3.1e-6"])
+    assert found.ok
+    assert [warning.field for warning in found.warnings] == ["sync.read_timeout_s"]
+    assert "4 contributions" in found.warnings[0].message
+    assert planned(nodes=["CPU=1.1,name=n", "CPU=9,bandwidth=3.3e-6"]).warnings == ()
+    # The learners' own links are wide, the syncer's is not.
+    hub = ["CPU=1.1,name=hub,bandwidth=3.1e-6", "CPU=2.1,bandwidth=1,count=2"]
+    assert "hub's" in planned(nodes=hub).warnings[0].message
 
 
 def test_a_link_below_the_mean_rate_is_a_limit_with_the_round_that_would_do() -> None:
