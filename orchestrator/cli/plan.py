@@ -210,7 +210,7 @@ def _commands(
     commands = [["diloco", "run", *options, *at]]
     if address:
         # In a job Ray sets RAY_ADDRESS; the job's folder is temporary, so the store must be named.
-        stored = options if run_dir is not None else [*options, "--run-dir", str(store.root)]
+        stored = [_inside(given[0]), *options[1:], *([] if run_dir is not None else ["--run-dir", str(store.root)])]
         submit = ["ray", "job", "submit", *at, "--working-dir", ".", "--", "python", "-m", "orchestrator", "run"]
         commands.append([*submit, *stored])
     commands.append(["diloco", "status", *where])
@@ -220,3 +220,9 @@ def _commands(
         if known_command in getattr(here, "commands", {}):
             commands.append(["diloco", known_command, folder])
     return [shlex.join(command) for command in commands]
+
+
+def _inside(path: str) -> str:
+    """A recipe's path as a job sees it, which has this folder's content and another folder's name."""
+    absolute = Path(path).absolute()
+    return str(absolute.relative_to(Path.cwd())) if absolute.is_relative_to(Path.cwd()) else path

@@ -94,7 +94,7 @@ def _nodes(plan: Plan) -> Table:
     for node in plan.setting.nodes[:NODES_SHOWN]:
         there = Counter(pools[name] for name, place in plan.placement.learners.items() if place == node.name)
         who = ", ".join(f"{count} x {pool}" for pool, count in there.items())
-        offers = ", ".join(f"{kind}={value:g}" for kind, value in node.resources.items())
+        offers = ", ".join(f"{kind}={value:g}" for kind, value in node.resources.items() if kind != "memory")
         memory = f", {amount(node.memory_bytes)} memory" if node.memory_bytes else ""
         table.add_row(node.name, node.region or DASH, offers + memory, who or DASH)
     if (more := len(plan.setting.nodes) - NODES_SHOWN) > 0:

@@ -154,6 +154,15 @@ def test_every_command_that_it_offers_is_one_that_this_build_understands(invoke:
                 sub.parse_args(context, words[2:])  # raises UsageError for what it does not know
 
 
+def test_a_job_gets_the_recipes_path_within_the_folder_that_is_submitted(invoke: Invoke, tmp_path: Path) -> None:
+    (tmp_path / "mine.toml").write_text(Path(LOCAL).read_text())
+    address = ["--address", "10.0.0.1:6379", "--node", "CPU=9", "--json"]
+    _, submit, *_ = json.loads(invoke(str(tmp_path / "mine.toml"), *address).stdout)["commands"]
+    assert "orchestrator run mine.toml --run-dir" in submit
+    _, submit, *_ = json.loads(invoke(LOCAL, *address).stdout)["commands"]
+    assert f"orchestrator run {LOCAL} --run-dir" in submit
+
+
 def test_a_folder_of_this_host_is_not_taken_for_a_network_one(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     class Mount:
         def __init__(self, mountpoint: str, fstype: str) -> None:
