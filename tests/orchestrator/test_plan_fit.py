@@ -118,6 +118,22 @@ def test_learners_without_a_gpu_stay_off_the_gpu_nodes() -> None:
     assert found.learners["learner-gpu-0"] == "gpu"
 
 
+def test_what_fits_to_the_last_unit_fits_and_one_unit_less_does_not() -> None:
+    tenths = [pool(count=10, resources={"CPU": 0.1})]
+    assert len(packed(tenths, ["CPU=1.1", "CPU=1.0"]).learners) == 10
+    assert len(packed(tenths, ["CPU=1.1", "CPU=0.9999"]).learners) == 9
+
+
+def test_who_can_go_to_one_place_only_goes_first() -> None:
+    pools = [pool("any", resources={"CPU": 2}), pool("eu", resources={"CPU": 2}, region="eu")]
+    assert packed(pools, ["CPU=1.1", "CPU=2,region=eu", "CPU=3"]).shortfalls == ()
+
+
+def test_services_make_room_for_a_learner_that_needs_a_whole_node() -> None:
+    found = packed([pool(resources={"CPU": 4})], ["name=large,CPU=4", "name=small,CPU=1.1"])
+    assert (found.shortfalls, found.services["syncer"]) == ((), "small")
+
+
 def test_the_syncer_goes_to_the_region_that_it_is_asked_for_in() -> None:
     nodes = from_text(["name=a,CPU=4,region=us", "name=b,CPU=4,region=eu"])
     found = fit(learners(pool()), services(chaos=False, region="eu"), nodes, anywhere=False)
