@@ -9,7 +9,7 @@ from collections import Counter
 from collections.abc import Callable, Iterator
 
 from orchestrator.planner import links
-from orchestrator.planner.draft import Draft, gib
+from orchestrator.planner.draft import Draft, gib, some
 from orchestrator.planner.fit import HAND_CPUS
 from orchestrator.problems import Problem
 
@@ -251,15 +251,17 @@ def _object_store(draft: Draft) -> Iterator[Problem]:
 
 
 def _hands(draft: Draft) -> Iterator[Problem]:
-    for name in sorted(set(draft.placement.learners.values())):
-        left = draft.placement.free[name].get("CPU", 0.0)
-        if left < HAND_CPUS and not draft.local:
-            yield Problem(
-                f"{name} CPU",
-                left,
-                "none is left for the actor that ends a hung learner there: it could not be restarted",
-                f"leave {HAND_CPUS:g} CPU free on every node with learners",
-            )
+    left = {
+        name: draft.placement.free[name].get("CPU", 0.0) for name in dict.fromkeys(draft.placement.learners.values())
+    }
+    full = [name for name, free in left.items() if free < HAND_CPUS]
+    if full and not draft.local:
+        yield Problem(
+            f"{full[0]} CPU",
+            left[full[0]],
+            f"{some(full)} have no CPU left for the actor that ends hung learners there: none could be restarted",
+            f"leave {HAND_CPUS:g} CPU free on every node with learners",
+        )
 
 
 WARNINGS: tuple[Callable[[Draft], Iterator[Problem]], ...] = (

@@ -46,3 +46,8 @@ def gib(size: float) -> str:
         if size >= unit:
             return f"{size / unit:.3g} {name}"
     return f"{size:g} bytes"
+
+
+def some(names: Sequence[str]) -> str:
+    """The first of them, and how many more there are."""
+    return names[0] + (f" and {len(names) - 1} more" if len(names) > 1 else "")

@@ -159,7 +159,13 @@ class _Packing:
                 "name one of them, or leave it out",
             )
         reason = f"{service.cpus:g} CPU are asked for, and no node has so much left"
-        return Shortfall(service.name, "nodes", 1, reason, "add a node with a CPU to spare: services need 1.2 in all")
+        return Shortfall(
+            service.name,
+            "nodes",
+            1,
+            reason,
+            f"add a node with CPU to spare: services need {sum(one.cpus for one in self._wanted):g} in all",
+        )
 
     def _pool(self, index: int, pool: PoolConfig, missing: int) -> Shortfall | None:
         if not missing:

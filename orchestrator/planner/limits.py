@@ -6,7 +6,7 @@ from collections import Counter
 from collections.abc import Callable, Iterator
 
 from orchestrator.planner import links
-from orchestrator.planner.draft import Draft, gib
+from orchestrator.planner.draft import Draft, gib, some
 from orchestrator.planner.nodes import Node
 from orchestrator.problems import Problem
 
@@ -25,19 +25,20 @@ def _places(draft: Draft) -> Iterator[Problem]:
 
 
 def _memory(draft: Draft) -> Iterator[Problem]:
+    alike: dict[tuple[int, int, str], list[str]] = {}  # nodes of one size with the same on them, told together
     for node in draft.nodes:
         there = _processes(draft, node)
-        if node.memory_bytes is None or not there:
-            continue
         needed = sum((draft.memory[k].host_bytes + draft.memory[k].store_bytes) * count for k, count in there.items())
-        if needed > node.memory_bytes:
+        if node.memory_bytes is not None and needed > node.memory_bytes:
             who = ", ".join(f"{count} x {kind}" for kind, count in there.items())
-            yield Problem(
-                f"{node.name} memory",
-                gib(node.memory_bytes),
-                f"{who} need {gib(needed)} at least, activations not counted",
-                "place fewer there (pools' learners or resources), or take nodes with more memory",
-            )
+            alike.setdefault((node.memory_bytes, needed, who), []).append(node.name)
+    for (have, needed, who), names in alike.items():
+        yield Problem(
+            f"{names[0]} memory",
+            gib(have),
+            f"on {some(names)}: {who} need {gib(needed)} at least, activations not counted",
+            "place fewer there (pools' learners or resources), or take nodes with more memory",
+        )
 
 
 def _device_memory(draft: Draft) -> Iterator[Problem]:

@@ -20,6 +20,7 @@ from orchestrator.problems import InputError, Problem, nearest
 
 GIB = 2**30
 ACCELERATOR = "accelerator_type:"  # Ray's resource of this prefix: 1 on every node that has such an accelerator
+NODES_MAX = 10_000  # by one `count`
 EXAMPLE = "CPU=8,GPU=4,region=us-east,accelerator=H100,memory=64"
 # What is said of a node beside its resources: key -> what its value must be.
 _SAID = {
@@ -154,8 +155,8 @@ def _problems(table: Mapping[str, Any], field: str) -> Iterable[Problem]:
             near = nearest(key, known)
             meant = f"did you mean {near}?" if near and near != key else f"write for example {EXAMPLE}"
             yield Problem(place, value, f"must be a number from 0: {_SAID.get(key, 'a resource')}", meant)
-        elif key == "count" and (value != int(value) or value < 1):
-            yield Problem(place, value, "must be a whole number above 0", "leave it out for one node")
+        elif key == "count" and not (value == int(value) and 1 <= value <= NODES_MAX):
+            yield Problem(place, value, f"must be a whole number from 1 to {NODES_MAX}", "leave it out for one node")
     if not any(isinstance(value, int | float) and key not in _SAID for key, value in table.items()):
         yield Problem(field, dict(table), "names no resource: nothing could run there", f"write for example {EXAMPLE}")
 

@@ -219,6 +219,7 @@ def test_nodes_are_read_from_text_json_and_toml_alike() -> None:
         ("CPU=-1", "must be a number from 0", "CPU=8"),
         ("CPU=nan", "must be a number from 0", "CPU=8"),
         ("CPU=8,count=1.5", "a whole number", "leave it out"),
+        ("CPU=8,count=1e12", "from 1 to 10000", "leave it out"),
         ("region=us", "names no resource", "CPU=8"),
         ("CPU=8,region=3", "must be text", "region=us-east"),
     ],

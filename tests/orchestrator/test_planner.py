@@ -278,6 +278,8 @@ def test_a_node_without_a_cpu_to_spare_is_warned_of() -> None:
     # 1.1 CPU of services, 4 of learners.
     (warning,) = planned(nodes=["CPU=5.1,name=full"]).warnings
     assert warning.field == "full CPU"
+    (warning,) = planned(nodes=["CPU=1.2", "CPU=1,count=4"]).warnings
+    assert "node-1 and 3 more" in warning.message
     assert planned(nodes=["CPU=5.11,name=full"]).warnings == ()
 
 
