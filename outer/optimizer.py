@@ -13,6 +13,7 @@ from types import FunctionType
 from typing import Any
 
 import jax
+import jax.numpy as jnp
 import numpy as np
 import optax
 from numpy.typing import NDArray
@@ -102,6 +103,11 @@ class OuterOptimizer:
         """The state before the first step on theta float32[n]: a pytree of NumPy arrays."""
         with jax.enable_x64(True):
             return _stored(self._transformation.init(theta.astype(np.float64)))
+
+    def state_bytes(self, size: int) -> int:
+        """Bytes that a fragment of `size` elements keeps as state; nothing of that size is allocated."""
+        shapes = jax.eval_shape(lambda: self._transformation.init(jnp.zeros(size, jnp.float32)))
+        return sum(leaf.size * leaf.dtype.itemsize for leaf in jax.tree.leaves(shapes))
 
     def step(
         self, theta: NDArray[np.float32], gradient: NDArray[np.float64], state: Any

@@ -13,7 +13,7 @@ import typer
 
 from orchestrator.problems import InputError
 
-OK, INPUT, UNREACHABLE, FAILED, BROKEN_PROMISE, INTERRUPTED = 0, 2, 3, 4, 5, 130
+OK, INPUT, UNREACHABLE, FAILED, BROKEN_PROMISE, UNFIT, INTERRUPTED = 0, 2, 3, 4, 5, 6, 130
 
 
 @contextmanager

@@ -1,0 +1,228 @@
+"""`diloco plan RECIPE`: what a run would need and move, and whether it fits, before anything is started."""
+
+from __future__ import annotations
+
+import json
+import os
+import shlex
+import sys
+from collections.abc import Sequence
+from pathlib import Path
+from typing import Annotated, Any
+
+import psutil
+import typer
+from rich.console import Console
+
+from orchestrator.cli.doctor import foreign_packages
+from orchestrator.cli.errors import UNFIT, reported
+from orchestrator.config import Recipe
+from orchestrator.planner import nodes as known
+from orchestrator.planner.nodes import Node
+from orchestrator.problems import InputError, Problem
+from orchestrator.recipes import load, validate
+from orchestrator.store import RunStore
+from orchestrator.validation import resolve
+
+# File systems that several hosts can mount; FUSE's are named fuse.WHAT.
+NETWORK = ("nfs", "nfs4", "cifs", "smb3", "ceph", "lustre", "gpfs", "beegfs", "glusterfs", "9p", "afs", "fuse.")
+
+
+def plan(
+    context: typer.Context,
+    recipe: Annotated[Path, typer.Argument(help="A TOML file, as for diloco run.")],
+    name: Annotated[str | None, typer.Option(help="Instead of the recipe's name.")] = None,
+    run_dir: Annotated[str | None, typer.Option(help="The run's store, a folder or file:// URI [runs/NAME].")] = None,
+    address: Annotated[
+        str | None, typer.Option(envvar="RAY_ADDRESS", help="Plan for the nodes of this Ray cluster.")
+    ] = None,
+    overrides: Annotated[
+        list[str] | None, typer.Option("--set", metavar="KEY=VALUE", help="Override, as for diloco run.")
+    ] = None,
+    node: Annotated[
+        list[str] | None,
+        typer.Option("--node", metavar="KEY=VALUE,...", help=f"Declare a node, e.g. {known.EXAMPLE}; repeat."),
+    ] = None,
+    nodes: Annotated[
+        str | None, typer.Option("--nodes", metavar="FILE", help="Declare nodes in JSON or TOML; - is stdin.")
+    ] = None,
+    syncer_region: Annotated[
+        str | None, typer.Option("--syncer-region", help="Where to count the syncer [on the first node with room].")
+    ] = None,
+    step_seconds: Annotated[
+        float | None, typer.Option("--step-seconds", help="Length of a learner's step: traffic in bit/s too.")
+    ] = None,
+    as_json: Annotated[bool, typer.Option("--json", help="Print JSON on stdout.")] = False,
+) -> None:
+    """Say what a run would need and move, and whether it fits; exit code 6 if not. Trains nothing."""
+    with reported(as_json):
+        named = [] if name is None else [f"name={json.dumps(name)}"]
+        resolved, store = prepare(recipe, [*(overrides or []), *named], run_dir)
+        declared = _declared(node or [], nodes)
+        if step_seconds is not None and not 0 < step_seconds < float("inf"):
+            raise InputError([Problem("--step-seconds", step_seconds, "must be above 0", "leave it out if unknown")])
+        from orchestrator.planner import plan as planner
+
+        setting, busy = _setting(resolved, store, declared, address, step_seconds, syncer_region)
+        made = planner.make(resolved, _shapes(resolved), setting, busy)
+        given = [str(recipe), *(part for item in overrides or [] for part in ("--set", item))]
+        commands = list(_commands(context, given, name, run_dir, address, store, made))
+        if as_json:
+            typer.echo(json.dumps(planner.as_json(made, commands), allow_nan=False))
+        else:
+            from orchestrator.cli.planview import show
+
+            show(made, commands, Console(soft_wrap=not sys.stdout.isatty(), width=None if sys.stdout.isatty() else 160))
+        if not made.ok:
+            raise typer.Exit(UNFIT)
+
+
+def prepare(path: Path, overrides: Sequence[str], run_dir: str | None) -> tuple[Recipe, RunStore]:
+    """The recipe as `diloco run` resolves it, and its store, which may hold anything: nothing is written."""
+    folder = str(Path.cwd())
+    if folder not in sys.path:
+        sys.path.append(folder)  # a task of the user's own, as workers find it; ours come first
+    problems = foreign_packages(Path.cwd())
+    try:
+        recipe = load(path, overrides)
+        store = RunStore(run_dir) if run_dir is not None else RunStore.named(recipe.name)
+        validate(recipe)
+    except InputError as error:
+        raise InputError([*problems, *error.problems]) from error
+    if problems:
+        raise InputError(problems)
+    return resolve(recipe), store
+
+
+def _shapes(recipe: Recipe) -> Any:
+    """The task's shapes; whatever its own code raises is the user's to correct."""
+    from orchestrator.planner.shapes import shapes_of
+
+    try:
+        return shapes_of(recipe)
+    except Exception as error:
+        message = f"its shapes cannot be found: {type(error).__name__}: {error}"
+        raise InputError([Problem("task", recipe.task, message, "correct the task's own code")]) from error
+
+
+# ------------------------------------------------------------------ where
+
+
+def _declared(texts: Sequence[str], source: str | None) -> list[Node]:
+    """Nodes from the command line and from a file, under names of their own."""
+    found = known.from_text(texts)
+    if source is not None:
+        try:
+            text = sys.stdin.read() if source == "-" else Path(source).read_text(encoding="utf-8")
+        except (OSError, UnicodeDecodeError) as error:
+            problem = Problem("--nodes", source, f"cannot be read: {error}", "give a file in JSON or TOML, or -")
+            raise InputError([problem]) from error
+        found += known.from_file(text, source)
+    return known.distinct(found)
+
+
+def _setting(
+    recipe: Recipe,
+    store: RunStore,
+    declared: Sequence[Node],
+    address: str | None,
+    step_s: float | None,
+    syncer_region: str | None,
+) -> tuple[Any, list[Problem]]:
+    """Declared nodes before the cluster's, the cluster's before this machine; and what is in their way already."""
+    from orchestrator.planner.plan import Setting
+
+    busy: list[Problem] = []
+    if declared:
+        source, there = "declared", list(declared)
+    elif address:
+        source, (there, busy) = "cluster", _cluster(address)
+    else:
+        source, there = "this machine", [known.this_machine(_wanted(recipe))]
+    setting = Setting(
+        nodes=there,
+        source=source,  # type: ignore[arg-type]
+        cores=len(os.sched_getaffinity(0)) if hasattr(os, "sched_getaffinity") else os.cpu_count() or 1,
+        store=str(store.root),
+        shared_store=on_network(store.root),
+        step_s=step_s,
+        syncer_region=syncer_region,
+    )
+    return setting, busy
+
+
+def _wanted(recipe: Recipe) -> dict[str, float]:
+    """Logical CPUs and further resources that a local Ray is started with: as many as are asked for."""
+    from orchestrator.planner.fit import HAND_CPUS, SERVICE_CPUS
+
+    wanted = {"CPU": sum(SERVICE_CPUS.values()) + HAND_CPUS}
+    for pool in recipe.learners.values():
+        for kind, amount in pool.resources.items():
+            wanted[kind] = wanted.get(kind, 0.0) + amount
+    return wanted
+
+
+def _cluster(address: str) -> tuple[list[Node], list[Problem]]:
+    """A cluster's nodes, whole, and a warning where something runs on them."""
+    import ray
+
+    from orchestrator.launch import connect
+
+    connect(address, "diloco-plan")
+    try:
+        there, free, whole = known.from_ray(ray.nodes()), ray.available_resources(), ray.cluster_resources()
+    finally:
+        ray.shutdown()
+    taken = {kind: whole[kind] - free.get(kind, 0.0) for kind in ("CPU", "GPU", "TPU") if kind in whole}
+    used = ", ".join(f"{amount:g} {kind}" for kind, amount in taken.items() if amount > 1e-4)
+    if not used:
+        return there, []
+    message = f"{used} are taken there by something else; the plan counts nodes as empty"
+    return there, [Problem("address", address, message, "wait for it to end, or declare what is left with --node")]
+
+
+def on_network(folder: Path) -> bool:
+    """Whether a folder, or the nearest one above it that exists, is on a file system that other hosts can mount."""
+    mounts = {part.mountpoint: part.fstype for part in psutil.disk_partitions(all=True)}
+    path = folder.resolve()
+    kind = next((mounts[str(above)] for above in (path, *path.parents) if str(above) in mounts), "")
+    return kind.startswith(NETWORK)
+
+
+# ------------------------------------------------------------------ what next
+
+
+def _commands(
+    context: typer.Context,
+    given: Sequence[str],
+    name: str | None,
+    run_dir: str | None,
+    address: str | None,
+    store: RunStore,
+    made: Any,
+) -> list[str]:
+    """The commands to go on with, of those that this build has; none where the plan cannot run."""
+    if not made.ok:
+        return []
+    where = ["--run-dir", run_dir] if run_dir is not None else ["--name", made.recipe.name]
+    options = [*given, *(["--name", name] if name else []), *(["--run-dir", run_dir] if run_dir is not None else [])]
+    at = ["--address", address] if address else []
+    commands = [["diloco", "run", *options, *at]]
+    if address:
+        # In a job Ray sets RAY_ADDRESS; the job's folder is temporary, so the store must be named.
+        stored = [_inside(given[0]), *options[1:], *([] if run_dir is not None else ["--run-dir", str(store.root)])]
+        submit = ["ray", "job", "submit", *at, "--working-dir", ".", "--", "python", "-m", "orchestrator", "run"]
+        commands.append([*submit, *stored])
+    commands.append(["diloco", "status", *where])
+    folder = run_dir if run_dir is not None else f"runs/{made.recipe.name}"
+    here: Any = context.parent.command if context.parent else None
+    for known_command in ("check", "report"):
+        if known_command in getattr(here, "commands", {}):
+            commands.append(["diloco", known_command, folder])
+    return [shlex.join(command) for command in commands]
+
+
+def _inside(path: str) -> str:
+    """A recipe's path as a job sees it, which has this folder's content and another folder's name."""
+    absolute = Path(path).absolute()
+    return str(absolute.relative_to(Path.cwd())) if absolute.is_relative_to(Path.cwd()) else path

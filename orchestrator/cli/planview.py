@@ -1,0 +1,206 @@
+"""A plan for a reader: tables and lines of text. Computes nothing that the plan does not say."""
+
+from __future__ import annotations
+
+from collections import Counter
+from collections.abc import Iterator, Sequence
+from typing import Any
+
+from rich.console import Console
+from rich.table import Table
+from rich.text import Text
+
+from orchestrator.planner.plan import Plan
+from orchestrator.planner.traffic import Flow
+from orchestrator.problems import Problem
+from orchestrator.recipes import dump
+from orchestrator.status import DASH, number, percent, seconds
+
+NODES_SHOWN = 24
+STEPS_SHOWN = 3  # syncer steps at which a fragment is due
+
+
+def show(plan: Plan, commands: Sequence[str], console: Console) -> None:
+    """Print the whole plan."""
+    say = _printer(console)
+    for heading, lines in (
+        ("recipe, resolved", dump(plan.recipe).rstrip().splitlines()),
+        (f"placement on {_source(plan)}", [_nodes(plan), *_services(plan)]),
+        (_fragments_heading(plan), [_fragments(plan)]),
+        ("budget", list(_pace(plan))),
+        ("traffic, payloads alone", [_traffic(plan), *_compared(plan)]),
+        ("memory, activations and data not counted", [_memory(plan)]),
+        (f"limits broken: {len(plan.limits)}", list(_problems(plan.limits))),
+        (f"warnings: {len(plan.warnings) or 'none'}", list(_problems(plan.warnings))),
+        ("and now", list(commands)),
+    ):
+        if lines or heading == "warnings: none":
+            say(Text(heading, style="bold"), *lines, "")
+    say(_verdict(plan))
+
+
+def _printer(console: Console) -> Any:
+    def say(*lines: Any) -> None:
+        for line in lines:
+            console.print(line, markup=False, highlight=False, soft_wrap=isinstance(line, (str, Text)))
+
+    return say
+
+
+def _verdict(plan: Plan) -> str:
+    how = "can be placed" if plan.ok else "CANNOT RUN AS PLANNED"
+    return f"{plan.recipe.name}: {how}, config hash {plan.recipe.config_hash}"
+
+
+def amount(size: float | None) -> str:
+    """Bytes in a unit that suits them."""
+    if size is None:
+        return DASH
+    for unit, name in ((2**40, "TiB"), (2**30, "GiB"), (2**20, "MiB"), (2**10, "KiB")):
+        if size >= unit:
+            return f"{size / unit:.3g} {name}" if size < 1000 * unit else f"{size / unit:,.0f} {name}"
+    return f"{size:.0f} B"
+
+
+def rate(bits: float | None) -> str:
+    if bits is None:
+        return DASH
+    for unit, name in ((1e12, "Tbit/s"), (1e9, "Gbit/s"), (1e6, "Mbit/s"), (1e3, "kbit/s")):
+        if bits >= unit:
+            return f"{bits / unit:.3g} {name}"
+    return f"{bits:.0f} bit/s"
+
+
+def _grid(*columns: str, left: int = 1) -> Table:
+    table = Table(box=None, pad_edge=False, header_style="dim")
+    for index, column in enumerate(columns):
+        table.add_column(column, justify="left" if index < left else "right", no_wrap=index > 0 and index >= left)
+    return table
+
+
+# ------------------------------------------------------------------ placement
+
+
+def _source(plan: Plan) -> str:
+    count = len(plan.setting.nodes)
+    if plan.setting.source == "this machine":
+        return "this machine"
+    return f"{count} {'node' if count == 1 else 'nodes'} {'declared' if plan.setting.source == 'declared' else 'there'}"
+
+
+def _nodes(plan: Plan) -> Table:
+    table = _grid("node", "region", "offers", "learners", left=4)
+    pools = {name: pool.name for name, pool in plan.recipe.learners.items()}
+    for node in plan.setting.nodes[:NODES_SHOWN]:
+        there = Counter(pools[name] for name, place in plan.placement.learners.items() if place == node.name)
+        who = ", ".join(f"{count} x {pool}" for pool, count in there.items())
+        offers = ", ".join(f"{kind}={value:g}" for kind, value in node.resources.items() if kind != "memory")
+        memory = f", {amount(node.memory_bytes)} memory" if node.memory_bytes else ""
+        table.add_row(node.name, node.region or DASH, offers + memory, who or DASH)
+    if (more := len(plan.setting.nodes) - NODES_SHOWN) > 0:
+        table.add_row(f"and {more} more", "", "", "")
+    return table
+
+
+def _services(plan: Plan) -> Iterator[str]:
+    yield "  ".join(f"{name} on {node}" for name, node in plan.placement.services.items())
+    if not plan.setting.local:
+        yield "Ray chooses where the services go; the syncer is counted as being where it stands here"
+
+
+# ------------------------------------------------------------------ fragments, budget, traffic, memory
+
+
+def _fragments_heading(plan: Plan) -> str:
+    sizes = [row.elements for row in plan.fragments]
+    ratio = f"{max(sizes) / min(sizes):.2f}" if min(sizes) else DASH
+    tensors = sum(row.tensors for row in plan.fragments)
+    return (
+        f"{len(sizes)} fragments of {tensors} tensors, {plan.shapes.elements:,} elements, "
+        f"{amount(plan.shapes.parameter_bytes)} in the model; largest to smallest {ratio}"
+    )
+
+
+def _fragments(plan: Plan) -> Table:
+    table = _grid("fragment", "tensors", "elements", "up", "down", "share", "due at syncer steps")
+    round_steps = plan.recipe.sync.round_steps
+    for row in plan.fragments:
+        first = row.due or round_steps  # step 0 does not exist
+        due = [first + i * round_steps for i in range(STEPS_SHOWN) if first + i * round_steps <= plan.pace.syncer_steps]
+        more = ", ..." if first + STEPS_SHOWN * round_steps <= plan.pace.syncer_steps else ""
+        table.add_row(
+            str(row.fragment),
+            number(row.tensors),
+            number(row.elements),
+            amount(row.up_bytes),
+            amount(row.down_bytes),
+            percent(row.share),
+            (", ".join(map(str, due)) + more) or "never",
+        )
+    return table
+
+
+def _pace(plan: Plan) -> Iterator[str]:
+    pace, recipe = plan.pace, plan.recipe
+    yield (
+        f"T = {number(pace.syncer_steps)} syncer steps of {number(pace.step_tokens)} tokens, H = "
+        f"{recipe.sync.round_steps}: {number(pace.rounds, 1)} rounds"
+    )
+    for pool, tokens in pace.learner_tokens.items():
+        yield f"{number(tokens)} tokens for each learner of {pool}"
+    if pace.run_s is not None:
+        yield f"{seconds(pace.run_s)} of stepping, at {number(pace.step_s, 3)} s a syncer step"
+
+
+def _traffic(plan: Plan) -> Table:
+    table = _grid("", "mean/step", "peak/step", "a round", "mean", "peak")
+    told = plan.traffic
+    rows = [("one learner up", told.learner_up), ("one learner down", told.learner_down)]
+    for region in told.regions:
+        known = region.region or region.syncer_region
+        ends = f", {region.region or DASH} -> {region.syncer_region or DASH}" if known else ""
+        rows.append((f"{region.learners} learners{ends}, up", region.up))
+        rows.append((f"{region.learners} learners{ends}, down", region.down))
+    for name, flow in rows:
+        table.add_row(name, *_flow(flow))
+    return table
+
+
+def _flow(flow: Flow) -> list[str]:
+    return [
+        amount(flow.per_step_bytes),
+        amount(flow.peak_bytes),
+        amount(flow.per_round_bytes),
+        rate(flow.per_second_bits),
+        rate(flow.peak_second_bits),
+    ]
+
+
+def _compared(plan: Plan) -> Iterator[str]:
+    told = plan.traffic
+    yield (
+        f"the whole run: {amount(told.run_up_bytes)} up, {amount(told.run_down_bytes)} down; a learner that joins "
+        f"fetches {amount(told.joining_bytes)}, each evaluation {amount(told.evaluation_bytes)}"
+    )
+    plain = told.data_parallel
+    if plain.ratio is not None:
+        yield (
+            f"plain data-parallel training: each learner sends and receives {amount(plain.sent_bytes)} in every step, "
+            f"{plain.ratio:.3g} times as much as here"
+        )
+
+
+def _memory(plan: Plan) -> Table:
+    table = _grid("process", "of which", "own", "object store", "device", left=2)
+    for name, process in plan.memory.items():
+        sums = (process.host_bytes, process.store_bytes, process.device_bytes)
+        table.add_row(Text(name, style="bold"), "in all", *map(amount, sums))
+        for part in process.parts:
+            cells = (amount(part.bytes) if part.where == where else "" for where in ("host", "store", "device"))
+            table.add_row("", part.what, *cells)
+    return table
+
+
+def _problems(problems: Sequence[Problem]) -> Iterator[str]:
+    for problem in problems:
+        yield from str(problem).splitlines()

@@ -1,0 +1,53 @@
+"""A plan before it is judged: all that the rules of limits.py, links.py and advice.py look at."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
+
+from orchestrator.config import Recipe
+from orchestrator.planner.fit import Placement
+from orchestrator.planner.memory import Memory
+from orchestrator.planner.nodes import GIB, Node
+from orchestrator.planner.shapes import Shapes
+from orchestrator.planner.traffic import FragmentRow, Traffic
+
+
+@dataclass(frozen=True)
+class Draft:
+    """Recipe, sizes, places and flows; no judgement."""
+
+    recipe: Recipe
+    shapes: Shapes
+    rows: tuple[FragmentRow, ...]
+    traffic: Traffic
+    memory: Mapping[str, Memory]
+    nodes: Sequence[Node]
+    placement: Placement
+    local: bool  # the plan is for `diloco run` without a cluster
+    cores: int | None  # of this machine; None: not where it runs
+    step_s: float | None
+    syncer_steps: int
+    shared_store: bool  # every node can reach the run's folder
+    store: str
+
+    @property
+    def pools(self) -> dict[str, int]:
+        return {pool.name: pool.learners for pool in self.recipe.pools}
+
+    def node_of(self, name: str) -> Node | None:
+        place = self.placement.learners.get(name) or self.placement.services.get(name)
+        return next((node for node in self.nodes if node.name == place), None)
+
+
+def gib(size: float) -> str:
+    """Bytes in words, to three digits."""
+    for unit, name in ((GIB, "GiB"), (2**20, "MiB"), (2**10, "KiB")):
+        if size >= unit:
+            return f"{size / unit:.3g} {name}"
+    return f"{size:g} bytes"
+
+
+def some(names: Sequence[str]) -> str:
+    """The first of them, and how many more there are."""
+    return names[0] + (f" and {len(names) - 1} more" if len(names) > 1 else "")

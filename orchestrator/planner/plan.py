@@ -1,0 +1,174 @@
+"""The plan of a run: one model of all that can be said of a recipe before anything is started.
+
+Pure: everything comes in as values. `as_json` is what `diloco plan --json` prints, and what the report is drawn from.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import asdict, dataclass
+from statistics import median
+from typing import Any, Literal
+
+from orchestrator.config import Recipe
+from orchestrator.planner import fit, memory
+from orchestrator.planner.advice import warnings
+from orchestrator.planner.draft import Draft
+from orchestrator.planner.limits import limits
+from orchestrator.planner.nodes import Node
+from orchestrator.planner.shapes import Shapes
+from orchestrator.planner.traffic import FragmentRow, Traffic, table, traffic
+from orchestrator.problems import Problem
+
+
+@dataclass(frozen=True)
+class Setting:
+    """Where and how the run is to go."""
+
+    nodes: Sequence[Node]
+    source: Literal["declared", "this machine", "cluster"]
+    cores: int  # of this machine
+    store: str  # the run's folder
+    shared_store: bool  # it is on a network file system
+    step_s: float | None = None  # of one inner step, without a pool's slowdown
+    syncer_region: str | None = None
+
+    @property
+    def local(self) -> bool:
+        """One node on which `diloco run` starts Ray by itself: regions do not bind."""
+        return self.source == "this machine"
+
+
+@dataclass(frozen=True)
+class Pace:
+    """How long the run is, in the units that matter."""
+
+    syncer_steps: int  # T; for a token budget, with every learner stepping once in each
+    rounds: float  # T / H
+    step_tokens: int  # of one step of every learner
+    learner_tokens: dict[str, int]  # of one learner over the whole run, by pool
+    step_s: float | None
+    run_s: float | None  # of stepping alone
+
+
+@dataclass(frozen=True)
+class Plan:
+    recipe: Recipe
+    setting: Setting
+    shapes: Shapes
+    fragments: tuple[FragmentRow, ...]
+    placement: fit.Placement
+    pace: Pace
+    traffic: Traffic
+    memory: dict[str, memory.Memory]
+    limits: tuple[Problem, ...]
+    warnings: tuple[Problem, ...]
+
+    @property
+    def ok(self) -> bool:
+        """It can be placed, and breaks no limit."""
+        return not self.limits
+
+
+def make(recipe: Recipe, shapes: Shapes, setting: Setting, busy: Sequence[Problem] = ()) -> Plan:
+    """The plan of a resolved recipe. `busy`: warnings about the place, found by whoever looked at it."""
+    wanted = fit.services(recipe.chaos.active, setting.syncer_region)
+    placement = fit.fit(recipe.learners, wanted, setting.nodes, anywhere=setting.local)
+    regions = _regions(recipe, setting, placement)
+    pace = _pace(recipe, shapes, setting.step_s)
+    rows = table(shapes.fragments, recipe.sync)
+    moved = traffic(
+        rows,
+        recipe.sync,
+        {name: regions[name] for name in recipe.learners},
+        regions.get("syncer", setting.syncer_region),
+        pace.syncer_steps,
+        shapes.parameter_bytes,
+        pace.step_s,
+    )
+    kept = memory.of_run(recipe, shapes, [pool.name for pool in recipe.pools])
+    draft = Draft(
+        recipe=recipe,
+        shapes=shapes,
+        rows=rows,
+        traffic=moved,
+        memory=kept,
+        nodes=setting.nodes,
+        placement=placement,
+        local=setting.local,
+        cores=setting.cores if setting.local else None,
+        step_s=pace.step_s,
+        syncer_steps=pace.syncer_steps,
+        shared_store=setting.shared_store,
+        store=setting.store,
+    )
+    broken, doubtful = tuple(limits(draft)), (*warnings(draft), *busy)
+    return Plan(recipe, setting, shapes, rows, placement, pace, moved, kept, broken, doubtful)
+
+
+def _regions(recipe: Recipe, setting: Setting, placement: fit.Placement) -> dict[str, str | None]:
+    """Where each learner and service is: by its node, else, for a learner without one, where its pool wants it."""
+    if setting.local:
+        return dict.fromkeys([*recipe.learners, "syncer"])
+    of_node = {node.name: node.region for node in setting.nodes}
+    found = {name: pool.region for name, pool in recipe.learners.items()}
+    return found | {name: of_node[node] for name, node in (placement.learners | placement.services).items()}
+
+
+def _pace(recipe: Recipe, shapes: Shapes, step_s: float | None) -> Pace:
+    step_tokens = sum(shapes.step_tokens[pool.name] for pool in recipe.learners.values())
+    steps = recipe.budget.syncer_steps
+    if steps is None:
+        assert recipe.budget.tokens is not None
+        steps = max(1, -(-recipe.budget.tokens // step_tokens))
+    # The syncer's clock is the median learner's step.
+    syncer_s = None if step_s is None else step_s * median(pool.slowdown for pool in recipe.learners.values())
+    return Pace(
+        syncer_steps=steps,
+        rounds=steps / recipe.sync.round_steps,
+        step_tokens=step_tokens,
+        learner_tokens={pool.name: steps * shapes.step_tokens[pool.name] for pool in recipe.pools},
+        step_s=syncer_s,
+        run_s=None if syncer_s is None else steps * syncer_s,
+    )
+
+
+def as_json(plan: Plan, commands: Sequence[str]) -> dict[str, Any]:
+    """The whole plan in JSON values. Bytes, seconds, bits per second; what is not known is null."""
+    recipe, shapes = plan.recipe, plan.shapes
+    largest = max(row.elements for row in plan.fragments)
+    smallest = min(row.elements for row in plan.fragments)
+    return {
+        "name": recipe.name,
+        "config_hash": recipe.config_hash,
+        "ok": plan.ok,
+        "recipe": recipe.canonical(),
+        "placement": {
+            "source": plan.setting.source,
+            "nodes": [asdict(node) | {"free": plan.placement.free[node.name]} for node in plan.setting.nodes],
+            "learners": plan.placement.learners,
+            "services": plan.placement.services,
+            "unplaced": [asdict(one) for one in plan.placement.shortfalls],
+        },
+        "model": {
+            "tensors": sum(row.tensors for row in plan.fragments),
+            "elements": shapes.elements,
+            "parameter_bytes": shapes.parameter_bytes,
+            "largest_to_smallest": largest / smallest if smallest else None,
+        },
+        "fragments": [asdict(row) for row in plan.fragments],
+        "pace": asdict(plan.pace),
+        "traffic": asdict(plan.traffic),
+        "memory": {
+            name: {"host_bytes": one.host_bytes, "store_bytes": one.store_bytes, "device_bytes": one.device_bytes}
+            | {"parts": [asdict(part) for part in one.parts]}
+            for name, one in plan.memory.items()
+        },
+        "limits": [_problem(problem) for problem in plan.limits],
+        "warnings": [_problem(problem) for problem in plan.warnings],
+        "commands": list(commands),
+    }
+
+
+def _problem(problem: Problem) -> dict[str, Any]:
+    return {"field": problem.field, "value": problem.value, "message": problem.message, "fix": problem.fix}
