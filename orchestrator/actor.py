@@ -249,6 +249,9 @@ class OrchestratorActor:
                 self._groups[name] = reserve(name, pool, anywhere=self._place.local)
             group = self._groups[name]
             await _within(recipe.run.start_s, group.ready())
+            if unit.ended == DRAINED:  # it was to leave before there was a place for it
+                self._left(name, unit)
+                return
             index = list(self._controller.units).index(name)
             label = name if incarnation == 1 else f"{name}.{incarnation}"
             options = self._named(label, 0) | inside(group, pool)
@@ -275,6 +278,9 @@ class OrchestratorActor:
                 return
             await self._lost(name, unit, "lease_expired" if unit.ended else "died", unit.ended or _gist(error))
         except TimeoutError:
+            if unit.ended == DRAINED:
+                self._left(name, unit)
+                return
             await self._lost(name, unit, "failed", f"not placed and started within {recipe.run.start_s} s")
 
     async def _lost(self, name: str, unit: _Running, cause: str, detail: str) -> None:
@@ -287,6 +293,8 @@ class OrchestratorActor:
             ray.kill(unit.handle)  # ends a living actor whose loop failed; no harm to a dead one
         reason = {"died": "killed"}.get(cause, cause)
         await _within(CALL_S, self._outer.fence.remote(name, unit.incarnation, reason))
+        if name not in self._controller.wanted:
+            self._give_up_place(name)
         if not self._over:
             self._advance()
 
@@ -294,10 +302,8 @@ class OrchestratorActor:
         """Ask a learner to leave. One that does not step yet has nothing to lose, and is ended at once."""
         unit = self._units[action.learner]
         unit.leaving = action.reason
-        request = DrainRequested(action.learner, action.incarnation, action.reason, deadline_s)
-        await _within(CALL_S, self._outer.drain.remote(request))
-        rows = {row["name"]: row for row in self._view.get("learners", [])}
-        if rows.get(action.learner, {}).get("phase") not in ("stepping", "draining"):
+        request = DrainRequested(action.learner, unit.incarnation, action.reason, deadline_s)
+        if not await _within(CALL_S, self._outer.drain.remote(request)):
             unit.ended = DRAINED
             if unit.handle is not None:
                 ray.kill(unit.handle)
@@ -307,11 +313,14 @@ class OrchestratorActor:
         self._controller.left(name, unit.incarnation)
         if unit.handle is not None:
             ray.kill(unit.handle)
-        if (group := self._groups.pop(name, None)) is not None:
-            remove_placement_group(group)
+        self._give_up_place(name)
         self._faults[name] = f"drained: {unit.leaving or 'its process was told to end'}"
         if not self._over:
             self._advance()
+
+    def _give_up_place(self, name: str) -> None:
+        if (group := self._groups.pop(name, None)) is not None:
+            remove_placement_group(group)
 
     def _scale(self) -> None:
         """Make the pools as large as was asked for last."""

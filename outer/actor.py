@@ -133,8 +133,10 @@ class OuterActor:
         self._peers.pop(expected.learner, None)
         self._drive(expected)
 
-    async def drain(self, request: signals.DrainRequested) -> None:
-        self._drive(request)
+    async def drain(self, request: signals.DrainRequested) -> bool:
+        """Whether it was asked to leave; False: it has nothing to lose, and is fenced."""
+        sent = (effect for effect in self._drive(request) if isinstance(effect, signals.Send))
+        return any(isinstance(effect.message, Drain) for effect in sent)
 
     async def fence(self, learner: str, incarnation: int, reason: str) -> None:
         self._drive(signals.Fence(learner, incarnation, reason))
