@@ -23,7 +23,7 @@ from typing import TYPE_CHECKING, Any
 import ray
 
 from learners import signals
-from learners.config import DataConfig, InnerConfig
+from learners.config import DataConfig, InnerConfig, WarmStart
 from learners.device import fit
 from learners.facts import LoopFailed
 from learners.learner import Learner
@@ -74,6 +74,7 @@ class LearnerSpec:
     code: str
     core: int | None  # of this host, to be pinned to; None on clusters
     accelerated: bool  # the pool asks for GPUs or TPUs
+    warm_start: WarmStart | None = None
 
 
 GROUPS = {"loop": 1, "inbox": 1, "read": 4}  # concurrency groups: the loop never queues behind its inbox
@@ -299,7 +300,9 @@ class EvaluatorActor:
         """As `current`, of the parameters that the run starts from."""
         from learners.trainer import initial_parameters
 
-        return self._evaluate(0, initial_parameters(self._task, self._fragments, self._spec.seed))
+        return self._evaluate(
+            0, initial_parameters(self._task, self._fragments, self._spec.seed, self._spec.warm_start)
+        )
 
     def current(self) -> tuple[int, float, int]:
         """(syncer step, nats per token, tokens) of an evaluation of the syncer's parameters now."""

@@ -17,7 +17,8 @@ import numpy as np
 import optax
 from numpy.typing import NDArray
 
-from learners.config import InnerConfig
+from learners import weights
+from learners.config import InnerConfig, WarmStart
 from learners.task import Batch, Params, Task
 from outer.config import SyncConfig
 from outer.fragments import Fragment, Tensor, balanced, default_count
@@ -49,8 +50,15 @@ def deal(task: Task, sync: SyncConfig) -> tuple[Fragment, ...]:
     return balanced(tensors, count)
 
 
-def initial_parameters(task: Task, fragments: Sequence[Fragment], seed: int) -> list[Flat]:
-    """Fresh parameters, float32[n] per fragment: equal in every process with the same seed and versions."""
+def initial_parameters(
+    task: Task, fragments: Sequence[Fragment], seed: int, warm_start: WarmStart | None = None
+) -> list[Flat]:
+    """What a run starts from, float32[n] per fragment: equal in every process with the same seed and versions.
+
+    Fresh parameters, or those of `warm_start`. Raises ValueError if the latter changed since the run began.
+    """
+    if warm_start is not None:
+        return weights.start(warm_start, fragments)
     tree = _Tree.of(task)
     leaves = jax.tree.leaves(_initial(task, seed))
     return [tree.read(leaves, fragment) for fragment in fragments]

@@ -9,7 +9,6 @@ import hashlib
 import json
 import zipfile
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
@@ -18,27 +17,13 @@ import numpy as np
 from numpy.typing import NDArray
 from safetensors import SafetensorError, deserialize, safe_open
 
+from learners.config import WarmStart
 from outer.fragments import Fragment, Tensor
 
 Flat = NDArray[np.float32]
 Named = Mapping[str, Flat]  # tensor name -> float32 array of the tensor's shape
 
 _FLOATS: dict[str, Any] = {"F64": np.float64, "F32": np.float32, "F16": np.float16, "BF16": ml_dtypes.bfloat16}
-
-
-@dataclass(frozen=True)
-class WarmStart:
-    """Parameters to start from: a file or folder, and the digest that its content must have."""
-
-    path: str
-    digest: str
-
-    def fragments(self, fragments: Sequence[Fragment]) -> list[Flat]:
-        """float32[n] per fragment. Raises ValueError if the content changed since the digest was taken."""
-        named = read(self.path)
-        if (found := digest(named)) != self.digest:
-            raise ValueError(f"{self.path!r} has changed: its digest is {found}, and the run began with {self.digest}")
-        return dealt(named, fragments)
 
 
 def read(path: str | Path) -> dict[str, Flat]:
@@ -97,6 +82,14 @@ def dealt(named: Named, fragments: Sequence[Fragment]) -> list[Flat]:
     return [np.concatenate([named[tensor.name].reshape(-1) for tensor in each.tensors]) for each in fragments]
 
 
+def start(warm: WarmStart, fragments: Sequence[Fragment]) -> list[Flat]:
+    """float32[n] per fragment. Raises ValueError if the content changed since the run began."""
+    named = read(warm.path)
+    if (found := digest(named)) != warm.digest:
+        raise ValueError(f"{warm.path!r} has changed: its digest is {found}, and the run began with {warm.digest}")
+    return dealt(named, fragments)
+
+
 def _read_final(folder: Path) -> dict[str, Flat]:
     final = folder if (folder / "manifest.json").is_file() else folder / "final"
     if not (final / "manifest.json").is_file():
@@ -107,7 +100,8 @@ def _read_final(folder: Path) -> dict[str, Flat]:
     fix = "the folder was damaged or only partly copied; copy it again"
     try:
         described = json.loads((final / "manifest.json").read_text(encoding="utf-8"))["tensors"]
-        with np.load(final / "parameters.npz", allow_pickle=False) as arrays:
+        # Opened here: np.load leaves a damaged archive open.
+        with open(final / "parameters.npz", "rb") as file, np.load(file, allow_pickle=False) as arrays:
             named = {name: np.asarray(arrays[name], dtype=np.float32) for name in described}
         expected = {name: about["sha256"] for name, about in described.items()}
     except (ValueError, KeyError, TypeError, zipfile.BadZipFile, FileNotFoundError) as error:
@@ -119,7 +113,7 @@ def _read_final(folder: Path) -> dict[str, Flat]:
 
 def _read_safetensors(path: Path) -> dict[str, Flat]:
     try:
-        stored = deserialize(path.read_bytes())
+        stored = deserialize(path.read_bytes())  # type: ignore[no-untyped-call]
     except SafetensorError as error:
         raise ValueError(f"is no safetensors file: {error}; diloco export writes one") from error
     if whole := [f"{name} ({about['dtype']})" for name, about in stored if about["dtype"] not in _FLOATS]:

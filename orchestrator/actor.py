@@ -171,7 +171,7 @@ class OrchestratorActor:
             shared=self._shared,
             code=self._code,
         )
-        initial = InitialState(recipe.task, recipe.model, recipe.data, recipe.seed, recipe.sync)
+        initial = InitialState(recipe.task, recipe.model, recipe.data, recipe.seed, recipe.sync, recipe.warm_start)
         recorder = SegmentRecorder(self._store.path("events/syncer.jsonl"))
         self._outer = ray.remote(OuterActor).options(**self._named("outer", OUTER_CPUS)).remote(spec, initial, recorder)
         for name, pool in recipe.learners.items():
@@ -210,6 +210,7 @@ class OrchestratorActor:
             code=self._code,
             core=index % self._place.cores if self._place.cores else None,
             accelerated=any(kind in pool.resources for kind in ("GPU", "TPU")),
+            warm_start=recipe.warm_start,
         )
 
     # -------------------------------------------------------------- learners

@@ -12,6 +12,7 @@ from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from dataclasses import dataclass
 from functools import reduce
+from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from pydantic import BaseModel, ValidationError
@@ -61,12 +62,21 @@ def validate(recipe: Recipe) -> None:
 
 
 def resolve(recipe: Recipe) -> Recipe:
-    """The same valid recipe with P as a number: what depends on the task is settled before the run is hashed."""
+    """The same valid recipe with P as a number and the digest of what it starts from.
+
+    What depends on the task or on files is settled before the run is hashed.
+    """
     with _host_only():
         from learners import trainer
-    fragments = len(trainer.deal(_task(recipe), recipe.sync))
+    fragments = len(trainer.deal(build_task(recipe), recipe.sync))
     canonical = recipe.canonical()
-    return Recipe.model_validate(canonical | {"sync": canonical["sync"] | {"P": fragments}})
+    settled: dict[str, Any] = {"sync": canonical["sync"] | {"P": fragments}}
+    if recipe.init_from is not None:
+        from learners import weights
+
+        path = Path(recipe.init_from).expanduser().absolute()
+        settled |= {"init_from": str(path), "init_digest": weights.digest(weights.read(path))}
+    return Recipe.model_validate(canonical | settled)
 
 
 def touches(field: str, other: str) -> bool:
@@ -179,7 +189,7 @@ def _outer(recipe: Recipe) -> Iterator[Problem]:
 @_reads("task", "model", "data", "seed")
 def _builds(recipe: Recipe) -> Iterator[Problem]:
     try:
-        _task(recipe)
+        build_task(recipe)
     except InputError as error:
         yield from error.problems
 
@@ -187,7 +197,7 @@ def _builds(recipe: Recipe) -> Iterator[Problem]:
 @_reads("task", "model", "data", "seed", "sync.P", "sync.H")
 def _deals(recipe: Recipe) -> Iterator[Problem]:
     try:
-        task = _task(recipe)
+        task = build_task(recipe)
     except InputError:
         return  # reported by _builds
     with _host_only():
@@ -198,7 +208,36 @@ def _deals(recipe: Recipe) -> Iterator[Problem]:
         yield _from_error(error, "task", recipe, "see learners/task.py for what a task must provide")
 
 
-def _task(recipe: Recipe) -> Task:
+@_reads("init_from", "init_digest", "task", "model", "data", "seed")
+def _warm_start(recipe: Recipe) -> Iterator[Problem]:
+    if recipe.init_from is None:
+        if recipe.init_digest is not None:
+            yield Problem("init_digest", recipe.init_digest, "is given without init_from", "give both, or leave it out")
+        return
+    from learners import weights
+
+    try:
+        named = weights.read(recipe.init_from)
+    except ValueError as error:
+        yield _from_error(error, "init_from", recipe, "give a .safetensors file, or a run's folder")
+        return
+    if recipe.init_digest not in (None, found := weights.digest(named)):
+        message = f"is not the digest of init_from: its content has {found}"
+        yield Problem("init_digest", recipe.init_digest, message, "leave it out to start from that content")
+    try:
+        task = build_task(recipe)
+        with _host_only():
+            from learners import trainer
+        differences = weights.differences(named, trainer.tensors_of(task))
+    except (InputError, ValueError):
+        return  # reported by _builds or _deals
+    if differences:
+        fix = "give the parameters of the same model, or make [model] what it was for them"
+        message = f"does not fit the task's parameters in {len(differences)} places: {', '.join(differences)}"
+        yield Problem("init_from", recipe.init_from, message, fix)
+
+
+def build_task(recipe: Recipe) -> Task:
     """The recipe's task. Whatever its own code raises becomes an InputError: it is the user's."""
     with _host_only():
         from learners import task

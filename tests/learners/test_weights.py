@@ -10,6 +10,7 @@ import pytest
 from safetensors.numpy import save_file
 
 from learners import weights
+from learners.config import WarmStart
 from outer.fragments import Fragment, Tensor
 
 TENSORS = (Tensor("a", (2, 2), "float32"), Tensor("b", (3,), "float32"), Tensor("c", (), "float32"))
@@ -72,9 +73,9 @@ def test_what_is_no_file_of_parameters_is_refused_with_the_fix(tmp_path: Path) -
 def test_a_warm_start_whose_content_changed_is_refused(tmp_path: Path) -> None:
     path = tmp_path / "x.safetensors"
     save_file(NAMED, path)
-    start = weights.WarmStart(str(path), weights.digest(NAMED))
+    start = WarmStart(str(path), weights.digest(NAMED))
     fragments = (Fragment(0, TENSORS),)
-    np.testing.assert_array_equal(start.fragments(fragments)[0], [0, 1, 2, 3, 1, 1, 1, 5])
+    np.testing.assert_array_equal(weights.start(start, fragments)[0], [0, 1, 2, 3, 1, 1, 1, 5])
     save_file(NAMED | {"c": np.array(6.0, np.float32)}, path)
     with pytest.raises(ValueError, match="has changed"):
-        start.fragments(fragments)
+        weights.start(start, fragments)
