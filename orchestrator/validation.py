@@ -66,7 +66,7 @@ def resolve(recipe: Recipe) -> Recipe:
 
     What depends on the task or on files is settled before the run is hashed.
     """
-    with _host_only():
+    with host_only():
         from learners import trainer
     fragments = len(trainer.deal(build_task(recipe), recipe.sync))
     canonical = recipe.canonical()
@@ -168,7 +168,7 @@ def _data(recipe: Recipe) -> Iterator[Problem]:
 
 @_reads("inner.optimizer", "inner.lr", "inner.options")
 def _inner(recipe: Recipe) -> Iterator[Problem]:
-    with _host_only():
+    with host_only():
         from outer import optimizer
     try:
         optimizer.resolve("inner", recipe.inner.optimizer, recipe.inner.lr, recipe.inner.options)
@@ -178,7 +178,7 @@ def _inner(recipe: Recipe) -> Iterator[Problem]:
 
 @_reads("outer")
 def _outer(recipe: Recipe) -> Iterator[Problem]:
-    with _host_only():
+    with host_only():
         from outer.optimizer import OuterOptimizer
     try:
         OuterOptimizer(recipe.outer)
@@ -200,7 +200,7 @@ def _deals(recipe: Recipe) -> Iterator[Problem]:
         task = build_task(recipe)
     except InputError:
         return  # reported by _builds
-    with _host_only():
+    with host_only():
         from learners import trainer
     try:
         trainer.deal(task, recipe.sync)
@@ -226,7 +226,7 @@ def _warm_start(recipe: Recipe) -> Iterator[Problem]:
         yield Problem("init_digest", recipe.init_digest, message, "leave it out to start from that content")
     try:
         task = build_task(recipe)
-        with _host_only():
+        with host_only():
             from learners import trainer
         differences = weights.differences(named, trainer.tensors_of(task))
     except (InputError, ValueError):
@@ -239,7 +239,7 @@ def _warm_start(recipe: Recipe) -> Iterator[Problem]:
 
 def build_task(recipe: Recipe) -> Task:
     """The recipe's task. Whatever its own code raises becomes an InputError: it is the user's."""
-    with _host_only():
+    with host_only():
         from learners import task
     try:
         return task.load(recipe.task, recipe.data, recipe.seed, recipe.model)
@@ -301,7 +301,7 @@ def _raw(recipe: Recipe) -> Any:
 
 
 @contextmanager
-def _host_only() -> Iterator[None]:
+def host_only() -> Iterator[None]:
     """JAX reads its platforms when it is imported: imported in here it leaves accelerators to the learners.
 
     The variable is put back at once, since the processes of a local cluster inherit it.

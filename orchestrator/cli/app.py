@@ -7,7 +7,7 @@ from typing import Any
 
 import typer
 
-from orchestrator.cli import check, doctor, export, init, run, status
+from orchestrator.cli import check, check_task, doctor, export, init, run, status
 
 
 def build(extensions: Sequence[tuple[str, typer.Typer]] = (), starter: Callable[..., Any] | None = None) -> typer.Typer:
@@ -23,7 +23,17 @@ def build(extensions: Sequence[tuple[str, typer.Typer]] = (), starter: Callable[
     def root(context: typer.Context) -> None:
         context.obj = starter
 
-    for command in (init.init, run.run, status.status, status.stop, check.check, export.export, doctor.doctor):
+    commands = (
+        init.init,
+        run.run,
+        status.status,
+        status.stop,
+        check.check,
+        check_task.check_task,
+        export.export,
+        doctor.doctor,
+    )
+    for command in commands:
         app.command()(command)
     for name, group in extensions:
         app.add_typer(group, name=name)

@@ -367,6 +367,7 @@ def test_the_commands_and_their_options_are_these() -> None:
         "status": ["--json", "--name", "--run-dir"],
         "stop": ["--name", "--reason", "--run-dir"],
         "check": ["--json"],
+        "check-task": ["--json", "--set"],
         "export": ["--json", "--out"],
         "doctor": ["--json"],
     }
