@@ -75,6 +75,8 @@ class LearnerSpec:
     core: int | None  # of this host, to be pinned to; None on clusters
     accelerated: bool  # the pool asks for GPUs or TPUs
     warm_start: WarmStart | None = None
+    devices: int | None = 1  # local ones that a step is spread over; None: all
+    model_parallel: int = 1
 
 
 GROUPS = {"loop": 1, "inbox": 1, "read": 4}  # concurrency groups: the loop never queues behind its inbox
@@ -152,7 +154,7 @@ class LearnerActor:
             start_s=spec.start_s,
         )
         self._drive(signals.Enter(IMPORTING))
-        fit(spec.core, spec.accelerated)
+        fit(spec.core, spec.accelerated, spec.devices or 1)
         from learners.exchange import Exchange
         from learners.task import load
         from learners.trainer import Trainer, deal
@@ -160,7 +162,9 @@ class LearnerActor:
         task = load(spec.task, spec.data, spec.seed, dict(spec.model))
         self._tokens_per_step = task.tokens(spec.batch_size)
         fragments = deal(task, spec.sync)
-        self._trainer = Trainer(task, fragments, spec.inner, spec.seed)
+        self._trainer = Trainer(
+            task, fragments, spec.inner, spec.seed, devices=spec.devices, model_parallel=spec.model_parallel
+        )
         self._exchange = Exchange(self._trainer, spec.sync, len(fragments))
         self._drive(signals.Enter(COMPILING))
         self._trainer.warm_up(spec.batch_size)

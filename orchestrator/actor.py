@@ -209,8 +209,10 @@ class OrchestratorActor:
             shared=self._shared,
             code=self._code,
             core=index % self._place.cores if self._place.cores else None,
-            accelerated=any(kind in pool.resources for kind in ("GPU", "TPU")),
+            accelerated=pool.accelerated,
             warm_start=recipe.warm_start,
+            devices=pool.devices or (None if pool.accelerated else 1),
+            model_parallel=pool.model_parallel,
         )
 
     # -------------------------------------------------------------- learners

@@ -27,6 +27,21 @@ class PoolConfig(Section):
     )
     batch_size: PositiveInt = Field(8, description="samples per step and learner")
     slowdown: float = Field(1.0, ge=1.0, description="every step is made to take this many times as long (studies)")
+    devices: PositiveInt | None = Field(
+        None, description="that one learner's step is spread over; default: all accelerators it sees, or one CPU"
+    )
+    model_parallel: PositiveInt = Field(
+        1, description='devices that share one copy of the model, the mesh axis "model" of the task\'s sharding'
+    )
+
+    @property
+    def accelerated(self) -> bool:
+        return any(kind in self.resources for kind in ("GPU", "TPU"))
+
+    @property
+    def known_devices(self) -> int:
+        """How many devices a learner of this pool steps on, as far as the recipe tells."""
+        return self.devices or max(1, int(self.resources.get("GPU", 0)), int(self.resources.get("TPU", 0)))
 
 
 class BudgetConfig(Section):

@@ -135,6 +135,25 @@ def _pool_names(recipe: Recipe) -> Iterator[Problem]:
             )
 
 
+@_reads("pools")
+def _devices(recipe: Recipe) -> Iterator[Problem]:
+    for index, pool in enumerate(recipe.pools):
+        if pool.known_devices % pool.model_parallel:
+            yield Problem(
+                f"pools.{index}.model_parallel",
+                pool.model_parallel,
+                f"does not divide the pool's {pool.known_devices} devices",
+                f"give a divisor of {pool.known_devices}",
+            )
+        elif pool.batch_size % (ways := pool.known_devices // pool.model_parallel):
+            yield Problem(
+                f"pools.{index}.batch_size",
+                pool.batch_size,
+                f"cannot be split over {ways} devices",
+                f"give a multiple of {ways}, or fewer devices",
+            )
+
+
 @_reads("chaos.faults", "pools")
 def _targets(recipe: Recipe) -> Iterator[Problem]:
     known = ["any", *recipe.learners]

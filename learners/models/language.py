@@ -2,10 +2,11 @@
 
 from __future__ import annotations
 
-from functools import cached_property
+from functools import cached_property, partial
 from typing import Any
 
 import jax
+import numpy as np
 import optax
 from pydantic import ValidationError
 
@@ -56,6 +57,21 @@ class ByteLanguageModel:
 
     def held_out(self, start: int, count: int) -> Bytes:
         return self.corpus.held_out_batch(start, count)
+
+    def sample(
+        self, params: transformer.Params, prompt: bytes, length: int, temperature: float, top_k: int, rng: jax.Array
+    ) -> bytes:
+        """`length` bytes that follow the prompt, of which the last sequence_length bytes are seen; no prompt: a new
+        line. See transformer.generate.
+        """
+        seen = np.frombuffer(prompt[-self._data.sequence_length :] or b"\n", dtype=np.uint8)
+        window = np.zeros(self._data.sequence_length, dtype=np.int32)
+        window[: len(seen)] = seen
+        generate = jax.jit(
+            partial(transformer.generate, length=length, top_k=min(top_k, VOCABULARY), config=self.config)
+        )
+        tokens = generate(params, window, np.int32(len(seen)), temperature=np.float32(temperature), rng=rng)
+        return np.asarray(tokens).astype(np.uint8).tobytes()
 
     def ngram_losses(self, count: int) -> tuple[float, float]:
         """Nats per byte of bigram and trigram tables of the training text, on the first held-out samples."""

@@ -7,7 +7,7 @@ from typing import Any
 
 import typer
 
-from orchestrator.cli import check, check_task, doctor, export, init, run, status
+from orchestrator.cli import check, check_task, doctor, export, init, run, sample, status
 
 
 def build(extensions: Sequence[tuple[str, typer.Typer]] = (), starter: Callable[..., Any] | None = None) -> typer.Typer:
@@ -31,6 +31,7 @@ def build(extensions: Sequence[tuple[str, typer.Typer]] = (), starter: Callable[
         check.check,
         check_task.check_task,
         export.export,
+        sample.sample,
         doctor.doctor,
     )
     for command in commands:

@@ -369,5 +369,6 @@ def test_the_commands_and_their_options_are_these() -> None:
         "check": ["--json"],
         "check-task": ["--json", "--set"],
         "export": ["--json", "--out"],
+        "sample": ["--from", "--json", "--length", "--prompt", "--seed", "--temperature", "--top-k"],
         "doctor": ["--json"],
     }
