@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from functools import cached_property, partial
+from functools import cached_property
 from typing import Any
 
 import jax
@@ -16,6 +16,8 @@ from learners.models import transformer
 from outer.optimizer import resolve
 
 VOCABULARY = 256  # every byte
+
+_generate = jax.jit(transformer.generate, static_argnames=("length", "top_k", "config"))
 
 
 class ByteLanguageModel:
@@ -67,10 +69,16 @@ class ByteLanguageModel:
         seen = np.frombuffer(prompt[-self._data.sequence_length :] or b"\n", dtype=np.uint8)
         window = np.zeros(self._data.sequence_length, dtype=np.int32)
         window[: len(seen)] = seen
-        generate = jax.jit(
-            partial(transformer.generate, length=length, top_k=min(top_k, VOCABULARY), config=self.config)
+        tokens = _generate(
+            params,
+            window,
+            np.int32(len(seen)),
+            length=length,
+            temperature=np.float32(temperature),
+            top_k=min(top_k, VOCABULARY),
+            rng=rng,
+            config=self.config,
         )
-        tokens = generate(params, window, np.int32(len(seen)), temperature=np.float32(temperature), rng=rng)
         return np.asarray(tokens).astype(np.uint8).tobytes()
 
     def ngram_losses(self, count: int) -> tuple[float, float]:

@@ -60,6 +60,6 @@ def _speaking(tables: dict[str, Any]) -> Any:
     recipe = parse({"name": "sample", "pools": [{"name": "a"}], "budget": {"syncer_steps": 100}} | tables)
     task = build_task(recipe)
     if not hasattr(task, "sample"):
-        fix = "give the task a method sample(params, prompt, length, temperature, top_k, rng) -> bytes; see docs/models.md"
+        fix = "give the task a method sample(params, prompt, length, temperature, top_k, rng); see docs/models.md"
         raise InputError([Problem("task", recipe.task, "does not give text: it has no method `sample`", fix)])
     return task

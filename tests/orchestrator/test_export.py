@@ -2,8 +2,10 @@
 
 from __future__ import annotations
 
+import base64
 import hashlib
 import json
+import sys
 from pathlib import Path
 from typing import Any
 
@@ -18,7 +20,7 @@ from orchestrator import final
 from orchestrator.cli.app import build
 from orchestrator.config import Recipe
 from orchestrator.problems import InputError
-from orchestrator.recipes import dump
+from orchestrator.recipes import dump, load
 from orchestrator.store import RunStore
 from outer.fragments import Fragment, Tensor
 
@@ -127,3 +129,63 @@ def test_an_exported_file_tells_its_task_and_a_foreign_one_is_refused(store: Run
     save_file({"a": np.zeros(2, np.float32)}, "foreign.safetensors")
     with pytest.raises(InputError, match="does not say which task"):
         export.of_file(Path("foreign.safetensors"))
+
+
+# ------------------------------------------------------------------ sampling, which begins with the same files
+
+SPEAKS = """
+class Parrot:
+    def __init__(self, data, seed, **model): ...
+    def init(self, rng):
+        import jax.numpy as jnp
+        return {"blocks": [{"up": jnp.zeros((2, 3))}], "scale": jnp.zeros(()), "embed": jnp.zeros(4, jnp.bfloat16)}
+    def loss(self, params, batch, rng): ...
+    def optimizer(self, inner): ...
+    def batch(self, start, count): ...
+    def tokens(self, count): ...
+    def held_out(self, start, count): ...
+
+class Talking(Parrot):
+    def sample(self, params, prompt, length, temperature, top_k, rng):
+        return b" scale %d" % int(params["scale"]) + b" %d %.1f %d" % (length, temperature, top_k) + b"\\xff"
+"""
+
+
+@pytest.fixture
+def parrot(store: RunStore, monkeypatch: pytest.MonkeyPatch) -> Any:
+    """The run's task becomes the one named."""
+    Path("parrots.py").write_text(SPEAKS)
+    monkeypatch.setattr(sys, "path", list(sys.path))
+    monkeypatch.delitem(sys.modules, "parrots", raising=False)
+
+    def become(name: str) -> None:
+        recipe = load(store.path("config.toml"))
+        store.write_text("config.toml", dump(recipe.model_copy(update={"task": f"parrots:{name}"})))
+
+    return become
+
+
+def test_a_run_and_its_exported_file_say_the_same(parrot: Any) -> None:
+    parrot("Talking")
+    assert invoke("export", "one").exit_code == 0
+    options = ("--prompt", "hello", "--length", "9", "--temperature", "0.5", "--top-k", "3")
+    said = invoke("sample", "one", *options)
+    assert said.exit_code == 0, said.stderr
+    assert said.stdout == "hello scale 6 9 0.5 3\N{REPLACEMENT CHARACTER}\n"
+    assert invoke("sample", "--from", "model.safetensors", *options).stdout == said.stdout
+    told = json.loads(invoke("sample", "one", *options, "--json").stdout)
+    assert told["text"] + "\n" == said.stdout
+    assert base64.b64decode(told["bytes"]) == b" scale 6 9 0.5 3\xff"
+
+
+def test_what_cannot_speak_is_refused_with_the_fix(parrot: Any) -> None:
+    parrot("Parrot")
+    for arguments, says in (
+        (["one"], "no method `sample`"),
+        ([], "give either a run or --from"),
+        (["one", "--from", "x"], "give either a run or --from"),
+        (["--from", "x"], "no such file"),
+    ):
+        result = invoke("sample", *arguments)
+        assert result.exit_code == 2
+        assert says in result.stderr and "fix: " in result.stderr
