@@ -15,5 +15,6 @@ def fit(core: int | None, accelerated: bool, devices: int = 1) -> None:
     if not accelerated:
         flags = os.environ.setdefault("XLA_FLAGS", "--xla_cpu_multi_thread_eigen=false intra_op_parallelism_threads=1")
         if devices > 1:
-            os.environ["XLA_FLAGS"] = f"{flags} --xla_force_host_platform_device_count={devices}"
+            # In front: XLA reads nothing behind a word that does not begin with a hyphen.
+            os.environ["XLA_FLAGS"] = f"--xla_force_host_platform_device_count={devices} {flags}"
         os.environ.setdefault("JAX_PLATFORMS", "cpu")

@@ -12,7 +12,6 @@ from typing import Any
 import numpy as np
 import pytest
 
-from learners import device
 from orchestrator.config import PoolConfig, Recipe
 from orchestrator.problems import InputError
 from orchestrator.validation import validate
@@ -101,14 +100,21 @@ def test_a_pool_steps_on_all_its_accelerators_and_on_one_cpu() -> None:
     assert PoolConfig(name="a", resources={"CPU": 4.0}, devices=4).known_devices == 4
 
 
-def test_cpu_devices_are_made_by_xla_and_not_pinned_to_one_core(monkeypatch: pytest.MonkeyPatch) -> None:
-    pinned: list[Any] = []
-    monkeypatch.setattr(os, "sched_setaffinity", lambda *given: pinned.append(given))
-    monkeypatch.setattr(os, "environ", environment := dict[str, str]())
-    device.fit(1, accelerated=False, devices=4)
-    assert environment["XLA_FLAGS"].endswith("--xla_force_host_platform_device_count=4")
-    assert not pinned
-    environment.clear()
-    device.fit(1, accelerated=False)
-    assert "device_count" not in environment["XLA_FLAGS"]
-    assert pinned == [(0, {1})]
+@pytest.mark.parametrize("devices", [1, 3])
+def test_a_cpu_learner_has_as_many_devices_as_asked_for_and_only_one_is_pinned_to_a_core(devices: int) -> None:
+    code = (
+        "import os\nfrom learners.device import fit\n"
+        "before, core = os.sched_getaffinity(0), min(os.sched_getaffinity(0))\n"
+        f"fit(core, False, {devices})\n"
+        "import jax\n"
+        "print(len(jax.local_devices()), os.sched_getaffinity(0) == ({core} if %d == 1 else before))" % devices
+    )
+    environment = {name: value for name, value in os.environ.items() if name not in ("XLA_FLAGS", "JAX_PLATFORMS")}
+    done = subprocess.run(
+        [sys.executable, "-c", code],
+        env=environment | {"PYTHONPATH": str(ROOT)},
+        capture_output=True,
+        text=True,
+        timeout=120,
+    )
+    assert done.stdout.split() == [str(devices), "True"], done.stderr
