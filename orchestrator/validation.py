@@ -252,7 +252,7 @@ def _warm_start(recipe: Recipe) -> Iterator[Problem]:
         return  # reported by _builds or _deals
     if differences:
         fix = "give the parameters of the same model, or make [model] what it was for them"
-        message = f"does not fit the task's parameters in {len(differences)} places: {', '.join(differences)}"
+        message = f"does not fit the task's parameters: {', '.join(differences)}"
         yield Problem("init_from", recipe.init_from, message, fix)
 
 
