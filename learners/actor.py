@@ -24,7 +24,7 @@ from typing import TYPE_CHECKING, Any
 import ray
 
 from learners import signals
-from learners.config import DataConfig, InnerConfig
+from learners.config import DataConfig, InnerConfig, WarmStart
 from learners.device import fit
 from learners.facts import LoopFailed
 from learners.learner import Learner
@@ -79,6 +79,9 @@ class LearnerSpec:
     code: str
     core: int | None  # of this host, to be pinned to; None on clusters
     accelerated: bool  # the pool asks for GPUs or TPUs
+    warm_start: WarmStart | None = None
+    devices: int | None = 1  # local ones that a step is spread over; None: all
+    model_parallel: int = 1
 
 
 GROUPS = {"loop": 1, "inbox": 1, "read": 4, "give": 2}  # concurrency groups: the loop never queues behind its inbox
@@ -191,7 +194,7 @@ class LearnerActor:
             start_s=spec.start_s,
         )
         self._drive(signals.Enter(IMPORTING))
-        fit(spec.core, spec.accelerated)
+        fit(spec.core, spec.accelerated, spec.devices or 1)
         from learners.exchange import Exchange
         from learners.task import load
         from learners.trainer import Trainer, deal
@@ -199,7 +202,9 @@ class LearnerActor:
         task = load(spec.task, spec.data, spec.seed, dict(spec.model))
         self._tokens_per_step = task.tokens(spec.batch_size)
         fragments = deal(task, spec.sync)
-        self._trainer = Trainer(task, fragments, spec.inner, spec.seed)
+        self._trainer = Trainer(
+            task, fragments, spec.inner, spec.seed, devices=spec.devices, model_parallel=spec.model_parallel
+        )
         self._exchange = Exchange(self._trainer, spec.sync, len(fragments))
         self._drive(signals.Enter(COMPILING))
         self._trainer.warm_up(spec.batch_size)
@@ -382,7 +387,9 @@ class EvaluatorActor:
         """As `current`, of the parameters that the run starts from."""
         from learners.trainer import initial_parameters
 
-        return self._evaluate(0, initial_parameters(self._task, self._fragments, self._spec.seed))
+        return self._evaluate(
+            0, initial_parameters(self._task, self._fragments, self._spec.seed, self._spec.warm_start)
+        )
 
     def current(self) -> tuple[int, float, int]:
         """(syncer step, nats per token, tokens) of an evaluation of the syncer's parameters now."""

@@ -1,12 +1,21 @@
-"""The recipe's [data] and [inner] sections: what a learner reads and how it steps."""
+"""The recipe's [data] and [inner] sections: what a learner reads and how it steps; what it starts from."""
 
 from __future__ import annotations
 
+from dataclasses import dataclass
 from typing import Any, Literal
 
 from pydantic import Field, NonNegativeFloat, PositiveFloat, PositiveInt
 
 from outer.config import Section
+
+
+@dataclass(frozen=True)
+class WarmStart:
+    """Parameters to start from: a file or folder, and the digest that its content has (see learners/weights.py)."""
+
+    path: str
+    digest: str
 
 
 class DataConfig(Section):

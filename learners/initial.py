@@ -6,7 +6,7 @@ from collections.abc import Mapping
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any
 
-from learners.config import DataConfig
+from learners.config import DataConfig, WarmStart
 from outer.config import SyncConfig
 from outer.fragments import Fragment
 
@@ -27,6 +27,7 @@ class InitialState:
     data: DataConfig
     seed: int
     sync: SyncConfig
+    warm_start: WarmStart | None = None
 
     def __call__(self) -> tuple[tuple[Fragment, ...], list[NDArray[np.float32]], Mapping[str, str]]:
         from learners.task import load
@@ -35,4 +36,4 @@ class InitialState:
         task = load(self.task, self.data, self.seed, dict(self.model))
         fragments = deal(task, self.sync)
         patterns: Mapping[str, str] = getattr(task, "merge_rules", {})
-        return fragments, initial_parameters(task, fragments, self.seed), patterns
+        return fragments, initial_parameters(task, fragments, self.seed, self.warm_start), patterns

@@ -12,7 +12,7 @@ from dataclasses import dataclass
 from typing import Any, NamedTuple
 
 from learners import signals as unit
-from learners.config import InnerConfig
+from learners.config import InnerConfig, WarmStart
 from learners.exchange import Exchange
 from learners.learner import Learner
 from learners.task import Task
@@ -61,12 +61,13 @@ class LockStep:
         budget: Budget,
         span_steps: int = 16,
         seed: int = 0,
+        warm_start: WarmStart | None = None,
     ) -> None:
         self.fragments = deal(task, sync)
         tensors = [tensor for fragment in self.fragments for tensor in fragment.tensors]
         self.parameters = GlobalParameters(
             self.fragments,
-            initial_parameters(task, self.fragments, seed),
+            initial_parameters(task, self.fragments, seed, warm_start),
             outer_config,
             sync.codec,
             rules(tensors, outer_config.merge),

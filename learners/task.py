@@ -22,8 +22,13 @@ Batch = Any  # a pytree of numpy or jax arrays; the leading axis is the sample
 class Task(Protocol):
     """What a learner needs to know of a model.
 
-    Beside these methods a task may have `merge_rules`, a mapping of tensor path patterns (fnmatch) to "rda" or
-    "avg", which comes before the default rules of outer/merge.py.
+    Beside these methods a task may have
+    - `merge_rules`, a mapping of tensor path patterns (fnmatch) to "rda" or "avg", which comes before the default
+      rules of outer/merge.py;
+    - `sharding(mesh)`, a mapping of such patterns to PartitionSpecs over the axes "batch" and "model", for learners
+      of several devices (learners/mesh.py); without it, parameters are replicated;
+    - `sample(params, prompt, length, temperature, top_k, rng)`, which continues the bytes of a prompt by `length`
+      bytes, for `diloco sample`.
     """
 
     def init(self, rng: jax.Array) -> Params:

@@ -17,7 +17,9 @@ import numpy as np
 import optax
 from numpy.typing import NDArray
 
-from learners.config import InnerConfig
+from learners import weights
+from learners.config import InnerConfig, WarmStart
+from learners.mesh import layout
 from learners.task import Batch, Params, Task
 from outer.config import SyncConfig
 from outer.fragments import Fragment, Tensor, balanced, default_count
@@ -49,11 +51,27 @@ def deal(task: Task, sync: SyncConfig) -> tuple[Fragment, ...]:
     return balanced(tensors, count)
 
 
-def initial_parameters(task: Task, fragments: Sequence[Fragment], seed: int) -> list[Flat]:
-    """Fresh parameters, float32[n] per fragment: equal in every process with the same seed and versions."""
+def initial_parameters(
+    task: Task, fragments: Sequence[Fragment], seed: int, warm_start: WarmStart | None = None
+) -> list[Flat]:
+    """What a run starts from, float32[n] per fragment: equal in every process with the same seed and versions.
+
+    Fresh parameters, or those of `warm_start`. Raises ValueError if the latter changed since the run began.
+    """
+    if warm_start is not None:
+        return weights.start(warm_start, fragments)
     tree = _Tree.of(task)
     leaves = jax.tree.leaves(_initial(task, seed))
     return [tree.read(leaves, fragment) for fragment in fragments]
+
+
+def parameters(task: Task, named: weights.Named) -> Params:
+    """The task's parameter tree of float32 tensors by name. Raises ValueError, naming each, where they do not fit."""
+    tree = _Tree.of(task)
+    if found := weights.differences(named, tree.tensors):
+        raise ValueError(f"these parameters are not the task's: {', '.join(found)}; give those of the same model")
+    leaves = [jnp.array(named[tensor.name], dtype=tensor.dtype) for tensor in tree.tensors]
+    return jax.tree.unflatten(tree.structure, leaves)
 
 
 def _initial(task: Task, seed: int) -> Params:
@@ -124,11 +142,12 @@ def transformation(task: Task, inner: InnerConfig) -> optax.GradientTransformati
     return optax.chain(optax.clip_by_global_norm(inner.clip_norm), task.optimizer(inner))
 
 
-def make_step(task: Task, inner: InnerConfig) -> TrainStep:
+def make_step(task: Task, inner: InnerConfig, placed: Any = None) -> TrainStep:
     """One inner step, compiled: (params, opt_state, batch, rng, scale) -> (params, opt_state, loss).
 
     `scale`, float32 scalar, multiplies the optimizer's updates (see `schedule`). Nothing is donated: the
-    parameters before a step stay whole, so that a fragment can be read while the next step runs.
+    parameters before a step stay whole, so that a fragment can be read while the next step runs. `placed`: the
+    shardings that the results are to have, on several devices.
     """
     optimizer = transformation(task, inner)
 
@@ -140,7 +159,7 @@ def make_step(task: Task, inner: InnerConfig) -> TrainStep:
         updates = jax.tree.map(lambda update: update * scale.astype(update.dtype), updates)
         return optax.apply_updates(params, updates), opt_state, loss
 
-    return jax.jit(step)
+    return jax.jit(step) if placed is None else jax.jit(step, out_shardings=placed)
 
 
 def step_key(seed: int, start: int) -> jax.Array:
@@ -163,14 +182,21 @@ class Trainer:
         inner: InnerConfig,
         seed: int,
         train_step: TrainStep | None = None,
+        devices: int | None = 1,
+        model_parallel: int = 1,
     ) -> None:
+        """`devices`: local ones to step on, None: all; `model_parallel`: how many of them share one model.
+
+        Raises ValueError, naming the tensor or the number, for what the devices do not allow.
+        """
         self.fragments = tuple(fragments)
         self._task, self._inner, self._seed = task, inner, seed
         self._tree = _Tree.of(task)
+        self.layout = layout(task, self._tree.tensors, devices, model_parallel)
         self._optimizer = transformation(task, inner)
-        self._train_step = train_step or make_step(task, inner)
-        self._leaves: list[Any] = jax.tree.leaves(_initial(task, seed))
+        self._leaves: list[Any] = self._placed(jax.tree.leaves(_initial(task, seed)))
         self.reset_optimizer()
+        self._train_step = train_step or make_step(task, inner, self._results)
 
     @property
     def params(self) -> Params:
@@ -179,7 +205,20 @@ class Trainer:
 
     def reset_optimizer(self) -> None:
         """Fresh moments."""
-        self.opt_state = self._optimizer.init(self.params)
+        opt_state = self._optimizer.init(self.params)
+        self.opt_state = self.layout.state(opt_state) if self.layout else opt_state
+
+    def _placed(self, leaves: list[Any]) -> list[Any]:
+        """Parameters where the layout has them; on one device, as they are."""
+        return leaves if self.layout is None else list(map(jax.device_put, leaves, self.layout.leaves))
+
+    @property
+    def _results(self) -> Any:
+        """The shardings of a step's results: as its arguments', so that one compiled program serves every step."""
+        if self.layout is None:
+            return None
+        params = jax.tree.unflatten(self._tree.structure, self.layout.leaves)
+        return params, jax.tree.map(lambda leaf: leaf.sharding, self.opt_state), self.layout.replicated
 
     def warm_up(self, batch_size: int) -> None:
         """Read the data and compile the step, by taking one and forgetting it."""
@@ -198,6 +237,8 @@ class Trainer:
     def _run(self, start: int, count: int, progress: float) -> tuple[Params, Any, jax.Array]:
         scale = jnp.float32(schedule(self._inner, progress))
         batch = self._task.batch(start, count)
+        if self.layout is not None:
+            batch = self.layout.split(batch)
         result = self._train_step(self.params, self.opt_state, batch, step_key(self._seed, start), scale)
         result[2].block_until_ready()  # one program: the other results are finished with the loss
         return result
@@ -208,7 +249,7 @@ class Trainer:
 
     def load(self, index: int, flat: Flat) -> None:
         """Set one fragment to flat float32[n]; the optimizer's moments stay."""
-        self._leaves = self._tree.written(self._leaves, self.fragments[index], flat)
+        self._leaves = self._placed(self._tree.written(self._leaves, self.fragments[index], flat))
 
     def adopt(self, index: int, theta: Flat, mode: str, anchor: Flat | None = None, alpha: float = 0.0) -> None:
         """Take the syncer's new value theta float32[n] of one fragment; the optimizer's moments stay.

@@ -180,7 +180,7 @@ class OrchestratorActor:
             shared=self._shared,
             code=self._code,
         )
-        initial = InitialState(recipe.task, recipe.model, recipe.data, recipe.seed, recipe.sync)
+        initial = InitialState(recipe.task, recipe.model, recipe.data, recipe.seed, recipe.sync, recipe.warm_start)
         recorder = SegmentRecorder(self._store.path("events/syncer.jsonl"))
         self._outer = ray.remote(OuterActor).options(**self._named("outer", OUTER_CPUS)).remote(spec, initial, recorder)
         self._advance()  # learners come up beside the syncer
@@ -216,7 +216,10 @@ class OrchestratorActor:
             shared=self._shared,
             code=self._code,
             core=index % self._place.cores if self._place.cores else None,
-            accelerated=any(kind in pool.resources for kind in ("GPU", "TPU")),
+            accelerated=pool.accelerated,
+            warm_start=recipe.warm_start,
+            devices=pool.devices or (None if pool.accelerated else 1),
+            model_parallel=pool.model_parallel,
         )
 
     # -------------------------------------------------------------- learners

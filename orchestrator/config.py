@@ -9,7 +9,7 @@ from typing import Annotated, Any, Literal, Self
 
 from pydantic import Field, NonNegativeFloat, NonNegativeInt, PositiveFloat, PositiveInt, model_validator
 
-from learners.config import DataConfig, InnerConfig
+from learners.config import DataConfig, InnerConfig, WarmStart
 from outer.config import OuterConfig, Section, SyncConfig
 
 NAME = r"[a-z0-9]([a-z0-9-]{0,38}[a-z0-9])?"
@@ -29,6 +29,21 @@ class PoolConfig(Section):
     )
     batch_size: PositiveInt = Field(8, description="samples per step and learner")
     slowdown: float = Field(1.0, ge=1.0, description="every step is made to take this many times as long (studies)")
+    devices: PositiveInt | None = Field(
+        None, description="that one learner's step is spread over; default: all accelerators it sees, or one CPU"
+    )
+    model_parallel: PositiveInt = Field(
+        1, description='devices that share one copy of the model, the mesh axis "model" of the task\'s sharding'
+    )
+
+    @property
+    def accelerated(self) -> bool:
+        return any(kind in self.resources for kind in ("GPU", "TPU"))
+
+    @property
+    def known_devices(self) -> int:
+        """How many devices a learner of this pool steps on, as far as the recipe tells."""
+        return self.devices or max(1, int(self.resources.get("GPU", 0)), int(self.resources.get("TPU", 0)))
 
     @model_validator(mode="after")
     def _between(self) -> Self:
@@ -116,6 +131,10 @@ class Recipe(Section):
     seed: NonNegativeInt = 0
     task: str = Field("learners.models.language:ByteLanguageModel", pattern=r"^[\w.]+:[\w.]+$")
     model: dict[str, Any] = Field(default_factory=dict, description="arguments of the task's factory")
+    init_from: str | None = Field(
+        None, description="parameters to start from: a .safetensors file, a run's folder or its final/"
+    )
+    init_digest: str | None = Field(None, description="of their content; filled in when the recipe is resolved")
     data: DataConfig = DataConfig()
     inner: InnerConfig = InnerConfig()
     sync: SyncConfig = SyncConfig()
@@ -155,6 +174,14 @@ class Recipe(Section):
             return self.budget.syncer_steps
         assert self.budget.tokens is not None
         return max(1, -(-self.budget.tokens // self.tokens_per_syncer_step))
+
+    @property
+    def warm_start(self) -> WarmStart | None:
+        """Where the initial parameters come from, in a resolved recipe; None: the task makes them."""
+        if self.init_from is None:
+            return None
+        assert self.init_digest is not None, "resolve the recipe first"
+        return WarmStart(self.init_from, self.init_digest)
 
     def canonical(self) -> dict[str, Any]:
         """Plain JSON values under the recipe's own keys, nothing left out but unset options."""

@@ -30,7 +30,12 @@ def load(path: str | Path, overrides: Sequence[str] = ()) -> Recipe:
     addressed by their number (`pools.0.learners=2`). Raises InputError with every problem: when the schema
     refuses some fields, also those that `validate` finds in the others.
     """
-    raw = _read(Path(path))
+    return parse(_read(Path(path)), overrides)
+
+
+def parse(raw: dict[str, Any], overrides: Sequence[str] = ()) -> Recipe:
+    """`load`, of a recipe's tables."""
+    raw = copy.deepcopy(raw)
     found = [problem for override in overrides for problem in _override(raw, override)]
     try:
         recipe = Recipe.model_validate(raw)

@@ -12,6 +12,7 @@ from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from dataclasses import dataclass
 from functools import reduce
+from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from pydantic import BaseModel, ValidationError
@@ -61,12 +62,21 @@ def validate(recipe: Recipe) -> None:
 
 
 def resolve(recipe: Recipe) -> Recipe:
-    """The same valid recipe with P as a number: what depends on the task is settled before the run is hashed."""
-    with _host_only():
+    """The same valid recipe with P as a number and the digest of what it starts from.
+
+    What depends on the task or on files is settled before the run is hashed.
+    """
+    with host_only():
         from learners import trainer
-    fragments = len(trainer.deal(_task(recipe), recipe.sync))
+    fragments = len(trainer.deal(build_task(recipe), recipe.sync))
     canonical = recipe.canonical()
-    return Recipe.model_validate(canonical | {"sync": canonical["sync"] | {"P": fragments}})
+    settled: dict[str, Any] = {"sync": canonical["sync"] | {"P": fragments}}
+    if recipe.init_from is not None:
+        from learners import weights
+
+        path = Path(recipe.init_from).expanduser().absolute()
+        settled |= {"init_from": str(path), "init_digest": weights.digest(weights.read(path))}
+    return Recipe.model_validate(canonical | settled)
 
 
 def touches(field: str, other: str) -> bool:
@@ -125,6 +135,25 @@ def _pool_names(recipe: Recipe) -> Iterator[Problem]:
             )
 
 
+@_reads("pools")
+def _devices(recipe: Recipe) -> Iterator[Problem]:
+    for index, pool in enumerate(recipe.pools):
+        if pool.known_devices % pool.model_parallel:
+            yield Problem(
+                f"pools.{index}.model_parallel",
+                pool.model_parallel,
+                f"does not divide the pool's {pool.known_devices} devices",
+                f"give a divisor of {pool.known_devices}",
+            )
+        elif pool.batch_size % (ways := pool.known_devices // pool.model_parallel):
+            yield Problem(
+                f"pools.{index}.batch_size",
+                pool.batch_size,
+                f"cannot be split over {ways} devices",
+                f"give a multiple of {ways}, or fewer devices",
+            )
+
+
 @_reads("chaos.faults", "pools")
 def _targets(recipe: Recipe) -> Iterator[Problem]:
     known = ["any", *recipe.learners]
@@ -158,7 +187,7 @@ def _data(recipe: Recipe) -> Iterator[Problem]:
 
 @_reads("inner.optimizer", "inner.lr", "inner.options")
 def _inner(recipe: Recipe) -> Iterator[Problem]:
-    with _host_only():
+    with host_only():
         from outer import optimizer
     try:
         optimizer.resolve("inner", recipe.inner.optimizer, recipe.inner.lr, recipe.inner.options)
@@ -168,7 +197,7 @@ def _inner(recipe: Recipe) -> Iterator[Problem]:
 
 @_reads("outer")
 def _outer(recipe: Recipe) -> Iterator[Problem]:
-    with _host_only():
+    with host_only():
         from outer.optimizer import OuterOptimizer
     try:
         OuterOptimizer(recipe.outer)
@@ -179,7 +208,7 @@ def _outer(recipe: Recipe) -> Iterator[Problem]:
 @_reads("task", "model", "data", "seed")
 def _builds(recipe: Recipe) -> Iterator[Problem]:
     try:
-        _task(recipe)
+        build_task(recipe)
     except InputError as error:
         yield from error.problems
 
@@ -187,10 +216,10 @@ def _builds(recipe: Recipe) -> Iterator[Problem]:
 @_reads("task", "model", "data", "seed", "sync.P", "sync.H")
 def _deals(recipe: Recipe) -> Iterator[Problem]:
     try:
-        task = _task(recipe)
+        task = build_task(recipe)
     except InputError:
         return  # reported by _builds
-    with _host_only():
+    with host_only():
         from learners import trainer
     try:
         trainer.deal(task, recipe.sync)
@@ -198,9 +227,38 @@ def _deals(recipe: Recipe) -> Iterator[Problem]:
         yield _from_error(error, "task", recipe, "see learners/task.py for what a task must provide")
 
 
-def _task(recipe: Recipe) -> Task:
+@_reads("init_from", "init_digest", "task", "model", "data", "seed")
+def _warm_start(recipe: Recipe) -> Iterator[Problem]:
+    if recipe.init_from is None:
+        if recipe.init_digest is not None:
+            yield Problem("init_digest", recipe.init_digest, "is given without init_from", "give both, or leave it out")
+        return
+    from learners import weights
+
+    try:
+        named = weights.read(recipe.init_from)
+    except ValueError as error:
+        yield _from_error(error, "init_from", recipe, "give a .safetensors file, or a run's folder")
+        return
+    if recipe.init_digest not in (None, found := weights.digest(named)):
+        message = f"is not the digest of init_from: its content has {found}"
+        yield Problem("init_digest", recipe.init_digest, message, "leave it out to start from that content")
+    try:
+        task = build_task(recipe)
+        with host_only():
+            from learners import trainer
+        differences = weights.differences(named, trainer.tensors_of(task))
+    except (InputError, ValueError):
+        return  # reported by _builds or _deals
+    if differences:
+        fix = "give the parameters of the same model, or make [model] what it was for them"
+        message = f"does not fit the task's parameters: {', '.join(differences)}"
+        yield Problem("init_from", recipe.init_from, message, fix)
+
+
+def build_task(recipe: Recipe) -> Task:
     """The recipe's task. Whatever its own code raises becomes an InputError: it is the user's."""
-    with _host_only():
+    with host_only():
         from learners import task
     try:
         return task.load(recipe.task, recipe.data, recipe.seed, recipe.model)
@@ -262,7 +320,7 @@ def _raw(recipe: Recipe) -> Any:
 
 
 @contextmanager
-def _host_only() -> Iterator[None]:
+def host_only() -> Iterator[None]:
     """JAX reads its platforms when it is imported: imported in here it leaves accelerators to the learners.
 
     The variable is put back at once, since the processes of a local cluster inherit it.

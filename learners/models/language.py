@@ -6,6 +6,7 @@ from functools import cached_property
 from typing import Any
 
 import jax
+import numpy as np
 import optax
 from pydantic import ValidationError
 
@@ -15,6 +16,8 @@ from learners.models import transformer
 from outer.optimizer import resolve
 
 VOCABULARY = 256  # every byte
+
+_generate = jax.jit(transformer.generate, static_argnames=("length", "top_k", "config"))
 
 
 class ByteLanguageModel:
@@ -56,6 +59,27 @@ class ByteLanguageModel:
 
     def held_out(self, start: int, count: int) -> Bytes:
         return self.corpus.held_out_batch(start, count)
+
+    def sample(
+        self, params: transformer.Params, prompt: bytes, length: int, temperature: float, top_k: int, rng: jax.Array
+    ) -> bytes:
+        """`length` bytes that follow the prompt, of which the last sequence_length bytes are seen; no prompt: a new
+        line. See transformer.generate.
+        """
+        seen = np.frombuffer(prompt[-self._data.sequence_length :] or b"\n", dtype=np.uint8)
+        window = np.zeros(self._data.sequence_length, dtype=np.int32)
+        window[: len(seen)] = seen
+        tokens = _generate(
+            params,
+            window,
+            np.int32(len(seen)),
+            length=length,
+            temperature=np.float32(temperature),
+            top_k=min(top_k, VOCABULARY),
+            rng=rng,
+            config=self.config,
+        )
+        return np.asarray(tokens).astype(np.uint8).tobytes()
 
     def ngram_losses(self, count: int) -> tuple[float, float]:
         """Nats per byte of bigram and trigram tables of the training text, on the first held-out samples."""

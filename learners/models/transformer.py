@@ -86,6 +86,38 @@ def loss(params: Params, tokens: jax.Array, config: TransformerConfig) -> jax.Ar
     return jnp.mean(jax.nn.logsumexp(scores, axis=-1) - right)
 
 
+def generate(
+    params: Params,
+    window: jax.Array,
+    filled: jax.Array,
+    length: int,
+    temperature: jax.Array,
+    top_k: int,
+    rng: jax.Array,
+    config: TransformerConfig,
+) -> jax.Array:
+    """int32[length] tokens that follow the first `filled` (at least 1) of window int32[L], one drawn after another.
+
+    Each sees the L tokens before it: a full window moves along, which rotary positions do not notice. Drawn from
+    softmax(logits / temperature) over the `top_k` likeliest, 0: all; temperature 0: always the likeliest.
+    """
+
+    def step(state: tuple[jax.Array, jax.Array], key: jax.Array) -> tuple[tuple[jax.Array, jax.Array], jax.Array]:
+        window, filled = state
+        scores = logits(params, window[None], config)[0, filled - 1]
+        if top_k:
+            scores = jnp.where(scores >= jax.lax.top_k(scores, top_k)[0][-1], scores, -jnp.inf)
+        drawn = jax.random.categorical(key, scores / jnp.maximum(temperature, 1e-6))
+        token = jnp.where(temperature > 0.0, drawn, jnp.argmax(scores)).astype(window.dtype)
+        full = filled == window.shape[0]
+        moved = jnp.where(full, jnp.roll(window, -1), window)
+        place = jnp.where(full, filled - 1, filled)
+        return (moved.at[place].set(token), place + 1), token
+
+    _, tokens = jax.lax.scan(step, (window, filled), jax.random.split(rng, length))
+    return tokens
+
+
 def _normalise(x: jax.Array, gain: jax.Array) -> jax.Array:
     """RMSNorm over the last axis."""
     mean_square = jnp.mean(x * x, axis=-1, keepdims=True)

@@ -7,7 +7,7 @@ from typing import Any
 
 import typer
 
-from orchestrator.cli import check, doctor, init, plan, run, scale, status
+from orchestrator.cli import check, check_task, doctor, export, init, plan, run, sample, scale, status
 
 
 def build(extensions: Sequence[tuple[str, typer.Typer]] = (), starter: Callable[..., Any] | None = None) -> typer.Typer:
@@ -30,6 +30,9 @@ def build(extensions: Sequence[tuple[str, typer.Typer]] = (), starter: Callable[
         status.status,
         status.stop,
         scale.scale,
+        check_task.check_task,
+        export.export,
+        sample.sample,
         check.check,
         doctor.doctor,
     )

@@ -38,6 +38,7 @@ TESTED = {
     "rich": "15.0",
     "tomli-w": "1.2",
     "psutil": "7.0",
+    "safetensors": "0.8",
 }
 PYTHON = ((3, 11), (3, 14))  # from, below
 ROOMS = ("outer", "learners", "orchestrator", "chaos")

@@ -68,3 +68,16 @@ def find(name: str | None, run_dir: str | None) -> RunStore:
         )
         raise InputError([given])
     return store
+
+
+def located(run: str) -> RunStore:
+    """The store of a run given by its folder or its name. Raises InputError with the runs that are known."""
+    for store in (RunStore(run), RunStore.named(run)):
+        if store.path("config.toml").is_file():
+            return store
+    known = known_runs()
+    near = nearest(run, known)
+    fix = f"known runs: {', '.join(known)}" if known else f"no runs are kept in {RUNS.absolute()}; give a run's folder"
+    raise InputError(
+        [Problem("RUN", run, "is no run's folder or name", f'did you mean "{near}"? {fix}' if near else fix)]
+    )

@@ -372,5 +372,8 @@ def test_the_commands_and_their_options_are_these() -> None:
         "stop": ["--name", "--reason", "--run-dir"],
         "scale": ["--json", "--name", "--run-dir", "--wait"],
         "check": ["--json"],
+        "check-task": ["--json", "--set"],
+        "export": ["--json", "--out"],
+        "sample": ["--from", "--json", "--length", "--prompt", "--seed", "--temperature", "--top-k"],
         "doctor": ["--json"],
     }

@@ -1,0 +1,76 @@
+"""`diloco check-task`: hold a model of one's own against what learners and syncer rely on. Needs no cluster."""
+
+from __future__ import annotations
+
+import json
+import re
+import sys
+from dataclasses import asdict
+from pathlib import Path
+from typing import Annotated, Any
+
+import typer
+
+from orchestrator.cli.errors import BROKEN_PROMISE, reported
+from orchestrator.config import Recipe
+from orchestrator.recipes import load, parse
+from orchestrator.validation import build_task, host_only
+
+_FACTORY = re.compile(r"[\w.]+:[\w.]+")
+# The rest of a recipe for a task that comes without one.
+_AROUND: dict[str, Any] = {"name": "check", "pools": [{"name": "one"}], "budget": {"syncer_steps": 1000}}
+
+
+def check_task(
+    task: Annotated[str, typer.Argument(metavar="RECIPE|FACTORY", help="A TOML file, or package.module:factory.")],
+    overrides: Annotated[
+        list[str] | None,
+        typer.Option("--set", metavar="KEY=VALUE", help="Override, e.g. model.width=64; KEY= takes one out."),
+    ] = None,
+    as_json: Annotated[bool, typer.Option("--json", help="Print JSON on stdout.")] = False,
+) -> None:
+    """Check a task promise by promise; exit code 5 if it breaks one."""
+    with reported(as_json):
+        folder = str(Path.cwd())
+        if folder not in sys.path:
+            sys.path.append(folder)  # as for a run
+        if _FACTORY.fullmatch(task) and not Path(task).exists():
+            recipe = parse(_AROUND | {"task": task}, overrides or [])
+        else:
+            recipe = load(task, overrides or [])
+        build_task(recipe)
+        findings = _findings(recipe, as_json)
+        failed = [finding for finding in findings if finding.status in ("fail", "skip")]
+        if as_json:
+            told = {"task": recipe.task, "ok": not failed, "checks": [asdict(finding) for finding in findings]}
+            typer.echo(json.dumps(told))
+        else:
+            warned = sum(finding.status == "warn" for finding in findings)
+            passed = len(findings) - len(failed) - warned
+            typer.echo(f"{recipe.task}: {passed} passed, {warned} to look at, {len(failed)} failed")
+        if failed:
+            raise typer.Exit(BROKEN_PROMISE)
+
+
+def _findings(recipe: Recipe, quiet: bool) -> list[Any]:
+    """Every finding, said as it comes."""
+    with host_only():
+        from learners import conformance, fingerprint
+    batch_size = recipe.pools[0].batch_size
+    data = recipe.data.model_dump(mode="json")
+    subject = conformance.Subject(
+        build=lambda: build_task(recipe),
+        inner=recipe.inner,
+        sync=recipe.sync,
+        batch_size=batch_size,
+        seed=recipe.seed,
+        elsewhere=lambda: fingerprint.elsewhere(recipe.task, recipe.model, data, recipe.seed, batch_size),
+    )
+    findings = []
+    for finding in conformance.examine(subject):
+        findings.append(finding)
+        if not quiet:
+            typer.echo(f"{finding.status:5} {finding.name}: {finding.message}")
+            if finding.fix:
+                typer.echo(f"      fix: {finding.fix}")
+    return findings

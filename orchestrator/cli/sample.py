@@ -1,0 +1,65 @@
+"""`diloco sample RUN`: let a trained language model speak. Needs no cluster."""
+
+from __future__ import annotations
+
+import base64
+import json
+import sys
+from pathlib import Path
+from typing import Annotated, Any
+
+import typer
+
+from orchestrator.cli.errors import reported
+from orchestrator.cli.status import located
+from orchestrator.problems import InputError, Problem
+from orchestrator.recipes import parse
+from orchestrator.validation import build_task, host_only
+
+
+def sample(
+    run: Annotated[str | None, typer.Argument(help="The run's folder or name, for example runs/demo.")] = None,
+    from_: Annotated[Path | None, typer.Option("--from", help="Instead of a run, a file of diloco export.")] = None,
+    prompt: Annotated[str, typer.Option(help="What the text goes on from.")] = "",
+    length: Annotated[int, typer.Option(min=1, help="Bytes to add.")] = 200,
+    temperature: Annotated[float, typer.Option(min=0.0, help="0: always the likeliest.")] = 0.8,
+    top_k: Annotated[int, typer.Option(min=0, help="Draw among so many likeliest; 0: all.")] = 0,
+    seed: Annotated[int, typer.Option(min=0)] = 0,
+    as_json: Annotated[bool, typer.Option("--json", help="Print JSON on stdout.")] = False,
+) -> None:
+    """Print a prompt and what a trained model adds to it."""
+    with reported(as_json):
+        if (run is None) == (from_ is None):
+            problem = Problem("RUN", run, "give either a run or --from", "write for example: diloco sample runs/demo")
+            raise InputError([problem])
+        from orchestrator import export
+
+        model = export.of_file(from_) if from_ is not None else export.of_run(located(str(run)))
+        task = _speaking(model.task)
+        with host_only():
+            from learners import sampling
+        given = prompt.encode()
+        try:
+            said = sampling.sample(task, model.tensors, given, length, temperature, top_k, seed)
+        except ValueError as error:
+            message, _, fix = str(error).rpartition("; ")
+            raise InputError([Problem("RUN", run or str(from_), message or fix, fix)]) from error
+        text = (given + said).decode(errors="replace")
+        if as_json:
+            told = {"text": text, "bytes": base64.b64encode(said).decode(), "seed": seed, "run": model.metadata["run"]}
+            typer.echo(json.dumps(told))
+        else:
+            typer.echo(text)
+
+
+def _speaking(tables: dict[str, Any]) -> Any:
+    """The task of a model, which must be one that can give text."""
+    folder = str(Path.cwd())
+    if folder not in sys.path:
+        sys.path.append(folder)  # as for a run
+    recipe = parse({"name": "sample", "pools": [{"name": "a"}], "budget": {"syncer_steps": 100}} | tables)
+    task = build_task(recipe)
+    if not hasattr(task, "sample"):
+        fix = "give the task a method sample(params, prompt, length, temperature, top_k, rng); see docs/models.md"
+        raise InputError([Problem("task", recipe.task, "does not give text: it has no method `sample`", fix)])
+    return task

@@ -1,0 +1,66 @@
+"""The examples keep their word: each is a sound task, and learns what its page says in a few rounds."""
+
+from __future__ import annotations
+
+import sys
+from pathlib import Path
+
+import pytest
+from typer.testing import CliRunner
+
+from learners.lockstep import LockStep
+from learners.trainer import Evaluator
+from orchestrator.cli.app import build
+from orchestrator.recipes import load, validate
+from orchestrator.validation import build_task, resolve
+from outer.syncer import Budget
+
+ROOT = Path(__file__).parents[2]
+EXAMPLES = sorted(path.parent.name for path in (ROOT / "examples").glob("*/recipe.toml"))
+
+
+@pytest.fixture(autouse=True)
+def _at_the_root(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.chdir(ROOT)
+    monkeypatch.setattr(sys, "path", [*sys.path, str(ROOT)])
+
+
+def test_every_example_is_tested() -> None:
+    assert EXAMPLES == ["shapes", "spirals"]
+
+
+@pytest.mark.parametrize("name", EXAMPLES)
+def test_an_example_is_a_sound_task_with_a_valid_recipe(name: str) -> None:
+    result = CliRunner().invoke(build(), ["check-task", f"examples/{name}/recipe.toml"], catch_exceptions=False)
+    assert result.exit_code == 0, result.stdout
+    assert "15 passed, 0 to look at, 0 failed" in result.stdout
+    recipe = load(f"examples/{name}/recipe.toml")
+    validate(recipe)
+    assert resolve(recipe).sync.fragments == recipe.sync.fragments
+
+
+@pytest.mark.parametrize(
+    ("name", "tokens", "start", "end"),
+    [
+        ("shapes", 8_000, 1.9, 1.5),  # guessing: 1.79
+        ("spirals", 30_000, 0.72, 0.35),  # guessing: 0.69
+    ],
+)
+def test_an_example_learns_in_a_few_rounds(name: str, tokens: int, start: float, end: float) -> None:
+    recipe = load(f"examples/{name}/recipe.toml")
+    task = build_task(recipe)
+    shell = LockStep(
+        task=task,
+        sync=recipe.sync,
+        outer_config=recipe.outer,
+        inner=recipe.inner,
+        learners={learner: pool.batch_size for learner, pool in recipe.learners.items()},
+        quorum=2,
+        budget=Budget(tokens=tokens, syncer_steps=None),
+        seed=recipe.seed,
+    )
+    evaluator = Evaluator(task, shell.fragments, 256, batch_size=256)
+    before = evaluator.loss(shell.parameters.thetas)
+    after = evaluator.loss(shell.run().thetas)
+    assert end < before < start
+    assert after < end
