@@ -100,6 +100,9 @@ class LearnerActor:
         self._next: queue.SimpleQueue[signals.RunStep | signals.Hold | signals.Exit] = queue.SimpleQueue()
         self._machine: Learner | None = None
 
+    def __repr__(self) -> str:
+        return self._spec.name  # how the dashboard and log lines call this actor
+
     # -------------------------------------------------------------- called by the orchestrator
 
     def identify(self) -> dict[str, Any]:
@@ -294,6 +297,9 @@ class EvaluatorActor:
         self._fragments = deal(self._task, spec.sync)
         self._evaluator = Evaluator(self._task, self._fragments, sequences)
         self._sequences = sequences
+
+    def __repr__(self) -> str:
+        return self._spec.name
 
     def initial(self) -> tuple[int, float, int]:
         """As `current`, of the parameters that the run starts from."""
