@@ -59,7 +59,7 @@ def submit(
         typer.echo(f"submitted {job.submission_id}, config hash {resolved.config_hash}", err=as_json)
         typer.echo(f"the same by Ray's own command: {record['command']}", err=as_json)
         if not carries_sources(folder):
-            typer.echo("  (which this project's packages must be copied to that folder for)", err=as_json)
+            typer.echo("  (once that folder holds this project's packages, which were sent along)", err=as_json)
         if no_wait:
             typer.echo(json.dumps(record | {"status": "PENDING"}) if as_json else hint(address, job.submission_id))
             raise typer.Exit(OK)

@@ -364,6 +364,10 @@ def test_the_commands_and_their_options_are_these() -> None:
     assert commands == {
         "init": [],
         "run": ["--address", "--fresh", "--json", "--name", "--run-dir", "--set"],
+        "submit": [
+            *("--address", "--fresh", "--json", "--name", "--no-wait", "--run-dir", "--set", "--working-dir"),
+        ],
+        "attach": ["--address", "--json", "--name", "--run-dir"],
         "status": ["--json", "--name", "--run-dir"],
         "stop": ["--name", "--reason", "--run-dir"],
         "check": ["--json"],

@@ -52,6 +52,7 @@ class Cluster:
         }
         self.environment.pop("PYTHONPATH", None)
         self._started: list[subprocess.Popen[bytes]] = []
+        self._clients: list[subprocess.Popen[str]] = []
         node = [f"--num-cpus={cpus}", f"--object-store-memory={128 * 2**20}", "--disable-usage-stats", "--block"]
         temp = f"--temp-dir={self.folder / 'r'}"
         head = ["--head", f"--port={self.port}", f"--dashboard-port={self.dashboard_port}", f"--dashboard-host={HEAD}"]
@@ -77,12 +78,14 @@ class Cluster:
             )
         self._started.append(process)
 
-    def get(self, path: str, token: bool = True) -> tuple[int, Any]:
-        """Status code and JSON of the dashboard's HTTP interface; 0 where nothing answers."""
+    def get(self, path: str, token: bool = True, method: str = "GET") -> tuple[int, Any]:
+        """Status code and content of the dashboard's HTTP interface; 0 where nothing answers."""
         headers = {"Authorization": f"Bearer {self.token.read_text()}"} if token else {}
+        request = urllib.request.Request(self.address + path, headers=headers, method=method)
         try:
-            with urllib.request.urlopen(urllib.request.Request(self.address + path, headers=headers), timeout=10) as got:
-                return got.status, json.load(got)
+            with urllib.request.urlopen(request, timeout=10) as got:
+                text = got.read().decode()
+                return got.status, json.loads(text) if text.startswith(("{", "[")) else text
         except urllib.error.HTTPError as error:
             with error:
                 return error.code, None
@@ -100,14 +103,14 @@ class Cluster:
         """Living nodes, by id, and their region."""
         return {row["node_id"]: row["labels"]["region"] for row in self.state("nodes") if row["state"] == "ALIVE"}
 
-    def run(self, *command: str, cwd: Path, token: bool = True) -> subprocess.Popen[str]:
+    def run(self, *command: str | Path, cwd: Path, **environment: str) -> subprocess.Popen[str]:
         """A client of the cluster, in a folder of its own choice."""
-        environment = dict(self.environment)
-        if not token:
-            environment = {key: value for key, value in environment.items() if not key.startswith("RAY_AUTH")}
-        return subprocess.Popen(
-            command, cwd=cwd, env=environment, stdout=subprocess.PIPE, stderr=subprocess.PIPE, text=True
+        given = self.environment | environment
+        client = subprocess.Popen(
+            command, cwd=cwd, env=given, stdout=subprocess.PIPE, stderr=subprocess.PIPE, text=True
         )
+        self._clients.append(client)
+        return client
 
     def processes(self) -> list[psutil.Process]:
         """Everything that lives and stems from this cluster or is its client."""
@@ -132,6 +135,8 @@ class Cluster:
             psutil.wait_procs(left, timeout=1.0)
         for process in self._started:
             process.wait(timeout=END_S)
+        for client in self._clients:
+            client.communicate(timeout=END_S)
         shutil.rmtree(self.folder, ignore_errors=True)
         assert not left, left
 
