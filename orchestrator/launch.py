@@ -79,7 +79,7 @@ def connect(address: str, namespace: str) -> str | None:
         context = ray.init(address=address, namespace=namespace, log_to_driver=False, logging_level="ERROR")
         dashboard: str | None = context.dashboard_url
         return dashboard
-    except (OSError, RuntimeError, ValueError) as error:
+    except (OSError, RuntimeError, ValueError, ray.exceptions.AuthenticationError) as error:
         raise ClusterUnreachable(
             f"no Ray cluster answers at {address!r}: {error}; check the address, and RAY_AUTH_MODE and "
             "RAY_AUTH_TOKEN_PATH if the cluster asks for a token"

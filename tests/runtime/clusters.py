@@ -40,7 +40,7 @@ class Cluster:
         self.port, self.dashboard_port = free_port(HEAD), free_port(HEAD)
         self.address = f"http://{HEAD}:{self.dashboard_port}"
         self.environment = {
-            **{key: value for key, value in os.environ.items() if not key.startswith("RAY_")},
+            **{key: value for key, value in os.environ.items() if not key.startswith(("RAY_", "PYTHONPATH"))},
             "PATH": f"{BIN}{os.pathsep}{os.environ['PATH']}",
             "RAY_AUTH_MODE": "token",
             "RAY_AUTH_TOKEN_PATH": str(self.token),
@@ -50,7 +50,6 @@ class Cluster:
             "PYTHONDONTWRITEBYTECODE": "1",
             **environment,
         }
-        self.environment.pop("PYTHONPATH", None)
         self._started: list[subprocess.Popen[bytes]] = []
         self._clients: list[subprocess.Popen[str]] = []
         node = [f"--num-cpus={cpus}", f"--object-store-memory={128 * 2**20}", "--disable-usage-stats", "--block"]
