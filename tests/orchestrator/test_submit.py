@@ -252,8 +252,11 @@ class Server:
 
     async def tail_job_logs(self, _: str) -> Any:
         until = self._breaks_after.pop(0) if self._breaks_after else None
-        for line in self.lines[:until]:
-            yield line
+        if until is not None:
+            for line in self.lines[:until]:
+                yield line
+        else:
+            yield "".join(self.lines)  # chunks do not fall where they fell before
         if self._interrupted:
             raise KeyboardInterrupt
         if until is not None:
