@@ -42,6 +42,9 @@ class ChaosActor:
         self._stopped = asyncio.Event()
         self._healing: set[asyncio.Task[None]] = set()
 
+    def __repr__(self) -> str:
+        return NAME
+
     async def run(self) -> None:
         """Inject the plan, until stopped. Called again, it returns at once."""
         if self._running:

@@ -110,6 +110,9 @@ class LearnerActor:
         self._machine: Learner | None = None
         signal.signal(signal.SIGTERM, self._on_sigterm)  # Ray runs constructors in the main thread
 
+    def __repr__(self) -> str:
+        return self._spec.name  # how the dashboard and log lines call this actor
+
     # -------------------------------------------------------------- called by the orchestrator
 
     def identify(self) -> dict[str, Any]:
@@ -382,6 +385,9 @@ class EvaluatorActor:
         self._fragments = deal(self._task, spec.sync)
         self._evaluator = Evaluator(self._task, self._fragments, sequences)
         self._sequences = sequences
+
+    def __repr__(self) -> str:
+        return self._spec.name
 
     def initial(self) -> tuple[int, float, int]:
         """As `current`, of the parameters that the run starts from."""

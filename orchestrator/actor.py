@@ -120,6 +120,9 @@ class OrchestratorActor:
         self._outer_info: dict[str, Any] = {}
         self._evaluator: Any = None
 
+    def __repr__(self) -> str:
+        return "orchestrator"
+
     # -------------------------------------------------------------- called from outside
 
     async def learners(self) -> list[dict[str, Any]]:

@@ -22,8 +22,9 @@ os.environ.setdefault("RAY_DEDUP_LOGS_SKIP_REGEX", "A worker died or was killed"
 
 import ray
 
-from orchestrator import actor
+from orchestrator import actor, job
 from orchestrator.config import Recipe
+from orchestrator.following import RunLost
 from orchestrator.problems import InputError, Problem
 from orchestrator.store import RunStore
 
@@ -31,6 +32,7 @@ LOOPBACK = "127.0.0.2"  # Ray replaces 127.0.0.1 by an address that others can r
 WAIT_S = 0.5
 BEGIN_S = 60.0
 KNOCK_S = 5.0
+STOP_S = 10.0
 REMOVE_S = 5.0
 OBJECT_STORE_BYTES = 512 * 2**20
 CLUSTER_FILE = "cluster.json"  # in the run store: how other shells reach the run
@@ -39,8 +41,8 @@ OnStatus = Callable[[Mapping[str, Any]], None]
 Starter = Callable[[Recipe, RunStore, str], Any]  # starts the chaos actor: (recipe, store, namespace)
 
 
-class RunLost(RuntimeError):
-    """The run's orchestrator is gone, and with it the run."""
+class Terminated(KeyboardInterrupt):
+    """SIGTERM: this process was asked to end, and the run with it."""
 
 
 class ClusterUnreachable(ConnectionError):
@@ -58,20 +60,26 @@ def run_attached(
     recipe: Recipe, store: RunStore, address: str, starter: Starter | None, on_status: OnStatus
 ) -> dict[str, Any]:
     """Run on the cluster at this address. Interrupted: the run goes on without this shell."""
-    connect(address, namespace := f"diloco-{recipe.name}")
+    dashboard = connect(address, namespace := f"diloco-{recipe.name}")
     try:
-        store.write_json(CLUSTER_FILE, {"address": address, "namespace": namespace, "token_path": None})
+        reached = {"address": address, "namespace": namespace, "token_path": None, "dashboard": dashboard}
+        store.write_json(CLUSTER_FILE, reached | {"submission_id": job.submission_id()})
         return follow(recipe, store, actor.Place(namespace, cores=0), starter, on_status, detach=True)
     finally:
         ray.shutdown()
 
 
-def connect(address: str, namespace: str) -> None:
-    """Join a cluster. Raises ClusterUnreachable with the address and the likely reasons."""
+def connect(address: str, namespace: str) -> str | None:
+    """Join a cluster; returns its dashboard's HOST:PORT. Raises ClusterUnreachable with the likely reasons."""
+    if address.startswith(("http://", "https://")):
+        fix = "give Ray's own address, HOST:6379, from a host of the cluster; or from anywhere: diloco submit"
+        raise InputError([Problem("--address", address, "is that of a dashboard, which takes jobs only", fix)])
     try:
         _knock(address)
-        ray.init(address=address, namespace=namespace, log_to_driver=False, logging_level="ERROR")
-    except (OSError, RuntimeError, ValueError) as error:
+        context = ray.init(address=address, namespace=namespace, log_to_driver=False, logging_level="ERROR")
+        dashboard: str | None = context.dashboard_url
+        return dashboard
+    except (OSError, RuntimeError, ValueError, ray.exceptions.AuthenticationError) as error:
         raise ClusterUnreachable(
             f"no Ray cluster answers at {address!r}: {error}; check the address, and RAY_AUTH_MODE and "
             "RAY_AUTH_TOKEN_PATH if the cluster asks for a token"
@@ -90,8 +98,11 @@ def follow(
 ) -> dict[str, Any]:
     """Start a run on the cluster that this process is connected to, and wait for its summary.
 
-    Interrupted: with `detach` the run goes on without this process, else it is stopped and waited for.
+    SIGTERM, or interrupted without `detach`: the run is stopped and waited for. Interrupted with `detach`: it goes
+    on without this process; except inside a Ray job, where only `ray job stop` interrupts.
     """
+    if threading.current_thread() is threading.main_thread():
+        signal.signal(signal.SIGTERM, _terminate)  # after Ray's own: asked to end, end cleanly
     options: dict[str, Any] = {
         "name": "orchestrator",
         "namespace": place.namespace,
@@ -104,21 +115,27 @@ def follow(
     except ValueError as error:  # Ray's word for a name that is taken
         fix = "give another --name, or stop that one: diloco stop"
         raise InputError([Problem("name", recipe.name, "a run of this name is going on there", fix)]) from error
-    ray.get(orchestrator.begin.remote(), timeout=BEGIN_S)
+    try:
+        ray.get(orchestrator.begin.remote(), timeout=BEGIN_S)
+    except BaseException:
+        ray.kill(orchestrator)  # what has not begun would wait for ever
+        raise
     ended = orchestrator.result.remote()
     if recipe.chaos.active and starter is not None:
         starter(recipe, store, place.namespace)
-    if threading.current_thread() is threading.main_thread():
-        signal.signal(signal.SIGTERM, signal.default_int_handler)  # after Ray's own: asked to end, end cleanly
     try:
         summary = _wait(ended, store, on_status)
-    except KeyboardInterrupt:
-        if detach:
+    except KeyboardInterrupt as interruption:
+        if detach and not isinstance(interruption, Terminated) and job.config() is None:
             raise
-        orchestrator.stop.remote("interrupted")
+        ray.get(orchestrator.stop.remote("interrupted"), timeout=STOP_S)  # Ray may end a job's entrypoint in 3 s
         summary = _wait(ended, store, on_status)  # interrupted again: leaves at once
     ray.kill(orchestrator)
     return summary
+
+
+def _terminate(number: int, frame: Any) -> None:
+    raise Terminated
 
 
 def _wait(ended: Any, store: RunStore, on_status: OnStatus) -> dict[str, Any]:

@@ -121,6 +121,9 @@ class OuterActor:
         self._digests = [codecs.digest(theta) for theta in self._parameters.thetas]
         self._failure = ""
 
+    def __repr__(self) -> str:
+        return "outer"  # how the dashboard and log lines call this actor
+
     # -------------------------------------------------------------- called by the orchestrator
 
     async def start(self) -> dict[str, Any]:

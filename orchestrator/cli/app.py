@@ -7,7 +7,7 @@ from typing import Any
 
 import typer
 
-from orchestrator.cli import check, check_task, doctor, export, init, plan, run, sample, scale, status
+from orchestrator.cli import attach, check, check_task, doctor, export, init, plan, run, sample, scale, status, submit
 
 
 def build(extensions: Sequence[tuple[str, typer.Typer]] = (), starter: Callable[..., Any] | None = None) -> typer.Typer:
@@ -33,6 +33,8 @@ def build(extensions: Sequence[tuple[str, typer.Typer]] = (), starter: Callable[
         check_task.check_task,
         export.export,
         sample.sample,
+        attach.attach,
+        submit.submit,
         check.check,
         doctor.doctor,
     )

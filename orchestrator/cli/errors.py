@@ -11,6 +11,7 @@ from typing import Any, NoReturn
 
 import typer
 
+from orchestrator.following import RunLost
 from orchestrator.problems import InputError
 
 OK, INPUT, UNREACHABLE, FAILED, BROKEN_PROMISE, UNFIT, INTERRUPTED = 0, 2, 3, 4, 5, 6, 130
@@ -21,7 +22,7 @@ def reported(as_json: bool = False) -> Iterator[None]:
     """Turn an exception into its message and exit code; with `as_json`, also into `{"error": ...}` on stdout.
 
     InputError is the user's (2), ConnectionError a cluster that does not answer (3), anything else a run that
-    failed (4), with its traceback.
+    failed (4), with its traceback unless it is lost without one.
     """
     try:
         yield
@@ -40,6 +41,8 @@ def reported(as_json: bool = False) -> Iterator[None]:
         _fail(INTERRUPTED, "interrupted", "interrupted", as_json)
     except (typer.Exit, typer.Abort):
         raise
+    except RunLost as error:
+        _fail(FAILED, "failed", f"the run is lost: {error}", as_json)
     except Exception as error:
         _fail(FAILED, "failed", f"{type(error).__name__}: {error}", as_json, traceback.format_exc())
 

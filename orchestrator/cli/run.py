@@ -19,6 +19,7 @@ from orchestrator.cli.errors import BROKEN_PROMISE, FAILED, INTERRUPTED, OK, rep
 from orchestrator.cli.live import LiveView
 from orchestrator.cli.summary import block
 from orchestrator.config import Recipe
+from orchestrator.job import misplaced
 from orchestrator.problems import InputError, Problem
 from orchestrator.recipes import dump, load, stored_hash, validate
 from orchestrator.store import RunStore
@@ -69,20 +70,32 @@ def run(
 
 def prepare(path: Path, overrides: Sequence[str], run_dir: str | None, fresh: bool) -> tuple[Recipe, RunStore]:
     """The resolved recipe and the store of a run that may start. Raises InputError with every reason why not."""
-    folder = str(Path.cwd())
-    if folder not in sys.path:
-        sys.path.append(folder)  # a task of the user's own, as workers find it; ours come first
-    problems = foreign_packages(Path.cwd())
+
+    def store_of(recipe: Recipe) -> RunStore:
+        return RunStore(run_dir) if run_dir is not None else RunStore.named(recipe.name)
+
+    def place(recipe: Recipe) -> list[Problem]:
+        store = store_of(recipe)
+        return misplaced(run_dir, store.root, Path.cwd()) or occupied(store, fresh)
+
+    recipe = checked(path, overrides, Path.cwd(), place)
+    return recipe, store_of(recipe)
+
+
+def checked(path: Path, overrides: Sequence[str], folder: Path, further: Callable[[Recipe], list[Problem]]) -> Recipe:
+    """The resolved recipe, once nothing is wrong with it, with the folder that workers will run in, or `further`."""
+    if str(folder) not in sys.path:
+        sys.path.append(str(folder))  # a task of the user's own, as workers find it; ours come first
+    problems = foreign_packages(folder)
     try:
         recipe = load(path, overrides)
-        store = RunStore(run_dir) if run_dir is not None else RunStore.named(recipe.name)
-        problems += occupied(store, fresh)
+        problems += further(recipe)
         validate(recipe)
     except InputError as error:
         raise InputError([*problems, *error.problems]) from error
     if problems:
         raise InputError(problems)
-    return resolve(recipe), store
+    return resolve(recipe)
 
 
 def occupied(store: RunStore, fresh: bool) -> list[Problem]:
@@ -96,7 +109,11 @@ def occupied(store: RunStore, fresh: bool) -> list[Problem]:
     status = store.read_json("status.json") or {}
     running = (status.get("run") or {}).get("state") in ("starting", "running")
     if running and time.time() - status.get("written_at", 0.0) < SILENT_S:
-        return [_occupied(store, "holds a run that is going on", "diloco stop it first, or give another --name")]
+        return [
+            _occupied(
+                store, "holds a run that is going on", "diloco attach to it, stop it first, or give another --name"
+            )
+        ]
     if not fresh:
         fix = "give --fresh to remove it, or another --name or --run-dir"
         return [_occupied(store, "holds an earlier run, and runs cannot be resumed yet", fix)]
@@ -123,7 +140,7 @@ def _train(
     except KeyboardInterrupt:
         if not address:
             raise
-        typer.echo(f"detached: the run goes on; follow it with: diloco status --run-dir {store.root}", err=True)
+        typer.echo(f"detached: the run goes on; follow it with: diloco attach --run-dir {store.root}", err=True)
         raise typer.Exit(INTERRUPTED) from None
 
 

@@ -46,7 +46,7 @@ def stop(
             typer.echo(f"nothing to stop: the run has {state}")
             return
         store.write_json("stop", {"reason": reason, "at": time.time()})
-        typer.echo("asked the run to stop; follow it with: diloco status")
+        typer.echo("asked the run to stop; follow it with: diloco attach")
 
 
 def find(name: str | None, run_dir: str | None) -> RunStore:

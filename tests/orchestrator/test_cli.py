@@ -368,6 +368,10 @@ def test_the_commands_and_their_options_are_these() -> None:
             "--syncer-region",
         ],
         "run": ["--address", "--fresh", "--json", "--name", "--run-dir", "--set"],
+        "submit": [
+            *("--address", "--fresh", "--json", "--name", "--no-wait", "--run-dir", "--set", "--working-dir"),
+        ],
+        "attach": ["--address", "--json", "--name", "--run-dir"],
         "status": ["--json", "--name", "--run-dir"],
         "stop": ["--name", "--reason", "--run-dir"],
         "scale": ["--json", "--name", "--run-dir", "--wait"],

@@ -1,0 +1,97 @@
+"""A run as a Ray job: its id, its command, and the folder that is sent along. Sends nothing itself."""
+
+from __future__ import annotations
+
+import contextlib
+import json
+import secrets
+import shlex
+import tempfile
+import time
+from collections.abc import Iterator, Mapping, Sequence
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+import orchestrator
+from orchestrator.cli.doctor import ROOMS
+from orchestrator.problems import Problem
+from orchestrator.store import RunStore
+
+# Ray also leaves out .git, .venv, venv, __pycache__, and what .gitignore and .rayignore say.
+EXCLUDES = ("/runs", ".git", ".venv", "*.egg-info", ".mypy_cache", ".pytest_cache", ".ruff_cache")
+CPUS = 0.1  # of the entrypoint: never zero, or it hangs while any node is partitioned
+
+
+@dataclass(frozen=True)
+class Submission:
+    """What is asked of a cluster's job server."""
+
+    submission_id: str
+    entrypoint: str
+    folder: Path  # the working directory, here
+    metadata: Mapping[str, str]
+
+    def command(self, address: str) -> str:
+        """The same submission by Ray's own command line."""
+        words = ["ray", "job", "submit", "--address", address, "--submission-id", self.submission_id]
+        words += ["--working-dir", str(self.folder)]
+        words += ["--runtime-env-json", json.dumps({"excludes": list(EXCLUDES)})]
+        words += ["--entrypoint-num-cpus", str(CPUS), "--metadata-json", json.dumps(self.metadata)]
+        return shlex.join([*words, "--"]) + " " + self.entrypoint
+
+
+def submission(
+    recipe: Path, folder: Path, run_dir: str, overrides: Sequence[str], fresh: bool, metadata: Mapping[str, str]
+) -> Submission:
+    """The job that runs `diloco run` with these arguments. `metadata` names the run."""
+    inside = recipe.resolve().relative_to(folder.resolve())
+    words = ["python", "-m", "orchestrator", "run", str(inside), "--run-dir", run_dir]
+    words += [word for override in overrides for word in ("--set", override)] + ["--fresh"] * fresh
+    moment = time.strftime("%Y%m%d-%H%M%S", time.gmtime())
+    identifier = f"diloco-{metadata['run']}-{moment}-{secrets.token_hex(2)}"
+    return Submission(identifier, shlex.join(words), folder, dict(metadata) | {"run_dir": run_dir})
+
+
+def problems(recipe: Path, folder: Path, run_dir: str | None) -> list[Problem]:
+    """What is wrong with the places that a submission names. Raises InputError for a store of an unknown kind."""
+    found = []
+    if not folder.is_dir():
+        found.append(Problem("--working-dir", str(folder), "is not a folder", "give the one that holds the recipe"))
+    elif recipe.exists() and not recipe.resolve().is_relative_to(folder.resolve()):
+        fix = f"give --working-dir {recipe.resolve().parent}, or copy the recipe"
+        found.append(Problem("recipe", str(recipe), f"is outside of the folder that is sent, {folder.resolve()}", fix))
+    fix = "give a folder that the cluster's nodes share: --run-dir file:///shared/runs/NAME"
+    if run_dir is None:
+        found.append(Problem("--run-dir", None, "is required: a job's own folder is removed with it", fix))
+    elif "://" not in run_dir and not Path(run_dir).is_absolute():
+        found.append(Problem("--run-dir", run_dir, "must be an absolute path, or a file:// URI, of the cluster", fix))
+    else:
+        RunStore(run_dir)  # refuses what is no folder
+    return found
+
+
+def carries_sources(folder: Path) -> bool:
+    """Whether the folder holds this project's packages, as a checkout does."""
+    return all((folder / room / "__init__.py").exists() for room in ROOMS)
+
+
+@contextlib.contextmanager
+def packed(folder: Path) -> Iterator[Path]:
+    """The folder to send: itself if it holds this project's packages, else one of links to all in it and to them.
+
+    So the cluster runs the very sources that this command runs from, installed there or not.
+    """
+    if carries_sources(folder):
+        yield folder
+        return
+    sources = Path(orchestrator.__file__).resolve().parents[1]
+    with tempfile.TemporaryDirectory(prefix="diloco-") as staged:
+        own = [entry for entry in folder.resolve().iterdir() if entry.name not in ROOMS]
+        for entry in [*own, *(sources / room for room in ROOMS)]:
+            (Path(staged) / entry.name).symlink_to(entry)
+        yield Path(staged)
+
+
+def runtime_env(folder: Path) -> dict[str, Any]:
+    return {"working_dir": str(folder), "excludes": list(EXCLUDES)}

@@ -1,0 +1,113 @@
+"""`diloco submit RECIPE`: check it here, run it as a job of a cluster, follow it to its end."""
+
+from __future__ import annotations
+
+import json
+import shlex
+from pathlib import Path
+from typing import Annotated, Any
+
+import typer
+
+from orchestrator.cli.errors import INTERRUPTED, OK, reported
+from orchestrator.cli.run import checked
+from orchestrator.cli.submission import carries_sources, problems, submission
+from orchestrator.problems import InputError, Problem
+
+Address = Annotated[
+    str | None,
+    typer.Option(envvar="RAY_API_SERVER_ADDRESS", help="The dashboard of a Ray cluster, http://HOST:8265."),
+]
+
+
+def submit(
+    recipe: Annotated[Path, typer.Argument(help="A TOML file inside the working directory.")],
+    address: Address = None,
+    run_dir: Annotated[
+        str | None, typer.Option(help="The run's store: an absolute path or file:// URI that the nodes share.")
+    ] = None,
+    name: Annotated[str | None, typer.Option(help="Instead of the recipe's name.")] = None,
+    overrides: Annotated[
+        list[str] | None,
+        typer.Option("--set", metavar="KEY=VALUE", help="Override, e.g. sync.quorum=2; KEY= takes one out."),
+    ] = None,
+    working_dir: Annotated[Path, typer.Option(help="The folder that is sent to the cluster.")] = Path("."),
+    fresh: Annotated[bool, typer.Option("--fresh", help="Remove what an earlier run left in the same store.")] = False,
+    no_wait: Annotated[bool, typer.Option("--no-wait", help="Return once the job is submitted.")] = False,
+    as_json: Annotated[bool, typer.Option("--json", help="Print JSON on stdout; the job's output on stderr.")] = False,
+) -> None:
+    """Train by a recipe on a cluster, as a Ray job."""
+    with reported(as_json):
+        settings = [*(overrides or []), *([] if name is None else [f"name={json.dumps(name)}"])]
+        folder = working_dir.absolute()
+        resolved = checked(
+            recipe, settings, folder, lambda _: [*_no_address(address), *problems(recipe, folder, run_dir)]
+        )
+        assert address is not None and run_dir is not None
+        about = {"run": resolved.name, "config_hash": resolved.config_hash}
+        job = submission(recipe, folder, run_dir, settings, fresh, about)
+        record: dict[str, Any] = {
+            "submission_id": job.submission_id,
+            "address": address,
+            **job.metadata,
+            "command": job.command(address),
+        }
+        from orchestrator.cli import jobs  # Ray begins here
+
+        client = jobs.connect(address)
+        jobs.send(client, job)
+        typer.echo(f"submitted {job.submission_id}, config hash {resolved.config_hash}", err=as_json)
+        typer.echo(f"the same by Ray's own command: {record['command']}", err=as_json)
+        if not carries_sources(folder):
+            typer.echo("  (once that folder holds this project's packages, which were sent along)", err=as_json)
+        if no_wait:
+            typer.echo(json.dumps(record | {"status": "PENDING"}) if as_json else hint(address, job.submission_id))
+            raise typer.Exit(OK)
+        follow(client, job.submission_id, record, as_json)
+
+
+def follow(client: Any, submission_id: str, record: dict[str, Any], as_json: bool) -> None:
+    """Print what the job prints until it ends, and exit with the run's own code. Ctrl-C leaves it going."""
+    from orchestrator.cli import jobs
+
+    try:
+        ended = jobs.follow(client, submission_id, lambda text: typer.echo(text, nl=False, err=as_json))
+    except KeyboardInterrupt:
+        typer.echo(f"\ndetached: the job goes on\n{hint(client.get_address(), submission_id)}", err=True)
+        if as_json:
+            typer.echo(json.dumps(record | {"status": "RUNNING"}))
+        raise typer.Exit(INTERRUPTED) from None
+    code, words = jobs.outcome(ended)
+    if words:
+        typer.echo(f"error: {words}", err=True)
+        if (ended.metadata or {}).get("run_dir"):
+            typer.echo(f"follow the run with: diloco attach --run-dir {ended.metadata['run_dir']}", err=True)
+    if as_json:
+        told = {"status": str(ended.status), "driver_exit_code": ended.driver_exit_code, "exit_code": code}
+        typer.echo(json.dumps(record | told))
+    raise typer.Exit(code)
+
+
+def hint(address: str, submission_id: str) -> str:
+    """How to come back to a job."""
+    given = shlex.join(["--address", address])
+    return (
+        f"follow it: diloco attach {given} --name {submission_id}\n"
+        f"end it:    ray job stop {given} {submission_id}, or diloco stop where its folder is"
+    )
+
+
+def _no_address(address: str | None) -> list[Problem]:
+    if address is not None and address.startswith(("http://", "https://")):
+        return []
+    fix = "give the address of the cluster's dashboard: --address http://HOST:8265"
+    return [Problem("--address", address, "must be the http:// or https:// address of a job server", fix)]
+
+
+def server(address: str) -> Any:
+    """The job server at an address. Raises InputError or ConnectionError."""
+    if wrong := _no_address(address):
+        raise InputError(wrong)
+    from orchestrator.cli import jobs
+
+    return jobs.connect(address)

@@ -1,0 +1,353 @@
+"""Submission: what is refused before anything is sent, what is sent, and what a job's end means."""
+
+from __future__ import annotations
+
+import http.server
+import json
+import os
+import re
+import shlex
+import socket
+import sys
+import threading
+import time
+from collections.abc import Callable, Iterator
+from pathlib import Path
+from typing import Any
+
+import pytest
+from ray.job_submission import JobDetails, JobStatus
+from typer.testing import CliRunner
+
+from orchestrator.cli import jobs
+from orchestrator.cli.app import build
+from orchestrator.cli.submission import carries_sources, packed, submission
+from orchestrator.job import JOB_CONFIG, misplaced, submission_id
+from orchestrator.recipes import template
+from outer.manifest import code_digest
+
+ROOT = Path(__file__).parents[2]
+SHARED = "file:///shared/runs/a"
+Invoke = Callable[..., Any]
+
+
+@pytest.fixture(autouse=True)
+def _in_a_folder_of_its_own(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.chdir(tmp_path)
+    for name in [name for name in os.environ if name.startswith("RAY_")]:
+        monkeypatch.delenv(name)
+    monkeypatch.setenv("HOME", str(tmp_path))
+    monkeypatch.setattr(sys, "path", list(sys.path))
+    (tmp_path / "recipe.toml").write_text(template("demo"))
+
+
+def invoke(*arguments: str) -> Any:
+    return CliRunner().invoke(build(), arguments, catch_exceptions=False)
+
+
+@pytest.fixture
+def server() -> Iterator[tuple[str, dict[str, Any]]]:
+    """A job server that answers every request with the same status and content, and remembers the last headers."""
+    world: dict[str, Any] = {"status": 200, "content": {}}
+
+    class Handler(http.server.BaseHTTPRequestHandler):
+        def do_GET(self) -> None:
+            world["headers"] = dict(self.headers)
+            content = json.dumps(world["content"]).encode()
+            self.send_response(world["status"])
+            self.send_header("Content-Length", str(len(content)))
+            self.end_headers()
+            self.wfile.write(content)
+
+        def log_message(self, *_: Any) -> None:
+            """Nothing on stderr."""
+
+    with http.server.ThreadingHTTPServer(("127.0.0.1", 0), Handler) as listening:
+        thread = threading.Thread(target=listening.serve_forever, args=(0.01,))
+        thread.start()
+        yield f"http://127.0.0.1:{listening.server_port}", world
+        listening.shutdown()
+        thread.join()
+
+
+# ------------------------------------------------------------------ refused before anything is sent
+
+
+def test_a_wrong_recipe_and_wrong_places_are_refused_together(tmp_path: Path) -> None:
+    result = invoke("submit", "recipe.toml", "--set", "sync.quorum=9", "--run-dir", "runs/a")
+    assert result.exit_code == 2
+    for field in ("sync.quorum = 9", "--address", '--run-dir = "runs/a"'):
+        assert re.search(rf"^{re.escape(field)}: ", result.stderr, re.MULTILINE), result.stderr
+    assert result.stderr.count("\n    fix: ") == 3
+    assert [path.name for path in tmp_path.iterdir()] == ["recipe.toml"]
+
+
+@pytest.mark.parametrize(
+    ("arguments", "field"),
+    [
+        (["--run-dir", SHARED, "--working-dir", "no-such"], "--working-dir"),
+        (["--run-dir", SHARED, "--working-dir", "inner"], "recipe"),
+        (["--run-dir", "s3://bucket/a"], "run-dir"),
+        ([], "--run-dir"),
+    ],
+)
+def test_each_wrong_place_is_named(tmp_path: Path, arguments: list[str], field: str) -> None:
+    (tmp_path / "inner").mkdir()
+    result = invoke("submit", "recipe.toml", "--address", "http://127.0.0.1:1", *arguments)
+    assert result.exit_code == 2
+    assert f"\n{field}" in result.stderr
+
+
+# ------------------------------------------------------------------ the way to the server
+
+
+def arguments(address: str) -> list[str]:
+    return ["submit", "recipe.toml", "--address", address, "--run-dir", SHARED]
+
+
+def test_a_server_that_is_not_there_is_said_within_seconds(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setenv("RAY_ADDRESS", "127.0.0.1:1")  # Ray's client would prefer it
+    with socket.create_server(("127.0.0.1", 0)) as silent:
+        port = silent.getsockname()[1]
+    began = time.monotonic()
+    result = invoke(*arguments(f"http://127.0.0.1:{port}"), "--json")
+    assert time.monotonic() - began < 20
+    assert result.exit_code == 3
+    assert json.loads(result.stdout)["error"]["kind"] == "unreachable"
+    assert f"http://127.0.0.1:{port}" in result.stderr
+    assert "8265" in result.stderr
+    assert os.environ["RAY_ADDRESS"] == "127.0.0.1:1"
+
+
+def test_a_server_that_accepts_and_says_nothing_has_a_deadline(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(jobs, "ANSWER_S", 0.5)
+    with socket.create_server(("127.0.0.1", 0)) as silent:
+        result = invoke(*arguments(f"http://127.0.0.1:{silent.getsockname()[1]}"))
+    assert result.exit_code == 3
+    assert "ReadTimeout" in result.stderr
+
+
+@pytest.mark.parametrize(("status", "says"), [(401, "it asks for a token"), (403, "it refuses this token")])
+def test_a_missing_or_wrong_token_is_said_with_the_fix(server: Any, status: int, says: str) -> None:
+    address, world = server
+    world["status"] = status
+    result = invoke(*arguments(address))
+    assert result.exit_code == 3
+    assert says in result.stderr
+    assert "RAY_AUTH_TOKEN_PATH" in result.stderr
+    assert "Authorization" not in world["headers"]
+
+
+def test_the_token_that_the_environment_names_is_sent_and_one_that_cannot_be_read_refused(
+    server: Any, monkeypatch: pytest.MonkeyPatch, tmp_path: Path
+) -> None:
+    address, world = server
+    world["status"] = 403
+    monkeypatch.setenv("RAY_AUTH_TOKEN_PATH", str(tmp_path / "token"))
+    missing = invoke(*arguments(address))
+    assert missing.exit_code == 2
+    assert f"{tmp_path / 'token'}" in missing.stderr
+    (tmp_path / "token").write_text("secret\n")
+    assert invoke(*arguments(address)).exit_code == 3
+    assert world["headers"]["Authorization"] == "Bearer secret"
+    assert "secret" not in missing.stderr
+
+
+def test_what_is_no_job_server_is_said_to_be_none(server: Any) -> None:
+    address, world = server
+    world["content"] = {"hello": "world"}
+    result = invoke(*arguments(address))
+    assert result.exit_code == 3
+    assert "no job server answers" in result.stderr
+
+
+# ------------------------------------------------------------------ what is sent
+
+
+def test_the_entrypoint_is_diloco_run_with_the_same_settings(tmp_path: Path) -> None:
+    recipe = tmp_path / "recipes" / "a b.toml"
+    about = {"run": "two", "config_hash": "h"}
+    job = submission(recipe, tmp_path, SHARED, ["sync.quorum=1", 'name="two"'], True, about)
+    expected = ["python", "-m", "orchestrator", "run", "recipes/a b.toml", "--run-dir", SHARED]
+    expected += ["--set", "sync.quorum=1", "--set", 'name="two"', "--fresh"]
+    assert shlex.split(job.entrypoint) == expected
+    assert re.fullmatch(r"diloco-two-\d{8}-\d{6}-[0-9a-f]{4}", job.submission_id)
+    assert job.metadata == {"run": "two", "config_hash": "h", "run_dir": SHARED}
+    command = shlex.split(job.command("http://h:8265"))
+    assert command[:6] == ["ray", "job", "submit", "--address", "http://h:8265", "--submission-id"]
+    assert command[command.index("--") + 1 :] == expected
+    assert json.loads(command[command.index("--metadata-json") + 1]) == job.metadata
+    assert "/runs" in json.loads(command[command.index("--runtime-env-json") + 1])["excludes"]
+    assert float(command[command.index("--entrypoint-num-cpus") + 1]) > 0
+
+
+def test_a_checkout_is_sent_as_it_is_and_any_other_folder_with_the_packages(tmp_path: Path) -> None:
+    assert carries_sources(ROOT)
+    with packed(ROOT) as folder:
+        assert folder == ROOT
+    (tmp_path / "own.py").write_text("x = 1\n")
+    with packed(tmp_path) as folder:
+        names = {entry.name for entry in folder.iterdir()}
+        assert names == {"recipe.toml", "own.py", "outer", "learners", "orchestrator", "chaos"}
+        assert (folder / "own.py").read_text() == "x = 1\n"
+        assert digest_in(folder) == code_digest()
+    assert not folder.exists()
+    assert (tmp_path / "own.py").exists()
+
+
+def digest_in(folder: Path) -> str:
+    """The digest of the sources that a process in this folder would compute."""
+    found: dict[str, Any] = {"__file__": str(ROOT / "outer" / "manifest.py"), "__name__": "there"}
+    source = (folder / "outer" / "manifest.py").read_text()
+    exec(source.replace("Path(__file__).resolve()", f"Path({str(folder / 'outer' / 'manifest.py')!r})"), found)
+    told: str = found["code_digest"]()
+    return told
+
+
+# ------------------------------------------------------------------ following a job
+
+
+def details(status: JobStatus, code: int | None = None, **more: Any) -> JobDetails:
+    return JobDetails(
+        type="SUBMISSION", submission_id="id", status=status, entrypoint="", driver_exit_code=code, **more
+    )
+
+
+@pytest.mark.parametrize(
+    ("status", "driver", "code", "says"),
+    [
+        (JobStatus.SUCCEEDED, 0, 0, ""),
+        (JobStatus.FAILED, 2, 2, ""),
+        (JobStatus.FAILED, 5, 5, ""),
+        (JobStatus.FAILED, -9, 130, "goes on without it"),
+        (JobStatus.FAILED, 137, 130, "signal 9"),
+        (JobStatus.FAILED, None, 4, "could not be run"),
+        (JobStatus.STOPPED, None, 130, "asked to end"),
+    ],
+)
+def test_the_exit_code_is_the_runs_own_where_its_driver_told_it(
+    status: JobStatus, driver: int | None, code: int, says: str
+) -> None:
+    told, words = jobs.outcome(details(status, driver))
+    assert told == code
+    assert says in words
+    assert bool(words) == bool(says)
+
+
+class Server:
+    """A job that prints three lines; the connection breaks after some of them, as often as it is told to."""
+
+    lines = ("one\n", "two\n", "three\n")
+
+    def __init__(self, breaks_after: list[int], interrupted: bool = False) -> None:
+        self._breaks_after = breaks_after
+        self._interrupted = interrupted
+        self._ended = False
+
+    def get_address(self) -> str:
+        return "http://h:8265"
+
+    def get_job_info(self, _: str) -> JobDetails:
+        return details(JobStatus.SUCCEEDED, 0) if self._ended else details(JobStatus.RUNNING)
+
+    async def tail_job_logs(self, _: str) -> Any:
+        until = self._breaks_after.pop(0) if self._breaks_after else None
+        if until is not None:
+            for line in self.lines[:until]:
+                yield line
+        else:
+            yield "".join(self.lines)  # chunks do not fall where they fell before
+        if self._interrupted:
+            raise KeyboardInterrupt
+        if until is not None:
+            raise RuntimeError("WebSocket connection closed unexpectedly")
+        self._ended = True
+
+
+def test_what_a_job_prints_is_printed_once_however_often_the_connection_breaks(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    monkeypatch.setattr(jobs, "POLL_S", 0.0)
+    said: list[str] = []
+    ended = jobs.follow(Server(breaks_after=[1, 0, 2]), "id", said.append)  # type: ignore[arg-type]
+    assert "".join(said) == "one\ntwo\nthree\n"
+    assert ended.status == JobStatus.SUCCEEDED
+
+
+def test_a_job_server_that_has_gone_is_given_up(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(jobs, "POLL_S", 0.0)
+    monkeypatch.setattr(jobs, "LOST_S", -1.0)
+
+    class Gone(Server):
+        def get_job_info(self, _: str) -> JobDetails:
+            raise ConnectionError("gone")
+
+    with pytest.raises(ConnectionError, match="has gone"):
+        jobs.follow(Gone([]), "id", lambda _: None)  # type: ignore[arg-type]
+
+
+def test_ctrl_c_leaves_the_job_and_says_how_to_come_back(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(jobs, "connect", lambda _: Server([], interrupted=True))
+    monkeypatch.setattr(jobs, "send", lambda *_: None)
+    result = invoke(*arguments("http://h:8265"))
+    assert result.exit_code == 130
+    assert re.search(r"diloco attach --address http://h:8265 --name diloco-demo-\S+", result.stderr)
+    assert "ray job stop --address http://h:8265" in result.stderr
+    assert "one\ntwo\nthree\n" in result.stdout
+    assert "ray job submit" in result.stdout
+
+
+def test_json_keeps_stdout_for_the_record(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(jobs, "connect", lambda _: Server([]))
+    monkeypatch.setattr(jobs, "send", lambda *_: None)
+    result = invoke(*arguments("http://h:8265"), "--json")
+    record = json.loads(result.stdout)
+    assert (record["run"], record["run_dir"], record["status"]) == ("demo", SHARED, "SUCCEEDED")
+    assert (result.exit_code, record["exit_code"], record["driver_exit_code"]) == (0, 0, 0)
+    assert "three" in result.stderr
+    assert json.loads(invoke(*arguments("http://h:8265"), "--json", "--no-wait").stdout)["status"] == "PENDING"
+
+
+def test_the_newest_job_of_a_name_is_found_and_an_unknown_one_refused_with_those_there_are() -> None:
+    class Listed(Server):
+        def list_jobs(self) -> list[JobDetails]:
+            of = {"metadata": {"run": "a"}}
+            return [
+                details(JobStatus.FAILED, 2, start_time=1, **of),
+                details(JobStatus.RUNNING, start_time=2, **of),
+                JobDetails(type="DRIVER", job_id="1", status=JobStatus.RUNNING, entrypoint=""),
+            ]
+
+    assert jobs.find(Listed([]), "a").start_time == 2  # type: ignore[arg-type]
+    with pytest.raises(jobs.InputError, match="known there: a"):
+        jobs.find(Listed([]), "b")  # type: ignore[arg-type]
+
+
+# ------------------------------------------------------------------ inside a job
+
+
+@pytest.mark.parametrize("run_dir", [None, "runs/a", "inside"])
+def test_inside_a_job_a_run_keeps_out_of_the_jobs_own_folder(
+    monkeypatch: pytest.MonkeyPatch, tmp_path: Path, run_dir: str | None
+) -> None:
+    about = {"runtime_env": {"working_dir": "gcs://a.zip"}, "metadata": {"job_submission_id": "id-1"}}
+    monkeypatch.setenv(JOB_CONFIG, json.dumps(about))
+    given = str(tmp_path / "run") if run_dir == "inside" else run_dir
+    result = invoke("run", "recipe.toml", *(["--run-dir", given] if given else []))
+    assert result.exit_code == 2
+    assert "\n--run-dir" in result.stderr
+    assert "file:///shared/runs/NAME" in result.stderr
+    assert [path.name for path in tmp_path.iterdir()] == ["recipe.toml"]
+    assert submission_id() == "id-1"
+
+
+def test_any_shared_folder_will_do_inside_a_job_and_any_at_all_outside(
+    monkeypatch: pytest.MonkeyPatch, tmp_path: Path
+) -> None:
+    outside = tmp_path.parent / "shared"
+    assert misplaced(None, tmp_path / "runs" / "a", tmp_path) == []
+    assert submission_id() is None
+    monkeypatch.setenv(JOB_CONFIG, json.dumps({"runtime_env": {"working_dir": "gcs://a.zip"}}))
+    assert misplaced(f"file://{outside}", outside, tmp_path) == []
+    monkeypatch.setenv(JOB_CONFIG, json.dumps({"runtime_env": {}}))
+    assert misplaced(str(tmp_path / "a"), tmp_path / "a", tmp_path) == [], "the folder is nobody's copy"

@@ -1,0 +1,165 @@
+"""A Ray cluster of two nodes on this host's loopback, with region labels and token authentication.
+
+Two `ray start --block` processes in a session of their own. Nothing of them survives `close`, nor does anything
+that they started: all of it carries the path of this cluster's token in its environment.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import json
+import os
+import secrets
+import shutil
+import socket
+import subprocess
+import sys
+import tempfile
+import time
+import urllib.error
+import urllib.request
+from collections.abc import Callable, Iterator
+from pathlib import Path
+from typing import Any
+
+import psutil
+
+HEAD, WORKER = "127.0.0.2", "127.0.0.3"  # Ray replaces 127.0.0.1 by an address that others can reach
+START_S, END_S = 60.0, 20.0
+BIN = Path(sys.executable).parent
+
+
+class Cluster:
+    """`regions`: the label of the head and of the other node."""
+
+    def __init__(self, regions: tuple[str, str], cpus: int, **environment: str) -> None:
+        self.folder = Path(tempfile.mkdtemp(prefix="dlc-", dir="/tmp"))
+        self.token = self.folder / "token"
+        self.token.touch(mode=0o600)
+        self.token.write_text(secrets.token_hex(32))
+        self.port, self.dashboard_port = free_port(HEAD), free_port(HEAD)
+        self.address = f"http://{HEAD}:{self.dashboard_port}"
+        self.environment = {
+            **{key: value for key, value in os.environ.items() if not key.startswith(("RAY_", "PYTHONPATH"))},
+            "PATH": f"{BIN}{os.pathsep}{os.environ['PATH']}",
+            "RAY_AUTH_MODE": "token",
+            "RAY_AUTH_TOKEN_PATH": str(self.token),
+            "RAY_USAGE_STATS_ENABLED": "0",
+            "RAY_ACCEL_ENV_VAR_OVERRIDE_ON_ZERO": "0",
+            "RAY_worker_niceness": "0",
+            "PYTHONDONTWRITEBYTECODE": "1",
+            **environment,
+        }
+        self._started: list[subprocess.Popen[bytes]] = []
+        self._clients: list[subprocess.Popen[str]] = []
+        node = [f"--num-cpus={cpus}", f"--object-store-memory={128 * 2**20}", "--disable-usage-stats", "--block"]
+        temp = f"--temp-dir={self.folder / 'r'}"
+        head = ["--head", f"--port={self.port}", f"--dashboard-port={self.dashboard_port}", f"--dashboard-host={HEAD}"]
+        try:
+            self._start(f"--node-ip-address={HEAD}", *head, temp, f"--labels=region={regions[0]}", *node)
+            until(lambda: self.get("/api/version")[0] == 200, START_S, "the head answers")
+            worker = [f"--node-ip-address={WORKER}", f"--address={HEAD}:{self.port}", "--include-log-monitor=false"]
+            self._start(*worker, f"--labels=region={regions[1]}", *node)
+            until(lambda: len(self.regions()) == 2, START_S, "both nodes are alive")
+        except BaseException:
+            self.close()
+            raise
+
+    def _start(self, *options: str) -> None:
+        with open(self.folder / f"start-{len(self._started)}.log", "wb") as log:
+            process = subprocess.Popen(
+                [BIN / "ray", "start", *options],
+                env=self.environment,
+                cwd=self.folder,
+                stdout=log,
+                stderr=log,
+                start_new_session=True,
+            )
+        self._started.append(process)
+
+    def get(self, path: str, token: bool = True, method: str = "GET") -> tuple[int, Any]:
+        """Status code and content of the dashboard's HTTP interface; 0 where nothing answers."""
+        headers = {"Authorization": f"Bearer {self.token.read_text()}"} if token else {}
+        request = urllib.request.Request(self.address + path, headers=headers, method=method)
+        try:
+            with urllib.request.urlopen(request, timeout=10) as got:
+                text = got.read().decode()
+                return got.status, json.loads(text) if text.startswith(("{", "[")) else text
+        except urllib.error.HTTPError as error:
+            with error:
+                return error.code, None
+        except OSError:
+            return 0, None
+
+    def state(self, kind: str) -> list[dict[str, Any]]:
+        """What Ray knows of all actors, nodes, placement_groups or jobs."""
+        code, answer = self.get(f"/api/v0/{kind}?detail=true&limit=1000")
+        assert code == 200, f"{kind}: {code}"
+        rows: list[dict[str, Any]] = answer["data"]["result"]["result"]
+        return rows
+
+    def regions(self) -> dict[str, str]:
+        """Living nodes, by id, and their region."""
+        return {row["node_id"]: row["labels"]["region"] for row in self.state("nodes") if row["state"] == "ALIVE"}
+
+    def run(self, *command: str | Path, cwd: Path, **environment: str) -> subprocess.Popen[str]:
+        """A client of the cluster, in a folder of its own choice."""
+        given = self.environment | environment
+        client = subprocess.Popen(
+            command, cwd=cwd, env=given, stdout=subprocess.PIPE, stderr=subprocess.PIPE, text=True
+        )
+        self._clients.append(client)
+        return client
+
+    def processes(self) -> list[psutil.Process]:
+        """Everything that lives and stems from this cluster or is its client."""
+        mine: dict[int, psutil.Process] = {}
+        for process in psutil.process_iter():
+            with contextlib.suppress(psutil.Error, OSError):
+                environment = process.environ()  # what renames itself, as Ray's workers do, may lose it
+                if environment.get("RAY_AUTH_TOKEN_PATH") == str(self.token) or any(
+                    str(self.folder) in word for word in process.cmdline()
+                ):
+                    mine[process.pid] = process
+                    mine |= {child.pid: child for child in process.children(recursive=True)}
+        return [each for each in mine.values() if each.is_running() and each.status() != psutil.STATUS_ZOMBIE]
+
+    def close(self) -> None:
+        """End every process and remove every file. Raises if one survives."""
+        deadline = time.monotonic() + END_S
+        while (left := self.processes()) and time.monotonic() < deadline:
+            for process in left:
+                with contextlib.suppress(psutil.NoSuchProcess):
+                    process.kill()
+            psutil.wait_procs(left, timeout=1.0)
+        for process in self._started:
+            process.wait(timeout=END_S)
+        for client in self._clients:
+            client.communicate(timeout=END_S)
+        shutil.rmtree(self.folder, ignore_errors=True)
+        assert not left, left
+
+
+@contextlib.contextmanager
+def cluster(regions: tuple[str, str], cpus: int, **environment: str) -> Iterator[Cluster]:
+    there = Cluster(regions, cpus, **environment)
+    try:
+        yield there
+    finally:
+        there.close()
+
+
+def free_port(host: str) -> int:
+    with socket.socket() as listener:
+        listener.bind((host, 0))
+        port: int = listener.getsockname()[1]
+        return port
+
+
+def until(holds: Callable[[], Any], seconds: float, claim: str) -> Any:
+    """Wait until something is true, and return it."""
+    deadline = time.monotonic() + seconds
+    while not (value := holds()):
+        assert time.monotonic() < deadline, f"not within {seconds} s: {claim}"
+        time.sleep(0.2)
+    return value
