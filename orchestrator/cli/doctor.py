@@ -38,6 +38,8 @@ TESTED = {
     "rich": "15.0",
     "tomli-w": "1.2",
     "psutil": "7.0",
+    "jinja2": "3.1",
+    "matplotlib": "3.11",
 }
 PYTHON = ((3, 11), (3, 14))  # from, below
 ROOMS = ("outer", "learners", "orchestrator", "chaos")
