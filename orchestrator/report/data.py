@@ -24,7 +24,7 @@ from orchestrator.report.series import binned, chunks
 from orchestrator.report.wire import Link, links
 from outer.facts import ReadFailed, Refused
 
-LOSS_BINS = 240
+LOSS_BINS, LOSS_STEPS = 240, 8  # at most so many bins, of at least about so many steps
 MERGE_BINS = 160
 
 
@@ -150,17 +150,20 @@ def collect(
 
 
 class _Clock:
-    """Seconds after the origin, and tokens committed by then."""
+    """Seconds after the origin, and tokens committed by then: between commits, on a straight line."""
 
     def __init__(self, history: History, origin: float) -> None:
         self.origin = origin
         self._steps = [said.fact.syncer_step for said in history.commits]
-        self._commits = sorted((said.at, said.fact.tokens_committed) for said in history.commits)
+        self._commits = [(origin, 0), *sorted((said.at, said.fact.tokens_committed) for said in history.commits)]
         self._by_step = [(said.at, said.fact.tokens_committed) for said in history.commits]
 
     def tokens(self, at: float) -> int:
         index = bisect_right(self._commits, at, key=lambda commit: commit[0])
-        return self._commits[index - 1][1] if index else 0
+        if index in (0, len(self._commits)):
+            return self._commits[index - 1][1] if index else 0
+        (before, tokens), (after, more) = self._commits[index - 1 : index + 1]
+        return round(tokens + (more - tokens) * (at - before) / (after - before))
 
     def at_step(self, syncer_step: int) -> tuple[float, int]:
         """When the parameters of this syncer step were committed, and the tokens committed then."""
@@ -174,7 +177,7 @@ def _training(history: History, clock: _Clock) -> tuple[list[LossBin], int]:
     finite = [(at, loss) for at, loss in steps if math.isfinite(loss)]
     bins = [
         LossBin(bin.x - clock.origin, clock.tokens(bin.x), bin.middle, bin.low, bin.high)
-        for bin in binned(finite, LOSS_BINS)
+        for bin in binned(finite, min(LOSS_BINS, -(-len(finite) // LOSS_STEPS)))
     ]
     return bins, len(steps) - len(finite)
 

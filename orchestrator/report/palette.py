@@ -34,8 +34,8 @@ ROLES: dict[str, tuple[str, str]] = {  # role: (light, dark)
     "share1": ("#d7e6f2", "#22384a"),
     "share2": ("#b0d0e8", "#275069"),
     "share3": ("#7fb2d8", "#2f6f96"),
-    "share4": ("#3f8abf", "#4a9bcb"),
-    "share5": ("#0b5a94", "#8fd0f7"),
+    "share4": ("#3f8abf", "#3f86b0"),
+    "share5": ("#0b5a94", "#6db6e3"),
     # bytes
     "up": ("#0072b3", "#5cb3eb"),
     "down": ("#56b4e8", "#2d79a8"),

@@ -65,7 +65,7 @@ def incarnations(data: Data) -> Table:
             data.sources.get((lane.learner, lane.incarnation), DASH),
             number(lane.steps),
             number(lane.tokens),
-            lane.reason or "none",
+            lane.reason or "not fenced",
         )
         for lane in data.lanes
     )

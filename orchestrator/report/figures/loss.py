@@ -88,6 +88,7 @@ def _curves(axes: Axes, data: Data, place: Callable[[Any], float], named: bool) 
             axes.annotate(
                 f"{name} {value:.2f}", (1.0, value), xycoords=axes.get_yaxis_transform(), xytext=(0, 2),
                 textcoords="offset points", ha="right", va="bottom", fontsize=10,
+                bbox={"facecolor": light("paper"), "edgecolor": "none", "alpha": 0.8, "pad": 0.8}, zorder=4,
             )  # fmt: skip
 
 

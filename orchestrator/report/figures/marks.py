@@ -19,7 +19,7 @@ TIME_UNITS = ((3 * 86400.0, 86400.0, "days"), (3 * 3600.0, 3600.0, "hours"), (30
 def time_axis(axes: Axes, length_s: float) -> None:
     """Ticks of an axis whose data are seconds, in the unit that fits its length."""
     scale, unit = next(((scale, unit) for least, scale, unit in TIME_UNITS if length_s >= least), (1.0, "seconds"))
-    locator = MaxNLocator(nbins=7, steps=[1, 1.5, 2, 2.5, 3, 5, 6, 10])
+    locator = MaxNLocator(nbins=7, steps=[1, 2, 2.5, 5, 10])
     axes.xaxis.set_major_locator(_Scaled(locator, scale))
     axes.xaxis.set_major_formatter(FuncFormatter(lambda value, _: f"{value / scale:g}"))
     axes.set_xlabel(f"{unit} since the first learner step")
@@ -29,7 +29,7 @@ class _Scaled(MaxNLocator):
     """Round ticks in another unit than the data's."""
 
     def __init__(self, inner: MaxNLocator, scale: float) -> None:
-        super().__init__(nbins=7, steps=[1, 1.5, 2, 2.5, 3, 5, 6, 10])
+        super().__init__(nbins=7, steps=[1, 2, 2.5, 5, 10])
         self._inner, self._factor = inner, scale
 
     def tick_values(self, vmin: float, vmax: float) -> Sequence[float]:

@@ -23,12 +23,14 @@ def draw_waits(data: Data, width: int, words: str) -> str | None:
     wide = width == WIDE
     with sheet(width, 330 if wide else 400) as figure:
         panels = figure.subplots(3, 1, sharex=True)
-        across = data.end_s / len(data.merges)
+        xs = [bin.at_s for bin in data.merges]
         for index, axes in enumerate(map(bare, panels)):
-            xs = [bin.at_s for bin in data.merges]
-            axes.bar(xs, [bin.most[index] for bin in data.merges], width=across, color=light("share2"), linewidth=0)
+            most = [bin.most[index] for bin in data.merges]
+            axes.fill_between(xs, most, color=light("share2"), linewidth=0, step="mid")
             axes.plot(xs, [bin.middle[index] for bin in data.merges], color=light("train"), linewidth=1.2)
-            axes.set_ylim(bottom=0)
+            axes.set_ylim(0, max(1.08 * max(most), 1e-3))
+            if not any(most):
+                axes.text(0.5, 0.45, "none was waited", transform=axes.transAxes, ha="center", color=light("faint"))
             axes.set_xlim(0, max(data.end_s, 1e-3))
             axes.yaxis.set_major_locator(MaxNLocator(nbins=3))
             axes.grid(axis="y")

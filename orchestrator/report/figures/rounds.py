@@ -34,7 +34,7 @@ def draw(data: Data, width: int, words: str) -> str | None:
         axes.set_ylim(len(names) - 0.5, -0.5)
         axes.set_yticks(range(len(names)), [label(name, 24 if wide else 16) for name in names])
         axes.tick_params(axis="y", length=0)
-        axes.xaxis.set_major_locator(MaxNLocator(nbins=8 if wide else 5, integer=True))
+        axes.xaxis.set_major_locator(MaxNLocator(nbins=9 if wide else 5, integer=True, steps=[1, 2, 5, 10]))
         axes.spines["left"].set_visible(False)
         axes.set_xlabel("round" if len(groups) == last else f"round ({-(-last // len(groups))} in a column)")
         legend(figure, [(f"share{index}", words) for index, words in enumerate(CLASSES)], 6 if wide else 3)
