@@ -83,7 +83,9 @@ def tiles(summary: Mapping[str, Any]) -> list[Tile]:
             "Outer steps",
             number(summary["commits"]),
             f"in {number(summary['syncer_steps'])} syncer steps; "
-            f"each fragment at least {number(summary['rounds_per_fragment'])} times",
+            f"each fragment at least {number(summary['rounds_per_fragment'])} times"
+            if summary["commits"]
+            else "none was committed",
         ),
         ("Availability", percent(summary["availability"]), "of the learners' time, alive and with a lease"),
         ("Goodput", percent(summary["goodput_time"]), "of the learners' time, in steps that were committed"),
@@ -96,12 +98,12 @@ def tiles(summary: Mapping[str, Any]) -> list[Tile]:
         ("Outer downtime", seconds(summary["outer_downtime_s"]), "without a commit, beyond twice the median gap"),
         ("Faults", number(len(faults)), f"{recovered} recovered from" if faults else "none injected, none met"),
     )
-    return [Tile(*row) for row in rows]
+    return [Tile(name, value, told if value != DASH else "not known from this log") for name, value, told in rows]
 
 
 def _losses(summary: Mapping[str, Any]) -> str:
     if summary["initial_eval_loss"] is None:
-        return "was not evaluated"
+        return "not known from this log"
     told = f"nats per token; {number(summary['initial_eval_loss'], 3)} at the start"
     for name, value in part(summary, "reference_losses").items():
         told += f", {name} table {number(value, 3)}"

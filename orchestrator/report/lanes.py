@@ -22,6 +22,7 @@ class Lane:
 
     learner: str
     incarnation: int
+    requested: float | None
     phases: tuple[tuple[float, float, str], ...]  # start, stop, phase: placing, importing, compiling, ...
     frozen: tuple[Span, ...]
     expired: tuple[Span, ...]  # without a lease
@@ -71,6 +72,7 @@ def _lane(life: Life, heir: float, end: float, origin: float, reason: str) -> La
     return Lane(
         life.learner,
         life.incarnation,
+        None if life.requested is None else life.requested - origin,
         tuple((start - origin, until - origin, phase) for start, until, phase in _joined(drawn)),
         spans([(freeze.start, freeze.stop) for freeze in life.freezes]),
         spans(life.expired),

@@ -98,8 +98,10 @@ def _learners(data: Data) -> Section:
     learners = len({lane.learner for lane in data.lanes})
     words = f"{learners} learners in {len(data.lanes)} incarnations over {seconds(data.end_s)}; {restarts} restarts."
     caption = (
-        "One lane for each incarnation: a restarted learner goes on in a new lane below its first, where #2 is its "
-        "second incarnation."
+        "Each learner's incarnations follow each other in one lane."
+        if lanes.packed(data.lanes)
+        else "One lane for each incarnation: a restarted learner goes on in a new lane below its first, where #2 is "
+        "its second incarnation."
     )
     if data.marks:
         caption += " Triangles are faults, numbered as in the table of faults."
@@ -107,8 +109,8 @@ def _learners(data: Data) -> Section:
         caption += (
             " A frozen process notices nothing; the thin line under it shows from when on it was without a lease."
         )
-    if len(data.lanes) > lanes.MOST:
-        caption += f" The first {lanes.MOST} of {len(data.lanes)} lanes are drawn."
+    if learners > lanes.LEARNERS_MOST:
+        caption += f" The first {lanes.LEARNERS_MOST} of {learners} learners are drawn."
     return Section("learners", "Learners", (), (Picture(lanes.draw, words, caption),), _kept(tables.incarnations(data)))
 
 

@@ -13,6 +13,8 @@ from orchestrator.report.series import quantile
 from orchestrator.status import DASH, number, percent, seconds, text
 
 MARKS = {"pass": "✓ pass", "violated": "✗ violated", "unknown": "? unknown"}
+ROWS_MOST = 240
+LONG = 32  # characters from which a cell may be broken into lines
 PHASES = ("detect", "decide", "start", "import", "compile", "state", "first_contribution")
 
 
@@ -26,15 +28,22 @@ class Table:
     numeric: frozenset[int] = frozenset()
     note: str = ""
 
+    @property
+    def long(self) -> frozenset[int]:
+        """Columns of prose, which may be broken into lines."""
+        return frozenset(index for row in self.rows for index, cell in enumerate(row) if len(cell) > LONG)
+
 
 def table(
     title: str, columns: str, rows: Iterable[Sequence[str]], numeric: Iterable[int] = (), note: str = ""
 ) -> Table:
-    """`columns` are separated by bars: "learner|steps"."""
+    """`columns` are separated by bars: "learner|steps". Of very many rows the first are kept, with a note."""
     names = tuple(columns.split("|"))
     cells = tuple(tuple(row) for row in rows)
     assert all(len(row) == len(names) for row in cells)
-    return Table(title, names, cells, frozenset(numeric), note)
+    if len(cells) > ROWS_MOST:
+        note = f"The first {ROWS_MOST} of {len(cells):,}; the others are in the log."
+    return Table(title, names, cells[:ROWS_MOST], frozenset(numeric), note)
 
 
 def short(value: float | None) -> str:
@@ -60,7 +69,7 @@ def incarnations(data: Data) -> Table:
         (
             lane.learner,
             str(lane.incarnation),
-            seconds(lane.phases[0][0]) if lane.phases else DASH,
+            seconds(lane.requested),
             seconds(lane.begun),
             data.sources.get((lane.learner, lane.incarnation), DASH),
             number(lane.steps),

@@ -5,13 +5,14 @@ from __future__ import annotations
 from collections.abc import Iterable
 from pathlib import Path
 
+from orchestrator.checkers.history import History
 from orchestrator.events import Event, read_run
 from orchestrator.store import RunStore
 
 HTML, MARKDOWN, RECIPE = "report.html", "report.md", "config.toml"
 
 
-def write(store: RunStore, html: Path | None = None, events: Iterable[Event] | None = None) -> list[Path]:
+def write(store: RunStore, html: Path | None = None, events: Iterable[Event] | History | None = None) -> list[Path]:
     """Render the run's log as it is now and write both files, beside the log or as `html` and its `.md`.
 
     `events` is that log where it has been read. Returns the paths. Raises ValueError for a damaged log, OSError
@@ -28,7 +29,7 @@ def write(store: RunStore, html: Path | None = None, events: Iterable[Event] | N
     return [target.path(file) for file in texts]
 
 
-def attempt(store: RunStore, events: Iterable[Event]) -> bool:
+def attempt(store: RunStore, events: Iterable[Event] | History) -> bool:
     """`write`, for a run that must not fail by it. Whoever misses the report is told why by `diloco report`."""
     try:
         write(store, events=events)

@@ -12,7 +12,10 @@ from orchestrator.checkers.suite import check
 from orchestrator.events import Evaluated, Event, FaultInjected, LearnerRequested
 from orchestrator.goodput import account
 from orchestrator.report import tables
-from orchestrator.report.data import Data, collect
+from orchestrator.report.canvas import WIDE
+from orchestrator.report.data import Data, Mark, collect
+from orchestrator.report.figures import lanes
+from orchestrator.report.figures.marks import labels
 from orchestrator.report.figures.rounds import share_class
 from orchestrator.report.figures.time import grouped
 from orchestrator.report.series import Bin, binned, chunks, merged
@@ -66,16 +69,16 @@ def test_a_kind_of_fault_that_the_summary_does_not_list_is_marked_and_listed_beh
 
 
 def test_the_lanes_tell_each_incarnation_from_its_request_to_its_end() -> None:
-    lanes = {(lane.learner, lane.incarnation): lane for lane in data().lanes}
-    assert list(lanes) == [("a", 1), ("b", 1), ("c", 1), ("c", 2)]
-    first, second = lanes["c", 1], lanes["c", 2]
+    told = {(lane.learner, lane.incarnation): lane for lane in data().lanes}
+    assert list(told) == [("a", 1), ("b", 1), ("c", 1), ("c", 2)]
+    first, second = told["c", 1], told["c", 2]
     assert [phase for _, _, phase in second.phases] == ["placing", "importing", "compiling", "joining", "stepping"]
     assert [start for start, _, _ in second.phases] == pytest.approx([11.5, 12.5, 13.5, 15.5, 16.0], abs=1e-5)
     assert first.phases[-1][1] == pytest.approx(9.5, abs=1e-5)
     assert first.dead == pytest.approx((9.5, 11.5), abs=1e-5)
     assert (first.reason, first.steps, second.dead) == ("killed", 9, None)
-    assert lanes["a", 1].frozen == (pytest.approx((20.5, 23.5), abs=1e-5),)
-    assert lanes["a", 1].expired == (pytest.approx((22.5, 24.0), abs=1e-5),)
+    assert told["a", 1].frozen == (pytest.approx((20.5, 23.5), abs=1e-5),)
+    assert told["a", 1].expired == (pytest.approx((22.5, 24.0), abs=1e-5),)
 
 
 def test_a_learner_that_only_waits_for_a_place_when_the_log_ends_has_a_lane_and_an_account() -> None:
@@ -168,3 +171,28 @@ def test_the_timeline_tells_rare_events_of_any_kind_and_counts_what_it_leaves_ou
     long = timeline(data(inserted(history(), is_a(LearnerRequested), *many)))
     assert len(long.rows) == FIRST + LAST
     assert f"{len(told.rows) + 300 - FIRST - LAST:,} between them" in long.note
+
+
+def test_many_incarnations_share_their_learners_lane() -> None:
+    few = lanes.draw(data(), WIDE, "lanes")
+    assert few is not None and "#2<" in few
+    again = [LearnerRequested("b", number, "pool", None) for number in range(2, 42)]
+    many = lanes.draw(data(inserted(history(), is_a(LearnerRequested), *again)), WIDE, "lanes")
+    assert many is not None and "#2<" not in many
+    assert len(many) < 3 * len(few)
+
+
+def test_faults_that_are_too_close_for_numbers_share_them_or_have_none() -> None:
+    def mark(number: int) -> Mark:
+        return Mark(number, "kill", "a", 1, 0.0, 0, None)
+
+    assert labels([(mark(1), 0.0), (mark(2), 5.0), (mark(3), 100.0)], 1.0) == [("1,2", 0.0), ("3", 100.0)]
+    assert labels([(mark(n), 10.0 * n) for n in range(9)], 1.0) == [], "a chain of them would point nowhere"
+    assert labels([(mark(n), 50.0 * n) for n in range(30)], 1.0) == []
+
+
+def test_a_very_long_table_says_what_it_leaves_out() -> None:
+    told = tables.table("t", "a|b", [(str(n), "x" * 40) for n in range(1000)], (0,))
+    assert len(told.rows) == tables.ROWS_MOST
+    assert "of 1,000" in told.note
+    assert told.long == {1}

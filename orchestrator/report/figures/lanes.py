@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import math
+
 from matplotlib.axes import Axes
 
 from orchestrator.report.canvas import WIDE, bare, label, sheet, to_svg
@@ -11,7 +13,8 @@ from orchestrator.report.lanes import Lane
 from orchestrator.report.palette import light
 from orchestrator.report.series import merged
 
-MOST = 64  # lanes that a page can show
+LANES_MOST = 28  # more incarnations than that, and each learner has only one lane
+LEARNERS_MOST = 64
 ROLE = {"stepping": "productive"}
 MEANING = {
     "placing": "waiting for a place",
@@ -27,7 +30,8 @@ MEANING = {
 
 def draw(data: Data, width: int, words: str) -> str | None:
     """None for a log without learners."""
-    shown = data.lanes[:MOST]
+    shown = data.lanes if packed(data.lanes) else data.lanes[:LANES_MOST]
+    shown = [lane for lane in shown if lane.learner in _learners(shown)[:LEARNERS_MOST]]
     if not shown:
         return None
     wide = width == WIDE
@@ -45,30 +49,46 @@ def draw(data: Data, width: int, words: str) -> str | None:
         for lane, place in zip(shown, places, strict=True):
             _lane(axes, lane, place, pixel)
         _faults(axes, data, shown, places, pixel)
-        axes.set_yticks(places, [_name(lane, shown, wide) for lane in shown])
+        names = _names(shown, places, wide)
+        axes.set_yticks(list(names), list(names.values()))
         axes.tick_params(axis="y", length=0)
         axes.spines["left"].set_visible(False)
         axes.grid(axis="x")
-        time_axis(axes, stop - start)
+        time_axis(axes, stop - start, data.stepped)
         items = [(ROLE.get(key, key), MEANING[key]) for key in keys]
         legend(figure, items, 8 if wide else 2)
         return to_svg(figure, f"lanes-{width}", words)
 
 
+def _learners(lanes: list[Lane]) -> list[str]:
+    return list(dict.fromkeys(lane.learner for lane in lanes))
+
+
+def packed(lanes: list[Lane]) -> bool:
+    """Whether there are so many incarnations that each learner's share one lane: they follow each other."""
+    return len(lanes) > LANES_MOST
+
+
 def _places(lanes: list[Lane]) -> list[float]:
-    """A learner's incarnations lie closer to each other than to the next learner's."""
-    places, at = list[float](), 0.0
+    """A learner's incarnations lie closer to each other than to the next learner's, or all in one place."""
+    places, at, closer = list[float](), 0.0, 0.0 if packed(lanes) else 0.92
     for index, lane in enumerate(lanes):
         if index:
-            at += 0.92 if lanes[index - 1].learner == lane.learner else 1.25
+            at += closer if lanes[index - 1].learner == lane.learner else 1.25
         places.append(at)
     return places
 
 
-def _name(lane: Lane, lanes: list[Lane], wide: bool) -> str:
-    """The learner at its first lane, the number of the incarnation at the others."""
-    first = next(other for other in lanes if other.learner == lane.learner)
-    return label(lane.learner, 24 if wide else 16) if first is lane else f"#{lane.incarnation}"
+def _names(lanes: list[Lane], places: list[float], wide: bool) -> dict[float, str]:
+    """By place: the learner at its first lane, the number of the incarnation at the others."""
+    names: dict[float, str] = {}
+    known: set[str] = set()
+    for lane, place in zip(lanes, places, strict=True):
+        names.setdefault(
+            place, f"#{lane.incarnation}" if lane.learner in known else label(lane.learner, 24 if wide else 16)
+        )
+        known.add(lane.learner)
+    return names
 
 
 def _present(lanes: list[Lane]) -> list[str]:
@@ -105,16 +125,21 @@ def _bars(
 
 
 def _faults(axes: Axes, data: Data, shown: list[Lane], places: list[float], pixel: float) -> None:
-    """A mark on the lane that was hit, with its number in the table; too many for numbers: only marks."""
+    """A mark on the lane that was hit, with its number in the table where there is room for one."""
     at = {(lane.learner, lane.incarnation): place for lane, place in zip(shown, places, strict=True)}
-    numbered = len(data.marks) <= 60
-    for mark in data.marks:
-        place = at.get((mark.target, mark.incarnation or 0))
-        if place is None:
-            continue
+    marks = [
+        (at[mark.target, mark.incarnation or 0], mark)
+        for mark in data.marks
+        if (mark.target, mark.incarnation or 0) in at
+    ]
+    marks.sort(key=lambda item: (item[0], item[1].at_s))
+    following = [*((place, other.at_s) for place, other in marks[1:]), (-1.0, 0.0)]
+    for (place, mark), (below, until) in zip(marks, following[: len(marks)], strict=True):
         axes.plot([mark.at_s], [place - 0.34], marker="v", markersize=6, color=light("fault"), clip_on=False, zorder=4)
-        if numbered:
-            axes.text(
-                mark.at_s + 6 * pixel, place - 0.38, f"{mark.number} {label(mark.kind, 14)}", fontsize=10, ha="left",
-                va="center", color=light("fault"), zorder=5, clip_on=False,
+        words = f"{mark.number} {label(mark.kind, 14)}"
+        room = until - mark.at_s if below == place else math.inf
+        if room > (6.5 * len(words) + 14) * pixel:
+            axes.annotate(
+                words, (mark.at_s, place - 0.34), xytext=(6, 0.5), textcoords="offset points", fontsize=10, ha="left",
+                va="center", color=light("fault"), zorder=5, annotation_clip=False,
             )  # fmt: skip

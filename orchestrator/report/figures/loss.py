@@ -32,7 +32,7 @@ def draw(data: Data, width: int, words: str) -> str | None:
         by_tokens.xaxis.set_major_formatter(EngFormatter(sep=""))
         by_tokens.xaxis.set_major_locator(MaxNLocator(nbins=6, steps=[1, 2, 2.5, 5, 10]))
         by_tokens.set_xlabel("tokens committed")
-        time_axis(by_time, data.end_s)
+        time_axis(by_time, data.end_s, data.stepped)
         for axes in panels[: 1 if wide else 2]:
             _loss_axis(axes, data)
         across = width / 2 if wide else width

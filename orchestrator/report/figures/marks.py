@@ -13,16 +13,17 @@ from orchestrator.report.data import Mark
 from orchestrator.report.palette import light
 
 NUMBERED_MOST = 24  # more marks than that, and their numbers would cover each other
+SPREAD_MOST = 40  # pixels over which several marks share one label
 TIME_UNITS = ((3 * 86400.0, 86400.0, "days"), (3 * 3600.0, 3600.0, "hours"), (300.0, 60.0, "minutes"))
 
 
-def time_axis(axes: Axes, length_s: float) -> None:
+def time_axis(axes: Axes, length_s: float, stepped: bool) -> None:
     """Ticks of an axis whose data are seconds, in the unit that fits its length."""
     scale, unit = next(((scale, unit) for least, scale, unit in TIME_UNITS if length_s >= least), (1.0, "seconds"))
     locator = MaxNLocator(nbins=7, steps=[1, 2, 2.5, 5, 10])
     axes.xaxis.set_major_locator(_Scaled(locator, scale))
     axes.xaxis.set_major_formatter(FuncFormatter(lambda value, _: f"{value / scale:g}"))
-    axes.set_xlabel(f"{unit} since the first learner step")
+    axes.set_xlabel(f"{unit} since the first {'learner step' if stepped else 'event'}")
 
 
 class _Scaled(MaxNLocator):
@@ -41,19 +42,20 @@ def fault_lines(axes: Axes, places: Sequence[tuple[Mark, float, float | None]], 
 
     `width` is the axis' width in pixels: numbers that would touch share one place, "2, 3".
     """
+    crowded = len(places) > NUMBERED_MOST
     for _, place, until in places:
         if until is not None:
             axes.axvspan(place, until, color=light("recovery"), alpha=0.55, linewidth=0, zorder=0.5)
-        axes.axvline(place, color=light("fault"), linewidth=0.9, zorder=1)
+        axes.axvline(place, color=light("fault"), linewidth=0.9, alpha=0.3 if crowded else None, zorder=1)
     low, high = axes.get_xlim()
-    for text, place in _labels([(mark, place) for mark, place, _ in places], (high - low) / width):
+    for text, place in labels([(mark, place) for mark, place, _ in places], (high - low) / width):
         axes.text(
             place, 1.0, text, transform=axes.get_xaxis_transform(), ha="center", va="bottom", fontsize=10.5,
             color=light("fault"),
         )  # fmt: skip
 
 
-def _labels(places: Iterable[tuple[Mark, float]], pixel: float) -> list[tuple[str, float]]:
+def labels(places: Iterable[tuple[Mark, float]], pixel: float) -> list[tuple[str, float]]:
     """Numbers of marks, neighbours joined where they would overlap."""
     groups: list[list[tuple[Mark, float]]] = []
     for mark, place in sorted(places, key=lambda item: (item[1], item[0].number)):
@@ -61,7 +63,7 @@ def _labels(places: Iterable[tuple[Mark, float]], pixel: float) -> list[tuple[st
             groups[-1].append((mark, place))
         else:
             groups.append([(mark, place)])
-    if len(groups) > NUMBERED_MOST:
+    if len(groups) > NUMBERED_MOST or any(group[-1][1] - group[0][1] > SPREAD_MOST * pixel for group in groups):
         return []
     return [(_numbers([mark.number for mark, _ in group]), group[0][1]) for group in groups]
 

@@ -40,7 +40,7 @@ def draw_waits(data: Data, width: int, words: str) -> str | None:
             if index:
                 for mark in data.marks:
                     axes.axvline(mark.at_s, color=light("fault"), linewidth=0.9)
-        time_axis(panels[-1], data.end_s)
+        time_axis(panels[-1], data.end_s, data.stepped)
         return to_svg(figure, f"waits-{width}", words)
 
 

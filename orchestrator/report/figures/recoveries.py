@@ -41,8 +41,8 @@ def draw(data: Data, width: int, words: str) -> str | None:
                 axes.barh(place, length, left=left, height=0.62, color=light(role), linewidth=0)
                 left += length
             beside(axes, left, place, f"{row['recovery_s']:.1f} s")
-        names = [f"{number} {row['kind']} {row['target']}" for number, row in rows]
-        axes.set_yticks(range(len(rows)), [label(name, 32 if wide else 18) for name in names])
+        names = [f"{number} {row['kind']}" + (f" {row['target']}" if wide else "") for number, row in rows]
+        axes.set_yticks(range(len(rows)), [label(name, 32) for name in names])
         axes.set_ylim(len(rows) - 0.5, -0.5)
         axes.set_xlim(0, max(row["recovery_s"] for _, row in rows) * 1.12)
         axes.tick_params(axis="y", length=0)
