@@ -148,7 +148,7 @@ def _merges(data: Data) -> Section:
     if not data.waits:
         return Section("merges", "Outer steps")
     waits = (
-        "Each part of an outer step over time: the line is the median of neighbouring outer steps, the area reaches up "
+        "Each part of an outer step over time: the line is the median of neighbouring outer steps, the bars reach up "
         "to the longest. Grace is what was waited after the quorum for learners that had not yet reported; sync is "
         "reading the contributions, merging them and making the result durable."
     )

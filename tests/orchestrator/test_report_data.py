@@ -16,6 +16,7 @@ from orchestrator.report.canvas import WIDE
 from orchestrator.report.data import Data, Mark, collect
 from orchestrator.report.figures import lanes
 from orchestrator.report.figures.marks import labels
+from orchestrator.report.figures.merges import broken
 from orchestrator.report.figures.rounds import share_class
 from orchestrator.report.figures.time import grouped
 from orchestrator.report.series import Bin, binned, chunks, merged
@@ -189,6 +190,13 @@ def test_faults_that_are_too_close_for_numbers_share_them_or_have_none() -> None
     assert labels([(mark(1), 0.0), (mark(2), 5.0), (mark(3), 100.0)], 1.0) == [("1,2", 0.0), ("3", 100.0)]
     assert labels([(mark(n), 10.0 * n) for n in range(9)], 1.0) == [], "a chain of them would point nowhere"
     assert labels([(mark(n), 50.0 * n) for n in range(30)], 1.0) == []
+
+
+def test_a_line_does_not_bridge_a_time_without_commits() -> None:
+    places, values = broken([1.0, 2.0, 3.0, 9.0], [5.0, 6.0, 7.0, 8.0])
+    assert places == [1.0, 2.0, 3.0, 9.0, 9.0]
+    assert math.isnan(values[3]) and values[4] == 8.0
+    assert broken([1.0], [5.0]) == ([1.0], [5.0])
 
 
 def test_a_very_long_table_says_what_it_leaves_out() -> None:

@@ -2,7 +2,10 @@
 
 from __future__ import annotations
 
+import math
+import statistics
 from collections import Counter
+from itertools import pairwise
 
 from matplotlib.axes import Axes
 from matplotlib.ticker import MaxNLocator, PercentFormatter
@@ -13,6 +16,7 @@ from orchestrator.report.figures.marks import fault_lines, time_axis
 from orchestrator.report.palette import light
 
 PARTS = ("until the quorum", "grace after it", "merge until durable")
+GAP = 4  # median distances between neighbours from which a line is broken
 AGES_MOST = 8  # what is older is counted in the last bar
 
 
@@ -26,8 +30,8 @@ def draw_waits(data: Data, width: int, words: str) -> str | None:
         xs = [bin.at_s for bin in data.merges]
         for index, axes in enumerate(map(bare, panels)):
             most = [bin.most[index] for bin in data.merges]
-            axes.fill_between(xs, most, color=light("share2"), linewidth=0, step="mid")
-            axes.plot(xs, [bin.middle[index] for bin in data.merges], color=light("train"), linewidth=1.2)
+            axes.vlines(xs, 0, most, color=light("share2"), linewidth=min(6.0, 0.85 * width / len(xs)))
+            axes.plot(*broken(xs, [bin.middle[index] for bin in data.merges]), color=light("train"), linewidth=1.2)
             axes.set_ylim(0, max(1.08 * max(most), 1e-3))
             if not any(most):
                 axes.text(0.5, 0.45, "none was waited", transform=axes.transAxes, ha="center", color=light("faint"))
@@ -42,6 +46,20 @@ def draw_waits(data: Data, width: int, words: str) -> str | None:
                     axes.axvline(mark.at_s, color=light("fault"), linewidth=0.9)
         time_axis(panels[-1], data.end_s, data.stepped)
         return to_svg(figure, f"waits-{width}", words)
+
+
+def broken(xs: list[float], ys: list[float]) -> tuple[list[float], list[float]]:
+    """The points of a line that does not bridge times without commits."""
+    gaps = [after - before for before, after in pairwise(xs)]
+    most = GAP * statistics.median(gaps) if gaps else 0.0
+    places, values = xs[:1], ys[:1]
+    for gap, x, y in zip(gaps, xs[1:], ys[1:], strict=True):
+        if gap > most:
+            places.append(x)
+            values.append(math.nan)
+        places.append(x)
+        values.append(y)
+    return places, values
 
 
 def draw_ages(data: Data, width: int, words: str) -> str | None:
