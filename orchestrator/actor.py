@@ -40,6 +40,7 @@ from orchestrator.events import (
 )
 from orchestrator.overview import About, Placed, model
 from orchestrator.placement import draining_nodes, hand, hand_name, inside, remove_placement_group, reserve
+from orchestrator.report.write import attempt
 from orchestrator.scaling import SCALE, requested
 from orchestrator.store import RunStore
 from orchestrator.summary import summarise
@@ -495,6 +496,7 @@ class OrchestratorActor:
         self._store.write_text("events.jsonl", "".join(event.to_json() + "\n" for event in events))
         summary = summarise(events, self._recipe, check(events))
         self._store.write_json("summary.json", summary)
+        await asyncio.to_thread(attempt, self._store, events)
         return summary
 
     def _dismiss(self) -> None:

@@ -25,6 +25,7 @@ from collections import defaultdict
 from collections.abc import Iterable, Iterator
 from dataclasses import dataclass
 from typing import NamedTuple
+from weakref import WeakKeyDictionary
 
 from learners.facts import StepFinished
 from orchestrator.checkers.history import OVERWRITING, History, Key, Life, indexed
@@ -76,9 +77,18 @@ class _Evidence:
     otherwise: str  # the fate of what was neither merged nor overwritten
 
 
+_SETTLED: WeakKeyDictionary[History, Books] = WeakKeyDictionary()
+
+
 def settle(events: Iterable[Event] | History) -> Books:
-    """The books of a log, in time linear in its steps times its fragments."""
+    """The books of a log, in time linear in its steps times its fragments; of one history, once."""
     history = indexed(events)
+    if history not in _SETTLED:
+        _SETTLED[history] = _settle(history)
+    return _SETTLED[history]
+
+
+def _settle(history: History) -> Books:
     rules = history.rules
     fragments = len(rules.sizes) if rules is not None else 0
     merged, refusals = _merged(history), _refusals(history)

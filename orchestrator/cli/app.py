@@ -7,7 +7,21 @@ from typing import Any
 
 import typer
 
-from orchestrator.cli import attach, check, check_task, doctor, export, init, plan, run, sample, scale, status, submit
+from orchestrator.cli import (
+    attach,
+    check,
+    check_task,
+    doctor,
+    export,
+    init,
+    plan,
+    report,
+    run,
+    sample,
+    scale,
+    status,
+    submit,
+)
 
 
 def build(extensions: Sequence[tuple[str, typer.Typer]] = (), starter: Callable[..., Any] | None = None) -> typer.Typer:
@@ -35,6 +49,7 @@ def build(extensions: Sequence[tuple[str, typer.Typer]] = (), starter: Callable[
         sample.sample,
         attach.attach,
         submit.submit,
+        report.report,
         check.check,
         doctor.doctor,
     )

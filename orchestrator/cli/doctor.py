@@ -39,6 +39,8 @@ TESTED = {
     "tomli-w": "1.2",
     "psutil": "7.0",
     "safetensors": "0.8",
+    "jinja2": "3.1",
+    "matplotlib": "3.11",
 }
 PYTHON = ((3, 11), (3, 14))  # from, below
 ROOMS = ("outer", "learners", "orchestrator", "chaos")

@@ -22,6 +22,7 @@ from orchestrator.config import Recipe
 from orchestrator.job import misplaced
 from orchestrator.problems import InputError, Problem
 from orchestrator.recipes import dump, load, stored_hash, validate
+from orchestrator.report.write import HTML
 from orchestrator.store import RunStore
 from orchestrator.validation import resolve
 
@@ -65,6 +66,8 @@ def run(
         finally:
             view.close()
         typer.echo(json.dumps(summary) if as_json else block(summary, str(store.root)))
+        if not store.path(HTML).exists():
+            typer.echo(f"warning: no report was written; see why with: diloco report {store.root}", err=True)
         raise typer.Exit(code_of(summary))
 
 

@@ -379,5 +379,6 @@ def test_the_commands_and_their_options_are_these() -> None:
         "check-task": ["--json", "--set"],
         "export": ["--json", "--out"],
         "sample": ["--from", "--json", "--length", "--prompt", "--seed", "--temperature", "--top-k"],
+        "report": ["--json", "--name", "--out"],
         "doctor": ["--json"],
     }

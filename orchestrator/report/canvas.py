@@ -1,0 +1,155 @@
+"""From a matplotlib figure to a piece of SVG for the page: the same figure always gives the same bytes.
+
+Text stays text, colours become the roles of the palette, identifiers are made unique to the figure, and what the
+page does not need is dropped. One unit of the SVG is one CSS pixel at full width. Knows nothing of runs.
+"""
+
+from __future__ import annotations
+
+import io
+import re
+import unicodedata
+import warnings
+import xml.etree.ElementTree as ElementTree
+from collections.abc import Iterator
+from contextlib import contextmanager
+from typing import Any
+
+import matplotlib
+from matplotlib.axes import Axes
+from matplotlib.figure import Figure
+
+from orchestrator.report.palette import ROLES, light
+
+WIDE, NARROW = 860, 360  # pixels
+SVG, XLINK = "http://www.w3.org/2000/svg", "http://www.w3.org/1999/xlink"
+_ROLE_OF = {colours[0]: role for role, colours in ROLES.items()}
+_STYLE: Any = {
+    "svg.fonttype": "none",
+    "svg.hashsalt": "report",
+    "text.parse_math": False,  # names are not formulas
+    "font.family": "DejaVu Sans",  # comes with matplotlib; wider than what pages are shown in, so labels keep clear
+    "font.size": 11.5,
+    "axes.titlesize": 12,
+    "axes.titlelocation": "left",
+    "axes.titleweight": "bold",
+    "axes.labelsize": 11,
+    "axes.spines.top": False,
+    "axes.spines.right": False,
+    "axes.edgecolor": light("faint"),
+    "axes.labelcolor": light("faint"),
+    "axes.linewidth": 0.8,
+    "axes.axisbelow": True,
+    "text.color": light("ink"),
+    "xtick.color": light("faint"),
+    "ytick.color": light("faint"),
+    "xtick.labelsize": 10.5,
+    "ytick.labelsize": 10.5,
+    "grid.color": light("rule"),
+    "grid.linewidth": 0.7,
+    "legend.frameon": False,
+    "legend.fontsize": 10.5,
+    "figure.constrained_layout.use": True,
+    "figure.constrained_layout.h_pad": 0.06,
+    "path.simplify": True,
+}
+
+
+@contextmanager
+def sheet(width: int, height: float) -> Iterator[Figure]:
+    """An empty figure of this size in pixels, under the report's style."""
+    with matplotlib.rc_context(_STYLE):
+        figure = Figure(figsize=(width / 72, height / 72), dpi=72)
+        figure.patch.set_visible(False)
+        yield figure
+
+
+def bare(axes: Axes) -> Axes:
+    """Axes without a background."""
+    axes.patch.set_visible(False)
+    return axes
+
+
+def label(text: str, most: int = 24) -> str:
+    """A name for a figure: on one line, printable, and cut in the middle when it is long."""
+    plain = "".join(c if unicodedata.category(c)[0] not in "CZ" else " " for c in text).strip() or "?"
+    return plain if len(plain) <= most else f"{plain[: most // 2 - 1]}…{plain[-(most // 2) :]}"
+
+
+def to_svg(figure: Figure, key: str, words: str) -> str:
+    """The figure as an `<svg>` element that says its words to those who cannot see it."""
+    raw = io.StringIO()
+    with matplotlib.rc_context(_STYLE), warnings.catch_warnings():
+        warnings.filterwarnings("ignore", message="Glyph .* missing from font")  # the reader's font will have it
+        figure.savefig(raw, format="svg", metadata={"Date": None, "Creator": None, "Format": None, "Type": None})
+    root = ElementTree.fromstring(raw.getvalue())
+    width, height = (float(number) for number in root.attrib["viewBox"].split()[2:])
+    _prune(root)
+    used = {name for element in root.iter() for name in _references(element)}
+    for element in root.iter():
+        _tidy(element, key, used)
+    root.attrib.clear()
+    root.attrib.update({"viewBox": f"0 0 {width:g} {height:g}", "role": "img", "aria-label": words})
+    ElementTree.register_namespace("", SVG)
+    ElementTree.register_namespace("xlink", XLINK)
+    return ElementTree.tostring(root, encoding="unicode")
+
+
+def _prune(element: ElementTree.Element) -> None:
+    """Without metadata, style sheets, and patches that show nothing."""
+    for child in list(element):
+        name = child.tag.removeprefix(f"{{{SVG}}}")
+        if name in ("metadata", "style"):
+            element.remove(child)
+            continue
+        _prune(child)
+        if name in ("g", "defs") and not len(child):
+            element.remove(child)
+
+
+def _references(element: ElementTree.Element) -> Iterator[str]:
+    for value in element.attrib.values():
+        yield from re.findall(r"url\(#([^)]+)\)", value)
+    link = element.get(f"{{{XLINK}}}href")
+    if link:
+        yield link.removeprefix("#")
+
+
+def _tidy(element: ElementTree.Element, key: str, used: set[str]) -> None:
+    attributes = element.attrib
+    if "id" in attributes:
+        if attributes["id"] in used:
+            attributes["id"] = f"{key}-{attributes['id']}"
+        else:
+            del attributes["id"]
+    link = attributes.pop(f"{{{XLINK}}}href", None)
+    if link:
+        attributes["href"] = f"#{key}-{link.removeprefix('#')}"
+    if "clip-path" in attributes:
+        attributes["clip-path"] = attributes["clip-path"].replace("url(#", f"url(#{key}-")
+    if "d" in attributes:
+        attributes["d"] = re.sub(r"\s+", " ", _rounded(attributes["d"])).strip()
+    for name in ("transform", "x", "y"):
+        if name in attributes:
+            attributes[name] = _rounded(attributes[name])
+    if "style" in attributes:
+        attributes["style"] = _styled(attributes["style"])
+    if element.text is not None and not element.text.strip():
+        element.text = None
+    element.tail = "\n" if element.tag == f"{{{SVG}}}g" else None
+
+
+def _rounded(text: str) -> str:
+    return re.sub(r"-?\d+\.\d+(e-?\d+)?", lambda found: f"{float(found.group()):.2f}".rstrip("0").rstrip("."), text)
+
+
+def _styled(style: str) -> str:
+    """Colours by their roles, and the font of the page."""
+    kept = [part.strip() for part in style.split(";") if part.strip()]
+    kept = [part for part in kept if not part.startswith(("font-family", "stroke-linejoin", "text-anchor: start"))]
+    roles = (re.sub(r"#[0-9a-f]{6}", lambda found: _role(found.group()), part) for part in kept)
+    return "; ".join(re.sub(r"^font: (\w+ )*([\d.]+px).*", r"font-size: \2", part) for part in roles)
+
+
+def _role(colour: str) -> str:
+    return f"var(--{_ROLE_OF[colour]})" if colour in _ROLE_OF else colour

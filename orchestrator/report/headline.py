@@ -1,0 +1,110 @@
+"""What a reader wants to know first: the verdict in one sentence, and the key numbers."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from dataclasses import dataclass
+from typing import Any, Literal
+
+from orchestrator.status import DASH, number, part, percent, seconds, text
+
+
+@dataclass(frozen=True)
+class Verdict:
+    """How the run went: `good`, `bad`, or `open` where neither can be said."""
+
+    tone: Literal["good", "bad", "open"]
+    word: str
+    sentence: str
+
+
+@dataclass(frozen=True)
+class Tile:
+    """One key number with what it is to be compared with."""
+
+    label: str
+    value: str
+    detail: str = ""
+
+
+def verdict(summary: Mapping[str, Any]) -> Verdict:
+    state, reason = summary["state"], text(summary["reason"])
+    checks = summary["checks"]
+    counts = {status: sum(check["status"] == status for check in checks) for status in ("pass", "violated", "unknown")}
+    kept = f"{counts['pass']} of {len(checks)} promises are kept"
+    if counts["violated"]:
+        names = ", ".join(check["name"] for check in checks if check["status"] == "violated")
+        kept += f", {counts['violated']} broken ({names})"
+    if counts["unknown"]:
+        kept += f", {counts['unknown']} could not be checked"
+    if state is None:
+        told = "The log has no end: the run is still going, or its orchestrator ended without a word"
+        return Verdict("bad" if counts["violated"] else "open", "no end yet", f"{told}. So far {kept}.")
+    if state == "failed":
+        return Verdict("bad", "failed", f"The run failed: {_line(reason)}. {_upper(kept)}.")
+    if state == "stopped":
+        tone: Any = "bad" if counts["violated"] else "open"
+        return Verdict(
+            tone, "stopped", f"The run was stopped before its budget was reached: {_line(reason)}. {_upper(kept)}."
+        )
+    if summary["ok"]:
+        return Verdict(
+            "good", f"{state}, ok", f"The run reached its budget ({_line(reason)}); {kept}, and the books balance."
+        )
+    return Verdict("bad", f"{state}, not ok", f"The run reached its budget ({_line(reason)}), but {kept}.")
+
+
+def _line(reason: str) -> str:
+    """The last line of a traceback says what it is about, a plain reason is one line."""
+    lines = [line.strip() for line in reason.splitlines() if line.strip()]
+    return lines[-1][:300].rstrip(".") if lines else DASH
+
+
+def _upper(words: str) -> str:
+    return words[:1].upper() + words[1:]
+
+
+def tiles(summary: Mapping[str, Any]) -> list[Tile]:
+    tokens, shares, faults = summary["tokens"], part(summary, "participation"), summary["faults"]
+    discarded, recovered = sum(tokens["discarded"].values()), sum(fault["recovery_s"] is not None for fault in faults)
+    rows = (
+        ("Held-out loss", number(summary["eval_loss"], 3), _losses(summary)),
+        (
+            "Tokens committed",
+            number(tokens["committed"]),
+            f"of {number(tokens['processed'])} processed; {number(discarded)} were discarded",
+        ),
+        (
+            "Tokens per second",
+            number(summary["tokens_per_s"]),
+            f"over {seconds(summary['wall_s'])}, first step to last commit",
+        ),
+        (
+            "Outer steps",
+            number(summary["commits"]),
+            f"in {number(summary['syncer_steps'])} syncer steps; "
+            f"each fragment at least {number(summary['rounds_per_fragment'])} times"
+            if summary["commits"]
+            else "none was committed",
+        ),
+        ("Availability", percent(summary["availability"]), "of the learners' time, alive and with a lease"),
+        ("Goodput", percent(summary["goodput_time"]), "of the learners' time, in steps that were committed"),
+        (
+            "Participation",
+            percent(shares.get("mean")),
+            f"of all learners; {percent(shares.get('alive_mean'))} of the live ones",
+        ),
+        ("Global downtime", seconds(summary["global_downtime_s"]), "in which no learner stepped"),
+        ("Outer downtime", seconds(summary["outer_downtime_s"]), "without a commit, beyond twice the median gap"),
+        ("Faults", number(len(faults)), f"{recovered} recovered from" if faults else "none injected, none met"),
+    )
+    return [Tile(name, value, told if value != DASH else "not known from this log") for name, value, told in rows]
+
+
+def _losses(summary: Mapping[str, Any]) -> str:
+    if summary["initial_eval_loss"] is None:
+        return "not known from this log"
+    told = f"nats per token; {number(summary['initial_eval_loss'], 3)} at the start"
+    for name, value in part(summary, "reference_losses").items():
+        told += f", {name} table {number(value, 3)}"
+    return told

@@ -1,0 +1,94 @@
+"""The lives of the learners as lanes: what each incarnation was doing, from when to when.
+
+Knows the log's facts and their order; knows nothing of drawing.
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from itertools import pairwise
+
+from orchestrator.checkers.history import History, Life
+from outer.facts import LearnerFenced
+
+Span = tuple[float, float]  # seconds after the origin
+PHASES = {"starting": "importing", "importing": "importing", "compiling": "compiling", "joining": "joining"}
+UNDRAWN = ("stopped",)
+
+
+@dataclass(frozen=True)
+class Lane:
+    """One incarnation. Spans are in seconds after the origin."""
+
+    learner: str
+    incarnation: int
+    requested: float | None
+    phases: tuple[tuple[float, float, str], ...]  # start, stop, phase: placing, importing, compiling, ...
+    frozen: tuple[Span, ...]
+    expired: tuple[Span, ...]  # without a lease
+    dead: Span | None  # from its death to the next incarnation's request, or to the end
+    reason: str  # why it was fenced or lost; empty while it lives
+    steps: int
+    tokens: int
+
+    @property
+    def begun(self) -> float | None:
+        """When it took up its first step."""
+        return next((start for start, _, phase in self.phases if phase == "stepping"), None)
+
+
+def lanes(history: History, origin: float) -> list[Lane]:
+    """All incarnations: configured learners first and in their order, each one's oldest first."""
+    names = list(history.rules.learners) if history.rules else []
+    names += sorted({name for name, _ in history.lives} - set(names))
+    end = max((event.at for event in history.events), default=origin)
+    reasons = {(s.fact.learner, s.fact.incarnation): s.fact.reason for s in reversed(history.of(LearnerFenced))}
+    out = []
+    for name in names:
+        lives = history.lives_of(name)
+        for life, successor in zip(lives, [*lives[1:], None], strict=True):
+            heir = successor.requested if successor is not None else None
+            out.append(_lane(life, end if heir is None else heir, end, origin, reasons.get(life.key, "")))
+    return out
+
+
+def _lane(life: Life, heir: float, end: float, origin: float, reason: str) -> Lane:
+    died = life.died if life.over == "killed" else None
+    stop = died if died is not None else life.noticed if life.over == "stopped" and life.noticed else end
+    marks = [(life.requested, "placing")] if life.requested is not None else []
+    marks += [(at, PHASES.get(phase, phase)) for at, phase in life.phases]
+    if not any(phase == "stepping" for _, phase in marks) and life.steps:
+        marks.append((life.steps[0].at - life.steps[0].fact.seconds, "stepping"))
+    drawn = [
+        (begin, min(until, stop), phase)
+        for (begin, phase), (until, _) in pairwise([*marks, (stop, "")])
+        if phase not in UNDRAWN and begin < min(until, stop)
+    ]
+
+    def spans(intervals: list[tuple[float, float | None]]) -> tuple[Span, ...]:
+        cut = [(start, end if until is None else until) for start, until in intervals]
+        return tuple((start - origin, until - origin) for start, until in cut if start < until)
+
+    return Lane(
+        life.learner,
+        life.incarnation,
+        None if life.requested is None else life.requested - origin,
+        tuple((start - origin, until - origin, phase) for start, until, phase in _joined(drawn)),
+        spans([(freeze.start, freeze.stop) for freeze in life.freezes]),
+        spans(life.expired),
+        (died - origin, max(died, heir) - origin) if died is not None else None,
+        reason,
+        len(life.steps),
+        sum(said.fact.tokens for said in life.steps),
+    )
+
+
+def _joined(phases: list[tuple[float, float, str]]) -> list[tuple[float, float, str]]:
+    """Neighbours of one kind as one."""
+    out: list[tuple[float, float, str]] = []
+    for start, stop, phase in phases:
+        if out and out[-1][2] == phase and out[-1][1] == start:
+            out[-1] = (out[-1][0], stop, phase)
+        else:
+            out.append((start, stop, phase))
+    return out

@@ -1,0 +1,253 @@
+"""The report as a list of sections, in the order a reader wants them: words, figures, tables.
+
+Decides what is told and how it is explained; both renderings, HTML and Markdown, follow this list.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterator
+from dataclasses import dataclass
+from typing import Any
+
+from orchestrator.report import tables, timeline
+from orchestrator.report.data import Data
+from orchestrator.report.figures import lanes, loss, merges, recoveries, rounds, time, wire
+from orchestrator.report.tables import Table
+from orchestrator.status import number, part, percent, seconds
+
+TRACEBACKS = 5  # shown of those that learners left
+TRACEBACK_MOST = 6000  # characters of each, its end
+
+
+@dataclass(frozen=True)
+class Picture:
+    """A figure: `draw(data, width, words)` gives SVG, or None where the log has nothing to show."""
+
+    draw: Callable[[Data, int, str], str | None]
+    words: str  # for those who cannot see it
+    caption: str
+
+
+@dataclass(frozen=True)
+class Section:
+    key: str
+    title: str
+    lead: tuple[str, ...] = ()
+    pictures: tuple[Picture, ...] = ()
+    tables: tuple[Table, ...] = ()
+    blocks: tuple[tuple[str, str], ...] = ()  # title, text as it is
+
+
+def sections(data: Data, recipe: str) -> list[Section]:
+    """Sections with nothing to say are left out. `recipe` is the text of config.toml."""
+    all_ = [
+        _failure(data), _loss(data), _learners(data), _participation(data), _time(data), _merges(data),
+        _faults(data), _wire(data), _books(data), _promises(data), _log(data), _recipe(data, recipe),
+    ]  # fmt: skip
+    return [section for section in all_ if section.lead or section.pictures or section.tables or section.blocks]
+
+
+def _kept(*candidates: Table) -> tuple[Table, ...]:
+    return tuple(candidate for candidate in candidates if candidate.rows)
+
+
+def _failure(data: Data) -> Section:
+    """What a run that failed, and learners whose loops failed, left to read."""
+    blocks = []
+    reason = data.summary["reason"] or ""
+    if "\n" in reason.strip():
+        blocks.append(("Why the run ended", reason))
+    for learner, incarnation, step, traceback in data.failures[:TRACEBACKS]:
+        blocks.append((f"{learner}, incarnation {incarnation}, after step {step}", traceback[-TRACEBACK_MOST:]))
+    left = len(data.failures) - TRACEBACKS
+    lead = (f"{left} more learners' loops failed; their tracebacks are in the log.",) if left > 0 else ()
+    return Section("failures", "What failed", lead, blocks=tuple(blocks))
+
+
+def _loss(data: Data) -> Section:
+    if not data.training and not data.held_out:
+        return Section("loss", "Loss")
+    words = "Loss against committed tokens and against time."
+    if data.training:
+        words += (
+            f" Training loss goes from {data.training[0].middle:.2f} to {data.training[-1].middle:.2f} nats per token."
+        )
+    if data.held_out:
+        words += f" Held-out loss goes from {data.held_out[0].value:.2f} to {data.held_out[-1].value:.2f}."
+    caption = (
+        "Training loss is that of the learners' own batches, before they took over what was merged: the median of "
+        "neighbouring steps of all learners. Held-out loss is that of the syncer's parameters, drawn where those were "
+        "committed."
+    )
+    if data.marks:
+        caption += (
+            " Red lines are faults, numbered as in the table of faults; shaded, until the learner contributed again."
+        )
+    lead = (
+        (f"{data.not_finite:,} steps had a loss that is not finite; they are left out of the figure.",)
+        if data.not_finite
+        else ()
+    )
+    return Section("loss", "Loss", lead, (Picture(loss.draw, words, caption),))
+
+
+def _learners(data: Data) -> Section:
+    if not data.lanes:
+        return Section("learners", "Learners")
+    restarts = sum(lane.incarnation > 1 for lane in data.lanes)
+    learners = len({lane.learner for lane in data.lanes})
+    words = f"{learners} learners in {len(data.lanes)} incarnations over {seconds(data.end_s)}; {restarts} restarts."
+    caption = (
+        "Each learner's incarnations follow each other in one lane."
+        if lanes.packed(data.lanes)
+        else "One lane for each incarnation: a restarted learner goes on in a new lane below its first, where #2 is "
+        "its second incarnation."
+    )
+    if data.marks:
+        caption += " Triangles are faults, numbered as in the table of faults."
+    if any(lane.frozen for lane in data.lanes):
+        caption += (
+            " A frozen process notices nothing; the thin line under it shows from when on it was without a lease."
+        )
+    if learners > lanes.LEARNERS_MOST:
+        caption += f" The first {lanes.LEARNERS_MOST} of {learners} learners are drawn."
+    return Section("learners", "Learners", (), (Picture(lanes.draw, words, caption),), _kept(tables.incarnations(data)))
+
+
+def _participation(data: Data) -> Section:
+    if data.rounds is None:
+        return Section("participation", "Participation")
+    shares = part(data.summary, "participation")
+    words = (
+        f"Each learner's share of the commits of each of {len(data.rounds.commits)} rounds; "
+        f"{percent(shares.get('mean'))} overall."
+    )
+    length = data.history.rules.round_steps if data.history.rules else 0
+    caption = (
+        f"Of the commits of a round ({length} syncer steps, every fragment once), the share with a contribution of "
+        "this learner."
+    )
+    return Section(
+        "participation", "Participation", (), (Picture(rounds.draw, words, caption),), _kept(tables.participation(data))
+    )
+
+
+def _time(data: Data) -> Section:
+    if not data.seconds:
+        return Section("time", "Where the time went")
+    share = percent(data.summary["goodput_time"])
+    words = f"Of the configured learners' time {share} went into steps whose tokens were committed."
+    caption = (
+        "From the beginning of the first learner step to the last commit, every second of every configured learner is "
+        "in exactly one category. On the second scale productive time is left out."
+    )
+    return Section("time", "Where the time went", (), (Picture(time.draw, words, caption),), _kept(tables.time(data)))
+
+
+def _merges(data: Data) -> Section:
+    if not data.waits:
+        return Section("merges", "Outer steps")
+    waits = (
+        "Each part of an outer step over time: the line is the median of neighbouring outer steps, the bars reach up "
+        "to the longest. Grace is what was waited after the quorum for learners that had not yet reported; sync is "
+        "reading the contributions, merging them and making the result durable."
+    )
+    ages = (
+        "How stale things are when they are used. First: steps that the learner had finished after the one it was read "
+        "at. Second: commits that came between a version's own and its adoption. Shares of all of them."
+    )
+    pictures = (
+        Picture(merges.draw_waits, "Seconds until the quorum, of grace, and until durable, over time.", waits),
+        Picture(merges.draw_ages, _ages(data), ages),
+    )
+    lead = (
+        "The log records the grace that was waited, not what was granted: a verdict that the grace is over used all of "
+        "it, one that all live learners reported ended it early.",
+    )
+    return Section(
+        "merges", "Outer steps", lead, pictures, _kept(tables.waits(data), tables.reasons(data), tables.refusals(data))
+    )
+
+
+def _ages(data: Data) -> str:
+    def most(ages: Any) -> str:
+        return str(ages.most_common(1)[0][0]) if ages else "no"
+
+    return (
+        f"Ages: most contributions merge {most(data.contribution_age)} learner steps after they were read; most "
+        f"versions are adopted {most(data.version_age)} syncer steps after their commit."
+    )
+
+
+def _faults(data: Data) -> Section:
+    listed, missed = tables.faults(data), tables.skipped(data)
+    if not listed.rows and not missed.rows:
+        return Section("faults", "Faults and recoveries", ("No fault was injected, and no learner died.",))
+    recovered = [fault["recovery_s"] for fault in data.summary["faults"] if fault["recovery_s"] is not None]
+    words = f"{len(listed.rows)} faults." + (
+        f" Recoveries took {min(recovered):.1f} to {max(recovered):.1f} seconds." if recovered else ""
+    )
+    caption = (
+        "From the fault to the first merged contribution after it. A frozen learner that is not given up for dead "
+        "goes on by itself once it thaws: its time is detection, the rest of the freeze, and the wait for its next "
+        "contribution."
+    )
+    pictures = (Picture(recoveries.draw, words, caption),) if recovered else ()
+    return Section("faults", "Faults and recoveries", (), pictures, _kept(listed, tables.recoveries(data), missed))
+
+
+def _wire(data: Data) -> Section:
+    if not data.links or data.history.rules is None:
+        return Section("wire", "Bytes on the links")
+    elements, count = sum(data.history.rules.sizes), len(data.history.rules.learners)
+    lead = (
+        "Up: the elements of every merged contribution in the recipe's codec. Down: the elements of every adopted "
+        "fragment in float32. Payloads only; contributions that were refused, versions that were fetched but never "
+        "adopted, and headers are not in the log and not counted.",
+        f"Data-parallel training is a ring all-reduce of one float32 gradient ({number(elements)} elements) for each "
+        f"of the same learner steps among {count} learners: 2 (M − 1) / M × 4 bytes × elements sent by each learner "
+        "and step. "
+        "Each byte is counted once, where it is sent; gradients of 16 bits would halve that figure."
+        if count > 1
+        else "With one learner, data-parallel training would send nothing.",
+    )
+    total, conventional = sum(link.total or 0 for link in data.links), sum(link.data_parallel for link in data.links)
+    words = (
+        f"{tables.megabytes(total)} MB in all, against {tables.megabytes(conventional)} MB of data-parallel training."
+    )
+    known = all(link.total is not None for link in data.links)
+    pictures = (Picture(wire.draw, words, "Between the syncer and each learner, all incarnations."),) if known else ()
+    return Section("wire", "Bytes on the links", lead, pictures, _kept(tables.wire(data)))
+
+
+def _books(data: Data) -> Section:
+    lead = (
+        "Processed is committed, discarded and in flight together, each summed on its own. A token is committed when a "
+        "contribution with its step merged into at least one fragment; in token-fragments it counts once for every "
+        "fragment.",
+    )
+    return Section(
+        "books", "Books", lead, tables=_kept(tables.books(data)) if data.summary["tokens"]["processed"] else ()
+    )
+
+
+def _promises(data: Data) -> Section:
+    return Section("promises", "Promises checked", (), (), _kept(tables.promises(data.verdicts)))
+
+
+def _log(data: Data) -> Section:
+    return Section("log", "Log", (), (), _kept(timeline.timeline(data), tables.log(data)))
+
+
+def _recipe(data: Data, recipe: str) -> Section:
+    made = tables.table("Made with", "what|version", tables.versions(data))
+    blocks = (("config.toml", recipe),) if recipe.strip() else ()
+    return Section("recipe", "Recipe", (), (), _kept(made), blocks)
+
+
+def drawn(section: Section, data: Data, widths: tuple[int, ...]) -> Iterator[tuple[list[str], Picture]]:
+    """The section's pictures that have something to show, at every width."""
+    for picture in section.pictures:
+        svgs = [picture.draw(data, width, picture.words) for width in widths]
+        if all(svgs):
+            yield [svg for svg in svgs if svg], picture

@@ -1,0 +1,272 @@
+"""The report's tables: rows of text from the data. Knows neither HTML nor Markdown."""
+
+from __future__ import annotations
+
+import statistics
+from collections.abc import Iterable, Iterator, Mapping, Sequence
+from dataclasses import dataclass
+from typing import Any
+
+from orchestrator.checkers.history import Verdict
+from orchestrator.report.data import Data
+from orchestrator.report.series import quantile
+from orchestrator.status import DASH, number, percent, seconds, text
+
+MARKS = {"pass": "✓ pass", "violated": "✗ violated", "unknown": "? unknown"}
+ROWS_MOST = 240
+LONG = 32  # characters from which a cell may be broken into lines
+PHASES = ("detect", "decide", "start", "import", "compile", "state", "first_contribution")
+
+
+@dataclass(frozen=True)
+class Table:
+    """Cells as text. `numeric` are the columns to be aligned to the right."""
+
+    title: str
+    columns: tuple[str, ...]
+    rows: tuple[tuple[str, ...], ...]
+    numeric: frozenset[int] = frozenset()
+    note: str = ""
+
+    @property
+    def long(self) -> frozenset[int]:
+        """Columns of prose, which may be broken into lines."""
+        return frozenset(index for row in self.rows for index, cell in enumerate(row) if len(cell) > LONG)
+
+
+def table(
+    title: str, columns: str, rows: Iterable[Sequence[str]], numeric: Iterable[int] = (), note: str = ""
+) -> Table:
+    """`columns` are separated by bars: "learner|steps". Of very many rows the first are kept, with a note."""
+    names = tuple(columns.split("|"))
+    cells = tuple(tuple(row) for row in rows)
+    assert all(len(row) == len(names) for row in cells)
+    if len(cells) > ROWS_MOST:
+        note = f"The first {ROWS_MOST} of {len(cells):,}; the others are in the log."
+    return Table(title, names, cells[:ROWS_MOST], frozenset(numeric), note)
+
+
+def short(value: float | None) -> str:
+    """A duration with enough digits to tell short ones apart."""
+    if value is None or value >= 10:
+        return seconds(value)
+    return f"{value:.2f} s" if value >= 0.1 else f"{1000 * value:.0f} ms"
+
+
+def megabytes(count: float | None) -> str:
+    return DASH if count is None else f"{count / 1e6:,.1f}"
+
+
+def rate(value: float | None) -> str:
+    return DASH if value is None else f"{value:,.2f}"
+
+
+# ------------------------------------------------------------------ learners and time
+
+
+def incarnations(data: Data) -> Table:
+    rows = (
+        (
+            lane.learner,
+            str(lane.incarnation),
+            seconds(lane.requested),
+            seconds(lane.begun),
+            data.sources.get((lane.learner, lane.incarnation), DASH),
+            number(lane.steps),
+            number(lane.tokens),
+            lane.reason or "not fenced",
+        )
+        for lane in data.lanes
+    )
+    columns = "learner|incarnation|requested at|stepping from|first state from|steps|tokens|fenced as"
+    return table("Incarnations", columns, rows, (1, 2, 3, 5, 6))
+
+
+def time(data: Data) -> Table:
+    """Seconds by category; categories that nobody spent are left out."""
+    learners = list(data.seconds)
+    names = [n for n in (data.summary["goodput_categories"] or {}) if any(data.seconds[who].get(n) for who in learners)]
+    shares = data.summary["goodput_categories"] or {}
+    rows = [
+        (
+            name,
+            *(f"{data.seconds[who][name]:.2f}" if data.seconds[who][name] else "0" for who in learners),
+            percent(shares[name]),
+        )
+        for name in names
+    ]
+    return table(
+        "Seconds by category", "|".join(("category", *map(_column, learners), "share of all")), rows,
+        range(1, len(learners) + 2),
+    )  # fmt: skip
+
+
+def participation(data: Data) -> Table:
+    shares = data.summary["participation"] or {}
+    rows = [(name, percent(share)) for name, share in (shares.get("by_learner") or {}).items()]
+    return table("Share of the commits that each took part in", "learner|share", rows, (1,))
+
+
+def _column(name: str) -> str:
+    return name.replace("|", "¦")
+
+
+# ------------------------------------------------------------------ outer steps
+
+
+def waits(data: Data) -> Table:
+    names = ("opening to the K-th report", "grace waited after it", "decision to durable")
+    rows = []
+    for name, column in zip(names, zip(*data.waits, strict=True), strict=True):
+        ordered = sorted(column)
+        rows.append(
+            (name, *(short(quantile(ordered, share)) for share in (0.5, 0.95, 1.0)), short(statistics.fmean(column)))
+        )
+    return table("Waits of an outer step", "part|median|95 %|longest|mean", rows, (1, 2, 3, 4))
+
+
+def reasons(data: Data) -> Table:
+    total = data.verdict_reasons.total()
+    rows = [(why, number(count), percent(count / total)) for why, count in _most_first(data.verdict_reasons)]
+    return table("Why collecting ended", "verdict, numbers as N|commits|share", rows, (1, 2))
+
+
+def refusals(data: Data) -> Table:
+    rows = [(message, reason, number(count)) for (message, reason), count in _most_first(data.refusals)]
+    return table("Refused, failed and not adopted", "what|reason|times", rows, (2,))
+
+
+def _most_first(counter: Mapping[Any, int]) -> list[tuple[Any, int]]:
+    return sorted(counter.items(), key=lambda item: (-item[1], item[0]))
+
+
+# ------------------------------------------------------------------ faults
+
+
+def faults(data: Data) -> Table:
+    rows = [
+        (
+            str(index),
+            text(row["kind"]),
+            text(row["target"]),
+            "yes" if row["injected"] else "no",
+            seconds(row["at_s"]),
+            short(row["detection_s"]),
+            short(row["recovery_s"]),
+            number(row["tokens_lost"]),
+        )
+        for index, row in enumerate(data.summary["faults"], start=1)
+    ]
+    rows += [
+        (str(mark.number), mark.kind, mark.target, "yes", seconds(mark.at_s), DASH, _healed(mark.until_s), DASH)
+        for mark in data.marks
+        if mark.number > len(data.summary["faults"])
+    ]
+    columns = "no.|kind|target|injected|at|detected after|recovered after|tokens lost"
+    return table("Faults", columns, rows, (0, 4, 5, 6, 7))
+
+
+def _healed(until_s: float | None) -> str:
+    return DASH if until_s is None else f"healed at {seconds(until_s)}"
+
+
+def skipped(data: Data) -> Table:
+    rows = [(fact.fault_kind, fact.target, fact.reason) for fact in data.skipped]
+    return table("Planned faults that found no target", "kind|target|reason", rows)
+
+
+def recoveries(data: Data) -> Table:
+    rows = [
+        (
+            f"{index} {row['kind']} {row['target']}",
+            *(short(row["recovery_phases"].get(name)) for name in PHASES),
+            _source(data, index),
+            short(row["recovery_s"]),
+        )
+        for index, row in enumerate(data.summary["faults"], start=1)
+        if any(value is not None for value in row["recovery_phases"].values())
+    ]
+    columns = "fault|detect|decide|place, start|import|compile|join|contribute|state from|in all"
+    return table("Recoveries by phase", columns, rows, (1, 2, 3, 4, 5, 6, 7, 9))
+
+
+def _source(data: Data, number: int) -> str:
+    """Where the incarnation that came after a death got its state from; nothing for one that lived on."""
+    mark = next((mark for mark in data.marks if mark.number == number), None)
+    if mark is None or mark.incarnation is None:
+        return DASH
+    dead = any(lane.dead for lane in data.lanes if (lane.learner, lane.incarnation) == (mark.target, mark.incarnation))
+    later = sorted(which for who, which in data.sources if who == mark.target and which > mark.incarnation)
+    return data.sources[mark.target, later[0]] if dead and later else DASH
+
+
+# ------------------------------------------------------------------ bytes, books, promises, log
+
+
+def wire(data: Data) -> Table:
+    """Megabytes of each learner, and of all together."""
+    columns = list(
+        zip(
+            *((link.up, link.down, link.joins, link.peers, link.total, link.data_parallel) for link in data.links),
+            strict=True,
+        )
+    )
+    sums = [None if None in column else sum(column) for column in columns]
+    rows = [
+        (link.learner, *_bytes((link.up, link.down, link.joins, link.peers, link.total, link.data_parallel)))
+        for link in data.links
+    ]
+    if len(rows) > 1:
+        rows.append(("all", *_bytes(sums)))
+    names = "learner|contributions up|versions down|down at joins|from peers|all|data-parallel|times as much"
+    return table("Megabytes (10⁶ bytes)", names, rows, range(1, 8))
+
+
+def _bytes(values: Sequence[float | None]) -> tuple[str, ...]:
+    total, conventional = values[-2], values[-1]
+    factor = f"{conventional / total:.1f}×" if total and conventional else DASH
+    return (*map(megabytes, values), factor)
+
+
+def books(data: Data) -> Table:
+    """Every token's fate, whole and by fragment."""
+    whole, parts = data.summary["tokens"], data.summary["token_fragments"]
+    fates = [("committed", _fate("committed")), *((f"discarded: {why}", _fate(why)) for why in whole["discarded"])]
+    fates += [("in flight", _fate("in_flight")), ("processed", _fate("processed"))]
+    rows = []
+    for name, fate in fates:
+        count, all_ = fate(whole), whole["processed"]
+        share = percent(count / all_) if all_ else DASH
+        pieces = (
+            (number(fate(parts)), percent(fate(parts) / parts["processed"]))
+            if parts and parts["processed"]
+            else (DASH, DASH)
+        )
+        rows.append((name, number(count), share, *pieces))
+    return table("What became of every token", "fate|tokens|share|token-fragments|share ", rows, (1, 2, 3, 4))
+
+
+def _fate(name: str) -> Any:
+    return lambda ledger: ledger[name] if name in ledger else ledger["discarded"][name]
+
+
+def promises(verdicts: Sequence[Verdict]) -> Table:
+    rows = [
+        (MARKS[v.status], v.name, v.promise, v.reason) for v in sorted(verdicts, key=lambda v: _WORST.index(v.status))
+    ]
+    return table("Promises", "result|name|promise|on this log", rows)
+
+
+_WORST = ("violated", "unknown", "pass")
+
+
+def log(data: Data) -> Table:
+    rows = [(kind, number(count)) for kind, count in sorted(data.kinds.items())]
+    return table("Events by kind", "kind|events", rows, (1,))
+
+
+def versions(data: Data) -> Iterator[tuple[str, str]]:
+    """What the run was made with."""
+    for name, value in sorted(data.versions.items()):
+        if value:
+            yield name, value
