@@ -22,7 +22,7 @@ os.environ.setdefault("RAY_DEDUP_LOGS_SKIP_REGEX", "A worker died or was killed"
 
 import ray
 
-from orchestrator import actor
+from orchestrator import actor, metrics
 from orchestrator.config import Recipe
 from orchestrator.problems import InputError, Problem
 from orchestrator.store import RunStore
@@ -106,6 +106,8 @@ def follow(
         raise InputError([Problem("name", recipe.name, "a run of this name is going on there", fix)]) from error
     ray.get(orchestrator.begin.remote(), timeout=BEGIN_S)
     ended = orchestrator.result.remote()
+    if recipe.run.metrics:
+        metrics.start(recipe.name, store, recipe.sync.codec, place.namespace)
     if recipe.chaos.active and starter is not None:
         starter(recipe, store, place.namespace)
     if threading.current_thread() is threading.main_thread():
@@ -246,7 +248,7 @@ def use_auth_settings() -> None:
 
 
 def logical_cpus(recipe: Recipe) -> int:
-    """CPUs that the recipe's actors ask for, the chaos actor's and the hand's included."""
+    """CPUs that the recipe's actors ask for, those of chaos, the hand and the metrics included."""
     asked = sum(pool.resources.get("CPU", 0.0) for pool in recipe.learners.values())
     return math.ceil(asked + actor.OUTER_CPUS + actor.EVALUATOR_CPUS + actor.ORCHESTRATOR_CPUS + 0.5)
 

@@ -7,7 +7,7 @@ from typing import Any
 
 import typer
 
-from orchestrator.cli import check, doctor, init, run, status
+from orchestrator.cli import check, doctor, init, metrics, run, status
 
 
 def build(extensions: Sequence[tuple[str, typer.Typer]] = (), starter: Callable[..., Any] | None = None) -> typer.Typer:
@@ -23,7 +23,7 @@ def build(extensions: Sequence[tuple[str, typer.Typer]] = (), starter: Callable[
     def root(context: typer.Context) -> None:
         context.obj = starter
 
-    for command in (init.init, run.run, status.status, status.stop, check.check, doctor.doctor):
+    for command in (init.init, run.run, status.status, status.stop, check.check, metrics.metrics, doctor.doctor):
         app.command()(command)
     for name, group in extensions:
         app.add_typer(group, name=name)

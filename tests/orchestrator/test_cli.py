@@ -367,5 +367,6 @@ def test_the_commands_and_their_options_are_these() -> None:
         "status": ["--json", "--name", "--run-dir"],
         "stop": ["--name", "--reason", "--run-dir"],
         "check": ["--json"],
+        "metrics": ["--json"],
         "doctor": ["--json"],
     }
