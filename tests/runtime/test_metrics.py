@@ -71,16 +71,14 @@ class Server:
         (folder / "prometheus.yml").write_text(text)
         shutil.copy(DEPLOY / "prometheus" / "alerts.yml", folder)
         self.log = folder / "log"
-        self.process = subprocess.Popen(
-            [
-                PROMETHEUS,
-                f"--config.file={folder / 'prometheus.yml'}",
-                f"--storage.tsdb.path={folder / 'data'}",
-                f"--web.listen-address=127.0.0.1:{self.port}",
-            ],
-            stdout=subprocess.DEVNULL,
-            stderr=self.log.open("w"),
-        )
+        command = [
+            PROMETHEUS,
+            f"--config.file={folder / 'prometheus.yml'}",
+            f"--storage.tsdb.path={folder / 'data'}",
+            f"--web.listen-address=127.0.0.1:{self.port}",
+        ]
+        with self.log.open("w") as log:
+            self.process = subprocess.Popen(command, stdout=log, stderr=log)
 
     def query(self, expression):
         """The result of an instant query. Raises HTTPError for an expression that Prometheus refuses."""
