@@ -13,7 +13,7 @@ from typing import Any
 
 from orchestrator.store import RunStore
 from orchestrator.telemetry.catalog import Sample
-from orchestrator.telemetry.gauges import gauges
+from orchestrator.telemetry.gauges import Gauges
 from orchestrator.telemetry.measure import Measures
 from orchestrator.telemetry.tail import Tail
 
@@ -24,7 +24,7 @@ class Reader:
     def __init__(self, store: RunStore, codec: str) -> None:
         self._store = store
         self._tail = Tail(store.root)
-        self._measures = Measures(codec, _version())
+        self._measures, self._gauges = Measures(codec, _version()), Gauges()
         self._ended = False  # the orchestrator has said that the run is over
         self.over = False  # and everything has been read since
         self.moved = False  # whether the last look found something new in the log
@@ -45,7 +45,7 @@ class Reader:
             yield Sample("diloco_log_bytes_total", read)
         yield from self._measures.rhythm()
         if isinstance(status, dict) and (self.over or not self._ended):
-            yield from gauges(status)
+            yield from self._gauges.take(status)
         usage = shutil.disk_usage(self._store.root)
         yield Sample("diloco_store_free_bytes", usage.free)
         yield Sample("diloco_store_size_bytes", usage.total)

@@ -8,6 +8,7 @@ from collections import defaultdict
 from collections.abc import Iterable
 from dataclasses import fields, replace
 from itertools import count
+from math import isnan
 from pathlib import Path
 from typing import Any
 
@@ -28,7 +29,7 @@ from orchestrator.store import RunStore
 from orchestrator.summary import summarise
 from orchestrator.telemetry.catalog import CATALOG, KINDS, LEARNERS_MAX, OTHER, Bounds, Sample
 from orchestrator.telemetry.exposition import Exposition, exposition_of
-from orchestrator.telemetry.gauges import gauges
+from orchestrator.telemetry.gauges import Gauges, gauges
 from orchestrator.telemetry.measure import RULES, WRITER, Measures
 from orchestrator.telemetry.reader import Reader
 from orchestrator.telemetry.tail import Line, Tail, parse
@@ -331,6 +332,20 @@ def test_what_a_status_does_not_know_is_missing_and_not_zero() -> None:
     names = {sample.name for sample in gauges(unknown)}
     assert not names & {"diloco_eval_loss", "diloco_run_goodput_ratio", "diloco_grace_seconds", "diloco_syncer_epoch"}
     assert {sample.name for sample in gauges({})} == {"diloco_run_state"}
+
+
+def test_what_a_later_status_does_not_tell_any_more_is_taken_back() -> None:
+    statuses, first = Gauges(), "learner-east-0"
+    told = list(statuses.take(STATUS))
+    run = STATUS["run"] | {"eval_loss": None}
+    told += statuses.take(STATUS | {"learners": STATUS["learners"][1:], "run": run})
+    values = totals(told)
+    assert isnan(values[key("diloco_eval_loss")])
+    assert isnan(values[key("diloco_learner_loss", learner=first)])
+    assert values[key("diloco_learner_phase", learner=first, phase="stepping")] == 0
+    assert values[key("diloco_learners_live", pool="east", region="none")] == 0
+    assert values[key("diloco_learner_loss", learner="learner-east-1")] == 2.2
+    assert not [each for each in statuses.take(STATUS) if isnan(each.value)], "and it may come back"
 
 
 # ------------------------------------------------------------------ the folder
