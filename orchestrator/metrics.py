@@ -73,13 +73,13 @@ class MetricsActor:
         while gone_at is None or time.monotonic() - gone_at < LINGER_S:
             now = time.monotonic()
             self._look()
-            if now - targets_at >= TARGETS_S:
-                targets_at = now
-                self._write_targets()
-                if gone_at is None and not self._orchestrated():
-                    gone_at = now  # it never said that the run is over, and never will
             if gone_at is None and self._reader.over:
                 gone_at = now
+            if gone_at is None and now - targets_at >= TARGETS_S:
+                targets_at = now
+                self._write_targets()  # not once it is over: whoever removes the folder shall not find it again
+                if not self._orchestrated():
+                    gone_at = now  # it never said that the run is over, and never will
             time.sleep(LOOK_S)
         ray.kill(ray.get_runtime_context().current_actor)  # not to be restarted
 
