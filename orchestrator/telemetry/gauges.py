@@ -1,20 +1,16 @@
 """From a status model (orchestrator/overview.py) to samples: what the run looks like now.
 
-A value that is not known is not exported: a gauge that is missing is no zero. What an earlier status told and a later
-one does not is taken back.
+A value that is not known is not exported: a gauge that is missing is no zero.
 """
 
 from __future__ import annotations
 
-import math
 from collections import Counter
 from collections.abc import Iterator, Mapping
 from typing import Any
 
 from orchestrator.telemetry.catalog import OTHER, PHASES, RUN_STATES, Sample
 from orchestrator.telemetry.measure import number
-
-Series = tuple[Any, ...]  # name and sorted labels
 
 NOWHERE = "none"  # the region of a pool that names none
 
@@ -33,25 +29,6 @@ LEARNER = {
     "lease_age_s": "diloco_learner_lease_age_seconds",
     "version_lag": "diloco_learner_version_lag",
 }
-
-
-COUNTS = {"diloco_learners", "diloco_learners_live", "diloco_learner_info", "diloco_learner_phase"}
-
-
-class Gauges:
-    """Statuses one after the other."""
-
-    def __init__(self) -> None:
-        self._told: dict[Series, Sample] = {}
-
-    def take(self, status: Mapping[str, Any]) -> Iterator[Sample]:
-        """What this status tells, and NaN, or 0 for what counts something, for what it tells no more."""
-        now = {(sample.name, *sorted(sample.labels.items())): sample for sample in gauges(status)}
-        yield from now.values()
-        for series, sample in self._told.items():
-            if series not in now:
-                yield Sample(sample.name, 0.0 if sample.name in COUNTS else math.nan, sample.labels)
-        self._told = now
 
 
 def gauges(status: Mapping[str, Any]) -> Iterator[Sample]:

@@ -12,8 +12,8 @@ from importlib.metadata import PackageNotFoundError, version
 from typing import Any
 
 from orchestrator.store import RunStore
-from orchestrator.telemetry.catalog import Sample
-from orchestrator.telemetry.gauges import Gauges
+from orchestrator.telemetry.catalog import CATALOG, Sample
+from orchestrator.telemetry.gauges import gauges
 from orchestrator.telemetry.measure import Measures
 from orchestrator.telemetry.tail import Tail
 
@@ -24,7 +24,8 @@ class Reader:
     def __init__(self, store: RunStore, codec: str) -> None:
         self._store = store
         self._tail = Tail(store.root)
-        self._measures, self._gauges = Measures(codec, _version()), Gauges()
+        self._measures = Measures(codec, _version())
+        self._lasting: dict[tuple[Any, ...], Sample] = {}  # gauges that facts set
         self._ended = False  # the orchestrator has said that the run is over
         self.over = False  # and everything has been read since
         self.moved = False  # whether the last look found something new in the log
@@ -36,16 +37,21 @@ class Reader:
         lines = self._tail.poll()
         for line in lines:
             self._ended |= line.kind == "RunFinished"
-            yield from self._measures.take(line)
+            for sample in self._measures.take(line):
+                if CATALOG[sample.name].kind == "gauge":
+                    self._lasting[sample.name, *sorted(sample.labels.items())] = sample
+                else:
+                    yield sample
         self.moved = bool(lines)
         if self._ended and not lines and not self.over:
             self.over = True
             yield from self._measures.close()
         if read := self._tail.bytes_read - before:
             yield Sample("diloco_log_bytes_total", read)
+        yield from self._lasting.values()  # again each time: Ray forgets a gauge that nobody sets for a while
         yield from self._measures.rhythm()
         if isinstance(status, dict) and (self.over or not self._ended):
-            yield from self._gauges.take(status)
+            yield from gauges(status)
         usage = shutil.disk_usage(self._store.root)
         yield Sample("diloco_store_free_bytes", usage.free)
         yield Sample("diloco_store_size_bytes", usage.total)

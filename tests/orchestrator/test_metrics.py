@@ -8,7 +8,6 @@ from collections import defaultdict
 from collections.abc import Iterable
 from dataclasses import fields, replace
 from itertools import count
-from math import isnan
 from pathlib import Path
 from typing import Any
 
@@ -29,7 +28,7 @@ from orchestrator.store import RunStore
 from orchestrator.summary import summarise
 from orchestrator.telemetry.catalog import CATALOG, KINDS, LEARNERS_MAX, OTHER, Bounds, Sample
 from orchestrator.telemetry.exposition import Exposition, exposition_of
-from orchestrator.telemetry.gauges import Gauges, gauges
+from orchestrator.telemetry.gauges import gauges
 from orchestrator.telemetry.measure import RULES, WRITER, Measures
 from orchestrator.telemetry.reader import Reader
 from orchestrator.telemetry.tail import Line, Tail, parse
@@ -334,20 +333,6 @@ def test_what_a_status_does_not_know_is_missing_and_not_zero() -> None:
     assert {sample.name for sample in gauges({})} == {"diloco_run_state"}
 
 
-def test_what_a_later_status_does_not_tell_any_more_is_taken_back() -> None:
-    statuses, first = Gauges(), "learner-east-0"
-    told = list(statuses.take(STATUS))
-    run = STATUS["run"] | {"eval_loss": None}
-    told += statuses.take(STATUS | {"learners": STATUS["learners"][1:], "run": run})
-    values = totals(told)
-    assert isnan(values[key("diloco_eval_loss")])
-    assert isnan(values[key("diloco_learner_loss", learner=first)])
-    assert values[key("diloco_learner_phase", learner=first, phase="stepping")] == 0
-    assert values[key("diloco_learners_live", pool="east", region="none")] == 0
-    assert values[key("diloco_learner_loss", learner="learner-east-1")] == 2.2
-    assert not [each for each in statuses.take(STATUS) if isnan(each.value)], "and it may come back"
-
-
 # ------------------------------------------------------------------ the folder
 
 
@@ -398,6 +383,21 @@ def test_whoever_sees_the_run_ended_sees_its_final_counts(tmp_path: Path) -> Non
     assert sum(summed(totals(told), "diloco_tokens_committed_total", "learner").values()) == settle(events).committed
     assert list(reader.look())[-1].name == "diloco_store_size_bytes", "looking on adds nothing"
     assert not [each for each in reader.look() if CATALOG[each.name].kind == "counter"]
+
+
+def test_every_look_sets_all_gauges_again_for_ray_forgets_those_that_nobody_sets(tmp_path: Path) -> None:
+    store = RunStore(tmp_path)
+    write(store, history())
+    store.write_json("status.json", STATUS)
+    reader = Reader(store, "fp32")
+    looks = [list(reader.look()) for _ in range(3)]
+    set_by = [
+        {(each.name, *each.labels.items()) for each in look if CATALOG[each.name].kind == "gauge"} for look in looks
+    ]
+    assert {"diloco_build_info", "diloco_merged_norm", "diloco_last_recovery_seconds"} <= {
+        name for name, *_ in set_by[2]
+    }
+    assert set_by[0] < set_by[1] == set_by[2], "the first look does not know yet that there is no more"
 
 
 def test_the_text_is_what_prometheus_reads_and_a_second_reader_finds_the_same(tmp_path: Path) -> None:

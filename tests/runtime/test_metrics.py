@@ -165,6 +165,7 @@ def test_what_ray_exports_equals_the_summary_and_the_runs_folder(measured):
     assert total("diloco_eval_loss") == summary["eval_loss"]
     assert total("diloco_facts_total") == len(read_run(store.root))
     assert total("diloco_exporter_errors_total") == 0
+    assert total("diloco_build_info") == 1, "said once, at the start, and still there"
 
     told = {
         (sample["name"], tuple(sorted(sample["labels"].items()))): sample["value"]
