@@ -122,6 +122,7 @@ class RunConfig(Section):
     start_s: PositiveFloat = Field(120.0, description="lease of a learner that starts, compiles or joins")
     idle_s: PositiveFloat = Field(300.0, description="with no syncer step for this long the run is given up as failed")
     dashboard: bool = Field(False, description="start Ray's dashboard with a local cluster")
+    metrics: bool = Field(True, description="export Prometheus metrics through Ray: docs/metrics.md")
 
 
 class Recipe(Section):

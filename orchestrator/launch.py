@@ -22,7 +22,7 @@ os.environ.setdefault("RAY_DEDUP_LOGS_SKIP_REGEX", "A worker died or was killed"
 
 import ray
 
-from orchestrator import actor, job
+from orchestrator import actor, job, metrics
 from orchestrator.config import Recipe
 from orchestrator.following import RunLost
 from orchestrator.problems import InputError, Problem
@@ -121,6 +121,8 @@ def follow(
         ray.kill(orchestrator)  # what has not begun would wait for ever
         raise
     ended = orchestrator.result.remote()
+    if recipe.run.metrics:
+        metrics.start(recipe.name, store, recipe.sync.codec, place.namespace)
     if recipe.chaos.active and starter is not None:
         starter(recipe, store, place.namespace)
     try:
@@ -263,7 +265,7 @@ def use_auth_settings() -> None:
 
 
 def logical_cpus(recipe: Recipe) -> int:
-    """CPUs that the recipe's actors ask for, the chaos actor's and the hand's included."""
+    """CPUs that the recipe's actors ask for, those of chaos, the hand and the metrics included."""
     asked = sum(pool.resources.get("CPU", 0.0) * pool.most for pool in recipe.pools)
     return math.ceil(asked + actor.OUTER_CPUS + actor.EVALUATOR_CPUS + actor.ORCHESTRATOR_CPUS + 0.5)
 

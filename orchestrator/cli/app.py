@@ -7,7 +7,7 @@ from typing import Any
 
 import typer
 
-from orchestrator.cli import (
+from orchestrator.cli import attach, check, check_task, doctor, export, init, metrics, plan, report, run, sample, scale, status, submit
     attach,
     check,
     check_task,
@@ -50,6 +50,7 @@ def build(extensions: Sequence[tuple[str, typer.Typer]] = (), starter: Callable[
         attach.attach,
         submit.submit,
         report.report,
+        metrics.metrics,
         check.check,
         doctor.doctor,
     )

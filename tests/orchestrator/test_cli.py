@@ -380,5 +380,6 @@ def test_the_commands_and_their_options_are_these() -> None:
         "export": ["--json", "--out"],
         "sample": ["--from", "--json", "--length", "--prompt", "--seed", "--temperature", "--top-k"],
         "report": ["--json", "--name", "--out"],
+        "metrics": ["--json"],
         "doctor": ["--json"],
     }

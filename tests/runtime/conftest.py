@@ -28,7 +28,7 @@ def recipe(name: str, corpus: str, **sections: Any) -> Recipe:
         "pools": [{"name": "t", "learners": LEARNERS, "batch_size": 2, "slowdown": 20.0}],
         "budget": {"syncer_steps": 60},
         "eval": {"every": 0, "sequences": 8},
-        "run": {"start_s": 60.0},
+        "run": {"start_s": 60.0, "metrics": False},
     }
     for section, table in sections.items():
         tables[section] = tables[section] | table if isinstance(tables.get(section), dict) else table
@@ -60,8 +60,10 @@ def corpus(tmp_path_factory: pytest.TempPathFactory) -> str:
 @pytest.fixture(scope="session")
 def ray_cluster(tmp_path_factory: pytest.TempPathFactory, corpus: str) -> Any:
     store = RunStore(tmp_path_factory.mktemp("cluster"))
-    with local_cluster(recipe("cluster", corpus), store):
-        yield
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setenv("RAY_metrics_report_interval_ms", "1000")  # test_metrics.py waits for it
+        with local_cluster(recipe("cluster", corpus), store):
+            yield
 
 
 @pytest.fixture

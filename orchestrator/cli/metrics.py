@@ -1,0 +1,31 @@
+"""`diloco metrics RUN_DIR`: a run's metrics from its folder alone. Needs no cluster."""
+
+from __future__ import annotations
+
+import json
+from typing import Annotated
+
+import typer
+
+from orchestrator.cli.errors import reported
+from orchestrator.cli.run import RECIPE_FILE
+from orchestrator.problems import InputError, Problem
+from orchestrator.recipes import load
+from orchestrator.store import RunStore
+
+
+def metrics(
+    run_dir: Annotated[str, typer.Argument(help="The run's store, for example runs/demo.")],
+    as_json: Annotated[bool, typer.Option("--json", help="Print JSON on stdout.")] = False,
+) -> None:
+    """Print a run's metrics, as computed from its folder: Prometheus text, under the names without Ray's prefix."""
+    with reported(as_json):
+        store = RunStore(run_dir)
+        if not store.exists:
+            problem = Problem("RUN_DIR", run_dir, "no such folder", "give a run's folder, for example runs/demo")
+            raise InputError([problem])
+        recipe = load(store.path(RECIPE_FILE))
+        from orchestrator.telemetry.exposition import exposition_of
+
+        exposition = exposition_of(store, recipe.name, recipe.sync.codec)
+        typer.echo(json.dumps(exposition.samples()) if as_json else exposition.text(), nl=as_json)

@@ -1,0 +1,174 @@
+"""The books, kept while the run goes on: each step's tokens get their fate as soon as it can no longer change.
+
+orchestrator/books.py computes the same from a whole log, and says what the fates mean; a test holds the two against
+each other. Here a step is remembered only until its fate is known, so that memory does not grow with the run, and
+nothing once said is taken back. Lines must come in the order in which the syncer wrote them down.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterator, Mapping
+from dataclasses import dataclass, field
+from typing import Any, NamedTuple
+
+from orchestrator.checkers.history import OVERWRITING
+from orchestrator.telemetry.tail import Line
+
+COMMITTED = "committed"
+LATE_STEPS = 10_000  # a refusal is about a syncer step at most this old
+Key = tuple[str, int]  # learner, incarnation
+
+
+class Fate(NamedTuple):
+    learner: str
+    fate: str  # committed, or why discarded
+    tokens: int
+
+
+class _Step(NamedTuple):
+    tokens: int
+    at: float
+
+
+@dataclass
+class _Refusal:
+    """It surely covered the steps after `based` that had finished when its syncer step opened."""
+
+    fragment: int
+    reason: str  # stale_base | refused
+    opened_at: float
+    refused_at: float
+    based: int
+
+
+@dataclass
+class _Life:
+    """One incarnation, while some of its steps have no fate yet."""
+
+    pending: dict[int, _Step] = field(default_factory=dict)  # by step, ascending
+    adopted: dict[int, int] = field(default_factory=dict)  # fragment -> newest overwriting adoption was after this step
+    refusals: list[_Refusal] = field(default_factory=list)
+    killed_at: int | None = None  # the newest syncer step opened by then: what was received may merge until it commits
+
+
+class Fates:
+    """Feed it the log; it yields what has become certain."""
+
+    def __init__(self) -> None:
+        self._fragments = 0
+        self._lives: dict[Key, _Life] = {}
+        self._opened: dict[int, float] = {}  # syncer step -> when it opened
+        self._newest_opened = 0
+        self._finished_at: float | None = None
+        self._handlers = {
+            "SyncerStarted": self._on_started,
+            "StepFinished": self._on_step,
+            "Adopted": self._on_adopted,
+            "StepOpened": self._on_opened,
+            "StepPassed": self._on_passed,
+            "Refused": self._on_refused,
+            "Committed": self._on_committed,
+            "LearnerFenced": self._on_ended,
+            "LearnerLost": self._on_ended,
+            "Finished": self._on_finished,
+            "RunFinished": self._on_finished,
+        }
+
+    def take(self, line: Line) -> Iterator[Fate]:
+        handler = self._handlers.get(line.kind)
+        if handler is not None:
+            yield from handler(line, line.fact)
+
+    def close(self) -> Iterator[Fate]:
+        """The run is over and its log is read to the end: whatever has no fate yet gets one."""
+        for key, life in self._lives.items():
+            yield from self._settle(key, life, "run_ended" if life.killed_at is None else "killed")
+
+    # -------------------------------------------------------------- learners
+
+    def _life(self, learner: str, incarnation: int) -> _Life:
+        return self._lives.setdefault((learner, incarnation), _Life())
+
+    def _on_step(self, line: Line, fact: Mapping[str, Any]) -> Iterator[Fate]:
+        self._life(line.writer, line.incarnation).pending[fact["step"]] = _Step(fact["tokens"], line.at)
+        return iter(())
+
+    def _on_adopted(self, line: Line, fact: Mapping[str, Any]) -> Iterator[Fate]:
+        if fact["mode"] not in OVERWRITING:
+            return
+        life, fragment, after = self._life(line.writer, line.incarnation), fact["fragment"], fact["after_step"]
+        life.adopted[fragment] = max(life.adopted.get(fragment, -1), after)
+        for refusal in life.refusals:
+            if refusal.fragment == fragment and line.at < refusal.refused_at:
+                refusal.based = max(refusal.based, after)
+        if self._fragments and len(life.adopted) == self._fragments:
+            yield from self._overwritten((line.writer, line.incarnation), life)
+
+    def _overwritten(self, key: Key, life: _Life) -> Iterator[Fate]:
+        """What every fragment has been overwritten after can be read no more."""
+        wiped = min(life.adopted.values())
+        for step in [step for step in life.pending if step <= wiped]:
+            yield Fate(key[0], _lost(life, step), life.pending.pop(step).tokens)
+        life.refusals = [refusal for refusal in life.refusals if any(s > refusal.based for s in life.pending)]
+
+    def _on_ended(self, line: Line, fact: Mapping[str, Any]) -> Iterator[Fate]:
+        life = self._life(fact["learner"], fact["incarnation"])
+        over = self._finished_at is not None and line.at >= self._finished_at
+        if life.killed_at is None and not over:
+            life.killed_at = self._newest_opened
+        return iter(())
+
+    # -------------------------------------------------------------- the syncer
+
+    def _on_started(self, line: Line, fact: Mapping[str, Any]) -> Iterator[Fate]:
+        self._fragments = len(fact["sizes"])
+        return iter(())
+
+    def _on_opened(self, line: Line, fact: Mapping[str, Any]) -> Iterator[Fate]:
+        self._newest_opened = max(self._newest_opened, fact["syncer_step"])
+        self._opened[fact["syncer_step"]] = line.at
+        return iter(())
+
+    def _on_refused(self, line: Line, fact: Mapping[str, Any]) -> Iterator[Fate]:
+        opened_at = self._opened.get(fact["syncer_step"])
+        said = fact["message"] == "contribution" and fact["reason"] != "doubled" and fact["fragment"] is not None
+        key = (fact["learner"], fact["incarnation"])
+        if said and opened_at is not None and key in self._lives:
+            life, fragment = self._lives[key], fact["fragment"]
+            reason = "stale_base" if fact["reason"] == "stale_base" else "refused"
+            based = life.adopted.get(fragment, -1)
+            life.refusals.append(_Refusal(fragment, reason, opened_at, line.at, based))
+        return iter(())
+
+    def _on_committed(self, line: Line, fact: Mapping[str, Any]) -> Iterator[Fate]:
+        for one in fact["participants"]:
+            life = self._life(one["learner"], one["incarnation"])
+            for step in range(one["base_step"] + 1, one["step"] + 1):
+                if step in life.pending:
+                    yield Fate(one["learner"], COMMITTED, life.pending.pop(step).tokens)
+        yield from self._on_passed(line, fact)
+
+    def _on_passed(self, line: Line, fact: Mapping[str, Any]) -> Iterator[Fate]:
+        """Syncer steps end in order: what the dead had sent for this one or an earlier one has merged or never will."""
+        step = fact["syncer_step"]
+        for key in [key for key, life in self._lives.items() if life.killed_at is not None and life.killed_at <= step]:
+            yield from self._settle(key, self._lives[key], "killed")
+        self._opened.pop(step - LATE_STEPS, None)
+
+    def _on_finished(self, line: Line, fact: Mapping[str, Any]) -> Iterator[Fate]:
+        if self._finished_at is None:
+            self._finished_at = line.at
+        return iter(())
+
+    @staticmethod
+    def _settle(key: Key, life: _Life, otherwise: str) -> Iterator[Fate]:
+        for step in list(life.pending):
+            yield Fate(key[0], otherwise, life.pending.pop(step).tokens)
+
+
+def _lost(life: _Life, step: int) -> str:
+    """Why a step that was overwritten in every fragment was never merged: a refusal that surely covered it, if any."""
+    finished = life.pending[step].at
+    covering = [each for each in life.refusals if each.based < step and finished <= each.opened_at]
+    # Of several the books name that of the last fragment, and there the newest.
+    return sorted(covering, key=lambda each: each.fragment)[-1].reason if covering else "overlap"

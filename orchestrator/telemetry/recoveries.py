@@ -1,0 +1,88 @@
+"""Which deaths learners came back from, and how long it took, while the run goes on.
+
+As the summary's `recovery_s` of a death: from the best known moment of the death (the injected fault that explains
+it, else the last sign of life) to the first commit with a contribution of a later incarnation. Freezes that were
+survived are not counted.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from dataclasses import dataclass
+from typing import NamedTuple
+
+from orchestrator.telemetry.tail import Line
+
+SIGNS = {"PhaseEntered", "StepFinished"}  # said by a learner of itself
+ABOUT = {"LearnerRequested", "LearnerStarted", "LearnerAttached"}  # said of it
+
+
+class Recovery(NamedTuple):
+    learner: str
+    seconds: float
+
+
+@dataclass
+class _Life:
+    last_sign: float = 0.0
+    struck: float | None = None  # by a kill
+    frozen: float | None = None  # since, by a freeze that has not healed
+    frozen_by: int | None = None  # its fault
+    noticed: float | None = None  # when it was held for dead
+
+    @property
+    def died(self) -> float:
+        assert self.noticed is not None
+        if self.struck is not None:
+            return self.struck
+        return min(self.noticed, self.frozen if self.frozen is not None else self.last_sign or self.noticed)
+
+
+class Recoveries:
+    """Feed it the log; it yields each recovery once."""
+
+    def __init__(self) -> None:
+        self._lives: dict[str, dict[int, _Life]] = {}  # learner -> incarnation -> until recovered from
+        self._over = False
+
+    def take(self, line: Line) -> Iterator[Recovery]:
+        fact = line.fact
+        if line.kind in SIGNS:
+            self._life(line.writer, line.incarnation).last_sign = line.at
+        elif line.kind in ABOUT:
+            self._life(fact["learner"], fact["incarnation"]).last_sign = line.at
+        elif line.kind in ("LearnerFenced", "LearnerLost"):
+            life = self._life(fact["learner"], fact["incarnation"])
+            if not self._over and (life.noticed is None or line.kind == "LearnerLost"):
+                life.noticed = line.at  # the orchestrator's word goes before the syncer's
+        elif line.kind == "FaultInjected":
+            self._strike(line)
+        elif line.kind == "FaultHealed":
+            self._heal(line)
+        elif line.kind in ("Finished", "RunFinished"):
+            self._over = True
+        elif line.kind == "Committed":
+            yield from self._committed(line)
+
+    def _life(self, learner: str, incarnation: int) -> _Life:
+        return self._lives.setdefault(learner, {}).setdefault(incarnation, _Life())
+
+    def _strike(self, line: Line) -> None:
+        life = self._life(line.fact["target"], line.fact["incarnation"])
+        if line.fact["fault_kind"] == "kill":
+            life.struck = line.at if life.struck is None else life.struck
+        elif line.fact["fault_kind"] == "freeze":
+            life.frozen, life.frozen_by = line.at, line.fact["fault"]
+
+    def _heal(self, line: Line) -> None:
+        for life in self._lives.get(line.fact["target"], {}).values():
+            if life.frozen_by == line.fact["fault"] and life.noticed is None:
+                life.frozen = life.frozen_by = None
+
+    def _committed(self, line: Line) -> Iterator[Recovery]:
+        for one in line.fact["participants"]:
+            lives = self._lives.get(one["learner"], {})
+            for incarnation in [number for number in lives if number < one["incarnation"]]:
+                life = lives.pop(incarnation)
+                if life.noticed is not None:
+                    yield Recovery(one["learner"], line.at - life.died)

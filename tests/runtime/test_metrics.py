@@ -1,0 +1,204 @@
+"""A run's metrics as Ray's agent exports them, and as a real Prometheus, with our rules, reads them."""
+
+import json
+import re
+import shutil
+import socket
+import subprocess
+import time
+import urllib.parse
+import urllib.request
+from collections import defaultdict
+from pathlib import Path
+
+import pytest
+from prometheus_client.parser import text_string_to_metric_families
+
+from orchestrator.events import read_run
+from orchestrator.telemetry.catalog import CATALOG, PREFIX
+from orchestrator.telemetry.exposition import exposition_of
+
+pytestmark = pytest.mark.runtime
+
+DEPLOY = Path(__file__).resolve().parents[2] / "deploy"
+PROMETHEUS = shutil.which("prometheus")
+DEADLINE_S = 40.0
+RUN = "measured"
+
+
+def until(condition, what):
+    """The first true value of the condition, or a failure that names what did not happen."""
+    deadline = time.monotonic() + DEADLINE_S
+    while time.monotonic() < deadline:
+        if value := condition():
+            return value
+        time.sleep(0.2)
+    pytest.fail(f"{what}: not within {DEADLINE_S:.0f} s")
+
+
+def scraped(folder):
+    """(name, labels) -> value of this run's series, from every node that the run's targets file names."""
+    path = folder / "targets.json"
+    values = defaultdict(float)
+    if not path.exists():
+        return values
+    for target in json.loads(path.read_text())[0]["targets"]:  # as Prometheus finds them
+        with urllib.request.urlopen(f"http://{target}/metrics", timeout=10) as answer:
+            families = list(text_string_to_metric_families(answer.read().decode()))
+        for sample in (sample for family in families for sample in family.samples):
+            if sample.labels.get("run") == RUN:
+                name = sample.name.removeprefix(PREFIX)
+                labels = {label: value for label, value in sample.labels.items() if label in ours(name)}
+                values[name, tuple(sorted(labels.items()))] += sample.value
+    return values
+
+
+def ours(name):
+    family = CATALOG.get(name) or CATALOG[re.sub(r"_(bucket|sum|count)$", "", name)]
+    return {*family.label_names, "le"}
+
+
+class Server:
+    """Prometheus on a free port of its own."""
+
+    def __init__(self, folder, targets):
+        with socket.socket() as probe:
+            probe.bind(("127.0.0.1", 0))
+            self.port = probe.getsockname()[1]
+        text = (DEPLOY / "prometheus" / "prometheus.yml").read_text()
+        text = text.replace("15s", "1s").replace("../../runs/demo/targets.json", str(targets)).replace("10s", "1s")
+        folder.mkdir()
+        (folder / "prometheus.yml").write_text(text)
+        shutil.copy(DEPLOY / "prometheus" / "alerts.yml", folder)
+        self.log = folder / "log"
+        command = [
+            PROMETHEUS,
+            f"--config.file={folder / 'prometheus.yml'}",
+            f"--storage.tsdb.path={folder / 'data'}",
+            f"--web.listen-address=127.0.0.1:{self.port}",
+        ]
+        with self.log.open("w") as log:
+            self.process = subprocess.Popen(command, stdout=log, stderr=log)
+
+    def query(self, expression):
+        """The result of an instant query. Raises HTTPError for an expression that Prometheus refuses."""
+        url = f"http://127.0.0.1:{self.port}/api/v1/query?" + urllib.parse.urlencode({"query": expression})
+        try:
+            with urllib.request.urlopen(url, timeout=10) as answer:
+                return json.load(answer)["data"]["result"]
+        except urllib.error.HTTPError as error:
+            raise AssertionError(f"{expression}: {error.read().decode()}") from error
+        except urllib.error.URLError:
+            assert self.process.poll() is None, self.log.read_text()
+            return []
+
+    def close(self):
+        self.process.terminate()
+        self.process.wait(timeout=20)
+
+
+@pytest.fixture(scope="module")
+def server(tmp_path_factory):
+    """A Prometheus that waits for the run, or None."""
+    folder = tmp_path_factory.mktemp("prometheus")
+    server = Server(folder / "server", folder / RUN / "targets.json") if PROMETHEUS else None
+    yield server, folder
+    if server is not None:
+        server.close()
+
+
+@pytest.fixture(scope="module")
+def measured(ray_cluster, corpus, server):
+    """One run with a kill in it: its summary and its folder."""
+    from chaos.actor import start
+    from orchestrator.actor import Place
+    from orchestrator.launch import follow
+    from orchestrator.store import RunStore
+    from tests.runtime.conftest import recipe
+
+    store = RunStore(server[1] / RUN)
+    store.create()
+    wanted = recipe(
+        RUN,
+        corpus,
+        budget={"syncer_steps": 300},
+        eval={"every": 50},
+        run={"metrics": True},
+        chaos={"faults": [{"kind": "kill", "learner": "learner-t-1", "at_step": 20}]},
+    )
+    summary = follow(wanted, store, Place(f"test-{RUN}", cores=0), start, lambda status: None, detach=False)
+    return summary, store
+
+
+def finished(values):
+    return values[key("diloco_run_state", state="finished")] == 1.0
+
+
+def key(name, **labels):
+    return name, tuple(sorted({"run": RUN, **labels}.items()))
+
+
+def test_what_ray_exports_equals_the_summary_and_the_runs_folder(measured):
+    summary, store = measured
+    values = until(lambda: (found := scraped(store.root)) and finished(found) and found, "the run's end is exported")
+
+    def total(name, **labels):
+        wanted = set(labels.items())
+        return sum(value for (found, of), value in values.items() if found == name and wanted <= set(of))
+
+    assert total("diloco_tokens_processed_total") == summary["tokens"]["processed"]
+    assert total("diloco_tokens_committed_total") == summary["tokens"]["committed"]
+    for reason, tokens in summary["tokens"]["discarded"].items():
+        assert total("diloco_tokens_discarded_total", reason=reason) == tokens, reason
+    assert total("diloco_commits_total") == summary["commits"]
+    assert total("diloco_contribution_bytes_total") == summary["wire_bytes"]["up"]
+    assert total("diloco_version_bytes_total") == summary["wire_bytes"]["down"]
+    for reason, count in summary["refusals"].items():
+        assert total("diloco_refusals_total", reason=reason) == count, reason
+    for learner, share in summary["participation"]["by_learner"].items():
+        assert total("diloco_contributions_total", learner=learner) / summary["commits"] == share
+    [fault] = summary["faults"]
+    assert total("diloco_recovery_seconds_total") == pytest.approx(fault["recovery_s"])
+    assert total("diloco_outer_downtime_seconds") == pytest.approx(summary["outer_downtime_s"])
+    assert total("diloco_faults_injected_total", kind="kill") == 1
+    assert total("diloco_restarts_total", learner="learner-t-1", cause="died") == 1
+    assert total("diloco_eval_loss") == summary["eval_loss"]
+    assert total("diloco_facts_total") == len(read_run(store.root))
+    assert total("diloco_exporter_errors_total") == 0
+    assert total("diloco_build_info") == 1, "said once, at the start, and still there"
+
+    told = {
+        (sample["name"], tuple(sorted(sample["labels"].items()))): sample["value"]
+        for sample in exposition_of(store, RUN, "fp32").samples()
+    }
+    counters = {name for name, metric in CATALOG.items() if metric.kind == "counter"}
+    exported = {found: value for found, value in values.items() if found[0] in counters}
+    expected = {found: value for found, value in told.items() if found[0] in counters and value}
+    assert exported == pytest.approx(expected, rel=1e-9), "seconds are added up in another order"
+
+
+@pytest.mark.skipif(PROMETHEUS is None, reason="there is no prometheus on this machine's PATH (Debian: prometheus)")
+def test_a_real_prometheus_finds_the_run_and_answers_every_panel_and_alert(measured, server):
+    summary, _ = measured
+    prometheus, _ = server
+    committed = 'sum by (run) (max by (run, learner) (ray_diloco_tokens_committed_total{run="measured"}))'
+    wanted = str(summary["tokens"]["committed"])
+    until(lambda: [row for row in prometheus.query(committed) if row["value"][1] == wanted], "the final count")
+    assert prometheus.query(f'max_over_time(diloco:running{{run="{RUN}"}}[5m])'), "it was seen running"
+    found = {expression: bool(prometheus.query(expression)) for expression in expressions()}
+    assert found, "each of them was accepted"
+    told = [expression for expression, answered in found.items() if answered]
+    assert any("commits_total" in expression for expression in told)
+    assert any("histogram_quantile" in expression for expression in told)
+    rules = json.load(urllib.request.urlopen(f"http://127.0.0.1:{prometheus.port}/api/v1/rules", timeout=10))
+    for group in rules["data"]["groups"]:
+        for rule in group["rules"]:
+            assert rule["health"] == "ok", rule.get("lastError")
+
+
+def expressions():
+    """Of every panel of the dashboard, as Grafana would ask for this run."""
+    dashboard = json.loads((DEPLOY / "grafana" / "decoupled-diloco.json").read_text())
+    for panel in dashboard["panels"]:
+        for target in panel.get("targets", []):
+            yield target["expr"].replace("$run", RUN).replace("$__rate_interval", "1m").replace("$__range", "5m")
