@@ -37,7 +37,7 @@ from orchestrator.events import (
     read_run,
 )
 from orchestrator.overview import About, Placed, model
-from orchestrator.placement import hand, hand_name, inside, remove_placement_group, reserve
+from orchestrator.placement import control, hand, hand_name, inside, remove_placement_group, reserve, why_not
 from orchestrator.store import RunStore
 from orchestrator.summary import summarise
 from outer.actor import OuterActor, OuterSpec
@@ -173,7 +173,8 @@ class OrchestratorActor:
         )
         initial = InitialState(recipe.task, recipe.model, recipe.data, recipe.seed, recipe.sync)
         recorder = SegmentRecorder(self._store.path("events/syncer.jsonl"))
-        self._outer = ray.remote(OuterActor).options(**self._named("outer", OUTER_CPUS)).remote(spec, initial, recorder)
+        options = self._named("outer", OUTER_CPUS) | control(recipe.run.control, anywhere=self._place.local)
+        self._outer = ray.remote(OuterActor).options(**options).remote(spec, initial, recorder)
         for name, pool in recipe.learners.items():
             self._groups[name] = reserve(name, pool, anywhere=self._place.local)
         self._advance()  # learners come up beside the syncer
@@ -249,7 +250,8 @@ class OrchestratorActor:
         except ray.exceptions.RayError as error:
             await self._lost(name, unit, "lease_expired" if unit.ended else "died", unit.ended or _gist(error))
         except TimeoutError:
-            await self._lost(name, unit, "failed", f"not placed and started within {recipe.run.start_s} s")
+            why = why_not(self._groups[name], pool, anywhere=self._place.local)
+            await self._lost(name, unit, "failed", f"not placed and started within {recipe.run.start_s:g} s{why}")
 
     async def _lost(self, name: str, unit: _Running, cause: str, detail: str) -> None:
         wait_s = self._controller.lost(time.monotonic(), name, unit.incarnation)
@@ -349,6 +351,7 @@ class OrchestratorActor:
         try:
             if self._evaluator is None:
                 options = self._named(f"evaluator.{self._store.grant('incarnation', 'evaluator')}", EVALUATOR_CPUS)
+                options |= control(self._recipe.run.control, anywhere=self._place.local)
                 spec = replace(self._spec("evaluator", 0, self._recipe.pools[0], 0), core=None, accelerated=False)
                 evaluator = ray.remote(EvaluatorActor).options(**options)
                 self._evaluator = evaluator.remote(spec, self._outer, self._recipe.eval.sequences)

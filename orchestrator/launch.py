@@ -24,6 +24,7 @@ import ray
 
 from orchestrator import actor
 from orchestrator.config import Recipe
+from orchestrator.placement import admit, control
 from orchestrator.problems import InputError, Problem
 from orchestrator.store import RunStore
 
@@ -92,13 +93,15 @@ def follow(
 
     Interrupted: with `detach` the run goes on without this process, else it is stopped and waited for.
     """
+    if not place.local:
+        admit(recipe.run.control)
     options: dict[str, Any] = {
         "name": "orchestrator",
         "namespace": place.namespace,
         "lifetime": "detached",
         "num_cpus": actor.ORCHESTRATOR_CPUS,
         "max_restarts": 0,
-    }
+    } | control(recipe.run.control, anywhere=place.local)
     try:
         orchestrator = ray.remote(actor.OrchestratorActor).options(**options).remote(recipe, str(store.root), place)
     except ValueError as error:  # Ray's word for a name that is taken

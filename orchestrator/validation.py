@@ -18,6 +18,7 @@ from pydantic import BaseModel, ValidationError
 
 from orchestrator.config import Recipe
 from orchestrator.problems import InputError, Problem, explain, nearest
+from orchestrator.shape import refusals
 
 if TYPE_CHECKING:
     from learners.task import Task
@@ -123,6 +124,12 @@ def _pool_names(recipe: Recipe) -> Iterator[Problem]:
                 "is another pool's name too",
                 "give each pool a name of its own",
             )
+
+
+@_reads("pools")
+def _hardware(recipe: Recipe) -> Iterator[Problem]:
+    for index, pool in enumerate(recipe.pools):
+        yield from refusals(pool, f"pools.{index}")
 
 
 @_reads("chaos.faults", "pools")
