@@ -184,7 +184,7 @@ def _of_start(life: Life, end: float) -> Iterator[Stroke]:
     if life.requested is not None:
         yield Stroke(life.requested, born, "provision_wait")
     phases = [(born, "starting"), *life.phases] if born < stop else life.phases
-    for (at, phase), until in zip(phases, [*(at for at, _ in phases[1:]), stop], strict=True):
+    for (at, phase), until in zip(phases, [*(at for at, _ in phases), stop][1:], strict=True):
         if phase in _OF_PHASE:
             yield Stroke(at, until, _OF_PHASE[phase])
 
