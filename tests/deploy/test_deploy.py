@@ -392,6 +392,7 @@ def test_certificates_verify_name_their_nodes_and_keep_their_keys_private(tmp_pa
         assert f"{expected}, IP Address:127.0.0.1, DNS:localhost" in said
         assert "TLS Web Server Authentication, TLS Web Client Authentication" in said
         assert stat.S_IMODE((folder / node / "node.key").stat().st_mode) == 0o600
+        assert stat.S_IMODE((folder / node).stat().st_mode) == 0o700
     assert stat.S_IMODE((folder / "ca.key").stat().st_mode) == 0o600
     refused = subprocess.run([script, folder, "a b"], capture_output=True, text=True)
     assert refused.returncode == 2
