@@ -39,7 +39,16 @@ from orchestrator.events import (
     read_run,
 )
 from orchestrator.overview import About, Placed, model
-from orchestrator.placement import draining_nodes, hand, hand_name, inside, remove_placement_group, reserve
+from orchestrator.placement import (
+    control,
+    draining_nodes,
+    hand,
+    hand_name,
+    inside,
+    remove_placement_group,
+    reserve,
+    why_not,
+)
 from orchestrator.report.write import attempt
 from orchestrator.scaling import SCALE, requested
 from orchestrator.store import RunStore
@@ -186,7 +195,8 @@ class OrchestratorActor:
         )
         initial = InitialState(recipe.task, recipe.model, recipe.data, recipe.seed, recipe.sync, recipe.warm_start)
         recorder = SegmentRecorder(self._store.path("events/syncer.jsonl"))
-        self._outer = ray.remote(OuterActor).options(**self._named("outer", OUTER_CPUS)).remote(spec, initial, recorder)
+        options = self._named("outer", OUTER_CPUS) | control(recipe.run.control, anywhere=self._place.local)
+        self._outer = ray.remote(OuterActor).options(**options).remote(spec, initial, recorder)
         self._advance()  # learners come up beside the syncer
         self._outer_info = await _within(OUTER_START_S, self._outer.start.remote())
 
@@ -288,7 +298,8 @@ class OrchestratorActor:
             if unit.ended == DRAINED:
                 self._left(name, unit)
                 return
-            await self._lost(name, unit, "failed", f"not placed and started within {recipe.run.start_s} s")
+            why = why_not(self._groups[name], pool, anywhere=self._place.local)
+            await self._lost(name, unit, "failed", f"not placed and started within {recipe.run.start_s:g} s{why}")
 
     async def _lost(self, name: str, unit: _Running, cause: str, detail: str) -> None:
         wait_s = self._controller.lost(time.monotonic(), name, unit.incarnation)
@@ -445,6 +456,7 @@ class OrchestratorActor:
         try:
             if self._evaluator is None:
                 options = self._named(f"evaluator.{self._store.grant('incarnation', 'evaluator')}", EVALUATOR_CPUS)
+                options |= control(self._recipe.run.control, anywhere=self._place.local)
                 spec = replace(self._spec("evaluator", 0, self._recipe.pools[0], 0), core=None, accelerated=False)
                 evaluator = ray.remote(EvaluatorActor).options(**options)
                 self._evaluator = evaluator.remote(spec, self._outer, self._recipe.eval.sequences)

@@ -13,6 +13,7 @@ from learners.config import DataConfig, InnerConfig, WarmStart
 from outer.config import OuterConfig, Section, SyncConfig
 
 NAME = r"[a-z0-9]([a-z0-9-]{0,38}[a-z0-9])?"
+LABEL = r"^[A-Za-z0-9]([A-Za-z0-9_.-]{0,61}[A-Za-z0-9])?$"  # value of a node label, to Ray and to Kubernetes
 
 
 class PoolConfig(Section):
@@ -22,8 +23,13 @@ class PoolConfig(Section):
     learners: PositiveInt = Field(1, description="learner units wanted from this pool at the start")
     min: NonNegativeInt = Field(0, description="`diloco scale` keeps at least so many")
     max: PositiveInt | None = Field(None, description="and at most so many; a local Ray has room for twice `learners`")
-    region: str | None = Field(None, description="only nodes with the label region = this")
-    accelerator: str | None = Field(None, description="Ray's accelerator_type, e.g. H100 or TPU-V6E")
+    region: str | None = Field(None, pattern=LABEL, description="only nodes with the label region = this")
+    accelerator: str | None = Field(
+        None, pattern=LABEL, description="only nodes with the label ray.io/accelerator-type = this, e.g. H100, TPU-V6E"
+    )
+    topology: str | None = Field(
+        None, description="of a TPU slice on one host, e.g. 2x4: a learner unit takes all of it"
+    )
     resources: dict[str, PositiveFloat] = Field(
         default_factory=lambda: {"CPU": 1.0}, description="of one learner unit: CPU, GPU, TPU or a resource of your own"
     )
@@ -123,6 +129,10 @@ class RunConfig(Section):
     idle_s: PositiveFloat = Field(300.0, description="with no syncer step for this long the run is given up as failed")
     dashboard: bool = Field(False, description="start Ray's dashboard with a local cluster")
     metrics: bool = Field(True, description="export Prometheus metrics through Ray: docs/metrics.md")
+    control: dict[str, Annotated[str, Field(pattern=LABEL)]] = Field(
+        default_factory=dict,
+        description="labels of the nodes that the syncer, the orchestrator and the evaluator may run on, on a cluster",
+    )
 
 
 class Recipe(Section):

@@ -25,6 +25,7 @@ import ray
 from orchestrator import actor, job, metrics
 from orchestrator.config import Recipe
 from orchestrator.following import RunLost
+from orchestrator.placement import admit, control
 from orchestrator.problems import InputError, Problem
 from orchestrator.store import RunStore
 
@@ -101,6 +102,8 @@ def follow(
     SIGTERM, or interrupted without `detach`: the run is stopped and waited for. Interrupted with `detach`: it goes
     on without this process; except inside a Ray job, where only `ray job stop` interrupts.
     """
+    if not place.local:
+        admit(recipe.run.control)
     if threading.current_thread() is threading.main_thread():
         signal.signal(signal.SIGTERM, _terminate)  # after Ray's own: asked to end, end cleanly
     options: dict[str, Any] = {
@@ -109,7 +112,7 @@ def follow(
         "lifetime": "detached",
         "num_cpus": actor.ORCHESTRATOR_CPUS,
         "max_restarts": 0,
-    }
+    } | control(recipe.run.control, anywhere=place.local)
     try:
         orchestrator = ray.remote(actor.OrchestratorActor).options(**options).remote(recipe, str(store.root), place)
     except ValueError as error:  # Ray's word for a name that is taken

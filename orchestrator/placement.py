@@ -1,4 +1,7 @@
-"""Where actors run: placement groups from pools, and a hand on every node that can signal processes there."""
+"""Where actors run: placement groups from pools, and a hand on every node that can signal processes there.
+
+What a pool asks for is decided in shape.py; this module says it to Ray.
+"""
 
 from __future__ import annotations
 
@@ -6,16 +9,24 @@ import os
 import signal
 import subprocess
 import time
+from collections.abc import Mapping
 from typing import Any
 
 import psutil
 import ray
-from ray.util.placement_group import PlacementGroup, placement_group, remove_placement_group
+from ray.util.placement_group import (
+    PlacementGroup,
+    placement_group,
+    placement_group_table,
+    remove_placement_group,
+)
 from ray.util.scheduling_strategies import NodeAffinitySchedulingStrategy, PlacementGroupSchedulingStrategy
 
 from orchestrator.config import PoolConfig
+from orchestrator.problems import InputError, Problem
+from orchestrator.shape import Node, hindrance, memory_settings, misses, shape
 
-__all__ = ["Hand", "hand", "hand_name", "inside", "remove_placement_group", "reserve"]
+__all__ = ["Hand", "admit", "control", "hand", "hand_name", "inside", "remove_placement_group", "reserve", "why_not"]
 
 NO_DEADLINE_MS = 2**62  # Ray's own is 2**63 - 1
 HAND_CPUS = 0.01  # never zero: an actor without resources hangs while any node is partitioned
@@ -24,29 +35,55 @@ HAND_CPUS = 0.01  # never zero: an actor without resources hangs while any node 
 def reserve(learner: str, pool: PoolConfig, anywhere: bool) -> PlacementGroup:
     """A placement group for one learner unit, under its name; it stays over restarts.
 
-    `anywhere`: whatever the pool's region, as on a cluster of one local node.
+    `anywhere`: whatever the pool's labels, as on a cluster of one local node.
     """
-    bundle = dict(pool.resources)
-    if pool.accelerator:
-        bundle[f"accelerator_type:{pool.accelerator}"] = 0.001
-    labels = [{"region": pool.region}] if pool.region and not anywhere else None
+    claim = shape(pool, anywhere)
     return placement_group(
-        [bundle], strategy="STRICT_PACK", name=learner, lifetime="detached", bundle_label_selector=labels
+        [dict(claim.resources)],
+        strategy="STRICT_PACK",
+        name=learner,
+        lifetime="detached",
+        bundle_label_selector=[dict(claim.labels)] if claim.labels else None,
     )
 
 
-def inside(group: PlacementGroup, pool: PoolConfig) -> dict[str, Any]:
-    """Actor options that use the whole of a learner's placement group."""
+def inside(group: PlacementGroup, pool: PoolConfig, environ: Mapping[str, str] = os.environ) -> dict[str, Any]:
+    """Actor options that use the whole of a learner's placement group. `environ`: what the user has set."""
     resources = dict(pool.resources)
     strategy = PlacementGroupSchedulingStrategy(
         placement_group=group, placement_group_bundle_index=0, placement_group_capture_child_tasks=True
     )
-    return {
+    options = {
         "num_cpus": resources.pop("CPU", 0.0),
         "num_gpus": resources.pop("GPU", 0.0),
         "resources": resources,
         "scheduling_strategy": strategy,
     }
+    settings = memory_settings(pool, environ)
+    return options | ({"runtime_env": {"env_vars": settings}} if settings else {})
+
+
+def why_not(group: PlacementGroup, pool: PoolConfig, anywhere: bool) -> str:
+    """Why a placement group is not there yet, to go behind a message; empty when it is."""
+    if placement_group_table(group).get("state") == "CREATED":
+        return ""
+    return f": {hindrance(shape(pool, anywhere), _living())}"
+
+
+def control(labels: Mapping[str, str], anywhere: bool) -> dict[str, Any]:
+    """Actor options that keep an actor on nodes with these labels."""
+    return {"label_selector": dict(labels)} if labels and not anywhere else {}
+
+
+def admit(labels: Mapping[str, str]) -> None:
+    """Raise InputError if no living node has these labels: what is to run there would wait for ever."""
+    if why := misses(labels, _living()):
+        fix = "start such a node (ray start --labels), or correct run.control"
+        raise InputError([Problem("run.control", dict(labels), f"the syncer has no place: {why}", fix)])
+
+
+def _living() -> list[Node]:
+    return [Node(node["Labels"], node["Resources"]) for node in ray.nodes() if node["Alive"]]
 
 
 def draining_nodes() -> dict[str, float | None]:

@@ -94,6 +94,7 @@ def _elsewhere(root: type[BaseModel], key: str) -> list[str]:
 _PATTERNS = {
     "^[a-z0-9]": "1 to 40 lower-case letters, digits and hyphens, a letter or digit first and last",
     r"^[\w.]+:": "an import path `package.module:factory`",
+    "^[A-Za-z0-9]": "1 to 63 letters, digits, `-`, `_` and `.`, a letter or digit first and last",
 }
 _WORDS = {int: "a whole number", float: "a number", str: "text", bool: "true or false", dict: "a table"}
 _BOUNDS = (("ge", "at least"), ("gt", "above"), ("le", "at most"), ("lt", "below"))

@@ -19,6 +19,7 @@ from pydantic import BaseModel, ValidationError
 
 from orchestrator.config import Recipe
 from orchestrator.problems import InputError, Problem, explain, nearest
+from orchestrator.shape import refusals
 
 if TYPE_CHECKING:
     from learners.task import Task
@@ -152,6 +153,11 @@ def _devices(recipe: Recipe) -> Iterator[Problem]:
                 f"cannot be split over {ways} devices",
                 f"give a multiple of {ways}, or fewer devices",
             )
+
+
+def _hardware(recipe: Recipe) -> Iterator[Problem]:
+    for index, pool in enumerate(recipe.pools):
+        yield from refusals(pool, f"pools.{index}")
 
 
 @_reads("chaos.faults", "pools")

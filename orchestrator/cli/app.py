@@ -7,13 +7,14 @@ from typing import Any
 
 import typer
 
-from orchestrator.cli import attach, check, check_task, doctor, export, init, metrics, plan, report, run, sample, scale, status, submit
+from orchestrator.cli import (
     attach,
     check,
     check_task,
     doctor,
     export,
     init,
+    metrics,
     plan,
     report,
     run,

@@ -22,6 +22,7 @@ import psutil
 import typer
 
 import orchestrator
+from orchestrator.cli.accelerators import accelerators
 from orchestrator.cli.errors import INPUT, reported
 from orchestrator.problems import Problem
 
@@ -79,6 +80,7 @@ def findings(folder: Path) -> Iterator[Finding]:
     yield _ports()
     yield _memory()
     yield _cores()
+    yield _accelerators()
     yield _shared_memory()
     yield _packages(folder)
 
@@ -203,6 +205,18 @@ def _cores() -> Finding:
     if cores < 2:
         return Finding("cores", "warning", f"{cores}", "learner units will take turns: expect long steps")
     return Finding("cores", "ok", f"{cores}")
+
+
+def _accelerators() -> Finding:
+    found = accelerators()
+    if not found:
+        return Finding("accelerators", "ok", "none: learners use CPUs")
+    words = ", ".join(f"{one.count} {one.kind}{'s' * (one.count > 1)}" for one in found)
+    if lacking := [one for one in found if not one.usable]:
+        extras = ",".join(one.extra for one in lacking)
+        fix = f"pip install 'decoupled-diloco[{extras}]'"
+        return Finding("accelerators", "warning", f"{words}, but JAX has no plugin for them: it would use CPUs", fix)
+    return Finding("accelerators", "ok", words)
 
 
 def _shared_memory() -> Finding:

@@ -12,6 +12,7 @@ import pytest
 from typer.testing import CliRunner
 
 from orchestrator.cli import doctor
+from orchestrator.cli.accelerators import accelerators
 from orchestrator.cli.app import build
 
 ROOT = Path(__file__).parents[2]
@@ -33,7 +34,7 @@ def test_doctor_reports_every_matter() -> None:
     result = invoke("doctor", "--json")
     report = json.loads(result.stdout)
     assert (result.exit_code, report["ok"]) == (0, True)
-    assert {"python", "ray", "jax", "authentication", "ports", "memory", "cores", "shared memory", "packages"} <= {
+    assert {"python", "ray", "jax", "authentication", "ports", "memory", "cores", "accelerators", "packages"} <= {
         finding["name"] for finding in report["findings"]
     }
 
@@ -77,3 +78,20 @@ def test_doctor_judges_authentication(
         token.chmod(bits)
     report = json.loads(invoke("doctor", "--json").stdout)
     assert [finding["status"] for finding in report["findings"] if finding["name"] == "authentication"] == [status]
+
+
+def test_doctor_finds_accelerators_and_what_jax_lacks_for_them(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    (tmp_path / "dev" / "vfio").mkdir(parents=True)
+    assert accelerators(tmp_path, ["jax"]) == []
+    for name in ("nvidia0", "nvidia1", "nvidiactl", "nvidia-uvm", "vfio/7", "vfio/8", "vfio/vfio"):
+        (tmp_path / "dev" / name).touch()
+    for group, vendor in (("7", "0x1ae0"), ("8", "0x15b3")):  # a TPU, and a network card
+        device = tmp_path / "sys/kernel/iommu_groups" / group / "devices" / "0000:00:05.0"
+        device.mkdir(parents=True)
+        (device / "vendor").write_text(vendor + "\n")
+    found = accelerators(tmp_path, ["jax", "jax-cuda13-plugin"])
+    assert [(one.kind, one.count, one.usable) for one in found] == [("NVIDIA GPU", 2, True), ("TPU chip", 1, False)]
+    monkeypatch.setattr(doctor, "accelerators", lambda: found)
+    (finding,) = [entry for entry in doctor.findings(tmp_path) if entry.name == "accelerators"]
+    assert (finding.status, finding.fix) == ("warning", "pip install 'decoupled-diloco[tpu]'")
+    assert "2 NVIDIA GPUs, 1 TPU chip" in finding.found

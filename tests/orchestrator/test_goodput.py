@@ -55,6 +55,23 @@ def test_a_freeze_takes_precedence_over_the_step_it_hit() -> None:
     assert accounts.seconds["a"]["productive"] == pytest.approx(28.0, **CLOSE)
 
 
+def test_an_incarnation_that_never_found_a_place_waited_for_one_to_the_end() -> None:
+    gone = without(
+        history(),
+        lambda event: (
+            (event.writer, event.incarnation) == ("c", 2)
+            or (
+                (getattr(event.fact, "learner", ""), getattr(event.fact, "incarnation", 0)) == ("c", 2)
+                and not isinstance(event.fact, LearnerRequested)
+            )
+        ),
+    )
+    accounts = account(gone)
+    assert accounts is not None
+    requested = next(event.at for event in gone if is_a(LearnerRequested, learner="c", incarnation=2)(event))
+    assert accounts.seconds["c"]["provision_wait"] == pytest.approx(accounts.stop - requested, **CLOSE)
+
+
 def test_the_formulas_by_hand() -> None:
     accounts = account(history())
     assert accounts is not None

@@ -1,0 +1,400 @@
+"""The files of deploy/ are sound: they parse, agree with each other, with the recipes and with our own command line.
+
+What a cluster says to them is not shown here; deploy/README.md tells what was run.
+"""
+
+from __future__ import annotations
+
+import copy
+import json
+import re
+import shlex
+import shutil
+import stat
+import subprocess
+from collections.abc import Iterator
+from configparser import ConfigParser
+from pathlib import Path
+from typing import Any
+
+import pytest
+import typer
+import yaml
+
+from orchestrator.cli.app import build
+from orchestrator.recipes import load
+from orchestrator.shape import Node, hindrance, misses, shape
+from orchestrator.slices import GENERATIONS
+from orchestrator.validation import problems, resolve
+
+DEPLOY = Path(__file__).parents[2] / "deploy"
+FILES = sorted(path for path in DEPLOY.rglob("*") if path.is_file())
+MANIFESTS = sorted((DEPLOY / "kuberay").glob("*.yaml"))
+UNITS = sorted((DEPLOY / "clusters").glob("*.service"))
+SCRIPTS = [path for path in FILES if path.suffix == ".sh"]
+LAUNCHER = DEPLOY / "clusters" / "gcp-us-east.yaml"
+# A cluster and the recipe that it is for.
+PAIRS = [
+    ("cluster-gpu.yaml", "job-gpu.yaml", "two-regions-gpu.toml"),
+    ("cluster-tpu.yaml", "job-tpu.yaml", "tpu-two-generations.toml"),
+]
+
+
+def documents(path: Path) -> list[dict[str, Any]]:
+    return [document for document in yaml.safe_load_all(path.read_text()) if document]
+
+
+def ray_start(command: str) -> dict[str, Any]:
+    """The options of a `ray start` command line, as Ray's own parser reads them."""
+    from ray.scripts.scripts import start
+
+    words = shlex.split(command)
+    at = next(i for i, word in enumerate(words) if word == "start" and words[i - 1].endswith("ray"))
+    return dict(start.make_context("start", words[at + 1 :]).params)
+
+
+# ------------------------------------------------------------------ every file
+
+
+def test_yaml_and_json_files_parse() -> None:
+    parsed = [path for path in FILES if path.suffix in (".yaml", ".yml")]
+    assert all(documents(path) for path in parsed) and parsed
+    for path in FILES:
+        if path.suffix == ".json":
+            json.loads(path.read_text())
+
+
+def test_no_file_holds_a_secret() -> None:
+    secret = re.compile(r"PRIVATE KEY|AKIA[0-9A-Z]{16}|\b[0-9a-f]{32,}\b|auth_token\s*[:=]\s*[\"']?[0-9a-f]{8}")
+    assert [str(path) for path in FILES if secret.search(path.read_text())] == []
+    assert not [path for path in FILES if path.suffix in (".key", ".crt", ".pem") or path.name == "token"]
+
+
+@pytest.mark.parametrize("script", SCRIPTS, ids=lambda path: path.name)
+def test_scripts_are_executable_and_well_formed(script: Path) -> None:
+    assert script.stat().st_mode & stat.S_IXUSR
+    assert "set -euo pipefail" in script.read_text()
+    subprocess.run(["bash", "-n", script], check=True)
+    if shutil.which("shellcheck"):
+        subprocess.run(["shellcheck", script], check=True)
+
+
+def test_the_runbook_names_files_that_exist() -> None:
+    text = (DEPLOY / "README.md").read_text()
+    named = set(re.findall(r"`((?:recipes|kuberay|clusters|tls)/[\w./-]+)`", text)) | set(
+        re.findall(r"deploy/([\w/-]+\.[\w.]*\w)", text)
+    )
+    assert len(named) > 10
+    assert [name for name in named if not (DEPLOY / name).exists()] == []
+
+
+# ------------------------------------------------------------------ recipes
+
+
+@pytest.mark.parametrize("name", ["two-regions-gpu.toml", "tpu-two-generations.toml", "shared-gpu.toml"])
+def test_recipes_for_accelerators_are_valid_and_resolve(name: str) -> None:
+    recipe = load(DEPLOY / "recipes" / name)
+    assert problems(recipe) == []
+    assert resolve(recipe).sync.fragments
+
+
+def test_the_large_recipes_train_a_model_of_more_than_100_million_parameters_in_two_regions() -> None:
+    for _, _, name in PAIRS:
+        recipe = load(DEPLOY / "recipes" / name)
+        layers, width = recipe.model["layers"], recipe.model["width"]
+        assert 12 * layers * width**2 > 100e6
+        assert len({pool.region for pool in recipe.pools}) == 2
+        assert len({pool.accelerator for pool in recipe.pools}) == 2
+        smallest = min(pool.learners for pool in recipe.pools)
+        assert recipe.quorum <= len(recipe.learners) - smallest, "a region may be away"
+
+
+# ------------------------------------------------------------------ KubeRay
+
+# Of the ray.io/v1 resources of KubeRay 1.5: the fields that we may use, and those that must be there.
+CLUSTER = {"rayVersion", "authOptions", "headGroupSpec", "workerGroupSpecs", "enableInTreeAutoscaling"}
+JOB = {"clusterSelector", "submissionMode", "entrypoint", "backoffLimit", "submitterConfig"}
+HEAD = {"rayStartParams", "template", "labels", "resources"}
+GROUP = HEAD | {"groupName", "replicas", "minReplicas", "maxReplicas", "numOfHosts"}
+GROUP_REQUIRED = {"groupName", "replicas", "minReplicas", "maxReplicas", "template"}
+POD = {
+    "containers",
+    "volumes",
+    "nodeSelector",
+    "tolerations",
+    "securityContext",
+    "terminationGracePeriodSeconds",
+}
+
+
+def pods(document: dict[str, Any]) -> Iterator[dict[str, Any]]:
+    """The pod specifications in a manifest."""
+    spec = document.get("spec", {})
+    if document["kind"] == "RayCluster":
+        yield spec["headGroupSpec"]["template"]["spec"]
+        yield from (group["template"]["spec"] for group in spec["workerGroupSpecs"])
+    elif document["kind"] == "Deployment":
+        yield spec["template"]["spec"]
+
+
+def cluster(name: str) -> dict[str, Any]:
+    (document,) = documents(DEPLOY / "kuberay" / name)
+    return document
+
+
+@pytest.mark.parametrize("manifest", MANIFESTS, ids=lambda path: path.name)
+def test_manifests_have_the_structure_of_their_kind(manifest: Path) -> None:
+    for document in documents(manifest):
+        assert {"apiVersion", "kind", "metadata"} <= set(document)
+        assert re.fullmatch(r"[a-z0-9]([a-z0-9-]{0,61}[a-z0-9])?", document["metadata"]["name"])
+        if document["kind"] in ("RayCluster", "RayJob"):
+            assert document["apiVersion"] == "ray.io/v1"
+        if document["kind"] == "RayJob":
+            assert set(document["spec"]) <= JOB
+        if document["kind"] == "RayCluster":
+            assert set(document["spec"]) <= CLUSTER
+            assert set(document["spec"]["headGroupSpec"]) <= HEAD
+            for group in document["spec"]["workerGroupSpecs"]:
+                assert GROUP_REQUIRED <= set(group) <= GROUP
+                assert group["minReplicas"] <= group["replicas"] <= group["maxReplicas"]
+
+
+@pytest.mark.parametrize("manifest", MANIFESTS, ids=lambda path: path.name)
+def test_pods_have_pinned_images_and_equal_limits_and_their_volumes(manifest: Path) -> None:
+    for document in documents(manifest):
+        for pod in pods(document):
+            assert set(pod) <= POD
+            (container,) = pod["containers"]
+            assert re.search(r":\d+\.\d+\.\d+", container["image"]), container["image"]
+            assert container["resources"]["limits"] == container["resources"]["requests"]
+            mounted = {mount["name"] for mount in container.get("volumeMounts", ())}
+            assert mounted == {volume["name"] for volume in pod.get("volumes", ())}
+
+
+@pytest.mark.parametrize("manifest", MANIFESTS, ids=lambda path: path.name)
+def test_every_cluster_and_every_node_that_joins_one_asks_for_a_token(manifest: Path) -> None:
+    for document in documents(manifest):
+        if document["kind"] == "RayCluster":
+            assert document["spec"]["authOptions"] == {"mode": "token"}
+        if document["kind"] == "Deployment":
+            (container,) = next(pods(document))["containers"]
+            settings = {entry["name"]: entry for entry in container["env"]}
+            assert settings["RAY_AUTH_MODE"]["value"] == "token"
+            assert settings["RAY_AUTH_TOKEN"]["valueFrom"]["secretKeyRef"]["key"] == "auth_token"
+
+
+@pytest.mark.parametrize(("manifest", "job", "name"), PAIRS)
+def test_every_learner_of_the_recipe_finds_a_place_in_its_cluster(manifest: str, job: str, name: str) -> None:
+    recipe = load(DEPLOY / "recipes" / name)
+    nodes = [node for group in cluster(manifest)["spec"]["workerGroupSpecs"] for node in nodes_of(group)]
+    free = [dict(node.resources) for node in nodes]
+    for learner, pool in recipe.learners.items():
+        claim = shape(pool)
+        for node, left in zip(nodes, free, strict=True):
+            fits = all(left.get(kind, 0.0) >= amount for kind, amount in claim.resources.items())
+            if fits and not misses(claim.labels, [node]):
+                for kind, amount in claim.resources.items():
+                    left[kind] -= amount
+                break
+        else:
+            pytest.fail(f"{learner}: {hindrance(claim, nodes)}")
+        assert left["CPU"] >= 0.05, "the hand and other small actors need some of every node"
+    assert misses(recipe.run.control, nodes) == ""
+
+
+def nodes_of(group: dict[str, Any]) -> list[Node]:
+    """A worker group as the Ray nodes that it becomes."""
+    kinds = {"cpu": "CPU", "nvidia.com/gpu": "GPU", "google.com/tpu": "TPU"}
+    limits = group["template"]["spec"]["containers"][0]["resources"]["limits"]
+    offered = {kinds[kind]: float(amount) for kind, amount in limits.items() if kind in kinds}
+    return [Node(group["labels"], offered)] * group["replicas"]
+
+
+@pytest.mark.parametrize("manifest", ["cluster-gpu.yaml", "cluster-tpu.yaml"])
+def test_what_matters_is_kept_off_preemptible_nodes_and_sees_the_runs(manifest: str) -> None:
+    spec = cluster(manifest)["spec"]
+    (control,) = [group for group in spec["workerGroupSpecs"] if group["labels"].get("role") == "control"]
+    for pod in (spec["headGroupSpec"]["template"]["spec"], control["template"]["spec"]):
+        assert "cloud.google.com/gke-spot" not in pod["nodeSelector"]
+        claims = [volume["persistentVolumeClaim"]["claimName"] for volume in pod["volumes"]]
+        (storage,) = documents(DEPLOY / "kuberay" / "storage.yaml")
+        assert claims == [storage["metadata"]["name"]]
+        assert storage["spec"]["accessModes"] == ["ReadWriteMany"]
+        assert pod["containers"][0]["volumeMounts"] == [{"name": "runs", "mountPath": "/runs"}]
+    assert spec["headGroupSpec"]["rayStartParams"]["num-cpus"] == "0"
+    settings = {entry["name"] for entry in spec["headGroupSpec"]["template"]["spec"]["containers"][0]["env"]}
+    assert {
+        "RAY_health_check_period_ms",
+        "RAY_health_check_timeout_ms",
+        "RAY_health_check_failure_threshold",
+    } <= settings
+
+
+@pytest.mark.parametrize("manifest", MANIFESTS, ids=lambda path: path.name)
+def test_preemptible_nodes_are_drained_within_the_grace_they_have(manifest: Path) -> None:
+    for document in documents(manifest):
+        for pod in pods(document):
+            if any("gke-spot" in key for key in pod.get("nodeSelector", {})):
+                settings = {entry["name"]: entry.get("value") for entry in pod["containers"][0]["env"]}
+                drain = float(settings["RAY_GRACEFUL_SHUTDOWN_DRAIN_TIMEOUT_S"])
+                assert drain < pod["terminationGracePeriodSeconds"] <= 25
+
+
+def test_tpu_groups_are_slices_on_one_host_and_say_the_same_to_kubernetes_and_to_ray() -> None:
+    slices = {"tpu-v6e-slice": "TPU-V6E", "tpu-v5p-slice": "TPU-V5P"}
+    groups = [group for group in cluster("cluster-tpu.yaml")["spec"]["workerGroupSpecs"] if "numOfHosts" in group]
+    assert len(groups) == 2
+    for group in groups:
+        pod, labels = group["template"]["spec"], group["labels"]
+        topology = pod["nodeSelector"]["cloud.google.com/gke-tpu-topology"]
+        accelerator = slices[pod["nodeSelector"]["cloud.google.com/gke-tpu-accelerator"]]
+        generation = GENERATIONS[accelerator]
+        assert (group["numOfHosts"], generation.hosts(topology)) == (1, 1)
+        assert labels["ray.io/accelerator-type"] == accelerator
+        assert labels["ray.io/tpu-topology"] == topology
+        assert labels["ray.io/tpu-pod-type"] == generation.pod_type(topology)
+
+
+@pytest.mark.parametrize(("manifest", "job", "name"), PAIRS)
+def test_jobs_name_their_cluster_and_a_command_line_that_ours_accepts(manifest: str, job: str, name: str) -> None:
+    spec = cluster(job)["spec"]
+    assert spec["clusterSelector"] == {"ray.io/cluster": cluster(manifest)["metadata"]["name"]}
+    arguments = accepted(spec["entrypoint"])
+    assert Path(arguments["recipe"]) == Path("/recipes") / name
+    assert arguments["run_dir"].startswith("/runs/")
+    assert "COPY deploy/recipes /recipes" in (DEPLOY / "Dockerfile").read_text()
+
+
+def accepted(command: str) -> dict[str, Any]:
+    """The arguments of a `python -m orchestrator run ...`, read by our own parser; nothing is run."""
+    words = shlex.split(command)
+    assert words[:4] == ["python", "-m", "orchestrator", "run"]
+    group: Any = typer.main.get_command(build())
+    return dict(group.commands["run"].make_context("run", words[4:]).params)
+
+
+def test_commands_of_the_runbook_are_ones_that_ours_accepts() -> None:
+    text = (DEPLOY / "README.md").read_text().replace("\\\n", " ")
+    commands = re.findall(r"python -m orchestrator run [^\n`]*", text)
+    assert len(commands) >= 3
+    for command in commands:
+        assert (DEPLOY.parent / accepted(command)["recipe"]).exists() or accepted(command)["recipe"].startswith("/")
+
+
+# ------------------------------------------------------------------ nodes without Kubernetes
+
+
+@pytest.mark.parametrize("path", UNITS, ids=lambda path: path.name)
+def test_units_supervise_a_ray_start_that_ray_accepts(path: Path) -> None:
+    unit = ConfigParser(strict=False, interpolation=None)
+    unit.optionxform = str
+    unit.read_string(path.read_text().replace("\\\n", " "))
+    service = unit["Service"]
+    assert service["Restart"] == "always"
+    assert service["KillMode"] == "control-group"
+    assert service["EnvironmentFile"] == "/etc/decoupled-diloco/ray.env"
+    settings = env_file()
+    command = re.sub(r"\$\{(\w+)\}", lambda match: settings[match.group(1)], service["ExecStart"])
+    options = ray_start(command)
+    assert options["block"]
+    assert options["head"] == (path.name == "ray-head.service")
+    assert float(settings["RAY_GRACEFUL_SHUTDOWN_DRAIN_TIMEOUT_S"]) < float(service["TimeoutStopSec"]) < 30
+    assert settings["RAY_AUTH_MODE"] == "token"
+
+
+def env_file() -> dict[str, str]:
+    lines = (DEPLOY / "clusters" / "ray.env.example").read_text().splitlines()
+    return dict(line.split("=", 1) for line in lines if line and not line.startswith("#"))
+
+
+def test_nodes_of_every_kind_use_the_ports_that_the_runbook_opens() -> None:
+    settings = env_file()
+    commands = [re.sub(r"\$\{(\w+)\}", lambda m: settings[m.group(1)], path.read_text()) for path in UNITS]
+    commands = [
+        command[command.index("ExecStart=") :].split("Restart=")[0].replace("\\\n", " ") for command in commands
+    ]
+    launcher = documents(LAUNCHER)[0]
+    commands += [launcher["head_start_ray_commands"][0].split(";")[-1]]
+    commands += [launcher["worker_start_ray_commands"][0].split(";")[-1]]
+    (deployment,) = [entry for entry in documents(DEPLOY / "kuberay" / "region.yaml") if entry["kind"] == "Deployment"]
+    commands.append(next(pods(deployment))["containers"][0]["args"][0])
+    text = (DEPLOY / "README.md").read_text()
+    wanted = None
+    for command in commands:
+        options = ray_start(command)
+        ports = {
+            name: options[name]
+            for name in (
+                "node_manager_port",
+                "object_manager_port",
+                "runtime_env_agent_port",
+                "dashboard_agent_grpc_port",
+                "metrics_export_port",
+                "min_worker_port",
+                "max_worker_port",
+            )
+        }
+        wanted = wanted or ports
+        assert ports == wanted, command
+    assert wanted is not None
+    assert all(str(port) in text for port in wanted.values())
+
+
+def test_the_launchers_file_has_rays_schema_and_a_token_everywhere() -> None:
+    from ray.autoscaler._private.util import prepare_config, validate_config
+
+    config = documents(LAUNCHER)[0]
+    validate_config(prepare_config(copy.deepcopy(config)))
+    token = "/home/ubuntu/.decoupled-diloco/token"
+    assert config["file_mounts"][token].startswith("~")
+    for name in ("head_start_ray_commands", "worker_start_ray_commands"):
+        assert all("RAY_AUTH_MODE=token RAY_AUTH_TOKEN_PATH=$HOME/.decoupled-diloco/token" in c for c in config[name])
+    recipe = load(DEPLOY / "recipes" / "two-regions-gpu.toml")
+    nodes = [Node(kind["labels"], kind["resources"]) for kind in config["available_node_types"].values()]
+    assert misses(recipe.run.control, nodes) == ""
+    here = recipe.pools[0]
+    assert "others are using them" in hindrance(shape(here), nodes), "its kind of node is there"
+    assert config["available_node_types"]["h100"]["max_workers"] == here.learners
+
+
+def test_joining_refuses_wrong_arguments_before_it_changes_anything(tmp_path: Path) -> None:
+    script = DEPLOY / "clusters" / "join.sh"
+    for arguments, message in [
+        ([], "usage"),
+        (["worker", "."], "must be node or head"),
+        (["node", ".", "rocm"], "must be cuda, tpu"),
+    ]:
+        done = subprocess.run([script, *arguments], capture_output=True, text=True, cwd=tmp_path)
+        assert done.returncode != 0
+        assert message in done.stderr
+    assert list(tmp_path.iterdir()) == []
+
+
+# ------------------------------------------------------------------ TLS
+
+
+def openssl(*arguments: str | Path) -> str:
+    return subprocess.run(["openssl", *arguments], check=True, capture_output=True, text=True).stdout
+
+
+@pytest.mark.skipif(shutil.which("openssl") is None, reason="needs the openssl command")
+def test_certificates_verify_name_their_nodes_and_keep_their_keys_private(tmp_path: Path) -> None:
+    script, folder = DEPLOY / "tls" / "make-certs.sh", tmp_path / "certs"
+    subprocess.run([script, folder, "10.0.0.2,ray-head.example.com"], check=True)
+    first = (folder / "10.0.0.2" / "node.crt").read_bytes()
+    subprocess.run([script, folder, "10.0.0.2", "fd00::1"], check=True)  # another node, later
+    assert (folder / "10.0.0.2" / "node.crt").read_bytes() == first
+    names = {"10.0.0.2": "IP Address:10.0.0.2, DNS:ray-head.example.com", "fd00::1": "IP Address:FD00:0:0:0:0:0:0:1"}
+    for node, expected in names.items():
+        certificate = folder / node / "node.crt"
+        assert ": OK" in openssl("verify", "-CAfile", folder / node / "ca.crt", certificate)
+        said = openssl("x509", "-in", certificate, "-noout", "-ext", "subjectAltName,extendedKeyUsage")
+        assert f"{expected}, IP Address:127.0.0.1, DNS:localhost" in said
+        assert "TLS Web Server Authentication, TLS Web Client Authentication" in said
+        assert stat.S_IMODE((folder / node / "node.key").stat().st_mode) == 0o600
+        assert stat.S_IMODE((folder / node).stat().st_mode) == 0o700
+    assert stat.S_IMODE((folder / "ca.key").stat().st_mode) == 0o600
+    refused = subprocess.run([script, folder, "a b"], capture_output=True, text=True)
+    assert refused.returncode == 2
+    assert "NODE = a b" in refused.stderr
+    assert not (folder / "a b").exists()

@@ -1,0 +1,188 @@
+"""A cluster of several fake nodes on this host, and one run on it: where everything was put, as JSON on stdout.
+
+A process of its own, since Ray connects a process to one cluster only. The nodes have labels and amounts of
+accelerators, as Ray finds them on real ones, but no hardware. Argument: a folder.
+"""
+
+from __future__ import annotations
+
+import json
+import os
+import sys
+import time
+from collections.abc import Iterator
+from contextlib import contextmanager
+from pathlib import Path
+from typing import Any
+
+os.environ |= {"RAY_USAGE_STATS_ENABLED": "0", "RAY_worker_niceness": "0", "JAX_PLATFORMS": "cpu"}
+
+import ray
+from ray.cluster_utils import Cluster
+from ray.util.placement_group import placement_group_table
+
+from orchestrator import placement
+from orchestrator.actor import Place
+from orchestrator.config import PoolConfig, Recipe
+from orchestrator.events import LearnerLost, LearnerStarted, read_run
+from orchestrator.launch import compilation_cache, follow
+from orchestrator.problems import InputError
+from orchestrator.store import RunStore
+from orchestrator.validation import resolve, validate
+
+TYPE, POD, TOPOLOGY = "ray.io/accelerator-type", "ray.io/tpu-pod-type", "ray.io/tpu-topology"
+NODES: list[dict[str, Any]] = [
+    {"labels": {"region": "east", "role": "control"}},
+    {"labels": {"region": "east", TYPE: "H100"}, "num_gpus": 2},
+    {"labels": {"region": "west", TYPE: "A100"}, "num_gpus": 2},
+    {
+        "labels": {"region": "east", TYPE: "TPU-V6E", POD: "v6e-8", TOPOLOGY: "2x4"},
+        "resources": {"TPU": 8, "TPU-v6e-8-head": 1},
+    },
+    {
+        "labels": {"region": "west", TYPE: "TPU-V5P", POD: "v5p-8", TOPOLOGY: "2x2x1"},
+        "resources": {"TPU": 4, "TPU-v5p-8-head": 1},
+    },
+]
+POOLS: list[dict[str, Any]] = [
+    {"name": "h100", "region": "east", "accelerator": "H100", "resources": {"CPU": 1, "GPU": 0.5}},
+    {"name": "gpu-west", "region": "west", "resources": {"CPU": 1, "GPU": 2}},
+    {"name": "v6e", "accelerator": "TPU-V6E", "topology": "2x4", "resources": {"TPU": 8}},
+    {"name": "v5p", "accelerator": "TPU-V5P", "topology": "2x2x1", "resources": {"TPU": 4}},
+    # The node that could be this one's has four chips of another generation: it waits, and the run goes on.
+    {"name": "none", "region": "west", "accelerator": "TPU-V6E", "topology": "2x2", "resources": {"TPU": 4}},
+]
+
+
+def recipe(folder: Path) -> Recipe:
+    corpus = folder / "corpus"
+    corpus.mkdir()
+    for number in range(4):
+        (corpus / f"{number}.txt").write_text(f"line {number} of a text that small models learn by heart\n" * 200)
+    tables = {
+        "name": "islands",
+        "model": {"layers": 1, "width": 16, "heads": 2},
+        "data": {"path": str(corpus), "sequence_length": 16, "held_out": 0.25},
+        "sync": {"P": 4, "H": 4, "tau": 2, "quorum": 1},
+        "pools": [{"batch_size": 2, "slowdown": 20.0} | pool for pool in POOLS],
+        "budget": {"syncer_steps": 1_000_000},
+        "eval": {"every": 0, "sequences": 8},
+        "run": {"start_s": 12.0, "control": {"role": "control"}},
+    }
+    wanted = resolve(Recipe.model_validate(tables))
+    validate(wanted)
+    return wanted
+
+
+@contextmanager
+def cluster(folder: Path) -> Iterator[str]:
+    cache = compilation_cache(folder)
+    os.environ |= cache
+    nodes = Cluster()
+    try:
+        for node in NODES:
+            nodes.add_node(
+                wait=False,
+                num_cpus=4,
+                object_store_memory=80 * 2**20,
+                include_dashboard=False,
+                **{"num_gpus": 0} | node,
+            )
+        nodes.wait_for_nodes()
+        yield nodes.address
+    finally:
+        ray.shutdown()
+        nodes.shutdown()
+
+
+def groups() -> dict[str, str]:
+    """Placement groups that are there or waited for: their names and states."""
+    states = {entry["name"]: entry["state"] for entry in placement_group_table().values()}
+    return {name: state for name, state in states.items() if state != "REMOVED"}
+
+
+def alone(pool: PoolConfig) -> str:
+    """Reserve for a pool that has no place here, and say why."""
+    group = placement.reserve("alone", pool, anywhere=False)
+    try:
+        return "placed" if group.wait(0.5) else placement.why_not(group, pool, anywhere=False)
+    finally:
+        placement.remove_placement_group(group)
+
+
+def refusal(labels: dict[str, str]) -> str:
+    try:
+        placement.admit(labels)
+    except InputError as error:
+        return str(error)
+    return ""
+
+
+def settings_of_a_learner(pool: PoolConfig) -> dict[str, str]:
+    """What the process of a learner of this pool finds in its environment."""
+
+    class Probe:
+        def settings(self) -> dict[str, str]:
+            return {name: value for name, value in os.environ.items() if name in ("XLA_CLIENT_MEM_FRACTION", "JOB")}
+
+    group = placement.reserve("probe", pool, anywhere=False)
+    try:
+        actor = ray.remote(Probe).options(**placement.inside(group, pool, {})).remote()
+        settings: dict[str, str] = ray.get(actor.settings.remote(), timeout=30)
+        return settings
+    finally:
+        placement.remove_placement_group(group)
+
+
+def run(wanted: Recipe, folder: Path) -> dict[str, Any]:
+    """Train until the pool without a place is reported and all the others have stepped; then stop."""
+    store = RunStore(folder / "run")
+    store.create()
+    seen: dict[str, Any] = {"groups": {}, "outer": None}
+    deadline = time.monotonic() + 60.0
+
+    def watch(status: Any) -> None:
+        rows = {row["name"]: row for row in status["learners"]}
+        reported = "learner-none-0" in rows and "no living node" in str(rows["learner-none-0"]["last_fault"])
+        stepped = all(row["step"] for name, row in rows.items() if name != "learner-none-0")
+        if seen["outer"] is None and ((reported and stepped) or time.monotonic() > deadline):
+            seen["groups"], seen["outer"] = groups(), _node_of("outer")
+            store.write_json("stop", {"reason": "seen enough", "at": time.time()})
+
+    follow(wanted, store, Place("islands", cores=0), None, watch, detach=False)
+    facts = [event.fact for event in read_run(store.root)]
+    labels = {node["NodeID"]: node["Labels"] for node in ray.nodes()}
+    return {
+        "placed": {fact.learner: labels[fact.node] for fact in facts if isinstance(fact, LearnerStarted)},
+        "lost": {fact.learner: fact.detail for fact in facts if isinstance(fact, LearnerLost)},
+        "groups": seen["groups"],
+        "groups_after": groups(),
+        "outer": labels[seen["outer"]],
+    }
+
+
+def _node_of(actor: str) -> str:
+    from ray._private.state import actors
+
+    return next(
+        entry["Address"]["NodeID"]
+        for entry in actors().values()
+        if entry["Name"] == actor and entry["State"] == "ALIVE"
+    )
+
+
+def main(folder: Path) -> None:
+    with cluster(folder) as address:
+        ray.init(address, namespace="islands", log_to_driver=False, runtime_env={"env_vars": {"JOB": "here"}})
+        found = run(recipe(folder), folder)
+        by_name = {pool["name"]: PoolConfig.model_validate(pool) for pool in POOLS}
+        found |= {
+            "settings": settings_of_a_learner(by_name["h100"]),
+            "too_large": alone(PoolConfig(name="big", resources={"GPU": 4.0}, region="west")),
+            "control": refusal({"role": "controll"}),
+        }
+    print(json.dumps(found))
+
+
+if __name__ == "__main__":
+    main(Path(sys.argv[1]))

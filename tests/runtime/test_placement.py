@@ -1,0 +1,75 @@
+"""Pools on a cluster of fake accelerators: who runs where, who cannot and why, and that no place is kept afterwards."""
+
+from __future__ import annotations
+
+import json
+import os
+import subprocess
+import sys
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+pytestmark = pytest.mark.runtime
+
+ROOT = Path(__file__).parents[2]
+TYPE, POD = "ray.io/accelerator-type", "ray.io/tpu-pod-type"
+
+
+@pytest.fixture(scope="module")
+def found(tmp_path_factory: pytest.TempPathFactory) -> dict[str, Any]:
+    folder = tmp_path_factory.mktemp("islands")
+    kept = {name: value for name, value in os.environ.items() if not name.startswith(("RAY_", "XLA_"))}
+    done = subprocess.run(
+        [sys.executable, str(Path(__file__).with_name("islands.py")), str(folder)],
+        cwd=ROOT,
+        env=kept | {"PYTHONPATH": str(ROOT), "RAY_AUTH_MODE": "disabled"},
+        capture_output=True,
+        text=True,
+        timeout=180,
+    )
+    assert done.returncode == 0, done.stderr[-4000:]
+    result: dict[str, Any] = json.loads(done.stdout.splitlines()[-1])
+    return result
+
+
+def test_regions_and_gpu_types_are_honoured(found: dict[str, Any]) -> None:
+    shared = found["placed"]["learner-h100-0"]
+    assert (shared["region"], shared[TYPE]) == ("east", "H100")
+    assert found["placed"]["learner-gpu-west-0"]["region"] == "west"
+
+
+def test_slices_of_two_generations_go_to_the_pools_that_name_them(found: dict[str, Any]) -> None:
+    assert found["placed"]["learner-v6e-0"][POD] == "v6e-8"
+    assert found["placed"]["learner-v5p-0"][POD] == "v5p-8"
+
+
+def test_a_pool_without_a_place_is_reported_with_what_is_there_instead_while_the_others_train(
+    found: dict[str, Any],
+) -> None:
+    assert found["lost"]["learner-none-0"] == (
+        "not placed and started within 12 s: no living node has the labels region = west, "
+        "ray.io/accelerator-type = TPU-V6E, ray.io/tpu-pod-type = v6e-4; there, region is east, west; "
+        "ray.io/accelerator-type is A100, H100, TPU-V5P, TPU-V6E; ray.io/tpu-pod-type is v5p-8, v6e-8"
+    )
+    assert len(found["placed"]) == 4
+    assert found["too_large"] == ": of 2 living nodes with the label region = west none has 4 GPU: the largest has 2"
+
+
+def test_places_bear_the_learners_names_and_none_is_left_afterwards(found: dict[str, Any]) -> None:
+    placed = {f"learner-{pool}-0": "CREATED" for pool in ("h100", "gpu-west", "v6e", "v5p")}
+    assert found["groups"] == placed | {"learner-none-0": "PENDING"}
+    assert found["groups_after"] == {}
+
+
+def test_the_syncer_stays_on_the_nodes_meant_for_it_or_nothing_starts(found: dict[str, Any]) -> None:
+    assert found["outer"]["role"] == "control"
+    assert "run.control" in found["control"]
+    assert "no living node has the label role = controll; there, role is control" in found["control"]
+
+
+def test_a_learner_that_shares_a_gpu_gets_its_part_of_the_memory_beside_the_jobs_own_settings(
+    found: dict[str, Any],
+) -> None:
+    assert found["settings"] == {"XLA_CLIENT_MEM_FRACTION": "0.450", "JOB": "here"}
