@@ -281,8 +281,9 @@ class Trainer:
     def inherit(self, leaves: Sequence[Any]) -> None:
         """Go on from what another trainer of the same task held."""
         count, structure = len(self._leaves), jax.tree.structure(self.opt_state)
-        self._leaves = list(leaves[:count])
-        self.opt_state = jax.tree.unflatten(structure, leaves[count:])
+        self._leaves = self._placed(list(leaves[:count]))
+        state = jax.tree.unflatten(structure, leaves[count:])
+        self.opt_state = self.layout.state(state) if self.layout else state
 
 
 class Evaluator:

@@ -20,6 +20,7 @@ from orchestrator.events import (
     LearnerLost,
     LearnerRequested,
     LearnerStarted,
+    PoolScaled,
     RunFinished,
     merge,
 )
@@ -179,6 +180,12 @@ class History:
         """What the newest epoch began with."""
         started = self.by_syncer(SyncerStarted)
         return started[-1].fact if started else None
+
+    @property
+    def learners(self) -> tuple[str, ...]:
+        """Every learner that was ever to be there, in the order of their coming."""
+        configured = self.rules.learners if self.rules else ()
+        return tuple(dict.fromkeys([*configured, *(name for s in self.of(PoolScaled) for name in s.fact.added)]))
 
     @property
     def ended(self) -> bool:

@@ -223,7 +223,7 @@ def _rounds(history: History) -> Rounds | None:
     length = history.rules.round_steps
     count = (max(said.fact.syncer_step for said in history.commits) - 1) // length + 1
     commits = [0] * count
-    taken = {name: [0] * count for name in history.rules.learners}
+    taken = {name: [0] * count for name in history.learners}
     for said in history.commits:
         number = (said.fact.syncer_step - 1) // length
         commits[number] += 1

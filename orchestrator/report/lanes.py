@@ -39,7 +39,7 @@ class Lane:
 
 def lanes(history: History, origin: float) -> list[Lane]:
     """All incarnations: configured learners first and in their order, each one's oldest first."""
-    names = list(history.rules.learners) if history.rules else []
+    names = list(history.learners)
     names += sorted({name for name, _ in history.lives} - set(names))
     end = max((event.at for event in history.events), default=origin)
     reasons = {(s.fact.learner, s.fact.incarnation): s.fact.reason for s in reversed(history.of(LearnerFenced))}
@@ -54,7 +54,7 @@ def lanes(history: History, origin: float) -> list[Lane]:
 
 def _lane(life: Life, heir: float, end: float, origin: float, reason: str) -> Lane:
     died = life.died if life.over == "killed" else None
-    stop = died if died is not None else life.noticed if life.over == "stopped" and life.noticed else end
+    stop = died if died is not None else life.noticed if life.over in ("stopped", "drained") and life.noticed else end
     marks = [(life.requested, "placing")] if life.requested is not None else []
     marks += [(at, PHASES.get(phase, phase)) for at, phase in life.phases]
     if not any(phase == "stepping" for _, phase in marks) and life.steps:

@@ -22,6 +22,7 @@ ROLES: dict[str, tuple[str, str]] = {  # role: (light, dark)
     "importing": ("#f2dc7e", "#9a8431"),
     "compiling": ("#e69f00", "#c98b00"),
     "joining": ("#009e73", "#19b78b"),
+    "draining": ("#44aa99", "#2f8376"),
     "frozen": ("#cc79a7", "#c678a5"),
     "expired": ("#d55e01", "#ff9148"),
     "dead": ("#3b4250", "#c5ccd5"),

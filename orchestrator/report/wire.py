@@ -38,7 +38,7 @@ class Link:
 
 
 def links(history: History, recipe: Mapping[str, Any]) -> list[Link]:
-    """One for each configured learner, in their order; empty where the log does not tell them."""
+    """One for each learner, in the order of their coming; empty where the log does not tell them."""
     rules = history.rules
     if rules is None:
         return []
@@ -66,5 +66,5 @@ def links(history: History, recipe: Mapping[str, Any]) -> list[Link]:
             steps[name],
             steps[name] * a_step,
         )
-        for name in rules.learners
+        for name in history.learners
     ]

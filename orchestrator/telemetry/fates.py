@@ -48,7 +48,8 @@ class _Life:
     pending: dict[int, _Step] = field(default_factory=dict)  # by step, ascending
     adopted: dict[int, int] = field(default_factory=dict)  # fragment -> newest overwriting adoption was after this step
     refusals: list[_Refusal] = field(default_factory=list)
-    killed_at: int | None = None  # the newest syncer step opened by then: what was received may merge until it commits
+    ended: str = ""  # killed | drained
+    ended_at: int | None = None  # the newest syncer step opened by then: what was received may merge until it commits
 
 
 class Fates:
@@ -82,7 +83,7 @@ class Fates:
     def close(self) -> Iterator[Fate]:
         """The run is over and its log is read to the end: whatever has no fate yet gets one."""
         for key, life in self._lives.items():
-            yield from self._settle(key, life, "run_ended" if life.killed_at is None else "killed")
+            yield from self._settle(key, life, life.ended or "run_ended")
 
     # -------------------------------------------------------------- learners
 
@@ -114,8 +115,9 @@ class Fates:
     def _on_ended(self, line: Line, fact: Mapping[str, Any]) -> Iterator[Fate]:
         life = self._life(fact["learner"], fact["incarnation"])
         over = self._finished_at is not None and line.at >= self._finished_at
-        if life.killed_at is None and not over:
-            life.killed_at = self._newest_opened
+        if not life.ended and not over:
+            life.ended = "drained" if fact.get("reason") == "drained" else "killed"
+            life.ended_at = self._newest_opened
         return iter(())
 
     # -------------------------------------------------------------- the syncer
@@ -151,8 +153,9 @@ class Fates:
     def _on_passed(self, line: Line, fact: Mapping[str, Any]) -> Iterator[Fate]:
         """Syncer steps end in order: what the dead had sent for this one or an earlier one has merged or never will."""
         step = fact["syncer_step"]
-        for key in [key for key, life in self._lives.items() if life.killed_at is not None and life.killed_at <= step]:
-            yield from self._settle(key, self._lives[key], "killed")
+        for key, life in list(self._lives.items()):
+            if life.ended_at is not None and life.ended_at <= step:
+                yield from self._settle(key, life, life.ended)
         self._opened.pop(step - LATE_STEPS, None)
 
     def _on_finished(self, line: Line, fact: Mapping[str, Any]) -> Iterator[Fate]:

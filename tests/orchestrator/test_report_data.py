@@ -10,7 +10,7 @@ import pytest
 from orchestrator.checkers.history import History
 from orchestrator.checkers.suite import check
 from orchestrator.events import Evaluated, Event, FaultInjected, LearnerRequested
-from orchestrator.goodput import account
+from orchestrator.goodput import RANKS, account
 from orchestrator.report import tables
 from orchestrator.report.canvas import WIDE
 from orchestrator.report.data import Data, Mark, collect
@@ -18,7 +18,7 @@ from orchestrator.report.figures import lanes
 from orchestrator.report.figures.marks import labels
 from orchestrator.report.figures.merges import broken
 from orchestrator.report.figures.rounds import share_class
-from orchestrator.report.figures.time import grouped
+from orchestrator.report.figures.time import GROUPS, grouped
 from orchestrator.report.series import Bin, binned, chunks, merged
 from orchestrator.report.timeline import FIRST, LAST, timeline
 from orchestrator.summary import summarise
@@ -147,6 +147,8 @@ def test_every_second_of_the_accounts_is_in_one_colour() -> None:
     for spent in data().seconds.values():
         assert sum(grouped(spent).values()) == pytest.approx(sum(spent.values()))
     assert grouped({"something new": 2.0})["unexplained"] == 2.0
+    known = {name for _, names in GROUPS.values() for name in names}
+    assert known == set(RANKS), "each category of the accounts has a colour"
 
 
 def test_the_books_table_has_every_fate_and_sums_to_what_was_processed() -> None:

@@ -22,6 +22,7 @@ MEANING = {
     "compiling": "compiling",
     "joining": "joining",
     "stepping": "stepping",
+    "draining": "leaving",
     "frozen": "frozen",
     "expired": "without a lease",
     "dead": "dead",

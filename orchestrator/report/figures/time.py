@@ -15,7 +15,7 @@ from orchestrator.report.palette import light
 GROUPS: dict[str, tuple[str, tuple[str, ...]]] = {  # role: (words, categories of goodput)
     "productive": ("productive", ("productive",)),
     "pending": ("in flight", ("in_flight",)),
-    "wasted": ("wasted", ("wasted_killed", "wasted_overlap", "wasted_refused", "wasted_run_ended")),
+    "wasted": ("wasted", ("wasted_killed", "wasted_drained", "wasted_overlap", "wasted_refused", "wasted_run_ended")),
     "waiting": ("waiting for data or adoption", ("data_stall", "sync_blocked")),
     "frozen": ("frozen", ("suspended",)),
     "dead": ("fault noticed, restart decided", ("fault_detect", "fault_recover")),
@@ -23,6 +23,7 @@ GROUPS: dict[str, tuple[str, tuple[str, ...]]] = {  # role: (words, categories o
     "importing": ("starting, importing", ("startup",)),
     "compiling": ("compiling", ("compile",)),
     "joining": ("joining", ("bootstrap",)),
+    "draining": ("leaving", ("drain",)),
     "unexplained": ("unattributed", ("unattributed",)),
 }
 LEARNERS_MOST = 64
