@@ -15,7 +15,7 @@ from ray.util.scheduling_strategies import NodeAffinitySchedulingStrategy, Place
 
 from orchestrator.config import PoolConfig
 
-__all__ = ["Hand", "hand", "hand_name", "inside", "remove_placement_group", "reserve"]
+__all__ = ["Hand", "hand", "hand_name", "inside", "label", "remove_placement_group", "reserve"]
 
 NO_DEADLINE_MS = 2**62  # Ray's own is 2**63 - 1
 HAND_CPUS = 0.01  # never zero: an actor without resources hangs while any node is partitioned
@@ -81,6 +81,11 @@ class Hand:
         thaw = f"(sleep {seconds:.3f}; kill -CONT {pid}) &"
         subprocess.run(["/bin/sh", "-c", thaw], start_new_session=True, check=True)
         return self.signal(pid, signal.SIGSTOP)
+
+
+def label(learner: str, incarnation: int) -> str:
+    """The name of an incarnation's actor."""
+    return learner if incarnation == 1 else f"{learner}.{incarnation}"
 
 
 def hand_name(node: str) -> str:
