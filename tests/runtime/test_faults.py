@@ -34,12 +34,12 @@ WRONG = [
 
 @pytest.fixture(scope="module")
 def held_up(run):
-    return run("held-up", sync={"H": ROUND}, budget={"syncer_steps": 450}, chaos={"faults": HELD_UP})
+    return run("held-up", sync={"H": ROUND}, budget={"syncer_steps": 420}, chaos={"faults": HELD_UP})
 
 
 @pytest.fixture(scope="module")
 def wrong(run):
-    return run("wrong", sync={"H": ROUND}, budget={"syncer_steps": 500}, chaos={"faults": WRONG})
+    return run("wrong", sync={"H": ROUND}, budget={"syncer_steps": 400}, chaos={"faults": WRONG})
 
 
 def injected(result, kind):
