@@ -55,6 +55,20 @@ def test_a_cut_link_is_detected_by_its_lease_and_not_by_a_later_silence() -> Non
     assert faults(said(quiet, 28.0, LeaseExpired("a", 1, "stepping", 2.5)))[1]["detection_s"] is None
 
 
+def test_what_came_before_the_fault_is_no_sign_of_it() -> None:
+    events = altered(history(), FREEZE, fault_kind="corrupt")
+    assert faults(said(events, 20.0, refused("a", 1, "bad_digest")))[1]["detection_s"] is None
+
+
+def test_a_death_after_the_link_was_up_again_is_another_fault() -> None:
+    struck, healed = FaultInjected(7, "link", "c", 1, 1, 1.0), FaultHealed(7, "c")
+    events = said(said(without(history(), KILL), 7.0, struck, writer="chaos"), 8.0, healed, writer="chaos")
+    link, death, _ = faults(events)
+    assert (link["kind"], link["detection_s"]) == ("link", None)
+    assert link["recovery_s"] == pytest.approx(1.2, **CLOSE)
+    assert (death["kind"], death["target"], death["injected"]) == ("kill", "c", False)
+
+
 def test_damage_is_detected_by_the_first_refusal_of_that_kind_and_learner() -> None:
     events = altered(history(), FREEZE, fault_kind="corrupt")
     assert faults(events)[1]["detection_s"] is None
