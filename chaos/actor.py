@@ -1,11 +1,13 @@
 """The chaos actor: injects a run's planned faults, and those asked for by hand, and says what it did.
 
-It signals processes through the hand of their node. A freeze heals by itself even if this actor is dead by then.
+It signals processes through the hand of their node, and asks a learner's own shell for what only that can do.
+What has a duration heals by itself even if this actor is dead by then.
 """
 
 from __future__ import annotations
 
 import asyncio
+import contextlib
 import time
 from typing import Any
 
@@ -15,7 +17,7 @@ from chaos.faults import Fault
 from chaos.plans import due, plan, random_faults
 from orchestrator.config import ChaosConfig, Recipe
 from orchestrator.events import FaultHealed, FaultInjected, FaultSkipped, Journalist, SegmentWriter
-from orchestrator.placement import hand
+from orchestrator.placement import hand, label
 from orchestrator.store import RunStore
 
 NAME = "chaos"
@@ -54,7 +56,7 @@ class ChaosActor:
         waiting, following = self._planned, next(self._random, None)
         while outer is not None and not self._stopped.is_set():
             try:
-                clock = await asyncio.wait_for(_value(outer.clock.remote()), CALL_S)
+                clock = await _within(CALL_S, outer.clock.remote())
             except (TimeoutError, ray.exceptions.RayError):
                 return  # without a syncer there is no run to disturb
             if clock["finished"]:
@@ -76,10 +78,10 @@ class ChaosActor:
                 await asyncio.sleep(POLL_S)
         return None
 
-    async def inject(self, kind: str, learner: str, duration_s: float) -> str:
+    async def inject(self, kind: str, learner: str, duration_s: float, delay_s: float) -> str:
         """One fault now; returns what happened in words, beginning with `injected` or `skipped`."""
         self._identifier += 1
-        return await self._inject(Fault(self._identifier, kind, learner, 0, None, duration_s))
+        return await self._inject(Fault(self._identifier, kind, learner, 0, None, duration_s, delay_s))
 
     async def stop(self) -> None:
         """Inject nothing more, and say nothing more: the run is over."""
@@ -92,19 +94,23 @@ class ChaosActor:
         target = await self._find(fault.learner)
         if target is None:
             return self._skip(fault, "it is not running")
-        its_hand = hand(target["node"], self._namespace)
         try:
-            if fault.kind == "freeze":
-                struck = await asyncio.wait_for(_value(its_hand.freeze.remote(target["pid"], fault.duration_s)), CALL_S)
-            else:
-                struck = await asyncio.wait_for(_value(its_hand.kill.remote(target["pid"])), CALL_S)
+            struck = await self._strike(fault, target)
+        except ValueError:  # its actor, or the orchestrator, is not there any more
+            struck = False
         except (TimeoutError, ray.exceptions.RayError) as error:
-            return self._skip(fault, f"its node does not answer: {type(error).__name__}")
+            return self._skip(fault, f"its process or node does not answer: {type(error).__name__}")
         if not struck:
             return self._skip(fault, "its process is gone")
         self._say(
             FaultInjected(
-                fault.identifier, fault.kind, fault.learner, target["incarnation"], target["pid"], fault.duration_s
+                fault.identifier,
+                fault.kind,
+                fault.learner,
+                target["incarnation"],
+                target["pid"],
+                fault.duration_s,
+                fault.delay_s,
             )
         )
         if fault.duration_s:
@@ -113,6 +119,34 @@ class ChaosActor:
             task.add_done_callback(self._healing.discard)
         return f"injected {fault.kind} into {fault.learner} (pid {target['pid']})"
 
+    async def _strike(self, fault: Fault, target: dict[str, Any]) -> bool:
+        """Do it. False when the target is gone."""
+        pid = target["pid"]
+        match fault.kind:
+            case "kill":
+                return bool(await _within(CALL_S, self._hand(target).kill.remote(pid)))
+            case "freeze":
+                return bool(await _within(CALL_S, self._hand(target).freeze.remote(pid, fault.duration_s)))
+            case "wrong_config":
+                return await self._misconfigure(target)
+        learner = ray.get_actor(label(fault.learner, target["incarnation"]), self._namespace)
+        seed = f"{self._recipe.seed} fault {fault.identifier}"
+        expires_at = time.time() + CALL_S
+        disturbed = learner.disturb.remote(fault.kind, fault.duration_s, fault.delay_s, seed, expires_at)
+        return bool(await _within(CALL_S, disturbed))
+
+    async def _misconfigure(self, target: dict[str, Any]) -> bool:
+        """The next incarnation will have another recipe; this one is ended, so that there is a next one."""
+        orchestrator = ray.get_actor("orchestrator", self._namespace)
+        if not await _within(CALL_S, orchestrator.misconfigure.remote(target["name"], target["incarnation"])):
+            return False
+        with contextlib.suppress(TimeoutError, ray.exceptions.RayError):  # it is as good as gone, with its node
+            await _within(CALL_S, self._hand(target).kill.remote(target["pid"]))
+        return True
+
+    def _hand(self, target: dict[str, Any]) -> Any:
+        return hand(target["node"], self._namespace)
+
     async def _heal(self, fault: Fault) -> None:
         await asyncio.sleep(fault.duration_s)
         self._say(FaultHealed(fault.identifier, fault.learner))
@@ -120,7 +154,7 @@ class ChaosActor:
     async def _find(self, learner: str) -> dict[str, Any] | None:
         try:
             orchestrator = ray.get_actor("orchestrator", self._namespace)
-            living = await asyncio.wait_for(_value(orchestrator.learners.remote()), CALL_S)
+            living = await _within(CALL_S, orchestrator.learners.remote())
         except (ValueError, TimeoutError, ray.exceptions.RayError):
             return None
         return next((each for each in living if each["name"] == learner), None)
@@ -133,8 +167,13 @@ class ChaosActor:
         self._segment.write([self._journalist.say(fact)])
 
 
-async def _value(ref: Any) -> Any:
-    return await ref
+async def _within(seconds: float, ref: Any) -> Any:
+    """The value of an object reference, or TimeoutError."""
+
+    async def value() -> Any:
+        return await ref
+
+    return await asyncio.wait_for(value(), seconds)
 
 
 def start(recipe: Recipe, store: RunStore, namespace: str) -> Any:

@@ -4,17 +4,21 @@ from __future__ import annotations
 
 from dataclasses import dataclass
 
+LASTING = frozenset({"freeze", "slow", "straggle", "link", "corrupt"})  # heal by themselves after a while
+DELAYING = frozenset({"slow", "straggle"})
+
 
 @dataclass(frozen=True)
 class Fault:
     """One planned fault. Exactly one of `at_step` and `at_s` is set."""
 
     identifier: int  # unique in its run
-    kind: str  # kill | freeze
+    kind: str  # one of orchestrator.config.FaultKind
     learner: str
     at_step: int | None  # fires when the syncer reaches this step
     at_s: float | None  # seconds after the first learner step
-    duration_s: float  # of a freeze; 0: does not heal by itself
+    duration_s: float  # 0: does not heal by itself
+    delay_s: float = 0.0  # of every step (slow), or of a step on average (straggle)
 
     def __post_init__(self) -> None:
         assert (self.at_step is None) != (self.at_s is None), "a fault has exactly one trigger"

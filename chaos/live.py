@@ -13,7 +13,7 @@ from orchestrator.recipes import load
 from orchestrator.store import RunStore
 
 
-def strike(store: RunStore, kind: str, learner: str, seconds: float) -> str:
+def strike(store: RunStore, kind: str, learner: str, seconds: float, delay_s: float) -> str:
     """Inject one fault; returns what happened in words. Raises ClusterUnreachable when the run is not there."""
     cluster = store.read_json(CLUSTER_FILE)
     if cluster is None:
@@ -24,7 +24,7 @@ def strike(store: RunStore, kind: str, learner: str, seconds: float) -> str:
     connect(cluster["address"], cluster["namespace"])
     try:
         chaos = start(load(store.path(RECIPE_FILE)), store, cluster["namespace"])
-        told: str = ray.get(chaos.inject.remote(kind, learner, seconds), timeout=3 * CALL_S)
+        told: str = ray.get(chaos.inject.remote(kind, learner, seconds, delay_s), timeout=3 * CALL_S)
         return told
     finally:
         ray.shutdown()

@@ -11,7 +11,7 @@ from collections.abc import Iterator, Sequence
 from random import Random
 from typing import TYPE_CHECKING
 
-from chaos.faults import Fault
+from chaos.faults import DELAYING, LASTING, Fault
 
 if TYPE_CHECKING:
     from orchestrator.config import ChaosConfig
@@ -32,8 +32,9 @@ def plan(chaos: ChaosConfig, learners: Sequence[str], seed: int) -> tuple[Fault,
                 f"`{ANY}`: name one of them"
             )
         learner = _pick(_stream(chaos, seed, f"planned {index}"), learners) if wanted.learner == ANY else wanted.learner
-        duration_s = wanted.duration_s if wanted.kind == "freeze" else 0.0
-        faults.append(Fault(index, wanted.kind, learner, wanted.at_step, wanted.at_s, duration_s))
+        duration_s = wanted.duration_s if wanted.kind in LASTING else 0.0
+        delay_s = wanted.delay_s if wanted.kind in DELAYING else 0.0
+        faults.append(Fault(index, wanted.kind, learner, wanted.at_step, wanted.at_s, duration_s, delay_s))
     return tuple(faults)
 
 
@@ -49,7 +50,9 @@ def random_faults(chaos: ChaosConfig, learners: Sequence[str], seed: int, first_
     while True:
         at_s -= chaos.mtbf_s * math.log(1.0 - times.random())
         kind, learner = _pick(choices, chaos.kinds), _pick(choices, learners)
-        yield Fault(identifier, kind, learner, None, at_s, chaos.freeze_s if kind == "freeze" else 0.0)
+        lasts_s = chaos.freeze_s if kind == "freeze" else chaos.duration_s
+        delay_s = chaos.delay_s if kind in DELAYING else 0.0
+        yield Fault(identifier, kind, learner, None, at_s, lasts_s if kind in LASTING else 0.0, delay_s)
         identifier += 1
 
 

@@ -7,7 +7,9 @@ steps. JAX is imported inside `run`, in the phase that is named after it, with s
 from __future__ import annotations
 
 import contextlib
+import functools
 import gc
+import math
 import os
 import queue
 import signal
@@ -15,17 +17,19 @@ import threading
 import time
 import traceback
 from collections import deque
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from concurrent.futures import Future, ThreadPoolExecutor
 from concurrent.futures import TimeoutError as FutureTimeout
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from typing import TYPE_CHECKING, Any
 
+import numpy as np
 import ray
 
 from learners import signals
 from learners.config import DataConfig, InnerConfig, WarmStart
 from learners.device import fit
+from learners.disturbance import Disturbance, flipped
 from learners.facts import LoopFailed
 from learners.learner import Learner
 from learners.outbox import Outbox
@@ -84,7 +88,13 @@ class LearnerSpec:
     model_parallel: int = 1
 
 
-GROUPS = {"loop": 1, "inbox": 1, "read": 4, "give": 2}  # concurrency groups: the loop never queues behind its inbox
+GROUPS = {
+    "loop": 1,
+    "inbox": 1,
+    "read": 4,
+    "give": 2,
+    "chaos": 1,
+}  # concurrency groups: the loop never queues behind its inbox
 
 
 class LearnerActor:
@@ -102,6 +112,8 @@ class LearnerActor:
         self._gifts: dict[tuple[str, int], Future[tuple[signals.Donate, list[Any]] | str]] = {}  # by joiner
         self._fetcher = ThreadPoolExecutor(2, "fetch")
         self._reports: deque[Any] = deque()
+        self._disturbance = Disturbance(time.monotonic)
+        self._held: deque[Report] = deque(maxlen=REPORTS_MAX // 2)  # behind a link that is down
         self._tokens_per_step = 0
         self._compute_s = Average(spec.sync.smoothing)
         self._trainer: Trainer | None = None
@@ -134,27 +146,35 @@ class LearnerActor:
 
     @ray.method(concurrency_group="inbox")
     def inbox(self, message: Notice | Grant | Drain | Stop) -> None:
-        self._drive(message)
+        with self._linked():
+            self._drive(message)
 
     @ray.method(concurrency_group="read")
     def read(self, request: ReadRequest) -> tuple[Contribution, list[Any]] | None:
         """The fragment as of one completed step, and facts to take along; None when no boundary came in time."""
-        answer: Future[Contribution] = Future()
-        self._answers[request.syncer_step, request.attempt] = answer
-        try:
-            self._drive(request)
-            contribution = answer.result(timeout=request.deadline_s)
+        with self._linked():
+            answer: Future[Contribution] = Future()
+            self._answers[request.syncer_step, request.attempt] = answer
+            try:
+                self._drive(request)
+                contribution = answer.result(timeout=request.deadline_s)
+            except FutureTimeout:
+                return None
+            finally:
+                del self._answers[request.syncer_step, request.attempt]
+            if self._disturbance.corrupts():
+                contribution = replace(contribution, payload=flipped(contribution.payload))
             return contribution, self._outbox.riding(everything=True)
-        except FutureTimeout:
-            return None
-        finally:
-            del self._answers[request.syncer_step, request.attempt]
 
     # -------------------------------------------------------------- called by a joiner
 
     @ray.method(concurrency_group="give")
     def donate(self, request: StateRequest) -> State | str:
         """This learner's state as of one completed step, or why it cannot be had. The loop is not held up."""
+        with self._linked():
+            return self._answer_joiner(request)
+
+    def _answer_joiner(self, request: StateRequest) -> State | str:
         key = (request.joiner, request.joiner_incarnation)
         gift = self._gifts[key] = Future()
         try:
@@ -182,6 +202,39 @@ class LearnerActor:
         if self._machine is None:
             os._exit(0)  # it has nothing to lose yet
         self._drive(signals.Leave())
+
+    # -------------------------------------------------------------- called by chaos
+
+    @ray.method(concurrency_group="chaos")
+    def disturb(self, kind: str, duration_s: float, delay_s: float, seed: str, expires_at: float) -> bool:
+        """Suffer a fault from now on (see Disturbance). False, and no fault, after `expires_at` in Unix seconds."""
+        if time.time() >= expires_at:
+            return False  # whoever asked has given up, and said that there was none
+        self._disturbance.begin(kind, duration_s, delay_s, seed)
+        return True
+
+    def _await_link(self, deadline: float = math.inf) -> None:
+        """Wait while a fault keeps the link down. Raises GetTimeoutError at the deadline (monotonic seconds)."""
+        while (down_s := self._disturbance.link_down_s()) > 0.0:
+            left_s = deadline - time.monotonic()
+            if left_s <= 0.0:
+                raise ray.exceptions.GetTimeoutError("the link is down")
+            time.sleep(min(down_s, left_s))
+
+    @contextlib.contextmanager
+    def _linked(self) -> Iterator[None]:
+        """A peer's call comes in over a link that is up, and its answer goes out over one."""
+        self._await_link()
+        yield
+        self._await_link()
+
+    def _ask(self, call: Callable[[], Any], deadline_s: float) -> Any:
+        """A peer's answer. Time in which the link is down counts; what was on its way then comes late, or too late."""
+        deadline = time.monotonic() + deadline_s
+        self._await_link(deadline)
+        answer = ray.get(call(), timeout=max(0.0, deadline - time.monotonic()))
+        self._await_link(deadline)
+        return answer
 
     # -------------------------------------------------------------- from process to first step
 
@@ -232,9 +285,12 @@ class LearnerActor:
                     self._changed.clear()  # before looking, so that news after it wakes the next wait at once
                     self._drive(signals.Resume())
                 case signals.RunStep(_, start, progress):
+                    if self._disturbance.take_poison():
+                        self._trainer.load(0, np.full(self._trainer.fragments[0].size, np.nan, np.float32))
                     began = time.monotonic()
                     loss = self._trainer.step(start, self._spec.batch_size, progress)
                     self._slow_down(time.monotonic() - began)
+                    time.sleep(self._disturbance.delay_s())
                     self._drive(signals.StepDone(loss, self._tokens_per_step))
 
     def _slow_down(self, seconds: float) -> None:
@@ -291,8 +347,9 @@ class LearnerActor:
         handle = ray.get_runtime_context().current_actor
         for attempt in range(1, ATTACH_ATTEMPTS_MAX + 1):
             try:
-                answer = self._outer.attach.remote(message, self._outbox.riding(), handle)
-                welcome: Welcome | str = ray.get(answer, timeout=CALL_S)
+                welcome: Welcome | str = self._ask(
+                    lambda: self._outer.attach.remote(message, self._outbox.riding(), handle), CALL_S
+                )
                 break
             except ray.exceptions.GetTimeoutError:
                 if attempt == ATTACH_ATTEMPTS_MAX:
@@ -303,6 +360,9 @@ class LearnerActor:
 
     def _report(self, message: Report) -> None:
         """Fire and forget; earlier reports' answers say which facts are recorded."""
+        if self._disturbance.link_down_s() > 0.0:
+            self._held.append(message)  # and arrives late, in its order
+            return
         while self._reports:
             done, _ = ray.wait([self._reports[0]], timeout=0)
             if not done:
@@ -311,16 +371,18 @@ class LearnerActor:
                 self._outbox.acknowledge(ray.get(self._reports.popleft()))
             except ray.exceptions.RayError:
                 continue  # lost on the way, perhaps; its facts ride again
-        if len(self._reports) < REPORTS_MAX or message.phase == STOPPED:
-            self._reports.append(self._outer.report.remote(message, self._outbox.riding()))
+        for each in (*self._held, message):
+            if len(self._reports) < REPORTS_MAX or each.phase == STOPPED:
+                self._reports.append(self._outer.report.remote(each, self._outbox.riding()))
+        self._held.clear()
 
     def _flush(self) -> None:
         """Wait, briefly, until the last facts are recorded."""
         spec = self._spec
         with contextlib.suppress(ray.exceptions.RayError):  # the syncer is gone: nobody is left to tell
             while facts := self._outbox.riding():
-                recorded = self._outer.record.remote(spec.name, spec.incarnation, facts)
-                self._outbox.acknowledge(ray.get(recorded, timeout=CALL_S))
+                record = functools.partial(self._outer.record.remote, spec.name, spec.incarnation, facts)
+                self._outbox.acknowledge(self._ask(record, CALL_S))
 
     def _give(self, request: StateRequest, given: tuple[signals.Donate, list[Any]] | str) -> None:
         gift = self._gifts.get((request.joiner, request.joiner_incarnation))
@@ -331,7 +393,7 @@ class LearnerActor:
         """Have a donor named, and get its state; whatever comes in between is a missed state, never an exception."""
         donor, incarnation = "", 0
         try:
-            named: tuple[Donor, Any] | None = ray.get(self._outer.seek.remote(effect.seek), timeout=CALL_S)
+            named: tuple[Donor, Any] | None = self._ask(lambda: self._outer.seek.remote(effect.seek), CALL_S)
             if named is None:
                 self._drive(signals.StateMissed("", 0, "none"))
                 return
@@ -345,7 +407,8 @@ class LearnerActor:
                 named[0].syncer_step,
                 effect.deadline_s,
             )
-            state: State | str = ray.get(named[1].donate.remote(request), timeout=effect.deadline_s)
+            donate = functools.partial(named[1].donate.remote, request)
+            state: State | str = self._ask(donate, effect.deadline_s)
             assert self._exchange is not None
             reason = state if isinstance(state, str) else self._exchange.examine(state)
         except ray.exceptions.RayError as error:
@@ -358,7 +421,7 @@ class LearnerActor:
     def _fetch(self, fragment: int, version: int, noticed: str) -> None:
         """Get a fragment's newest value; `noticed`: the checksum that the notice of this version gave, if any."""
         try:
-            answer = ray.get(self._outer.fetch.remote(fragment, version), timeout=self._spec.sync.transfer_s)
+            answer = self._ask(lambda: self._outer.fetch.remote(fragment, version), self._spec.sync.transfer_s)
         except ray.exceptions.RayError:
             answer = None
         if answer is None:

@@ -45,6 +45,7 @@ from orchestrator.placement import (
     hand,
     hand_name,
     inside,
+    label,
     remove_placement_group,
     reserve,
     why_not,
@@ -115,6 +116,7 @@ class OrchestratorActor:
         self._groups: dict[str, Any] = {}
         self._nodes: set[str] = set()  # where learners have been
         self._faults: dict[str, str] = {}
+        self._misconfigured: set[str] = set()  # whose next incarnation comes with another recipe
         self._tasks: set[asyncio.Task[None]] = set()
         self._view: dict[str, Any] = {}
         self._state, self._reason = "starting", ""
@@ -142,6 +144,14 @@ class OrchestratorActor:
             for name, unit in self._units.items()
             if unit.pid is not None and self._controller.units[name].state is controller.State.RUNNING
         ]
+
+    async def misconfigure(self, learner: str, incarnation: int) -> bool:
+        """Let the incarnation after this one, and only that, come with another recipe. False: this one is gone."""
+        unit = self._units.get(learner)
+        if unit is None or unit.incarnation != incarnation:
+            return False
+        self._misconfigured.add(learner)
+        return True
 
     async def stop(self, reason: str) -> None:
         self._stop_reason = self._stop_reason or reason
@@ -270,9 +280,12 @@ class OrchestratorActor:
                 self._left(name, unit)
                 return
             index = list(self._controller.units).index(name)
-            label = name if incarnation == 1 else f"{name}.{incarnation}"
-            options = self._named(label, 0) | inside(group, pool)
+            options = self._named(label(name, incarnation), 0) | inside(group, pool)
             spec = self._spec(name, incarnation, pool, index)
+            if name in self._misconfigured:
+                self._misconfigured.discard(name)
+                # As if its node had an old recipe: it trains the same, and says that it does not.
+                spec = replace(spec, shared={**spec.shared, "seed": recipe.seed + 1})
             unit.handle = (
                 ray.remote(concurrency_groups=GROUPS)(LearnerActor).options(**options).remote(spec, self._outer)
             )

@@ -12,6 +12,7 @@ from pydantic import Field, NonNegativeFloat, NonNegativeInt, PositiveFloat, Pos
 from learners.config import DataConfig, InnerConfig, WarmStart
 from outer.config import OuterConfig, Section, SyncConfig
 
+FaultKind = Literal["kill", "freeze", "slow", "straggle", "link", "corrupt", "non_finite", "wrong_config"]
 NAME = r"[a-z0-9]([a-z0-9-]{0,38}[a-z0-9])?"
 LABEL = r"^[A-Za-z0-9]([A-Za-z0-9_.-]{0,61}[A-Za-z0-9])?$"  # value of a node label, to Ray and to Kubernetes
 
@@ -91,11 +92,12 @@ class EvalConfig(Section):
 class FaultConfig(Section):
     """One planned fault: what, to whom, when."""
 
-    kind: Literal["kill", "freeze"]
+    kind: FaultKind
     learner: str = Field(description="a learner's name, or `any`: one chosen by the seed")
     at_step: PositiveInt | None = Field(None, description="when the syncer reaches this step")
     at_s: NonNegativeFloat | None = Field(None, description="seconds after the first learner step")
-    duration_s: PositiveFloat = Field(5.0, description="of a freeze")
+    duration_s: PositiveFloat = Field(5.0, description="of freeze, slow, straggle, link and corrupt")
+    delay_s: PositiveFloat = Field(0.2, description="of every step (slow), or of a step on average (straggle)")
 
     @model_validator(mode="after")
     def _when(self) -> Self:
@@ -110,8 +112,10 @@ class ChaosConfig(Section):
     seed: NonNegativeInt | None = Field(None, description="default: the run's seed")
     faults: tuple[FaultConfig, ...] = ()
     mtbf_s: PositiveFloat | None = Field(None, description="mean time between further, random faults of the whole run")
-    kinds: tuple[Literal["kill", "freeze"], ...] = Field(("kill", "freeze"), min_length=1)
+    kinds: tuple[FaultKind, ...] = Field(("kill", "freeze"), min_length=1, description="of random faults")
     freeze_s: PositiveFloat = Field(5.0, description="length of a random freeze")
+    duration_s: PositiveFloat = Field(5.0, description="of a random slow, straggle, link or corrupt")
+    delay_s: PositiveFloat = Field(0.2, description="of every step in a random slow, on average in a straggle")
 
     @property
     def active(self) -> bool:

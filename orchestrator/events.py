@@ -97,11 +97,12 @@ class ReferenceLosses:
 @dataclass(frozen=True)
 class FaultInjected:
     fault: int  # identifies the fault in this run
-    fault_kind: str  # kill | freeze
+    fault_kind: str  # kill | freeze | slow | straggle | link | corrupt | non_finite | wrong_config
     target: str
     incarnation: int
     pid: int
     duration_s: float  # 0: does not heal by itself
+    delay_s: float = 0.0  # of every step (slow), or of a step on average (straggle)
 
 
 @dataclass(frozen=True)

@@ -26,7 +26,19 @@ from orchestrator.config import PoolConfig
 from orchestrator.problems import InputError, Problem
 from orchestrator.shape import Node, hindrance, memory_settings, misses, shape
 
-__all__ = ["Hand", "admit", "control", "hand", "hand_name", "inside", "remove_placement_group", "reserve", "why_not"]
+__all__ = [
+    "Hand",
+    "admit",
+    "control",
+    "draining_nodes",
+    "hand",
+    "hand_name",
+    "inside",
+    "label",
+    "remove_placement_group",
+    "reserve",
+    "why_not",
+]
 
 NO_DEADLINE_MS = 2**62  # Ray's own is 2**63 - 1
 HAND_CPUS = 0.01  # never zero: an actor without resources hangs while any node is partitioned
@@ -118,6 +130,11 @@ class Hand:
         thaw = f"(sleep {seconds:.3f}; kill -CONT {pid}) &"
         subprocess.run(["/bin/sh", "-c", thaw], start_new_session=True, check=True)
         return self.signal(pid, signal.SIGSTOP)
+
+
+def label(learner: str, incarnation: int) -> str:
+    """The name of an incarnation's actor."""
+    return learner if incarnation == 1 else f"{learner}.{incarnation}"
 
 
 def hand_name(node: str) -> str:

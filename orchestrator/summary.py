@@ -14,12 +14,12 @@ from collections.abc import Iterable, Mapping, Sequence
 from typing import TYPE_CHECKING, Any
 
 from learners.facts import Adopted
-from orchestrator.books import REASONS, Books, Ledger, settle
-from orchestrator.checkers.history import Freeze, History, Life, Verdict, indexed
+from orchestrator.books import COMMITTED, IN_FLIGHT, REASONS, Books, Ledger, settle
+from orchestrator.checkers.history import Freeze, History, Life, Said, Verdict, indexed
 from orchestrator.events import (
     Evaluated,
     Event,
-    FaultHealed,
+    FaultInjected,
     ReferenceLosses,
     RunFinished,
     RunStarted,
@@ -146,21 +146,34 @@ def _faults(history: History, books: Books) -> list[dict[str, Any]]:
     for life in history.lives.values():
         killer, fatal = life.killer, life.fatal_freeze
         for said in life.kills[:1]:
-            rows.append((said.at, _death(history, books, life, said.at, True)))
+            rows.append((said.at, _death(history, books, life, said.at, True, said.fact.fault_kind)))
         for freeze in life.freezes:
             if freeze is fatal:
-                rows.append((freeze.start, _death(history, books, life, freeze.start, True, kind="freeze")))
+                rows.append((freeze.start, _death(history, books, life, freeze.start, True, "freeze")))
             else:
                 rows.append((freeze.start, _freeze(history, life, freeze)))
-        if life.died is not None and killer is None and fatal is None:
+        rows += [(said.at, _strike(history, books, life, said)) for said in life.strikes]
+        explained = any(_is_its_end(history, life, said) for said in life.strikes) or _was_misconfigured(history, life)
+        if life.died is not None and killer is None and fatal is None and not explained:
             rows.append((life.died, _death(history, books, life, life.died, False)))
     for at, row in rows:
         row["at_s"] = None if origin is None else at - origin
     return [row for _, row in sorted(rows, key=lambda item: item[0])]
 
 
-def _death(history: History, books: Books, life: Life, at: float, injected: bool, kind: str = "kill") -> dict[str, Any]:
-    """The end of an incarnation, and how a later one came back. After the run's end nobody looks for either."""
+def _death(
+    history: History,
+    books: Books,
+    life: Life,
+    at: float,
+    injected: bool,
+    kind: str = "kill",
+    detected: float | None = None,
+) -> dict[str, Any]:
+    """The end of an incarnation, and how a later one came back. After the run's end nobody looks for either.
+
+    `detected`: when the fault that brought it showed, where that was before the end was noticed.
+    """
     noticed = life.noticed if life.over == "killed" else None
     contributed = next(
         (
@@ -173,7 +186,7 @@ def _death(history: History, books: Books, life: Life, at: float, injected: bool
     )
     later = [other for other in history.lives_of(life.learner) if other.incarnation > life.incarnation]
     heir = contributed[1] if contributed else next(iter(later), None)
-    milestones: list[float | None] = [at, noticed]
+    milestones: list[float | None] = [at, noticed if detected is None else detected]
     milestones += (
         [heir.requested, heir.started, *(heir.entered(phase) for phase in ("compiling", "joining", "stepping"))]
         if heir
@@ -214,10 +227,65 @@ def _phases(milestones: Sequence[float | None]) -> dict[str, float | None]:
 
 def _freeze(history: History, life: Life, freeze: Freeze) -> dict[str, Any]:
     """A freeze that nobody took for a death: once healed, it has killed nothing, so no token is lost to it."""
-    healed = next((said.at for said in history.of(FaultHealed) if said.fact.fault == freeze.fault), None)
+    healed = history.healed.get(freeze.fault)
     detected = next((at for at, _ in life.expired if at >= freeze.start), None)
     if detected is not None and healed is not None and detected > healed:
         detected = None  # another silence
+    return _survived(history, life, "freeze", freeze.start, detected, healed) | {
+        "tokens_lost": None if healed is None else 0
+    }
+
+
+def _strike(history: History, books: Books, life: Life, said: Said[FaultInjected]) -> dict[str, Any]:
+    """What struck a learner from within: followed to its healing, or to the successor that it took."""
+    kind, healed, ended = said.fact.fault_kind, history.healed.get(said.fact.fault), _is_its_end(history, life, said)
+    detected = _shown(history, life, said, ended)
+    if ended:
+        row = _death(history, books, life, said.at, True, kind, detected)
+    else:
+        row = _survived(history, life, kind, said.at, detected, healed)
+    until = math.inf if ended else healed
+    if until is None:
+        return row | {"tokens_lost": None}
+    steps = [step.fact for step in life.steps if said.at <= step.at <= until]
+    kept = (COMMITTED, IN_FLIGHT, "run_ended")
+    return row | {"tokens_lost": sum(step.tokens for step in steps if books.fates[(*life.key, step.step)] not in kept)}
+
+
+def _is_its_end(history: History, life: Life, said: Said[FaultInjected]) -> bool:
+    """Whether this incarnation was over because of it: NaN never heals, and a cut is taken for a death in the end."""
+    if life.over != "killed" or life.noticed is None or life.noticed < said.at:
+        return False
+    healed = history.healed.get(said.fact.fault, math.inf)
+    return said.fact.fault_kind == "non_finite" or (said.fact.fault_kind == "link" and life.noticed <= healed)
+
+
+def _shown(history: History, life: Life, said: Said[FaultInjected], ended: bool) -> float | None:
+    """When the first thing showed it: a refusal, an expired lease, or the end that it brought."""
+    reason = {"corrupt": "bad_digest", "non_finite": "non_finite"}.get(said.fact.fault_kind)
+    refused = (s for s in history.of(Refused) if (s.fact.learner, s.fact.incarnation) == life.key)
+    signs = [refusal.at for refusal in refused if refusal.fact.reason == reason]
+    if said.fact.fault_kind == "link":
+        signs += [at for at, _ in life.expired]
+    if ended and life.noticed is not None:
+        signs.append(life.noticed)
+    healed = history.healed.get(said.fact.fault, math.inf)
+    return min((at for at in signs if said.at <= at <= healed), default=None)
+
+
+def _was_misconfigured(history: History, life: Life) -> bool:
+    """Whether it came with another configuration because of an injected fault, and was refused for it."""
+    before = history.lives.get((life.learner, life.incarnation - 1))
+    if before is None or not any(kill.fact.fault_kind == "wrong_config" for kill in before.kills):
+        return False
+    refused = [said.fact for said in history.of(Refused) if said.fact.reason == "wrong_config"]
+    return any((fact.learner, fact.incarnation) == life.key for fact in refused)
+
+
+def _survived(
+    history: History, life: Life, kind: str, at: float, detected: float | None, healed: float | None
+) -> dict[str, Any]:
+    """A fault that ended no incarnation, up to the learner's first contribution after the healing."""
     contributed = next(
         (
             said.at
@@ -230,16 +298,16 @@ def _freeze(history: History, life: Life, freeze: Freeze) -> dict[str, Any]:
     )
     phases: dict[str, float | None] = dict.fromkeys(PHASES)
     if detected is not None:
-        phases["detect"] = detected - freeze.start
+        phases["detect"] = detected - at
     if contributed is not None and healed is not None:
         phases["first_contribution"] = contributed - healed
     return {
-        "kind": "freeze",
+        "kind": kind,
         "target": life.learner,
         "injected": True,
         "at_s": None,
         "detection_s": phases["detect"],
-        "recovery_s": None if contributed is None else contributed - freeze.start,
+        "recovery_s": None if contributed is None else contributed - at,
         "recovery_phases": phases,
-        "tokens_lost": None if healed is None else 0,
+        "tokens_lost": None,
     }

@@ -36,6 +36,7 @@ from outer.facts import (
 
 F = TypeVar("F")
 Key = tuple[str, int]  # learner, incarnation
+KILLING = frozenset({"kill", "wrong_config"})  # injected faults that end the process at once
 OVERWRITING = frozenset({"bootstrap", "overwrite", "mix"})  # adoptions that set the counters of a fragment to zero
 
 
@@ -93,6 +94,7 @@ class Life:
     expired: list[tuple[float, float | None]] = field(default_factory=list)  # without a lease, [from, to)
     kills: list[Said[FaultInjected]] = field(default_factory=list)
     freezes: list[Freeze] = field(default_factory=list)
+    strikes: list[Said[FaultInjected]] = field(default_factory=list)  # every other injected fault
     fenced: float | None = None
     lost: float | None = None
     over: Literal["", "killed", "drained", "stopped"] = ""  # stopped: its end came after the run's
@@ -115,7 +117,7 @@ class Life:
 
     @property
     def killer(self) -> Said[FaultInjected] | None:
-        """The injected kill that ended it: the first, there is no second death."""
+        """The injected fault that ended its process: the first, there is no second death."""
         return self.kills[0] if self.over == "killed" and self.kills else None
 
     @property
@@ -152,6 +154,7 @@ class History:
         self.events = merge([self.said])
         self.lives: dict[Key, Life] = {}
         self.finished: Said[Finished] | None = None
+        self.healed: dict[int, float] = {}  # by fault, in Unix seconds
         self._kinds: defaultdict[type[Any], list[Said[Any]]] = defaultdict(list)
         for position, event in enumerate(self.events):
             said = Said(position, event.at, event.writer, event.incarnation, event.fact)
@@ -242,11 +245,14 @@ class History:
         fact = said.fact
         if isinstance(fact, FaultInjected):
             life = self._life(fact.target, fact.incarnation)
-            if fact.fault_kind == "kill":
+            if fact.fault_kind in KILLING:
                 life.kills.append(said)
-            else:
+            elif fact.fault_kind == "freeze":
                 life.freezes.append(Freeze(fact.fault, said.at, None))
+            else:
+                life.strikes.append(said)
         else:
+            self.healed[fact.fault] = said.at
             for life in self.lives.values():
                 for freeze in life.freezes:
                     if freeze.fault == fact.fault:

@@ -7,6 +7,7 @@ import subprocess
 import sys
 from itertools import islice, pairwise
 from pathlib import Path
+from typing import get_args
 
 import pytest
 from hypothesis import given
@@ -14,7 +15,7 @@ from hypothesis import strategies as st
 
 from chaos.faults import Fault
 from chaos.plans import due, plan, random_faults
-from orchestrator.config import ChaosConfig, FaultConfig
+from orchestrator.config import ChaosConfig, FaultConfig, FaultKind
 
 LEARNERS = tuple(f"learner-local-{index}" for index in range(4))
 PLANNED = ChaosConfig(
@@ -37,6 +38,42 @@ def test_a_plan_keeps_what_the_recipe_says() -> None:
 def test_a_kill_does_not_heal() -> None:
     faults = [*plan(PLANNED, LEARNERS, 0), *islice(random_faults(RANDOM, LEARNERS, 0, 3), 50)]
     assert {fault.kind: fault.duration_s > 0 for fault in faults} == {"kill": False, "freeze": True}
+
+
+def test_each_kind_keeps_the_numbers_that_mean_something_to_it() -> None:
+    every = ChaosConfig(
+        faults=tuple(
+            FaultConfig(kind=kind, learner="any", at_s=1.0, duration_s=3.0, delay_s=0.5) for kind in get_args(FaultKind)
+        ),
+        kinds=get_args(FaultKind),
+        mtbf_s=1.0,
+        freeze_s=4.0,
+        duration_s=3.0,
+        delay_s=0.5,
+    )
+    lasting = {"freeze": 3.0, "slow": 3.0, "straggle": 3.0, "link": 3.0, "corrupt": 3.0}
+    delays = {"slow": 0.5, "straggle": 0.5}
+    for fault in plan(every, LEARNERS, 0):
+        assert (fault.duration_s, fault.delay_s) == (lasting.get(fault.kind, 0.0), delays.get(fault.kind, 0.0))
+    drawn = {fault.kind: fault for fault in islice(random_faults(every, LEARNERS, 0, 0), 200)}
+    assert set(drawn) == set(get_args(FaultKind))
+    for kind, fault in drawn.items():
+        assert (fault.duration_s, fault.delay_s) == ((lasting | {"freeze": 4.0}).get(kind, 0.0), delays.get(kind, 0.0))
+
+
+def test_old_recipes_get_the_faults_they_always_got() -> None:
+    told = [(fault.kind, fault.learner[-1]) for fault in plan(PLANNED, LEARNERS, 7)]
+    assert told == [("kill", "0"), ("freeze", "2"), ("kill", "1")]
+    drawn = [
+        (fault.kind, fault.learner[-1], fault.at_s, fault.duration_s)
+        for fault in islice(random_faults(RANDOM, LEARNERS, 7, 3), 4)
+    ]
+    assert drawn == [
+        ("freeze", "0", 2.2058636053625165, 4.0),
+        ("kill", "3", 31.70726397181774, 0.0),
+        ("kill", "0", 35.8072883272771, 0.0),
+        ("kill", "1", 51.42140329405476, 0.0),
+    ]
 
 
 def test_any_is_one_of_the_learners_and_every_one_of_them_for_some_seed() -> None:

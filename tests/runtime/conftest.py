@@ -66,14 +66,14 @@ def ray_cluster(tmp_path_factory: pytest.TempPathFactory, corpus: str) -> Any:
             yield
 
 
-@pytest.fixture
-def run(ray_cluster: None, tmp_path: Path, corpus: str) -> Callable[..., Result]:
+@pytest.fixture(scope="session")
+def run(ray_cluster: None, tmp_path_factory: pytest.TempPathFactory, corpus: str) -> Callable[..., Result]:
     """Run a recipe to its end; `on_status` may interfere on the way."""
 
     def run_recipe(
         name: str, on_status: Callable[[Mapping[str, Any]], None] = lambda status: None, **sections: Any
     ) -> Result:
-        store = RunStore(tmp_path / name)
+        store = RunStore(tmp_path_factory.mktemp("runs") / name)
         store.create()
         wanted = recipe(name, corpus, **sections)
         place = Place(f"test-{name}", cores=0)

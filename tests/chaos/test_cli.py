@@ -1,0 +1,126 @@
+"""`diloco chaos`: what it asks of the running job, and what it refuses before it asks."""
+
+from __future__ import annotations
+
+import json
+import sys
+import types
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any
+
+import pytest
+import typer
+from typer.testing import CliRunner
+
+from chaos.cli import app
+from orchestrator.store import RunStore
+
+RECIPE = """
+name = "small"
+[[pools]]
+name = "p"
+learners = 2
+[budget]
+syncer_steps = 10
+"""
+Invoke = Callable[..., Any]
+
+
+@pytest.fixture
+def world(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> dict[str, Any]:
+    """A run in a folder, and chaos.live replaced by a record of the calls; `told` is what it answers."""
+    monkeypatch.chdir(tmp_path)
+    store = RunStore.named("small")
+    store.create()
+    store.write_text("config.toml", RECIPE)
+    store.write_json("status.json", {"learners": [{"name": "learner-p-0"}, {"name": "learner-p-7"}]})
+    world: dict[str, Any] = {"told": "injected it", "calls": []}
+
+    def strike(store: RunStore, *call: Any) -> str:
+        world["calls"].append(call)
+        return str(world["told"])
+
+    live = types.ModuleType("chaos.live")
+    vars(live).update(strike=strike)
+    monkeypatch.setitem(sys.modules, "chaos.live", live)
+    return world
+
+
+@pytest.fixture
+def invoke(world: dict[str, Any]) -> Invoke:
+    return lambda *arguments: CliRunner().invoke(app, arguments, catch_exceptions=False)
+
+
+@pytest.mark.parametrize(
+    ("arguments", "call"),
+    [
+        (["kill"], ("kill", 0.0, 0.0)),
+        (["freeze", "--seconds", "3"], ("freeze", 3.0, 0.0)),
+        (["slow", "--seconds", "4", "--delay", "0.5"], ("slow", 4.0, 0.5)),
+        (["slow"], ("slow", 10.0, 0.2)),
+        (["straggle", "--delay", "1"], ("straggle", 10.0, 1.0)),
+        (["link", "--seconds", "7"], ("link", 7.0, 0.0)),
+        (["corrupt"], ("corrupt", 5.0, 0.0)),
+        (["non-finite"], ("non_finite", 0.0, 0.0)),
+        (["wrong-config"], ("wrong_config", 0.0, 0.0)),
+    ],
+)
+def test_each_command_asks_for_its_fault(
+    invoke: Invoke, world: dict[str, Any], arguments: list[str], call: tuple[str, float, float]
+) -> None:
+    kind, seconds, delay_s = call
+    done = invoke(*arguments, "learner-p-1")
+    assert (done.exit_code, done.stdout) == (0, "injected it\n")
+    assert json.loads(invoke(*arguments, "learner-p-1", "--json").stdout) == {"result": "injected it"}
+    assert world["calls"] == [(kind, "learner-p-1", seconds, delay_s)] * 2
+
+
+def test_a_learner_that_joined_later_can_be_struck_too(invoke: Invoke, world: dict[str, Any]) -> None:
+    assert invoke("kill", "learner-p-7").exit_code == 0
+
+
+@pytest.mark.parametrize(
+    ("arguments", "says"),
+    [
+        (["slow", "learner-q-1"], 'did you mean "learner-p-1"?'),
+        (["link", "nobody"], "its learners are learner-p-0, learner-p-1, learner-p-7"),
+        (["slow", "learner-p-1", "--seconds", "0"], "0.1"),
+        (["slow", "learner-p-1", "--delay", "-1"], "0.001"),
+    ],
+)
+def test_wrong_input_is_refused_before_anything_is_asked(
+    invoke: Invoke, world: dict[str, Any], arguments: list[str], says: str
+) -> None:
+    done = invoke(*arguments)
+    assert done.exit_code == 2
+    assert says in done.stderr
+    assert world["calls"] == []
+
+
+def test_a_fault_that_found_no_target_is_exit_code_2(invoke: Invoke, world: dict[str, Any]) -> None:
+    world["told"] = "skipped kill of learner-p-1: it is not running"
+    done = invoke("kill", "learner-p-1")
+    assert (done.exit_code, done.stdout.strip()) == (2, world["told"])
+
+
+def test_the_commands_and_their_options_are_these() -> None:
+    """Scripts rely on them: a change here is a change for users."""
+    root = typer.main.get_command(app)
+    commands = {
+        name: sorted(option for parameter in command.params for option in parameter.opts if option.startswith("--"))
+        for name, command in root.commands.items()  # type: ignore[attr-defined]
+    }
+    plain = ["--json", "--name", "--run-dir"]
+    for_a_while = sorted([*plain, "--seconds"])
+    delaying = sorted([*for_a_while, "--delay"])
+    assert commands == {
+        "kill": plain,
+        "freeze": for_a_while,
+        "slow": delaying,
+        "straggle": delaying,
+        "link": for_a_while,
+        "corrupt": for_a_while,
+        "non-finite": plain,
+        "wrong-config": plain,
+    }
