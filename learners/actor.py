@@ -213,6 +213,8 @@ class LearnerActor:
         self._disturbance.begin(kind, duration_s, delay_s, seed)
         return True
 
+    # -------------------------------------------------------------- the link, as far as a fault lets it
+
     def _await_link(self, deadline: float = math.inf) -> None:
         """Wait while a fault keeps the link down. Raises GetTimeoutError at the deadline (monotonic seconds)."""
         while (down_s := self._disturbance.link_down_s()) > 0.0:
