@@ -25,7 +25,7 @@ import ray
 from orchestrator import actor, job, metrics
 from orchestrator.config import Recipe
 from orchestrator.following import RunLost
-from orchestrator.placement import admit, control
+from orchestrator.placement import Place, admit, control
 from orchestrator.problems import InputError, Problem
 from orchestrator.store import RunStore
 
@@ -53,7 +53,7 @@ class ClusterUnreachable(ConnectionError):
 def run_embedded(recipe: Recipe, store: RunStore, starter: Starter | None, on_status: OnStatus) -> dict[str, Any]:
     """Start a local Ray, run to the end, end it. Interrupted once: a clean stop; twice: at once."""
     with local_cluster(recipe, store) as namespace:
-        place = actor.Place(namespace, cores=len(os.sched_getaffinity(0)))
+        place = Place(namespace, cores=len(os.sched_getaffinity(0)))
         return follow(recipe, store, place, starter, on_status, detach=False)
 
 
@@ -65,7 +65,7 @@ def run_attached(
     try:
         reached = {"address": address, "namespace": namespace, "token_path": None, "dashboard": dashboard}
         store.write_json(CLUSTER_FILE, reached | {"submission_id": job.submission_id()})
-        return follow(recipe, store, actor.Place(namespace, cores=0), starter, on_status, detach=True)
+        return follow(recipe, store, Place(namespace, cores=0), starter, on_status, detach=True)
     finally:
         ray.shutdown()
 
@@ -95,7 +95,7 @@ def _knock(address: str) -> None:
 
 
 def follow(
-    recipe: Recipe, store: RunStore, place: actor.Place, starter: Starter | None, on_status: OnStatus, detach: bool
+    recipe: Recipe, store: RunStore, place: Place, starter: Starter | None, on_status: OnStatus, detach: bool
 ) -> dict[str, Any]:
     """Start a run on the cluster that this process is connected to, and wait for its summary.
 

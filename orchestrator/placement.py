@@ -10,6 +10,7 @@ import signal
 import subprocess
 import time
 from collections.abc import Mapping
+from dataclasses import dataclass
 from typing import Any
 
 import psutil
@@ -28,6 +29,7 @@ from orchestrator.shape import Node, hindrance, memory_settings, misses, shape
 
 __all__ = [
     "Hand",
+    "Place",
     "admit",
     "control",
     "draining_nodes",
@@ -35,6 +37,7 @@ __all__ = [
     "hand_name",
     "inside",
     "label",
+    "named",
     "remove_placement_group",
     "reserve",
     "why_not",
@@ -42,6 +45,23 @@ __all__ = [
 
 NO_DEADLINE_MS = 2**62  # Ray's own is 2**63 - 1
 HAND_CPUS = 0.01  # never zero: an actor without resources hangs while any node is partitioned
+
+
+@dataclass(frozen=True)
+class Place:
+    """Where and how this run's actors live."""
+
+    namespace: str
+    cores: int  # of the one host, to pin learners to; 0 on clusters
+
+    @property
+    def local(self) -> bool:
+        return self.cores > 0
+
+
+def named(name: str, namespace: str, cpus: float) -> dict[str, Any]:
+    """Actor options of a detached actor that the orchestrator alone restarts."""
+    return {"name": name, "namespace": namespace, "lifetime": "detached", "num_cpus": cpus, "max_restarts": 0}
 
 
 def reserve(learner: str, pool: PoolConfig, anywhere: bool) -> PlacementGroup:

@@ -8,10 +8,10 @@ from typing import Any
 import pytest
 
 from chaos.actor import start
-from orchestrator.actor import Place
 from orchestrator.config import Recipe
 from orchestrator.events import Event, read_run
 from orchestrator.launch import follow, local_cluster
+from orchestrator.placement import Place
 from orchestrator.store import RunStore
 from orchestrator.validation import resolve
 

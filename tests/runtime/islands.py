@@ -22,10 +22,10 @@ from ray.cluster_utils import Cluster
 from ray.util.placement_group import placement_group_table
 
 from orchestrator import placement
-from orchestrator.actor import Place
 from orchestrator.config import PoolConfig, Recipe
 from orchestrator.events import LearnerLost, LearnerStarted, read_run
 from orchestrator.launch import compilation_cache, follow
+from orchestrator.placement import Place
 from orchestrator.problems import InputError
 from orchestrator.store import RunStore
 from orchestrator.validation import resolve, validate

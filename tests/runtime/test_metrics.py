@@ -111,8 +111,8 @@ def server(tmp_path_factory):
 def measured(ray_cluster, corpus, server):
     """One run with a kill in it: its summary and its folder."""
     from chaos.actor import start
-    from orchestrator.actor import Place
     from orchestrator.launch import follow
+    from orchestrator.placement import Place
     from orchestrator.store import RunStore
     from tests.runtime.conftest import recipe
 

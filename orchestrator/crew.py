@@ -1,0 +1,347 @@
+"""The learner units as Ray actors: placed, started, watched, asked to leave, ended and replaced.
+
+The controller decides whom; this shell carries it out, waits with deadlines, and says what happened. Knows nothing
+of evaluation, of the run's end or of its books.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import time
+from collections.abc import Callable, Coroutine, Mapping, Sequence
+from dataclasses import dataclass, replace
+from typing import Any
+
+import ray
+
+from learners.actor import GROUPS, LearnerActor, LearnerSpec
+from orchestrator import controller
+from orchestrator.config import PoolConfig, Recipe
+from orchestrator.events import LearnerLost, LearnerRequested, LearnerStarted, NodePreempted, PoolScaled
+from orchestrator.overview import Placed
+from orchestrator.placement import (
+    Place,
+    draining_nodes,
+    hand,
+    inside,
+    label,
+    named,
+    remove_placement_group,
+    reserve,
+    why_not,
+)
+from orchestrator.scaling import SCALE, requested
+from orchestrator.store import RunStore
+from orchestrator.waiting import CALL_S, within
+from outer.signals import DrainRequested, Expect
+
+EXPECT_S = 120.0  # for the syncer to come up and hear of a learner
+NOTICES_S = 1.0  # between two looks for nodes that are to go
+NOTICE_MARGIN_S = 2.0  # a node is left so long before it goes
+DRAINED = "drained"
+SHARED = ("seed", "task", "model", "data", "inner", "sync")  # what every learner must agree on
+
+
+@dataclass
+class Unit:
+    """A learner's newest incarnation, as the shell knows it."""
+
+    incarnation: int
+    handle: Any = None
+    pid: int | None = None
+    node: str | None = None
+    ended: str = ""  # why it was ended by us
+    leaving: str = ""  # why it was asked to leave
+
+
+class Crew:
+    """`say` writes a fact to the log; `over` tells whether the run is, so that nobody is replaced any more."""
+
+    def __init__(
+        self,
+        recipe: Recipe,
+        place: Place,
+        store: RunStore,
+        code: str,
+        say: Callable[[Any], None],
+        over: Callable[[], bool],
+    ) -> None:
+        run = recipe.run
+        self.faults: dict[str, str] = {}  # what last befell each
+        self.pools = {pool.name: pool.learners for pool in recipe.pools}  # learners wanted
+        self.failure: BaseException | None = None  # of this shell itself
+        self._recipe, self._place, self._store, self._code = recipe, place, store, code
+        self._say, self._over = say, over
+        self._controller = controller.Controller(recipe.learners, backoff_s=run.restart_backoff_s, hang_s=run.hang_s)
+        self._outer: Any = None
+        self._units: dict[str, Unit] = {}
+        self._groups: dict[str, Any] = {}
+        self._nodes: set[str] = set()  # where learners have been
+        self._misconfigured: set[str] = set()  # whose next incarnation comes with another recipe
+        self._tasks: set[asyncio.Task[None]] = set()
+        self._heeded_at = float("-inf")
+
+    def start(self, outer: Any) -> None:
+        """Let all wanted learners come; `outer` is the syncer's handle."""
+        self._outer = outer
+        self._advance()
+
+    def watch(self, rows: Sequence[Mapping[str, Any]]) -> None:
+        """To be called often, with what the syncer knows of the learners."""
+        self._end_silent(rows)
+        self._scale()
+        now = time.monotonic()
+        if now - self._heeded_at >= NOTICES_S:
+            self._heeded_at = now
+            self._heed_notices()
+        self._advance()
+
+    # -------------------------------------------------------------- what others may ask
+
+    def living(self) -> list[dict[str, Any]]:
+        """Living incarnations: where a fault can strike."""
+        return [
+            {"name": name, "incarnation": unit.incarnation, "pid": unit.pid, "node": unit.node}
+            for name, unit in self._units.items()
+            if unit.pid is not None and self._controller.units[name].state is controller.State.RUNNING
+        ]
+
+    def misconfigure(self, learner: str, incarnation: int) -> bool:
+        """Let the incarnation after this one, and only that, come with another recipe. False: this one is gone."""
+        unit = self._units.get(learner)
+        if unit is None or unit.incarnation != incarnation:
+            return False
+        self._misconfigured.add(learner)
+        return True
+
+    @property
+    def placed(self) -> dict[str, Placed]:
+        return {name: Placed(unit.pid, unit.node, self.faults.get(name)) for name, unit in self._units.items()}
+
+    # -------------------------------------------------------------- the end
+
+    async def leave(self, seconds: float) -> None:
+        """Wait until every training loop has returned, but no longer."""
+        if self._tasks:
+            await asyncio.wait(self._tasks, timeout=seconds)
+
+    def cancel(self) -> None:
+        for task in self._tasks:
+            task.cancel()
+
+    @property
+    def handles(self) -> list[Any]:
+        return [unit.handle for unit in self._units.values() if unit.handle is not None]
+
+    @property
+    def nodes(self) -> frozenset[str]:
+        """Where learners have been."""
+        return frozenset(self._nodes)
+
+    def give_up_places(self) -> None:
+        for name in list(self._groups):
+            self._give_up_place(name)
+
+    # -------------------------------------------------------------- one learner after another
+
+    def _advance(self) -> None:
+        self._act(self._controller.advance(time.monotonic()))
+
+    def _act(self, actions: list[controller.Action]) -> None:
+        for action in actions:
+            match action:
+                case controller.Start(name):
+                    self._spawn(self._start(name))
+                case controller.Drain():
+                    self._spawn(self._drain(action, self._recipe.sync.drain_s))
+                case controller.End():
+                    self._spawn(self._kill(action))
+
+    async def _start(self, name: str) -> None:
+        """From the grant of an incarnation to the end of its training loop."""
+        recipe, pool = self._recipe, self._recipe.pool_of(name)
+        incarnation = self._store.grant("incarnation", name)
+        self._controller.started(name, incarnation)
+        unit = self._units[name] = Unit(incarnation)
+        self._say(LearnerRequested(name, incarnation, pool.name, pool.region))
+        try:
+            expected = self._outer.expect.remote(
+                Expect(name, incarnation, recipe.run.start_s, pool.batch_size, pool.region or "")
+            )
+            if name not in self._groups:
+                self._groups[name] = reserve(name, pool, anywhere=self._place.local)
+            group = self._groups[name]
+            await within(recipe.run.start_s, group.ready())
+            if unit.ended == DRAINED:  # it was to leave before there was a place for it
+                self._left(name, unit)
+                return
+            index, cores = list(self._controller.units).index(name), self._place.cores
+            options = named(label(name, incarnation), self._place.namespace, 0) | inside(group, pool)
+            spec = learner_spec(recipe, self._code, name, incarnation, pool, index % cores if cores else None)
+            if name in self._misconfigured:
+                self._misconfigured.discard(name)
+                # As if its node had an old recipe: it trains the same, and says that it does not.
+                spec = replace(spec, shared={**spec.shared, "seed": recipe.seed + 1})
+            unit.handle = (
+                ray.remote(concurrency_groups=GROUPS)(LearnerActor).options(**options).remote(spec, self._outer)
+            )
+            info = await within(recipe.run.start_s, unit.handle.identify.remote())
+            unit.pid, unit.node = info["pid"], info["node"]
+            self._nodes.add(info["node"])
+            self._say(LearnerStarted(name, incarnation, unit.pid, unit.node))
+            self._controller.answered(name, incarnation)
+            await within(EXPECT_S, expected)
+            ended = await unit.handle.run.remote()
+            if ended.startswith("drained"):
+                self._left(name, unit)
+            else:
+                self._controller.finished(name, incarnation)
+        except ray.exceptions.RayTaskError as error:
+            await self._lost(name, unit, "failed", gist(error))
+        except ray.exceptions.RayError as error:
+            if unit.ended == DRAINED:
+                self._left(name, unit)
+                return
+            await self._lost(name, unit, "lease_expired" if unit.ended else "died", unit.ended or gist(error))
+        except TimeoutError:
+            if unit.ended == DRAINED:
+                self._left(name, unit)
+                return
+            why = why_not(self._groups[name], pool, anywhere=self._place.local)
+            await self._lost(name, unit, "failed", f"not placed and started within {recipe.run.start_s:g} s{why}")
+
+    async def _lost(self, name: str, unit: Unit, cause: str, detail: str) -> None:
+        wait_s = self._controller.lost(time.monotonic(), name, unit.incarnation)
+        if wait_s is None:
+            return
+        self._say(LearnerLost(name, unit.incarnation, cause, detail))
+        self.faults[name] = f"{cause}: {detail}"
+        if unit.handle is not None:
+            ray.kill(unit.handle)  # ends a living actor whose loop failed; no harm to a dead one
+        reason = {"died": "killed"}.get(cause, cause)
+        await within(CALL_S, self._outer.fence.remote(name, unit.incarnation, reason))
+        if name not in self._controller.wanted:
+            self._give_up_place(name)
+        if not self._over():
+            self._advance()
+
+    async def _drain(self, action: controller.Drain, deadline_s: float) -> None:
+        """Ask a learner to leave. One that does not step yet has nothing to lose, and is ended at once."""
+        unit = self._units[action.learner]
+        unit.leaving = action.reason
+        request = DrainRequested(action.learner, unit.incarnation, action.reason, deadline_s)
+        if not await within(CALL_S, self._outer.drain.remote(request)):
+            unit.ended = DRAINED
+            if unit.handle is not None:
+                ray.kill(unit.handle)
+
+    def _left(self, name: str, unit: Unit) -> None:
+        """It is gone and has lost nothing. Its place is given back: it may be on a node that goes too."""
+        self._controller.left(name, unit.incarnation)
+        if unit.handle is not None:
+            ray.kill(unit.handle)
+        self._give_up_place(name)
+        self.faults[name] = f"drained: {unit.leaving or 'its process was told to end'}"
+        if not self._over():
+            self._advance()
+
+    def _give_up_place(self, name: str) -> None:
+        if (group := self._groups.pop(name, None)) is not None:
+            remove_placement_group(group)
+
+    def _scale(self) -> None:
+        """Make the pools as large as was asked for last."""
+        for pool in self._recipe.pools:
+            wanted = requested(self._store.read_json(SCALE), pool.name, self.pools[pool.name])
+            before, self.pools[pool.name] = self.pools[pool.name], wanted
+            added, removed = pool.names(wanted)[before:], pool.names(before)[wanted:]
+            if not added and not removed:
+                continue
+            self._say(PoolScaled(pool.name, wanted, tuple(added), tuple(removed)))
+            for name in added:
+                self._controller.want(name)
+            for name in reversed(removed):
+                self._act(self._controller.unwant(name, f"pool {pool.name} is scaled to {wanted}"))
+
+    def _heed_notices(self) -> None:
+        """Drain the learners of nodes that have announced their end."""
+        for node, remaining_s in draining_nodes().items():
+            here = [name for name, unit in self._units.items() if unit.node == node and not unit.leaving]
+            actions = [action for name in here for action in self._controller.drain(name, "its node is to go")]
+            if actions:
+                names = tuple(action.learner for action in actions)
+                self._say(NodePreempted(node, names, remaining_s))
+            deadline_s = self._recipe.sync.drain_s
+            if remaining_s is not None:
+                deadline_s = max(1.0, min(deadline_s, remaining_s - NOTICE_MARGIN_S))
+            for action in actions:
+                assert isinstance(action, controller.Drain)
+                self._spawn(self._drain(action, deadline_s))
+
+    async def _kill(self, action: controller.End) -> None:
+        """End a process that does not answer. Its training loop's call then fails, and `_start` goes on from there."""
+        unit = self._units[action.learner]
+        unit.ended = action.reason
+        if unit.handle is not None:
+            ray.kill(unit.handle)
+        try:
+            if unit.pid is not None and unit.node is not None:
+                await within(CALL_S, hand(unit.node, self._place.namespace).kill.remote(unit.pid))
+        except (ray.exceptions.RayError, TimeoutError) as error:
+            await self._lost(action.learner, unit, "lease_expired", f"{action.reason}; {type(error).__name__}")
+
+    def _end_silent(self, rows: Sequence[Mapping[str, Any]]) -> None:
+        for row in rows:
+            if row["alive"] or row["lease_age_s"] is None:
+                continue
+            self.faults[row["name"]] = f"silent for {row['lease_age_s']:.1f} s"
+            self._act(self._controller.silent(row["name"], row["incarnation"], row["lease_age_s"]))
+
+    def _spawn(self, work: Coroutine[Any, Any, None]) -> None:
+        task = asyncio.create_task(work)
+        self._tasks.add(task)
+        task.add_done_callback(self._done)
+
+    def _done(self, task: asyncio.Task[None]) -> None:
+        self._tasks.discard(task)
+        if not task.cancelled() and task.exception() is not None:
+            self.failure = self.failure or task.exception()
+
+
+def learner_spec(
+    recipe: Recipe, code: str, name: str, incarnation: int, pool: PoolConfig, core: int | None
+) -> LearnerSpec:
+    """Everything an incarnation is made from; `core` of the one host, to be pinned to."""
+    return LearnerSpec(
+        name=name,
+        incarnation=incarnation,
+        task=recipe.task,
+        model=recipe.model,
+        data=recipe.data,
+        inner=recipe.inner,
+        sync=recipe.sync,
+        seed=recipe.seed,
+        batch_size=pool.batch_size,
+        slowdown=pool.slowdown,
+        start_s=recipe.run.start_s,
+        shared=shared(recipe),
+        code=code,
+        core=core,
+        accelerated=pool.accelerated,
+        warm_start=recipe.warm_start,
+        devices=pool.devices or (None if pool.accelerated else 1),
+        model_parallel=pool.model_parallel,
+    )
+
+
+def shared(recipe: Recipe) -> Mapping[str, Any]:
+    """What every learner must agree on."""
+    return {key: value for key, value in recipe.canonical().items() if key in SHARED}
+
+
+def gist(error: Exception) -> str:
+    """What Ray says of an actor's end, in one line: an exception's own words stand last, a killed process has none."""
+    lines = [line.strip() for line in str(error).splitlines() if line.strip()]
+    if not lines or "worker process has died" in str(error):
+        return "its process ended"
+    return lines[-1][:200]
