@@ -71,9 +71,12 @@ def run(ray_cluster: None, tmp_path_factory: pytest.TempPathFactory, corpus: str
     """Run a recipe to its end; `on_status` may interfere on the way."""
 
     def run_recipe(
-        name: str, on_status: Callable[[Mapping[str, Any]], None] = lambda status: None, **sections: Any
+        name: str,
+        on_status: Callable[[Mapping[str, Any]], None] = lambda status: None,
+        folder: Path | None = None,
+        **sections: Any,
     ) -> Result:
-        store = RunStore(tmp_path_factory.mktemp("runs") / name)
+        store = RunStore(folder or tmp_path_factory.mktemp("runs") / name)
         store.create()
         wanted = recipe(name, corpus, **sections)
         place = Place(f"test-{name}", cores=0)

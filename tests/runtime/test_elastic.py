@@ -15,65 +15,74 @@ from tests.runtime.test_runs import assert_kept, participants
 
 pytestmark = pytest.mark.runtime
 
-
-def stepping(status):
-    return {row["name"] for row in status["learners"] if row["state"] == "stepping"}
-
-
-def test_a_pool_grows_and_shrinks_while_the_job_runs(run, tmp_path):
-    asked = []
-
-    def steer(status):
-        names = stepping(status)
-        if not asked and status["run"]["syncer_step"] >= 20:
-            asked.append(4)
-        elif asked == [4] and len(names) == 4 and status["run"]["syncer_step"] >= 60:
-            asked.append(2)
-        else:
-            return
-        RunStore(tmp_path / "scale").write_json(SCALE, {"pools": {"t": asked[-1]}})
-
-    result = run("scale", steer, pools=[POOL | {"learners": 2, "max": 4}], budget={"syncer_steps": 700})
-    assert_kept(result)
-    assert [(fact.learners, fact.added, fact.removed) for fact in result.facts(PoolScaled)] == [
-        (4, ("learner-t-2", "learner-t-3"), ()),
-        (2, (), ("learner-t-2", "learner-t-3")),
-    ]
-    joined = [e.fact for e in result.of(StateReceived) if e.writer in ("learner-t-2", "learner-t-3")]
-    assert {fact.source for fact in joined} == {"peer"}, "a newcomer starts with a peer's moments"
-    shrunk_at = result.of(PoolScaled)[1].at
-    assert {name for name, _ in participants(result)} == {f"learner-t-{index}" for index in range(4)}
-    assert {fact.learner for fact in result.facts(DrainStarted)} == {"learner-t-2", "learner-t-3"}
-    assert {(fact.learner, fact.reason) for fact in result.facts(LearnerFenced)} >= {
-        ("learner-t-2", "drained"),
-        ("learner-t-3", "drained"),
-    }
-    assert_nothing_lost(result, "learner-t-2", "learner-t-3")
-    assert result.facts(LearnerLost) == []
-    gone_at = max(e.at for e in result.of(LearnerFenced) if e.fact.reason == "drained")
-    assert gone_at - shrunk_at < 15.0
-    assert {name for name, _ in participants(result, after=gone_at)} == {"learner-t-0", "learner-t-1"}
-    assert result.summary["goodput_categories"]["unattributed"] <= 0.01
+ROUND_STEPS = 4
+POOL = {"name": "t", "learners": 2, "max": 4, "batch_size": 2, "slowdown": 20.0}
+NEWCOMERS = ("learner-t-2", "learner-t-3")
 
 
-def test_a_learner_whose_process_is_told_to_end_leaves_in_order_and_another_comes(run):
-    told = []
+class Steering:
+    """Two learners; then four; then one of the first two is told to end by its host; once it is back, two again."""
 
-    def tell(status):
-        row = next((row for row in status["learners"] if row["name"] == "learner-t-1"), None)
-        if not told and row and row["state"] == "stepping" and status["run"]["syncer_step"] >= 20:
-            told.append(row["pid"])
-            os.kill(row["pid"], signal.SIGTERM)
+    def __init__(self, folder):
+        self.did = []
+        self._store = RunStore(folder)
 
-    result = run("sigterm", tell, budget={"syncer_steps": 400})
-    assert_kept(result)
-    assert told
-    (drain,) = result.facts(DrainStarted)
-    assert (drain.learner, drain.incarnation) == ("learner-t-1", 1)
-    assert ("learner-t-1", 1, "drained") in {(f.learner, f.incarnation, f.reason) for f in result.facts(LearnerFenced)}
-    assert_nothing_lost(result, "learner-t-1")
-    assert ("learner-t-1", 2) in participants(result)
-    assert result.facts(LearnerLost) == []
+    def __call__(self, status):
+        rows = {row["name"]: row for row in status["learners"]}
+        stepping = [name for name, row in rows.items() if row["state"] == "stepping"]
+        if not self.did and status["run"]["syncer_step"] >= 20:
+            self._scale(4)
+        elif self.did == [4] and len(stepping) == 4:
+            os.kill(rows["learner-t-1"]["pid"], signal.SIGTERM)
+            self.did.append("told")
+        elif self.did == [4, "told"] and len(stepping) == 4 and rows["learner-t-1"]["incarnation"] == 2:
+            self._scale(2)
+
+    def _scale(self, learners):
+        self._store.write_json(SCALE, {"pools": {"t": learners}})
+        self.did.append(learners)
+
+
+@pytest.fixture(scope="module")
+def elastic(run, tmp_path_factory):
+    folder = tmp_path_factory.mktemp("elastic")
+    steering = Steering(folder)
+    result = run("elastic", steering, folder, pools=[POOL], budget={"syncer_steps": 600})
+    assert steering.did == [4, "told", 2], "the run was long enough for all of it"
+    return result
+
+
+def test_promises_are_kept_and_time_is_accounted_for_while_learners_come_and_go(elastic):
+    assert_kept(elastic)
+    assert elastic.facts(LearnerLost) == []
+    assert elastic.summary["goodput_categories"]["unattributed"] <= 0.01
+    assert sum(elastic.summary["goodput_categories"].values()) == pytest.approx(1.0, abs=1e-6)
+
+
+def test_a_pool_grows_with_learners_that_start_from_a_peers_state(elastic):
+    first, _ = elastic.facts(PoolScaled)
+    assert (first.learners, first.added, first.removed) == (4, NEWCOMERS, ())
+    joined = [event.fact.source for event in elastic.of(StateReceived) if event.writer in NEWCOMERS]
+    assert joined == ["peer", "peer"]
+    assert {(name, 1) for name in NEWCOMERS} <= participants(elastic)
+
+
+def test_a_pool_shrinks_by_learners_that_leave_without_a_loss(elastic):
+    _, second = elastic.facts(PoolScaled)
+    assert (second.learners, second.added, second.removed) == (2, (), NEWCOMERS)
+    left = {event.fact.learner: event.at for event in elastic.of(LearnerFenced) if event.fact.reason == "drained"}
+    assert set(NEWCOMERS) <= set(left)
+    assert_nothing_lost(elastic, *NEWCOMERS)
+    gone_at = max(left[name] for name in NEWCOMERS)
+    assert {name for name, _ in participants(elastic, after=gone_at)} == {"learner-t-0", "learner-t-1"}
+
+
+def test_a_learner_whose_process_is_told_to_end_leaves_in_order_and_another_comes(elastic):
+    drains = [(fact.learner, fact.incarnation) for fact in elastic.facts(DrainStarted)]
+    assert ("learner-t-1", 1) in drains
+    assert ("learner-t-1", 1, "drained") in {(f.learner, f.incarnation, f.reason) for f in elastic.facts(LearnerFenced)}
+    assert_nothing_lost(elastic, "learner-t-1")
+    assert ("learner-t-1", 2) in participants(elastic)
 
 
 def assert_nothing_lost(result, *learners):
@@ -84,7 +93,3 @@ def assert_nothing_lost(result, *learners):
         assert len(mine) > 2 * ROUND_STEPS
         assert mine[-ROUND_STEPS:] == ["committed"] * ROUND_STEPS
     assert result.summary["tokens"]["discarded"]["drained"] == 0
-
-
-ROUND_STEPS = 4
-POOL = {"name": "t", "batch_size": 2, "slowdown": 20.0}
