@@ -155,6 +155,7 @@ def _devices(recipe: Recipe) -> Iterator[Problem]:
             )
 
 
+@_reads("pools")
 def _hardware(recipe: Recipe) -> Iterator[Problem]:
     for index, pool in enumerate(recipe.pools):
         yield from refusals(pool, f"pools.{index}")

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import inspect
 import os
 from pathlib import Path
 from typing import Any
@@ -238,3 +239,15 @@ def test_every_field_of_the_schema_can_be_put_in_words() -> None:
 def test_nearest_ignores_case_and_refuses_what_is_far() -> None:
     assert nearest("tAu", ["P", "H", "tau"]) == "tau"
     assert nearest("momentum", ["lr", "merge"]) is None
+
+
+def test_every_check_of_a_recipe_is_asked() -> None:
+    from orchestrator import validation
+
+    written = {
+        name
+        for name, value in vars(validation).items()
+        if inspect.isfunction(value) and list(inspect.signature(value).parameters) == ["recipe"] and name[0] == "_"
+    }
+    asked = {check.ask.__name__ for check in validation.CHECKS}
+    assert written - asked <= {"_raw"}, "a check without its decorator is never asked"
