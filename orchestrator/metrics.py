@@ -2,7 +2,7 @@
 
 Ray's agent on each node exports them for Prometheus. The actor has no part in the run: whatever happens to it, nobody
 waits for it. It keeps nothing that the folder does not have, so that Ray may restart it, and it then counts from the
-beginning of the log again, in one go, to the same totals.
+beginning of the log again, in one go, to the same totals. A damaged line of the log is left out, and counted.
 """
 
 from __future__ import annotations
@@ -84,7 +84,7 @@ class MetricsActor:
         ray.kill(ray.get_runtime_context().current_actor)  # not to be restarted
 
     def _look(self) -> None:
-        """One round. What fails is logged and counted, and tried again in the next."""
+        """One round. What fails is logged and counted; the next goes on behind the line at which this one ended."""
         try:
             self._meters.apply(self._reader.look())
         except Exception:
