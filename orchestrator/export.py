@@ -20,7 +20,7 @@ from safetensors.numpy import save_file
 from learners import weights
 from orchestrator.config import Recipe
 from orchestrator.problems import InputError, Problem
-from orchestrator.recipes import load
+from orchestrator.recipes import stored
 from orchestrator.store import RunStore
 
 FORMAT = "decoupled-diloco/1"
@@ -48,7 +48,7 @@ def of_run(store: RunStore) -> Model:
         tensors = weights.read(store.root)
     except ValueError as error:
         raise InputError([_problem("RUN", store.root, error)]) from error
-    recipe = load(store.path("config.toml"))
+    recipe = stored(store.path("config.toml"))
     manifest = store.read_json("final/manifest.json")
     return Model(tensors, _about(recipe, manifest, store.read_json("summary.json") or {}, tensors))
 
@@ -63,7 +63,13 @@ def of_file(path: Path) -> Model:
     if metadata.get("format") != FORMAT:
         fix = "give a file that diloco export has written, or a run"
         raise InputError([Problem("--from", str(path), "does not say which task its parameters belong to", fix)])
-    return Model(tensors, metadata)
+    model = Model(tensors, metadata)
+    try:
+        _ = model.task, metadata["run"]
+    except (KeyError, ValueError, RecursionError) as error:
+        message = f"does not say which task its parameters belong to: {type(error).__name__}: {error}"
+        raise InputError([Problem("--from", str(path), message, "write the file anew with diloco export")]) from error
+    return model
 
 
 def write(model: Model, path: Path) -> None:

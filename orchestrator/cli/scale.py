@@ -14,7 +14,7 @@ from orchestrator.cli.errors import reported
 from orchestrator.cli.run import RECIPE_FILE
 from orchestrator.cli.status import AsJson, Name, RunDir, find
 from orchestrator.problems import InputError, Problem
-from orchestrator.recipes import load
+from orchestrator.recipes import stored
 from orchestrator.scaling import SCALE, problems
 from orchestrator.store import RunStore
 
@@ -53,7 +53,7 @@ def _refuse(store: RunStore, status: Mapping[str, Any], pool: str, learners: int
     run = words.part(status, "run")
     if run.get("state") in words.ENDED:
         raise InputError([Problem("--name", run.get("name"), f"the run has {run['state']}", "name a run that goes on")])
-    if found := list(problems(load(store.path(RECIPE_FILE)), run.get("pools", {}), pool, learners)):
+    if found := list(problems(stored(store.path(RECIPE_FILE)), run.get("pools", {}), pool, learners)):
         raise InputError(found)
 
 

@@ -378,7 +378,7 @@ def test_the_commands_and_their_options_are_these() -> None:
         "check": ["--json"],
         "check-task": ["--json", "--set"],
         "export": ["--json", "--out"],
-        "sample": ["--from", "--json", "--length", "--prompt", "--seed", "--temperature", "--top-k"],
+        "sample": ["--from", "--json", "--length", "--prompt", "--seed", "--task", "--temperature", "--top-k"],
         "report": ["--json", "--name", "--out"],
         "metrics": ["--json"],
         "doctor": ["--json"],
