@@ -39,7 +39,7 @@ OBJECT_STORE_BYTES = 512 * 2**20
 CLUSTER_FILE = "cluster.json"  # in the run store: how other shells reach the run
 
 OnStatus = Callable[[Mapping[str, Any]], None]
-Starter = Callable[[Recipe, RunStore, str], Any]  # starts the chaos actor: (recipe, store, namespace)
+Starter = Callable[[Recipe, RunStore, str, bool], Any]  # starts chaos: (recipe, store, namespace, anywhere)
 
 
 class Terminated(KeyboardInterrupt):
@@ -125,9 +125,9 @@ def follow(
         raise
     ended = orchestrator.result.remote()
     if recipe.run.metrics:
-        metrics.start(recipe.name, store, recipe.sync.codec, place.namespace)
+        metrics.start(recipe, store, place.namespace, place.local)
     if recipe.chaos.active and starter is not None:
-        starter(recipe, store, place.namespace)
+        starter(recipe, store, place.namespace, place.local)
     try:
         summary = _wait(ended, store, on_status)
     except KeyboardInterrupt as interruption:

@@ -21,6 +21,7 @@ import ray
 from ray.cluster_utils import Cluster
 from ray.util.placement_group import placement_group_table
 
+from chaos.actor import start
 from orchestrator import placement
 from orchestrator.config import PoolConfig, Recipe
 from orchestrator.events import LearnerLost, LearnerStarted, read_run
@@ -32,11 +33,11 @@ from orchestrator.validation import resolve, validate
 
 TYPE, POD, TOPOLOGY = "ray.io/accelerator-type", "ray.io/tpu-pod-type", "ray.io/tpu-topology"
 NODES: list[dict[str, Any]] = [
-    {"labels": {"region": "east", "role": "control"}},
+    {"labels": {"region": "east"}},  # where the driver is: what is bound to nothing else comes up here
     {"labels": {"region": "east", TYPE: "H100"}, "num_gpus": 2},
     {"labels": {"region": "west", TYPE: "A100"}, "num_gpus": 2},
     {
-        "labels": {"region": "east", TYPE: "TPU-V6E", POD: "v6e-8", TOPOLOGY: "2x4"},
+        "labels": {"region": "east", "role": "control", TYPE: "TPU-V6E", POD: "v6e-8", TOPOLOGY: "2x4"},
         "resources": {"TPU": 8, "TPU-v6e-8-head": 1},
     },
     {
@@ -52,6 +53,7 @@ POOLS: list[dict[str, Any]] = [
     # The node that could be this one's has four chips of another generation: it waits, and the run goes on.
     {"name": "none", "region": "west", "accelerator": "TPU-V6E", "topology": "2x2", "resources": {"TPU": 4}},
 ]
+BOUND = ("outer", "orchestrator", "chaos", "metrics")  # to run.control
 
 
 def recipe(folder: Path) -> Recipe:
@@ -67,6 +69,7 @@ def recipe(folder: Path) -> Recipe:
         "pools": [{"batch_size": 2, "slowdown": 20.0} | pool for pool in POOLS],
         "budget": {"syncer_steps": 1_000_000},
         "eval": {"every": 0, "sequences": 8},
+        "chaos": {"faults": [{"kind": "kill", "learner": "learner-h100-0", "at_step": 1_000_000}]},
         "run": {"start_s": 12.0, "control": {"role": "control"}},
     }
     wanted = resolve(Recipe.model_validate(tables))
@@ -138,18 +141,18 @@ def run(wanted: Recipe, folder: Path) -> dict[str, Any]:
     """Train until the pool without a place is reported and all the others have stepped; then stop."""
     store = RunStore(folder / "run")
     store.create()
-    seen: dict[str, Any] = {"groups": {}, "outer": None}
+    seen: dict[str, Any] = {"groups": {}, "bound": {}}
     deadline = time.monotonic() + 60.0
 
     def watch(status: Any) -> None:
         rows = {row["name"]: row for row in status["learners"]}
         reported = "learner-none-0" in rows and "no living node" in str(rows["learner-none-0"]["last_fault"])
         stepped = all(row["step"] for name, row in rows.items() if name != "learner-none-0")
-        if seen["outer"] is None and ((reported and stepped) or time.monotonic() > deadline):
-            seen["groups"], seen["outer"] = groups(), _node_of("outer")
+        if not seen["bound"] and ((reported and stepped) or time.monotonic() > deadline):
+            seen.update(groups=groups(), bound={name: _node_of(name) for name in BOUND})
             store.write_json("stop", {"reason": "seen enough", "at": time.time()})
 
-    follow(wanted, store, Place("islands", cores=0), None, watch, detach=False)
+    follow(wanted, store, Place("islands", cores=0), start, watch, detach=False)
     facts = [event.fact for event in read_run(store.root)]
     labels = {node["NodeID"]: node["Labels"] for node in ray.nodes()}
     return {
@@ -157,7 +160,7 @@ def run(wanted: Recipe, folder: Path) -> dict[str, Any]:
         "lost": {fact.learner: fact.detail for fact in facts if isinstance(fact, LearnerLost)},
         "groups": seen["groups"],
         "groups_after": groups(),
-        "outer": labels[seen["outer"]],
+        "bound": {name: labels[node] for name, node in seen["bound"].items()},
     }
 
 
@@ -167,7 +170,7 @@ def _node_of(actor: str) -> str:
     return next(
         entry["Address"]["NodeID"]
         for entry in actors().values()
-        if entry["Name"] == actor and entry["State"] == "ALIVE"
+        if entry["Name"].partition("-")[0] == actor and entry["State"] == "ALIVE"
     )
 
 
