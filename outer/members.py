@@ -22,6 +22,7 @@ from outer.facts import (
 )
 from outer.leases import Leases
 from outer.messages import DRAINING, STARTING, STEPPING, Attach, Contribution, Report, SeekDonor
+from outer.pace import step_time
 from outer.signals import Expect
 from outer.spans import Span, SpanPool
 
@@ -92,6 +93,11 @@ class Members:
             and member.report.phase in (STEPPING, DRAINING)
             and not member.quarantined
         ]
+
+    @property
+    def step_s(self) -> float:
+        """xi_step in seconds."""
+        return step_time(member.report.step_s for member in self.live if member.report)
 
     @property
     def next_expiry(self) -> float | None:
