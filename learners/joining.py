@@ -24,7 +24,7 @@ class Joining:
         self._config = config
         self._adoption = adoption
         self._welcome = Welcome(0, 0, 0.0, ())  # until the syncer's comes; every later commit is noticed
-        self._attached_at = 0.0
+        self._attached_at: float | None = None
         self._failed: tuple[str, ...] = ()  # donors that gave nothing
         self._state: State | None = None  # a peer's, until it is loaded
 
@@ -61,15 +61,16 @@ class Joining:
             return []
         self._state = None
         origin = (state.donor, state.donor_incarnation, state.step, state.digest, state.size)
-        return [Inherit(state), Say(StateReceived("peer", *origin, self._seconds(now)))]
+        return [Inherit(state), Say(StateReceived("peer", *origin, self.seconds(now)))]
 
     def snapshot(self, now: float) -> StateReceived:
         """What to say once all of it is adopted."""
-        return StateReceived("syncer", "", 0, 0, "", 0, self._seconds(now))
+        return StateReceived("syncer", "", 0, 0, "", 0, self.seconds(now))
 
     def _seek(self) -> Effect:
         seek = SeekDonor(self._learner, self._incarnation, self._welcome.epoch, self._failed)
-        return Recover(seek, self._config.transfer_s)
+        # Two donors in a row must fit in the time after which a state is too old, or the second is never asked.
+        return Recover(seek, min(self._config.transfer_s, self._config.join_s / 3.0))
 
     def _take_snapshot(self) -> list[Effect]:
         """Every fragment from the syncer, with fresh moments. What a notice has brought meanwhile stays."""
@@ -79,7 +80,8 @@ class Joining:
     def _took_too_long(self, now: float, syncer_step: int) -> bool:
         """What a peer had when this learner attached may be too old by now."""
         passed = syncer_step - self._welcome.syncer_step
-        return passed > self._config.round_steps and now - self._attached_at > self._config.join_s
+        return passed > self._config.round_steps and self.seconds(now) > self._config.join_s
 
-    def _seconds(self, now: float) -> float:
-        return round(now - self._attached_at, 6)
+    def seconds(self, now: float) -> float:
+        """Since the Welcome; 0 before it."""
+        return round(now - self._attached_at, 6) if self._attached_at is not None else 0.0

@@ -256,11 +256,11 @@ class Learner:
 
     def _drain(self, now: float, deadline_s: float) -> None:
         """Step no more after this step; who has no step to lose leaves at once."""
-        if self._config.overlap == "strict" or self.phase != STEPPING:
-            if self.phase != DRAINING:
-                self._stop = self._stop or "drained"
-        elif self._drain_until is None:
-            self._drain_until = now + deadline_s
+        if self._config.overlap == "strict" or self.phase not in (STEPPING, DRAINING):
+            self._stop = self._stop or "drained"
+            return
+        if self.phase in (STEPPING, DRAINING):  # told again, there may be less time than it thought
+            self._drain_until = min(now + deadline_s, self._drain_until or math.inf)
 
     def _on_stop(self, now: float, event: Stop) -> None:
         if self._epoch in (None, event.epoch):  # it may overtake the Welcome
@@ -379,6 +379,8 @@ class Learner:
         self._stopwatch.hold(now, reason if self.phase == STEPPING else "")
         if now - self._reported_at >= HOLD_S:
             self._report(now)
+        if self.phase == JOINING and self._joining.seconds(now) > self._start_s:
+            self._stop = self._stop or f"failed: no state to start from came in {self._start_s:.0f} s"
         self._effects.append(Hold(HOLD_S, reason))
 
     def _adopt(self) -> bool:

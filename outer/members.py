@@ -39,6 +39,7 @@ class Member:
     attached: bool = False
     attached_at: float = 0.0
     draining: str = ""  # why it is to leave
+    drain_until: float = float("inf")
     drain_sent_at: float = float("-inf")
     quarantined: bool = False
     donations: int = 0  # how often it was named as a donor

@@ -99,7 +99,7 @@ class Steward:
     def attend(self, now: float, member: Member, report: Report, standing: Standing) -> None:
         """Give what a report asks for; send again what it does not show."""
         if report.phase == DRAINING and not member.draining:
-            self._start_drain(member, "its process was told to end")
+            self._start_drain(member, "its process was told to end", now + self._config.drain_s)
         if not member.attached:
             return
         if reason := self._over_for(member, standing):
@@ -109,7 +109,7 @@ class Steward:
         if report.wants_span:
             self._lend(now, member)
         if member.draining and report.phase == STEPPING and now - member.drain_sent_at >= RESEND_S:
-            self._send_drain(now, member, self._config.drain_s)
+            self._send_drain(now, member)
         if report.phase in (STEPPING, DRAINING):
             for fragment, counters in enumerate(report.counters):
                 behind = counters.base_version is None or counters.base_version < standing.versions[fragment]
@@ -148,23 +148,29 @@ class Steward:
     # -------------------------------------------------------------- going
 
     def drain(self, now: float, event: DrainRequested) -> None:
-        """Ask a learner to leave without losing anything; who has nothing to lose is gone at once."""
+        """Ask a learner to leave without losing anything; who has nothing to lose is gone at once.
+
+        One that is leaving already is told again, for there may be less time than it thought.
+        """
         member = self._members.get(event.learner, event.incarnation)
-        if member is None or member.draining:
+        if member is None:
             return
-        self._start_drain(member, event.reason)
-        if member.report is not None and member.report.phase == STEPPING:
-            self._send_drain(now, member, event.deadline_s)
+        self._start_drain(member, event.reason, now + event.deadline_s)
+        if member.report is not None and member.report.phase in (STEPPING, DRAINING):
+            self._send_drain(now, member)
         else:
             self._members.fence(member.name, "drained")
 
-    def _start_drain(self, member: Member, reason: str) -> None:
-        member.draining = reason
-        self._out.say(DrainStarted(member.name, member.incarnation, reason))
+    def _start_drain(self, member: Member, reason: str, until: float) -> None:
+        member.drain_until = min(member.drain_until, until)
+        if not member.draining:
+            member.draining = reason
+            self._out.say(DrainStarted(member.name, member.incarnation, reason))
 
-    def _send_drain(self, now: float, member: Member, deadline_s: float) -> None:
+    def _send_drain(self, now: float, member: Member) -> None:
         member.drain_sent_at = now
-        self._out.send(member, Drain(self._epoch, member.incarnation, member.draining, deadline_s))
+        left_s = max(0.0, member.drain_until - now)
+        self._out.send(member, Drain(self._epoch, member.incarnation, member.draining, left_s))
 
     def quarantine(self, now: float, member: Member, standing: Standing) -> None:
         """A learner that stays non-finite never recovers by itself: it has to start anew from the syncer's values."""
