@@ -22,7 +22,7 @@ class Budget:
     def reached(self, tokens: int, syncer_step: int) -> str:
         """Why the run is over, with so much committed; empty while it is not."""
         if self.tokens is not None and tokens >= self.tokens:
-            return f"{tokens} tokens are committed"
+            return f"{tokens:,} tokens are committed"
         if self.syncer_steps is not None and syncer_step >= self.syncer_steps:
             return f"syncer step {syncer_step} is reached"
         return ""

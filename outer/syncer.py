@@ -303,6 +303,7 @@ class Syncer:
             for member in live
             if (self._config.participants == "eligible" or member.name in self._reported(step))
             and has_progress(member, step.fragment, version)
+            and not member.unheard
         ]
         timeout_s = self._config.read_timeout_s
         step.ask(now, len(live), {member.name: member.incarnation for member in asked}, timeout_s)
@@ -335,10 +336,13 @@ class Syncer:
         """What this incarnation was asked for does not come."""
         step = self._find(event.syncer_step)
         if step is not None and step.awaited.get(event.learner) == event.incarnation:
+            if reason == "timeout":
+                self._members.note_missed(event.learner)
             self._out.say(step.miss(event.learner, reason))
 
     def _close_reading(self, now: float, step: OpenStep) -> None:
         for learner in list(step.awaited):
+            self._members.note_missed(learner)
             self._out.say(step.miss(learner, "timeout"))
         if len(step.contributions) < self.quorum:
             self._reopen(now, step, f"{len(step.contributions)} valid contributions, the quorum is {self.quorum}")

@@ -21,7 +21,8 @@ H = 4
 
 
 def world(speed: Mapping[str, float] = SPEED, quorum: int = 1, **sync: Any) -> World:
-    config = SyncConfig.model_validate({"P": 2, "H": H, "tau": 1, "read_timeout_s": 0.4, "lease_s": 0.8, "join_s": 15.0, **sync})
+    given = {"P": 2, "H": H, "tau": 1, "read_timeout_s": 0.4, "lease_s": 0.8, "join_s": 15.0}
+    config = SyncConfig.model_validate(given | sync)
     made = World(sync=config, learners=speed, quorum=quorum, budget=Budget(None, 10_000))
     for name in speed:
         made.start(name)
