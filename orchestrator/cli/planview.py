@@ -14,6 +14,7 @@ from orchestrator.planner.plan import Plan
 from orchestrator.planner.traffic import Flow
 from orchestrator.problems import Problem
 from orchestrator.recipes import dump
+from orchestrator.shape import ACCELERATOR, POD_TYPE, REGION
 from orchestrator.status import DASH, number, percent, seconds
 
 NODES_SHOWN = 24
@@ -94,7 +95,11 @@ def _nodes(plan: Plan) -> Table:
     for node in plan.setting.nodes[:NODES_SHOWN]:
         there = Counter(pools[name] for name, place in plan.placement.learners.items() if place == node.name)
         who = ", ".join(f"{count} x {pool}" for pool, count in there.items())
-        offers = ", ".join(f"{kind}={value:g}" for kind, value in node.resources.items() if kind != "memory")
+        offers = ", ".join(
+            [f"{kind}={value:g}" for kind, value in node.resources.items() if kind != "memory" and ":" not in kind]
+            + [value for label, value in node.labels.items() if label in (ACCELERATOR, POD_TYPE)]
+            + [f"{label}={value}" for label, value in node.labels.items() if label != REGION and "/" not in label]
+        )
         memory = f", {amount(node.memory_bytes)} memory" if node.memory_bytes else ""
         table.add_row(node.name, node.region or DASH, offers + memory, who or DASH)
     if (more := len(plan.setting.nodes) - NODES_SHOWN) > 0:

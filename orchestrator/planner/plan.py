@@ -72,7 +72,7 @@ class Plan:
 
 def make(recipe: Recipe, shapes: Shapes, setting: Setting, busy: Sequence[Problem] = ()) -> Plan:
     """The plan of a resolved recipe. `busy`: warnings about the place, found by whoever looked at it."""
-    wanted = fit.services(recipe.chaos.active, setting.syncer_region)
+    wanted = fit.services(recipe, setting.local, setting.syncer_region)
     placement = fit.fit(recipe.learners, wanted, setting.nodes, anywhere=setting.local)
     regions = _regions(recipe, setting, placement)
     pace = _pace(recipe, shapes, setting.step_s)
@@ -145,7 +145,10 @@ def as_json(plan: Plan, commands: Sequence[str]) -> dict[str, Any]:
         "recipe": recipe.canonical(),
         "placement": {
             "source": plan.setting.source,
-            "nodes": [asdict(node) | {"free": plan.placement.free[node.name]} for node in plan.setting.nodes],
+            "nodes": [
+                asdict(node) | {"region": node.region, "free": plan.placement.free[node.name]}
+                for node in plan.setting.nodes
+            ],
             "learners": plan.placement.learners,
             "services": plan.placement.services,
             "unplaced": [asdict(one) for one in plan.placement.shortfalls],

@@ -3,13 +3,15 @@
 from __future__ import annotations
 
 import json
+import math
 from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
 import pytest
 
-from orchestrator import actor, launch, placement
+from orchestrator import actor, launch, metrics, placement
+from orchestrator.cli.plan import _wanted
 from orchestrator.config import Recipe
 from orchestrator.planner import advice, fit, memory
 from orchestrator.planner.nodes import from_text
@@ -32,6 +34,7 @@ SOUND: dict[str, Any] = {
     "sync": {"P": 4, "H": 12, "tau": 2, "quorum": 2, "codec": "bf16"},
     "pools": [{"name": "a", "learners": 2}, {"name": "b", "learners": 2}],
     "budget": {"syncer_steps": 1200},
+    "run": {"metrics": False},  # 1.1 CPU of services
 }
 
 
@@ -163,11 +166,20 @@ def test_constants_are_those_of_the_code_that_runs() -> None:
         "orchestrator": actor.ORCHESTRATOR_CPUS,
         "syncer": actor.OUTER_CPUS,
         "evaluator": actor.EVALUATOR_CPUS,
+        "metrics": metrics.CPUS,
         "chaos": CPUS,
     }
     assert fit.HAND_CPUS == placement.HAND_CPUS
     assert advice.LOCAL_STORE_BYTES == launch.OBJECT_STORE_BYTES
     assert UP_BYTES == ELEMENT_BYTES
+
+
+@pytest.mark.parametrize("overrides", [[], ["pools.0.max=5"], ["pools.0.resources={CPU=2, license=3}"]])
+def test_this_machine_is_planned_with_the_room_that_a_local_ray_gets(overrides: list[str]) -> None:
+    wanted = load(RECIPES / "local.toml", overrides)
+    room = _wanted(wanted)
+    assert math.ceil(room.pop("CPU")) == launch.logical_cpus(wanted)
+    assert room == launch._other_resources(wanted)
 
 
 # ------------------------------------------------------------------ warnings
@@ -309,6 +321,15 @@ def test_what_cannot_work_is_a_limit(sections: dict[str, Any], nodes: list[str],
     assert plan.limits[0].field == field
 
 
+def test_devices_hold_the_parameters_whole_unless_the_task_may_cut_them() -> None:
+    two = recipe(pools=[{"name": "a", "resources": {"GPU": 2}}], sync={"quorum": 1})
+    needed = memory.learner(two.sync, shapes(), accelerated=True).device_bytes
+    node = [f"CPU=9,GPU=2,accelerator_memory={(needed - 1) / 2**30},name=n"]
+    (limit,) = planned(two, nodes=node).limits
+    assert limit.field == "n accelerator_memory"
+    assert planned(two, replace(shapes(), shardable=True), node).limits == ()
+
+
 def test_a_link_on_which_learners_crowd_is_warned_of_and_a_wider_one_is_not() -> None:
     # All 4 learners are away from the syncer: 4 * 1600 bits of contributions in 2 s.
     found = planned(nodes=["CPU=1.1,name=n", "CPU=9,bandwidth=3.1e-6"])
@@ -353,7 +374,7 @@ def test_the_keys_of_the_json_are_these() -> None:
     }
     assert set(told["placement"]) == {"source", "nodes", "learners", "services", "unplaced"}
     assert set(told["placement"]["nodes"][0]) == {
-        *("name", "resources", "region", "memory_bytes", "accelerator_bytes", "bandwidth_bits", "free")
+        *("name", "resources", "labels", "region", "memory_bytes", "accelerator_bytes", "bandwidth_bits", "free")
     }
     assert set(told["model"]) == {"tensors", "elements", "parameter_bytes", "largest_to_smallest"}
     assert keys(told["fragments"]) == {
