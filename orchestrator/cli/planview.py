@@ -109,6 +109,10 @@ def _nodes(plan: Plan) -> Table:
 
 def _services(plan: Plan) -> Iterator[str]:
     yield "  ".join(f"{name} on {node}" for name, node in plan.placement.services.items())
+    if plan.at_max is not None:
+        unplaced = sum(one.units for one in plan.at_max.shortfalls)
+        sizes = ", ".join(f"{pool.max or pool.learners} x {pool.name}" for pool in plan.recipe.pools)
+        yield f"with every pool at its max, {sizes}: {f'{unplaced} find no place' if unplaced else 'all find a place'}"
     if not plan.setting.local:
         yield "Ray chooses where the services go; the syncer is counted as being where it stands here"
 
@@ -184,14 +188,17 @@ def _flow(flow: Flow) -> list[str]:
 def _compared(plan: Plan) -> Iterator[str]:
     told = plan.traffic
     yield (
-        f"the whole run: {amount(told.run_up_bytes)} up, {amount(told.run_down_bytes)} down; a learner that joins "
-        f"fetches {amount(told.joining_bytes)}, each evaluation {amount(told.evaluation_bytes)}"
+        f"the whole run: {amount(told.run_up_bytes)} up, {amount(told.run_down_bytes)} down; each evaluation fetches "
+        f"{amount(told.evaluation_bytes)}"
     )
+    given = told.donation_bytes
+    peer = "" if given is None else f"{amount(given)} from a peer, parameters and inner optimizer; where none gives, "
+    yield f"a learner that joins fetches {peer}{amount(told.joining_bytes)} from the syncer"
     plain = told.data_parallel
     if plain.ratio is not None:
         yield (
-            f"plain data-parallel training: each learner sends and receives {amount(plain.sent_bytes)} in every step, "
-            f"{plain.ratio:.3g} times as much as here"
+            f"plain data-parallel training: each learner sends and receives {amount(plain.each_way_bytes)} in every "
+            f"step, {plain.ratio:.3g} times as much as here"
         )
 
 

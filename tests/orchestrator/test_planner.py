@@ -73,7 +73,7 @@ def test_traffic_is_what_one_computes_by_hand() -> None:
         (200, 400, 6),
         (100, 200, 9),
     ]
-    found = traffic(rows, sync, {"x": "eu", "y": "us", "z": "us"}, "us", 30, parameter_bytes=1200, step_s=0.5)
+    found = traffic(rows, sync, {"x": "eu", "y": "us", "z": "us"}, "us", 30, 1200, inner_state_bytes=2404, step_s=0.5)
     assert found.learner_up.per_round_bytes == 700
     assert found.learner_up.per_step_bytes == pytest.approx(700 / 12)
     assert found.learner_up.peak_bytes == 200
@@ -88,16 +88,17 @@ def test_traffic_is_what_one_computes_by_hand() -> None:
     assert found.run_up_bytes == 3 * (2 * 200 + 3 * 200 + 3 * 200 + 2 * 100)
     assert found.run_down_bytes == 3 * (1400 + 2 * 400 + 3 * 400 + 3 * 400 + 2 * 200)
     # Ring all-reduce of 1200 bytes among 3: 2 * 2 / 3 * 1200 each way.
-    assert (found.data_parallel.sent_bytes, found.data_parallel.received_bytes) == (1600, 1600)
+    assert found.data_parallel.each_way_bytes == 1600
+    assert (found.joining_bytes, found.donation_bytes) == (1400, 1200 + 2404)
     assert found.data_parallel.ratio == pytest.approx(3200 / (2100 / 12))
 
 
 def test_without_a_step_time_nothing_is_said_per_second_and_one_learner_is_compared_with_nothing() -> None:
     sync = SyncConfig.model_validate({"P": 4, "H": 12})
-    found = traffic(table(shapes().fragments, sync), sync, {"x": None}, None, 24, 1400, step_s=None)
+    found = traffic(table(shapes().fragments, sync), sync, {"x": None}, None, 24, 1400, 2800, step_s=None)
     assert found.learner_up.per_second_bits is None
     assert found.data_parallel.ratio is None
-    assert found.data_parallel.sent_bytes == 0
+    assert found.data_parallel.each_way_bytes == 0
 
 
 @pytest.mark.parametrize("steps", [1, 11, 12, 13, 47])
@@ -106,7 +107,7 @@ def test_commits_of_a_run_are_those_of_the_schedule(steps: int) -> None:
     rows = table(shapes(1, 20, 300, 4000, 50000).fragments, sync)
     due = [Schedule(5, 12).due(step) for step in range(1, steps + 1)]
     expected = sum(rows[fragment].up_bytes for fragment in due if fragment is not None)
-    assert traffic(rows, sync, {"x": None}, None, steps, 4, None).run_up_bytes == expected
+    assert traffic(rows, sync, {"x": None}, None, steps, 4, 8, None).run_up_bytes == expected
 
 
 def test_memory_of_a_learner_and_the_syncer_by_hand() -> None:
@@ -365,14 +366,17 @@ def keys(value: Any, path: str = "") -> set[str]:
 
 def test_the_keys_of_the_json_are_these() -> None:
     """Scripts rely on them: a change here is a change for users."""
-    told = json.loads(
-        json.dumps(as_json(planned(recipe(pools=[{"name": "a", "learners": 1}])), ["x"]), allow_nan=False)
-    )
+    one = recipe(pools=[{"name": "a", "learners": 1, "max": 2}])
+    told = json.loads(json.dumps(as_json(planned(one), ["x"]), allow_nan=False))
     assert set(told) == {
         *("name", "config_hash", "ok", "recipe", "placement", "model", "fragments", "pace", "traffic", "memory"),
         *("limits", "warnings", "commands"),
     }
-    assert set(told["placement"]) == {"source", "nodes", "learners", "services", "unplaced"}
+    assert set(told["placement"]) == {"source", "nodes", "learners", "services", "unplaced", "at_max"}
+    assert told["placement"]["at_max"] == {
+        "learners": {"learner-a-0": "east", "learner-a-1": "east"},
+        "unplaced": [],
+    }
     assert set(told["placement"]["nodes"][0]) == {
         *("name", "resources", "labels", "region", "memory_bytes", "accelerator_bytes", "bandwidth_bits", "free")
     }
@@ -387,9 +391,9 @@ def test_the_keys_of_the_json_are_these() -> None:
     ways = ("learner_up", "learner_down", "regions[].up", "regions[].down")
     assert keys(told["traffic"]) == {
         *("learner_up", "learner_down", "regions", "data_parallel"),
-        *("joining_bytes", "evaluation_bytes", "run_up_bytes", "run_down_bytes"),
+        *("joining_bytes", "donation_bytes", "evaluation_bytes", "run_up_bytes", "run_down_bytes"),
         *(f"regions[].{key}" for key in ("region", "syncer_region", "learners", "up", "down")),
-        *(f"data_parallel.{key}" for key in ("sent_bytes", "received_bytes", "ratio")),
+        *(f"data_parallel.{key}" for key in ("each_way_bytes", "ratio")),
         *(f"{way}.{key}" for way in ways for key in flow),
     }
     assert set(told["memory"]) == {"learner-a", "syncer", "evaluator", "orchestrator"}
