@@ -114,6 +114,13 @@ def test_a_state_of_which_something_changed_on_its_way_is_not_taken(donor: Train
     assert taking.examine(spoiled) == "bad_digest"
 
 
+def test_a_state_that_is_not_finite_is_not_taken_though_nothing_changed_on_its_way(donor: Trainer) -> None:
+    giving, taking = exchange(donor), exchange(donor)
+    state = giving.pack(giving.hold(), REQUEST, step=3, syncer_step=4)
+    arrays = [np.full_like(state.payload[0], np.nan), *state.payload[1:]]
+    assert taking.examine(replace(state, payload=arrays, digest=states.digest(arrays))) == "non_finite"
+
+
 def spoil(index: int, change: Callable[[Any], Any]) -> Callable[[list[Any]], list[Any]]:
     return lambda arrays: [change(array) if i == index else array for i, array in enumerate(arrays)]
 
