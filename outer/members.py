@@ -53,7 +53,6 @@ class Member:
     granted_at: float = 0.0
     refused: set[tuple[int, str]] = field(default_factory=set)  # (incarnation, reason) of refused reports
 
-
     @property
     def unheard(self) -> bool:
         """It let a read time out, and has said nothing since: frozen, perhaps, and no reason to wait again."""
