@@ -18,8 +18,10 @@ from orchestrator.cli.doctor import ROOMS
 from orchestrator.problems import Problem
 from orchestrator.store import RunStore
 
+# What is nobody else's: whoever reaches the cluster can read what was sent. As deploy/tls/ and the runbook name them.
+SECRETS = ("*.key", "*.pem", "certs/", "token", ".env*")
 # Ray also leaves out .git, .venv, venv, __pycache__, and what .gitignore and .rayignore say.
-EXCLUDES = ("/runs", ".git", ".venv", "*.egg-info", ".mypy_cache", ".pytest_cache", ".ruff_cache")
+EXCLUDES = ("/runs", ".git", ".venv", "*.egg-info", ".mypy_cache", ".pytest_cache", ".ruff_cache", *SECRETS)
 CPUS = 0.1  # of the entrypoint: never zero, or it hangs while any node is partitioned
 
 

@@ -7,21 +7,24 @@ import json
 import os
 import re
 import shlex
+import shutil
 import socket
 import sys
 import threading
 import time
+import zipfile
 from collections.abc import Callable, Iterator
 from pathlib import Path
 from typing import Any
 
 import pytest
+from ray._private.runtime_env.packaging import create_package
 from ray.job_submission import JobDetails, JobStatus
 from typer.testing import CliRunner
 
 from orchestrator.cli import jobs
 from orchestrator.cli.app import build
-from orchestrator.cli.submission import carries_sources, packed, submission
+from orchestrator.cli.submission import EXCLUDES, carries_sources, packed, runtime_env, submission
 from orchestrator.job import JOB_CONFIG, misplaced, submission_id
 from orchestrator.recipes import template
 from outer.manifest import code_digest
@@ -193,6 +196,37 @@ def test_a_checkout_is_sent_as_it_is_and_any_other_folder_with_the_packages(tmp_
         assert digest_in(folder) == code_digest()
     assert not folder.exists()
     assert (tmp_path / "own.py").exists()
+
+
+SECRET = (
+    "certs/ca.crt",
+    "tls/10.0.0.3/node.key",
+    "ca.key",
+    "server.pem",
+    "token",
+    "deploy/token",
+    ".env",
+    "a/.env.local",
+)
+
+
+@pytest.mark.parametrize("by", ["diloco submit", ".rayignore", ".gitignore"])
+def test_no_keys_and_tokens_are_sent(tmp_path: Path, by: str) -> None:
+    folder, package = tmp_path / "checkout", tmp_path / "package.zip"
+    for name in (*SECRET, "own.py", "tokens.py", "certs.py"):
+        (folder / name).parent.mkdir(parents=True, exist_ok=True)
+        (folder / name).write_text("x")
+    if by != "diloco submit":
+        shutil.copy(ROOT / by, folder)
+    excludes = runtime_env(folder)["excludes"] if by == "diloco submit" else []
+    create_package(str(folder), package, include_gitignore=by == ".gitignore", excludes=excludes)
+    sent = {name for name in zipfile.ZipFile(package).namelist() if not name.endswith("/")}
+    assert sent - {by} == {"own.py", "tokens.py", "certs.py"}
+
+
+def test_rays_own_command_leaves_out_what_ours_does() -> None:
+    ignored = [line for line in (ROOT / ".rayignore").read_text().splitlines() if not line.startswith("#")]
+    assert ignored == list(EXCLUDES)
 
 
 def digest_in(folder: Path) -> str:
