@@ -2,12 +2,16 @@
 
 from __future__ import annotations
 
+import asyncio
+import contextlib
+import gc
 import http.server
 import json
 import os
 import re
 import shlex
 import shutil
+import signal
 import socket
 import sys
 import threading
@@ -18,6 +22,9 @@ from pathlib import Path
 from typing import Any
 
 import pytest
+import ray
+import requests
+from aiohttp import web
 from ray._private.runtime_env.packaging import create_package
 from ray.job_submission import JobDetails, JobStatus
 from typer.testing import CliRunner
@@ -292,7 +299,8 @@ class Server:
         else:
             yield "".join(self.lines)  # chunks do not fall where they fell before
         if self._interrupted:
-            raise KeyboardInterrupt
+            signal.raise_signal(signal.SIGINT)
+            await asyncio.sleep(60.0)
         if until is not None:
             raise RuntimeError("WebSocket connection closed unexpectedly")
         self._ended = True
@@ -318,6 +326,98 @@ def test_a_job_server_that_has_gone_is_given_up(monkeypatch: pytest.MonkeyPatch)
 
     with pytest.raises(ConnectionError, match="has gone"):
         jobs.follow(Gone([]), "id", lambda _: None)  # type: ignore[arg-type]
+
+
+class Frozen(Server):
+    """Its job prints a line; then nothing comes any more, for a while or for ever."""
+
+    def __init__(self, questions_answered: int, ends: bool = False) -> None:
+        super().__init__([])
+        self._answers, self._ends = questions_answered, ends
+
+    def get_job_info(self, _: str) -> JobDetails:
+        if not self._answers and not self._ended:
+            raise requests.exceptions.ReadTimeout("frozen")
+        self._answers -= 1
+        self._ended |= self._ends and not self._answers
+        return super().get_job_info(_)
+
+    async def tail_job_logs(self, _: str) -> Any:
+        yield "one\n"
+        while not self._ended:
+            await asyncio.sleep(0.01)
+        yield "two\n"
+
+
+def test_a_job_server_that_freezes_while_it_is_listened_to_is_given_up(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(jobs, "POLL_S", 0.0)
+    monkeypatch.setattr(jobs, "ASK_S", 0.05)
+    monkeypatch.setattr(jobs, "LOST_S", 0.3)
+    said: list[str] = []
+    with pytest.raises(ConnectionError, match="has gone: frozen"):
+        jobs.follow(Frozen(questions_answered=3), "id", said.append)  # type: ignore[arg-type]
+    assert said == ["one\n"]
+
+
+def test_a_job_that_prints_nothing_for_long_is_no_server_that_has_gone(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(jobs, "ASK_S", 0.02)
+    monkeypatch.setattr(jobs, "LOST_S", 0.1)
+    said: list[str] = []
+    ended = jobs.follow(Frozen(questions_answered=20, ends=True), "id", said.append)  # type: ignore[arg-type]
+    assert (said, ended.status) == (["one\n", "two\n"], JobStatus.SUCCEEDED)
+
+
+@pytest.mark.filterwarnings("ignore:ssl=None is deprecated", "ignore:Unclosed connection")  # what Ray's client does
+def test_rays_own_client_is_given_up_too_when_its_server_stops_answering(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(jobs, "ANSWER_S", 0.3)
+    monkeypatch.setattr(jobs, "ASK_S", 0.1)
+    monkeypatch.setattr(jobs, "LOST_S", 0.5)
+    said: list[str] = []
+    with freezing_server() as address, pytest.raises(ConnectionError, match="has gone"):
+        jobs.follow(jobs.connect(address), "id", said.append)
+    gc.collect()  # its connection, while the filter holds
+    assert said == ["one\n"]
+
+
+@contextlib.contextmanager
+def freezing_server() -> Iterator[str]:
+    """A job server that answers until it has sent a line of the job's output, and then to nobody."""
+    frozen, over = asyncio.Event(), asyncio.Event()
+
+    async def version(_: web.Request) -> web.Response:
+        return web.json_response({"version": "4", "ray_version": ray.__version__, "ray_commit": "", "session_name": ""})
+
+    async def info(_: web.Request) -> web.Response:
+        if frozen.is_set():
+            await over.wait()
+        return web.json_response({"type": "SUBMISSION", "status": "RUNNING", "entrypoint": "", "submission_id": "id"})
+
+    async def tail(request: web.Request) -> web.WebSocketResponse:
+        await (told := web.WebSocketResponse()).prepare(request)
+        if not frozen.is_set():
+            await told.send_str("one\n")
+            frozen.set()
+        await over.wait()
+        return told
+
+    async def serve(listening: socket.socket) -> None:
+        app = web.Application()
+        app.add_routes(
+            [web.get("/api/version", version), web.get("/api/jobs/id", info), web.get("/api/jobs/id/logs/tail", tail)]
+        )
+        await (runner := web.AppRunner(app, shutdown_timeout=0.1)).setup()
+        await web.SockSite(runner, listening).start()
+        await over.wait()
+        await runner.cleanup()
+
+    loop = asyncio.new_event_loop()
+    with socket.create_server(("127.0.0.1", 0)) as listening:
+        thread = threading.Thread(target=lambda: loop.run_until_complete(serve(listening)))
+        thread.start()
+        yield f"http://127.0.0.1:{listening.getsockname()[1]}"
+        loop.call_soon_threadsafe(over.set)
+        thread.join()
+    loop.close()
 
 
 def test_ctrl_c_leaves_the_job_and_says_how_to_come_back(monkeypatch: pytest.MonkeyPatch) -> None:
