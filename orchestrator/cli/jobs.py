@@ -27,6 +27,7 @@ from orchestrator.problems import InputError, Problem
 
 KNOCK_S, ANSWER_S = 5.0, 60.0  # to connect; to answer, an upload included
 POLL_S = 0.5
+PENDING_S = 30.0  # until it is said that a job has not started
 ASK_S = 5.0  # between two questions whether the server is still there
 LOST_S = 60.0  # without an answer while following
 # Ray's client prefers these to the address that it is given.
@@ -99,6 +100,7 @@ def send(client: Jobs, submission: Submission) -> None:
                 runtime_env=runtime_env(folder),
                 metadata=dict(submission.metadata),
                 entrypoint_num_cpus=CPUS,
+                entrypoint_label_selector=dict(submission.control) or None,
             )
         except requests.exceptions.RequestException:
             raise
@@ -125,12 +127,18 @@ def follow(client: Jobs, submission_id: str, say: Callable[[str], None]) -> JobD
     Interrupted, it leaves the job going.
     """
     follower = _Follower(client, submission_id, say)
+    explain_at = time.monotonic() + PENDING_S
     while True:
         try:
             job = follower.ask()
             if job.status != JobStatus.PENDING:
                 asyncio.run(follower.tail())
                 job = follower.ask()
+            elif time.monotonic() > explain_at:
+                explain_at = float("inf")
+                say(
+                    f"not started after {PENDING_S:.0f} s: perhaps no node has {CPUS} CPU free and the labels of run.control\n"
+                )
             if job.status.is_terminal():
                 return job
         except (requests.exceptions.RequestException, aiohttp.ClientError, RuntimeError, ConnectionError) as error:

@@ -26,6 +26,7 @@ import ray
 import requests
 from aiohttp import web
 from ray._private.runtime_env.packaging import create_package
+from ray.dashboard.modules.job.cli import submit
 from ray.job_submission import JobDetails, JobStatus
 from typer.testing import CliRunner
 
@@ -177,7 +178,7 @@ def test_what_is_no_job_server_is_said_to_be_none(server: Any) -> None:
 def test_the_entrypoint_is_diloco_run_with_the_same_settings(tmp_path: Path) -> None:
     recipe = tmp_path / "recipes" / "a b.toml"
     about = {"run": "two", "config_hash": "h"}
-    job = submission(recipe, tmp_path, SHARED, ["sync.quorum=1", 'name="two"'], True, about)
+    job = submission(recipe, tmp_path, SHARED, ["sync.quorum=1", 'name="two"'], True, about, {})
     expected = ["python", "-m", "orchestrator", "run", "recipes/a b.toml", "--run-dir", SHARED]
     expected += ["--set", "sync.quorum=1", "--set", 'name="two"', "--fresh"]
     assert shlex.split(job.entrypoint) == expected
@@ -189,6 +190,27 @@ def test_the_entrypoint_is_diloco_run_with_the_same_settings(tmp_path: Path) -> 
     assert json.loads(command[command.index("--metadata-json") + 1]) == job.metadata
     assert "/runs" in json.loads(command[command.index("--runtime-env-json") + 1])["excludes"]
     assert float(command[command.index("--entrypoint-num-cpus") + 1]) > 0
+
+
+def test_the_driver_goes_where_the_runs_folder_is(monkeypatch: pytest.MonkeyPatch) -> None:
+    """The recipe's run.control reaches Ray's request, and the command that is printed."""
+    asked: dict[str, Any] = {}
+
+    class Taking(Server):
+        def submit_job(self, **request: Any) -> None:
+            asked.update(request)
+
+    monkeypatch.setattr(jobs, "connect", lambda _: Taking([]))
+    controlled = [*arguments("http://h:8265"), "--set", 'run.control={role="control"}', "--json"]
+    record = json.loads(invoke(*controlled).stdout)
+    command = shlex.split(record["command"])
+    told = command[command.index("--entrypoint-label-selector") + 1]
+    assert asked["entrypoint_label_selector"] == json.loads(told) == {"role": "control"}
+    assert submit.make_context("submit", command[3:]).params["entrypoint_label_selector"] == told  # Ray's own parser
+    assert (
+        "--entrypoint-label-selector" not in json.loads(invoke(*arguments("http://h:8265"), "--json").stdout)["command"]
+    )
+    assert asked["entrypoint_label_selector"] is None
 
 
 def test_a_checkout_is_sent_as_it_is_and_any_other_folder_with_the_packages(tmp_path: Path) -> None:
@@ -314,6 +336,20 @@ def test_what_a_job_prints_is_printed_once_however_often_the_connection_breaks(
     ended = jobs.follow(Server(breaks_after=[1, 0, 2]), "id", said.append)  # type: ignore[arg-type]
     assert "".join(said) == "one\ntwo\nthree\n"
     assert ended.status == JobStatus.SUCCEEDED
+
+
+def test_a_job_that_does_not_start_is_explained_once(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(jobs, "POLL_S", 0.0)
+    monkeypatch.setattr(jobs, "PENDING_S", -1.0)
+    pending = [details(JobStatus.PENDING)] * 3
+
+    class Waiting(Server):
+        def get_job_info(self, _: str) -> JobDetails:
+            return pending.pop() if pending else super().get_job_info(_)
+
+    said: list[str] = []
+    jobs.follow(Waiting([]), "id", said.append)  # type: ignore[arg-type]
+    assert len([text for text in said if "run.control" in text]) == 1
 
 
 def test_a_job_server_that_has_gone_is_given_up(monkeypatch: pytest.MonkeyPatch) -> None:
