@@ -136,9 +136,8 @@ def follow(client: Jobs, submission_id: str, say: Callable[[str], None]) -> JobD
                 job = follower.ask()
             elif time.monotonic() > explain_at:
                 explain_at = float("inf")
-                say(
-                    f"not started after {PENDING_S:.0f} s: perhaps no node has {CPUS} CPU free and the labels of run.control\n"
-                )
+                waits_for = f"{CPUS} CPU on a node with the labels of run.control"
+                say(f"not started after {PENDING_S:.0f} s; it waits for {waits_for}\n")
             if job.status.is_terminal():
                 return job
         except (requests.exceptions.RequestException, aiohttp.ClientError, RuntimeError, ConnectionError) as error:

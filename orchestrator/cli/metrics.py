@@ -8,10 +8,9 @@ from typing import Annotated
 import typer
 
 from orchestrator.cli.errors import reported
-from orchestrator.cli.run import RECIPE_FILE
 from orchestrator.problems import InputError, Problem
-from orchestrator.recipes import load
 from orchestrator.store import RunStore
+from orchestrator.stored import recipe_of
 
 
 def metrics(
@@ -24,7 +23,7 @@ def metrics(
         if not store.exists:
             problem = Problem("RUN_DIR", run_dir, "no such folder", "give a run's folder, for example runs/demo")
             raise InputError([problem])
-        recipe = load(store.path(RECIPE_FILE))
+        recipe = recipe_of(store)
         from orchestrator.telemetry.exposition import exposition_of
 
         exposition = exposition_of(store, recipe.name, recipe.sync.codec)
