@@ -41,8 +41,8 @@ def follow(
             status, read_at = status_of(store), clock()
         except InputError as error:
             if clock() - read_at > LOOK_S:
-                said = error.problems[0].message if store.exists else "has been removed"
-                raise RunLost(f"{store.root} {said}") from error
+                said = error.problems[0].message if store.exists else "the folder has been removed"
+                raise RunLost(f"{store.root}: {said}") from error
             pause(POLL_S)
             continue
         if status.get("written_at") != written_at:
