@@ -8,6 +8,7 @@ from typing import Annotated
 import typer
 
 from orchestrator.cli.errors import reported
+from orchestrator.events import finite
 from orchestrator.problems import InputError, Problem
 from orchestrator.store import RunStore
 from orchestrator.stored import recipe_of
@@ -27,4 +28,4 @@ def metrics(
         from orchestrator.telemetry.exposition import exposition_of
 
         exposition = exposition_of(store, recipe.name, recipe.sync.codec)
-        typer.echo(json.dumps(exposition.samples()) if as_json else exposition.text(), nl=as_json)
+        typer.echo(json.dumps(finite(exposition.samples())) if as_json else exposition.text(), nl=as_json)
