@@ -9,11 +9,10 @@ from typing import Annotated
 import typer
 
 from orchestrator.cli.errors import reported
-from orchestrator.cli.run import RECIPE_FILE
 from orchestrator.cli.status import find
 from orchestrator.problems import InputError, Problem, nearest
-from orchestrator.recipes import load
 from orchestrator.store import RunStore
+from orchestrator.stored import recipe_of, status_of
 
 app = typer.Typer(help="Inject faults into a running job.", no_args_is_help=True)
 
@@ -104,5 +103,5 @@ def _strike(
 
 def _learners(store: RunStore) -> list[str]:
     """The recipe's, and those that have joined since."""
-    joined = [row["name"] for row in (store.read_json("status.json") or {}).get("learners", [])]
-    return list(dict.fromkeys([*load(store.path(RECIPE_FILE)).learners, *joined]))
+    joined = [row["name"] for row in status_of(store).get("learners") or []]
+    return list(dict.fromkeys([*recipe_of(store).learners, *joined]))

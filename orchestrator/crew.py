@@ -30,8 +30,9 @@ from orchestrator.placement import (
     reserve,
     why_not,
 )
-from orchestrator.scaling import SCALE, requested
+from orchestrator.scaling import request_file, requested
 from orchestrator.store import RunStore
+from orchestrator.stored import object_of
 from orchestrator.waiting import CALL_S, within
 from outer.signals import DrainRequested, Expect
 
@@ -258,7 +259,8 @@ class Crew:
     def _scale(self) -> None:
         """Make the pools as large as was asked for last."""
         for pool in self._recipe.pools:
-            wanted = requested(self._store.read_json(SCALE), pool.name, self.pools[pool.name])
+            request = object_of(self._store, request_file(pool.name))
+            wanted = requested(request, pool, self.pools[pool.name], self._place.local)
             before, self.pools[pool.name] = self.pools[pool.name], wanted
             added, removed = pool.names(wanted)[before:], pool.names(before)[wanted:]
             if not added and not removed:

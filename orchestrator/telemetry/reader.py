@@ -12,6 +12,7 @@ from importlib.metadata import PackageNotFoundError, version
 from typing import Any
 
 from orchestrator.store import RunStore
+from orchestrator.stored import status_if_any
 from orchestrator.telemetry.catalog import CATALOG, Sample
 from orchestrator.telemetry.gauges import gauges
 from orchestrator.telemetry.measure import Measures
@@ -32,7 +33,7 @@ class Reader:
 
     def look(self) -> Iterator[Sample]:
         """What is new. Counters first, then the gauges: whoever sees the run ended sees the final counts."""
-        status: Any = self._store.read_json("status.json")  # before the log: one that says ended is older than its end
+        status = status_if_any(self._store)  # before the log: one that says ended is older than its end
         before = self._tail.bytes_read
         lines = self._tail.poll()
         for line in lines:
@@ -50,7 +51,7 @@ class Reader:
             yield Sample("diloco_log_bytes_total", read)
         yield from self._lasting.values()  # again each time: Ray forgets a gauge that nobody sets for a while
         yield from self._measures.rhythm()
-        if isinstance(status, dict) and (self.over or not self._ended):
+        if status is not None and (self.over or not self._ended):
             yield from gauges(status)
         usage = shutil.disk_usage(self._store.root)
         yield Sample("diloco_store_free_bytes", usage.free)
