@@ -16,7 +16,7 @@ demo: $(READY)       ## train one model on four learners through kills and a fre
 	$(BIN)/diloco run deploy/recipes/demo.toml --fresh
 
 test: $(READY)       ## every test, real Ray actors included
-	$(BIN)/python -m pytest -q
+	$(BIN)/python -m pytest -q -n 2 --dist loadgroup
 
 check: $(READY)      ## format, lint, types, import contract
 	$(BIN)/ruff format --check .

@@ -23,10 +23,10 @@ from typing import Any
 ROOT = Path(__file__).resolve().parent.parent
 sys.path.insert(0, str(ROOT))
 
-from orchestrator.cli.run import RECIPE_FILE  # noqa: E402
 from orchestrator.events import Event, PoolScaled, read_run  # noqa: E402
 from orchestrator.recipes import dump, load  # noqa: E402
 from orchestrator.store import RunStore  # noqa: E402
+from orchestrator.stored import RECIPE_FILE  # noqa: E402
 from orchestrator.validation import resolve  # noqa: E402
 from outer.facts import Committed, DrainStarted, LearnerFenced  # noqa: E402
 

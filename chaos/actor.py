@@ -7,7 +7,6 @@ What has a duration heals by itself even if this actor is dead by then.
 from __future__ import annotations
 
 import asyncio
-import contextlib
 import time
 from typing import Any
 
@@ -140,9 +139,7 @@ class ChaosActor:
         orchestrator = ray.get_actor("orchestrator", self._namespace)
         if not await _within(CALL_S, orchestrator.misconfigure.remote(target["name"], target["incarnation"])):
             return False
-        with contextlib.suppress(TimeoutError, ray.exceptions.RayError):  # it is as good as gone, with its node
-            await _within(CALL_S, self._hand(target).kill.remote(target["pid"]))
-        return True
+        return bool(await _within(CALL_S, self._hand(target).kill.remote(target["pid"])))
 
     def _hand(self, target: dict[str, Any]) -> Any:
         return hand(target["node"], self._namespace)

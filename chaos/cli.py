@@ -3,19 +3,20 @@
 from __future__ import annotations
 
 import json
+from collections.abc import Callable
 from typing import Annotated
 
 import typer
 
 from orchestrator.cli.errors import reported
-from orchestrator.cli.run import RECIPE_FILE
 from orchestrator.cli.status import find
 from orchestrator.problems import InputError, Problem, nearest
-from orchestrator.recipes import load
 from orchestrator.store import RunStore
+from orchestrator.stored import recipe_of, status_of
 
 app = typer.Typer(help="Inject faults into a running job.", no_args_is_help=True)
 
+Command = Callable[..., None]
 Learner = Annotated[str, typer.Argument(help="The learner's name, e.g. learner-local-0.")]
 Seconds = Annotated[float, typer.Option(min=0.1, help="For how long; then it heals by itself.")]
 Delay = Annotated[float, typer.Option(min=0.001, help="Seconds of delay per step.")]
@@ -24,72 +25,56 @@ RunDir = Annotated[str | None, typer.Option(help="The run's store, instead of it
 Json = Annotated[bool, typer.Option("--json", help="Answer in JSON.")]
 
 
-@app.command()
-def kill(learner: Learner, name: Name = None, run_dir: RunDir = None, as_json: Json = False) -> None:
-    """SIGKILL a learner's process."""
-    _strike("kill", learner, name, run_dir, as_json)
+# By kind: what each does, to whoever reads --help.
+AT_ONCE = {
+    "kill": "SIGKILL a learner's process.",
+    "non_finite": "Make a learner's parameters NaN; it has to start anew.",
+    "wrong_config": "Kill a learner and let it come back, once, with another recipe.",
+}
+FOR_A_WHILE = {
+    "freeze": "SIGSTOP a learner's process for a while.",
+    "link": "Let nothing to or from a learner through for a while; what is held back arrives late.",
+    "corrupt": "Flip one bit in everything that a learner contributes for a while.",
+}
+DELAYING = {
+    "slow": "Make every step of a learner last longer for a while.",
+    "straggle": "Make some steps of a learner last much longer for a while; --delay is the average over all steps.",
+}
 
 
-@app.command()
-def freeze(
-    learner: Learner, seconds: Seconds = 5.0, name: Name = None, run_dir: RunDir = None, as_json: Json = False
-) -> None:
-    """SIGSTOP a learner's process for a while."""
-    _strike("freeze", learner, name, run_dir, as_json, seconds)
+def _at_once(kind: str) -> Command:
+    def command(learner: Learner, name: Name = None, run_dir: RunDir = None, as_json: Json = False) -> None:
+        _strike(kind, learner, name, run_dir, as_json)
+
+    return command
 
 
-@app.command()
-def slow(
-    learner: Learner,
-    seconds: Seconds = 10.0,
-    delay: Delay = 0.2,
-    name: Name = None,
-    run_dir: RunDir = None,
-    as_json: Json = False,
-) -> None:
-    """Make every step of a learner last longer for a while."""
-    _strike("slow", learner, name, run_dir, as_json, seconds, delay)
+def _for_a_while(kind: str) -> Command:
+    def command(
+        learner: Learner, seconds: Seconds = 5.0, name: Name = None, run_dir: RunDir = None, as_json: Json = False
+    ) -> None:
+        _strike(kind, learner, name, run_dir, as_json, seconds)
+
+    return command
 
 
-@app.command()
-def straggle(
-    learner: Learner,
-    seconds: Seconds = 10.0,
-    delay: Delay = 0.2,
-    name: Name = None,
-    run_dir: RunDir = None,
-    as_json: Json = False,
-) -> None:
-    """Make some steps of a learner last much longer for a while; --delay is the average over all steps."""
-    _strike("straggle", learner, name, run_dir, as_json, seconds, delay)
+def _delaying(kind: str) -> Command:
+    def command(
+        learner: Learner,
+        seconds: Seconds = 10.0,
+        delay: Delay = 0.2,
+        name: Name = None,
+        run_dir: RunDir = None,
+        as_json: Json = False,
+    ) -> None:
+        _strike(kind, learner, name, run_dir, as_json, seconds, delay)
+
+    return command
 
 
-@app.command()
-def link(
-    learner: Learner, seconds: Seconds = 5.0, name: Name = None, run_dir: RunDir = None, as_json: Json = False
-) -> None:
-    """Let nothing to or from a learner through for a while; what is held back arrives late."""
-    _strike("link", learner, name, run_dir, as_json, seconds)
-
-
-@app.command()
-def corrupt(
-    learner: Learner, seconds: Seconds = 5.0, name: Name = None, run_dir: RunDir = None, as_json: Json = False
-) -> None:
-    """Flip one bit in everything that a learner contributes for a while."""
-    _strike("corrupt", learner, name, run_dir, as_json, seconds)
-
-
-@app.command()
-def non_finite(learner: Learner, name: Name = None, run_dir: RunDir = None, as_json: Json = False) -> None:
-    """Make a learner's parameters NaN; it has to start anew."""
-    _strike("non_finite", learner, name, run_dir, as_json)
-
-
-@app.command()
-def wrong_config(learner: Learner, name: Name = None, run_dir: RunDir = None, as_json: Json = False) -> None:
-    """Kill a learner and let it come back, once, with another recipe."""
-    _strike("wrong_config", learner, name, run_dir, as_json)
+for make, kinds in ((_at_once, AT_ONCE), (_for_a_while, FOR_A_WHILE), (_delaying, DELAYING)):
+    for each, words in kinds.items():
+        app.command(each.replace("_", "-"), help=words)(make(each))
 
 
 def _strike(
@@ -118,5 +103,5 @@ def _strike(
 
 def _learners(store: RunStore) -> list[str]:
     """The recipe's, and those that have joined since."""
-    joined = [row["name"] for row in (store.read_json("status.json") or {}).get("learners", [])]
-    return list(dict.fromkeys([*load(store.path(RECIPE_FILE)).learners, *joined]))
+    joined = [row["name"] for row in status_of(store).get("learners") or []]
+    return list(dict.fromkeys([*recipe_of(store).learners, *joined]))

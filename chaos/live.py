@@ -7,16 +7,15 @@ import os
 import ray
 
 from chaos.actor import CALL_S, start
-from orchestrator.cli.run import RECIPE_FILE
-from orchestrator.launch import CLUSTER_FILE, ClusterUnreachable, connect, use_auth_settings
-from orchestrator.recipes import load
+from orchestrator.launch import ClusterUnreachable, connect, use_auth_settings
 from orchestrator.store import RunStore
+from orchestrator.stored import CLUSTER_FILE, object_of, recipe_of
 
 
 def strike(store: RunStore, kind: str, learner: str, seconds: float, delay_s: float) -> str:
     """Inject one fault; returns what happened in words. Raises ClusterUnreachable when the run is not there."""
-    cluster = store.read_json(CLUSTER_FILE)
-    if cluster is None:
+    cluster = object_of(store, CLUSTER_FILE)
+    if not cluster:
         raise ClusterUnreachable(f"the run in {store.root} is not running: it has no {CLUSTER_FILE}")
     if cluster["token_path"]:
         os.environ |= {"RAY_AUTH_MODE": "token", "RAY_AUTH_TOKEN_PATH": cluster["token_path"]}
@@ -24,7 +23,7 @@ def strike(store: RunStore, kind: str, learner: str, seconds: float, delay_s: fl
     connect(cluster["address"], cluster["namespace"])
     try:
         local = cluster["token_path"] is not None  # a local run's own cluster, which has no labels
-        chaos = start(load(store.path(RECIPE_FILE)), store, cluster["namespace"], anywhere=local)
+        chaos = start(recipe_of(store), store, cluster["namespace"], anywhere=local)
         told: str = ray.get(chaos.inject.remote(kind, learner, seconds, delay_s), timeout=3 * CALL_S)
         return told
     finally:

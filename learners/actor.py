@@ -38,7 +38,9 @@ from outer.config import SyncConfig
 from outer.manifest import code_digest, manifest
 from outer.messages import (
     COMPILING,
+    DRAINING,
     IMPORTING,
+    STEPPING,
     STOPPED,
     Attach,
     Contribution,
@@ -199,8 +201,8 @@ class LearnerActor:
         threading.Thread(target=self._leave, name="leave").start()
 
     def _leave(self) -> None:
-        if self._machine is None:
-            os._exit(0)  # it has nothing to lose yet
+        if self._machine is None or self._machine.phase not in (STEPPING, DRAINING, STOPPED):
+            os._exit(0)  # it has nothing to lose yet, and its start may take longer than it has
         self._drive(signals.Leave())
 
     # -------------------------------------------------------------- called by chaos
@@ -362,9 +364,11 @@ class LearnerActor:
 
     def _report(self, message: Report) -> None:
         """Fire and forget; earlier reports' answers say which facts are recorded."""
-        if self._disturbance.link_down_s() > 0.0:
+        if self._disturbance.link_down_s() > 0.0 and message.phase != STOPPED:
             self._held.append(message)  # and arrives late, in its order
             return
+        if message.phase == STOPPED:  # nothing comes after it that could take along what is held
+            self._await_link()
         while self._reports:
             done, _ = ray.wait([self._reports[0]], timeout=0)
             if not done:
@@ -413,7 +417,7 @@ class LearnerActor:
             state: State | str = self._ask(donate, effect.deadline_s)
             assert self._exchange is not None
             reason = state if isinstance(state, str) else self._exchange.examine(state)
-        except ray.exceptions.RayError as error:
+        except Exception as error:  # nobody reads this thread's: whatever it is, the joiner has to go on
             reason = type(error).__name__
         if reason or isinstance(state, str):
             self._drive(signals.StateMissed(donor, incarnation, reason))

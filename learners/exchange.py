@@ -5,6 +5,7 @@ Sits between the pure machine's effects and the trainer; used by every shell tha
 
 from __future__ import annotations
 
+import threading
 from collections.abc import Iterable
 from dataclasses import dataclass, replace
 from typing import TYPE_CHECKING, Any
@@ -39,6 +40,7 @@ class Exchange:
         self._trainer, self._config = trainer, config
         self._bases: list[Flat | None] = [None] * fragments
         self._read: dict[tuple[int, int], Flat] = {}  # by fragment and step: what was sent since it was adopted
+        self._lock = threading.Lock()  # answers are encoded, and remembered, in other threads
 
     def stage(self, fragments: Iterable[int]) -> dict[int, HostCopy]:
         """Copy fragments to the host, as they are now."""
@@ -73,7 +75,8 @@ class Exchange:
         """Turn a machine's answer, whose payload is a HostCopy, into what goes over the wire."""
         copy: HostCopy = contribution.payload
         if self._config.adopt == "rebase":
-            self._read[contribution.fragment, contribution.step] = copy.theta
+            with self._lock:
+                self._read[contribution.fragment, contribution.step] = copy.theta
         payload = codecs.encode(self._config.codec, copy.theta, copy.base)
         return replace(contribution, payload=payload, digest=codecs.digest(payload))
 
@@ -86,6 +89,7 @@ class Exchange:
             if effect.read_at is not None:
                 anchor = self._read[effect.fragment, effect.read_at]
             self._trainer.adopt(effect.fragment, effect.payload, effect.mode, anchor, self._config.alpha)
-        # A copy first: answers are encoded, and remembered, in other threads.
-        self._read = {key: theta for key, theta in dict(self._read).items() if key[0] != effect.fragment}
+        with self._lock:
+            for key in [key for key in self._read if key[0] == effect.fragment]:
+                del self._read[key]
         self._bases[effect.fragment] = effect.payload

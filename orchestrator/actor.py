@@ -37,6 +37,7 @@ from orchestrator.overview import About, model
 from orchestrator.placement import Place, control, hand_name, named
 from orchestrator.report.write import attempt
 from orchestrator.store import RunStore
+from orchestrator.stored import STATUS_FILE, object_of
 from orchestrator.summary import summarise
 from orchestrator.waiting import CALL_S, within
 from outer.actor import OuterActor, OuterSpec
@@ -182,8 +183,9 @@ class OrchestratorActor:
             await asyncio.sleep(POLL_S)
 
     def _requested_stop(self) -> str:
-        request = self._store.read_json("stop")
-        return str(request.get("reason") or "stop was requested") if request else ""
+        """Why the run is to stop. Whatever is in the file, that it is there asks for it."""
+        request = object_of(self._store, "stop")
+        return "" if request is None else str(request.get("reason") or "stop was requested")
 
     # -------------------------------------------------------------- evaluation
 
@@ -279,7 +281,7 @@ class OrchestratorActor:
     def _write_status(self) -> None:
         crew = self._crew
         about = About(self._state, self._reason, self._started_at, time.time(), self._eval_loss, dict(crew.pools))
-        self._store.write_json("status.json", model(self._recipe, about, self._view, self._outer_info, crew.placed))
+        self._store.write_json(STATUS_FILE, model(self._recipe, about, self._view, self._outer_info, crew.placed))
 
 
 def _versions() -> dict[str, str]:

@@ -9,7 +9,7 @@ from __future__ import annotations
 import asyncio
 import time
 from collections.abc import Callable, Coroutine, Mapping, Sequence
-from dataclasses import dataclass, replace
+from dataclasses import dataclass, field, replace
 from typing import Any
 
 import ray
@@ -30,15 +30,18 @@ from orchestrator.placement import (
     reserve,
     why_not,
 )
-from orchestrator.scaling import SCALE, requested
+from orchestrator.scaling import request_file, requested
 from orchestrator.store import RunStore
+from orchestrator.stored import object_of
 from orchestrator.waiting import CALL_S, within
 from outer.signals import DrainRequested, Expect
 
 EXPECT_S = 120.0  # for the syncer to come up and hear of a learner
+MISCONFIGURED_S = 30.0  # chaos ends the incarnation at once; if it does not, the fault heals by itself
 NOTICES_S = 1.0  # between two looks for nodes that are to go
 NOTICE_MARGIN_S = 2.0  # a node is left so long before it goes
 DRAINED = "drained"
+NOTICE = "its node is to go"
 SHARED = ("seed", "task", "model", "data", "inner", "sync")  # what every learner must agree on
 
 
@@ -52,6 +55,8 @@ class Unit:
     node: str | None = None
     ended: str = ""  # why it was ended by us
     leaving: str = ""  # why it was asked to leave
+    noticed: bool = False  # that its node is to go
+    dismissed: asyncio.Event = field(default_factory=asyncio.Event)  # to leave before it has begun
 
 
 class Crew:
@@ -77,7 +82,7 @@ class Crew:
         self._units: dict[str, Unit] = {}
         self._groups: dict[str, Any] = {}
         self._nodes: set[str] = set()  # where learners have been
-        self._misconfigured: set[str] = set()  # whose next incarnation comes with another recipe
+        self._misconfigured: dict[str, float] = {}  # whose next incarnation has another recipe, if it comes by then
         self._tasks: set[asyncio.Task[None]] = set()
         self._heeded_at = float("-inf")
 
@@ -111,7 +116,7 @@ class Crew:
         unit = self._units.get(learner)
         if unit is None or unit.incarnation != incarnation:
             return False
-        self._misconfigured.add(learner)
+        self._misconfigured[learner] = time.monotonic() + MISCONFIGURED_S
         return True
 
     @property
@@ -171,15 +176,14 @@ class Crew:
             if name not in self._groups:
                 self._groups[name] = reserve(name, pool, anywhere=self._place.local)
             group = self._groups[name]
-            await within(recipe.run.start_s, group.ready())
-            if unit.ended == DRAINED:  # it was to leave before there was a place for it
-                self._left(name, unit)
+            await _first(within(recipe.run.start_s, group.ready()), unit.dismissed.wait())
+            if unit.dismissed.is_set():  # it was to leave before there was a place for it
+                await self._left(name, unit)
                 return
             index, cores = list(self._controller.units).index(name), self._place.cores
             options = named(label(name, incarnation), self._place.namespace, 0) | inside(group, pool)
             spec = learner_spec(recipe, self._code, name, incarnation, pool, index % cores if cores else None)
-            if name in self._misconfigured:
-                self._misconfigured.discard(name)
+            if time.monotonic() < self._misconfigured.pop(name, 0.0):
                 # As if its node had an old recipe: it trains the same, and says that it does not.
                 spec = replace(spec, shared={**spec.shared, "seed": recipe.seed + 1})
             unit.handle = (
@@ -193,19 +197,19 @@ class Crew:
             await within(EXPECT_S, expected)
             ended = await unit.handle.run.remote()
             if ended.startswith("drained"):
-                self._left(name, unit)
+                await self._left(name, unit)
             else:
                 self._controller.finished(name, incarnation)
         except ray.exceptions.RayTaskError as error:
             await self._lost(name, unit, "failed", gist(error))
         except ray.exceptions.RayError as error:
             if unit.ended == DRAINED:
-                self._left(name, unit)
+                await self._left(name, unit)
                 return
             await self._lost(name, unit, "lease_expired" if unit.ended else "died", unit.ended or gist(error))
         except TimeoutError:
             if unit.ended == DRAINED:
-                self._left(name, unit)
+                await self._left(name, unit)
                 return
             why = why_not(self._groups[name], pool, anywhere=self._place.local)
             await self._lost(name, unit, "failed", f"not placed and started within {recipe.run.start_s:g} s{why}")
@@ -232,12 +236,15 @@ class Crew:
         request = DrainRequested(action.learner, unit.incarnation, action.reason, deadline_s)
         if not await within(CALL_S, self._outer.drain.remote(request)):
             unit.ended = DRAINED
+            unit.dismissed.set()
             if unit.handle is not None:
                 ray.kill(unit.handle)
 
-    def _left(self, name: str, unit: Unit) -> None:
+    async def _left(self, name: str, unit: Unit) -> None:
         """It is gone and has lost nothing. Its place is given back: it may be on a node that goes too."""
         self._controller.left(name, unit.incarnation)
+        # Its own last report has done this, unless it was lost on the way.
+        await within(CALL_S, self._outer.fence.remote(name, unit.incarnation, "drained"))
         if unit.handle is not None:
             ray.kill(unit.handle)
         self._give_up_place(name)
@@ -252,7 +259,8 @@ class Crew:
     def _scale(self) -> None:
         """Make the pools as large as was asked for last."""
         for pool in self._recipe.pools:
-            wanted = requested(self._store.read_json(SCALE), pool.name, self.pools[pool.name])
+            request = object_of(self._store, request_file(pool.name))
+            wanted = requested(request, pool, self.pools[pool.name], self._place.local)
             before, self.pools[pool.name] = self.pools[pool.name], wanted
             added, removed = pool.names(wanted)[before:], pool.names(before)[wanted:]
             if not added and not removed:
@@ -262,21 +270,25 @@ class Crew:
                 self._controller.want(name)
             for name in reversed(removed):
                 self._act(self._controller.unwant(name, f"pool {pool.name} is scaled to {wanted}"))
+                if self._controller.units[name].state is controller.State.DONE:
+                    self._give_up_place(name)  # it was waiting to be started again
 
     def _heed_notices(self) -> None:
         """Drain the learners of nodes that have announced their end."""
         for node, remaining_s in draining_nodes().items():
-            here = [name for name, unit in self._units.items() if unit.node == node and not unit.leaving]
-            actions = [action for name in here for action in self._controller.drain(name, "its node is to go")]
-            if actions:
-                names = tuple(action.learner for action in actions)
-                self._say(NodePreempted(node, names, remaining_s))
+            here = {name: unit for name, unit in self._units.items() if unit.node == node and not unit.noticed}
+            if not here:
+                continue
+            self._say(NodePreempted(node, tuple(here), remaining_s))
             deadline_s = self._recipe.sync.drain_s
             if remaining_s is not None:
                 deadline_s = max(1.0, min(deadline_s, remaining_s - NOTICE_MARGIN_S))
-            for action in actions:
-                assert isinstance(action, controller.Drain)
-                self._spawn(self._drain(action, deadline_s))
+            for name, unit in here.items():
+                unit.noticed = True
+                # One that is leaving already has to hear that there may be less time than it thought.
+                self._controller.drain(name, NOTICE)
+                if self._controller.units[name].state is controller.State.DRAINING:
+                    self._spawn(self._drain(controller.Drain(name, unit.incarnation, NOTICE), deadline_s))
 
     async def _kill(self, action: controller.End) -> None:
         """End a process that does not answer. Its training loop's call then fails, and `_start` goes on from there."""
@@ -306,6 +318,18 @@ class Crew:
         self._tasks.discard(task)
         if not task.cancelled() and task.exception() is not None:
             self.failure = self.failure or task.exception()
+
+
+async def _first(*waits: Coroutine[Any, Any, Any]) -> None:
+    """Until one of them is done; raises what it raised. The others are given up."""
+    tasks = [asyncio.ensure_future(wait) for wait in waits]
+    try:
+        done, _ = await asyncio.wait(tasks, return_when=asyncio.FIRST_COMPLETED)
+        for task in done:
+            task.result()
+    finally:
+        for task in tasks:
+            task.cancel()
 
 
 def learner_spec(

@@ -175,7 +175,7 @@ class Event:
             "sequence": self.sequence,
             "at": round(self.at, 6),
             "kind": type(self.fact).__name__,
-            "fact": _finite(asdict(self.fact)),  # apart: a fact has fields of the envelope's names
+            "fact": finite(asdict(self.fact)),  # apart: a fact has fields of the envelope's names
         }
         return json.dumps(record, separators=(",", ":"), allow_nan=False)
 
@@ -190,13 +190,14 @@ class Event:
             raise ValueError(f"not an event: {error!r} in {line[:120]!r}") from error
 
 
-def _finite(value: Any) -> Any:
+def finite(value: Any) -> Any:
+    """The same, for strict JSON: numbers that are not finite as `nan`, `inf`, `-inf`."""
     if isinstance(value, float) and (value != value or value in (float("inf"), float("-inf"))):
         return str(value)
     if isinstance(value, dict):
-        return {key: _finite(item) for key, item in value.items()}
+        return {key: finite(item) for key, item in value.items()}
     if isinstance(value, (list, tuple)):
-        return [_finite(item) for item in value]
+        return [finite(item) for item in value]
     return value
 
 

@@ -20,8 +20,8 @@ from safetensors.numpy import save_file
 from learners import weights
 from orchestrator.config import Recipe
 from orchestrator.problems import InputError, Problem
-from orchestrator.recipes import stored
 from orchestrator.store import RunStore
+from orchestrator.stored import object_of, recipe_of
 
 FORMAT = "decoupled-diloco/1"
 
@@ -48,9 +48,9 @@ def of_run(store: RunStore) -> Model:
         tensors = weights.read(store.root)
     except ValueError as error:
         raise InputError([_problem("RUN", store.root, error)]) from error
-    recipe = stored(store.path("config.toml"))
+    recipe = recipe_of(store)
     manifest = store.read_json("final/manifest.json")
-    return Model(tensors, _about(recipe, manifest, store.read_json("summary.json") or {}, tensors))
+    return Model(tensors, _about(recipe, manifest, object_of(store, "summary.json") or {}, tensors))
 
 
 def of_file(path: Path) -> Model:

@@ -11,11 +11,13 @@ from collections.abc import Callable, Mapping
 from typing import Any
 
 from orchestrator import status as words
+from orchestrator.problems import InputError
 from orchestrator.store import RunStore
+from orchestrator.stored import object_of, status_of
 
 POLL_S = 0.5
 LOST_S = 300.0  # the last evaluation of a large model can take as long, with no status meanwhile
-LOOK_S = 15.0  # before an old status is believed to be the last one: hosts' clocks differ
+LOOK_S = 15.0  # before an old status is believed to be the last one (hosts' clocks differ), or an unreadable one
 SUMMARY_S = 120.0  # from the final status to the summary: the log is merged and checked in between
 
 
@@ -31,11 +33,18 @@ def follow(
     wall: Callable[[], float] = time.time,
 ) -> dict[str, Any]:
     """Every status until the run's end, then its summary. Raises RunLost when nothing more comes."""
-    began = news_at = clock()
+    began = news_at = read_at = clock()
     written_at: float | None = None
     age_s = 0.0  # of the first status when it was read
     while True:
-        status = store.read_json("status.json") or {}
+        try:
+            status, read_at = status_of(store), clock()
+        except InputError as error:
+            if clock() - read_at > LOOK_S:
+                said = error.problems[0].message if store.exists else "the folder has been removed"
+                raise RunLost(f"{store.root}: {said}") from error
+            pause(POLL_S)
+            continue
         if status.get("written_at") != written_at:
             age_s = max(0.0, wall() - status["written_at"]) if written_at is None else 0.0
             written_at, news_at = status["written_at"], clock()
@@ -54,7 +63,7 @@ def follow(
 def _summary(store: RunStore, clock: Callable[[], float], pause: Callable[[float], None]) -> dict[str, Any]:
     deadline = clock() + SUMMARY_S
     while clock() < deadline:
-        if summary := store.read_json("summary.json"):
+        if summary := object_of(store, "summary.json"):
             return dict(summary)
         pause(POLL_S)
     raise RunLost(f"the run has ended but left no summary in {store.root}; see diloco check {store.root}")

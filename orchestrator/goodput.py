@@ -280,13 +280,13 @@ def _alive(history: History, learner: str, end: float) -> list[Interval]:
 
 
 def _held(history: History, learner: str, end: float) -> list[Interval]:
-    """Its progress leases: from stepping until one expires, or it is fenced or lost; again from its renewal."""
+    """Its progress leases: from stepping until one expires, or it drains, is fenced or lost; again from its renewal."""
     held: list[Interval] = []
     for life in history.lives_of(learner):
         begun = [at for at in (life.entered("stepping"),) if at is not None]
         begun += [said.at - said.fact.seconds for said in life.steps[:1]]
         if begun:
-            over = min((at for at in (life.lost, life.fenced) if at is not None), default=end)
+            over = min((at for at in (life.lost, life.fenced, life.entered("draining")) if at is not None), default=end)
             held += _minus([(min(begun), over)], _expired(life, end))
     return held
 

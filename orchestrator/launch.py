@@ -27,7 +27,9 @@ from orchestrator.config import Recipe
 from orchestrator.following import RunLost
 from orchestrator.placement import Place, admit, control
 from orchestrator.problems import InputError, Problem
+from orchestrator.shape import ACCELERATOR, Node, misses
 from orchestrator.store import RunStore
+from orchestrator.stored import CLUSTER_FILE, status_if_any
 
 LOOPBACK = "127.0.0.2"  # Ray replaces 127.0.0.1 by an address that others can reach; this one it leaves
 WAIT_S = 0.5
@@ -36,7 +38,6 @@ KNOCK_S = 5.0
 STOP_S = 10.0
 REMOVE_S = 5.0
 OBJECT_STORE_BYTES = 512 * 2**20
-CLUSTER_FILE = "cluster.json"  # in the run store: how other shells reach the run
 
 OnStatus = Callable[[Mapping[str, Any]], None]
 Starter = Callable[[Recipe, RunStore, str, bool], Any]  # starts chaos: (recipe, store, namespace, anywhere)
@@ -146,7 +147,7 @@ def _terminate(number: int, frame: Any) -> None:
 def _wait(ended: Any, store: RunStore, on_status: OnStatus) -> dict[str, Any]:
     while True:
         done, _ = ray.wait([ended], timeout=WAIT_S)
-        if status := store.read_json("status.json"):
+        if status := status_if_any(store):
             on_status(status)
         if done:
             try:
@@ -198,7 +199,7 @@ def local_cluster(recipe: Recipe, store: RunStore) -> Iterator[str]:
             _node_ip_address=LOOPBACK,
             _temp_dir=str(folder / "r"),  # Ray opens it to everyone; the folder around it stays ours
         )
-        if problems := list(unplaceable(recipe, ray.cluster_resources())):
+        if problems := list(unplaceable(recipe, ray.cluster_resources(), ray.nodes()[0]["Labels"])):
             raise InputError(problems)
         store.write_json(
             CLUSTER_FILE,
@@ -218,14 +219,14 @@ def local_cluster(recipe: Recipe, store: RunStore) -> Iterator[str]:
         os.environ.update(before)
 
 
-def unplaceable(recipe: Recipe, offered: Mapping[str, float]) -> Iterator[Problem]:
-    """Pools that the local machine has no place for."""
+def unplaceable(recipe: Recipe, offered: Mapping[str, float], labels: Mapping[str, str]) -> Iterator[Problem]:
+    """Pools that the local machine, a node with these resources and labels, has no place for."""
     asked: dict[str, float] = {}
     for index, pool in enumerate(recipe.pools):
-        wanted = dict(pool.resources)
-        if pool.accelerator:
-            wanted[f"accelerator_type:{pool.accelerator}"] = 0.001
-        for kind, amount in wanted.items():
+        if pool.accelerator and (why := misses({ACCELERATOR: pool.accelerator}, [Node(labels, offered)])):
+            fix = "leave it out here, or run on a cluster that has it: --address"
+            yield Problem(f"pools.{index}.accelerator", pool.accelerator, why, fix)
+        for kind, amount in pool.resources.items():
             asked[kind] = asked.get(kind, 0.0) + amount * pool.learners
             if asked[kind] > offered.get(kind, 0.0) + 1e-6:
                 yield Problem(

@@ -172,8 +172,13 @@ def hindrance(claim: Shape, nodes: Sequence[Node]) -> str:
     return f"{where} some have {wanted}, but others are using them"
 
 
+def bears(node: Node, labels: Mapping[str, str]) -> bool:
+    """Whether a node has all of these labels: letter by letter, as Ray compares them."""
+    return all(node.labels.get(key) == value for key, value in labels.items())
+
+
 def _with(labels: Mapping[str, str], nodes: Iterable[Node]) -> list[Node]:
-    return [node for node in nodes if all(node.labels.get(key) == value for key, value in labels.items())]
+    return [node for node in nodes if bears(node, labels)]
 
 
 def _labels(labels: Mapping[str, str]) -> str:

@@ -27,6 +27,10 @@ class Generation:
         """Hosts of a slice."""
         return 1 if topology in self.one_host else max(1, math.ceil(chips(topology) / CHIPS_PER_HOST))
 
+    def host_chips(self, topology: str) -> int:
+        """Chips of each of its hosts."""
+        return chips(topology) // self.hosts(topology)
+
     def pod_type(self, topology: str) -> str:
         """The slice's name by size, the value of the node label ray.io/tpu-pod-type."""
         return f"{self.name}-{chips(topology) * self.cores_per_chip}"

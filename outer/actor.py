@@ -137,7 +137,7 @@ class OuterActor:
         self._drive(expected)
 
     async def drain(self, request: signals.DrainRequested) -> bool:
-        """Whether it was asked to leave; False: it has nothing to lose, and is fenced."""
+        """Whether it was told to leave; False: it has nothing to lose and is fenced, or was gone before."""
         sent = (effect for effect in self._drive(request) if isinstance(effect, signals.Send))
         return any(isinstance(effect.message, Drain) for effect in sent)
 

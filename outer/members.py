@@ -22,6 +22,7 @@ from outer.facts import (
 )
 from outer.leases import Leases
 from outer.messages import DRAINING, STARTING, STEPPING, Attach, Contribution, Report, SeekDonor
+from outer.pace import step_time
 from outer.signals import Expect
 from outer.spans import Span, SpanPool
 
@@ -38,6 +39,7 @@ class Member:
     attached: bool = False
     attached_at: float = 0.0
     draining: str = ""  # why it is to leave
+    drain_until: float = float("inf")
     drain_sent_at: float = float("-inf")
     quarantined: bool = False
     donations: int = 0  # how often it was named as a donor
@@ -45,10 +47,16 @@ class Member:
     first_step: int = 0  # step number before this incarnation's first
     noticed_at: dict[int, float] = field(default_factory=dict)  # by fragment
     merged_step: dict[int, int] = field(default_factory=dict)  # by fragment, its own step as of the newest merged read
+    missed: int = -1  # the report after which it let a read time out
     non_finite: int = 0  # contributions refused as that, in a row
     stopped_at: float = float("-inf")  # when it was last told to stop
     granted_at: float = 0.0
     refused: set[tuple[int, str]] = field(default_factory=set)  # (incarnation, reason) of refused reports
+
+    @property
+    def unheard(self) -> bool:
+        """It let a read time out, and has said nothing since: frozen, perhaps, and no reason to wait again."""
+        return self.report is not None and self.report.sequence == self.missed
 
 
 class Members:
@@ -92,6 +100,11 @@ class Members:
             and member.report.phase in (STEPPING, DRAINING)
             and not member.quarantined
         ]
+
+    @property
+    def step_s(self) -> float:
+        """xi_step in seconds."""
+        return step_time(member.report.step_s for member in self.live if member.report)
 
     @property
     def next_expiry(self) -> float | None:
@@ -205,6 +218,12 @@ class Members:
         if member.incarnation == contribution.incarnation:
             self._spans.trim(*key, self._samples_committed(member))
         return fresh
+
+    def note_missed(self, name: str) -> None:
+        """A read of this learner timed out: it is asked for nothing more before it reports again."""
+        member = self._members[name]
+        if member.report is not None:
+            member.missed = member.report.sequence
 
     def note_merged(self, commit: Committed) -> None:
         """Remember for each participant that its read of this fragment is in the new version."""

@@ -248,7 +248,8 @@ class History:
             if fact.fault_kind in KILLING:
                 life.kills.append(said)
             elif fact.fault_kind == "freeze":
-                life.freezes.append(Freeze(fact.fault, said.at, None))
+                # It heals by itself, even when nobody is left to say so.
+                life.freezes.append(Freeze(fact.fault, said.at, said.at + fact.duration_s))
             else:
                 life.strikes.append(said)
         else:

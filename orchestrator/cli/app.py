@@ -23,11 +23,13 @@ from orchestrator.cli import (
     status,
     submit,
 )
+from orchestrator.cli.usage import Root
 
 
 def build(extensions: Sequence[tuple[str, typer.Typer]] = (), starter: Callable[..., Any] | None = None) -> typer.Typer:
     """The command line. `extensions` are named groups of further commands; `starter` starts a run's chaos."""
     app = typer.Typer(
+        cls=Root,
         help="Decoupled DiLoCo: one model, trained on islands of compute that wait for nobody.",
         no_args_is_help=True,
         add_completion=False,

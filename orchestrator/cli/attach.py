@@ -17,6 +17,7 @@ from orchestrator.cli.status import AsJson, Name, RunDir, find
 from orchestrator.cli.summary import block
 from orchestrator.problems import InputError, Problem
 from orchestrator.store import RunStore
+from orchestrator.stored import status_of
 
 
 def attach(
@@ -37,6 +38,7 @@ def attach(
 
 
 def _through_store(store: RunStore, as_json: bool) -> None:
+    status_of(store)  # what is damaged from the beginning is not waited for
     view = LiveView(Console(stderr=as_json), as_json)
     try:
         summary = following.follow(store, view.update)

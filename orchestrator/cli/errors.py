@@ -11,6 +11,7 @@ from typing import Any, NoReturn
 
 import typer
 
+from orchestrator.events import finite
 from orchestrator.following import RunLost
 from orchestrator.problems import InputError
 
@@ -63,6 +64,11 @@ def _fail(
 ) -> NoReturn:
     print("\n".join(filter(None, (f"error: {message}", detail.rstrip()))), file=sys.stderr)
     if as_json:
-        record = {"kind": kind, "code": code, "message": message} | ({"problems": problems} if problems else {})
-        print(json.dumps({"error": record}, default=str))
+        print(as_record(code, kind, message, problems))
     raise typer.Exit(code)
+
+
+def as_record(code: int, kind: str, message: str, problems: list[dict[str, Any]] | None = None) -> str:
+    """What an error is on stdout: strict JSON, whatever the user gave."""
+    record = {"kind": kind, "code": code, "message": message} | ({"problems": problems} if problems else {})
+    return json.dumps({"error": finite(record)}, default=str, allow_nan=False)

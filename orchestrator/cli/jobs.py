@@ -6,9 +6,11 @@ Raises ConnectionError, with the fix, where the server does not answer or does n
 from __future__ import annotations
 
 import asyncio
+import concurrent.futures
 import contextlib
 import logging
 import os
+import threading
 import time
 from collections.abc import Callable, Iterator
 from pathlib import Path
@@ -25,6 +27,8 @@ from orchestrator.problems import InputError, Problem
 
 KNOCK_S, ANSWER_S = 5.0, 60.0  # to connect; to answer, an upload included
 POLL_S = 0.5
+PENDING_S = 30.0  # until it is said that a job has not started
+ASK_S = 5.0  # between two questions whether the server is still there
 LOST_S = 60.0  # without an answer while following
 # Ray's client prefers these to the address that it is given.
 ADDRESSES = ("RAY_API_SERVER_ADDRESS", "RAY_ADDRESS")
@@ -96,6 +100,7 @@ def send(client: Jobs, submission: Submission) -> None:
                 runtime_env=runtime_env(folder),
                 metadata=dict(submission.metadata),
                 entrypoint_num_cpus=CPUS,
+                entrypoint_label_selector=dict(submission.control) or None,
             )
         except requests.exceptions.RequestException:
             raise
@@ -121,31 +126,72 @@ def follow(client: Jobs, submission_id: str, say: Callable[[str], None]) -> JobD
 
     Interrupted, it leaves the job going.
     """
-    said, answered_at = 0, time.monotonic()
+    follower = _Follower(client, submission_id, say)
+    explain_at = time.monotonic() + PENDING_S
     while True:
         try:
-            job = client.get_job_info(submission_id)
-            answered_at = time.monotonic()
+            job = follower.ask()
             if job.status != JobStatus.PENDING:
-                said = asyncio.run(_tail(client, submission_id, said, say))
-                job = client.get_job_info(submission_id)
+                asyncio.run(follower.tail())
+                job = follower.ask()
+            elif time.monotonic() > explain_at:
+                explain_at = float("inf")
+                waits_for = f"{CPUS} CPU on a node with the labels of run.control"
+                say(f"not started after {PENDING_S:.0f} s; it waits for {waits_for}\n")
             if job.status.is_terminal():
                 return job
         except (requests.exceptions.RequestException, aiohttp.ClientError, RuntimeError, ConnectionError) as error:
-            if time.monotonic() - answered_at > LOST_S:
+            if time.monotonic() - follower.answered_at > LOST_S:
                 raise ConnectionError(f"the job server at {client.get_address()} has gone: {error}") from error
         time.sleep(POLL_S)
 
 
-async def _tail(client: Jobs, submission_id: str, said: int, say: Callable[[str], None]) -> int:
-    """Print from character `said` on until the server closes; the server always begins at the beginning."""
-    seen = 0
-    with contextlib.suppress(RuntimeError, aiohttp.ClientError):  # cut off: the caller looks whether it has ended
-        async for chunk in client.tail_job_logs(submission_id):
-            if seen + len(chunk) > said:
-                say(chunk[max(0, said - seen) :])
-            seen += len(chunk)
-    return max(said, seen)
+class _Follower:
+    """What has been printed of a job, and when its server last answered."""
+
+    def __init__(self, client: Jobs, submission_id: str, say: Callable[[str], None]) -> None:
+        self.answered_at = time.monotonic()
+        self._client, self._id, self._say = client, submission_id, say
+        self._said = 0  # characters
+
+    def ask(self) -> JobDetails:
+        job = self._client.get_job_info(self._id)
+        self.answered_at = time.monotonic()
+        return job
+
+    async def tail(self) -> None:
+        """Print until the server closes, and ask meanwhile whether it is there: Ray's client waits for ever."""
+        printing = asyncio.ensure_future(self._print())
+        while not printing.done():
+            await asyncio.wait({printing}, timeout=ASK_S)
+            if not printing.done():
+                await _aside(self.ask)
+        await printing
+
+    async def _print(self) -> None:
+        """From the first character on that has not been printed; the server always begins at the beginning."""
+        seen = 0
+        with contextlib.suppress(RuntimeError, aiohttp.ClientError):  # cut off: `follow` looks whether it has ended
+            async for chunk in self._client.tail_job_logs(self._id):
+                seen += len(chunk)
+                if seen > self._said:
+                    self._say(chunk[len(chunk) - (seen - self._said) :])
+                    self._said = seen
+
+
+def _aside(work: Callable[[], Any]) -> asyncio.Future[Any]:
+    """Like asyncio.to_thread; but whoever is interrupted does not have to wait for the thread."""
+    future: concurrent.futures.Future[Any] = concurrent.futures.Future()
+    future.set_running_or_notify_cancel()
+
+    def run() -> None:
+        try:
+            future.set_result(work())
+        except Exception as error:
+            future.set_exception(error)
+
+    threading.Thread(target=run, daemon=True).start()
+    return asyncio.wrap_future(future)
 
 
 def outcome(job: JobDetails) -> tuple[int, str]:

@@ -8,10 +8,10 @@ from typing import Annotated
 import typer
 
 from orchestrator.cli.errors import reported
-from orchestrator.cli.run import RECIPE_FILE
+from orchestrator.events import finite
 from orchestrator.problems import InputError, Problem
-from orchestrator.recipes import stored
 from orchestrator.store import RunStore
+from orchestrator.stored import recipe_of
 
 
 def metrics(
@@ -24,8 +24,8 @@ def metrics(
         if not store.exists:
             problem = Problem("RUN_DIR", run_dir, "no such folder", "give a run's folder, for example runs/demo")
             raise InputError([problem])
-        recipe = stored(store.path(RECIPE_FILE))
+        recipe = recipe_of(store)
         from orchestrator.telemetry.exposition import exposition_of
 
         exposition = exposition_of(store, recipe.name, recipe.sync.codec)
-        typer.echo(json.dumps(exposition.samples()) if as_json else exposition.text(), nl=as_json)
+        typer.echo(json.dumps(finite(exposition.samples())) if as_json else exposition.text(), nl=as_json)

@@ -154,13 +154,13 @@ def _setting(
 
 
 def _wanted(recipe: Recipe) -> dict[str, float]:
-    """Logical CPUs and further resources that a local Ray is started with: as many as are asked for."""
+    """Logical CPUs and further resources that a local Ray is started with: room for each pool's `most`."""
     from orchestrator.planner.fit import HAND_CPUS, SERVICE_CPUS
 
     wanted = {"CPU": sum(SERVICE_CPUS.values()) + HAND_CPUS}
-    for pool in recipe.learners.values():
+    for pool in recipe.pools:
         for kind, amount in pool.resources.items():
-            wanted[kind] = wanted.get(kind, 0.0) + amount
+            wanted[kind] = wanted.get(kind, 0.0) + amount * pool.most
     return wanted
 
 

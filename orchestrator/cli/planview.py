@@ -14,6 +14,7 @@ from orchestrator.planner.plan import Plan
 from orchestrator.planner.traffic import Flow
 from orchestrator.problems import Problem
 from orchestrator.recipes import dump
+from orchestrator.shape import ACCELERATOR, POD_TYPE, REGION
 from orchestrator.status import DASH, number, percent, seconds
 
 NODES_SHOWN = 24
@@ -94,7 +95,11 @@ def _nodes(plan: Plan) -> Table:
     for node in plan.setting.nodes[:NODES_SHOWN]:
         there = Counter(pools[name] for name, place in plan.placement.learners.items() if place == node.name)
         who = ", ".join(f"{count} x {pool}" for pool, count in there.items())
-        offers = ", ".join(f"{kind}={value:g}" for kind, value in node.resources.items() if kind != "memory")
+        offers = ", ".join(
+            [f"{kind}={value:g}" for kind, value in node.resources.items() if kind != "memory" and ":" not in kind]
+            + [value for label, value in node.labels.items() if label in (ACCELERATOR, POD_TYPE)]
+            + [f"{label}={value}" for label, value in node.labels.items() if label != REGION and "/" not in label]
+        )
         memory = f", {amount(node.memory_bytes)} memory" if node.memory_bytes else ""
         table.add_row(node.name, node.region or DASH, offers + memory, who or DASH)
     if (more := len(plan.setting.nodes) - NODES_SHOWN) > 0:
@@ -104,6 +109,10 @@ def _nodes(plan: Plan) -> Table:
 
 def _services(plan: Plan) -> Iterator[str]:
     yield "  ".join(f"{name} on {node}" for name, node in plan.placement.services.items())
+    if plan.at_max is not None:
+        unplaced = sum(one.units for one in plan.at_max.shortfalls)
+        sizes = ", ".join(f"{pool.max or pool.learners} x {pool.name}" for pool in plan.recipe.pools)
+        yield f"with every pool at its max, {sizes}: {f'{unplaced} find no place' if unplaced else 'all find a place'}"
     if not plan.setting.local:
         yield "Ray chooses where the services go; the syncer is counted as being where it stands here"
 
@@ -179,14 +188,17 @@ def _flow(flow: Flow) -> list[str]:
 def _compared(plan: Plan) -> Iterator[str]:
     told = plan.traffic
     yield (
-        f"the whole run: {amount(told.run_up_bytes)} up, {amount(told.run_down_bytes)} down; a learner that joins "
-        f"fetches {amount(told.joining_bytes)}, each evaluation {amount(told.evaluation_bytes)}"
+        f"the whole run: {amount(told.run_up_bytes)} up, {amount(told.run_down_bytes)} down; each evaluation fetches "
+        f"{amount(told.evaluation_bytes)}"
     )
+    given = told.donation_bytes
+    peer = "" if given is None else f"{amount(given)} from a peer, parameters and inner optimizer; where none gives, "
+    yield f"a learner that joins fetches {peer}{amount(told.joining_bytes)} from the syncer"
     plain = told.data_parallel
     if plain.ratio is not None:
         yield (
-            f"plain data-parallel training: each learner sends and receives {amount(plain.sent_bytes)} in every step, "
-            f"{plain.ratio:.3g} times as much as here"
+            f"plain data-parallel training: each learner sends and receives {amount(plain.each_way_bytes)} in every "
+            f"step, {plain.ratio:.3g} times as much as here"
         )
 
 

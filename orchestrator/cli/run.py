@@ -23,10 +23,10 @@ from orchestrator.problems import InputError, Problem
 from orchestrator.recipes import dump, load, stored_hash, validate
 from orchestrator.report.write import HTML
 from orchestrator.store import RunStore
+from orchestrator.stored import RECIPE_FILE, status_if_any
 from orchestrator.validation import resolve
 
 SILENT_S = 15.0  # a status older than this was left by a run that died
-RECIPE_FILE = "config.toml"  # in the store: the resolved recipe, by which a run knows its own folder again
 
 
 def run(
@@ -108,9 +108,9 @@ def occupied(store: RunStore, fresh: bool) -> list[Problem]:
         return []
     if stored_hash(store.read_text(RECIPE_FILE) or "") is None:
         return [_occupied(store, "is not empty and holds no run", "give another --name or --run-dir")]
-    status = store.read_json("status.json") or {}
+    status = status_if_any(store) or {}
     running = (status.get("run") or {}).get("state") in ("starting", "running")
-    if running and time.time() - status.get("written_at", 0.0) < SILENT_S:
+    if running and time.time() - (status.get("written_at") or 0.0) < SILENT_S:
         return [
             _occupied(
                 store, "holds a run that is going on", "diloco attach to it, stop it first, or give another --name"

@@ -11,14 +11,15 @@ import typer
 
 from orchestrator import status as words
 from orchestrator.cli.errors import reported
-from orchestrator.cli.run import RECIPE_FILE
+from orchestrator.cli.run import SILENT_S
 from orchestrator.cli.status import AsJson, Name, RunDir, find
 from orchestrator.problems import InputError, Problem
-from orchestrator.recipes import stored
-from orchestrator.scaling import SCALE, problems
+from orchestrator.scaling import problems, request_file
 from orchestrator.store import RunStore
+from orchestrator.stored import CLUSTER_FILE, object_of, recipe_of, status_of
 
 POLL_S = 0.2
+LOOK_S = 3.0  # for another status, which is written twice a second
 HEARD_S = 10.0  # the orchestrator looks for requests several times a second
 SETTLED_S = 300.0
 
@@ -34,12 +35,11 @@ def scale(
     """Add learners to a running job, or drain some; the others train on."""
     with reported(as_json):
         store = find(name, run_dir)
-        status = store.read_json("status.json")
+        status = status_of(store)
         _refuse(store, status, pool, learners)
-        before = words.part(status, "run")["pools"][pool]
-        request = store.read_json(SCALE) or {"pools": {}}
-        store.write_json(SCALE, {"pools": request["pools"] | {pool: learners}, "at": time.time()})
-        status = _until(store, lambda now: words.part(now, "run")["pools"][pool] == learners, HEARD_S)
+        before = _wanted(status, pool)
+        store.write_json(request_file(pool), {"learners": learners, "at": time.time()})
+        status = _until(store, lambda now: _wanted(now, pool) == learners, HEARD_S)
         if wait:
             status = _until(store, lambda now: _settled(now, pool, learners), SETTLED_S)
         if as_json:
@@ -53,20 +53,38 @@ def _refuse(store: RunStore, status: Mapping[str, Any], pool: str, learners: int
     run = words.part(status, "run")
     if run.get("state") in words.ENDED:
         raise InputError([Problem("--name", run.get("name"), f"the run has {run['state']}", "name a run that goes on")])
-    if found := list(problems(stored(store.path(RECIPE_FILE)), run.get("pools", {}), pool, learners)):
+    local = bool((object_of(store, CLUSTER_FILE) or {}).get("token_path"))
+    if found := list(problems(recipe_of(store), run.get("pools", {}), pool, learners, local)):
         raise InputError(found)
+    if (time.time() - (status.get("written_at") or 0.0)) > SILENT_S:
+        _look(store, status)
+
+
+def _look(store: RunStore, status: Mapping[str, Any]) -> None:
+    """Raises InputError unless another status follows: the hosts' clocks may only differ."""
+    deadline = time.monotonic() + LOOK_S
+    while status_of(store).get("written_at") == status.get("written_at"):
+        if time.monotonic() >= deadline:
+            name = words.part(status, "run").get("name")
+            message = f"the run has said nothing for {SILENT_S:.0f} s or more: it is starting, ending or dead"
+            raise InputError([Problem("--name", name, message, "see: diloco status; a run that is dead stays so")])
+        time.sleep(POLL_S)
+
+
+def _wanted(status: Mapping[str, Any], pool: str) -> int | None:
+    return words.part(words.part(status, "run"), "pools").get(pool)
 
 
 def _settled(status: Mapping[str, Any], pool: str, learners: int) -> bool:
-    states = [item["state"] for item in status["learners"] if item["pool"] == pool]
+    states = [item.get("state") for item in status.get("learners") or [] if item.get("pool") == pool]
     return states == ["stepping"] * learners
 
 
-def _until(store: RunStore, holds: Any, seconds: float) -> Mapping[str, Any]:
+def _until(store: RunStore, holds: Any, seconds: float) -> dict[str, Any]:
     """The first status of which it holds. Raises InputError when none comes in time, or the run ends before."""
     deadline = time.monotonic() + seconds
     while True:
-        status: Mapping[str, Any] = store.read_json("status.json")
+        status = status_of(store)
         if holds(status):
             return status
         if words.part(status, "run").get("state") in words.ENDED:

@@ -12,6 +12,7 @@ from orchestrator import status as words
 from orchestrator.cli.errors import reported
 from orchestrator.problems import InputError, Problem, nearest
 from orchestrator.store import RUNS, RunStore, known_runs
+from orchestrator.stored import RECIPE_FILE, STATUS_FILE, status_of
 
 Name = Annotated[str | None, typer.Option("--name", help="The run's name; its store is runs/NAME.")]
 RunDir = Annotated[str | None, typer.Option("--run-dir", help="The run's store, a folder or file:// URI.")]
@@ -22,7 +23,7 @@ def status(name: Name = None, run_dir: RunDir = None, as_json: AsJson = False) -
     """Show a run's latest status. Needs no cluster."""
     with reported(as_json):
         store = find(name, run_dir)
-        said = store.read_json("status.json")
+        said = status_of(store)
         written_at = said.get("written_at")
         age_s = None if written_at is None else max(0.0, time.time() - written_at)
         if as_json:
@@ -41,7 +42,7 @@ def stop(
     """Ask a run to end cleanly."""
     with reported():
         store = find(name, run_dir)
-        state = words.part(store.read_json("status.json"), "run").get("state")
+        state = words.part(status_of(store), "run").get("state")
         if state in words.ENDED:
             typer.echo(f"nothing to stop: the run has {state}")
             return
@@ -58,7 +59,7 @@ def find(name: str | None, run_dir: str | None) -> RunStore:
             return RunStore.named(known[0])
         raise InputError([Problem("--name", name, "name one run, by --name or by --run-dir", fix)])
     store = RunStore(run_dir) if run_dir is not None else RunStore.named(str(name))
-    if store.read_text("status.json") is None:
+    if not store.path(STATUS_FILE).exists():
         near = nearest(name, known) if name else None
         given = Problem(
             "--name" if name else "--run-dir",
@@ -73,7 +74,7 @@ def find(name: str | None, run_dir: str | None) -> RunStore:
 def located(run: str) -> RunStore:
     """The store of a run given by its folder or its name. Raises InputError with the runs that are known."""
     for store in (RunStore(run), RunStore.named(run)):
-        if store.path("config.toml").is_file():
+        if store.path(RECIPE_FILE).is_file():
             return store
     known = known_runs()
     near = nearest(run, known)

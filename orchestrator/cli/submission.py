@@ -18,8 +18,10 @@ from orchestrator.cli.doctor import ROOMS
 from orchestrator.problems import Problem
 from orchestrator.store import RunStore
 
+# What is nobody else's: whoever reaches the cluster can read what was sent. As deploy/tls/ and the runbook name them.
+SECRETS = ("*.key", "*.pem", "certs/", "token", ".env*")
 # Ray also leaves out .git, .venv, venv, __pycache__, and what .gitignore and .rayignore say.
-EXCLUDES = ("/runs", ".git", ".venv", "*.egg-info", ".mypy_cache", ".pytest_cache", ".ruff_cache")
+EXCLUDES = ("/runs", ".git", ".venv", "*.egg-info", ".mypy_cache", ".pytest_cache", ".ruff_cache", *SECRETS)
 CPUS = 0.1  # of the entrypoint: never zero, or it hangs while any node is partitioned
 
 
@@ -31,6 +33,7 @@ class Submission:
     entrypoint: str
     folder: Path  # the working directory, here
     metadata: Mapping[str, str]
+    control: Mapping[str, str]  # labels of the nodes that share the run's folder: the driver goes there too
 
     def command(self, address: str) -> str:
         """The same submission by Ray's own command line."""
@@ -38,19 +41,27 @@ class Submission:
         words += ["--working-dir", str(self.folder)]
         words += ["--runtime-env-json", json.dumps({"excludes": list(EXCLUDES)})]
         words += ["--entrypoint-num-cpus", str(CPUS), "--metadata-json", json.dumps(self.metadata)]
+        if self.control:
+            words += ["--entrypoint-label-selector", json.dumps(dict(self.control))]
         return shlex.join([*words, "--"]) + " " + self.entrypoint
 
 
 def submission(
-    recipe: Path, folder: Path, run_dir: str, overrides: Sequence[str], fresh: bool, metadata: Mapping[str, str]
+    recipe: Path,
+    folder: Path,
+    run_dir: str,
+    overrides: Sequence[str],
+    fresh: bool,
+    metadata: Mapping[str, str],
+    control: Mapping[str, str],
 ) -> Submission:
-    """The job that runs `diloco run` with these arguments. `metadata` names the run."""
+    """The job that runs `diloco run` with these arguments. `metadata` names the run, `control` is its run.control."""
     inside = recipe.resolve().relative_to(folder.resolve())
     words = ["python", "-m", "orchestrator", "run", str(inside), "--run-dir", run_dir]
     words += [word for override in overrides for word in ("--set", override)] + ["--fresh"] * fresh
     moment = time.strftime("%Y%m%d-%H%M%S", time.gmtime())
     identifier = f"diloco-{metadata['run']}-{moment}-{secrets.token_hex(2)}"
-    return Submission(identifier, shlex.join(words), folder, dict(metadata) | {"run_dir": run_dir})
+    return Submission(identifier, shlex.join(words), folder, dict(metadata) | {"run_dir": run_dir}, control)
 
 
 def problems(recipe: Path, folder: Path, run_dir: str | None) -> list[Problem]:

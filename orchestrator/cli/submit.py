@@ -46,7 +46,7 @@ def submit(
             )
         assert address is not None and run_dir is not None
         about = {"run": resolved.name, "config_hash": resolved.config_hash}
-        job = submission(recipe, folder, run_dir, settings, fresh, about)
+        job = submission(recipe, folder, run_dir, settings, fresh, about, resolved.run.control)
         record: dict[str, Any] = {
             "submission_id": job.submission_id,
             "address": address,

@@ -29,15 +29,25 @@ def warnings(draft: Draft) -> list[Problem]:
 
 
 def _quorum(draft: Draft) -> Iterator[Problem]:
-    recipe, learners = draft.recipe, len(draft.recipe.learners)
-    if learners == 1 or recipe.sync.overlap == "strict":
+    recipe, learners = draft.recipe, sum(draft.fewest.values())
+    scaled = "with its pools at their min " if learners < len(recipe.learners) else ""
+    if len(recipe.learners) == 1 or recipe.sync.overlap == "strict":
         return  # lock-step studies wait for everyone on purpose
-    if recipe.quorum == learners:
+    if recipe.quorum == len(recipe.learners):
         yield Problem(
             "sync.quorum",
             recipe.sync.quorum,
-            f"is every one of {learners} learners: while any of them is down nothing commits",
-            f"give {learners - 1} or less",
+            f"is every one of {len(recipe.learners)} learners: while any of them is down nothing commits",
+            f"give {len(recipe.learners) - 1} or less",
+        )
+        return
+    if recipe.quorum >= learners:
+        yield Problem(
+            "sync.quorum",
+            recipe.sync.quorum,
+            f"{scaled}only {learners} learners are left: as far down as `diloco scale` goes any failure stops every "
+            "commit",
+            f"give {learners - 1}, or raise pools' min" if learners > 1 else "raise pools' min",
         )
         return
     for kind, groups in (("pool", _by_pool(draft)), ("region", _by_region(draft))):
@@ -48,9 +58,9 @@ def _quorum(draft: Draft) -> Iterator[Problem]:
             yield Problem(
                 "sync.quorum",
                 recipe.sync.quorum,
-                f"without {kind} {name} ({size} of {learners} learners) only {learners - size} are left: losing it "
-                "stops every commit",
-                f"give at most {learners - size}, or spread the learners",
+                f"{scaled}without {kind} {name} ({size} of {learners} learners) only {learners - size} are left: "
+                "losing it stops every commit",
+                f"give at most {learners - size}, or spread the learners" if size < learners else "spread the learners",
             )
 
 
@@ -213,6 +223,19 @@ def _codec(draft: Draft) -> Iterator[Problem]:
 # ------------------------------------------------------------------ warnings: this place
 
 
+def _growth(draft: Draft) -> Iterator[Problem]:
+    for one in draft.at_max.shortfalls if draft.at_max else ():
+        if one.who in {short.who for short in draft.placement.shortfalls}:
+            continue  # a limit already
+        whom = f"{one.units} of {one.who}'s learners" if one.who in draft.pools else f"the {one.who}"
+        yield Problem(
+            "pools.max",
+            {pool.name: pool.max for pool in draft.recipe.pools if pool.max is not None},
+            f"with every pool at its max there is no place for {whom}: {one.reason}",
+            "add nodes before `diloco scale` asks for so many, or lower it",
+        )
+
+
 def _store(draft: Draft) -> Iterator[Problem]:
     several = len(draft.nodes) > 1 or len({pool.region for pool in draft.recipe.pools}) > 1
     if several and not draft.local and not draft.shared_store:
@@ -267,8 +290,8 @@ def _hands(draft: Draft) -> Iterator[Problem]:
 WARNINGS: tuple[Callable[[Draft], Iterator[Problem]], ...] = (
     *(_quorum, _grace),
     *(_momentum, _budget, _evaluations, _chaos, _spans),
-    *(_overlap, _spacing, _balance, _codec, links.crowding),
-    *(_store, _cores, _object_store, _hands),
+    *(_overlap, _spacing, _balance, _codec, links.crowding, links.donations),
+    *(_growth, _store, _cores, _object_store, _hands),
 )
 
 
@@ -276,11 +299,11 @@ WARNINGS: tuple[Callable[[Draft], Iterator[Problem]], ...] = (
 
 
 def _by_pool(draft: Draft) -> Counter[str]:
-    return Counter(draft.pools)
+    return Counter(draft.fewest)
 
 
 def _by_region(draft: Draft) -> Counter[str]:
-    """Learners by region, where every learner's is known."""
-    if draft.local or any(flow.region is None for flow in draft.traffic.regions):
-        return Counter()
-    return Counter({str(flow.region): flow.learners for flow in draft.traffic.regions})
+    """Learners by region when they are fewest, where every one's region is known."""
+    stay = [name for pool in draft.recipe.pools for name in pool.names(draft.fewest[pool.name])]
+    regions = [draft.regions[name] for name in stay]
+    return Counter() if draft.local or None in regions else Counter(map(str, regions))

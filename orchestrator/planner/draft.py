@@ -24,6 +24,8 @@ class Draft:
     memory: Mapping[str, Memory]
     nodes: Sequence[Node]
     placement: Placement
+    at_max: Placement | None  # with every pool as large as it may grow; None: none may
+    regions: Mapping[str, str | None]  # of each learner, as far as it is known
     local: bool  # the plan is for `diloco run` without a cluster
     cores: int | None  # of this machine; None: not where it runs
     step_s: float | None
@@ -34,6 +36,12 @@ class Draft:
     @property
     def pools(self) -> dict[str, int]:
         return {pool.name: pool.learners for pool in self.recipe.pools}
+
+    @property
+    def fewest(self) -> dict[str, int]:
+        """Learners of each pool once it is scaled down to its `min`. Where no pool has one: as they start."""
+        mins = {pool.name: pool.min for pool in self.recipe.pools}
+        return mins if any(mins.values()) else self.pools
 
     def node_of(self, name: str) -> Node | None:
         place = self.placement.learners.get(name) or self.placement.services.get(name)

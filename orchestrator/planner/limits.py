@@ -49,15 +49,17 @@ def _device_memory(draft: Draft) -> Iterator[Problem]:
         needed = draft.memory[f"learner-{pool.name}"].device_bytes
         if node is None or node.accelerator_bytes is None or not needed:
             continue
-        # A learner is one process on one JAX device today: further ones do not share the load.
+        # Each of a learner's devices holds the parameters whole, unless the task may cut them.
+        needed //= pool.known_devices if draft.shapes.shardable else 1
         have = int(node.accelerator_bytes * min(units, 1.0))
         if needed > have and (pool.name, have) not in told:
             told.add((pool.name, have))
             yield Problem(
                 f"{node.name} accelerator_memory",
                 gib(have),
-                f"a learner of {pool.name} needs {gib(needed)} on its device at least, activations not counted",
-                "take a smaller model or larger accelerators: a learner uses one device, more of them do not help yet",
+                f"a learner of {pool.name} needs {gib(needed)} on each device at least, activations not counted",
+                "take a smaller model or larger accelerators, or a task that cuts its parameters over several "
+                "(docs/models.md)",
             )
 
 

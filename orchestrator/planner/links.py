@@ -10,7 +10,7 @@ from collections import Counter
 from collections.abc import Iterator
 from dataclasses import dataclass
 
-from orchestrator.planner.draft import Draft
+from orchestrator.planner.draft import Draft, gib
 from orchestrator.planner.nodes import Node
 from orchestrator.problems import Problem
 
@@ -71,6 +71,24 @@ def crowding(draft: Draft) -> Iterator[Problem]:
                 f"{busiest.node.name}'s {busiest.bits / 1e9:g} Gbit/s: some would be late",
                 f"set {field} above {takes:.3g}{_smaller(draft, what)}",
             )
+
+
+def donations(draft: Draft) -> Iterator[Problem]:
+    """A peer's state that takes longer than its deadline never arrives; the joiner then starts from the syncer."""
+    homes = set(draft.placement.learners.values())
+    speeds = [(node.bandwidth_bits, node) for node in draft.nodes if node.name in homes and node.bandwidth_bits]
+    size, deadline = draft.traffic.donation_bytes, draft.recipe.sync.transfer_s
+    if size is None or len(homes) < 2 or not speeds:
+        return
+    bits, node = min(speeds, key=lambda speed: speed[0])
+    if (takes := 8 * size / bits) > deadline:
+        yield Problem(
+            "sync.transfer_s",
+            deadline,
+            f"a peer's state of {gib(size)} takes {takes:.3g} s over {node.name}'s {bits / 1e9:g} Gbit/s: who joins "
+            "there, or from there, starts from the syncer, with a fresh inner optimizer",
+            f'set sync.transfer_s above {takes:.3g}, or sync.recover = "syncer"',
+        )
 
 
 def _smaller(draft: Draft, what: str) -> str:

@@ -1,6 +1,6 @@
 """The nodes that a plan is made for: declared by the user, this machine, or what a cluster says it has.
 
-Knows what Ray takes a node for (resources, the label `region`, accelerator_type); does not know Ray.
+Knows what Ray takes a node for, resources and labels; does not know Ray.
 """
 
 from __future__ import annotations
@@ -16,10 +16,13 @@ from typing import Any
 
 import psutil
 
+from orchestrator import shape
 from orchestrator.problems import InputError, Problem, nearest
+from orchestrator.shape import ACCELERATOR, POD_TYPE, REGION
+from orchestrator.slices import GENERATIONS, is_topology
 
 GIB = 2**30
-ACCELERATOR = "accelerator_type:"  # Ray's resource of this prefix: 1 on every node that has such an accelerator
+LABEL = "labels."  # begins the key of a label in a node's text
 NODES_MAX = 10_000  # by one `count`
 EXAMPLE = "CPU=8,GPU=4,region=us-east,accelerator=H100,memory=64"
 # What is said of a node beside its resources: key -> what its value must be.
@@ -27,6 +30,8 @@ _SAID = {
     "name": "text",
     "region": "text",
     "accelerator": "text",
+    "topology": "text",
+    "labels": "a table",
     "memory": "GiB",
     "accelerator_memory": "GiB of each accelerator",
     "bandwidth": "Gbit/s to other nodes",
@@ -35,19 +40,17 @@ _SAID = {
 
 
 @dataclass(frozen=True)
-class Node:
-    """One host as Ray's scheduler sees it. What is None is not known, and not checked."""
+class Node(shape.Node):
+    """One host as Ray's scheduler sees it, empty. What is None is not known, and not checked."""
 
     name: str
-    resources: Mapping[str, float]  # Ray's, accelerator_type:X among them
-    region: str | None = None
     memory_bytes: int | None = None
     accelerator_bytes: int | None = None  # of each GPU or TPU
     bandwidth_bits: float | None = None  # bits per second to other nodes, each way
 
     @property
-    def accelerators(self) -> list[str]:
-        return [kind.removeprefix(ACCELERATOR) for kind in self.resources if kind.startswith(ACCELERATOR)]
+    def region(self) -> str | None:
+        return self.labels.get(REGION)
 
 
 def from_text(texts: Iterable[str]) -> list[Node]:
@@ -55,12 +58,16 @@ def from_text(texts: Iterable[str]) -> list[Node]:
     tables, problems = [], []
     for text in texts:
         table: dict[str, Any] = {}
+        labels: dict[str, str] = {}
         for part in filter(None, (part.strip() for part in text.split(","))):
             key, equals, value = (piece.strip() for piece in part.partition("="))
             if not (key and equals and value):
                 problems.append(Problem("--node", text, f"{part!r} is not KEY=VALUE", f"write for example {EXAMPLE}"))
-            table[key] = _number(value)
-        tables.append(table)
+            if key.startswith(LABEL):
+                labels[key.removeprefix(LABEL)] = value
+            else:
+                table[key] = _number(value)
+        tables.append(table | ({"labels": labels} if labels else {}))
     return _nodes(tables, "--node", problems)
 
 
@@ -86,8 +93,8 @@ def from_ray(rows: Sequence[Mapping[str, Any]]) -> list[Node]:
     nodes = [
         Node(
             name=str(row.get("NodeManagerHostname") or row["NodeID"])[:40],
+            labels=dict(row.get("Labels") or {}),
             resources={kind: float(amount) for kind, amount in row["Resources"].items() if not _is_private(kind)},
-            region=(row.get("Labels") or {}).get("region"),
             memory_bytes=int(row["Resources"]["memory"]) if "memory" in row["Resources"] else None,
         )
         for row in rows
@@ -108,13 +115,14 @@ def this_machine(wanted: Mapping[str, float], proc: Path = Path("/proc")) -> Nod
     ]
     visible = os.environ.get("CUDA_VISIBLE_DEVICES")
     count = len(models) if visible is None else min(len(models), len([one for one in visible.split(",") if one]))
-    resources = {kind: amount for kind, amount in wanted.items() if kind not in ("GPU", "TPU") and ":" not in kind}
+    resources = {kind: amount for kind, amount in wanted.items() if kind not in ("GPU", "TPU")}
+    labels = {}
     if count:
         resources["GPU"] = float(count)
         # Ray's name for "NVIDIA H200" is H200.
         if named := re.match(r"\w+\s+((?:[A-Z]+\s+)*[A-Z0-9]*\d[A-Z0-9]*)", models[0]):
-            resources[ACCELERATOR + named.group(1).replace(" ", "-")] = 1.0
-    return Node("this machine", resources, memory_bytes=psutil.virtual_memory().total)
+            labels[ACCELERATOR] = named.group(1).replace(" ", "-")
+    return Node(labels, resources, "this machine", memory_bytes=psutil.virtual_memory().total)
 
 
 def _nodes(tables: Sequence[Mapping[str, Any]], field: str, problems: list[Problem]) -> list[Node]:
@@ -148,7 +156,11 @@ def _problems(table: Mapping[str, Any], field: str) -> Iterable[Problem]:
     known = [*_SAID, "CPU", "GPU", "TPU"]
     for key, value in table.items():
         place = f"{field} {key}"
-        if key in ("name", "region", "accelerator"):
+        if key == "labels":
+            if not isinstance(value, dict) or not all(isinstance(text, str) for text in value.values()):
+                fix = f'write {{role = "control"}}, or in a --node {LABEL}role=control'
+                yield Problem(place, value, "must be a table of text", fix)
+        elif key in ("name", "region", "accelerator", "topology"):
             if not isinstance(value, str):
                 yield Problem(place, value, "must be text", f"write for example {EXAMPLE}")
         elif isinstance(value, bool) or not isinstance(value, int | float) or not 0 <= value < float("inf"):
@@ -159,17 +171,34 @@ def _problems(table: Mapping[str, Any], field: str) -> Iterable[Problem]:
             yield Problem(place, value, f"must be a whole number from 1 to {NODES_MAX}", "leave it out for one node")
     if not any(isinstance(value, int | float) and key not in _SAID for key, value in table.items()):
         yield Problem(field, dict(table), "names no resource: nothing could run there", f"write for example {EXAMPLE}")
+    yield from _slice(table, field)
+
+
+def _slice(table: Mapping[str, Any], field: str) -> Iterable[Problem]:
+    """A node is one host of a slice, with that host's chips."""
+    topology, tpus, place = table.get("topology"), table.get("TPU", 0), f"{field} topology"
+    if not isinstance(topology, str):
+        return
+    generation = GENERATIONS.get(str(table.get("accelerator")))
+    if generation is None:
+        yield Problem(place, topology, "is the form of a TPU slice, and no TPU is named", "write accelerator=TPU-V6E")
+    elif not is_topology(topology):
+        yield Problem(place, topology, "is no topology", "write for example topology=2x4")
+    elif isinstance(tpus, int | float) and tpus != (chips := generation.host_chips(topology)):
+        message = f"a host of such a {generation.name} slice has {chips} TPU, not {tpus:g}"
+        yield Problem(place, topology, message, f"write TPU={chips}, and count=N for several hosts")
 
 
 def _node(table: Mapping[str, Any], name: str) -> Node:
     resources = {kind: float(amount) for kind, amount in table.items() if kind not in _SAID}
-    if accelerator := table.get("accelerator"):
-        resources[f"{ACCELERATOR}{accelerator}"] = 1.0
+    labels = {label: table[key] for key, label in (("region", REGION), ("accelerator", ACCELERATOR)) if key in table}
+    if "topology" in table:
+        labels[POD_TYPE] = GENERATIONS[table["accelerator"]].pod_type(table["topology"])
     memory, inner, speed = (table.get(key) for key in ("memory", "accelerator_memory", "bandwidth"))
     return Node(
-        name=table.get("name", name),
+        labels=labels | table.get("labels", {}),
         resources=resources,
-        region=table.get("region"),
+        name=table.get("name", name),
         memory_bytes=None if memory is None else int(memory * GIB),
         accelerator_bytes=None if inner is None else int(inner * GIB),
         bandwidth_bits=None if speed is None else speed * 1e9,

@@ -10,7 +10,7 @@ from dataclasses import asdict, dataclass
 from statistics import median
 from typing import Any, Literal
 
-from orchestrator.config import Recipe
+from orchestrator.config import PoolConfig, Recipe
 from orchestrator.planner import fit, memory
 from orchestrator.planner.advice import warnings
 from orchestrator.planner.draft import Draft
@@ -58,6 +58,7 @@ class Plan:
     shapes: Shapes
     fragments: tuple[FragmentRow, ...]
     placement: fit.Placement
+    at_max: fit.Placement | None  # of `recipe.learners` and those that may join; None: no pool may grow
     pace: Pace
     traffic: Traffic
     memory: dict[str, memory.Memory]
@@ -72,8 +73,10 @@ class Plan:
 
 def make(recipe: Recipe, shapes: Shapes, setting: Setting, busy: Sequence[Problem] = ()) -> Plan:
     """The plan of a resolved recipe. `busy`: warnings about the place, found by whoever looked at it."""
-    wanted = fit.services(recipe.chaos.active, setting.syncer_region)
+    wanted = fit.services(recipe, setting.local, setting.syncer_region)
     placement = fit.fit(recipe.learners, wanted, setting.nodes, anywhere=setting.local)
+    grown = _grown(recipe)
+    at_max = fit.fit(grown, wanted, setting.nodes, anywhere=setting.local) if grown else None
     regions = _regions(recipe, setting, placement)
     pace = _pace(recipe, shapes, setting.step_s)
     rows = table(shapes.fragments, recipe.sync)
@@ -84,6 +87,7 @@ def make(recipe: Recipe, shapes: Shapes, setting: Setting, busy: Sequence[Proble
         regions.get("syncer", setting.syncer_region),
         pace.syncer_steps,
         shapes.parameter_bytes,
+        shapes.inner_state_bytes,
         pace.step_s,
     )
     kept = memory.of_run(recipe, shapes, [pool.name for pool in recipe.pools])
@@ -95,6 +99,8 @@ def make(recipe: Recipe, shapes: Shapes, setting: Setting, busy: Sequence[Proble
         memory=kept,
         nodes=setting.nodes,
         placement=placement,
+        at_max=at_max,
+        regions=regions,
         local=setting.local,
         cores=setting.cores if setting.local else None,
         step_s=pace.step_s,
@@ -103,7 +109,14 @@ def make(recipe: Recipe, shapes: Shapes, setting: Setting, busy: Sequence[Proble
         store=setting.store,
     )
     broken, doubtful = tuple(limits(draft)), (*warnings(draft), *busy)
-    return Plan(recipe, setting, shapes, rows, placement, pace, moved, kept, broken, doubtful)
+    return Plan(recipe, setting, shapes, rows, placement, at_max, pace, moved, kept, broken, doubtful)
+
+
+def _grown(recipe: Recipe) -> dict[str, PoolConfig]:
+    """Every learner by name with the pools at their `max`; empty where none says that it may grow."""
+    pools = [pool.model_copy(update={"learners": pool.max or pool.learners}) for pool in recipe.pools]
+    found = {name: pool for pool in pools for name in pool.names(pool.learners)}
+    return found if len(found) > len(recipe.learners) else {}
 
 
 def _regions(recipe: Recipe, setting: Setting, placement: fit.Placement) -> dict[str, str | None]:
@@ -145,10 +158,15 @@ def as_json(plan: Plan, commands: Sequence[str]) -> dict[str, Any]:
         "recipe": recipe.canonical(),
         "placement": {
             "source": plan.setting.source,
-            "nodes": [asdict(node) | {"free": plan.placement.free[node.name]} for node in plan.setting.nodes],
+            "nodes": [
+                asdict(node) | {"region": node.region, "free": plan.placement.free[node.name]}
+                for node in plan.setting.nodes
+            ],
             "learners": plan.placement.learners,
             "services": plan.placement.services,
             "unplaced": [asdict(one) for one in plan.placement.shortfalls],
+            "at_max": plan.at_max
+            and {"learners": plan.at_max.learners, "unplaced": [asdict(one) for one in plan.at_max.shortfalls]},
         },
         "model": {
             "tensors": sum(row.tensors for row in plan.fragments),

@@ -18,6 +18,7 @@ class Shapes:
     inner_state_bytes: int  # the inner optimizer's, of one learner
     outer_state_bytes: tuple[int, ...]  # the outer optimizer's, by fragment
     step_tokens: Mapping[str, int]  # tokens of one step of a learner, by pool
+    shardable: bool = False  # the task says how its parameters may lie on several devices
 
     @property
     def elements(self) -> int:
@@ -38,4 +39,5 @@ def shapes_of(recipe: Recipe) -> Shapes:
         inner_state_bytes=footprint.inner_state_bytes(built, recipe.inner),
         outer_state_bytes=tuple(outer.state_bytes(fragment.size) for fragment in fragments),
         step_tokens={pool.name: built.tokens(pool.batch_size) for pool in recipe.pools},
+        shardable=hasattr(built, "sharding"),
     )

@@ -57,8 +57,7 @@ class RegionFlow:
 class DataParallel:
     """What each learner would move in every step of synchronous data-parallel training: a ring all-reduce."""
 
-    sent_bytes: int
-    received_bytes: int
+    each_way_bytes: int
     ratio: float | None  # to what a learner moves here per step, both directions; None with one learner
 
 
@@ -67,7 +66,8 @@ class Traffic:
     learner_up: Flow
     learner_down: Flow
     regions: tuple[RegionFlow, ...]
-    joining_bytes: int  # down, for each learner that joins or is restarted
+    joining_bytes: int  # down, for each learner that starts from the syncer: at the run's start, or with no peer
+    donation_bytes: int | None  # from a peer to each one that joins or is restarted; None: they start from the syncer
     evaluation_bytes: int  # from the syncer to the evaluator, each time
     run_up_bytes: int  # of a run in which nobody misses a merge
     run_down_bytes: int  # likewise, with each learner's first versions
@@ -99,6 +99,7 @@ def traffic(
     syncer_region: str | None,
     syncer_steps: int,
     parameter_bytes: int,
+    inner_state_bytes: int,
     step_s: float | None,
 ) -> Traffic:
     """`regions`: each learner's, by name. `syncer_steps`: T. `step_s`: seconds of a syncer step, if known."""
@@ -121,11 +122,17 @@ def traffic(
             for region, count in sorted(counted.items(), key=lambda item: item[0] or "")
         ),
         joining_bytes=sum(downs),
+        donation_bytes=parameter_bytes + inner_state_bytes if _peers_give(sync) else None,
         evaluation_bytes=sum(downs),
         run_up_bytes=learners * sum(size * count for size, count in zip(ups, commits, strict=True)),
         run_down_bytes=learners * sum(size * (1 + count) for size, count in zip(downs, commits, strict=True)),
         data_parallel=_data_parallel(parameter_bytes, learners, up.per_step_bytes + down.per_step_bytes),
     )
+
+
+def _peers_give(sync: SyncConfig) -> bool:
+    """As learners/learner.py has it."""
+    return sync.recover == "peer" and sync.overlap != "strict"
 
 
 def _flow(sizes: Sequence[int], round_steps: int, learners: int, step_s: float | None) -> Flow:
@@ -148,4 +155,4 @@ def _times_due(offset: int, round_steps: int, syncer_steps: int) -> int:
 def _data_parallel(parameter_bytes: int, learners: int, here: float) -> DataParallel:
     """Each of M sends and receives 2 (M - 1) / M of the gradients, which have the parameters' dtype."""
     moved = 2 * (learners - 1) * parameter_bytes // learners
-    return DataParallel(moved, moved, 2 * moved / here if learners > 1 and here else None)
+    return DataParallel(moved, 2 * moved / here if learners > 1 and here else None)

@@ -14,6 +14,7 @@ from importlib.metadata import PackageNotFoundError, version
 from typing import Any
 
 from orchestrator.store import RunStore
+from orchestrator.stored import status_if_any
 from orchestrator.telemetry.catalog import CATALOG, Sample
 from orchestrator.telemetry.gauges import gauges
 from orchestrator.telemetry.measure import Measures, number
@@ -40,7 +41,7 @@ class Reader:
 
         A caller that stops halfway gets the following lines at the next look.
         """
-        status: Any = self._store.read_json("status.json")  # before the log: one that says ended is older than its end
+        status = status_if_any(self._store)  # before the log: one that says ended is older than its end
         before = self._tail.bytes_read
         if not self._lines:
             self._lines.extend(self._tail.poll())
@@ -59,7 +60,7 @@ class Reader:
         yield from self._progress()
         yield from self._lasting.values()  # again each time: Ray forgets a gauge that nobody sets for a while
         yield from self._measures.rhythm()
-        if isinstance(status, dict) and (self.over or not self._ended):
+        if status is not None and (self.over or not self._ended):
             yield from gauges(status)
         usage = shutil.disk_usage(self._store.root)
         yield Sample("diloco_store_free_bytes", usage.free)

@@ -22,6 +22,7 @@ import typer
 import yaml
 
 from orchestrator.cli.app import build
+from orchestrator.cli.submission import SECRETS
 from orchestrator.recipes import load
 from orchestrator.shape import Node, hindrance, misses, shape
 from orchestrator.slices import GENERATIONS
@@ -355,6 +356,15 @@ def test_the_launchers_file_has_rays_schema_and_a_token_everywhere() -> None:
     here = recipe.pools[0]
     assert "others are using them" in hindrance(shape(here), nodes), "its kind of node is there"
     assert config["available_node_types"]["h100"]["max_workers"] == here.learners
+
+
+def test_the_launcher_keeps_keys_back_but_not_the_token_that_it_mounts() -> None:
+    config = documents(LAUNCHER)[0]
+    kept = set(config["rsync_exclude"])
+    assert {f"**/{name.rstrip('/')}" for name in SECRETS if name != "token"} <= kept
+    assert config["rsync_filter"] == [".gitignore"]
+    assert set(SECRETS) <= set((DEPLOY.parent / ".gitignore").read_text().split())
+    assert not any("token" in pattern for pattern in kept), "it would not reach the nodes"
 
 
 def test_joining_refuses_wrong_arguments_before_it_changes_anything(tmp_path: Path) -> None:

@@ -71,10 +71,10 @@ class Loop:
         self.do(*(Fetched(fragment, version, f"v{version}") for fragment, version in enumerate(versions)))
         self.do(Grant(1, 3, 0, 0, samples), Resume())
 
-    def step(self, seconds: float = 1.0) -> list[Effect]:
+    def step(self, seconds: float = 1.0, loss: float = 2.0) -> list[Effect]:
         """The running step ends; what is asked for is copied. Returns what the boundary said."""
         self.now += seconds
-        effects = self.do(StepDone(2.0, TOKENS))
+        effects = self.do(StepDone(loss, TOKENS))
         [stage] = only(Stage, effects)
         return self.do(Staged({p: f"copy of {p} at {self.machine.step}" for p in stage.fragments}))
 

@@ -11,8 +11,8 @@ import pytest
 from learners.facts import Adopted, Donated, DonorFailed, PhaseEntered, StateReceived, StepFinished
 from outer.config import SyncConfig
 from outer.facts import Committed, DonorNamed, DrainStarted, LearnerFenced
-from outer.messages import DRAINING, STEPPING
-from outer.syncer import Budget
+from outer.messages import DRAINING, STEPPING, Drain
+from outer.syncer import RESEND_S, Budget
 from tests.golden.world import World
 
 T = TypeVar("T")
@@ -20,9 +20,11 @@ SPEED = {"a": 0.1, "b": 0.13, "c": 0.21}
 H = 4
 
 
-def world(speed: Mapping[str, float] = SPEED, quorum: int = 1, **sync: Any) -> World:
-    config = SyncConfig.model_validate({"P": 2, "H": H, "tau": 1, "read_timeout_s": 0.4, "lease_s": 0.8, **sync})
-    made = World(sync=config, learners=speed, quorum=quorum, budget=Budget(None, 10_000))
+def world(speed: Mapping[str, float] = SPEED, quorum: int = 1, kind: type[World] = World, **sync: Any) -> World:
+    given = {"P": 2, "H": H, "tau": 1, "read_timeout_s": 0.4, "lease_s": 0.8, "join_s": 15.0}
+    made = kind(
+        sync=SyncConfig.model_validate(given | sync), learners=speed, quorum=quorum, budget=Budget(None, 10_000)
+    )
     for name in speed:
         made.start(name)
     made.run(4.0)
@@ -42,6 +44,11 @@ def restart(world: World, *names: str) -> None:
         world.bury(name)
     for name in names:
         world.start(name)
+
+
+def kill_once_named(world: World, donor: str) -> None:
+    world.run(20.0, stop=lambda: any(fact.donor == donor for fact in facts(world, DonorNamed)))
+    world.kill(donor)
 
 
 def merged(world: World, learner: str, incarnation: int) -> list[Committed]:
@@ -102,14 +109,26 @@ def test_a_donor_that_dies_half_way_is_replaced_by_another() -> None:
 
 
 def test_after_two_donors_that_failed_the_syncers_snapshot_is_taken() -> None:
+    """Though a third could still give, and there is time to ask it."""
+    one = world(SPEED | {"d": 0.1})
+    restart(one, "a")
+    kill_once_named(one, "b")
+    kill_once_named(one, "c")
+    one.run(20.0)
+    assert [fact.donor for fact in facts(one, DonorNamed)] == ["b", "c"]
+    assert [(fact.donor, fact.reason) for fact in facts(one, DonorFailed)] == [("b", "timeout"), ("c", "timeout")]
+    assert [fact.source for fact in facts(one, StateReceived, "a", 2)] == ["syncer"]
+    assert merged(one, "a", 2)
+
+
+def test_one_that_is_not_alive_is_not_named() -> None:
     one = world()
     restart(one, "a")
     one.kill("b")
     one.freeze("c", 9.0)
     one.run(20.0)
-    assert [fact.donor for fact in facts(one, DonorFailed)] == ["b"], "a frozen one is not alive, so not named"
+    assert [fact.donor for fact in facts(one, DonorNamed)] == ["b"], "c is frozen when b has failed"
     assert [fact.source for fact in facts(one, StateReceived, "a", 2)] == ["syncer"]
-    assert merged(one, "a", 2)
 
 
 def test_two_joiners_at_once_ask_different_donors() -> None:
@@ -190,6 +209,33 @@ def test_a_learner_that_leaves_loses_no_step(asked_by: str) -> None:
     assert [fact.learner for fact in facts(one, DrainStarted)] == ["b"]
     assert [(fact.learner, fact.reason) for fact in facts(one, LearnerFenced)] == [("b", "drained")]
     assert one.syncer.committed_step > 40, "the others go on"
+
+
+class Lossy(World):
+    """The first Drain is lost on its way."""
+
+    def __init__(self, **run: Any) -> None:
+        self.drains: list[tuple[float, Drain]] = []  # as they were sent
+        super().__init__(**run)
+
+    def _to_learner(self, name: str, incarnation: int, event: Any, sure: bool = False) -> None:
+        if isinstance(event, Drain):
+            self.drains.append((self.now, event))
+            if len(self.drains) == 1:
+                return
+        super()._to_learner(name, incarnation, event, sure)
+
+
+def test_one_that_did_not_hear_that_it_is_to_leave_is_told_again_with_the_time_that_is_left() -> None:
+    one = world(kind=Lossy)
+    assert isinstance(one, Lossy)
+    one.drain("b")
+    one.run(8.0)
+    (lost_at, lost), (at, again) = one.drains
+    assert lost.deadline_s == 30.0 and again.deadline_s == pytest.approx(30.0 - (at - lost_at))
+    assert RESEND_S <= at - lost_at < RESEND_S + 2 * SPEED["b"]
+    assert one.units["b"].exited == "drained"
+    assert steps_of(one, "b") == committed_steps_of(one, "b")
 
 
 def test_leaving_counts_for_the_quorum_until_nothing_is_left_to_give() -> None:

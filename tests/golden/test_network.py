@@ -81,11 +81,19 @@ def storm(
     for _ in range(leaves):
         name, at = chance.choice(list(SPEED)), chance.uniform(0.5, STORM_S - 3.0)
         world.at(at, lambda name=name: world.drain(name))  # type: ignore[misc]
-        world.at(STORM_S, lambda name=name: world.units[name].exited and world.start(name))  # type: ignore[misc]
+        world.at(STORM_S, lambda name=name: come_back(world, name))  # type: ignore[misc]
     world.run(STORM_S)
     world.weather = CALM
     world.run(STORM_S + HEALING_S)
     return world
+
+
+def come_back(world: World, name: str) -> None:
+    """Start a learner again once it has left."""
+    if name not in world.units or world.units[name].exited:
+        world.start(name)
+    else:
+        world.at(world.now + 0.1, lambda: come_back(world, name))
 
 
 def commits(world: World) -> list[tuple[float, Committed]]:

@@ -24,7 +24,6 @@ from outer.messages import COMPILING, IMPORTING, Attach, Donor, State, StateRequ
 from outer.syncer import Budget, Syncer
 
 Value = Mapping[tuple[str, int, int], int]  # (learner, incarnation, step) -> how often
-DONATION_S = 5.0  # a joiner's patience with a donor
 TICK_S_MIN = 0.01  # a shell never looks again at once
 MANIFEST = {"sync.H": 4}
 
@@ -110,7 +109,7 @@ class World:
         self._chance = Random(seed)
         self._queue: list[tuple[float, int, Callable[[], None]]] = []
         self._numbers = itertools.count()
-        self._seekers: dict[tuple[str, int], Unit] = {}
+        self._seekers: dict[tuple[str, int], tuple[Unit, float]] = {}
         self._asked: dict[tuple[str, int], tuple[Unit, StateRequest]] = {}
         self._perform_outer(self.syncer.start())
 
@@ -202,7 +201,7 @@ class World:
                     self._say("syncer", 1, fact)
                 case outer.Send(learner, incarnation, Donor() as donor):
                     if (seeker := self._seekers.pop((learner, incarnation), None)) is not None:
-                        self._carry(lambda donor=donor, seeker=seeker: self._ask(seeker, donor), sure=True)
+                        self._carry(lambda donor=donor, seeker=seeker: self._ask(*seeker, donor), sure=True)
                 case outer.Send(learner, incarnation, message):
                     self._to_learner(learner, incarnation, message, isinstance(message, Welcome | Stop))
                 case outer.Merge(syncer_step, fragment, payloads, _):
@@ -247,8 +246,8 @@ class World:
                     self._to_syncer(replace(contribution, digest="digest"))
                 case unit.Fetch(fragment, version, _):
                     self._fetch(each, fragment, version)
-                case unit.Recover(seek, _):
-                    self._seekers[each.key] = each
+                case unit.Recover(seek, deadline_s):
+                    self._seekers[each.key] = (each, deadline_s)
                     self._to_syncer(seek, sure=True)
                 case unit.Donate(request, step, syncer_step):
                     self._give(each, request, step, syncer_step)
@@ -291,16 +290,16 @@ class World:
 
     # -------------------------------------------------------------- from learner to learner
 
-    def _ask(self, joiner: Unit, named: Donor) -> None:
+    def _ask(self, joiner: Unit, deadline_s: float, named: Donor) -> None:
         """Every Recover is answered once: by a state, a refusal, or the deadline."""
         if not named.donor:
             self._drive(joiner, unit.StateMissed("", 0, "none"))
             return
         request = StateRequest(
-            named.epoch, *joiner.key, named.donor, named.donor_incarnation, named.syncer_step, DONATION_S
+            named.epoch, *joiner.key, named.donor, named.donor_incarnation, named.syncer_step, deadline_s
         )
         self._asked[joiner.key] = (joiner, request)
-        self.at(self.now + DONATION_S, lambda: self._refuse(request, "timeout"))
+        self.at(self.now + deadline_s, lambda: self._refuse(request, "timeout"))
         donor = self.units.get(named.donor)
         if donor is not None and donor.key == (named.donor, named.donor_incarnation):
             self._carry(lambda: self._drive(donor, request), sure=True)

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Callable
+from dataclasses import replace
 from typing import Any
 
 import jax
@@ -13,8 +14,10 @@ import pytest
 
 from learners import state as states
 from learners.config import InnerConfig
+from learners.exchange import Exchange
 from learners.trainer import Trainer, deal
 from outer.config import SyncConfig
+from outer.messages import StateRequest
 
 
 class Mixed:
@@ -48,8 +51,14 @@ def trainer(steps: int = 0) -> Trainer:
     return made
 
 
-def test_a_joiner_holds_its_donors_parameters_and_moments_to_the_bit() -> None:
-    donor, joiner = trainer(3), trainer()
+@pytest.fixture(scope="module")
+def donor() -> Trainer:
+    """It has stepped, and steps no more."""
+    return trainer(3)
+
+
+def test_a_joiner_holds_its_donors_parameters_and_moments_to_the_bit(donor: Trainer) -> None:
+    joiner = trainer()
     sent = states.pack(donor.hold())
     assert states.defect(sent, joiner.hold()) == ""
     assert states.digest(states.pack(joiner.hold())) != states.digest(sent)
@@ -73,10 +82,43 @@ def test_what_is_held_does_not_change_while_the_holder_steps_on() -> None:
     assert states.digest(states.pack(held)) == before
 
 
-def test_only_arrays_of_numpys_own_dtypes_are_sent() -> None:
-    sent = states.pack(trainer(1).hold())
+def test_only_arrays_of_numpys_own_dtypes_are_sent(donor: Trainer) -> None:
+    sent = states.pack(donor.hold())
     assert all(type(array) is np.ndarray and array.dtype.kind in "biuf" for array in sent)
     assert states.size(sent) == sum(array.nbytes for array in sent)
+
+
+def exchange(of: Trainer) -> Exchange:
+    return Exchange(of, SyncConfig(), 1)
+
+
+REQUEST = StateRequest(1, "b", 2, "a", 1, 4, 60.0)
+
+
+def test_what_a_donor_packs_its_joiner_finds_sound_and_goes_on_from(donor: Trainer) -> None:
+    joiner = trainer()
+    giving, taking = exchange(donor), exchange(joiner)
+    state = giving.pack(giving.hold(), REQUEST, step=3, syncer_step=4)
+    assert (state.donor, state.donor_incarnation, state.step, state.syncer_step) == ("a", 1, 3, 4)
+    assert taking.examine(state) == ""
+    taking.inherit(state)
+    assert states.digest(states.pack(joiner.hold())) == state.digest
+
+
+def test_a_state_of_which_something_changed_on_its_way_is_not_taken(donor: Trainer) -> None:
+    giving, taking = exchange(donor), exchange(trainer())
+    state = giving.pack(giving.hold(), REQUEST, step=3, syncer_step=4)
+    nudged = np.nextafter(state.payload[0], np.float32(1e9))  # as plausible as before
+    spoiled = replace(state, payload=[nudged, *state.payload[1:]])
+    assert states.defect(spoiled.payload, taking.hold()) == ""
+    assert taking.examine(spoiled) == "bad_digest"
+
+
+def test_a_state_that_is_not_finite_is_not_taken_though_nothing_changed_on_its_way(donor: Trainer) -> None:
+    giving, taking = exchange(donor), exchange(donor)
+    state = giving.pack(giving.hold(), REQUEST, step=3, syncer_step=4)
+    arrays = [np.full_like(state.payload[0], np.nan), *state.payload[1:]]
+    assert taking.examine(replace(state, payload=arrays, digest=states.digest(arrays))) == "non_finite"
 
 
 def spoil(index: int, change: Callable[[Any], Any]) -> Callable[[list[Any]], list[Any]]:
@@ -95,13 +137,15 @@ def spoil(index: int, change: Callable[[Any], Any]) -> Callable[[list[Any]], lis
         (spoil(1, lambda array: np.full_like(array, 0x7F80)), "non_finite"),  # infinity in bfloat16
     ],
 )
-def test_a_state_that_cannot_be_ones_own_is_named_as_such(change: Callable[[list[Any]], Any], found: str) -> None:
-    sent = states.pack(trainer(1).hold())
-    assert states.defect(change(sent), trainer().hold()) == found
+def test_a_state_that_cannot_be_ones_own_is_named_as_such(
+    donor: Trainer, change: Callable[[list[Any]], Any], found: str
+) -> None:
+    sent = states.pack(donor.hold())
+    assert states.defect(change(sent), donor.hold()) == found
 
 
-def test_one_flipped_bit_changes_the_digest() -> None:
-    sent = states.pack(trainer(1).hold())
+def test_one_flipped_bit_changes_the_digest(donor: Trainer) -> None:
+    sent = states.pack(donor.hold())
     before = states.digest(sent)
     flipped = sent[0].copy()
     flipped.view(np.uint8)[0] ^= 1

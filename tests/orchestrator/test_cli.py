@@ -165,6 +165,41 @@ def test_errors_are_json_on_stdout_when_asked_for(invoke: Invoke) -> None:
     assert all(problem["message"] and problem["fix"] for problem in error["problems"])
 
 
+@pytest.mark.parametrize("number", ["nan", "inf", "-inf"])
+def test_an_error_is_strict_json_whatever_number_was_given(invoke: Invoke, number: str) -> None:
+    def refuse(constant: str) -> None:
+        raise AssertionError(f"{constant} is not JSON")
+
+    result = invoke("plan", LOCAL, "--node", f"CPU={number}", "--json")
+    error = json.loads(result.stdout, parse_constant=refuse)["error"]
+    assert (result.exit_code, error["problems"][0]["value"]) == (2, number)
+
+
+@pytest.mark.parametrize(
+    ("words", "says"),
+    [
+        (["status", "--jsn"], "--jsn"),
+        (["no-such-command"], "no-such-command"),
+        (["scale", "local", "many"], "'N'"),
+        (["scale"], "Missing"),
+        (["plan"], "Missing"),
+        (["other", "hello", "--loud"], "--loud"),
+    ],
+)
+def test_words_that_are_not_understood_are_json_too_when_asked_for(words: list[str], says: str) -> None:
+    group = typer.Typer()
+    group.command("hello")(lambda: None)
+    group.command("goodbye")(lambda: None)
+    app = build(extensions=[("other", group)])
+    plain, result = (CliRunner().invoke(app, [*words, *more]) for more in ([], ["--json"]))
+    assert (plain.exit_code, plain.stdout, result.exit_code) == (2, "", 2)
+    error = json.loads(result.stdout)["error"]
+    assert (error["code"], error["kind"]) == (2, "input")
+    assert says in error["problems"][0]["message"]
+    assert error["problems"][0]["fix"].endswith("--help")
+    assert "Usage: " in result.stderr
+
+
 def test_a_folder_that_is_not_empty_is_refused_and_a_run_in_it_removed_only_when_asked(
     invoke: Invoke, trained: dict[str, Any], tmp_path: Path
 ) -> None:

@@ -8,7 +8,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from learners.facts import StepFinished
+from learners.facts import PhaseEntered, StepFinished
 from orchestrator.checkers.history import History
 from orchestrator.events import FaultHealed, FaultInjected, LearnerLost, LearnerRequested
 from orchestrator.goodput import RANKS, account, outer_downtime, participation
@@ -21,7 +21,7 @@ from outer.facts import (
     LeaseRenewed,
     SyncerStarted,
 )
-from tests.orchestrator.histories import BASE, END, altered, history, is_a, without
+from tests.orchestrator.histories import BASE, END, altered, history, is_a, script, without
 
 CLOSE = {"abs": 1e-5}  # Unix seconds as float64 are exact to a quarter of a microsecond
 
@@ -107,6 +107,12 @@ def test_a_death_that_nobody_injected_begins_at_the_last_sign_of_life() -> None:
     assert accounts.seconds["c"]["wasted_killed"] == pytest.approx(1.0, **CLOSE)
 
 
+def test_a_freeze_of_which_nobody_says_that_it_healed_lasts_as_long_as_it_was_to() -> None:
+    accounts = account(without(history(), is_a(FaultHealed)))
+    assert accounts is not None
+    assert accounts.seconds["a"]["suspended"] == pytest.approx(3.0, **CLOSE)
+
+
 def test_a_freeze_that_is_given_up_for_dead_ends_there() -> None:
     events = without(history(), is_a(FaultHealed))
     events = altered(events, is_a(FaultInjected, fault_kind="kill"), fault_kind="freeze", duration_s=60.0)
@@ -144,6 +150,19 @@ def test_no_lease_anywhere_is_global_downtime() -> None:
     accounts = account(events)
     assert accounts is not None
     assert accounts.global_downtime_s == pytest.approx(2.5, **CLOSE)
+
+
+def test_while_everyone_drains_no_learner_steps_and_that_is_global_downtime() -> None:
+    run = script()
+    for name, unit in run.units.items():
+        run.say(END + 0.1, PhaseEntered("draining"), name, unit.incarnation)
+    run.say(END + 5.3, Finished(END, run.tokens_committed, "stopped"))
+    accounts = account(run.events)
+    assert accounts is not None
+    assert accounts.global_downtime_s == pytest.approx(5.2, **CLOSE)
+    assert {name: spent["drain"] for name, spent in accounts.seconds.items()} == pytest.approx(
+        dict.fromkeys("abc", 5.2), **CLOSE
+    )
 
 
 def test_outer_downtime_is_what_a_gap_has_beyond_two_median_intervals() -> None:

@@ -118,11 +118,14 @@ def test_warnings_do_not_change_the_exit_code(invoke: Invoke, monkeypatch: pytes
 
 
 def test_everything_is_printed_for_a_reader(invoke: Invoke) -> None:
-    text = invoke(DEMO, "--node", "name=west,CPU=9,region=us-west", "--step-seconds", "0.1").stdout
+    node = ["--node", "name=west,CPU=9,region=us-west,labels.rack=7"]
+    text = invoke(DEMO, *node, "--step-seconds", "0.1", "--set", "pools.0.max=8").stdout
     for part in (
         "# config hash ",
         'name = "demo"',
+        "CPU=9, rack=7",
         "4 x local",
+        "with every pool at its max, 8 x local: 1 find no place",
         "syncer on west",
         "12 fragments of 20 tensors, 357,024 elements",
         "6, 18, 30, ...",
@@ -130,8 +133,9 @@ def test_everything_is_printed_for_a_reader(invoke: Invoke) -> None:
         "Mbit/s",
         "us-west -> us-west",
         "18 times as much as here",
+        "fetches 4.09 MiB from a peer, parameters and inner optimizer; where none gives, 1.36 MiB from the syncer",
         "versions last received",
-        "warnings: none",
+        "warnings: 1",
     ):
         assert part in text, part
 

@@ -2,16 +2,21 @@
 
 from __future__ import annotations
 
+from pathlib import Path
 from typing import Any
 
 import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from orchestrator.config import PoolConfig
-from orchestrator.planner.fit import SERVICE_CPUS, UNIT, Placement, Service, demand, fit, services
+from orchestrator.config import PoolConfig, Recipe
+from orchestrator.planner.fit import SERVICE_CPUS, UNIT, Placement, Service, claim, fit, services
 from orchestrator.planner.nodes import Node, from_file, from_ray, from_text, this_machine
 from orchestrator.problems import InputError
+from orchestrator.recipes import load
+from orchestrator.shape import ACCELERATOR, REGION, bears
+
+RECIPES = Path(__file__).parents[2] / "deploy" / "recipes"
 
 
 def learners(*pools: PoolConfig) -> dict[str, PoolConfig]:
@@ -22,8 +27,14 @@ def pool(name: str = "a", count: int = 1, **fields: Any) -> PoolConfig:
     return PoolConfig.model_validate({"name": name, "learners": count} | fields)
 
 
+def wanted(chaos: bool = False, region: str | None = None, **run: Any) -> list[Service]:
+    """The services of a recipe, without the metrics unless asked for."""
+    raw = {"name": "r", "pools": [{"name": "a"}], "budget": {"tokens": 1}, "run": {"metrics": False} | run}
+    return services(Recipe.model_validate(raw | {"chaos": {"mtbf_s": 9} if chaos else {}}), False, region)
+
+
 def packed(pools: list[PoolConfig], texts: list[str], anywhere: bool = False) -> Placement:
-    return fit(learners(*pools), services(chaos=False), from_text(texts), anywhere)
+    return fit(learners(*pools), wanted(), from_text(texts), anywhere)
 
 
 # ------------------------------------------------------------------ properties
@@ -62,30 +73,34 @@ POOLS = st.lists(
 def built(tables: list[dict[str, Any]]) -> list[Node]:
     return [
         Node(
+            {
+                label: table[key]
+                for key, label in (("region", REGION), ("accelerator", ACCELERATOR))
+                if table[key] is not None
+            },
+            {"CPU": table["CPU"], "GPU": table["GPU"]},
             f"n{index}",
-            {"CPU": table["CPU"], "GPU": table["GPU"]}
-            | ({f"accelerator_type:{table['accelerator']}": 1.0} if table["accelerator"] else {}),
-            table["region"],
         )
         for index, table in enumerate(tables)
     ]
 
 
 @given(NODES, POOLS, st.booleans())
-def test_no_node_is_ever_over_committed_and_regions_bind(
+def test_no_node_is_ever_over_committed_and_labels_bind(
     node_tables: list[dict[str, Any]], pool_tables: list[dict[str, Any]], anywhere: bool
 ) -> None:
     nodes = built(node_tables)
     pools = learners(*(pool(f"p{i}", table.pop("learners"), **table) for i, table in enumerate(map(dict, pool_tables))))
-    wanted = services(chaos=True)
-    found = fit(pools, wanted, nodes, anywhere)
-    cpus = {service.name: service.cpus for service in wanted}
+    also = wanted(chaos=True, metrics=True)
+    found = fit(pools, also, nodes, anywhere)
+    cpus = {service.name: service.cpus for service in also}
     for node in nodes:
         asked: dict[str, int] = {}
         for name, place in found.learners.items():
             if place == node.name:
                 assert anywhere or pools[name].region in (None, node.region)
-                for kind, amount in demand(pools[name]).items():
+                assert bears(node, claim(pools[name], anywhere).labels)
+                for kind, amount in pools[name].resources.items():
                     asked[kind] = asked.get(kind, 0) + round(amount * UNIT)
         for name, place in found.services.items():
             if place == node.name:
@@ -93,15 +108,16 @@ def test_no_node_is_ever_over_committed_and_regions_bind(
         for kind, amount in asked.items():
             assert amount <= round(node.resources.get(kind, 0.0) * UNIT)
     told = sum(one.units for one in found.shortfalls)
-    assert told == len(pools) + len(wanted) - len(found.learners) - len(found.services)
+    assert told == len(pools) + len(also) - len(found.learners) - len(found.services)
 
 
 @given(POOLS)
 def test_a_node_made_for_each_learner_and_one_for_the_services_is_enough(pool_tables: list[dict[str, Any]]) -> None:
     pools = learners(*(pool(f"p{i}", table.pop("learners"), **table) for i, table in enumerate(map(dict, pool_tables))))
-    nodes = [Node(f"for {name}", demand(one), one.region) for name, one in pools.items()]
-    head = Node("head", {"CPU": sum(SERVICE_CPUS.values())})
-    found = fit(pools, services(chaos=True), [head, *nodes], anywhere=False)
+    claims = {name: claim(one, anywhere=False) for name, one in pools.items()}
+    nodes = [Node(asked.labels, asked.resources, f"for {name}") for name, asked in claims.items()]
+    head = Node({}, {"CPU": sum(SERVICE_CPUS.values())}, "head")
+    found = fit(pools, wanted(chaos=True, metrics=True), [head, *nodes], anywhere=False)
     assert found.shortfalls == ()
     assert len(found.learners) == len(pools)
 
@@ -136,14 +152,67 @@ def test_services_make_room_for_a_learner_that_needs_a_whole_node() -> None:
 
 def test_the_syncer_goes_to_the_region_that_it_is_asked_for_in() -> None:
     nodes = from_text(["name=a,CPU=4,region=us", "name=b,CPU=4,region=eu"])
-    found = fit(learners(pool()), services(chaos=False, region="eu"), nodes, anywhere=False)
+    found = fit(learners(pool()), wanted(region="eu"), nodes, anywhere=False)
     assert (found.services["syncer"], found.services["evaluator"]) == ("b", "a")
-    lost = fit(learners(pool()), services(chaos=False, region="asia"), nodes, anywhere=False)
-    assert "there are: eu, us" in lost.shortfalls[0].reason
+    (lost,) = fit(learners(pool()), wanted(region="asia"), nodes, anywhere=False).shortfalls
+    assert (lost.who, lost.field) == ("syncer", "--syncer-region")
+    assert "region is eu, us" in lost.reason
 
 
-def test_a_local_node_takes_every_region() -> None:
+def test_services_keep_to_the_control_nodes_except_those_that_may_be_anywhere() -> None:
+    nodes = from_text(["name=a,CPU=4", "name=b,CPU=4,labels.role=control"])
+    asked = wanted(chaos=True, metrics=True, control={"role": "control"})
+    found = fit(learners(pool()), asked, nodes, anywhere=False)
+    assert found.services == dict.fromkeys(("orchestrator", "syncer", "evaluator"), "b") | {
+        "metrics": "a",
+        "chaos": "a",
+    }
+    lost = fit(learners(pool()), asked, nodes[:1], anywhere=False).shortfalls
+    assert [(one.who, one.field) for one in lost] == [
+        (name, "run.control") for name in ("orchestrator", "syncer", "evaluator")
+    ]
+
+
+def test_a_local_node_takes_every_region_but_not_every_accelerator() -> None:
     assert packed([pool(region="mars")], ["CPU=4"], anywhere=True).shortfalls == ()
+    gpu = pool(region="mars", accelerator="H100", resources={"GPU": 1})
+    assert packed([gpu], ["CPU=4,GPU=1,accelerator=H100"], anywhere=True).shortfalls == ()
+    (lost,) = packed([gpu], ["CPU=4,GPU=1,accelerator=A100"], anywhere=True).shortfalls
+    assert lost.field == "pools.0.accelerator"
+
+
+# ------------------------------------------------------------------ accelerators, by their labels
+
+CONTROL = "CPU=4,region=us-east,labels.role=control"
+V6E = "TPU=8,CPU=180,region=us-east,accelerator=TPU-V6E,topology=2x4"
+V5P = "TPU=4,CPU=208,region=us-west,accelerator=TPU-V5P,topology=2x2x1"
+
+
+def tpus(*texts: str) -> list[tuple[str, str]]:
+    """Who of the shipped TPU recipe finds no place, by field."""
+    recipe = load(RECIPES / "tpu-two-generations.toml")
+    found = fit(recipe.learners, services(recipe, anywhere=False), from_text([CONTROL, *texts]), anywhere=False)
+    return [(one.who, one.field) for one in found.shortfalls]
+
+
+def test_each_learner_of_the_tpu_recipe_takes_a_slice_of_its_own_and_of_its_size() -> None:
+    assert tpus(f"{V6E},count=2", f"{V5P},count=2") == []
+    assert tpus(V6E, f"{V5P},count=2") == [("v6e", "pools.0.learners")]
+    two_in_one = V6E.replace("TPU=8", "TPU=16").replace(",topology=2x4", "")
+    assert tpus(two_in_one, f"{V5P},count=2") == [("v6e", "pools.0.topology")], "nobody says that it is such a slice"
+    larger = V6E.replace("TPU=8", "TPU=4").replace("2x4", "4x4") + ",count=4"
+    assert tpus(larger, f"{V5P},count=2") == [("v6e", "pools.0.topology")]
+
+
+def test_an_accelerator_that_was_named_by_hand_is_had_by_its_label() -> None:
+    corrected = pool(accelerator="A100-80G", resources={"GPU": 1})
+    row = {"Alive": True, "NodeID": "ab", "Resources": {"CPU": 12.0, "GPU": 1.0, "accelerator_type:A100": 1.0}}
+    by_hand = from_ray([row | {"Labels": {ACCELERATOR: "A100-80G"}}])
+    assert fit(learners(corrected), wanted(), by_hand, anywhere=False).shortfalls == ()
+    assert packed([corrected], ["CPU=12,GPU=1,accelerator=A100-80G"]).shortfalls == ()
+    assert packed([corrected], [f"CPU=12,GPU=1,labels.{ACCELERATOR}=A100-80G"]).shortfalls == ()
+    (lost,) = fit(learners(corrected), wanted(), from_ray([row]), anywhere=False).shortfalls
+    assert lost.field == "pools.0.accelerator"
 
 
 @pytest.mark.parametrize(
@@ -154,7 +223,7 @@ def test_a_local_node_takes_every_region() -> None:
             pool(accelerator="H100"),
             ["CPU=8,GPU=1,accelerator=A100"],
             "pools.0.accelerator",
-            "has the accelerator H100; there are: A100",
+            "has ray.io/accelerator-type = H100; there are: A100",
             "one of them",
         ),
         (
@@ -191,7 +260,7 @@ def test_who_does_not_fit_is_told_why_and_what_would_help(
 
 
 def test_a_cluster_without_cpus_has_no_place_for_the_services() -> None:
-    found = fit({}, [Service("syncer", 0.5)], from_text(["GPU=4"]), anywhere=False)
+    found = fit({}, [Service("syncer", 0.5, {})], from_text(["GPU=4"]), anywhere=False)
     assert [one.who for one in found.shortfalls] == ["syncer"]
 
 
@@ -199,15 +268,20 @@ def test_a_cluster_without_cpus_has_no_place_for_the_services() -> None:
 
 
 def test_nodes_are_read_from_text_json_and_toml_alike() -> None:
-    text = from_text(["name=n,CPU=8,GPU=4,region=us-east,accelerator=H100,memory=64,bandwidth=10,count=2"])
+    text = from_text(
+        ["name=n,CPU=8,GPU=4,region=us-east,accelerator=H100,memory=64,bandwidth=10,count=2,labels.rack=7"]
+    )
     as_json = '[{"name": "n", "CPU": 8, "GPU": 4, "region": "us-east", "accelerator": "H100", "memory": 64'
+    as_json += ', "labels": {"rack": "7"}'
     as_toml = (
         '[[nodes]]\nname="n"\nCPU=8\nGPU=4\nregion="us-east"\naccelerator="H100"\nmemory=64\nbandwidth=10\ncount=2'
+        '\nlabels={rack="7"}'
     )
     assert text == from_file(as_json + ', "bandwidth": 10, "count": 2}]', "-") == from_file(as_toml, "-")
     assert [node.name for node in text] == ["n", "n-2"]
     assert text[0].memory_bytes == 64 * 2**30
-    assert text[0].resources == {"CPU": 8, "GPU": 4, "accelerator_type:H100": 1}
+    assert text[0].resources == {"CPU": 8, "GPU": 4}
+    assert text[0].labels == {"region": "us-east", "ray.io/accelerator-type": "H100", "rack": "7"}
     assert text[0].bandwidth_bits == 1e10
 
 
@@ -222,6 +296,12 @@ def test_nodes_are_read_from_text_json_and_toml_alike() -> None:
         ("CPU=8,count=1e12", "from 1 to 10000", "leave it out"),
         ("region=us", "names no resource", "CPU=8"),
         ("CPU=8,region=3", "must be text", "region=us-east"),
+        ("CPU=8,labels=3", "must be a table of text", "labels.role=control"),
+        ("TPU=8,topology=2x4", "no TPU is named", "accelerator=TPU-V6E"),
+        ("TPU=8,accelerator=TPU-V6E,topology=2by4", "is no topology", "topology=2x4"),
+        ("TPU=16,accelerator=TPU-V6E,topology=2x4", "such a v6e slice has 8 TPU, not 16", "TPU=8, and count=N"),
+        ("TPU=8,accelerator=TPU-V6E,topology=4x4", "such a v6e slice has 4 TPU, not 8", "TPU=4"),
+        ("CPU=8,accelerator=TPU-V6E,topology=2x4", "has 8 TPU, not 0", "TPU=8"),
     ],
 )
 def test_a_node_that_cannot_be_read_is_refused_with_the_fix(text: str, message: str, fix: str) -> None:
@@ -258,13 +338,9 @@ def test_this_machines_gpus_are_those_that_the_driver_lists(tmp_path: Any, monke
         (tmp_path / f"driver/nvidia/gpus/{number}/information").write_text(
             "Model: \t\t NVIDIA H100 80GB HBM3\nIRQ: 9\n"
         )
-    wanted = {"CPU": 5.0, "GPU": 8.0, "license": 2.0}
-    assert this_machine(wanted, tmp_path).resources == {
-        "CPU": 5.0,
-        "license": 2.0,
-        "GPU": 2.0,
-        "accelerator_type:H100": 1.0,
-    }
+    asked = {"CPU": 5.0, "GPU": 8.0, "license": 2.0}
+    assert this_machine(asked, tmp_path).resources == {"CPU": 5.0, "license": 2.0, "GPU": 2.0}
+    assert this_machine(asked, tmp_path).labels == {"ray.io/accelerator-type": "H100"}
     monkeypatch.setenv("CUDA_VISIBLE_DEVICES", "1")
-    assert this_machine(wanted, tmp_path).resources["GPU"] == 1.0
-    assert "GPU" not in this_machine(wanted, tmp_path / "nowhere").resources
+    assert this_machine(asked, tmp_path).resources["GPU"] == 1.0
+    assert "GPU" not in this_machine(asked, tmp_path / "nowhere").resources

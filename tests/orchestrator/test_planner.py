@@ -3,13 +3,15 @@
 from __future__ import annotations
 
 import json
+import math
 from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
 import pytest
 
-from orchestrator import actor, launch, placement
+from orchestrator import actor, launch, metrics, placement
+from orchestrator.cli.plan import _wanted
 from orchestrator.config import Recipe
 from orchestrator.planner import advice, fit, memory
 from orchestrator.planner.nodes import from_text
@@ -32,6 +34,7 @@ SOUND: dict[str, Any] = {
     "sync": {"P": 4, "H": 12, "tau": 2, "quorum": 2, "codec": "bf16"},
     "pools": [{"name": "a", "learners": 2}, {"name": "b", "learners": 2}],
     "budget": {"syncer_steps": 1200},
+    "run": {"metrics": False},  # 1.1 CPU of services
 }
 
 
@@ -70,7 +73,7 @@ def test_traffic_is_what_one_computes_by_hand() -> None:
         (200, 400, 6),
         (100, 200, 9),
     ]
-    found = traffic(rows, sync, {"x": "eu", "y": "us", "z": "us"}, "us", 30, parameter_bytes=1200, step_s=0.5)
+    found = traffic(rows, sync, {"x": "eu", "y": "us", "z": "us"}, "us", 30, 1200, inner_state_bytes=2404, step_s=0.5)
     assert found.learner_up.per_round_bytes == 700
     assert found.learner_up.per_step_bytes == pytest.approx(700 / 12)
     assert found.learner_up.peak_bytes == 200
@@ -85,16 +88,17 @@ def test_traffic_is_what_one_computes_by_hand() -> None:
     assert found.run_up_bytes == 3 * (2 * 200 + 3 * 200 + 3 * 200 + 2 * 100)
     assert found.run_down_bytes == 3 * (1400 + 2 * 400 + 3 * 400 + 3 * 400 + 2 * 200)
     # Ring all-reduce of 1200 bytes among 3: 2 * 2 / 3 * 1200 each way.
-    assert (found.data_parallel.sent_bytes, found.data_parallel.received_bytes) == (1600, 1600)
+    assert found.data_parallel.each_way_bytes == 1600
+    assert (found.joining_bytes, found.donation_bytes) == (1400, 1200 + 2404)
     assert found.data_parallel.ratio == pytest.approx(3200 / (2100 / 12))
 
 
 def test_without_a_step_time_nothing_is_said_per_second_and_one_learner_is_compared_with_nothing() -> None:
     sync = SyncConfig.model_validate({"P": 4, "H": 12})
-    found = traffic(table(shapes().fragments, sync), sync, {"x": None}, None, 24, 1400, step_s=None)
+    found = traffic(table(shapes().fragments, sync), sync, {"x": None}, None, 24, 1400, 2800, step_s=None)
     assert found.learner_up.per_second_bits is None
     assert found.data_parallel.ratio is None
-    assert found.data_parallel.sent_bytes == 0
+    assert found.data_parallel.each_way_bytes == 0
 
 
 @pytest.mark.parametrize("steps", [1, 11, 12, 13, 47])
@@ -103,7 +107,7 @@ def test_commits_of_a_run_are_those_of_the_schedule(steps: int) -> None:
     rows = table(shapes(1, 20, 300, 4000, 50000).fragments, sync)
     due = [Schedule(5, 12).due(step) for step in range(1, steps + 1)]
     expected = sum(rows[fragment].up_bytes for fragment in due if fragment is not None)
-    assert traffic(rows, sync, {"x": None}, None, steps, 4, None).run_up_bytes == expected
+    assert traffic(rows, sync, {"x": None}, None, steps, 4, 8, None).run_up_bytes == expected
 
 
 def test_memory_of_a_learner_and_the_syncer_by_hand() -> None:
@@ -163,11 +167,20 @@ def test_constants_are_those_of_the_code_that_runs() -> None:
         "orchestrator": actor.ORCHESTRATOR_CPUS,
         "syncer": actor.OUTER_CPUS,
         "evaluator": actor.EVALUATOR_CPUS,
+        "metrics": metrics.CPUS,
         "chaos": CPUS,
     }
     assert fit.HAND_CPUS == placement.HAND_CPUS
     assert advice.LOCAL_STORE_BYTES == launch.OBJECT_STORE_BYTES
     assert UP_BYTES == ELEMENT_BYTES
+
+
+@pytest.mark.parametrize("overrides", [[], ["pools.0.max=5"], ["pools.0.resources={CPU=2, license=3}"]])
+def test_this_machine_is_planned_with_the_room_that_a_local_ray_gets(overrides: list[str]) -> None:
+    wanted = load(RECIPES / "local.toml", overrides)
+    room = _wanted(wanted)
+    assert math.ceil(room.pop("CPU")) == launch.logical_cpus(wanted)
+    assert room == launch._other_resources(wanted)
 
 
 # ------------------------------------------------------------------ warnings
@@ -309,6 +322,15 @@ def test_what_cannot_work_is_a_limit(sections: dict[str, Any], nodes: list[str],
     assert plan.limits[0].field == field
 
 
+def test_devices_hold_the_parameters_whole_unless_the_task_may_cut_them() -> None:
+    two = recipe(pools=[{"name": "a", "resources": {"GPU": 2}}], sync={"quorum": 1})
+    needed = memory.learner(two.sync, shapes(), accelerated=True).device_bytes
+    node = [f"CPU=9,GPU=2,accelerator_memory={(needed - 1) / 2**30},name=n"]
+    (limit,) = planned(two, nodes=node).limits
+    assert limit.field == "n accelerator_memory"
+    assert planned(two, replace(shapes(), shardable=True), node).limits == ()
+
+
 def test_a_link_on_which_learners_crowd_is_warned_of_and_a_wider_one_is_not() -> None:
     # All 4 learners are away from the syncer: 4 * 1600 bits of contributions in 2 s.
     found = planned(nodes=["CPU=1.1,name=n", "CPU=9,bandwidth=3.1e-6"])
@@ -344,16 +366,19 @@ def keys(value: Any, path: str = "") -> set[str]:
 
 def test_the_keys_of_the_json_are_these() -> None:
     """Scripts rely on them: a change here is a change for users."""
-    told = json.loads(
-        json.dumps(as_json(planned(recipe(pools=[{"name": "a", "learners": 1}])), ["x"]), allow_nan=False)
-    )
+    one = recipe(pools=[{"name": "a", "learners": 1, "max": 2}])
+    told = json.loads(json.dumps(as_json(planned(one), ["x"]), allow_nan=False))
     assert set(told) == {
         *("name", "config_hash", "ok", "recipe", "placement", "model", "fragments", "pace", "traffic", "memory"),
         *("limits", "warnings", "commands"),
     }
-    assert set(told["placement"]) == {"source", "nodes", "learners", "services", "unplaced"}
+    assert set(told["placement"]) == {"source", "nodes", "learners", "services", "unplaced", "at_max"}
+    assert told["placement"]["at_max"] == {
+        "learners": {"learner-a-0": "east", "learner-a-1": "east"},
+        "unplaced": [],
+    }
     assert set(told["placement"]["nodes"][0]) == {
-        *("name", "resources", "region", "memory_bytes", "accelerator_bytes", "bandwidth_bits", "free")
+        *("name", "resources", "labels", "region", "memory_bytes", "accelerator_bytes", "bandwidth_bits", "free")
     }
     assert set(told["model"]) == {"tensors", "elements", "parameter_bytes", "largest_to_smallest"}
     assert keys(told["fragments"]) == {
@@ -366,9 +391,9 @@ def test_the_keys_of_the_json_are_these() -> None:
     ways = ("learner_up", "learner_down", "regions[].up", "regions[].down")
     assert keys(told["traffic"]) == {
         *("learner_up", "learner_down", "regions", "data_parallel"),
-        *("joining_bytes", "evaluation_bytes", "run_up_bytes", "run_down_bytes"),
+        *("joining_bytes", "donation_bytes", "evaluation_bytes", "run_up_bytes", "run_down_bytes"),
         *(f"regions[].{key}" for key in ("region", "syncer_region", "learners", "up", "down")),
-        *(f"data_parallel.{key}" for key in ("sent_bytes", "received_bytes", "ratio")),
+        *(f"data_parallel.{key}" for key in ("each_way_bytes", "ratio")),
         *(f"{way}.{key}" for way in ways for key in flow),
     }
     assert set(told["memory"]) == {"learner-a", "syncer", "evaluator", "orchestrator"}

@@ -12,14 +12,17 @@ import pytest
 from typer.testing import CliRunner
 
 from orchestrator.checkers.history import History
+from orchestrator.cli import scale
 from orchestrator.cli.app import build
+from orchestrator.cli.run import SILENT_S
 from orchestrator.config import Recipe
 from orchestrator.controller import Controller, Drain, End, Start, State
 from orchestrator.events import Event, PoolScaled
 from orchestrator.goodput import account, participation, wanted_times
 from orchestrator.recipes import dump
-from orchestrator.scaling import SCALE, problems, requested
+from orchestrator.scaling import LEARNERS_MAX, problems, request_file, requested
 from orchestrator.store import RunStore
+from orchestrator.stored import object_of
 from tests.orchestrator.histories import BASE, END, history
 
 
@@ -36,7 +39,7 @@ POOLS = {"east": 2, "west": 2}
 
 @pytest.mark.parametrize("learners", [1, 2, 4])
 def test_a_pool_may_be_scaled_between_its_min_and_max(learners: int) -> None:
-    assert list(problems(recipe(), POOLS, "east", learners)) == []
+    assert list(problems(recipe(), POOLS, "east", learners, local=True)) == []
 
 
 @pytest.mark.parametrize(
@@ -46,21 +49,40 @@ def test_a_pool_may_be_scaled_between_its_min_and_max(learners: int) -> None:
         ("east", 5, POOLS, "1 to 4"),
         ("eastt", 2, POOLS, 'did you mean "east"?'),
         ("west", 0, {"east": 1, "west": 2}, "give at least 1"),
+        ("west", LEARNERS_MAX + 1, POOLS, f"0 to {LEARNERS_MAX}"),
     ],
 )
 def test_what_cannot_be_is_refused_with_what_can(pool: str, learners: int, pools: dict[str, int], told: str) -> None:
-    [problem] = problems(recipe(), pools, pool, learners)
+    [problem] = problems(recipe(), pools, pool, learners, local=False)
     assert told in problem.fix
 
 
+def test_a_local_ray_has_room_for_no_more_than_it_was_made_for() -> None:
+    assert list(problems(recipe(), POOLS, "west", 5, local=False)) == []
+    [problem] = problems(recipe(), POOLS, "west", 5, local=True)
+    assert ("its local Ray" in problem.message, problem.fix) == (True, "give 0 to 4")
+
+
 def test_lock_step_and_a_quorum_of_all_do_not_scale() -> None:
-    assert any(p.field == "sync.overlap" for p in problems(recipe(sync={"overlap": "strict"}), POOLS, "east", 3))
-    assert any(p.field == "sync.quorum" for p in problems(recipe(sync={"quorum": "all"}), POOLS, "east", 3))
+    assert any(p.field == "sync.overlap" for p in problems(recipe(sync={"overlap": "strict"}), POOLS, "east", 3, False))
+    assert any(p.field == "sync.quorum" for p in problems(recipe(sync={"quorum": "all"}), POOLS, "east", 3, False))
 
 
-@pytest.mark.parametrize("request_", [None, {}, {"pools": {}}, {"pools": {"east": "many"}}, {"pools": {"east": -1}}])
-def test_a_request_that_says_nothing_of_a_pool_changes_nothing(request_: Any) -> None:
-    assert requested(request_, "east", 2) == 2
+@pytest.mark.parametrize("asked", [None, "many", -1, True, 2.0, [3], {"east": 3}, 0, 5, 10**9])
+def test_a_request_for_what_cannot_be_changes_nothing(asked: Any) -> None:
+    east = recipe().pools[0]
+    assert requested({"learners": 3}, east, 2, local=False) == 3
+    assert requested({"learners": asked}, east, 2, local=False) == 2
+    assert requested({}, east, 2, local=False) == requested(None, east, 2, local=False) == 2
+
+
+@pytest.mark.parametrize("content", ["", "{", "[]", "[1]", "1", "null", '"4"', "\x00", '{"learners": [1]}', "[" * 9999])
+def test_a_file_that_holds_no_request_is_none(tmp_path: Path, content: str) -> None:
+    store = RunStore(tmp_path)
+    store.write_text(request_file("east"), content)
+    assert requested(object_of(store, request_file("east")), recipe().pools[0], 2, local=False) == 2
+    store.path("a-folder").mkdir()
+    assert object_of(store, "a-folder") is None
 
 
 def test_the_pool_of_a_learner_is_known_by_its_name_however_many_there_are() -> None:
@@ -166,13 +188,14 @@ def store(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> RunStore:
     return made
 
 
-def status(store: RunStore, state: str, pools: dict[str, int]) -> None:
+def status(store: RunStore, state: str, pools: dict[str, int], age_s: float = 0.0) -> None:
     rows = [
         {"name": f"learner-{pool}-{index}", "pool": pool, "state": "stepping"}
         for pool, count in pools.items()
         for index in range(count)
     ]
-    store.write_json("status.json", {"run": {"state": state, "pools": pools}, "learners": rows})
+    run = {"name": "demo", "state": state, "pools": pools}
+    store.write_json("status.json", {"run": run, "learners": rows, "written_at": time.time() - age_s})
 
 
 def invoke(*arguments: str) -> Any:
@@ -182,7 +205,7 @@ def invoke(*arguments: str) -> Any:
 def test_scale_leaves_a_request_and_waits_until_it_is_heard(store: RunStore) -> None:
     def hear() -> None:
         deadline = time.monotonic() + 10.0
-        while store.read_json(SCALE) is None and time.monotonic() < deadline:
+        while store.read_json(request_file("east")) is None and time.monotonic() < deadline:
             time.sleep(0.01)
         status(store, "running", POOLS | {"east": 4})
 
@@ -192,12 +215,41 @@ def test_scale_leaves_a_request_and_waits_until_it_is_heard(store: RunStore) -> 
     thread.join()
     assert result.exit_code == 0, result.stderr
     assert json.loads(result.stdout) == {"pool": "east", "before": 2, "learners": 4, "settled": True}
-    assert store.read_json(SCALE)["pools"] == {"east": 4}
+    assert store.read_json(request_file("east"))["learners"] == 4
+    assert store.read_json(request_file("west")) is None
 
 
 def test_scale_refuses_before_it_asks(store: RunStore) -> None:
     assert invoke("east", "9", "--name", "demo").exit_code == 2
+    assert invoke("west", "9999999", "--name", "demo").exit_code == 2
+    store.write_json("cluster.json", {"token_path": "/tmp/token"})
+    local = invoke("west", "5", "--name", "demo")
+    assert local.exit_code == 2 and "its local Ray" in local.stderr
     status(store, "finished", POOLS)
     ended = invoke("east", "3", "--name", "demo")
     assert ended.exit_code == 2 and "has finished" in ended.stderr
-    assert store.read_json(SCALE) is None
+    assert not list(store.root.glob("scale*"))
+
+
+def test_scale_refuses_a_run_that_says_nothing_any_more(store: RunStore, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(scale, "LOOK_S", 0.0)
+    status(store, "running", POOLS, age_s=SILENT_S + 1)
+    dead = invoke("east", "3", "--name", "demo")
+    assert dead.exit_code == 2 and "starting, ending or dead" in dead.stderr
+    assert not list(store.root.glob("scale*"))
+
+
+def test_a_host_whose_clock_is_behind_scales_all_the_same(store: RunStore, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(scale, "LOOK_S", 60.0)
+    status(store, "running", POOLS, age_s=3600)
+    first, heard = store.read_json("status.json"), threading.Event()
+
+    def write_on(seconds: float) -> None:
+        """The run goes on while the command looks, and heeds the request once it is there."""
+        asked = store.read_json(request_file("east")) is not None
+        status(store, "running", POOLS | ({"east": 3} if asked else {}), age_s=3599)
+        heard.set()
+
+    monkeypatch.setattr(scale.time, "sleep", write_on)
+    assert invoke("east", "3", "--name", "demo").exit_code == 0
+    assert heard.is_set() and store.read_json("status.json") != first

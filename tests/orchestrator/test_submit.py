@@ -2,26 +2,37 @@
 
 from __future__ import annotations
 
+import asyncio
+import contextlib
+import gc
 import http.server
 import json
 import os
 import re
 import shlex
+import shutil
+import signal
 import socket
 import sys
 import threading
 import time
+import zipfile
 from collections.abc import Callable, Iterator
 from pathlib import Path
 from typing import Any
 
 import pytest
+import ray
+import requests
+from aiohttp import web
+from ray._private.runtime_env.packaging import create_package
+from ray.dashboard.modules.job.cli import submit
 from ray.job_submission import JobDetails, JobStatus
 from typer.testing import CliRunner
 
 from orchestrator.cli import jobs
 from orchestrator.cli.app import build
-from orchestrator.cli.submission import carries_sources, packed, submission
+from orchestrator.cli.submission import EXCLUDES, carries_sources, packed, runtime_env, submission
 from orchestrator.job import JOB_CONFIG, misplaced, submission_id
 from orchestrator.recipes import template
 from outer.manifest import code_digest
@@ -167,7 +178,7 @@ def test_what_is_no_job_server_is_said_to_be_none(server: Any) -> None:
 def test_the_entrypoint_is_diloco_run_with_the_same_settings(tmp_path: Path) -> None:
     recipe = tmp_path / "recipes" / "a b.toml"
     about = {"run": "two", "config_hash": "h"}
-    job = submission(recipe, tmp_path, SHARED, ["sync.quorum=1", 'name="two"'], True, about)
+    job = submission(recipe, tmp_path, SHARED, ["sync.quorum=1", 'name="two"'], True, about, {})
     expected = ["python", "-m", "orchestrator", "run", "recipes/a b.toml", "--run-dir", SHARED]
     expected += ["--set", "sync.quorum=1", "--set", 'name="two"', "--fresh"]
     assert shlex.split(job.entrypoint) == expected
@@ -179,6 +190,27 @@ def test_the_entrypoint_is_diloco_run_with_the_same_settings(tmp_path: Path) -> 
     assert json.loads(command[command.index("--metadata-json") + 1]) == job.metadata
     assert "/runs" in json.loads(command[command.index("--runtime-env-json") + 1])["excludes"]
     assert float(command[command.index("--entrypoint-num-cpus") + 1]) > 0
+
+
+def test_the_driver_goes_where_the_runs_folder_is(monkeypatch: pytest.MonkeyPatch) -> None:
+    """The recipe's run.control reaches Ray's request, and the command that is printed."""
+    asked: dict[str, Any] = {}
+
+    class Taking(Server):
+        def submit_job(self, **request: Any) -> None:
+            asked.update(request)
+
+    monkeypatch.setattr(jobs, "connect", lambda _: Taking([]))
+    controlled = [*arguments("http://h:8265"), "--set", 'run.control={role="control"}', "--json"]
+    record = json.loads(invoke(*controlled).stdout)
+    command = shlex.split(record["command"])
+    told = command[command.index("--entrypoint-label-selector") + 1]
+    assert asked["entrypoint_label_selector"] == json.loads(told) == {"role": "control"}
+    assert submit.make_context("submit", command[3:]).params["entrypoint_label_selector"] == told  # Ray's own parser
+    assert (
+        "--entrypoint-label-selector" not in json.loads(invoke(*arguments("http://h:8265"), "--json").stdout)["command"]
+    )
+    assert asked["entrypoint_label_selector"] is None
 
 
 def test_a_checkout_is_sent_as_it_is_and_any_other_folder_with_the_packages(tmp_path: Path) -> None:
@@ -193,6 +225,37 @@ def test_a_checkout_is_sent_as_it_is_and_any_other_folder_with_the_packages(tmp_
         assert digest_in(folder) == code_digest()
     assert not folder.exists()
     assert (tmp_path / "own.py").exists()
+
+
+SECRET = (
+    "certs/ca.crt",
+    "tls/10.0.0.3/node.key",
+    "ca.key",
+    "server.pem",
+    "token",
+    "deploy/token",
+    ".env",
+    "a/.env.local",
+)
+
+
+@pytest.mark.parametrize("by", ["diloco submit", ".rayignore", ".gitignore"])
+def test_no_keys_and_tokens_are_sent(tmp_path: Path, by: str) -> None:
+    folder, package = tmp_path / "checkout", tmp_path / "package.zip"
+    for name in (*SECRET, "own.py", "tokens.py", "certs.py"):
+        (folder / name).parent.mkdir(parents=True, exist_ok=True)
+        (folder / name).write_text("x")
+    if by != "diloco submit":
+        shutil.copy(ROOT / by, folder)
+    excludes = runtime_env(folder)["excludes"] if by == "diloco submit" else []
+    create_package(str(folder), package, include_gitignore=by == ".gitignore", excludes=excludes)
+    sent = {name for name in zipfile.ZipFile(package).namelist() if not name.endswith("/")}
+    assert sent - {by} == {"own.py", "tokens.py", "certs.py"}
+
+
+def test_rays_own_command_leaves_out_what_ours_does() -> None:
+    ignored = [line for line in (ROOT / ".rayignore").read_text().splitlines() if not line.startswith("#")]
+    assert ignored == list(EXCLUDES)
 
 
 def digest_in(folder: Path) -> str:
@@ -258,7 +321,8 @@ class Server:
         else:
             yield "".join(self.lines)  # chunks do not fall where they fell before
         if self._interrupted:
-            raise KeyboardInterrupt
+            signal.raise_signal(signal.SIGINT)
+            await asyncio.sleep(60.0)
         if until is not None:
             raise RuntimeError("WebSocket connection closed unexpectedly")
         self._ended = True
@@ -274,6 +338,20 @@ def test_what_a_job_prints_is_printed_once_however_often_the_connection_breaks(
     assert ended.status == JobStatus.SUCCEEDED
 
 
+def test_a_job_that_does_not_start_is_explained_once(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(jobs, "POLL_S", 0.0)
+    monkeypatch.setattr(jobs, "PENDING_S", -1.0)
+    pending = [details(JobStatus.PENDING)] * 3
+
+    class Waiting(Server):
+        def get_job_info(self, _: str) -> JobDetails:
+            return pending.pop() if pending else super().get_job_info(_)
+
+    said: list[str] = []
+    jobs.follow(Waiting([]), "id", said.append)  # type: ignore[arg-type]
+    assert len([text for text in said if "run.control" in text]) == 1
+
+
 def test_a_job_server_that_has_gone_is_given_up(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(jobs, "POLL_S", 0.0)
     monkeypatch.setattr(jobs, "LOST_S", -1.0)
@@ -284,6 +362,98 @@ def test_a_job_server_that_has_gone_is_given_up(monkeypatch: pytest.MonkeyPatch)
 
     with pytest.raises(ConnectionError, match="has gone"):
         jobs.follow(Gone([]), "id", lambda _: None)  # type: ignore[arg-type]
+
+
+class Frozen(Server):
+    """Its job prints a line; then nothing comes any more, for a while or for ever."""
+
+    def __init__(self, questions_answered: int, ends: bool = False) -> None:
+        super().__init__([])
+        self._answers, self._ends = questions_answered, ends
+
+    def get_job_info(self, _: str) -> JobDetails:
+        if not self._answers and not self._ended:
+            raise requests.exceptions.ReadTimeout("frozen")
+        self._answers -= 1
+        self._ended |= self._ends and not self._answers
+        return super().get_job_info(_)
+
+    async def tail_job_logs(self, _: str) -> Any:
+        yield "one\n"
+        while not self._ended:
+            await asyncio.sleep(0.01)
+        yield "two\n"
+
+
+def test_a_job_server_that_freezes_while_it_is_listened_to_is_given_up(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(jobs, "POLL_S", 0.0)
+    monkeypatch.setattr(jobs, "ASK_S", 0.05)
+    monkeypatch.setattr(jobs, "LOST_S", 0.3)
+    said: list[str] = []
+    with pytest.raises(ConnectionError, match="has gone: frozen"):
+        jobs.follow(Frozen(questions_answered=3), "id", said.append)  # type: ignore[arg-type]
+    assert said == ["one\n"]
+
+
+def test_a_job_that_prints_nothing_for_long_is_no_server_that_has_gone(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(jobs, "ASK_S", 0.02)
+    monkeypatch.setattr(jobs, "LOST_S", 0.1)
+    said: list[str] = []
+    ended = jobs.follow(Frozen(questions_answered=20, ends=True), "id", said.append)  # type: ignore[arg-type]
+    assert (said, ended.status) == (["one\n", "two\n"], JobStatus.SUCCEEDED)
+
+
+@pytest.mark.filterwarnings("ignore:ssl=None is deprecated", "ignore:Unclosed connection")  # what Ray's client does
+def test_rays_own_client_is_given_up_too_when_its_server_stops_answering(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(jobs, "ANSWER_S", 0.3)
+    monkeypatch.setattr(jobs, "ASK_S", 0.1)
+    monkeypatch.setattr(jobs, "LOST_S", 0.5)
+    said: list[str] = []
+    with freezing_server() as address, pytest.raises(ConnectionError, match="has gone"):
+        jobs.follow(jobs.connect(address), "id", said.append)
+    gc.collect()  # its connection, while the filter holds
+    assert said == ["one\n"]
+
+
+@contextlib.contextmanager
+def freezing_server() -> Iterator[str]:
+    """A job server that answers until it has sent a line of the job's output, and then to nobody."""
+    frozen, over = asyncio.Event(), asyncio.Event()
+
+    async def version(_: web.Request) -> web.Response:
+        return web.json_response({"version": "4", "ray_version": ray.__version__, "ray_commit": "", "session_name": ""})
+
+    async def info(_: web.Request) -> web.Response:
+        if frozen.is_set():
+            await over.wait()
+        return web.json_response({"type": "SUBMISSION", "status": "RUNNING", "entrypoint": "", "submission_id": "id"})
+
+    async def tail(request: web.Request) -> web.WebSocketResponse:
+        await (told := web.WebSocketResponse()).prepare(request)
+        if not frozen.is_set():
+            await told.send_str("one\n")
+            frozen.set()
+        await over.wait()
+        return told
+
+    async def serve(listening: socket.socket) -> None:
+        app = web.Application()
+        app.add_routes(
+            [web.get("/api/version", version), web.get("/api/jobs/id", info), web.get("/api/jobs/id/logs/tail", tail)]
+        )
+        await (runner := web.AppRunner(app, shutdown_timeout=0.1)).setup()
+        await web.SockSite(runner, listening).start()
+        await over.wait()
+        await runner.cleanup()
+
+    loop = asyncio.new_event_loop()
+    with socket.create_server(("127.0.0.1", 0)) as listening:
+        thread = threading.Thread(target=lambda: loop.run_until_complete(serve(listening)))
+        thread.start()
+        yield f"http://127.0.0.1:{listening.getsockname()[1]}"
+        loop.call_soon_threadsafe(over.set)
+        thread.join()
+    loop.close()
 
 
 def test_ctrl_c_leaves_the_job_and_says_how_to_come_back(monkeypatch: pytest.MonkeyPatch) -> None:

@@ -309,3 +309,20 @@ def test_weights_are_tokens_squared_by_steps_normalised_in_the_order_of_names() 
     [merge] = [effect for effect in effects if isinstance(effect, Merge)]
     assert merge.payloads == ("a.1@1", "b.1@2", "c.1@1")
     assert merge.weights == tuple(one.weight for one in fact.participants)
+
+
+def test_one_that_let_a_read_time_out_is_not_asked_again_before_it_reports() -> None:
+    """Fragment 1 is due at odd steps, 0 at even ones."""
+    made = reading("a", "b", quorum=1, sync={"P": 2, "H": 2, "read_timeout_s": 2.0, "grace": 0.5})
+    made.answer("a")
+    made.now = 3.0
+    made.do(Tick())  # b's answer did not come
+    assert [fact.reason for fact in made.facts_named("ReadFailed")] == ["timeout"]
+    for syncer_step, reports in ((2, "a"), (3, "ab")):  # b's lease lasts all the time
+        made.adopt(*reports)
+        made.now += 2.0
+        made.step(*reports)
+        made.now += 0.6
+        made.do(Tick())
+        assert sorted(made.asked(syncer_step)) == list(reports)
+        made.answer(*reports)

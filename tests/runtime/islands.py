@@ -8,10 +8,12 @@ from __future__ import annotations
 
 import json
 import os
+import subprocess
 import sys
 import time
 from collections.abc import Iterator
 from contextlib import contextmanager
+from dataclasses import asdict
 from pathlib import Path
 from typing import Any
 
@@ -24,18 +26,20 @@ from ray.util.placement_group import placement_group_table
 from chaos.actor import start
 from orchestrator import placement
 from orchestrator.config import PoolConfig, Recipe
-from orchestrator.events import LearnerLost, LearnerStarted, read_run
+from orchestrator.events import LearnerLost, LearnerStarted, NodePreempted, read_run
 from orchestrator.launch import compilation_cache, follow
 from orchestrator.placement import Place
 from orchestrator.problems import InputError
 from orchestrator.store import RunStore
 from orchestrator.validation import resolve, validate
+from outer.facts import LearnerFenced
 
 TYPE, POD, TOPOLOGY = "ray.io/accelerator-type", "ray.io/tpu-pod-type", "ray.io/tpu-topology"
 NODES: list[dict[str, Any]] = [
     {"labels": {"region": "east"}},  # where the driver is: what is bound to nothing else comes up here
     {"labels": {"region": "east", TYPE: "H100"}, "num_gpus": 2},
     {"labels": {"region": "west", TYPE: "A100"}, "num_gpus": 2},
+    {"labels": {"region": "west", TYPE: "A100"}, "num_gpus": 2},  # one of the two is going to be taken away
     {
         "labels": {"region": "east", "role": "control", TYPE: "TPU-V6E", POD: "v6e-8", TOPOLOGY: "2x4"},
         "resources": {"TPU": 8, "TPU-v6e-8-head": 1},
@@ -53,7 +57,9 @@ POOLS: list[dict[str, Any]] = [
     # The node that could be this one's has four chips of another generation: it waits, and the run goes on.
     {"name": "none", "region": "west", "accelerator": "TPU-V6E", "topology": "2x2", "resources": {"TPU": 4}},
 ]
+
 BOUND = ("outer", "orchestrator", "chaos", "metrics")  # to run.control
+MOVES = "learner-gpu-west-0"  # its node is taken away
 
 
 def recipe(folder: Path) -> Recipe:
@@ -66,7 +72,7 @@ def recipe(folder: Path) -> Recipe:
         "model": {"layers": 1, "width": 16, "heads": 2},
         "data": {"path": str(corpus), "sequence_length": 16, "held_out": 0.25},
         "sync": {"P": 4, "H": 4, "tau": 2, "quorum": 1},
-        "pools": [{"batch_size": 2, "slowdown": 20.0} | pool for pool in POOLS],
+        "pools": [{"batch_size": 8, "slowdown": 20.0} | pool for pool in POOLS],
         "budget": {"syncer_steps": 1_000_000},
         "eval": {"every": 0, "sequences": 8},
         "chaos": {"faults": [{"kind": "kill", "learner": "learner-h100-0", "at_step": 1_000_000}]},
@@ -137,26 +143,49 @@ def settings_of_a_learner(pool: PoolConfig) -> dict[str, str]:
         placement.remove_placement_group(group)
 
 
-def run(wanted: Recipe, folder: Path) -> dict[str, Any]:
-    """Train until the pool without a place is reported and all the others have stepped; then stop."""
+def preempt(node: str, address: str) -> None:
+    """Announce the end of a node, as a cloud's notice does."""
+    ray_command = str(Path(sys.executable).with_name("ray"))
+    notice = ["--reason", "DRAIN_NODE_REASON_PREEMPTION", "--reason-message", "taken away"]
+    where = ["--address", address, "--node-id", node, "--deadline-remaining-seconds", "30"]
+    subprocess.run([ray_command, "drain-node", *where, *notice], check=True, timeout=60, stdout=sys.stderr)
+
+
+def run(wanted: Recipe, folder: Path, address: str) -> dict[str, Any]:
+    """Train until the pool without a place is reported and all the others have stepped; then take a node away.
+
+    The run stops once that node's learner steps elsewhere.
+    """
     store = RunStore(folder / "run")
     store.create()
-    seen: dict[str, Any] = {"groups": {}, "bound": {}}
-    deadline = time.monotonic() + 60.0
+    seen: dict[str, Any] = {"groups": {}, "bound": {}, "preempted": None, "stopped": False}
+    deadline = time.monotonic() + 90.0
 
     def watch(status: Any) -> None:
         rows = {row["name"]: row for row in status["learners"]}
         reported = "learner-none-0" in rows and "no living node" in str(rows["learner-none-0"]["last_fault"])
         stepped = all(row["step"] for name, row in rows.items() if name != "learner-none-0")
-        if not seen["bound"] and ((reported and stepped) or time.monotonic() > deadline):
-            seen.update(groups=groups(), bound={name: _node_of(name) for name in BOUND})
+        late = time.monotonic() > deadline
+        moving = rows.get(MOVES, {})
+        if not seen["bound"] and ((reported and stepped) or late):
+            seen["groups"], seen["bound"] = groups(), {name: _node_of(name) for name in BOUND}
+            seen["preempted"] = moving["node"]
+            preempt(moving["node"], address)
+        elif seen["bound"] and not seen["stopped"] and (late or (moving["incarnation"] == 2 and moving["step"] > 8)):
+            seen["stopped"] = True
             store.write_json("stop", {"reason": "seen enough", "at": time.time()})
 
     follow(wanted, store, Place("islands", cores=0), start, watch, detach=False)
     facts = [event.fact for event in read_run(store.root)]
     labels = {node["NodeID"]: node["Labels"] for node in ray.nodes()}
+    started = [fact for fact in facts if isinstance(fact, LearnerStarted)]
     return {
-        "placed": {fact.learner: labels[fact.node] for fact in facts if isinstance(fact, LearnerStarted)},
+        "placed": {fact.learner: labels[fact.node] for fact in started if fact.incarnation == 1},
+        "preempted": seen["preempted"],
+        "notices": [asdict(fact) for fact in facts if isinstance(fact, NodePreempted)],
+        "fenced": [(fact.learner, fact.incarnation, fact.reason) for fact in facts if isinstance(fact, LearnerFenced)],
+        "moved": [(fact.node, labels[fact.node]) for fact in started if (fact.learner, fact.incarnation) == (MOVES, 2)],
+        "discarded": store.read_json("summary.json")["tokens"]["discarded"],
         "lost": {fact.learner: fact.detail for fact in facts if isinstance(fact, LearnerLost)},
         "groups": seen["groups"],
         "groups_after": groups(),
@@ -177,11 +206,12 @@ def _node_of(actor: str) -> str:
 def main(folder: Path) -> None:
     with cluster(folder) as address:
         ray.init(address, namespace="islands", log_to_driver=False, runtime_env={"env_vars": {"JOB": "here"}})
-        found = run(recipe(folder), folder)
+        too_large = alone(PoolConfig(name="big", resources={"GPU": 4.0}, region="west"))
+        found = run(recipe(folder), folder, address)
         by_name = {pool["name"]: PoolConfig.model_validate(pool) for pool in POOLS}
         found |= {
             "settings": settings_of_a_learner(by_name["h100"]),
-            "too_large": alone(PoolConfig(name="big", resources={"GPU": 4.0}, region="west")),
+            "too_large": too_large,
             "control": refusal({"role": "controll"}),
         }
     print(json.dumps(found))

@@ -8,7 +8,7 @@ import pytest
 from learners.facts import StateReceived
 from orchestrator.books import settle
 from orchestrator.events import LearnerLost, PoolScaled
-from orchestrator.scaling import SCALE
+from orchestrator.scaling import request_file
 from orchestrator.store import RunStore
 from outer.facts import DrainStarted, LearnerFenced
 from tests.runtime.test_runs import assert_kept, participants
@@ -39,7 +39,7 @@ class Steering:
             self._scale(2)
 
     def _scale(self, learners):
-        self._store.write_json(SCALE, {"pools": {"t": learners}})
+        self._store.write_json(request_file("t"), {"learners": learners})
         self.did.append(learners)
 
 

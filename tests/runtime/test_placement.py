@@ -54,7 +54,20 @@ def test_a_pool_without_a_place_is_reported_with_what_is_there_instead_while_the
         "ray.io/accelerator-type is A100, H100, TPU-V5P, TPU-V6E; ray.io/tpu-pod-type is v5p-8, v6e-8"
     )
     assert len(found["placed"]) == 4
-    assert found["too_large"] == ": of 2 living nodes with the label region = west none has 4 GPU: the largest has 2"
+    assert found["too_large"] == ": of 3 living nodes with the label region = west none has 4 GPU: the largest has 2"
+
+
+def test_a_node_that_gives_notice_is_left_without_a_loss_and_its_learner_comes_back_elsewhere(
+    found: dict[str, Any],
+) -> None:
+    [notice] = found["notices"]
+    assert (notice["node"], notice["learners"]) == (found["preempted"], ["learner-gpu-west-0"])
+    assert 0 < notice["remaining_s"] <= 30
+    assert ["learner-gpu-west-0", 1, "drained"] in found["fenced"]
+    assert found["discarded"]["drained"] == found["discarded"]["killed"] == 0
+    [(node, labels)] = found["moved"]
+    assert node != found["preempted"]
+    assert (labels["region"], labels[TYPE]) == ("west", "A100")
 
 
 def test_places_bear_the_learners_names_and_none_is_left_afterwards(found: dict[str, Any]) -> None:

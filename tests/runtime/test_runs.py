@@ -68,32 +68,53 @@ def test_a_run_without_faults_ends_with_exact_books_and_says_so_in_every_file(ru
             assert hashlib.sha256(flat).hexdigest() == digest, "final/ holds what was committed last"
 
 
-def test_a_killed_learner_is_found_out_at_once_and_contributes_again_with_a_peers_moments(run):
-    result = run(
-        "kill-one",
-        budget={"syncer_steps": 400},
-        chaos={"faults": [{"kind": "kill", "learner": "learner-t-1", "at_step": 20}]},
-    )
+@pytest.fixture(scope="module")
+def struck(run):
+    """One learner is killed, and later another frozen for longer than its lease."""
+    faults = [
+        {"kind": "kill", "learner": "learner-t-1", "at_step": 20},
+        {"kind": "freeze", "learner": "learner-t-2", "at_step": 200, "duration_s": 6.0},
+    ]
+    result = run("struck", budget={"syncer_steps": 420}, chaos={"faults": faults})
     assert_kept(result)
-    (injected,) = result.of(FaultInjected)
-    (lost,) = result.of(LearnerLost)
+    return result
+
+
+def test_a_killed_learner_is_found_out_at_once_and_contributes_again_with_a_peers_moments(struck):
+    (injected,) = [event for event in struck.of(FaultInjected) if event.fact.fault_kind == "kill"]
+    (lost,) = struck.of(LearnerLost)
     assert lost.fact.learner == injected.fact.target == "learner-t-1"
     assert lost.at - injected.at <= 3.0
-    assert ("learner-t-1", 2) in participants(result, after=injected.at)
-    (fault,) = result.summary["faults"]
+    assert ("learner-t-1", 2) in participants(struck, after=injected.at)
+    (fault,) = [row for row in struck.summary["faults"] if row["kind"] == "kill"]
     assert fault["injected"]
     assert fault["recovery_s"] is not None
-    (received,) = [
-        event for event in result.of(StateReceived) if (event.writer, event.incarnation) == ("learner-t-1", 2)
-    ]
-    (donated,) = [event for event in result.of(Donated) if event.fact.joiner_incarnation == 2]
+    (received,) = [e for e in struck.of(StateReceived) if (e.writer, e.incarnation) == ("learner-t-1", 2)]
+    (donated,) = [event for event in struck.of(Donated) if event.fact.joiner_incarnation == 2]
     assert received.fact.source == "peer"
     assert (received.fact.donor, received.fact.donor_step) == (donated.writer, donated.fact.step)
     assert received.fact.digest == donated.fact.digest, "parameters and inner state are the donor's to the bit"
-    assert received.fact.bytes > 3 * 4 * sum(result.facts(SyncerStarted)[0].sizes) - 64, "parameters and two moments"
-    adopted = [e.fact for e in result.of(Adopted) if (e.writer, e.incarnation) == ("learner-t-1", 2)]
+    assert received.fact.bytes > 3 * 4 * sum(struck.facts(SyncerStarted)[0].sizes) - 64, "parameters and two moments"
+    adopted = [e.fact for e in struck.of(Adopted) if (e.writer, e.incarnation) == ("learner-t-1", 2)]
     first = {fact.fragment: fact.mode for fact in reversed(adopted)}
     assert first == dict.fromkeys(range(4), "bootstrap"), "and then every fragment from the syncer"
+
+
+def test_a_freeze_past_the_lease_excludes_a_learner_that_then_goes_on_as_the_same_incarnation(struck):
+    (frozen,) = [event for event in struck.of(FaultInjected) if event.fact.fault_kind == "freeze"]
+    (healed,) = struck.of(FaultHealed)
+    (expired,) = [event for event in struck.of(LeaseExpired) if event.fact.learner == "learner-t-2"]
+    (renewed,) = [event for event in struck.of(LeaseRenewed) if event.fact.learner == "learner-t-2"]
+    assert frozen.at < expired.at < healed.at < renewed.at + 0.5
+    while_out = {
+        name
+        for event in struck.of(Committed)
+        if expired.at + 0.5 < event.at < healed.at
+        for name in (each.learner for each in event.fact.participants)
+    }
+    assert while_out == {"learner-t-0", "learner-t-1"}, "the others go on without it"
+    assert ("learner-t-2", 1) in participants(struck, after=renewed.at)
+    assert [fact.learner for fact in struck.facts(LearnerLost)] == ["learner-t-1"]
 
 
 def test_all_but_one_killed_from_outside_below_quorum_nothing_commits_until_one_is_back(run):
@@ -142,28 +163,6 @@ def test_all_learners_killed_at_once_the_run_goes_on_from_the_same_versions(run)
     assert {e.fact.pid for e in result.of(LearnerStarted)} > set(struck)
     assert result.facts(SpanReturned), "what they had not finished went back to the pool"
     assert result.summary["global_downtime_s"] > 0
-
-
-def test_a_freeze_past_the_lease_excludes_a_learner_that_then_goes_on_as_the_same_incarnation(run):
-    result = run(
-        "freeze",
-        budget={"syncer_steps": 260},
-        chaos={"faults": [{"kind": "freeze", "learner": "learner-t-2", "at_step": 30, "duration_s": 6.0}]},
-    )
-    assert_kept(result)
-    (frozen,), (healed,) = result.of(FaultInjected), result.of(FaultHealed)
-    (expired,), (renewed,) = result.of(LeaseExpired), result.of(LeaseRenewed)
-    assert frozen.at < expired.at < healed.at < renewed.at + 0.5
-    assert expired.fact.learner == renewed.fact.learner == "learner-t-2"
-    while_out = {
-        name
-        for event in result.of(Committed)
-        if expired.at + 0.5 < event.at < healed.at
-        for name in (each.learner for each in event.fact.participants)
-    }
-    assert while_out == {"learner-t-0", "learner-t-1"}, "the others go on without it"
-    assert ("learner-t-2", 1) in participants(result, after=renewed.at)
-    assert result.facts(LearnerLost) == []
 
 
 def test_a_learner_frozen_for_too_long_is_ended_and_restarted(run):

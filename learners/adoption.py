@@ -1,0 +1,143 @@
+"""Versions on their way to the learner: what to fetch, what to adopt and when, and what accrued since (section 2).
+
+It holds the base of each fragment. It is told of every boundary, and knows nothing of steps, reads or phases.
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass, field
+from typing import TYPE_CHECKING, Any
+
+from learners.facts import Adopted, AdoptionRefused
+from learners.signals import Apply, Effect, Fetch, Fetched, FetchFailed, Say
+from outer.coverage import Mark
+from outer.messages import FragmentCounters, Notice
+
+if TYPE_CHECKING:
+    from outer.config import SyncConfig
+
+BIRTH = Mark(0, 0)  # of an incarnation
+
+
+@dataclass
+class Base:
+    """What the learner holds of one fragment."""
+
+    version: int | None = None  # None until adopted from the syncer
+    since: Mark = BIRTH  # adopted at this point
+    reads: dict[int, Mark] = field(default_factory=dict)  # by this learner's step, since it was adopted
+
+    def counters(self, at: Mark) -> FragmentCounters:
+        return FragmentCounters(self.version, self.since.step, at.step - self.since.step, at.tokens - self.since.tokens)
+
+
+class Adoption:
+    """The inbox keeps the newest version per fragment; in which order they come does not matter."""
+
+    def __init__(self, config: SyncConfig, fragments: int) -> None:
+        self._config = config
+        self._bases = [Base() for _ in range(fragments)]
+        self._noticed: dict[int, Notice] = {}  # the newest, by fragment
+        self._fetching: dict[int, int] = {}  # fragment -> version
+        self._pending: dict[int, tuple[int, Any]] = {}  # fragment -> (version, payload)
+
+    # -------------------------------------------------------------- what is held
+
+    @property
+    def whole(self) -> bool:
+        """Whether every fragment came from the syncer."""
+        return all(base.version is not None for base in self._bases)
+
+    def holds(self, fragment: int) -> bool:
+        """Whether this fragment came from the syncer."""
+        return self._bases[fragment].version is not None
+
+    def counters(self, at: Mark) -> tuple[FragmentCounters, ...]:
+        """By fragment, what accrued until then."""
+        return tuple(base.counters(at) for base in self._bases)
+
+    def note_read(self, fragment: int, at: Mark) -> None:
+        """A read of this fragment is answered; rebase asks later what it held."""
+        self._bases[fragment].reads[at.step] = at
+
+    def lacks(self, fragment: int, read_at: int) -> bool:
+        """Whether the version that a read at this step goes into is still to come."""
+        base = self._bases[fragment]
+        return (base.version or 0) < read_at and base.since.step < read_at
+
+    # -------------------------------------------------------------- the inbox
+
+    def notice(self, notice: Notice) -> list[Effect]:
+        """A version is announced."""
+        fragment, base = notice.fragment, self._bases[notice.fragment].version
+        if base is not None and notice.version <= base:
+            return [Say(AdoptionRefused(fragment, notice.version, "older"))] if notice.version < base else []
+        noticed = self._noticed.get(fragment)
+        if noticed is None or notice.version >= noticed.version:
+            self._noticed[fragment] = notice
+        newest = max(self._fetching.get(fragment, -1), self._pending.get(fragment, (-1,))[0])
+        return [self.fetch(fragment, notice.version, notice.digest)] if notice.version > newest else []
+
+    def fetch(self, fragment: int, version: int, digest: str = "") -> Fetch:
+        self._fetching[fragment] = version
+        return Fetch(fragment, version, digest)
+
+    def fetch_missing(self, versions: tuple[int, ...]) -> list[Fetch]:
+        """Every fragment, by these versions, but for what a notice has brought."""
+        return [
+            self.fetch(fragment, version)
+            for fragment, version in enumerate(versions)
+            if fragment not in self._pending and fragment not in self._fetching
+        ]
+
+    def arrive(self, event: Fetched) -> None:
+        """Keep it until a boundary, if it is the newest."""
+        if self._fetching.get(event.fragment, -1) <= event.version:
+            self._fetching.pop(event.fragment, None)
+        if event.version > self._pending.get(event.fragment, (-1,))[0]:
+            self._pending[event.fragment] = (event.version, event.payload)
+
+    def fail(self, event: FetchFailed) -> bool:
+        """Whether nothing of this fragment is on its way any more."""
+        if self._fetching.get(event.fragment) == event.version:
+            del self._fetching[event.fragment]
+        return event.fragment not in self._fetching
+
+    # -------------------------------------------------------------- adopting, at a boundary
+
+    def adopt(self, at: Mark) -> list[Effect]:
+        """Everything whose time has come; one Apply for each fragment that is adopted."""
+        effects: list[Effect] = []
+        for fragment in sorted(self._pending):
+            version, payload = self._pending[fragment]
+            base = self._bases[fragment].version
+            if base is not None and not self._is_time(fragment, version, at):
+                continue
+            del self._pending[fragment]
+            if base is None or version > base:
+                effects += self._adopt(fragment, version, payload, at)
+            elif version < base:
+                effects.append(Say(AdoptionRefused(fragment, version, "older")))
+        return effects
+
+    def _is_time(self, fragment: int, version: int, at: Mark) -> bool:
+        """Strict overlap fixes the step; rebase needs the version's own notice, which says what it contains."""
+        if self._config.overlap == "strict" and at.step < version + self._config.overlap_steps:
+            return False
+        noticed = self._noticed.get(fragment)
+        return self._config.adopt != "rebase" or (noticed is not None and noticed.version == version)
+
+    def _adopt(self, fragment: int, version: int, payload: Any, at: Mark) -> list[Effect]:
+        base = self._bases[fragment]
+        mode = "bootstrap" if base.version is None else self._config.adopt
+        read_at = None
+        if mode == "rebase":
+            merged_step = self._noticed[fragment].merged_step
+            if merged_step is not None and merged_step in base.reads:
+                # What was read then is in the new version; what came after it is kept.
+                read_at, base.since = merged_step, base.reads[merged_step]
+        else:
+            base.since = at
+        base.version = version
+        base.reads = {}
+        return [Say(Adopted(fragment, version, at.step, mode)), Apply(fragment, version, payload, mode, read_at)]

@@ -1,0 +1,50 @@
+"""A donor alone: to whom it gives its state, when, and when it does not."""
+
+from __future__ import annotations
+
+import math
+
+from learners.signals import Decline, Donate
+from outer.messages import StateRequest
+from tests.golden.loop import Loop, joined, notice, only
+
+
+def request(syncer_step: int = 0, deadline_s: float = 60.0) -> StateRequest:
+    return StateRequest(1, "b", 2, "a", 3, syncer_step, deadline_s)
+
+
+def declined(loop: Loop) -> list[str]:
+    return [effect.reason for effect in only(Decline, loop.log)]
+
+
+def test_a_state_is_given_at_the_first_boundary_after_the_joiners_clock_is_reached() -> None:
+    loop = joined()
+    loop.do(request(syncer_step=4))
+    loop.deliver(2, 1)
+    loop.steps(3)
+    assert only(Donate, loop.log) == [], "what it holds may lack a version that the joiner will not be told of"
+    loop.do(notice(4, 0))
+    assert only(Donate, loop.log) == [], "not in the middle of a step"
+    loop.steps(2)
+    assert [(each.step, each.syncer_step) for each in only(Donate, loop.log)] == [(4, 4)]
+
+
+def test_one_that_has_waited_beyond_its_deadline_is_given_nothing() -> None:
+    loop = joined()
+    loop.do(request(deadline_s=1.0))
+    loop.step(seconds=1.0)
+    assert only(Donate, loop.log) == []
+
+
+def test_after_a_loss_that_is_not_finite_nothing_is_given_before_a_finite_one() -> None:
+    loop = joined()
+    loop.do(request())
+    loop.step(loss=math.nan)
+    assert declined(loop) == ["non_finite"], "it was asked before"
+    loop.do(request())
+    assert declined(loop) == ["non_finite"] * 2, "it was asked after"
+    assert only(Donate, loop.log) == []
+    loop.step()
+    loop.do(request())
+    loop.step()
+    assert len(only(Donate, loop.log)) == 1

@@ -1,0 +1,62 @@
+"""A joiner alone: which state it starts from when peers are late, and when it gives up."""
+
+from __future__ import annotations
+
+import pytest
+
+from learners.facts import DonorFailed, StateReceived
+from learners.learner import HOLD_S
+from learners.signals import Exit, Fetched, Inherit, Recover, Resume, StateArrived, StateMissed
+from outer.messages import State, Welcome
+from tests.golden.loop import Loop, notice, only
+
+START_S = 60.0  # the loop's
+JOIN_S = 10.0
+PEERS = State("b", 1, 7, 8, "b's", "digest", 1)
+OF_A_ROUND, OF_MORE = 8, 10  # syncer steps heard of; it attached at 4, and H = 4
+
+
+def joining(recover: str = "peer") -> Loop:
+    """Attached at second 0."""
+    loop = Loop(recover=recover, join_s=JOIN_S)
+    loop.compile()
+    loop.do(Welcome(1, 4, 0.0, (4, 2)))
+    return loop
+
+
+@pytest.mark.parametrize(("syncer_step", "seconds"), [(OF_A_ROUND, JOIN_S + 1.0), (OF_MORE, JOIN_S)])
+def test_a_state_that_took_long_by_one_measure_alone_is_taken(syncer_step: int, seconds: float) -> None:
+    loop = joining()
+    loop.now = seconds
+    loop.do(notice(syncer_step, 0), StateArrived(PEERS))
+    assert [effect.state for effect in only(Inherit, loop.do(Resume()))] == [PEERS]
+
+
+def test_a_state_that_took_more_than_a_round_and_join_s_is_thrown_away_for_the_snapshot() -> None:
+    loop = joining()
+    loop.now = JOIN_S + 1.0
+    loop.do(notice(OF_MORE, 0), StateArrived(PEERS))
+    assert loop.facts(DonorFailed) == [DonorFailed("b", 1, "too_old")]
+    loop.do(Fetched(0, OF_MORE, "v10"), Fetched(1, 2, "v2"), Resume())
+    assert only(Inherit, loop.log) == []
+    assert [fact.source for fact in loop.facts(StateReceived)] == ["syncer"]
+
+
+@pytest.mark.parametrize(("seconds", "asked"), [(JOIN_S, [(), ("b",)]), (JOIN_S + 1.0, [()])])
+def test_another_donor_is_asked_only_while_a_state_could_come_in_time(
+    seconds: float, asked: list[tuple[str, ...]]
+) -> None:
+    loop = joining()
+    loop.now = seconds
+    loop.do(notice(OF_MORE, 0), StateMissed("b", 1, "timeout"))
+    assert [effect.seek.failed for effect in only(Recover, loop.log)] == asked
+
+
+@pytest.mark.parametrize("recover", ["peer", "syncer"])
+def test_one_for_whom_nothing_ever_comes_fails_after_start_s(recover: str) -> None:
+    loop = joining(recover)
+    while not (left := only(Exit, loop.do(Resume()))):
+        assert loop.now < 2 * START_S, "it waits without end"
+        loop.now += HOLD_S
+    assert left[0].reason.startswith("failed: no state"), "which ends its process with an error"
+    assert loop.now > START_S
