@@ -1,7 +1,26 @@
 """Settings for all tests."""
 
+import os
+import tempfile
+
+import pytest
 from hypothesis import settings
 
 # A slow machine is no failure: deadlines of single examples are left to the tests that claim one.
 settings.register_profile("project", deadline=None)
 settings.load_profile("project")
+
+
+def pytest_configure(config: pytest.Config) -> None:
+    """One cache of compiled programs for this process and those that it starts: most of their time is compiling.
+
+    A test whose claim is about compiling turns it off: see `compiled_anew` in test_trainer.py. Not shared with other
+    processes of tests: JAX writes its entries in place, and warns of one that it finds half written.
+    """
+    folder = tempfile.TemporaryDirectory(prefix="diloco-compiled-", ignore_cleanup_errors=True)
+    config.add_cleanup(folder.cleanup)
+    os.environ |= {
+        "JAX_COMPILATION_CACHE_DIR": folder.name,
+        "JAX_PERSISTENT_CACHE_MIN_COMPILE_TIME_SECS": "0",
+        "JAX_PERSISTENT_CACHE_MIN_ENTRY_SIZE_BYTES": "-1",
+    }

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import itertools
 import math
+from collections.abc import Callable, Iterator
 from pathlib import Path
 from typing import Any
 
@@ -12,6 +13,7 @@ import jax.numpy as jnp
 import numpy as np
 import optax
 import pytest
+from jax.experimental.compilation_cache import compilation_cache
 from numpy.typing import NDArray
 
 from learners.config import DataConfig, InnerConfig
@@ -236,6 +238,17 @@ def test_warming_up_changes_nothing(trainer: Trainer) -> None:
     assert all((a == b).all() for a, b in zip(moments, after, strict=True))
 
 
+@pytest.fixture
+def compiled_anew() -> Iterator[None]:
+    """Without the session's cache of compiled programs."""
+    jax.config.update("jax_enable_compilation_cache", False)
+    compilation_cache.reset_cache()
+    yield
+    jax.config.update("jax_enable_compilation_cache", True)
+    compilation_cache.reset_cache()
+
+
+@pytest.mark.usefixtures("compiled_anew")
 def test_the_same_steps_give_the_same_bits_with_a_step_compiled_anew(task: ByteLanguageModel, trainer: Trainer) -> None:
     other = Trainer(task, trainer.fragments, InnerConfig(), 0)
     for index in range(5):
@@ -298,22 +311,26 @@ def test_evaluation_is_the_mean_over_all_samples_whatever_the_batch_size() -> No
 # ------------------------------------------------------------------ the transformer
 
 
-def test_a_token_does_not_see_what_comes_after_it() -> None:
+def fresh_transformer() -> Callable[[jax.Array], jax.Array]:
+    """Its logits, as one program."""
     config = transformer.TransformerConfig(**MODEL)
-    params = transformer.init(jax.random.key(0), config, 256)
+    params = jax.jit(lambda key: transformer.init(key, config, 256))(jax.random.key(0))
+    return jax.jit(lambda tokens: transformer.logits(params, tokens, config))
+
+
+def test_a_token_does_not_see_what_comes_after_it() -> None:
+    logits = fresh_transformer()
     tokens = np.random.default_rng(0).integers(0, 256, (1, 12))
     changed = tokens.copy()
     changed[0, 7:] = 1
-    one, two = (transformer.logits(params, jnp.asarray(given), config) for given in (tokens, changed))
+    one, two = (logits(jnp.asarray(given)) for given in (tokens, changed))
     np.testing.assert_allclose(one[0, :7], two[0, :7], atol=1e-5)
     assert float(jnp.abs(one[0, 7:] - two[0, 7:]).max()) > 1e-2
 
 
 def test_a_token_sees_where_the_others_stand() -> None:
-    config = transformer.TransformerConfig(**MODEL)
-    params = transformer.init(jax.random.key(0), config, 256)
     orders = jnp.asarray([[1, 2, 3, 4, 5], [2, 4, 1, 3, 5]])
-    one, two = transformer.logits(params, orders, config)[:, -1]
+    one, two = fresh_transformer()(orders)[:, -1]
     assert float(jnp.abs(one - two).max()) > 1e-3
 
 
