@@ -16,7 +16,7 @@ from chaos.faults import Fault
 from chaos.plans import due, plan, random_faults
 from orchestrator.config import ChaosConfig, Recipe
 from orchestrator.events import FaultHealed, FaultInjected, FaultSkipped, Journalist, SegmentWriter
-from orchestrator.placement import hand, label
+from orchestrator.placement import control, hand, label
 from orchestrator.store import RunStore
 
 NAME = "chaos"
@@ -173,8 +173,11 @@ async def _within(seconds: float, ref: Any) -> Any:
     return await asyncio.wait_for(value(), seconds)
 
 
-def start(recipe: Recipe, store: RunStore, namespace: str) -> Any:
-    """Create the chaos actor, or find it; it runs the recipe's plan once the syncer is there."""
+def start(recipe: Recipe, store: RunStore, namespace: str, anywhere: bool) -> Any:
+    """Create the chaos actor, or find it; it runs the recipe's plan once the syncer is there.
+
+    It comes up on the nodes of `run.control`, where the run's folder is; `anywhere`: on whichever node.
+    """
     options: dict[str, Any] = {
         "name": NAME,
         "namespace": namespace,
@@ -182,7 +185,7 @@ def start(recipe: Recipe, store: RunStore, namespace: str) -> Any:
         "get_if_exists": True,
         "num_cpus": CPUS,
         "max_restarts": 0,
-    }
+    } | control(recipe.run.control, anywhere)
     chaos = ray.remote(ChaosActor).options(**options).remote(recipe, str(store.root), namespace)
     chaos.run.remote()
     return chaos

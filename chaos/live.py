@@ -22,7 +22,8 @@ def strike(store: RunStore, kind: str, learner: str, seconds: float, delay_s: fl
         use_auth_settings()
     connect(cluster["address"], cluster["namespace"])
     try:
-        chaos = start(recipe_of(store), store, cluster["namespace"])
+        local = cluster["token_path"] is not None  # a local run's own cluster, which has no labels
+        chaos = start(recipe_of(store), store, cluster["namespace"], anywhere=local)
         told: str = ray.get(chaos.inject.remote(kind, learner, seconds, delay_s), timeout=3 * CALL_S)
         return told
     finally:

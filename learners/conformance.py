@@ -102,7 +102,7 @@ def _asked(check: _Check, subject: Subject, task: Task) -> Finding:
     except Broken as broken:
         status, message, fix = broken.finding
         return Finding(check.name, status, message, fix)
-    except Exception as error:  # the task's own: whatever it is, it is this check's finding
+    except (Exception, SystemExit) as error:  # the task's own: whatever it is, it is this check's finding
         text = " ".join(str(error).split())
         return Finding(check.name, "fail", f"raises {type(error).__name__}: {text[:400]}", check.fix)
 

@@ -5,6 +5,7 @@ As a program it reads a task's factory arguments as JSON on standard input and p
 
 from __future__ import annotations
 
+import contextlib
 import hashlib
 import json
 import os
@@ -69,8 +70,10 @@ def main() -> None:
     from learners.task import load
 
     asked = json.load(sys.stdin)
-    task = load(asked["task"], DataConfig(**asked["data"]), asked["seed"], asked["model"])
-    print(json.dumps(fingerprint(task, asked["seed"], asked["batch_size"])))
+    with contextlib.redirect_stdout(sys.stderr):  # stdout is for the answer, whatever the task prints
+        task = load(asked["task"], DataConfig(**asked["data"]), asked["seed"], asked["model"])
+        found = fingerprint(task, asked["seed"], asked["batch_size"])
+    print(json.dumps(found))
 
 
 if __name__ == "__main__":

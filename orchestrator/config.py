@@ -135,7 +135,7 @@ class RunConfig(Section):
     metrics: bool = Field(True, description="export Prometheus metrics through Ray: docs/metrics.md")
     control: dict[str, Annotated[str, Field(pattern=LABEL)]] = Field(
         default_factory=dict,
-        description="labels of the nodes that the syncer, the orchestrator and the evaluator may run on, on a cluster",
+        description="labels of the nodes that all actors of a run but its learners may run on, on a cluster",
     )
 
 

@@ -63,7 +63,13 @@ def of_file(path: Path) -> Model:
     if metadata.get("format") != FORMAT:
         fix = "give a file that diloco export has written, or a run"
         raise InputError([Problem("--from", str(path), "does not say which task its parameters belong to", fix)])
-    return Model(tensors, metadata)
+    model = Model(tensors, metadata)
+    try:
+        _ = model.task, metadata["run"]
+    except (KeyError, ValueError, RecursionError) as error:
+        message = f"does not say which task its parameters belong to: {type(error).__name__}: {error}"
+        raise InputError([Problem("--from", str(path), message, "write the file anew with diloco export")]) from error
+    return model
 
 
 def write(model: Model, path: Path) -> None:

@@ -40,7 +40,7 @@ REMOVE_S = 5.0
 OBJECT_STORE_BYTES = 512 * 2**20
 
 OnStatus = Callable[[Mapping[str, Any]], None]
-Starter = Callable[[Recipe, RunStore, str], Any]  # starts the chaos actor: (recipe, store, namespace)
+Starter = Callable[[Recipe, RunStore, str, bool], Any]  # starts chaos: (recipe, store, namespace, anywhere)
 
 
 class Terminated(KeyboardInterrupt):
@@ -126,9 +126,9 @@ def follow(
         raise
     ended = orchestrator.result.remote()
     if recipe.run.metrics:
-        metrics.start(recipe.name, store, recipe.sync.codec, place.namespace)
+        metrics.start(recipe, store, place.namespace, place.local)
     if recipe.chaos.active and starter is not None:
-        starter(recipe, store, place.namespace)
+        starter(recipe, store, place.namespace, place.local)
     try:
         summary = _wait(ended, store, on_status)
     except KeyboardInterrupt as interruption:

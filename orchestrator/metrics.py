@@ -2,7 +2,7 @@
 
 Ray's agent on each node exports them for Prometheus. The actor has no part in the run: whatever happens to it, nobody
 waits for it. It keeps nothing that the folder does not have, so that Ray may restart it, and it then counts from the
-beginning of the log again, in one go, to the same totals.
+beginning of the log again, in one go, to the same totals. A damaged line of the log is left out, and counted.
 """
 
 from __future__ import annotations
@@ -17,6 +17,8 @@ from typing import Any
 import ray
 from ray.util.metrics import Counter, Gauge, Histogram
 
+from orchestrator.config import Recipe
+from orchestrator.placement import control
 from orchestrator.store import RunStore
 from orchestrator.telemetry.catalog import CATALOG, Bounds, Metric, Sample
 from orchestrator.telemetry.reader import Reader
@@ -84,7 +86,7 @@ class MetricsActor:
         ray.kill(ray.get_runtime_context().current_actor)  # not to be restarted
 
     def _look(self) -> None:
-        """One round. What fails is logged and counted, and tried again in the next."""
+        """One round. What fails is logged and counted; the next goes on behind the line at which this one ended."""
         try:
             self._meters.apply(self._reader.look())
         except Exception:
@@ -111,13 +113,17 @@ def targets(run: str, nodes: Iterable[Mapping[str, Any]]) -> list[dict[str, Any]
     return [{"targets": sorted(living), "labels": {"job": "ray"}}] if living else []
 
 
-def start(run: str, store: RunStore, codec: str, namespace: str) -> Any:
-    """Begin to export a run. Returns at once, and raises nothing that would matter to the run."""
+def start(recipe: Recipe, store: RunStore, namespace: str, anywhere: bool) -> Any:
+    """Begin to export a run, on the nodes of `run.control`, where its folder is; `anywhere`: on whichever node.
+
+    Returns at once, and raises nothing that would matter to the run.
+    """
     options: dict[str, Any] = {
         "name": f"metrics-{secrets.token_hex(4)}",  # its predecessor of an earlier run may still linger
         "namespace": namespace,
         "lifetime": "detached",
         "num_cpus": CPUS,
         "max_restarts": RESTARTS_MAX,
-    }
-    return ray.remote(MetricsActor).options(**options).remote(run, str(store.root), codec, namespace)
+    } | control(recipe.run.control, anywhere)
+    exporter = ray.remote(MetricsActor).options(**options)
+    return exporter.remote(recipe.name, str(store.root), recipe.sync.codec, namespace)

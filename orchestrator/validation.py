@@ -275,7 +275,7 @@ def build_task(recipe: Recipe) -> Task:
             raise InputError(list(explain(refusal, _model_of(refusal), "model."))) from error
         fix = "give `package.module:factory`, importable from here"
         raise InputError([_from_error(error, "task", recipe, fix)]) from error
-    except Exception as error:
+    except (Exception, SystemExit) as error:
         raise InputError(
             [
                 Problem(

@@ -11,7 +11,7 @@ from typing import Annotated, Any
 
 import typer
 
-from orchestrator.cli.errors import BROKEN_PROMISE, reported
+from orchestrator.cli.errors import BROKEN_PROMISE, apart, reported
 from orchestrator.config import Recipe
 from orchestrator.recipes import load, parse
 from orchestrator.validation import build_task, host_only
@@ -34,12 +34,13 @@ def check_task(
         folder = str(Path.cwd())
         if folder not in sys.path:
             sys.path.append(folder)  # as for a run
-        if _FACTORY.fullmatch(task) and not Path(task).exists():
-            recipe = parse(_AROUND | {"task": task}, overrides or [])
-        else:
-            recipe = load(task, overrides or [])
-        build_task(recipe)
-        findings = _findings(recipe, as_json)
+        with apart(as_json):
+            if _FACTORY.fullmatch(task) and not Path(task).exists():
+                recipe = parse(_AROUND | {"task": task}, overrides or [])
+            else:
+                recipe = load(task, overrides or [])
+            build_task(recipe)
+            findings = _findings(recipe, as_json)
         failed = [finding for finding in findings if finding.status in ("fail", "skip")]
         if as_json:
             told = {"task": recipe.task, "ok": not failed, "checks": [asdict(finding) for finding in findings]}

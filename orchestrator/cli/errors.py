@@ -6,7 +6,7 @@ import json
 import sys
 import traceback
 from collections.abc import Iterator
-from contextlib import contextmanager
+from contextlib import AbstractContextManager, contextmanager, nullcontext, redirect_stdout
 from typing import Any, NoReturn
 
 import typer
@@ -23,7 +23,8 @@ def reported(as_json: bool = False) -> Iterator[None]:
     """Turn an exception into its message and exit code; with `as_json`, also into `{"error": ...}` on stdout.
 
     InputError is the user's (2), ConnectionError a cluster that does not answer (3), anything else a run that
-    failed (4), with its traceback unless it is lost without one.
+    failed (4), with its traceback unless it is lost without one. That a task's own code calls exit() is a failure
+    too, whatever the status it gives.
     """
     try:
         yield
@@ -44,8 +45,13 @@ def reported(as_json: bool = False) -> Iterator[None]:
         raise
     except RunLost as error:
         _fail(FAILED, "failed", f"the run is lost: {error}", as_json)
-    except Exception as error:
+    except (Exception, SystemExit) as error:
         _fail(FAILED, "failed", f"{type(error).__name__}: {error}", as_json, traceback.format_exc())
+
+
+def apart(as_json: bool) -> AbstractContextManager[object]:
+    """With `as_json`, what a task's own code or a library prints meanwhile goes to stderr: stdout is for the JSON."""
+    return redirect_stdout(sys.stderr) if as_json else nullcontext()
 
 
 def _fail(

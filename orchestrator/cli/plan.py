@@ -15,7 +15,7 @@ import typer
 from rich.console import Console
 
 from orchestrator.cli.doctor import foreign_packages
-from orchestrator.cli.errors import UNFIT, reported
+from orchestrator.cli.errors import UNFIT, apart, reported
 from orchestrator.config import Recipe
 from orchestrator.planner import nodes as known
 from orchestrator.planner.nodes import Node
@@ -57,14 +57,16 @@ def plan(
     """Say what a run would need and move, and whether it fits; exit code 6 if not. Trains nothing."""
     with reported(as_json):
         named = [] if name is None else [f"name={json.dumps(name)}"]
-        resolved, store = prepare(recipe, [*(overrides or []), *named], run_dir)
+        with apart(as_json):
+            resolved, store = prepare(recipe, [*(overrides or []), *named], run_dir)
+            shapes = _shapes(resolved)
         declared = _declared(node or [], nodes)
         if step_seconds is not None and not 0 < step_seconds < float("inf"):
             raise InputError([Problem("--step-seconds", step_seconds, "must be above 0", "leave it out if unknown")])
         from orchestrator.planner import plan as planner
 
         setting, busy = _setting(resolved, store, declared, address, step_seconds, syncer_region)
-        made = planner.make(resolved, _shapes(resolved), setting, busy)
+        made = planner.make(resolved, shapes, setting, busy)
         given = [str(recipe), *(part for item in overrides or [] for part in ("--set", item))]
         commands = list(_commands(context, given, name, run_dir, address, store, made))
         if as_json:

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import contextlib
 import json
 import shutil
 import sys
@@ -15,7 +14,7 @@ import typer
 from rich.console import Console
 
 from orchestrator.cli.doctor import foreign_packages
-from orchestrator.cli.errors import BROKEN_PROMISE, FAILED, INTERRUPTED, OK, reported
+from orchestrator.cli.errors import BROKEN_PROMISE, FAILED, INTERRUPTED, OK, apart, reported
 from orchestrator.cli.live import LiveView
 from orchestrator.cli.summary import block
 from orchestrator.config import Recipe
@@ -49,15 +48,15 @@ def run(
     """Train by a recipe."""
     with reported(as_json):
         named = [] if name is None else [f"name={json.dumps(name)}"]
-        resolved, store = prepare(recipe, [*(overrides or []), *named], run_dir, fresh)
+        with apart(as_json):
+            resolved, store = prepare(recipe, [*(overrides or []), *named], run_dir, fresh)
         if fresh and store.exists:
             shutil.rmtree(store.root)
         store.create()
         store.write_text(RECIPE_FILE, dump(resolved))
         view = LiveView(Console(stderr=as_json), as_json)
         try:
-            # Whatever Ray prints of its own must not get into the JSON.
-            with contextlib.redirect_stdout(sys.stderr) if as_json else contextlib.nullcontext():
+            with apart(as_json):  # Ray prints too
                 summary = _train(resolved, store, address, context.obj, view.update)
         except BaseException:
             if store.read_text("status.json") is None:

@@ -1,25 +1,37 @@
-"""`diloco sample RUN`: let a trained language model speak. Needs no cluster."""
+"""`diloco sample RUN`: let a trained language model speak. Needs no cluster.
+
+A run's folder or an exported file may come from anybody, and names the code that is to be called: it is called only
+where it is this package's own, or where the user names it too.
+"""
 
 from __future__ import annotations
 
 import base64
 import json
+import re
+import shlex
 import sys
 from pathlib import Path
 from typing import Annotated, Any
 
 import typer
 
-from orchestrator.cli.errors import reported
+from orchestrator.cli.errors import apart, reported
 from orchestrator.cli.status import located
 from orchestrator.problems import InputError, Problem
 from orchestrator.recipes import parse
 from orchestrator.validation import build_task, host_only
 
+_OWN = re.compile(r"learners\.models\.\w+:\w+")  # the tasks that come with this package
+
 
 def sample(
     run: Annotated[str | None, typer.Argument(help="The run's folder or name, for example runs/demo.")] = None,
     from_: Annotated[Path | None, typer.Option("--from", help="Instead of a run, a file of diloco export.")] = None,
+    task: Annotated[
+        str | None,
+        typer.Option(metavar="FACTORY", help="The task they name, if it is not built in: permits to run its code."),
+    ] = None,
     prompt: Annotated[str, typer.Option(help="What the text goes on from.")] = "",
     length: Annotated[int, typer.Option(min=1, help="Bytes to add.")] = 200,
     temperature: Annotated[float, typer.Option(min=0.0, help="0: always the likeliest.")] = 0.8,
@@ -35,12 +47,14 @@ def sample(
         from orchestrator import export
 
         model = export.of_file(from_) if from_ is not None else export.of_run(located(str(run)))
-        task = _speaking(model.task)
+        _permit(model.metadata["task"], task)
         with host_only():
             from learners import sampling
         given = prompt.encode()
         try:
-            said = sampling.sample(task, model.tensors, given, length, temperature, top_k, seed)
+            with apart(as_json):
+                speaking = _speaking(model.task)
+                said = sampling.sample(speaking, model.tensors, given, length, temperature, top_k, seed)
         except ValueError as error:
             message, _, fix = str(error).rpartition("; ")
             raise InputError([Problem("RUN", run or str(from_), message or fix, fix)]) from error
@@ -50,6 +64,18 @@ def sample(
             typer.echo(json.dumps(told))
         else:
             typer.echo(text)
+
+
+def _permit(named: str, allowed: str | None) -> None:
+    """Raise InputError unless the task that the parameters name is built in, or the one that the user names."""
+    if named == allowed or (allowed is None and _OWN.fullmatch(named)):
+        return
+    if allowed is None:
+        message = f"is required: the parameters name {named}, whose code would run here"
+        fix = f"if you trust that code, as it is on this machine, add --task {shlex.quote(named)}"
+    else:
+        message, fix = f"is not the task of these parameters, {named}", "give that one, if you trust its code"
+    raise InputError([Problem("--task", allowed, message, fix)])
 
 
 def _speaking(tables: dict[str, Any]) -> Any:

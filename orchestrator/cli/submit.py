@@ -9,7 +9,7 @@ from typing import Annotated, Any
 
 import typer
 
-from orchestrator.cli.errors import INTERRUPTED, OK, reported
+from orchestrator.cli.errors import INTERRUPTED, OK, apart, reported
 from orchestrator.cli.run import checked
 from orchestrator.cli.submission import carries_sources, problems, submission
 from orchestrator.problems import InputError, Problem
@@ -40,9 +40,10 @@ def submit(
     with reported(as_json):
         settings = [*(overrides or []), *([] if name is None else [f"name={json.dumps(name)}"])]
         folder = working_dir.absolute()
-        resolved = checked(
-            recipe, settings, folder, lambda _: [*_no_address(address), *problems(recipe, folder, run_dir)]
-        )
+        with apart(as_json):
+            resolved = checked(
+                recipe, settings, folder, lambda _: [*_no_address(address), *problems(recipe, folder, run_dir)]
+            )
         assert address is not None and run_dir is not None
         about = {"run": resolved.name, "config_hash": resolved.config_hash}
         job = submission(recipe, folder, run_dir, settings, fresh, about, resolved.run.control)

@@ -275,6 +275,7 @@ _ALL = (
     # ---------------------------------------------------------------- the log and the store
     _counter("diloco_facts_total", "", "Facts in the log.", Label("kind", KINDS)),
     _counter("diloco_log_bytes_total", "bytes", "Bytes of the log read by the exporter."),
+    _counter("diloco_log_damaged_lines_total", "", "Lines of the log that are no facts, and were left out."),
     _counter("diloco_exporter_errors_total", "", "Rounds of the exporter that failed; the next one goes on."),
     _gauge("diloco_store_free_bytes", "bytes", "Free space where the run's folder is."),
     _gauge("diloco_store_size_bytes", "bytes", "Size of the file system where the run's folder is."),
@@ -301,6 +302,8 @@ class Bounds:
     def admit(self, sample: Sample) -> dict[str, str]:
         """The sample's labels, all of them there, with `other` for a value that is not allowed.
 
+        Half a surrogate pair, which JSON can spell and UTF-8 cannot, becomes a question mark.
+
         Raises KeyError for a metric or a label that the catalog does not have.
         """
         metric = CATALOG[sample.name]
@@ -308,7 +311,8 @@ class Bounds:
             raise KeyError(f"{sample.name} has no label {sorted(unknown)[0]!r}")
         return {label.name: self._value(label, sample.labels.get(label.name) or OTHER) for label in metric.labels}
 
-    def _value(self, label: Label, value: str) -> str:
+    def _value(self, label: Label, given: object) -> str:
+        value = str(given).encode(errors="replace").decode()
         if label.values:
             return value if value in label.values else OTHER
         seen = self._seen.setdefault((label.name, str(label.most)), set())

@@ -19,6 +19,8 @@ import jax.numpy as jnp
 import numpy as np
 import optax
 
+print("on import")
+
 class Words:
     def __init__(self, data, seed, order="position", size=3):
         self.order, self.size = order, size
@@ -33,6 +35,7 @@ class Words:
         return optax.sgd(inner.lr)
 
     def batch(self, start, count, sign=1):
+        print("a batch")
         key = {"position": int, "hash": lambda i: hash(f"word {i}") % 1000}[self.order]
         rows = [[sign * (1.0 + key(i)) % 997] * self.size for i in range(start, start + count)]
         return np.asarray(rows, dtype=np.float32)
@@ -69,10 +72,11 @@ def invoke(*arguments: str) -> Any:
     return CliRunner().invoke(build(), ["check-task", *arguments], catch_exceptions=False)
 
 
-def test_a_sound_task_passes_in_a_process_of_its_own_too() -> None:
+def test_a_sound_task_passes_in_a_process_of_its_own_too_and_what_it_prints_is_not_in_the_json() -> None:
     result = invoke("words.toml", "--json")
     told = json.loads(result.stdout)
     assert (result.exit_code, told["ok"], told["task"]) == (0, True, "words:Words"), told
+    assert {"on import", "a batch"} <= set(result.stderr.splitlines())
     statuses = {check["name"]: check["status"] for check in told["checks"]}
     assert statuses["fresh-process"] == "pass"
     assert statuses["init-repeats"] == "warn"  # it is constant
@@ -103,6 +107,49 @@ def test_what_cannot_be_built_is_wrong_input(arguments: list[str], says: str) ->
     result = invoke(*arguments)
     assert result.exit_code == 2
     assert says in result.stderr and "fix: " in result.stderr
+
+
+EXITS = """
+import sys
+from words import Words
+
+class LossExits(Words):
+    def loss(self, params, batch, rng):
+        sys.exit(0)
+
+class Exits(Words):
+    def __init__(self, data, seed):
+        sys.exit(0)
+
+class InitExits(Words):
+    def init(self, rng):
+        sys.exit(0)
+"""
+
+
+@pytest.fixture
+def exits(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    (tmp_path / "exits.py").write_text(EXITS)
+    monkeypatch.delitem(sys.modules, "exits", raising=False)
+
+
+def test_a_loss_that_exits_is_a_finding_and_a_factory_that_does_is_wrong_input(exits: None) -> None:
+    result = invoke("exits:LossExits", "--json")
+    findings = {check["name"]: check for check in json.loads(result.stdout)["checks"]}
+    assert (result.exit_code, findings["loss"]["status"]) == (5, "fail")
+    assert "raises SystemExit" in findings["loss"]["message"]
+    assert findings["fresh-process"]["status"] == "skip"
+    result = invoke("exits:Exits", "--json")
+    assert (result.exit_code, json.loads(result.stdout)["error"]["kind"]) == (2, "input")
+    assert "cannot be built: SystemExit" in result.stderr
+
+
+@pytest.mark.parametrize("command", ["run", "plan"])
+def test_no_command_takes_the_exit_of_a_task_for_its_own(exits: None, command: str) -> None:
+    Path("exits.toml").write_text(RECIPE.replace("words:Words", "exits:InitExits").replace("size = 2", ""))
+    result = CliRunner().invoke(build(), [command, "exits.toml", "--json"])
+    assert (result.exit_code, json.loads(result.stdout)["error"]["code"]) == (4, 4), result.output
+    assert not Path("runs").exists()
 
 
 def test_a_process_that_fails_or_hangs_is_told(monkeypatch: pytest.MonkeyPatch) -> None:

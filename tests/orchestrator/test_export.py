@@ -145,6 +145,8 @@ class Parrot:
     def tokens(self, count): ...
     def held_out(self, start, count): ...
 
+print("parrots is imported")
+
 class Talking(Parrot):
     def sample(self, params, prompt, length, temperature, top_k, rng):
         return b" scale %d" % int(params["scale"]) + b" %d %.1f %d" % (length, temperature, top_k) + b"\\xff"
@@ -168,20 +170,88 @@ def parrot(store: RunStore, monkeypatch: pytest.MonkeyPatch) -> Any:
 def test_a_run_and_its_exported_file_say_the_same(parrot: Any) -> None:
     parrot("Talking")
     assert invoke("export", "one").exit_code == 0
-    options = ("--prompt", "hello", "--length", "9", "--temperature", "0.5", "--top-k", "3")
+    options = (
+        "--task",
+        "parrots:Talking",
+        "--prompt",
+        "hello",
+        "--length",
+        "9",
+        "--temperature",
+        "0.5",
+        "--top-k",
+        "3",
+    )
     said = invoke("sample", "one", *options)
     assert said.exit_code == 0, said.stderr
-    assert said.stdout == "hello scale 6 9 0.5 3\N{REPLACEMENT CHARACTER}\n"
-    assert invoke("sample", "--from", "model.safetensors", *options).stdout == said.stdout
+    text = "hello scale 6 9 0.5 3\N{REPLACEMENT CHARACTER}\n"
+    assert said.stdout == "parrots is imported\n" + text
+    assert invoke("sample", "--from", "model.safetensors", *options).stdout == text
+    sys.modules.pop("parrots")
     told = json.loads(invoke("sample", "one", *options, "--json").stdout)
-    assert told["text"] + "\n" == said.stdout
+    assert told["text"] + "\n" == text
     assert base64.b64decode(told["bytes"]) == b" scale 6 9 0.5 3\xff"
+
+
+def test_code_that_only_a_folder_or_a_file_names_is_not_run(parrot: Any, store: RunStore) -> None:
+    parrot("Talking")
+    assert invoke("export", "one").exit_code == 0
+    for source in (["one"], ["--from", "model.safetensors"]):
+        for given, says in (
+            ([], "if you trust that code, as it is on this machine, add --task parrots:Talking"),
+            (["--task", "parrots:Parrot"], "is not the task of these parameters, parrots:Talking"),
+        ):
+            result = invoke("sample", *source, *given)
+            assert result.exit_code == 2
+            assert "--task" in result.stderr and says in result.stderr
+    store.write_text("config.toml", (store.read_text("config.toml") or "") + "\nquorm = 3\n")
+    refused = invoke("sample", "one")  # a recipe that is wrong is not held against its task either
+    assert refused.exit_code == 2 and "quorm" in refused.stderr
+    assert "parrots" not in sys.modules
+
+
+@pytest.mark.parametrize(
+    "named",
+    ["learners.models.language.x:Y", "learners.models.language:os.system", "learners.modelsx:Y", "os:system", ""],
+)
+def test_only_the_names_of_built_in_models_are_run_without_asking(store: RunStore, named: str) -> None:
+    from orchestrator import export
+
+    model = export.of_run(store)
+    model.metadata["task"] = named
+    export.write(model, Path("model.safetensors"))
+    result = invoke("sample", "--from", "model.safetensors")
+    assert result.exit_code == 2 and "--task: is required" in result.stderr
+
+
+@pytest.mark.parametrize(
+    ("change", "says"),
+    [
+        ({"model": None}, "KeyError: 'model'"),
+        ({"run": None}, "KeyError: 'run'"),
+        ({"data": '{"path": '}, "JSONDecodeError"),
+        ({"seed": "[" * 100_000}, "RecursionError"),
+        ({"seed": '"seven"'}, "seed"),
+        ({"model": "3"}, "model"),
+    ],
+)
+def test_a_file_whose_metadata_are_damaged_is_wrong_input(
+    store: RunStore, change: dict[str, str | None], says: str
+) -> None:
+    from orchestrator import export
+
+    about = export.of_run(store).metadata | change
+    tensors = {"a": np.zeros(2, np.float32)}
+    save_file(tensors, "bad.safetensors", {name: text for name, text in about.items() if text is not None})
+    result = invoke("sample", "--from", "bad.safetensors")
+    assert result.exit_code == 2
+    assert says in result.stderr and "fix: " in result.stderr
 
 
 def test_what_cannot_speak_is_refused_with_the_fix(parrot: Any) -> None:
     parrot("Parrot")
     for arguments, says in (
-        (["one"], "no method `sample`"),
+        (["one", "--task", "parrots:Parrot"], "no method `sample`"),
         ([], "give either a run or --from"),
         (["one", "--from", "x"], "give either a run or --from"),
         (["--from", "x"], "no such file"),

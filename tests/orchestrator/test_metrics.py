@@ -240,7 +240,12 @@ def test_every_metric_is_moved_by_something() -> None:
     ]
     moved = {sample.name for line in [*lines(events), *planned, *others] for sample in measures.take(line)}
     moved |= {sample.name for sample in [*measures.close(), *measures.rhythm(), *gauges(STATUS)]}
-    moved |= {"diloco_log_bytes_total", "diloco_store_free_bytes", "diloco_store_size_bytes"}  # the reader's own
+    moved |= {
+        "diloco_log_bytes_total",
+        "diloco_log_damaged_lines_total",
+        "diloco_store_free_bytes",
+        "diloco_store_size_bytes",
+    }  # the reader's own
     assert moved | {"diloco_exporter_errors_total"} == set(CATALOG)
 
 

@@ -7,6 +7,7 @@ from collections.abc import Iterable
 from dataclasses import replace
 from pathlib import Path
 
+import pytest
 from prometheus_client.parser import text_string_to_metric_families
 from typer.testing import CliRunner
 
@@ -18,9 +19,10 @@ from orchestrator.store import RunStore
 from orchestrator.telemetry.catalog import CATALOG, Sample
 from orchestrator.telemetry.exposition import Exposition, exposition_of
 from orchestrator.telemetry.reader import Reader
-from orchestrator.telemetry.tail import Tail
+from orchestrator.telemetry.tail import Line, Tail
+from outer.facts import Refused
 from tests.orchestrator.histories import history
-from tests.orchestrator.test_metrics import STATUS, lines, summed, totals
+from tests.orchestrator.test_metrics import STATUS, key, lines, summed, totals
 
 
 def write(store: RunStore, events: Iterable[Event]) -> None:
@@ -55,6 +57,70 @@ def test_one_segments_lines_stay_in_their_order_though_a_learners_clock_is_behin
     behind = [replace(event, at=event.at - 3600.0 * (index % 2)) for index, event in enumerate(events)]
     write(RunStore(tmp_path), behind)
     assert Tail(tmp_path).poll() == lines(behind)
+
+
+DAMAGED = (
+    b"\0" * 40,
+    b'{"writer": "syncer", "inc',
+    b"[]",
+    b"[" * 100_000,
+    b'{"writer": "a", "incarnation": 1, "at": "noon", "kind": "Finished", "fact": {}}',
+    b'{"writer": "a", "incarnation": 1, "at": NaN, "kind": "Finished", "fact": {}}',
+    b'{"writer": "a", "incarnation": 1, "at": 1.0, "kind": "Finished", "fact": 3}',
+    b"\xff\xfe",
+)
+
+
+def test_damaged_lines_are_counted_and_passed_and_take_nothing_with_them(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    events = history()
+    write(RunStore(tmp_path), events)
+    for segment in (tmp_path / "events").iterdir():
+        first, *others = segment.read_bytes().splitlines(keepends=True)
+        segment.write_bytes(b"".join([first, *(line + b"\n" for line in DAMAGED), *others]))
+    monkeypatch.setattr("orchestrator.telemetry.tail.CHUNK_BYTES", 16)  # less than any line has
+    tail, seen, before = Tail(tmp_path), [], -1
+    while tail.bytes_read > before:
+        before = tail.bytes_read
+        seen += tail.poll()
+    assert sorted(map(repr, seen)) == sorted(map(repr, lines(events)))
+    assert tail.damaged == 3 * len(DAMAGED)
+    assert tail.bytes_read == sum(segment.stat().st_size for segment in (tmp_path / "events").iterdir())
+
+
+def test_a_segment_that_cannot_be_read_costs_no_line_of_the_others(tmp_path: Path) -> None:
+    write(RunStore(tmp_path), history())
+    tail = Tail(tmp_path)
+    unreadable = tmp_path / "events" / "z.jsonl"
+    unreadable.mkdir()
+    with pytest.raises(OSError):
+        tail.poll()
+    unreadable.rmdir()
+    assert len(tail.poll()) == len(history())
+
+
+def test_a_fact_that_lacks_what_its_kind_has_and_a_caller_that_stops_cost_one_line(tmp_path: Path) -> None:
+    store, events = RunStore(tmp_path), history()
+    write(store, events)
+    with open(tmp_path / "events" / "chaos.jsonl", "a") as file:
+        for kind, fact in (("Adopted", {}), ("StepFinished", {"tokens": -5}), ("Committed", {"quorum_s": 1})):
+            file.write(json.dumps(Line("a", 1, events[5].at, kind, fact)._asdict()) + "\n")
+        file.write(replace(events[5], fact=Refused("\ud800", 1, "contribution", "late", 6, 1)).to_json() + "\n")
+    reader, told = Reader(store, "fp32"), []
+    look = reader.look()
+    told += [next(look) for _ in range(20)]
+    look.close()
+    told += [sample for _ in range(3) for sample in reader.look()]
+    assert reader.over
+    values = totals(told)
+    assert values[key("diloco_log_damaged_lines_total")] == 3
+    assert sum(summed(values, "diloco_tokens_committed_total", "learner").values()) == settle(events).committed
+    segments = (tmp_path / "events").iterdir()
+    assert values[key("diloco_log_bytes_total")] == sum(segment.stat().st_size for segment in segments)
+    exposition = Exposition("demo")
+    exposition.apply(told)
+    assert 'diloco_refusals_total{learner="?",reason="late",run="demo"} 1.0' in exposition.text()
 
 
 def test_whoever_sees_the_run_ended_sees_its_final_counts(tmp_path: Path) -> None:

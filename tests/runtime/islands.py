@@ -23,6 +23,7 @@ import ray
 from ray.cluster_utils import Cluster
 from ray.util.placement_group import placement_group_table
 
+from chaos.actor import start
 from orchestrator import placement
 from orchestrator.config import PoolConfig, Recipe
 from orchestrator.events import LearnerLost, LearnerStarted, NodePreempted, read_run
@@ -35,12 +36,12 @@ from outer.facts import LearnerFenced
 
 TYPE, POD, TOPOLOGY = "ray.io/accelerator-type", "ray.io/tpu-pod-type", "ray.io/tpu-topology"
 NODES: list[dict[str, Any]] = [
-    {"labels": {"region": "east", "role": "control"}},
+    {"labels": {"region": "east"}},  # where the driver is: what is bound to nothing else comes up here
     {"labels": {"region": "east", TYPE: "H100"}, "num_gpus": 2},
     {"labels": {"region": "west", TYPE: "A100"}, "num_gpus": 2},
     {"labels": {"region": "west", TYPE: "A100"}, "num_gpus": 2},  # one of the two is going to be taken away
     {
-        "labels": {"region": "east", TYPE: "TPU-V6E", POD: "v6e-8", TOPOLOGY: "2x4"},
+        "labels": {"region": "east", "role": "control", TYPE: "TPU-V6E", POD: "v6e-8", TOPOLOGY: "2x4"},
         "resources": {"TPU": 8, "TPU-v6e-8-head": 1},
     },
     {
@@ -56,6 +57,7 @@ POOLS: list[dict[str, Any]] = [
     # The node that could be this one's has four chips of another generation: it waits, and the run goes on.
     {"name": "none", "region": "west", "accelerator": "TPU-V6E", "topology": "2x2", "resources": {"TPU": 4}},
 ]
+BOUND = ("outer", "orchestrator", "chaos", "metrics")  # to run.control
 
 MOVES = "learner-gpu-west-0"  # its node is taken away
 
@@ -73,6 +75,7 @@ def recipe(folder: Path) -> Recipe:
         "pools": [{"batch_size": 8, "slowdown": 20.0} | pool for pool in POOLS],
         "budget": {"syncer_steps": 1_000_000},
         "eval": {"every": 0, "sequences": 8},
+        "chaos": {"faults": [{"kind": "kill", "learner": "learner-h100-0", "at_step": 1_000_000}]},
         "run": {"start_s": 12.0, "control": {"role": "control"}},
     }
     wanted = resolve(Recipe.model_validate(tables))
@@ -155,7 +158,7 @@ def run(wanted: Recipe, folder: Path, address: str) -> dict[str, Any]:
     """
     store = RunStore(folder / "run")
     store.create()
-    seen: dict[str, Any] = {"groups": {}, "outer": None, "preempted": None, "stopped": False}
+    seen: dict[str, Any] = {"groups": {}, "bound": {}, "preempted": None, "stopped": False}
     deadline = time.monotonic() + 90.0
 
     def watch(status: Any) -> None:
@@ -164,15 +167,14 @@ def run(wanted: Recipe, folder: Path, address: str) -> dict[str, Any]:
         stepped = all(row["step"] for name, row in rows.items() if name != "learner-none-0")
         late = time.monotonic() > deadline
         moving = rows.get(MOVES, {})
-        if seen["outer"] is None and ((reported and stepped) or late):
-            seen["groups"], seen["outer"] = groups(), _node_of("outer")
-            seen["preempted"] = moving["node"]
+        if not seen["bound"] and ((reported and stepped) or late):
+            seen.update(groups=groups(), bound={name: _node_of(name) for name in BOUND}, preempted=moving["node"])
             preempt(moving["node"], address)
-        elif seen["outer"] and not seen["stopped"] and (late or (moving["incarnation"] == 2 and moving["step"] > 8)):
+        elif seen["bound"] and not seen["stopped"] and (late or (moving["incarnation"] == 2 and moving["step"] > 8)):
             seen["stopped"] = True
             store.write_json("stop", {"reason": "seen enough", "at": time.time()})
 
-    follow(wanted, store, Place("islands", cores=0), None, watch, detach=False)
+    follow(wanted, store, Place("islands", cores=0), start, watch, detach=False)
     facts = [event.fact for event in read_run(store.root)]
     labels = {node["NodeID"]: node["Labels"] for node in ray.nodes()}
     started = [fact for fact in facts if isinstance(fact, LearnerStarted)]
@@ -186,7 +188,7 @@ def run(wanted: Recipe, folder: Path, address: str) -> dict[str, Any]:
         "lost": {fact.learner: fact.detail for fact in facts if isinstance(fact, LearnerLost)},
         "groups": seen["groups"],
         "groups_after": groups(),
-        "outer": labels[seen["outer"]],
+        "bound": {name: labels[node] for name, node in seen["bound"].items()},
     }
 
 
@@ -196,7 +198,7 @@ def _node_of(actor: str) -> str:
     return next(
         entry["Address"]["NodeID"]
         for entry in actors().values()
-        if entry["Name"] == actor and entry["State"] == "ALIVE"
+        if entry["Name"].partition("-")[0] == actor and entry["State"] == "ALIVE"
     )
 
 
