@@ -166,5 +166,11 @@ def test_one_that_can_leave_by_itself_is_told_to_and_no_other_is_ended(
 
 def test_a_request_that_would_leave_fewer_than_the_quorum_is_not_heeded(scene: Scene) -> None:
     """`diloco scale` refuses it; two at once, for two pools, can each have looked fine."""
-    scene.scale(0)
-    assert scene.crew.pools == {"p": 2}
+
+    async def story() -> None:
+        scene.crew.start(scene.outer)
+        await until(lambda: bool(scene.facts(LearnerRequested)))
+        scene.scale(0)
+        assert scene.crew.pools == {"p": 2}
+
+    asyncio.run(story())
