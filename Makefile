@@ -24,5 +24,8 @@ check: $(READY)      ## format, lint, types, import contract
 	$(BIN)/mypy
 	$(BIN)/lint-imports
 
-bench: $(READY)      ## the measurements that docs/benchmarks.md reports
+bench: $(READY)      ## the measurements that docs/benchmarks.md reports; about half an hour
 	$(BIN)/python benchmarks/isolation.py
+	$(BIN)/python benchmarks/recovery.py
+	$(BIN)/python benchmarks/elastic.py
+	$(BIN)/python benchmarks/planning.py

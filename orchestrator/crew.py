@@ -261,6 +261,8 @@ class Crew:
         for pool in self._recipe.pools:
             request = object_of(self._store, request_file(pool.name))
             wanted = requested(request, pool, self.pools[pool.name], self._place.local)
+            if sum((self.pools | {pool.name: wanted}).values()) < self._recipe.quorum:
+                continue  # two requests at once, each of which alone would have left enough
             before, self.pools[pool.name] = self.pools[pool.name], wanted
             added, removed = pool.names(wanted)[before:], pool.names(before)[wanted:]
             if not added and not removed:

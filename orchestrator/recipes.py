@@ -20,7 +20,7 @@ from orchestrator.problems import InputError, Problem, explain
 from orchestrator.validation import problems as semantic_problems
 from orchestrator.validation import touches, validate
 
-__all__ = ["InputError", "Problem", "dump", "load", "recorded", "stored_hash", "template", "validate"]
+__all__ = ["InputError", "Problem", "dump", "load", "stored", "stored_hash", "template", "validate"]
 
 
 def load(path: str | Path, overrides: Sequence[str] = ()) -> Recipe:
@@ -48,7 +48,7 @@ def parse(raw: dict[str, Any], overrides: Sequence[str] = ()) -> Recipe:
     return recipe
 
 
-def recorded(path: Path) -> Recipe:
+def stored(path: Path) -> Recipe:
     """A run's own recipe, held against the schema alone: `load` may ask the task, and so run its code.
 
     Raises InputError with the schema's problems.

@@ -13,7 +13,7 @@ from pydantic import BaseModel, ConfigDict, FiniteFloat, ValidationError
 
 from orchestrator.config import Recipe
 from orchestrator.problems import InputError, Problem
-from orchestrator.recipes import recorded
+from orchestrator.recipes import stored
 from orchestrator.store import RunStore
 
 STATUS_FILE = "status.json"
@@ -73,7 +73,7 @@ def recipe_of(store: RunStore) -> Recipe:
         fix = "give the folder of a run; a run keeps its recipe there"
         raise InputError([Problem("run-dir", str(store.root), f"holds no {RECIPE_FILE}", fix)])
     try:
-        return recorded(store.path(RECIPE_FILE))
+        return stored(store.path(RECIPE_FILE))
     except InputError as error:
         first = error.problems[0]
         raise InputError([_damaged(store, RECIPE_FILE, f"{first.field} {first.message}")]) from error

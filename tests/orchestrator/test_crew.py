@@ -20,7 +20,7 @@ from orchestrator import controller, crew
 from orchestrator.config import Recipe
 from orchestrator.events import LearnerLost, LearnerRequested
 from orchestrator.placement import Place
-from orchestrator.scaling import SCALE
+from orchestrator.scaling import request_file
 from orchestrator.store import RunStore
 from outer.actor import OuterActor
 from outer.facts import LearnerFenced
@@ -93,7 +93,7 @@ class Scene:
         return Group(learner, pending if learner == STAYS else self.come)
 
     def scale(self, learners: int) -> None:
-        self.store.write_json(SCALE, {"pools": {"p": learners}})
+        self.store.write_json(request_file("p"), {"learners": learners})
         self.crew.watch([])
 
     def facts(self, kind: type[T], learner: str = GOES) -> list[T]:
@@ -162,3 +162,15 @@ def test_one_that_can_leave_by_itself_is_told_to_and_no_other_is_ended(
     assert scene.killed == (["its process"] if ended else [])
     assert [message.deadline_s for message in scene.bench.sent(Drain, GOES)] == ([] if ended else [5.0])
     assert scene.fenced == fenced
+
+
+def test_a_request_that_would_leave_fewer_than_the_quorum_is_not_heeded(scene: Scene) -> None:
+    """`diloco scale` refuses it; two at once, for two pools, can each have looked fine."""
+
+    async def story() -> None:
+        scene.crew.start(scene.outer)
+        await until(lambda: bool(scene.facts(LearnerRequested)))
+        scene.scale(0)
+        assert scene.crew.pools == {"p": 2}
+
+    asyncio.run(story())

@@ -57,8 +57,8 @@ POOLS: list[dict[str, Any]] = [
     # The node that could be this one's has four chips of another generation: it waits, and the run goes on.
     {"name": "none", "region": "west", "accelerator": "TPU-V6E", "topology": "2x2", "resources": {"TPU": 4}},
 ]
-
 BOUND = ("outer", "orchestrator", "chaos", "metrics")  # to run.control
+
 MOVES = "learner-gpu-west-0"  # its node is taken away
 
 
@@ -168,8 +168,7 @@ def run(wanted: Recipe, folder: Path, address: str) -> dict[str, Any]:
         late = time.monotonic() > deadline
         moving = rows.get(MOVES, {})
         if not seen["bound"] and ((reported and stepped) or late):
-            seen["groups"], seen["bound"] = groups(), {name: _node_of(name) for name in BOUND}
-            seen["preempted"] = moving["node"]
+            seen.update(groups=groups(), bound={name: _node_of(name) for name in BOUND}, preempted=moving["node"])
             preempt(moving["node"], address)
         elif seen["bound"] and not seen["stopped"] and (late or (moving["incarnation"] == 2 and moving["step"] > 8)):
             seen["stopped"] = True

@@ -149,7 +149,8 @@ def test_runs_submitted_as_jobs_live_in_their_regions_and_outlive_client_and_dri
 
         # ---------------------------------------- diloco submit, and ray job stop
         place = ("--address", there.address, "--run-dir", str(stores["halted"].root))
-        halted = diloco(there, long, "submit", "recipe.toml", *place, "--name", "halted", "--no-wait", "--json")
+        west = ("--set", 'run.control={region="us-west"}')
+        halted = diloco(there, long, "submit", "recipe.toml", *place, "--name", "halted", "--no-wait", "--json", *west)
         code, out = ended(halted)
         assert code == 0
         identifier = json.loads(out)["submission_id"]
@@ -163,6 +164,9 @@ def test_runs_submitted_as_jobs_live_in_their_regions_and_outlive_client_and_dri
         assert (json.loads(out)["state"], violated(json.loads(out))) == ("stopped", [])
 
         until(lambda: stepping(stores["halted"], 1, 1), 90, "both learners step")
+        living, regions = actors(there, "halted"), there.regions()
+        (driver_node,) = [row["node_id"] for row in there.state("actors") if (row["name"] or "").endswith(identifier)]
+        assert {living["outer"][1], living["orchestrator"][1], regions[driver_node]} == {"us-west"}
         assert there.get(f"/api/jobs/{identifier}/stop", method="POST")[0] == 200
         summary = until(lambda: stores["halted"].read_json("summary.json"), 60, "the run has closed its books")
         assert (summary["state"], violated(summary)) == ("stopped", [])
