@@ -4,7 +4,7 @@ VENV   ?= .venv
 BIN    := $(VENV)/bin
 READY  := $(VENV)/.ready
 
-.PHONY: demo test check bench
+.PHONY: demo test test-real test-rest check bench
 
 $(READY): pyproject.toml constraints.txt
 	$(PYTHON) -m venv $(VENV)
@@ -15,8 +15,14 @@ $(READY): pyproject.toml constraints.txt
 demo: $(READY)       ## train one model on four learners through kills and a freeze
 	$(BIN)/diloco run deploy/recipes/demo.toml --fresh
 
-test: $(READY)       ## every test, real Ray actors included
-	$(BIN)/python -m pytest -q -n 2 --dist loadgroup
+test: $(READY)       ## every test, real Ray actors included: those in one process, all others beside it
+	+$(MAKE) --no-print-directory --jobs=2 --output-sync=target test-real test-rest
+
+test-real: $(READY)  ## the tests with real Ray actors
+	$(BIN)/python -m pytest -q tests/runtime
+
+test-rest: $(READY)  ## all others
+	$(BIN)/python -m pytest -q --ignore tests/runtime
 
 check: $(READY)      ## format, lint, types, import contract
 	$(BIN)/ruff format --check .

@@ -85,10 +85,3 @@ def run(ray_cluster: None, tmp_path_factory: pytest.TempPathFactory, corpus: str
         return Result(summary, read_run(store.root), store.root)
 
     return run_recipe
-
-
-def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
-    """All of these in one process of `make test`, one after the other: they share a Ray, and their timing counts."""
-    for item in items:
-        if item.get_closest_marker("runtime"):
-            item.add_marker(pytest.mark.xdist_group("ray"))
