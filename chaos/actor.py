@@ -16,13 +16,13 @@ from chaos.faults import Fault
 from chaos.plans import due, plan, random_faults
 from orchestrator.config import ChaosConfig, Recipe
 from orchestrator.events import FaultHealed, FaultInjected, FaultSkipped, Journalist, SegmentWriter
-from orchestrator.placement import control, hand, label
+from orchestrator.placement import control, hand, label, named
 from orchestrator.store import RunStore
+from orchestrator.waiting import CALL_S, within
 
 NAME = "chaos"
 CPUS = 0.1
 POLL_S = 0.05
-CALL_S = 10.0
 OUTER_START_S = 120.0
 
 
@@ -55,7 +55,7 @@ class ChaosActor:
         waiting, following = self._planned, next(self._random, None)
         while outer is not None and not self._stopped.is_set():
             try:
-                clock = await _within(CALL_S, outer.clock.remote())
+                clock = await within(CALL_S, outer.clock.remote())
             except (TimeoutError, ray.exceptions.RayError):
                 return  # without a syncer there is no run to disturb
             if clock["finished"]:
@@ -123,23 +123,23 @@ class ChaosActor:
         pid = target["pid"]
         match fault.kind:
             case "kill":
-                return bool(await _within(CALL_S, self._hand(target).kill.remote(pid)))
+                return bool(await within(CALL_S, self._hand(target).kill.remote(pid)))
             case "freeze":
-                return bool(await _within(CALL_S, self._hand(target).freeze.remote(pid, fault.duration_s)))
+                return bool(await within(CALL_S, self._hand(target).freeze.remote(pid, fault.duration_s)))
             case "wrong_config":
                 return await self._misconfigure(target)
         learner = ray.get_actor(label(fault.learner, target["incarnation"]), self._namespace)
         seed = f"{self._recipe.seed} fault {fault.identifier}"
         expires_at = time.time() + CALL_S
         disturbed = learner.disturb.remote(fault.kind, fault.duration_s, fault.delay_s, seed, expires_at)
-        return bool(await _within(CALL_S, disturbed))
+        return bool(await within(CALL_S, disturbed))
 
     async def _misconfigure(self, target: dict[str, Any]) -> bool:
         """The next incarnation will have another recipe; this one is ended, so that there is a next one."""
         orchestrator = ray.get_actor("orchestrator", self._namespace)
-        if not await _within(CALL_S, orchestrator.misconfigure.remote(target["name"], target["incarnation"])):
+        if not await within(CALL_S, orchestrator.misconfigure.remote(target["name"], target["incarnation"])):
             return False
-        return bool(await _within(CALL_S, self._hand(target).kill.remote(target["pid"])))
+        return bool(await within(CALL_S, self._hand(target).kill.remote(target["pid"])))
 
     def _hand(self, target: dict[str, Any]) -> Any:
         return hand(target["node"], self._namespace)
@@ -151,7 +151,7 @@ class ChaosActor:
     async def _find(self, learner: str) -> dict[str, Any] | None:
         try:
             orchestrator = ray.get_actor("orchestrator", self._namespace)
-            living = await _within(CALL_S, orchestrator.learners.remote())
+            living = await within(CALL_S, orchestrator.learners.remote())
         except (ValueError, TimeoutError, ray.exceptions.RayError):
             return None
         return next((each for each in living if each["name"] == learner), None)
@@ -164,28 +164,12 @@ class ChaosActor:
         self._segment.write([self._journalist.say(fact)])
 
 
-async def _within(seconds: float, ref: Any) -> Any:
-    """The value of an object reference, or TimeoutError."""
-
-    async def value() -> Any:
-        return await ref
-
-    return await asyncio.wait_for(value(), seconds)
-
-
 def start(recipe: Recipe, store: RunStore, namespace: str, anywhere: bool) -> Any:
     """Create the chaos actor, or find it; it runs the recipe's plan once the syncer is there.
 
     It comes up on the nodes of `run.control`, where the run's folder is; `anywhere`: on whichever node.
     """
-    options: dict[str, Any] = {
-        "name": NAME,
-        "namespace": namespace,
-        "lifetime": "detached",
-        "get_if_exists": True,
-        "num_cpus": CPUS,
-        "max_restarts": 0,
-    } | control(recipe.run.control, anywhere)
+    options = named(NAME, namespace, CPUS) | {"get_if_exists": True} | control(recipe.run.control, anywhere)
     chaos = ray.remote(ChaosActor).options(**options).remote(recipe, str(store.root), namespace)
     chaos.run.remote()
     return chaos

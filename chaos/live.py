@@ -6,10 +6,11 @@ import os
 
 import ray
 
-from chaos.actor import CALL_S, start
+from chaos.actor import start
 from orchestrator.launch import ClusterUnreachable, connect, use_auth_settings
 from orchestrator.store import RunStore
 from orchestrator.stored import CLUSTER_FILE, object_of, recipe_of
+from orchestrator.waiting import CALL_S
 
 
 def strike(store: RunStore, kind: str, learner: str, seconds: float, delay_s: float) -> str:

@@ -17,7 +17,7 @@ import threading
 import time
 import traceback
 from collections import deque
-from collections.abc import Callable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterator, Mapping
 from concurrent.futures import Future, ThreadPoolExecutor
 from concurrent.futures import TimeoutError as FutureTimeout
 from dataclasses import dataclass, replace
@@ -426,55 +426,12 @@ class LearnerActor:
 
     def _fetch(self, fragment: int, version: int, noticed: str) -> None:
         """Get a fragment's newest value; `noticed`: the checksum that the notice of this version gave, if any."""
-        try:
+        result: signals.Event = signals.FetchFailed(fragment, version, "fetch_failed")
+        with contextlib.suppress(Exception):  # nobody reads this thread's: whatever it is, the machine has to hear
             answer = self._ask(lambda: self._outer.fetch.remote(fragment, version), self._spec.sync.transfer_s)
-        except ray.exceptions.RayError:
-            answer = None
-        if answer is None:
-            self._drive(signals.FetchFailed(fragment, version, "fetch_failed"))
-            return
-        newest, digest, payload = answer
-        if digest != codecs.digest(payload) or (newest == version and noticed not in ("", digest)):
-            self._drive(signals.FetchFailed(fragment, version, "bad_digest"))
-            return
-        self._drive(signals.Fetched(fragment, newest, payload))
-
-
-class EvaluatorActor:
-    """Held-out evaluation of the syncer's parameters, beside the run and in nobody's way."""
-
-    def __init__(self, spec: LearnerSpec, outer: Any, sequences: int) -> None:
-        self._spec, self._outer = spec, outer
-        os.nice(10)  # where cores are shared, learners come first
-        fit(spec.core, spec.accelerated)
-        from learners.task import load
-        from learners.trainer import Evaluator, deal
-
-        self._task = load(spec.task, spec.data, spec.seed, dict(spec.model))
-        self._fragments = deal(self._task, spec.sync)
-        self._evaluator = Evaluator(self._task, self._fragments, sequences)
-        self._sequences = sequences
-
-    def __repr__(self) -> str:
-        return self._spec.name
-
-    def initial(self) -> tuple[int, float, int]:
-        """As `current`, of the parameters that the run starts from."""
-        from learners.trainer import initial_parameters
-
-        return self._evaluate(
-            0, initial_parameters(self._task, self._fragments, self._spec.seed, self._spec.warm_start)
-        )
-
-    def current(self) -> tuple[int, float, int]:
-        """(syncer step, nats per token, tokens) of an evaluation of the syncer's parameters now."""
-        syncer_step, thetas, _ = ray.get(self._outer.snapshot.remote(), timeout=self._spec.sync.transfer_s)
-        return self._evaluate(syncer_step, thetas)
-
-    def _evaluate(self, syncer_step: int, thetas: Sequence[Any]) -> tuple[int, float, int]:
-        return syncer_step, self._evaluator.loss(thetas), self._task.tokens(self._sequences)
-
-    def references(self) -> tuple[float, float] | None:
-        """(bigram, trigram) tables' nats per token on the same samples, if the task can tell."""
-        tables = getattr(self._task, "ngram_losses", None)
-        return tables(self._sequences) if tables else None
+            if answer is not None:
+                newest, digest, payload = answer
+                sound = digest == codecs.digest(payload) and (newest != version or noticed in ("", digest))
+                arrived = signals.Fetched(fragment, newest, payload)
+                result = arrived if sound else signals.FetchFailed(fragment, version, "bad_digest")
+        self._drive(result)

@@ -17,7 +17,7 @@ from typing import Any
 
 import ray
 
-from learners.actor import EvaluatorActor
+from learners.evaluator import EvaluatorActor
 from learners.initial import InitialState
 from orchestrator import final
 from orchestrator.checkers.suite import check

@@ -25,7 +25,7 @@ import ray
 from orchestrator import actor, job, metrics
 from orchestrator.config import Recipe
 from orchestrator.following import RunLost
-from orchestrator.placement import Place, admit, control
+from orchestrator.placement import Place, admit, control, named
 from orchestrator.problems import InputError, Problem
 from orchestrator.shape import ACCELERATOR, Node, misses
 from orchestrator.store import RunStore
@@ -107,13 +107,8 @@ def follow(
         admit(recipe.run.control)
     if threading.current_thread() is threading.main_thread():
         signal.signal(signal.SIGTERM, _terminate)  # after Ray's own: asked to end, end cleanly
-    options: dict[str, Any] = {
-        "name": "orchestrator",
-        "namespace": place.namespace,
-        "lifetime": "detached",
-        "num_cpus": actor.ORCHESTRATOR_CPUS,
-        "max_restarts": 0,
-    } | control(recipe.run.control, anywhere=place.local)
+    options = named("orchestrator", place.namespace, actor.ORCHESTRATOR_CPUS)
+    options |= control(recipe.run.control, anywhere=place.local)
     try:
         orchestrator = ray.remote(actor.OrchestratorActor).options(**options).remote(recipe, str(store.root), place)
     except ValueError as error:  # Ray's word for a name that is taken
