@@ -1,0 +1,67 @@
+"""A simulated run's facts as its log would have them, their digest, and what the log's checkers say of them."""
+
+from __future__ import annotations
+
+import hashlib
+from collections.abc import Callable
+from dataclasses import fields
+from operator import attrgetter
+from typing import TYPE_CHECKING, Any
+
+from chaos.simulation.truth import Violation
+from orchestrator.checkers import suite
+from orchestrator.events import Event
+from outer.facts import Committed, Participant
+
+if TYPE_CHECKING:
+    from chaos.simulation.setting import Setting
+
+Digest = str
+
+# What a short or harassed run may give no evidence of. Everything else has to pass.
+MAY_BE_UNKNOWN: frozenset[str] = frozenset()
+
+
+def events_of(setting: Setting) -> list[Event]:
+    """Of learners what has reached the log, of everybody else all of it."""
+    events = []
+    for (writer, incarnation), said in setting.facts.items():
+        known = said if writer in ("syncer", "orchestrator") else said[: setting.recorded.get((writer, incarnation), 0)]
+        for number, (at, fact) in enumerate(known):
+            events.append(Event(writer, incarnation, number, at, fact))
+    return events
+
+
+def judged(events: list[Event]) -> list[Violation]:
+    """What the checkers of real logs find broken, or cannot tell."""
+    violations = []
+    for verdict in suite.check(events):
+        if verdict.status == "violated" or (verdict.status == "unknown" and verdict.name not in MAY_BE_UNKNOWN):
+            violations.append(Violation(verdict.name, f"{verdict.status}: {verdict.reason}"))
+    return violations
+
+
+def digest_of(setting: Setting) -> Digest:
+    """SHA-256 over everything that was said, by whom, and when."""
+    running = hashlib.sha256()
+    for writer, said in setting.facts.items():
+        running.update(repr(writer).encode())
+        running.update(repr([(at, type(fact).__name__, _values(fact)) for at, fact in said]).encode())
+    return running.hexdigest()
+
+
+_GETTERS: dict[type[Any], Callable[[Any], Any]] = {}
+
+
+def _values(fact: Any) -> Any:
+    kind = type(fact)
+    if kind not in _GETTERS:
+        _GETTERS[kind] = attrgetter(*(field.name for field in fields(kind)))
+    values = _GETTERS[kind](fact)
+    if kind is Committed:
+        return [[_values(one) for one in each] if _is_participants(each) else each for each in values]
+    return values
+
+
+def _is_participants(value: Any) -> bool:
+    return isinstance(value, tuple) and bool(value) and isinstance(value[0], Participant)
