@@ -30,7 +30,7 @@ EXIT_S = 15.0
 QUIET_S = 120.0  # after the end: every timer has run out
 EVENTS_PER_STEP_MAX = 40  # that the syncer handles for one step of one learner, with everything that comes of it
 EVENTS_PER_S_MAX = 200  # and beside that
-WAITING_MAX = 32  # reads, gifts and fetches of one learner
+WAITING_MAX = 96  # reads, gifts and fetches of one learner: one that thaws may hear of 64 versions at once
 JOURNAL_MAX = 256  # entries that wait for the store
 
 
@@ -97,7 +97,9 @@ class Bounds:
                 self.processes.append(process)
             self._handled[id(process)] = process.handled
             if handled > limit:
-                self._broken("bounds.spin", f"{process.host.name} handled {handled} events in a second, not {limit:.0f}")
+                self._broken(
+                    "bounds.spin", f"{process.host.name} handled {handled} events in a second, not {limit:.0f}"
+                )
         for unit in supervisor.units.values():
             if unit.alive and unit.waiting > WAITING_MAX:
                 self._broken("bounds.waiting", f"{unit.name} {unit.incarnation} has {unit.waiting} questions open")
@@ -156,5 +158,3 @@ class Bounds:
 
     def _broken(self, promise: str, reason: str) -> None:
         self._setting.truth.broken(promise, reason)
-
-

@@ -79,6 +79,7 @@ class Cluster:
             make_learner,
             trace,
         )
+        network.trace = trace
         clocks = stream(options.seed, "clocks")
         self.hosts = {
             name: Host(name, between(clocks, 0.99, 1.01), between(clocks, 0.0, 1e5), between(clocks, -0.05, 0.05))

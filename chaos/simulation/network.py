@@ -12,6 +12,7 @@ from typing import Any
 
 from chaos.simulation.hosts import Process
 from chaos.simulation.timeline import Timeline
+from chaos.simulation.trace import Trace
 
 
 class Link:
@@ -44,6 +45,7 @@ class Network:
 
     def __init__(self, time: Timeline, chance: Random, fired: Counter[str], latency_s: float, jitter_s: float) -> None:
         self.links: dict[tuple[str, str], Link] = {}
+        self.trace: Trace | None = None
         self._time, self._chance, self._fired = time, chance.random, fired
         self._latency_s, self._jitter_s = latency_s, jitter_s
 
@@ -61,32 +63,45 @@ class Network:
         return self._struggle(link, size, delay_s, target, happen, args)
 
     def _struggle(
-        self, link: Link, size: float, delay_s: float, target: Process, happen: Callable[..., Any], args: tuple[Any, ...]
+        self,
+        link: Link,
+        size: float,
+        delay_s: float,
+        target: Process,
+        happen: Callable[..., Any],
+        args: tuple[Any, ...],
     ) -> int:
-        chance, fired = self._chance, self._fired
+        chance = self._chance
         if link.cuts:
-            fired[link.cuts[-1]] += 1
+            self._note(link.cuts[-1], link, args)
             if link.holding:
                 link.held.append((target.take, (happen, *args)))
                 return 1
             return 0
         if chance() < link.lost:
-            fired["loss"] += 1
+            self._note("loss", link, args)
             return 0
         if size and link.slow_s:
-            fired["slow_link"] += 1
+            self._note("slow_link", link, args)
             delay_s += size * link.slow_s
         copies = 1
         if chance() < link.doubled:
-            fired["duplication"] += 1
+            self._note("duplication", link, args)
             copies = 2
         for _ in range(copies):
             arrival = self._time.now + delay_s + link.delay_s * chance()
             if link.delay_s and arrival < link.latest:
-                fired["reordering"] += 1
+                self._note("reordering", link, args)
             link.latest = max(link.latest, arrival)
             self._time.at(arrival, target.take, happen, *args)
         return copies
+
+    def _note(self, kind: str, link: Link, args: tuple[Any, ...]) -> None:
+        """A fault did something to a message."""
+        self._fired[kind] += 1
+        if self.trace is not None:
+            message = getattr(args[-2] if len(args) > 1 else args[-1], "message", None) or args[-1]
+            self.trace.line(self._time.now, link.name, "", kind, type(message).__name__)
 
     def mend(self, link: Link) -> None:
         """What was held back goes on, if nothing cuts the link any more."""

@@ -214,7 +214,7 @@ class Server(Process):
     # -------------------------------------------------------------- to learners
 
     def _send(self, effect: signals.Send) -> None:
-        message = effect.message
+        message: Any = effect.message
         kind = type(message)
         unit = self.peers.get(effect.learner)
         if kind is Welcome or kind is Donor or unit is None or unit.incarnation != effect.incarnation:

@@ -27,9 +27,7 @@ class Write(NamedTuple):
 class Store:
     """Durable entries of all epochs, in order, and what is wrong with the store at present."""
 
-    def __init__(
-        self, chance: Random, fired: Counter[str], append_s: float, taken: Callable[[Write], None]
-    ) -> None:
+    def __init__(self, chance: Random, fired: Counter[str], append_s: float, taken: Callable[[Write], None]) -> None:
         """`taken` is told of each entry as it becomes durable."""
         self.entries: list[Write] = []
         self.epoch = 0  # the newest that was opened

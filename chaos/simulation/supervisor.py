@@ -15,6 +15,7 @@ from chaos.simulation.hosts import Host
 from chaos.simulation.profile import LEARNERS
 from chaos.simulation.server import Server
 from chaos.simulation.setting import Setting
+from chaos.simulation.trace import told
 from chaos.simulation.unit import Unit
 from orchestrator import controller
 from orchestrator.events import LearnerLost, LearnerRequested, LearnerStarted, PoolScaled, RunFinished
@@ -276,3 +277,5 @@ class Supervisor:
 
     def _say(self, fact: Any) -> None:
         self._facts.append((self._setting.time.now, fact))
+        if (trace := self._setting.trace) is not None:
+            trace.line(self._setting.time.now, "orchestrator", 1, "says", told(fact))

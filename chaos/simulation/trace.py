@@ -16,7 +16,7 @@ class Trace:
         self._write = write
 
     def line(self, now: float, host: str, number: int | str, what: str, detail: str) -> None:
-        self._write(f"{now:10.4f}  {host:<12}  {number!s:>3}  {what:<8}  {detail}".rstrip())
+        self._write(f"{now:10.4f}  {host:<12}  {number!s:>3}  {what:<12}  {detail}".rstrip())
 
 
 def told(thing: Any) -> str:

@@ -124,14 +124,18 @@ class Truth:
             if reason := uneven(own):
                 self.broken("truth.own", f"{name}: {reason}")
         if effect.mode == "rebase" and after.since > max(merged, bootstrapped):
-            self.broken("truth.kept", f"{name} and lost its own steps from {max(merged, bootstrapped)} to {after.since}")
+            self.broken(
+                "truth.kept", f"{name} and lost its own steps from {max(merged, bootstrapped)} to {after.since}"
+            )
 
     def contributed(self, content: Content, contribution: Any) -> None:
         """What a learner says of the payload that it hands out."""
         told = contribution.step, contribution.counters.base_step, contribution.processed
         held = content.step, content.since, content.step * self._tokens[content.unit[0]]
         if told != held:
-            self.broken("truth.counters", f"{content.unit[0]} {content.unit[1]} says {told} of a payload that is {held}")
+            self.broken(
+                "truth.counters", f"{content.unit[0]} {content.unit[1]} says {told} of a payload that is {held}"
+            )
 
     def gave(self, donor: Key, step: int, contents: tuple[Content, ...]) -> None:
         """A donor's state, on its way to a joiner."""

@@ -11,14 +11,16 @@ from collections import deque
 from collections.abc import Callable
 from dataclasses import replace
 from functools import partial
-from typing import TYPE_CHECKING, Any, NamedTuple
+from typing import TYPE_CHECKING, Any
 
-from chaos.simulation.contents import Content, Version, rebased
+from chaos.simulation.contents import Content, Version
 from chaos.simulation.hosts import Host, Process
 from chaos.simulation.network import Call, ask
 from chaos.simulation.profile import TOKENS
 from chaos.simulation.setting import MANIFEST, OTHER_MANIFEST, Setting
+from chaos.simulation.states import CALL_S, States
 from chaos.simulation.trace import told
+from chaos.simulation.values import Values
 from learners import signals
 from outer.messages import (
     COMPILING,
@@ -28,30 +30,18 @@ from outer.messages import (
     STEPPING,
     STOPPED,
     Attach,
-    Donor,
     Report,
-    State,
-    StateRequest,
 )
 
 if TYPE_CHECKING:
     from chaos.simulation.server import Server
 
 REPORTS_MAX = 32  # on their way to the syncer; while as many are, none is added
-CALL_S = 10.0  # deadline for an answer from the syncer
 ATTACH_ATTEMPTS_MAX = 5
 FETCHERS = 2  # threads
-PACK_S = 0.02  # a state, for a joiner
 EXIT_S = 0.05
 
 QUIET = (signals.Resume, signals.StepDone, signals.Staged)  # the loop's own; everything else is news to it
-
-
-class Held(NamedTuple):
-    """A donor's state, as of one completed step."""
-
-    contents: tuple[Content, ...]
-    poisoned: bool
 
 
 class Unit(Process):
@@ -64,7 +54,8 @@ class Unit(Process):
         options = setting.options
         self.name, self.incarnation, self.key = name, incarnation, (name, incarnation)
         self.server: Server | None = None  # the newest that it was told of
-        self.step = 0  # done in truth
+        self.values = Values(self.key, setting.truth)
+        self.states = States(setting, self, self._release)
         self.poisoned = False  # its numbers are not finite
         self.wrong = False  # its recipe is another
         self.undelivered = 0  # messages of the syncer on their way here
@@ -84,15 +75,7 @@ class Unit(Process):
         self.up = setting.network.link(name, "syncer")
         self._setting, self._ended = setting, ended
         self._step_s = options.step_s[name]
-        zeros = setting.truth.origin
-        self._roots: list[Version] = list(zeros)
-        self._carried: list[Any] = [()] * len(zeros)
-        self._since = [0] * len(zeros)
-        self._bases: list[Version | None] = [None] * len(zeros)
-        self._first = [0] * len(zeros)  # after this step a fragment first came from the syncer
-        self._read: dict[tuple[int, int], Content] = {}  # by fragment and step: what was handed out since
         self._answers: dict[tuple[int, int], list[Call]] = {}  # by syncer step and attempt
-        self._gifts: dict[tuple[str, int], Call] = {}  # by joiner
         self._fetches: deque[Callable[[], None]] = deque()
         self._fetching = 0
         self._attempts = 0  # to attach
@@ -104,10 +87,7 @@ class Unit(Process):
     @property
     def waiting(self) -> int:
         """Reads, gifts and fetches that are not answered yet."""
-        return sum(map(len, self._answers.values())) + len(self._gifts) + len(self._fetches) + self._fetching
-
-    def content(self, fragment: int) -> Content:
-        return Content(self._roots[fragment], self._carried[fragment], self.key, self._since[fragment], self.step)
+        return sum(map(len, self._answers.values())) + len(self.states) + len(self._fetches) + self._fetching
 
     # -------------------------------------------------------------- the process
 
@@ -138,8 +118,7 @@ class Unit(Process):
         for calls in self._answers.values():
             for call in calls:
                 call.died()
-        for call in self._gifts.values():
-            call.died()
+        self.states.die()
 
     def fail(self, reason: str) -> None:
         """The training loop ends by an exception."""
@@ -198,7 +177,7 @@ class Unit(Process):
 
     def _step_done(self, turn: int) -> None:
         if turn == self._turn:
-            self.step += 1
+            self.values.step += 1
             self.drive(self._done)
 
     def _hold(self, effect: signals.Hold) -> None:
@@ -220,7 +199,7 @@ class Unit(Process):
         self._leave(effect.reason)
 
     def _stage(self, effect: signals.Stage) -> None:
-        self.drive(signals.Staged({fragment: self.content(fragment) for fragment in effect.fragments}))
+        self.drive(signals.Staged({fragment: self.values.content(fragment) for fragment in effect.fragments}))
 
     def poison(self) -> None:
         """From here on its numbers are not finite, until it is restarted."""
@@ -238,9 +217,7 @@ class Unit(Process):
         server = self.server
         if server is None or (self.reports >= REPORTS_MAX and message.phase != STOPPED):
             return
-        self.reports += self._setting.network.carry(
-            self.up, 0.0, server, server.report, self, message, len(self.facts)
-        )
+        self.reports += self._setting.network.carry(self.up, 0.0, server, server.report, self, message, len(self.facts))
 
     def reattach(self, server: Server) -> None:
         """Another syncer is there: the one it knew is gone."""
@@ -252,7 +229,7 @@ class Unit(Process):
         server = self.server
         assert server is not None
         self._attempts += 1
-        self._moment("joining")
+        self.moment("joining")
         ask(
             self._setting.network, self, server, (self.up, self.down), server.attach, (self, message, len(self.facts)),
             CALL_S, self._attached, partial(self._unattached, server, message),
@@ -302,7 +279,7 @@ class Unit(Process):
         if not calls:
             del self._answers[key]
         content: Content = contribution.payload
-        self._read[contribution.fragment, contribution.step] = content
+        self.values.note_read(contribution.fragment, content)
         self._setting.truth.contributed(content, contribution)
         defect = ""
         if self.poisoned:
@@ -336,7 +313,7 @@ class Unit(Process):
     def _ask_version(self, fragment: int, version: int) -> None:
         server = self.server
         assert server is not None
-        self._moment("transferring")
+        self.moment("transferring")
         ask(
             self._setting.network, self, server, (self.up, self.down), server.fetch, (fragment, version),
             self._setting.options.sync.transfer_s, partial(self._fetched, fragment, version),
@@ -357,102 +334,18 @@ class Unit(Process):
         self.hear(signals.FetchFailed(fragment, version, "bad_digest" if reason == "bad_digest" else "fetch_failed"))
 
     def _apply(self, effect: signals.Apply) -> None:
-        fragment, version = effect.fragment, effect.payload
-        base, mine = self._bases[fragment], self.content(fragment)
-        if effect.mode == "rebase":
-            assert base is not None, "there is nothing to rebase onto before the first version"
-            anchor = Content(base, (), self.key, mine.since, mine.since)
-            if effect.read_at is not None:
-                anchor = self._read[fragment, effect.read_at]
-            mine = rebased(mine, anchor, version)
-        else:  # mixing keeps a share of the numbers, which is nobody's to count
-            mine = Content(version, (), self.key, self.step, self.step)
-        if base is None:
-            self._first[fragment] = self.step
-        self._setting.truth.applied(effect, base, mine, self._first[fragment])
-        self._bases[fragment] = self._roots[fragment] = version
-        self._carried[fragment], self._since[fragment] = mine.carried, mine.since
-        if self._read:
-            self._read = {key: value for key, value in self._read.items() if key[0] != fragment}
+        self.values.apply(effect)
 
     # -------------------------------------------------------------- states, from and to peers
 
     def _recover(self, effect: signals.Recover) -> None:
-        self._submit(partial(self._seek, effect))
-
-    def _seek(self, effect: signals.Recover) -> None:
-        server = self.server
-        assert server is not None
-        ask(
-            self._setting.network, self, server, (self.up, self.down), server.seek, effect.seek, CALL_S,
-            partial(self._named, effect), partial(self._missed, "", 0),
-        )  # fmt: skip
-
-    def _named(self, effect: signals.Recover, answer: tuple[Donor, Unit] | None) -> None:
-        if answer is None:
-            self._missed("", 0, "none")
-            return
-        named, donor = answer
-        request = StateRequest(
-            named.epoch, self.name, self.incarnation, named.donor, named.donor_incarnation, named.syncer_step,
-            effect.deadline_s,
-        )  # fmt: skip
-        network = self._setting.network
-        links = network.link(self.name, donor.name), network.link(donor.name, self.name)
-        missed = partial(self._missed, named.donor, named.donor_incarnation)
-        ask(network, self, donor, links, donor.give, request, effect.deadline_s, partial(self._given, named), missed)
-        self._moment("asking")
-
-    def _given(self, named: Donor, answer: State | str) -> None:
-        reason = answer if isinstance(answer, str) else ""
-        if not isinstance(answer, str):
-            if answer.payload.poisoned:
-                reason = "non_finite"
-            elif self._setting.flips and self._setting.damaged("state_damage"):
-                reason = "bad_digest"
-        if reason or isinstance(answer, str):
-            self._missed(named.donor, named.donor_incarnation, reason)
-        else:
-            self._release()
-            self.hear(signals.StateArrived(answer))
-
-    def _missed(self, donor: str, incarnation: int, reason: str) -> None:
-        self._release()
-        self.hear(signals.StateMissed(donor, incarnation, reason))
-
-    def give(self, call: Call) -> None:
-        """A joiner's question for this learner's state."""
-        request = call.message
-        key = (request.joiner, request.joiner_incarnation)
-        self._gifts[key] = call
-        self._moment("giving")
-        self.hear(request)
-        if self._gifts.get(key) is call:
-            self.after(request.deadline_s, self._give, key, call, "timeout")
-
-    def _give(self, key: tuple[str, int], call: Call | None, answer: State | str) -> None:
-        if call is not None and self._gifts.get(key) is call:
-            del self._gifts[key]
-            call.reply(0.0 if isinstance(answer, str) else float(len(self._roots)), answer)
+        self._submit(partial(self.states.seek, effect))
 
     def _donate(self, effect: signals.Donate) -> None:
-        key = (effect.request.joiner, effect.request.joiner_incarnation)
-        if (call := self._gifts.get(key)) is not None:
-            held = Held(tuple(map(self.content, range(len(self._roots)))), self.poisoned)
-            self.after(PACK_S, self._pack, key, call, effect, held)
-
-    def _pack(self, key: tuple[str, int], call: Call, effect: signals.Donate, held: Held) -> None:
-        if self.exited:
-            return
-        digest = f"{self.name}{self.incarnation}@{effect.step}"
-        state = State(self.name, self.incarnation, effect.step, effect.syncer_step, held, digest, len(held.contents))
-        self.hear(signals.StateSent(effect.request, effect.step, digest, state.size))
-        self._setting.truth.gave(self.key, effect.step, held.contents)
-        self._give(key, call, state)
+        self.states.donate(effect)
 
     def _decline(self, effect: signals.Decline) -> None:
-        key = (effect.request.joiner, effect.request.joiner_incarnation)
-        self._give(key, self._gifts.get(key), effect.reason)
+        self.states.decline(effect)
 
     def _inherit(self, effect: signals.Inherit) -> None:
         state = effect.state
@@ -460,11 +353,10 @@ class Unit(Process):
             self.poison()
         donor = (state.donor, state.donor_incarnation)
         self._setting.truth.inherited(self.key, donor, state.step, state.payload.contents, state.payload.poisoned)
-        for fragment, content in enumerate(state.payload.contents):
-            self._roots[fragment], self._carried[fragment] = content.root, content.ranges
-            self._since[fragment] = self.step
+        self.values.inherit(state.payload.contents)
 
-    def _moment(self, moment: str) -> None:
+    def moment(self, moment: str) -> None:
+        """A fault may wait for it to come to this."""
         if self._setting.traps:
             self._setting.trapped(self.name, moment)
 
