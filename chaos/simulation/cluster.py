@@ -25,6 +25,7 @@ from chaos.simulation.trace import Trace
 from chaos.simulation.truth import Truth, Violation
 from chaos.simulation.weather import Weather
 from learners import learner as learners
+from outer import recovery
 from outer import syncer as syncers
 from outer.budget import Budget
 from outer.facts import Committed, SpanGranted
@@ -113,7 +114,12 @@ class Cluster:
         if not self.store.open(epoch, seen):
             return None
         options = self.options
-        values = list(self.setting.truth.tips)
+        values = list(self.setting.truth.origin)
+        for write in seen:
+            if isinstance(write.entry.record, Committed):
+                values[write.entry.record.fragment] = write.entry.proposal.version
+        self.setting.truth.recovered(epoch, values)
+        entries = [recovery.Entry(write.epoch, write.sequence, write.entry.said, write.entry.record) for write in seen]
         machine = self.setting.make_syncer(
             epoch=epoch,
             config=options.sync,
@@ -123,6 +129,7 @@ class Cluster:
             span_steps=options.span_steps,
             budget=Budget(None, options.syncer_steps),
             manifest=MANIFEST,
+            recovered=recovery.recover(entries, options.fragments) if epoch > 1 else None,
         )
         server = Server(self.setting, self.hosts["syncer"], epoch, machine, self.store, values, self.supervisor.mourn)
         self.servers.append(server)

@@ -198,7 +198,7 @@ class Server(Process):
             self.crash_at = self.performed + 1
 
     def _durable(self, write: Write) -> None:
-        self._drive(signals.Durable(write.entry.record.syncer_step))
+        self._drive(signals.Durable(write.sequence))
 
     def _refused(self, write: Write) -> None:
         """Another epoch is there."""
