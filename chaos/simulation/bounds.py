@@ -7,7 +7,8 @@ The liveness bounds, in virtual seconds from healing, with slow = the slowest le
     step   = 4 slow + grace + read_timeout + 2 (resend + append + merge) + 8 messages
              for one syncer step, once they do
     commit = (H + tau) step, between two commits of a fragment
-    share  = ready + 2 H step, by then everybody has contributed, if a round leaves the slowest time for three steps
+    share  = 2 H + tau syncer steps, once they do: in these everybody has contributed, if all are read (participants
+             eligible) and a round leaves the slowest learner time to adopt and to step (H of at least 8)
     end    = ready + (syncer steps left) step + exit, by then nobody is left
 """
 
@@ -31,6 +32,7 @@ QUIET_S = 120.0  # after the end: every timer has run out
 EVENTS_PER_STEP_MAX = 40  # that the syncer handles for one step of one learner, with everything that comes of it
 EVENTS_PER_S_MAX = 200  # and beside that
 WAITING_MAX = 96  # reads, gifts and fetches of one learner: one that thaws may hear of 64 versions at once
+ROUND_STEPS_MIN = 8  # the slowest takes 2.3 times as long as the fastest for a step
 JOURNAL_MAX = 256  # entries that wait for the store
 
 
@@ -46,6 +48,7 @@ class Bounds:
         self._healed_at: float | None = None
         self._end_s = 0.0  # from then
         self._ready = False
+        self._shared_from = 0  # the newest version then
         self._committed: dict[int, float] = {}  # by fragment, when its newest commit was seen
         self._tips: list[int] = [0] * options.fragments
         sync, messages_s = options.sync, options.latency_s + options.jitter_s
@@ -131,6 +134,19 @@ class Bounds:
             away = [name for name in wanted if not self._steps(name)]
             if away:
                 self._broken("bounds.ready", f"{', '.join(away)} of {len(wanted)} do not step: {self._phases()}")
+            self._shared_from = max(tip.number for tip in self._setting.truth.tips)
+        self._look_at_shares()
+
+    def _look_at_shares(self) -> None:
+        """Everybody who is fast enough to be read in every round is in one commit of every two rounds."""
+        sync, truth = self._setting.options.sync, self._setting.truth
+        newest = max(tip.number for tip in truth.tips)
+        if sync.participants != "eligible" or sync.round_steps < ROUND_STEPS_MIN:
+            return
+        for name in self._supervisor.controller.wanted:
+            since = newest - max(self._shared_from, truth.shared.get(name, 0))
+            if since > 2 * sync.round_steps + max(1, sync.overlap_steps):
+                self._broken("bounds.share", f"{name} has contributed to nothing for {since} syncer steps")
 
     def _note_commits(self) -> None:
         now = self._setting.time.now

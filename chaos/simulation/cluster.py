@@ -118,7 +118,6 @@ class Cluster:
         for write in seen:
             if isinstance(write.entry.record, Committed):
                 values[write.entry.record.fragment] = write.entry.proposal.version
-        self.setting.truth.recovered(epoch, values)
         entries = [recovery.Entry(write.epoch, write.sequence, write.entry.said, write.entry.record) for write in seen]
         machine = self.setting.make_syncer(
             epoch=epoch,
@@ -131,6 +130,7 @@ class Cluster:
             manifest=MANIFEST,
             recovered=recovery.recover(entries, options.fragments) if epoch > 1 else None,
         )
+        self.setting.truth.recovered(epoch, values, list(machine.versions))
         server = Server(self.setting, self.hosts["syncer"], epoch, machine, self.store, values, self.supervisor.mourn)
         self.servers.append(server)
         return server

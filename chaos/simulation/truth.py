@@ -40,6 +40,7 @@ class Truth:
         self.tips = list(self.origin)
         self.spans: set[int] = set()  # whose grant is durable
         self.checked = 0
+        self.shared: dict[str, int] = {}  # the newest syncer step that each learner has a share in
         self._given: dict[tuple[Key, int], tuple[Content, ...]] = {}  # what a donor gave as of a step of its own
         self._quorum = options.quorum
         self._tokens = {name: batch * TOKENS for name, batch in options.batch.items()}
@@ -67,6 +68,8 @@ class Truth:
         if len(record.participants) != len(proposal.payloads):
             self.broken("truth.record", f"{name} names {len(record.participants)} of {len(proposal.payloads)} payloads")
         self._weights(name, proposal)
+        for content in proposal.payloads:
+            self.shared[content.unit[0]] = record.syncer_step
         for one, content, weight in zip(record.participants, proposal.payloads, proposal.weights, strict=False):
             told = (one.learner, one.incarnation), one.base_step, one.step, one.steps, one.tokens, one.weight
             steps = content.step - content.since
@@ -92,8 +95,12 @@ class Truth:
             name = f"version {version.number} of fragment {version.fragment}"
             self.broken("truth.durable", f"epoch {epoch} announced {name}, which is not durable")
 
-    def recovered(self, epoch: int, versions: list[Version]) -> None:
-        """An epoch begins with these."""
+    def recovered(self, epoch: int, versions: list[Version], told: list[int]) -> None:
+        """An epoch begins with these, and its machine with these numbers."""
+        if told != [tip.number for tip in self.tips]:
+            self.broken(
+                "truth.durable", f"epoch {epoch} begins with {told}, durable is {[t.number for t in self.tips]}"
+            )
         for version in versions:
             if self.tips[version.fragment] is not version:
                 tip = self.tips[version.fragment].number
