@@ -1,0 +1,10 @@
+"""Every planted bug by its name: what the simulator and the checkers are to find. Importing the files fills the table."""
+
+from __future__ import annotations
+
+from tests.simulation.planted import adopting, joining, members, recovering, steps, telling
+from tests.simulation.planting import MUTANTS, Mutant
+
+__all__ = ["MUTANTS", "PLACES", "Mutant"]
+
+PLACES = (steps, telling, members, recovering, joining, adopting)

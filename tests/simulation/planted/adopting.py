@@ -1,0 +1,167 @@
+"""Bugs in a learner's fragments: which version it adopts, from where it counts, and what it answers to a read."""
+
+from __future__ import annotations
+
+from dataclasses import replace
+from typing import Any
+
+from learners.adoption import Adoption
+from learners.learner import Learner
+from learners.reads import Copy, Reads
+from learners.signals import Apply, Fetched
+from outer.coverage import Mark
+from tests.simulation.planting import Plant, mutant
+
+
+@mutant
+def last_arrival_adopted(plant: Plant) -> None:
+    """A learner never adopts an older version, in whatever order they arrive."""
+
+    def arrive(self: Adoption, event: Fetched) -> None:
+        self._fetching.pop(event.fragment, None)
+        self._pending[event.fragment] = (event.version, event.payload)
+
+    def adopt(self: Adoption, at: Mark) -> Any:
+        effects: list[Any] = []
+        for fragment in sorted(self._pending):
+            version, payload = self._pending[fragment]
+            base = self._bases[fragment].version
+            if base is None or self._is_time(fragment, version, at):
+                del self._pending[fragment]
+                if version != base:
+                    effects += self._adopt(fragment, version, payload, at)
+        return effects
+
+    plant.put(Adoption, "arrive", arrive)
+    plant.put(Adoption, "adopt", adopt)
+
+
+@mutant
+def counters_not_reset(plant: Plant) -> None:
+    """Adoption that overwrites sets the fragment's counters to zero."""
+
+    def wrapper(method: Any) -> Any:
+        def adopt(self: Adoption, fragment: int, version: int, payload: Any, at: Mark) -> Any:
+            base = self._bases[fragment]
+            before, first = base.since, base.version is None
+            effects = method(self, fragment, version, payload, at)
+            if not first and self._config.adopt != "rebase":
+                base.since = before
+            return effects
+
+        return adopt
+
+    plant.around(Adoption, "_adopt", wrapper)
+
+
+@mutant
+def rebased_from_the_base(plant: Plant) -> None:
+    """Rebase subtracts what was read, where that read is in the new version."""
+
+    def wrapper(method: Any) -> Any:
+        def adopt(self: Adoption, *given: Any) -> Any:
+            effects = method(self, *given)
+            return [replace(each, read_at=None) if isinstance(each, Apply) else each for each in effects]
+
+        return adopt
+
+    plant.around(Adoption, "_adopt", wrapper)
+
+
+@mutant
+def rebased_and_counted_on(plant: Plant) -> None:
+    """After a rebase only what accrued since the merged read counts."""
+
+    def wrapper(method: Any) -> Any:
+        def adopt(self: Adoption, fragment: int, *given: Any) -> Any:
+            before, first = self._bases[fragment].since, self._bases[fragment].version is None
+            effects = method(self, fragment, *given)
+            if self._config.adopt == "rebase" and not first:
+                self._bases[fragment].since = before
+            return effects
+
+        return adopt
+
+    plant.around(Adoption, "_adopt", wrapper)
+
+
+@mutant
+def rebased_by_another_notice(plant: Plant) -> None:
+    """Rebase waits for the version's own notice: only that says what the version contains."""
+    plant.put(Adoption, "_is_time", lambda self, fragment, version, at: fragment in self._noticed)
+
+
+@mutant
+def rebased_by_the_last_read(plant: Plant) -> None:
+    """Rebase subtracts the read that was merged, not the last one that was answered."""
+
+    def wrapper(method: Any) -> Any:
+        def adopt(self: Adoption, fragment: int, *given: Any) -> Any:
+            reads = self._bases[fragment].reads
+            noticed = self._noticed.get(fragment)
+            if reads and noticed is not None and noticed.merged_step in reads:
+                self._noticed[fragment] = replace(noticed, merged_step=max(reads))
+            return method(self, fragment, *given)
+
+        return adopt
+
+    plant.around(Adoption, "_adopt", wrapper)
+
+
+@mutant
+def any_version_of_a_fetch(plant: Plant) -> None:
+    """What is adopted is the version that came, which may be newer than the one that was asked for."""
+
+    def wrapper(method: Any) -> Any:
+        def arrive(self: Adoption, event: Fetched) -> None:
+            version = self._fetching.get(event.fragment, event.version)
+            method(self, replace(event, version=version))
+
+        return arrive
+
+    plant.around(Adoption, "arrive", wrapper)
+
+
+# ---------------------------------------------------------------- reads
+
+
+@mutant
+def counters_of_now(plant: Plant) -> None:
+    """An answer carries the counters of the step that its payload is of."""
+
+    def wrapper(method: Any) -> Any:
+        def answer(self: Learner, request: Any, copy: Copy) -> None:
+            counters = self._adoption.counters(self._mark)[request.fragment]
+            method(self, request, Copy(self._mark, counters, copy.payload))
+
+        return answer
+
+    plant.around(Learner, "_answer", wrapper)
+
+
+@mutant
+def copy_from_before_the_adoption(plant: Plant) -> None:
+    """No read is answered from a copy that was made before an adoption."""
+
+    def wrapper(method: Any) -> Any:
+        def answer(self: Learner, request: Any, copy: Copy) -> None:
+            base = self._adoption.counters(self._mark)[request.fragment]
+            counters = copy.counters._replace(base_version=base.base_version)
+            method(self, request, Copy(copy.read_at, counters, copy.payload))
+
+        return answer
+
+    plant.put(Reads, "forget", lambda self, fragments: None)
+    plant.around(Learner, "_answer", wrapper)
+
+
+@mutant
+def copy_kept(plant: Plant) -> None:
+    """Copies of fragments that were adopted since are forgotten."""
+    plant.put(Reads, "forget", lambda self, fragments: None)
+
+
+@mutant
+def read_not_noted(plant: Plant) -> None:
+    """A learner remembers what it handed out until that is merged, or cannot be."""
+    plant.put(Adoption, "note_read", lambda self, fragment, at: None)

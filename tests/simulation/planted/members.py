@@ -1,0 +1,258 @@
+"""Bugs in what the syncer knows of learners: who may speak, who is alive, what they are lent, what of theirs counts."""
+
+from __future__ import annotations
+
+from typing import Any
+
+from learners.learner import Learner
+from outer import donors, steward, syncer
+from outer.coverage import Coverage
+from outer.leases import Leases
+from outer.members import Members
+from outer.messages import STEPPING, Attach, Report
+from outer.outgoing import Outgoing
+from outer.signals import Fence
+from outer.spans import SpanPool
+from outer.syncer import Syncer
+from tests.simulation.planting import Plant, mutant
+
+# ---------------------------------------------------------------- who may speak
+
+
+def admitting(kind: type[Any]) -> Any:
+    """Whatever incarnation sends a message of this kind: the newest is taken for its sender."""
+
+    def wrapper(method: Any) -> Any:
+        def admit(self: Members, event: Any, message: str) -> Any:
+            member = self._members.get(event.learner)
+            if isinstance(event, kind) and member is not None and not member.fenced:
+                return member
+            return method(self, event, message)
+
+        return admit
+
+    return wrapper
+
+
+@mutant
+def incarnation_unchecked_in_reports(plant: Plant) -> None:
+    """A report of an incarnation that is gone is no sign of life of the next one."""
+    plant.around(Members, "admit", admitting(Report))
+
+
+@mutant
+def incarnation_unchecked_at_attach(plant: Plant) -> None:
+    """An incarnation that is gone attaches no more."""
+    plant.around(Members, "admit", admitting(Attach))
+
+
+@mutant
+def fence_of_the_wrong_incarnation(plant: Plant) -> None:
+    """A fence ends the incarnation that it names, and not the one after it."""
+
+    def wrapper(method: Any) -> Any:
+        def on_fence(self: Syncer, now: float, event: Fence) -> None:
+            member = self._members._members.get(event.learner)
+            newest = event.incarnation if member is None else member.incarnation
+            method(self, now, Fence(event.learner, newest, event.reason))
+
+        return on_fence
+
+    plant.around(Syncer, "_on_fence", wrapper)
+
+
+@mutant
+def fence_ignored(plant: Plant) -> None:
+    """Of an incarnation that is held for dead nothing new is accepted, and what it was lent returns."""
+    plant.put(Syncer, "_on_fence", lambda self, now, event: None)
+
+
+@mutant
+def refused_but_attached(plant: Plant) -> None:
+    """A learner of another recipe changes nothing."""
+
+    def wrapper(method: Any) -> Any:
+        def refuse(self: Members, event: Any, message: str, reason: str, detail: str = "") -> None:
+            method(self, event, message, reason, detail)
+            if reason == "wrong_config" and (member := self.get(event.learner, event.incarnation)) is not None:
+                member.attached = True
+
+        return refuse
+
+    def attaching(method: Any) -> Any:
+        def attach(self: Any, now: float, event: Attach, standing: Any) -> None:
+            method(self, now, event, standing)
+            member = self._members.get(event.learner, event.incarnation)
+            if member is not None and member.attached and event.manifest != self._manifest:  # it was only warned
+                method(self, now, Attach(event.learner, event.incarnation, self._manifest), standing)
+
+        return attach
+
+    plant.around(Members, "refuse", wrapper)
+    plant.around(steward.Steward, "attach", attaching)
+
+
+@mutant
+def overtaken_report_taken(plant: Plant) -> None:
+    """The newest report counts, not the last that arrived."""
+
+    def wrapper(method: Any) -> Any:
+        def hear(self: Members, now: float, member: Any, report: Report) -> bool:
+            method(self, now, member, report)
+            member.report = report
+            return True
+
+        return hear
+
+    plant.around(Members, "hear", wrapper)
+
+
+# ---------------------------------------------------------------- who is alive
+
+
+@mutant
+def lease_never_expires(plant: Plant) -> None:
+    """A learner that is silent for longer than its lease is not waited for."""
+    plant.put(Leases, "expire", lambda self, now: [])
+
+
+@mutant
+def lease_never_renewed(plant: Plant) -> None:
+    """A learner whose lease has run out, and that reports again, goes on."""
+
+    def wrapper(method: Any) -> Any:
+        def renew(self: Leases, learner: str, *given: Any) -> float | None:
+            was = learner in self._expired
+            silent_s: float | None = method(self, learner, *given)
+            if was:
+                self._expired.add(learner)
+            return silent_s
+
+        return renew
+
+    plant.around(Leases, "renew", wrapper)
+
+
+@mutant
+def never_quarantined(plant: Plant) -> None:
+    """A learner that stays non-finite is ended, and starts anew."""
+    plant.put(syncer, "NON_FINITE_MAX", 10**9)
+
+
+@mutant
+def donor_before_it_is_whole(plant: Plant) -> None:
+    """A learner gives its state only when every fragment of it came from the syncer."""
+
+    def is_whole(member: Any) -> bool:
+        report = member.report
+        return report is not None and report.phase == STEPPING and not member.draining and not member.non_finite
+
+    def unfit(self: Learner, request: Any) -> str:
+        stale = request.epoch != self._epoch or request.donor_incarnation != self.incarnation
+        return "stale" if stale else "" if self.phase == STEPPING else "not_whole"
+
+    plant.put(donors, "is_whole", is_whole)
+    plant.put(Learner, "_unfit", unfit)
+
+
+# ---------------------------------------------------------------- spans and books
+
+
+@mutant
+def span_wholly_returned(plant: Plant) -> None:
+    """What returns of a dead learner's spans comes after its last committed step."""
+
+    def wrapper(method: Any) -> Any:
+        return lambda self, learner, incarnation, committed: method(self, learner, incarnation, 0)
+
+    plant.around(SpanPool, "release", wrapper)
+
+
+@mutant
+def span_never_returned(plant: Plant) -> None:
+    """What a dead learner did not come to returns to the pool."""
+
+    def wrapper(method: Any) -> Any:
+        def release(self: SpanPool, *given: Any) -> list[Any]:
+            method(self, *given)
+            return []
+
+        return release
+
+    plant.around(SpanPool, "release", wrapper)
+
+
+@mutant
+def span_returned_but_kept(plant: Plant) -> None:
+    """What returned to the pool is lent to one learner at a time."""
+
+    def wrapper(method: Any) -> Any:
+        def take(self: SpanPool, samples: int, batch_size: int) -> tuple[int, int]:
+            kept = list(self._returned)
+            taken: tuple[int, int] = method(self, samples, batch_size)
+            self._returned = kept
+            return taken
+
+        return take
+
+    plant.around(SpanPool, "_take", wrapper)
+
+
+@mutant
+def coverage_of_a_learner(plant: Plant) -> None:
+    """Tokens are counted by incarnation: each begins again with step 1."""
+
+    class ByLearner(dict[tuple[str, int], Coverage]):
+        def setdefault(self, key: Any, default: Any = None) -> Any:
+            return super().setdefault((key[0], 1), default)
+
+    def wrapper(method: Any) -> Any:
+        def init(self: Members, *given: Any) -> None:
+            method(self, *given)
+            self._coverage = ByLearner()
+
+        return init
+
+    plant.around(Members, "__init__", wrapper)
+
+
+@mutant
+def tokens_of_every_fragment(plant: Plant) -> None:
+    """A token is committed once, by the first fragment that holds it."""
+
+    def wrapper(method: Any) -> Any:
+        def cover(self: Members, contribution: Any) -> int:
+            method(self, contribution)
+            tokens: int = contribution.counters.tokens
+            return tokens
+
+        return cover
+
+    plant.around(Members, "cover", wrapper)
+
+
+@mutant
+def merged_step_of_an_earlier_life(plant: Plant) -> None:
+    """What a notice says of the receiver's steps is of that incarnation."""
+
+    def wrapper(method: Any) -> Any:
+        def note_merged(self: Members, commit: Any) -> None:
+            for one in commit.participants:
+                self._members[one.learner].merged_step[commit.fragment] = one.step
+
+        return note_merged
+
+    plant.around(Members, "note_merged", wrapper)
+
+
+@mutant
+def record_out_of_its_order(plant: Plant) -> None:
+    """Records are written in the order in which they came about: a span returns after the commit that used it."""
+
+    def wrapper(method: Any) -> Any:
+        def append(self: Outgoing, record: Any, proposal: Any = None) -> None:
+            self._write(record, proposal)  # before what the members have to say
+
+        return append
+
+    plant.around(Outgoing, "append", wrapper)

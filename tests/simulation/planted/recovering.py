@@ -1,0 +1,262 @@
+"""Bugs in going on from a journal: what another epoch forgets, and who may still write beside it."""
+
+from __future__ import annotations
+
+from dataclasses import replace
+from typing import Any
+
+from chaos.simulation.storage import Store, Write
+from outer import recovery
+from outer.facts import Committed
+from outer.members import Members
+from outer.recovery import Recovered
+from outer.signals import Append
+from outer.spans import SpanPool
+from outer.syncer import Syncer
+from tests.simulation.planting import Plant, mutant
+
+
+def recovering(change: Any) -> Any:
+    """What is recovered, changed before the syncer sees it."""
+
+    def wrapper(recover: Any) -> Any:
+        def changed(entries: Any, fragments: int) -> Recovered:
+            return change(recover(entries, fragments))
+
+        return changed
+
+    return wrapper
+
+
+@mutant
+def tokens_not_recovered(plant: Plant) -> None:
+    """The count of committed tokens goes on from the journal."""
+    plant.around(recovery, "recover", recovering(lambda found: replace(found, tokens_committed=0)))
+
+
+@mutant
+def coverage_not_recovered(plant: Plant) -> None:
+    """What earlier epochs have counted is not counted again."""
+    plant.around(recovery, "recover", recovering(lambda found: replace(found, coverage={})))
+
+
+@mutant
+def merged_steps_not_recovered(plant: Plant) -> None:
+    """Another epoch knows which steps of each learner are in which fragment."""
+    plant.around(recovery, "recover", recovering(lambda found: replace(found, merged_step={})))
+
+
+@mutant
+def incarnations_not_recovered(plant: Plant) -> None:
+    """Another epoch knows the incarnations that the journal names: who died meanwhile is fenced, and its spans return."""
+    plant.around(recovery, "recover", recovering(lambda found: replace(found, incarnations={})))
+
+
+@mutant
+def last_record_not_said(plant: Plant) -> None:
+    """A record that the log may lack is said again by the next epoch."""
+    plant.around(recovery, "recover", recovering(lambda found: replace(found, unsaid=found.unsaid[1:])))
+
+
+@mutant
+def said_too_early(plant: Plant) -> None:
+    """An append says up to where everything is in the log, and no further."""
+
+    def wrapper(method: Any) -> Any:
+        def handle(self: Syncer, now: float, event: Any) -> Any:
+            effects = method(self, now, event)
+            return [replace(each, said=each.sequence) if isinstance(each, Append) else each for each in effects]
+
+        return handle
+
+    plant.around(Syncer, "handle", wrapper)
+
+
+@mutant
+def last_commit_not_recovered(plant: Plant) -> None:
+    """Another epoch goes on from every durable commit."""
+
+    def wrapper(recover: Any) -> Any:
+        def short(entries: Any, fragments: int) -> Recovered:
+            last = max((i for i, entry in enumerate(entries) if isinstance(entry.record, Committed)), default=len(entries))
+            return recover(entries[:last], fragments)
+
+        return short
+
+    plant.around(recovery, "recover", wrapper)
+
+
+@mutant
+def first_commit_recovered(plant: Plant) -> None:
+    """Of each fragment the newest durable version is gone on from."""
+
+    def wrapper(recover: Any) -> Any:
+        def oldest(entries: Any, fragments: int) -> Recovered:
+            found = recover(entries, fragments)
+            for entry in reversed(entries):
+                if isinstance(entry.record, Committed):
+                    found.versions[entry.record.fragment] = entry.record.syncer_step
+            return found
+
+        return oldest
+
+    plant.around(recovery, "recover", wrapper)
+
+
+def clock_moved(by: int) -> Any:
+    def wrapper(method: Any) -> Any:
+        def restore(self: Syncer, recovered: Recovered) -> None:
+            method(self, recovered)
+            self.syncer_step = self.committed_step = max(0, self.syncer_step + by)
+
+        return restore
+
+    return wrapper
+
+
+@mutant
+def clock_ahead_after_recovery(plant: Plant) -> None:
+    """The syncer's clock goes on with the step after the newest commit: no fragment loses its turn."""
+    plant.around(Syncer, "_restore", clock_moved(1))
+
+
+@mutant
+def clock_behind_after_recovery(plant: Plant) -> None:
+    """What is committed is not committed again by the next epoch."""
+    plant.around(Syncer, "_restore", clock_moved(-1))
+
+
+# ---------------------------------------------------------------- spans
+
+
+@mutant
+def high_water_mark_not_recovered(plant: Plant) -> None:
+    """Another epoch lends no samples that are lent."""
+
+    def wrapper(method: Any) -> Any:
+        def lent(self: SpanPool, *given: Any) -> None:
+            before = self._next_sample
+            method(self, *given)
+            self._next_sample = before
+
+        return lent
+
+    plant.around(SpanPool, "lent", wrapper)
+
+
+@mutant
+def span_numbers_not_recovered(plant: Plant) -> None:
+    """Spans of all epochs have numbers of their own: a learner takes each once."""
+
+    def wrapper(method: Any) -> Any:
+        def lent(self: SpanPool, *given: Any) -> None:
+            before = self._next_identifier
+            method(self, *given)
+            self._next_identifier = before
+
+        return lent
+
+    plant.around(SpanPool, "lent", wrapper)
+
+
+@mutant
+def returned_span_lent_twice(plant: Plant) -> None:
+    """What returned and was lent again is not in another epoch's pool."""
+
+    def wrapper(method: Any) -> Any:
+        def lent(self: SpanPool, *given: Any) -> None:
+            before = list(self._returned)
+            method(self, *given)
+            self._returned = before
+
+        return lent
+
+    plant.around(SpanPool, "lent", wrapper)
+
+
+@mutant
+def return_not_recovered(plant: Plant) -> None:
+    """What an earlier epoch took back does not return twice."""
+    plant.put(SpanPool, "given_back", lambda self, learner, incarnation, back: None)
+
+
+@mutant
+def spans_not_trimmed_after_recovery(plant: Plant) -> None:
+    """Another epoch knows how much of each span is committed."""
+
+    def wrapper(method: Any) -> Any:
+        def restore(self: Members, recovered: Recovered) -> None:
+            method(self, recovered)
+            for member in self._members.values():
+                member.first_step = self._coverage[key].last_step if (key := (member.name, member.incarnation)) in (
+                    self._coverage
+                ) else 0
+
+        return restore
+
+    plant.around(Members, "restore", wrapper)
+
+
+@mutant
+def durable_span_not_recovered(plant: Plant) -> None:
+    """A span that an earlier epoch has granted is sent again to a learner that lacks it."""
+
+    def wrapper(method: Any) -> Any:
+        def restore(self: Members, recovered: Recovered) -> None:
+            method(self, recovered)
+            for member in self._members.values():
+                member.durable_span = -1
+
+        return restore
+
+    plant.around(Members, "restore", wrapper)
+
+
+# ---------------------------------------------------------------- the store's conditions
+
+
+@mutant
+def zombie_appends(plant: Plant) -> None:
+    """The journal takes a record of the newest epoch only."""
+
+    def wrapper(method: Any) -> Any:
+        def put(self: Store, write: Write) -> str:
+            if write.epoch == self.epoch:
+                return method(self, write)
+            self.entries.append(write)
+            self._taken(write)
+            return "ok"
+
+        return put
+
+    plant.around(Store, "put", wrapper)
+
+
+@mutant
+def opened_on_a_stale_reading(plant: Plant) -> None:
+    """An epoch opens only on all that is durable."""
+
+    def wrapper(method: Any) -> Any:
+        def open_anyway(self: Store, epoch: int, seen: list[Write]) -> bool:
+            return method(self, epoch, self.entries)
+
+        return open_anyway
+
+    plant.around(Store, "open", wrapper)
+
+
+@mutant
+def record_written_twice(plant: Plant) -> None:
+    """A record whose acknowledgement was lost is written once."""
+
+    def wrapper(method: Any) -> Any:
+        def put(self: Store, write: Write) -> str:
+            if write.epoch == self.epoch and self.entries and self.entries[-1] == write:
+                self.entries.append(write)
+                self._taken(write)
+                return "ok"
+            return method(self, write)
+
+        return put
+
+    plant.around(Store, "put", wrapper)

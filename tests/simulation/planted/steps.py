@@ -1,0 +1,277 @@
+"""Bugs in the life of a syncer step: quorum and grace, what is merged and with what weight, the order of commits."""
+
+from __future__ import annotations
+
+from dataclasses import replace
+from typing import Any
+from unittest.mock import patch
+
+from outer import openstep
+from outer.openstep import OpenStep, Stage
+from outer.quorum import Decision, Verdict
+from outer.syncer import Syncer
+from tests.simulation.planting import Plant, mutant
+
+
+@mutant
+def quorum_off_by_one(plant: Plant) -> None:
+    """Nothing commits below the quorum."""
+
+    def wrapper(method: Any) -> Any:
+        def with_one_fewer(self: Syncer, *args: Any) -> None:
+            quorum, self.quorum = self.quorum, max(1, self.quorum - 1)
+            method(self, *args)
+            self.quorum = quorum
+
+        return with_one_fewer
+
+    plant.around(Syncer, "_ask", wrapper)
+    plant.around(Syncer, "_close_reading", wrapper)
+
+
+@mutant
+def quorum_of_the_asked(plant: Plant) -> None:
+    """Contributions that are valid make a quorum, not learners that were asked."""
+
+    def close_reading(self: Syncer, now: float, step: OpenStep) -> None:
+        for learner in list(step.awaited):
+            self._members.note_missed(learner)
+            self._out.say(step.miss(learner, "timeout"))
+        if step.contributions:  # K were asked, or it would not be reading
+            self._out.do(step.merge())
+        else:
+            self._reopen(now, step, "nobody answered")
+
+    plant.put(Syncer, "_close_reading", close_reading)
+
+
+@mutant
+def grace_never_closes(plant: Plant) -> None:
+    """Grace without end is over once every live learner has reported."""
+
+    def wrapper(decide: Any) -> Any:
+        def waits(now: float, **given: Any) -> Verdict:
+            if given["quorum_at"] is not None and given["grace_s"] is None:
+                return Verdict(Decision.WAIT, "grace is without end")
+            return decide(now, **given)
+
+        return waits
+
+    plant.around(openstep, "decide", wrapper)
+
+
+@mutant
+def grace_twice(plant: Plant) -> None:
+    """More than a quorum is waited for no longer than the grace that was granted."""
+
+    def wrapper(method: Any) -> Any:
+        def judge(self: OpenStep, now: float, quorum: int, live: int, reported: int, grace_s: float | None) -> Verdict:
+            verdict = method(self, now, quorum, live, reported, grace_s)
+            if self.stage is Stage.GRACE and verdict.decision is Decision.MERGE and reported < live and self.reason == "":
+                self.reason, self.grace_s = "once more", 2 * self.grace_s
+                return Verdict(Decision.WAIT, self.reason)
+            return verdict
+
+        return judge
+
+    plant.around(OpenStep, "judge", wrapper)
+
+
+@mutant
+def steps_open_at_once(plant: Plant) -> None:
+    """Paced by the clock, a syncer step opens no sooner than one median step after the one before."""
+
+    def wrapper(method: Any) -> Any:
+        def open_next(self: Syncer, now: float) -> bool:
+            self._opened_at = float("-inf")
+            return method(self, now)
+
+        return open_next
+
+    plant.around(Syncer, "_open_next", wrapper)
+
+
+@mutant
+def one_step_too_many(plant: Plant) -> None:
+    """At most max(1, tau) syncer steps are open."""
+
+    def wrapper(method: Any) -> Any:
+        def may_open(self: Syncer) -> bool:
+            steps, self._open = self._open, self._open[1:]
+            may = method(self)
+            self._open = steps
+            return may
+
+        return may_open
+
+    plant.around(Syncer, "_may_open", wrapper)
+
+
+@mutant
+def spins_below_quorum(plant: Plant) -> None:
+    """Below the quorum the syncer idles: it asks to be woken only when something may happen."""
+
+    def wrapper(prop: Any) -> Any:
+        def wake_at(self: Syncer) -> float | None:
+            at = prop.fget(self)
+            if self.finished or self._open:
+                return at
+            return min(self._opened_at + self.step_s, at if at is not None else float("inf"))
+
+        return property(wake_at)
+
+    plant.around(Syncer, "wake_at", wrapper)
+
+
+# ---------------------------------------------------------------- what is merged
+
+
+@mutant
+def weights_of_the_last_report(plant: Plant) -> None:
+    """A contribution weighs by the counters of the step that was read, not by those of a report."""
+
+    def wrapper(method: Any) -> Any:
+        def close_reading(self: Syncer, now: float, step: OpenStep) -> None:
+            told = {member.name: member.report.counters for member in self._members.live if member.report}
+
+            def stale(contributions: Any) -> Any:
+                counters = [told.get(c.learner, {c.fragment: c.counters})[c.fragment] for c in contributions]
+                usable = [now if now.steps else c.counters for now, c in zip(counters, contributions, strict=True)]
+                return weigh([replace(c, counters=now) for c, now in zip(contributions, usable, strict=True)])
+
+            with patch.object(openstep, "weigh", stale):
+                method(self, now, step)
+
+        return close_reading
+
+    weigh = openstep.weigh
+    plant.around(Syncer, "_close_reading", wrapper)
+
+
+@mutant
+def weights_by_tokens(plant: Plant) -> None:
+    """Weights are tokens^2 / steps, normalised."""
+
+    def weigh(contributions: Any) -> tuple[float, ...]:
+        total = sum(c.counters.tokens for c in contributions)
+        return tuple(c.counters.tokens / total for c in contributions)
+
+    plant.put(openstep, "weigh", weigh)
+
+
+@mutant
+def doubled_answer_merged(plant: Plant) -> None:
+    """A learner merges at most once into a commit, however often its answer arrives."""
+
+    def wrapper(method: Any) -> Any:
+        def take(self: OpenStep, contribution: Any, versions: Any) -> str:
+            reason = method(self, contribution, versions)
+            if reason != "doubled":
+                return reason
+            self.contributions[f"{contribution.learner} again"] = contribution
+            return ""
+
+        return take
+
+    plant.around(OpenStep, "take", wrapper)
+
+
+@mutant
+def kept_over_reopening(plant: Plant) -> None:
+    """A step that reopens begins with no contribution: who is asked again does not merge twice."""
+
+    def reopening(method: Any) -> Any:
+        def reopen(self: OpenStep, *args: Any) -> Any:
+            kept = {f"{name} before": one for name, one in self.contributions.items()}
+            fact = method(self, *args)
+            self.kept = kept  # type: ignore[attr-defined]
+            return fact
+
+        return reopen
+
+    def asking(method: Any) -> Any:
+        def ask(self: OpenStep, *args: Any) -> None:
+            method(self, *args)
+            self.contributions = dict(getattr(self, "kept", {}))
+
+        return ask
+
+    plant.around(OpenStep, "reopen", reopening)
+    plant.around(OpenStep, "ask", asking)
+
+
+@mutant
+def stale_base_merged(plant: Plant) -> None:
+    """A contribution on another base than the fragment's current version weighs nothing."""
+
+    def wrapper(unusable: Any) -> Any:
+        def forgiving(contribution: Any, fragment: int, version: int) -> str:
+            reason: str = unusable(contribution, fragment, version)
+            return "" if reason == "stale_base" else reason
+
+        return forgiving
+
+    plant.around(openstep, "unusable", wrapper)
+
+
+@mutant
+def defects_merged(plant: Plant) -> None:
+    """A contribution whose payload is damaged, or not finite, is refused."""
+
+    def wrapper(unusable: Any) -> Any:
+        def blind(contribution: Any, fragment: int, version: int) -> str:
+            return unusable(replace(contribution, defect=""), fragment, version)
+
+        return blind
+
+    plant.around(openstep, "unusable", wrapper)
+
+
+@mutant
+def overflow_committed(plant: Plant) -> None:
+    """A merged update that is not finite is thrown away."""
+
+    def wrapper(method: Any) -> Any:
+        return lambda self, now, event: method(self, now, replace(event, finite=True))
+
+    plant.around(Syncer, "_on_merged", wrapper)
+
+
+# ---------------------------------------------------------------- commits
+
+
+@mutant
+def commits_out_of_order(plant: Plant) -> None:
+    """Steps commit in the order of t, whichever is merged first."""
+
+    def wrapper(method: Any) -> Any:
+        def commit_next(self: Syncer, now: float) -> bool:
+            under_way = any(step.stage is Stage.JOURNALING for step in self._open)
+            if not under_way:
+                self._open.sort(key=lambda step: (step.stage is not Stage.MERGED, step.syncer_step))
+            return method(self, now)
+
+        return commit_next
+
+    plant.around(Syncer, "_commit_next", wrapper)
+
+
+@mutant
+def passed_out_of_order(plant: Plant) -> None:
+    """A step at which nothing is due keeps its place in the order of t."""
+
+    def wrapper(method: Any) -> Any:
+        def pass_if_first(self: Syncer, now: float, step: OpenStep) -> bool:
+            self._open.remove(step)
+            self._open.insert(0, step)
+            return method(self, now, step)
+
+        return pass_if_first
+
+    plant.around(Syncer, "_pass_if_first", wrapper)
+
+
+@mutant
+def never_at_its_end(plant: Plant) -> None:
+    """The run ends with the commit that reaches its budget."""
+    plant.put(Syncer, "_finish_if_due", lambda self, now: None)
