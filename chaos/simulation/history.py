@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import hashlib
+import marshal
 from collections.abc import Callable
 from dataclasses import fields
 from operator import attrgetter
@@ -46,7 +47,8 @@ def digest_of(setting: Setting) -> Digest:
     running = hashlib.sha256()
     for writer, said in setting.facts.items():
         running.update(repr(writer).encode())
-        running.update(repr([(at, type(fact).__name__, _values(fact)) for at, fact in said]).encode())
+        # Format 2 of marshal is fixed, and knows no references: equal values give equal bytes.
+        running.update(marshal.dumps([(at, type(fact).__name__, _values(fact)) for at, fact in said], 2))
     return running.hexdigest()
 
 
