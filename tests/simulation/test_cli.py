@@ -66,7 +66,6 @@ def test_a_trace_has_a_line_for_everything_in_fixed_columns() -> None:
         (["--profile", "netwrok"], 'did you mean "network"?'),
         (["--trace"], "add --seed N"),
         (["--trace", "--seed", "1", "--json"], "leave out --trace or --json"),
-        (["--jobs", "0"], "0"),
     ],
 )
 def test_wrong_input_is_refused_with_the_fix(arguments: list[str], says: str) -> None:

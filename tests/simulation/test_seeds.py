@@ -109,11 +109,18 @@ def test_every_kind_can_be_done_and_is_in_the_default_profile() -> None:
     assert set(PROFILES["mixed"]) == set(KINDS) and PROFILES["calm"] == ()
 
 
+def test_learners_outlive_every_epoch_of_the_syncer() -> None:
+    """Nobody has to be killed, because a zombie or a new epoch does not hear it."""
+    tally, _ = run(range(1, 7), "syncer")
+    assert tally.facts["SyncerStarted"] > 6 and not tally.facts["LearnerLost lease_expired"]
+
+
 # ------------------------------------------------------------------ the syncer dies between any two of its effects
 
 
-def short(**sync: object) -> Options:
-    return draw(5, "calm", syncer_steps=12, learners=("a", "b"), P=2, H=3, **sync)
+def short(quorum: int, **sync: object) -> Options:
+    options = draw(5, "calm", syncer_steps=12, learners=("a", "b"), P=2, H=3, **sync)
+    return replace(options, quorum=quorum, storm_s=30.0)
 
 
 def died(options: Options, effects: Sequence[int]) -> list[Outcome]:
@@ -124,7 +131,7 @@ def died(options: Options, effects: Sequence[int]) -> list[Outcome]:
 
 
 def test_the_syncer_may_die_after_every_single_effect() -> None:
-    options = replace(short(tau=2, adopt="overwrite", pacing="clock"), quorum=2)
+    options = short(2, tau=2, adopt="overwrite", pacing="clock")
     calm = play(options)
     assert_kept(calm)
     outcomes, number = [], 1
@@ -137,6 +144,6 @@ def test_the_syncer_may_die_after_every_single_effect() -> None:
 
 @pytest.mark.parametrize("adopt", ["rebase", "mix"])
 def test_so_too_in_other_ways_of_adopting(adopt: str) -> None:
-    options = replace(short(tau=0, adopt=adopt, pacing="quorum"), quorum=1)
-    outcomes = died(options, range(1, 100, 9))
+    options = short(1, tau=0, adopt=adopt, pacing="quorum")
+    outcomes = died(options, range(1, 60, 7))
     assert all(outcome.facts["SyncerStarted"] == 2 for outcome in outcomes)

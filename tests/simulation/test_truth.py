@@ -22,11 +22,14 @@ from outer.steward import Steward
 from outer.syncer import Syncer
 
 
-def broken(faults: tuple[Fault, ...] = (), machines: dict[str, Any] | None = None, **sync: Any) -> set[str]:
+def run(faults: tuple[Fault, ...] = (), machines: dict[str, Any] | None = None, **sync: Any) -> Outcome:
     given = {"P": 2, "H": 4, "tau": 1, "adopt": "overwrite", "pacing": "clock", "participants": "eligible"}
     options = replace(draw(1, "calm", syncer_steps=40, **(given | sync)), quorum=2, faults=faults, storm_s=12.0)
-    outcome: Outcome = play(options, **(machines or {}))
-    return {violation.promise for violation in outcome.violations}
+    return play(options, **(machines or {}))
+
+
+def broken(faults: tuple[Fault, ...] = (), machines: dict[str, Any] | None = None, **sync: Any) -> set[str]:
+    return {violation.promise for violation in run(faults, machines, **sync).violations}
 
 
 def test_as_they_are_the_machines_break_nothing() -> None:
@@ -38,7 +41,8 @@ def test_a_stale_base_counts_a_step_twice(monkeypatch: pytest.MonkeyPatch) -> No
     monkeypatch.setattr(outer.openstep, "unusable", lambda contribution, fragment, version: contribution.defect)
     monkeypatch.setattr(outer.syncer, "has_progress", lambda member, fragment, version: bool(member.report.counters))
     monkeypatch.setattr(learners.reads.Reads, "forget", lambda reads, fragments: None)
-    assert {"truth.record", "truth.once"} <= broken(latency_s=0.3)
+    slow = (Fault(3.0, "slow_link", "all", 9.0, 0.5),)
+    assert {"truth.record", "truth.once"} <= broken(slow)
 
 
 def test_weights_by_another_rule(monkeypatch: pytest.MonkeyPatch) -> None:
@@ -113,9 +117,9 @@ def test_a_learner_that_never_goes_to_the_next_epoch() -> None:
             if self._epoch is None:
                 super()._attach()
 
-    assert broken(CRASH) == set()
-    machines = {"make_learner": lambda **given: Loyal(**given)}
-    assert broken(CRASH, machines), "all have to be killed and started again before anything commits"
+    assert "LearnerLost" not in run(CRASH).facts
+    lost = run(CRASH, {"make_learner": lambda **given: Loyal(**given)}).facts["LearnerLost lease_expired"]
+    assert lost == 4, "all have to be killed and started again before anything commits"
 
 
 def test_notices_that_are_never_sent_again_end_in_a_standstill(monkeypatch: pytest.MonkeyPatch) -> None:
