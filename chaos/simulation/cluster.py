@@ -203,7 +203,7 @@ def _outcome(cluster: Cluster, violations: list[Violation]) -> Outcome:
     return Outcome(
         options.seed,
         options.profile,
-        (*violations, *setting.truth.violations, *judged(events_of(setting))),
+        (*violations, *setting.truth.violations, *judged(events_of(setting), setting.fired)),
         digest_of(setting),
         sum(process.handled for process in cluster.bounds.processes),
         setting.time.now,

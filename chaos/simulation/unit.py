@@ -224,8 +224,11 @@ class Unit(Process):
 
     def reattach(self, server: Server) -> None:
         """Another syncer is there: the one it knew is gone."""
-        before, self.server, self.reports, self._attempts = self.server, server, 0, 0
-        if before is not None and before is not server and self.machine.phase in (JOINING, STEPPING, DRAINING):
+        before = self.server
+        if before is not None and before.epoch >= server.epoch:
+            return  # overtaken by word of a newer one
+        self.server, self.reports, self._attempts = server, 0, 0
+        if before is not None and self.machine.phase in (JOINING, STEPPING, DRAINING):
             self.hear(signals.Reattach())
 
     def _attach(self, message: Attach) -> None:
@@ -274,6 +277,7 @@ class Unit(Process):
 
     def _answer(self, effect: signals.Answer) -> None:
         contribution = effect.contribution
+        digest, defect = f"{self.name}{self.incarnation}@{contribution.step}", ""
         key = (contribution.syncer_step, contribution.attempt)
         calls = self._answers.get(key)
         if calls is None:
@@ -284,15 +288,12 @@ class Unit(Process):
         content: Content = contribution.payload
         self.values.note_read(contribution.fragment, content)
         self._setting.truth.contributed(content, contribution)
-        defect = ""
         if self.poisoned:
             self._setting.fired["non_finite"] += 1
             defect = "non_finite"
         elif self._setting.flips and self._setting.damaged("bit_flip"):
             defect = "bad_digest"
-        if defect:
-            contribution = replace(contribution, defect=defect)
-        call.reply(1.0, (contribution, len(self.facts)))
+        call.reply(1.0, (replace(contribution, digest=digest, defect=defect), len(self.facts)))
 
     # -------------------------------------------------------------- versions
 
