@@ -285,6 +285,7 @@ class Syncer:
         """A step without a fragment has nothing to commit, but keeps its place in the order."""
         if self._open[0] is not step:
             return False
+        step.move(Stage.PASSED)
         self._open.pop(0)
         self.committed_step = step.syncer_step
         self.moved_at = now
@@ -382,7 +383,8 @@ class Syncer:
         if not self._open or self._open[0].syncer_step != event.syncer_step:
             return  # the run finished meanwhile
         step = self._open.pop(0)
-        assert step.stage is Stage.JOURNALING and step.record is not None and step.result is not None
+        step.move(Stage.COMMITTED)
+        assert step.record is not None and step.result is not None
         fragment = step.record.fragment
         self.versions[fragment] = self.committed_step = step.syncer_step
         self._digests[fragment] = step.record.digest
@@ -415,6 +417,8 @@ class Syncer:
 
     def _finish(self, now: float, reason: str) -> None:
         self.finished = reason
+        for step in self._open:
+            step.move(Stage.DROPPED)
         self._open.clear()
         self._out.say(Finished(self.committed_step, self.tokens_committed, reason))
         for member in self._members.attached:
