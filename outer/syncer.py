@@ -199,9 +199,10 @@ class Syncer:
         self._steward.attend(now, member, event, self._standing)
 
     def _stop_awaiting(self, learner: str, reason: str) -> None:
-        """Nothing more comes from this learner: no open step counts on it."""
+        """No open step counts on this learner; one whose lease alone ran out has reported what it reported."""
         for step in self._open:
-            step.reported.discard(learner)
+            if reason != "lease_expired":
+                step.reported.discard(learner)
             if learner in step.awaited:
                 self._out.say(step.miss(learner, reason))
 
