@@ -52,7 +52,7 @@ HABITS = st.builds(
     tokens=st.sampled_from([10, 30]),
     answer_s=st.sampled_from([Fraction(n, 16) for n in (0, 0, 0, 1, 1, 3, 5, 24)] + [None]),
 )
-KINDS = ["step"] * 12 + ["adopt"] * 8 + ["report", "repeat", "drain", "die", "join"]
+KINDS = ["go"] * 16 + ["step"] * 6 + ["adopt"] * 3 + ["report", "repeat", "drain", "die", "join"]
 
 
 @st.composite
@@ -60,9 +60,11 @@ def moves(draw: st.DrawFn) -> list[Move]:
     """Everyone joins; then they move in a random order, mostly stepping and adopting."""
     chance = draw(st.randoms(use_true_random=False))
     made, at = [Move(Fraction(0), name, "join") for name in NAMES[: draw(st.integers(2, 4))]], Fraction(0)
-    for _ in range(draw(st.sampled_from([10, 80]))):
+    for _ in range(draw(st.sampled_from([10, 60]))):
         at += Fraction(chance.choice([0, 1, 1, 2, 3]), 16)
-        made.append(Move(at, chance.choice(NAMES), chance.choice(KINDS)))
+        name, kind = chance.choice(NAMES), chance.choice(KINDS)
+        made += [Move(at, name, "die")] if kind == "join" else []  # the incarnation before is gone first
+        made.append(Move(at, name, kind))
     return made
 
 
@@ -128,13 +130,13 @@ class Machine:
             return
         if move.kind == "drain":
             peer.phase = DRAINING
-        if move.kind == "step" and peer.phase != DRAINING:
-            peer.step, peer.processed = peer.step + 1, peer.processed + peer.tokens
-            peer.step_s = float(self.habits[name].step_s)
-        if move.kind == "adopt":
+        if move.kind in ("adopt", "go"):
             for fragment, version in enumerate(bench.syncer.versions):
                 if peer.bases[fragment][0] != version:
                     peer.bases[fragment] = (version, peer.step, peer.processed)
+        if move.kind in ("step", "go") and peer.phase != DRAINING:
+            peer.step, peer.processed = peer.step + 1, peer.processed + peer.tokens
+            peer.step_s = float(self.habits[name].step_s)
         if move.kind == "repeat":
             peer.sequence -= 1
         self.note(bench.do(peer.report()))
@@ -208,7 +210,7 @@ def both(rules: Rules, habits: dict[str, Habits], moves: list[Move]) -> tuple[li
     return lines(Machine(rules, habits).run(moves, until)), lines(TwinSyncer(rules, habits).run(moves, until))
 
 
-@settings(max_examples=100, suppress_health_check=[HealthCheck.function_scoped_fixture])
+@settings(max_examples=60, suppress_health_check=[HealthCheck.function_scoped_fixture])
 @given(rules=rules(), habits=st.fixed_dictionaries(dict.fromkeys(NAMES, HABITS)), moves=moves())
 def test_the_machine_does_what_its_plain_twin_does(rules: Rules, habits: dict[str, Habits], moves: list[Move]) -> None:
     machine, other = both(rules, habits, moves)

@@ -45,7 +45,10 @@ class Habits:
 
 
 class Move(NamedTuple):
-    """What a learner does at an instant: join | step | report | adopt | repeat | drain | die."""
+    """What a learner does at an instant: "go" is to adopt everything new, and to step then.
+
+    join | step | go | adopt | report | repeat | drain | die.
+    """
 
     at: Fraction
     learner: str
@@ -187,8 +190,6 @@ class TwinSyncer:
             return
         peer, kind = self.peers[move.learner], move.kind
         if kind == "join":
-            peer.alive = False
-            self.settle(move.at)  # the incarnation before is gone first
             self.missed.pop(move.learner, None)
             self.peers[move.learner] = peer = Peer(peer.incarnation + 1, alive=True)
             peer.bases = [(version, 0) for version in self.versions]
@@ -196,13 +197,13 @@ class TwinSyncer:
             peer.alive = False
             return
         peer.draining = peer.draining or kind == "drain"
-        raised = kind == "step" and not peer.draining
-        peer.step += raised
-        if kind == "adopt":
+        if kind in ("adopt", "go"):
             peer.bases = [
                 base if base[0] == version else (version, peer.step)
                 for base, version in zip(peer.bases, self.versions, strict=True)
             ]
+        raised = kind in ("step", "go") and not peer.draining
+        peer.step += raised
         last = self.last(move.learner)
         if kind == "repeat" and last is not None:
             self.heard.append(last._replace(at=move.at, new=False, raised=False))
