@@ -95,6 +95,11 @@ class Leave:
 
 
 @dataclass(frozen=True)
+class Reattach:
+    """The syncer is gone, and its next epoch is there to attach to. Whoever steps goes on stepping."""
+
+
+@dataclass(frozen=True)
 class StepDone:
     """Result of a RunStep effect."""
 
@@ -130,6 +135,7 @@ Event = (
     | StateMissed
     | StateSent
     | Leave
+    | Reattach
     | StepDone
     | Staged
     | Resume
