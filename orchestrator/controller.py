@@ -28,23 +28,23 @@ TRANSITIONS: dict[State, dict[State, str]] = {
     State.WAITING: {State.STARTING: "its time has come", State.DONE: "not wanted any more, or the run is over"},
     State.STARTING: {
         State.RUNNING: "its process is up",
-        State.WAITING: "gone, still wanted",
+        State.WAITING: "gone and still wanted",
         State.DRAINING: "asked to leave",
         State.ENDING: "silent for too long",
-        State.DONE: "gone, not wanted; or the run is over",
+        State.DONE: "gone and not wanted, or the run is over",
     },
     State.RUNNING: {
-        State.WAITING: "gone, still wanted",
+        State.WAITING: "gone and still wanted",
         State.DRAINING: "asked to leave",
         State.ENDING: "silent for too long",
-        State.DONE: "gone, not wanted; or the run is over",
+        State.DONE: "gone and not wanted, or the run is over",
     },
     State.DRAINING: {
-        State.WAITING: "gone, still wanted",
+        State.WAITING: "gone and still wanted",
         State.ENDING: "silent for too long",
-        State.DONE: "gone, not wanted; or the run is over",
+        State.DONE: "gone and not wanted, or the run is over",
     },
-    State.ENDING: {State.WAITING: "gone, still wanted", State.DONE: "gone, not wanted; or the run is over"},
+    State.ENDING: {State.WAITING: "gone and still wanted", State.DONE: "gone and not wanted, or the run is over"},
     State.DONE: {State.WAITING: "wanted again"},
 }
 

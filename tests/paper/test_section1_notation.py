@@ -66,7 +66,7 @@ def test_counters_hold_the_steps_and_tokens_since_the_fragment_was_last_received
     assert loop.counters(1) == FragmentCounters(2, 4, 1, TOKENS)
 
 
-def test_a_fragments_value_is_known_by_the_syncer_step_that_made_it() -> None:
+def test_the_version_of_a_fragment_is_the_syncer_step_that_made_it() -> None:
     """Section 1, Theta_p(t): the version of a fragment is its t, and the one before is H steps older."""
     sync = SyncConfig.model_validate({"P": 2, "H": 6, "tau": 1})
     world = World(sync=sync, learners={"a": 1.0}, quorum=1, budget=Budget(None, 30))

@@ -4,13 +4,15 @@ from __future__ import annotations
 
 from typing import Any
 
+import jax
+import jax.numpy as jnp
 import numpy as np
+import optax
 import pytest
 
-from learners.config import DataConfig, InnerConfig
+from learners.config import InnerConfig
 from learners.exchange import Exchange
 from learners.facts import Adopted, StepFinished
-from learners.models.language import ByteLanguageModel
 from learners.signals import Apply, Hold, RunStep, Staged, StepDone
 from learners.trainer import Trainer, deal, initial_parameters
 from outer.config import SyncConfig
@@ -29,7 +31,7 @@ def world(learners: dict[str, float], steps: int = 60, quorum: int = 1, **sync: 
     return made
 
 
-def test_a_learner_starts_from_the_syncers_value_with_its_counters_at_zero() -> None:
+def test_a_learner_starts_from_the_value_of_the_syncer_with_its_counters_at_zero() -> None:
     """Section 2, algorithm 1, start."""
     loop = joined()
     applied = [(apply.fragment, apply.version, apply.mode) for apply in only(Apply, loop.log)]
@@ -109,22 +111,36 @@ def test_a_learner_that_stalled_takes_every_fragment_it_missed_when_it_resumes()
     assert min(fact.version for fact in back.values()) > 50 - 8, "no older than a round"
 
 
-@pytest.fixture(scope="module")
-def trainer(tmp_path_factory: pytest.TempPathFactory) -> tuple[Trainer, SyncConfig, list[np.ndarray]]:
-    folder = tmp_path_factory.mktemp("text")
-    for number in range(2):
-        (folder / f"{number}.txt").write_text("the quick brown foxes jump over lazy dogs\n" * 40)
-    data = DataConfig(path=str(folder), held_out=0.5, sequence_length=16)
-    task = ByteLanguageModel(data=data, seed=0, layers=1, width=8, heads=2)
+class Line:
+    """The smallest model with two tensors."""
+
+    def init(self, rng: jax.Array) -> dict[str, jax.Array]:
+        return {"offset": jnp.ones(2), "slope": jnp.ones(3)}
+
+    def loss(self, params: Any, batch: Any, rng: jax.Array) -> tuple[jax.Array, dict[str, jax.Array]]:
+        return jnp.sum(batch * params["slope"]) ** 2 + jnp.sum(params["offset"] ** 2), {}
+
+    def optimizer(self, inner: InnerConfig) -> optax.GradientTransformation:
+        return optax.adamw(inner.lr)
+
+    def batch(self, start: int, count: int) -> np.ndarray:
+        return np.arange(start, start + 3, dtype=np.float32)
+
+    def tokens(self, count: int) -> int:
+        return count
+
+    held_out = batch
+
+
+@pytest.fixture
+def trainer() -> tuple[Trainer, SyncConfig, list[np.ndarray]]:
     sync = SyncConfig.model_validate({"P": 2, "adopt": "mix", "alpha": 0.25})
-    fragments = deal(task, sync)
-    return Trainer(task, fragments, InnerConfig(), 0), sync, initial_parameters(task, fragments, 0)
+    fragments = deal(Line(), sync)
+    return Trainer(Line(), fragments, InnerConfig(), 0), sync, initial_parameters(Line(), fragments, 0)
 
 
-def test_adopting_changes_the_fragment_and_leaves_the_inner_optimizers_moments_alone(trainer: Any) -> None:
+def test_adopting_changes_the_fragment_and_leaves_the_moments_of_the_inner_optimizer_alone(trainer: Any) -> None:
     """Section 2: only parameters are overwritten; AdamW's moments stay."""
-    import jax
-
     model, sync, initial = trainer
     exchange = Exchange(model, sync.model_copy(update={"adopt": "overwrite"}), 2)
     for fragment in range(2):
