@@ -141,6 +141,24 @@ def test_grace_follows_moving_averages_of_how_long_quorums_and_merges_take() -> 
     assert one.syncer.grace_s == 0.5 * (2 * 1.0 - (1.0 + 0.25))
 
 
+def test_time_in_which_too_few_were_alive_is_no_quorum_delay() -> None:
+    """Section 3, grace: not in the paper; an outage would shrink the grace of all steps after it."""
+    sync = {"P": 2, "H": 2, "tau": 1, "grace": "adaptive", "smoothing": 0.5}
+    one = bench("a", "b", sync=sync, peers={"lease_s": 100.0, "step_s": 2.0})
+    one.now = 1.0
+    one.step("a", "b")
+    one.answer("a", "b")
+    before = one.syncer.grace_s
+    one.peers["b"].lease_s = 3.0
+    one.adopt("a", "b")
+    for second in range(2, 50):
+        one.now = float(second)
+        one.step("a")
+    one.step("b")
+    assert one.asked(2) == ["a", "b"]
+    assert one.syncer.grace_s == before == 0.5
+
+
 # ------------------------------------------------------------------ participants and weights
 
 

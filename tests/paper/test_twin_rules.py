@@ -81,7 +81,7 @@ def stories(draw: st.DrawFn) -> tuple[dict[str, Fraction], list[tuple[Fraction, 
     return leases, reports
 
 
-@settings(max_examples=200)
+@settings(max_examples=100)
 @given(story=stories(), quorum=st.integers(1, 3), grace_s=st.sampled_from([0.0, 0.5, 2.0, "infinite"]))
 def test_a_step_merges_when_and_with_whom_the_list_of_reports_says(
     story: tuple[dict[str, Fraction], list[tuple[Fraction, str, int]]], quorum: int, grace_s: float | str

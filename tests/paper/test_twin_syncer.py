@@ -210,7 +210,7 @@ def both(rules: Rules, habits: dict[str, Habits], moves: list[Move]) -> tuple[li
     return lines(Machine(rules, habits).run(moves, until)), lines(TwinSyncer(rules, habits).run(moves, until))
 
 
-@settings(max_examples=60, suppress_health_check=[HealthCheck.function_scoped_fixture])
+@settings(max_examples=40, suppress_health_check=[HealthCheck.function_scoped_fixture])
 @given(rules=rules(), habits=st.fixed_dictionaries(dict.fromkeys(NAMES, HABITS)), moves=moves())
 def test_the_machine_does_what_its_plain_twin_does(rules: Rules, habits: dict[str, Habits], moves: list[Move]) -> None:
     machine, other = both(rules, habits, moves)
