@@ -7,6 +7,7 @@ The liveness bounds, in virtual seconds from healing, with slow = the slowest le
     step   = 4 slow + grace + read_timeout + 2 (resend + append + merge) + 8 messages
              for one syncer step, once they do
     commit = (H + tau) step, between two commits of a fragment
+    steps  = step, between two steps of a learner, once they do
     share  = 2 H + tau syncer steps, once they do: in these everybody has contributed, if all are read (participants
              eligible) and a round leaves the slowest learner time to adopt and to step (H of at least 8)
     end    = ready + (syncer steps left) step + exit, by then nobody is left
@@ -49,6 +50,7 @@ class Bounds:
         self._end_s = 0.0  # from then
         self._ready = False
         self._shared_from = 0  # the newest version then
+        self._stepped: dict[str, tuple[tuple[int, int], float]] = {}  # (incarnation, step), and since when it is that
         self._committed: dict[int, float] = {}  # by fragment, when its newest commit was seen
         self._tips: list[int] = [0] * options.fragments
         sync, messages_s = options.sync, options.latency_s + options.jitter_s
@@ -135,7 +137,19 @@ class Bounds:
             if away:
                 self._broken("bounds.ready", f"{', '.join(away)} of {len(wanted)} do not step: {self._phases()}")
             self._shared_from = max(tip.number for tip in self._setting.truth.tips)
+        self._look_at_steps()
         self._look_at_shares()
+
+    def _look_at_steps(self) -> None:
+        """Nobody stands still."""
+        now = self._setting.time.now
+        for name in self._supervisor.controller.wanted:
+            unit = self._supervisor.units[name]
+            if (done := (unit.incarnation, unit.values.step)) != self._stepped.get(name, (done, 0.0))[0]:
+                self._stepped[name] = (done, now)
+            since_s = now - self._stepped.setdefault(name, (done, now))[1]
+            if since_s > self.step_s + WATCH_S:
+                self._broken("bounds.steps", f"{name} {unit.incarnation} has not finished a step for {since_s:.0f} s")
 
     def _look_at_shares(self) -> None:
         """Everybody who is fast enough to be read in every round is in one commit of every two rounds."""

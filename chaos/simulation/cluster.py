@@ -6,6 +6,7 @@ bounded time. Everything is checked on the way, and the history at the end.
 
 from __future__ import annotations
 
+import math
 from collections import Counter
 from collections.abc import Callable
 from dataclasses import dataclass
@@ -30,6 +31,8 @@ from outer import syncer as syncers
 from outer.budget import Budget
 from outer.facts import Committed, SpanGranted
 from outer.fragments import Fragment, Tensor
+
+REASONED = frozenset({"Refused", "ReadFailed", "DonorFailed", "LearnerFenced", "LearnerLost", "AdoptionRefused"})
 
 
 def make_syncer(**given: Any) -> Any:
@@ -91,6 +94,7 @@ class Cluster:
         self.weather = Weather(self.setting, stream(options.seed, "weather"), self.hosts, self.store, self.supervisor)
         self.bounds = Bounds(self.setting, self.supervisor, self.store)
         self.servers: list[Server] = []
+        self.crash_after = math.inf  # effects of the first epoch
 
     def run(self) -> None:
         """Safety phase, healing, liveness phase, end."""
@@ -132,6 +136,8 @@ class Cluster:
         )
         self.setting.truth.recovered(epoch, values, list(machine.versions))
         server = Server(self.setting, self.hosts["syncer"], epoch, machine, self.store, values, self.supervisor.mourn)
+        if not self.servers:
+            server.crash_at = self.crash_after
         self.servers.append(server)
         return server
 
@@ -151,17 +157,30 @@ def simulate(
     make_syncer: Callable[..., Any] = make_syncer,
     make_learner: Callable[..., Any] = make_learner,
     trace: Trace | None = None,
-    check: bool = True,
-    **given: Any,
 ) -> Outcome:
-    """Run one seed. `given` overrides what is drawn: `syncer_steps`, or settings of the recipe's [sync]."""
-    cluster = Cluster(draw(seed, profile, **given), make_syncer, make_learner, trace)
+    """Run one seed, with these machines."""
+    return play(draw(seed, profile), make_syncer, make_learner, trace)
+
+
+def play(
+    options: Options,
+    make_syncer: Callable[..., Any] = make_syncer,
+    make_learner: Callable[..., Any] = make_learner,
+    trace: Trace | None = None,
+    crash_after: float = math.inf,
+) -> Outcome:
+    """Run these options, and hold what came of it against every promise.
+
+    `crash_after`: the first epoch dies after so many effects.
+    """
+    cluster = Cluster(options, make_syncer, make_learner, trace)
+    cluster.crash_after = crash_after
     violations: list[Violation] = []
     try:
         cluster.run()
     except Exception as error:  # a machine's assertion, or its shell's: as bad as a broken promise
         violations.append(_raised(error))
-    return outcome_of(cluster, violations, check)
+    return _outcome(cluster, violations)
 
 
 def _raised(error: Exception) -> Violation:
@@ -172,23 +191,19 @@ def _raised(error: Exception) -> Violation:
     return Violation("machine.raises", f"{type(error).__name__} at {where}: {error}")
 
 
-def outcome_of(cluster: Cluster, violations: list[Violation], check: bool) -> Outcome:
-    """Hold the history of a run against every promise."""
+def _outcome(cluster: Cluster, violations: list[Violation]) -> Outcome:
     setting, options = cluster.setting, cluster.options
-    violations = [*violations, *setting.truth.violations]
-    if check:
-        violations += judged(events_of(setting))
     facts: Counter[str] = Counter()
     for said in setting.facts.values():
         for _, fact in said:
             name = type(fact).__name__
             facts[name] += 1
-            if name in ("Refused", "ReadFailed", "DonorFailed", "LearnerFenced", "LearnerLost", "AdoptionRefused"):
-                facts[f"{name} {fact.reason if hasattr(fact, 'reason') else fact.cause}"] += 1
+            if name in REASONED:
+                facts[f"{name} {fact.cause if name == 'LearnerLost' else fact.reason}"] += 1
     return Outcome(
         options.seed,
         options.profile,
-        tuple(violations),
+        (*violations, *setting.truth.violations, *judged(events_of(setting), setting.fired)),
         digest_of(setting),
         sum(process.handled for process in cluster.bounds.processes),
         setting.time.now,

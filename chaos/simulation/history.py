@@ -3,7 +3,8 @@
 from __future__ import annotations
 
 import hashlib
-from collections.abc import Callable
+import marshal
+from collections.abc import Callable, Mapping
 from dataclasses import fields
 from operator import attrgetter
 from typing import TYPE_CHECKING, Any
@@ -18,8 +19,11 @@ if TYPE_CHECKING:
 
 Digest = str
 
-# What a short or harassed run may give no evidence of. Everything else has to pass.
-MAY_BE_UNKNOWN: frozenset[str] = frozenset()
+# What a harassed run may give no evidence of; everything else has to pass. The accounts of time are of wall clocks,
+# which here jump; and a donor may die before it could say that it gave.
+MAY_BE_UNKNOWN = frozenset({"accounted.time", "replayable.states"})
+BY_WALL_CLOCKS = frozenset({"accounted.time"})
+WALL_FAULTS = frozenset({"wall_skew", "wall_jump"})
 
 
 def events_of(setting: Setting) -> list[Event]:
@@ -32,10 +36,13 @@ def events_of(setting: Setting) -> list[Event]:
     return events
 
 
-def judged(events: list[Event]) -> list[Violation]:
-    """What the checkers of real logs find broken, or cannot tell."""
+def judged(events: list[Event], fired: Mapping[str, int]) -> list[Violation]:
+    """What the checkers of real logs find broken, or cannot tell. `fired`: the faults that there were."""
     violations = []
+    unjudged = BY_WALL_CLOCKS if WALL_FAULTS & fired.keys() else frozenset()
     for verdict in suite.check(events):
+        if verdict.name in unjudged:
+            continue
         if verdict.status == "violated" or (verdict.status == "unknown" and verdict.name not in MAY_BE_UNKNOWN):
             violations.append(Violation(verdict.name, f"{verdict.status}: {verdict.reason}"))
     return violations
@@ -46,7 +53,8 @@ def digest_of(setting: Setting) -> Digest:
     running = hashlib.sha256()
     for writer, said in setting.facts.items():
         running.update(repr(writer).encode())
-        running.update(repr([(at, type(fact).__name__, _values(fact)) for at, fact in said]).encode())
+        # Format 2 of marshal is fixed, and knows no references: equal values give equal bytes.
+        running.update(marshal.dumps([(at, type(fact).__name__, _values(fact)) for at, fact in said], 2))
     return running.hexdigest()
 
 

@@ -43,10 +43,6 @@ class Process:
         """Monotonic seconds of this host."""
         return self.host.offset_s + self.host.rate * self.time.now
 
-    def due_in(self, at: float) -> float:
-        """Virtual seconds until this host's monotonic clock shows `at`."""
-        return (at - self.host.offset_s) / self.host.rate - self.time.now
-
     def after(self, seconds: float, happen: Callable[..., Any], *args: Any) -> None:
         """So many seconds later, on this host's monotonic clock."""
         self.time.after(seconds / self.host.rate, self.take, happen, *args)

@@ -7,6 +7,7 @@ from __future__ import annotations
 
 from collections import Counter
 from collections.abc import Callable
+from heapq import heappush
 from random import Random
 from typing import Any
 
@@ -58,7 +59,8 @@ class Network:
         """Bring it to that process. Returns how many copies are on their way."""
         delay_s = link.latency_s + link.jitter_s * self._chance()
         if not link.troubled:
-            self._time.after(delay_s, target.take, happen, *args)
+            time = self._time
+            heappush(time.queue, (time.now + delay_s, time.number(), target.take, (happen, *args)))
             return 1
         return self._struggle(link, size, delay_s, target, happen, args)
 
@@ -123,7 +125,7 @@ class Call:
     """A question that waits for its answer, until its deadline. Question and answer are messages like any other."""
 
     __slots__ = (
-        "_answered", "_back", "_failed", "_network", "answers", "caller", "done", "message", "repeats",
+        "_answered", "_back", "_failed", "_network", "caller", "done", "message", "repeats",
     )  # fmt: skip
 
     def __init__(
@@ -139,7 +141,6 @@ class Call:
         self.caller, self.message = caller, message
         self.done = False
         self.repeats = repeats  # what comes late, or again, is heard too
-        self.answers = 0
         self._network, self._back, self._answered, self._failed = network, back, answered, failed
 
     def reply(self, size: float, answer: Any) -> None:
@@ -152,7 +153,8 @@ class Call:
 
     def expire(self) -> None:
         """The caller's deadline."""
-        self._fail("GetTimeoutError")
+        if not self.done:
+            self.caller.take(self._fail, "GetTimeoutError")
 
     def _fail(self, reason: str) -> None:
         if not self.done:
@@ -180,4 +182,4 @@ def ask(
     """Put a question to a process; `links` are the way there and back. One of the two callbacks is called once."""
     call = Call(network, caller, links[1], message, answered, failed, repeats)
     network.carry(links[0], 0.0, target, handler, call)
-    caller.after(deadline_s, call.expire)
+    caller.time.after(deadline_s / caller.host.rate, call.expire)

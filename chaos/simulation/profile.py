@@ -126,7 +126,14 @@ def between(chance: Random, low: float, high: float) -> float:
     return low + (high - low) * chance.random()
 
 
-def draw(seed: int, profile: str = "mixed", syncer_steps: int = SYNCER_STEPS, **sync: Any) -> Options:
+def draw(
+    seed: int,
+    profile: str = "mixed",
+    *,
+    syncer_steps: int = SYNCER_STEPS,
+    learners: tuple[str, ...] = LEARNERS,
+    **sync: Any,
+) -> Options:
     """The options of a seed. `sync` overrides what is drawn of the recipe's [sync]."""
     chance = stream(seed, "options")
     fragments = 1 + int(chance.random() * 6)
@@ -149,7 +156,7 @@ def draw(seed: int, profile: str = "mixed", syncer_steps: int = SYNCER_STEPS, **
         "drain_s": between(chance, 3.0, 12.0),
         "lease_s": between(chance, 0.8, 3.0),
     }
-    quorum = 1 + int(chance.random() * len(LEARNERS))
+    quorum = 1 + int(chance.random() * len(learners))
     storm_s = 8.0 + 0.6 * syncer_steps * common_s if PROFILES[profile] else 0.0
     return Options(
         seed=seed,
@@ -157,7 +164,7 @@ def draw(seed: int, profile: str = "mixed", syncer_steps: int = SYNCER_STEPS, **
         sync=SyncConfig.model_validate(drawn | sync),
         quorum=quorum,
         syncer_steps=syncer_steps,
-        learners=LEARNERS,
+        learners=learners,
         step_s=step_s,
         batch={name: 1 + int(chance.random() * 3) for name in step_s},
         span_steps=2 + int(chance.random() * 15),

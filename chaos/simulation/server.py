@@ -50,7 +50,7 @@ class Server(Process):
         self.crash_writing = False  # it dies as soon as something is on its way to the store
         self.facts = setting.facts.setdefault(("syncer", epoch), [])
         self.writer = Writer(store, self, self._durable, self._refused)
-        self._setting, self._died = setting, died
+        self._setting, self._died, self._trace = setting, died, setting.trace
         self._flushed = 0  # facts that a crash cannot take back
         self._wake_at = math.inf  # virtual seconds
         self._merged_at = 0.0  # when the merging thread is free
@@ -118,7 +118,9 @@ class Server(Process):
 
     def report(self, unit: Unit, message: Report, upto: int) -> None:
         unit.reports -= 1
-        self.note(unit, upto)
+        recorded = self._setting.recorded
+        if upto > recorded.get(unit.key, 0):
+            recorded[unit.key] = upto
         self._drive(message)
 
     def note(self, unit: Unit, upto: int) -> None:
@@ -137,10 +139,11 @@ class Server(Process):
     def _drive(self, event: Any) -> list[Any]:
         if self.deposed or not self.alive:
             return []
-        if (trace := self._setting.trace) is not None:
-            trace.line(self.time.now, "syncer", self.epoch, "hears", told(event))
+        if self._trace is not None:
+            self._trace.line(self.time.now, "syncer", self.epoch, "hears", told(event))
         self.handled += 1
-        effects: list[Any] = self.machine.handle(self.clock(), event)
+        host = self.host
+        effects: list[Any] = self.machine.handle(host.offset_s + host.rate * self.time.now, event)
         self._perform(effects)
         if self.alive:
             self._set_timer()
@@ -157,12 +160,18 @@ class Server(Process):
         self._flushed = len(self.facts)
 
     def _set_timer(self) -> None:
+        """An earlier timer stays: it looks again when it comes."""
         at = self.machine.wake_at
-        if at is not None:
-            wake_at = self.time.now + max(WAKE_S_MIN, self.due_in(at))
+        if at is None:
+            return
+        host, time = self.host, self.time
+        wake_at = (at - host.offset_s) / host.rate
+        if wake_at < self._wake_at:
+            soonest = time.now + WAKE_S_MIN
+            wake_at = wake_at if wake_at > soonest else soonest
             if wake_at < self._wake_at:
                 self._wake_at = wake_at
-                self.time.at(wake_at, self.take, self._wake, wake_at)
+                time.at(wake_at, self.take, self._wake, wake_at)
 
     def _wake(self, at: float) -> None:
         if at == self._wake_at:  # else an earlier one took its place
@@ -171,8 +180,8 @@ class Server(Process):
 
     def _say(self, effect: signals.Say) -> None:
         self.facts.append((self.time.now + self.host.wall_s, effect.fact))
-        if (trace := self._setting.trace) is not None:
-            trace.line(self.time.now, "syncer", self.epoch, "says", told(effect.fact))
+        if self._trace is not None:
+            self._trace.line(self.time.now, "syncer", self.epoch, "says", told(effect.fact))
 
     def _merge(self, effect: signals.Merge) -> None:
         """In one thread, beside the loop."""
@@ -203,8 +212,8 @@ class Server(Process):
     def _refused(self, write: Write) -> None:
         """Another epoch is there."""
         self.deposed = True
-        if (trace := self._setting.trace) is not None:
-            trace.line(self.time.now, "syncer", self.epoch, "deposed", f"append {write.sequence} is refused")
+        if self._trace is not None:
+            self._trace.line(self.time.now, "syncer", self.epoch, "deposed", f"append {write.sequence} is refused")
 
     def _publish(self, effect: signals.Publish) -> None:
         version = effect.proposal.version

@@ -14,21 +14,21 @@ class Timeline:
     def __init__(self) -> None:
         self.now = 0.0  # virtual seconds
         self.halted = False
-        self._queue: list[tuple[float, int, Callable[..., Any], tuple[Any, ...]]] = []
-        self._number = itertools.count().__next__
+        self.queue: list[tuple[float, int, Callable[..., Any], tuple[Any, ...]]] = []
+        self.number = itertools.count().__next__  # whoever is in a hurry puts into the queue what `at` would
 
     def __len__(self) -> int:
-        return len(self._queue)
+        return len(self.queue)
 
     def at(self, time: float, happen: Callable[..., Any], *args: Any) -> None:
-        heapq.heappush(self._queue, (time, self._number(), happen, args))
+        heapq.heappush(self.queue, (time, self.number(), happen, args))
 
     def after(self, seconds: float, happen: Callable[..., Any], *args: Any) -> None:
-        heapq.heappush(self._queue, (self.now + seconds, self._number(), happen, args))
+        heapq.heappush(self.queue, (self.now + seconds, self.number(), happen, args))
 
     def run(self, until: float) -> None:
         """Let everything happen up to that time, unless somebody halts it."""
-        queue, pop = self._queue, heapq.heappop
+        queue, pop = self.queue, heapq.heappop
         while queue and not self.halted and queue[0][0] <= until:
             self.now, _, happen, args = pop(queue)
             happen(*args)

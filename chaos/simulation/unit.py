@@ -11,6 +11,7 @@ from collections import deque
 from collections.abc import Callable
 from dataclasses import replace
 from functools import partial
+from heapq import heappush
 from typing import TYPE_CHECKING, Any
 
 from chaos.simulation.contents import Content, Version
@@ -73,7 +74,7 @@ class Unit(Process):
         )
         self.down = setting.network.link("syncer", name)
         self.up = setting.network.link(name, "syncer")
-        self._setting, self._ended = setting, ended
+        self._setting, self._ended, self._trace = setting, ended, setting.trace
         self._step_s = options.step_s[name]
         self._answers: dict[tuple[int, int], list[Call]] = {}  # by syncer step and attempt
         self._fetches: deque[Callable[[], None]] = deque()
@@ -149,10 +150,11 @@ class Unit(Process):
             self._resume(self._turn)
 
     def drive(self, event: Any) -> None:
-        if (trace := self._setting.trace) is not None:
-            trace.line(self.time.now, self.name, self.incarnation, "hears", told(event))
+        if self._trace is not None:
+            self._trace.line(self.time.now, self.name, self.incarnation, "hears", told(event))
         self.handled += 1
-        for effect in self.machine.handle(self.clock(), event):
+        host = self.host
+        for effect in self.machine.handle(host.offset_s + host.rate * self.time.now, event):
             PERFORM[type(effect)](self, effect)
 
     def _say(self, effect: signals.Say) -> None:
@@ -161,8 +163,8 @@ class Unit(Process):
             host.jumped = False
             self._setting.fired["wall_jump"] += 1
         self.facts.append((self.time.now + host.wall_s, effect.fact))
-        if (trace := self._setting.trace) is not None:
-            trace.line(self.time.now, self.name, self.incarnation, "says", told(effect.fact))
+        if self._trace is not None:
+            self._trace.line(self.time.now, self.name, self.incarnation, "says", told(effect.fact))
 
     # -------------------------------------------------------------- the training loop
 
@@ -173,7 +175,8 @@ class Unit(Process):
         if slowdown > 1.0:
             self._setting.fired["slow"] += 1
         seconds = self._step_s * slowdown * (0.9 + 0.2 * self._setting.chance.random())
-        self.time.after(seconds, self.take, self._step_done, self._turn)
+        time = self.time
+        heappush(time.queue, (time.now + seconds, time.number(), self.take, (self._step_done, self._turn)))
 
     def _step_done(self, turn: int) -> None:
         if turn == self._turn:
@@ -221,8 +224,11 @@ class Unit(Process):
 
     def reattach(self, server: Server) -> None:
         """Another syncer is there: the one it knew is gone."""
-        before, self.server, self.reports, self._attempts = self.server, server, 0, 0
-        if before is not None and before is not server and self.machine.phase in (JOINING, STEPPING, DRAINING):
+        before = self.server
+        if before is not None and before.epoch >= server.epoch:
+            return  # overtaken by word of a newer one
+        self.server, self.reports, self._attempts = server, 0, 0
+        if before is not None and self.machine.phase in (JOINING, STEPPING, DRAINING):
             self.hear(signals.Reattach())
 
     def _attach(self, message: Attach) -> None:
@@ -271,6 +277,7 @@ class Unit(Process):
 
     def _answer(self, effect: signals.Answer) -> None:
         contribution = effect.contribution
+        digest, defect = f"{self.name}{self.incarnation}@{contribution.step}", ""
         key = (contribution.syncer_step, contribution.attempt)
         calls = self._answers.get(key)
         if calls is None:
@@ -281,15 +288,12 @@ class Unit(Process):
         content: Content = contribution.payload
         self.values.note_read(contribution.fragment, content)
         self._setting.truth.contributed(content, contribution)
-        defect = ""
         if self.poisoned:
             self._setting.fired["non_finite"] += 1
             defect = "non_finite"
         elif self._setting.flips and self._setting.damaged("bit_flip"):
             defect = "bad_digest"
-        if defect:
-            contribution = replace(contribution, defect=defect)
-        call.reply(1.0, (contribution, len(self.facts)))
+        call.reply(1.0, (replace(contribution, digest=digest, defect=defect), len(self.facts)))
 
     # -------------------------------------------------------------- versions
 

@@ -58,7 +58,7 @@ class Weather:
             self._thaw(process)
         if self._supervisor.server is not None:
             self._supervisor.server.crash_at = float("inf")
-        for name in LEARNERS:
+        for name in self._setting.options.learners:
             self._supervisor.want(name)
 
     def _fire(self, kind: str) -> None:
