@@ -48,6 +48,11 @@ class Adoption:
         """Whether every fragment came from the syncer."""
         return all(base.version is not None for base in self._bases)
 
+    @property
+    def versions(self) -> tuple[int, ...]:
+        """Of each fragment; -1 of one that did not come from the syncer."""
+        return tuple(-1 if base.version is None else base.version for base in self._bases)
+
     def holds(self, fragment: int) -> bool:
         """Whether this fragment came from the syncer."""
         return self._bases[fragment].version is not None
@@ -140,4 +145,7 @@ class Adoption:
             base.since = at
         base.version = version
         base.reads = {}
-        return [Say(Adopted(fragment, version, at.step, mode)), Apply(fragment, version, payload, mode, read_at)]
+        return [
+            Say(Adopted(fragment, version, at.step, mode, read_at)),
+            Apply(fragment, version, payload, mode, read_at),
+        ]
