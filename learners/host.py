@@ -12,17 +12,9 @@ from pathlib import Path
 
 import jax
 
+from learners.device import SETTINGS
 from learners.facts import DeviceTaken
 
-# Read by XLA and JAX at their start, and able to change numbers. Nothing else of the environment is recorded.
-SETTINGS = (
-    "XLA_FLAGS",
-    "LIBTPU_INIT_ARGS",
-    "JAX_ENABLE_X64",
-    "JAX_DEFAULT_MATMUL_PRECISION",
-    "JAX_DEFAULT_PRNG_IMPL",
-    "JAX_THREEFRY_PARTITIONABLE",
-)
 PACKAGES = ("jax", "jaxlib", "numpy")
 _VECTORS = ("avx", "amx", "fma", "f16c", "asimd", "sve", "fphp", "bf16")  # how names of instruction sets begin
 
