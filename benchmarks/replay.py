@@ -22,13 +22,9 @@ from typing import Any
 ROOT = Path(__file__).resolve().parent.parent
 sys.path.insert(0, str(ROOT))
 
-from chaos.actor import start  # noqa: E402
 from learners.facts import StateReceived  # noqa: E402
 from orchestrator.events import FaultInjected, read_run  # noqa: E402
-from orchestrator.recipes import (
-    dump,
-    load,
-)
+from orchestrator.recipes import dump, load  # noqa: E402
 from orchestrator.scaling import request_file  # noqa: E402
 from orchestrator.store import RunStore  # noqa: E402
 from orchestrator.stored import RECIPE_FILE  # noqa: E402
@@ -53,7 +49,8 @@ class Steering:
 
 
 def train(settings: list[str], folder: Path) -> dict[str, Any]:
-    from orchestrator import launch
+    from chaos.actor import start
+    from orchestrator import launch  # before Ray
 
     recipe = resolve(load(ROOT / "deploy/recipes/replay.toml", settings))
     shutil.rmtree(folder, ignore_errors=True)
