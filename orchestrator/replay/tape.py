@@ -316,7 +316,7 @@ class _Walk:
     def _take_step(self, fact: StepFinished) -> None:
         due = (self._step or 0) + 1
         if fact.step != due:
-            raise self._error(f"after step {due - 1} it says step {fact.step}: step {due} is missing")
+            raise self._error(f"after step {due - 1} comes step {fact.step}: step {due} is missing")
         if fact.progress is None:
             raise self._error(f"the StepFinished of its step {fact.step} has no progress; {OLDER}")
         self._step, self._tokens[fact.step] = fact.step, fact.tokens
@@ -328,7 +328,8 @@ class _Walk:
             self._step = fact.after_step  # in strict overlap it begins where the syncer's clock is
         what = f"version {version} of fragment {fragment}"
         if fact.after_step != self._step:
-            raise self._error(f"it adopts {what} after step {fact.after_step}, and its last is {self._step}")
+            lacking = f": step {self._step + 1} is missing" if fact.after_step > self._step else ""
+            raise self._error(f"it adopts {what} after step {fact.after_step}, and its last is {self._step}{lacking}")
         if not 0 <= fragment < len(self._held) or version not in self._versions[fragment]:
             raise self._error(f"it adopts {what}, which was never committed")
         if (self._held[fragment] is None) != (fact.mode == "bootstrap"):

@@ -15,7 +15,7 @@ import optax
 from learners import signals as unit
 from learners.config import DataConfig, InnerConfig
 from learners.exchange import Exchange
-from learners.facts import Spoiled
+from learners.host import device_taken
 from learners.learner import Learner
 from learners.lockstep import IDLE_ROUNDS_MAX, LockStep, Said, _Unit
 from learners.task import Batch
@@ -90,6 +90,7 @@ class Shaken(LockStep):
             span_steps=SPAN_STEPS,
             seed=wanted.seed,
         )
+        self.said += [Said(0.0, name, 1, device_taken(1)) for name in wanted.learners]
 
     # -------------------------------------------------------------- what a plan may do
 
@@ -101,6 +102,7 @@ class Shaken(LockStep):
     def revive(self, name: str) -> None:
         self._incarnations[name] += 1
         incarnation, pool = self._incarnations[name], self.recipe.pool_of(name)
+        self.said.append(Said(self._now, name, incarnation, device_taken(1)))
         machine = Learner(
             name=name,
             incarnation=incarnation,
@@ -120,13 +122,6 @@ class Shaken(LockStep):
     def drain(self, name: str) -> None:
         self._to_syncer(outer.DrainRequested(name, self._incarnations[name], "scaled down", 60.0))
         self._deliver()
-
-    def spoil(self, name: str) -> None:
-        """A step on NaN: nothing of this incarnation can merge any more, so it is as good as dead."""
-        each = self._units[name]
-        assert isinstance(each.next, unit.RunStep)
-        each.trainer.load(0, np.full(self.fragments[0].size, np.nan, np.float32))
-        self.said.append(Said(self._now, name, self._incarnations[name], Spoiled(each.next.step, 0)))
 
     # -------------------------------------------------------------- the shell
 
@@ -202,7 +197,7 @@ class Shaken(LockStep):
 
 
 def shaken(wanted: Recipe) -> Shaken:
-    """A run with everything in it: two deaths and returns, a spoiled learner, one that leaves."""
+    """A run with everything in it: two deaths and returns, and one that leaves."""
 
     def second_death(run: Shaken) -> None:
         run.kill("learner-b-0")
