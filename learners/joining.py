@@ -29,8 +29,11 @@ class Joining:
         self._state: State | None = None  # a peer's, until it is loaded
 
     def attach(self, now: float, welcome: Welcome) -> list[Effect]:
-        """Look for a state to start from."""
-        self._welcome, self._attached_at = welcome, now
+        """Look for a state to start from. With another epoch, what is under way goes on."""
+        first, self._welcome = self._attached_at is None, welcome
+        if not first:
+            return []
+        self._attached_at = now
         if self._config.overlap == "strict" or self._config.recover == "syncer":
             return self._take_snapshot()
         return [self._seek()]

@@ -35,6 +35,7 @@ from learners.signals import (
     FetchFailed,
     Hold,
     Leave,
+    Reattach,
     Resume,
     RunStep,
     Say,
@@ -107,6 +108,7 @@ class Learner:
         self._config = config
         self._schedule = Schedule(fragments, config.round_steps)
         self._start_s = start_s
+        self._manifest: dict[str, Any] | None = None  # once it is compiled
         self._epoch: int | None = None
         self._syncer_step = 0
         self._progress = 0.0
@@ -137,6 +139,7 @@ class Learner:
             ReadRequest: self._on_read,
             Drain: self._on_drain,
             Leave: lambda now, event: self._drain(now, self._config.drain_s),
+            Reattach: lambda now, event: self._attach(),
             Stop: self._on_stop,
             Fetched: lambda now, event: self._adoption.arrive(event),
             FetchFailed: self._on_fetch_failed,
@@ -161,19 +164,27 @@ class Learner:
         self._report(now)
 
     def _on_compiled(self, now: float, event: Compiled) -> None:
+        self._manifest = event.manifest
         self._enter(now, JOINING)
-        self._effects.append(Send(Attach(self.name, self.incarnation, event.manifest)))
+        self._attach()
+
+    def _attach(self) -> None:
+        """To the run's newest epoch; who is not compiled yet will, and who has stopped has no more to say to it."""
+        if self._manifest is not None and self.phase != STOPPED:
+            self._effects.append(Send(Attach(self.name, self.incarnation, self._manifest)))
 
     def _on_welcome(self, now: float, event: Welcome) -> None:
-        """The clock from which on nothing is missed; now find a state to start from."""
-        if self.phase != JOINING or self._epoch is not None:
+        """The clock from which on nothing is missed; now find a state to start from, unless it has one."""
+        if self.phase == STOPPED or (self._epoch is not None and event.epoch <= self._epoch):
             return  # doubled
-        self._epoch = event.epoch
+        first, self._epoch = self._epoch is None, event.epoch
         self._hear(event.syncer_step, event.progress)
-        if self._config.overlap == "strict":
+        self._reads.drop()
+        if first and self._config.overlap == "strict":
             self.step = event.syncer_step
         self._report(now)
-        self._effects += self._joining.attach(now, event)
+        if self.phase == JOINING:
+            self._effects += self._joining.attach(now, event)
 
     def _on_state_missed(self, now: float, event: StateMissed) -> None:
         if self.phase == JOINING:

@@ -169,8 +169,8 @@ class LockStep:
                     proposal = self.parameters.propose(fragment, payloads, weights)
                     merged = outer.Merged(syncer_step, proposal, proposal.digest, proposal.norm, proposal.finite)
                     self._to_syncer(merged)
-                case outer.Append(_, record, _):
-                    self._to_syncer(outer.Durable(record.syncer_step))
+                case outer.Append(sequence):
+                    self._to_syncer(outer.Durable(sequence))
                 case outer.Publish(_, version, proposal):
                     self.parameters.install(proposal, version)
 

@@ -50,6 +50,10 @@ class Reads:
         """Nothing answers it now; a later copy may."""
         self._waiting.append(_Waiting(request, now + request.deadline_s))
 
+    def drop(self) -> None:
+        """Whoever asked is gone."""
+        self._waiting = []
+
     def expire(self, now: float) -> None:
         """Nobody waits any more for what is asked for too long."""
         self._waiting = [waiting for waiting in self._waiting if now < waiting.expires_at]

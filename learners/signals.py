@@ -96,6 +96,11 @@ class Leave:
 
 
 @dataclass(frozen=True)
+class Reattach:
+    """The syncer is gone, and its next epoch is there to attach to. Whoever steps goes on stepping."""
+
+
+@dataclass(frozen=True)
 class StepDone:
     """Result of a RunStep effect."""
 
@@ -131,6 +136,7 @@ Event = (
     | StateMissed
     | StateSent
     | Leave
+    | Reattach
     | StepDone
     | Staged
     | Resume

@@ -244,9 +244,9 @@ class OuterActor:
                     self._send(learner, incarnation, message)
                 case signals.Merge():
                     self._spawn(self._merge(effect))
-                case signals.Append(sequence, record, proposal):
+                case signals.Append(sequence, _, record, proposal):
                     self._journal.append(self._spec.epoch, sequence, record, proposal)
-                    self._later(signals.Durable(record.syncer_step))
+                    self._later(signals.Durable(sequence))
                 case signals.Publish(fragment, version, proposal):
                     self._parameters.install(proposal, version)
                     self._digests[fragment] = proposal.digest

@@ -58,6 +58,7 @@ def participants(contributions: Sequence[Contribution], weights: Sequence[float]
             tokens=contribution.counters.tokens,
             weight=weight,
             digest=contribution.digest,
+            processed=contribution.processed,
         )
         for contribution, weight in zip(contributions, weights, strict=True)
     )

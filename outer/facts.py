@@ -16,6 +16,8 @@ class SyncerStarted:
     quorum: int  # K
     round_steps: int  # H
     overlap_steps: int  # tau
+    versions: tuple[int, ...] = ()  # of each fragment, that the epoch starts from; (): all 0
+    tokens_committed: int = 0  # by then
 
 
 @dataclass(frozen=True)
@@ -89,6 +91,7 @@ class SpanGranted:
     span: int
     start: int
     stop: int
+    batch_size: int = 0  # samples a step
 
 
 @dataclass(frozen=True)
@@ -154,6 +157,7 @@ class Participant:
     tokens: int  # c_tokens of those steps
     weight: float  # normalised; the exact number used
     digest: str  # SHA-256 of the payload
+    processed: int = 0  # tokens that this incarnation had processed by the end of that step
 
 
 @dataclass(frozen=True)
@@ -173,6 +177,9 @@ class Committed:
     grace_s: float  # granted after the quorum
     sync_s: float  # decision to durable
     reason: str  # the verdict's, in words
+
+
+Record = Committed | SpanGranted | SpanReturned  # what the journal keeps, so that another epoch can go on
 
 
 @dataclass(frozen=True)

@@ -2,10 +2,9 @@
 
 from __future__ import annotations
 
-from typing import TYPE_CHECKING, Any, Protocol
+from typing import Any, Protocol
 
-if TYPE_CHECKING:
-    from outer.facts import Committed
+from outer.facts import Committed, Record
 
 
 class StaleEpoch(Exception):
@@ -15,7 +14,7 @@ class StaleEpoch(Exception):
 class Journal(Protocol):
     """An append is conditional on (epoch, sequence) and returns once the record is durable."""
 
-    def append(self, epoch: int, sequence: int, record: Committed, proposal: Any) -> None:
+    def append(self, epoch: int, sequence: int, record: Record, proposal: Any) -> None:
         """Raise StaleEpoch, and change nothing, unless this is the next record of the newest epoch."""
         ...
 
@@ -30,9 +29,10 @@ class MemoryJournal:
         self._epoch, self._next = 0, 0
         self.newest: dict[int, Committed] = {}
 
-    def append(self, epoch: int, sequence: int, record: Committed, proposal: Any) -> None:
+    def append(self, epoch: int, sequence: int, record: Record, proposal: Any) -> None:
         expected = 0 if epoch > self._epoch else self._next
         if epoch < self._epoch or sequence != expected:
             raise StaleEpoch(f"append ({epoch}, {sequence}) after ({self._epoch}, {self._next - 1})")
         self._epoch, self._next = epoch, sequence + 1
-        self.newest[record.fragment] = record
+        if isinstance(record, Committed):
+            self.newest[record.fragment] = record

@@ -7,7 +7,7 @@ from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 from outer.coverage import Coverage, Mark
 from outer.facts import (
@@ -25,6 +25,9 @@ from outer.messages import DRAINING, STARTING, STEPPING, Attach, Contribution, R
 from outer.pace import step_time
 from outer.signals import Expect
 from outer.spans import Span, SpanPool
+
+if TYPE_CHECKING:
+    from outer.recovery import Recovered
 
 
 @dataclass
@@ -50,7 +53,9 @@ class Member:
     missed: int = -1  # the report after which it let a read time out
     non_finite: int = 0  # contributions refused as that, in a row
     stopped_at: float = float("-inf")  # when it was last told to stop
-    granted_at: float = 0.0
+    granted_at: float = float("-inf")  # when it was last sent its newest span
+    durable_span: int = -1  # the newest grant that will survive: it may be told of it
+    restored: bool = False  # known from an earlier epoch, and not announced to this one so far
     refused: set[tuple[int, str]] = field(default_factory=set)  # (incarnation, reason) of refused reports
 
     @property
@@ -72,6 +77,23 @@ class Members:
         self._coverage: dict[tuple[str, int], Coverage] = {}  # by (learner, incarnation)
         self._processed_before = 0  # tokens of incarnations that are gone
         self._facts: list[SyncerFact] = []
+
+    def restore(self, recovered: Recovered) -> None:
+        """Go on from an earlier epoch. Nobody is attached, or alive, before this epoch hears of it."""
+        self._spans, self._coverage = recovered.spans, recovered.coverage
+        for name, incarnation in recovered.incarnations.items():
+            key = (name, incarnation)
+            newest = self._spans.newest(*key)
+            self._members[name] = Member(
+                name,
+                recovered.batch_sizes.get(key, 0),
+                incarnation=incarnation,
+                fenced=False,
+                noticed_at=dict.fromkeys(range(len(recovered.versions)), float("-inf")),  # by who is gone: told again
+                merged_step=recovered.merged_step.get(key, {}),
+                durable_span=newest.identifier if newest else -1,
+                restored=True,
+            )
 
     def take_facts(self) -> list[SyncerFact]:
         facts, self._facts = self._facts, []
@@ -123,6 +145,10 @@ class Members:
         name = event.learner
         member = self._members.get(name)
         if member is not None:
+            if member.restored and event.incarnation == member.incarnation and not member.fenced:
+                member.batch_size, member.region, member.restored = event.batch_size, event.region, False
+                self._leases.renew(name, STARTING, now, event.lease_s)
+                return False
             if event.incarnation <= member.incarnation:
                 self.refuse(event, "expect", "stale_incarnation")
                 return False
@@ -199,9 +225,8 @@ class Members:
         if newest is None or member.report.newest_span >= newest.identifier:
             samples = self._span_steps * member.batch_size
             newest = self._spans.grant(member.name, member.incarnation, samples, member.batch_size)
-            self._facts.append(
-                SpanGranted(member.name, member.incarnation, newest.identifier, newest.start, newest.stop)
-            )
+            place = (newest.identifier, newest.start, newest.stop)
+            self._facts.append(SpanGranted(member.name, member.incarnation, *place, member.batch_size))
             member.granted_at = float("-inf")
         return newest
 

@@ -1,8 +1,14 @@
-"""What the syncer says and does, in the order in which it is to be performed. Knows no reason for any of it."""
+"""What the syncer says and does, in the order in which it is to be performed. Knows no reason for any of it.
+
+What the journal keeps is said once it is durable, and not before: what stands in the log is never taken back.
+"""
 
 from __future__ import annotations
 
-from outer.facts import SyncerFact
+from collections import deque
+from typing import Any
+
+from outer.facts import Committed, Record, SpanGranted, SpanReturned, SyncerFact
 from outer.members import Member, Members
 from outer.signals import Append, Effect, Merge, Publish, Say, Send, ToLearner
 
@@ -13,6 +19,9 @@ class Outgoing:
     def __init__(self, members: Members) -> None:
         self._members = members
         self._effects: list[Effect] = []
+        self._sequence = 0  # of the next record of this epoch
+        self._written: deque[tuple[int, Record]] = deque()  # records that are not known to be durable
+        self._said = -1
 
     def say(self, fact: SyncerFact) -> None:
         self._collect()
@@ -22,8 +31,21 @@ class Outgoing:
         self._collect()
         self._effects.append(Send(member.name, member.incarnation, message))
 
-    def do(self, effect: Merge | Append | Publish) -> None:
+    def do(self, effect: Merge | Publish) -> None:
         self._effects.append(effect)
+
+    def append(self, record: Record, proposal: Any = None) -> None:
+        """Have it made durable; `durable` gives it back then."""
+        self._collect()
+        self._write(record, proposal)
+
+    def durable(self, sequence: int) -> list[Record]:
+        """The records that are durable now and were not before, in order; they are about to be said."""
+        records = []
+        while self._written and self._written[0][0] <= sequence:
+            self._said, record = self._written.popleft()
+            records.append(record)
+        return records
 
     def take(self) -> list[Effect]:
         self._collect()
@@ -31,4 +53,13 @@ class Outgoing:
         return effects
 
     def _collect(self) -> None:
-        self._effects.extend(Say(fact) for fact in self._members.take_facts())
+        for fact in self._members.take_facts():
+            if isinstance(fact, Committed | SpanGranted | SpanReturned):
+                self._write(fact, None)
+            else:
+                self._effects.append(Say(fact))
+
+    def _write(self, record: Record, proposal: Any) -> None:
+        self._effects.append(Append(self._sequence, self._said, record, proposal))
+        self._written.append((self._sequence, record))
+        self._sequence += 1

@@ -8,7 +8,7 @@ from __future__ import annotations
 from dataclasses import dataclass
 from typing import Any
 
-from outer.facts import Committed, SyncerFact
+from outer.facts import Record, SyncerFact
 from outer.messages import (
     Attach,
     Contribution,
@@ -30,7 +30,7 @@ from outer.messages import (
 class Expect:
     """The orchestrator granted an incarnation and starts it; every older one is fenced.
 
-    A learner that is not known yet joins the run by this.
+    A learner that is not known yet joins the run by this. A new epoch is told so of every living incarnation.
     """
 
     learner: str
@@ -82,9 +82,9 @@ class Merged:
 
 @dataclass(frozen=True)
 class Durable:
-    """Result of an Append effect."""
+    """Result of Append effects: every record of this epoch up to and including this one will survive."""
 
-    syncer_step: int
+    sequence: int
 
 
 @dataclass(frozen=True)
@@ -142,11 +142,15 @@ class Merge:
 
 @dataclass(frozen=True)
 class Append:
-    """Make the commit durable, conditional on (epoch, sequence); answer with Durable."""
+    """Make a record durable, conditional on (epoch, sequence); answer with Durable.
+
+    Where a newer epoch is there this one is over: nothing of it is to be performed, or delivered to it, any more.
+    """
 
     sequence: int
-    record: Committed
-    proposal: Any
+    said: int  # up to this sequence, every record of this epoch stands in the log
+    record: Record
+    proposal: Any  # of a commit; None for other records
 
 
 @dataclass(frozen=True)

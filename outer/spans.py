@@ -71,6 +71,28 @@ class SpanPool:
                 back.append(Span(span.identifier, start, span.stop))
         return back
 
+    def lent(self, learner: str, incarnation: int, span: Span) -> None:
+        """A grant that an earlier epoch has made."""
+        for start, stop in self._returned:
+            if start == span.start and span.stop <= stop:
+                self._returned.remove((start, stop))
+                if span.stop < stop:
+                    self._returned.append((span.stop, stop))
+                heapq.heapify(self._returned)
+                break
+        self._next_sample = max(self._next_sample, span.stop)
+        self._next_identifier = max(self._next_identifier, span.identifier + 1)
+        self._borrowers.setdefault((learner, incarnation), _Borrower()).spans.append(span)
+
+    def given_back(self, learner: str, incarnation: int, back: Span) -> None:
+        """A return that an earlier epoch has taken: of this span the borrower keeps what lies before."""
+        borrower = self._borrowers[learner, incarnation]
+        kept = (
+            Span(s.identifier, s.start, back.start) if s.identifier == back.identifier else s for s in borrower.spans
+        )
+        borrower.spans = deque(kept)
+        heapq.heappush(self._returned, (back.start, back.stop))
+
     def _take(self, samples: int, batch_size: int) -> tuple[int, int]:
         for start, stop in sorted(self._returned):
             usable = (stop - start) // batch_size * batch_size

@@ -11,7 +11,7 @@ from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any
 
 from outer.donors import choose, is_drained
-from outer.facts import DonorNamed, DrainStarted, LearnerAttached, Quarantined
+from outer.facts import DonorNamed, DrainStarted, LearnerAttached, Quarantined, SpanGranted
 from outer.manifest import difference
 from outer.members import Member, Members
 from outer.messages import (
@@ -117,10 +117,19 @@ class Steward:
                     self.notify(now, member, fragment, standing)
 
     def _lend(self, now: float, member: Member) -> None:
+        """It is told of a span once that is durable: another epoch must not lend it to somebody else."""
         span = self._members.lend(member)
-        if now - member.granted_at >= RESEND_S:
+        if span.identifier <= member.durable_span and now - member.granted_at >= RESEND_S:
             member.granted_at = now
             self._out.send(member, Grant(self._epoch, member.incarnation, span.identifier, span.start, span.stop))
+
+    def grant(self, now: float, granted: SpanGranted) -> None:
+        """A grant is durable."""
+        member = self._members.get(granted.learner, granted.incarnation)
+        if member is not None:
+            member.durable_span = granted.span
+            member.granted_at = now
+            self._out.send(member, Grant(self._epoch, member.incarnation, granted.span, granted.start, granted.stop))
 
     def _overdue_at(self, member: Member, fragment: int, step_s: float) -> float:
         """When a learner that does not show a fragment's version is told of it (again)."""

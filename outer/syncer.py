@@ -16,7 +16,7 @@ from typing import TYPE_CHECKING, Any
 
 from outer.budget import Budget
 from outer.contributions import has_progress
-from outer.facts import Finished, StepOpened, StepPassed, SyncerStarted
+from outer.facts import Committed, Finished, Record, SpanGranted, StepOpened, StepPassed, SyncerStarted
 from outer.fragments import Fragment
 from outer.members import Members
 from outer.messages import DRAINING, STEPPING, STOPPED, Attach, Contribution, Report, SeekDonor
@@ -26,7 +26,6 @@ from outer.pace import Delays
 from outer.quorum import Decision
 from outer.schedule import Schedule
 from outer.signals import (
-    Append,
     DrainRequested,
     Durable,
     Effect,
@@ -43,6 +42,7 @@ from outer.steward import RESEND_S, Standing, Steward
 
 if TYPE_CHECKING:
     from outer.config import SyncConfig
+    from outer.recovery import Recovered
 
 __all__ = ["NON_FINITE_MAX", "REOPEN_S", "RESEND_S", "Budget", "Syncer"]
 
@@ -64,9 +64,11 @@ class Syncer:
         span_steps: int,
         budget: Budget,
         manifest: Mapping[str, Any],
+        recovered: Recovered | None = None,
     ) -> None:
-        """`learners` maps every configured learner to its batch size in samples."""
+        """`learners`: every configured learner and its batch size in samples; `recovered`: from the epochs before."""
         assert 1 <= quorum <= len(learners)
+        assert recovered is None or config.overlap == "free", "strict overlap has one epoch"
         self.epoch = epoch
         self.quorum = quorum
         self.finished: str = ""  # why, once it is
@@ -87,8 +89,18 @@ class Syncer:
         self._open: list[OpenStep] = []
         self._opened_at = float("-inf")
         self._stopping = ""  # why, once a stop is asked for that has to wait for a commit under way
-        self._sequence = 0
         self._delays = Delays(config)
+        self._unsaid: tuple[Record, ...] = ()
+        if recovered is not None:
+            self._restore(recovered)
+
+    def _restore(self, recovered: Recovered) -> None:
+        """The clock goes on from the newest commit: steps that were open, or passed, after it are opened again."""
+        self.versions, self._digests = recovered.versions, recovered.digests
+        self.tokens_committed = recovered.tokens_committed
+        self.syncer_step = self.committed_step = max(recovered.versions)
+        self._unsaid = recovered.unsaid
+        self._members.restore(recovered)
 
     def start(self) -> list[Effect]:
         """The first effects of an epoch."""
@@ -101,8 +113,14 @@ class Syncer:
                 quorum=self.quorum,
                 round_steps=self._config.round_steps,
                 overlap_steps=self._config.overlap_steps,
+                versions=tuple(self.versions),
+                tokens_committed=self.tokens_committed,
             )
         )
+        for record in self._unsaid:
+            self._out.say(record)
+        if reason := self._budget.reached(self.tokens_committed, self.committed_step):
+            self._finish(float("-inf"), reason)  # nobody is attached yet who had to be told
         return self._out.take()
 
     def handle(self, now: float, event: Event) -> list[Effect]:
@@ -373,24 +391,30 @@ class Syncer:
         assert step.fragment is not None and step.result is not None
         self.tokens_committed += sum(self._members.cover(contribution) for contribution in step.chosen)
         record = step.commit(now, self.epoch, self.versions[step.fragment], self.tokens_committed)
-        self._out.do(Append(self._sequence, record, step.result.proposal))
-        self._sequence += 1
+        self._out.append(record, step.result.proposal)
         return True
 
     def _on_durable(self, now: float, event: Durable) -> None:
+        for record in self._out.durable(event.sequence):
+            if isinstance(record, Committed):
+                self._on_committed(now, record)
+                continue
+            self._out.say(record)
+            if isinstance(record, SpanGranted):
+                self._steward.grant(now, record)
+
+    def _on_committed(self, now: float, record: Committed) -> None:
         """Durable: now it is the fragment's value, and everyone is told."""
-        if not self._open or self._open[0].syncer_step != event.syncer_step:
-            return  # the run finished meanwhile
         step = self._open.pop(0)
-        assert step.stage is Stage.JOURNALING and step.record is not None and step.result is not None
-        fragment = step.record.fragment
+        assert step.stage is Stage.JOURNALING and step.record is record and step.result is not None
+        fragment = record.fragment
         self.versions[fragment] = self.committed_step = step.syncer_step
-        self._digests[fragment] = step.record.digest
+        self._digests[fragment] = record.digest
         self.moved_at = now
         self._delays.sync_s.add(now - step.decided_at)
         self._out.do(Publish(fragment, step.syncer_step, step.result.proposal))
-        self._out.say(step.record)
-        self._members.note_merged(step.record)
+        self._out.say(record)
+        self._members.note_merged(record)
         standing = self._standing
         for member in self._members.attached:
             self._steward.notify(now, member, fragment, standing)

@@ -7,8 +7,10 @@ from dataclasses import dataclass, field, replace
 from typing import Any, TypeVar
 
 from outer.config import SyncConfig
+from outer.facts import Committed, SpanGranted, SpanReturned
 from outer.fragments import Fragment, Tensor
 from outer.messages import STEPPING, Attach, Contribution, FragmentCounters, Notice, ReadRequest, Report
+from outer.recovery import Entry, recover
 from outer.signals import Append, Durable, Effect, Event, Expect, Merge, Merged, Publish, Say, Send
 from outer.syncer import Budget, Syncer
 
@@ -32,6 +34,7 @@ class Peer:
     phase: str = STEPPING
     newest_span: int = -1
     wants_span: bool = False
+    epoch: int = 1
 
     def counters(self, fragment: int) -> FragmentCounters:
         version, step, processed = self.bases[fragment]
@@ -39,6 +42,7 @@ class Peer:
 
     def report(self, **change: Any) -> Report:
         self.sequence += 1
+        change = {"epoch": self.epoch, **change}
         report = Report(
             learner=self.name,
             incarnation=self.incarnation,
@@ -70,7 +74,7 @@ class Peer:
             payload=f"{self.name}.{self.incarnation}@{self.step}",
             digest="digest",
         )
-        return replace(contribution, **change)
+        return replace(contribution, **{"epoch": self.epoch, **change})
 
 
 @dataclass
@@ -90,8 +94,15 @@ class Bench:
         self.now = 0.0
         self.log: list[Effect] = []
         self.peers: dict[str, Peer] = {}
-        self.syncer = Syncer(
-            epoch=1,
+        self.journal: list[Entry] = []
+        self.syncer = self._epoch(1, config)
+        self.log += self.syncer.start()
+
+    def _epoch(self, number: int, config: SyncConfig) -> Syncer:
+        assert config.fragments is not None
+        self.config = config
+        return Syncer(
+            epoch=number,
             config=config,
             fragments=tuple(Fragment(p, (Tensor(f"t{p}", (1,), "float32"),)) for p in range(config.fragments)),
             learners=self.learners,
@@ -99,10 +110,27 @@ class Bench:
             span_steps=4,
             budget=self.budget,
             manifest=MANIFEST,
+            recovered=recover(self.journal, config.fragments) if number > 1 else None,
         )
-        self.log += self.syncer.start()
 
     # -------------------------------------------------------------- doing
+
+    def crash(self, durable: int | None = None, attach: bool = True) -> list[Effect]:
+        """Another epoch, from so many entries of the journal (all); everyone alive is announced and attaches.
+
+        Returns the new epoch's first effects.
+        """
+        self.journal = self.journal[:durable]
+        self.syncer = self._epoch(self.syncer.epoch + 1, self.config)
+        first = self.syncer.start()
+        self.log += first
+        for peer in self.peers.values():
+            self.do(Expect(peer.name, peer.incarnation, 60.0, self.learners.get(peer.name, 2)))
+            if attach:
+                self.do(Attach(peer.name, peer.incarnation, MANIFEST))
+                peer.epoch = self.syncer.epoch
+                self.do(peer.report())
+        return first
 
     def do(self, event: Event) -> list[Effect]:
         """Hand over one event; returns the effects, those of merges and appends that answer at once included."""
@@ -112,7 +140,9 @@ class Bench:
             if isinstance(effect, Merge) and self.merges_itself:
                 effects += self.do(merged(effect.syncer_step))
             if isinstance(effect, Append) and self.journals_itself:
-                effects += self.do(Durable(effect.record.syncer_step))
+                assert isinstance(effect.record, Committed | SpanGranted | SpanReturned)
+                self.journal.append(Entry(self.syncer.epoch, effect.sequence, effect.said, effect.record))
+                effects += self.do(Durable(effect.sequence))
         return effects
 
     def join(self, *names: str, **change: Any) -> None:
@@ -120,7 +150,7 @@ class Bench:
         for name in names:
             incarnation = self.peers[name].incarnation + 1 if name in self.peers else 1
             versions = [(version, 0, 0) for version in self.syncer.versions]
-            peer = self.peers[name] = Peer(name, incarnation, list(versions), **change)
+            peer = self.peers[name] = Peer(name, incarnation, list(versions), epoch=self.syncer.epoch, **change)
             self.do(Expect(name, incarnation, 60.0, self.learners.get(name, 2)))
             self.do(Attach(name, incarnation, MANIFEST))
             self.do(peer.report())
@@ -150,8 +180,9 @@ class Bench:
 
     def commit(self, *names: str) -> None:
         """One round's part: all of these step until the next fragment commits with each of them."""
-        before = len(self.facts_named("Committed"))
+        before, until = len(self.facts_named("Committed")), self.now + 100.0
         while len(self.facts_named("Committed")) == before:
+            assert self.now < until, "no commit comes"
             asked = {name: len(self.sent(ReadRequest, name)) for name in names}
             self.now += 1.0
             self.step(*names)

@@ -19,6 +19,7 @@ from learners import signals as unit
 from learners.learner import Learner
 from outer import signals as outer
 from outer.config import SyncConfig
+from outer.facts import LearnerFenced
 from outer.fragments import Fragment, Tensor
 from outer.messages import COMPILING, IMPORTING, Attach, Donor, State, StateRequest, Stop, Welcome
 from outer.syncer import Budget, Syncer
@@ -106,6 +107,7 @@ class World:
         )
         self._sync, self._speed, self._span_steps = sync, dict(learners), span_steps
         self._incarnations: Counter[str] = Counter()
+        self._dead: dict[str, int] = {}  # the incarnation of each that was killed last
         self._chance = Random(seed)
         self._queue: list[tuple[float, int, Callable[[], None]]] = []
         self._numbers = itertools.count()
@@ -145,15 +147,19 @@ class World:
 
     def kill(self, name: str) -> None:
         """The process is gone; the orchestrator learns of it by `bury`."""
-        if self.units.pop(name, None):
+        if each := self.units.pop(name, None):
+            self._dead[name] = each.machine.incarnation
             self._line(f"{name} dies")
 
     def bury(self, name: str) -> None:
-        self._drive_outer(outer.Fence(name, self._incarnations[name], "killed"))
+        self._drive_outer(outer.Fence(name, self._dead.get(name, self._incarnations[name]), "killed"))
 
     def drain(self, name: str) -> None:
         """The orchestrator asks a learner to leave."""
-        self._drive_outer(outer.DrainRequested(name, self._incarnations[name], "scaled down", 30.0))
+        said = len(self.said)
+        self._drive_outer(outer.DrainRequested(name, self._incarnations[name], "scaled down", self._sync.drain_s))
+        if any(isinstance(each.fact, LearnerFenced) for each in self.said[said:]):
+            self.kill(name)  # it has nothing to lose, and nobody tells it
 
     def leave(self, name: str) -> None:
         """A learner's host tells its process to end."""
@@ -210,8 +216,8 @@ class World:
                         value = plus(value, plus(payload, base, -1))
                     merged = outer.Merged(syncer_step, value, "digest", 1.0, True)
                     self.at(self.now, lambda event=merged: self._drive_outer(event))  # type: ignore[misc]
-                case outer.Append(_, record, _):
-                    durable = outer.Durable(record.syncer_step)
+                case outer.Append(sequence):
+                    durable = outer.Durable(sequence)
                     self.at(self.now, lambda event=durable: self._drive_outer(event))  # type: ignore[misc]
                 case outer.Publish(fragment, _, proposal):
                     self.values[fragment] = proposal

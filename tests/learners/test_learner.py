@@ -91,7 +91,7 @@ def test_a_fetch_that_fails_while_joining_is_tried_again_and_given_up_in_the_end
 def test_a_doubled_welcome_changes_nothing() -> None:
     loop = joined()
     loop.step()
-    assert loop.do(Welcome(1, 40, 0.9, (40, 38)), Welcome(2, 0, 0.0, (0, 0))) == []
+    assert loop.do(Welcome(1, 40, 0.9, (40, 38))) == []
     assert loop.machine.step == 1
 
 

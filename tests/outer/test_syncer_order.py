@@ -60,11 +60,11 @@ def test_nobody_is_told_before_the_commit_is_durable() -> None:
     made.do(merged(2))
     assert len([e for e in made.log if isinstance(e, Append)]) == 1, "one append at a time"
     assert made.facts(Committed) == [] and made.notices == [] and made.syncer.versions == [0] * 4
-    made.do(Durable(1))
-    made.do(Durable(1))
+    made.do(Durable(0))
+    made.do(Durable(0))
     assert [fact.syncer_step for fact in made.facts(Committed)] == [1]
     assert made.syncer.versions == [0, 1, 0, 0]
-    made.do(Durable(2))
+    made.do(Durable(1))
     assert [fact.syncer_step for fact in made.facts(Committed)] == [1, 2]
 
 
@@ -335,7 +335,7 @@ def test_a_stop_waits_for_the_commit_under_way_so_that_the_count_is_of_what_was_
     made.do(StopRequested("enough"))
     made.do(StopRequested("twice"))
     assert made.facts(Finished) == []
-    made.do(Durable(1))
+    made.do(Durable(0))
     assert [fact.tokens_committed for fact in made.facts(Committed)] == [20]
     assert made.facts(Finished) == [Finished(1, 20, "enough")]
 
@@ -346,7 +346,7 @@ def test_a_merge_that_ends_after_the_run_changes_nothing() -> None:
     made.do(StopRequested("enough"))
     said = len(made.log)
     made.do(merged(1))
-    made.do(Durable(1))
+    made.do(Durable(0))
     assert made.log[said:] == [] and made.syncer.versions == [0]
 
 
