@@ -107,7 +107,7 @@ def _replay(
 def _check_until(until: int | None, steps: list[int], whole: bool) -> None:
     if until is None or (steps and (not whole or steps[-1] == until)):
         return
-    bounds = f"the run's last commit is at {steps[-1]}" if steps else "the run's first commit is later"
+    bounds = f"the run's last commit is at {steps[-1]}" if steps else "nothing was committed until then"
     raise InputError([Problem("--until", until, bounds, "give a syncer step between the first commit and the last")])
 
 
