@@ -40,6 +40,7 @@ class Adoption:
         self._noticed: dict[int, Notice] = {}  # the newest, by fragment
         self._fetching: dict[int, int] = {}  # fragment -> version
         self._pending: dict[int, tuple[int, Any]] = {}  # fragment -> (version, payload)
+        self._counted: tuple[Mark, tuple[FragmentCounters, ...]] | None = None  # as last asked for
 
     # -------------------------------------------------------------- what is held
 
@@ -59,7 +60,9 @@ class Adoption:
 
     def counters(self, at: Mark) -> tuple[FragmentCounters, ...]:
         """By fragment, what accrued until then."""
-        return tuple(base.counters(at) for base in self._bases)
+        if self._counted is None or self._counted[0] != at:
+            self._counted = at, tuple(base.counters(at) for base in self._bases)
+        return self._counted[1]
 
     def note_read(self, fragment: int, at: Mark) -> None:
         """A read of this fragment is answered; rebase asks later what it held."""
@@ -145,6 +148,7 @@ class Adoption:
             base.since = at
         base.version = version
         base.reads = {}
+        self._counted = None
         return [
             Say(Adopted(fragment, version, at.step, mode, read_at)),
             Apply(fragment, version, payload, mode, read_at),

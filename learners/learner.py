@@ -127,10 +127,7 @@ class Learner:
         self._running: RunStep | None = None
         self._stop = ""
         self._effects: list[Effect] = []
-
-    def handle(self, now: float, event: Event) -> list[Effect]:
-        """Take one event; return what to do, in order."""
-        handlers: dict[type[Any], Callable[[float, Any], None]] = {
+        self._handlers: dict[type[Any], Callable[[float, Any], None]] = {
             Enter: lambda now, event: self._enter(now, event.phase),
             Compiled: self._on_compiled,
             Welcome: self._on_welcome,
@@ -151,7 +148,10 @@ class Learner:
             Staged: self._on_staged,
             Resume: lambda now, event: self._boundary(now),
         }
-        handlers[type(event)](now, event)
+
+    def handle(self, now: float, event: Event) -> list[Effect]:
+        """Take one event; return what to do, in order."""
+        self._handlers[type(event)](now, event)
         effects, self._effects = self._effects, []
         return effects
 

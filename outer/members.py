@@ -15,6 +15,7 @@ from outer.facts import (
     LearnerFenced,
     LeaseExpired,
     LeaseRenewed,
+    Quarantined,
     Refused,
     SpanGranted,
     SpanReturned,
@@ -77,6 +78,8 @@ class Members:
         self._coverage: dict[tuple[str, int], Coverage] = {}  # by (learner, incarnation)
         self._processed_before = 0  # tokens of incarnations that are gone
         self._facts: list[SyncerFact] = []
+        self._live: list[Member] | None = None  # as last found; None: to be found anew
+        self._step_s: float | None = None
 
     def restore(self, recovered: Recovered) -> None:
         """Go on from an earlier epoch. Nobody is attached, or alive, before this epoch hears of it."""
@@ -96,6 +99,8 @@ class Members:
             )
 
     def take_facts(self) -> list[SyncerFact]:
+        if not self._facts:
+            return []
         facts, self._facts = self._facts, []
         return facts
 
@@ -113,20 +118,28 @@ class Members:
     @property
     def live(self) -> list[Member]:
         """Those with something to give: a valid lease, stepping or draining, and not quarantined; by name."""
-        return [
-            member
-            for name, member in sorted(self._members.items())
-            if not member.fenced
-            and self._leases.holds(name)
-            and member.report is not None
-            and member.report.phase in (STEPPING, DRAINING)
-            and not member.quarantined
-        ]
+        if self._live is None:
+            self._live = [
+                member
+                for name, member in sorted(self._members.items())
+                if not member.fenced
+                and self._leases.holds(name)
+                and member.report is not None
+                and member.report.phase in (STEPPING, DRAINING)
+                and not member.quarantined
+            ]
+        return self._live
 
     @property
     def step_s(self) -> float:
         """xi_step in seconds."""
-        return step_time(member.report.step_s for member in self.live if member.report)
+        if self._step_s is None:
+            self._step_s = step_time(member.report.step_s for member in self.live if member.report)
+        return self._step_s
+
+    def _changed(self) -> None:
+        """Who is live may be others now."""
+        self._live = self._step_s = None
 
     @property
     def next_expiry(self) -> float | None:
@@ -155,6 +168,7 @@ class Members:
             self.fence(name, "superseded")
             self._processed_before += member.report.tokens if member.report else 0
         self._members[name] = Member(name, event.batch_size, event.region, event.incarnation, fenced=False)
+        self._changed()
         self._leases.renew(name, STARTING, now, event.lease_s)
         return True
 
@@ -164,6 +178,7 @@ class Members:
         if member is None or member.fenced or incarnation not in (None, member.incarnation):
             return False
         member.fenced = True
+        self._changed()
         self._leases.end(name)
         self._facts.append(LearnerFenced(name, member.incarnation, reason))
         for span in self._spans.release(name, member.incarnation, self._samples_committed(member)):
@@ -203,14 +218,28 @@ class Members:
 
     # -------------------------------------------------------------- leases
 
-    def renew(self, now: float, report: Report) -> None:
+    def hear(self, now: float, member: Member, report: Report) -> bool:
+        """Renew the sender's lease. Returns whether the report is news: neither doubled nor overtaken."""
         silent_s = self._leases.renew(report.learner, report.phase, now, report.lease_s)
         if silent_s is not None:
             self._facts.append(LeaseRenewed(report.learner, report.incarnation, silent_s))
+        self._changed()
+        news = member.report is None or report.sequence > member.report.sequence
+        if news:
+            member.report = report
+        return news
+
+    def quarantine(self, member: Member) -> None:
+        """It is asked for nothing any more."""
+        member.quarantined = True
+        self._facts.append(Quarantined(member.name, member.incarnation, member.non_finite))
+        self._changed()
 
     def expire(self, now: float) -> list[str]:
         """The learners whose lease has run out since the last call."""
         expired = self._leases.expire(now)
+        if expired:
+            self._changed()
         for name, lease in expired:
             incarnation = self._members[name].incarnation
             self._facts.append(LeaseExpired(name, incarnation, lease.phase, now - lease.renewed_at))

@@ -7,7 +7,7 @@ incarnation; anything may come late, twice, or not at all.
 from __future__ import annotations
 
 from dataclasses import dataclass
-from typing import Any
+from typing import Any, NamedTuple
 
 # Phases of a learner, in order. Leases name the phase they were given in.
 STARTING, IMPORTING, COMPILING, JOINING, STEPPING, DRAINING, STOPPED = (
@@ -33,8 +33,7 @@ class Attach:
     manifest: dict[str, Any]
 
 
-@dataclass(frozen=True)
-class FragmentCounters:
+class FragmentCounters(NamedTuple):
     """What accrued on one fragment since its base was adopted (c_steps and c_tokens of the paper)."""
 
     base_version: int | None  # None until adopted from the syncer

@@ -53,6 +53,7 @@ class Outgoing:
         return effects
 
     def _collect(self) -> None:
+        """In the order in which it came about."""
         for fact in self._members.take_facts():
             if isinstance(fact, Committed | SpanGranted | SpanReturned):
                 self._write(fact, None)

@@ -2,8 +2,8 @@
 
 from __future__ import annotations
 
-from dataclasses import dataclass
 from enum import Enum
+from typing import NamedTuple
 
 
 class Decision(Enum):
@@ -12,8 +12,7 @@ class Decision(Enum):
     MERGE = "merge"
 
 
-@dataclass(frozen=True)
-class Verdict:
+class Verdict(NamedTuple):
     decision: Decision
     reason: str
 

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from dataclasses import dataclass
+from functools import cached_property
 
 
 @dataclass(frozen=True)
@@ -15,17 +16,21 @@ class Schedule:
     def __post_init__(self) -> None:
         assert 1 <= self.fragments <= self.round_steps, "offsets are distinct only while P <= H"
 
+    @cached_property
+    def _table(self) -> tuple[int | None, ...]:
+        """The fragment due at each phase of the round."""
+        by_offset = {self.offset(fragment): fragment for fragment in range(self.fragments)}
+        return tuple(by_offset.get(phase) for phase in range(self.round_steps))
+
     def offset(self, fragment: int) -> int:
         """t_p: offsets are spread evenly over the round, so that traffic is too."""
         return fragment * self.round_steps // self.fragments
 
     def due(self, syncer_step: int) -> int | None:
         """The fragment of this step, or None. At most one: offsets are distinct."""
-        phase = syncer_step % self.round_steps
-        fragment = -(-phase * self.fragments // self.round_steps)  # the first whose offset is not below the phase
-        return fragment if fragment < self.fragments and self.offset(fragment) == phase else None
+        return self._table[syncer_step % self.round_steps]
 
     def upcoming(self, syncer_step: int, steps: int) -> tuple[int, ...]:
         """Fragments due within the next so many steps, soonest first."""
-        due = (self.due(syncer_step + ahead) for ahead in range(1, steps + 1))
+        due = (self._table[(syncer_step + ahead) % self.round_steps] for ahead in range(1, steps + 1))
         return tuple(dict.fromkeys(fragment for fragment in due if fragment is not None))

@@ -11,7 +11,7 @@ from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any
 
 from outer.donors import choose, is_drained
-from outer.facts import DonorNamed, DrainStarted, LearnerAttached, Quarantined, SpanGranted
+from outer.facts import DonorNamed, DrainStarted, LearnerAttached, SpanGranted
 from outer.manifest import difference
 from outer.members import Member, Members
 from outer.messages import (
@@ -183,8 +183,7 @@ class Steward:
 
     def quarantine(self, now: float, member: Member, standing: Standing) -> None:
         """A learner that stays non-finite never recovers by itself: it has to start anew from the syncer's values."""
-        member.quarantined = True
-        self._out.say(Quarantined(member.name, member.incarnation, member.non_finite))
+        self._members.quarantine(member)
         self.stop(now, member, self._over_for(member, standing))
 
     def _over_for(self, member: Member, standing: Standing) -> str:

@@ -91,6 +91,20 @@ class Syncer:
         self._stopping = ""  # why, once a stop is asked for that has to wait for a commit under way
         self._delays = Delays(config)
         self._unsaid: tuple[Record, ...] = ()
+        self._handlers: dict[type[Any], Callable[[float, Any], None]] = {
+            Expect: self._on_expect,
+            Fence: self._on_fence,
+            DrainRequested: self._steward.drain,
+            Attach: lambda now, event: self._steward.attach(now, event, self._standing),
+            SeekDonor: lambda now, event: self._steward.seek(event, self._standing),
+            Report: self._on_report,
+            Contribution: self._on_contribution,
+            ReadMissed: lambda now, event: self._miss(event, event.reason),
+            Merged: self._on_merged,
+            Durable: self._on_durable,
+            StopRequested: self._on_stop,
+            Tick: lambda now, event: None,
+        }
         if recovered is not None:
             self._restore(recovered)
 
@@ -127,21 +141,7 @@ class Syncer:
         """Take one event; return what to do, in order."""
         for name in self._members.expire(now):
             self._stop_awaiting(name, "lease_expired")
-        handlers: dict[type[Any], Callable[[float, Any], None]] = {
-            Expect: self._on_expect,
-            Fence: self._on_fence,
-            DrainRequested: self._steward.drain,
-            Attach: lambda now, event: self._steward.attach(now, event, self._standing),
-            SeekDonor: lambda now, event: self._steward.seek(event, self._standing),
-            Report: self._on_report,
-            Contribution: self._on_contribution,
-            ReadMissed: lambda now, event: self._miss(event, event.reason),
-            Merged: self._on_merged,
-            Durable: self._on_durable,
-            StopRequested: self._on_stop,
-            Tick: lambda now, event: None,
-        }
-        handlers[type(event)](now, event)
+        self._handlers[type(event)](now, event)
         self._advance(now)
         return self._out.take()
 
@@ -200,11 +200,9 @@ class Syncer:
         member = self._members.admit(event, "report")
         if member is None:
             return
-        self._members.renew(now, event)
         before = member.report
-        if before is not None and event.sequence <= before.sequence:
-            return  # overtaken by a newer one, or doubled: its lease was all it had to say
-        member.report = event
+        if not self._members.hear(now, member, event):
+            return  # its lease was all it had to say
         if event.phase == STOPPED:
             self._members.fence(member.name, "drained" if member.draining else "stopped")
             self._stop_awaiting(member.name, "stopped")
@@ -267,11 +265,10 @@ class Syncer:
         return False
 
     def _collect(self, now: float, step: OpenStep) -> bool:
-        live = [member.name for member in self._members.live]
-        reported = len(self._reported(step).intersection(live))
-        verdict = step.judge(now, self.quorum, len(live), reported, self.grace_s)
+        live, reported = len(self._members.live), len(self._reported(step))
+        verdict = step.judge(now, self.quorum, live, reported, self.grace_s)
         if verdict.decision is Decision.WAIT:
-            if step.stage is Stage.GRACE and min(len(live), reported) < self.quorum:
+            if step.stage is Stage.GRACE and min(live, reported) < self.quorum:
                 step.move(Stage.COLLECTING)
                 step.quorum_at = None
                 return True
@@ -291,13 +288,15 @@ class Syncer:
         self._ask(now, step)
         return True
 
-    def _reported(self, step: OpenStep) -> set[str]:
-        """Who finished a step after this one opened, or will finish none; in strict overlap, who reached its number."""
-        if self._config.overlap == "free":
-            leaving = (member for member in self._members.live if member.report and member.report.phase == DRAINING)
-            return step.reported | {member.name for member in leaving}
-        reached = (member for member in self._members.live if member.report)
-        return {member.name for member in reached if member.report and member.report.step >= step.syncer_step}
+    def _reported(self, step: OpenStep) -> list[str]:
+        """The live that finished a step after this one opened, or will finish none; strict: that reached its number."""
+        free, number, reported = self._config.overlap == "free", step.syncer_step, step.reported
+        return [
+            member.name
+            for member in self._members.live
+            if member.report
+            and (member.name in reported or member.report.phase == DRAINING if free else member.report.step >= number)
+        ]
 
     def _pass_if_first(self, now: float, step: OpenStep) -> bool:
         """A step without a fragment has nothing to commit, but keeps its place in the order."""

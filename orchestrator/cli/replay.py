@@ -42,6 +42,9 @@ def replay(
     with reported(as_json):
         store, events = _log("RUN_DIR", run_dir)
         if diff is not None:
+            if until is not None or out is not None or every:
+                fix = "leave out --until, --out and --evaluate-every"
+                raise InputError([Problem("--diff", diff, "compares two logs, and computes nothing", fix)])
             _compare(store, events, diff, as_json)
         else:
             _replay(store, events, until, out, every, task, as_json)
@@ -73,9 +76,10 @@ def _replay(
     allowed: str | None,
     as_json: bool,
 ) -> None:
+    from orchestrator.replay.life import TapeError
     from orchestrator.replay.process import FILE, Job, play_apart
     from orchestrator.replay.surroundings import needed
-    from orchestrator.replay.tape import TapeError, record
+    from orchestrator.replay.tape import record
 
     recipe = recipe_of(store)
     permit(recipe.task, allowed, "the run names", "this run")

@@ -22,7 +22,8 @@ from learners.signals import Apply
 from learners.task import Task
 from learners.trainer import Trainer, deal, initial_parameters, make_step
 from orchestrator.config import Recipe
-from orchestrator.replay.tape import Adopt, Give, Inherit, Key, Moment, Read, Spoil, Step, Tape, TapeError, merged_read
+from orchestrator.replay.life import Adopt, Give, Inherit, Key, Moment, Read, Spoil, Step, TapeError
+from orchestrator.replay.tape import Tape, merged_read
 from outer.facts import Committed
 from outer.merge import rules
 from outer.messages import Contribution, FragmentCounters

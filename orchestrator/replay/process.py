@@ -23,8 +23,9 @@ from orchestrator.compiled import compilation_cache
 from orchestrator.config import Recipe
 from orchestrator.events import finite
 from orchestrator.problems import InputError, Problem
+from orchestrator.replay.life import TapeError
 from orchestrator.replay.surroundings import Surroundings, hints
-from orchestrator.replay.tape import Tape, TapeError
+from orchestrator.replay.tape import Tape
 
 if TYPE_CHECKING:
     from orchestrator.replay.player import Player

@@ -10,7 +10,8 @@ from dataclasses import dataclass
 
 from learners.device import SETTINGS
 from learners.facts import DeviceTaken
-from orchestrator.replay.tape import Tape, TapeError
+from orchestrator.replay.life import TapeError
+from orchestrator.replay.tape import Tape
 
 ONE_THREAD = "--xla_cpu_multi_thread_eigen=false"  # a step's bits do not depend on cores then
 PACKAGES = ("optax", "code")  # of what the run's own record names, what an incarnation's does not

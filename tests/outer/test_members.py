@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from dataclasses import replace
 from typing import Any
 
 import pytest
@@ -36,8 +37,8 @@ def stepping(members: Members, now: float = 0.0, **change: Any) -> None:
     said = report(**change)
     member = members.admit(said, "report")
     assert member is not None
-    members.renew(now, said)
-    member.report = said
+    said = replace(said, sequence=member.report.sequence + 1 if member.report else 1)
+    members.hear(now, member, said)
 
 
 @pytest.mark.parametrize(

@@ -212,7 +212,7 @@ def test_a_wrong_contribution_is_refused_with_its_reason_and_changes_nothing(
 ) -> None:
     made = reading("a", "b", "c", sync=ALL)
     sound = made.peers["a"].answer(made.sent(ReadRequest, "a")[-1])
-    effects = made.do(replace(sound, counters=replace(sound.counters, **counters), **change))
+    effects = made.do(replace(sound, counters=sound.counters._replace(**counters), **change))
     assert [fact.reason for fact in made.facts(Refused)] == [reason]
     assert not any(isinstance(effect, Merge | Append | Send) for effect in effects)
     assert (made.syncer.versions, made.syncer.tokens_committed) == ([0], 0)

@@ -12,8 +12,9 @@ import pytest
 
 from learners.facts import Adopted, Spoiled, StateReceived, StepFinished
 from orchestrator.events import Event, RunFinished
+from orchestrator.replay.life import Adopt, TapeError
 from orchestrator.replay.player import Player
-from orchestrator.replay.tape import Adopt, TapeError, record
+from orchestrator.replay.tape import record
 from outer.facts import Committed, DrainStarted
 from tests.orchestrator.histories import altered, inserted, is_a
 from tests.replay.shaken import Points, Shaken, recipe

@@ -122,3 +122,4 @@ def test_two_logs_are_compared_without_any_numbers(run: Shaken, recorded: Path, 
     told = json.loads(invoke(recorded, "--diff", other, "--json").stdout)
     assert told["same"] is False and told["first"]["fields"] == {"live": [3, 9]}
     assert invoke(recorded, "--diff", tmp_path / "none").exit_code == 2
+    assert "computes nothing" in invoke(recorded, "--diff", other, "--until", "9").stderr

@@ -10,8 +10,9 @@ import pytest
 
 from learners.facts import Adopted, DeviceTaken, StateReceived, StepFinished
 from orchestrator.events import Event
+from orchestrator.replay.life import Give, Read, TapeError
 from orchestrator.replay.surroundings import hints, needed
-from orchestrator.replay.tape import Give, Read, TapeError, record
+from orchestrator.replay.tape import record
 from outer.facts import Committed, SyncerStarted
 from tests.orchestrator.histories import altered, is_a, renumbered, without
 from tests.replay.shaken import Shaken
