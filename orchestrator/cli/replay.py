@@ -121,9 +121,9 @@ def _told(name: str, equal: bool | None, outcome: dict[str, Any]) -> list[str]:
         f"{outcome['steps']:,} steps in {outcome['seconds']:.1f} s"
     ]
     for kind in KINDS:
-        compared = outcome["compared"].get(kind, 0)
-        words = f"{outcome['equal'].get(kind, 0):,} of {compared:,} equal" if compared else "not recorded"
-        lines.append(f"  {kind:15} {words}")
+        computed, compared, same = (outcome[count].get(kind, 0) for count in ("computed", "compared", "equal"))
+        words = f"{same:,} of {compared:,} equal" if compared else "not recorded" if computed else "none"
+        lines.append(f"  {kind:15} {words}{f', {computed - compared:,} not recorded' * (0 < compared < computed)}")
     lines.append(f"  {'digest':15} {outcome['digest']}")
     lines += [f"  {'held-out loss':15} {loss:.4f} at syncer step {step:,}" for step, loss in outcome["evaluations"]]
     if outcome["out"]:

@@ -73,7 +73,8 @@ class Player:
             rules(tensors, recipe.outer.merge, getattr(task, "merge_rules", {})),
         )
         self.difference: Difference | None = None  # the first
-        self.compared: Counter[str] = Counter()  # by what: how many had something to be compared with
+        self.computed: Counter[str] = Counter()  # by what: how many were computed again
+        self.compared: Counter[str] = Counter()  # of them, how many had something to be compared with
         self.equal: Counter[str] = Counter()
         self.steps = 0
         self._tape, self._recipe, self._task, self._heard = tape, recipe, task, heard
@@ -170,8 +171,7 @@ class Player:
             )
         loss = unit.trainer.step(step.start, unit.batch_size, step.progress)
         self.steps += 1
-        if math.isfinite(step.loss):
-            self._compare("loss", repr(step.loss), repr(loss), key, step.step)
+        self._compare("loss", repr(step.loss) if math.isfinite(step.loss) else "", repr(loss), key, step.step)
         self._heard()
 
     def _value(self, key: Key, fragment: int, version: int) -> NDArray[np.float32]:
@@ -209,6 +209,7 @@ class Player:
         step: int | None = None,
         fragment: int | None = None,
     ) -> None:
+        self.computed[what] += 1
         if not recorded:
             return
         self.compared[what] += 1

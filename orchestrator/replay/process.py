@@ -151,6 +151,7 @@ def _play(job: Job, tell: Callable[[News], None]) -> dict[str, Any]:
         "commits": len(job.tape.commits),
         "syncer_step": last,
         "steps": player.steps,
+        "computed": dict(player.computed),
         "compared": dict(player.compared),
         "equal": dict(player.equal),
         "difference": player.difference and asdict(player.difference),

@@ -85,7 +85,7 @@ def test_a_replay_until_a_step_gives_the_parameters_of_that_step(shaken_run: Mak
 def test_a_tape_without_digests_and_losses_is_followed_and_compared_with_nothing(shaken_run: Make) -> None:
     run = shaken_run()
     player = played(run, [replace(event, fact=bare(event.fact)) for event in run.events])
-    assert player.compared == Counter()
+    assert player.compared == Counter() and player.computed["commit"] >= 40
     assert player.parameters.digest() == run.parameters.digest()
 
 
