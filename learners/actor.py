@@ -30,7 +30,7 @@ from learners import signals
 from learners.config import DataConfig, InnerConfig, WarmStart
 from learners.device import fit
 from learners.disturbance import Disturbance, flipped
-from learners.facts import LoopFailed
+from learners.facts import LoopFailed, Spoiled
 from learners.learner import Learner
 from learners.outbox import Outbox
 from outer import codec as codecs
@@ -171,12 +171,15 @@ class LearnerActor:
     # -------------------------------------------------------------- called by a joiner
 
     @ray.method(concurrency_group="give")
-    def donate(self, request: StateRequest) -> State | str:
-        """This learner's state as of one completed step, or why it cannot be had. The loop is not held up."""
+    def donate(self, request: StateRequest) -> tuple[State, list[Any]] | str:
+        """This learner's state as of one completed step, and facts to take along; or why it cannot be had.
+
+        The loop is not held up.
+        """
         with self._linked():
             return self._answer_joiner(request)
 
-    def _answer_joiner(self, request: StateRequest) -> State | str:
+    def _answer_joiner(self, request: StateRequest) -> tuple[State, list[Any]] | str:
         key = (request.joiner, request.joiner_incarnation)
         gift = self._gifts[key] = Future()
         try:
@@ -186,9 +189,9 @@ class LearnerActor:
                 return given
             effect, held = given
             assert self._exchange is not None
-            state = self._exchange.pack(held, request, effect.step, effect.syncer_step)
-            self._drive(signals.StateSent(request, effect.step, state.digest, state.size))
-            return state
+            state = self._exchange.pack(held, request, effect.step, effect.syncer_step, effect.versions)
+            self._drive(signals.StateSent(request, effect.step, state.digest, state.size, effect.versions))
+            return state, self._outbox.riding(everything=True)
         except FutureTimeout:
             return "timeout"
         finally:
@@ -256,6 +259,7 @@ class LearnerActor:
         self._drive(signals.Enter(IMPORTING))
         fit(spec.core, spec.accelerated, spec.devices or 1)
         from learners.exchange import Exchange
+        from learners.host import device_taken
         from learners.task import load
         from learners.trainer import Trainer, deal
 
@@ -266,6 +270,7 @@ class LearnerActor:
             task, fragments, spec.inner, spec.seed, devices=spec.devices, model_parallel=spec.model_parallel
         )
         self._exchange = Exchange(self._trainer, spec.sync, len(fragments))
+        self._outbox.add(device_taken(spec.devices))
         self._drive(signals.Enter(COMPILING))
         self._trainer.warm_up(spec.batch_size)
         gc.collect()
@@ -288,8 +293,9 @@ class LearnerActor:
                     self._changed.wait(seconds)
                     self._changed.clear()  # before looking, so that news after it wakes the next wait at once
                     self._drive(signals.Resume())
-                case signals.RunStep(_, start, progress):
+                case signals.RunStep(step, start, progress):
                     if self._disturbance.take_poison():
+                        self._outbox.add(Spoiled(step, 0))
                         self._trainer.load(0, np.full(self._trainer.fragments[0].size, np.nan, np.float32))
                     began = time.monotonic()
                     loss = self._trainer.step(start, self._spec.batch_size, progress)
@@ -414,12 +420,18 @@ class LearnerActor:
                 effect.deadline_s,
             )
             donate = functools.partial(named[1].donate.remote, request)
-            state: State | str = self._ask(donate, effect.deadline_s)
+            given: tuple[State, list[Any]] | str = self._ask(donate, effect.deadline_s)
             assert self._exchange is not None
-            reason = state if isinstance(state, str) else self._exchange.examine(state)
+            if isinstance(given, str):
+                reason = given
+            else:
+                state, facts = given
+                reason = self._exchange.examine(state)
+                # Should the donor die now, the log would lack the steps that this learner starts from.
+                self._ask(lambda: self._outer.record.remote(donor, incarnation, facts), CALL_S)
         except Exception as error:  # nobody reads this thread's: whatever it is, the joiner has to go on
             reason = type(error).__name__
-        if reason or isinstance(state, str):
+        if reason:
             self._drive(signals.StateMissed(donor, incarnation, reason))
         else:
             self._drive(signals.StateArrived(state))

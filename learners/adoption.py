@@ -49,6 +49,11 @@ class Adoption:
         """Whether every fragment came from the syncer."""
         return all(base.version is not None for base in self._bases)
 
+    @property
+    def versions(self) -> tuple[int, ...]:
+        """Of each fragment; -1 of one that did not come from the syncer."""
+        return tuple(-1 if base.version is None else base.version for base in self._bases)
+
     def holds(self, fragment: int) -> bool:
         """Whether this fragment came from the syncer."""
         return self._bases[fragment].version is not None
@@ -144,4 +149,7 @@ class Adoption:
         base.version = version
         base.reads = {}
         self._counted = None
-        return [Say(Adopted(fragment, version, at.step, mode)), Apply(fragment, version, payload, mode, read_at)]
+        return [
+            Say(Adopted(fragment, version, at.step, mode, read_at)),
+            Apply(fragment, version, payload, mode, read_at),
+        ]

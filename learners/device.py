@@ -4,6 +4,16 @@ from __future__ import annotations
 
 import os
 
+# Of the environment, what XLA and JAX read at their start and what can change numbers.
+SETTINGS = (
+    "XLA_FLAGS",
+    "LIBTPU_INIT_ARGS",
+    "JAX_ENABLE_X64",
+    "JAX_DEFAULT_MATMUL_PRECISION",
+    "JAX_DEFAULT_PRNG_IMPL",
+    "JAX_THREEFRY_PARTITIONABLE",
+)
+
 
 def fit(core: int | None, accelerated: bool, devices: int = 1) -> None:
     """On CPUs: one thread, on this core of the host if one is given. Accelerators keep JAX's own settings.

@@ -55,11 +55,13 @@ class Exchange:
         """Parameters and inner state as they are now, to be packed later, in any thread."""
         return self._trainer.hold()
 
-    def pack(self, held: list[Any], request: StateRequest, step: int, syncer_step: int) -> State:
+    def pack(
+        self, held: list[Any], request: StateRequest, step: int, syncer_step: int, versions: tuple[int, ...] = ()
+    ) -> State:
         """What was held, as it goes over the wire."""
         arrays = states.pack(held)
-        donor, incarnation = request.donor, request.donor_incarnation
-        return State(donor, incarnation, step, syncer_step, arrays, states.digest(arrays), states.size(arrays))
+        origin = (request.donor, request.donor_incarnation, step, syncer_step)
+        return State(*origin, arrays, states.digest(arrays), states.size(arrays), versions)
 
     def examine(self, state: State) -> str:
         """Why a peer's state cannot be used: bad_digest | wrong_shape | non_finite; empty when it can."""

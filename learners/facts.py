@@ -13,6 +13,28 @@ class PhaseEntered:
 
 
 @dataclass(frozen=True)
+class DeviceTaken:
+    """What this incarnation computes on: what decides the bits of a step beside parameters, samples and code."""
+
+    platform: str  # cpu | gpu | tpu
+    device: str  # its kind, as JAX calls it
+    devices: int  # that a step is spread over
+    cores: int  # of the host, that its process may run on
+    processor: str  # the host's, by name
+    instructions: str  # of the processor's vector instruction sets those that change how XLA compiles
+    settings: dict[str, str]  # of the environment: XLA_FLAGS and those of JAX that change numbers
+    versions: dict[str, str]  # python, jax, jaxlib, numpy
+
+
+@dataclass(frozen=True)
+class Spoiled:
+    """A fault made this fragment NaN before this step."""
+
+    step: int
+    fragment: int
+
+
+@dataclass(frozen=True)
 class StepFinished:
     """One inner step: the unit of the books is (learner, incarnation, step)."""
 
@@ -24,6 +46,7 @@ class StepFinished:
     seconds: float  # from the previous boundary to this one, less waited_s
     waited_s: float  # of that time, waiting before the step could begin
     waited_for: str  # "" | span | adoption
+    progress: float | None = None  # of the budget, as the step was given it: exact, for its learning rate follows it
 
 
 @dataclass(frozen=True)
@@ -34,6 +57,7 @@ class Adopted:
     version: int
     after_step: int
     mode: str  # bootstrap | overwrite | rebase | mix
+    read_at: int | None = None  # rebase: what was read after this step was subtracted; None: the base was
 
 
 @dataclass(frozen=True)
@@ -54,6 +78,7 @@ class StateReceived:
     digest: str  # SHA-256 of parameters and inner state, the donor's own; "" when from the syncer
     bytes: int  # of a peer's state; 0 when from the syncer
     seconds: float  # since attaching
+    versions: tuple[int, ...] = ()  # of every fragment, as the donor held them; none when from the syncer
 
 
 @dataclass(frozen=True)
@@ -74,6 +99,7 @@ class Donated:
     step: int
     digest: str
     bytes: int
+    versions: tuple[int, ...] = ()  # of every fragment, as held then: one step may see several adoptions
 
 
 @dataclass(frozen=True)
@@ -85,5 +111,14 @@ class LoopFailed:
 
 
 LearnerFact = (
-    PhaseEntered | StepFinished | Adopted | AdoptionRefused | StateReceived | DonorFailed | Donated | LoopFailed
+    PhaseEntered
+    | DeviceTaken
+    | Spoiled
+    | StepFinished
+    | Adopted
+    | AdoptionRefused
+    | StateReceived
+    | DonorFailed
+    | Donated
+    | LoopFailed
 )

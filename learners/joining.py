@@ -64,7 +64,7 @@ class Joining:
             return []
         self._state = None
         origin = (state.donor, state.donor_incarnation, state.step, state.digest, state.size)
-        return [Inherit(state), Say(StateReceived("peer", *origin, self.seconds(now)))]
+        return [Inherit(state), Say(StateReceived("peer", *origin, self.seconds(now), state.versions))]
 
     def snapshot(self, now: float) -> StateReceived:
         """What to say once all of it is adopted."""

@@ -233,11 +233,12 @@ class Learner:
             if reason := self._unfit(request):
                 self._effects.append(Decline(request, reason))
             else:
-                self._effects.append(Donate(request, self.step, self._syncer_step))
+                self._effects.append(Donate(request, self.step, self._syncer_step, self._adoption.versions))
 
     def _on_state_sent(self, now: float, event: StateSent) -> None:
         request = event.request
-        self._say(Donated(request.joiner, request.joiner_incarnation, event.step, event.digest, event.size))
+        joiner = (request.joiner, request.joiner_incarnation)
+        self._say(Donated(*joiner, event.step, event.digest, event.size, event.versions))
 
     # -------------------------------------------------------------- the inbox
 
@@ -321,7 +322,7 @@ class Learner:
         self._loss = event.loss
         lap = self._stopwatch.lap(now)
         span, start = self._spans.current, running.start
-        self._say(StepFinished(self.step, event.tokens, span, start, event.loss, *lap))
+        self._say(StepFinished(self.step, event.tokens, span, start, event.loss, *lap, running.progress))
         self._spans.use()
         self._report(now)
         self._reads.expire(now)

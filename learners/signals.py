@@ -87,6 +87,7 @@ class StateSent:
     step: int
     digest: str
     size: int  # bytes
+    versions: tuple[int, ...] = ()  # held then, by fragment
 
 
 @dataclass(frozen=True)
@@ -189,6 +190,7 @@ class Donate:
     request: StateRequest
     step: int
     syncer_step: int
+    versions: tuple[int, ...] = ()  # held now, by fragment
 
 
 @dataclass(frozen=True)

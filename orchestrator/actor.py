@@ -40,6 +40,7 @@ from orchestrator.store import RunStore
 from orchestrator.stored import STATUS_FILE, object_of
 from orchestrator.summary import summarise
 from orchestrator.waiting import CALL_S, within
+from outer import codec as codecs
 from outer.actor import OuterActor, OuterSpec
 from outer.manifest import code_digest
 from outer.syncer import Budget
@@ -71,6 +72,7 @@ class OrchestratorActor:
         self._stop_reason = ""
         self._started_at = time.time()
         self._eval_loss: float | None = None
+        self._digest = ""  # of the final parameters
         self._evaluation: asyncio.Task[None] | None = None
         self._evaluated_at = 0
         self._main: asyncio.Task[dict[str, Any]] | None = None
@@ -129,7 +131,7 @@ class OrchestratorActor:
 
     async def _begin(self) -> None:
         recipe = self._recipe
-        self._say(RunStarted(recipe.name, recipe.config_hash, recipe.seed, _versions()))
+        self._say(RunStarted(recipe.name, recipe.config_hash, recipe.seed, _versions() | {"code": self._code}))
         self._write_status()
         spec = OuterSpec(
             epoch=self._store.grant("epoch", "syncer"),
@@ -245,13 +247,14 @@ class OrchestratorActor:
         await self._evaluate()
         syncer_step, thetas, fragments = await within(SNAPSHOT_S, self._outer.snapshot.remote())
         final.write(self._store, syncer_step, fragments, thetas)
+        self._digest = codecs.digest(*thetas)
 
     async def _close(self) -> dict[str, Any]:
         """Whatever happened: stop injecting, merge the log, check it, and sum it up."""
         self._crew.cancel()
         with contextlib.suppress(ValueError, TimeoutError, ray.exceptions.RayError):  # none, or dead: faults heal
             await within(CALL_S, ray.get_actor("chaos", self._place.namespace).stop.remote())
-        self._say(RunFinished(self._state, self._reason))
+        self._say(RunFinished(self._state, self._reason, self._digest))
         self._segment.close()
         self._write_status()
         events = read_run(self._store.root)

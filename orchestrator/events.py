@@ -25,7 +25,7 @@ class RunStarted:
     name: str
     config_hash: str
     seed: int
-    versions: dict[str, str]  # python, jax, ray, numpy, optax, platform, XLA flags
+    versions: dict[str, str]  # python, jax, ray, numpy, optax, platform, XLA flags, digest of the code
 
 
 @dataclass(frozen=True)
@@ -124,6 +124,7 @@ class FaultSkipped:
 class RunFinished:
     state: str  # finished | stopped | failed
     reason: str
+    digest: str = ""  # SHA-256 over all final parameters, fragment by fragment; "" where there are none
 
 
 ClusterFact = (

@@ -9,11 +9,12 @@ import hashlib
 import json
 import os
 import uuid
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
+import numpy as np
 from safetensors import SafetensorError
 from safetensors.numpy import save_file
 
@@ -22,6 +23,7 @@ from orchestrator.config import Recipe
 from orchestrator.problems import InputError, Problem
 from orchestrator.store import RunStore
 from orchestrator.stored import object_of, recipe_of
+from outer.fragments import Fragment
 
 FORMAT = "decoupled-diloco/1"
 
@@ -70,6 +72,19 @@ def of_file(path: Path) -> Model:
         message = f"does not say which task its parameters belong to: {type(error).__name__}: {error}"
         raise InputError([Problem("--from", str(path), message, "write the file anew with diloco export")]) from error
     return model
+
+
+def of_parameters(
+    recipe: Recipe, syncer_step: int, fragments: Sequence[Fragment], thetas: Sequence[weights.Flat], tokens: int
+) -> Model:
+    """Parameters that are no run's last: float32[n] per fragment, as of a syncer step and so many committed tokens."""
+    tensors, described = {}, {}
+    for fragment, theta in zip(fragments, thetas, strict=True):
+        for tensor, place in fragment.slices():
+            tensors[tensor.name] = np.array(theta[place]).reshape(tensor.shape)
+            described[tensor.name] = {"dtype": tensor.dtype, "fragment": fragment.index}
+    manifest = {"syncer_step": syncer_step, "tensors": described}
+    return Model(tensors, _about(recipe, manifest, {"tokens": {"committed": tokens}}, tensors))
 
 
 def write(model: Model, path: Path) -> None:

@@ -23,6 +23,7 @@ os.environ.setdefault("RAY_DEDUP_LOGS_SKIP_REGEX", "A worker died or was killed"
 import ray
 
 from orchestrator import actor, job, metrics
+from orchestrator.compiled import compilation_cache
 from orchestrator.config import Recipe
 from orchestrator.following import RunLost
 from orchestrator.placement import Place, admit, control, named
@@ -230,20 +231,6 @@ def unplaceable(recipe: Recipe, offered: Mapping[str, float], labels: Mapping[st
                     f"{asked[kind]:g} {kind} are asked for so far, this machine offers {offered.get(kind, 0.0):g}",
                     "ask for less, or run on a cluster that has it: --address",
                 )
-
-
-def compilation_cache(fallback: Path) -> dict[str, str]:
-    """Settings by which all processes of this user share JAX's compiled programs; else, those of this run."""
-    try:
-        folder = Path(os.environ.get("XDG_CACHE_HOME") or Path.home() / ".cache") / "decoupled-diloco" / "compiled"
-        folder.mkdir(mode=0o700, parents=True, exist_ok=True)
-    except (OSError, RuntimeError):
-        folder = fallback / "compiled"
-    return {
-        "JAX_COMPILATION_CACHE_DIR": str(folder),
-        "JAX_PERSISTENT_CACHE_MIN_COMPILE_TIME_SECS": "0",
-        "JAX_PERSISTENT_CACHE_MIN_ENTRY_SIZE_BYTES": "-1",
-    }
 
 
 def _remove(folder: Path) -> None:

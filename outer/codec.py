@@ -58,6 +58,9 @@ def inspect(codec: str, payload: Any, size: int) -> str:
     return "" if finite.all() else "non_finite"
 
 
-def digest(payload: NDArray[Any]) -> str:
-    """SHA-256 of the array's bytes, in hexadecimal."""
-    return hashlib.sha256(np.ascontiguousarray(payload).data).hexdigest()
+def digest(*payloads: NDArray[Any]) -> str:
+    """SHA-256 of the arrays' bytes, one behind the other, in hexadecimal."""
+    running = hashlib.sha256()
+    for payload in payloads:
+        running.update(np.ascontiguousarray(payload).data)
+    return running.hexdigest()

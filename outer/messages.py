@@ -117,6 +117,7 @@ class State:
     payload: Any  # handle; on the wire a list of arrays
     digest: str  # SHA-256 over all of it
     size: int  # bytes
+    versions: tuple[int, ...] = ()  # of every fragment, as the donor held them
 
 
 # ------------------------------------------------------------------ syncer to learner

@@ -6,7 +6,6 @@ learners, quorums or journals.
 
 from __future__ import annotations
 
-import hashlib
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any
@@ -84,10 +83,7 @@ class GlobalParameters:
 
     def digest(self) -> str:
         """SHA-256 over all parameters, fragment by fragment."""
-        running = hashlib.sha256()
-        for theta in self.thetas:
-            running.update(theta.data)
-        return running.hexdigest()
+        return codecs.digest(*self.thetas)
 
 
 def _frozen(array: NDArray[np.float32]) -> NDArray[np.float32]:

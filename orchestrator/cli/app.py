@@ -16,6 +16,7 @@ from orchestrator.cli import (
     init,
     metrics,
     plan,
+    replay,
     report,
     run,
     sample,
@@ -55,6 +56,7 @@ def build(extensions: Sequence[tuple[str, typer.Typer]] = (), starter: Callable[
         report.report,
         metrics.metrics,
         check.check,
+        replay.replay,
         doctor.doctor,
     )
     for command in commands:

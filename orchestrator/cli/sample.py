@@ -8,8 +8,6 @@ from __future__ import annotations
 
 import base64
 import json
-import re
-import shlex
 import sys
 from pathlib import Path
 from typing import Annotated, Any
@@ -17,12 +15,11 @@ from typing import Annotated, Any
 import typer
 
 from orchestrator.cli.errors import apart, reported
+from orchestrator.cli.permission import permit
 from orchestrator.cli.status import located
 from orchestrator.problems import InputError, Problem
 from orchestrator.recipes import parse
 from orchestrator.validation import build_task, host_only
-
-_OWN = re.compile(r"learners\.models\.\w+:\w+")  # the tasks that come with this package
 
 
 def sample(
@@ -47,7 +44,7 @@ def sample(
         from orchestrator import export
 
         model = export.of_file(from_) if from_ is not None else export.of_run(located(str(run)))
-        _permit(model.metadata["task"], task)
+        permit(model.metadata["task"], task)
         with host_only():
             from learners import sampling
         given = prompt.encode()
@@ -64,18 +61,6 @@ def sample(
             typer.echo(json.dumps(told))
         else:
             typer.echo(text)
-
-
-def _permit(named: str, allowed: str | None) -> None:
-    """Raise InputError unless the task that the parameters name is built in, or the one that the user names."""
-    if named == allowed or (allowed is None and _OWN.fullmatch(named)):
-        return
-    if allowed is None:
-        message = f"is required: the parameters name {named}, whose code would run here"
-        fix = f"if you trust that code, as it is on this machine, add --task {shlex.quote(named)}"
-    else:
-        message, fix = f"is not the task of these parameters, {named}", "give that one, if you trust its code"
-    raise InputError([Problem("--task", allowed, message, fix)])
 
 
 def _speaking(tables: dict[str, Any]) -> Any:

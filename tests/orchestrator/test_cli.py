@@ -424,4 +424,5 @@ def test_the_commands_and_their_options_are_these() -> None:
         "report": ["--json", "--name", "--out"],
         "metrics": ["--json"],
         "doctor": ["--json"],
+        "replay": ["--diff", "--evaluate-every", "--json", "--out", "--task", "--until"],
     }

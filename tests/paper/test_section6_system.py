@@ -11,17 +11,17 @@ import pytest
 
 from learners import signals as unit
 from learners.adoption import Adoption
-from learners.facts import Adopted, Donated, DonorFailed, StateReceived, StepFinished
+from learners.facts import Adopted, DonorFailed, StateReceived, StepFinished
 from learners.joining import Joining
 from outer import codec
 from outer import signals as outer
 from outer.config import SyncConfig
 from outer.facts import Committed, DonorNamed, LearnerAttached, StepOpened
-from outer.messages import Report, State, Welcome
+from outer.messages import Report, State, StateRequest, Welcome
 from outer.syncer import Budget
 from tests.golden.bench import bench
-from tests.golden.loop import joined, only
-from tests.golden.world import Unit, Weather, World
+from tests.golden.loop import joined, notice, only
+from tests.golden.world import Unit, World
 
 T = TypeVar("T")
 H = 4
@@ -33,12 +33,10 @@ class Watched(World):
 
     def __init__(self, **run: Any) -> None:
         self.kinds: Counter[str] = Counter()
-        self.donations: list[unit.Donate] = []
         super().__init__(**run)
 
     def _perform(self, each: Unit, effects: list[unit.Effect]) -> None:
         self.kinds.update(type(effect).__name__ for effect in effects)
-        self.donations += only(unit.Donate, effects)
         super()._perform(each, effects)
 
 
@@ -152,20 +150,29 @@ def test_a_short_stall_is_healed_by_the_ordinary_cycle() -> None:
     assert all(("b", 1) in {(p.learner, p.incarnation) for p in fact.participants} for fact in last)
 
 
-def test_a_joiner_hears_the_clock_first_and_its_donor_answers_only_once_it_has_seen_it() -> None:
-    """Section 6, recovery, steps 1 to 3."""
+def test_a_joiner_is_named_a_peer_and_the_clock_that_it_must_have_seen() -> None:
+    """Section 6, recovery, steps 1 and 2."""
     one = world()
-    one.weather = Weather(delay_s=0.3)  # the donor hears of commits late
+    clock = max(one.syncer.versions)
     restart(one, "a")
     one.run(8.0)
-    [named], [received] = facts(one, DonorNamed), facts(one, StateReceived, "a", 2)
     [attached] = [fact for fact in facts(one, LearnerAttached) if fact.incarnation == 2]
-    [donated] = [s for s in one.said if isinstance(s.fact, Donated)]
-    [donation] = one.donations
-    assert attached.syncer_step - H <= named.syncer_step <= donation.syncer_step
+    [named], [received] = facts(one, DonorNamed), facts(one, StateReceived, "a", 2)
+    assert attached.syncer_step >= clock == named.syncer_step
     assert (received.source, received.donor) == ("peer", named.donor)
-    donors = [s.at for s in one.said if s.writer == named.donor and isinstance(s.fact, StepFinished)]
-    assert min(at for at in donors if at > donated.at) - donated.at <= SPEED[named.donor] + 1e-9, "it trains on"
+
+
+def test_a_donor_answers_once_it_has_seen_the_clock_and_trains_on_meanwhile() -> None:
+    """Section 6, recovery, step 3."""
+    loop = joined()
+    loop.steps(1)
+    loop.do(StateRequest(1, "b", 2, "a", 3, 4, 30.0))
+    early = loop.step()
+    assert not only(unit.Donate, early) and only(unit.RunStep, early)
+    loop.do(notice(4, 0))
+    late = loop.step()
+    assert [(gift.step, gift.syncer_step) for gift in only(unit.Donate, late)] == [(3, 4)]
+    assert only(unit.RunStep, late)
 
 
 def test_fragments_that_come_during_the_transfer_are_kept_and_adopted_at_its_end() -> None:

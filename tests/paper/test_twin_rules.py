@@ -101,9 +101,10 @@ def by_the_syncer(
     for name, until in leases.items():
         one.join(name, lease_s=float(until))
     for at, name, step in [*reports, (Fraction(1000), "", 0)]:
-        while one.syncer.wake_at is not None and one.syncer.wake_at <= at and not one.asked(1):
-            one.now = one.syncer.wake_at
+        while (due := one.syncer.wake_at) is not None and due <= at and not one.asked(1):
+            one.now = due
             one.do(Tick())
+            assert one.syncer.wake_at != due, "what was due is done"
         if one.asked(1) or not name:
             break
         one.now, peer = float(at), one.peers[name]

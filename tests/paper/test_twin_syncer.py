@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import heapq
+from dataclasses import replace
 from fractions import Fraction
 from typing import Any
 
@@ -107,6 +108,7 @@ class Machine:
             if wake_at is not None and wake_at <= until and (answer_at is None or wake_at <= answer_at):
                 self.bench.now = max(wake_at, self.bench.now)
                 self.note(self.bench.do(Tick()))
+                assert self.bench.syncer.wake_at != wake_at, "what was due is done"
             elif answer_at is not None and answer_at <= until:
                 _, _, peer, request = heapq.heappop(self.answers)
                 self.bench.now = float(answer_at)
@@ -217,23 +219,40 @@ def test_the_machine_does_what_its_plain_twin_does(rules: Rules, habits: dict[st
     assert machine == other
 
 
-def test_a_learner_that_reported_and_whose_lease_lapsed_has_reported_still() -> None:
-    """Found by the comparison above: its next sign of life need not be another step."""
-    rules = Rules(
-        quorum=2,
-        fragments=1,
-        round_steps=1,
-        overlap_steps=0,
-        grace_s=None,
-        gamma=Fraction(1, 2),
-        smoothing=Fraction(1),
-        participants="reported",
-        pacing="clock",
-        read_timeout_s=Fraction(7, 8),
-        reopen_s=Fraction(1, 8),
-    )
-    habits = dict.fromkeys(NAMES, Habits(Fraction(1, 2), Fraction(1), 10, Fraction(0)))
-    story = [(0, "a join"), (0, "b join"), (0.5, "a step"), (2, "a report"), (2, "b step")]
+PLAIN = Rules(
+    quorum=2,
+    fragments=2,
+    round_steps=2,
+    overlap_steps=1,
+    grace_s=Fraction(0),
+    gamma=Fraction(1, 2),
+    smoothing=Fraction(1, 2),
+    participants="eligible",
+    pacing="clock",
+    read_timeout_s=Fraction(7, 8),
+    reopen_s=Fraction(1, 8),
+)
+STEADY = Habits(Fraction(1, 2), Fraction(100), 10, Fraction(0))
+
+
+def told(rules: Rules, habits: dict[str, Habits], *story: tuple[float, str]) -> list[str]:
+    """What both do in a story of (time, "learner move"), once it is known to be the same."""
     machine, other = both(rules, habits, [Move(Fraction(at), *words.split()) for at, words in story])
     assert machine == other
-    assert any(line.startswith("Commit") for line in machine)
+    return machine
+
+
+def test_a_learner_that_reported_and_whose_lease_lapsed_has_reported_still() -> None:
+    """Found by the comparison above: its next sign of life need not be another step."""
+    habits = dict.fromkeys(NAMES, replace(STEADY, lease_s=Fraction(1)))
+    story = [(0, "a join"), (0, "b join"), (0.5, "a step"), (2, "a report"), (2, "b step")]
+    done = told(replace(PLAIN, grace_s=None, participants="reported"), habits, *story)
+    assert any(line.startswith("Commit") for line in done)
+
+
+def test_a_learner_that_let_a_read_time_out_is_asked_for_nothing_before_it_reports() -> None:
+    habits = {**dict.fromkeys(NAMES, STEADY), "b": replace(STEADY, answer_s=None)}
+    story = [(0, "a join"), (0, "b join"), (1, "b go"), (1, "a go"), (3, "a go"), (5, "b go")]
+    done = told(replace(PLAIN, quorum=1), habits, *story)
+    asked = [line.partition("learners=")[2] for line in done if line.startswith("Asked")]
+    assert asked == ["tuple(b))", "tuple(a))", "tuple(a, b))"]

@@ -12,7 +12,9 @@ from orchestrator.config import Recipe
 from orchestrator.events import Event, read_run
 from orchestrator.launch import follow, local_cluster
 from orchestrator.placement import Place
+from orchestrator.recipes import dump
 from orchestrator.store import RunStore
+from orchestrator.stored import RECIPE_FILE
 from orchestrator.validation import resolve
 
 LEARNERS = 3
@@ -80,6 +82,7 @@ def run(ray_cluster: None, tmp_path_factory: pytest.TempPathFactory, corpus: str
         store = RunStore(folder or tmp_path_factory.mktemp("runs") / name)
         store.create()
         wanted = recipe(name, corpus, **sections)
+        store.write_text(RECIPE_FILE, dump(wanted))
         place = Place(f"test-{name}", cores=0)
         summary = follow(wanted, store, place, start, on_status, detach=False)
         return Result(summary, read_run(store.root), store.root)

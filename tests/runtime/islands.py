@@ -25,9 +25,10 @@ from ray.util.placement_group import placement_group_table
 
 from chaos.actor import start
 from orchestrator import placement
+from orchestrator.compiled import compilation_cache
 from orchestrator.config import PoolConfig, Recipe
 from orchestrator.events import LearnerLost, LearnerStarted, NodePreempted, read_run
-from orchestrator.launch import compilation_cache, follow
+from orchestrator.launch import follow
 from orchestrator.placement import Place
 from orchestrator.problems import InputError
 from orchestrator.store import RunStore

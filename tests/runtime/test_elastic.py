@@ -11,6 +11,7 @@ from orchestrator.events import LearnerLost, PoolScaled
 from orchestrator.scaling import request_file
 from orchestrator.store import RunStore
 from outer.facts import DrainStarted, LearnerFenced
+from tests.runtime.replayed import assert_bit_equal
 from tests.runtime.test_runs import assert_kept, participants
 
 pytestmark = pytest.mark.runtime
@@ -83,6 +84,12 @@ def test_a_learner_whose_process_is_told_to_end_leaves_in_order_and_another_come
     assert ("learner-t-1", 1, "drained") in {(f.learner, f.incarnation, f.reason) for f in elastic.facts(LearnerFenced)}
     assert_nothing_lost(elastic, "learner-t-1")
     assert ("learner-t-1", 2) in participants(elastic)
+
+
+def test_a_run_whose_learners_come_and_go_is_computed_again_to_the_bit(elastic):
+    told = assert_bit_equal(elastic.folder)
+    assert told["equal"]["commit"] == elastic.summary["commits"]
+    assert told["equal"]["state"] >= 3, "two newcomers, and one that came back"
 
 
 def assert_nothing_lost(result, *learners):

@@ -19,6 +19,7 @@ from outer.facts import (
     SpanReturned,
     SyncerStarted,
 )
+from tests.runtime.replayed import assert_bit_equal
 
 pytestmark = pytest.mark.runtime
 
@@ -115,6 +116,13 @@ def test_a_freeze_past_the_lease_excludes_a_learner_that_then_goes_on_as_the_sam
     assert while_out == {"learner-t-0", "learner-t-1"}, "the others go on without it"
     assert ("learner-t-2", 1) in participants(struck, after=renewed.at)
     assert [fact.learner for fact in struck.facts(LearnerLost)] == ["learner-t-1"]
+
+
+def test_a_run_with_a_kill_and_a_freeze_is_computed_again_to_the_bit(struck):
+    told = assert_bit_equal(struck.folder)
+    assert told["equal"]["commit"] == struck.summary["commits"]
+    assert told["equal"]["contribution"] == sum(len(fact.participants) for fact in struck.facts(Committed))
+    assert told["equal"]["state"] >= 1, "the killed learner came back from a peer's state"
 
 
 def test_all_but_one_killed_from_outside_below_quorum_nothing_commits_until_one_is_back(run):

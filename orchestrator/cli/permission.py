@@ -1,0 +1,22 @@
+"""Whose code may run: a run's folder or an exported file may come from anybody, and names the code that is called."""
+
+from __future__ import annotations
+
+import re
+import shlex
+
+from orchestrator.problems import InputError, Problem
+
+_OWN = re.compile(r"learners\.models\.\w+:\w+")  # the tasks that come with this package
+
+
+def permit(named: str, allowed: str | None, who: str = "the parameters name", whose: str = "these parameters") -> None:
+    """Raise InputError unless the task that is named is built in, or the one that the user names too."""
+    if named == allowed or (allowed is None and _OWN.fullmatch(named)):
+        return
+    if allowed is None:
+        message = f"is required: {who} {named}, whose code would run here"
+        fix = f"if you trust that code, as it is on this machine, add --task {shlex.quote(named)}"
+    else:
+        message, fix = f"is not the task of {whose}, {named}", "give that one, if you trust its code"
+    raise InputError([Problem("--task", allowed, message, fix)])

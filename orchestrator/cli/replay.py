@@ -1,0 +1,215 @@
+"""`diloco replay RUN_DIR`: run the numbers of a recorded run again and compare every digest. Needs no cluster."""
+
+from __future__ import annotations
+
+import json
+import sys
+import time
+from dataclasses import asdict
+from pathlib import Path
+from typing import Annotated, Any
+
+import typer
+
+from orchestrator.cli.errors import BROKEN_PROMISE, reported
+from orchestrator.cli.permission import permit
+from orchestrator.events import Event, finite, read_run
+from orchestrator.problems import InputError, Problem
+from orchestrator.store import RunStore
+from orchestrator.stored import recipe_of
+
+PLAIN_EVERY_S = 5.0  # between two lines on what is no terminal
+KINDS = ("loss", "state", "contribution", "commit", "final")  # what is compared, in the order of the report
+
+
+def replay(
+    run_dir: Annotated[str, typer.Argument(help="The run's store, for example runs/demo.")],
+    until: Annotated[int | None, typer.Option(min=1, metavar="STEP", help="The last syncer step to replay.")] = None,
+    out: Annotated[Path | None, typer.Option(metavar="FOLDER", help="Write the parameters there.")] = None,
+    every: Annotated[
+        int, typer.Option("--evaluate-every", min=0, metavar="N", help="Commits between held-out losses; 0: the last.")
+    ] = 0,
+    task: Annotated[
+        str | None,
+        typer.Option(metavar="FACTORY", help="The run's task, if it is not built in: permits to run its code."),
+    ] = None,
+    diff: Annotated[
+        str | None, typer.Option(metavar="OTHER_DIR", help="Only name the first event in which two logs part.")
+    ] = None,
+    as_json: Annotated[bool, typer.Option("--json", help="Print JSON on stdout.")] = False,
+) -> None:
+    """Compute a recorded run again and compare it to the bit; exit code 5 where it differs."""
+    with reported(as_json):
+        store, events = _log("RUN_DIR", run_dir)
+        if diff is not None:
+            if until is not None or out is not None or every:
+                fix = "leave out --until, --out and --evaluate-every"
+                raise InputError([Problem("--diff", diff, "compares two logs, and computes nothing", fix)])
+            _compare(store, events, diff, as_json)
+        else:
+            _replay(store, events, until, out, every, task, as_json)
+
+
+def _log(field: str, run_dir: str) -> tuple[RunStore, list[Event]]:
+    store = RunStore(run_dir)
+    if not store.exists:
+        raise InputError([Problem(field, run_dir, "no such folder", "give a run's folder, for example runs/demo")])
+    try:
+        events = read_run(store.root)
+    except (OSError, ValueError) as error:
+        fix = "restore the log; one of a later version needs that version"
+        raise InputError([Problem(field, run_dir, f"its log cannot be read: {error}", fix)]) from error
+    if not events:
+        raise InputError([Problem(field, run_dir, "holds no log", "give the folder of a run that has begun")])
+    return store, events
+
+
+# ------------------------------------------------------------------ the numbers again
+
+
+def _replay(
+    store: RunStore,
+    events: list[Event],
+    until: int | None,
+    out: Path | None,
+    every: int,
+    allowed: str | None,
+    as_json: bool,
+) -> None:
+    from orchestrator.replay.life import TapeError
+    from orchestrator.replay.process import FILE, Job, play_apart
+    from orchestrator.replay.surroundings import needed
+    from orchestrator.replay.tape import record
+
+    recipe = recipe_of(store)
+    permit(recipe.task, allowed, "the run names", "this run")
+    if out is not None and (out / FILE).exists():
+        raise InputError([Problem("--out", str(out), f"holds a {FILE} already", "give another folder")])
+    folder = str(Path.cwd())
+    if folder not in sys.path:
+        sys.path.append(folder)  # as for a run
+    try:
+        tape = record(events, until)
+        _check_until(until, [commit.syncer_step for commit in tape.commits], tape.whole)
+        view = _View()
+        try:
+            outcome = play_apart(Job(tape, recipe, needed(tape), every, out), view)
+        finally:
+            view.close()
+    except TapeError as error:
+        fix = f"what else the log tells of this: diloco check {store.root}"
+        raise InputError([Problem("RUN_DIR", str(store.root), f"cannot be replayed: {error}", fix)]) from error
+    equal = None if not outcome["compared"] else outcome["difference"] is None
+    if as_json:
+        typer.echo(json.dumps(finite({"name": recipe.name, "bit_equal": equal} | outcome), allow_nan=False))
+    else:
+        typer.echo("\n".join(_told(recipe.name, equal, outcome)))
+    if equal is False:
+        raise typer.Exit(BROKEN_PROMISE)
+
+
+def _check_until(until: int | None, steps: list[int], whole: bool) -> None:
+    if until is None or (steps and (not whole or steps[-1] == until)):
+        return
+    bounds = f"the run's last commit is at {steps[-1]}" if steps else "nothing was committed until then"
+    raise InputError([Problem("--until", until, bounds, "give a syncer step between the first commit and the last")])
+
+
+def _told(name: str, equal: bool | None, outcome: dict[str, Any]) -> list[str]:
+    lines = [
+        f"{name}: {outcome['commits']:,} commits up to syncer step {outcome['syncer_step']:,} replayed, "
+        f"{outcome['steps']:,} steps in {outcome['seconds']:.1f} s"
+    ]
+    for kind in KINDS:
+        computed, compared, same = (outcome[count].get(kind, 0) for count in ("computed", "compared", "equal"))
+        words = f"{same:,} of {compared:,} equal" if compared else "not recorded" if computed else "none"
+        lines.append(f"  {kind:15} {words}{f', {computed - compared:,} not recorded' * (0 < compared < computed)}")
+    lines.append(f"  {'digest':15} {outcome['digest']}")
+    lines += [f"  {'held-out loss':15} {loss:.4f} at syncer step {step:,}" for step, loss in outcome["evaluations"]]
+    if outcome["out"]:
+        lines.append(f"  {'written':15} {outcome['out']}")
+    lines.append(f"  {'bit-equal':15} {'nothing to compare with' if equal is None else 'yes' if equal else 'no'}")
+    if equal is False:
+        lines.append(f"  first difference: {differs(outcome['difference'])}")
+        lines += [f"    perhaps because of {hint}" for hint in outcome["hints"]]
+        if not outcome["hints"]:
+            lines.append("    everything that was recorded of the learners' devices is the same here")
+    return lines
+
+
+def differs(difference: dict[str, Any]) -> str:
+    """A difference in words."""
+    who = f"{difference['learner']} {difference['incarnation']}" if difference["learner"] else ""
+    step = "" if difference["step"] is None else f" after its step {difference['step']}"
+    where = "" if difference["fragment"] is None else f", fragment {difference['fragment']}"
+    what = {
+        "loss": f"the loss of {who} in its step {difference['step']}",
+        "state": f"the state that {who} started from",
+        "contribution": f"the contribution of {who}{step}",
+        "commit": "the commit itself, of equal contributions",
+        "final": "the final parameters",
+    }[difference["what"]]
+    values = f"recorded {difference['recorded']}, found {difference['found']}"
+    return f"syncer step {difference['syncer_step']}{where}: {what}: {values}"
+
+
+class _View:
+    """News on stderr while the replay works: a line that redraws on a terminal, plain lines anywhere else."""
+
+    def __init__(self) -> None:
+        self._terminal = sys.stderr.isatty()
+        self._said_at = float("-inf")
+        self._open = False
+
+    def __call__(self, news: Any) -> None:
+        if "difference" in news:
+            self._line(f"differs: {differs(news['difference'])}")
+        elif "evaluated" in news:
+            step, loss = news["evaluated"]
+            self._line(f"held-out loss {loss:.4f} at syncer step {step:,}")
+        elif self._terminal or time.monotonic() - self._said_at >= PLAIN_EVERY_S:
+            self._said_at = time.monotonic()
+            self._line(self._progress(news), stays=not self._terminal)
+
+    def _progress(self, news: Any) -> str:
+        done, of, seconds = news["commits"], news["of"], news["seconds"]
+        left = f", {seconds / done * (of - done):.0f} s left" if done else ""
+        return f"{done:,} of {of:,} commits, {news['steps'] / max(seconds, 1e-9):,.0f} steps/s{left}"
+
+    def _line(self, text: str, stays: bool = True) -> None:
+        self.close()
+        typer.echo(text, err=True, nl=stays)
+        self._open = not stays
+
+    def close(self) -> None:
+        """Clear the line that redraws."""
+        if self._open:
+            typer.echo("\r\x1b[K", err=True, nl=False)
+            self._open = False
+
+
+# ------------------------------------------------------------------ two logs
+
+
+def _compare(store: RunStore, events: list[Event], other_dir: str, as_json: bool) -> None:
+    from orchestrator.replay.diff import compare
+
+    other, others = _log("--diff", other_dir)
+    found = compare(events, others)
+    if as_json:
+        typer.echo(json.dumps(finite({"same": found.first is None} | asdict(found)), allow_nan=False))
+    elif found.first is None:
+        typer.echo(f"the same: {found.events:,} events, but for what clocks measured")
+    else:
+        first = found.first
+        typer.echo(f"they part at {first.writer} {first.incarnation}, fact {first.sequence}:")
+        for folder, kind, place in ((store.root, first.kinds[0], 0), (other.root, first.kinds[1], 1)):
+            typer.echo(f"  {folder}: {kind}")
+            for name, values in first.fields.items():
+                typer.echo(f"    {name} = {json.dumps(finite(values[place]))}")
+        if found.others:
+            typer.echo(f"  {found.others} other writers part too, none of them before it")
+    if found.recipes_differ and not as_json:
+        typer.echo("  their recipes differ")
+    if found.first is not None:
+        raise typer.Exit(BROKEN_PROMISE)

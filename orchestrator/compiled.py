@@ -1,0 +1,20 @@
+"""Where compiled programs are kept, so that none is compiled twice. Knows nothing of what they compute."""
+
+from __future__ import annotations
+
+import os
+from pathlib import Path
+
+
+def compilation_cache(fallback: Path) -> dict[str, str]:
+    """Settings by which all processes of this user share JAX's compiled programs; else, those of this run."""
+    try:
+        folder = Path(os.environ.get("XDG_CACHE_HOME") or Path.home() / ".cache") / "decoupled-diloco" / "compiled"
+        folder.mkdir(mode=0o700, parents=True, exist_ok=True)
+    except (OSError, RuntimeError):
+        folder = fallback / "compiled"
+    return {
+        "JAX_COMPILATION_CACHE_DIR": str(folder),
+        "JAX_PERSISTENT_CACHE_MIN_COMPILE_TIME_SECS": "0",
+        "JAX_PERSISTENT_CACHE_MIN_ENTRY_SIZE_BYTES": "-1",
+    }

@@ -1,0 +1,215 @@
+"""A tape played in a fresh process: JAX reads its settings once, when it starts, and they must be the run's.
+
+As a program it reads a pickled Job on standard input and prints news and the outcome as JSON, a line each.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import json
+import os
+import pickle
+import selectors
+import subprocess
+import sys
+import tempfile
+import time
+from collections.abc import Callable, Iterator, Mapping
+from dataclasses import asdict, dataclass
+from pathlib import Path
+from typing import IO, TYPE_CHECKING, Any
+
+from orchestrator.compiled import compilation_cache
+from orchestrator.config import Recipe
+from orchestrator.events import finite
+from orchestrator.problems import InputError, Problem
+from orchestrator.replay.life import TapeError
+from orchestrator.replay.surroundings import Surroundings, hints
+from orchestrator.replay.tape import Tape
+
+if TYPE_CHECKING:
+    from orchestrator.replay.player import Player
+
+SILENT_S = 900.0  # a process that says nothing for so long is given up: no step and no compilation takes longer
+NEWS_S = 0.5  # between two
+FILE = "parameters.safetensors"
+
+News = Mapping[str, Any]
+
+
+@dataclass(frozen=True)
+class Job:
+    """What to play, and what to do on the way."""
+
+    tape: Tape
+    recipe: Recipe
+    surroundings: Surroundings | None
+    evaluate_every: int  # commits; 0: only at the end
+    out: Path | None  # the folder for the parameters
+
+
+def play_apart(job: Job, on_news: Callable[[News], None]) -> dict[str, Any]:
+    """The outcome, from a process of its own.
+
+    Raises InputError for a task that cannot be built, TapeError for a tape that cannot be played, RuntimeError for a
+    process that fails or falls silent. Whatever is raised here ends the process.
+    """
+    with tempfile.TemporaryDirectory(prefix="diloco-replay-") as folder:
+        inherited = compilation_cache(Path(folder)) | os.environ
+        environment = inherited if job.surroundings is None else job.surroundings.environment(inherited)
+        process = subprocess.Popen(
+            [sys.executable, "-P", "-m", "orchestrator.replay.process"],
+            stdin=subprocess.PIPE,
+            stdout=subprocess.PIPE,
+            env={**environment, "PYTHONPATH": os.pathsep.join(filter(None, sys.path))},
+        )
+        assert process.stdin is not None and process.stdout is not None
+        try:
+            with contextlib.suppress(BrokenPipeError), process.stdin:  # if it has ended, its output says why
+                pickle.dump(job, process.stdin)
+            return _outcome(process.stdout, on_news)
+        finally:
+            process.kill()
+            process.wait()
+            process.stdout.close()
+
+
+def _outcome(output: IO[bytes], on_news: Callable[[News], None]) -> dict[str, Any]:
+    for line in _lines(output):
+        said = json.loads(line)
+        if "outcome" in said:
+            outcome: dict[str, Any] = said["outcome"]
+            return outcome
+        if "problems" in said:
+            raise InputError([Problem(**problem) for problem in said["problems"]])
+        if "tape" in said:
+            raise TapeError(said["tape"])
+        on_news(said)
+    raise RuntimeError("the process that replays has ended without an outcome; what it printed is above")
+
+
+def _lines(output: IO[bytes]) -> Iterator[bytes]:
+    """Whole lines as they come, until the end. Raises RuntimeError after too long a silence."""
+    rest = b""
+    with selectors.DefaultSelector() as selector:
+        selector.register(output, selectors.EVENT_READ)
+        while True:
+            if not selector.select(SILENT_S):
+                raise RuntimeError(f"the process that replays has said nothing for {SILENT_S:.0f} s")
+            if not (got := os.read(output.fileno(), 1 << 16)):
+                return
+            *whole, rest = (rest + got).split(b"\n")
+            yield from whole
+
+
+# ------------------------------------------------------------------ inside
+
+
+def main() -> None:
+    job: Job = pickle.load(sys.stdin.buffer)
+    output = sys.stdout
+
+    def tell(news: News) -> None:
+        print(json.dumps(finite(dict(news)), allow_nan=False), file=output, flush=True)
+
+    with contextlib.redirect_stdout(sys.stderr):  # stdout is for the news, whatever the task prints
+        try:
+            tell({"outcome": _play(job, tell)})
+        except InputError as error:
+            tell({"problems": [asdict(problem) for problem in error.problems]})
+        except TapeError as error:
+            tell({"tape": str(error)})
+
+
+def _play(job: Job, tell: Callable[[News], None]) -> dict[str, Any]:
+    from learners.device import fit
+
+    if job.surroundings is None:
+        fit(None, job.recipe.pools[0].accelerated)
+    elif job.surroundings.cores:
+        os.sched_setaffinity(0, sorted(os.sched_getaffinity(0))[: job.surroundings.cores])
+    from learners.trainer import Evaluator  # JAX starts here
+    from orchestrator.replay.player import Player
+    from orchestrator.validation import build_task
+
+    task = build_task(job.recipe)
+    beat = _Beat(job, tell)
+    player = beat.player = Player(job.tape, job.recipe, task, beat)
+    evaluator = Evaluator(task, player.fragments, job.recipe.eval.sequences)
+    evaluations: list[tuple[int, float]] = []
+    for count, commit in enumerate(player.play(), start=1):
+        beat.commits = count
+        if job.evaluate_every and count % job.evaluate_every == 0:
+            evaluations.append((commit.syncer_step, evaluator.loss(player.parameters.thetas)))
+            tell({"evaluated": evaluations[-1]})
+    digest = player.finish()
+    last = max(player.parameters.versions)
+    if not evaluations or evaluations[-1][0] != last:
+        evaluations.append((last, evaluator.loss(player.parameters.thetas)))
+    out = None if job.out is None else _write(job, player)
+    return {
+        "commits": len(job.tape.commits),
+        "syncer_step": last,
+        "steps": player.steps,
+        "computed": dict(player.computed),
+        "compared": dict(player.compared),
+        "equal": dict(player.equal),
+        "difference": player.difference and asdict(player.difference),
+        "digest": digest,
+        "hints": _hints(job.tape),
+        "evaluations": evaluations,
+        "out": out,
+        "seconds": beat.seconds,
+    }
+
+
+class _Beat:
+    """Called after every step: says now and then how far it is, and at once where something came out otherwise."""
+
+    def __init__(self, job: Job, tell: Callable[[News], None]) -> None:
+        self.player: Player | None = None
+        self.commits = 0
+        self._job, self._tell = job, tell
+        self._begun = self._told = time.monotonic()
+        self._differs = False
+
+    @property
+    def seconds(self) -> float:
+        return time.monotonic() - self._begun
+
+    def __call__(self) -> None:
+        now = time.monotonic()
+        assert self.player is not None
+        if self.player.difference is not None and not self._differs:
+            self._differs = True
+            self._tell({"difference": asdict(self.player.difference)})
+        if now - self._told >= NEWS_S:
+            self._told = now
+            of = len(self._job.tape.commits)
+            self._tell({"commits": self.commits, "of": of, "steps": self.player.steps, "seconds": self.seconds})
+
+
+def _write(job: Job, player: Player) -> str:
+    from orchestrator import export
+
+    assert job.out is not None
+    commits = job.tape.commits
+    tokens = commits[-1].tokens_committed if commits else 0
+    thetas, step = player.parameters.thetas, max(player.parameters.versions)
+    job.out.mkdir(parents=True, exist_ok=True)
+    export.write(export.of_parameters(job.recipe, step, player.fragments, thetas, tokens), job.out / FILE)
+    return str(job.out / FILE)
+
+
+def _hints(tape: Tape) -> list[str]:
+    from importlib.metadata import version
+
+    from learners.host import device_taken
+    from outer.manifest import code_digest
+
+    devices = next((device.devices for device in tape.devices.values()), 1)
+    return hints(tape, device_taken(devices), {"optax": version("optax"), "code": code_digest()})
+
+
+if __name__ == "__main__":
+    main()

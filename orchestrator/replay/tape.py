@@ -1,0 +1,173 @@
+"""A run's log as a tape: the commits, and of every incarnation what they depend on.
+
+Pure. Says what a log lacks, or where it contradicts itself. Does not know how anything is computed.
+"""
+
+from __future__ import annotations
+
+import graphlib
+import math
+from collections import defaultdict
+from collections.abc import Iterable, Mapping, Sequence
+from dataclasses import dataclass
+
+from learners.facts import DeviceTaken, StateReceived
+from orchestrator.events import Event, RunFinished, RunStarted
+from orchestrator.replay.life import OLDER, Key, Life, Need, Read, TapeError, Walk, named
+from outer.facts import Committed, Participant, SyncerStarted
+
+TOLERANCE = 1e-9  # of a weight; what is less shows in the digests
+
+
+@dataclass(frozen=True)
+class Tape:
+    """All that decides the parameters after the last of `commits`. Nothing in it depends on clocks."""
+
+    rules: SyncerStarted
+    commits: tuple[Committed, ...]  # in the order of syncer steps, each once
+    lives: Mapping[Key, Life]  # those that the commits depend on
+    whole: bool  # the run's last commit is among them
+    started: RunStarted | None
+    finished: RunFinished | None
+
+    @property
+    def devices(self) -> dict[Key, DeviceTaken]:
+        """On what each life computed, as far as it was recorded."""
+        return {key: life.device for key, life in self.lives.items() if life.device is not None}
+
+
+def merged_read(commit: Committed, one: Participant) -> Read:
+    """What went into a commit from one participant."""
+    return Read(commit.fragment, one.step, commit.base_version)
+
+
+# ------------------------------------------------------------------ from a log
+
+
+def record(events: Iterable[Event], until: int | None = None) -> Tape:
+    """The tape of a log, up to and including syncer step `until`. Raises TapeError."""
+    said = _by_writer(events)
+    rules = _rules(said)
+    every = _commits(said, rules)
+    commits = tuple(commit for commit in every if until is None or commit.syncer_step <= until)
+    versions = _versions(commits, rules)
+    needs = _needs(commits, said)
+    lives = {key: Walk(key, said[key], need, versions).life() for key, need in needs.items()}
+    orchestrator = [fact for (writer, _), facts in said.items() if writer == "orchestrator" for fact in facts]
+    return Tape(
+        rules=rules,
+        commits=commits,
+        lives=lives,
+        whole=len(commits) == len(every),
+        started=next((fact for fact in orchestrator if isinstance(fact, RunStarted)), None),
+        finished=next((fact for fact in reversed(orchestrator) if isinstance(fact, RunFinished)), None),
+    )
+
+
+def _by_writer(events: Iterable[Event]) -> dict[Key, list[object]]:
+    """Every writer's facts in its own order."""
+    numbered: dict[Key, dict[int, object]] = defaultdict(dict)
+    for event in events:
+        numbered[event.writer, event.incarnation].setdefault(event.sequence, event.fact)
+    for key, facts in numbered.items():
+        if (missing := next((n for n in range(len(facts)) if n not in facts), None)) is not None:
+            raise TapeError(f"{named(key)}: its fact {missing} is missing, and later ones are there")
+    return {key: [facts[number] for number in range(len(facts))] for key, facts in numbered.items()}
+
+
+def _rules(said: Mapping[Key, Sequence[object]]) -> SyncerStarted:
+    """What the first epoch began with; later ones must deal the model alike."""
+    begun = [fact for _, facts in _epochs(said) for fact in facts if isinstance(fact, SyncerStarted)]
+    if not begun:
+        raise TapeError("no SyncerStarted is in the log: no syncer ever ran")
+    for other in begun[1:]:
+        if (other.fragments, other.sizes) != (begun[0].fragments, begun[0].sizes):
+            raise TapeError(f"epoch {other.epoch} of the syncer has other fragments than epoch {begun[0].epoch}")
+    return begun[0]
+
+
+def _epochs(said: Mapping[Key, Sequence[object]]) -> list[tuple[Key, Sequence[object]]]:
+    return sorted((key, facts) for key, facts in said.items() if key[0] == "syncer")
+
+
+def _commits(said: Mapping[Key, Sequence[object]], rules: SyncerStarted) -> list[Committed]:
+    """Every commit once, though a later epoch may say word for word what an earlier one said."""
+    by_step: dict[int, Committed] = {}
+    for _, facts in _epochs(said):
+        for fact in facts:
+            if isinstance(fact, Committed) and by_step.setdefault(fact.syncer_step, fact) != fact:
+                raise TapeError(f"syncer step {fact.syncer_step} committed in two ways")
+    newest = [0] * len(rules.sizes)
+    for step, commit in sorted(by_step.items()):
+        if not 0 <= commit.fragment < len(newest):
+            raise TapeError(f"syncer step {step}: there is no fragment {commit.fragment}")
+        if commit.base_version != newest[commit.fragment]:
+            raise TapeError(
+                f"syncer step {step}: it merges onto version {commit.base_version} of fragment {commit.fragment}, "
+                f"whose newest before it is {newest[commit.fragment]}: a commit is missing, or one too many"
+            )
+        newest[commit.fragment] = step
+        _check_weights(commit)
+    return [commit for _, commit in sorted(by_step.items())]
+
+
+def _check_weights(commit: Committed) -> None:
+    """Paper, section 3: a contribution weighs tokens^2 / steps, normalised over the commit."""
+    where = f"syncer step {commit.syncer_step}"
+    if not commit.participants or any(one.steps < 1 or one.tokens < 1 for one in commit.participants):
+        raise TapeError(f"{where}: a contribution without steps or tokens, or none at all")
+    raw = [one.tokens * one.tokens / one.steps for one in commit.participants]
+    for one, due in zip(commit.participants, raw, strict=True):
+        if not abs(one.weight - due / math.fsum(raw)) <= TOLERANCE:
+            raise TapeError(
+                f"{where}: {one.learner} {one.incarnation} weighs {one.weight!r}, and its counters give "
+                f"{due / math.fsum(raw)!r}"
+            )
+
+
+def _versions(commits: Sequence[Committed], rules: SyncerStarted) -> list[set[int]]:
+    """The versions that there were, by fragment."""
+    versions = [{0} for _ in rules.sizes]
+    for commit in commits:
+        versions[commit.fragment].add(commit.syncer_step)
+    return versions
+
+
+# ------------------------------------------------------------------ who is needed, and when
+
+
+def _needs(commits: Sequence[Committed], said: Mapping[Key, Sequence[object]]) -> dict[Key, Need]:
+    """Those that contributed; those whose state they started from; and so on."""
+    needs: dict[Key, Need] = defaultdict(Need)
+    for commit in commits:
+        for one in commit.participants:
+            key, read = (one.learner, one.incarnation), merged_read(commit, one)
+            if key not in said:
+                raise TapeError(f"syncer step {commit.syncer_step}: the log holds no word of {named(key)} itself")
+            if read in needs[key].reads:
+                raise TapeError(f"syncer step {commit.syncer_step}: {named(key)} had merged into it before")
+            needs[key].reads[read] = (commit.syncer_step, one)
+    origins: dict[Key, list[Key]] = {}
+    waiting = list(needs)
+    while waiting:
+        joiner = waiting.pop()
+        received = next((fact for fact in said[joiner] if isinstance(fact, StateReceived)), None)
+        origins[joiner] = []
+        if received is None or received.source != "peer":
+            continue
+        donor = (received.donor, received.donor_incarnation)
+        if donor not in said:
+            raise TapeError(f"{named(joiner)} starts from the state of {named(donor)}, of which the log holds no word")
+        if not received.versions:
+            raise TapeError(
+                f"{named(joiner)}: its StateReceived does not say which versions the donor held (versions); {OLDER}"
+            )
+        if donor not in needs:
+            waiting.append(donor)
+        needs[donor].gives[joiner] = (received.donor_step, received.versions)
+        origins[joiner] = [donor]
+    try:
+        graphlib.TopologicalSorter(origins).prepare()
+    except graphlib.CycleError as error:
+        raise TapeError(f"these start from each other's states: {', '.join(map(named, error.args[1]))}") from error
+    return needs

@@ -1,0 +1,157 @@
+"""A run of the lock-step shell, with deaths, peers' states and a drain, is computed again to the bit from its log."""
+
+from __future__ import annotations
+
+import math
+from collections import Counter
+from collections.abc import Callable, Sequence
+from dataclasses import replace
+from typing import Any
+
+import pytest
+
+from learners.facts import Adopted, Spoiled, StateReceived, StepFinished
+from orchestrator.events import Event, RunFinished
+from orchestrator.replay.life import Adopt, TapeError
+from orchestrator.replay.player import Player
+from orchestrator.replay.tape import record
+from outer.facts import Committed, DrainStarted
+from tests.orchestrator.histories import altered, inserted, is_a
+from tests.replay.shaken import Points, Shaken, recipe
+
+Make = Callable[..., Shaken]
+WAYS: Sequence[dict[str, Any]] = (
+    {},
+    {"adopt": "rebase"},
+    {"adopt": "mix", "alpha": 0.5},
+    {"codec": "bf16"},
+    {"adopt": "rebase", "codec": "bf16"},
+    {"overlap": "strict"},
+)
+
+
+def played(run: Shaken, events: Sequence[Event], until: int | None = None) -> Player:
+    player = Player(record(events, until), run.recipe, Points(run.recipe.data, run.recipe.seed))
+    for _ in player.play():
+        pass
+    player.finish()
+    return player
+
+
+@pytest.mark.parametrize("way", WAYS, ids=str)
+def test_every_number_is_equal_to_the_bit(way: dict[str, Any], shaken_run: Make) -> None:
+    run = shaken_run(**way)
+    events = [Event.from_json(event.to_json()) for event in run.events]  # as from a file
+    player = played(run, events)
+    assert player.difference is None
+    assert player.parameters.digest() == run.parameters.digest()
+    assert player.parameters.versions == run.parameters.versions
+    commits = [event.fact for event in events if isinstance(event.fact, Committed)]
+    assert player.equal == player.compared
+    assert player.equal["commit"] == len(commits) >= 40 and player.equal["final"] == 1
+    assert player.equal["contribution"] == sum(len(commit.participants) for commit in commits)
+    assert player.equal["loss"] == player.steps > 100
+    assert player.equal["state"] == (0 if "overlap" in way else 2), "two came back from a peer's state"
+    assert any(isinstance(event.fact, DrainStarted) for event in events)
+
+
+def test_nothing_is_kept_that_the_rest_of_the_tape_does_not_need(shaken_run: Make) -> None:
+    run = shaken_run(adopt="rebase")
+    player = played(run, run.events)
+    assert (player._units, player._values, player._given, player._sent) == ({}, {}, {}, {})
+
+
+def test_the_runs_have_what_is_hard_to_get_right(shaken_run: Make) -> None:
+    """Anchors other than the base, a read after an adoption of the same step, more than one step between reads."""
+    run = shaken_run(adopt="rebase")
+    assert any(isinstance(event.fact, Adopted) and event.fact.read_at is not None for event in run.events)
+    tape = record(run.events)
+    assert any(one.steps > 6 for commit in tape.commits for one in commit.participants), "kept over a rebase"
+    before = [life.moments[place - 1] for life in tape.lives.values() for place in life.places.values()]
+    assert any(isinstance(moment, Adopt) for moment in before), "read, or given, after an adoption at the same step"
+
+
+def test_a_replay_until_a_step_gives_the_parameters_of_that_step(shaken_run: Make) -> None:
+    run = shaken_run()
+    commits = [event.fact for event in run.events if isinstance(event.fact, Committed)]
+    player = played(run, run.events, until=commits[20].syncer_step)
+    newest = {commit.fragment: commit.syncer_step for commit in commits[:21]}
+    assert dict(enumerate(player.parameters.versions)) == newest
+    assert (player.compared["commit"], player.compared["final"]) == (21, 0)
+    assert player.difference is None
+    assert player.steps < played(run, run.events).steps
+
+
+def test_a_tape_without_digests_and_losses_is_followed_and_compared_with_nothing(shaken_run: Make) -> None:
+    run = shaken_run()
+    player = played(run, [replace(event, fact=bare(event.fact)) for event in run.events])
+    assert player.compared == Counter() and player.computed["commit"] >= 40
+    assert player.parameters.digest() == run.parameters.digest()
+
+
+def bare(fact: Any) -> Any:
+    """As a writer without numbers says it."""
+    if isinstance(fact, StepFinished):
+        return replace(fact, loss=math.nan)
+    if isinstance(fact, Committed):
+        return replace(fact, digest="", participants=tuple(replace(one, digest="") for one in fact.participants))
+    return replace(fact, digest="") if isinstance(fact, StateReceived | RunFinished) else fact
+
+
+# ------------------------------------------------------------------ what is not as it was, is found
+
+
+def test_another_learning_rate_shows_in_the_next_loss(shaken_run: Make) -> None:
+    run = shaken_run()
+    events = altered(run.events, is_a(StepFinished, step=9), progress=0.99)
+    player = played(run, events)
+    assert player.difference is not None
+    assert (player.difference.what, player.difference.step) == ("loss", 10)
+    assert player.equal["commit"] < player.compared["commit"]
+
+
+def test_a_spoiled_fragment_is_spoiled_again(shaken_run: Make) -> None:
+    run = shaken_run()
+    events = inserted(run.events, is_a(StepFinished, step=5), Spoiled(6, 1))
+    player = played(run, events)
+    assert player.difference is not None
+    assert (player.difference.what, player.difference.step, player.difference.found) == ("loss", 6, "nan")
+
+
+def test_another_weight_shows_in_the_commit_though_every_contribution_is_equal(shaken_run: Make) -> None:
+    run = shaken_run()
+    commit = next(e.fact for e in run.events if isinstance(e.fact, Committed) and len(e.fact.participants) == 3)
+    tape = record(run.events)
+    shares = zip(commit.participants, (0.2, 0.2, 0.6), strict=True)
+    shifted = replace(commit, participants=tuple(replace(one, weight=share) for one, share in shares))
+    commits = tuple(shifted if each == commit else each for each in tape.commits)
+    player = Player(replace(tape, commits=commits), run.recipe, Points(run.recipe.data, 0))
+    list(player.play())
+    difference = player.difference
+    assert difference is not None
+    assert (difference.what, difference.syncer_step, difference.learner) == ("commit", commit.syncer_step, "")
+    assert difference.recorded == commit.digest
+
+
+def test_another_state_of_the_same_donor_is_found_at_once(shaken_run: Make) -> None:
+    run = shaken_run()
+    player = played(run, altered(run.events, is_a(StateReceived, source="peer"), digest="0" * 64))
+    assert player.difference is not None
+    assert (player.difference.what, player.difference.learner) == ("state", "learner-a-1")
+
+
+def test_other_final_parameters_are_found(shaken_run: Make) -> None:
+    run = shaken_run()
+    player = played(run, altered(run.events, is_a(RunFinished), digest="0" * 64))
+    assert player.difference is not None and player.difference.what == "final"
+
+
+def test_a_recipe_of_another_model_or_batch_is_told_apart_from_the_run(shaken_run: Make) -> None:
+    run = shaken_run()
+    tape = record(run.events)
+    with pytest.raises(TapeError, match="other fragments than the run had"):
+        Player(tape, recipe(P=4), Points(run.recipe.data, 0))
+    pools = [pool.model_copy(update={"batch_size": 3}) for pool in run.recipe.pools]
+    other = run.recipe.model_copy(update={"pools": tuple(pools)})
+    with pytest.raises(TapeError, match="had 8 tokens, and by the recipe it has 12"):
+        list(Player(tape, other, Points(run.recipe.data, 0)).play())

@@ -1,0 +1,127 @@
+"""`diloco replay`: what it says and with which exit code; the numbers are computed in a process of their own."""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Callable, Iterable
+from pathlib import Path
+from typing import Any
+
+import pytest
+from typer.testing import CliRunner
+
+from learners import weights
+from learners.facts import StepFinished
+from orchestrator.cli.app import build
+from orchestrator.cli.replay import _told
+from orchestrator.events import Event
+from orchestrator.recipes import dump
+from orchestrator.replay.process import FILE
+from outer.facts import Committed
+from tests.orchestrator.histories import altered, is_a, without
+from tests.replay.shaken import Shaken
+
+TASK = ("--task", "tests.replay.shaken:Points")
+
+
+def invoke(*arguments: str | Path) -> Any:
+    return CliRunner().invoke(build(), ["replay", *map(str, arguments)], catch_exceptions=False)
+
+
+def folder(place: Path, run: Shaken, events: Iterable[Event]) -> Path:
+    """What such a run leaves."""
+    place.mkdir()
+    (place / "config.toml").write_text(dump(run.recipe))
+    (place / "events.jsonl").write_text("".join(event.to_json() + "\n" for event in events))
+    return place
+
+
+@pytest.fixture(scope="module")
+def run(shaken_run: Callable[..., Shaken]) -> Shaken:
+    return shaken_run()
+
+
+@pytest.fixture(scope="module")
+def recorded(run: Shaken, tmp_path_factory: pytest.TempPathFactory) -> Path:
+    return folder(tmp_path_factory.mktemp("runs") / "shaken", run, run.events)
+
+
+def test_another_process_gets_the_same_bits_and_writes_them(run: Shaken, recorded: Path, tmp_path: Path) -> None:
+    done = invoke(recorded, *TASK, "--out", tmp_path / "out", "--evaluate-every", "15", "--json")
+    assert done.exit_code == 0, done.output
+    told = json.loads(done.stdout)
+    assert told["bit_equal"] is True and told["difference"] is None
+    assert told["equal"] == told["compared"] and told["compared"]["final"] == 1
+    assert told["digest"] == run.parameters.digest()
+    steps = [event.fact.syncer_step for event in run.events if isinstance(event.fact, Committed)]
+    assert [step for step, _ in told["evaluations"]] == [steps[14], steps[29], steps[-1]]
+    assert told["out"] == str(tmp_path / "out" / FILE)
+    named = weights.read(told["out"])
+    assert [weights.sha256(flat) for flat in weights.dealt(named, run.fragments)] == [
+        weights.sha256(theta) for theta in run.parameters.thetas
+    ]
+    again = invoke(recorded, *TASK, "--out", tmp_path / "out")
+    assert again.exit_code == 2 and "already" in again.stderr
+
+
+def test_a_difference_is_named_with_a_hint_and_exit_code_5(run: Shaken, tmp_path: Path) -> None:
+    other = altered(run.events, is_a(StepFinished, step=3), progress=0.5)
+    done = invoke(folder(tmp_path / "other", run, other), *TASK, "--until", "12")
+    assert done.exit_code == 5, done.output
+    assert "bit-equal       no" in done.stdout
+    assert "first difference: syncer step " in done.stdout and "in its step 4: recorded" in done.stdout
+    assert "commits up to syncer step 12 replayed" in done.stdout
+    assert "final           none" in done.stdout, "the end is not reached"
+
+
+def test_nothing_recorded_is_not_called_equal() -> None:
+    outcome = {"commits": 1, "syncer_step": 1, "steps": 2, "seconds": 0.1, "digest": "ab"}
+    outcome |= {"computed": {"commit": 3, "loss": 3}, "compared": {"loss": 2}, "equal": {"loss": 2}}
+    lines = _told("run", None, outcome | {"evaluations": [(1, 2.5)], "out": None, "difference": None, "hints": []})
+    assert "  bit-equal       nothing to compare with" in lines
+    assert {"  commit          not recorded", "  loss            2 of 2 equal, 1 not recorded"} <= set(lines)
+    assert "  state           none" in lines and "  held-out loss   2.5000 at syncer step 1" in lines
+
+
+def test_wrong_input_is_told_before_anything_is_computed(run: Shaken, recorded: Path, tmp_path: Path) -> None:
+    def refused(words: str, *arguments: str | Path) -> None:
+        done = invoke(*arguments)
+        assert (done.exit_code, done.stdout) == (2, "")
+        assert words in done.stderr
+
+    refused("no such folder", tmp_path / "none")
+    (tmp_path / "empty").mkdir()
+    refused("holds no log", tmp_path / "empty")
+    damaged = folder(tmp_path / "damaged", run, run.events)
+    text = (damaged / "events.jsonl").read_text()
+    (damaged / "events.jsonl").write_text("{}\n" + text)
+    refused("its log cannot be read: events.jsonl, line 1", damaged)
+    refused("--task: is required: the run names tests.replay.shaken:Points", recorded)
+    refused("the run's last commit is at 48", recorded, *TASK, "--until", "99")
+    idle = folder(tmp_path / "idle", run, without(run.events, is_a(Committed)))
+    refused("nothing was committed until then", idle, *TASK, "--until", "9")
+    older = altered(run.events, is_a(StepFinished, step=3), progress=None)
+    refused("step 3 has no progress", folder(tmp_path / "older", run, older), *TASK)
+
+
+def test_a_task_that_cannot_be_built_is_the_users_problem(run: Shaken, tmp_path: Path) -> None:
+    place = folder(tmp_path / "unbuilt", run, run.events)
+    text = (place / "config.toml").read_text().replace("tests.replay.shaken:Points", "no.such.module:Task")
+    (place / "config.toml").write_text(text)
+    done = invoke(place, "--task", "no.such.module:Task", "--json")
+    assert done.exit_code == 2
+    (problem,) = json.loads(done.stdout)["error"]["problems"]
+    assert problem["field"] == "task" and "does not import" in problem["message"]
+
+
+def test_two_logs_are_compared_without_any_numbers(run: Shaken, recorded: Path, tmp_path: Path) -> None:
+    same = invoke(recorded, "--diff", recorded)
+    assert (same.exit_code, same.stdout) == (0, f"the same: {len(run.events)} events, but for what clocks measured\n")
+    other = folder(tmp_path / "other", run, altered(run.events, is_a(Committed, syncer_step=20), live=9))
+    parted = invoke(recorded, "--diff", other)
+    assert parted.exit_code == 5
+    assert parted.stdout.startswith("they part at syncer 1, fact ") and "live = 9" in parted.stdout
+    told = json.loads(invoke(recorded, "--diff", other, "--json").stdout)
+    assert told["same"] is False and told["first"]["fields"] == {"live": [3, 9]}
+    assert invoke(recorded, "--diff", tmp_path / "none").exit_code == 2
+    assert "computes nothing" in invoke(recorded, "--diff", other, "--until", "9").stderr
