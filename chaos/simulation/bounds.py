@@ -17,6 +17,7 @@ from __future__ import annotations
 
 from typing import TYPE_CHECKING
 
+from chaos.simulation import conduct
 from outer.messages import STEPPING
 
 if TYPE_CHECKING:
@@ -109,6 +110,8 @@ class Bounds:
             if unit.alive and unit.waiting > WAITING_MAX:
                 self._broken("bounds.waiting", f"{unit.name} {unit.incarnation} has {unit.waiting} questions open")
         if server is not None:
+            if server.running and not server.deposed:
+                conduct.leases(self._setting, server)
             if len(server.writer.queue) > JOURNAL_MAX:
                 self._broken("bounds.journal", f"{len(server.writer.queue)} entries wait for the store")
             opened = server.machine.syncer_step - server.machine.committed_step

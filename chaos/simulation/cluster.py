@@ -12,6 +12,7 @@ from collections.abc import Callable
 from dataclasses import dataclass
 from typing import Any
 
+from chaos.simulation import conduct
 from chaos.simulation.bounds import Bounds
 from chaos.simulation.history import Digest, digest_of, events_of, judged
 from chaos.simulation.hosts import Host
@@ -195,6 +196,7 @@ def _raised(error: Exception) -> Violation:
 
 def _outcome(cluster: Cluster, violations: list[Violation]) -> Outcome:
     setting, options = cluster.setting, cluster.options
+    conduct.waits(setting)
     facts: Counter[str] = Counter()
     for said in setting.facts.values():
         for _, fact in said:

@@ -9,6 +9,7 @@ from collections.abc import Callable
 from functools import partial
 from typing import TYPE_CHECKING
 
+from chaos.simulation import conduct
 from chaos.simulation.network import Call, ask
 from chaos.simulation.values import Held
 from learners import signals
@@ -90,6 +91,7 @@ class States:
     def donate(self, effect: signals.Donate) -> None:
         key, unit = (effect.request.joiner, effect.request.joiner_incarnation), self._unit
         if (call := self._gifts.get(key)) is not None:
+            conduct.gives(self._setting.truth, unit, effect)
             held = Held(unit.values.contents(), unit.poisoned)
             unit.after(PACK_S, self._pack, key, call, effect, held)
 

@@ -14,6 +14,7 @@ from functools import partial
 from heapq import heappush
 from typing import TYPE_CHECKING, Any
 
+from chaos.simulation import conduct
 from chaos.simulation.contents import Content, Version
 from chaos.simulation.hosts import Host, Process
 from chaos.simulation.network import Call, ask
@@ -58,7 +59,7 @@ class Unit(Process):
         self.server: Server | None = None  # the newest that it was told of
         self.values = Values(self.key, setting.truth)
         self.states = States(setting, self, self._release)
-        self.poisoned = False  # its numbers are not finite
+        self.poisoned = self.known_poisoned = False  # its numbers are not finite; it has seen so in its loss
         self.wrong = False  # its recipe is another
         self.undelivered = 0  # messages of the syncer on their way here
         self.reports = 0  # on their way to the syncer
@@ -170,6 +171,8 @@ class Unit(Process):
     # -------------------------------------------------------------- the training loop
 
     def _run_step(self, effect: signals.RunStep) -> None:
+        if self.machine.phase != STEPPING:
+            conduct.steps(self._setting.truth, self)
         self._turn += 1
         self._holding = False
         slowdown = self.host.slowdown
@@ -182,6 +185,7 @@ class Unit(Process):
     def _step_done(self, turn: int) -> None:
         if turn == self._turn:
             self.values.step += 1
+            self.known_poisoned = self.poisoned
             self.drive(self._done)
 
     def _hold(self, effect: signals.Hold) -> None:
@@ -200,6 +204,7 @@ class Unit(Process):
             self.drive(self._resumed)
 
     def _exit(self, effect: signals.Exit) -> None:
+        conduct.leaves(self._setting.truth, self, effect.reason)
         self._leave(effect.reason)
 
     def _stage(self, effect: signals.Stage) -> None:
@@ -295,7 +300,8 @@ class Unit(Process):
             defect = "non_finite"
         elif self._setting.flips and self._setting.damaged("bit_flip"):
             defect = "bad_digest"
-        call.reply(1.0, (replace(contribution, digest=digest, defect=defect), len(self.facts)))
+        payload = None if defect else content  # as the inspection leaves it
+        call.reply(1.0, (replace(contribution, payload=payload, digest=digest, defect=defect), len(self.facts)))
 
     # -------------------------------------------------------------- versions
 

@@ -35,6 +35,16 @@ class Values:
         self._first = [0] * len(self._roots)  # after this step a fragment first came from the syncer
         self._read: dict[tuple[int, int], Content] = {}  # by fragment and step: what was handed out since
 
+    @property
+    def whole(self) -> bool:
+        """Every fragment came from the syncer."""
+        return None not in self._bases
+
+    @property
+    def unmerged(self) -> list[int]:
+        """Fragments that came from the syncer, with own steps on them that it does not have."""
+        return [p for p, base in enumerate(self._bases) if base is not None and self.step > self._since[p]]
+
     def content(self, fragment: int) -> Content:
         return Content(self._roots[fragment], self._carried[fragment], self._unit, self._since[fragment], self.step)
 

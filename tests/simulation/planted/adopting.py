@@ -126,20 +126,6 @@ def any_version_of_a_fetch(plant: Plant) -> None:
 
 
 @mutant
-def counters_of_now(plant: Plant) -> None:
-    """An answer carries the counters of the step that its payload is of."""
-
-    def wrapper(method: Any) -> Any:
-        def answer(self: Learner, request: Any, copy: Copy) -> None:
-            counters = self._adoption.counters(self._mark)[request.fragment]
-            method(self, request, Copy(self._mark, counters, copy.payload))
-
-        return answer
-
-    plant.around(Learner, "_answer", wrapper)
-
-
-@mutant
 def copy_from_before_the_adoption(plant: Plant) -> None:
     """No read is answered from a copy that was made before an adoption."""
 
@@ -153,12 +139,6 @@ def copy_from_before_the_adoption(plant: Plant) -> None:
 
     plant.put(Reads, "forget", lambda self, fragments: None)
     plant.around(Learner, "_answer", wrapper)
-
-
-@mutant
-def copy_kept(plant: Plant) -> None:
-    """Copies of fragments that were adopted since are forgotten."""
-    plant.put(Reads, "forget", lambda self, fragments: None)
 
 
 @mutant

@@ -114,6 +114,7 @@ def overtaken_report_taken(plant: Plant) -> None:
 def lease_never_expires(plant: Plant) -> None:
     """A learner that is silent for longer than its lease is not waited for."""
     plant.put(Leases, "expire", lambda self, now: [])
+    plant.put(Leases, "next_expiry", None)
 
 
 @mutant
