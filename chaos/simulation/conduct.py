@@ -6,21 +6,25 @@ that; what it finds it tells `truth`.
 
 from __future__ import annotations
 
+import math
 from typing import TYPE_CHECKING
 
-from outer.facts import Committed, StepOpened, StepPassed
+from outer import signals
+from outer.facts import Committed, LearnerFenced, StepOpened, StepPassed
 from outer.messages import STEPPING
+from outer.signals import Fence, Say
 
 if TYPE_CHECKING:
     from chaos.simulation.server import Server
-    from chaos.simulation.setting import Setting
+    from chaos.simulation.setting import Fact, Setting
     from chaos.simulation.truth import Truth
     from chaos.simulation.unit import Unit
-    from learners import signals
+    from learners.signals import Donate
 
 # Times a learner's usual step: by how much steps vary, and clocks differ.
 SLOWEST, FASTEST = 1.1 * 1.03, 0.9 * 0.97
 SLOWED = 6.5  # by the fault `slow`, at most
+UNEVEN = frozenset({"clock_rate", "clock_jump", "wall_skew", "wall_jump", "zombie"})
 SLACK_S = 1.0  # between two looks
 WAKE_S = 0.01  # a timer comes so late at most
 
@@ -31,7 +35,7 @@ def steps(truth: Truth, unit: Unit) -> None:
         truth.broken("conduct.steps", f"{unit.name} {unit.incarnation} steps while it is {unit.machine.phase}")
 
 
-def gives(truth: Truth, unit: Unit, effect: signals.Donate) -> None:
+def gives(truth: Truth, unit: Unit, effect: Donate) -> None:
     """A donor is whole, finite as far as it knows, and has seen the clock that the joiner was told."""
     name, request = f"{unit.name} {unit.incarnation}", effect.request
     if effect.syncer_step < request.syncer_step:
@@ -59,21 +63,41 @@ def leases(setting: Setting, server: Server) -> None:
             setting.truth.broken("conduct.leases", f"{silent}, and is held for alive")
 
 
+def fences(truth: Truth, event: signals.Event, effects: list[signals.Effect]) -> None:
+    """A fence ends the incarnation that it names, and no other."""
+    for effect in effects:
+        if isinstance(event, Fence) and isinstance(effect, Say) and isinstance(effect.fact, LearnerFenced):
+            named, ended = f"{event.learner} {event.incarnation}", f"{effect.fact.learner} {effect.fact.incarnation}"
+            if named != ended:
+                truth.broken("conduct.fences", f"the fence of {named} ended {ended}")
+
+
 def waits(setting: Setting) -> None:
-    """Of a run without faults: steps open no sooner than learners step, and no grace outlasts what was granted."""
+    """Steps open no sooner than learners step, and no grace outlasts what was granted.
+
+    Not judged where the syncer's clocks do not run evenly, or it freezes.
+    """
     options = setting.options
-    if options.faults:
+    if UNEVEN & {fault.kind for fault in options.faults}:
         return
-    fastest = FASTEST * min(options.step_s[name] for name in options.learners)
+    fastest = FASTEST * min(options.step_s.values())
     grace = options.sync.grace
-    longest = SLOWEST * max(options.step_s.values()) if isinstance(grace, str) else grace
+    longest = math.inf if isinstance(grace, str) else grace  # what adaptive grace granted, no record says
+    for (writer, _), said in setting.facts.items():
+        if writer == "syncer":
+            _waits(setting, said, fastest, longest)
+
+
+def _waits(setting: Setting, said: list[Fact], fastest: float, longest: float) -> None:
+    """Of one epoch."""
+    sync = setting.options.sync
     opened_at, known = float("-inf"), False  # before the first commit nobody's step time may be known
-    for at, fact in setting.facts["syncer", 1]:
-        if isinstance(fact, Committed) and grace != "infinite" and fact.grace_s > longest + WAKE_S:
+    for at, fact in said:
+        if isinstance(fact, Committed) and fact.grace_s > longest + WAKE_S:
             given = f"syncer step {fact.syncer_step} waited {fact.grace_s:.3f} s after its quorum"
             setting.truth.broken("conduct.waits", f"{given}, granted were at most {longest:.3f} s")
         if isinstance(fact, StepOpened):
-            if known and options.sync.pacing == "clock" and at - opened_at < fastest:
+            if known and sync.pacing == "clock" and at - opened_at < fastest:
                 since = f"syncer step {fact.syncer_step} opened {at - opened_at:.3f} s after the one before"
                 setting.truth.broken("conduct.waits", f"{since}, no learner steps in less than {fastest:.3f} s")
             opened_at = at

@@ -10,6 +10,7 @@ from collections.abc import Callable
 from functools import partial
 from typing import TYPE_CHECKING, Any
 
+from chaos.simulation import conduct
 from chaos.simulation.contents import Range, Version
 from chaos.simulation.hosts import Host, Process
 from chaos.simulation.network import Call, ask
@@ -79,7 +80,7 @@ class Server(Process):
         heard()
 
     def tell(self, event: signals.Event) -> None:
-        self._drive(event)
+        conduct.fences(self._setting.truth, event, self._drive(event))
 
     def drain(self, event: signals.DrainRequested, told: Callable[[bool], None]) -> None:
         """Whether it was told to leave; else it has nothing to lose."""

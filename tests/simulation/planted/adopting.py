@@ -86,12 +86,6 @@ def rebased_and_counted_on(plant: Plant) -> None:
 
 
 @mutant
-def rebased_by_another_notice(plant: Plant) -> None:
-    """Rebase waits for the version's own notice: only that says what the version contains."""
-    plant.put(Adoption, "_is_time", lambda self, fragment, version, at: fragment in self._noticed)
-
-
-@mutant
 def rebased_by_the_last_read(plant: Plant) -> None:
     """Rebase subtracts the read that was merged, not the last one that was answered."""
 

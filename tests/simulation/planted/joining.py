@@ -75,20 +75,6 @@ def joins_before_it_is_whole(plant: Plant) -> None:
 
 
 @mutant
-def notices_dropped_while_joining(plant: Plant) -> None:
-    """Notices that come while a learner joins are kept."""
-
-    def wrapper(method: Any) -> Any:
-        def on_notice(self: Learner, now: float, event: Any) -> None:
-            if self.phase != JOINING:
-                method(self, now, event)
-
-        return on_notice
-
-    plant.around(Learner, "_on_notice", wrapper)
-
-
-@mutant
 def donor_failure_ends_the_search(plant: Plant) -> None:
     """After a donor's failure another is sought, or the syncer's snapshot is taken."""
 
@@ -165,12 +151,6 @@ def bases_forgotten_at_reattach(plant: Plant) -> None:
     plant.around(Learner, "_on_welcome", wrapper)
 
 
-@mutant
-def reads_kept_at_reattach(plant: Plant) -> None:
-    """Whoever asked before the syncer changed is not answered after it."""
-    plant.put(learner.Reads, "drop", lambda self: None)
-
-
 # ---------------------------------------------------------------- stepping, waiting, leaving
 
 
@@ -207,20 +187,6 @@ def hold_without_end(plant: Plant) -> None:
         return handle
 
     plant.around(Learner, "handle", wrapper)
-
-
-@mutant
-def hold_without_reports(plant: Plant) -> None:
-    """A loop that waits renews its lease."""
-
-    def wrapper(method: Any) -> Any:
-        def hold(self: Learner, now: float, reason: str) -> None:
-            self._reported_at = math.inf
-            method(self, now, reason)
-
-        return hold
-
-    plant.around(Learner, "_hold", wrapper)
 
 
 @mutant

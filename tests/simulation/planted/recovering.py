@@ -48,7 +48,7 @@ def merged_steps_not_recovered(plant: Plant) -> None:
 
 @mutant
 def incarnations_not_recovered(plant: Plant) -> None:
-    """Another epoch knows the incarnations that the journal names: who died meanwhile is fenced, and its spans return."""
+    """Another epoch fences who died meanwhile: it knows the incarnations that the journal names."""
     plant.around(recovery, "recover", recovering(lambda found: replace(found, incarnations={})))
 
 
@@ -78,7 +78,9 @@ def last_commit_not_recovered(plant: Plant) -> None:
 
     def wrapper(recover: Any) -> Any:
         def short(entries: Any, fragments: int) -> Recovered:
-            last = max((i for i, entry in enumerate(entries) if isinstance(entry.record, Committed)), default=len(entries))
+            last = max(
+                (i for i, entry in enumerate(entries) if isinstance(entry.record, Committed)), default=len(entries)
+            )
             return recover(entries[:last], fragments)
 
         return short
@@ -188,9 +190,11 @@ def spans_not_trimmed_after_recovery(plant: Plant) -> None:
         def restore(self: Members, recovered: Recovered) -> None:
             method(self, recovered)
             for member in self._members.values():
-                member.first_step = self._coverage[key].last_step if (key := (member.name, member.incarnation)) in (
-                    self._coverage
-                ) else 0
+                member.first_step = (
+                    self._coverage[key].last_step
+                    if (key := (member.name, member.incarnation)) in (self._coverage)
+                    else 0
+                )
 
         return restore
 

@@ -67,7 +67,12 @@ def grace_twice(plant: Plant) -> None:
     def wrapper(method: Any) -> Any:
         def judge(self: OpenStep, now: float, quorum: int, live: int, reported: int, grace_s: float | None) -> Verdict:
             verdict = method(self, now, quorum, live, reported, grace_s)
-            if self.stage is Stage.GRACE and verdict.decision is Decision.MERGE and reported < live and self.reason == "":
+            if (
+                self.stage is Stage.GRACE
+                and verdict.decision is Decision.MERGE
+                and reported < live
+                and self.reason == ""
+            ):
                 self.reason, self.grace_s = "once more", 2 * self.grace_s
                 return Verdict(Decision.WAIT, self.reason)
             return verdict

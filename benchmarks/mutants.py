@@ -1,0 +1,95 @@
+"""Planted protocol bugs, one after another, each run by seed until a checker finds it.
+
+    python benchmarks/mutants.py [--only NAME ...] [--profile mixed] [--seeds 1000] [--jobs 2] [--write] [--json]
+
+A catch counts only where the machines without the bug keep every promise at the same seed. Exit code 1 if a mutant
+escapes. `--write` renews the table in docs/mutants.md, and finds for each mutant the short run that
+tests/simulation/test_mutants.py repeats; both only for the mutants that are run.
+"""
+
+from __future__ import annotations
+
+import argparse
+import json
+import multiprocessing
+import sys
+from concurrent.futures import ProcessPoolExecutor
+from dataclasses import asdict
+from functools import partial
+from pathlib import Path
+
+ROOT = Path(__file__).resolve().parent.parent
+sys.path.insert(0, str(ROOT))
+
+from chaos.simulation.profile import PROFILES  # noqa: E402
+from tests.simulation import catching  # noqa: E402
+from tests.simulation.mutants import MUTANTS  # noqa: E402
+
+PAGE = ROOT / "docs" / "mutants.md"
+BEGIN, END = "<!-- table: written by python benchmarks/mutants.py --write -->", "<!-- end of table -->"
+SHORT = 40  # syncer steps of the runs that tests repeat
+SHORT_SEEDS = 60  # tried in each profile to find one
+ESCAPED = "escaped"
+
+Row = dict[str, object]
+
+
+def main() -> int:
+    parser = argparse.ArgumentParser(description=__doc__.splitlines()[0])
+    parser.add_argument("--only", nargs="+", metavar="NAME", choices=sorted(MUTANTS), default=list(MUTANTS))
+    parser.add_argument("--profile", choices=PROFILES, default="mixed")
+    parser.add_argument("--seeds", type=int, default=1000)
+    parser.add_argument("--jobs", type=int, default=2)
+    parser.add_argument("--write", action="store_true")
+    parser.add_argument("--json", action="store_true")
+    asked = parser.parse_args()
+    rows: list[Row] = []
+    with ProcessPoolExecutor(asked.jobs, multiprocessing.get_context("spawn")) as pool:
+        for row in pool.map(partial(hunt, profile=asked.profile, seeds=asked.seeds, short=asked.write), asked.only):
+            rows.append(row)
+            print(told(row), file=sys.stderr if asked.json else sys.stdout, flush=True)
+    escaped = [row["mutant"] for row in rows if row["seeds"] is None]
+    if asked.write:
+        write(rows)
+    if asked.json:
+        print(json.dumps({"ok": not escaped, "profile": asked.profile, "escaped": escaped, "mutants": rows}))
+    else:
+        print(f"{len(rows) - len(escaped)} of {len(rows)} mutants are caught within {asked.seeds} seeds")
+    return 1 if escaped else 0
+
+
+def hunt(name: str, profile: str, seeds: int, short: bool) -> Row:
+    """One mutant, in a process of its own."""
+    mutant = MUTANTS[name]
+    catch = catching.first(mutant, range(1, seeds + 1), profile)
+    row: Row = {"mutant": name, "breaks": mutant.breaks, "seeds": catch.seed if catch else None}
+    row |= {"caught_by": list(catch.promises) if catch else [], "reason": catch.reason if catch else ""}
+    if short:
+        found = catching.cheapest(mutant, range(1, SHORT_SEEDS + 1), PROFILES, SHORT) or catch
+        row["short"] = asdict(found) if found else None
+    return row
+
+
+def told(row: Row) -> str:
+    seeds = ESCAPED if row["seeds"] is None else row["seeds"]
+    return f"{row['mutant']:<36} {seeds!s:>7}  {', '.join(row['caught_by'])}"  # type: ignore[arg-type]
+
+
+def write(rows: list[Row]) -> None:
+    """Rows that were not run anew stay as they are; mutants that are gone go."""
+    page = PAGE.read_text()
+    before, _, rest = page.partition(BEGIN)
+    table, _, after = rest.partition(END)
+    lines = {line.split("`")[1]: line for line in table.splitlines() if line.startswith("| `")}
+    for row in rows:
+        seeds, promises = row["seeds"] or ESCAPED, ", ".join(f"`{each}`" for each in row["caught_by"])  # type: ignore[attr-defined]
+        lines[str(row["mutant"])] = f"| `{row['mutant']}` | {row['breaks']} | {seeds} | {promises} |"
+    head = "| mutant | the promise that it breaks | seeds | caught by |\n|---|---|---|---|\n"
+    body = "\n".join(lines[name] for name in MUTANTS if name in lines)
+    PAGE.write_text(f"{before}{BEGIN}\n\n{head}{body}\n\n{END}{after}")
+    found = {str(row["mutant"]): catching.Catch(**row["short"]) for row in rows if row["short"]}  # type: ignore[arg-type]
+    catching.record({name: catch for name, catch in (catching.recorded() | found).items() if name in MUTANTS})
+
+
+if __name__ == "__main__":
+    sys.exit(main())
