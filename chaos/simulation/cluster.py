@@ -147,7 +147,9 @@ class Cluster:
         if isinstance(record, Committed):
             self.setting.truth.committed(record, write.entry.proposal)
         elif isinstance(record, SpanGranted):
-            self.setting.truth.spans.add(record.span)
+            self.setting.truth.lent(record)
+        else:
+            self.setting.truth.returned(record)
 
 
 def simulate(

@@ -12,7 +12,7 @@ from chaos.simulation.profile import TOKENS, Options
 
 if TYPE_CHECKING:
     from learners import signals as learner_signals
-    from outer.facts import Committed
+    from outer.facts import Committed, SpanGranted, SpanReturned
 
 TOLERANCE = 1e-9  # of a weight
 SHOWN_MAX = 8  # violations of one promise that are kept
@@ -38,7 +38,10 @@ class Truth:
         self.violations: list[Violation] = []
         self.origin = tuple(Version(p, 0, None, ()) for p in range(options.fragments))
         self.tips = list(self.origin)
-        self.spans: set[int] = set()  # whose grant is durable
+        self._spans: set[int] = set()  # whose grant is durable
+        self._lent: dict[Key, int] = {}  # samples, durably
+        self._committed: dict[Key, int] = {}  # the last step of each that is in any durable version
+        self._batch = options.batch
         self.checked = 0
         self.shared: dict[str, int] = {}  # the newest syncer step that each learner has a share in
         self._given: dict[tuple[Key, int], tuple[Content, ...]] = {}  # what a donor gave as of a step of its own
@@ -70,6 +73,7 @@ class Truth:
         self._weights(name, proposal)
         for content in proposal.payloads:
             self.shared[content.unit[0]] = record.syncer_step
+            self._committed[content.unit] = max(content.step, self._committed.get(content.unit, 0))
         for one, content, weight in zip(record.participants, proposal.payloads, proposal.weights, strict=False):
             told = (one.learner, one.incarnation), one.base_step, one.step, one.steps, one.tokens, one.weight
             steps = content.step - content.since
@@ -109,8 +113,23 @@ class Truth:
                     f"epoch {epoch} begins with version {version.number} of fragment {version.fragment}, not {tip}",
                 )
 
+    def lent(self, granted: SpanGranted) -> None:
+        """A grant became durable. What the learner's earlier incarnations had not committed has to be back by then."""
+        key = (granted.learner, granted.incarnation)
+        self._spans.add(granted.span)
+        self._lent[key] = self._lent.get(key, 0) + granted.stop - granted.start
+        for (name, incarnation), samples in self._lent.items():
+            used = self._committed.get((name, incarnation), 0) * self._batch[name]
+            if name == key[0] and incarnation < key[1] and samples > used:
+                reason = f"{name} {incarnation} keeps {samples} samples after its end, {used} of them are committed"
+                self.broken("truth.returned", reason)
+
+    def returned(self, back: SpanReturned) -> None:
+        self._lent[back.learner, back.incarnation] -= back.stop - back.start
+
     def granted(self, epoch: int, span: int) -> None:
-        if span not in self.spans:
+        """A learner is told of a span."""
+        if span not in self._spans:
             self.broken("truth.spans", f"epoch {epoch} lent span {span}, which no durable record says")
 
     # -------------------------------------------------------------- the learners' side

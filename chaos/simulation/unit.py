@@ -43,6 +43,7 @@ FETCHERS = 2  # threads
 EXIT_S = 0.05
 
 QUIET = (signals.Resume, signals.StepDone, signals.Staged)  # the loop's own; everything else is news to it
+NOTHING = signals.Staged({})
 
 
 class Unit(Process):
@@ -202,7 +203,8 @@ class Unit(Process):
         self._leave(effect.reason)
 
     def _stage(self, effect: signals.Stage) -> None:
-        self.drive(signals.Staged({fragment: self.values.content(fragment) for fragment in effect.fragments}))
+        copies = {fragment: self.values.content(fragment) for fragment in effect.fragments}
+        self.drive(signals.Staged(copies) if copies else NOTHING)
 
     def poison(self) -> None:
         """From here on its numbers are not finite, until it is restarted."""

@@ -9,9 +9,11 @@ from typing import Any
 import pytest
 
 import learners.adoption
+import learners.reads
 import outer.contributions
 import outer.openstep
 import outer.recovery
+import outer.spans
 import outer.syncer
 from chaos.simulation import cluster
 from chaos.simulation.cluster import Outcome, play
@@ -80,6 +82,11 @@ def test_a_span_that_is_lent_before_that_is_durable(monkeypatch: pytest.MonkeyPa
 
     monkeypatch.setattr(Steward, "_lend", lend)
     assert {"truth.spans"} <= broken()
+
+
+def test_spans_of_the_dead_that_never_come_back(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(outer.spans.SpanPool, "release", lambda *given: [])
+    assert {"truth.returned"} <= broken((Fault(6.0, "crash", "a", 1.0, 0.5),))
 
 
 def test_a_learner_that_keeps_what_it_has_given_counts_its_own_steps_twice(monkeypatch: pytest.MonkeyPatch) -> None:
