@@ -4,7 +4,7 @@ VENV   ?= .venv
 BIN    := $(VENV)/bin
 READY  := $(VENV)/.ready
 
-.PHONY: demo test test-real test-rest check bench
+.PHONY: demo test test-real test-rest check docs bench
 
 $(READY): pyproject.toml constraints.txt
 	$(PYTHON) -m venv $(VENV)
@@ -29,6 +29,9 @@ check: $(READY)      ## format, lint, types, import contract
 	$(BIN)/ruff check .
 	$(BIN)/mypy
 	$(BIN)/lint-imports
+
+docs: $(READY)       ## write anew what the docs take from the code and the tests
+	$(BIN)/python -m docs.renew
 
 bench: $(READY)      ## the measurements that docs/benchmarks.md reports; about half an hour
 	$(BIN)/python benchmarks/isolation.py

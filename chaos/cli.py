@@ -1,4 +1,4 @@
-"""`diloco chaos`: faults by hand, on a running job."""
+"""`diloco chaos`: faults by hand, on a running job; and the simulator."""
 
 from __future__ import annotations
 
@@ -8,13 +8,15 @@ from typing import Annotated
 
 import typer
 
+from chaos.simulation.cli import sim
 from orchestrator.cli.errors import reported
 from orchestrator.cli.status import find
 from orchestrator.problems import InputError, Problem, nearest
 from orchestrator.store import RunStore
 from orchestrator.stored import recipe_of, status_of
 
-app = typer.Typer(help="Inject faults into a running job.", no_args_is_help=True)
+app = typer.Typer(help="Inject faults into a running job, or run the simulator.", no_args_is_help=True)
+app.command("sim")(sim)
 
 Command = Callable[..., None]
 Learner = Annotated[str, typer.Argument(help="The learner's name, e.g. learner-local-0.")]

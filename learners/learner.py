@@ -74,14 +74,18 @@ from outer.schedule import Schedule
 if TYPE_CHECKING:
     from outer.config import SyncConfig
 
-TRANSITIONS: dict[str, tuple[str, ...]] = {
-    STARTING: (IMPORTING, STOPPED),
-    IMPORTING: (COMPILING, STOPPED),
-    COMPILING: (JOINING, STOPPED),
-    JOINING: (STEPPING, STOPPED),
-    STEPPING: (DRAINING, STOPPED),
-    DRAINING: (STOPPED,),
-    STOPPED: (),
+# From each phase to which, and when. docs/protocol.md draws it. Before joining there is no boundary to stop at.
+TRANSITIONS: dict[str, dict[str, str]] = {
+    STARTING: {IMPORTING: "the process is up"},
+    IMPORTING: {COMPILING: "task and trainer are loaded"},
+    COMPILING: {JOINING: "compiled (Attach is sent)"},
+    JOINING: {
+        STEPPING: "a peer's state, or every fragment, is there",
+        STOPPED: "Stop, or no state to start from in time",
+    },
+    STEPPING: {DRAINING: "asked to leave, at a boundary", STOPPED: "Stop, at a boundary"},
+    DRAINING: {STOPPED: "Stop (nothing is left to give), or the deadline"},
+    STOPPED: {},
 }
 
 FETCH_ATTEMPTS_MAX = 5  # while joining; later the syncer sends the notice again

@@ -23,13 +23,29 @@ class State(Enum):
     DONE = "done"  # the run is over, or it is not wanted any more
 
 
-TRANSITIONS: dict[State, tuple[State, ...]] = {
-    State.WAITING: (State.STARTING, State.DONE),
-    State.STARTING: (State.RUNNING, State.WAITING, State.DRAINING, State.ENDING, State.DONE),
-    State.RUNNING: (State.WAITING, State.DRAINING, State.ENDING, State.DONE),
-    State.DRAINING: (State.WAITING, State.ENDING, State.DONE),
-    State.ENDING: (State.WAITING, State.DONE),
-    State.DONE: (State.WAITING,),  # wanted again
+# From each state to which, and when. docs/protocol.md draws it.
+TRANSITIONS: dict[State, dict[State, str]] = {
+    State.WAITING: {State.STARTING: "its time has come", State.DONE: "not wanted any more, or the run is over"},
+    State.STARTING: {
+        State.RUNNING: "its process is up",
+        State.WAITING: "gone and still wanted",
+        State.DRAINING: "asked to leave",
+        State.ENDING: "silent for too long",
+        State.DONE: "gone and not wanted, or the run is over",
+    },
+    State.RUNNING: {
+        State.WAITING: "gone and still wanted",
+        State.DRAINING: "asked to leave",
+        State.ENDING: "silent for too long",
+        State.DONE: "gone and not wanted, or the run is over",
+    },
+    State.DRAINING: {
+        State.WAITING: "gone and still wanted",
+        State.ENDING: "silent for too long",
+        State.DONE: "gone and not wanted, or the run is over",
+    },
+    State.ENDING: {State.WAITING: "gone and still wanted", State.DONE: "gone and not wanted, or the run is over"},
+    State.DONE: {State.WAITING: "wanted again"},
 }
 
 

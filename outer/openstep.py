@@ -25,15 +25,42 @@ class Stage(Enum):
     MERGING = "merging"  # the shell computes
     MERGED = "merged"  # waits until every earlier step is committed
     JOURNALING = "journaling"  # the shell makes it durable
+    COMMITTED = "committed"  # durable: it is open no more
+    PASSED = "passed"  # it had its quorum, and no fragment was due
+    DROPPED = "dropped"  # the run finished first
 
 
-TRANSITIONS: dict[Stage, tuple[Stage, ...]] = {
-    Stage.COLLECTING: (Stage.GRACE, Stage.READING),
-    Stage.GRACE: (Stage.READING, Stage.COLLECTING),
-    Stage.READING: (Stage.MERGING, Stage.COLLECTING),
-    Stage.MERGING: (Stage.MERGED, Stage.COLLECTING),
-    Stage.MERGED: (Stage.JOURNALING,),
-    Stage.JOURNALING: (),
+# From each stage to which, and when. docs/protocol.md draws it.
+TRANSITIONS: dict[Stage, dict[Stage, str]] = {
+    Stage.COLLECTING: {
+        Stage.GRACE: "K reported",
+        Stage.READING: "all live reported, or no slack",
+        Stage.PASSED: "a quorum, no fragment due, the oldest (StepPassed)",
+        Stage.DROPPED: "the run is over",
+    },
+    Stage.GRACE: {
+        Stage.READING: "grace is over, or all live reported",
+        Stage.COLLECTING: "fewer than K alive, or reported",
+        Stage.DROPPED: "the run is over",
+    },
+    Stage.READING: {
+        Stage.MERGING: "at least K valid contributions",
+        Stage.COLLECTING: "fewer than K asked, or valid (StepReopened)",
+        Stage.DROPPED: "the run is over",
+    },
+    Stage.MERGING: {
+        Stage.MERGED: "finite",
+        Stage.COLLECTING: "not finite (StepReopened)",
+        Stage.DROPPED: "the run is over",
+    },
+    Stage.MERGED: {
+        Stage.JOURNALING: "every earlier step is committed or passed",
+        Stage.DROPPED: "the run is over",
+    },
+    Stage.JOURNALING: {Stage.COMMITTED: "durable (Committed)"},  # a run does not finish before it is
+    Stage.COMMITTED: {},
+    Stage.PASSED: {},
+    Stage.DROPPED: {},
 }
 
 

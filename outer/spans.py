@@ -67,9 +67,17 @@ class SpanPool:
             start = span.start + min(max(used, 0), span.samples)
             used -= span.samples
             if start < span.stop:
-                heapq.heappush(self._returned, (start, span.stop))
+                self._give_back(start, span.stop)
                 back.append(Span(span.identifier, start, span.stop))
         return back
+
+    def _give_back(self, start: int, stop: int) -> None:
+        """Neighbours become one range: a batch may need samples of both."""
+        for other in [each for each in self._returned if each[0] == stop or each[1] == start]:
+            self._returned.remove(other)
+            start, stop = min(start, other[0]), max(stop, other[1])
+        self._returned.append((start, stop))
+        heapq.heapify(self._returned)
 
     def lent(self, learner: str, incarnation: int, span: Span) -> None:
         """A grant that an earlier epoch has made."""
@@ -91,7 +99,7 @@ class SpanPool:
             Span(s.identifier, s.start, back.start) if s.identifier == back.identifier else s for s in borrower.spans
         )
         borrower.spans = deque(kept)
-        heapq.heappush(self._returned, (back.start, back.stop))
+        self._give_back(back.start, back.stop)
 
     def _take(self, samples: int, batch_size: int) -> tuple[int, int]:
         for start, stop in sorted(self._returned):

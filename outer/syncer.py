@@ -215,9 +215,10 @@ class Syncer:
         self._steward.attend(now, member, event, self._standing)
 
     def _stop_awaiting(self, learner: str, reason: str) -> None:
-        """Nothing more comes from this learner: no open step counts on it."""
+        """No open step counts on this learner; one whose lease alone ran out has reported what it reported."""
         for step in self._open:
-            step.reported.discard(learner)
+            if reason != "lease_expired":
+                step.reported.discard(learner)
             if learner in step.awaited:
                 self._out.say(step.miss(learner, reason))
 
@@ -302,6 +303,7 @@ class Syncer:
         """A step without a fragment has nothing to commit, but keeps its place in the order."""
         if self._open[0] is not step:
             return False
+        step.move(Stage.PASSED)
         self._open.pop(0)
         self.committed_step = step.syncer_step
         self.moved_at = now
@@ -405,7 +407,8 @@ class Syncer:
     def _on_committed(self, now: float, record: Committed) -> None:
         """Durable: now it is the fragment's value, and everyone is told."""
         step = self._open.pop(0)
-        assert step.stage is Stage.JOURNALING and step.record is record and step.result is not None
+        step.move(Stage.COMMITTED)
+        assert step.record is record and step.result is not None
         fragment = record.fragment
         self.versions[fragment] = self.committed_step = step.syncer_step
         self._digests[fragment] = record.digest
@@ -438,6 +441,8 @@ class Syncer:
 
     def _finish(self, now: float, reason: str) -> None:
         self.finished = reason
+        for step in self._open:
+            step.move(Stage.DROPPED)
         self._open.clear()
         self._out.say(Finished(self.committed_step, self.tokens_committed, reason))
         for member in self._members.attached:

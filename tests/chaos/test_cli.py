@@ -122,5 +122,6 @@ def test_the_commands_and_their_options_are_these() -> None:
         "link": for_a_while,
         "corrupt": for_a_while,
         "non-finite": plain,
+        "sim": ["--jobs", "--json", "--profile", "--seed", "--seeds", "--trace"],
         "wrong-config": plain,
     }

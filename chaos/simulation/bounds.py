@@ -1,0 +1,190 @@
+"""What must happen in bounded time, and what must stay small. Watches a run once a virtual second.
+
+The liveness bounds, in virtual seconds from healing, with slow = the slowest learner's step at its longest:
+
+    ready  = hang + 2 (notice + place + import + compile) + backoff + attach + join + lease + 2 slow
+             by then every wanted learner steps
+    step   = 4 slow + grace + read_timeout + 2 (resend + append + merge) + 8 messages
+             for one syncer step, once they do
+    commit = (H + tau) step, between two commits of a fragment
+    steps  = step, between two steps of a learner, once they do
+    share  = 2 H + tau syncer steps, once they do: in these everybody has contributed, if all are read (participants
+             eligible) and a round leaves the slowest learner time to adopt and to step (H of at least 8)
+    end    = ready + (syncer steps left) step + exit, by then nobody is left
+"""
+
+from __future__ import annotations
+
+from typing import TYPE_CHECKING
+
+from outer.messages import STEPPING
+
+if TYPE_CHECKING:
+    from chaos.simulation.hosts import Process
+    from chaos.simulation.setting import Setting
+    from chaos.simulation.storage import Store
+    from chaos.simulation.supervisor import Supervisor
+
+WATCH_S = 1.0
+RESEND_S = 1.0
+ATTACH_S = 10.0  # one lost attempt that was under way when all healed
+EXIT_S = 15.0
+QUIET_S = 120.0  # after the end: every timer has run out
+EVENTS_PER_STEP_MAX = 40  # that the syncer handles for one step of one learner, with everything that comes of it
+EVENTS_PER_S_MAX = 200  # and beside that
+WAITING_MAX = 96  # reads, gifts and fetches of one learner: one that thaws may hear of 64 versions at once
+ROUND_STEPS_MIN = 8  # the slowest takes 2.3 times as long as the fastest for a step
+JOURNAL_MAX = 256  # entries that wait for the store
+
+
+class Bounds:
+    """Tells `truth` of every bound that is passed; `given_up` once there is no point in going on."""
+
+    def __init__(self, setting: Setting, supervisor: Supervisor, store: Store) -> None:
+        options = setting.options
+        self.given_up = False
+        self.processes: list[Process] = []
+        self._setting, self._supervisor, self._store = setting, supervisor, store
+        self._handled: dict[int, int] = {}
+        self._healed_at: float | None = None
+        self._end_s = 0.0  # from then
+        self._ready = False
+        self._shared_from = 0  # the newest version then
+        self._stepped: dict[str, tuple[tuple[int, int], float]] = {}  # (incarnation, step), and since when it is that
+        self._committed: dict[int, float] = {}  # by fragment, when its newest commit was seen
+        self._tips: list[int] = [0] * options.fragments
+        sync, messages_s = options.sync, options.latency_s + options.jitter_s
+        slow = 1.1 * max(options.step_s.values())
+        grace = sync.grace if isinstance(sync.grace, float | int) else slow
+        self.step_s = 4 * slow + grace + sync.read_timeout_s + 8 * messages_s
+        self.step_s += 2 * (RESEND_S + 1.5 * options.append_s + options.merge_s)
+        up_s = options.notice_s + 0.1 + options.import_s + options.compile_s
+        lease_s = max(sync.lease_s, sync.lease_steps * slow)
+        self.ready_s = options.hang_s + 2 * up_s + options.backoff_s + ATTACH_S + sync.join_s + lease_s + 2 * slow
+        self.commit_s = (sync.round_steps + sync.overlap_steps) * self.step_s
+
+    def start(self) -> None:
+        self._setting.time.after(WATCH_S, self._watch)
+
+    def heal(self) -> None:
+        self._healed_at = self._setting.time.now
+        newest = max(tip.number for tip in self._setting.truth.tips)
+        self._end_s = self.ready_s + (self._setting.options.syncer_steps - newest) * self.step_s + EXIT_S
+        self._committed = dict.fromkeys(range(self._setting.options.fragments), self._healed_at)
+
+    def end(self) -> None:
+        """Let what is under way run out: nothing may be left."""
+        time = self._setting.time
+        time.run(time.now + QUIET_S)
+        left = len(time)
+        if left and not self.given_up:
+            self._broken("bounds.quiet", f"{left} events are still to come {QUIET_S:.0f} s after the end")
+
+    # -------------------------------------------------------------- once a second
+
+    def _watch(self) -> None:
+        supervisor = self._supervisor
+        if supervisor.over:
+            return
+        self._look_at_sizes()
+        if self._healed_at is not None:
+            self._look_at_progress(self._setting.time.now - self._healed_at)
+        self._setting.time.after(WATCH_S, self._watch)
+
+    def _look_at_sizes(self) -> None:
+        supervisor, options = self._supervisor, self._setting.options
+        steps_s = sum(WATCH_S / options.step_s[name] for name in supervisor.units)
+        limit = EVENTS_PER_S_MAX + EVENTS_PER_STEP_MAX * steps_s
+        server = supervisor.server
+        for process in [*supervisor.units.values(), *([server] if server else [])]:
+            handled = process.handled - self._handled.get(id(process), 0)
+            if id(process) not in self._handled:
+                self.processes.append(process)
+            self._handled[id(process)] = process.handled
+            if handled > limit:
+                self._broken(
+                    "bounds.spin", f"{process.host.name} handled {handled} events in a second, not {limit:.0f}"
+                )
+        for unit in supervisor.units.values():
+            if unit.alive and unit.waiting > WAITING_MAX:
+                self._broken("bounds.waiting", f"{unit.name} {unit.incarnation} has {unit.waiting} questions open")
+        if server is not None:
+            if len(server.writer.queue) > JOURNAL_MAX:
+                self._broken("bounds.journal", f"{len(server.writer.queue)} entries wait for the store")
+            opened = server.machine.syncer_step - server.machine.committed_step
+            if opened > max(1, options.sync.overlap_steps):
+                self._broken("bounds.open", f"{opened} syncer steps are open, tau is {options.sync.overlap_steps}")
+
+    # -------------------------------------------------------------- once all is healed
+
+    def _look_at_progress(self, since_s: float) -> None:
+        supervisor, options = self._supervisor, self._setting.options
+        self._note_commits()
+        if since_s > self._end_s:
+            newest = max(tip.number for tip in self._setting.truth.tips)
+            self._give_up(f"the run is at version {newest}, {since_s:.0f} s after all was healed")
+            return
+        if supervisor.finished_at is not None:
+            if self._setting.time.now > supervisor.finished_at + EXIT_S + options.sync.drain_s:
+                self._give_up("learners are there long after the end: " + self._phases())
+            return
+        if since_s <= self.ready_s:
+            return
+        if not self._ready:
+            self._ready = True
+            wanted = supervisor.controller.wanted
+            away = [name for name in wanted if not self._steps(name)]
+            if away:
+                self._broken("bounds.ready", f"{', '.join(away)} of {len(wanted)} do not step: {self._phases()}")
+            self._shared_from = max(tip.number for tip in self._setting.truth.tips)
+        self._look_at_steps()
+        self._look_at_shares()
+
+    def _look_at_steps(self) -> None:
+        """Nobody stands still."""
+        now = self._setting.time.now
+        for name in self._supervisor.controller.wanted:
+            unit = self._supervisor.units[name]
+            if (done := (unit.incarnation, unit.values.step)) != self._stepped.get(name, (done, 0.0))[0]:
+                self._stepped[name] = (done, now)
+            since_s = now - self._stepped.setdefault(name, (done, now))[1]
+            if since_s > self.step_s + WATCH_S:
+                self._broken("bounds.steps", f"{name} {unit.incarnation} has not finished a step for {since_s:.0f} s")
+
+    def _look_at_shares(self) -> None:
+        """Everybody who is fast enough to be read in every round is in one commit of every two rounds."""
+        sync, truth = self._setting.options.sync, self._setting.truth
+        newest = max(tip.number for tip in truth.tips)
+        if sync.participants != "eligible" or sync.round_steps < ROUND_STEPS_MIN:
+            return
+        for name in self._supervisor.controller.wanted:
+            since = newest - max(self._shared_from, truth.shared.get(name, 0))
+            if since > 2 * sync.round_steps + max(1, sync.overlap_steps):
+                self._broken("bounds.share", f"{name} has contributed to nothing for {since} syncer steps")
+
+    def _note_commits(self) -> None:
+        now = self._setting.time.now
+        for fragment, tip in enumerate(self._setting.truth.tips):
+            if tip.number != self._tips[fragment]:
+                self._tips[fragment], self._committed[fragment] = tip.number, now
+            waited_s = now - max(self._committed[fragment], (self._healed_at or 0.0) + self.ready_s)
+            if waited_s > self.commit_s and self._supervisor.finished_at is None:
+                self._give_up(f"fragment {fragment} has not committed for {waited_s:.0f} s: {self._phases()}")
+
+    def _steps(self, name: str) -> bool:
+        unit = self._supervisor.units.get(name)
+        return unit is not None and unit.running and unit.machine.phase == STEPPING
+
+    def _phases(self) -> str:
+        units = self._supervisor.units
+        return ", ".join(
+            f"{name} {unit.incarnation} {unit.machine.phase if unit.alive else 'dead'}" for name, unit in units.items()
+        )
+
+    def _give_up(self, reason: str) -> None:
+        self._broken("bounds.live", reason)
+        self.given_up = True
+        self._setting.time.halted = True
+
+    def _broken(self, promise: str, reason: str) -> None:
+        self._setting.truth.broken(promise, reason)

@@ -1,0 +1,142 @@
+"""`diloco chaos sim`: runs of the simulator by seed, what befell them, and what they broke."""
+
+from __future__ import annotations
+
+import json
+import re
+import sys
+import time
+from typing import TYPE_CHECKING, Annotated, Any
+
+import typer
+
+from orchestrator.cli.errors import BROKEN_PROMISE, reported
+from orchestrator.problems import InputError, Problem, nearest
+
+if TYPE_CHECKING:
+    from chaos.simulation.runner import Tally
+
+PROGRESS_S = 3.0
+SEEDS_MAX = 10_000_000
+
+
+def sim(
+    seeds: Annotated[str, typer.Option(help="First and last seed, A..B.")] = "1..100",
+    seed: Annotated[int | None, typer.Option(min=0, help="One seed, instead of --seeds.")] = None,
+    profile: Annotated[str, typer.Option(help="Which faults there are; mixed has all of them.")] = "mixed",
+    jobs: Annotated[int, typer.Option(min=1, help="Processes side by side.")] = 1,
+    trace: Annotated[bool, typer.Option("--trace", help="With --seed: a line for everything that happens.")] = False,
+    as_json: Annotated[bool, typer.Option("--json", help="Answer in JSON.")] = False,
+) -> None:
+    """Run both machines in a hostile simulated world; exit code 5 if any promise is broken. Needs no cluster."""
+    with reported(as_json):
+        wanted = range(seed, seed + 1) if seed is not None else _range(seeds)
+        _check(profile, seed, trace, as_json)
+        if trace:
+            tally, seconds = _traced(wanted[0], profile)
+        else:
+            from chaos.simulation.runner import run
+
+            tally, seconds = run(wanted, profile, jobs, _Progress(len(wanted)))
+        typer.echo(json.dumps(record(tally, seconds, profile, wanted)) if as_json else words(tally, seconds, profile))
+        if tally.violations:
+            raise typer.Exit(BROKEN_PROMISE)
+
+
+def _range(seeds: str) -> range:
+    match = re.fullmatch(r"(\d+)\.\.(\d+)", seeds)
+    if match is None:
+        raise InputError([Problem("--seeds", seeds, "is no range of seeds A..B", "give, for example, --seeds 1..100")])
+    first, last = int(match[1]), int(match[2])
+    if not first <= last < first + SEEDS_MAX:
+        allowed = f"the first seed is at most the last, and there are at most {SEEDS_MAX:,}"
+        raise InputError([Problem("--seeds", seeds, allowed, "give, for example, --seeds 1..100")])
+    return range(first, last + 1)
+
+
+def _check(profile: str, seed: int | None, trace: bool, as_json: bool) -> None:
+    from chaos.simulation.profile import PROFILES
+
+    if profile not in PROFILES:
+        near = nearest(profile, PROFILES)
+        fix = f'did you mean "{near}"?' if near else "choose one of them"
+        raise InputError([Problem("--profile", profile, f"allowed are {', '.join(PROFILES)}", fix)])
+    if trace and seed is None:
+        raise InputError([Problem("--trace", None, "a trace is of one seed", "add --seed N")])
+    if trace and as_json:
+        raise InputError([Problem("--trace", None, "a trace is no JSON", "leave out --trace or --json")])
+
+
+def _traced(seed: int, profile: str) -> tuple[Tally, float]:
+    from chaos.simulation.cluster import simulate
+    from chaos.simulation.runner import Tally
+    from chaos.simulation.trace import Trace
+
+    tally, began = Tally(), time.perf_counter()
+    tally.add(simulate(seed, profile, trace=Trace(typer.echo)))
+    return tally, time.perf_counter() - began
+
+
+class _Progress:
+    """A line now and then, for people."""
+
+    def __init__(self, seeds: int) -> None:
+        self._seeds, self._shown_at = seeds, 0.0
+
+    def __call__(self, tally: Tally, seconds: float) -> None:
+        if sys.stderr.isatty() and seconds - self._shown_at >= PROGRESS_S:
+            self._shown_at = seconds
+            broken = f", {len(tally.violations)} violations" if tally.violations else ""
+            typer.echo(f"{tally.seeds} of {self._seeds} seeds, {tally.seeds / seconds:.1f} a second{broken}", err=True)
+
+
+def reproducer(seed: int, profile: str) -> str:
+    return f"diloco chaos sim --seed {seed} --profile {profile} --trace"
+
+
+def record(tally: Tally, seconds: float, profile: str, seeds: range) -> dict[str, Any]:
+    """What `--json` prints."""
+    return {
+        "ok": not tally.violations,
+        "profile": profile,
+        "first_seed": seeds[0],
+        "last_seed": seeds[-1],
+        "seeds": tally.seeds,
+        "events": tally.events,
+        "commits": tally.commits,
+        "virtual_s": round(tally.virtual_s, 3),
+        "seconds": round(seconds, 3),
+        "seeds_per_s": round(tally.seeds / seconds, 3),
+        "digest": tally.digest,
+        "violations": [
+            {"seed": seed, "promise": promise, "reason": reason, "reproduce": reproducer(seed, profile)}
+            for seed, promise, reason in tally.violations
+        ],
+        "faults": {
+            kind: {"seeds": tally.fault_seeds[kind], "times": times}
+            for kind, times in sorted(tally.fault_times.items())
+        },
+        "kinds_per_seed": {str(kinds): seeds for kinds, seeds in sorted(tally.fault_kinds.items())},
+        "facts": dict(sorted(tally.facts.items())),
+    }
+
+
+def words(tally: Tally, seconds: float, profile: str) -> str:
+    """The same for people."""
+    lines = [
+        f"{tally.seeds:,} seeds of profile {profile}: {tally.events:,} events, {tally.commits:,} commits, "
+        f"{tally.virtual_s:,.0f} virtual seconds in {seconds:.1f} s ({tally.seeds / seconds:.1f} seeds a second)",
+        f"digest {tally.digest}",
+    ]
+    if tally.fault_times:
+        lines += ["", f"{'fault':<22}{'seeds':>8}{'times':>10}"]
+        lines += [
+            f"{kind:<22}{100 * tally.fault_seeds[kind] / tally.seeds:>7.1f}%{times:>10,}"
+            for kind, times in sorted(tally.fault_times.items())
+        ]
+    lines += ["", f"{'fact':<42}{'times':>10}"]
+    lines += [f"{kind:<42}{times:>10,}" for kind, times in sorted(tally.facts.items())]
+    lines += ["", f"{len(tally.violations)} violations"]
+    for seed, promise, reason in tally.violations:
+        lines += [f"seed {seed}  {promise}: {reason}", f"    {reproducer(seed, profile)}"]
+    return "\n".join(lines)

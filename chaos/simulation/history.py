@@ -1,0 +1,75 @@
+"""A simulated run's facts as its log would have them, their digest, and what the log's checkers say of them."""
+
+from __future__ import annotations
+
+import hashlib
+import marshal
+from collections.abc import Callable, Mapping
+from dataclasses import fields
+from operator import attrgetter
+from typing import TYPE_CHECKING, Any
+
+from chaos.simulation.truth import Violation
+from orchestrator.checkers import suite
+from orchestrator.events import Event
+from outer.facts import Committed, Participant
+
+if TYPE_CHECKING:
+    from chaos.simulation.setting import Setting
+
+Digest = str
+
+# What a harassed run may give no evidence of; everything else has to pass. The accounts of time are of wall clocks,
+# which here jump; and a donor may die before it could say that it gave.
+MAY_BE_UNKNOWN = frozenset({"accounted.time", "replayable.states"})
+BY_WALL_CLOCKS = frozenset({"accounted.time"})
+WALL_FAULTS = frozenset({"wall_skew", "wall_jump"})
+
+
+def events_of(setting: Setting) -> list[Event]:
+    """Of learners what has reached the log, of everybody else all of it."""
+    events = []
+    for (writer, incarnation), said in setting.facts.items():
+        known = said if writer in ("syncer", "orchestrator") else said[: setting.recorded.get((writer, incarnation), 0)]
+        for number, (at, fact) in enumerate(known):
+            events.append(Event(writer, incarnation, number, at, fact))
+    return events
+
+
+def judged(events: list[Event], fired: Mapping[str, int]) -> list[Violation]:
+    """What the checkers of real logs find broken, or cannot tell. `fired`: the faults that there were."""
+    violations = []
+    unjudged = BY_WALL_CLOCKS if WALL_FAULTS & fired.keys() else frozenset()
+    for verdict in suite.check(events):
+        if verdict.name in unjudged:
+            continue
+        if verdict.status == "violated" or (verdict.status == "unknown" and verdict.name not in MAY_BE_UNKNOWN):
+            violations.append(Violation(verdict.name, f"{verdict.status}: {verdict.reason}"))
+    return violations
+
+
+def digest_of(setting: Setting) -> Digest:
+    """SHA-256 over everything that was said, by whom, and when."""
+    running = hashlib.sha256()
+    for writer, said in setting.facts.items():
+        running.update(repr(writer).encode())
+        # Format 2 of marshal is fixed, and knows no references: equal values give equal bytes.
+        running.update(marshal.dumps([(at, type(fact).__name__, _values(fact)) for at, fact in said], 2))
+    return running.hexdigest()
+
+
+_GETTERS: dict[type[Any], Callable[[Any], Any]] = {}
+
+
+def _values(fact: Any) -> Any:
+    kind = type(fact)
+    if kind not in _GETTERS:
+        _GETTERS[kind] = attrgetter(*(field.name for field in fields(kind)))
+    values = _GETTERS[kind](fact)
+    if kind is Committed:
+        return [[_values(one) for one in each] if _is_participants(each) else each for each in values]
+    return values
+
+
+def _is_participants(value: Any) -> bool:
+    return isinstance(value, tuple) and bool(value) and isinstance(value[0], Participant)

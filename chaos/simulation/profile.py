@@ -1,0 +1,201 @@
+"""What a seed decides: the run's options and the faults that befall it. Pure: the same everywhere, for good.
+
+Every purpose draws from a stream of its own, by random() alone, whose values Python promises to keep. Whether a fault
+finds anything to hit is not known here.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import dataclass
+from random import Random
+from typing import Any, TypeVar
+
+from outer.config import SyncConfig
+
+T = TypeVar("T")
+
+SYNCER_STEPS = 200
+LEARNERS = ("a", "b", "c", "d")
+NEWCOMERS = ("e", "f")
+EVERYBODY = "all"
+
+# By topic, and for each kind of fault the share of the seeds that plan one.
+KINDS: dict[str, dict[str, float]] = {
+    "network": {
+        "loss": 0.25, "duplication": 0.25, "reordering": 0.25, "cut_one_way": 0.25, "cut_two_way": 0.2,
+        "flapping": 0.2, "slow_link": 0.2,
+    },
+    "hosts": {
+        "crash": 0.3, "crash_joining": 0.2, "crash_transferring": 0.2, "freeze": 0.3, "slow": 0.25,
+        "wall_skew": 0.3, "wall_jump": 0.25, "clock_rate": 0.3, "clock_jump": 0.2,
+    },
+    "storage": {
+        "storage_slow": 0.2, "storage_failing": 0.2, "storage_full": 0.15, "storage_torn": 0.2, "storage_lost": 0.2,
+        "storage_stale": 0.2,
+    },
+    "syncer": {"syncer_crash": 0.35, "zombie": 0.2},
+    "membership": {
+        "scale_out": 0.2, "drain": 0.2, "leave": 0.2, "flap": 0.15, "rejoin_storm": 0.15, "all_die": 0.12,
+        "donor_dies": 0.25, "two_joiners": 0.15,
+    },
+    "payloads": {
+        "bit_flip": 0.2, "fetch_damage": 0.2, "state_damage": 0.2, "non_finite": 0.2, "wrong_manifest": 0.15,
+        "overflow": 0.12,
+    },
+}  # fmt: skip
+PROFILES: dict[str, tuple[str, ...]] = {
+    "mixed": tuple(KINDS),
+    "calm": (),
+    "network": ("network",),
+    "hosts": ("hosts",),
+    "storage": ("storage", "syncer"),
+    "syncer": ("syncer",),
+    "membership": ("membership",),
+    "payloads": ("payloads", "membership"),
+}
+ALWAYS = frozenset({"syncer_crash"})  # in profiles of a single topic: what makes its other faults matter
+
+
+@dataclass(frozen=True)
+class Fault:
+    """What befalls whom, and when. Times are virtual seconds."""
+
+    at: float
+    kind: str
+    target: str  # a learner, or "" where the kind says whom
+    duration_s: float
+    strength: float  # 0 to 1: how bad
+
+
+@dataclass(frozen=True)
+class Options:
+    """Everything about one run that is not the protocol. Times are seconds."""
+
+    seed: int
+    profile: str
+    sync: SyncConfig
+    quorum: int
+    syncer_steps: int
+    learners: tuple[str, ...]
+    step_s: dict[str, float]  # of each learner that there may ever be
+    batch: dict[str, int]  # samples of a step; each is worth TOKENS
+    span_steps: int
+    latency_s: float
+    jitter_s: float
+    append_s: float
+    merge_s: float
+    import_s: float
+    compile_s: float
+    start_s: float
+    notice_s: float  # until a death is noticed, at most
+    hang_s: float
+    backoff_s: float
+    storm_s: float  # the safety phase's length
+    faults: tuple[Fault, ...]
+
+    @property
+    def fragments(self) -> int:
+        assert self.sync.fragments is not None
+        return self.sync.fragments
+
+    def words(self) -> str:
+        """On one line, for whoever reads a trace."""
+        sync = self.sync
+        return (
+            f"seed {self.seed} profile {self.profile} P {self.fragments} H {sync.round_steps} tau {sync.overlap_steps} "
+            f"K {self.quorum} grace {sync.grace} pacing {sync.pacing} participants {sync.participants} "
+            f"adopt {sync.adopt} recover {sync.recover} storm_s {self.storm_s:.1f} "
+            f"step_s {' '.join(f'{name}={self.step_s[name]:.3f}' for name in self.learners)}"
+        )
+
+
+TOKENS = 5  # of a sample
+
+
+def stream(seed: int, purpose: str) -> Random:
+    """Seeded by text, which Random hashes itself: independent of the process's own string hashing."""
+    return Random(f"{seed} {purpose}")
+
+
+def pick(chance: Random, items: Sequence[T]) -> T:
+    return items[int(chance.random() * len(items))]
+
+
+def between(chance: Random, low: float, high: float) -> float:
+    return low + (high - low) * chance.random()
+
+
+def draw(
+    seed: int,
+    profile: str = "mixed",
+    *,
+    syncer_steps: int = SYNCER_STEPS,
+    learners: tuple[str, ...] = LEARNERS,
+    **sync: Any,
+) -> Options:
+    """The options of a seed. `sync` overrides what is drawn of the recipe's [sync]."""
+    chance = stream(seed, "options")
+    fragments = 1 + int(chance.random() * 6)
+    round_steps = fragments + int(chance.random() * (3 * fragments + 1))
+    common_s = 0.1 + 0.4 * chance.random() * chance.random()
+    step_s = {name: common_s * between(chance, 0.7, 1.6) for name in (*LEARNERS, *NEWCOMERS)}
+    drawn: dict[str, Any] = {
+        "P": fragments,
+        "H": round_steps,
+        "tau": min(int(chance.random() * 4), round_steps - 1),
+        "grace": pick(chance, ("adaptive", "adaptive", "infinite", 0.0, 0.3)),
+        "gamma": pick(chance, (0.0, 0.5, 0.9)),
+        "participants": pick(chance, ("eligible", "eligible", "reported")),
+        "pacing": pick(chance, ("clock", "clock", "quorum")),
+        "adopt": pick(chance, ("overwrite", "rebase", "mix")),
+        "recover": pick(chance, ("peer", "peer", "syncer")),
+        "read_timeout_s": between(chance, 0.4, 2.0),
+        "transfer_s": between(chance, 2.0, 8.0),
+        "join_s": between(chance, 4.0, 15.0),
+        "drain_s": between(chance, 3.0, 12.0),
+        "lease_s": between(chance, 0.8, 3.0),
+    }
+    quorum = 1 + int(chance.random() * len(learners))
+    storm_s = 8.0 + 0.6 * syncer_steps * common_s if PROFILES[profile] else 0.0
+    return Options(
+        seed=seed,
+        profile=profile,
+        sync=SyncConfig.model_validate(drawn | sync),
+        quorum=quorum,
+        syncer_steps=syncer_steps,
+        learners=learners,
+        step_s=step_s,
+        batch={name: 1 + int(chance.random() * 3) for name in step_s},
+        span_steps=2 + int(chance.random() * 15),
+        latency_s=between(chance, 0.0005, 0.02),
+        jitter_s=between(chance, 0.0, 0.02),
+        append_s=between(chance, 0.001, 0.05),
+        merge_s=between(chance, 0.001, 0.05),
+        import_s=between(chance, 0.2, 1.0),
+        compile_s=between(chance, 0.2, 1.5),
+        start_s=20.0,
+        notice_s=between(chance, 0.2, 2.0),
+        hang_s=between(chance, 4.0, 10.0),
+        backoff_s=0.5,
+        storm_s=storm_s,
+        faults=_plan(seed, profile, storm_s),
+    )
+
+
+def _plan(seed: int, profile: str, storm_s: float) -> tuple[Fault, ...]:
+    """Whether a kind occurs, and when, depends on no other kind."""
+    faults = []
+    topics = PROFILES[profile]
+    for topic in topics:
+        for kind, share in KINDS[topic].items():
+            chance = stream(seed, f"fault {kind}")
+            certain = len(topics) < len(KINDS) and kind in ALWAYS
+            if chance.random() >= (1.0 if certain else share if len(topics) > 2 else max(share, 0.5)):
+                continue
+            for _ in range(pick(chance, (1, 1, 1, 2, 2, 3))):
+                at = between(chance, 1.0, max(2.0, storm_s * 0.9))
+                target = pick(chance, (*LEARNERS, *LEARNERS, EVERYBODY))
+                lasts_s = min(between(chance, 0.5, 3.0) * between(chance, 0.3, 5.0), storm_s)
+                faults.append(Fault(at, kind, target, lasts_s, chance.random()))
+    return tuple(sorted(faults, key=lambda fault: (fault.at, fault.kind)))

@@ -1,0 +1,114 @@
+"""A learner's state on its way to a joiner, at both ends: the shell's part of joining from a peer.
+
+Always answered: by a state, a refusal, or a deadline. Knows nothing of whom to ask; the syncer names the donor.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from functools import partial
+from typing import TYPE_CHECKING
+
+from chaos.simulation.network import Call, ask
+from chaos.simulation.values import Held
+from learners import signals
+from outer.messages import Donor, State, StateRequest
+
+if TYPE_CHECKING:
+    from chaos.simulation.setting import Setting
+    from chaos.simulation.unit import Unit
+
+CALL_S = 10.0  # deadline for an answer from the syncer
+PACK_S = 0.02  # a state, in a thread of its own
+
+
+class States:
+    """Of one unit. `release` gives back the thread in which a state was sought."""
+
+    def __init__(self, setting: Setting, unit: Unit, release: Callable[[], None]) -> None:
+        self._setting, self._unit, self._release = setting, unit, release
+        self._gifts: dict[tuple[str, int], Call] = {}  # by joiner
+
+    def __len__(self) -> int:
+        """Joiners that wait for this learner's state."""
+        return len(self._gifts)
+
+    def die(self) -> None:
+        for call in self._gifts.values():
+            call.died()
+
+    # -------------------------------------------------------------- the joiner's end
+
+    def seek(self, effect: signals.Recover) -> None:
+        """Have a donor named, and get its state."""
+        unit = self._unit
+        assert unit.server is not None
+        named, missed = partial(self._named, effect), partial(self._missed, "", 0)
+        links = unit.up, unit.down
+        ask(self._setting.network, unit, unit.server, links, unit.server.seek, effect.seek, CALL_S, named, missed)
+
+    def _named(self, effect: signals.Recover, answer: tuple[Donor, Unit] | None) -> None:
+        if answer is None:
+            self._missed("", 0, "none")
+            return
+        (named, donor), unit, network = answer, self._unit, self._setting.network
+        who, whom = (unit.name, unit.incarnation), (named.donor, named.donor_incarnation)
+        request = StateRequest(named.epoch, *who, *whom, named.syncer_step, effect.deadline_s)
+        links = network.link(unit.name, donor.name), network.link(donor.name, unit.name)
+        given, missed = partial(self._given, named), partial(self._missed, *whom)
+        ask(network, unit, donor, links, donor.states.give, request, effect.deadline_s, given, missed)
+
+    def _given(self, named: Donor, answer: State | str) -> None:
+        reason = answer if isinstance(answer, str) else ""
+        if not isinstance(answer, str):
+            if answer.payload.poisoned:
+                reason = "non_finite"
+            elif self._setting.flips and self._setting.damaged("state_damage"):
+                reason = "bad_digest"
+        if reason or isinstance(answer, str):
+            self._missed(named.donor, named.donor_incarnation, reason)
+        else:
+            self._release()
+            self._unit.hear(signals.StateArrived(answer))
+
+    def _missed(self, donor: str, incarnation: int, reason: str) -> None:
+        self._release()
+        self._unit.hear(signals.StateMissed(donor, incarnation, reason))
+
+    # -------------------------------------------------------------- the donor's end
+
+    def give(self, call: Call) -> None:
+        """A joiner's question."""
+        request = call.message
+        key = (request.joiner, request.joiner_incarnation)
+        self._gifts[key] = call
+        self._unit.moment("giving")
+        self._unit.hear(request)
+        if self._gifts.get(key) is call:
+            self._unit.after(request.deadline_s, self._answer, key, call, "timeout")
+
+    def donate(self, effect: signals.Donate) -> None:
+        key, unit = (effect.request.joiner, effect.request.joiner_incarnation), self._unit
+        if (call := self._gifts.get(key)) is not None:
+            held = Held(unit.values.contents(), unit.poisoned)
+            unit.after(PACK_S, self._pack, key, call, effect, held)
+
+    def decline(self, effect: signals.Decline) -> None:
+        key = (effect.request.joiner, effect.request.joiner_incarnation)
+        if (call := self._gifts.get(key)) is not None:
+            self._answer(key, call, effect.reason)
+
+    def _pack(self, key: tuple[str, int], call: Call, effect: signals.Donate, held: Held) -> None:
+        unit = self._unit
+        if unit.exited:
+            return
+        digest = f"{unit.name}{unit.incarnation}@{effect.step}"
+        state = State(unit.name, unit.incarnation, effect.step, effect.syncer_step, held, digest, len(held.contents))
+        unit.hear(signals.StateSent(effect.request, effect.step, digest, state.size))
+        self._setting.truth.gave(unit.key, effect.step, held.contents)
+        self._answer(key, call, state)
+
+    def _answer(self, key: tuple[str, int], call: Call, answer: State | str) -> None:
+        if self._gifts.get(key) is call:
+            del self._gifts[key]
+            call.reply(0.0 if isinstance(answer, str) else float(answer.size), answer)

@@ -1,0 +1,36 @@
+"""Virtual time: what happens next, and when. Knows nothing of what it is."""
+
+from __future__ import annotations
+
+import heapq
+import itertools
+from collections.abc import Callable
+from typing import Any
+
+
+class Timeline:
+    """Events of the same instant happen in the order in which they were put in."""
+
+    def __init__(self) -> None:
+        self.now = 0.0  # virtual seconds
+        self.halted = False
+        self.queue: list[tuple[float, int, Callable[..., Any], tuple[Any, ...]]] = []
+        self.number = itertools.count().__next__  # whoever is in a hurry puts into the queue what `at` would
+
+    def __len__(self) -> int:
+        return len(self.queue)
+
+    def at(self, time: float, happen: Callable[..., Any], *args: Any) -> None:
+        heapq.heappush(self.queue, (time, self.number(), happen, args))
+
+    def after(self, seconds: float, happen: Callable[..., Any], *args: Any) -> None:
+        heapq.heappush(self.queue, (self.now + seconds, self.number(), happen, args))
+
+    def run(self, until: float) -> None:
+        """Let everything happen up to that time, unless somebody halts it."""
+        queue, pop = self.queue, heapq.heappop
+        while queue and not self.halted and queue[0][0] <= until:
+            self.now, _, happen, args = pop(queue)
+            happen(*args)
+        if not self.halted:
+            self.now = max(self.now, until)

@@ -1,0 +1,159 @@
+"""What only the simulator can see: which steps are really in each value, and what the store really holds.
+
+Each promise is checked where it could first break. Whether the log keeps its promises is for the log's own checkers.
+"""
+
+from __future__ import annotations
+
+from typing import TYPE_CHECKING, Any, NamedTuple
+
+from chaos.simulation.contents import Content, Key, Version, counts, uneven
+from chaos.simulation.profile import TOKENS, Options
+
+if TYPE_CHECKING:
+    from learners import signals as learner_signals
+    from outer.facts import Committed
+
+TOLERANCE = 1e-9  # of a weight
+SHOWN_MAX = 8  # violations of one promise that are kept
+
+
+class Violation(NamedTuple):
+    promise: str
+    reason: str
+
+
+class Proposal(NamedTuple):
+    """What the shell merged: the fragment's next version, from these payloads with these weights."""
+
+    version: Version
+    payloads: tuple[Content, ...]
+    weights: tuple[float, ...]
+
+
+class Truth:
+    """Collects what was broken. `tips` is each fragment's newest durable version."""
+
+    def __init__(self, options: Options) -> None:
+        self.violations: list[Violation] = []
+        self.origin = tuple(Version(p, 0, None, ()) for p in range(options.fragments))
+        self.tips = list(self.origin)
+        self.spans: set[int] = set()  # whose grant is durable
+        self.checked = 0
+        self.shared: dict[str, int] = {}  # the newest syncer step that each learner has a share in
+        self._given: dict[tuple[Key, int], tuple[Content, ...]] = {}  # what a donor gave as of a step of its own
+        self._quorum = options.quorum
+        self._tokens = {name: batch * TOKENS for name, batch in options.batch.items()}
+
+    def broken(self, promise: str, reason: str) -> None:
+        if sum(each.promise == promise for each in self.violations) < SHOWN_MAX:
+            self.violations.append(Violation(promise, reason))
+
+    # -------------------------------------------------------------- the syncer's side
+
+    def committed(self, record: Committed, proposal: Proposal) -> None:
+        """A commit became durable."""
+        version, name = proposal.version, f"fragment {record.fragment} at syncer step {record.syncer_step}"
+        tip = self.tips[record.fragment]
+        self.checked += 1
+        if version.parent is not tip:
+            made_from = version.parent.number if version.parent else None
+            self.broken("truth.lineage", f"{name} was made from version {made_from}, durable was {tip.number}")
+        if version.odd and (reason := uneven(version.lineage())):
+            self.broken("truth.once", f"{name}: {reason}")
+        self.tips[record.fragment] = version
+        version.durable = True
+        if len({content.unit[0] for content in proposal.payloads}) < self._quorum:
+            self.broken("truth.quorum", f"{name} holds {len(proposal.payloads)} payloads, the quorum is {self._quorum}")
+        if len(record.participants) != len(proposal.payloads):
+            self.broken("truth.record", f"{name} names {len(record.participants)} of {len(proposal.payloads)} payloads")
+        self._weights(name, proposal)
+        for content in proposal.payloads:
+            self.shared[content.unit[0]] = record.syncer_step
+        for one, content, weight in zip(record.participants, proposal.payloads, proposal.weights, strict=False):
+            told = (one.learner, one.incarnation), one.base_step, one.step, one.steps, one.tokens, one.weight
+            steps = content.step - content.since
+            tokens = steps * self._tokens[content.unit[0]]
+            held = content.unit, content.since, content.step, steps, tokens, weight
+            if told != held or content.carried or content.root is not version.parent:
+                self.broken("truth.record", f"{name} says {told}, the payload is {held} with {content.carried}")
+
+    def _weights(self, name: str, proposal: Proposal) -> None:
+        """tokens^2 / steps of what the payloads hold, normalised."""
+        raw = []
+        for content in proposal.payloads:
+            steps = sum(abs(count) for count in counts(content.carried).values()) + content.step - content.since
+            raw.append(steps * float(self._tokens[content.unit[0]]) ** 2)
+        total = sum(raw)
+        for content, weight, due in zip(proposal.payloads, proposal.weights, raw, strict=True):
+            if not abs(weight * total - due) <= TOLERANCE * total:
+                self.broken("truth.weights", f"{name}: {content.unit[0]} weighs {weight}, due is {due / total}")
+
+    def published(self, epoch: int, version: Version) -> None:
+        """It is announced. What is not durable never is."""
+        if not version.durable:
+            name = f"version {version.number} of fragment {version.fragment}"
+            self.broken("truth.durable", f"epoch {epoch} announced {name}, which is not durable")
+
+    def recovered(self, epoch: int, versions: list[Version], told: list[int]) -> None:
+        """An epoch begins with these, and its machine with these numbers."""
+        if told != [tip.number for tip in self.tips]:
+            self.broken(
+                "truth.durable", f"epoch {epoch} begins with {told}, durable is {[t.number for t in self.tips]}"
+            )
+        for version in versions:
+            if self.tips[version.fragment] is not version:
+                tip = self.tips[version.fragment].number
+                self.broken(
+                    "truth.durable",
+                    f"epoch {epoch} begins with version {version.number} of fragment {version.fragment}, not {tip}",
+                )
+
+    def granted(self, epoch: int, span: int) -> None:
+        if span not in self.spans:
+            self.broken("truth.spans", f"epoch {epoch} lent span {span}, which no durable record says")
+
+    # -------------------------------------------------------------- the learners' side
+
+    def applied(self, effect: learner_signals.Apply, before: Version | None, after: Content, bootstrapped: int) -> None:
+        """A learner adopted a version. `bootstrapped`: the step after which this fragment first came to it."""
+        version, unit = effect.payload, after.unit
+        name = f"{unit[0]} {unit[1]} adopted version {version.number} of fragment {effect.fragment}"
+        if version.number != effect.version:
+            self.broken("truth.adopted", f"{name} as version {effect.version}")
+        if before is not None and version.number <= before.number:
+            self.broken("truth.adopted", f"{name} after version {before.number}")
+        if not version.durable:
+            self.broken("truth.durable", f"{name}, which is not durable")
+        merged = version.newest.get(unit, 0)
+        if merged > after.since or after.carried or version.odd:
+            own = [one for one in (*version.lineage(), *after.ranges) if one.unit == unit]
+            if reason := uneven(own):
+                self.broken("truth.own", f"{name}: {reason}")
+        if effect.mode == "rebase" and after.since > max(merged, bootstrapped):
+            self.broken(
+                "truth.kept", f"{name} and lost its own steps from {max(merged, bootstrapped)} to {after.since}"
+            )
+
+    def contributed(self, content: Content, contribution: Any) -> None:
+        """What a learner says of the payload that it hands out."""
+        told = contribution.step, contribution.counters.base_step, contribution.processed
+        held = content.step, content.since, content.step * self._tokens[content.unit[0]]
+        if told != held:
+            self.broken(
+                "truth.counters", f"{content.unit[0]} {content.unit[1]} says {told} of a payload that is {held}"
+            )
+
+    def gave(self, donor: Key, step: int, contents: tuple[Content, ...]) -> None:
+        """A donor's state, on its way to a joiner."""
+        self._given[donor, step] = contents
+        if any(content.step != step for content in contents):
+            self.broken("truth.state", f"{donor[0]} {donor[1]} gave as of step {step} what is not of that step")
+
+    def inherited(self, joiner: Key, donor: Key, step: int, contents: tuple[Content, ...], poisoned: bool) -> None:
+        """A joiner starts from a donor's state: the one that the donor gave, of one completed step."""
+        name = f"{joiner[0]} {joiner[1]} starts from {donor[0]} {donor[1]} at step {step}"
+        if self._given.get((donor, step)) != contents:
+            self.broken("truth.state", f"{name}, which gave something else")
+        if poisoned:
+            self.broken("truth.finite", f"{name}, whose numbers are not finite")

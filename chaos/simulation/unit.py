@@ -1,0 +1,382 @@
+"""One incarnation of a learner as a process: the production machine, and a shell that does what the real one does.
+
+Training is time that passes; values are followed by what they contain. Knows the syncer's process as a peer to ask,
+and its own host's clocks; decides nothing about the protocol.
+"""
+
+from __future__ import annotations
+
+import math
+from collections import deque
+from collections.abc import Callable
+from dataclasses import replace
+from functools import partial
+from heapq import heappush
+from typing import TYPE_CHECKING, Any
+
+from chaos.simulation.contents import Content, Version
+from chaos.simulation.hosts import Host, Process
+from chaos.simulation.network import Call, ask
+from chaos.simulation.profile import TOKENS
+from chaos.simulation.setting import MANIFEST, OTHER_MANIFEST, Setting
+from chaos.simulation.states import CALL_S, States
+from chaos.simulation.trace import told
+from chaos.simulation.values import Values
+from learners import signals
+from outer.messages import (
+    COMPILING,
+    DRAINING,
+    IMPORTING,
+    JOINING,
+    STEPPING,
+    STOPPED,
+    Attach,
+    Report,
+)
+
+if TYPE_CHECKING:
+    from chaos.simulation.server import Server
+
+REPORTS_MAX = 32  # on their way to the syncer; while as many are, none is added
+ATTACH_ATTEMPTS_MAX = 5
+FETCHERS = 2  # threads
+EXIT_S = 0.05
+
+QUIET = (signals.Resume, signals.StepDone, signals.Staged)  # the loop's own; everything else is news to it
+
+
+class Unit(Process):
+    """`ended` is called once its process is gone by itself, with the reason."""
+
+    def __init__(
+        self, setting: Setting, host: Host, name: str, incarnation: int, ended: Callable[[Unit, str], None]
+    ) -> None:
+        super().__init__(setting.time, host)
+        options = setting.options
+        self.name, self.incarnation, self.key = name, incarnation, (name, incarnation)
+        self.server: Server | None = None  # the newest that it was told of
+        self.values = Values(self.key, setting.truth)
+        self.states = States(setting, self, self._release)
+        self.poisoned = False  # its numbers are not finite
+        self.wrong = False  # its recipe is another
+        self.undelivered = 0  # messages of the syncer on their way here
+        self.reports = 0  # on their way to the syncer
+        self.exited = ""
+        self.facts = setting.facts.setdefault(self.key, [])
+        self.machine = setting.make_learner(
+            name=name,
+            incarnation=incarnation,
+            config=options.sync,
+            fragments=options.fragments,
+            batch_size=options.batch[name],
+            span_steps=options.span_steps,
+            start_s=options.start_s,
+        )
+        self.down = setting.network.link("syncer", name)
+        self.up = setting.network.link(name, "syncer")
+        self._setting, self._ended, self._trace = setting, ended, setting.trace
+        self._step_s = options.step_s[name]
+        self._answers: dict[tuple[int, int], list[Call]] = {}  # by syncer step and attempt
+        self._fetches: deque[Callable[[], None]] = deque()
+        self._fetching = 0
+        self._attempts = 0  # to attach
+        self._turn = 0  # which of the loop's moves is under way
+        self._holding = self._changed = False
+        self._done = signals.StepDone(2.0, options.batch[name] * TOKENS)
+        self._resumed = signals.Resume()
+
+    @property
+    def waiting(self) -> int:
+        """Reads, gifts and fetches that are not answered yet."""
+        return sum(map(len, self._answers.values())) + len(self.states) + len(self._fetches) + self._fetching
+
+    # -------------------------------------------------------------- the process
+
+    def begin(self) -> None:
+        """Import, compile, attach."""
+        options = self._setting.options
+        self.drive(signals.Enter(IMPORTING))
+        self.after(options.import_s, self._compile, options.compile_s)
+
+    def _compile(self, seconds: float) -> None:
+        self.drive(signals.Enter(COMPILING))
+        self.after(seconds, self._compiled)
+
+    def _compiled(self) -> None:
+        self.drive(signals.Compiled(OTHER_MANIFEST if self.wrong else MANIFEST))
+        self.drive(self._resumed)
+
+    def leave(self) -> bool:
+        """Its host tells it to end. False: it had nothing to lose, and is gone."""
+        if self.machine.phase not in (STEPPING, DRAINING, STOPPED):
+            return False
+        self.hear(signals.Leave())
+        return True
+
+    def die(self) -> None:
+        super().die()
+        self._turn += 1
+        for calls in self._answers.values():
+            for call in calls:
+                call.died()
+        self.states.die()
+
+    def fail(self, reason: str) -> None:
+        """The training loop ends by an exception."""
+        self._leave(f"failed: {reason}")
+
+    def _leave(self, reason: str) -> None:
+        if not self.exited:
+            self.exited = reason
+            self._turn += 1
+            if self.server is not None:  # last words
+                self._setting.network.carry(self.up, 0.0, self.server, self.server.note, self, len(self.facts))
+            self.after(EXIT_S, self._end)
+
+    def _end(self) -> None:
+        if self.alive:
+            self.die()
+            self._ended(self, self.exited)
+
+    # -------------------------------------------------------------- the machine and its effects
+
+    def hear(self, event: Any) -> None:
+        """News from other threads: it wakes a loop that waits."""
+        if self.exited:
+            return
+        self.drive(event)
+        self._changed = True
+        if self._holding:
+            self._resume(self._turn)
+
+    def drive(self, event: Any) -> None:
+        if self._trace is not None:
+            self._trace.line(self.time.now, self.name, self.incarnation, "hears", told(event))
+        self.handled += 1
+        host = self.host
+        for effect in self.machine.handle(host.offset_s + host.rate * self.time.now, event):
+            PERFORM[type(effect)](self, effect)
+
+    def _say(self, effect: signals.Say) -> None:
+        host = self.host
+        if host.jumped:
+            host.jumped = False
+            self._setting.fired["wall_jump"] += 1
+        self.facts.append((self.time.now + host.wall_s, effect.fact))
+        if self._trace is not None:
+            self._trace.line(self.time.now, self.name, self.incarnation, "says", told(effect.fact))
+
+    # -------------------------------------------------------------- the training loop
+
+    def _run_step(self, effect: signals.RunStep) -> None:
+        self._turn += 1
+        self._holding = False
+        slowdown = self.host.slowdown
+        if slowdown > 1.0:
+            self._setting.fired["slow"] += 1
+        seconds = self._step_s * slowdown * (0.9 + 0.2 * self._setting.chance.random())
+        time = self.time
+        heappush(time.queue, (time.now + seconds, time.number(), self.take, (self._step_done, self._turn)))
+
+    def _step_done(self, turn: int) -> None:
+        if turn == self._turn:
+            self.values.step += 1
+            self.drive(self._done)
+
+    def _hold(self, effect: signals.Hold) -> None:
+        self._turn += 1
+        if self._changed:  # since it last looked
+            self._changed = False
+            self._holding = False
+            self.time.after(0.0, self.take, self._resume, self._turn)
+        else:
+            self._holding = True
+            self.after(effect.seconds, self._resume, self._turn)
+
+    def _resume(self, turn: int) -> None:
+        if turn == self._turn and not self.exited:
+            self._holding = self._changed = False
+            self.drive(self._resumed)
+
+    def _exit(self, effect: signals.Exit) -> None:
+        self._leave(effect.reason)
+
+    def _stage(self, effect: signals.Stage) -> None:
+        self.drive(signals.Staged({fragment: self.values.content(fragment) for fragment in effect.fragments}))
+
+    def poison(self) -> None:
+        """From here on its numbers are not finite, until it is restarted."""
+        self.poisoned = True
+        self._done = signals.StepDone(math.nan, self._done.tokens)
+
+    # -------------------------------------------------------------- to the syncer
+
+    def _send(self, effect: signals.Send) -> None:
+        message = effect.message
+        if type(message) is not Report:
+            assert isinstance(message, Attach)
+            self._attach(message)
+            return
+        server = self.server
+        if server is None or (self.reports >= REPORTS_MAX and message.phase != STOPPED):
+            return
+        self.reports += self._setting.network.carry(self.up, 0.0, server, server.report, self, message, len(self.facts))
+
+    def reattach(self, server: Server) -> None:
+        """Another syncer is there: the one it knew is gone."""
+        before = self.server
+        if before is not None and before.epoch >= server.epoch:
+            return  # overtaken by word of a newer one
+        self.server, self.reports, self._attempts = server, 0, 0
+        if before is not None and self.machine.phase in (JOINING, STEPPING, DRAINING):
+            self.hear(signals.Reattach())
+
+    def _attach(self, message: Attach) -> None:
+        server = self.server
+        assert server is not None
+        self._attempts += 1
+        self.moment("joining")
+        ask(
+            self._setting.network, self, server, (self.up, self.down), server.attach, (self, message, len(self.facts)),
+            CALL_S, self._attached, partial(self._unattached, server, message),
+        )  # fmt: skip
+
+    def _attached(self, answer: Any) -> None:
+        if isinstance(answer, str):
+            self.fail(f"the syncer refused this learner: {answer}")
+        else:
+            self.hear(answer)
+
+    def _unattached(self, server: Server, message: Attach, reason: str) -> None:
+        """No answer came. Of a dead syncer's successor it will be told."""
+        if reason != "GetTimeoutError" or self.server is not server or self.exited:
+            return
+        if self._attempts >= ATTACH_ATTEMPTS_MAX:
+            self.fail("the syncer does not answer")
+        else:
+            self._attach(message)
+
+    # -------------------------------------------------------------- reads
+
+    def read(self, call: Call) -> None:
+        """The syncer's question for a fragment."""
+        request = call.message
+        key = (request.syncer_step, request.attempt)
+        self._answers.setdefault(key, []).append(call)
+        self.hear(request)
+        if key in self._answers:
+            self.after(request.deadline_s, self._no_boundary, key, call)
+
+    def _no_boundary(self, key: tuple[int, int], call: Call) -> None:
+        calls = self._answers.get(key, [])
+        if call in calls:
+            calls.remove(call)
+            if not calls:
+                del self._answers[key]
+            call.reply(0.0, None)
+
+    def _answer(self, effect: signals.Answer) -> None:
+        contribution = effect.contribution
+        digest, defect = f"{self.name}{self.incarnation}@{contribution.step}", ""
+        key = (contribution.syncer_step, contribution.attempt)
+        calls = self._answers.get(key)
+        if calls is None:
+            return
+        call = calls.pop(0)
+        if not calls:
+            del self._answers[key]
+        content: Content = contribution.payload
+        self.values.note_read(contribution.fragment, content)
+        self._setting.truth.contributed(content, contribution)
+        if self.poisoned:
+            self._setting.fired["non_finite"] += 1
+            defect = "non_finite"
+        elif self._setting.flips and self._setting.damaged("bit_flip"):
+            defect = "bad_digest"
+        call.reply(1.0, (replace(contribution, digest=digest, defect=defect), len(self.facts)))
+
+    # -------------------------------------------------------------- versions
+
+    def _fetch(self, effect: signals.Fetch) -> None:
+        self._submit(partial(self._ask_version, effect.fragment, effect.version))
+
+    def _submit(self, job: Callable[[], None]) -> None:
+        """As many at once as there are threads."""
+        if self._fetching < FETCHERS:
+            self._fetching += 1
+            job()
+        else:
+            self._fetches.append(job)
+
+    def _release(self) -> None:
+        if self._fetches:
+            self._fetches.popleft()()
+        else:
+            self._fetching -= 1
+
+    def _ask_version(self, fragment: int, version: int) -> None:
+        server = self.server
+        assert server is not None
+        self.moment("transferring")
+        ask(
+            self._setting.network, self, server, (self.up, self.down), server.fetch, (fragment, version),
+            self._setting.options.sync.transfer_s, partial(self._fetched, fragment, version),
+            partial(self._unfetched, fragment, version),
+        )  # fmt: skip
+
+    def _fetched(self, fragment: int, version: int, answer: Version | None) -> None:
+        if answer is None:
+            self._unfetched(fragment, version, "fetch_failed")
+        elif self._setting.flips and self._setting.damaged("fetch_damage"):
+            self._unfetched(fragment, version, "bad_digest")
+        else:
+            self._release()
+            self.hear(signals.Fetched(fragment, answer.number, answer))
+
+    def _unfetched(self, fragment: int, version: int, reason: str) -> None:
+        self._release()
+        self.hear(signals.FetchFailed(fragment, version, "bad_digest" if reason == "bad_digest" else "fetch_failed"))
+
+    def _apply(self, effect: signals.Apply) -> None:
+        self.values.apply(effect)
+
+    # -------------------------------------------------------------- states, from and to peers
+
+    def _recover(self, effect: signals.Recover) -> None:
+        self._submit(partial(self.states.seek, effect))
+
+    def _donate(self, effect: signals.Donate) -> None:
+        self.states.donate(effect)
+
+    def _decline(self, effect: signals.Decline) -> None:
+        self.states.decline(effect)
+
+    def _inherit(self, effect: signals.Inherit) -> None:
+        state = effect.state
+        if state.payload.poisoned:
+            self.poison()
+        donor = (state.donor, state.donor_incarnation)
+        self._setting.truth.inherited(self.key, donor, state.step, state.payload.contents, state.payload.poisoned)
+        self.values.inherit(state.payload.contents)
+
+    def moment(self, moment: str) -> None:
+        """A fault may wait for it to come to this."""
+        if self._setting.traps:
+            self._setting.trapped(self.name, moment)
+
+
+PERFORM: dict[type[Any], Callable[[Unit, Any], None]] = {
+    signals.Say: Unit._say,
+    signals.Send: Unit._send,
+    signals.Answer: Unit._answer,
+    signals.Fetch: Unit._fetch,
+    signals.Recover: Unit._recover,
+    signals.Donate: Unit._donate,
+    signals.Decline: Unit._decline,
+    signals.Inherit: Unit._inherit,
+    signals.Stage: Unit._stage,
+    signals.Apply: Unit._apply,
+    signals.RunStep: Unit._run_step,
+    signals.Hold: Unit._hold,
+    signals.Exit: Unit._exit,
+}

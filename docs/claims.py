@@ -1,0 +1,93 @@
+"""The table of docs/paper.md: each claim of the paper, and the test that proves it.
+
+A claim is a test of tests/paper/test_section*.py: its name says it in words, and its docstring begins with the place
+in the paper. "Departure 0001" in the docstring points to the decision record by which this project goes another way.
+Claims that are not built have no test, and are listed here.
+"""
+
+from __future__ import annotations
+
+import ast
+import re
+from collections.abc import Iterator
+from pathlib import Path
+from typing import NamedTuple
+
+ROOT = Path(__file__).parents[1]
+TESTS = "tests/paper/test_section*.py"
+PLACE = re.compile(r"Section (\d[^.:]*)")  # up to the first stop or colon
+
+NOT_BUILT = {
+    "5": {
+        "Fragments by layer, or by tensors strided over the fragments": "balanced fragments only",
+    },
+    "6": {
+        "The syncer in M shards, one near each learner": "one syncer in one process",
+        "Outer gradients of 4 bits": "32 or 16",
+        "Vector clocks of every worker on every message": "two entries: the learner's own step and the syncer's",
+        "Tapes made by a simulator, which real training follows": "",
+        "A recorded run, repeated to the bit": "the log has what it takes",
+        "Checkpoints by markers on the messages (Chandy-Lamport)": "",
+        "Mixture-of-experts models, whose balancing loss stays within a learner": "a task can bring one; none is here",
+    },
+}
+
+
+class Claim(NamedTuple):
+    place: str  # in the paper, without the word section
+    words: str
+    file: str  # relative to the repository
+    departures: tuple[str, ...]  # numbers of decision records
+
+    @property
+    def section(self) -> str:
+        return self.place[0]
+
+
+def claims() -> Iterator[Claim]:
+    """Every claim, in the order of the tests. Raises ValueError for one with no place, or with an unknown record."""
+    for path in sorted(ROOT.glob(TESTS)):
+        for node in ast.parse(path.read_text()).body:
+            if isinstance(node, ast.FunctionDef) and node.name.startswith("test_"):
+                yield _claim(node, path.relative_to(ROOT).as_posix())
+
+
+def _claim(node: ast.FunctionDef, file: str) -> Claim:
+    text = ast.get_docstring(node) or ""
+    place = PLACE.match(text)
+    if place is None or f"test_section{place[1][0]}_" not in file:
+        raise ValueError(
+            f"{file}: {node.name} must begin its docstring with its place in the paper, as its file has it"
+        )
+    departures = tuple(re.findall(r"[Dd]eparture (\d{4})", text))
+    for number in departures:
+        _record(number)
+    return Claim(place[1], node.name.removeprefix("test_").replace("_", " "), file, departures)
+
+
+def _record(number: str) -> str:
+    found = sorted(path.name for path in (ROOT / "docs/decisions").glob(f"{number}-*.md"))
+    if len(found) != 1:
+        raise ValueError(f"there is no decision record {number}")
+    return found[0]
+
+
+def blocks() -> dict[str, str]:
+    """The tables by the name of their place in the page."""
+    return {"claims": _proved(), "not built": _missing()}
+
+
+def _proved() -> str:
+    lines = ["| section | claim | proved in | departure |", "|---|---|---|---|"]
+    for claim in claims():
+        test = f"[{Path(claim.file).stem.removeprefix('test_')}](../{claim.file})"
+        records = ", ".join(f"[{number}](decisions/{_record(number)})" for number in claim.departures)
+        lines.append(f"| {claim.place} | {claim.words} | {test} | {records} |")
+    return "\n".join(lines)
+
+
+def _missing() -> str:
+    lines = ["| section | claim | here |", "|---|---|---|"]
+    for section, missing in NOT_BUILT.items():
+        lines += [f"| {section} | {words} | {instead or 'not built'} |" for words, instead in missing.items()]
+    return "\n".join(lines)

@@ -1,0 +1,68 @@
+"""What the docs take from the code and the tests is as the code and the tests have it."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import pytest
+
+from docs import claims, diagrams, renew
+
+
+@pytest.mark.parametrize("name", sorted(renew.PAGES))
+def test_a_page_has_what_the_code_and_the_tests_say(name: str) -> None:
+    page = (renew.FOLDER / name).read_text()
+    fresh = renew.renewed(page, renew.PAGES[name]()) == page
+    assert fresh, f"docs/{name} is out of date: python -m docs.renew"
+
+
+def test_a_diagram_has_every_move_of_its_table_and_ends_where_there_is_none() -> None:
+    assert diagrams.diagram({"new": {"old": "in time"}, "old": {}}).splitlines()[2:-1] == [
+        "    [*] --> new",
+        "    new --> old : in time",
+        "    old --> [*]",
+    ]
+
+
+TABLES = (diagrams.openstep.TRANSITIONS, diagrams.learner.TRANSITIONS, diagrams.controller.TRANSITIONS)
+
+
+@pytest.mark.parametrize("table", TABLES)
+def test_every_state_that_a_table_leads_to_is_in_it_and_each_move_says_when(table: Any) -> None:
+    assert {other for ways in table.values() for other in ways} <= set(table)
+    for when in (when for ways in table.values() for when in ways.values()):
+        assert when and not set(when) & set(":;\n"), "mermaid would end the label there"
+
+
+@pytest.mark.parametrize("page", ["", "<!-- a: written by python -m docs.renew -->\n<!-- end of a -->\n" * 2])
+def test_a_page_without_one_place_for_a_block_is_refused(page: str) -> None:
+    with pytest.raises(ValueError, match="end of a"):
+        renew.renewed(page, {"a": "text"})
+
+
+def test_a_place_that_nothing_fills_is_refused() -> None:
+    with pytest.raises(ValueError, match="nothing writes a"):
+        renew.renewed("<!-- a: written by python -m docs.renew -->\n<!-- end of a -->\n", {})
+
+
+def test_a_renewed_page_stays_as_it_is() -> None:
+    page = "before\n<!-- a: written by python -m docs.renew -->\n<!-- end of a -->\nafter\n"
+    once = renew.renewed(page, {"a": "text"})
+    assert once == renew.renewed(once, {"a": "text"}) and "\n\ntext\n\n" in once
+    assert once.startswith("before\n") and once.endswith("\nafter\n")
+
+
+def test_every_section_has_claims_and_no_two_claims_are_the_same() -> None:
+    found = list(claims.claims())
+    assert {claim.section for claim in found} == set("123456")
+    assert len({claim.words for claim in found}) == len(found)
+
+
+@pytest.mark.parametrize(
+    "text", ["", "The learner steps.", "Section 3, elsewhere.", "Section 2, algorithm 1. Departure 9999."]
+)
+def test_a_test_that_names_no_place_or_no_record_is_refused(text: str) -> None:
+    [node] = claims.ast.parse(f"def test_it():\n    '''{text}'''\n").body
+    assert isinstance(node, claims.ast.FunctionDef)
+    with pytest.raises(ValueError):
+        claims._claim(node, "tests/paper/test_section2_learner.py")

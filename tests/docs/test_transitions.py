@@ -1,0 +1,181 @@
+"""Every move of the machines' transition tables is made in some run, and a move that is not in them in none."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from random import Random
+from typing import Any
+
+import pytest
+
+from learners import learner
+from learners.learner import Learner
+from orchestrator import controller
+from orchestrator.controller import Controller, Start
+from outer import openstep
+from outer.config import SyncConfig
+from outer.openstep import OpenStep
+from outer.signals import StopRequested
+from outer.syncer import Budget
+from tests.golden.bench import ALL, bench, merged, reading
+from tests.golden.world import Weather, World
+
+Moves = set[tuple[Any, Any]]
+NAMES = ("a", "b", "c")
+
+
+def written(table: Any) -> Moves:
+    return {(state, other) for state, ways in table.items() for other in ways}
+
+
+@pytest.fixture
+def steps(monkeypatch: pytest.MonkeyPatch) -> Iterator[Moves]:
+    """The moves of open steps that this test makes."""
+    made: Moves = set()
+    plain = OpenStep.move
+
+    def move(self: OpenStep, stage: openstep.Stage) -> None:
+        made.add((self.stage, stage))
+        plain(self, stage)
+
+    monkeypatch.setattr(OpenStep, "move", move)
+    yield made
+    assert made <= written(openstep.TRANSITIONS)
+
+
+@pytest.fixture
+def phases(monkeypatch: pytest.MonkeyPatch) -> Iterator[Moves]:
+    """Those of learners."""
+    made: Moves = set()
+    plain = Learner._enter
+
+    def enter(self: Learner, now: float, phase: str) -> None:
+        made.add((self.phase, phase))
+        plain(self, now, phase)
+
+    monkeypatch.setattr(Learner, "_enter", enter)
+    yield made
+    assert made <= written(learner.TRANSITIONS)
+
+
+def storm(seed: int, **sync: Any) -> World:
+    """Deaths, freezes, leavings and a bad network; then the run is stopped, wherever it is."""
+    config = {"P": 2, "H": 4, "tau": 2, "read_timeout_s": 0.4, "lease_s": 0.8, "grace": 0.3}
+    world = World(
+        sync=SyncConfig.model_validate(config | sync),
+        learners={"a": 0.1, "b": 0.13, "c": 0.21},
+        quorum=2,
+        budget=Budget(None, 10_000),
+        seed=seed,
+        weather=Weather(lost=0.2, doubled=0.2, delay_s=0.1),
+    )
+    chance = Random(seed)
+    for name in NAMES:
+        world.start(name)
+    for _ in range(8):
+        name, at = chance.choice(NAMES), chance.uniform(0.5, 9.0)
+        match chance.choice(["die", "freeze", "leave"]):
+            case "die":
+                world.at(at, lambda name=name: world.kill(name))  # type: ignore[misc]
+                world.at(at + 0.2, lambda name=name: world.bury(name))  # type: ignore[misc]
+                world.at(at + 0.9, lambda name=name: world.start(name))  # type: ignore[misc]
+            case "freeze":
+                world.at(at, lambda name=name: world.freeze(name, 1.5))  # type: ignore[misc]
+            case "leave":
+                world.at(at, lambda name=name: world.leave(name))  # type: ignore[misc]
+                world.at(at + 2.0, lambda name=name: world.start(name))  # type: ignore[misc]
+    world.run(10.0 + chance.random())
+    world.start("a")  # it joins just when the run ends
+    world._drive_outer(StopRequested("enough"))
+    world.run(20.0)
+    return world
+
+
+def test_open_steps_and_learners_make_every_move_of_their_tables(steps: Moves, phases: Moves) -> None:
+    for seed in range(6):
+        storm(seed)
+    for rare in (not_finite, dropped_in_grace, dropped_while_merging, dropped_while_merged):
+        rare()
+    assert written(openstep.TRANSITIONS) - steps == set()
+    assert written(learner.TRANSITIONS) - phases == set()
+
+
+def not_finite() -> None:
+    one = reading("a", "b", merges_itself=False, sync=ALL)
+    one.answer("a", "b")
+    one.do(merged(1, finite=False))
+
+
+def dropped_in_grace() -> None:
+    one = bench("a", "b", quorum=1, sync=ALL)
+    one.now = 1.0
+    one.step("a")
+    one.do(StopRequested("enough"))
+
+
+def dropped_while_merging() -> None:
+    one = reading("a", "b", merges_itself=False, sync=ALL)
+    one.answer("a", "b")
+    one.do(StopRequested("enough"))
+
+
+def dropped_while_merged() -> None:
+    """Step 2 is merged and has to wait for step 1."""
+    one = bench("a", "b", sync={"P": 4, "H": 4, "tau": 2} | ALL)
+    for second in (1, 2):
+        one.now = float(second)
+        one.step("a", "b")
+    one.answer("a", "b")  # the newest reads: those of step 2
+    one.do(StopRequested("enough"))
+
+
+def test_the_controller_makes_every_move_of_its_table(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Whatever is asked of it, in whatever order."""
+    made: Moves = set()
+    plain = controller.Unit.move
+
+    def move(self: controller.Unit, state: controller.State) -> None:
+        made.add((self.state, state))
+        plain(self, state)
+
+    monkeypatch.setattr(controller.Unit, "move", move)
+    for seed in range(60):
+        harass(Random(seed))
+    assert made == written(controller.TRANSITIONS)
+
+
+def harass(chance: Random) -> None:
+    made, incarnations = Controller(NAMES, backoff_s=1.0, hang_s=2.0), dict.fromkeys(NAMES, 0)
+    for now in range(30):
+        name = chance.choice(NAMES)
+        at = (name, max(1, incarnations[name] - chance.choice([0, 0, 0, 1])))
+        asked: list[controller.Action] = []
+        match chance.randrange(9):
+            case 0 | 1:
+                asked = made.advance(float(now))
+            case 2:
+                made.answered(*at)
+            case 3:
+                made.lost(float(now), *at)
+            case 4:
+                made.left(*at)
+            case 5:
+                asked = made.silent(*at, chance.uniform(0.0, 4.0))
+            case 6:
+                asked = made.drain(name, "its node leaves") if chance.random() < 0.5 else made.unwant(name, "too many")
+            case 7:
+                made.want(name)
+            case 8:
+                made.finished(*at)
+        for action in asked:
+            if isinstance(action, Start):
+                incarnations[action.learner] += 1
+                made.started(action.learner, incarnations[action.learner])
+
+
+def test_a_move_that_is_not_in_the_table_is_an_assertion() -> None:
+    step = OpenStep(1, 0, 0.0)
+    with pytest.raises(AssertionError, match="COLLECTING"):
+        step.move(openstep.Stage.MERGED)
+    with pytest.raises(AssertionError, match="WAITING"):
+        controller.Unit().move(controller.State.RUNNING)

@@ -1,0 +1,188 @@
+"""The paper's section 2, algorithm 1: what a learner does, step by step, and what it never does."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import jax
+import jax.numpy as jnp
+import numpy as np
+import optax
+import pytest
+
+from learners.config import InnerConfig
+from learners.exchange import Exchange
+from learners.facts import Adopted, StepFinished
+from learners.signals import Apply, Hold, RunStep, Staged, StepDone
+from learners.trainer import Trainer, deal, initial_parameters
+from outer.config import SyncConfig
+from outer.facts import Committed
+from outer.messages import FragmentCounters
+from outer.syncer import Budget
+from tests.golden.loop import TOKENS, joined, only
+from tests.golden.world import World
+
+
+def world(learners: dict[str, float], steps: int = 60, quorum: int = 1, **sync: Any) -> World:
+    config = SyncConfig.model_validate({"P": 4, "H": 8, "tau": 2, "lease_s": 100.0} | sync)
+    made = World(sync=config, learners=learners, quorum=quorum, budget=Budget(None, steps), span_steps=1000)
+    for name in learners:
+        made.start(name)
+    return made
+
+
+def test_a_learner_starts_from_the_value_of_the_syncer_with_its_counters_at_zero() -> None:
+    """Section 2, algorithm 1, start."""
+    loop = joined()
+    applied = [(apply.fragment, apply.version, apply.mode) for apply in only(Apply, loop.log)]
+    assert applied == [(0, 0, "bootstrap"), (1, 0, "bootstrap")]
+    assert loop.machine.step == 0
+    assert [loop.counters(p) for p in range(2)] == [FragmentCounters(0, 0, 0, 0)] * 2
+
+
+def test_every_step_counts_itself_and_its_tokens_on_every_fragment() -> None:
+    """Section 2, algorithm 1, step 1."""
+    loop = joined()
+    for step in range(1, 6):
+        loop.step()
+        assert loop.machine.step == step
+        assert [loop.counters(p) for p in range(2)] == [FragmentCounters(0, 0, step, step * TOKENS)] * 2
+
+
+def test_each_step_is_reported_with_its_number_and_all_counters_and_the_next_begins_unanswered() -> None:
+    """Section 2, algorithm 1, step 3: metadata goes out without blocking."""
+    loop = joined()
+    before = len(loop.reports)
+    for step in range(1, 4):
+        effects = loop.step()
+        assert loop.reports[-1].step == step and len(loop.reports[-1].counters) == 2
+        assert [run.step for run in only(RunStep, effects)] == [step + 1]
+    assert len(loop.reports) == before + 3
+
+
+def test_a_fragment_that_arrives_overwrites_its_own_alone_and_brings_the_global_clock() -> None:
+    """Section 2, algorithm 1, step 4."""
+    loop = joined()
+    loop.steps(2)
+    loop.deliver(2, 1)
+    effects = loop.step()
+    assert only(Apply, effects) == [Apply(1, 2, "v2", "overwrite")]
+    loop.step()
+    assert loop.reports[-1].syncer_step == 2
+    assert loop.counters(1) == FragmentCounters(2, 3, 1, TOKENS)
+    assert loop.counters(0) == FragmentCounters(0, 0, 4, 4 * TOKENS)
+
+
+def test_a_learner_that_hears_nothing_any_more_steps_on_while_it_has_samples() -> None:
+    """Section 2: it waits for no peer and not for the syncer. Here samples are lent, so a span is the limit."""
+    loop = joined(span_steps=50)  # 100 batches were granted
+    for _ in range(99):
+        assert len(only(RunStep, loop.step())) == 1
+    assert [hold.reason for hold in only(Hold, loop.step())] == ["span"]
+
+
+def test_the_run_ends_by_the_global_clock_and_learners_end_with_different_step_counts() -> None:
+    """Section 2, algorithm 1, while t <= T."""
+    one = world({"a": 1.0, "b": 2.5})
+    one.run(300.0)
+    assert {unit.exited for unit in one.units.values()} == {"syncer step 60 is reached"}
+    assert one.units["a"].machine.step > 2 * one.units["b"].machine.step > 0
+
+
+def test_what_was_done_between_the_read_and_the_arrival_is_lost_so_that_each_round_brings_what_is_left() -> None:
+    """Section 2: with alpha = 0, c_steps settles at H - tau."""
+    one = world({"a": 1.0, "b": 1.0}, quorum=2, overlap="strict", pacing="quorum", grace="infinite")
+    one.run(100.0)
+    later = [s.fact for s in one.said if isinstance(s.fact, Committed) and s.fact.base_version > 0]
+    assert len(later) > 20
+    assert {part.steps for fact in later for part in fact.participants} == {8 - 2}
+
+
+def test_a_learner_that_stalled_takes_every_fragment_it_missed_when_it_resumes() -> None:
+    """Section 2: in its newest version, at one boundary."""
+    one = world({"a": 1.0, "b": 1.0}, steps=200)
+    one.at(30.5, lambda: one.freeze("b", 20.0))
+    one.run(54.0)
+    adopted = [s for s in one.said if s.writer == "b" and isinstance(s.fact, Adopted)]
+    assert not [s for s in adopted if 31.0 < s.at < 50.0]
+    back = {s.fact.fragment: s.fact for s in adopted if 50.0 <= s.at <= 51.5}  # the last of each
+    assert sorted(back) == [0, 1, 2, 3]
+    assert len({fact.after_step for fact in back.values()}) == 1, "at one boundary"
+    assert min(fact.version for fact in back.values()) > 50 - 8, "no older than a round"
+
+
+class Line:
+    """The smallest model with two tensors."""
+
+    def init(self, rng: jax.Array) -> dict[str, jax.Array]:
+        return {"offset": jnp.ones(2), "slope": jnp.ones(3)}
+
+    def loss(self, params: Any, batch: Any, rng: jax.Array) -> tuple[jax.Array, dict[str, jax.Array]]:
+        return jnp.sum(batch * params["slope"]) ** 2 + jnp.sum(params["offset"] ** 2), {}
+
+    def optimizer(self, inner: InnerConfig) -> optax.GradientTransformation:
+        return optax.adamw(inner.lr)
+
+    def batch(self, start: int, count: int) -> np.ndarray:
+        return np.arange(start, start + 3, dtype=np.float32)
+
+    def tokens(self, count: int) -> int:
+        return count
+
+    held_out = batch
+
+
+@pytest.fixture
+def trainer() -> tuple[Trainer, SyncConfig, list[np.ndarray]]:
+    sync = SyncConfig.model_validate({"P": 2, "adopt": "mix", "alpha": 0.25})
+    fragments = deal(Line(), sync)
+    return Trainer(Line(), fragments, InnerConfig(), 0), sync, initial_parameters(Line(), fragments, 0)
+
+
+def test_adopting_changes_the_fragment_and_leaves_the_moments_of_the_inner_optimizer_alone(trainer: Any) -> None:
+    """Section 2: only parameters are overwritten; AdamW's moments stay."""
+    model, sync, initial = trainer
+    exchange = Exchange(model, sync.model_copy(update={"adopt": "overwrite"}), 2)
+    for fragment in range(2):
+        exchange.apply(Apply(fragment, 0, initial[fragment], "bootstrap"))
+    model.step(0, 2, 0.0)
+    parameters = sum(leaf.size for leaf in jax.tree.leaves(model.params))
+    before = [np.asarray(leaf).copy() for leaf in model.hold()]
+    assert sum(leaf.size for leaf in before) >= 3 * parameters, "two moments beside the parameters"
+    other = model.read(1).copy()
+    exchange.apply(Apply(0, 4, initial[0] + 1.0, "overwrite"))
+    after = [np.asarray(leaf) for leaf in model.hold()]
+    assert np.array_equal(model.read(0), initial[0] + 1.0) and np.array_equal(model.read(1), other)
+    count = len(jax.tree.leaves(model.params))
+    assert all(np.array_equal(one, two) for one, two in zip(before[count:], after[count:], strict=True))
+
+
+def test_mixing_keeps_a_share_of_the_local_value(trainer: Any) -> None:
+    """Section 2, alpha: the local value becomes (1 - alpha) Theta + alpha theta."""
+    model, sync, initial = trainer
+    exchange = Exchange(model, sync, 2)
+    exchange.apply(Apply(0, 0, initial[0], "bootstrap"))
+    exchange.apply(Apply(0, 4, initial[0] + 1.0, "mix"))
+    assert model.read(0) == pytest.approx(initial[0] + 0.75, abs=1e-6)
+
+
+def test_rebasing_keeps_what_was_done_since_the_read() -> None:
+    """Section 2: what the paper throws away, adopt = "rebase" keeps; an addition of this project, off by default."""
+    one = world({"a": 1.0, "b": 1.0}, steps=400, adopt="rebase")
+    one.run(100.0)
+    for name, unit in one.units.items():
+        done = {s.fact.step for s in one.said if s.writer == name and isinstance(s.fact, StepFinished)}
+        for value in unit.values:
+            assert {step for (who, _, step), count in value.items() if who == name and count == 1} == done
+
+
+def test_reads_are_answered_from_one_completed_step_while_the_next_one_runs() -> None:
+    """Section 2: a learner's loop is never stopped for a read."""
+    loop = joined()
+    loop.steps(2)
+    [run] = only(RunStep, [loop.log[-1]])
+    assert run.step == 3, "step 3 is under way"
+    [contribution] = loop.read(2, 1)
+    assert (contribution.step, contribution.payload) == (2, "copy of 1 at 2")
+    assert contribution.counters == FragmentCounters(0, 0, 2, 2 * TOKENS)
+    assert only(RunStep, loop.do(StepDone(2.0, TOKENS), Staged({}))), "and it steps on"

@@ -1,0 +1,149 @@
+"""Whole runs by seed: no promise breaks, every kind of fault has its effect, and a seed says the same everywhere."""
+
+from __future__ import annotations
+
+import os
+import subprocess
+import sys
+from collections import Counter
+from collections.abc import Sequence
+from dataclasses import replace
+
+import pytest
+
+from chaos.simulation.cluster import Outcome, play, simulate
+from chaos.simulation.profile import KINDS, PROFILES, Fault, Options, draw
+from chaos.simulation.runner import Tally, run
+from chaos.simulation.weather import STRIKES
+
+FEW = range(1, 31)
+EVERY_KIND = [kind for kinds in KINDS.values() for kind in kinds]
+
+
+def assert_kept(outcome: Outcome) -> None:
+    told = [f"seed {outcome.seed}  {violation.promise}: {violation.reason}" for violation in outcome.violations]
+    assert not told, "\n".join(told)
+
+
+def test_whatever_befalls_a_run_no_promise_breaks_and_it_gets_to_its_end() -> None:
+    fired: Counter[str] = Counter()
+    for seed in FEW:
+        outcome = simulate(seed)
+        assert_kept(outcome)
+        fired[f"{min(3, len(outcome.fired))} kinds"] += 1
+    assert fired["3 kinds"] > 0.8 * len(FEW), "most seeds suffer from several kinds of faults at once"
+
+
+@pytest.mark.parametrize("profile", [name for name in PROFILES if name not in ("mixed", "calm")])
+def test_each_profile_has_its_own_faults_and_no_others(profile: str) -> None:
+    tally, _ = run(range(1, 4), profile)
+    assert tally.violations == []
+    planned = {fault.kind for seed in range(1, 4) for fault in draw(seed, profile).faults}
+    assert planned and planned <= {kind for topic in PROFILES[profile] for kind in KINDS[topic]}
+
+
+def test_a_calm_run_sees_no_fault_and_loses_nobody() -> None:
+    outcome = simulate(2, "calm")
+    assert_kept(outcome)
+    assert outcome.fired == {}
+    assert [name for name in outcome.facts if name in ("LearnerLost", "LeaseExpired", "ReadFailed")] == []
+    assert outcome.facts["LearnerAttached"] == 4 and outcome.commits == outcome.facts["Committed"] > 0
+
+
+# ------------------------------------------------------------------ the same everywhere
+
+
+def test_a_seed_is_the_same_run_every_time() -> None:
+    assert simulate(3) == simulate(3)
+    assert simulate(3).digest != simulate(4).digest
+
+
+def test_other_processes_and_other_hashing_give_the_same_digest() -> None:
+    code = "from chaos.simulation.runner import run; print(run(range(1, 5), 'mixed')[0].digest)"
+    told = {
+        subprocess.run(
+            [sys.executable, "-c", code],
+            env=os.environ | {"PYTHONHASHSEED": seed},
+            capture_output=True,
+            text=True,
+            check=True,
+            timeout=120,
+        ).stdout.strip()
+        for seed in ("1", "2")
+    }
+    assert told == {run(range(1, 5), "mixed")[0].digest}
+
+
+def test_side_by_side_gives_what_one_after_another_gives() -> None:
+    def gist(tally: Tally) -> tuple[object, ...]:
+        return tally.digest, tally.seeds, tally.events, tally.fault_times, tally.facts
+
+    assert gist(run(range(1, 3), "calm", jobs=2)[0]) == gist(run(range(1, 3), "calm")[0])
+
+
+# ------------------------------------------------------------------ faults
+
+
+def stricken(kind: str, seed: int) -> Options:
+    """A short run with a few faults of one kind, and what it takes for them to matter."""
+    options = draw(seed, "calm", syncer_steps=60, P=3, H=6, tau=2, recover="peer")
+    ats = [4.0 + 3.0 * number for number in range(3)]
+    faults = [Fault(at, kind, name, 3.0, 0.6) for at, name in zip(ats, "abc", strict=True)]
+    return replace(options, profile="mixed", storm_s=20.0, faults=tuple(faults), quorum=2)
+
+
+@pytest.mark.parametrize("kind", EVERY_KIND)
+def test_every_kind_of_fault_really_has_an_effect(kind: str) -> None:
+    seen: list[dict[str, int]] = []
+    for seed in range(4):
+        outcome = play(stricken(kind, seed))
+        assert_kept(outcome)
+        seen.append(outcome.fired)
+        if outcome.fired.get(kind):
+            return
+    raise AssertionError(f"{kind} had no effect: {seen}")
+
+
+def test_every_kind_can_be_done_and_is_in_the_default_profile() -> None:
+    assert sorted(STRIKES) == sorted(EVERY_KIND)
+    assert set(PROFILES["mixed"]) == set(KINDS) and PROFILES["calm"] == ()
+
+
+def test_learners_outlive_every_epoch_of_the_syncer() -> None:
+    """Nobody has to be killed, because a zombie or a new epoch does not hear it."""
+    tally, _ = run(range(1, 7), "syncer")
+    assert tally.facts["SyncerStarted"] > 6 and not tally.facts["LearnerLost lease_expired"]
+
+
+# ------------------------------------------------------------------ the syncer dies between any two of its effects
+
+
+def short(quorum: int, **sync: object) -> Options:
+    options = draw(5, "calm", syncer_steps=12, learners=("a", "b"), P=2, H=3, **sync)
+    return replace(options, quorum=quorum, storm_s=30.0)
+
+
+def died(options: Options, effects: Sequence[int]) -> list[Outcome]:
+    outcomes = [play(options, crash_after=number) for number in effects]
+    for outcome in outcomes:
+        assert_kept(outcome)
+    return outcomes
+
+
+def test_the_syncer_may_die_after_every_single_effect() -> None:
+    options = short(2, tau=2, adopt="overwrite", pacing="clock")
+    calm = play(options)
+    assert_kept(calm)
+    outcomes, number = [], 1
+    while not outcomes or outcomes[-1].fired.get("syncer_crash"):
+        outcomes += died(options, [number])
+        number += 1
+    assert number > 100, "one run for each effect there was"
+    assert {outcome.commits for outcome in outcomes} == {calm.commits}, "every version was committed once, by somebody"
+
+
+@pytest.mark.parametrize("adopt", ["rebase", "mix"])
+def test_so_too_in_other_ways_of_adopting(adopt: str) -> None:
+    options = short(1, tau=0, adopt=adopt, pacing="quorum")
+    outcomes = died(options, range(1, 60, 7))
+    assert all(outcome.facts["SyncerStarted"] == 2 for outcome in outcomes)

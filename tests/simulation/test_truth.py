@@ -1,0 +1,151 @@
+"""The simulator's own checkers: a machine with something wrong in it is found out, each by its promise."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from dataclasses import replace
+from typing import Any
+
+import pytest
+
+import learners.adoption
+import outer.contributions
+import outer.openstep
+import outer.recovery
+import outer.syncer
+from chaos.simulation import cluster
+from chaos.simulation.cluster import Outcome, play
+from chaos.simulation.profile import Fault, draw
+from learners.learner import Learner
+from outer.messages import Grant
+from outer.steward import Steward
+from outer.syncer import Syncer
+
+
+def run(faults: tuple[Fault, ...] = (), machines: dict[str, Any] | None = None, **sync: Any) -> Outcome:
+    given = {"P": 2, "H": 4, "tau": 1, "adopt": "overwrite", "pacing": "clock", "participants": "eligible"}
+    options = replace(draw(1, "calm", syncer_steps=40, **(given | sync)), quorum=2, faults=faults, storm_s=12.0)
+    return play(options, **(machines or {}))
+
+
+def broken(faults: tuple[Fault, ...] = (), machines: dict[str, Any] | None = None, **sync: Any) -> set[str]:
+    return {violation.promise for violation in run(faults, machines, **sync).violations}
+
+
+def test_as_they_are_the_machines_break_nothing() -> None:
+    assert broken() == set() and broken(adopt="rebase") == set()
+
+
+def test_a_stale_base_counts_a_step_twice(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Whoever merges what grew from an older version."""
+    monkeypatch.setattr(outer.openstep, "unusable", lambda contribution, fragment, version: contribution.defect)
+    monkeypatch.setattr(outer.syncer, "has_progress", lambda member, fragment, version: bool(member.report.counters))
+    monkeypatch.setattr(learners.reads.Reads, "forget", lambda reads, fragments: None)
+    slow = (Fault(3.0, "slow_link", "all", 9.0, 0.5),)
+    assert {"truth.record", "truth.once"} <= broken(slow)
+
+
+def test_weights_by_another_rule(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(outer.openstep, "weigh", lambda each: (0.9, *(0.1 / (len(each) - 1) for _ in each[1:])))
+    assert {"truth.weights"} <= broken()
+
+
+def test_a_merge_below_the_quorum(monkeypatch: pytest.MonkeyPatch) -> None:
+    def close(syncer: Any, now: float, step: Any) -> None:
+        for name in list(step.contributions)[1:]:
+            del step.contributions[name]
+        syncer._out.do(step.merge())
+
+    monkeypatch.setattr(Syncer, "_close_reading", close)
+    assert {"truth.quorum"} <= broken()
+
+
+def test_a_version_that_is_announced_before_it_is_durable() -> None:
+    class Hasty(Syncer):
+        def _commit_next(self, now: float) -> bool:
+            step = self._open[0] if self._open else None
+            began = super()._commit_next(now)
+            if began and step is not None and step.result is not None and step.fragment is not None:
+                self._out.do(outer.syncer.Publish(step.fragment, step.syncer_step, step.result.proposal))
+            return began
+
+    assert {"truth.durable"} <= broken(machines={"make_syncer": lambda **given: Hasty(**given)})
+
+
+def test_a_span_that_is_lent_before_that_is_durable(monkeypatch: pytest.MonkeyPatch) -> None:
+    def lend(steward: Any, now: float, member: Any) -> None:
+        span = steward._members.lend(member)
+        grant = Grant(steward._epoch, member.incarnation, span.identifier, span.start, span.stop)
+        steward._out.send(member, grant)
+
+    monkeypatch.setattr(Steward, "_lend", lend)
+    assert {"truth.spans"} <= broken()
+
+
+def test_a_learner_that_keeps_what_it_has_given_counts_its_own_steps_twice(monkeypatch: pytest.MonkeyPatch) -> None:
+    adopt = learners.adoption.Adoption._adopt
+
+    def forgetful(adoption: Any, fragment: int, version: int, payload: Any, at: Any) -> Any:
+        adoption._bases[fragment].reads = {}
+        return adopt(adoption, fragment, version, payload, at)
+
+    monkeypatch.setattr(learners.adoption.Adoption, "_adopt", forgetful)
+    assert {"truth.own", "truth.once"} <= broken(adopt="rebase")
+
+
+def test_a_learner_that_counts_wrongly() -> None:
+    class Boaster(Learner):
+        @property
+        def _mark(self) -> Any:
+            return super()._mark._replace(tokens=2 * self._processed)
+
+    assert {"truth.counters"} <= broken(machines={"make_learner": lambda **given: Boaster(**given)})
+
+
+CRASH = (Fault(6.0, "syncer_crash", "a", 1.0, 0.5),)
+
+
+def test_an_epoch_that_forgets_a_commit(monkeypatch: pytest.MonkeyPatch) -> None:
+    recover: Callable[..., Any] = outer.recovery.recover
+    monkeypatch.setattr(outer.recovery, "recover", lambda entries, fragments: recover(entries[:-8], fragments))
+    assert {"truth.durable"} <= broken(CRASH)
+
+
+def test_a_learner_that_never_goes_to_the_next_epoch() -> None:
+    class Loyal(Learner):
+        def _attach(self) -> None:
+            if self._epoch is None:
+                super()._attach()
+
+    assert "LearnerLost" not in run(CRASH).facts
+    lost = run(CRASH, {"make_learner": lambda **given: Loyal(**given)}).facts["LearnerLost lease_expired"]
+    assert lost == 4, "all have to be killed and started again before anything commits"
+
+
+def test_notices_that_are_never_sent_again_end_in_a_standstill(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(Steward, "_overdue_at", lambda steward, member, fragment, step_s: float("inf"))
+    loss = tuple(Fault(at, "loss", "all", 4.0, 1.0) for at in (3.0, 7.0))
+    assert broken(loss) & {"bounds.live", "bounds.share", "bounds.ready"}
+
+
+def test_a_machine_that_raises_is_a_broken_promise(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(Syncer, "_on_committed", lambda syncer, now, record: 1 / 0)
+    assert "machine.raises" in broken()
+
+
+def test_machines_are_looked_up_when_they_are_made(monkeypatch: pytest.MonkeyPatch) -> None:
+    made: list[str] = []
+    monkeypatch.setattr(outer.syncer, "Syncer", lambda **given: made.append("syncer") or Syncer(**given))
+    cluster.make_syncer(**_syncer())
+    assert made == ["syncer"]
+
+
+def _syncer() -> dict[str, Any]:
+    seen: dict[str, Any] = {}
+
+    def keep(**given: Any) -> Any:
+        seen.update(given)
+        return Syncer(**given)
+
+    play(draw(1, "calm", syncer_steps=2), make_syncer=keep)
+    return seen
