@@ -14,9 +14,9 @@ from orchestrator.replay import player
 from tests.replay.shaken import Points, Shaken, recipe, shaken
 
 
-@pytest.fixture(autouse=True, scope="session")
+@pytest.fixture(autouse=True, scope="package")
 def one_compilation() -> Iterator[None]:
-    """Every run and every replay trains with the same compiled step."""
+    """Every run and every replay of this package trains with the same compiled step."""
     wanted = recipe()
     step = make_step(Points(wanted.data, wanted.seed), wanted.inner)
     with pytest.MonkeyPatch.context() as patch:
