@@ -123,6 +123,11 @@ class Server(Process):
             recorded[unit.key] = upto
         self._drive(message)
 
+    def record(self, call: Call) -> None:
+        """What a joiner takes along from its donor."""
+        self.note(*call.message)
+        call.reply(0.0, None)
+
     def note(self, unit: Unit, upto: int) -> None:
         """What a learner has said up to here is in the log."""
         recorded = self._setting.recorded
