@@ -255,20 +255,27 @@ def _of_steps(life: Life, fates: dict[tuple[str, int, int], str], strict: bool) 
     """Each step and its wait, cut off at the boundary before it, so that steps never overlap; and the last wait.
 
     Steps are not broken off but by death: from its last one to its leaving a learner waited for what never came.
+    Steps that follow each other with one fate make one stroke.
     """
     entered = life.entered("stepping")
     boundary = -math.inf if entered is None else entered
+    since, category = boundary, ""  # of the stroke that has no end yet
     for said in life.steps:
         step, at = said.fact, said.at
         waited_s = step.waited_s if step.waited_for in _OF_WAIT else 0.0
         begun = at - step.seconds
         late_s = begun - waited_s - boundary
         if late_s < BLUR_S:  # from boundary to boundary there is nothing else: the dates of both are a little late
-            begun = max(boundary, begun - max(0.0, late_s))
-        yield Stroke(begun, at, _OF_FATE[fates[(*life.key, step.step)]])
-        if waited_s:
-            yield Stroke(max(boundary, begun - waited_s), begun, _OF_WAIT[step.waited_for])
-        boundary = max(boundary, at)
+            begun = boundary + waited_s if late_s > 0.0 else max(boundary, begun)
+        fate = _OF_FATE[fates[(*life.key, step.step)]]
+        if fate != category or begun > boundary:
+            yield Stroke(since, boundary, category or fate)
+            since, category = begun, fate
+            if waited_s:
+                yield Stroke(max(boundary, begun - waited_s), begun, _OF_WAIT[step.waited_for])
+        if at > boundary:
+            boundary = at
+    yield Stroke(since, boundary, category or "unattributed")
     left = min((at for at, phase in life.phases if phase in ("draining", "stopped")), default=None)
     if left is not None and boundary > -math.inf:
         yield Stroke(boundary, max(boundary, left), _OF_WAIT["adoption" if strict else "span"])

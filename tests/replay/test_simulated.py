@@ -7,10 +7,10 @@ from collections import Counter
 from chaos.simulation.cluster import Cluster, make_learner, make_syncer
 from chaos.simulation.history import events_of
 from chaos.simulation.profile import draw
-from orchestrator.replay.life import Adopt, Give, Read
+from orchestrator.replay.life import Give
 from orchestrator.replay.tape import record
 
-SEEDS = range(1, 9)
+SEEDS = range(1, 6)
 
 
 def test_the_log_of_every_seed_is_a_tape_though_learners_donors_and_syncers_die() -> None:
@@ -22,6 +22,4 @@ def test_the_log_of_every_seed_is_a_tape_though_learners_donors_and_syncers_die(
         found["commits"] += len(tape.commits)
         for life in tape.lives.values():
             found["states"] += sum(isinstance(moment, Give) for moment in life.moments)
-            before = (life.moments[place - 1] for moment, place in life.places.items() if isinstance(moment, Read))
-            found["late reads"] += sum(isinstance(moment, Adopt) for moment in before)
     assert found["commits"] > 50 * len(SEEDS) and found["states"] > len(SEEDS)
