@@ -23,6 +23,7 @@ ROOT = Path(__file__).resolve().parent.parent
 sys.path.insert(0, str(ROOT))
 
 from learners.facts import StateReceived  # noqa: E402
+from orchestrator.__main__ import start_chaos  # noqa: E402
 from orchestrator.events import FaultInjected, read_run  # noqa: E402
 from orchestrator.recipes import dump, load  # noqa: E402
 from orchestrator.scaling import request_file  # noqa: E402
@@ -49,15 +50,14 @@ class Steering:
 
 
 def train(settings: list[str], folder: Path) -> dict[str, Any]:
-    from chaos.actor import start
-    from orchestrator import launch  # before Ray
+    from orchestrator import launch
 
     recipe = resolve(load(ROOT / "deploy/recipes/replay.toml", settings))
     shutil.rmtree(folder, ignore_errors=True)
     store = RunStore(folder)
     store.create()
     store.write_text(RECIPE_FILE, dump(recipe))
-    return launch.run_embedded(recipe, store, start, Steering(store, recipe.pools[0].learners))
+    return launch.run_embedded(recipe, store, start_chaos, Steering(store, recipe.pools[0].learners))
 
 
 def play(folder: Path) -> dict[str, Any]:

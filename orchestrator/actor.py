@@ -31,11 +31,13 @@ from orchestrator.events import (
     RunStarted,
     SegmentRecorder,
     SegmentWriter,
+    ends,
     read_run,
 )
 from orchestrator.overview import About, model
 from orchestrator.placement import Place, control, hand_name, named
 from orchestrator.report.write import attempt
+from orchestrator.seal import SEAL_FILE, seal
 from orchestrator.store import RunStore
 from orchestrator.stored import STATUS_FILE, object_of
 from orchestrator.summary import summarise
@@ -259,6 +261,7 @@ class OrchestratorActor:
         self._write_status()
         events = read_run(self._store.root)
         self._store.write_text("events.jsonl", "".join(event.to_json() + "\n" for event in events))
+        self._store.write_json(SEAL_FILE, seal(ends(events)))
         summary = summarise(events, self._recipe, check(events))
         self._store.write_json("summary.json", summary)
         await asyncio.to_thread(attempt, self._store, events)

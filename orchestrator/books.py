@@ -22,18 +22,21 @@ from __future__ import annotations
 
 from bisect import bisect_left, bisect_right
 from collections import defaultdict
-from collections.abc import Iterable, Iterator
+from collections.abc import Iterable, Sequence
 from dataclasses import dataclass
+from functools import cached_property
 from typing import NamedTuple
 from weakref import WeakKeyDictionary
 
-from learners.facts import StepFinished
-from orchestrator.checkers.history import OVERWRITING, History, Key, Life, indexed
+from orchestrator.checkers.history import OVERWRITING, History, indexed
+from orchestrator.checkers.lives import Key, Life
 from orchestrator.events import Event
 from outer.facts import Refused, StepOpened
 
 COMMITTED, IN_FLIGHT = "committed", "in_flight"
 REASONS = ("drained", "killed", "overlap", "refused", "run_ended", "stale_base")
+_FATES = (COMMITTED, IN_FLIGHT, *REASONS)
+_FATE = {fate: place for place, fate in enumerate(_FATES)}
 
 Unit = tuple[str, int, int]  # learner, incarnation, step
 Range = tuple[int, int]  # steps (after, upto]
@@ -59,7 +62,16 @@ class Books(Ledger):
 
     by_learner: dict[str, Ledger]
     token_fragments: tuple[Ledger, ...]  # fragment by fragment: was this token's part of *it* committed
-    fates: dict[Unit, str]  # committed | in_flight | a reason
+    _settled: dict[Key, tuple[list[int], bytes]]  # steps of each incarnation, and of each its place in _FATES
+
+    @cached_property
+    def fates(self) -> dict[Unit, str]:
+        """Of every unit: committed, in_flight, or a reason."""
+        return {
+            (*key, step): _FATES[fate]
+            for key, (steps, fates) in self._settled.items()
+            for step, fate in zip(steps, fates, strict=True)
+        }
 
 
 class _Refusal(NamedTuple):
@@ -90,68 +102,86 @@ def settle(events: Iterable[Event] | History) -> Books:
 
 def _settle(history: History) -> Books:
     rules = history.rules
-    fragments = len(rules.sizes) if rules is not None else 0
+    fragments = range(len(rules.sizes) if rules is not None else 0)
     merged, refusals = _merged(history), _refusals(history)
-    fates: dict[Unit, str] = {}
-    shares: list[dict[Unit, str]] = [{} for _ in range(fragments)]
+    settled: dict[Key, tuple[list[int], bytes]] = {}
+    total, learners, shares = _Sums(), defaultdict[str, _Sums](_Sums), [_Sums() for _ in fragments]
     for key, life in history.lives.items():
+        if not life.steps:
+            continue
+        otherwise = _otherwise(life, history.ended)
+        wiped = _wiped(life)
         apart = [
-            _Evidence(
-                merged[key][fragment],
-                _wiped(life, fragment),
-                refusals[key][fragment],
-                _otherwise(life, history.ended),
-            )
-            for fragment in range(fragments)
+            _Evidence(merged[key][fragment], wiped.get(fragment, -1), refusals[key][fragment], otherwise)
+            for fragment in fragments
         ]
-        fates.update(_fates(life, _together(apart, _otherwise(life, history.ended))))
+        steps, tokens = _units(life)
+        said = life.tokens[-1]  # a unit said twice unbalances the ledger
+        whole = _fates(steps, _together(apart, otherwise))
+        settled[key] = (steps, bytes(whole))
+        total.add(said, tokens, whole)
+        learners[life.learner].add(said, tokens, whole)
         for share, evidence in zip(shares, apart, strict=True):
-            share.update(_fates(life, evidence))
-    steps = [((said.writer, said.incarnation), said.fact) for said in history.of(StepFinished)]
-    total = _ledger(steps, fates)
-    learners = sorted({learner for (learner, _), _ in steps})
+            share.add(said, tokens, _fates(steps, evidence))
+    ledger = total.ledger
     return Books(
-        total.processed,
-        total.committed,
-        total.discarded,
-        total.in_flight,
-        {name: _ledger([step for step in steps if step[0][0] == name], fates) for name in learners},
-        tuple(_ledger(steps, share) for share in shares),
-        fates,
+        ledger.processed,
+        ledger.committed,
+        ledger.discarded,
+        ledger.in_flight,
+        {name: learners[name].ledger for name in sorted(learners)},
+        tuple(share.ledger for share in shares),
+        settled,
     )
 
 
-def _ledger(steps: list[tuple[Key, StepFinished]], fates: dict[Unit, str]) -> Ledger:
-    tokens: dict[Unit, int] = {}
-    for key, step in steps:
-        tokens[(*key, step.step)] = step.tokens
-    sums: dict[str, int] = dict.fromkeys((COMMITTED, IN_FLIGHT, *REASONS), 0)
-    for unit, count in tokens.items():
-        sums[fates[unit]] += count
-    return Ledger(
-        sum(step.tokens for _, step in steps),  # a unit said twice unbalances the ledger
-        sums[COMMITTED],
-        {reason: sums[reason] for reason in REASONS},
-        sums[IN_FLIGHT],
-    )
+class _Sums:
+    """A ledger while it is being added up."""
 
+    def __init__(self) -> None:
+        self._processed = 0
+        self._of = [0] * len(_FATES)
 
-def _fates(life: Life, evidence: _Evidence) -> Iterator[tuple[Unit, str]]:
-    steps = sorted(said.fact.step for said in life.steps)
-    committed = {step for covered in evidence.merged for step in _inside(steps, covered)}
-    refused = {step: refusal.reason for refusal in evidence.refusals for step in _inside(steps, refusal.covered)}
-    for step in steps:
-        if step in committed:
-            fate = COMMITTED
-        elif step <= evidence.wiped:
-            fate = refused.get(step, "overlap")
+    def add(self, said: int, tokens: Sequence[int], fates: bytearray) -> None:
+        """Each fate's tokens, counted where all steps have as many, else one by one."""
+        self._processed += said
+        if min(tokens) == max(tokens):
+            for fate in range(len(_FATES)):
+                self._of[fate] += tokens[0] * fates.count(fate)
         else:
-            fate = evidence.otherwise
-        yield (*life.key, step), fate
+            for count, fate in zip(tokens, fates, strict=True):
+                self._of[fate] += count
+
+    @property
+    def ledger(self) -> Ledger:
+        of = dict(zip(_FATES, self._of, strict=True))
+        return Ledger(self._processed, of[COMMITTED], {reason: of[reason] for reason in REASONS}, of[IN_FLIGHT])
 
 
-def _inside(steps: list[int], covered: Range) -> list[int]:
-    return steps[bisect_right(steps, covered[0]) : bisect_right(steps, covered[1])]
+def _units(life: Life) -> tuple[list[int], list[int]]:
+    """An incarnation's steps, each once and ascending, and the tokens of each."""
+    tokens = {fact.step: fact.tokens for fact in life.ordered}
+    return list(tokens), list(tokens.values())
+
+
+def _fates(steps: list[int], evidence: _Evidence) -> bytearray:
+    """Of these steps, ascending, each one's place in _FATES. The later cause overrules the earlier ones."""
+    wiped = bisect_right(steps, evidence.wiped)
+    fates = bytearray([_FATE["overlap"]]) * wiped + bytearray([_FATE[evidence.otherwise]]) * (len(steps) - wiped)
+    for refusal in evidence.refusals:
+        first, last = _inside(steps, refusal.covered)
+        last = min(last, wiped)
+        fates[first:last] = bytes([_FATE[refusal.reason]]) * max(0, last - first)
+    for covered in evidence.merged:
+        first, last = _inside(steps, covered)
+        fates[first:last] = bytes([_FATE[COMMITTED]]) * (last - first)
+    return fates
+
+
+def _inside(steps: list[int], covered: Range) -> tuple[int, int]:
+    """Where these steps begin and end."""
+    first = bisect_right(steps, covered[0])
+    return first, max(first, bisect_right(steps, covered[1]))
 
 
 def _together(apart: list[_Evidence], otherwise: str) -> _Evidence:
@@ -170,9 +200,14 @@ def _otherwise(life: Life, ended: bool) -> str:
     return "run_ended" if ended else IN_FLIGHT
 
 
-def _wiped(life: Life, fragment: int) -> int:
-    adoptions = (said.fact for said in life.adoptions if said.fact.fragment == fragment)
-    return max((adopted.after_step for adopted in adoptions if adopted.mode in OVERWRITING), default=-1)
+def _wiped(life: Life) -> dict[int, int]:
+    """By fragment, up to which step everything was overwritten."""
+    upto: dict[int, int] = {}
+    for said in life.adoptions:
+        fact = said.fact
+        if fact.mode in OVERWRITING and fact.after_step > upto.get(fact.fragment, -1):
+            upto[fact.fragment] = fact.after_step
+    return upto
 
 
 def _merged(history: History) -> dict[Key, dict[int, list[Range]]]:
@@ -186,11 +221,12 @@ def _merged(history: History) -> dict[Key, dict[int, list[Range]]]:
 def _refusals(history: History) -> dict[Key, dict[int, list[_Refusal]]]:
     """Per incarnation and fragment, in order, the steps that refused contributions surely covered."""
     found: dict[Key, dict[int, list[_Refusal]]] = defaultdict(lambda: defaultdict(list))
-    opened = {said.fact.syncer_step: said.position for said in history.of(StepOpened)}
-    for said in history.of(Refused):
+    refused = [said for said in history.of(Refused) if said.fact.message == "contribution"]
+    opened = {said.fact.syncer_step: said.position for said in history.of(StepOpened)} if refused else {}
+    for said in refused:
         fact, key = said.fact, (said.fact.learner, said.fact.incarnation)
         # The first copy of a doubled contribution was taken, so the second is no reason for a loss.
-        if fact.message != "contribution" or fact.reason == "doubled" or fact.fragment is None:
+        if fact.reason == "doubled" or fact.fragment is None:
             continue
         if key not in history.lives or fact.syncer_step not in opened:
             continue

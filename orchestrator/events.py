@@ -7,14 +7,18 @@ From this log alone come the summary, the books, the checkers, the report and th
 from __future__ import annotations
 
 import json
+import os
 import types
 import typing
-from collections.abc import Iterable, Iterator
-from dataclasses import asdict, dataclass, fields, is_dataclass
+from collections.abc import Iterable, Iterator, Mapping, Sequence
+from dataclasses import asdict, dataclass, field, fields, is_dataclass
+from itertools import accumulate
+from operator import itemgetter
 from pathlib import Path
 from typing import Any
 
 from learners.facts import LearnerFact
+from orchestrator.seal import chained, link
 from outer.facts import SyncerFact
 
 # ------------------------------------------------------------------ facts of the cluster and of faults
@@ -163,6 +167,7 @@ class Event:
     sequence: int  # from 0, without gaps, per (writer, incarnation)
     at: float
     fact: Any
+    chain: str = field(default="", compare=False)  # orchestrator/seal.py; "" before it is written down
 
     @property
     def key(self) -> tuple[str, int, int]:
@@ -170,6 +175,11 @@ class Event:
 
     def to_json(self) -> str:
         """One line, strict JSON: a number that is not finite is written as its name, a string."""
+        return chained(self.content, self.chain) if self.chain else self.content
+
+    @property
+    def content(self) -> str:
+        """The same without the chain."""
         record = {
             "writer": self.writer,
             "incarnation": self.incarnation,
@@ -186,7 +196,8 @@ class Event:
         try:
             record = json.loads(line)
             envelope = {name: _convert(hint, record[name]) for name, hint in _ENVELOPE.items()}
-            return Event(**envelope, fact=_build(REGISTRY[record["kind"]], record["fact"]))
+            chain = _convert(str, record.get("chain", ""))
+            return Event(**envelope, fact=_build(REGISTRY[record["kind"]], record["fact"]), chain=chain)
         except (KeyError, TypeError, AttributeError) as error:
             raise ValueError(f"not an event: {error!r} in {line[:120]!r}") from error
 
@@ -208,7 +219,7 @@ _SHAPES: dict[type[Any], dict[str, Any]] = {}
 def _shape(kind: type[Any]) -> dict[str, Any]:
     if kind not in _SHAPES:
         hints = typing.get_type_hints(kind)
-        _SHAPES[kind] = {field.name: hints[field.name] for field in fields(kind)}
+        _SHAPES[kind] = {each.name: hints[each.name] for each in fields(kind)}
     return _SHAPES[kind]
 
 
@@ -239,16 +250,42 @@ def _convert(hint: Any, value: Any) -> Any:
 
 
 class SegmentWriter:
-    """Appends events to one file, a line each, a write per call: a killed process loses nothing written."""
+    """Appends events to one file, a line each, a write per call: a killed process loses nothing written.
+
+    Every writer's events are chained (orchestrator/seal.py). A file that is there already is gone on with: a last line
+    that was cut short is dropped, and the chains follow on from what it holds.
+    """
 
     def __init__(self, path: Path) -> None:
         path.parent.mkdir(parents=True, exist_ok=True)
+        self.last: dict[tuple[str, int], tuple[int, str]] = {}  # (sequence, chain) by writer and incarnation
+        if path.exists():
+            self._resume(path)
         self._file = open(path, "ab", buffering=0)  # noqa: SIM115 (closed by close)
 
+    def _resume(self, path: Path) -> None:
+        data = path.read_bytes()
+        whole = data.rfind(b"\n") + 1
+        if whole < len(data):
+            os.truncate(path, whole)
+        for event in read_segment(path):
+            key = (event.writer, event.incarnation)
+            if event.sequence > self.last.get(key, (-1, ""))[0]:
+                self.last[key] = (event.sequence, event.chain)
+
     def write(self, events: Iterable[Event]) -> None:
-        rest = memoryview("".join(event.to_json() + "\n" for event in events).encode())
+        lines: list[str] = []
+        last = dict[tuple[str, int], tuple[int, str]]()
+        for event in events:
+            key, content = (event.writer, event.incarnation), event.content
+            before = last.get(key) or self.last.get(key, (-1, ""))
+            chain = link(before[1], content)
+            last[key] = (event.sequence, chain)
+            lines.append(chained(content, chain) + "\n")
+        rest = memoryview("".join(lines).encode())
         while rest:
             rest = rest[self._file.write(rest) :]  # a disk that fills up takes a part, then raises
+        self.last.update(last)
 
     def close(self) -> None:
         self._file.close()
@@ -270,27 +307,29 @@ class Journalist:
 class SegmentRecorder:
     """The syncer's recorder: its own facts, and those that learners' messages carry, in one segment.
 
-    A learner's facts ride again until acknowledged; each is written once.
+    A learner's facts ride again until acknowledged; each is written once. A later epoch goes on with the same segment.
     """
 
     def __init__(self, path: Path) -> None:
         self._path = path
-        self._writer: SegmentWriter | None = None
-        self._recorded: dict[tuple[str, int], int] = {}
+        self._writer: SegmentWriter | None = None  # opened where it is used, which is another process
 
     def record(self, writer: str, incarnation: int, facts: Iterable[tuple[int, float, Any]]) -> int:
         """Append those of (sequence, wall time, fact) that follow what is recorded; return the last recorded."""
-        last = self._recorded.get((writer, incarnation), -1)
+        if self._writer is None:
+            self._writer = SegmentWriter(self._path)
+        last = self._writer.last.get((writer, incarnation), (-1, ""))[0]
         fresh = []
         for sequence, at, fact in facts:
             if sequence == last + 1 and type(fact).__name__ in REGISTRY:
                 fresh.append(Event(writer, incarnation, sequence, at, fact))
                 last = sequence
-        if self._writer is None:
-            self._writer = SegmentWriter(self._path)
         self._writer.write(fresh)
-        self._recorded[writer, incarnation] = last
         return last
+
+    def close(self) -> None:
+        if self._writer is not None:
+            self._writer.close()
 
 
 def read_segment(path: Path) -> Iterator[Event]:
@@ -306,17 +345,40 @@ def read_segment(path: Path) -> Iterator[Event]:
 
 def merge(segments: Iterable[Iterable[Event]]) -> list[Event]:
     """All events once, by time; what one writer said stays in the order in which it was said."""
-    by_writer: dict[tuple[str, int], dict[int, Event]] = {}
-    for segment in segments:
-        for event in segment:
-            by_writer.setdefault((event.writer, event.incarnation), {}).setdefault(event.sequence, event)
-    merged: list[tuple[float, tuple[str, int, int], Event]] = []
-    for said in by_writer.values():
-        latest = float("-inf")
-        for sequence in sorted(said):
-            latest = max(latest, said[sequence].at)  # a clock set back does not reorder its own writer
-            merged.append((latest, said[sequence].key, said[sequence]))
-    return [event for _, _, event in sorted(merged, key=lambda item: item[:2])]
+    return woven(by_writer(event for segment in segments for event in segment))
+
+
+def by_writer(events: Iterable[Event]) -> dict[tuple[str, int], list[Event]]:
+    """Events by (writer, incarnation), doubles included, in the order in which they come."""
+    apart: dict[tuple[str, int], list[Event]] = {}
+    for event in events:
+        key = (event.writer, event.incarnation)
+        if key in apart:
+            apart[key].append(event)
+        else:
+            apart[key] = [event]
+    return apart
+
+
+def woven(apart: Mapping[tuple[str, int], Sequence[Event]]) -> list[Event]:
+    """The merge of what each writer said."""
+    events: list[Event] = []
+    dates: list[float] = []
+    for _, said in sorted(apart.items(), key=itemgetter(0)):
+        once = _once(said)
+        events += once
+        dates += accumulate([event.at for event in once], max)  # a clock set back does not reorder its own writer
+    return [events[i] for i in sorted(range(len(events)), key=dates.__getitem__)]
+
+
+def _once(said: Sequence[Event]) -> Sequence[Event]:
+    """The first event of each number, in their order."""
+    if [event.sequence for event in said] == list(range(len(said))):
+        return said
+    first: dict[int, Event] = {}
+    for event in said:
+        first.setdefault(event.sequence, event)
+    return [first[sequence] for sequence in sorted(first)]
 
 
 def read_run(run_dir: Path) -> list[Event]:
@@ -325,3 +387,8 @@ def read_run(run_dir: Path) -> list[Event]:
     if whole.exists():
         return merge([read_segment(whole)])
     return merge(read_segment(path) for path in sorted((run_dir / "events").glob("*.jsonl")))
+
+
+def ends(events: Iterable[Event]) -> list[tuple[str, int, int, str]]:
+    """Of a merged log, for each writer: (name, incarnation, events, last chain)."""
+    return [(*key, len(said), said[-1].chain) for key, said in sorted(by_writer(events).items())]

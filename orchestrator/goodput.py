@@ -35,8 +35,9 @@ from typing import NamedTuple
 
 from learners.facts import StepFinished
 from orchestrator.books import Books, settle
-from orchestrator.checkers.history import History, Life, indexed
-from orchestrator.events import Event, PoolScaled
+from orchestrator.checkers.history import History, indexed
+from orchestrator.checkers.lives import Life
+from orchestrator.events import Event, LearnerRequested, PoolScaled
 from outer.facts import Committed, Finished
 
 RANKS = (
@@ -59,6 +60,7 @@ RANKS = (
     "productive",
     "suspended",
 )  # the later one wins where two overlap
+_RANK = {category: rank for rank, category in enumerate(RANKS)}
 _OF_FATE = {
     "committed": "productive",
     "in_flight": "in_flight",
@@ -77,6 +79,8 @@ _OF_PHASE = {
     "joining": "bootstrap",
     "draining": "drain",
 }
+
+BLUR_S = 0.5  # between the dates of a learner's steps and its own count of seconds
 
 Interval = tuple[float, float]  # [start, stop), Unix seconds
 
@@ -157,10 +161,13 @@ def account(events: Iterable[Event] | History, books: Books | None = None) -> Go
 
 
 def wanted_times(history: History) -> dict[str, list[Interval]]:
-    """When each learner was to be there, in Unix seconds: every learner of the run, in the order of its coming."""
-    assert history.rules is not None
-    since: dict[str, float] = dict.fromkeys(history.rules.learners, -math.inf)
-    times: dict[str, list[Interval]] = {name: [] for name in history.rules.learners}
+    """When each learner was to be there, in Unix seconds: every learner of the run, in the order of its coming.
+
+    The configured ones from the start, others since their pool was scaled up; or, where no pool is named, since they
+    were first asked for.
+    """
+    since: dict[str, float] = dict.fromkeys(history.configured, -math.inf)
+    times: dict[str, list[Interval]] = {name: [] for name in since}
     for said in history.of(PoolScaled):
         for name in said.fact.added:
             since.setdefault(name, said.at)
@@ -168,9 +175,18 @@ def wanted_times(history: History) -> dict[str, list[Interval]]:
         for name in said.fact.removed:
             if name in since:
                 times[name].append((since.pop(name), said.at))
+    for asked in history.of(LearnerRequested):
+        if (name := asked.fact.learner) not in times:
+            since[name], times[name] = asked.at, []
     for name, at in since.items():
         times[name].append((at, math.inf))
     return times
+
+
+def wanted_within(history: History) -> dict[str, float]:
+    """For how many seconds of the window each learner was to be there."""
+    span = window(history)
+    return {} if span is None else {name: _length(_clip(t, span)) for name, t in wanted_times(history).items()}
 
 
 def outer_downtime(history: History) -> float | None:
@@ -211,9 +227,10 @@ def _commits_within(history: History, learner: str, times: list[Interval]) -> in
 
 def _strokes(history: History, learner: str, fates: dict[tuple[str, int, int], str], end: float) -> Iterator[Stroke]:
     lives = history.lives_of(learner)
+    strict = any(said.fact.waited_for == "adoption" for life in lives for said in life.steps)
     for life, successor in zip(lives, [*lives[1:], None], strict=True):
         yield from _of_start(life, end)
-        yield from _of_steps(life, fates)
+        yield from _of_steps(life, fates, strict)
         yield from (Stroke(*interval, "suspended") for interval in _suspended(life, end))
         if life.over == "killed":
             yield from _of_death(life, successor, end)
@@ -234,16 +251,34 @@ def _of_start(life: Life, end: float) -> Iterator[Stroke]:
             yield Stroke(at, until, _OF_PHASE[phase])
 
 
-def _of_steps(life: Life, fates: dict[tuple[str, int, int], str]) -> Iterator[Stroke]:
-    """Each step and its wait, cut off at the boundary before it, so that steps never overlap."""
-    boundary = -math.inf
+def _of_steps(life: Life, fates: dict[tuple[str, int, int], str], strict: bool) -> Iterator[Stroke]:
+    """Each step and its wait, cut off at the boundary before it, so that steps never overlap; and the last wait.
+
+    Steps are not broken off but by death: from its last one to its leaving a learner waited for what never came.
+    Steps that follow each other with one fate make one stroke.
+    """
+    entered = life.entered("stepping")
+    boundary = -math.inf if entered is None else entered
+    since, category = boundary, ""  # of the stroke that has no end yet
     for said in life.steps:
-        step = said.fact
-        begun = max(boundary, said.at - step.seconds)
-        yield Stroke(begun, said.at, _OF_FATE[fates[(*life.key, step.step)]])
-        if step.waited_for in _OF_WAIT:
-            yield Stroke(max(boundary, begun - step.waited_s), begun, _OF_WAIT[step.waited_for])
-        boundary = max(boundary, said.at)
+        step, at = said.fact, said.at
+        waited_s = step.waited_s if step.waited_for in _OF_WAIT else 0.0
+        begun = at - step.seconds
+        late_s = begun - waited_s - boundary
+        if late_s < BLUR_S:  # from boundary to boundary there is nothing else: the dates of both are a little late
+            begun = boundary + waited_s if late_s > 0.0 else max(boundary, begun)
+        fate = _OF_FATE[fates[(*life.key, step.step)]]
+        if fate != category or begun > boundary:
+            yield Stroke(since, boundary, category or fate)
+            since, category = begun, fate
+            if waited_s:
+                yield Stroke(max(boundary, begun - waited_s), begun, _OF_WAIT[step.waited_for])
+        if at > boundary:
+            boundary = at
+    yield Stroke(since, boundary, category or "unattributed")
+    left = min((at for at, phase in life.phases if phase in ("draining", "stopped")), default=None)
+    if left is not None and boundary > -math.inf:
+        yield Stroke(boundary, max(boundary, left), _OF_WAIT["adoption" if strict else "span"])
 
 
 def _of_death(life: Life, successor: Life | None, end: float) -> Iterator[Stroke]:
@@ -310,19 +345,24 @@ def _paint(strokes: Sequence[Stroke], times: Sequence[Interval]) -> dict[str, fl
 
 def _paint_one(strokes: Iterable[Stroke], span: Interval) -> dict[str, float]:
     """Seconds of an interval under each category, exclusive and exhaustive: the highest rank shows."""
-    rank = {category: index for index, category in enumerate(RANKS)}
-    edges: list[tuple[float, int, int]] = []
-    for stroke in strokes:
-        for start, stop in _clip([(stroke.start, stroke.stop)], span):
-            edges += [(start, rank[stroke.category], 1), (stop, rank[stroke.category], -1)]
+    begin, end = span
+    edges: list[tuple[float, int, int]] = [(end, 0, 0)]
+    for start, stop, category in strokes:
+        start, stop = max(start, begin), min(stop, end)
+        if start < stop:
+            rank = _RANK[category]
+            edges += ((start, rank, 1), (stop, rank, -1))
+    edges.sort()
     spent: list[list[float]] = [[] for _ in RANKS]
-    active = [1] + [0] * (len(RANKS) - 1)
-    now = span[0]
-    for at, index, change in [*sorted(edges), (span[1], 0, 0)]:
-        top = max(index for index, count in enumerate(active) if count)
+    active, top, now = [1] + [0] * (len(RANKS) - 1), 0, begin
+    for at, rank, change in edges:
         spent[top].append(at - now)
         now = at
-        active[index] += change
+        active[rank] += change
+        if rank > top:
+            top = rank
+        while not active[top]:
+            top -= 1
     return {category: math.fsum(parts) for category, parts in zip(RANKS, spent, strict=True)}
 
 

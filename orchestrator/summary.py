@@ -15,7 +15,9 @@ from typing import TYPE_CHECKING, Any
 
 from learners.facts import Adopted
 from orchestrator.books import COMMITTED, IN_FLIGHT, REASONS, Books, Ledger, settle
-from orchestrator.checkers.history import Freeze, History, Life, Said, Verdict, indexed
+from orchestrator.checkers.history import History, indexed
+from orchestrator.checkers.lives import Freeze, Life, Said
+from orchestrator.checkers.verdicts import Verdict, sound
 from orchestrator.events import (
     Evaluated,
     Event,
@@ -43,7 +45,6 @@ def summarise(
     books = settle(history)
     goodput, share = account(history, books), participation(history)
     state = _last(history, RunFinished, "state")
-    passed = bool(verdicts) and all(verdict.status == "pass" for verdict in verdicts)
     references = history.of(ReferenceLosses)
     wall_s = goodput.wall_s if goodput else None
     steps = history.by_syncer(Committed, StepPassed, Finished)
@@ -54,7 +55,7 @@ def summarise(
     return {
         "name": _last(history, RunStarted, "name") or plain.get("name"),
         "config_hash": _last(history, RunStarted, "config_hash"),
-        "ok": state == "finished" and passed and books.balanced,
+        "ok": state == "finished" and sound(verdicts) and books.balanced,
         "state": state,
         "reason": _last(history, RunFinished, "reason"),
         "initial_eval_loss": losses[0] if losses else None,

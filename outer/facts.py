@@ -18,6 +18,8 @@ class SyncerStarted:
     overlap_steps: int  # tau
     versions: tuple[int, ...] = ()  # of each fragment, that the epoch starts from; (): all 0
     tokens_committed: int = 0  # by then
+    read_timeout_s: float = 0.0  # 0 here and below: the log is from before this was said
+    lease_s: float = 0.0  # the shortest of a stepping learner
 
 
 @dataclass(frozen=True)

@@ -129,6 +129,8 @@ class Syncer:
                 overlap_steps=self._config.overlap_steps,
                 versions=tuple(self.versions),
                 tokens_committed=self.tokens_committed,
+                read_timeout_s=self._config.read_timeout_s,
+                lease_s=self._config.lease_s,
             )
         )
         for record in self._unsaid:

@@ -56,21 +56,29 @@ class States:
         who, whom = (unit.name, unit.incarnation), (named.donor, named.donor_incarnation)
         request = StateRequest(named.epoch, *who, *whom, named.syncer_step, effect.deadline_s)
         links = network.link(unit.name, donor.name), network.link(donor.name, unit.name)
-        given, missed = partial(self._given, named), partial(self._missed, *whom)
+        given, missed = partial(self._given, donor), partial(self._missed, *whom)
         ask(network, unit, donor, links, donor.states.give, request, effect.deadline_s, given, missed)
 
-    def _given(self, named: Donor, answer: State | str) -> None:
-        reason = answer if isinstance(answer, str) else ""
-        if not isinstance(answer, str):
-            if answer.payload.poisoned:
-                reason = "non_finite"
-            elif self._setting.flips and self._setting.damaged("state_damage"):
-                reason = "bad_digest"
-        if reason or isinstance(answer, str):
-            self._missed(named.donor, named.donor_incarnation, reason)
+    def _given(self, donor: Unit, answer: tuple[State, int] | str) -> None:
+        """What the donor had said by then has to be in the log before its state is used."""
+        if isinstance(answer, str):
+            self._missed(*donor.key, answer)
+            return
+        unit, (state, upto) = self._unit, answer
+        assert unit.server is not None
+        examined, missed = partial(self._examined, donor, state), partial(self._missed, *donor.key)
+        links = unit.up, unit.down
+        note = (donor, upto)
+        ask(self._setting.network, unit, unit.server, links, unit.server.record, note, CALL_S, examined, missed)
+
+    def _examined(self, donor: Unit, state: State, recorded: None) -> None:
+        if state.payload.poisoned:
+            self._missed(*donor.key, "non_finite")
+        elif self._setting.flips and self._setting.damaged("state_damage"):
+            self._missed(*donor.key, "bad_digest")
         else:
             self._release()
-            self._unit.hear(signals.StateArrived(answer))
+            self._unit.hear(signals.StateArrived(state))
 
     def _missed(self, donor: str, incarnation: int, reason: str) -> None:
         self._release()
@@ -105,12 +113,21 @@ class States:
         if unit.exited:
             return
         digest = f"{unit.name}{unit.incarnation}@{effect.step}"
-        state = State(unit.name, unit.incarnation, effect.step, effect.syncer_step, held, digest, len(held.contents))
-        unit.hear(signals.StateSent(effect.request, effect.step, digest, state.size))
+        state = State(
+            unit.name,
+            unit.incarnation,
+            effect.step,
+            effect.syncer_step,
+            held,
+            digest,
+            len(held.contents),
+            effect.versions,
+        )
+        unit.hear(signals.StateSent(effect.request, effect.step, digest, state.size, effect.versions))
         self._setting.truth.gave(unit.key, effect.step, held.contents)
-        self._answer(key, call, state)
+        self._answer(key, call, (state, len(self._setting.facts[unit.key])))
 
-    def _answer(self, key: tuple[str, int], call: Call, answer: State | str) -> None:
+    def _answer(self, key: tuple[str, int], call: Call, answer: tuple[State, int] | str) -> None:
         if self._gifts.get(key) is call:
             del self._gifts[key]
-            call.reply(0.0 if isinstance(answer, str) else float(answer.size), answer)
+            call.reply(0.0 if isinstance(answer, str) else float(answer[0].size), answer)

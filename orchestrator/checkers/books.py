@@ -1,17 +1,23 @@
-"""The books: every token has one fate, the syncer counts as the log does, and samples are lent to one at a time.
+"""I3, counted once, of tokens and samples.
 
-Knows units and spans. Whether a contribution should have merged is not asked here.
+Every token has one fate, the syncer counts as the log does, and samples are lent to one at a time. Knows units and
+spans. Whether a contribution should have merged is not asked here.
 """
 
 from __future__ import annotations
 
-from bisect import bisect_left, bisect_right, insort
+from bisect import bisect_left, insort
 from collections import defaultdict
+from collections.abc import Iterator, Mapping, Sequence
+from itertools import groupby
+from operator import itemgetter
 from typing import NamedTuple
 
 from learners.facts import StepFinished
 from orchestrator.books import Books, Ledger, settle
-from orchestrator.checkers.history import History, Key, Verdict, judge
+from orchestrator.checkers.history import History
+from orchestrator.checkers.lives import Life
+from orchestrator.checkers.verdicts import Verdict, judge
 from outer.facts import Finished, SpanGranted, SpanReturned
 
 
@@ -43,17 +49,12 @@ def _numbers(table: Ledger) -> list[int]:
 
 def _committed(history: History, books: Books) -> Verdict:
     """A second, plainer count: a unit is committed by the first commit that covers it."""
-    tokens: dict[Key, dict[int, int]] = defaultdict(dict)
-    for step in history.of(StepFinished):
-        tokens[(step.writer, step.incarnation)][step.fact.step] = step.fact.tokens
-    order = {key: sorted(steps) for key, steps in tokens.items()}
+    counted = {key: bytearray(len(life.steps)) for key, life in history.lives.items()}
     total, broken = 0, []
-    for said in history.commits:
-        for one in said.fact.participants:
-            key = (one.learner, one.incarnation)
-            steps = order.get(key, [])
-            covered = steps[bisect_right(steps, one.base_step) : bisect_right(steps, one.step)]
-            total += sum(tokens[key].pop(step, 0) for step in covered)
+    for said, contributions in groupby(history.contributions, itemgetter(0)):
+        for _, _, life, first, last in contributions:
+            if life.steps:
+                total += _fresh(life.tokens, counted[life.key], first, last)
         if said.fact.tokens_committed != total:
             broken.append(
                 f"at syncer step {said.fact.syncer_step} the syncer counts {said.fact.tokens_committed} "
@@ -69,6 +70,17 @@ def _committed(history: History, books: Books) -> Verdict:
     ]
     promise = "the syncer's count of committed tokens is that of the books, at every commit and at the end"
     return judge("books.committed", promise, len(history.commits), "commits", broken)
+
+
+def _fresh(tokens: Sequence[int], counted: bytearray, first: int, last: int) -> int:
+    """Tokens of these steps of an incarnation that are not counted yet; from here on they are."""
+    fresh, upto = 0, first
+    while (start := counted.find(0, upto, last)) >= 0:
+        upto = counted.find(1, start, last)
+        upto = last if upto < 0 else upto
+        fresh += tokens[upto] - tokens[start]
+    counted[first:last] = bytes([1]) * (last - first)
+    return fresh
 
 
 class _Loan(NamedTuple):
@@ -111,8 +123,8 @@ def _loans(history: History) -> Verdict:
 
 def _touching(lent: list[_Loan], loan: _Loan) -> list[_Loan]:
     """Loans that share a sample with this one."""
-    first = max(0, bisect_left(lent, loan.start, key=lambda other: other.start) - 1)
-    last = bisect_left(lent, loan.stop, key=lambda other: other.start)
+    first = max(0, bisect_left(lent, (loan.start,)) - 1)  # tuples, compared as such
+    last = bisect_left(lent, (loan.stop,))
     return [other for other in lent[first:last] if other.stop > loan.start]
 
 
@@ -121,20 +133,30 @@ def _holds(whole: _Loan, part: _Loan) -> bool:
 
 
 def _positions(history: History) -> Verdict:
-    granted: dict[tuple[str, int, int], list[tuple[int, int]]] = defaultdict(list)
+    granted: dict[tuple[str, int], dict[int, list[tuple[int, int]]]] = defaultdict(lambda: defaultdict(list))
     for said in history.of(SpanGranted):
         fact = said.fact
-        granted[(fact.learner, fact.incarnation, fact.span)].append((fact.start, fact.stop))
-    broken: list[str] = []
-    newest: dict[tuple[str, int, int], int] = {}
-    steps = history.of(StepFinished)
-    for step in steps:
-        key = (step.writer, step.incarnation, step.fact.span)
-        name = f"step {step.fact.step} of {step.writer} {step.incarnation} at sample {step.fact.position}"
-        if not any(start <= step.fact.position < stop for start, stop in granted[key]):
-            broken.append(f"{name} lies outside every span {step.fact.span} granted to it")
-        if step.fact.position <= newest.get(key, -1):
-            broken.append(f"{name} goes back to samples it has had")
-        newest[key] = step.fact.position
+        granted[fact.learner, fact.incarnation][fact.span].append((fact.start, fact.stop))
+    broken = [wrong for key, life in history.lives.items() if life.steps for wrong in _misread(life, granted[key])]
     promise = "a step reads samples of a span granted to its incarnation, each once"
-    return judge("books.positions", promise, len(steps), "steps", broken)
+    return judge("books.positions", promise, len(history.of(StepFinished)), "steps", broken)
+
+
+def _misread(life: Life, granted: Mapping[int, list[tuple[int, int]]]) -> Iterator[str]:
+    newest: dict[int, int] = {}  # by span
+    span, begin, end = -1, 0, 0  # that the step before was of
+    for said in life.steps:
+        step = said.fact
+        position = step.position
+        if step.span != span or not begin <= position < end:
+            span = step.span
+            begin, end = next(((a, b) for a, b in granted.get(span, ()) if a <= position < b), (0, 0))
+        if begin == end:
+            yield f"{_name(life, step)} lies outside every span {span} granted to it"
+        if position <= newest.get(span, -1):
+            yield f"{_name(life, step)} goes back to samples it has had"
+        newest[span] = position
+
+
+def _name(life: Life, step: StepFinished) -> str:
+    return f"step {step.step} of {life.learner} {life.incarnation} at sample {step.position}"

@@ -1,15 +1,18 @@
-"""Fencing: one syncer epoch, and one incarnation of each learner, may speak at a time.
+"""I4, fenced: one syncer epoch, and one incarnation of each learner, may speak at a time.
 
 What was received before a fence may merge after it, so a commit that names a fenced incarnation is no breach by
 itself. It is one when its step was opened after the fence, because reads follow the opening, and when a newer
-incarnation has committed before. Order is the syncer's own, no clock decides it.
+incarnation has committed before. Order is the syncer's own, no clock decides it. A fence binds the epoch that said
+it; a later one is told afresh who lives. What an old epoch tried, and its journal refused, is in no log.
 """
 
 from __future__ import annotations
 
 from itertools import pairwise
 
-from orchestrator.checkers.history import History, Key, Verdict, judge
+from orchestrator.checkers.history import History
+from orchestrator.checkers.lives import Key
+from orchestrator.checkers.verdicts import Verdict, judge
 from outer.facts import Committed, LearnerAttached, LearnerFenced, SpanGranted, StepOpened, SyncerStarted
 
 
@@ -18,6 +21,7 @@ def check(history: History) -> list[Verdict]:
 
 
 def _epochs(history: History) -> Verdict:
+    """Before it opens a step, an epoch may say again what one before it committed."""
     commits = sorted(history.commits, key=lambda said: said.fact.syncer_step)
     broken = [
         f"epoch {after.fact.epoch} committed syncer step {after.fact.syncer_step}, "
@@ -26,10 +30,14 @@ def _epochs(history: History) -> Verdict:
         if after.fact.epoch < before.fact.epoch
         or (after.fact.syncer_step == before.fact.syncer_step and after.fact.epoch != before.fact.epoch)
     ]
+    begun: dict[int, int] = {}  # epoch -> where it opened its first step
+    for opened in history.of(StepOpened):
+        begun.setdefault(opened.incarnation, opened.position)
     broken += [
         f"syncer step {said.fact.syncer_step} was committed as epoch {said.fact.epoch} by epoch {said.incarnation}"
         for said in commits
-        if said.fact.epoch != said.incarnation
+        if said.fact.epoch > said.incarnation
+        or (said.fact.epoch < said.incarnation and said.position > begun.get(said.incarnation, said.position))
     ]
     started = [said.fact.epoch for said in history.of(SyncerStarted)]
     broken += [
@@ -62,39 +70,54 @@ def _incarnations(history: History) -> Verdict:
             continue
         for one in said.fact.participants:
             count += 1
-            name = f"{one.learner} {one.incarnation} merged at syncer step {said.fact.syncer_step}"
             if (one.learner, one.incarnation) not in known:
-                broken.append(f"{name} without having attached")
+                broken.append(
+                    f"{one.learner} {one.incarnation} merged at syncer step {said.fact.syncer_step} unattached"
+                )
             place = (one.learner, said.fact.fragment)
-            if one.incarnation < committed.get(place, 0):
-                broken.append(f"{name}, after {committed[place]} had")
-            committed[place] = max(one.incarnation, committed.get(place, 0))
+            newest = committed.get(place, 0)
+            if one.incarnation < newest:
+                broken.append(
+                    f"{one.learner} {one.incarnation} merged at syncer step {said.fact.syncer_step}, after {newest} had"
+                )
+            committed[place] = max(one.incarnation, newest)
     promise = "a learner's incarnations attach, and merge into a fragment, in order; none merges that has not attached"
     return judge("fencing.incarnations", promise, count, "contributions", broken)
 
 
 def _fences(history: History) -> Verdict:
-    """Nothing new is accepted after a fence: no attaching, no span, no step opened later."""
+    """Nothing new is accepted after a fence: no attaching, no step opened later, no span.
+
+    A grant is said once it is durable. One that was under way at the fence comes after it, and then is no use.
+    """
     broken: list[str] = []
-    fenced: set[Key] = set()
-    barred: dict[int, frozenset[Key]] = {}  # syncer step -> who was fenced when it opened
+    fenced: dict[tuple[int, Key], int] = {}  # (epoch, who) -> how many facts before
+    opened: dict[tuple[int, int], int] = {}  # (epoch, syncer step) -> how many facts before
     facts = history.by_syncer(LearnerFenced, LearnerAttached, SpanGranted, StepOpened, Committed)
-    for said in facts:
-        match said.fact:
-            case LearnerFenced():
-                fenced.add((said.fact.learner, said.fact.incarnation))
-            case StepOpened():
-                barred[said.fact.syncer_step] = frozenset(fenced)
-            case Committed():
-                broken += [
-                    f"{one.learner} {one.incarnation} merged at syncer step {said.fact.syncer_step}, "
-                    "which opened after it was fenced"
-                    for one in said.fact.participants
-                    if (one.learner, one.incarnation) in barred.get(said.fact.syncer_step, ())
-                ]
-            case _:
-                if (said.fact.learner, said.fact.incarnation) in fenced:
-                    what = "attached" if isinstance(said.fact, LearnerAttached) else "was granted a span"
-                    broken.append(f"{said.fact.learner} {said.fact.incarnation} {what} after it was fenced")
-    promise = "a fenced incarnation attaches no more, is lent nothing and joins no step opened later"
+    for number, said in enumerate(facts):
+        epoch, fact = said.incarnation, said.fact
+        if isinstance(fact, StepOpened):
+            opened[epoch, fact.syncer_step] = number
+        elif isinstance(fact, Committed):
+            since = opened.get((epoch, fact.syncer_step), -1)
+            broken += [
+                f"{one.learner} {one.incarnation} merged at syncer step {fact.syncer_step}, "
+                "which opened after it was fenced"
+                for one in fact.participants
+                if fenced.get((epoch, (one.learner, one.incarnation)), number) < since
+            ]
+        elif isinstance(fact, LearnerFenced):
+            fenced.setdefault((epoch, (fact.learner, fact.incarnation)), number)
+        elif (epoch, (fact.learner, fact.incarnation)) in fenced:
+            name = f"{fact.learner} {fact.incarnation}"
+            if isinstance(fact, LearnerAttached):
+                broken.append(f"{name} attached after it was fenced")
+            elif _used(history, fact):
+                broken.append(f"{name} stepped on span {fact.span}, granted after it was fenced")
+    promise = "a fenced incarnation attaches no more, joins no step opened later and uses nothing lent afterwards"
     return judge("fencing.fences", promise, len(history.commits), "commits", broken)
+
+
+def _used(history: History, granted: SpanGranted) -> bool:
+    life = history.lives.get((granted.learner, granted.incarnation))
+    return life is not None and any(said.fact.span == granted.span for said in life.steps)

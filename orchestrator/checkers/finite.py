@@ -1,4 +1,4 @@
-"""Finite numbers: nothing that is not a number has reached the global parameters.
+"""I7, finite: nothing that is not a number has reached the global parameters.
 
 A learner's own loss may diverge; its contributions are then refused. What was merged and evaluated may not.
 """
@@ -7,7 +7,8 @@ from __future__ import annotations
 
 import math
 
-from orchestrator.checkers.history import History, Verdict, judge
+from orchestrator.checkers.history import History
+from orchestrator.checkers.verdicts import Verdict, judge
 from orchestrator.events import Evaluated
 
 
@@ -15,11 +16,11 @@ def check(history: History) -> list[Verdict]:
     broken: list[str] = []
     for said in history.commits:
         fact = said.fact
-        numbers = {"norm": fact.norm} | {f"weight of {one.learner}": one.weight for one in fact.participants}
+        numbers = [("norm", fact.norm), *(("weight of " + one.learner, one.weight) for one in fact.participants)]
         broken += [
             f"syncer step {fact.syncer_step}: the {name} is {number}"
-            for name, number in numbers.items()
-            if not math.isfinite(number) or number < 0
+            for name, number in numbers
+            if not 0.0 <= number < math.inf
         ]
     broken += [
         f"the held-out loss at syncer step {said.fact.syncer_step} is {said.fact.loss}"

@@ -6,13 +6,15 @@ accounts of time to say.
 
 from __future__ import annotations
 
+from bisect import bisect_right
 from collections import defaultdict
-from collections.abc import Iterable, Sequence
-from dataclasses import dataclass, field
-from functools import cached_property
-from typing import Any, Generic, Literal, NamedTuple, TypeVar
+from collections.abc import Callable, Iterable, Iterator
+from functools import cached_property, partial
+from operator import itemgetter
+from typing import Any, NamedTuple, TypeVar
 
 from learners.facts import Adopted, PhaseEntered, StepFinished
+from orchestrator.checkers.lives import Freeze, Key, Life, Said
 from orchestrator.events import (
     Event,
     FaultHealed,
@@ -22,7 +24,8 @@ from orchestrator.events import (
     LearnerStarted,
     PoolScaled,
     RunFinished,
-    merge,
+    by_writer,
+    woven,
 )
 from outer.facts import (
     Committed,
@@ -31,139 +34,85 @@ from outer.facts import (
     LearnerFenced,
     LeaseExpired,
     LeaseRenewed,
+    Participant,
+    SpanGranted,
+    SpanReturned,
     SyncerStarted,
 )
 
 F = TypeVar("F")
-Key = tuple[str, int]  # learner, incarnation
 KILLING = frozenset({"kill", "wrong_config"})  # injected faults that end the process at once
+SYNCER = "syncer"
 OVERWRITING = frozenset({"bootstrap", "overwrite", "mix"})  # adoptions that set the counters of a fragment to zero
 
 
-@dataclass(frozen=True)
-class Verdict:
-    """What a checker says of one promise. A log without evidence is `unknown`, and unknown is never a pass."""
-
-    name: str
-    promise: str
-    status: Literal["pass", "violated", "unknown"]
-    reason: str
+# What a new epoch may say again, and which of them is meant.
+_RECORDS: dict[type[Any], Callable[[Any], Any]] = {
+    Committed: lambda fact: fact.syncer_step,
+    SpanGranted: lambda fact: (fact.learner, fact.incarnation, fact.span),
+    SpanReturned: lambda fact: (fact.learner, fact.incarnation, fact.span, fact.start),
+}
 
 
-def judge(name: str, promise: str, checked: int, things: str, broken: Sequence[str]) -> Verdict:
-    """Violated by the first thing found broken, unknown when there was nothing to check, else pass."""
-    if broken:
-        more = f" (and {len(broken) - 1} more)" if len(broken) > 1 else ""
-        return Verdict(name, promise, "violated", broken[0] + more)
-    if not checked:
-        return Verdict(name, promise, "unknown", f"the log has no {things}")
-    return Verdict(name, promise, "pass", f"{checked} {things} checked")
+class _Lives(dict[Key, Life]):
+    """Of everybody who is named, while the log is read."""
+
+    def __missing__(self, key: Key) -> Life:
+        life = self[key] = Life(*key)
+        return life
 
 
-class Said(NamedTuple, Generic[F]):
-    """A fact, and where in the log it stands."""
+class Contribution(NamedTuple):
+    """One learner's part of a commit, and whose it was."""
 
-    position: int  # in the merged log
-    at: float  # Unix seconds, on the writer's clock
-    writer: str
-    incarnation: int  # the syncer's: its epoch
-    fact: F
-
-
-@dataclass
-class Freeze:
-    """One suspension of a process, [start, stop) in Unix seconds; stop is None while nothing has ended it."""
-
-    fault: int
-    start: float
-    stop: float | None
-
-
-@dataclass
-class Life:
-    """One incarnation of one learner, as the log tells it. Times are Unix seconds; None is never said."""
-
-    learner: str
-    incarnation: int
-    requested: float | None = None
-    started: float | None = None
-    attached: float | None = None
-    phases: list[tuple[float, str]] = field(default_factory=list)
-    steps: list[Said[StepFinished]] = field(default_factory=list)
-    adoptions: list[Said[Adopted]] = field(default_factory=list)
-    expired: list[tuple[float, float | None]] = field(default_factory=list)  # without a lease, [from, to)
-    kills: list[Said[FaultInjected]] = field(default_factory=list)
-    freezes: list[Freeze] = field(default_factory=list)
-    strikes: list[Said[FaultInjected]] = field(default_factory=list)  # every other injected fault
-    fenced: float | None = None
-    lost: float | None = None
-    over: Literal["", "killed", "drained", "stopped"] = ""  # stopped: its end came after the run's
-
-    @property
-    def key(self) -> Key:
-        return (self.learner, self.incarnation)
-
-    @property
-    def noticed(self) -> float | None:
-        """When the orchestrator, or failing that the syncer, held this incarnation for dead."""
-        return self.lost if self.lost is not None else self.fenced
-
-    @property
-    def last_sign(self) -> float | None:
-        """The last thing it is known to have done, or to have been given."""
-        signs = [at for at, _ in self.phases] + [said.at for said in self.steps[-1:]]
-        signs += [at for at in (self.requested, self.started, self.attached) if at is not None]
-        return max(signs, default=None)
-
-    @property
-    def killer(self) -> Said[FaultInjected] | None:
-        """The injected fault that ended its process: the first, there is no second death."""
-        return self.kills[0] if self.over == "killed" and self.kills else None
-
-    @property
-    def fatal_freeze(self) -> Freeze | None:
-        """The freeze during which it was given up for dead, when no kill explains its end."""
-        noticed = self.noticed
-        if self.over != "killed" or self.kills or noticed is None:
-            return None
-        during = (f for f in self.freezes if f.start <= noticed and (f.stop is None or noticed <= f.stop))
-        return next(during, None)
-
-    @property
-    def died(self) -> float | None:
-        """The best known moment of its death: the fault that explains it, else its last sign of life."""
-        noticed = self.noticed
-        if self.over != "killed" or noticed is None:
-            return None
-        if self.killer is not None:
-            return min(noticed, self.killer.at)
-        if self.fatal_freeze is not None:
-            return self.fatal_freeze.start
-        return noticed if self.last_sign is None else min(noticed, self.last_sign)
-
-    def entered(self, phase: str) -> float | None:
-        """When it first entered this phase."""
-        return next((at for at, name in self.phases if name == phase), None)
+    said: Said[Committed]
+    one: Participant
+    life: Life  # of nobody, where the log knows none
+    first: int  # its steps, as a slice of `life.numbers`;
+    last: int  # the same pair marks them in `life.tokens` and `life.clock`
 
 
 class History:
-    """A log with its indexes. `said` is what was read, doubles included; `events` has each once, merged."""
+    """A log with its indexes. `said` is what was read, doubles included; `events` has each once, merged.
+
+    What a later epoch of the syncer says again of an earlier one's records (`repeats`) is among `events`, and counts
+    once everywhere else: as the earliest epoch said it.
+    """
 
     def __init__(self, events: Iterable[Event]) -> None:
-        self.said = tuple(events)
-        self.events = merge([self.said])
-        self.lives: dict[Key, Life] = {}
+        self.said = by_writer(events)
+        self.events = woven(self.said)
+        self._lives, self._over = _Lives(), False
         self.finished: Said[Finished] | None = None
         self.healed: dict[int, float] = {}  # by fault, in Unix seconds
+        self.repeats: list[tuple[Said[Any], Said[Any]]] = []  # (as first said, as said again)
         self._kinds: defaultdict[type[Any], list[Said[Any]]] = defaultdict(list)
-        for position, event in enumerate(self.events):
-            said = Said(position, event.at, event.writer, event.incarnation, event.fact)
-            self._kinds[type(event.fact)].append(said)
-            self._follow(said)
+        for said in self._placed():
+            self._kinds[type(said[4])].append(said)
+        self._follow()
+        self.lives: dict[Key, Life] = dict(self._lives)
+        if len(self.epochs) > 1:
+            self._set_repeats_aside()
         for life in self.lives.values():
             for freeze in life.freezes:  # a dead process is no longer suspended
                 if life.noticed is not None and life.noticed > freeze.start:
                     freeze.stop = life.noticed if freeze.stop is None else min(freeze.stop, life.noticed)
+
+    def _placed(self) -> Iterator[Said[Any]]:
+        events = self.events
+        apart = ([e.at for e in events], [e.writer for e in events], [e.incarnation for e in events])
+        return map(_SAID, zip(range(len(events)), *apart, [e.fact for e in events], strict=True))
+
+    def _follow(self) -> None:
+        """The lives of the learners: first what there is most of, then the rest in its order."""
+        lives = self._lives
+        for said in self.of(StepFinished):
+            lives[said[2:4]].steps.append(said)
+        for adopted in self.of(Adopted):
+            lives[adopted[2:4]].adoptions.append(adopted)
+        follow = self._followers
+        for said in sorted(said for kind in follow for said in self.of(kind)):
+            follow[type(said.fact)](said)
 
     def of(self, kind: type[F]) -> list[Said[F]]:
         """Every fact of one kind, in the order of the merged log."""
@@ -171,68 +120,125 @@ class History:
 
     def by_syncer(self, *kinds: type[Any]) -> list[Said[Any]]:
         """The syncer's facts of these kinds in its own order, epoch by epoch: no clock decides it."""
-        return sorted((s for kind in kinds for s in self.of(kind)), key=lambda s: (s.incarnation, s.position))
+        facts = [said for kind in kinds for said in self.of(kind)]
+        facts.sort()  # by position: no two are at the same
+        if len(self.epochs) > 1:
+            facts.sort(key=_incarnation)
+        return facts
+
+    @cached_property
+    def epochs(self) -> list[int]:
+        """Of the syncer, in order."""
+        return sorted(number for writer, number in self.said if writer == SYNCER)
 
     @cached_property
     def commits(self) -> list[Said[Committed]]:
         """In the syncer's own order."""
         return self.by_syncer(Committed)
 
-    @property
+    @cached_property
+    def contributions(self) -> list[Contribution]:
+        """Everything that merged, in that order."""
+        nobody = Life("", 0)
+        found = []
+        for said in self.commits:
+            for one in said.fact.participants:
+                life = self.lives.get((one.learner, one.incarnation), nobody)
+                numbers = life.numbers
+                span = bisect_right(numbers, one.base_step), bisect_right(numbers, one.step)
+                found.append(Contribution(said, one, life, *span))
+        return found
+
+    @cached_property
     def rules(self) -> SyncerStarted | None:
         """What the newest epoch began with."""
         started = self.by_syncer(SyncerStarted)
         return started[-1].fact if started else None
 
     @property
+    def configured(self) -> tuple[str, ...]:
+        """The learners that the run began with: a later epoch counts those that came since among its own."""
+        started = self.by_syncer(SyncerStarted)
+        return started[0].fact.learners if started else ()
+
+    @property
     def learners(self) -> tuple[str, ...]:
         """Every learner that was ever to be there, in the order of their coming."""
-        configured = self.rules.learners if self.rules else ()
-        return tuple(dict.fromkeys([*configured, *(name for s in self.of(PoolScaled) for name in s.fact.added)]))
+        return tuple(dict.fromkeys([*self.configured, *(name for s in self.of(PoolScaled) for name in s.fact.added)]))
 
     @property
     def ended(self) -> bool:
         """Nothing merges any more: the syncer has finished, or the run has."""
-        return self.finished is not None or bool(self.of(RunFinished))
+        return self.finished is not None or self._over
 
     def lives_of(self, learner: str) -> list[Life]:
         """Its incarnations, oldest first."""
         return sorted((x for x in self.lives.values() if x.learner == learner), key=lambda x: x.incarnation)
 
-    def _life(self, learner: str, incarnation: int) -> Life:
-        return self.lives.setdefault((learner, incarnation), Life(learner, incarnation))
+    def _set_repeats_aside(self) -> None:
+        """A record counts as its first epoch said it. Two tellings by one epoch both stay: that is for the checkers."""
+        for kind, identity in _RECORDS.items():
+            first: dict[Any, Said[Any]] = {}
+            kept: list[Said[Any]] = []
+            for said in self.by_syncer(kind):
+                before = first.setdefault(identity(said.fact), said)
+                if before.incarnation == said.incarnation:
+                    kept.append(said)
+                else:
+                    self.repeats.append((before, said))
+            self._kinds[kind] = sorted(kept)
 
-    def _follow(self, said: Said[Any]) -> None:
-        at, fact = said.at, said.fact
-        match fact:
-            case PhaseEntered():
-                self._life(said.writer, said.incarnation).phases.append((at, fact.phase))
-            case StepFinished():
-                self._life(said.writer, said.incarnation).steps.append(said)
-            case Adopted():
-                self._life(said.writer, said.incarnation).adoptions.append(said)
-            case LearnerRequested():
-                self._life(fact.learner, fact.incarnation).requested = at
-            case LearnerStarted():
-                self._life(fact.learner, fact.incarnation).started = at
-            case LearnerAttached():
-                life = self._life(fact.learner, fact.incarnation)
-                life.attached = at if life.attached is None else life.attached
-            case LeaseExpired():
-                self._life(fact.learner, fact.incarnation).expired.append((at, None))
-            case LeaseRenewed():
-                expired = self._life(fact.learner, fact.incarnation).expired
-                if expired and expired[-1][1] is None:
-                    expired[-1] = (expired[-1][0], at)
-            case LearnerFenced() | LearnerLost():
-                self._end(said)
-            case FaultInjected() | FaultHealed():
-                self._suffer(said)
-            case Finished():
-                self.finished = said
+    @property
+    def _followers(self) -> dict[type[Any], Callable[[Said[Any]], None]]:
+        return {
+            PhaseEntered: self._enter,
+            LearnerRequested: self._request,
+            LearnerStarted: self._start,
+            LearnerAttached: self._attach,
+            LeaseExpired: lambda said: self._of(said).expired.append((said.at, None)),
+            LeaseRenewed: self._renew,
+            LearnerFenced: self._end,
+            LearnerLost: self._end,
+            FaultInjected: self._suffer,
+            FaultHealed: self._suffer,
+            Finished: self._finish,
+            RunFinished: self._finish,
+        }
+
+    def _of(self, said: Said[Any]) -> Life:
+        """Whom a fact of the syncer or the orchestrator is about."""
+        return self._lives[said.fact.learner, said.fact.incarnation]
+
+    def _enter(self, said: Said[PhaseEntered]) -> None:
+        self._lives[said.writer, said.incarnation].phases.append((said.at, said.fact.phase))
+
+    def _request(self, said: Said[LearnerRequested]) -> None:
+        self._of(said).requested = said.at
+
+    def _start(self, said: Said[LearnerStarted]) -> None:
+        self._of(said).started = said.at
+
+    def _attach(self, said: Said[LearnerAttached]) -> None:
+        """To a later epoch too, which knows nothing of a lease that expired before."""
+        life = self._of(said)
+        life.attached = said.at if life.attached is None else life.attached
+        if life.epoch not in (0, said.incarnation):
+            self._renew(said)
+        life.epoch = said.incarnation
+
+    def _renew(self, said: Said[Any]) -> None:
+        expired = self._of(said).expired
+        if expired and expired[-1][1] is None:
+            expired[-1] = (expired[-1][0], said.at)
+
+    def _finish(self, said: Said[Any]) -> None:
+        if isinstance(said.fact, Finished):
+            self.finished = said
+        else:
+            self._over = True
 
     def _end(self, said: Said[Any]) -> None:
-        life = self._life(said.fact.learner, said.fact.incarnation)
+        life = self._of(said)
         if not life.over:
             drained = isinstance(said.fact, LearnerFenced) and said.fact.reason == "drained"
             life.over = "stopped" if self.ended else "drained" if drained else "killed"
@@ -244,7 +250,7 @@ class History:
     def _suffer(self, said: Said[Any]) -> None:
         fact = said.fact
         if isinstance(fact, FaultInjected):
-            life = self._life(fact.target, fact.incarnation)
+            life = self._lives[fact.target, fact.incarnation]
             if fact.fault_kind in KILLING:
                 life.kills.append(said)
             elif fact.fault_kind == "freeze":
@@ -254,10 +260,14 @@ class History:
                 life.strikes.append(said)
         else:
             self.healed[fact.fault] = said.at
-            for life in self.lives.values():
+            for life in self._lives.values():
                 for freeze in life.freezes:
                     if freeze.fault == fact.fault:
                         freeze.stop = said.at
+
+
+_SAID: Callable[[tuple[Any, ...]], Said[Any]] = partial(tuple.__new__, Said)  # no call each
+_incarnation: Callable[[Said[Any]], int] = itemgetter(Said._fields.index("incarnation"))
 
 
 def indexed(events: Iterable[Event] | History) -> History:

@@ -6,10 +6,11 @@ the checkers that add things up.
 
 from __future__ import annotations
 
-from collections import defaultdict
+from collections.abc import Iterator, Sequence
 from itertools import pairwise
 
-from orchestrator.checkers.history import History, Verdict, judge
+from orchestrator.checkers.history import History
+from orchestrator.checkers.verdicts import Verdict, judge
 from orchestrator.events import Event, RunFinished
 from outer.facts import Finished
 
@@ -20,19 +21,24 @@ def check(history: History) -> list[Verdict]:
 
 def _sequence(history: History) -> Verdict:
     """Copies of one event, in the writer's segment and on its reports, must agree to the letter."""
-    by_writer: dict[tuple[str, int], dict[int, Event]] = defaultdict(dict)
     broken: list[str] = []
-    for event in history.said:
-        first = by_writer[(event.writer, event.incarnation)].setdefault(event.sequence, event)
-        if first is not event and first.to_json() != event.to_json():
-            broken.append(f"{_name(event)} says two things as its fact {event.sequence}")
-    for events in by_writer.values():
-        numbers = sorted(events)
-        for before, number in pairwise([-1, *numbers]):
-            if number != before + 1:
-                broken.append(f"{_name(events[number])} goes from fact {before} to fact {number}")
+    for key, events in history.said.items():
+        numbers = [event.sequence for event in events]
+        if numbers != list(range(len(numbers))):
+            broken += _gaps(f"{key[0]} {key[1]}", events)
     promise = "each writer's facts are numbered from 0 without a gap, and each number is one fact"
     return judge("log.sequence", promise, len(history.events), "events", broken)
+
+
+def _gaps(name: str, events: Sequence[Event]) -> Iterator[str]:
+    said: dict[int, Event] = {}
+    for event in events:
+        first = said.setdefault(event.sequence, event)
+        if first is not event and first.content != event.content:
+            yield f"{name} says two things as its fact {event.sequence}"
+    for before, number in pairwise([-1, *sorted(said)]):
+        if number != before + 1:
+            yield f"{name} goes from fact {before} to fact {number}"
 
 
 def _ending(history: History) -> Verdict:
@@ -49,7 +55,3 @@ def _ending(history: History) -> Verdict:
     ]
     promise = "a run that reached its budget ends with one RunFinished, and only such a run is called finished"
     return judge("log.ending", promise, len(endings), "end of the run", broken)
-
-
-def _name(event: Event) -> str:
-    return f"{event.writer} {event.incarnation}"

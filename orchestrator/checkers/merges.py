@@ -1,4 +1,4 @@
-"""Merges: what went into a commit, how often, and with what weight.
+"""I3, counted once, of merges: what went into a commit, how often, and with what weight.
 
 Counters are compared with the learners' own facts: what a contribution covered is what its learner said it did.
 """
@@ -6,12 +6,14 @@ Counters are compared with the learners' own facts: what a contribution covered 
 from __future__ import annotations
 
 import math
-from bisect import bisect_left, bisect_right
-from collections import Counter, defaultdict
+from bisect import bisect_left
+from collections import defaultdict
 from itertools import pairwise
 
 from learners.facts import Adopted
-from orchestrator.checkers.history import OVERWRITING, History, Said, Verdict, judge
+from orchestrator.checkers.history import OVERWRITING, History
+from orchestrator.checkers.lives import Said
+from orchestrator.checkers.verdicts import Verdict, judge
 from outer.facts import Committed, Finished, Participant, StepOpened, SyncerStarted
 
 TOLERANCE = 1e-9  # of a weight
@@ -29,29 +31,24 @@ def check(history: History) -> list[Verdict]:
     ]
 
 
-def _contributions(history: History) -> list[tuple[Said[Committed], Participant]]:
-    return [(said, one) for said in history.commits for one in said.fact.participants]
-
-
 def _name(said: Said[Committed], one: Participant) -> str:
     return f"{one.learner} {one.incarnation} in fragment {said.fact.fragment} at syncer step {said.fact.syncer_step}"
 
 
 def _once(history: History) -> Verdict:
-    merged = Counter((one.learner, said.fact.fragment, said.fact.syncer_step) for said, one in _contributions(history))
-    broken = [
-        f"{learner} merged {times} times into fragment {fragment} at syncer step {syncer_step}"
-        for (learner, fragment, syncer_step), times in merged.items()
-        if times > 1
-    ]
+    broken: list[str] = []
+    for said in history.commits:
+        names = [one.learner for one in said.fact.participants]
+        if len({*names}) < len(names):
+            name = next(name for name in names if names.count(name) > 1)
+            broken.append(f"{name} merged {names.count(name)} times at syncer step {said.fact.syncer_step}")
     promise = "a learner merges at most once into a commit"
-    return judge("merges.once", promise, len(merged), "contributions", broken)
+    return judge("merges.once", promise, len(history.contributions), "contributions", broken)
 
 
 def _ranges(history: History) -> Verdict:
     ranges: dict[tuple[str, int, int], list[tuple[int, int]]] = defaultdict(list)
-    contributions = _contributions(history)
-    for said, one in contributions:
+    for said, one, *_ in history.contributions:
         ranges[(one.learner, one.incarnation, said.fact.fragment)].append((one.base_step, one.step))
     broken = [
         f"steps {after[0] + 1} to {before[1]} of {learner} {incarnation} merged twice into fragment {fragment}"
@@ -60,7 +57,7 @@ def _ranges(history: History) -> Verdict:
         if after[0] < before[1]
     ]
     promise = "no step merges twice into the same fragment"
-    return judge("merges.ranges", promise, len(contributions), "contributions", broken)
+    return judge("merges.ranges", promise, len(history.contributions), "contributions", broken)
 
 
 def _weights(history: History) -> Verdict:
@@ -72,12 +69,12 @@ def _weights(history: History) -> Verdict:
             broken.append(f"{name} include a contribution without steps or tokens")
             continue
         raw = [one.tokens * one.tokens / one.steps for one in participants]
-        given = math.fsum(one.weight for one in participants)
+        given, total = math.fsum([one.weight for one in participants]), math.fsum(raw)
         if not abs(given - 1.0) <= TOLERANCE:
             broken.append(f"{name} sum to {given!r}")
         for one, due in zip(participants, raw, strict=True):
-            if not abs(one.weight - due / math.fsum(raw)) <= TOLERANCE:
-                broken.append(f"{name}: {one.learner} has {one.weight!r}, due is {due / math.fsum(raw)!r}")
+            if not abs(one.weight - due / total) <= TOLERANCE:
+                broken.append(f"{name}: {one.learner} has {one.weight!r}, due is {due / total!r}")
     promise = "weights are tokens^2 / steps, normalised"
     return judge("merges.weights", promise, len(history.commits), "commits", broken)
 
@@ -96,21 +93,15 @@ def _quorum(history: History) -> Verdict:
 
 def _counters(history: History) -> Verdict:
     broken: list[str] = []
-    contributions = _contributions(history)
-    tokens = {key: {s.fact.step: s.fact.tokens for s in life.steps} for key, life in history.lives.items()}
-    order = {key: sorted(steps) for key, steps in tokens.items()}
-    for said, one in contributions:
-        key = (one.learner, one.incarnation)
-        steps = order.get(key, [])
-        covered = steps[bisect_right(steps, one.base_step) : bisect_right(steps, one.step)]
-        count, total = len(covered), sum(tokens[key][step] for step in covered)
-        if (one.steps, one.tokens) != (count, total) or one.steps != one.step - one.base_step:
+    for said, one, life, first, last in history.contributions:
+        count, total = last - first, life.tokens[last] - life.tokens[first]
+        if one.steps != count or one.tokens != total or one.steps != one.step - one.base_step:
             broken.append(
                 f"{_name(said, one)} counts {one.steps} steps and {one.tokens} tokens in "
                 f"({one.base_step}, {one.step}], the learner said {count} and {total}"
             )
     promise = "a contribution's counters are the steps that its learner finished in its range"
-    return judge("merges.counters", promise, len(contributions), "contributions", broken)
+    return judge("merges.counters", promise, len(history.contributions), "contributions", broken)
 
 
 def _current(history: History) -> Verdict:
@@ -121,10 +112,9 @@ def _current(history: History) -> Verdict:
     may be read again after it has rebased.
     """
     broken: list[str] = []
-    contributions, adoptions = _contributions(history), _adoptions(history)
-    for said, one in contributions:
-        adopted = adoptions[(one.learner, one.incarnation, said.fact.fragment)]
-        before = bisect_left(adopted, one.step, key=lambda fact: fact.after_step)
+    for said, one, life, _, _ in history.contributions:
+        adopted = life.adopted.get(said.fact.fragment, [])
+        before = bisect_left(adopted, one.step, key=_after_step)
         if (later := _rebased(adopted[before:], one, said.fact.base_version)) is not None:
             base = later
         elif before == 0:
@@ -138,21 +128,21 @@ def _current(history: History) -> Verdict:
         elif one.base_step > base.after_step or (zeroed and one.base_step != base.after_step):
             broken.append(f"{_name(said, one)} counts from {one.base_step}, its base came after {base.after_step}")
     promise = "only contributions based on the fragment's current version merge, counted from its adoption"
-    return judge("merges.current", promise, len(contributions), "contributions", broken)
+    return judge("merges.current", promise, len(history.contributions), "contributions", broken)
 
 
 def _rebased(adopted: list[Adopted], one: Participant, version: int) -> Adopted | None:
     """The adoption of this version at the very boundary of the read, if it was one that keeps what accrued."""
-    at = (fact for fact in adopted if fact.after_step == one.step and fact.version == version)
-    return next((fact for fact in at if fact.mode not in OVERWRITING), None)
+    for fact in adopted:
+        if fact.after_step != one.step:
+            return None
+        if fact.version == version and fact.mode not in OVERWRITING:
+            return fact
+    return None
 
 
-def _adoptions(history: History) -> dict[tuple[str, int, int], list[Adopted]]:
-    """What each (learner, incarnation, fragment) adopted, in its own order."""
-    adopted: dict[tuple[str, int, int], list[Adopted]] = defaultdict(list)
-    for said in history.of(Adopted):
-        adopted[(said.writer, said.incarnation, said.fact.fragment)].append(said.fact)
-    return adopted
+def _after_step(adopted: Adopted) -> int:
+    return adopted.after_step
 
 
 def _closed(history: History) -> Verdict:

@@ -2,20 +2,43 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterable
+from collections.abc import Callable, Iterable, Iterator
 from pathlib import Path
 
-from orchestrator.checkers import books, fencing, finite, log, merges, versions
-from orchestrator.checkers.history import History, Verdict, indexed
+from orchestrator.checkers import (
+    accounted,
+    books,
+    bounded,
+    closed,
+    durable,
+    fencing,
+    finite,
+    isolation,
+    live,
+    log,
+    merges,
+    replayable,
+    sealed,
+    versions,
+)
+from orchestrator.checkers.history import History, indexed
+from orchestrator.checkers.verdicts import Verdict
 from orchestrator.events import Event, read_run, read_segment
 
 CHECKERS: tuple[Callable[[History], list[Verdict]], ...] = (
     log.check,
-    books.check,
+    durable.check,
     versions.check,
+    books.check,
     merges.check,
     fencing.check,
+    live.check,
+    isolation.check,
     finite.check,
+    replayable.check,
+    bounded.check,
+    accounted.check,
+    closed.check,
 )
 READABLE = "the log is there, and every line of it is an event"
 
@@ -27,17 +50,26 @@ def check(events: Iterable[Event] | History) -> list[Verdict]:
 
 
 def check_run(run_dir: Path) -> list[Verdict]:
-    """The same for a run's folder, and first whether its log can be read.
+    """The same for a run's folder, and first whether its log can be read, and is as it was written.
 
     Beside the merged log the segments are read again, unmerged, so that two versions of one fact are seen.
     A damaged log is `violated` and a missing one `unknown`; everything else about them is then `unknown`.
     """
     try:
         merged = read_run(run_dir)
-        segments = sorted((run_dir / "events").glob("*.jsonl"))
-        said = [*merged, *(event for path in segments for event in read_segment(path))]
+        said = [*merged, *_in_segments(run_dir)]
+        intact = sealed.check(run_dir)
     except (ValueError, OSError) as error:
-        return [Verdict("log.readable", READABLE, "violated", str(error)), *check([])]
+        return [Verdict("log.readable", READABLE, "violated", str(error)), *sealed.UNKNOWN, *check([])]
     if not said:
-        return [Verdict("log.readable", READABLE, "unknown", f"no events in {run_dir}"), *check([])]
-    return [Verdict("log.readable", READABLE, "pass", f"{len(merged)} events read"), *check(said)]
+        return [Verdict("log.readable", READABLE, "unknown", f"no events in {run_dir}"), *sealed.UNKNOWN, *check([])]
+    return [Verdict("log.readable", READABLE, "pass", f"{len(merged)} events read"), *intact, *check(said)]
+
+
+def _in_segments(run_dir: Path) -> Iterator[Event]:
+    """What the segments hold of the log."""
+    within = sealed.within(run_dir)
+    for path in sorted((run_dir / "events").glob("*.jsonl")):
+        for event in read_segment(path):
+            if within is None or event.sequence < within.get((event.writer, event.incarnation), 0):
+                yield event

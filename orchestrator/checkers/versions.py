@@ -1,21 +1,23 @@
-"""Versions: each fragment has one line of them, a commit a round, and learners only ever move along it.
+"""I2, monotone: each fragment has one line of versions, a commit a round, and every clock in the log only rises.
 
 A version is the syncer step of the commit that made it; version 0 is the initial parameters. The syncer's order
-is its own (epoch, sequence); no clock decides anything here.
+is its own (epoch, sequence), a learner's its own; no wall clock decides anything here.
 """
 
 from __future__ import annotations
 
 from collections import defaultdict
+from collections.abc import Iterator
 from itertools import pairwise
 
-from learners.facts import Adopted
-from orchestrator.checkers.history import History, Verdict, judge
-from outer.facts import StepOpened, SyncerStarted
+from orchestrator.checkers.history import History
+from orchestrator.checkers.lives import Life
+from orchestrator.checkers.verdicts import Verdict, judge
+from outer.facts import Finished, StepOpened, SyncerStarted
 
 
 def check(history: History) -> list[Verdict]:
-    return [_chain(history), _order(history), _adopted(history)]
+    return [_chain(history), _order(history), _adopted(history), _clocks(history)]
 
 
 def _chain(history: History) -> Verdict:
@@ -24,7 +26,8 @@ def _chain(history: History) -> Verdict:
     lengths = {said.incarnation: said.fact.round_steps for said in history.of(SyncerStarted)}
     for said in history.commits:
         fact = said.fact
-        name, base = f"fragment {fact.fragment} at syncer step {fact.syncer_step}", current.get(fact.fragment, 0)
+        base = current.get(fact.fragment, 0)
+        name = f"fragment {fact.fragment} at syncer step {fact.syncer_step}"
         if fact.base_version != base:
             broken.append(f"{name} was made from version {fact.base_version}, its last one is {base}")
         length = lengths.get(said.incarnation)
@@ -55,16 +58,66 @@ def _adopted(history: History) -> Verdict:
     made: dict[int, set[int]] = defaultdict(lambda: {0})
     for said in history.commits:
         made[said.fact.fragment].add(said.fact.syncer_step)
-    held: dict[tuple[str, int, int], int] = {}
+    checked = 0
     broken: list[str] = []
-    adoptions = history.of(Adopted)
-    for adopted in adoptions:
-        fact, key = adopted.fact, (adopted.writer, adopted.incarnation, adopted.fact.fragment)
-        name = f"{adopted.writer} {adopted.incarnation} adopted version {fact.version} of fragment {fact.fragment}"
-        if fact.version not in made[fact.fragment]:
-            broken.append(f"{name}, which was never committed")
-        if fact.version < held.get(key, 0):
-            broken.append(f"{name} after version {held[key]}")
-        held[key] = fact.version
+    for life in history.lives.values():
+        for fragment, adopted in life.adopted.items():
+            checked += len(adopted)
+            held = 0
+            for fact in adopted:
+                name = f"{life.learner} {life.incarnation} adopted version {fact.version} of fragment {fragment}"
+                if fact.version not in made[fragment]:
+                    broken.append(f"{name}, which was never committed")
+                if fact.version < held:
+                    broken.append(f"{name} after version {held}")
+                held = fact.version
     promise = "a learner adopts only committed versions, and never an older one"
-    return judge("versions.adopted", promise, len(adoptions), "adoptions", broken)
+    return judge("versions.adopted", promise, checked, "adoptions", broken)
+
+
+def _clocks(history: History) -> Verdict:
+    broken = [wrong for life in history.lives.values() for wrong in _of_learner(life)]
+    broken += [*_of_steps(history), *_of_commits(history)]
+    checked = sum(len(life.steps) for life in history.lives.values()) + len(history.of(StepOpened))
+    promise = "learner steps and syncer steps come one by one, and no count of steps or tokens ever falls"
+    return judge("versions.clocks", promise, checked, "steps", broken)
+
+
+def _of_learner(life: Life) -> Iterator[str]:
+    """Its own order is the order in which it said things."""
+    name = f"{life.learner} {life.incarnation}"
+    steps = [said.fact.step for said in life.steps]
+    if steps and steps != list(range(steps[0], steps[0] + len(steps))):
+        before, after = next((a, b) for a, b in pairwise(steps) if b != a + 1)
+        yield f"{name} finished step {after} after step {before}"
+    adopted = [said.fact.after_step for said in life.adoptions]
+    if adopted != sorted(adopted):
+        before, after = next((a, b) for a, b in pairwise(adopted) if b < a)
+        yield f"{name} adopted after step {after}, and before that after step {before}"
+
+
+def _of_steps(history: History) -> Iterator[str]:
+    """An epoch opens the steps that the one before it left open again."""
+    for before, after in pairwise(history.by_syncer(StepOpened)):
+        step, epoch = after.fact.syncer_step, after.incarnation
+        if epoch == before.incarnation and step != before.fact.syncer_step + 1:
+            yield f"epoch {epoch} opened syncer step {step} after {before.fact.syncer_step}"
+
+
+def _of_commits(history: History) -> Iterator[str]:
+    for before, after in pairwise(history.commits):
+        if after.fact.tokens_committed < before.fact.tokens_committed:
+            yield (
+                f"the count of committed tokens falls from {before.fact.tokens_committed} "
+                f"to {after.fact.tokens_committed} at syncer step {after.fact.syncer_step}"
+            )
+    read: dict[tuple[str, int, int], int] = {}
+    for said, one, *_ in history.contributions:
+        key = (one.learner, one.incarnation, said.fact.fragment)
+        if one.step < read.get(key, 0):
+            yield f"{one.learner} {one.incarnation} was read at step {one.step} after step {read[key]}"
+        read[key] = one.step
+    newest = history.commits[-1].fact.syncer_step if history.commits else 0
+    for end in history.of(Finished):
+        if end.fact.syncer_step < newest:
+            yield f"the run finished at syncer step {end.fact.syncer_step}, step {newest} had committed"

@@ -17,16 +17,17 @@ def check(
     run_dir: Annotated[str, typer.Argument(help="The run's store, for example runs/demo.")],
     as_json: Annotated[bool, typer.Option("--json", help="Print JSON on stdout.")] = False,
 ) -> None:
-    """Check every promise on a run's log; exit code 5 unless all are kept."""
+    """Check every promise on a run's log; exit code 5 if one is broken, or could not be checked."""
     with reported(as_json):
         store = RunStore(run_dir)
         if not store.exists:
             problem = Problem("RUN_DIR", run_dir, "no such folder", "give a run's folder, for example runs/demo")
             raise InputError([problem])
         from orchestrator.checkers.suite import check_run
+        from orchestrator.checkers.verdicts import sound
 
         verdicts = check_run(store.root)
-        kept = bool(verdicts) and all(verdict.status == "pass" for verdict in verdicts)
+        kept = sound(verdicts)
         if as_json:
             typer.echo(json.dumps({"ok": kept, "checks": [asdict(verdict) for verdict in verdicts]}))
         else:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections import Counter
 from collections.abc import Iterator, Mapping
 from typing import Any
 
@@ -95,8 +96,10 @@ def _faults(summary: Mapping[str, Any]) -> Iterator[str]:
 
 def _checks(summary: Mapping[str, Any]) -> Iterator[str]:
     checks = summary.get("checks") or []
-    kept = sum(check.get("status") == "pass" for check in checks)
-    yield f"  {'promises':<16}{f'{kept} of {len(checks)} kept' if checks else DASH}"
+    count = Counter(check.get("status") for check in checks)
+    told = f"{count['pass']} of {len(checks) - count['idle']} kept" if checks else DASH
+    idle = f", {count['idle']} had no occasion" if count["idle"] else ""
+    yield f"  {'promises':<16}{told}{idle}"
     for check in checks:
-        if check.get("status") != "pass":
+        if check.get("status") not in ("pass", "idle"):
             yield f"  {'':<16}{_of(check, 'status')} {_of(check, 'name')}: {_of(check, 'reason')}"

@@ -16,7 +16,8 @@ from dataclasses import dataclass
 from typing import Any
 
 from learners.facts import Adopted, AdoptionRefused, LoopFailed, StepFinished
-from orchestrator.checkers.history import OVERWRITING, History, Verdict
+from orchestrator.checkers.history import OVERWRITING, History
+from orchestrator.checkers.verdicts import Verdict
 from orchestrator.events import REGISTRY, Evaluated, FaultHealed, FaultInjected, FaultSkipped, RunStarted
 from orchestrator.goodput import account, first_step_at
 from orchestrator.report.lanes import Lane, lanes

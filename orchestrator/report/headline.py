@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections import Counter
 from collections.abc import Mapping
 from dataclasses import dataclass
 from typing import Any, Literal
@@ -30,8 +31,10 @@ class Tile:
 def verdict(summary: Mapping[str, Any]) -> Verdict:
     state, reason = summary["state"], text(summary["reason"])
     checks = summary["checks"]
-    counts = {status: sum(check["status"] == status for check in checks) for status in ("pass", "violated", "unknown")}
-    kept = f"{counts['pass']} of {len(checks)} promises are kept"
+    counts = Counter(check["status"] for check in checks)
+    kept = f"{counts['pass']} of {len(checks) - counts['idle']} promises are kept"
+    if counts["idle"]:
+        kept += f", {counts['idle']} had no occasion"
     if counts["violated"]:
         names = ", ".join(check["name"] for check in checks if check["status"] == "violated")
         kept += f", {counts['violated']} broken ({names})"

@@ -8,7 +8,8 @@ from __future__ import annotations
 from dataclasses import dataclass
 from itertools import pairwise
 
-from orchestrator.checkers.history import History, Life
+from orchestrator.checkers.history import History
+from orchestrator.checkers.lives import Life
 from outer.facts import LearnerFenced
 
 Span = tuple[float, float]  # seconds after the origin

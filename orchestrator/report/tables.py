@@ -7,12 +7,12 @@ from collections.abc import Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any
 
-from orchestrator.checkers.history import Verdict
+from orchestrator.checkers.verdicts import Verdict
 from orchestrator.report.data import Data
 from orchestrator.report.series import quantile
 from orchestrator.status import DASH, number, percent, seconds, text
 
-MARKS = {"pass": "✓ pass", "violated": "✗ violated", "unknown": "? unknown"}
+MARKS = {"pass": "✓ pass", "violated": "✗ violated", "unknown": "? unknown", "idle": "– idle"}
 ROWS_MOST = 240
 LONG = 32  # characters from which a cell may be broken into lines
 PHASES = ("detect", "decide", "start", "import", "compile", "state", "first_contribution")
@@ -257,7 +257,7 @@ def promises(verdicts: Sequence[Verdict]) -> Table:
     return table("Promises", "result|name|promise|on this log", rows)
 
 
-_WORST = ("violated", "unknown", "pass")
+_WORST = ("violated", "unknown", "pass", "idle")
 
 
 def log(data: Data) -> Table:

@@ -231,7 +231,7 @@ def history(absent: Iterable[tuple[int, str]] = ()) -> list[Event]:
 # ------------------------------------------------------------------ planting bugs
 
 
-def is_a(kind: type[Any], **having: Any) -> Callable[[Event], bool]:
+def is_a(kind: type[Any] | tuple[type[Any], ...], **having: Any) -> Callable[[Event], bool]:
     """Whether an event's fact is of this kind, with these fields."""
     return lambda event: (
         isinstance(event.fact, kind) and all(getattr(event.fact, name) == v for name, v in having.items())

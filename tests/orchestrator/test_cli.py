@@ -18,7 +18,7 @@ import typer
 from typer.testing import CliRunner
 
 import orchestrator
-from orchestrator.checkers.history import Verdict
+from orchestrator.checkers.verdicts import Verdict
 from orchestrator.cli.app import build
 from orchestrator.recipes import load
 from orchestrator.store import RunStore
@@ -360,7 +360,15 @@ def test_a_run_that_has_ended_is_not_asked_to_stop(invoke: Invoke) -> None:
 
 
 @pytest.mark.parametrize(
-    ("statuses", "code"), [(["pass", "pass"], 0), (["pass", "violated"], 5), (["pass", "unknown"], 5), ([], 5)]
+    ("statuses", "code"),
+    [
+        (["pass", "pass"], 0),
+        (["pass", "idle"], 0),
+        (["pass", "violated"], 5),
+        (["pass", "unknown"], 5),
+        (["idle"], 5),
+        ([], 5),
+    ],
 )
 def test_check_passes_only_what_is_known_to_be_kept(
     invoke: Invoke, monkeypatch: pytest.MonkeyPatch, tmp_path: Path, statuses: list[str], code: int

@@ -173,6 +173,7 @@ SUMMARY: dict[str, Any] = {
     "checks": [
         {"name": "books", "status": "pass", "reason": ""},
         {"name": "log", "status": "violated", "reason": "a gap after 17"},
+        {"name": "closed", "status": "idle", "reason": "nobody was refused"},
     ],
 }
 
@@ -186,7 +187,7 @@ def test_the_summary_block_tells_losses_tokens_faults_and_promises() -> None:
         "learner-local-0 99.0 %",
         "kill learner-local-1 at 42.0 s: detected after 0.1 s, recovered after 9.5 s",
         "(not injected): detected after -",
-        "1 of 2 kept",
+        "1 of 2 kept, 1 had no occasion",
         "violated log: a gap after 17",
         "/runs/demo",
     ):

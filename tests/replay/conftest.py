@@ -2,27 +2,29 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterator
+from collections.abc import Callable
 from functools import cache
 from typing import Any
 
 import pytest
 
 from learners import lockstep
-from learners.trainer import make_step
+from learners.trainer import TrainStep, make_step
 from orchestrator.replay import player
 from tests.replay.shaken import Points, Shaken, recipe, shaken
 
 
-@pytest.fixture(autouse=True, scope="session")
-def one_compilation() -> Iterator[None]:
-    """Every run and every replay trains with the same compiled step."""
+@pytest.fixture(scope="session")
+def step() -> TrainStep:
     wanted = recipe()
-    step = make_step(Points(wanted.data, wanted.seed), wanted.inner)
-    with pytest.MonkeyPatch.context() as patch:
-        patch.setattr(lockstep, "make_step", lambda task, inner: step)
-        patch.setattr(player, "make_step", lambda task, inner: step)
-        yield
+    return make_step(Points(wanted.data, wanted.seed), wanted.inner)
+
+
+@pytest.fixture(autouse=True)
+def one_compilation(step: TrainStep, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Every run and every replay of these tests trains with the same compiled step."""
+    monkeypatch.setattr(lockstep, "make_step", lambda task, inner: step)
+    monkeypatch.setattr(player, "make_step", lambda task, inner: step)
 
 
 @pytest.fixture(scope="session")

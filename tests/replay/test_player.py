@@ -23,8 +23,7 @@ Make = Callable[..., Shaken]
 WAYS: Sequence[dict[str, Any]] = (
     {},
     {"adopt": "rebase"},
-    {"adopt": "mix", "alpha": 0.5},
-    {"codec": "bf16"},
+    {"adopt": "mix", "alpha": 0.5, "codec": "bf16"},
     {"adopt": "rebase", "codec": "bf16"},
     {"overlap": "strict"},
 )

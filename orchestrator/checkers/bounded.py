@@ -1,0 +1,89 @@
+"""I11, bounded: open syncer steps, spans held and reads stay within their limits.
+
+Queues, references in flight, memory and open files leave no trace in the log; those are limited where they are.
+"""
+
+from __future__ import annotations
+
+from collections import Counter
+
+from orchestrator.checkers.history import History
+from orchestrator.checkers.lives import Key
+from orchestrator.checkers.verdicts import Verdict, judge
+from outer.facts import (
+    Committed,
+    Finished,
+    LearnerAttached,
+    ReadFailed,
+    SpanGranted,
+    StepOpened,
+    StepPassed,
+    StepReopened,
+    SyncerStarted,
+)
+
+SPANS_HELD_MAX = 1.5  # a learner asks for one when it holds half of one or less
+
+
+def check(history: History) -> list[Verdict]:
+    return [_steps(history), _spans(history), _reads(history)]
+
+
+def _steps(history: History) -> Verdict:
+    """max(1, tau) in flight. What an epoch left open at its end is opened again by the next."""
+    limits = {said.incarnation: max(1, said.fact.overlap_steps) for said in history.of(SyncerStarted)}
+    broken: list[str] = []
+    running, epoch = set[int](), -1
+    facts = history.by_syncer(StepOpened, StepPassed, Committed, Finished)
+    for said in facts:
+        if said.incarnation != epoch:
+            running, epoch = set(), said.incarnation
+        if not isinstance(said.fact, StepOpened):
+            running.discard(said.fact.syncer_step)
+            continue
+        running.add(said.fact.syncer_step)
+        if len(running) > limits.get(epoch, len(running)):
+            broken.append(f"{len(running)} steps are open at syncer step {said.fact.syncer_step}")
+    promise = "at most max(1, tau) syncer steps are open at a time"
+    return judge("bounded.steps", promise, len(history.of(StepOpened)) if limits else 0, "syncer steps", broken)
+
+
+def _spans(history: History) -> Verdict:
+    """A grant answers a report from one that holds half a span or less, and the report brings its finished steps."""
+    granted: dict[Key, list[SpanGranted]] = {}
+    for said in history.of(SpanGranted):
+        granted.setdefault((said.fact.learner, said.fact.incarnation), []).append(said.fact)
+    most = SPANS_HELD_MAX * max((span.stop - span.start for spans in granted.values() for span in spans), default=0)
+    broken: list[str] = []
+    for key, spans in granted.items():
+        begun = {said.fact.span for said in history.lives[key].steps} if key in history.lives else set[int]()
+        ahead = sum(span.stop - span.start for span in spans if span.span not in begun)
+        if ahead > most:
+            broken.append(f"{key[0]} {key[1]} was lent {ahead} samples in spans that it never began")
+    promise = "no learner is lent more than a span and a half ahead"
+    return judge("bounded.spans", promise, len(granted), "borrowers", broken)
+
+
+def _reads(history: History) -> Verdict:
+    """Each attempt asks every learner at most once."""
+    tried: Counter[tuple[int, int]] = Counter()
+    attempts: Counter[tuple[int, int]] = Counter()
+    learners: dict[int, set[str]] = {}
+    facts = history.by_syncer(LearnerAttached, ReadFailed, StepReopened, Committed)
+    for said in facts:
+        fact, epoch = said.fact, said.incarnation
+        if isinstance(fact, LearnerAttached):
+            learners.setdefault(epoch, set()).add(fact.learner)
+        elif isinstance(fact, ReadFailed):
+            tried[epoch, fact.syncer_step] += 1
+        elif isinstance(fact, StepReopened):
+            attempts[epoch, fact.syncer_step] += 1
+        else:
+            tried[fact.epoch, fact.syncer_step] += len(fact.participants)  # a later one may have said it
+    broken = [
+        f"syncer step {step} was read {count} times in {attempts[epoch, step] + 1} attempts"
+        for (epoch, step), count in tried.items()
+        if count > len(learners.get(epoch, ())) * (attempts[epoch, step] + 1)
+    ]
+    promise = "a syncer step is read from each learner at most once an attempt"
+    return judge("bounded.reads", promise, len(tried), "steps that were read", broken)

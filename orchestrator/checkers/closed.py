@@ -1,0 +1,82 @@
+"""I13, closed: who is refused changed nothing, and was told why.
+
+The log has what the syncer refused. A peer that never reached it, or was refused before the log had its name, is not
+seen here.
+"""
+
+from __future__ import annotations
+
+import re
+
+from orchestrator.checkers.history import History
+from orchestrator.checkers.lives import Key
+from orchestrator.checkers.verdicts import Verdict, judge
+from outer.facts import LearnerAttached, Refused, SpanGranted
+
+REASONS: dict[str, frozenset[str]] = {  # by message
+    "expect": frozenset({"stale_incarnation"}),
+    "attach": frozenset({"unknown_learner", "stale_incarnation", "wrong_config"}),
+    "seek": frozenset({"unknown_learner", "stale_incarnation", "stale_epoch"}),
+    "report": frozenset({"unknown_learner", "stale_incarnation", "stale_epoch"}),
+    "contribution": frozenset(
+        {
+            "unknown_learner",
+            "stale_incarnation",
+            "stale_epoch",
+            "stale_base",
+            "doubled",
+            "late",
+            "bad_digest",
+            "non_finite",
+            "wrong_sender",
+            "wrong_shape",
+            "wrong_fragment",
+            "wrong_counters",
+        }
+    ),
+}
+FIELD = re.compile(r"\S+: here .+, there .+")  # outer/manifest.py
+
+
+def check(history: History) -> list[Verdict]:
+    return [_refusals(history), _strangers(history)]
+
+
+def _refusals(history: History) -> Verdict:
+    refused = history.of(Refused)
+    broken: list[str] = []
+    for said in refused:
+        fact = said.fact
+        name = f"a {fact.message} of {fact.learner} {fact.incarnation} was refused"
+        if fact.reason not in REASONS.get(fact.message, ()):
+            broken.append(f"{name} for {fact.reason!r}, which is no reason")
+        elif fact.reason == "wrong_config" and not FIELD.match(fact.detail):
+            broken.append(f"{name} for its configuration, and no field was named")
+    promise = "every refusal has a reason, and that of a configuration names the fields that differ"
+    idle = "nothing was refused" if history.commits else ""
+    return judge("closed.refusals", promise, len(refused), "refusals", broken, idle)
+
+
+def _strangers(history: History) -> Verdict:
+    """Of this incarnation nothing follows, in any epoch, until one has let it in."""
+    kept_out: set[Key] = set()
+    let_in: set[Key] = set()
+    broken: list[str] = []
+    for said in history.by_syncer(Refused, LearnerAttached, SpanGranted):
+        fact = said.fact
+        key = (fact.learner, fact.incarnation)
+        if isinstance(fact, LearnerAttached):
+            let_in.add(key)
+        elif isinstance(fact, SpanGranted):
+            if key in kept_out and key not in let_in:
+                broken.append(f"{key[0]} {key[1]} was refused, and lent span {fact.span}")
+        elif fact.message == "attach":
+            kept_out.add(key)
+    broken += [
+        f"{one.learner} {one.incarnation} was refused, and merged at syncer step {said.fact.syncer_step}"
+        for said, one, *_ in history.contributions
+        if (one.learner, one.incarnation) in kept_out - let_in
+    ]
+    promise = "who was refused when attaching is lent nothing and merges into nothing"
+    idle = "nobody was refused" if history.commits else ""
+    return judge("closed.strangers", promise, len(kept_out), "refused incarnations", broken, idle)

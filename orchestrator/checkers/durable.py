@@ -1,0 +1,74 @@
+"""I1, durable: what an epoch of the syncer said was committed is there in every later one.
+
+The log has what was announced, and what each epoch says that it starts from. It cannot show what lies in the journal:
+a commit that was neither announced nor found again is missed by nobody here.
+"""
+
+from __future__ import annotations
+
+from itertools import pairwise
+from typing import Any
+
+from orchestrator.checkers.history import History
+from orchestrator.checkers.lives import Said
+from orchestrator.checkers.verdicts import Verdict, judge
+from outer.facts import Committed, Finished, StepOpened, SyncerStarted
+
+
+def check(history: History) -> list[Verdict]:
+    return [_restarts(history), _records(history)]
+
+
+def _restarts(history: History) -> Verdict:
+    """An epoch that has opened a step has said again whatever the log may have lacked."""
+    name, promise = "durable.restarts", "a new epoch starts from every commit that was announced before, and no other"
+    started: list[Said[SyncerStarted]] = history.by_syncer(SyncerStarted)
+    restarts = [said for said in started if said.incarnation > history.epochs[0]]
+    if mute := [said for said in restarts if len(said.fact.versions) != len(said.fact.sizes)]:
+        return Verdict(name, promise, "unknown", f"epoch {mute[0].incarnation} does not say what it starts from")
+    opened = {said.incarnation for said in history.of(StepOpened)}
+    broken = [wrong for said in restarts for wrong in _misses(history, said, said.incarnation in opened)]
+    idle = "the syncer never restarted" if started else ""
+    return judge(name, promise, len(restarts), "restarts", broken, idle)
+
+
+def _misses(history: History, said: Said[SyncerStarted], complete: bool) -> list[str]:
+    """How the versions of an epoch differ from what those before it committed. `complete`: the log has all of that."""
+    commits = [commit.fact for commit in history.commits if commit.fact.epoch < said.incarnation]
+    newest = dict.fromkeys(range(len(said.fact.versions)), 0)
+    for fact in commits:
+        newest[fact.fragment] = max(newest.get(fact.fragment, 0), fact.syncer_step)
+    name = f"epoch {said.incarnation} starts from"
+    broken = [
+        f"{name} version {version} of fragment {fragment}, version {newest[fragment]} was announced"
+        for fragment, version in enumerate(said.fact.versions)
+        if version < newest[fragment] or (complete and version > newest[fragment])
+    ]
+    tokens = max((fact.tokens_committed for fact in commits), default=0)
+    if said.fact.tokens_committed < tokens or (complete and said.fact.tokens_committed > tokens):
+        broken.append(f"{name} {said.fact.tokens_committed} committed tokens, {tokens} were announced")
+    return broken
+
+
+def _records(history: History) -> Verdict:
+    broken = [
+        f"epoch {again.incarnation} says {_what(again.fact)} otherwise than epoch {first.incarnation}"
+        for first, again in history.repeats
+        if first.fact != again.fact
+    ]
+    ends: list[Said[Finished]] = history.by_syncer(Finished)
+    broken += [
+        f"epoch {again.incarnation} ends with other tokens than epoch {first.incarnation} did"
+        for first, again in pairwise(ends)
+        if first.fact.tokens_committed != again.fact.tokens_committed
+    ]
+    checked = len(history.repeats) + len(ends[1:])
+    promise = "what two epochs say of one commit, grant or return, or of the end, is the same word for word"
+    idle = "no epoch had to say anything again" if history.events else ""
+    return judge("durable.records", promise, checked, "repeated records", broken, idle)
+
+
+def _what(fact: Any) -> str:
+    if isinstance(fact, Committed):
+        return f"the commit of syncer step {fact.syncer_step}"
+    return f"span {fact.span} of {fact.learner} {fact.incarnation}"

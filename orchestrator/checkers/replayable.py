@@ -1,0 +1,110 @@
+"""I9, replayable: the log holds all that a replay of every commit needs.
+
+That is each contributing incarnation's steps without a gap, what it started from, and digests to compare with. A
+donor that died may have taken its last facts with it: what then is missing is unknown, not denied. Whether a replay
+ends in the same bits only a replay can show.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+
+from learners.facts import Donated, StateReceived
+from orchestrator.checkers.history import History
+from orchestrator.checkers.lives import Key, Life, Said
+from orchestrator.checkers.verdicts import Verdict, judge
+
+
+def check(history: History) -> list[Verdict]:
+    return [_steps(history), _states(history), _digests(history)]
+
+
+def _contributors(history: History) -> dict[Key, int]:
+    """The last step of each incarnation that a commit holds."""
+    upto: dict[Key, int] = {}
+    for _, one, *_ in history.contributions:
+        key = (one.learner, one.incarnation)
+        if one.step > upto.get(key, 0):
+            upto[key] = one.step
+    return upto
+
+
+def _steps(history: History) -> Verdict:
+    """In strict overlap an incarnation's first step is the syncer's clock's next, else 1."""
+    upto = _contributors(history)
+    broken: list[str] = []
+    for key, last in upto.items():
+        life = history.lives.get(key, Life(*key))
+        here = life.numbers[: life.inside(0, last)[1]]
+        if not here or here[-1] != last or here != list(range(here[0], last + 1)):
+            missing = next((step for step in range(here[0] if here else 1, last + 1) if step not in here), last)
+            broken.append(f"step {missing} of {key[0]} {key[1]} is in a commit, and not in the log")
+    promise = "every step that a commit holds, and every step of its incarnation before that, is in the log"
+    return judge("replayable.steps", promise, len(upto), "contributing incarnations", broken)
+
+
+def _states(history: History) -> Verdict:
+    """From the syncer: every fragment adopted before the first step. From a peer: the state that a donor gave."""
+    name, promise = "replayable.states", "every contributing incarnation starts from what the syncer or a donor gave"
+    upto = _contributors(history)
+    received = {(said.writer, said.incarnation): said for said in history.of(StateReceived)}
+    given = {(s.writer, s.incarnation, s.fact.joiner, s.fact.joiner_incarnation): s for s in history.of(Donated)}
+    broken: list[str] = []
+    missing: list[str] = []
+    for key in upto:
+        life = history.lives.get(key, Life(*key))
+        said = received.get(key)
+        if said is None or said.fact.source != "peer":
+            broken += _snapshot(history, life)
+            continue
+        gift = given.get((said.fact.donor, said.fact.donor_incarnation, *key))
+        if gift is None:
+            missing.append(f"{key[0]} {key[1]} started from {said.fact.donor}, which does not say that it gave")
+        else:
+            broken += _differs(key, said, gift)
+        missing += _donor_gap(history, said)
+    if missing and not broken:
+        return Verdict(name, promise, "unknown", missing[0])
+    return judge(name, promise, len(upto), "contributing incarnations", broken)
+
+
+def _snapshot(history: History, life: Life) -> Iterator[str]:
+    first = life.numbers[0] if life.numbers else 0
+    fragments = len(history.rules.sizes) if history.rules else 0
+    for fragment in range(fragments):
+        adopted = life.adopted.get(fragment)
+        if not adopted or adopted[0].after_step >= first:
+            yield f"{life.learner} {life.incarnation} stepped before it had fragment {fragment} from anyone"
+
+
+def _differs(key: Key, said: Said[StateReceived], gift: Said[Donated]) -> Iterator[str]:
+    for what, got, gave in (
+        ("step", said.fact.donor_step, gift.fact.step),
+        ("digest", said.fact.digest, gift.fact.digest),
+        ("bytes", said.fact.bytes, gift.fact.bytes),
+    ):
+        if got != gave:
+            yield f"{key[0]} {key[1]} started from {what} {got} of {gift.writer} {gift.incarnation}, which gave {gave}"
+
+
+def _donor_gap(history: History, said: Said[StateReceived]) -> Iterator[str]:
+    fact = said.fact
+    donor = history.lives.get((fact.donor, fact.donor_incarnation))
+    if donor is None or not donor.numbers or donor.numbers[-1] < fact.donor_step:
+        yield (
+            f"{said.writer} {said.incarnation} started from step {fact.donor_step} "
+            f"of {fact.donor} {fact.donor_incarnation}, which is not in the log"
+        )
+
+
+def _digests(history: History) -> Verdict:
+    """A synthetic log has none, of commits or of contributions: then there is nothing to compare a replay with."""
+    commits = [(said.fact.digest, f"the commit of syncer step {said.fact.syncer_step}") for said in history.commits]
+    contributions = [
+        (one.digest, f"the contribution of {one.learner} {one.incarnation} at syncer step {said.fact.syncer_step}")
+        for said, one, *_ in history.contributions
+    ]
+    recorded = [each for each in (commits, contributions) if any(digest for digest, _ in each)]
+    broken = [f"{name} has no digest" for each in recorded for digest, name in each if not digest]
+    promise = "commits and contributions carry the digests of their numbers"
+    return judge("replayable.digests", promise, sum(map(len, recorded)), "digests", broken)

@@ -1,0 +1,108 @@
+"""The sealed log: each writer's facts form a chain of hashes, and at the run's end it is written down where each ends.
+
+A line's `chain` hashes the chain of the same writer's line before it and this line's own text, so that whoever changes,
+drops, inserts or swaps an event has to write every later one of that writer anew; and cannot without also writing the
+seal anew. Nothing here is secret: who forges all of it is not found out.
+"""
+
+from __future__ import annotations
+
+import hashlib
+import json
+from collections.abc import Iterable, Mapping
+from dataclasses import dataclass, field
+from pathlib import Path
+from typing import Any
+
+SEAL_FILE = "seal.json"
+DIGITS = 16  # of SHA-256, in hexadecimal
+_SUFFIX = len(f',"chain":"{"0" * DIGITS}"}}')
+
+Key = tuple[str, int]  # writer, incarnation
+
+
+def link(before: str, content: str) -> str:
+    """The chain of an event, from that of its writer's event before ("": there is none) and its own line without."""
+    return hashlib.sha256(f"{before}{content}".encode()).hexdigest()[:DIGITS]
+
+
+def chained(content: str, chain: str) -> str:
+    """An event's line with its chain."""
+    return f'{content[:-1]},"chain":"{chain}"}}'
+
+
+@dataclass
+class Chains:
+    """The chains of some files, read one after the other. What is read twice must be the same twice."""
+
+    of: dict[Key, list[str]] = field(default_factory=dict)  # by sequence
+    events: int = 0
+    unchained: int = 0
+    broken: str = ""  # the first event that does not follow, in words
+
+    def read(self, path: Path) -> None:
+        """Follow a segment, or the merged log. A last line cut short by a crash is left out."""
+        for number, line in enumerate(path.read_bytes().split(b"\n")[:-1], start=1):
+            if told := self._take(line):
+                self.broken = self.broken or f"{path.name}, line {number}: {told}"
+
+    def _take(self, line: bytes) -> str:
+        """Why this line does not follow; empty if it does."""
+        self.events += 1
+        try:
+            text = line.decode()
+            record = json.loads(text)
+            key, sequence, chain = (record["writer"], record["incarnation"]), record["sequence"], record.get("chain")
+            seen = self.of.setdefault(key, [])
+        except (ValueError, KeyError, TypeError, AttributeError):
+            return "no event"
+        name = f"fact {sequence} of {key[0]} {key[1]}"
+        if chain is None:
+            self.unchained += 1
+            return "" if self.unchained == self.events else f"{name} has no chain"
+        content = text[:-_SUFFIX] + "}"
+        if self.unchained or text != chained(content, str(chain)):
+            return f"{name} has no chain as others have it"
+        if sequence not in range(len(seen) + 1):
+            return f"{name} comes after fact {len(seen) - 1}"
+        if chain != link(seen[sequence - 1] if sequence else "", content):
+            return f"{name} does not follow from the one before: it, or that, was changed"
+        if sequence == len(seen):
+            seen.append(chain)
+        return ""
+
+
+def seal(ends: Iterable[tuple[str, int, int, str]]) -> dict[str, Any]:
+    """What the last word on a log is: of each (writer, incarnation, events, last chain)."""
+    writers = [
+        {"writer": writer, "incarnation": incarnation, "events": events, "chain": chain}
+        for writer, incarnation, events, chain in ends
+    ]
+    return {"events": sum(each["events"] for each in writers), "writers": writers}
+
+
+def sealed(run_dir: Path) -> dict[Key, tuple[int, str]] | None:
+    """(events, last chain) by writer; None where the run has no seal. Raises ValueError for one that is damaged."""
+    try:
+        record = json.loads((run_dir / SEAL_FILE).read_text(encoding="utf-8"))
+        return {(each["writer"], each["incarnation"]): (each["events"], each["chain"]) for each in record["writers"]}
+    except FileNotFoundError:
+        return None
+    except (KeyError, TypeError, ValueError) as error:
+        raise ValueError(f"{SEAL_FILE} is damaged: {error!r}") from error
+
+
+def differs(chains: Mapping[Key, list[str]], ends: Mapping[Key, tuple[int, str]], whole: bool) -> str:
+    """How a log's chains end otherwise than was sealed; empty if they do not. `whole`: nothing may come after."""
+    for key, (events, chain) in ends.items():
+        seen, name = chains.get(key, []), f"{key[0]} {key[1]}"
+        if len(seen) < events:
+            return f"{name} has {len(seen)} facts, {events} were sealed"
+        if events and seen[events - 1] != chain:
+            return f"fact {events - 1} of {name}, its last, is not the one that was sealed"
+        if whole and len(seen) > events:
+            return f"{name} has {len(seen)} facts, {events} were sealed"
+    if whole and (strangers := chains.keys() - ends.keys()):
+        writer, incarnation = min(strangers)
+        return f"{writer} {incarnation} was not there when the log was sealed"
+    return ""

@@ -1,0 +1,25 @@
+"""Whatever befalls a simulated run, its log is a tape: nothing that replaying needs was lost with those who knew it."""
+
+from __future__ import annotations
+
+from collections import Counter
+
+from chaos.simulation.cluster import Cluster, make_learner, make_syncer
+from chaos.simulation.history import events_of
+from chaos.simulation.profile import draw
+from orchestrator.replay.life import Give
+from orchestrator.replay.tape import record
+
+SEEDS = range(1, 6)
+
+
+def test_the_log_of_every_seed_is_a_tape_though_learners_donors_and_syncers_die() -> None:
+    found: Counter[str] = Counter()
+    for seed in SEEDS:
+        cluster = Cluster(draw(seed, "mixed"), make_syncer, make_learner, None)
+        cluster.run()
+        tape = record(events_of(cluster.setting))
+        found["commits"] += len(tape.commits)
+        for life in tape.lives.values():
+            found["states"] += sum(isinstance(moment, Give) for moment in life.moments)
+    assert found["commits"] > 50 * len(SEEDS) and found["states"] > len(SEEDS)
