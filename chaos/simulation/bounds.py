@@ -139,6 +139,9 @@ class Bounds:
             away = [name for name in wanted if not self._steps(name)]
             if away:
                 self._broken("bounds.ready", f"{', '.join(away)} of {len(wanted)} do not step: {self._phases()}")
+            for name, event in supervisor.drains.items():
+                if supervisor.units[name].alive and supervisor.units[name].incarnation == event.incarnation:
+                    self._broken("bounds.ready", f"{name} {event.incarnation} was asked to leave, and is there")
             self._shared_from = max(tip.number for tip in self._setting.truth.tips)
         self._look_at_steps()
         self._look_at_shares()

@@ -9,9 +9,10 @@ from __future__ import annotations
 import math
 from typing import TYPE_CHECKING
 
+from chaos.simulation.setting import MANIFEST
 from outer import signals
 from outer.facts import Committed, LearnerFenced, StepOpened, StepPassed
-from outer.messages import STEPPING
+from outer.messages import STEPPING, Attach
 from outer.signals import Fence, Say
 
 if TYPE_CHECKING:
@@ -63,10 +64,21 @@ def leases(setting: Setting, server: Server) -> None:
             setting.truth.broken("conduct.leases", f"{silent}, and is held for alive")
 
 
-def fences(truth: Truth, event: signals.Event, effects: list[signals.Effect]) -> None:
+def lets_in(truth: Truth, message: Attach) -> None:
+    """Nobody of another recipe is welcome."""
+    if message.manifest != MANIFEST:
+        truth.broken("conduct.attaches", f"{message.learner} {message.incarnation} is welcome with another recipe")
+
+
+def fences(truth: Truth, server: Server, event: signals.Event, effects: list[signals.Effect]) -> None:
     """A fence ends the incarnation that it names, and no other."""
+    if not isinstance(event, Fence) or not server.running or server.deposed:
+        return
+    for row in server.machine.view(server.clock()):
+        if row["alive"] and (row["name"], row["incarnation"]) == (event.learner, event.incarnation):
+            truth.broken("conduct.fences", f"{event.learner} {event.incarnation} is held for alive after its fence")
     for effect in effects:
-        if isinstance(event, Fence) and isinstance(effect, Say) and isinstance(effect.fact, LearnerFenced):
+        if isinstance(effect, Say) and isinstance(effect.fact, LearnerFenced):
             named, ended = f"{event.learner} {event.incarnation}", f"{effect.fact.learner} {effect.fact.incarnation}"
             if named != ended:
                 truth.broken("conduct.fences", f"the fence of {named} ended {ended}")

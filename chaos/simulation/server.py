@@ -80,7 +80,7 @@ class Server(Process):
         heard()
 
     def tell(self, event: signals.Event) -> None:
-        conduct.fences(self._setting.truth, event, self._drive(event))
+        conduct.fences(self._setting.truth, self, event, self._drive(event))
 
     def drain(self, event: signals.DrainRequested, told: Callable[[bool], None]) -> None:
         """Whether it was told to leave; else it has nothing to lose."""
@@ -98,6 +98,7 @@ class Server(Process):
         effects = self._drive(message)
         for effect in effects:
             if isinstance(effect, signals.Send) and isinstance(effect.message, Welcome):
+                conduct.lets_in(self._setting.truth, message)
                 call.reply(0.0, effect.message)
                 return
         if before is None:

@@ -47,7 +47,7 @@ class Supervisor:
         self._frozen_since: float | None = None
         self._expected: dict[tuple[str, int], bool] = {}  # the syncer has heard of it
         self._dead: dict[str, tuple[int, str]] = {}  # the newest incarnation that is gone, and why
-        self._drains: dict[str, signals.DrainRequested] = {}
+        self.drains: dict[str, signals.DrainRequested] = {}
 
     def start(self) -> None:
         self._next_epoch()
@@ -108,7 +108,7 @@ class Supervisor:
         options = self._setting.options
         incarnation = self.incarnations[name] = self.incarnations.get(name, 0) + 1
         self.controller.started(name, incarnation)
-        self._drains.pop(name, None)
+        self.drains.pop(name, None)
         self._say(LearnerRequested(name, incarnation, "pool", None))
         self._expect(name, incarnation)
         self._setting.time.after(0.1 + options.notice_s * self._chance.random(), self._up, name, incarnation)
@@ -192,7 +192,7 @@ class Supervisor:
 
     def _drain(self, action: controller.Drain, deadline_s: float) -> None:
         event = signals.DrainRequested(action.learner, action.incarnation, action.reason, deadline_s)
-        self._drains[action.learner] = event
+        self.drains[action.learner] = event
         server = self.server
         if server is not None:
             answer = partial(self._dismissed, action.learner, action.incarnation)
@@ -265,7 +265,7 @@ class Supervisor:
                 self._tell(server, server.tell, signals.Fence(name, *self._dead[name]))
             else:
                 self._expect(name, incarnation)
-        for event in self._drains.values():
+        for event in self.drains.values():
             if not self._is_gone(event.learner, event.incarnation):
                 self._drain(controller.Drain(event.learner, event.incarnation, event.reason), event.deadline_s)
         for unit in self.units.values():

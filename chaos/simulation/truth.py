@@ -125,7 +125,13 @@ class Truth:
                 self.broken("truth.returned", reason)
 
     def returned(self, back: SpanReturned) -> None:
-        self._lent[back.learner, back.incarnation] -= back.stop - back.start
+        """What returns is not committed."""
+        key = (back.learner, back.incarnation)
+        self._lent[key] -= back.stop - back.start
+        used = self._committed.get(key, 0) * self._batch[back.learner]
+        if self._lent[key] < used:
+            reason = f"{back.learner} {back.incarnation} keeps {self._lent[key]} samples, {used} are committed"
+            self.broken("truth.returned", reason)
 
     def granted(self, epoch: int, span: int) -> None:
         """A learner is told of a span."""

@@ -2,18 +2,16 @@
 
 from __future__ import annotations
 
-import math
 from dataclasses import replace
 from typing import Any
 
-from learners import learner
 from learners.donations import Donations
 from learners.joining import Joining
 from learners.learner import Learner
 from learners.signals import Hold
 from learners.spans import Spans
 from outer.coverage import Mark
-from outer.messages import DRAINING, JOINING, Grant, Welcome
+from outer.messages import DRAINING, Grant, Welcome
 from tests.simulation.planting import Plant, mutant
 
 
@@ -204,13 +202,10 @@ def doubled_grant_used_twice(plant: Plant) -> None:
 def next_span_from_its_middle(plant: Plant) -> None:
     """A span is used from its first sample to its last."""
 
-    def wrapper(method: Any) -> Any:
-        def use(self: Spans) -> None:
-            used, spans = self._used + self._batch_size, len(self._queue)
-            method(self)
-            if len(self._queue) < spans and self._queue and used < self._queue[0].stop - self._queue[0].start:
-                self._used = used
+    def use(self: Spans) -> None:
+        self._used += self._batch_size
+        if self.start + self._batch_size > self._queue[0].stop:
+            self._queue.popleft()
+            self._used = self._used % self._batch_size + self._batch_size  # of the step that ends
 
-        return use
-
-    plant.around(Spans, "use", wrapper)
+    plant.put(Spans, "use", use)

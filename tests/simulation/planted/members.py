@@ -10,7 +10,6 @@ from outer.coverage import Coverage
 from outer.leases import Leases
 from outer.members import Members
 from outer.messages import STEPPING, Attach, Report
-from outer.outgoing import Outgoing
 from outer.signals import Fence
 from outer.spans import SpanPool
 from outer.syncer import Syncer
@@ -230,30 +229,3 @@ def tokens_of_every_fragment(plant: Plant) -> None:
         return cover
 
     plant.around(Members, "cover", wrapper)
-
-
-@mutant
-def merged_step_of_an_earlier_life(plant: Plant) -> None:
-    """What a notice says of the receiver's steps is of that incarnation."""
-
-    def wrapper(method: Any) -> Any:
-        def note_merged(self: Members, commit: Any) -> None:
-            for one in commit.participants:
-                self._members[one.learner].merged_step[commit.fragment] = one.step
-
-        return note_merged
-
-    plant.around(Members, "note_merged", wrapper)
-
-
-@mutant
-def record_out_of_its_order(plant: Plant) -> None:
-    """Records are written in the order in which they came about: a span returns after the commit that used it."""
-
-    def wrapper(method: Any) -> Any:
-        def append(self: Outgoing, record: Any, proposal: Any = None) -> None:
-            self._write(record, proposal)  # before what the members have to say
-
-        return append
-
-    plant.around(Outgoing, "append", wrapper)

@@ -6,7 +6,7 @@ from dataclasses import replace
 from typing import Any
 from unittest.mock import patch
 
-from outer import openstep
+from outer import openstep, syncer
 from outer.openstep import OpenStep, Stage
 from outer.quorum import Decision, Verdict
 from outer.syncer import Syncer
@@ -206,8 +206,12 @@ def kept_over_reopening(plant: Plant) -> None:
 
 
 @mutant
-def stale_base_merged(plant: Plant) -> None:
+def base_unchecked(plant: Plant) -> None:
     """A contribution on another base than the fragment's current version weighs nothing."""
+
+    def has_progress(member: Any, fragment: int, version: int) -> bool:
+        counters = member.report.counters[fragment : fragment + 1]
+        return any(each.base_version is not None and each.steps for each in counters)
 
     def wrapper(unusable: Any) -> Any:
         def forgiving(contribution: Any, fragment: int, version: int) -> str:
@@ -216,6 +220,7 @@ def stale_base_merged(plant: Plant) -> None:
 
         return forgiving
 
+    plant.put(syncer, "has_progress", has_progress)
     plant.around(openstep, "unusable", wrapper)
 
 
