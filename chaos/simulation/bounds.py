@@ -111,7 +111,7 @@ class Bounds:
                 self._broken("bounds.waiting", f"{unit.name} {unit.incarnation} has {unit.waiting} questions open")
         if server is not None:
             if server.running and not server.deposed:
-                conduct.leases(self._setting, server)
+                conduct.leases(self._setting.truth, server)
             if len(server.writer.queue) > JOURNAL_MAX:
                 self._broken("bounds.journal", f"{len(server.writer.queue)} entries wait for the store")
             opened = server.machine.syncer_step - server.machine.committed_step

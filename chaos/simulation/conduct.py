@@ -12,7 +12,7 @@ from typing import TYPE_CHECKING
 from chaos.simulation.setting import MANIFEST
 from outer import signals
 from outer.facts import Committed, LearnerFenced, StepOpened, StepPassed
-from outer.messages import STEPPING, Attach
+from outer.messages import STARTING, STEPPING, Attach
 from outer.signals import Fence, Say
 
 if TYPE_CHECKING:
@@ -22,9 +22,7 @@ if TYPE_CHECKING:
     from chaos.simulation.unit import Unit
     from learners.signals import Donate
 
-# Times a learner's usual step: by how much steps vary, and clocks differ.
-SLOWEST, FASTEST = 1.1 * 1.03, 0.9 * 0.97
-SLOWED = 6.5  # by the fault `slow`, at most
+FASTEST = 0.9 * 0.97  # times a learner's usual step: by so much steps vary, and clocks differ
 UNEVEN = frozenset({"clock_rate", "clock_jump", "wall_skew", "wall_jump", "zombie"})
 SLACK_S = 1.0  # between two looks
 WAKE_S = 0.01  # a timer comes so late at most
@@ -54,14 +52,16 @@ def leaves(truth: Truth, unit: Unit, reason: str) -> None:
         truth.broken("conduct.leaves", f"{unit.name} {unit.incarnation} left as drained with steps on fragments {left}")
 
 
-def leases(setting: Setting, server: Server) -> None:
-    """Nobody is held for alive who has been silent for longer than any lease."""
-    options = setting.options
-    for row in server.machine.view(server.clock()):
-        longest = max(options.sync.lease_s, options.sync.lease_steps * SLOWED * SLOWEST * options.step_s[row["name"]])
-        if row["alive"] and row["lease_age_s"] > max(longest, options.start_s) + SLACK_S:
-            silent = f"{row['name']} {row['incarnation']} has been silent for {row['lease_age_s']:.0f} s"
-            setting.truth.broken("conduct.leases", f"{silent}, and is held for alive")
+def leases(truth: Truth, server: Server) -> None:
+    """Nobody is held for alive who has been silent for longer than the last report that arrived was good for."""
+    now = server.clock()
+    for row in server.machine.view(now):
+        unit = server.peers.get(row["name"])
+        if not row["alive"] or row["phase"] == STARTING or unit is None or unit.incarnation != row["incarnation"]:
+            continue
+        if now > unit.lease_until + SLACK_S:
+            silent = f"{row['name']} {row['incarnation']} is held for alive {now - unit.lease_until:.1f} s"
+            truth.broken("conduct.leases", f"{silent} after its lease")
 
 
 def lets_in(truth: Truth, message: Attach) -> None:

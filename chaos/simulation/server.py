@@ -120,6 +120,7 @@ class Server(Process):
 
     def report(self, unit: Unit, message: Report, upto: int) -> None:
         unit.reports -= 1
+        unit.lease_until = self.clock() + message.lease_s
         recorded = self._setting.recorded
         if upto > recorded.get(unit.key, 0):
             recorded[unit.key] = upto
