@@ -329,13 +329,13 @@ class Learner:
         self._effects.append(Stage(self._to_stage()))
 
     def _to_stage(self) -> tuple[int, ...]:
-        """What is asked for now, and what will be before this learner reaches its next boundary."""
+        """What is asked for now, was in vain, and what will be before this learner reaches its next boundary."""
         asked = self._reads.asked
         if self._config.overlap == "strict":
             due = self._schedule.due(self.step)
             return tuple(dict.fromkeys([*asked, *(() if due is None else (due,))]))
         ahead = self._schedule.upcoming(self._syncer_step, max(1, self._config.overlap_steps) + 1)
-        return tuple(p for p in dict.fromkeys([*asked, *ahead]) if self._adoption.holds(p))
+        return tuple(p for p in dict.fromkeys([*asked, *self._reads.missed, *ahead]) if self._adoption.holds(p))
 
     def _on_staged(self, now: float, event: Staged) -> None:
         for request, copy in self._reads.stage(self._mark, self._adoption.counters(self._mark), event.copies):

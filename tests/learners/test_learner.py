@@ -126,15 +126,25 @@ def test_what_is_not_on_the_host_is_answered_at_the_next_boundary() -> None:
     assert answers(loop.step()) == [], "a request is answered once"
 
 
-def test_a_request_that_expired_is_forgotten() -> None:
+@pytest.mark.parametrize(("deadline_s", "times"), [(0.9, 0), (1.0, 0), (1.1, 1)])
+def test_a_request_that_expired_is_forgotten(deadline_s: float, times: int) -> None:
+    loop = joined()
+    loop.steps(2)
+    assert loop.read(4, 0, deadline_s=deadline_s) == []
+    assert len(answers(loop.step())) == times, "at its deadline it is over"
+    assert answers(loop.step()) == []
+
+
+def test_what_was_asked_for_in_vain_is_on_the_host_when_it_is_asked_for_again() -> None:
+    """A learner whose steps last longer than a read may would else never answer for a step that opens again."""
     loop = joined()
     loop.steps(2)
     assert loop.read(4, 0, deadline_s=0.9) == []
-    assert answers(loop.step()) == []
-    assert loop.read(4, 0, deadline_s=1.0) == []
-    assert answers(loop.step()) == [], "at its deadline it is over"
-    assert loop.read(4, 0, deadline_s=1.1) == []
-    assert len(answers(loop.step())) == 1
+    loop.steps(2)
+    [again] = loop.read(4, 0, attempt=2, deadline_s=0.9)
+    assert (again.attempt, again.step) == (2, 4)
+    [stage] = only(Stage, loop.do(StepDone(2.0, TOKENS)))
+    assert 0 not in stage.fragments, "once it is answered it is copied when it is due"
 
 
 @pytest.mark.parametrize("change", [{"epoch": 0}, {"epoch": 2}, {"incarnation": 2}, {"incarnation": 4}])
