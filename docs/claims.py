@@ -50,7 +50,10 @@ class Claim(NamedTuple):
 
 
 def claims() -> Iterator[Claim]:
-    """Every claim, in the order of the tests, then those proved elsewhere. Raises ValueError for one with no place, or with an unknown record."""
+    """Every claim, in the order of the tests, then those proved elsewhere.
+
+    Raises ValueError for one with no place, or with an unknown record.
+    """
     for path in sorted(ROOT.glob(TESTS)):
         for node in ast.parse(path.read_text()).body:
             if isinstance(node, ast.FunctionDef) and node.name.startswith("test_"):
