@@ -7,7 +7,7 @@ from typing import Any
 import pytest
 
 from learners.facts import AdoptionRefused, PhaseEntered, StepFinished
-from learners.learner import FETCH_ATTEMPTS_MAX
+from learners.learner import HOLD_S
 from learners.signals import (
     Apply,
     Enter,
@@ -76,15 +76,19 @@ def test_a_joiner_adopts_the_newest_of_what_arrived_meanwhile() -> None:
     assert [(a.fragment, a.version) for a in only(Apply, loop.log)] == [(0, 4), (1, 0)]
 
 
-def test_a_fetch_that_fails_while_joining_is_tried_again_and_given_up_in_the_end() -> None:
+def test_a_fetch_that_fails_while_joining_is_tried_again_after_a_while_and_given_up_in_the_end() -> None:
     loop = Loop()
     loop.compile()
-    loop.do(Welcome(1, 0, 0.0, (0, 0)))
-    for _ in range(FETCH_ATTEMPTS_MAX - 1):
-        assert [f.fragment for f in only(Fetch, loop.do(FetchFailed(0, 0, "fetch_failed")))] == [0]
-    assert only(Fetch, loop.do(FetchFailed(0, 0, "fetch_failed"))) == []
+    loop.do(Welcome(1, 0, 0.0, (0, 0)), Fetched(1, 0, "v0"))
+    for _ in range(20):
+        assert only(Fetch, loop.do(FetchFailed(0, 0, "fetch_failed"))) == []
+        assert only(Fetch, loop.do(Resume())) == [], "whoever answers so fast is asked less often"
+        loop.now += HOLD_S
+        assert [f.fragment for f in only(Fetch, loop.do(Resume()))] == [0]
+    loop.now = 60.0 + HOLD_S
+    loop.do(Resume())
     [leave] = only(Exit, loop.do(Resume()))
-    assert leave.reason.startswith("failed: fragment 0")
+    assert leave.reason.startswith("failed: no state")
     assert {fact.reason for fact in loop.facts(AdoptionRefused)} == {"fetch_failed"}
 
 
