@@ -28,7 +28,7 @@ from tests.simulation.mutants import MUTANTS  # noqa: E402
 PAGE = ROOT / "docs" / "mutants.md"
 BEGIN, END = "<!-- table: written by python benchmarks/mutants.py --write -->", "<!-- end of table -->"
 SHORT = 40  # syncer steps of the runs that tests repeat
-SHORT_SEEDS = 60  # tried in each profile to find one
+SHORT_SEEDS = 12  # tried in each profile to find one
 ESCAPED = "escaped"
 
 Row = dict[str, object]

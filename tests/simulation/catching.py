@@ -48,11 +48,13 @@ def broken(mutant: Mutant, seed: int, profile: str, syncer_steps: int = SYNCER_S
 
 
 def caught(mutant: Mutant, seed: int, profile: str, syncer_steps: int = SYNCER_STEPS) -> tuple[Catch, Outcome] | None:
+    """What a checker cannot tell, because the run came to nothing, is no promise broken."""
     outcome = broken(mutant, seed, profile, syncer_steps)
-    if not outcome.violations or not is_sound(seed, profile, syncer_steps):
+    found = [violation for violation in outcome.violations if not violation.reason.startswith("unknown: ")]
+    if not found or not is_sound(seed, profile, syncer_steps):
         return None
-    promises = tuple(dict.fromkeys(violation.promise for violation in outcome.violations))
-    return Catch(profile, syncer_steps, seed, promises, outcome.violations[0].reason), outcome
+    promises = tuple(dict.fromkeys(violation.promise for violation in found))
+    return Catch(profile, syncer_steps, seed, promises, found[0].reason), outcome
 
 
 def first(mutant: Mutant, seeds: Iterable[int], profile: str, syncer_steps: int = SYNCER_STEPS) -> Catch | None:
