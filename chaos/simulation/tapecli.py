@@ -3,7 +3,9 @@
 from __future__ import annotations
 
 import json
+import math
 from collections import Counter
+from collections.abc import Iterator
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated, Any
 
@@ -11,7 +13,7 @@ import typer
 
 from orchestrator.cli.errors import BROKEN_PROMISE, apart, reported
 from orchestrator.cli.run import checked
-from orchestrator.problems import Problem, nearest
+from orchestrator.problems import InputError, Problem, nearest
 from orchestrator.store import RunStore
 
 if TYPE_CHECKING:
@@ -19,11 +21,13 @@ if TYPE_CHECKING:
     from chaos.simulation.tape import Simulated
     from orchestrator.config import Recipe
 
+STARTUP_STEPS = 10.0
+
 
 def tape(
     recipe: Annotated[Path, typer.Argument(help="A TOML file, as for diloco run.")],
     folder: Annotated[str, typer.Argument(help="Where the run's folder is to be; diloco replay takes it.")],
-    seed: Annotated[int | None, typer.Option(min=0, help="Of times and faults [the recipe's].")] = None,
+    seed: Annotated[int | None, typer.Option(min=0, help="Of times and faults; by default the recipe's.")] = None,
     profile: Annotated[str, typer.Option(help="Faults beside the recipe's own, as in sim; calm has none.")] = "calm",
     step_s: Annotated[float, typer.Option(min=1e-6, help="Virtual seconds of a step, at slowdown 1.")] = 1.0,
     startup_s: Annotated[
@@ -38,34 +42,52 @@ def tape(
     """Simulate a recipe, and write the log that such a run would have. Needs no cluster, and computes nothing."""
     with reported(as_json):
         store = RunStore(folder)
+        startup_s = STARTUP_STEPS * step_s if startup_s is None else startup_s
+        found = [*_of_folder(store), *_of_profile(profile), *_of_times(step_s=step_s, startup_s=startup_s)]
         with apart(as_json):
-            resolved = checked(recipe, overrides or [], Path.cwd(), lambda wanted: _problems(wanted, store, profile))
-            options = _options(resolved, seed, profile, step_s, 10.0 * step_s if startup_s is None else startup_s)
+            resolved = checked(recipe, overrides or [], Path.cwd(), lambda wanted: [*found, *_unsimulated(wanted)])
+            options = _options(resolved, seed, profile, step_s, startup_s)
         from chaos.simulation.tape import Broken, record, write
 
         try:
             made = record(resolved, options)
+            summary = write(resolved, made.events, store)
         except Broken as error:
             typer.echo(f"error: the simulated run broke a promise, no tape is written: {error}", err=True)
             raise typer.Exit(BROKEN_PROMISE) from None
-        told = _told(resolved, options, made, write(resolved, made.events, store), store)
+        except OSError as error:
+            fix = "give a folder that can be made, where there is room"
+            raise InputError([Problem("FOLDER", str(store.root), f"cannot be written: {error}", fix)]) from error
+        told = _told(resolved, options, made, summary, store)
         typer.echo(json.dumps(told) if as_json else words(told))
         if told["violated"]:
             raise typer.Exit(BROKEN_PROMISE)
 
 
-def _problems(recipe: Recipe, store: RunStore, profile: str) -> list[Problem]:
-    from chaos.simulation.profile import PROFILES
+def _unsimulated(recipe: Recipe) -> list[Problem]:
     from chaos.simulation.recipes import problems
 
-    found = problems(recipe)
+    return problems(recipe)
+
+
+def _of_folder(store: RunStore) -> Iterator[Problem]:
     if not store.empty or store.root.is_file():
-        found.append(Problem("FOLDER", str(store.root), "is there already, and not empty", "give another folder"))
+        yield Problem("FOLDER", str(store.root), "is there already, and not empty", "give another folder")
+
+
+def _of_profile(profile: str) -> Iterator[Problem]:
+    from chaos.simulation.profile import PROFILES
+
     if profile not in PROFILES:
         near = nearest(profile, PROFILES)
         fix = f'did you mean "{near}"?' if near else "choose one of them"
-        found.append(Problem("--profile", profile, f"allowed are {', '.join(PROFILES)}", fix))
-    return found
+        yield Problem("--profile", profile, f"allowed are {', '.join(PROFILES)}", fix)
+
+
+def _of_times(**seconds: float) -> Iterator[Problem]:
+    for name, value in seconds.items():
+        if not math.isfinite(value):
+            yield Problem(f"--{name.replace('_', '-')}", value, "is no number of seconds", "give, for example, 1.0")
 
 
 def _options(recipe: Recipe, seed: int | None, profile: str, step_s: float, startup_s: float) -> Options:

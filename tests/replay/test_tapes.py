@@ -15,7 +15,7 @@ from numpy.typing import NDArray
 from typer.testing import CliRunner
 
 from chaos.cli import app
-from chaos.simulation.profile import Options
+from chaos.simulation.profile import EVERYBODY, Options
 from chaos.simulation.recipes import options
 from chaos.simulation.tape import record, write
 from learners.facts import StateReceived, StepFinished
@@ -23,12 +23,12 @@ from learners.trainer import deal
 from orchestrator.checkers.suite import check, check_run
 from orchestrator.checkers.verdicts import sound
 from orchestrator.config import FaultKind, Recipe
-from orchestrator.events import Event, FaultHealed, FaultInjected, LearnerLost, RunStarted, read_run
+from orchestrator.events import Event, FaultHealed, FaultInjected, LearnerLost, LearnerRequested, RunStarted, read_run
 from orchestrator.replay.player import Player
 from orchestrator.replay.tape import record as tape_of
 from orchestrator.store import RunStore
 from orchestrator.stored import recipe_of
-from outer.facts import Committed, LeaseExpired, Refused
+from outer.facts import Committed, Finished, LeaseExpired, Refused
 from outer.parameters import GlobalParameters, Proposal
 from tests.replay.shaken import Points, recipe
 
@@ -124,6 +124,19 @@ def test_every_fault_of_a_recipe_has_its_effect() -> None:
     assert sound(check(events))
 
 
+def test_pools_regions_and_a_budget_in_tokens_are_those_of_the_recipe() -> None:
+    raw = wanted().canonical()
+    pools = [raw["pools"][0] | {"region": "west"}, raw["pools"][1]]
+    made = wanted(pools=pools, budget={"tokens": 3000})
+    events = simulated(made, seed=1, profile="hosts")
+    *before, last = [commit.tokens_committed for commit in facts(events, Committed)]
+    assert max(before) < 3000 <= last == facts(events, Finished)[0].tokens_committed
+    asked = {(fact.learner, fact.pool, fact.region) for fact in facts(events, LearnerRequested)}
+    assert asked == {("learner-a-0", "a", "west"), ("learner-a-1", "a", "west"), ("learner-b-0", "b", None)}
+    faults = options_of(made, seed=1, profile="hosts").faults
+    assert {fault.target for fault in faults} <= {*made.learners, EVERYBODY} and len(faults) > 5
+
+
 # ------------------------------------------------------------------ the folder
 
 
@@ -175,6 +188,7 @@ def test_the_command_says_what_it_made_and_never_writes_over_a_run(toml: Path, t
     ("arguments", "says"),
     [
         (["--profile", "cal"], 'did you mean "calm"?'),
+        (["--step-s", "inf"], "is no number of seconds"),
         (["--set", "sync.overlap=strict"], "lock-step is not simulated"),
         (["--set", "sync.quorum=9"], "more than the 3 learners"),
         (["--set", "chaos.mtbf_s=0.5", "--set", "sync.quorum=all", "--set", "run.idle_s=20"], "stands still"),
