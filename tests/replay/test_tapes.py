@@ -161,6 +161,15 @@ def test_what_is_written_is_sealed_says_that_it_is_synthetic_and_is_the_same_eve
     assert verdicts["replayable.digests"].status == "idle" and "synthetic" in verdicts["replayable.digests"].reason
 
 
+def test_what_is_there_by_then_stays_and_no_draft_does(tmp_path: Path) -> None:
+    made = wanted()
+    (tmp_path / "run").mkdir()
+    (tmp_path / "run" / "kept").touch()
+    with pytest.raises(OSError, match="not empty"):
+        write(made, simulated(made), RunStore(tmp_path / "run"))
+    assert [path.relative_to(tmp_path).as_posix() for path in tmp_path.rglob("*")] == ["run", "run/kept"]
+
+
 def invoke(*arguments: str | Path) -> Any:
     return CliRunner().invoke(app, ["tape", *map(str, arguments)], catch_exceptions=False)
 
