@@ -80,7 +80,7 @@ def measure(events: list[Event], phases: list[tuple[float, float]], summary: Map
         "drain_s": {name: left[name] - at for name, at in began.items()},
         "tokens": summary["tokens"],
         "participation": summary["participation"],
-        "broken": [check for check in summary["checks"] if check["status"] != "pass"],
+        "broken": [check for check in summary["checks"] if check["status"] not in ("pass", "idle")],
         "state": summary["state"],
     }
 

@@ -95,7 +95,7 @@ class Adoption:
         return [
             self.fetch(fragment, version)
             for fragment, version in enumerate(versions)
-            if fragment not in self._pending and fragment not in self._fetching
+            if not (self.holds(fragment) or fragment in self._pending or fragment in self._fetching)
         ]
 
     def arrive(self, event: Fetched) -> None:
@@ -105,11 +105,10 @@ class Adoption:
         if event.version > self._pending.get(event.fragment, (-1,))[0]:
             self._pending[event.fragment] = (event.version, event.payload)
 
-    def fail(self, event: FetchFailed) -> bool:
-        """Whether nothing of this fragment is on its way any more."""
+    def fail(self, event: FetchFailed) -> None:
+        """It does not come."""
         if self._fetching.get(event.fragment) == event.version:
             del self._fetching[event.fragment]
-        return event.fragment not in self._fetching
 
     # -------------------------------------------------------------- adopting, at a boundary
 

@@ -78,6 +78,10 @@ class Joining:
     def _take_snapshot(self) -> list[Effect]:
         """Every fragment from the syncer, with fresh moments. What a notice has brought meanwhile stays."""
         self.source = "syncer"
+        return self.fetch_missing()
+
+    def fetch_missing(self) -> list[Effect]:
+        """What of the snapshot is neither here nor on its way."""
         return [*self._adoption.fetch_missing(self._welcome.versions)]
 
     def _took_too_long(self, now: float, syncer_step: int) -> bool:

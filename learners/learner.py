@@ -88,7 +88,6 @@ TRANSITIONS: dict[str, dict[str, str]] = {
     STOPPED: {},
 }
 
-FETCH_ATTEMPTS_MAX = 5  # while joining; later the syncer sends the notice again
 HOLD_S = 0.5  # a waiting loop looks up, and renews its lease, this often
 
 
@@ -123,7 +122,7 @@ class Learner:
         self._joining = Joining(name, incarnation, config, self._adoption)
         self._donations = Donations()
         self._stopwatch = Stopwatch(config.smoothing)
-        self._attempts = 0  # to fetch, that failed while joining
+        self._fetch_at = float("-inf")  # while joining, what did not come is not fetched again before
         self._drain_until: float | None = None  # once it is to leave
         self._loss: float | None = None
         self._reports = 0
@@ -206,6 +205,8 @@ class Learner:
         self._adopt()
         if self._joining.source == "syncer":
             if not self._adoption.whole:
+                if now >= self._fetch_at:
+                    self._effects += self._joining.fetch_missing()
                 return
             self._say(self._joining.snapshot(now))
         self._stopwatch.start(now)
@@ -253,14 +254,10 @@ class Learner:
         self._effects += self._adoption.notice(event)
 
     def _on_fetch_failed(self, now: float, event: FetchFailed) -> None:
-        """While joining from the snapshot there is no start without it; later the syncer sends the notice again."""
+        """While joining from the snapshot it is fetched again; later the syncer sends the notice again."""
         self._say(AdoptionRefused(event.fragment, event.version, event.reason))
-        if self._adoption.fail(event) and self.phase == JOINING and self._joining.source == "syncer":
-            self._attempts += 1
-            if self._attempts >= FETCH_ATTEMPTS_MAX:
-                self._stop = f"failed: fragment {event.fragment} could not be fetched: {event.reason}"
-            else:
-                self._effects.append(self._adoption.fetch(event.fragment, event.version))
+        self._adoption.fail(event)
+        self._fetch_at = now + HOLD_S
 
     def _on_grant(self, now: float, event: Grant) -> None:
         if event.epoch == self._epoch and event.incarnation == self.incarnation:
@@ -329,13 +326,13 @@ class Learner:
         self._effects.append(Stage(self._to_stage()))
 
     def _to_stage(self) -> tuple[int, ...]:
-        """What is asked for now, and what will be before this learner reaches its next boundary."""
+        """What is asked for now, was in vain, and what will be before this learner reaches its next boundary."""
         asked = self._reads.asked
         if self._config.overlap == "strict":
             due = self._schedule.due(self.step)
             return tuple(dict.fromkeys([*asked, *(() if due is None else (due,))]))
         ahead = self._schedule.upcoming(self._syncer_step, max(1, self._config.overlap_steps) + 1)
-        return tuple(p for p in dict.fromkeys([*asked, *ahead]) if self._adoption.holds(p))
+        return tuple(p for p in dict.fromkeys([*asked, *self._reads.missed, *ahead]) if self._adoption.holds(p))
 
     def _on_staged(self, now: float, event: Staged) -> None:
         for request, copy in self._reads.stage(self._mark, self._adoption.counters(self._mark), event.copies):

@@ -35,6 +35,12 @@ class Reads:
         self._strict = strict
         self._copies: dict[int, Copy] = {}  # by fragment
         self._waiting: list[_Waiting] = []
+        self._missed: dict[int, None] = {}  # fragments that were asked for in vain, the oldest first
+
+    @property
+    def missed(self) -> tuple[int, ...]:
+        """Fragments that no read of got an answer in time: they will be asked for again, and sooner than when due."""
+        return tuple(self._missed)
 
     @property
     def asked(self) -> tuple[int, ...]:
@@ -44,7 +50,10 @@ class Reads:
     def copy_for(self, request: ReadRequest) -> Copy | None:
         """What answers it now."""
         copy = self._copies.get(request.fragment)
-        return None if copy is None or (self._strict and copy.read_at.step != request.syncer_step) else copy
+        if copy is None or (self._strict and copy.read_at.step != request.syncer_step):
+            return None
+        self._missed.pop(request.fragment, None)
+        return copy
 
     def wait(self, request: ReadRequest, now: float) -> None:
         """Nothing answers it now; a later copy may."""
@@ -52,10 +61,11 @@ class Reads:
 
     def drop(self) -> None:
         """Whoever asked is gone."""
-        self._waiting = []
+        self._waiting, self._missed = [], {}
 
     def expire(self, now: float) -> None:
         """Nobody waits any more for what is asked for too long."""
+        self._missed.update((each.request.fragment, None) for each in self._waiting if now >= each.expires_at)
         self._waiting = [waiting for waiting in self._waiting if now < waiting.expires_at]
 
     def stage(
@@ -79,3 +89,4 @@ class Reads:
         """These copies hold the value, and the base, from before an adoption."""
         for fragment in fragments:
             self._copies.pop(fragment, None)
+            self._missed.pop(fragment, None)

@@ -1,6 +1,6 @@
 """Where the time of the learners went. Computed from the event log alone.
 
-The window runs from the beginning of the first learner step to the last Committed or Finished, whichever is
+The window runs from the beginning of the first learner step to the last Committed or the first Finished, whichever is
 later; configured time is, summed over the learners, the part of that window in which each was wanted: from the
 start, or since its pool was scaled up, until its pool was scaled down. Every second of it falls into exactly one
 category, so the shares sum to 1:
@@ -38,7 +38,7 @@ from orchestrator.books import Books, settle
 from orchestrator.checkers.history import History, indexed
 from orchestrator.checkers.lives import Life
 from orchestrator.events import Event, LearnerRequested, PoolScaled
-from outer.facts import Committed, Finished
+from outer.facts import Finished
 
 RANKS = (
     "unattributed",
@@ -129,7 +129,8 @@ def first_step_at(history: History) -> float | None:
 def window(history: History) -> Interval | None:
     """What the accounts cover; None before there is a first step and a commit after it."""
     start = first_step_at(history)
-    stop = max((said.at for said in history.by_syncer(Committed, Finished)), default=None)
+    ends = [said.at for said in [*history.commits, *history.by_syncer(Finished)[:1]]]  # each epoch says the end
+    stop = max(ends, default=None)
     return None if start is None or stop is None or stop <= start else (start, stop)
 
 
@@ -235,6 +236,7 @@ def _strokes(history: History, learner: str, fates: dict[tuple[str, int, int], s
         if life.over == "killed":
             yield from _of_death(life, successor, end)
         elif life.over == "drained" and life.noticed is not None:
+            yield from _broken_off(life, life.noticed, "wasted_drained")
             again = end if successor is None else successor.requested
             yield Stroke(life.noticed, max(life.noticed, again or end), "fault_recover")
 
@@ -285,12 +287,18 @@ def _of_death(life: Life, successor: Life | None, end: float) -> Iterator[Stroke
     died, noticed = life.died, life.noticed
     if died is None or noticed is None:
         return
-    if life.phases and life.phases[-1][1] == "stepping":  # the step that it broke off
-        yield Stroke(max([life.phases[-1][0], *(said.at for said in life.steps[-1:])]), died, "wasted_killed")
+    yield from _broken_off(life, died, "wasted_killed")
     yield Stroke(died, noticed, "fault_detect")
     again = end if successor is None else successor.requested
     if again is not None:
         yield Stroke(noticed, again, "fault_recover")
+
+
+def _broken_off(life: Life, end: float, category: str) -> Iterator[Stroke]:
+    """The step that it was in, if it never said that it left."""
+    if life.phases and life.phases[-1][1] == "stepping":
+        since = max([life.phases[-1][0], *(said.at for said in life.steps[-1:])])
+        yield Stroke(since, max(since, end), category)
 
 
 def _until(life: Life, end: float) -> float:

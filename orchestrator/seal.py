@@ -65,11 +65,12 @@ class Chains:
             return f"{name} has no chain as others have it"
         if sequence not in range(len(seen) + 1):
             return f"{name} comes after fact {len(seen) - 1}"
-        if chain != link(seen[sequence - 1] if sequence else "", content):
-            return f"{name} does not follow from the one before: it, or that, was changed"
+        follows = chain == link(seen[sequence - 1] if sequence else "", content)
         if sequence == len(seen):
             seen.append(chain)
-        return ""
+        elif chain != seen[sequence]:
+            return f"{name} is told in two ways"
+        return "" if follows else f"{name} does not follow from the one before: it, or that, was changed"
 
 
 def seal(ends: Iterable[tuple[str, int, int, str]]) -> dict[str, Any]:

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from dataclasses import dataclass
+from bisect import bisect_left, bisect_right
 from typing import NamedTuple
 
 
@@ -13,18 +13,12 @@ class Mark(NamedTuple):
     tokens: int
 
 
-@dataclass
 class Coverage:
     """A union of intervals (from, to] of steps. Tokens are exact, because every end is a known mark."""
 
-    intervals: list[tuple[Mark, Mark]]
-
     def __init__(self) -> None:
-        self.intervals = []
-
-    @property
-    def tokens(self) -> int:
-        return sum(end.tokens - begin.tokens for begin, end in self.intervals)
+        self.intervals: list[tuple[Mark, Mark]] = []  # in order, and apart
+        self.tokens = 0
 
     @property
     def last_step(self) -> int:
@@ -34,9 +28,12 @@ class Coverage:
     def add(self, begin: Mark, end: Mark) -> int:
         """Cover (begin, end]. Returns the tokens that were not covered before."""
         assert begin.step < end.step and begin.tokens < end.tokens
-        before = self.tokens
-        apart = [(b, e) for b, e in self.intervals if e.step < begin.step or end.step < b.step]
-        touching = [(b, e) for b, e in self.intervals if not (e.step < begin.step or end.step < b.step)]
-        merged = (min([begin, *(b for b, _ in touching)]), max([end, *(e for _, e in touching)]))
-        self.intervals = sorted([*apart, merged])
-        return self.tokens - before
+        first = bisect_left(self.intervals, begin.step, key=lambda interval: interval[1].step)
+        last = bisect_right(self.intervals, end.step, key=lambda interval: interval[0].step)
+        touching = self.intervals[first:last]
+        begin = min(begin, *(b for b, _ in touching)) if touching else begin
+        end = max(end, *(e for _, e in touching)) if touching else end
+        self.intervals[first:last] = [(begin, end)]
+        fresh = end.tokens - begin.tokens - sum(e.tokens - b.tokens for b, e in touching)
+        self.tokens += fresh
+        return fresh

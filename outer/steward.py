@@ -165,10 +165,16 @@ class Steward:
         if member is None:
             return
         self._start_drain(member, event.reason, now + event.deadline_s)
-        if member.report is not None and member.report.phase in (STEPPING, DRAINING):
+        if self._may_lose(member):
             self._send_drain(now, member)
         else:
             self._members.fence(member.name, "drained")
+
+    def _may_lose(self, member: Member) -> bool:
+        """Whether it may have stepped: as far as is reported, or an earlier epoch has lent it samples."""
+        if member.report is None:
+            return member.durable_span >= 0
+        return member.report.phase in (STEPPING, DRAINING)
 
     def _start_drain(self, member: Member, reason: str, until: float) -> None:
         member.drain_until = min(member.drain_until, until)

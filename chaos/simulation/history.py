@@ -19,11 +19,11 @@ if TYPE_CHECKING:
 
 Digest = str
 
-# What a harassed run may give no evidence of; everything else has to pass. The accounts of time are of wall clocks,
-# which here jump; and a donor may die before it could say that it gave.
+# What a harassed run may give no evidence of; everything else has to pass. A donor may die before it could say that it
+# gave, and the accounts of time are of clocks, which here jump.
 MAY_BE_UNKNOWN = frozenset({"accounted.time", "replayable.states"})
-BY_WALL_CLOCKS = frozenset({"accounted.time"})
-WALL_FAULTS = frozenset({"wall_skew", "wall_jump"})
+BY_CLOCKS = frozenset({"accounted.time"})
+CLOCK_FAULTS = frozenset({"wall_skew", "wall_jump", "clock_jump"})
 UNHEARD = frozenset({"syncer", "orchestrator", "chaos"})  # who writes to the log without anybody's help
 
 
@@ -40,7 +40,7 @@ def events_of(setting: Setting) -> list[Event]:
 def judged(events: list[Event], fired: Mapping[str, int]) -> list[Violation]:
     """What the checkers of real logs find broken, or cannot tell. `fired`: the faults that there were."""
     violations = []
-    unjudged = BY_WALL_CLOCKS if WALL_FAULTS & fired.keys() else frozenset()
+    unjudged = BY_CLOCKS if CLOCK_FAULTS & fired.keys() else frozenset()
     for verdict in suite.check(events):
         if verdict.name in unjudged:
             continue

@@ -45,7 +45,7 @@ class Process:
 
     def after(self, seconds: float, happen: Callable[..., Any], *args: Any) -> None:
         """So many seconds later, on this host's monotonic clock."""
-        self.time.after(seconds / self.host.rate, self.take, happen, *args)
+        self.time.reach(seconds / self.host.rate, self, happen, *args)
 
     def take(self, happen: Callable[..., Any], *args: Any) -> None:
         """Something reaches this process."""

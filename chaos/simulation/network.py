@@ -28,7 +28,7 @@ class Link:
         self.name = f"{source}>{target}"
         self.latency_s, self.jitter_s = latency_s, jitter_s
         self.latest = 0.0  # arrival of what was sent before
-        self.held: list[tuple[Callable[..., Any], tuple[Any, ...]]] = []
+        self.held: list[tuple[Process, Callable[..., Any], tuple[Any, ...]]] = []
         self.troubled = False
         self.cuts: list[str] = []  # the kinds of faults that cut it, while they do
         self.holding = False  # what is sent into a cut comes late; else never
@@ -60,7 +60,7 @@ class Network:
         delay_s = link.latency_s + link.jitter_s * self._chance()
         if not link.troubled:
             time = self._time
-            heappush(time.queue, (time.now + delay_s, time.number(), target.take, (happen, *args)))
+            heappush(time.queue, (time.now + delay_s, time.number(), target, happen, args))
             return 1
         return self._struggle(link, size, delay_s, target, happen, args)
 
@@ -77,7 +77,7 @@ class Network:
         if link.cuts:
             self._note(link.cuts[-1], link, args)
             if link.holding:
-                link.held.append((target.take, (happen, *args)))
+                link.held.append((target, happen, args))
                 return 1
             return 0
         if chance() < link.lost:
@@ -95,7 +95,7 @@ class Network:
             if link.delay_s and arrival < link.latest:
                 self._note("reordering", link, args)
             link.latest = max(link.latest, arrival)
-            self._time.at(arrival, target.take, happen, *args)
+            self._time.reach(arrival - self._time.now, target, happen, *args)
         return copies
 
     def _note(self, kind: str, link: Link, args: tuple[Any, ...]) -> None:
@@ -110,8 +110,8 @@ class Network:
         link.judge()
         if not link.cuts:
             held, link.held = link.held, []
-            for happen, args in held:
-                self._time.after(link.latency_s + link.jitter_s * self._chance(), happen, *args)
+            for target, happen, args in held:
+                self._time.reach(link.latency_s + link.jitter_s * self._chance(), target, happen, *args)
 
     def heal(self) -> None:
         """Nothing is wrong with any link any more."""

@@ -176,7 +176,7 @@ class Server(Process):
             wake_at = wake_at if wake_at > soonest else soonest
             if wake_at < self._wake_at:
                 self._wake_at = wake_at
-                time.at(wake_at, self.take, self._wake, wake_at)
+                time.reach(wake_at - time.now, self, self._wake, wake_at)
 
     def _wake(self, at: float) -> None:
         if at == self._wake_at:  # else an earlier one took its place
@@ -192,7 +192,7 @@ class Server(Process):
         """In one thread, beside the loop."""
         begins_at = max(self.time.now, self._merged_at)
         self._merged_at = begins_at + self._setting.options.merge_s
-        self.time.at(self._merged_at, self.take, self._merged, effect)
+        self.time.reach(self._merged_at - self.time.now, self, self._merged, effect)
 
     def _merged(self, effect: signals.Merge) -> None:
         base = self.values[effect.fragment]

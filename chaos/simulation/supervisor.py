@@ -126,7 +126,7 @@ class Supervisor:
             self._expected[name, incarnation] = True
             unit = self.units.get(name)
             if unit is not None and unit.incarnation == incarnation:
-                self._setting.time.after(TELL_S, unit.take, unit.begin)
+                self._setting.time.reach(TELL_S, unit, unit.begin)
 
     def _up(self, name: str, incarnation: int) -> None:
         if self.incarnations[name] != incarnation or self._is_gone(name, incarnation) or self.over:
@@ -272,10 +272,10 @@ class Supervisor:
                 self._drain(controller.Drain(event.learner, event.incarnation, event.reason), event.deadline_s)
         for unit in self.units.values():
             if unit.alive:
-                self._setting.time.after(0.1 + self._chance.random(), unit.take, unit.reattach, server)
+                self._setting.time.reach(0.1 + self._chance.random(), unit, unit.reattach, server)
 
     def _tell(self, server: Server, what: Callable[..., None], *args: Any) -> None:
-        self._setting.time.after(TELL_S * (0.5 + self._chance.random()), server.take, what, *args)
+        self._setting.time.reach(TELL_S * (0.5 + self._chance.random()), server, what, *args)
 
     def _say(self, fact: Any) -> None:
         self._facts.append((self._setting.time.now, fact))

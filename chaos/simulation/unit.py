@@ -180,7 +180,7 @@ class Unit(Process):
         if self.disturbance is not None:
             seconds += self.disturbance.delay_s()
         time = self.time
-        heappush(time.queue, (time.now + seconds, time.number(), self.take, (self._step_done, self._turn)))
+        heappush(time.queue, (time.now + seconds, time.number(), self, self._step_done, (self._turn,)))
 
     def _step_done(self, turn: int) -> None:
         if turn == self._turn:
@@ -192,7 +192,7 @@ class Unit(Process):
         if self._changed:  # since it last looked
             self._changed = False
             self._holding = False
-            self.time.after(0.0, self.take, self._resume, self._turn)
+            self.time.reach(0.0, self, self._resume, self._turn)
         else:
             self._holding = True
             self.after(effect.seconds, self._resume, self._turn)

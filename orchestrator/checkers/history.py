@@ -233,7 +233,7 @@ class History:
 
     def _finish(self, said: Said[Any]) -> None:
         if isinstance(said.fact, Finished):
-            self.finished = said
+            self.finished = self.finished or said  # each epoch says so
         else:
             self._over = True
 

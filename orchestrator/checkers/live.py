@@ -171,7 +171,7 @@ class _Course:
         self.rules = history.rules
         self.quorum = history.rules.quorum
         ends = history.by_syncer(Finished)
-        self.end: Said[Finished] | None = ends[-1] if ends else None
+        self.end: Said[Finished] | None = ends[0] if ends else None  # nothing commits after it
         troubles = history.by_syncer(*TROUBLES)
         self._troubles = [_place(said) for said in troubles]
         self._losses = [_place(said) for said in troubles if isinstance(said.fact, LOSSES)]

@@ -78,6 +78,7 @@ class Measures:
         self._sizes: list[int] = []
         self._pools: dict[str, str] = {}
         self._lost: dict[str, str] = {}  # learner -> what ended its newest incarnation
+        self._committed_step = 0.0
         self._fates, self._recoveries, self._rhythm = Fates(), Recoveries(), Rhythm()
         self._special: dict[str, Callable[[Line], Iterator[Sample]]] = {
             "RunStarted": self._run_started,
@@ -94,6 +95,8 @@ class Measures:
     def take(self, line: Line) -> Iterator[Sample]:
         """What one line of the log changes."""
         yield Sample("diloco_facts_total", 1, {"kind": line.kind if line.kind in KINDS else OTHER})
+        if line.kind == "Committed" and self._is_repeated(line):
+            return
         for rule in RULES.get(line.kind, ()):
             amount = number(line.fact.get(rule.amount)) if rule.amount else 1
             if amount is not None and (amount or CATALOG[rule.metric].kind == "gauge"):
@@ -107,6 +110,12 @@ class Measures:
             yield Sample("diloco_recovery_seconds_total", max(0.0, recovery.seconds), {"learner": recovery.learner})
             yield Sample("diloco_recovery_duration_seconds", recovery.seconds)
             yield Sample("diloco_last_recovery_seconds", recovery.seconds, {"learner": recovery.learner})
+
+    def _is_repeated(self, line: Line) -> bool:
+        """A new epoch says again the last commits of the one before."""
+        step = number(line.fact.get("syncer_step")) or 0.0
+        repeated, self._committed_step = step <= self._committed_step, max(step, self._committed_step)
+        return repeated
 
     def close(self) -> Iterator[Sample]:
         """The run is over and its log is read to the end."""

@@ -7,7 +7,7 @@ from typing import Any
 import pytest
 
 from learners.facts import AdoptionRefused, PhaseEntered, StepFinished
-from learners.learner import FETCH_ATTEMPTS_MAX
+from learners.learner import HOLD_S
 from learners.signals import (
     Apply,
     Enter,
@@ -76,15 +76,19 @@ def test_a_joiner_adopts_the_newest_of_what_arrived_meanwhile() -> None:
     assert [(a.fragment, a.version) for a in only(Apply, loop.log)] == [(0, 4), (1, 0)]
 
 
-def test_a_fetch_that_fails_while_joining_is_tried_again_and_given_up_in_the_end() -> None:
+def test_a_fetch_that_fails_while_joining_is_tried_again_after_a_while_and_given_up_in_the_end() -> None:
     loop = Loop()
     loop.compile()
-    loop.do(Welcome(1, 0, 0.0, (0, 0)))
-    for _ in range(FETCH_ATTEMPTS_MAX - 1):
-        assert [f.fragment for f in only(Fetch, loop.do(FetchFailed(0, 0, "fetch_failed")))] == [0]
-    assert only(Fetch, loop.do(FetchFailed(0, 0, "fetch_failed"))) == []
+    loop.do(Welcome(1, 0, 0.0, (0, 0)), Fetched(1, 0, "v0"))
+    for _ in range(20):
+        assert only(Fetch, loop.do(FetchFailed(0, 0, "fetch_failed"))) == []
+        assert only(Fetch, loop.do(Resume())) == [], "whoever answers so fast is asked less often"
+        loop.now += HOLD_S
+        assert [f.fragment for f in only(Fetch, loop.do(Resume()))] == [0]
+    loop.now = 60.0 + HOLD_S
+    loop.do(Resume())
     [leave] = only(Exit, loop.do(Resume()))
-    assert leave.reason.startswith("failed: fragment 0")
+    assert leave.reason.startswith("failed: no state")
     assert {fact.reason for fact in loop.facts(AdoptionRefused)} == {"fetch_failed"}
 
 
@@ -126,15 +130,25 @@ def test_what_is_not_on_the_host_is_answered_at_the_next_boundary() -> None:
     assert answers(loop.step()) == [], "a request is answered once"
 
 
-def test_a_request_that_expired_is_forgotten() -> None:
+@pytest.mark.parametrize(("deadline_s", "times"), [(0.9, 0), (1.0, 0), (1.1, 1)])
+def test_a_request_that_expired_is_forgotten(deadline_s: float, times: int) -> None:
+    loop = joined()
+    loop.steps(2)
+    assert loop.read(4, 0, deadline_s=deadline_s) == []
+    assert len(answers(loop.step())) == times, "at its deadline it is over"
+    assert answers(loop.step()) == []
+
+
+def test_what_was_asked_for_in_vain_is_on_the_host_when_it_is_asked_for_again() -> None:
+    """A learner whose steps last longer than a read may would else never answer for a step that opens again."""
     loop = joined()
     loop.steps(2)
     assert loop.read(4, 0, deadline_s=0.9) == []
-    assert answers(loop.step()) == []
-    assert loop.read(4, 0, deadline_s=1.0) == []
-    assert answers(loop.step()) == [], "at its deadline it is over"
-    assert loop.read(4, 0, deadline_s=1.1) == []
-    assert len(answers(loop.step())) == 1
+    loop.steps(2)
+    [again] = loop.read(4, 0, attempt=2, deadline_s=0.9)
+    assert (again.attempt, again.step) == (2, 4)
+    [stage] = only(Stage, loop.do(StepDone(2.0, TOKENS)))
+    assert 0 not in stage.fragments, "once it is answered it is copied when it is due"
 
 
 @pytest.mark.parametrize("change", [{"epoch": 0}, {"epoch": 2}, {"incarnation": 2}, {"incarnation": 4}])

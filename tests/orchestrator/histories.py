@@ -265,3 +265,24 @@ def inserted(events: list[Event], after: Callable[[Event], bool], *facts: Any) -
     index = next(i for i, event in enumerate(events) if after(event))
     new = [replace(events[index], fact=fact) for fact in facts]
     return renumbered([*events[: index + 1], *new, *events[index + 1 :]])
+
+
+def restarted(events: list[Event], second: float = 18.5, **change: object) -> list[Event]:
+    """As if the syncer had died then: a second epoch says the last commit and grant again, and goes on."""
+    cut = BASE + second
+    early = [e for e in events if e.writer != "syncer" or e.at < cut]
+    late = [e for e in events if e.writer == "syncer" and e.at >= cut]
+    commits = [e.fact for e in early if is_a(Committed)(e)]
+    versions = [max(c.syncer_step for c in commits if c.fragment == p) for p in range(len(SIZES))]
+    rules = next(e.fact for e in events if is_a(SyncerStarted)(e))
+    facts = [
+        replace(rules, epoch=2, versions=tuple(versions), tokens_committed=commits[-1].tokens_committed),
+        next(e.fact for e in reversed(early) if is_a(SpanGranted)(e)),
+        replace(commits[-1], **change),
+        *(LearnerAttached(name, 2 if name == "c" else 1, versions[-1]) for name in BATCH),
+    ]
+    said = [Event("syncer", 2, 0, cut, fact) for fact in facts]
+    for event in late:
+        fact = replace(event.fact, epoch=2) if is_a(Committed)(event) else event.fact
+        said.append(replace(event, incarnation=2, fact=fact))
+    return renumbered(sorted([*early, *said], key=lambda event: event.at))

@@ -18,7 +18,6 @@ from orchestrator.goodput import account
 from outer.facts import (
     Committed,
     Finished,
-    LearnerAttached,
     LearnerFenced,
     Participant,
     ReadFailed,
@@ -31,7 +30,6 @@ from outer.facts import (
 )
 from tests.orchestrator.histories import (
     BASE,
-    BATCH,
     ROUND,
     SIZES,
     Script,
@@ -40,6 +38,7 @@ from tests.orchestrator.histories import (
     inserted,
     is_a,
     renumbered,
+    restarted,
     without,
 )
 
@@ -61,27 +60,6 @@ def idle(events: Log) -> set[str]:
 
 
 # ------------------------------------------------------------------ histories
-
-
-def restarted(events: Log, second: float = 18.5, **change: object) -> Log:
-    """As if the syncer had died then: a second epoch says the last commit and grant again, and goes on."""
-    cut = BASE + second
-    early = [e for e in events if e.writer != "syncer" or e.at < cut]
-    late = [e for e in events if e.writer == "syncer" and e.at >= cut]
-    commits = [e.fact for e in early if is_a(Committed)(e)]
-    versions = [max(c.syncer_step for c in commits if c.fragment == p) for p in range(len(SIZES))]
-    rules = next(e.fact for e in events if is_a(SyncerStarted)(e))
-    facts = [
-        replace(rules, epoch=2, versions=tuple(versions), tokens_committed=commits[-1].tokens_committed),
-        next(e.fact for e in reversed(early) if is_a(SpanGranted)(e)),
-        replace(commits[-1], **change),
-        *(LearnerAttached(name, 2 if name == "c" else 1, versions[-1]) for name in BATCH),
-    ]
-    said = [Event("syncer", 2, 0, cut, fact) for fact in facts]
-    for event in late:
-        fact = replace(event.fact, epoch=2) if is_a(Committed)(event) else event.fact
-        said.append(replace(event, incarnation=2, fact=fact))
-    return renumbered(sorted([*early, *said], key=lambda event: event.at))
 
 
 def steady(commits_until: int, seconds: int = 80, *troubles: object) -> Log:

@@ -24,7 +24,7 @@ from orchestrator.telemetry.gauges import gauges
 from orchestrator.telemetry.measure import RULES, WRITER, Measures
 from orchestrator.telemetry.tail import Line, parse
 from outer.facts import Committed, LearnerFenced, ReadFailed, Refused, StepOpened, StepReopened
-from tests.orchestrator.histories import altered, history, inserted, is_a
+from tests.orchestrator.histories import altered, history, inserted, is_a, restarted
 
 Totals = dict[tuple[str, tuple[tuple[str, str], ...]], float]
 A_MISSES = frozenset((second, "a") for second in (4, 6, 8))
@@ -47,6 +47,13 @@ def totals(told: Iterable[Sample]) -> Totals:
         key = (sample.name, tuple(sorted(sample.labels.items())))
         values[key] = sample.value + (values[key] if CATALOG[sample.name].kind == "counter" else 0.0)
     return dict(values)
+
+
+def test_what_a_new_epoch_says_again_counts_once() -> None:
+    once, twice = totals(samples(history())), totals(samples(restarted(history())))
+    attached = {"diloco_attached_total", "diloco_facts_total", "diloco_syncer_epoch"}
+    names = {name for name, _ in once} - attached
+    assert {k: v for k, v in twice.items() if k[0] in names} == {k: v for k, v in once.items() if k[0] in names}
 
 
 def summed(values: Totals, name: str, by: str) -> dict[str, float]:

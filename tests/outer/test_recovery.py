@@ -10,11 +10,11 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from outer.facts import Committed, Finished, Record, Refused, SpanGranted, SpanReturned, SyncerStarted
-from outer.messages import Attach, Contribution, Grant, Notice, ReadRequest
+from outer.facts import Committed, Finished, LearnerFenced, Record, Refused, SpanGranted, SpanReturned, SyncerStarted
+from outer.messages import Attach, Contribution, Drain, Grant, Notice, ReadRequest
 from outer.recovery import Entry, recover
-from outer.signals import Append, Durable, Expect, Fence, Say, Tick
-from outer.syncer import Budget
+from outer.signals import Append, DrainRequested, Durable, Expect, Fence, Say, Tick
+from outer.syncer import RESEND_S, Budget
 from tests.golden.bench import MANIFEST, Bench, bench, reading
 
 
@@ -94,6 +94,20 @@ def test_an_incarnation_that_the_epoch_before_had_fenced_is_fenced_again() -> No
     assert made.facts(Refused)[-1].reason == "stale_incarnation"
     made.do(Expect("b", 1, 60.0, 2))
     assert made.facts(Refused)[-1].message == "expect", "announced once already"
+
+
+def test_one_that_is_to_leave_before_it_was_heard_of_is_told_and_loses_nothing() -> None:
+    made = bench("a", "b")
+    made.step("a", "b", wants_span=True)
+    made.crash(attach=False)
+    made.do(DrainRequested("a", 1, "scaled down", 30.0))
+    assert made.facts(LearnerFenced) == [] and len(made.sent(Drain, "a")) == 1
+    made.now += RESEND_S
+    made.do(Attach("a", 1, MANIFEST))
+    made.peers["a"].epoch = 2
+    made.step("a")
+    told = made.sent(Drain, "a")[-1]
+    assert (told.epoch, told.deadline_s) == (2, 30.0 - RESEND_S), "it was not there for the first"
 
 
 def test_a_run_whose_budget_was_reached_is_finished_at_once() -> None:

@@ -26,7 +26,7 @@ pytestmark = pytest.mark.runtime
 
 def assert_kept(result):
     """Every promise is kept, and the books are exact."""
-    assert [check for check in result.summary["checks"] if check["status"] != "pass"] == []
+    assert [check for check in result.summary["checks"] if check["status"] not in ("pass", "idle")] == []
     assert result.summary["ok"], result.summary["reason"]
     tokens = result.summary["tokens"]
     assert tokens["processed"] == tokens["committed"] + tokens["in_flight"] + sum(tokens["discarded"].values())
