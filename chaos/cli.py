@@ -1,4 +1,4 @@
-"""`diloco chaos`: faults by hand, on a running job; and the simulator."""
+"""`diloco chaos`: faults by hand, on a running job; the simulator, and tapes that it writes."""
 
 from __future__ import annotations
 
@@ -9,14 +9,18 @@ from typing import Annotated
 import typer
 
 from chaos.simulation.cli import sim
+from chaos.simulation.tapecli import tape
 from orchestrator.cli.errors import reported
 from orchestrator.cli.status import find
 from orchestrator.problems import InputError, Problem, nearest
 from orchestrator.store import RunStore
 from orchestrator.stored import recipe_of, status_of
 
-app = typer.Typer(help="Inject faults into a running job, or run the simulator.", no_args_is_help=True)
+app = typer.Typer(
+    help="Inject faults into a running job; run the simulator, or have it write a tape.", no_args_is_help=True
+)
 app.command("sim")(sim)
+app.command("tape")(tape)
 
 Command = Callable[..., None]
 Learner = Annotated[str, typer.Argument(help="The learner's name, e.g. learner-local-0.")]

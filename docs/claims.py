@@ -34,7 +34,7 @@ NOT_BUILT = {
 # Claims about whole commands, whose tests are in folders of their own.
 ELSEWHERE = {
     "A recorded run is repeated to the bit, deaths and recoveries included": ("6", "tests/replay/test_player.py"),
-    "Real training follows a tape that a simulator made": ("6", "tests/replay/test_synthetic.py"),
+    "Real training follows a tape that a simulator made": ("6", "tests/replay/test_tapes.py"),
 }
 
 

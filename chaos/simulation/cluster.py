@@ -29,9 +29,7 @@ from chaos.simulation.weather import Weather
 from learners import learner as learners
 from outer import recovery
 from outer import syncer as syncers
-from outer.budget import Budget
 from outer.facts import Committed, SpanGranted
-from outer.fragments import Fragment, Tensor
 
 REASONED = frozenset({"Refused", "ReadFailed", "DonorFailed", "LearnerFenced", "LearnerLost", "AdoptionRefused"})
 
@@ -127,11 +125,11 @@ class Cluster:
         machine = self.setting.make_syncer(
             epoch=epoch,
             config=options.sync,
-            fragments=tuple(Fragment(p, (Tensor(f"t{p}", (1,), "float32"),)) for p in range(options.fragments)),
+            fragments=options.model,
             learners={name: options.batch[name] for name in options.learners},
             quorum=options.quorum,
             span_steps=options.span_steps,
-            budget=Budget(None, options.syncer_steps),
+            budget=options.budget,
             manifest=MANIFEST,
             recovered=recovery.recover(entries, options.fragments) if epoch > 1 else None,
         )

@@ -24,13 +24,14 @@ Digest = str
 MAY_BE_UNKNOWN = frozenset({"accounted.time", "replayable.states"})
 BY_CLOCKS = frozenset({"accounted.time"})
 CLOCK_FAULTS = frozenset({"wall_skew", "wall_jump", "clock_jump"})
+UNHEARD = frozenset({"syncer", "orchestrator", "chaos"})  # who writes to the log without anybody's help
 
 
 def events_of(setting: Setting) -> list[Event]:
     """Of learners what has reached the log, of everybody else all of it."""
     events = []
     for (writer, incarnation), said in setting.facts.items():
-        known = said if writer in ("syncer", "orchestrator") else said[: setting.recorded.get((writer, incarnation), 0)]
+        known = said if writer in UNHEARD else said[: setting.recorded.get((writer, incarnation), 0)]
         for number, (at, fact) in enumerate(known):
             events.append(Event(writer, incarnation, number, at, fact))
     return events

@@ -7,11 +7,13 @@ finds anything to hit is not known here.
 from __future__ import annotations
 
 from collections.abc import Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from random import Random
-from typing import Any, TypeVar
+from typing import Any, NamedTuple, TypeVar
 
+from outer.budget import Budget
 from outer.config import SyncConfig
+from outer.fragments import Fragment, Tensor
 
 T = TypeVar("T")
 
@@ -57,6 +59,16 @@ PROFILES: dict[str, tuple[str, ...]] = {
 ALWAYS = frozenset({"syncer_crash"})  # in profiles of a single topic: what makes its other faults matter
 
 
+class Place(NamedTuple):
+    """Where a learner is: its pool, and that one's region."""
+
+    pool: str
+    region: str | None
+
+
+PLACE = Place("pool", None)
+
+
 @dataclass(frozen=True)
 class Fault:
     """What befalls whom, and when. Times are virtual seconds."""
@@ -79,7 +91,8 @@ class Options:
     syncer_steps: int
     learners: tuple[str, ...]
     step_s: dict[str, float]  # of each learner that there may ever be
-    batch: dict[str, int]  # samples of a step; each is worth TOKENS
+    batch: dict[str, int]  # samples of a step
+    tokens: dict[str, int]  # of a step
     span_steps: int
     latency_s: float
     jitter_s: float
@@ -93,6 +106,22 @@ class Options:
     backoff_s: float
     storm_s: float  # the safety phase's length
     faults: tuple[Fault, ...]
+    newcomers: tuple[str, ...] = NEWCOMERS
+    budget_tokens: int | None = None  # instead of the syncer steps
+    dealt: tuple[Fragment, ...] = ()  # the model's own fragments; none: a model that is made up
+    places: dict[str, Place] = field(default_factory=dict)  # of those that are not in PLACE
+
+    @property
+    def budget(self) -> Budget:
+        return Budget(self.budget_tokens, None if self.budget_tokens else self.syncer_steps)
+
+    @property
+    def model(self) -> tuple[Fragment, ...]:
+        made_up = (Fragment(p, (Tensor(f"t{p}", (1,), "float32"),)) for p in range(self.fragments))
+        return self.dealt or tuple(made_up)
+
+    def place(self, learner: str) -> Place:
+        return self.places.get(learner, PLACE)
 
     @property
     def fragments(self) -> int:
@@ -158,6 +187,7 @@ def draw(
     }
     quorum = 1 + int(chance.random() * len(learners))
     storm_s = 8.0 + 0.6 * syncer_steps * common_s if PROFILES[profile] else 0.0
+    batch = {name: 1 + int(chance.random() * 3) for name in step_s}
     return Options(
         seed=seed,
         profile=profile,
@@ -166,7 +196,8 @@ def draw(
         syncer_steps=syncer_steps,
         learners=learners,
         step_s=step_s,
-        batch={name: 1 + int(chance.random() * 3) for name in step_s},
+        batch=batch,
+        tokens={name: TOKENS * samples for name, samples in batch.items()},
         span_steps=2 + int(chance.random() * 15),
         latency_s=between(chance, 0.0005, 0.02),
         jitter_s=between(chance, 0.0, 0.02),
@@ -179,12 +210,12 @@ def draw(
         hang_s=between(chance, 4.0, 10.0),
         backoff_s=0.5,
         storm_s=storm_s,
-        faults=_plan(seed, profile, storm_s),
+        faults=plan(seed, profile, storm_s),
     )
 
 
-def _plan(seed: int, profile: str, storm_s: float) -> tuple[Fault, ...]:
-    """Whether a kind occurs, and when, depends on no other kind."""
+def plan(seed: int, profile: str, storm_s: float, learners: tuple[str, ...] = LEARNERS) -> tuple[Fault, ...]:
+    """Faults of so many seconds. Whether a kind occurs, and when, depends on no other kind."""
     faults = []
     topics = PROFILES[profile]
     for topic in topics:
@@ -195,7 +226,7 @@ def _plan(seed: int, profile: str, storm_s: float) -> tuple[Fault, ...]:
                 continue
             for _ in range(pick(chance, (1, 1, 1, 2, 2, 3))):
                 at = between(chance, 1.0, max(2.0, storm_s * 0.9))
-                target = pick(chance, (*LEARNERS, *LEARNERS, EVERYBODY))
+                target = pick(chance, (*learners, *learners, EVERYBODY))
                 lasts_s = min(between(chance, 0.5, 3.0) * between(chance, 0.3, 5.0), storm_s)
                 faults.append(Fault(at, kind, target, lasts_s, chance.random()))
     return tuple(sorted(faults, key=lambda fault: (fault.at, fault.kind)))

@@ -12,7 +12,6 @@ from random import Random
 from typing import Any
 
 from chaos.simulation.hosts import Host
-from chaos.simulation.profile import LEARNERS
 from chaos.simulation.server import Server
 from chaos.simulation.setting import Setting
 from chaos.simulation.trace import told
@@ -109,13 +108,14 @@ class Supervisor:
         incarnation = self.incarnations[name] = self.incarnations.get(name, 0) + 1
         self.controller.started(name, incarnation)
         self.drains.pop(name, None)
-        self._say(LearnerRequested(name, incarnation, "pool", None))
+        self._say(LearnerRequested(name, incarnation, *options.place(name)))
         self._expect(name, incarnation)
         self._setting.time.after(0.1 + options.notice_s * self._chance.random(), self._up, name, incarnation)
 
     def _expect(self, name: str, incarnation: int) -> None:
         options = self._setting.options
-        event = signals.Expect(name, incarnation, options.start_s, options.batch[name])
+        region = options.place(name).region or ""
+        event = signals.Expect(name, incarnation, options.start_s, options.batch[name], region)
         server = self.server
         if server is not None:
             self._tell(server, server.expect, event, partial(self._heard, name, incarnation))
@@ -209,8 +209,10 @@ class Supervisor:
 
     def want(self, name: str) -> None:
         if name not in self.controller.wanted:
-            if name not in LEARNERS:
-                self._say(PoolScaled("pool", len(self.controller.wanted) + 1, (name,), ()))
+            options, pool = self._setting.options, self._setting.options.place(name).pool
+            if name not in options.learners:
+                there = sum(options.place(other).pool == pool for other in self.controller.wanted)
+                self._say(PoolScaled(pool, there + 1, (name,), ()))
             self.controller.want(name)
             self._advance()
 

@@ -8,7 +8,7 @@ from __future__ import annotations
 from typing import TYPE_CHECKING, Any, NamedTuple
 
 from chaos.simulation.contents import Content, Key, Version, counts, uneven
-from chaos.simulation.profile import TOKENS, Options
+from chaos.simulation.profile import Options
 
 if TYPE_CHECKING:
     from learners import signals as learner_signals
@@ -46,7 +46,7 @@ class Truth:
         self.shared: dict[str, int] = {}  # the newest syncer step that each learner has a share in
         self._given: dict[tuple[Key, int], tuple[Content, ...]] = {}  # what a donor gave as of a step of its own
         self._quorum = options.quorum
-        self._tokens = {name: batch * TOKENS for name, batch in options.batch.items()}
+        self._tokens = options.tokens
 
     def broken(self, promise: str, reason: str) -> None:
         if sum(each.promise == promise for each in self.violations) < SHOWN_MAX:

@@ -18,12 +18,12 @@ from chaos.simulation import conduct
 from chaos.simulation.contents import Content, Version
 from chaos.simulation.hosts import Host, Process
 from chaos.simulation.network import Call, ask
-from chaos.simulation.profile import TOKENS
 from chaos.simulation.setting import MANIFEST, OTHER_MANIFEST, Setting
 from chaos.simulation.states import CALL_S, States
 from chaos.simulation.trace import told
 from chaos.simulation.values import Values
 from learners import signals
+from learners.disturbance import Disturbance
 from outer.messages import (
     COMPILING,
     DRAINING,
@@ -61,6 +61,7 @@ class Unit(Process):
         self.states = States(setting, self, self._release)
         self.poisoned = self.known_poisoned = False  # its numbers are not finite; it has seen so in its loss
         self.wrong = False  # its recipe is another
+        self.disturbance: Disturbance | None = None  # what the recipe's own faults do to it from within
         self.undelivered = 0  # messages of the syncer on their way here
         self.reports = 0  # on their way to the syncer
         self.exited = ""
@@ -84,7 +85,7 @@ class Unit(Process):
         self._attempts = 0  # to attach
         self._turn = 0  # which of the loop's moves is under way
         self._holding = self._changed = False
-        self._done = signals.StepDone(2.0, options.batch[name] * TOKENS)
+        self._done = signals.StepDone(2.0, options.tokens[name])
         self._resumed = signals.Resume()
 
     @property
@@ -179,6 +180,8 @@ class Unit(Process):
         if slowdown > 1.0:
             self._setting.fired["slow"] += 1
         seconds = self._step_s * slowdown * (0.9 + 0.2 * self._setting.chance.random())
+        if self.disturbance is not None:
+            seconds += self.disturbance.delay_s()
         time = self.time
         heappush(time.queue, (time.now + seconds, time.number(), self, self._step_done, (self._turn,)))
 
@@ -215,6 +218,15 @@ class Unit(Process):
         """From here on its numbers are not finite, until it is restarted."""
         self.poisoned = True
         self._done = signals.StepDone(math.nan, self._done.tokens)
+
+    def disturb(self, kind: str, duration_s: float, delay_s: float, seed: str) -> None:
+        """As the real shell lets it be done to itself: slow, straggle, corrupt."""
+        self.disturbance = self.disturbance or Disturbance(self.clock)
+        self.disturbance.begin(kind, duration_s, delay_s, seed)
+
+    @property
+    def _corrupts(self) -> bool:
+        return self.disturbance is not None and self.disturbance.corrupts()
 
     # -------------------------------------------------------------- to the syncer
 
@@ -298,7 +310,7 @@ class Unit(Process):
         if self.poisoned:
             self._setting.fired["non_finite"] += 1
             defect = "non_finite"
-        elif self._setting.flips and self._setting.damaged("bit_flip"):
+        elif self._corrupts or (self._setting.flips and self._setting.damaged("bit_flip")):
             defect = "bad_digest"
         payload = None if defect else content  # as the inspection leaves it
         call.reply(1.0, (replace(contribution, payload=payload, digest=digest, defect=defect), len(self.facts)))

@@ -11,7 +11,7 @@ from random import Random
 
 from chaos.simulation.hosts import Host, Process
 from chaos.simulation.network import Link
-from chaos.simulation.profile import EVERYBODY, LEARNERS, NEWCOMERS, Fault, between, pick
+from chaos.simulation.profile import EVERYBODY, Fault, between, pick
 from chaos.simulation.setting import Setting
 from chaos.simulation.storage import Store
 from chaos.simulation.supervisor import Supervisor
@@ -31,6 +31,7 @@ class Weather:
         self.calm = False  # no fault any more
         self._setting, self._chance, self._hosts = setting, chance, hosts
         self._store, self._supervisor = store, supervisor
+        self._learners = setting.options.learners
         self._frozen: list[Process] = []
         self._traps: dict[tuple[str, str], str] = {}  # (learner, moment) -> the kind that waits for it
         setting.trapped = self._trapped
@@ -77,10 +78,10 @@ class Weather:
 
     def _links(self, fault: Fault) -> list[Link]:
         network = self._setting.network
-        names = LEARNERS if fault.target == EVERYBODY else (fault.target,)
+        names = self._learners if fault.target == EVERYBODY else (fault.target,)
         links = [network.link(*pair) for name in names for pair in ((name, "syncer"), ("syncer", name))]
         if len(names) == 1:
-            peers = [name for name in LEARNERS if name not in names]
+            peers = [name for name in self._learners if name not in names]
             links += [network.link(*pair) for peer in peers for pair in ((names[0], peer), (peer, names[0]))]
         return links
 
@@ -142,7 +143,7 @@ class Weather:
 
     def _trap(self, fault: Fault, moment: str, after_s: float) -> None:
         """It dies a little after the next time it comes to such a moment."""
-        names = LEARNERS if fault.target == EVERYBODY else (fault.target,)
+        names = self._learners if fault.target == EVERYBODY else (fault.target,)
         name = pick(self._chance, names)
         self._setting.traps[name, moment] = after_s
         self._traps[name, moment] = fault.kind
@@ -211,7 +212,9 @@ class Weather:
             server.take(server.tell, Tick())
 
     def _hosts_of(self, fault: Fault) -> list[Host]:
-        return [self._hosts[name] for name in (LEARNERS if fault.target == EVERYBODY else ("syncer", fault.target))]
+        return [
+            self._hosts[name] for name in (self._learners if fault.target == EVERYBODY else ("syncer", fault.target))
+        ]
 
     # -------------------------------------------------------------- storage and syncer
 
@@ -261,13 +264,13 @@ class Weather:
     # -------------------------------------------------------------- membership
 
     def _scale_out(self, fault: Fault) -> None:
-        for name in NEWCOMERS[: 1 + int(2 * fault.strength)]:
+        for name in self._setting.options.newcomers[: 1 + int(2 * fault.strength)]:
             if name not in self._supervisor.controller.wanted:
                 self._supervisor.want(name)
                 self._fire(fault.kind)
 
     def _drain(self, fault: Fault) -> None:
-        name = pick(self._chance, LEARNERS) if fault.target == EVERYBODY else fault.target
+        name = pick(self._chance, self._learners) if fault.target == EVERYBODY else fault.target
         if fault.strength < 0.5:
             if self._supervisor.preempt(name):
                 self._fire(fault.kind)
@@ -293,7 +296,7 @@ class Weather:
 
     def _rejoin_storm(self, fault: Fault) -> None:
         """All but one die at once, and come back at once."""
-        for name in LEARNERS[1:]:
+        for name in self._learners[1:]:
             if self._supervisor.crash(name):
                 self._fire(fault.kind)
 
@@ -304,7 +307,7 @@ class Weather:
 
     def _donor_dies(self, fault: Fault) -> None:
         """Whoever is asked for its state next dies of it."""
-        for name in LEARNERS:
+        for name in self._learners:
             self._setting.traps[name, "giving"] = 0.1 * fault.strength
             self._traps[name, "giving"] = fault.kind
         self._someone_rejoins(1)

@@ -13,6 +13,7 @@ from learners.facts import Donated, StateReceived
 from orchestrator.checkers.history import History
 from orchestrator.checkers.lives import Key, Life, Said
 from orchestrator.checkers.verdicts import Verdict, judge
+from orchestrator.events import RunStarted
 
 
 def check(history: History) -> list[Verdict]:
@@ -107,4 +108,6 @@ def _digests(history: History) -> Verdict:
     recorded = [each for each in (commits, contributions) if any(digest for digest, _ in each)]
     broken = [f"{name} has no digest" for each in recorded for digest, name in each if not digest]
     promise = "commits and contributions carry the digests of their numbers"
-    return judge("replayable.digests", promise, sum(map(len, recorded)), "digests", broken)
+    made = next((s.fact.versions["synthetic"] for s in history.of(RunStarted) if "synthetic" in s.fact.versions), "")
+    idle = f"nothing was computed, the log is synthetic: {made}" if made else ""
+    return judge("replayable.digests", promise, sum(map(len, recorded)), "digests", broken, idle)

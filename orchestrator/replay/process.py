@@ -150,6 +150,7 @@ def _play(job: Job, tell: Callable[[News], None]) -> dict[str, Any]:
     return {
         "commits": len(job.tape.commits),
         "syncer_step": last,
+        "tokens": job.tape.commits[-1].tokens_committed if job.tape.commits else 0,
         "steps": player.steps,
         "computed": dict(player.computed),
         "compared": dict(player.compared),

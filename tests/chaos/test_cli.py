@@ -123,5 +123,6 @@ def test_the_commands_and_their_options_are_these() -> None:
         "corrupt": for_a_while,
         "non-finite": plain,
         "sim": ["--jobs", "--json", "--profile", "--seed", "--seeds", "--trace"],
+        "tape": ["--json", "--profile", "--seed", "--set", "--startup-s", "--step-s"],
         "wrong-config": plain,
     }

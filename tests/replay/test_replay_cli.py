@@ -53,6 +53,9 @@ def test_another_process_gets_the_same_bits_and_writes_them(run: Shaken, recorde
     assert told["bit_equal"] is True and told["difference"] is None
     assert told["equal"] == told["compared"] and told["compared"]["final"] == 1
     assert told["digest"] == run.parameters.digest()
+    assert told["tokens"] == max(
+        event.fact.tokens_committed for event in run.events if isinstance(event.fact, Committed)
+    )
     steps = [event.fact.syncer_step for event in run.events if isinstance(event.fact, Committed)]
     assert [step for step, _ in told["evaluations"]] == [steps[14], steps[29], steps[-1]]
     assert told["out"] == str(tmp_path / "out" / FILE)
