@@ -54,8 +54,11 @@ def test_rebasing_keeps_what_accrued_since_the_read_for_one_that_took_part() -> 
     loop.step()
     loop.deliver(2, 1, merged_step=2)
     assert only(Apply, loop.step()) == [Apply(1, 2, "v2", "rebase", read_at=2)]
+    assert loop.facts(Adopted)[-1] == Adopted(1, 2, 4, "rebase", read_at=2)
     loop.step()
     assert loop.counters(1) == FragmentCounters(2, base_step=2, steps=3, tokens=3 * TOKENS)
+    loop.deliver(6, 1, merged_step=2)
+    assert only(Apply, loop.step()) == [Apply(1, 6, "v6", "rebase", read_at=None)], "that read went into version 2"
 
 
 @pytest.mark.parametrize("asked", [False, True])
@@ -110,6 +113,8 @@ def test_of_several_versions_the_newest_is_adopted_and_older_ones_are_refused() 
     loop.steps(1)
     loop.do(notice(6, 1), notice(2, 1))
     assert [fetch.version for fetch in only(Fetch, loop.log)][2:] == [6], "older than what is being fetched"
+    loop.do(Fetched(1, 2, "v2"))
+    assert only(Fetch, loop.do(notice(6, 1))) == [], "the newer one is still on its way"
     loop.do(Fetched(1, 6, "v6"), Fetched(1, 2, "v2"))
     assert only(Apply, loop.step()) == [Apply(1, 6, "v6", "overwrite")]
     loop.do(notice(2, 1))
@@ -183,6 +188,16 @@ def test_strict_overlap_adopts_exactly_tau_steps_after_the_read_and_holds_until_
     assert loop.facts(Adopted)[-1] == Adopted(0, 4, 6, "overwrite")
     loop.step()
     assert (loop.facts(StepFinished)[-1].waited_for, loop.facts(StepFinished)[-1].waited_s) == ("adoption", 7.0)
+
+
+def test_in_lock_step_a_read_is_answered_of_its_own_step_however_early_or_late_it_comes() -> None:
+    loop = joined(overlap="strict", tau=3)
+    loop.steps(2)
+    [late] = loop.read(2, 1)
+    assert late.step == 2, "what is due is on the host before it is asked for"
+    assert loop.read(4, 0, deadline_s=9.0) == []
+    assert answers(loop.step()) == [], "not yet"
+    assert [early.step for early in answers(loop.step())] == [4]
 
 
 def test_a_strict_learner_starts_at_the_syncers_clock() -> None:

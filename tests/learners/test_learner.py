@@ -152,6 +152,13 @@ def test_what_was_asked_for_in_vain_is_on_the_host_when_it_is_asked_for_again() 
     assert 0 not in stage.fragments, "once it is answered it is copied when it is due"
 
 
+def test_only_what_may_be_asked_for_before_the_next_boundary_is_copied() -> None:
+    loop = joined()
+    loop.do(notice(1, 0))
+    loop.now += 1.0
+    assert only(Stage, loop.do(StepDone(2.0, TOKENS))) == [Stage((1,))], "0 is due at 4"
+
+
 @pytest.mark.parametrize("change", [{"epoch": 0}, {"epoch": 2}, {"incarnation": 2}, {"incarnation": 4}])
 def test_a_read_from_another_epoch_or_for_another_incarnation_is_ignored(change: dict[str, Any]) -> None:
     loop = joined()
