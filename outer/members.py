@@ -312,8 +312,8 @@ class Members:
         return {
             "name": member.name,
             "incarnation": member.incarnation,
-            "alive": self._leases.holds(member.name) and not member.fenced,
-            "phase": lease.phase if lease and not member.fenced else "",
+            "alive": self._leases.holds(member.name),
+            "phase": lease.phase if lease else "",  # a fence ends it
             "lease_age_s": round(now - lease.renewed_at, 3) if lease else None,
             "step": report.step if report else 0,
             "step_s": report.step_s if report else 0.0,

@@ -21,11 +21,20 @@ from outer.facts import (
     SpanReturned,
     SyncerStarted,
 )
-from outer.messages import Attach, Contribution, Grant, Notice, ReadRequest, Stop
+from outer.messages import Attach, Contribution, Drain, Grant, Notice, ReadRequest, Stop
 from outer.recovery import Entry, recover
-from outer.signals import Append, Durable, Fence, Say, StopRequested, Tick
-from outer.syncer import Budget
-from tests.golden.bench import MANIFEST, Bench, bench, reading
+from outer.signals import Append, DrainRequested, Durable, Expect, Fence, Say, StopRequested, Tick
+from outer.syncer import RESEND_S, Budget
+from tests.golden.bench import ALL, MANIFEST, Bench, bench, reading
+
+
+def lending(*names: str, **change: Any) -> Bench:
+    """Each holds a span of 8 samples."""
+    made = bench(*names, **change)
+    for span, name in enumerate(names):
+        made.do(made.peers[name].report(wants_span=True))
+        made.peers[name].newest_span = span
+    return made
 
 
 def said_at_start(effects: list[Any]) -> list[Any]:
@@ -180,6 +189,61 @@ def test_what_no_epoch_has_said_so_far_is_said_by_the_third() -> None:
     assert made.syncer.finished
 
 
+def test_one_that_was_lent_nothing_and_not_heard_of_is_gone_at_once_when_it_is_to_leave() -> None:
+    made = bench("a", "b")
+    made.commit("a", "b")
+    made.crash(attach=False)
+    assert made.facts(Refused) == [], "who is announced again, as it is, is welcome"
+    made.do(DrainRequested("a", 1, "scaled down", 30.0))
+    assert made.facts(LearnerFenced) == [LearnerFenced("a", 1, "drained")] and made.sent(Drain, "a") == []
+
+
+def test_of_one_that_died_with_the_epoch_exactly_the_uncommitted_part_returns() -> None:
+    made = lending("a", "b")
+    made.commit("a", "b")
+    del made.peers["a"]
+    made.crash()
+    made.do(Expect("a", 2, 60.0, 2))
+    assert made.facts(SpanReturned) == [SpanReturned("a", 1, 0, 2, 8)], "one step of 2 samples is committed"
+
+
+def test_a_step_that_the_epoch_before_has_counted_in_one_fragment_counts_no_more_in_another() -> None:
+    made = bench("a", "b", sync={"P": 2, "H": 2, "tau": 1})
+    made.commit("a", "b")
+    made.crash()
+    made.commit("a", "b")
+    [first, second] = made.facts(Committed)[-2:]
+    assert [one.tokens for one in second.participants] == [20, 20] and first.fragment != second.fragment
+    assert (first.tokens_committed, second.tokens_committed) == (20, 40)
+
+
+def test_the_newest_incarnation_is_known_though_an_older_ones_steps_commit_after_its_first_grant() -> None:
+    made = reading("a", "b", sync=ALL)
+    made.answer("a")
+    made.join("a", lease_s=1e9)
+    made.peers["a"].wants_span = True
+    made.do(made.peers["a"].report())
+    made.answer("b")
+    assert [(one.learner, one.incarnation) for one in made.facts(Committed)[0].participants] == [("a", 1), ("b", 1)]
+    made.crash(attach=False)
+    made.do(Attach("a", 1, MANIFEST))
+    assert [(fact.incarnation, fact.reason) for fact in made.facts(Refused)] == [(1, "stale_incarnation")]
+    made.do(Attach("a", 2, MANIFEST))
+    assert made.facts(LearnerAttached)[-1].incarnation == 2
+
+
+def test_one_that_only_borrowed_is_told_of_every_version_with_its_digest() -> None:
+    made = lending("a", "b", "c", quorum=2, sync={"P": 2, "H": 2, "tau": 1})
+    made.commit("a", "b")
+    made.peers["c"].bases = [(None, 0, 0), (None, 0, 0)]
+    told = len(made.sent(Notice, "c"))
+    made.crash()
+    assert [(n.fragment, n.version, n.digest, n.merged_step) for n in made.sent(Notice, "c")[told:]] == [
+        (0, 0, "", None),
+        (1, 1, "digest", None),
+    ]
+
+
 def test_a_run_whose_budget_was_reached_is_finished_at_once() -> None:
     made = bench("a", "b", budget=Budget(None, 2))
     made.commit("a", "b")
@@ -267,3 +331,17 @@ def assert_lent_once(records: list[Record]) -> None:
         elif isinstance(record, SpanReturned):
             for sample in range(record.start, record.stop):
                 assert lent.pop(sample) == (record.learner, record.incarnation)
+
+
+def test_one_that_is_to_leave_before_it_was_heard_of_is_told_and_loses_nothing() -> None:
+    made = bench("a", "b")
+    made.step("a", "b", wants_span=True)
+    made.crash(attach=False)
+    made.do(DrainRequested("a", 1, "scaled down", 30.0))
+    assert made.facts(LearnerFenced) == [] and len(made.sent(Drain, "a")) == 1
+    made.now += RESEND_S
+    made.do(Attach("a", 1, MANIFEST))
+    made.peers["a"].epoch = 2
+    made.step("a")
+    told = made.sent(Drain, "a")[-1]
+    assert (told.epoch, told.deadline_s) == (2, 30.0 - RESEND_S), "it was not there for the first"
