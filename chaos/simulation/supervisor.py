@@ -39,6 +39,7 @@ class Supervisor:
         self.controller = controller.Controller(options.learners, backoff_s=options.backoff_s, hang_s=options.hang_s)
         self.incarnations: dict[str, int] = {}
         self.misled: dict[str, bool] = {}  # whose next incarnation comes with another recipe
+        self._stopping = ""  # why, once the run is to end before its time
         self._setting, self._chance, self._hosts, self._begin_epoch = setting, chance, hosts, begin_epoch
         self._facts = setting.facts.setdefault(("orchestrator", 1), [])
         self._epoch = 0
@@ -229,6 +230,12 @@ class Supervisor:
         self._act(actions)
         return bool(actions)
 
+    def stop(self, reason: str) -> None:
+        """The run is to end, wherever it is: every syncer that there is, or comes, has to know."""
+        self._stopping = self._stopping or reason
+        if self.server is not None:
+            self._tell(self.server, self.server.tell, signals.StopRequested(reason))
+
     # -------------------------------------------------------------- the syncer
 
     def _look_at_syncer(self) -> None:
@@ -262,6 +269,8 @@ class Supervisor:
             return
         self._epoch, self.server = server.epoch, server
         server.start()
+        if self._stopping:
+            server.tell(signals.StopRequested(self._stopping))
         for name, incarnation in self.incarnations.items():
             if self._is_gone(name, incarnation):
                 self._tell(server, server.tell, signals.Fence(name, *self._dead[name]))
