@@ -157,3 +157,15 @@ def test_rows_tell_what_is_known_and_none_of_what_is_not(members: Members) -> No
     assert (b["alive"], b["phase"], b["lease_age_s"], b["version_lag"]) == (False, "", None, None)
     members.fence("a", "killed")
     assert (members.rows(2.0, [8, 2])[0]["alive"], members.rows(2.0, [8, 2])[0]["phase"]) == (False, "")
+
+
+def test_the_pace_stays_what_it_was_while_nobody_living_has_one(members: Members) -> None:
+    """Else a learner that comes back alone, and has not finished a step, would open steps without a pause."""
+    stepping(members, step_s=0.4)
+    assert members.step_s == 0.4
+    assert members.expect(1.0, Expect("a", 2, 60.0, 2))
+    assert members.step_s == 0.4 and members.live == []
+    stepping(members, incarnation=2, step=0, step_s=0.0)
+    assert len(members.live) == 1 and members.step_s == 0.4
+    stepping(members, incarnation=2, step_s=0.7)
+    assert members.step_s == 0.7
