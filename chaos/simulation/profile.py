@@ -88,6 +88,19 @@ class Fault:
     strength: float  # 0 to 1: how bad
 
 
+DEADLINES = ("read_timeout_s", "transfer_s", "join_s", "drain_s", "lease_s")  # of the recipe's [sync]
+DURATIONS = (
+    "latency_s",
+    "jitter_s",
+    "append_s",
+    "merge_s",
+    "import_s",
+    "compile_s",
+    "notice_s",
+    "hang_s",
+)  # of options
+
+
 @dataclass(frozen=True)
 class Options:
     """Everything about one run that is not the protocol. Times are seconds."""
@@ -143,7 +156,10 @@ class Options:
             f"seed {self.seed} profile {self.profile} P {self.fragments} H {sync.round_steps} tau {sync.overlap_steps} "
             f"K {self.quorum} grace {sync.grace} pacing {sync.pacing} participants {sync.participants} "
             f"adopt {sync.adopt} recover {sync.recover} storm_s {self.storm_s:.1f} "
-            f"step_s {' '.join(f'{name}={self.step_s[name]:.3f}' for name in self.learners)}"
+            f"step_s {' '.join(f'{name}={self.step_s[name]:.3f}' for name in self.learners)} "
+            f"batch {' '.join(f'{name}={self.batch[name]}' for name in self.learners)} span_steps {self.span_steps} "
+            f"gamma {sync.gamma} {' '.join(f'{name} {getattr(sync, name):.3f}' for name in DEADLINES)} "
+            f"{' '.join(f'{name} {getattr(self, name):.3f}' for name in DURATIONS)}"
         )
 
 

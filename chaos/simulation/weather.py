@@ -63,6 +63,7 @@ class Weather:
             self._thaw(process)
         if self._supervisor.server is not None:
             self._supervisor.server.crash_at = float("inf")
+            self._supervisor.server.crash_writing = False
             self._supervisor.server.dies_ending = 0
         if self._supervisor.finished_at is None:
             for name in self._setting.options.learners:
@@ -136,16 +137,18 @@ class Weather:
         short = fault.duration_s / FLAPS
         for number in range(FLAPS):
             once = Fault(0.0, fault.kind, fault.target, short * between(self._chance, 0.2, 0.8), fault.strength)
-            self._later(number * short, self._cut_two_way, once)
+            self._later(number * short, self._cut_again, once)
+
+    def _cut_again(self, fault: Fault) -> None:
+        if not self.calm:
+            self._cut_two_way(fault)
 
     # -------------------------------------------------------------- hosts
 
     def _crash(self, fault: Fault) -> None:
         for unit in self._targets(fault)[:1]:
-            phase = unit.machine.phase
             if self._supervisor.crash(unit.name):
                 self._fire("crash")
-                self._fire(f"crash_in_{phase}")
 
     def _trap(self, fault: Fault, moment: str, after_s: float) -> None:
         """It dies a little after the next time it comes to such a moment."""
@@ -296,9 +299,10 @@ class Weather:
 
     def _leave(self, fault: Fault) -> None:
         for unit in self._targets(fault)[:1]:
-            self._fire(fault.kind)
-            if unit.running and not unit.leave():
-                self._supervisor.crash(unit.name)
+            if unit.running:
+                self._fire(fault.kind)
+                if not unit.leave():
+                    self._supervisor.crash(unit.name)
 
     def _flap(self, fault: Fault) -> None:
         """Dies again and again."""
