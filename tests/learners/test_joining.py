@@ -50,6 +50,7 @@ def test_another_donor_is_asked_only_while_a_state_could_come_in_time(
     loop.now = seconds
     loop.do(notice(OF_MORE, 0), StateMissed("b", 1, "timeout"))
     assert [effect.seek.failed for effect in only(Recover, loop.log)] == asked
+    assert loop.facts(DonorFailed) == [DonorFailed("b", 1, "timeout")]
 
 
 @pytest.mark.parametrize("recover", ["peer", "syncer"])
