@@ -11,7 +11,7 @@ from typing import TYPE_CHECKING, Any
 from learners.facts import Adopted, AdoptionRefused
 from learners.signals import Apply, Effect, Fetch, Fetched, FetchFailed, Say
 from outer.coverage import Mark
-from outer.messages import FragmentCounters, Notice
+from outer.messages import Contribution, FragmentCounters, Notice
 
 if TYPE_CHECKING:
     from outer.config import SyncConfig
@@ -25,7 +25,8 @@ class Base:
 
     version: int | None = None  # None until adopted from the syncer
     since: Mark = BIRTH  # adopted at this point
-    reads: dict[int, Mark] = field(default_factory=dict)  # by this learner's step, since it was adopted
+    asked: tuple[int, int, int] = (0, 0, 0)  # epoch, syncer step and attempt of the newest read that was answered
+    reads: dict[int, Mark] = field(default_factory=dict)  # answers to that, by this learner's step
 
     def counters(self, at: Mark) -> FragmentCounters:
         return FragmentCounters(self.version, self.since.step, at.step - self.since.step, at.tokens - self.since.tokens)
@@ -64,9 +65,14 @@ class Adoption:
             self._counted = at, tuple(base.counters(at) for base in self._bases)
         return self._counted[1]
 
-    def note_read(self, fragment: int, at: Mark) -> None:
-        """A read of this fragment is answered; rebase asks later what it held."""
-        self._bases[fragment].reads[at.step] = at
+    def note_read(self, contribution: Contribution, at: Mark) -> None:
+        """A read is answered; rebase asks later what it held. Answers to an older read can merge no more."""
+        base = self._bases[contribution.fragment]
+        asked = (contribution.epoch, contribution.syncer_step, contribution.attempt)
+        if asked > base.asked:
+            base.asked, base.reads = asked, {}
+        if asked == base.asked:
+            base.reads[at.step] = at
 
     def lacks(self, fragment: int, read_at: int) -> bool:
         """Whether the version that a read at this step goes into is still to come."""

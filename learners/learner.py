@@ -293,7 +293,6 @@ class Learner:
 
     def _answer(self, request: ReadRequest, copy: Copy) -> None:
         assert self._epoch is not None
-        self._adoption.note_read(request.fragment, copy.read_at)
         contribution = Contribution(
             learner=self.name,
             incarnation=self.incarnation,
@@ -307,6 +306,7 @@ class Learner:
             payload=copy.payload,
             digest="",
         )
+        self._adoption.note_read(contribution, copy.read_at)
         self._effects.append(Answer(contribution))
 
     # -------------------------------------------------------------- the boundary between two steps

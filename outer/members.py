@@ -5,7 +5,7 @@ Who may speak, who is alive, and what they are lent is decided here; nothing of 
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import TYPE_CHECKING, Any
 
@@ -56,7 +56,7 @@ class Member:
     stopped_at: float = float("-inf")  # when it was last told to stop
     granted_at: float = float("-inf")  # when it was last sent its newest span
     durable_span: int = -1  # the newest grant that will survive: it may be told of it
-    restored: bool = False  # known from an earlier epoch, and not announced to this one so far
+    restored: bool = False  # known from an earlier epoch, and whether it lives is not
     refused: set[tuple[int, str]] = field(default_factory=set)  # (incarnation, reason) of refused reports
 
     @property
@@ -82,7 +82,7 @@ class Members:
         self._step_s: float | None = None
 
     def restore(self, recovered: Recovered) -> None:
-        """Go on from an earlier epoch. Nobody is attached, or alive, before this epoch hears of it."""
+        """Take over what an earlier epoch knew; `resume` says who of them lives."""
         self._spans, self._coverage = recovered.spans, recovered.coverage
         for name, incarnation in recovered.incarnations.items():
             key = (name, incarnation)
@@ -97,6 +97,19 @@ class Members:
                 durable_span=newest.identifier if newest else -1,
                 restored=True,
             )
+
+    def resume(self, now: float, living: Iterable[Expect]) -> None:
+        """These live, not attached yet; whoever else an earlier epoch knew is fenced."""
+        for event in living:
+            member = self._members.get(event.learner)
+            if member is not None and member.restored and event.incarnation == member.incarnation:
+                member.batch_size, member.region, member.restored = event.batch_size, event.region, False
+                self._leases.renew(member.name, STARTING, now, event.lease_s)
+            else:
+                self.expect(now, event)
+        for member in list(self._members.values()):
+            if member.restored:
+                self.fence(member.name, "killed")
 
     def take_facts(self) -> list[SyncerFact]:
         if not self._facts:
@@ -158,10 +171,6 @@ class Members:
         name = event.learner
         member = self._members.get(name)
         if member is not None:
-            if member.restored and event.incarnation == member.incarnation and not member.fenced:
-                member.batch_size, member.region, member.restored = event.batch_size, event.region, False
-                self._leases.renew(name, STARTING, now, event.lease_s)
-                return False
             if event.incarnation <= member.incarnation:
                 self.refuse(event, "expect", "stale_incarnation")
                 return False

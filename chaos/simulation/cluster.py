@@ -29,7 +29,7 @@ from chaos.simulation.weather import Weather
 from learners import learner as learners
 from outer import recovery
 from outer import syncer as syncers
-from outer.facts import Committed, SpanGranted
+from outer.facts import Committed, SpanGranted, SpanReturned
 
 REASONED = frozenset({"Refused", "ReadFailed", "DonorFailed", "LearnerFenced", "LearnerLost", "AdoptionRefused"})
 
@@ -147,7 +147,7 @@ class Cluster:
             self.setting.truth.committed(record, write.entry.proposal)
         elif isinstance(record, SpanGranted):
             self.setting.truth.lent(record)
-        else:
+        elif isinstance(record, SpanReturned):
             self.setting.truth.returned(record)
 
 

@@ -12,7 +12,7 @@ from typing import TYPE_CHECKING
 from chaos.simulation.setting import MANIFEST
 from outer import signals
 from outer.facts import Committed, LearnerFenced, StepOpened, StepPassed
-from outer.messages import STARTING, STEPPING, Attach
+from outer.messages import DRAINING, STARTING, STEPPING, STOPPED, Attach, Report
 from outer.signals import Fence, Say
 
 if TYPE_CHECKING:
@@ -52,15 +52,42 @@ def leaves(truth: Truth, unit: Unit, reason: str) -> None:
         truth.broken("conduct.leaves", f"{unit.name} {unit.incarnation} left as drained with steps on fragments {left}")
 
 
+def quorum(truth: Truth, server: Server, syncer_step: int, k: int) -> None:
+    """At least K reported a further step after this one opened, or reopened; who leaves has none to report."""
+    opened, reported = server.opened[syncer_step], 0
+    for unit in server.peers.values():
+        heard = server.heard.get(unit.key)
+        further = heard is not None and heard.step > opened.get(unit.key, 0)
+        reported += further or unit.machine.phase in (DRAINING, STOPPED)
+    if reported < k:
+        truth.broken("conduct.quorum", f"syncer step {syncer_step} went on with {reported} reports, the quorum is {k}")
+
+
+def life(server: Server, learner: str) -> tuple[int, float]:
+    """The incarnation that the syncer knows, and for how long it has been silent, in seconds."""
+    for row in server.machine.view(server.clock()):
+        if row["name"] == learner and row["lease_age_s"] is not None:
+            return row["incarnation"], row["lease_age_s"]
+    return 0, math.inf
+
+
+def hears(truth: Truth, server: Server, report: Report, before: tuple[int, float]) -> None:
+    """A report of one incarnation is no sign of life of another."""
+    incarnation, silent_s = life(server, report.learner)
+    if incarnation == before[0] != report.incarnation and silent_s < before[1]:
+        sign = f"a report of {report.learner} {report.incarnation}"
+        truth.broken("conduct.hears", f"{sign} was taken for a sign of life of {incarnation}")
+
+
 def leases(truth: Truth, server: Server) -> None:
     """Nobody is held for alive who has been silent for longer than the last report that arrived was good for."""
     now = server.clock()
     for row in server.machine.view(now):
-        unit = server.peers.get(row["name"])
-        if not row["alive"] or row["phase"] == STARTING or unit is None or unit.incarnation != row["incarnation"]:
+        heard = server.heard.get((row["name"], row["incarnation"]))
+        if not row["alive"] or row["phase"] == STARTING or heard is None:
             continue
-        if now > unit.lease_until + SLACK_S:
-            silent = f"{row['name']} {row['incarnation']} is held for alive {now - unit.lease_until:.1f} s"
+        if now > heard.lease_until + SLACK_S:
+            silent = f"{row['name']} {row['incarnation']} is held for alive {now - heard.lease_until:.1f} s"
             truth.broken("conduct.leases", f"{silent} after its lease")
 
 

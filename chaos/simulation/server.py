@@ -8,10 +8,10 @@ from __future__ import annotations
 import math
 from collections.abc import Callable
 from functools import partial
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING, Any, NamedTuple
 
 from chaos.simulation import conduct
-from chaos.simulation.contents import Range, Version
+from chaos.simulation.contents import Key, Range, Version
 from chaos.simulation.hosts import Host, Process
 from chaos.simulation.network import Call, ask
 from chaos.simulation.setting import Setting
@@ -19,13 +19,25 @@ from chaos.simulation.storage import Store, Write, Writer
 from chaos.simulation.trace import told
 from chaos.simulation.truth import Proposal
 from outer import signals
+from outer.facts import StepOpened, StepPassed, StepReopened
 from outer.messages import Attach, Contribution, Donor, Drain, Grant, ReadRequest, Report, Stop, Welcome
 
 if TYPE_CHECKING:
     from chaos.simulation.unit import Unit
 
 UNDELIVERED_MAX = 64  # messages on their way to one learner; more are dropped, the machine sends again
+STEPS = frozenset({StepOpened, StepReopened, StepPassed})
 WAKE_S_MIN = 0.001  # the shell never looks again sooner
+
+
+class Heard(NamedTuple):
+    """What reports have told of one incarnation."""
+
+    step: int
+    lease_until: float  # as of the last that arrived, by this syncer's clock
+
+
+NOTHING = Heard(0, math.inf)
 
 
 class Server(Process):
@@ -52,6 +64,8 @@ class Server(Process):
         self.facts = setting.facts.setdefault(("syncer", epoch), [])
         self.writer = Writer(store, self, self._durable, self._refused)
         self._setting, self._died, self._trace = setting, died, setting.trace
+        self.opened: dict[int, dict[Key, int]] = {}  # by syncer step: what each had reported by then
+        self.heard: dict[Key, Heard] = {}
         self._flushed = 0  # facts that a crash cannot take back
         self._wake_at = math.inf  # virtual seconds
         self._merged_at = 0.0  # when the merging thread is free
@@ -120,11 +134,17 @@ class Server(Process):
 
     def report(self, unit: Unit, message: Report, upto: int) -> None:
         unit.reports -= 1
-        unit.lease_until = self.clock() + message.lease_s
         recorded = self._setting.recorded
         if upto > recorded.get(unit.key, 0):
             recorded[unit.key] = upto
+        before = self.heard.get(unit.key, NOTHING)
+        self.heard[unit.key] = Heard(max(before.step, message.step), self.clock() + message.lease_s)
+        if self.peers.get(message.learner) is unit:
+            self._drive(message)
+            return
+        life = conduct.life(self, message.learner)
         self._drive(message)
+        conduct.hears(self._setting.truth, self, message, life)
 
     def record(self, call: Call) -> None:
         """What a joiner takes along from its donor."""
@@ -187,9 +207,20 @@ class Server(Process):
             self._drive(signals.Tick())
 
     def _say(self, effect: signals.Say) -> None:
-        self.facts.append((self.time.now + self.host.wall_s, effect.fact))
+        fact: Any = effect.fact
+        self.facts.append((self.time.now + self.host.wall_s, fact))
+        if type(fact) in STEPS:
+            self._note_step(fact)
         if self._trace is not None:
             self._trace.line(self.time.now, "syncer", self.epoch, "says", told(effect.fact))
+
+    def _note_step(self, fact: StepOpened | StepReopened | StepPassed) -> None:
+        if isinstance(fact, StepPassed):
+            conduct.quorum(self._setting.truth, self, fact.syncer_step, self._setting.options.quorum)
+        else:
+            self.opened[fact.syncer_step] = {
+                unit.key: self.heard.get(unit.key, NOTHING).step for unit in self.peers.values()
+            }
 
     def _merge(self, effect: signals.Merge) -> None:
         """In one thread, beside the loop."""
@@ -237,6 +268,7 @@ class Server(Process):
         if kind is Welcome or kind is Donor or unit is None or unit.incarnation != effect.incarnation:
             return  # attach and seek return them; or there is nobody
         if kind is ReadRequest:
+            conduct.quorum(self._setting.truth, self, message.syncer_step, self._setting.options.quorum)
             answered = partial(self._answered, unit, message.syncer_step)
             missed = partial(self._unread, unit, message.syncer_step)
             links = unit.down, unit.up

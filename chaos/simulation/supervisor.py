@@ -113,12 +113,15 @@ class Supervisor:
         self._setting.time.after(0.1 + options.notice_s * self._chance.random(), self._up, name, incarnation)
 
     def _expect(self, name: str, incarnation: int) -> None:
-        options = self._setting.options
-        region = options.place(name).region or ""
-        event = signals.Expect(name, incarnation, options.start_s, options.batch[name], region)
         server = self.server
         if server is not None:
+            event = self._announced(name, incarnation)
             self._tell(server, server.expect, event, partial(self._heard, name, incarnation))
+
+    def _announced(self, name: str, incarnation: int) -> signals.Expect:
+        options = self._setting.options
+        region = options.place(name).region or ""
+        return signals.Expect(name, incarnation, options.start_s, options.batch[name], region)
 
     def _heard(self, name: str, incarnation: int) -> None:
         """The syncer expects it: it may begin, once it is up."""
@@ -262,11 +265,11 @@ class Supervisor:
             return
         self._epoch, self.server = server.epoch, server
         server.start()
-        for name, incarnation in self.incarnations.items():
-            if self._is_gone(name, incarnation):
-                self._tell(server, server.tell, signals.Fence(name, *self._dead[name]))
-            else:
-                self._expect(name, incarnation)
+        if server.epoch > 1:
+            living = [pair for pair in self.incarnations.items() if not self._is_gone(*pair)]
+            server.tell(signals.Living(tuple(self._announced(*pair) for pair in living)))
+            for pair in living:
+                self._heard(*pair)
         for event in self.drains.values():
             if not self._is_gone(event.learner, event.incarnation):
                 self._drain(controller.Drain(event.learner, event.incarnation, event.reason), event.deadline_s)

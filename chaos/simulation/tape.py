@@ -14,12 +14,13 @@ from dataclasses import dataclass, replace
 from typing import Any
 
 from chaos.simulation.cluster import Cluster, make_learner, make_syncer
-from chaos.simulation.history import events_of
+from chaos.simulation.history import BY_CLOCKS, CLOCK_FAULTS, events_of
 from chaos.simulation.injection import Injection
 from chaos.simulation.profile import Options
 from chaos.simulation.truth import Violation
 from learners.facts import Donated, StateReceived, StepFinished
 from orchestrator.checkers.suite import check
+from orchestrator.checkers.verdicts import Verdict
 from orchestrator.config import Recipe
 from orchestrator.events import Event, RunFinished, RunStarted, SegmentWriter, ends, merge, read_run
 from orchestrator.problems import InputError, Problem
@@ -46,6 +47,7 @@ class Simulated:
     """A run that never was."""
 
     events: list[Event]
+    verdicts: list[Verdict]  # the checkers', on its log
     virtual_s: float
     fired: dict[str, int]  # how often faults had an effect, by the simulator's kinds
 
@@ -62,8 +64,11 @@ def record(recipe: Recipe, options: Options) -> Simulated:
     _run(cluster, recipe.run.idle_s)
     if setting.truth.violations:
         raise Broken(setting.truth.violations)
-    events = [replace(event, fact=bare(event.fact)) for event in events_of(setting)]
-    return Simulated(merge([events]), setting.time.now, dict(sorted(setting.fired.items())))
+    events = merge([[replace(event, fact=bare(event.fact)) for event in events_of(setting)]])
+    verdicts, unjudged = check(events), BY_CLOCKS if CLOCK_FAULTS & setting.fired.keys() else frozenset()
+    if broken := [each for each in verdicts if each.status == "violated" and each.name not in unjudged]:
+        raise Broken(Violation(each.name, each.reason) for each in broken)
+    return Simulated(events, verdicts, setting.time.now, dict(sorted(setting.fired.items())))
 
 
 def _versions(options: Options) -> dict[str, str]:
@@ -102,16 +107,16 @@ def bare(fact: Any) -> Any:
     return fact
 
 
-def write(recipe: Recipe, events: list[Event], store: RunStore) -> dict[str, Any]:
+def write(recipe: Recipe, made: Simulated, store: RunStore) -> dict[str, Any]:
     """A run's folder of it, there as a whole or not at all; returns the summary. Raises OSError."""
     draft = RunStore(store.root.with_name(f".{store.root.name}.{uuid.uuid4().hex}"))
     try:
         draft.create()
         writer = SegmentWriter(draft.path("events.jsonl"))
-        writer.write(events)
+        writer.write(made.events)
         writer.close()
         written = read_run(draft.root)
-        summary = summarise(written, recipe, check(written))
+        summary = summarise(written, recipe, made.verdicts)
         draft.write_json(SEAL_FILE, seal(ends(written)))
         draft.write_json("summary.json", summary)
         draft.write_text(RECIPE_FILE, dump(recipe))

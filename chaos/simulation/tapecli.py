@@ -11,7 +11,7 @@ from typing import TYPE_CHECKING, Annotated, Any
 
 import typer
 
-from orchestrator.cli.errors import BROKEN_PROMISE, apart, reported
+from orchestrator.cli.errors import BROKEN_PROMISE, apart, as_record, reported
 from orchestrator.cli.run import checked
 from orchestrator.problems import InputError, Problem, nearest
 from orchestrator.store import RunStore
@@ -51,17 +51,18 @@ def tape(
 
         try:
             made = record(resolved, options)
-            summary = write(resolved, made.events, store)
+            summary = write(resolved, made, store)
         except Broken as error:
-            typer.echo(f"error: the simulated run broke a promise, no tape is written: {error}", err=True)
+            message = f"the simulated run broke a promise, and no tape is written: {error}"
+            typer.echo(f"error: {message}", err=True)
+            if as_json:
+                typer.echo(as_record(BROKEN_PROMISE, "broken", message))
             raise typer.Exit(BROKEN_PROMISE) from None
         except OSError as error:
             fix = "give a folder that can be made, where there is room"
             raise InputError([Problem("FOLDER", str(store.root), f"cannot be written: {error}", fix)]) from error
         told = _told(resolved, options, made, summary, store)
         typer.echo(json.dumps(told) if as_json else words(told))
-        if told["violated"]:
-            raise typer.Exit(BROKEN_PROMISE)
 
 
 def _unsimulated(recipe: Recipe) -> list[Problem]:
@@ -121,7 +122,6 @@ def _told(
         "availability": summary["availability"],
         "injected": dict(Counter(fault["kind"] for fault in summary["faults"] if fault["injected"])),
         "fired": made.fired if options.faults else {},
-        "violated": [f"{each['name']}: {each['reason']}" for each in summary["checks"] if each["status"] == "violated"],
     }
 
 
@@ -137,5 +137,4 @@ def words(told: dict[str, Any]) -> str:
     for whose, faults in (("the recipe's faults", told["injected"]), ("what all faults did", told["fired"])):
         if faults:
             lines.append(f"  {whose}: {', '.join(f'{count} {kind}' for kind, count in sorted(faults.items()))}")
-    lines += [f"  violated: {each}" for each in told["violated"]]
     return "\n".join([*lines, f"  train by it: diloco replay {told['folder']}"])

@@ -61,7 +61,6 @@ class Unit(Process):
         self.states = States(setting, self, self._release)
         self.poisoned = self.known_poisoned = False  # its numbers are not finite; it has seen so in its loss
         self.wrong = False  # its recipe is another
-        self.lease_until = math.inf  # by the syncer's clock, as of the last report that it has heard
         self.disturbance: Disturbance | None = None  # what the recipe's own faults do to it from within
         self.undelivered = 0  # messages of the syncer on their way here
         self.reports = 0  # on their way to the syncer

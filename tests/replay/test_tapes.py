@@ -14,10 +14,11 @@ import tomli_w
 from numpy.typing import NDArray
 from typer.testing import CliRunner
 
+import outer.openstep
 from chaos.cli import app
 from chaos.simulation.profile import EVERYBODY, Options
 from chaos.simulation.recipes import options
-from chaos.simulation.tape import record, write
+from chaos.simulation.tape import Simulated, record, write
 from learners.facts import StateReceived, StepFinished
 from learners.trainer import deal
 from orchestrator.checkers.suite import check, check_run
@@ -43,7 +44,11 @@ def wanted(*faults: dict[str, Any], slowdown: float = 2.0, **changes: Any) -> Re
 
 
 def simulated(made: Recipe, seed: int = 0, profile: str = "calm") -> list[Event]:
-    return record(made, options_of(made, seed, profile)).events
+    return run(made, seed, profile).events
+
+
+def run(made: Recipe, seed: int = 0, profile: str = "calm") -> Simulated:
+    return record(made, options_of(made, seed, profile))
 
 
 def options_of(made: Recipe, seed: int = 0, profile: str = "calm") -> Options:
@@ -143,7 +148,7 @@ def test_pools_regions_and_a_budget_in_tokens_are_those_of_the_recipe() -> None:
 def test_what_is_written_is_sealed_says_that_it_is_synthetic_and_is_the_same_every_time(tmp_path: Path) -> None:
     made = wanted(KILL)
     for name in ("one", "other"):
-        write(made, simulated(made, seed=3, profile="mixed"), RunStore(tmp_path / name))
+        write(made, run(made, seed=3, profile="mixed"), RunStore(tmp_path / name))
     one = tmp_path / "one"
     assert (one / "events.jsonl").read_bytes() == (tmp_path / "other" / "events.jsonl").read_bytes()
     assert sorted(path.name for path in tmp_path.iterdir()) == ["one", "other"], "no draft is left"
@@ -166,7 +171,7 @@ def test_what_is_there_by_then_stays_and_no_draft_does(tmp_path: Path) -> None:
     (tmp_path / "run").mkdir()
     (tmp_path / "run" / "kept").touch()
     with pytest.raises(OSError, match="not empty"):
-        write(made, simulated(made), RunStore(tmp_path / "run"))
+        write(made, run(made), RunStore(tmp_path / "run"))
     assert [path.relative_to(tmp_path).as_posix() for path in tmp_path.rglob("*")] == ["run", "run/kept"]
 
 
@@ -185,12 +190,21 @@ def test_the_command_says_what_it_made_and_never_writes_over_a_run(toml: Path, t
     done = invoke(toml, tmp_path / "run", "--seed", "2", "--set", "budget.syncer_steps=24", "--json")
     assert done.exit_code == 0, done.output
     told = json.loads(done.stdout)
-    assert (told["seed"], told["syncer_steps"], told["injected"], told["violated"]) == (2, 24, {"kill": 1}, [])
+    assert (told["seed"], told["syncer_steps"], told["injected"]) == (2, 24, {"kill": 1})
     assert told["commits"] == len(facts(read_run(tmp_path / "run"), Committed)) == 20
     before = (tmp_path / "run" / "events.jsonl").read_bytes()
     again = invoke(toml, tmp_path / "run")
     assert again.exit_code == 2 and "is there already, and not empty" in again.stderr
     assert (tmp_path / "run" / "events.jsonl").read_bytes() == before
+
+
+def test_a_machine_that_breaks_a_promise_makes_no_tape(
+    toml: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(outer.openstep, "weigh", lambda each: tuple(1.0 / len(each) for _ in each))
+    done = invoke(toml, tmp_path / "run", "--json")
+    assert done.exit_code == 5 and "truth.weights" in json.loads(done.stdout)["error"]["message"]
+    assert [path.name for path in tmp_path.iterdir()] == ["recipe.toml"]
 
 
 @pytest.mark.parametrize(
