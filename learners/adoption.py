@@ -39,7 +39,7 @@ class Adoption:
         self._config = config
         self._bases = [Base() for _ in range(fragments)]
         self._noticed: dict[int, Notice] = {}  # the newest, by fragment
-        self._fetching: dict[int, int] = {}  # fragment -> version
+        self._fetching: dict[int, int] = {}  # fragment -> the newest version asked for, unless that has failed
         self._pending: dict[int, tuple[int, Any]] = {}  # fragment -> (version, payload)
         self._counted: tuple[Mark, tuple[FragmentCounters, ...]] | None = None  # as last asked for
 
@@ -106,8 +106,6 @@ class Adoption:
 
     def arrive(self, event: Fetched) -> None:
         """Keep it until a boundary, if it is the newest."""
-        if self._fetching.get(event.fragment, -1) <= event.version:
-            self._fetching.pop(event.fragment, None)
         if event.version > self._pending.get(event.fragment, (-1,))[0]:
             self._pending[event.fragment] = (event.version, event.payload)
 

@@ -125,6 +125,22 @@ def test_of_several_versions_the_newest_is_adopted_and_older_ones_are_refused() 
     assert loop.counters(1).base_version == 6
 
 
+def test_what_is_delivered_twice_is_adopted_once() -> None:
+    loop = joined()
+    loop.deliver(2, 1)
+    loop.steps(1)
+    loop.do(Fetched(1, 2, "v2"))
+    assert only(Apply, loop.step()) == [] and loop.facts(AdoptionRefused) == []
+    assert loop.counters(1) == FragmentCounters(2, 1, 1, TOKENS)
+
+
+def test_a_fragment_whose_time_has_not_come_holds_no_other_back() -> None:
+    loop = joined(adopt="rebase")
+    loop.do(Fetched(0, 4, "v4"))  # its notice is still on its way
+    loop.deliver(2, 1)
+    assert only(Apply, loop.step()) == [Apply(1, 2, "v2", "rebase", read_at=None)]
+
+
 def test_a_notice_of_what_is_held_or_on_its_way_fetches_nothing() -> None:
     loop = joined()
     loop.steps(1)

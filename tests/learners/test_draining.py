@@ -6,7 +6,7 @@ import pytest
 
 from learners.learner import HOLD_S
 from learners.signals import Event, Exit, Leave, Resume
-from outer.messages import DRAINING, STEPPING, Drain, Stop, Welcome
+from outer.messages import DRAINING, STEPPING, Drain, FragmentCounters, Stop, Welcome
 from tests.golden.loop import Loop, joined, only
 
 DRAIN_S = 30.0
@@ -58,6 +58,19 @@ def test_one_that_is_to_leave_asks_for_no_more_samples(told: Event) -> None:
     reports = loop.reports[before:]
     assert reports[-1].phase == DRAINING
     assert not any(report.wants_span for report in reports)
+
+
+def test_one_that_waits_to_leave_says_at_once_that_it_has_adopted() -> None:
+    loop = joined()
+    loop.do(drain(60.0))
+    loop.step()
+    before = len(loop.reports)
+    loop.do(Resume())
+    assert len(loop.reports) == before, "there is nothing to say"
+    loop.deliver(2, 1)
+    loop.do(Resume())
+    assert len(loop.reports) == before + 1, "it may have been the last that the syncer waited for"
+    assert loop.counters(1) == FragmentCounters(2, 1, 0, 0)
 
 
 @pytest.mark.parametrize("change", [{"epoch": 2}, {"incarnation": 2}])

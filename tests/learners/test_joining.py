@@ -6,13 +6,13 @@ import pytest
 
 from learners.facts import DonorFailed, StateReceived
 from learners.learner import HOLD_S
-from learners.signals import Exit, Fetched, Inherit, Recover, Resume, StateArrived, StateMissed
+from learners.signals import Exit, Fetch, Fetched, Inherit, Recover, Resume, StateArrived, StateMissed
 from outer.messages import State, Welcome
 from tests.golden.loop import Loop, notice, only
 
 START_S = 60.0  # the loop's
 JOIN_S = 10.0
-PEERS = State("b", 1, 7, 8, "b's", "digest", 1)
+PEERS = State("b", 1, 7, 8, "b's", "digest", 800, (8, 6))
 OF_A_ROUND, OF_MORE = 8, 10  # syncer steps heard of; it attached at 4, and H = 4
 
 
@@ -30,6 +30,7 @@ def test_a_state_that_took_long_by_one_measure_alone_is_taken(syncer_step: int, 
     loop.now = seconds
     loop.do(notice(syncer_step, 0), StateArrived(PEERS))
     assert [effect.state for effect in only(Inherit, loop.do(Resume()))] == [PEERS]
+    assert loop.facts(StateReceived) == [StateReceived("peer", "b", 1, 7, "digest", 800, seconds, (8, 6))]
 
 
 def test_a_state_that_took_more_than_a_round_and_join_s_is_thrown_away_for_the_snapshot() -> None:
@@ -37,9 +38,10 @@ def test_a_state_that_took_more_than_a_round_and_join_s_is_thrown_away_for_the_s
     loop.now = JOIN_S + 1.0
     loop.do(notice(OF_MORE, 0), StateArrived(PEERS))
     assert loop.facts(DonorFailed) == [DonorFailed("b", 1, "too_old")]
+    assert only(Fetch, loop.log) == [Fetch(0, OF_MORE, "digest"), Fetch(1, 2, "")], "what a notice brought stays"
     loop.do(Fetched(0, OF_MORE, "v10"), Fetched(1, 2, "v2"), Resume())
     assert only(Inherit, loop.log) == []
-    assert [fact.source for fact in loop.facts(StateReceived)] == ["syncer"]
+    assert loop.facts(StateReceived) == [StateReceived("syncer", "", 0, 0, "", 0, JOIN_S + 1.0)]
 
 
 @pytest.mark.parametrize(("seconds", "asked"), [(JOIN_S, [(), ("b",)]), (JOIN_S + 1.0, [()])])

@@ -230,6 +230,7 @@ def test_the_newest_incarnation_is_known_though_an_older_ones_steps_commit_after
     assert [(fact.incarnation, fact.reason) for fact in made.facts(Refused)] == [(1, "stale_incarnation")]
     made.do(Attach("a", 2, MANIFEST))
     assert made.facts(LearnerAttached)[-1].incarnation == 2
+    assert made.facts(LearnerFenced) == [LearnerFenced("a", 1, "superseded")], "by the epoch before"
 
 
 def test_one_that_only_borrowed_is_told_of_every_version_with_its_digest() -> None:
