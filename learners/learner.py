@@ -272,8 +272,8 @@ class Learner:
         if self._config.overlap == "strict" or self.phase not in (STEPPING, DRAINING):
             self._stop = self._stop or "drained"
             return
-        if self.phase in (STEPPING, DRAINING):  # told again, there may be less time than it thought
-            self._drain_until = min(now + deadline_s, self._drain_until or math.inf)
+        # Told again, there may be less time than it thought.
+        self._drain_until = min(now + deadline_s, self._drain_until or math.inf)
 
     def _on_stop(self, now: float, event: Stop) -> None:
         if self._epoch in (None, event.epoch):  # it may overtake the Welcome
