@@ -31,7 +31,7 @@ def test_a_state_is_given_at_the_first_boundary_after_the_joiners_clock_is_reach
     loop.do(notice(4, 0))
     assert only(Donate, loop.log) == [], "not in the middle of a step"
     loop.steps(2)
-    assert [(each.step, each.syncer_step) for each in only(Donate, loop.log)] == [(4, 4)]
+    assert only(Donate, loop.log) == [Donate(request(syncer_step=4), 4, 4, (0, 2))]
 
 
 def test_one_that_has_waited_beyond_its_deadline_is_given_nothing() -> None:
@@ -45,7 +45,7 @@ def test_after_a_loss_that_is_not_finite_nothing_is_given_before_a_finite_one() 
     loop = joined()
     loop.do(request())
     loop.step(loss=math.nan)
-    assert declined(loop) == ["non_finite"], "it was asked before"
+    assert only(Decline, loop.log) == [Decline(request(), "non_finite")], "it was asked before"
     loop.do(request())
     assert declined(loop) == ["non_finite"] * 2, "it was asked after"
     assert only(Donate, loop.log) == []

@@ -48,7 +48,7 @@ def test_it_steps_only_after_every_fragment_was_adopted_from_the_syncer() -> Non
     effects = loop.do(Welcome(1, 4, 0.25, (4, 2)))
     assert [(fetch.fragment, fetch.version) for fetch in only(Fetch, effects)] == [(0, 4), (1, 2)]
     loop.do(Grant(1, 3, 0, 0, 200), Fetched(1, 2, "v2"))
-    assert only(RunStep, loop.do(Resume())) == [] and loop.machine.phase == JOINING
+    assert only(Hold, loop.do(Resume())) == [Hold(HOLD_S, "bootstrap")] and loop.machine.phase == JOINING
     loop.do(Fetched(0, 4, "v4"))
     effects = loop.do(Resume())
     assert [(apply.fragment, apply.version, apply.mode) for apply in only(Apply, effects)] == [(0, 4, "bootstrap")]
