@@ -86,6 +86,16 @@ def test_a_version_skipped_while_rebasing_is_not_merged_twice() -> None:
     assert loop.counters(1) == FragmentCounters(6, base_step=2, steps=4, tokens=4 * TOKENS)
 
 
+def test_of_a_read_that_was_answered_twice_either_answer_may_be_the_one_that_merged() -> None:
+    loop = joined(adopt="rebase")
+    loop.steps(2)
+    assert [answer.step for answer in loop.read(2, 1)] == [2]
+    loop.read(2, 1)  # doubled
+    assert [answer.step for answer in answers(loop.step())] == [3]
+    loop.deliver(2, 1, merged_step=2)
+    assert only(Apply, loop.step()) == [Apply(1, 2, "v2", "rebase", read_at=2)]
+
+
 def test_a_notice_that_comes_late_does_not_hide_what_the_newer_one_said() -> None:
     loop = joined(adopt="rebase")
     loop.steps(2)
@@ -157,6 +167,7 @@ def test_a_fetch_may_bring_a_newer_version_than_was_asked_for() -> None:
     loop.steps(1)
     loop.do(notice(2, 1), Fetched(1, 6, "v6"))
     assert only(Apply, loop.step()) == [Apply(1, 6, "v6", "overwrite")]
+    assert loop.do(notice(6, 1)) == [], "it is here already"
 
 
 def test_a_fetch_that_failed_is_made_again_at_the_next_notice() -> None:
