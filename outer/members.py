@@ -80,6 +80,7 @@ class Members:
         self._facts: list[SyncerFact] = []
         self._live: list[Member] | None = None  # as last found; None: to be found anew
         self._step_s: float | None = None
+        self._known_step_s = 0.0  # the last that was known
 
     def restore(self, recovered: Recovered) -> None:
         """Take over what an earlier epoch knew; `resume` says who of them lives."""
@@ -145,9 +146,10 @@ class Members:
 
     @property
     def step_s(self) -> float:
-        """xi_step in seconds."""
+        """xi_step in seconds; while it is not known of anybody who lives, as it was last."""
         if self._step_s is None:
-            self._step_s = step_time(member.report.step_s for member in self.live if member.report)
+            known = step_time(member.report.step_s for member in self.live if member.report)
+            self._step_s = self._known_step_s = known or self._known_step_s
         return self._step_s
 
     def _changed(self) -> None:
@@ -285,8 +287,8 @@ class Members:
     def note_missed(self, name: str) -> None:
         """A read of this learner timed out: it is asked for nothing more before it reports again."""
         member = self._members[name]
-        if member.report is not None:
-            member.missed = member.report.sequence
+        assert member.report is not None, "only who has reported is read"
+        member.missed = member.report.sequence
 
     def note_merged(self, commit: Committed) -> None:
         """Remember for each participant that its read of this fragment is in the new version."""

@@ -11,7 +11,7 @@ from typing import TYPE_CHECKING
 
 from chaos.simulation.setting import MANIFEST
 from outer import signals
-from outer.facts import Committed, LearnerFenced, StepOpened, StepPassed
+from outer.facts import Committed, LearnerFenced, Refused, StepOpened, StepPassed
 from outer.messages import DRAINING, STARTING, STEPPING, STOPPED, Attach, Report
 from outer.signals import Fence, Say
 
@@ -26,6 +26,7 @@ FASTEST = 0.9 * 0.97  # times a learner's usual step: by so much steps vary, and
 UNEVEN = frozenset({"clock_rate", "clock_jump", "wall_skew", "wall_jump", "zombie"})
 SLACK_S = 1.0  # between two looks
 WAKE_S = 0.01  # a timer comes so late at most
+SOONER = frozenset({"late", "doubled", "stale_incarnation", "stale_epoch", "stale_base"})  # looked at before counters
 
 
 def steps(truth: Truth, unit: Unit) -> None:
@@ -109,6 +110,36 @@ def fences(truth: Truth, server: Server, event: signals.Event, effects: list[sig
             named, ended = f"{event.learner} {event.incarnation}", f"{effect.fact.learner} {effect.fact.incarnation}"
             if named != ended:
                 truth.broken("conduct.fences", f"the fence of {named} ended {ended}")
+
+
+def refuses(
+    truth: Truth, server: Server, event: signals.Event, effects: list[signals.Effect], reasons: frozenset[str]
+) -> None:
+    """What cannot be right is refused, for one of these reasons; with none it is passed over."""
+    if not server.running or server.deposed:
+        return
+    facts = [effect.fact for effect in effects if isinstance(effect, Say)]
+    said = {fact.reason for fact in facts if isinstance(fact, Refused)}
+    if not said <= reasons or bool(said) != bool(reasons):
+        truth.broken("conduct.refuses", f"{event} was refused for {sorted(said)}, due is one of {sorted(reasons)}")
+
+
+def shows(truth: Truth, server: Server) -> None:
+    """What status pages show is within its range, and within an epoch no count of it falls."""
+    machine, name = server.machine, f"epoch {server.epoch}"
+    counts = {"progress": machine.progress, "tokens_processed": machine.tokens_processed}
+    counts["tokens_committed"] = machine.tokens_committed
+    for row in machine.view(server.clock()):
+        learner = f"{row['name']} {row['incarnation']}"
+        counts |= {f"{learner} {count}": row[count] for count in ("step", "tokens")}
+        if not 0 <= (row["version_lag"] or 0) <= len(machine.versions):
+            truth.broken("conduct.shows", f"{name} shows {learner} {row['version_lag']} versions behind")
+    fell = [
+        f"{count} {value} after {server.shown[count]}" for count, value in counts.items() if value < server.shown[count]
+    ]
+    if fell or not machine.progress <= 1.0 or (machine.grace_s or 0.0) < 0.0:
+        truth.broken("conduct.shows", f"{name} shows {', '.join(fell)}; progress {machine.progress}")
+    server.shown.update(counts)
 
 
 def waits(setting: Setting) -> None:

@@ -39,6 +39,7 @@ class Supervisor:
         self.controller = controller.Controller(options.learners, backoff_s=options.backoff_s, hang_s=options.hang_s)
         self.incarnations: dict[str, int] = {}
         self.misled: dict[str, bool] = {}  # whose next incarnation comes with another recipe
+        self._stopping = ""  # why, once the run is to end before its time
         self._setting, self._chance, self._hosts, self._begin_epoch = setting, chance, hosts, begin_epoch
         self._facts = setting.facts.setdefault(("orchestrator", 1), [])
         self._epoch = 0
@@ -232,6 +233,12 @@ class Supervisor:
         self._act(actions)
         return bool(actions)
 
+    def stop(self, reason: str) -> None:
+        """The run is to end, wherever it is: every syncer that there is, or comes, has to know."""
+        self._stopping = self._stopping or reason
+        if self.server is not None:
+            self._tell(self.server, self.server.tell, signals.StopRequested(reason))
+
     # -------------------------------------------------------------- the syncer
 
     def _look_at_syncer(self) -> None:
@@ -270,6 +277,8 @@ class Supervisor:
             server.tell(signals.Living(tuple(self._announced(*pair) for pair in living)))
             for pair in living:
                 self._heard(*pair)
+        if self._stopping:
+            server.tell(signals.StopRequested(self._stopping))
         for event in self.drains.values():
             if not self._is_gone(event.learner, event.incarnation):
                 self._drain(controller.Drain(event.learner, event.incarnation, event.reason), event.deadline_s)

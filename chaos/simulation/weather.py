@@ -10,6 +10,7 @@ from collections.abc import Callable, Mapping
 from random import Random
 
 from chaos.simulation.hosts import Host, Process
+from chaos.simulation.mishaps import Mishaps
 from chaos.simulation.network import Link
 from chaos.simulation.profile import EVERYBODY, Fault, between, pick
 from chaos.simulation.setting import Setting
@@ -20,6 +21,8 @@ from outer.messages import JOINING, STEPPING
 from outer.signals import Tick
 
 FLAPS = 4
+LATE_S = 9.5  # a word to the syncer that takes so long is still heard
+AMBUSHES = {"donor_dies": "giving", "donor_leaves": "giving", "state_late": "received", "starved": "welcomed"}
 
 
 class Weather:
@@ -33,6 +36,7 @@ class Weather:
         self._store, self._supervisor = store, supervisor
         self._learners = setting.options.learners
         self._frozen: list[Process] = []
+        self.mishaps = Mishaps(setting, chance, supervisor)
         self._traps: dict[tuple[str, str], str] = {}  # (learner, moment) -> the kind that waits for it
         setting.trapped = self._trapped
         for fault in setting.options.faults:
@@ -48,7 +52,7 @@ class Weather:
 
     def heal(self) -> None:
         """From here on nothing goes wrong, and what is wrong ends."""
-        self.calm = True
+        self.calm = self.mishaps.calm = True
         self._setting.traps.clear()
         self._setting.flips.clear()
         self._setting.network.heal()
@@ -59,8 +63,11 @@ class Weather:
             self._thaw(process)
         if self._supervisor.server is not None:
             self._supervisor.server.crash_at = float("inf")
-        for name in self._setting.options.learners:
-            self._supervisor.want(name)
+            self._supervisor.server.crash_writing = False
+            self._supervisor.server.dies_ending = 0
+        if self._supervisor.finished_at is None:
+            for name in self._setting.options.learners:
+                self._supervisor.want(name)
 
     def _fire(self, kind: str) -> None:
         self._setting.fired[kind] += 1
@@ -130,16 +137,18 @@ class Weather:
         short = fault.duration_s / FLAPS
         for number in range(FLAPS):
             once = Fault(0.0, fault.kind, fault.target, short * between(self._chance, 0.2, 0.8), fault.strength)
-            self._later(number * short, self._cut_two_way, once)
+            self._later(number * short, self._cut_again, once)
+
+    def _cut_again(self, fault: Fault) -> None:
+        if not self.calm:
+            self._cut_two_way(fault)
 
     # -------------------------------------------------------------- hosts
 
     def _crash(self, fault: Fault) -> None:
         for unit in self._targets(fault)[:1]:
-            phase = unit.machine.phase
             if self._supervisor.crash(unit.name):
                 self._fire("crash")
-                self._fire(f"crash_in_{phase}")
 
     def _trap(self, fault: Fault, moment: str, after_s: float) -> None:
         """It dies a little after the next time it comes to such a moment."""
@@ -150,11 +159,21 @@ class Weather:
 
     def _trapped(self, name: str, moment: str) -> None:
         after_s = self._setting.traps.pop((name, moment), None)
-        if after_s is not None:
+        if after_s:
             self._later(after_s, self._spring, name, self._traps[name, moment])
+        elif after_s is not None:
+            self._spring(name, self._traps[name, moment])
 
     def _spring(self, name: str, kind: str) -> None:
-        if not self.calm and self._supervisor.crash(name):
+        options, link = self._setting.options, self._setting.network.link
+        if self.calm:
+            return
+        if kind == "state_late":  # before it can say that it has one
+            late_s = min(LATE_S, options.sync.join_s + 1.0)
+            self._cut(Fault(0.0, kind, name, late_s, 0.0), [link(name, "syncer")])
+        elif kind == "starved":  # nothing comes for longer than it waits for a state
+            self._cut(Fault(0.0, kind, name, options.start_s + 2.0, 1.0), [link("syncer", name)])
+        elif self._supervisor.units[name].leave() if kind == "donor_leaves" else self._supervisor.crash(name):
             self._fire(kind)
 
     def _crash_joining(self, fault: Fault) -> None:
@@ -280,9 +299,10 @@ class Weather:
 
     def _leave(self, fault: Fault) -> None:
         for unit in self._targets(fault)[:1]:
-            self._fire(fault.kind)
-            if unit.running and not unit.leave():
-                self._supervisor.crash(unit.name)
+            if unit.running:
+                self._fire(fault.kind)
+                if not unit.leave():
+                    self._supervisor.crash(unit.name)
 
     def _flap(self, fault: Fault) -> None:
         """Dies again and again."""
@@ -305,22 +325,23 @@ class Weather:
             if self._supervisor.crash(name):
                 self._fire(fault.kind)
 
-    def _donor_dies(self, fault: Fault) -> None:
-        """Whoever is asked for its state next dies of it."""
-        for name in self._learners:
-            self._setting.traps[name, "giving"] = 0.1 * fault.strength
-            self._traps[name, "giving"] = fault.kind
-        self._someone_rejoins(1)
+    def _ambush(self, fault: Fault) -> None:
+        """It waits for whoever is asked for a state, has got one, or is let in; and one has to join again."""
+        moment = AMBUSHES[fault.kind]
+        joiners = self._someone_rejoins(1)
+        for name in joiners if moment == "welcomed" else self._learners:
+            self._setting.traps[name, moment] = 0.1 * fault.strength if fault.kind == "donor_dies" else 0.0
+            self._traps[name, moment] = fault.kind
 
     def _two_joiners(self, fault: Fault) -> None:
         """Two that join while only few can give."""
-        if self._someone_rejoins(2) == 2:
+        if len(self._someone_rejoins(2)) == 2:
             self._fire(fault.kind)
 
-    def _someone_rejoins(self, count: int) -> int:
+    def _someone_rejoins(self, count: int) -> list[str]:
         units = [self._supervisor.units[name] for name in sorted(self._supervisor.units)]
         stepping = [unit for unit in units if unit.running and unit.machine.phase in (STEPPING, JOINING)]
-        return sum(self._supervisor.crash(unit.name) for unit in stepping[-count:])
+        return [unit.name for unit in stepping[-count:] if self._supervisor.crash(unit.name)]
 
     # -------------------------------------------------------------- payloads
 
@@ -373,7 +394,7 @@ STRIKES: dict[str, Callable[[Weather, Fault], None]] = {
     "flap": Weather._flap,
     "rejoin_storm": Weather._rejoin_storm,
     "all_die": Weather._all_die,
-    "donor_dies": Weather._donor_dies,
+    "donor_dies": Weather._ambush,
     "two_joiners": Weather._two_joiners,
     "bit_flip": Weather._damage,
     "fetch_damage": Weather._damage,
@@ -381,4 +402,13 @@ STRIKES: dict[str, Callable[[Weather, Fault], None]] = {
     "non_finite": Weather._non_finite,
     "wrong_manifest": Weather._wrong_manifest,
     "overflow": Weather._damage,
+    "garbled": Weather._damage,
+    "echo": lambda weather, fault: weather.mishaps.echo(fault),
+    "linger": lambda weather, fault: weather.mishaps.linger(fault),
+    "donor_leaves": Weather._ambush,
+    "state_late": Weather._ambush,
+    "starved": Weather._ambush,
+    "stop": lambda weather, fault: weather.mishaps.stop(fault),
+    "stop_committing": lambda weather, fault: weather.mishaps.stop_committing(fault),
+    "crash_ending": lambda weather, fault: weather.mishaps.crash_ending(fault),
 }

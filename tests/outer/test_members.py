@@ -169,3 +169,15 @@ def test_rows_tell_what_is_known_and_none_of_what_is_not(members: Members) -> No
 def test_a_report_of_fewer_fragments_than_there_are_breaks_no_row(members: Members) -> None:
     stepping(members, counters=(FragmentCounters(0, 0, 1, 10),))
     assert members.rows(1.0, [2, 4])[0]["version_lag"] == 1
+
+
+def test_the_pace_stays_what_it_was_while_nobody_living_has_one(members: Members) -> None:
+    """Else a learner that comes back alone, and has not finished a step, would open steps without a pause."""
+    stepping(members, step_s=0.4)
+    assert members.step_s == 0.4
+    assert members.expect(1.0, Expect("a", 2, 60.0, 2))
+    assert members.step_s == 0.4 and members.live == []
+    stepping(members, incarnation=2, step=0, step_s=0.0)
+    assert len(members.live) == 1 and members.step_s == 0.4
+    stepping(members, incarnation=2, step_s=0.7)
+    assert members.step_s == 0.7
