@@ -10,7 +10,7 @@ import pytest
 
 from learners.facts import Donated
 from learners.signals import Decline, Donate, Resume, StateArrived, StateSent
-from outer.messages import STEPPING, Grant, State, StateRequest, Welcome
+from outer.messages import STEPPING, Grant, State, StateRequest, Stop, Welcome
 from tests.golden.loop import Loop, joined, notice, only
 
 
@@ -53,6 +53,12 @@ def test_after_a_loss_that_is_not_finite_nothing_is_given_before_a_finite_one() 
     loop.do(request())
     loop.step()
     assert len(only(Donate, loop.log)) == 1
+
+
+def test_one_that_stops_declines_to_those_that_still_wait() -> None:
+    loop = joined()
+    loop.do(request(syncer_step=4), Stop(1, "enough"))
+    assert only(Decline, loop.step()) == [Decline(request(syncer_step=4), "stopped")]
 
 
 @pytest.mark.parametrize("change", [{"epoch": 2}, {"donor_incarnation": 2}])
