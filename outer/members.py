@@ -70,6 +70,7 @@ class Members:
 
     def __init__(self, epoch: int, learners: Mapping[str, int], span_steps: int) -> None:
         """`learners` maps every configured learner to its batch size in samples."""
+        self.step_s = 0.0  # xi_step in seconds; while it is not known of anybody who lives, as it was last
         self._epoch = epoch
         self._members = {name: Member(name, batch_size) for name, batch_size in learners.items()}
         self._span_steps = span_steps
@@ -79,8 +80,6 @@ class Members:
         self._processed_before = 0  # tokens of incarnations that are gone
         self._facts: list[SyncerFact] = []
         self._live: list[Member] | None = None  # as last found; None: to be found anew
-        self._step_s: float | None = None
-        self._known_step_s = 0.0  # the last that was known
 
     def restore(self, recovered: Recovered) -> None:
         """Take over what an earlier epoch knew; `resume` says who of them lives."""
@@ -144,17 +143,10 @@ class Members:
             ]
         return self._live
 
-    @property
-    def step_s(self) -> float:
-        """xi_step in seconds; while it is not known of anybody who lives, as it was last."""
-        if self._step_s is None:
-            known = step_time(member.report.step_s for member in self.live if member.report)
-            self._step_s = self._known_step_s = known or self._known_step_s
-        return self._step_s
-
     def _changed(self) -> None:
-        """Who is live may be others now."""
-        self._live = self._step_s = None
+        """Who is live may be others now. Their pace is taken at once: the last one known is no matter of who asks."""
+        self._live = None
+        self.step_s = step_time(member.report.step_s for member in self.live if member.report) or self.step_s
 
     @property
     def next_expiry(self) -> float | None:
@@ -234,10 +226,10 @@ class Members:
         silent_s = self._leases.renew(report.learner, report.phase, now, report.lease_s)
         if silent_s is not None:
             self._facts.append(LeaseRenewed(report.learner, report.incarnation, silent_s))
-        self._changed()
         news = member.report is None or report.sequence > member.report.sequence
         if news:
             member.report = report
+        self._changed()
         return news
 
     def quarantine(self, member: Member) -> None:

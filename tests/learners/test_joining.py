@@ -6,7 +6,7 @@ import pytest
 
 from learners.facts import DonorFailed, StateReceived
 from learners.learner import HOLD_S
-from learners.signals import Exit, Fetch, Fetched, Inherit, Recover, Resume, StateArrived, StateMissed
+from learners.signals import Exit, Fetch, Fetched, FetchFailed, Inherit, Recover, Resume, StateArrived, StateMissed
 from outer.messages import State, Welcome
 from tests.golden.loop import Loop, notice, only
 
@@ -46,6 +46,21 @@ def test_a_state_that_took_more_than_a_round_and_join_s_is_thrown_away_for_the_s
 
 def test_a_notice_brings_even_the_first_version_to_one_that_holds_none() -> None:
     assert joining().do(notice(0, 0)) == [Fetch(0, 0, "digest")]
+
+
+def test_in_lock_step_no_peer_is_asked_for_its_state() -> None:
+    loop = Loop(recover="peer", overlap="strict")
+    loop.compile()
+    assert only(Fetch, loop.do(Welcome(1, 4, 0.0, (4, 2)))) == [Fetch(0, 4, ""), Fetch(1, 2, "")]
+    assert only(Recover, loop.log) == []
+
+
+def test_of_the_snapshot_only_what_is_neither_here_nor_on_its_way_is_fetched() -> None:
+    loop = joining()
+    loop.do(notice(6, 0), notice(8, 0), Fetched(0, 6, "v6"), FetchFailed(0, 8, "fetch_failed"))
+    assert only(Fetch, loop.do(StateMissed("", 0, "none"))) == [Fetch(1, 2, "")], "6 waits for the boundary"
+    loop.now = HOLD_S
+    assert only(Fetch, loop.do(Resume())) == [], "6 is adopted"
 
 
 @pytest.mark.parametrize(("seconds", "asked"), [(JOIN_S, [(), ("b",)]), (JOIN_S + 1.0, [()])])

@@ -160,6 +160,16 @@ def test_only_what_may_be_asked_for_before_the_next_boundary_is_copied() -> None
     assert only(Stage, loop.do(StepDone(2.0, TOKENS))) == [Stage((1,))], "0 is due at 4"
 
 
+def test_what_was_asked_for_in_vain_before_an_adoption_is_copied_when_it_is_due() -> None:
+    loop = joined()
+    loop.steps(2)
+    assert loop.read(4, 0, deadline_s=0.5) == []
+    loop.deliver(4, 0)
+    loop.step()
+    loop.now += 1.0
+    assert only(Stage, loop.do(StepDone(2.0, TOKENS))) == [Stage((1,))], "the step that asked for it is committed"
+
+
 @pytest.mark.parametrize("change", [{"epoch": 0}, {"epoch": 2}, {"incarnation": 2}, {"incarnation": 4}])
 def test_a_read_from_another_epoch_or_for_another_incarnation_is_ignored(change: dict[str, Any]) -> None:
     loop = joined()

@@ -181,3 +181,9 @@ def test_the_pace_stays_what_it_was_while_nobody_living_has_one(members: Members
     assert len(members.live) == 1 and members.step_s == 0.4
     stepping(members, incarnation=2, step_s=0.7)
     assert members.step_s == 0.7
+
+
+def test_the_pace_that_stays_is_the_last_there_was_whoever_asked_for_it(members: Members) -> None:
+    stepping(members, step_s=0.4)
+    members.fence("a", "killed")
+    assert members.step_s == 0.4
