@@ -383,7 +383,7 @@ class Learner:
             return "drain" if self.phase == DRAINING else "bootstrap"
         if self._config.overlap == "strict":
             read_at = self.step - self._config.overlap_steps
-            due = self._schedule.due(read_at) if read_at >= 1 else None
+            due = self._schedule.due(read_at)
             if due is not None and self._adoption.lacks(due, read_at):
                 return "adoption"
         return "span" if self._spans.empty else ""

@@ -204,8 +204,13 @@ class Recipe(Section):
 
     @property
     def config_hash(self) -> str:
-        text = json.dumps(self.canonical(), sort_keys=True, separators=(",", ":"))
-        return hashlib.sha256(text.encode()).hexdigest()[:16]
+        return hashed(self.canonical())
+
+
+def hashed(canonical: dict[str, Any]) -> str:
+    """The config hash of a recipe's plain values."""
+    text = json.dumps(canonical, sort_keys=True, separators=(",", ":"), default=str)
+    return hashlib.sha256(text.encode()).hexdigest()[:16]
 
 
 def is_name(text: str) -> bool:

@@ -7,11 +7,11 @@ From this log alone come the summary, the books, the checkers, the report and th
 from __future__ import annotations
 
 import json
+import math
 import os
-import types
 import typing
-from collections.abc import Iterable, Iterator, Mapping, Sequence
-from dataclasses import asdict, dataclass, field, fields, is_dataclass
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
+from dataclasses import asdict, dataclass, field
 from itertools import accumulate
 from operator import itemgetter
 from pathlib import Path
@@ -19,6 +19,7 @@ from typing import Any
 
 from learners.facts import LearnerFact
 from orchestrator.seal import chained, link
+from orchestrator.typed import build, reader
 from outer.facts import SyncerFact
 
 # ------------------------------------------------------------------ facts of the cluster and of faults
@@ -152,7 +153,7 @@ REGISTRY: dict[str, type[Any]] = {kind.__name__: kind for kind in typing.get_arg
 # ------------------------------------------------------------------ envelope
 
 
-_ENVELOPE = {"writer": str, "incarnation": int, "sequence": int, "at": float}
+_ENVELOPE = {"writer": reader(str), "incarnation": reader(int), "sequence": reader(int), "at": reader(float)}
 
 
 @dataclass(frozen=True)
@@ -195,10 +196,12 @@ class Event:
         """The event of one line. Raises ValueError with the reason for anything else."""
         try:
             record = json.loads(line)
-            envelope = {name: _convert(hint, record[name]) for name, hint in _ENVELOPE.items()}
-            chain = _convert(str, record.get("chain", ""))
-            return Event(**envelope, fact=_build(REGISTRY[record["kind"]], record["fact"]), chain=chain)
-        except (KeyError, TypeError, AttributeError) as error:
+            envelope = {name: read(record[name]) for name, read in _ENVELOPE.items()}
+            chain = _ENVELOPE["writer"](record.get("chain", ""))
+            if not math.isfinite(envelope["at"]):
+                raise TypeError(f"at {envelope['at']} is no time")
+            return Event(**envelope, fact=build(REGISTRY[record["kind"]], record["fact"]), chain=chain)
+        except (KeyError, TypeError, AttributeError, OverflowError, RecursionError) as error:
             raise ValueError(f"not an event: {error!r} in {line[:120]!r}") from error
 
 
@@ -210,39 +213,6 @@ def finite(value: Any) -> Any:
         return {key: finite(item) for key, item in value.items()}
     if isinstance(value, (list, tuple)):
         return [finite(item) for item in value]
-    return value
-
-
-_SHAPES: dict[type[Any], dict[str, Any]] = {}
-
-
-def _shape(kind: type[Any]) -> dict[str, Any]:
-    if kind not in _SHAPES:
-        hints = typing.get_type_hints(kind)
-        _SHAPES[kind] = {each.name: hints[each.name] for each in fields(kind)}
-    return _SHAPES[kind]
-
-
-def _build(kind: type[Any], record: dict[str, Any]) -> Any:
-    shape = _shape(kind)
-    if unknown := record.keys() - shape.keys():
-        raise KeyError(f"{kind.__name__} has no field {sorted(unknown)[0]!r}")
-    return kind(**{name: _convert(shape[name], value) for name, value in record.items()})
-
-
-def _convert(hint: Any, value: Any) -> Any:
-    origin = typing.get_origin(hint)
-    if origin is tuple:
-        inner = typing.get_args(hint)[0]
-        return tuple(_convert(inner, item) for item in value)
-    if origin in (types.UnionType, typing.Union):
-        return value
-    if is_dataclass(hint) and isinstance(hint, type):
-        return _build(hint, value)
-    if hint is float:
-        return float(value)
-    if hint in (int, str) and type(value) is not hint:
-        raise TypeError(f"{value!r} is no {hint.__name__}")
     return value
 
 
@@ -262,6 +232,7 @@ class SegmentWriter:
         if path.exists():
             self._resume(path)
         self._file = open(path, "ab", buffering=0)  # noqa: SIM115 (closed by close)
+        self._damage = ""  # why nothing more can be written
 
     def _resume(self, path: Path) -> None:
         data = path.read_bytes()
@@ -282,10 +253,33 @@ class SegmentWriter:
             chain = link(before[1], content)
             last[key] = (event.sequence, chain)
             lines.append(chained(content, chain) + "\n")
-        rest = memoryview("".join(lines).encode())
-        while rest:
-            rest = rest[self._file.write(rest) :]  # a disk that fills up takes a part, then raises
+        self._append("".join(lines).encode())
         self.last.update(last)
+
+    def _append(self, data: bytes) -> None:
+        """All of it or nothing: behind a part of a line, every later one would be lost."""
+        if self._damage:
+            raise OSError(f"nothing more is written to {self._file.name}: {self._damage}")
+        begin, done, rest = os.fstat(self._file.fileno()).st_size, 0, memoryview(data)
+        try:
+            while rest:
+                done += (count := self._file.write(rest))  # a disk that fills up takes a part, then raises
+                rest = rest[count:]
+        except BaseException as error:
+            self._take_back(begin, done, error)
+            raise
+
+    def _take_back(self, begin: int, done: int, error: BaseException) -> None:
+        file = self._file.fileno()
+        try:
+            # Another epoch's recorder may have written behind it: that is not ours to cut off.
+            if done and os.fstat(file).st_size == begin + done:
+                os.ftruncate(file, begin)
+                done = 0
+        except OSError as refused:
+            error.add_note(f"and what was written of it cannot be taken back: {refused}")
+        if done:
+            self._damage = f"a line of it was cut short ({error})"
 
     def close(self) -> None:
         self._file.close()
@@ -294,7 +288,7 @@ class SegmentWriter:
 class Journalist:
     """Numbers and dates one writer's facts, in the order in which it says them."""
 
-    def __init__(self, writer: str, incarnation: int, clock: typing.Callable[[], float]) -> None:
+    def __init__(self, writer: str, incarnation: int, clock: Callable[[], float]) -> None:
         self.writer, self.incarnation, self._clock = writer, incarnation, clock
         self._sequence = 0
 
@@ -383,10 +377,14 @@ def _once(said: Sequence[Event]) -> Sequence[Event]:
 
 def read_run(run_dir: Path) -> list[Event]:
     """Everything a run has said: `events.jsonl` where it is written, else the live segments."""
+    return merge([read_lines(run_dir)])
+
+
+def read_lines(run_dir: Path) -> Iterator[Event]:
+    """The same as it stands in the files, doubles included: who is to find two facts under one number needs them."""
     whole = run_dir / "events.jsonl"
-    if whole.exists():
-        return merge([read_segment(whole)])
-    return merge(read_segment(path) for path in sorted((run_dir / "events").glob("*.jsonl")))
+    for path in [whole] if whole.exists() else sorted((run_dir / "events").glob("*.jsonl")):
+        yield from read_segment(path)
 
 
 def ends(events: Iterable[Event]) -> list[tuple[str, int, int, str]]:

@@ -15,12 +15,12 @@ from typing import Any
 import tomli_w
 from pydantic import TypeAdapter, ValidationError
 
-from orchestrator.config import Recipe
+from orchestrator.config import Recipe, hashed
 from orchestrator.problems import InputError, Problem, explain
 from orchestrator.validation import problems as semantic_problems
 from orchestrator.validation import touches, validate
 
-__all__ = ["InputError", "Problem", "dump", "load", "stored", "stored_hash", "template", "validate"]
+__all__ = ["InputError", "Problem", "dump", "hash_in", "load", "stored", "stored_hash", "template", "validate"]
 
 
 def load(path: str | Path, overrides: Sequence[str] = ()) -> Recipe:
@@ -60,6 +60,11 @@ def stored(path: Path) -> Recipe:
         raise InputError(list(explain(error, Recipe))) from None
 
 
+def hash_in(path: Path) -> str:
+    """The config hash of a run's own recipe as it stands, whatever this version's defaults are. Raises InputError."""
+    return hashed(_read(path))
+
+
 def dump(recipe: Recipe) -> str:
     """TOML of the resolved recipe, every default written out; loading it gives the same `config_hash`."""
     return f"# config hash {recipe.config_hash}\n" + tomli_w.dumps(recipe.canonical(), multiline_strings=False)
@@ -86,7 +91,7 @@ def _read(path: Path) -> dict[str, Any]:
         )
     except (OSError, UnicodeDecodeError) as error:
         problem = Problem("recipe", str(path), f"cannot be read: {error}", "give a TOML file in UTF-8")
-    except tomllib.TOMLDecodeError as error:
+    except (tomllib.TOMLDecodeError, RecursionError) as error:
         problem = Problem("recipe", str(path), f"is not TOML: {error}", "correct that line; see https://toml.io")
     raise InputError([problem])
 

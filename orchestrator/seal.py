@@ -54,7 +54,9 @@ class Chains:
             record = json.loads(text)
             key, sequence, chain = (record["writer"], record["incarnation"]), record["sequence"], record.get("chain")
             seen = self.of.setdefault(key, [])
-        except (ValueError, KeyError, TypeError, AttributeError):
+        except (ValueError, KeyError, TypeError, AttributeError, RecursionError):
+            return "no event"
+        if type(sequence) is not int:
             return "no event"
         name = f"fact {sequence} of {key[0]} {key[1]}"
         if chain is None:
@@ -86,24 +88,34 @@ def sealed(run_dir: Path) -> dict[Key, tuple[int, str]] | None:
     """(events, last chain) by writer; None where the run has no seal. Raises ValueError for one that is damaged."""
     try:
         record = json.loads((run_dir / SEAL_FILE).read_text(encoding="utf-8"))
-        return {(each["writer"], each["incarnation"]): (each["events"], each["chain"]) for each in record["writers"]}
+        ends = [_end(each) for each in record["writers"]]
     except FileNotFoundError:
         return None
-    except (KeyError, TypeError, ValueError) as error:
+    except (KeyError, TypeError, ValueError, RecursionError) as error:
         raise ValueError(f"{SEAL_FILE} is damaged: {error!r}") from error
+    if len(dict(ends)) < len(ends):
+        raise ValueError(f"{SEAL_FILE} is damaged: a writer is in it twice")
+    return dict(ends)
 
 
-def differs(chains: Mapping[Key, list[str]], ends: Mapping[Key, tuple[int, str]], whole: bool) -> str:
-    """How a log's chains end otherwise than was sealed; empty if they do not. `whole`: nothing may come after."""
+def _end(each: dict[str, Any]) -> tuple[Key, tuple[int, str]]:
+    writer, incarnation, events, chain = (each[name] for name in ("writer", "incarnation", "events", "chain"))
+    if not (type(incarnation) is type(events) is int and events >= 0 and type(writer) is type(chain) is str):
+        raise TypeError(f"{str(each)[:120]} is no writer's end")
+    return (writer, incarnation), (events, chain)
+
+
+def differs(chains: Mapping[Key, list[str]], ends: Mapping[Key, tuple[int, str]]) -> str:
+    """How a log's chains end otherwise than was sealed; empty if they do not."""
     for key, (events, chain) in ends.items():
         seen, name = chains.get(key, []), f"{key[0]} {key[1]}"
         if len(seen) < events:
             return f"{name} has {len(seen)} facts, {events} were sealed"
         if events and seen[events - 1] != chain:
             return f"fact {events - 1} of {name}, its last, is not the one that was sealed"
-        if whole and len(seen) > events:
+        if len(seen) > events:
             return f"{name} has {len(seen)} facts, {events} were sealed"
-    if whole and (strangers := chains.keys() - ends.keys()):
+    if strangers := chains.keys() - ends.keys():
         writer, incarnation = min(strangers)
         return f"{writer} {incarnation} was not there when the log was sealed"
     return ""

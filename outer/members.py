@@ -287,8 +287,8 @@ class Members:
     def note_missed(self, name: str) -> None:
         """A read of this learner timed out: it is asked for nothing more before it reports again."""
         member = self._members[name]
-        if member.report is not None:
-            member.missed = member.report.sequence
+        assert member.report is not None, "only who has reported is read"
+        member.missed = member.report.sequence
 
     def note_merged(self, commit: Committed) -> None:
         """Remember for each participant that its read of this fragment is in the new version."""

@@ -34,7 +34,7 @@ def _gaps(name: str, events: Sequence[Event]) -> Iterator[str]:
     said: dict[int, Event] = {}
     for event in events:
         first = said.setdefault(event.sequence, event)
-        if first is not event and first.content != event.content:
+        if first is not event and first != event and first.content != event.content:  # NaN is like NaN
             yield f"{name} says two things as its fact {event.sequence}"
     for before, number in pairwise([-1, *sorted(said)]):
         if number != before + 1:

@@ -31,14 +31,16 @@ def _contributors(history: History) -> dict[Key, int]:
 
 
 def _steps(history: History) -> Verdict:
-    """In strict overlap an incarnation's first step is the syncer's clock's next, else 1."""
+    """The first step of an incarnation comes right after its first adoption: after 0, in strict overlap the clock."""
     upto = _contributors(history)
     broken: list[str] = []
     for key, last in upto.items():
         life = history.lives.get(key, Life(*key))
         here = life.numbers[: life.inside(0, last)[1]]
-        if not here or here[-1] != last or here != list(range(here[0], last + 1)):
-            missing = next((step for step in range(here[0] if here else 1, last + 1) if step not in here), last)
+        first = 1 + (life.adoptions[0].fact.after_step if life.adoptions else 0)
+        if here != list(range(first, last + 1)):
+            held = {*here}
+            missing = next((step for step in range(first, last + 1) if step not in held), last)
             broken.append(f"step {missing} of {key[0]} {key[1]} is in a commit, and not in the log")
     promise = "every step that a commit holds, and every step of its incarnation before that, is in the log"
     return judge("replayable.steps", promise, len(upto), "contributing incarnations", broken)
@@ -83,6 +85,7 @@ def _differs(key: Key, said: Said[StateReceived], gift: Said[Donated]) -> Iterat
         ("step", said.fact.donor_step, gift.fact.step),
         ("digest", said.fact.digest, gift.fact.digest),
         ("bytes", said.fact.bytes, gift.fact.bytes),
+        ("versions", said.fact.versions, gift.fact.versions),
     ):
         if got != gave:
             yield f"{key[0]} {key[1]} started from {what} {got} of {gift.writer} {gift.incarnation}, which gave {gave}"

@@ -17,6 +17,7 @@ from orchestrator.checkers import (
     live,
     log,
     merges,
+    recipe,
     replayable,
     sealed,
     versions,
@@ -60,10 +61,14 @@ def check_run(run_dir: Path) -> list[Verdict]:
         said = [*merged, *_in_segments(run_dir)]
         intact = sealed.check(run_dir)
     except (ValueError, OSError) as error:
-        return [Verdict("log.readable", READABLE, "violated", str(error)), *sealed.UNKNOWN, *check([])]
-    if not said:
-        return [Verdict("log.readable", READABLE, "unknown", f"no events in {run_dir}"), *sealed.UNKNOWN, *check([])]
-    return [Verdict("log.readable", READABLE, "pass", f"{len(merged)} events read"), *intact, *check(said)]
+        unread = Verdict("log.readable", READABLE, "violated", str(error))
+        return [unread, *sealed.UNKNOWN, recipe.check(run_dir, []), *check([])]
+    found = (
+        Verdict("log.readable", READABLE, "pass", f"{len(merged)} events read")
+        if said
+        else Verdict("log.readable", READABLE, "unknown", f"no events in {run_dir}")
+    )
+    return [found, *intact, recipe.check(run_dir, said), *check(said)]
 
 
 def _in_segments(run_dir: Path) -> Iterator[Event]:

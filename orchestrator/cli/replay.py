@@ -3,9 +3,11 @@
 from __future__ import annotations
 
 import json
+import os
 import sys
 import time
-from dataclasses import asdict
+from collections.abc import Mapping
+from dataclasses import asdict, dataclass
 from pathlib import Path
 from typing import Annotated, Any
 
@@ -13,10 +15,12 @@ import typer
 
 from orchestrator.cli.errors import BROKEN_PROMISE, reported
 from orchestrator.cli.permission import permit
-from orchestrator.events import Event, finite, read_run
+from orchestrator.events import Event, RunStarted, finite, read_lines
 from orchestrator.problems import InputError, Problem
+from orchestrator.recipes import hash_in
 from orchestrator.store import RunStore
-from orchestrator.stored import recipe_of
+from orchestrator.stored import RECIPE_FILE, recipe_of
+from outer.facts import Committed, StepPassed
 
 PLAIN_EVERY_S = 5.0  # between two lines on what is no terminal
 KINDS = ("loss", "state", "contribution", "commit", "final")  # what is compared, in the order of the report
@@ -38,38 +42,55 @@ def replay(
     ] = None,
     as_json: Annotated[bool, typer.Option("--json", help="Print JSON on stdout.")] = False,
 ) -> None:
-    """Compute a recorded run again and compare it to the bit; exit code 5 where it differs."""
+    """Compute a recorded run again and compare it to the bit; exit code 5 where it differs, or is not all recorded."""
     with reported(as_json):
-        store, events = _log("RUN_DIR", run_dir)
+        log = _log("RUN_DIR", run_dir)
         if diff is not None:
-            if until is not None or out is not None or every:
-                fix = "leave out --until, --out and --evaluate-every"
+            if until is not None or out is not None or every or task is not None:
+                fix = "leave out --until, --out, --evaluate-every and --task"
                 raise InputError([Problem("--diff", diff, "compares two logs, and computes nothing", fix)])
-            _compare(store, events, diff, as_json)
+            _compare(log, diff, as_json)
         else:
-            _replay(store, events, until, out, every, task, as_json)
+            _replay(log, until, out, every, task, as_json)
 
 
-def _log(field: str, run_dir: str) -> tuple[RunStore, list[Event]]:
+@dataclass(frozen=True)
+class _Log:
+    store: RunStore
+    events: list[Event]  # as they stand in the files, doubles included
+    sealed: bool
+
+
+def _log(field: str, run_dir: str) -> _Log:
+    """A run's log that nobody has changed, as far as its chains and its seal tell."""
+    from orchestrator.checkers import sealed
+
     store = RunStore(run_dir)
     if not store.exists:
         raise InputError([Problem(field, run_dir, "no such folder", "give a run's folder, for example runs/demo")])
     try:
-        events = read_run(store.root)
+        events = list(read_lines(store.root))
+        intact = sealed.check(store.root)
     except (OSError, ValueError) as error:
         fix = "restore the log; one of a later version needs that version"
         raise InputError([Problem(field, run_dir, f"its log cannot be read: {error}", fix)]) from error
+    for verdict in intact:
+        if verdict.status == "violated":
+            fix = "restore the log as it was written; what else is wrong with it: diloco check " + run_dir
+            raise InputError([Problem(field, run_dir, f"its log was changed: {verdict.name}: {verdict.reason}", fix)])
     if not events:
         raise InputError([Problem(field, run_dir, "holds no log", "give the folder of a run that has begun")])
-    return store, events
+    whole = any(verdict.name == "log.seal" and verdict.status == "pass" for verdict in intact)
+    if not whole:
+        typer.echo(f"{run_dir}: not sealed: it may have been cut", err=True)
+    return _Log(store, events, whole)
 
 
 # ------------------------------------------------------------------ the numbers again
 
 
 def _replay(
-    store: RunStore,
-    events: list[Event],
+    log: _Log,
     until: int | None,
     out: Path | None,
     every: int,
@@ -81,16 +102,18 @@ def _replay(
     from orchestrator.replay.surroundings import needed
     from orchestrator.replay.tape import record
 
+    store, events = log.store, log.events
     recipe = recipe_of(store)
     permit(recipe.task, allowed, "the run names", "this run")
-    if out is not None and (out / FILE).exists():
-        raise InputError([Problem("--out", str(out), f"holds a {FILE} already", "give another folder")])
+    _check_recipe(log)
+    if out is not None:
+        _check_out(out, FILE)
     folder = str(Path.cwd())
     if folder not in sys.path:
         sys.path.append(folder)  # as for a run
     try:
         tape = record(events, until)
-        _check_until(until, [commit.syncer_step for commit in tape.commits], tape.whole)
+        _check_until(until, events, bool(tape.commits))
         view = _View()
         try:
             outcome = play_apart(Job(tape, recipe, needed(tape), every, out), view)
@@ -99,23 +122,49 @@ def _replay(
     except TapeError as error:
         fix = f"what else the log tells of this: diloco check {store.root}"
         raise InputError([Problem("RUN_DIR", str(store.root), f"cannot be replayed: {error}", fix)]) from error
-    equal = None if not outcome["compared"] else outcome["difference"] is None
+    outcome |= {"name": recipe.name, "sealed": log.sealed, "synthetic": tape.synthetic}
     if as_json:
-        typer.echo(json.dumps(finite({"name": recipe.name, "bit_equal": equal} | outcome), allow_nan=False))
+        typer.echo(json.dumps(finite(outcome), allow_nan=False))
     else:
-        typer.echo("\n".join(_told(recipe.name, equal, outcome)))
-    if equal is False:
+        typer.echo("\n".join(_told(outcome)))
+    if not _as_recorded(outcome):
         raise typer.Exit(BROKEN_PROMISE)
 
 
-def _check_until(until: int | None, steps: list[int], whole: bool) -> None:
-    if until is None or (steps and (not whole or steps[-1] == until)):
+def _check_recipe(log: _Log) -> None:
+    here = hash_in(log.store.path(RECIPE_FILE))
+    begun = next((event.fact.config_hash for event in log.events if isinstance(event.fact, RunStarted)), here)
+    if begun != here:
+        message = f"its {RECIPE_FILE} has the config hash {here}, and by its log the run was begun with {begun}"
+        raise InputError([Problem("RUN_DIR", str(log.store.root), message, f"restore {RECIPE_FILE}")])
+
+
+def _check_out(out: Path, name: str) -> None:
+    """Before anything is computed: afterwards is late."""
+    if (out / name).exists():
+        raise InputError([Problem("--out", str(out), f"holds a {name} already", "give another folder")])
+    there = next(path for path in (out, *out.absolute().parents) if path.exists())
+    if not there.is_dir() or not os.access(there, os.W_OK | os.X_OK):
+        message = f"cannot be written: {there} is {'not writable' if there.is_dir() else 'a file'}"
+        raise InputError([Problem("--out", str(out), message, "give another folder")])
+
+
+def _check_until(until: int | None, events: list[Event], commits: bool) -> None:
+    last = max((e.fact.syncer_step for e in events if isinstance(e.fact, (Committed, StepPassed))), default=0)
+    if until is None or (commits and until <= last):
         return
-    bounds = f"the run's last commit is at {steps[-1]}" if steps else "nothing was committed until then"
+    bounds = f"the run's last syncer step is {last}" if commits else "nothing was committed until then"
     raise InputError([Problem("--until", until, bounds, "give a syncer step between the first commit and the last")])
 
 
-def _told(name: str, equal: bool | None, outcome: dict[str, Any]) -> list[str]:
+def _as_recorded(outcome: Mapping[str, Any]) -> bool:
+    """Bit-equal, or of a log that says of itself that there was nothing to record, and indeed has nothing."""
+    nothing = outcome["bit_equal"] is None and not outcome["compared"]
+    return outcome["bit_equal"] is True or (outcome["synthetic"] and nothing)
+
+
+def _told(outcome: Mapping[str, Any]) -> list[str]:
+    name, equal = outcome["name"], outcome["bit_equal"]
     lines = [
         f"{name}: {outcome['commits']:,} commits up to syncer step {outcome['syncer_step']:,} replayed, "
         f"{outcome['steps']:,} steps in {outcome['seconds']:.1f} s"
@@ -128,7 +177,8 @@ def _told(name: str, equal: bool | None, outcome: dict[str, Any]) -> list[str]:
     lines += [f"  {'held-out loss':15} {loss:.4f} at syncer step {step:,}" for step, loss in outcome["evaluations"]]
     if outcome["out"]:
         lines.append(f"  {'written':15} {outcome['out']}")
-    lines.append(f"  {'bit-equal':15} {'nothing to compare with' if equal is None else 'yes' if equal else 'no'}")
+    unknown = "unknown: " + ("nothing was computed in the run" if _as_recorded(outcome) else "not all was recorded")
+    lines.append(f"  {'bit-equal':15} {unknown if equal is None else 'yes' if equal else 'no'}")
     if equal is False:
         lines.append(f"  first difference: {differs(outcome['difference'])}")
         lines += [f"    perhaps because of {hint}" for hint in outcome["hints"]]
@@ -191,19 +241,25 @@ class _View:
 # ------------------------------------------------------------------ two logs
 
 
-def _compare(store: RunStore, events: list[Event], other_dir: str, as_json: bool) -> None:
+def _compare(log: _Log, other_dir: str, as_json: bool) -> None:
     from orchestrator.replay.diff import compare
+    from orchestrator.replay.life import TapeError
 
-    other, others = _log("--diff", other_dir)
-    found = compare(events, others)
+    other = _log("--diff", other_dir)
+    try:
+        found = compare(log.events, other.events)
+    except TapeError as error:
+        fix = f"what else the logs tell of this: diloco check {log.store.root}; diloco check {other.store.root}"
+        raise InputError([Problem("--diff", other_dir, f"one of the logs contradicts itself: {error}", fix)]) from error
     if as_json:
-        typer.echo(json.dumps(finite({"same": found.first is None} | asdict(found)), allow_nan=False))
+        about = {"same": found.first is None, "sealed": log.sealed and other.sealed}
+        typer.echo(json.dumps(finite(about | asdict(found)), allow_nan=False))
     elif found.first is None:
         typer.echo(f"the same: {found.events:,} events, but for what clocks measured")
     else:
         first = found.first
         typer.echo(f"they part at {first.writer} {first.incarnation}, fact {first.sequence}:")
-        for folder, kind, place in ((store.root, first.kinds[0], 0), (other.root, first.kinds[1], 1)):
+        for folder, kind, place in ((log.store.root, first.kinds[0], 0), (other.store.root, first.kinds[1], 1)):
             typer.echo(f"  {folder}: {kind}")
             for name, values in first.fields.items():
                 typer.echo(f"    {name} = {json.dumps(finite(values[place]))}")

@@ -6,13 +6,13 @@ part, the first is one whose event no other parting can have caused. Knows nothi
 
 from __future__ import annotations
 
-from collections import defaultdict
 from collections.abc import Iterable, Iterator, Mapping, Sequence
 from dataclasses import asdict, dataclass
 from typing import Any
 
 from learners.facts import Adopted, StateReceived, StepFinished
 from orchestrator.events import Event, RunStarted, finite
+from orchestrator.replay.tape import numbered
 from outer.facts import Committed, LearnerAttached, SpanGranted
 
 Key = tuple[str, int]  # writer, incarnation
@@ -48,7 +48,7 @@ class Comparison:
 
 
 def compare(one: Iterable[Event], other: Iterable[Event]) -> Comparison:
-    """Where two logs part first."""
+    """Where two logs part first. Raises TapeError where one of them tells a fact in two ways."""
     left, right = _by_writer(one), _by_writer(other)
     partings = {}
     for key in sorted(left.keys() | right.keys()):
@@ -68,10 +68,7 @@ def compare(one: Iterable[Event], other: Iterable[Event]) -> Comparison:
 
 def _by_writer(events: Iterable[Event]) -> dict[Key, list[Event]]:
     """Every writer's events, each number once."""
-    numbered: dict[Key, dict[int, Event]] = defaultdict(dict)
-    for event in events:
-        numbered[event.writer, event.incarnation].setdefault(event.sequence, event)
-    return {key: [said[number] for number in sorted(said)] for key, said in numbered.items()}
+    return {key: [said[number] for number in sorted(said)] for key, said in numbered(events).items()}
 
 
 def _parting(key: Key, left: Sequence[Event], right: Sequence[Event]) -> Parting | None:
@@ -81,7 +78,9 @@ def _parting(key: Key, left: Sequence[Event], right: Sequence[Event]) -> Parting
         kinds = (_kind(here), _kind(there))
         fields = _fields(here, there) if here is not None and there is not None and kinds[0] == kinds[1] else {}
         if fields or kinds[0] != kinds[1]:
-            return Parting(*key, index, kinds, fields)
+            event = there if here is None else here
+            assert event is not None
+            return Parting(*key, event.sequence, kinds, fields)
     return None
 
 

@@ -6,6 +6,7 @@ of it. Does not know how anything is computed.
 
 from __future__ import annotations
 
+import math
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
 
@@ -13,6 +14,7 @@ from learners.facts import Adopted, DeviceTaken, Spoiled, StateReceived, StepFin
 from outer.facts import Participant
 
 Key = tuple[str, int]  # learner, incarnation
+POSITION_MAX = 2**53  # of samples, excluded: no run gets there
 OLDER = "the log is of a version that did not record it, and cannot be replayed"
 
 
@@ -100,6 +102,7 @@ class Walk:
         self._key, self._facts, self._need, self._versions = key, facts, need, versions
         self._moments: list[Moment] = []
         self._places: dict[Read | Give, int] = {}
+        self._received = False  # the state that it starts from
         self._step: int | None = None  # the last completed; None before anything tells
         self._held: list[int | None] = [None] * len(versions)
         self._since = [0] * len(versions)  # the step after which each fragment's counting began
@@ -131,10 +134,10 @@ class Walk:
 
     def _take(self, fact: object) -> None:
         match fact:
-            case StateReceived(source="peer"):
-                self._moments.append(Inherit((fact.donor, fact.donor_incarnation), fact.digest))
+            case StateReceived():
+                self._take_state(fact)
             case Spoiled():
-                self._moments.append(Spoil(fact.fragment))
+                self._take_fault(fact)
             case StepFinished():
                 self._take_step(fact)
                 for fragment, version in enumerate(self._held):
@@ -152,8 +155,24 @@ class Walk:
             raise self._error(f"after step {due - 1} comes step {fact.step}: step {due} is missing")
         if fact.progress is None:
             raise self._error(f"the StepFinished of its step {fact.step} has no progress; {OLDER}")
+        if not math.isfinite(fact.progress) or not 0 <= fact.position < POSITION_MAX:
+            raise self._error(f"its step {fact.step} was at sample {fact.position}, progress {fact.progress}")
         self._step, self._tokens[fact.step] = fact.step, fact.tokens
         self._moments.append(Step(fact.step, fact.position, fact.tokens, fact.progress, fact.loss))
+
+    def _take_state(self, fact: StateReceived) -> None:
+        """A peer's is there before anything else; the syncer's snapshot once all of it is adopted."""
+        peer = fact.source == "peer"
+        if self._received or (peer and self._step is not None):
+            raise self._error("it starts from a state for a second time, or after it had begun")
+        self._received = True
+        if peer:
+            self._moments.append(Inherit((fact.donor, fact.donor_incarnation), fact.digest))
+
+    def _take_fault(self, fact: Spoiled) -> None:
+        if not 0 <= fact.fragment < len(self._held):
+            raise self._error(f"a fault spoiled its fragment {fact.fragment}, which there is not")
+        self._moments.append(Spoil(fact.fragment))
 
     def _take_adoption(self, fact: Adopted) -> None:
         fragment, version = fact.fragment, fact.version

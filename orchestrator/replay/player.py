@@ -21,13 +21,15 @@ from learners.exchange import Exchange
 from learners.signals import Apply
 from learners.task import Task
 from learners.trainer import Trainer, deal, initial_parameters, make_step
-from orchestrator.config import Recipe
-from orchestrator.replay.life import Adopt, Give, Inherit, Key, Moment, Read, Spoil, Step, TapeError
+from orchestrator.config import PoolConfig, Recipe
+from orchestrator.replay.life import Adopt, Give, Inherit, Key, Moment, Read, Spoil, Step, TapeError, named
 from orchestrator.replay.tape import Tape, merged_read
 from outer.facts import Committed
 from outer.merge import rules
 from outer.messages import Contribution, FragmentCounters
 from outer.parameters import GlobalParameters
+
+DECISIVE = ("commit", "contribution", "state", "final")  # equal, they leave nothing that could be otherwise
 
 
 @dataclass(frozen=True)
@@ -78,6 +80,10 @@ class Player:
         self.equal: Counter[str] = Counter()
         self.steps = 0
         self._tape, self._recipe, self._task, self._heard = tape, recipe, task, heard
+        self._pools = {key: _pool_of(recipe, key) for key in tape.lives}
+        self._bare = not any(
+            commit.digest or any(one.digest for one in commit.participants) for commit in tape.commits
+        )  # nothing was computed when it was recorded
         self._train_step = make_step(task, recipe.inner)
         self._units: dict[Key, _Unit] = {}
         self._positions: Counter[Key] = Counter()  # in each incarnation's moments
@@ -133,18 +139,21 @@ class Player:
             del self._units[key]
 
     def _begin(self, key: Key) -> _Unit:
-        life, pool = self._tape.lives[key], self._recipe.pool_of(key[0])
+        life, pool = self._tape.lives[key], self._pools[key]
         devices = life.device.devices if life.device else pool.devices or 1
         alone = devices == 1
-        trainer = Trainer(
-            self._task,
-            self.fragments,
-            self._recipe.inner,
-            self._recipe.seed,
-            self._train_step if alone else None,
-            devices=devices,
-            model_parallel=pool.model_parallel,
-        )
+        try:
+            trainer = Trainer(
+                self._task,
+                self.fragments,
+                self._recipe.inner,
+                self._recipe.seed,
+                self._train_step if alone else None,
+                devices=devices,
+                model_parallel=pool.model_parallel,
+            )
+        except ValueError as error:  # devices that are not here
+            raise TapeError(f"{named(key)} computed on {devices} devices: {error}") from error
         exchange = Exchange(trainer, self._recipe.sync, len(self.fragments))
         unit = self._units[key] = _Unit(pool.batch_size, trainer, exchange)
         return unit
@@ -171,7 +180,8 @@ class Player:
             )
         loss = unit.trainer.step(step.start, unit.batch_size, step.progress)
         self.steps += 1
-        self._compare("loss", repr(step.loss) if math.isfinite(step.loss) else "", repr(loss), key, step.step)
+        recorded = "" if self._bare and not math.isfinite(step.loss) else repr(step.loss)
+        self._compare("loss", recorded, repr(loss), key, step.step)
         self._heard()
 
     def _value(self, key: Key, fragment: int, version: int) -> NDArray[np.float32]:
@@ -221,6 +231,22 @@ class Player:
     def finish(self) -> str:
         """The digest of all parameters, compared with the run's where the tape is whole."""
         digest = self.parameters.digest()
-        if self._tape.whole and self._tape.finished is not None:
-            self._compare("final", self._tape.finished.digest, digest)
+        finished = self._tape.finished
+        if self._tape.whole and finished is not None and (finished.digest or finished.state != "failed"):
+            self._compare("final", finished.digest, digest)  # of a run that failed there is none
         return digest
+
+    @property
+    def bit_equal(self) -> bool | None:
+        """Whether all that decides the parameters came out as it was recorded; None where some of it was not."""
+        if self.difference is not None:
+            return False
+        whole = all(self.compared[what] == self.computed[what] for what in DECISIVE)
+        return True if whole and any(self.compared[what] for what in DECISIVE) else None
+
+
+def _pool_of(recipe: Recipe, key: Key) -> PoolConfig:
+    try:
+        return recipe.pool_of(key[0])
+    except KeyError as error:
+        raise TapeError(f"{named(key)} is of no pool of the recipe") from error

@@ -156,6 +156,7 @@ def _play(job: Job, tell: Callable[[News], None]) -> dict[str, Any]:
         "compared": dict(player.compared),
         "equal": dict(player.equal),
         "difference": player.difference and asdict(player.difference),
+        "bit_equal": player.bit_equal,
         "digest": digest,
         "hints": _hints(job.tape),
         "evaluations": evaluations,

@@ -10,7 +10,8 @@ from dataclasses import dataclass
 
 from learners.device import SETTINGS
 from learners.facts import DeviceTaken
-from orchestrator.replay.life import TapeError
+from orchestrator.replay.life import TapeError, named
+from orchestrator.replay.settings import permitted
 from orchestrator.replay.tape import Tape
 
 ONE_THREAD = "--xla_cpu_multi_thread_eigen=false"  # a step's bits do not depend on cores then
@@ -26,9 +27,9 @@ class Surroundings:
     settings: Mapping[str, str]
 
     def environment(self, inherited: Mapping[str, str]) -> dict[str, str]:
-        """For a process whose JAX is to have the same settings."""
+        """For a process whose JAX is to have the same settings. Raises TapeError for one that may do more."""
         kept = {name: value for name, value in inherited.items() if name not in (*SETTINGS, "JAX_PLATFORMS")}
-        return kept | dict(self.settings) | ({"JAX_PLATFORMS": "cpu"} if self.platform == "cpu" else {})
+        return kept | permitted(self.settings, inherited) | ({"JAX_PLATFORMS": "cpu"} if self.platform == "cpu" else {})
 
 
 def needed(tape: Tape) -> Surroundings | None:
@@ -41,7 +42,9 @@ def needed(tape: Tape) -> Surroundings | None:
         raise TapeError(
             f"its learners computed on devices of {len(kinds)} kinds ({found}), and one process can be like one only"
         )
-    _, device = next(iter(kinds.values()))
+    key, device = next(iter(kinds.values()))
+    if device.devices < 1 or device.cores < 0:
+        raise TapeError(f"{named(key)} computed on {device.devices} devices and {device.cores} cores, by its own word")
     return Surroundings(device.platform, device.cores, device.settings)
 
 

@@ -31,6 +31,11 @@ class Tape:
     finished: RunFinished | None
 
     @property
+    def synthetic(self) -> bool:
+        """Whether the log says of itself that nothing was computed."""
+        return self.started is not None and "synthetic" in self.started.versions
+
+    @property
     def devices(self) -> dict[Key, DeviceTaken]:
         """On what each life computed, as far as it was recorded."""
         return {key: life.device for key, life in self.lives.items() if life.device is not None}
@@ -64,15 +69,23 @@ def record(events: Iterable[Event], until: int | None = None) -> Tape:
     )
 
 
+def numbered(events: Iterable[Event]) -> dict[Key, dict[int, Event]]:
+    """Every writer's events by number. Raises TapeError where one number is two facts."""
+    said: dict[Key, dict[int, Event]] = defaultdict(dict)
+    for event in events:
+        first = said[event.writer, event.incarnation].setdefault(event.sequence, event)
+        if first is not event and first != event and first.content != event.content:  # NaN is like NaN
+            raise TapeError(f"{named(event.key[:2])}: its fact {event.sequence} is told in two ways")
+    return said
+
+
 def _by_writer(events: Iterable[Event]) -> dict[Key, list[object]]:
     """Every writer's facts in its own order."""
-    numbered: dict[Key, dict[int, object]] = defaultdict(dict)
-    for event in events:
-        numbered[event.writer, event.incarnation].setdefault(event.sequence, event.fact)
-    for key, facts in numbered.items():
+    said = numbered(events)
+    for key, facts in said.items():
         if (missing := next((n for n in range(len(facts)) if n not in facts), None)) is not None:
             raise TapeError(f"{named(key)}: its fact {missing} is missing, and later ones are there")
-    return {key: [facts[number] for number in range(len(facts))] for key, facts in numbered.items()}
+    return {key: [facts[number].fact for number in range(len(facts))] for key, facts in said.items()}
 
 
 def _rules(said: Mapping[Key, Sequence[object]]) -> SyncerStarted:

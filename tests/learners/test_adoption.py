@@ -86,6 +86,17 @@ def test_a_version_skipped_while_rebasing_is_not_merged_twice() -> None:
     assert loop.counters(1) == FragmentCounters(6, base_step=2, steps=4, tokens=4 * TOKENS)
 
 
+def test_of_a_read_that_was_answered_twice_either_answer_may_be_the_one_that_merged() -> None:
+    loop = joined(adopt="rebase")
+    loop.steps(2)
+    assert [answer.step for answer in loop.read(2, 1)] == [2]
+    loop.step()
+    assert loop.read(2, 1) == [], "doubled"
+    assert [answer.step for answer in answers(loop.step())] == [4]
+    loop.deliver(2, 1, merged_step=2)
+    assert only(Apply, loop.step()) == [Apply(1, 2, "v2", "rebase", read_at=2)]
+
+
 def test_a_notice_that_comes_late_does_not_hide_what_the_newer_one_said() -> None:
     loop = joined(adopt="rebase")
     loop.steps(2)
@@ -156,7 +167,9 @@ def test_a_fetch_may_bring_a_newer_version_than_was_asked_for() -> None:
     loop = joined()
     loop.steps(1)
     loop.do(notice(2, 1), Fetched(1, 6, "v6"))
+    assert loop.do(notice(6, 1)) == [], "it is on its way"
     assert only(Apply, loop.step()) == [Apply(1, 6, "v6", "overwrite")]
+    assert loop.do(notice(6, 1)) == [], "it is here"
 
 
 def test_a_fetch_that_failed_is_made_again_at_the_next_notice() -> None:
@@ -207,10 +220,12 @@ def test_strict_overlap_adopts_exactly_tau_steps_after_the_read_and_holds_until_
 
 
 def test_in_lock_step_a_read_is_answered_of_its_own_step_however_early_or_late_it_comes() -> None:
+    loop = joined(overlap="strict", H=8)
+    loop.steps(4)  # of which it has heard nothing: nothing was due before
+    [late] = loop.read(4, 1)
+    assert late.step == 4, "what is due is on the host before it is asked for"
     loop = joined(overlap="strict", tau=3)
     loop.steps(2)
-    [late] = loop.read(2, 1)
-    assert late.step == 2, "what is due is on the host before it is asked for"
     assert loop.read(4, 0, deadline_s=9.0) == []
     assert answers(loop.step()) == [], "not yet"
     assert [early.step for early in answers(loop.step())] == [4]

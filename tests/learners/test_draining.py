@@ -5,7 +5,7 @@ from __future__ import annotations
 import pytest
 
 from learners.learner import HOLD_S
-from learners.signals import Event, Exit, Leave, Resume
+from learners.signals import Event, Exit, Hold, Leave, Resume
 from outer.messages import DRAINING, STEPPING, Drain, FragmentCounters, Stop, Welcome
 from tests.golden.loop import Loop, joined, only
 
@@ -65,7 +65,7 @@ def test_one_that_waits_to_leave_says_at_once_that_it_has_adopted() -> None:
     loop.do(drain(60.0))
     loop.step()
     before = len(loop.reports)
-    loop.do(Resume())
+    assert loop.do(Resume()) == [Hold(HOLD_S, "drain")]
     assert len(loop.reports) == before, "there is nothing to say"
     loop.deliver(2, 1)
     loop.do(Resume())

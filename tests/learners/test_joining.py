@@ -44,6 +44,10 @@ def test_a_state_that_took_more_than_a_round_and_join_s_is_thrown_away_for_the_s
     assert loop.facts(StateReceived) == [StateReceived("syncer", "", 0, 0, "", 0, JOIN_S + 1.0)]
 
 
+def test_a_notice_brings_even_the_first_version_to_one_that_holds_none() -> None:
+    assert joining().do(notice(0, 0)) == [Fetch(0, 0, "digest")]
+
+
 @pytest.mark.parametrize(("seconds", "asked"), [(JOIN_S, [(), ("b",)]), (JOIN_S + 1.0, [()])])
 def test_another_donor_is_asked_only_while_a_state_could_come_in_time(
     seconds: float, asked: list[tuple[str, ...]]

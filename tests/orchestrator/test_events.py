@@ -3,8 +3,10 @@
 from __future__ import annotations
 
 import dataclasses
+import errno
 import json
 import math
+import os
 import types
 import typing
 from pathlib import Path
@@ -15,6 +17,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
+from learners.facts import DeviceTaken, StepFinished
 from orchestrator.events import (
     REGISTRY,
     Event,
@@ -25,7 +28,7 @@ from orchestrator.events import (
     read_run,
     read_segment,
 )
-from outer.facts import StepPassed
+from outer.facts import StepOpened, StepPassed, SyncerStarted
 from tests.orchestrator.histories import history
 
 
@@ -91,6 +94,47 @@ def test_what_is_not_an_event_is_a_value_error(line: str) -> None:
         Event.from_json(line)
 
 
+STEP = Event("a", 1, 0, 1.0, StepFinished(1, 8, 0, 0, 2.0, 1.0, 0.0, "", 0.5)).to_json()
+DEVICE = Event("a", 1, 0, 1.0, DeviceTaken("cpu", "cpu", 1, 1, "", "", {"XLA_FLAGS": "--x"}, {})).to_json()
+OPENED = Event("syncer", 1, 0, 1.0, StepOpened(1, 2)).to_json()
+STARTED = Event("syncer", 1, 0, 1.0, SyncerStarted(1, (("w",),), (3,), ("a",), 1, 1, 1)).to_json()
+HUGE, DEEP = "1" + "0" * 400, "[" * 100_000 + "]" * 100_000
+
+
+@pytest.mark.parametrize(
+    ("line", "was", "now"),
+    [
+        (GOOD, '"at":1.0', f'"at":{HUGE}'),
+        (GOOD, '"at":1.0', '"at":"nan"'),
+        (GOOD, '"at":1.0', '"at":Infinity'),
+        (GOOD, '"syncer_step":3', f'"syncer_step":{2**63}'),
+        (GOOD, '"syncer_step":3', f'"syncer_step":{DEEP}'),
+        (STEP, '"loss":2.0', f'"loss":{HUGE}'),
+        (STEP, '"loss":2.0', '"loss":"2.0"'),
+        (STEP, '"tokens":8', '"tokens":true'),
+        (STEP, '"progress":0.5', '"progress":"abc"'),
+        (STEP, '"progress":0.5', '"progress":[0.5]'),
+        (DEVICE, '{"XLA_FLAGS":"--x"}', '"x"'),
+        (DEVICE, '{"XLA_FLAGS":"--x"}', '{"XLA_FLAGS":3}'),
+        (OPENED, '"fragment":2', '"fragment":[1]'),
+        (OPENED, '"fragment":2', '"fragment":2.0'),
+        (STARTED, '["w"]', '"w"'),
+    ],
+    ids=lambda value: value[:40],
+)
+def test_a_value_that_is_not_of_its_fields_type_is_a_value_error(line: str, was: str, now: str) -> None:
+    assert Event.from_json(line).to_json() == line and was in line
+    with pytest.raises(ValueError, match="not an event"):
+        Event.from_json(line.replace(was, now))
+
+
+def test_a_field_may_be_null_where_it_is_declared_so_and_only_there() -> None:
+    assert Event.from_json(OPENED.replace('"fragment":2', '"fragment":null')).fact == StepOpened(1, None)
+    assert Event.from_json(STEP.replace('"progress":0.5', '"progress":1')).fact.progress == 1.0
+    with pytest.raises(ValueError):
+        Event.from_json(OPENED.replace('"syncer_step":1', '"syncer_step":null'))
+
+
 def test_a_writer_numbers_its_facts_from_zero() -> None:
     clock = iter([5.0, 4.0])
     journalist = Journalist("syncer", 3, lambda: next(clock))
@@ -113,6 +157,69 @@ def test_a_last_line_cut_short_by_a_crash_is_left_out(tmp_path: Path) -> None:
     path = tmp_path / "segment.jsonl"
     path.write_text("\n".join(lines)[:-10])
     assert [event.to_json() for event in read_segment(path)] == lines[:2]
+
+
+class Full:
+    """A file on a disk that takes so many bytes and no more."""
+
+    def __init__(self, file: Any, room: int) -> None:
+        self.file, self.room, self.name = file, room, file.name
+
+    def fileno(self) -> int:
+        return int(self.file.fileno())
+
+    def write(self, data: memoryview) -> int:
+        if not self.room:
+            raise OSError(errno.ENOSPC, "No space left on device")
+        taken = int(self.file.write(data[: self.room]))
+        self.room -= taken
+        return taken
+
+    def close(self) -> None:
+        self.file.close()
+
+
+def filled(path: Path, room: int) -> SegmentWriter:
+    """A writer of one event, which failed to write a second."""
+    writer = SegmentWriter(path)
+    writer.write([Event("a", 1, 0, 0.0, StepPassed(0))])
+    real = writer._file
+    writer._file = Full(real, room)  # type: ignore[assignment]
+    with pytest.raises(OSError, match="No space"):
+        writer.write([Event("a", 1, 1, 0.0, StepPassed(1))])
+    writer._file = real
+    return writer
+
+
+def test_what_a_full_disk_took_of_a_line_is_taken_back(tmp_path: Path) -> None:
+    path = tmp_path / "segment.jsonl"
+    writer = filled(path, 20)
+    writer.write([Event("a", 1, 1, 0.0, StepPassed(1))])  # there is room again
+    writer.close()
+    assert [event.fact for event in read_segment(path)] == [StepPassed(0), StepPassed(1)]
+    assert [event.sequence for event in read_segment(path)] == [0, 1]
+
+
+def test_a_part_of_a_line_that_cannot_be_taken_back_is_the_last_thing_written(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    def refuse(*_: Any) -> None:
+        raise OSError("read-only")
+
+    monkeypatch.setattr(os, "ftruncate", refuse)
+    path = tmp_path / "segment.jsonl"
+    writer = filled(path, 20)
+    with pytest.raises(OSError, match=r"nothing more is written to .*segment\.jsonl: a line of it was cut short"):
+        writer.write([Event("a", 1, 1, 0.0, StepPassed(1))])
+    writer.close()
+    assert [event.fact for event in read_segment(path)] == [StepPassed(0)]
+
+
+def test_a_disk_that_was_full_from_the_start_leaves_nothing_to_take_back(tmp_path: Path) -> None:
+    writer = filled(tmp_path / "segment.jsonl", 0)
+    writer.write([Event("a", 1, 1, 0.0, StepPassed(1))])
+    writer.close()
+    assert len(list(read_segment(tmp_path / "segment.jsonl"))) == 2
 
 
 def test_any_other_damage_names_file_and_line(tmp_path: Path) -> None:

@@ -165,6 +165,12 @@ BROKEN: list[tuple[str, str, Plant]] = [
     ),
     ("replayable.states", "c 2 started from digest cafe of a 1, which gave dead", lambda e: from_peer("dead")),
     ("replayable.states", "started from step 15 of a 1, which gave 14", lambda e: from_peer(step=14)),
+    (
+        "replayable.states",
+        "started from versions (12, 14) of a 1, which gave (4, 6)",
+        lambda e: altered(altered(from_peer(), is_a(StateReceived), versions=(12, 14)), is_a(Donated), versions=(4, 6)),
+    ),
+    ("replayable.steps", "step 1 of b 1 is in a commit", lambda e: without(e, lambda x: step_of(x, "b", 1))),
     ("replayable.digests", "the contribution of a 1 at syncer step 8 has no digest", participant(digest="")),
     ("replayable.digests", "the commit of syncer step 8 has no digest", lambda e: altered(e, EIGHT, digest="")),
     ("bounded.steps", "2 steps are open", said(StepOpened(9, None), StepOpened(10, 1))),

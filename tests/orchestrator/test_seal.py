@@ -12,8 +12,9 @@ from typing import Any
 import pytest
 
 from orchestrator.checkers.suite import check_run
-from orchestrator.events import Event, SegmentRecorder, SegmentWriter, ends, merge, read_run, read_segment
-from orchestrator.seal import SEAL_FILE, link, seal
+from orchestrator.events import Event, RunStarted, SegmentRecorder, SegmentWriter, ends, merge, read_run, read_segment
+from orchestrator.recipes import dump, load
+from orchestrator.seal import SEAL_FILE, Chains, link, seal
 from outer.facts import StepPassed
 from tests.orchestrator.histories import history
 
@@ -224,18 +225,95 @@ def test_a_chain_taken_from_one_event_is_missed_there(tmp_path: Path) -> None:
     assert told["log.chain"][0] == "violated" and "has no chain" in told["log.chain"][1]
 
 
-def test_a_damaged_seal_is_violated(tmp_path: Path) -> None:
-    folder = write(tmp_path)
-    (folder / SEAL_FILE).write_text('{"writers": 3}')
-    assert verdicts(folder)["log.seal"][0] == "violated"
+END = {"writer": "a", "incarnation": 1, "events": 5, "chain": "x"}
 
 
-def test_what_reaches_a_segment_after_the_seal_is_no_part_of_the_log(tmp_path: Path) -> None:
+@pytest.mark.parametrize(
+    "damaged",
+    [
+        '{"writers": 3}',
+        "[" * 100_000 + "]" * 100_000,
+        *(
+            json.dumps({"writers": [END | change]})
+            for change in ({"events": "5"}, {"events": -1}, {"events": 1.0}, {"chain": 7}, {"incarnation": True})
+        ),
+        json.dumps({"writers": [END, END]}),
+    ],
+    ids=range(8),
+)
+def test_a_damaged_seal_is_violated(sound: Path, tmp_path: Path, damaged: str) -> None:
+    (tmp_path / "events.jsonl").write_bytes((sound / "events.jsonl").read_bytes())
+    (tmp_path / SEAL_FILE).write_text(damaged)
+    status, reason = verdicts(tmp_path)["log.seal"]
+    assert status == "violated" and "seal.json is damaged" in reason
+
+
+def test_a_line_that_is_nested_too_deeply_is_damage_of_the_log(sound: Path, tmp_path: Path) -> None:
+    lines = (sound / "events.jsonl").read_bytes() + b"[" * 100_000 + b"]" * 100_000 + b"\n"
+    (tmp_path / "events.jsonl").write_bytes(lines)
+    status, reason = verdicts(tmp_path)["log.readable"]
+    assert status == "violated" and "not an event" in reason
+    chains = Chains()
+    chains.read(tmp_path / "events.jsonl")
+    assert "no event" in chains.broken
+
+
+# ------------------------------------------------------------------ the recipe beside it
+
+
+def test_the_recipe_is_held_against_the_hash_that_the_log_begins_with(tmp_path: Path) -> None:
+    wanted = load("deploy/recipes/local.toml", ["sync.P=12"])
+    started = RunStarted("small", wanted.config_hash, 0, {})
+    segment(tmp_path / "events.jsonl", [Event("orchestrator", 1, 0, 0.0, started)])
+    path = tmp_path / "config.toml"
+    assert verdicts(tmp_path)["log.recipe"][0] == "unknown"
+    path.write_text(dump(wanted))
+    assert verdicts(tmp_path)["log.recipe"][0] == "pass"
+    path.write_text(dump(wanted).replace("lr = 0.7", "lr = 0.5"))
+    status, reason = verdicts(tmp_path)["log.recipe"]
+    assert status == "violated" and f"was begun with {wanted.config_hash}" in reason
+    path.write_text("[" * 100_000)
+    assert verdicts(tmp_path)["log.recipe"][0] == "violated"
+    path.write_text(dump(wanted))
+    segment(tmp_path / "events.jsonl", [Event("orchestrator", 2, 0, 0.0, replace(started, config_hash="cafe"))])
+    assert verdicts(tmp_path)["log.recipe"][0] == "violated", "begun with two"
+
+
+def test_what_reaches_a_segment_after_the_seal_is_told_and_is_no_part_of_the_log(tmp_path: Path) -> None:
     folder = write(tmp_path)
     before = verdicts(folder)
     newest = max(event.sequence for event in read_run(folder) if event.writer == "b")
     assert record(folder / "events" / "syncer.jsonl", [(newest + 1, 0.0, StepPassed(1))], "b") == newest + 1
-    assert verdicts(folder) | {"log.chain": ("pass", "")} == before | {"log.chain": ("pass", "")}
+    after = verdicts(folder)
+    told = f"in the segments b 1 has {newest + 2} facts, {newest + 1} were sealed"
+    assert (after.pop("log.seal"), after.pop("log.chain")[0]) == (("violated", told), "pass")
+    assert after == {name: verdict for name, verdict in before.items() if name in after}
+
+
+@pytest.mark.parametrize("segments", [True, False])
+@pytest.mark.parametrize("left", [None, b"", b'{"writer":'], ids=["deleted", "emptied", "cut"])
+def test_a_sealed_run_without_its_merged_log_is_violated(tmp_path: Path, left: bytes | None, segments: bool) -> None:
+    folder = write(tmp_path)
+    (folder / "events.jsonl").unlink()
+    if left is not None:
+        (folder / "events.jsonl").write_bytes(left)
+    if not segments:
+        for path in (folder / "events").glob("*.jsonl"):
+            path.unlink()
+    status, reason = verdicts(folder)["log.seal"]
+    assert status == "violated"
+    assert ("there is no events.jsonl" if left is None else "has 0 facts") in reason
+
+
+def test_segments_may_be_gone_but_not_emptied(tmp_path: Path) -> None:
+    folder = write(tmp_path)
+    segments = [*(folder / "events").glob("*.jsonl")]
+    for path in segments:
+        path.write_bytes(b"")
+    assert "in the segments" in verdicts(folder)["log.seal"][1]
+    for path in segments:
+        path.unlink()
+    assert verdicts(folder)["log.seal"][0] == "pass"
 
 
 # ------------------------------------------------------------------ writing

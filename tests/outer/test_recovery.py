@@ -15,15 +15,16 @@ from outer.facts import (
     Finished,
     LearnerAttached,
     LearnerFenced,
+    LeaseExpired,
     Record,
     Refused,
     SpanGranted,
     SpanReturned,
     SyncerStarted,
 )
-from outer.messages import Attach, Contribution, Drain, Grant, Notice, ReadRequest, Stop
+from outer.messages import STARTING, Attach, Contribution, Drain, Grant, Notice, ReadRequest, Stop
 from outer.recovery import Entry, recover
-from outer.signals import Append, DrainRequested, Durable, Expect, Fence, Say, StopRequested, Tick
+from outer.signals import Append, DrainRequested, Durable, Fence, Say, StopRequested, Tick
 from outer.syncer import RESEND_S, Budget
 from tests.golden.bench import ALL, MANIFEST, Bench, bench, reading
 
@@ -198,12 +199,23 @@ def test_one_that_was_lent_nothing_and_not_heard_of_is_gone_at_once_when_it_is_t
     assert made.facts(LearnerFenced) == [LearnerFenced("a", 1, "drained")] and made.sent(Drain, "a") == []
 
 
+def test_one_that_lives_has_time_to_attach_and_is_then_no_more_alive() -> None:
+    made = bench("a", "b")
+    made.commit("a", "b")
+    made.crash(attach=False)
+    assert made.syncer.wake_at == made.now + 60.0
+    assert [(row["alive"], row["phase"]) for row in made.syncer.view(made.now)[:2]] == [(True, STARTING)] * 2
+    made.now += 60.0
+    made.do(Tick())
+    assert [fact.phase for fact in made.facts(LeaseExpired)] == [STARTING] * 2
+
+
 def test_of_one_that_died_with_the_epoch_exactly_the_uncommitted_part_returns() -> None:
     made = lending("a", "b")
     made.commit("a", "b")
     del made.peers["a"]
     made.crash()
-    made.do(Expect("a", 2, 60.0, 2))
+    assert made.facts(LearnerFenced) == [LearnerFenced("a", 1, "killed")]
     assert made.facts(SpanReturned) == [SpanReturned("a", 1, 0, 2, 8)], "one step of 2 samples is committed"
 
 

@@ -390,3 +390,15 @@ def test_the_view_is_of_the_moment_and_against_the_versions_of_the_moment() -> N
         ("b", 1.5, 1),
         ("c", None, None),
     ]
+
+
+def test_when_the_first_step_was_and_when_the_clock_last_moved_is_kept() -> None:
+    made = bench("a", "b")
+    assert (made.syncer.first_step_at, made.syncer.moved_at) == (None, None)
+    made.now = 1.0
+    made.step("a", "b")
+    made.now = 1.5
+    made.answer("a", "b")
+    made.now = 2.0
+    made.step("a", "b")
+    assert (made.syncer.first_step_at, made.syncer.moved_at) == (1.0, 1.5)

@@ -42,7 +42,7 @@ def test_every_number_is_equal_to_the_bit(way: dict[str, Any], shaken_run: Make)
     run = shaken_run(**way)
     events = [Event.from_json(event.to_json()) for event in run.events]  # as from a file
     player = played(run, events)
-    assert player.difference is None
+    assert player.difference is None and player.bit_equal is True
     assert player.parameters.digest() == run.parameters.digest()
     assert player.parameters.versions == run.parameters.versions
     commits = [event.fact for event in events if isinstance(event.fact, Committed)]
@@ -77,7 +77,7 @@ def test_a_replay_until_a_step_gives_the_parameters_of_that_step(shaken_run: Mak
     newest = {commit.fragment: commit.syncer_step for commit in commits[:21]}
     assert dict(enumerate(player.parameters.versions)) == newest
     assert (player.compared["commit"], player.compared["final"]) == (21, 0)
-    assert player.difference is None
+    assert player.difference is None and player.bit_equal is True, "the end is not reached, nor asked for"
     assert player.steps < played(run, run.events).steps
 
 
@@ -85,7 +85,43 @@ def test_a_tape_without_digests_and_losses_is_followed_and_compared_with_nothing
     run = shaken_run()
     player = played(run, [replace(event, fact=bare(event.fact)) for event in run.events])
     assert player.compared == Counter() and player.computed["commit"] >= 40
+    assert player.bit_equal is None
     assert player.parameters.digest() == run.parameters.digest()
+
+
+@pytest.mark.parametrize("kind", [Committed, StateReceived, RunFinished], ids=lambda kind: kind.__name__)
+def test_a_tape_that_lacks_one_digest_is_not_called_equal(kind: type[Any], shaken_run: Make) -> None:
+    run = shaken_run()
+    which = is_a(StateReceived, source="peer") if kind is StateReceived else is_a(kind)
+    player = played(run, altered(run.events, which, digest=""))
+    assert (player.difference, player.bit_equal) == (None, None)
+
+
+def test_a_contribution_without_its_digest_is_not_called_equal(shaken_run: Make) -> None:
+    run = shaken_run()
+    first, *rest = next(event.fact for event in run.events if is_a(Committed)(event)).participants
+    player = played(run, altered(run.events, is_a(Committed), participants=(replace(first, digest=""), *rest)))
+    assert (player.difference, player.bit_equal) == (None, None)
+
+
+def test_only_losses_that_are_equal_are_not_everything(shaken_run: Make) -> None:
+    run = shaken_run()
+    player = played(run, [e if isinstance(e.fact, StepFinished) else replace(e, fact=bare(e.fact)) for e in run.events])
+    assert player.equal["loss"] == player.compared["loss"] == player.steps
+    assert (player.difference, player.bit_equal) == (None, None)
+
+
+def test_a_run_that_failed_has_no_final_parameters_to_compare_with(shaken_run: Make) -> None:
+    run = shaken_run()
+    player = played(run, altered(run.events, is_a(RunFinished), state="failed", digest=""))
+    assert player.bit_equal is True and "final" not in player.computed
+
+
+def test_a_loss_that_is_no_number_is_compared_where_numbers_were_recorded(shaken_run: Make) -> None:
+    run = shaken_run()
+    player = played(run, altered(run.events, is_a(StepFinished, step=3), loss=math.nan))
+    assert player.difference is not None
+    assert (player.difference.what, player.difference.recorded) == ("loss", "nan")
 
 
 def bare(fact: Any) -> Any:
@@ -143,6 +179,7 @@ def test_other_final_parameters_are_found(shaken_run: Make) -> None:
     run = shaken_run()
     player = played(run, altered(run.events, is_a(RunFinished), digest="0" * 64))
     assert player.difference is not None and player.difference.what == "final"
+    assert player.bit_equal is False
 
 
 def test_a_recipe_of_another_model_or_batch_is_told_apart_from_the_run(shaken_run: Make) -> None:
@@ -150,6 +187,12 @@ def test_a_recipe_of_another_model_or_batch_is_told_apart_from_the_run(shaken_ru
     tape = record(run.events)
     with pytest.raises(TapeError, match="other fragments than the run had"):
         Player(tape, recipe(P=4), Points(run.recipe.data, 0))
+    other = run.recipe.model_copy(update={"pools": run.recipe.pools[:1]})
+    with pytest.raises(TapeError, match="learner-b-0 1 is of no pool of the recipe"):
+        Player(tape, other, Points(run.recipe.data, 0))
+    lives = {key: replace(life, device=replace(life.device, devices=64)) for key, life in tape.lives.items()}
+    with pytest.raises(TapeError, match=r"1 computed on 64 devices: .*64"):
+        list(Player(replace(tape, lives=lives), run.recipe, Points(run.recipe.data, 0)).play())
     pools = [pool.model_copy(update={"batch_size": 3}) for pool in run.recipe.pools]
     other = run.recipe.model_copy(update={"pools": tuple(pools)})
     with pytest.raises(TapeError, match="had 8 tokens, and by the recipe it has 12"):

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 from collections.abc import Callable, Iterable
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
@@ -13,11 +14,13 @@ from typer.testing import CliRunner
 from learners import weights
 from learners.facts import StepFinished
 from orchestrator.cli.app import build
-from orchestrator.cli.replay import _told
-from orchestrator.events import Event
+from orchestrator.cli.replay import _as_recorded, _check_until, _told
+from orchestrator.events import Event, RunStarted, SegmentWriter, ends, read_run
+from orchestrator.problems import InputError
 from orchestrator.recipes import dump
 from orchestrator.replay.process import FILE
-from outer.facts import Committed
+from orchestrator.seal import SEAL_FILE, seal
+from outer.facts import Committed, StepPassed
 from tests.orchestrator.histories import altered, is_a, without
 from tests.replay.shaken import Shaken
 
@@ -77,13 +80,82 @@ def test_a_difference_is_named_with_a_hint_and_exit_code_5(run: Shaken, tmp_path
     assert "final           none" in done.stdout, "the end is not reached"
 
 
-def test_nothing_recorded_is_not_called_equal() -> None:
-    outcome = {"commits": 1, "syncer_step": 1, "steps": 2, "seconds": 0.1, "digest": "ab"}
-    outcome |= {"computed": {"commit": 3, "loss": 3}, "compared": {"loss": 2}, "equal": {"loss": 2}}
-    lines = _told("run", None, outcome | {"evaluations": [(1, 2.5)], "out": None, "difference": None, "hints": []})
-    assert "  bit-equal       nothing to compare with" in lines
+OUTCOME: dict[str, Any] = {
+    "name": "run", "commits": 1, "syncer_step": 1, "steps": 2, "seconds": 0.1, "digest": "ab",
+    "computed": {"commit": 3, "loss": 3}, "compared": {}, "equal": {}, "bit_equal": None, "synthetic": False,
+    "evaluations": [(1, 2.5)], "out": None, "difference": None, "hints": [],
+}  # fmt: skip
+SOME = {"compared": {"loss": 2}, "equal": {"loss": 2}}
+
+
+def test_what_was_not_all_recorded_is_neither_called_equal_nor_taken_for_it() -> None:
+    lines = _told(OUTCOME | SOME)
+    assert "  bit-equal       unknown: not all was recorded" in lines
     assert {"  commit          not recorded", "  loss            2 of 2 equal, 1 not recorded"} <= set(lines)
     assert "  state           none" in lines and "  held-out loss   2.5000 at syncer step 1" in lines
+    assert "  bit-equal       unknown: nothing was computed in the run" in _told(OUTCOME | {"synthetic": True})
+    for change, kept in (
+        ({"bit_equal": True}, True),
+        ({"bit_equal": False}, False),
+        ({}, False),
+        (SOME, False),
+        ({"synthetic": True}, True),
+        (SOME | {"synthetic": True}, False),
+        ({"bit_equal": False, "synthetic": True}, False),
+    ):
+        assert _as_recorded(OUTCOME | change) is kept, change
+
+
+def test_a_log_that_was_changed_since_it_was_sealed_is_refused_and_one_without_a_seal_is_told_of(
+    run: Shaken, recorded: Path, tmp_path: Path
+) -> None:
+    """Both by replay and by --diff."""
+    place = folder(tmp_path / "sealed", run, run.events)
+    (place / "events.jsonl").unlink()
+    writer = SegmentWriter(place / "events.jsonl")
+    writer.write(run.events)
+    writer.close()
+    (place / SEAL_FILE).write_text(json.dumps(seal(ends(read_run(place)))))
+    same = invoke(place, "--diff", place, "--json")
+    assert (same.exit_code, json.loads(same.stdout)["sealed"], same.stderr) == (0, True, "")
+    unsealed = invoke(recorded, "--diff", place, "--json")
+    assert unsealed.stderr == f"{recorded}: not sealed: it may have been cut\n"
+    assert json.loads(unsealed.stdout)["sealed"] is False
+    text = (place / "events.jsonl").read_text()
+    (place / "events.jsonl").write_text(text[: text.rindex("\n", 0, -1) + 1])
+    for done in (invoke(place, *TASK), invoke(recorded, "--diff", place)):
+        assert done.exit_code == 2 and "its log was changed: log.seal: " in done.stderr
+
+
+def test_a_log_that_tells_one_fact_in_two_ways_is_refused(run: Shaken, recorded: Path, tmp_path: Path) -> None:
+    said = next(event for event in run.events if is_a(Committed)(event))
+    place = folder(tmp_path / "twice", run, [*run.events, replace(said, fact=replace(said.fact, digest="0" * 64))])
+    for done in (invoke(place, *TASK), invoke(recorded, "--diff", place)):
+        assert done.exit_code == 2 and f"its fact {said.sequence} is told in two ways" in done.stderr
+
+
+def test_another_recipe_than_the_log_was_begun_with_is_refused(run: Shaken, tmp_path: Path) -> None:
+    place = folder(tmp_path / "other", run, run.events)
+    text = (place / "config.toml").read_text()
+    (place / "config.toml").write_text(text.replace("lr = 0.05", "lr = 0.5"))
+    done = invoke(place, *TASK)
+    assert done.exit_code == 2 and f"the run was begun with {run.recipe.config_hash}" in done.stderr
+
+
+def test_a_folder_for_the_parameters_that_cannot_be_is_told_first(recorded: Path, tmp_path: Path) -> None:
+    (tmp_path / "file").touch()
+    for place in (tmp_path / "file", tmp_path / "file" / "below"):
+        done = invoke(recorded, *TASK, "--out", place)
+        assert done.exit_code == 2 and f"cannot be written: {tmp_path / 'file'} is a file" in done.stderr
+        assert "replayed" not in done.stdout
+
+
+def test_until_may_name_a_syncer_step_at_which_nothing_was_due(run: Shaken) -> None:
+    last = max(event.fact.syncer_step for event in run.events if is_a(Committed)(event))
+    events = [*run.events, Event("syncer", 2, 0, 1e9, StepPassed(last + 1))]
+    _check_until(last + 1, events, True)
+    with pytest.raises(InputError, match=f"the run's last syncer step is {last + 1}"):
+        _check_until(last + 2, events, True)
 
 
 def test_wrong_input_is_told_before_anything_is_computed(run: Shaken, recorded: Path, tmp_path: Path) -> None:
@@ -100,7 +172,7 @@ def test_wrong_input_is_told_before_anything_is_computed(run: Shaken, recorded: 
     (damaged / "events.jsonl").write_text("{}\n" + text)
     refused("its log cannot be read: events.jsonl, line 1", damaged)
     refused("--task: is required: the run names tests.replay.shaken:Points", recorded)
-    refused("the run's last commit is at 48", recorded, *TASK, "--until", "99")
+    refused("the run's last syncer step is 48", recorded, *TASK, "--until", "99")
     idle = folder(tmp_path / "idle", run, without(run.events, is_a(Committed)))
     refused("nothing was committed until then", idle, *TASK, "--until", "9")
     older = altered(run.events, is_a(StepFinished, step=3), progress=None)
@@ -108,9 +180,10 @@ def test_wrong_input_is_told_before_anything_is_computed(run: Shaken, recorded: 
 
 
 def test_a_task_that_cannot_be_built_is_the_users_problem(run: Shaken, tmp_path: Path) -> None:
-    place = folder(tmp_path / "unbuilt", run, run.events)
-    text = (place / "config.toml").read_text().replace("tests.replay.shaken:Points", "no.such.module:Task")
-    (place / "config.toml").write_text(text)
+    other = run.recipe.model_copy(update={"task": "no.such.module:Task"})
+    begun = altered(run.events, is_a(RunStarted), config_hash=other.config_hash)
+    place = folder(tmp_path / "unbuilt", run, begun)
+    (place / "config.toml").write_text(dump(other))
     done = invoke(place, "--task", "no.such.module:Task", "--json")
     assert done.exit_code == 2
     (problem,) = json.loads(done.stdout)["error"]["problems"]
@@ -128,3 +201,4 @@ def test_two_logs_are_compared_without_any_numbers(run: Shaken, recorded: Path, 
     assert told["same"] is False and told["first"]["fields"] == {"live": [3, 9]}
     assert invoke(recorded, "--diff", tmp_path / "none").exit_code == 2
     assert "computes nothing" in invoke(recorded, "--diff", other, "--until", "9").stderr
+    assert "computes nothing" in invoke(recorded, "--diff", other, *TASK).stderr

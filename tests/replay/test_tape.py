@@ -2,19 +2,22 @@
 
 from __future__ import annotations
 
+import math
 from collections.abc import Callable
 from dataclasses import replace
 from typing import Any
 
 import pytest
 
-from learners.facts import Adopted, DeviceTaken, StateReceived, StepFinished
+from learners.device import SETTINGS
+from learners.facts import Adopted, DeviceTaken, Spoiled, StateReceived, StepFinished
 from orchestrator.events import Event
 from orchestrator.replay.life import Give, Read, TapeError
+from orchestrator.replay.settings import permitted
 from orchestrator.replay.surroundings import hints, needed
 from orchestrator.replay.tape import record
 from outer.facts import Committed, SyncerStarted
-from tests.orchestrator.histories import altered, is_a, renumbered, without
+from tests.orchestrator.histories import altered, inserted, is_a, renumbered, without
 from tests.replay.shaken import Shaken
 
 Make = Callable[..., Shaken]
@@ -152,6 +155,33 @@ def test_what_a_later_epoch_says_again_word_for_word_counts_once(events: list[Ev
     refused([*events, Event("syncer", 2, 0, 1e9, dealt)], "epoch 2 of the syncer has other fragments than epoch 1")
 
 
+def test_one_number_that_is_two_facts_is_named_wherever_the_second_stands(events: list[Event]) -> None:
+    said = next(event for event in events if is_a(Committed)(event))
+    other = replace(said, fact=replace(said.fact, digest="0" * 64))
+    for log in ([*events, other], [other, *events]):
+        refused(log, f"syncer 1: its fact {said.sequence} is told in two ways")
+    nan = altered(events, by(A0, StepFinished, step=3), loss=math.nan)
+    copies = [Event.from_json(event.to_json()) for event in nan]
+    assert record([*nan, *copies]).commits == record(events).commits
+
+
+def test_a_life_that_starts_twice_is_named(events: list[Event]) -> None:
+    again = inserted(events, by(A0, StepFinished, step=2), StateReceived("syncer", "", 0, 0, "", 0, 0.0))
+    first = inserted(again, by(A0, StepFinished, step=1), StateReceived("syncer", "", 0, 0, "", 0, 0.0))
+    refused(first, f"{A0} 1: it starts from a state for a second time")
+    late = StateReceived("peer", B0, 1, 1, "", 0, 0.0, (0, 0, 0, 0, 0))
+    refused(inserted(events, by(A0, StepFinished, step=2), late), A0)
+
+
+@pytest.mark.parametrize("change", [{"position": 2**53}, {"position": -1}, {"progress": math.inf}])
+def test_a_step_that_cannot_be_is_named(events: list[Event], change: dict[str, Any]) -> None:
+    refused(altered(events, by(A0, StepFinished, step=3), **change), f"{A0} 1: its step 3 was at sample")
+
+
+def test_a_spoiled_fragment_that_there_is_not_is_named(events: list[Event]) -> None:
+    refused(inserted(events, by(A0, StepFinished, step=2), Spoiled(3, 99)), f"{A0} 1: a fault spoiled its fragment 99")
+
+
 def test_a_log_without_a_syncer_is_told_so(events: list[Event]) -> None:
     refused([event for event in events if event.writer != "syncer"], "no SyncerStarted")
 
@@ -183,13 +213,60 @@ def test_cores_do_not_matter_where_xla_has_one_thread(events: list[Event]) -> No
 def test_a_process_gets_the_runs_settings_and_none_of_its_own(events: list[Event]) -> None:
     found = needed(record(events))
     assert found is not None
-    inherited = {"PATH": "/bin", "XLA_FLAGS": "--mine", "JAX_PLATFORMS": "tpu"}
-    settings = {"XLA_FLAGS": "--theirs"}
+    inherited = {"PATH": "/bin", "XLA_FLAGS": "--mine", "JAX_PLATFORMS": "tpu", "JAX_ENABLE_X64": "1"}
+    settings = {"XLA_FLAGS": "--xla_cpu_enable_fast_math=true"}
     assert replace(found, settings=settings).environment(inherited) == {
         "PATH": "/bin",
-        "XLA_FLAGS": "--theirs",
+        "XLA_FLAGS": "--xla_cpu_enable_fast_math=true",
         "JAX_PLATFORMS": "cpu",
     }
+
+
+OWN = "--xla_force_host_platform_device_count=2 --xla_cpu_multi_thread_eigen=false intra_op_parallelism_threads=1"
+
+
+def test_what_a_learner_sets_itself_is_let_through_and_what_is_no_setting_is_left_out() -> None:
+    settings = {"XLA_FLAGS": OWN, "JAX_ENABLE_X64": "True", "JAX_DISABLE_JIT": "0", "NVIDIA_TF32_OVERRIDE": "1"}
+    settings |= {"JAX_DEFAULT_MATMUL_PRECISION": "highest", "LIBTPU_INIT_ARGS": "--xla_tpu_scoped_vmem_limit_kib=65536"}
+    assert settings.keys() <= {*SETTINGS}
+    hostile = {"LD_PRELOAD": "/run/evil.so", "PYTHONHOME": "/run", "PYTHONSTARTUP": "/run/x.py", "PATH": "/run"}
+    assert permitted(settings | hostile, {}) == settings
+    assert permitted({"XLA_FLAGS": ""}, {}) == {"XLA_FLAGS": ""}
+
+
+@pytest.mark.parametrize(
+    ("name", "value", "word"),
+    [
+        ("XLA_FLAGS", "--xla_cpu_enable_fast_math=true --xla_dump_to=/home", "--xla_dump_to=/home"),
+        ("XLA_FLAGS", "--xla_gpu_cuda_data_dir=.", "--xla_gpu_cuda_data_dir=."),
+        ("XLA_FLAGS", "--xla_cpu_max_isa=/etc/passwd", "--xla_cpu_max_isa=/etc/passwd"),
+        ("XLA_FLAGS", "/run/flags", "/run/flags"),
+        ("XLA_FLAGS", "intra_op_parallelism_threads=1", "intra_op_parallelism_threads=1"),
+        ("XLA_FLAGS", "--xla_cpu_ftz_ more", "--xla_cpu_ftz_"),
+        ("XLA_FLAGS", "\x1c--xla_gpu_ftz=true", "\x1c--xla_gpu_ftz=true"),
+        ("XLA_FLAGS", "--xla_gpu_ftz=true\0", "--xla_gpu_ftz=true\0"),
+        ("LIBTPU_INIT_ARGS", "--xla_tpu_dump_to=x", "--xla_tpu_dump_to=x"),
+        ("JAX_ENABLE_X64", "maybe", "maybe"),
+        ("JAX_DEFAULT_PRNG_IMPL", "rbg\n", "rbg\n"),
+        ("NVIDIA_TF32_OVERRIDE", "0\0", "0\0"),
+    ],
+)
+def test_a_setting_that_may_do_more_is_refused_unless_the_user_has_it_too(name: str, value: str, word: str) -> None:
+    with pytest.raises(TapeError) as error:
+        permitted({name: value}, {name: "another"})
+    assert f"{name} with {word!r}" in str(error.value)
+    assert permitted({name: value}, {name: value}) == {name: value}
+
+
+@pytest.mark.parametrize("change", [{"cores": -99}, {"devices": 0}])
+def test_a_device_that_cannot_be_is_refused(events: list[Event], change: dict[str, int]) -> None:
+    for learner in (A0, A1, B0):
+        events = [
+            replace(e, fact=replace(e.fact, **change)) if e.writer == learner and is_a(DeviceTaken)(e) else e
+            for e in events
+        ]
+    with pytest.raises(TapeError, match="by its own word"):
+        needed(record(events))
 
 
 def test_hints_name_what_differs_and_what_was_not_recorded(events: list[Event]) -> None:

@@ -1,0 +1,92 @@
+"""Values of a type, of what JSON gives: whoever reads a log may rely on what its fields are declared as.
+
+Knows tuples, dicts, unions and dataclasses of whole numbers, floats and text; nothing of what they mean.
+"""
+
+from __future__ import annotations
+
+import types
+import typing
+from collections.abc import Callable, Sequence
+from dataclasses import fields, is_dataclass
+from functools import cache
+from typing import Any
+
+Reader = Callable[[Any], Any]  # raises TypeError or OverflowError for what is no value of its type
+_NOT_FINITE = frozenset({"nan", "inf", "-inf"})
+_INT_MAX = 2**63  # excluded; what is counted, and what NumPy can hold
+
+
+_SHAPES: dict[type[Any], dict[str, Reader]] = {}
+
+
+def _shape(kind: type[Any]) -> dict[str, Reader]:
+    if kind not in _SHAPES:
+        hints = typing.get_type_hints(kind)
+        _SHAPES[kind] = {each.name: reader(hints[each.name]) for each in fields(kind)}
+    return _SHAPES[kind]
+
+
+def build(kind: type[Any], record: dict[str, Any]) -> Any:
+    """A dataclass of its fields. Raises TypeError, AttributeError, KeyError or OverflowError for what is none."""
+    shape = _shape(kind)
+    if unknown := record.keys() - shape.keys():
+        raise KeyError(f"{kind.__name__} has no field {sorted(unknown)[0]!r}")
+    return kind(**{name: shape[name](value) for name, value in record.items()})
+
+
+@cache
+def reader(hint: Any) -> Reader:
+    """What reads values of this type."""
+    origin, arguments = typing.get_origin(hint), typing.get_args(hint)
+    if origin is tuple:
+        item = reader(arguments[0])
+        return lambda value: tuple([item(each) for each in _only(list, value)])
+    if origin is dict:
+        item = reader(arguments[1])
+        return lambda value: {name: item(each) for name, each in _only(dict, value).items()}
+    if origin in (types.UnionType, typing.Union):
+        arms = [reader(each) for each in arguments]
+        return lambda value: _first_of(arms, value)
+    if is_dataclass(hint):
+        return lambda value: build(typing.cast(type[Any], hint), value)
+    if hint is float:
+        return _float
+    if hint is int:
+        return _int
+    assert hint in (str, bool, types.NoneType), hint
+    return lambda value: _only(hint, value)
+
+
+def _only(kind: type[Any], value: Any) -> Any:
+    if type(value) is not kind:
+        raise TypeError(f"{_short(value)} is no {kind.__name__}")
+    return value
+
+
+def _int(value: Any) -> int:
+    if type(value) is not int:
+        raise TypeError(f"{_short(value)} is no int")
+    if not -_INT_MAX <= value < _INT_MAX:
+        raise OverflowError("a whole number has more than 64 bits")
+    return value
+
+
+def _float(value: Any) -> float:
+    if type(value) in (float, int) or value in _NOT_FINITE:
+        return float(value)
+    raise TypeError(f"{_short(value)} is no float")
+
+
+def _first_of(arms: Sequence[Reader], value: Any) -> Any:
+    for read in arms:
+        try:
+            return read(value)
+        except TypeError as error:
+            refused = error
+    raise refused
+
+
+def _short(value: Any) -> str:
+    """A value for a message. What JSON gives may be nested deeper than it can be printed."""
+    return f"a {type(value).__name__}" if isinstance(value, (dict, list)) else repr(value)[:40]
