@@ -75,3 +75,4 @@ class Answers:
         payload = None if defect else contribution.payload  # as the inspection leaves it
         digest = f"{unit.name}{unit.incarnation}@{contribution.step}"
         call.reply(1.0, (replace(contribution, payload=payload, digest=digest, defect=defect), len(unit.facts)))
+        unit.moment("answered")

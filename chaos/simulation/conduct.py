@@ -153,13 +153,13 @@ def waits(setting: Setting) -> None:
     fastest = FASTEST * min(options.step_s.values())
     grace = options.sync.grace
     longest = math.inf if isinstance(grace, str) else grace  # what adaptive grace granted, no record says
-    for (writer, _), said in setting.facts.items():
+    for (writer, epoch), said in setting.facts.items():
         if writer == "syncer":
-            _waits(setting, said, fastest, longest)
+            _waits(setting, epoch, said, fastest, longest)
 
 
-def _waits(setting: Setting, said: list[Fact], fastest: float, longest: float) -> None:
-    """Of one epoch."""
+def _waits(setting: Setting, epoch: int, said: list[Fact], fastest: float, longest: float) -> None:
+    """Of one epoch. What it says again of an earlier one tells nothing of it."""
     sync = setting.options.sync
     opened_at, known = float("-inf"), False  # before the first commit nobody's step time may be known
     for at, fact in said:
@@ -171,4 +171,4 @@ def _waits(setting: Setting, said: list[Fact], fastest: float, longest: float) -
                 since = f"syncer step {fact.syncer_step} opened {at - opened_at:.3f} s after the one before"
                 setting.truth.broken("conduct.waits", f"{since}, no learner steps in less than {fastest:.3f} s")
             opened_at = at
-        known = known or isinstance(fact, Committed | StepPassed)
+        known = known or isinstance(fact, StepPassed) or (isinstance(fact, Committed) and fact.epoch == epoch)

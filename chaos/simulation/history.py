@@ -20,12 +20,12 @@ if TYPE_CHECKING:
 Digest = str
 
 # What a harassed run may give no evidence of; everything else has to pass. A donor may die before it could say that it
-# gave. The accounts of time are of clocks, which here jump; of processes that are gone once they have ended; and of a
-# run in which who is cut off gets to say what it did before the end.
+# gave. The accounts of time are of clocks, which here jump, of processes that go once they have ended, and of runs that
+# end in order: whoever is cut off gets to say what it did, and one syncer says both that it is over and to whom.
 MAY_BE_UNKNOWN = frozenset({"accounted.time", "replayable.states"})
 BY_TIME = frozenset({"accounted.time"})
 STOPS = frozenset({"stop", "stop_committing"})  # a run that is stopped at once gives evidence of nothing
-UNTIMED = frozenset({"wall_skew", "wall_jump", "clock_jump", "linger"}) | STOPS
+UNTIMED = frozenset({"wall_skew", "wall_jump", "clock_jump", "linger", "crash_ending"}) | STOPS
 UNHEARD = frozenset({"syncer", "orchestrator", "chaos"})  # who writes to the log without anybody's help
 
 

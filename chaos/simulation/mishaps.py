@@ -5,6 +5,7 @@ One method a kind, as in the weather, which calls them. Knows whom to tell, and 
 
 from __future__ import annotations
 
+from collections.abc import Callable
 from functools import partial
 from random import Random
 
@@ -12,12 +13,14 @@ from chaos.simulation import conduct, confusion
 from chaos.simulation.profile import EVERYBODY, Fault, pick
 from chaos.simulation.setting import Setting
 from chaos.simulation.supervisor import Supervisor
+from chaos.simulation.unit import Unit
 from learners.signals import Decline
 from outer.messages import DRAINING, JOINING, STEPPING
 
 ECHOES = 12
 STOPS = 3
 LINGERING_S = 60.0
+URGE_S = 1.0
 
 
 class Mishaps:
@@ -27,13 +30,13 @@ class Mishaps:
         self.calm = False
         self._setting, self._chance, self._supervisor = setting, chance, supervisor
 
-    def _again_and_again(self, fault: Fault, times: int, happen: str) -> None:
+    def _again_and_again(self, fault: Fault, times: int, happen: Callable[[Fault], None]) -> None:
         for number in range(times):
             self._setting.time.after(number * fault.duration_s / times, self._once, happen, fault)
 
-    def _once(self, happen: str, fault: Fault) -> None:
+    def _once(self, happen: Callable[[Fault], None], fault: Fault) -> None:
         if not self.calm:
-            getattr(self, happen)(fault)
+            happen(fault)
 
     def _one_of(self, fault: Fault) -> str:
         return pick(self._chance, self._setting.options.learners) if fault.target == EVERYBODY else fault.target
@@ -41,7 +44,7 @@ class Mishaps:
     # -------------------------------------------------------------- words of long ago
 
     def echo(self, fault: Fault) -> None:
-        self._again_and_again(fault, ECHOES, "_say_again")
+        self._again_and_again(fault, ECHOES, self._say_again)
 
     def _say_again(self, fault: Fault) -> None:
         name = self._one_of(fault)
@@ -77,15 +80,22 @@ class Mishaps:
     # -------------------------------------------------------------- processes slow to go
 
     def linger(self, fault: Fault) -> None:
-        """Whose loop has ended stays for a while, and hears on. So that there is one, one is asked to leave."""
+        """Whose loop has ended stays for a while, and hears on. One is told to end, by its host, until it has."""
         self._setting.flips["linger"] = (self._setting.time.now + LINGERING_S, 1.0)
-        self._supervisor.preempt(self._one_of(fault))
+        unit = self._supervisor.units.get(self._one_of(fault))
+        if unit is not None and unit.machine.phase == STEPPING:
+            self._urge(unit)
+            self._setting.time.after(URGE_S / 2.0, self._supervisor.preempt, unit.name)  # which hears of it too
+
+    def _urge(self, unit: Unit) -> None:
+        if unit.running and not self.calm and unit.leave():
+            self._setting.time.after(URGE_S, self._urge, unit)
 
     # -------------------------------------------------------------- the end of a run
 
     def stop(self, fault: Fault) -> None:
         """Several times, as people do."""
-        self._again_and_again(fault, STOPS, "_stop")
+        self._again_and_again(fault, STOPS, self._stop)
 
     def _stop(self, fault: Fault) -> None:
         self._setting.fired[fault.kind] += 1
@@ -95,7 +105,7 @@ class Mishaps:
         """While the next commit is being written."""
         server = self._supervisor.server
         if server is not None:
-            server.committing = partial(self._once, "_stop", fault)
+            server.committing = partial(self._once, self._stop, fault)
 
     def crash_ending(self, fault: Fault) -> None:
         """The syncer dies while it tells everybody that the run is over."""

@@ -29,8 +29,8 @@ KINDS: dict[str, dict[str, float]] = {
         "flapping": 0.2, "slow_link": 0.2,
     },
     "hosts": {
-        "crash": 0.3, "crash_joining": 0.2, "crash_transferring": 0.2, "freeze": 0.3, "slow": 0.25,
-        "wall_skew": 0.3, "wall_jump": 0.25, "clock_rate": 0.3, "clock_jump": 0.2,
+        "crash": 0.3, "crash_joining": 0.2, "crash_transferring": 0.2, "crash_answering": 0.15, "freeze": 0.3,
+        "slow": 0.25, "wall_skew": 0.3, "wall_jump": 0.25, "clock_rate": 0.3, "clock_jump": 0.2,
     },
     "storage": {
         "storage_slow": 0.2, "storage_failing": 0.2, "storage_full": 0.15, "storage_torn": 0.2, "storage_lost": 0.2,
@@ -45,8 +45,8 @@ KINDS: dict[str, dict[str, float]] = {
         "bit_flip": 0.2, "fetch_damage": 0.2, "state_damage": 0.2, "non_finite": 0.2, "wrong_manifest": 0.15,
         "overflow": 0.12,
     },
-    "confusion": {"garbled": 0.12, "echo": 0.12, "linger": 0.12},
-    "joining": {"donor_leaves": 0.15, "state_late": 0.25, "starved": 0.2},
+    "confusion": {"garbled": 0.15, "echo": 0.15, "linger": 0.2},
+    "joining": {"donor_leaves": 0.3, "state_late": 0.25, "starved": 0.2},
     "ending": {"stop": 0.5, "stop_committing": 0.5, "crash_ending": 0.5},
 }  # fmt: skip
 PROFILES: dict[str, tuple[str, ...]] = {  # topics, or single kinds
@@ -61,7 +61,7 @@ PROFILES: dict[str, tuple[str, ...]] = {  # topics, or single kinds
     "confusion": ("confusion", "syncer"),
     "joining": ("joining",),
     "lockstep": ("reordering", "slow_link", "slow"),  # in strict overlap nobody joins or leaves: there are only delays
-    "ended": ("ending", "network", "syncer"),
+    "ended": ("ending", "network", "syncer", "membership", "confusion"),
 }
 ALWAYS = frozenset({"syncer_crash"})  # but for mixed: what makes a profile's other faults matter
 LOCKSTEP_HANG_S = 30.0  # there a learner that is merely slow must not be ended: who takes its place could not catch up

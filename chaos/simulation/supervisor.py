@@ -148,13 +148,13 @@ class Supervisor:
     def _is_gone(self, name: str, incarnation: int) -> bool:
         return name in self._dead and self._dead[name][0] >= incarnation
 
-    def crash(self, name: str) -> bool:
-        """A learner's process dies, and that is noticed after a while. False: there is none."""
+    def crash(self, name: str, noticed: bool = False) -> bool:
+        """A learner's process dies, which is noticed at once or after a while. False: there is none."""
         unit = self.units.get(name)
         if unit is None or not unit.alive:
             return False
         unit.die()
-        wait_s = self._setting.options.notice_s * self._chance.random()
+        wait_s = 0.0 if noticed else self._setting.options.notice_s * self._chance.random()
         self._setting.time.after(wait_s, self._lost, name, unit.incarnation, "died")
         return True
 

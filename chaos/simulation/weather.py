@@ -9,6 +9,7 @@ from __future__ import annotations
 from collections.abc import Callable, Mapping
 from random import Random
 
+from chaos.simulation.ambushes import Ambushes
 from chaos.simulation.hosts import Host, Process
 from chaos.simulation.mishaps import Mishaps
 from chaos.simulation.network import Link
@@ -17,12 +18,9 @@ from chaos.simulation.setting import Setting
 from chaos.simulation.storage import Store
 from chaos.simulation.supervisor import Supervisor
 from chaos.simulation.unit import Unit
-from outer.messages import JOINING, STEPPING
 from outer.signals import Tick
 
 FLAPS = 4
-LATE_S = 9.5  # a word to the syncer that takes so long is still heard
-AMBUSHES = {"donor_dies": "giving", "donor_leaves": "giving", "state_late": "received", "starved": "welcomed"}
 
 
 class Weather:
@@ -37,8 +35,7 @@ class Weather:
         self._learners = setting.options.learners
         self._frozen: list[Process] = []
         self.mishaps = Mishaps(setting, chance, supervisor)
-        self._traps: dict[tuple[str, str], str] = {}  # (learner, moment) -> the kind that waits for it
-        setting.trapped = self._trapped
+        self.ambushes = Ambushes(setting, chance, supervisor, self._cut)
         for fault in setting.options.faults:
             setting.time.at(fault.at, self.strike, fault)
 
@@ -52,7 +49,7 @@ class Weather:
 
     def heal(self) -> None:
         """From here on nothing goes wrong, and what is wrong ends."""
-        self.calm = self.mishaps.calm = True
+        self.calm = self.mishaps.calm = self.ambushes.calm = True
         self._setting.traps.clear()
         self._setting.flips.clear()
         self._setting.network.heal()
@@ -149,41 +146,6 @@ class Weather:
         for unit in self._targets(fault)[:1]:
             if self._supervisor.crash(unit.name):
                 self._fire("crash")
-
-    def _trap(self, fault: Fault, moment: str, after_s: float) -> None:
-        """It dies a little after the next time it comes to such a moment."""
-        names = self._learners if fault.target == EVERYBODY else (fault.target,)
-        name = pick(self._chance, names)
-        self._setting.traps[name, moment] = after_s
-        self._traps[name, moment] = fault.kind
-
-    def _trapped(self, name: str, moment: str) -> None:
-        after_s = self._setting.traps.pop((name, moment), None)
-        if after_s:
-            self._later(after_s, self._spring, name, self._traps[name, moment])
-        elif after_s is not None:
-            self._spring(name, self._traps[name, moment])
-
-    def _spring(self, name: str, kind: str) -> None:
-        options, link = self._setting.options, self._setting.network.link
-        if self.calm:
-            return
-        if kind == "state_late":  # before it can say that it has one
-            late_s = min(LATE_S, options.sync.join_s + 1.0)
-            self._cut(Fault(0.0, kind, name, late_s, 0.0), [link(name, "syncer")])
-        elif kind == "starved":  # nothing comes for longer than it waits for a state
-            self._cut(Fault(0.0, kind, name, options.start_s + 2.0, 1.0), [link("syncer", name)])
-        elif self._supervisor.units[name].leave() if kind == "donor_leaves" else self._supervisor.crash(name):
-            self._fire(kind)
-
-    def _crash_joining(self, fault: Fault) -> None:
-        self._trap(fault, "joining", 0.1 * fault.strength)
-        for unit in self._targets(fault)[:1]:
-            if (unit.name, "joining") in self._setting.traps:
-                self._supervisor.crash(unit.name)  # so that there is one that joins
-
-    def _crash_transferring(self, fault: Fault) -> None:
-        self._trap(fault, "transferring", 0.02 * fault.strength)
 
     def _freeze(self, fault: Fault) -> None:
         for unit in self._targets(fault):
@@ -325,23 +287,10 @@ class Weather:
             if self._supervisor.crash(name):
                 self._fire(fault.kind)
 
-    def _ambush(self, fault: Fault) -> None:
-        """It waits for whoever is asked for a state, has got one, or is let in; and one has to join again."""
-        moment = AMBUSHES[fault.kind]
-        joiners = self._someone_rejoins(1)
-        for name in joiners if moment == "welcomed" else self._learners:
-            self._setting.traps[name, moment] = 0.1 * fault.strength if fault.kind == "donor_dies" else 0.0
-            self._traps[name, moment] = fault.kind
-
     def _two_joiners(self, fault: Fault) -> None:
         """Two that join while only few can give."""
-        if len(self._someone_rejoins(2)) == 2:
+        if len(self.ambushes.someone_rejoins(2)) == 2:
             self._fire(fault.kind)
-
-    def _someone_rejoins(self, count: int) -> list[str]:
-        units = [self._supervisor.units[name] for name in sorted(self._supervisor.units)]
-        stepping = [unit for unit in units if unit.running and unit.machine.phase in (STEPPING, JOINING)]
-        return [unit.name for unit in stepping[-count:] if self._supervisor.crash(unit.name)]
 
     # -------------------------------------------------------------- payloads
 
@@ -350,7 +299,7 @@ class Weather:
 
     def _state_damage(self, fault: Fault) -> None:
         self._setting.flips[fault.kind] = (self._setting.time.now + 60.0, 1.0)
-        self._someone_rejoins(1)
+        self.ambushes.someone_rejoins(1)
 
     def _non_finite(self, fault: Fault) -> None:
         for unit in self._targets(fault)[:1]:
@@ -363,6 +312,10 @@ class Weather:
             self._supervisor.crash(unit.name)
 
 
+def _ambush(weather: Weather, fault: Fault) -> None:
+    weather.ambushes.lay(fault)
+
+
 STRIKES: dict[str, Callable[[Weather, Fault], None]] = {
     "loss": Weather._loss,
     "duplication": Weather._duplication,
@@ -372,8 +325,9 @@ STRIKES: dict[str, Callable[[Weather, Fault], None]] = {
     "flapping": Weather._flapping,
     "slow_link": Weather._slow_link,
     "crash": Weather._crash,
-    "crash_joining": Weather._crash_joining,
-    "crash_transferring": Weather._crash_transferring,
+    "crash_joining": _ambush,
+    "crash_transferring": _ambush,
+    "crash_answering": _ambush,
     "freeze": Weather._freeze,
     "slow": Weather._slow,
     "wall_skew": Weather._wall_skew,
@@ -394,7 +348,7 @@ STRIKES: dict[str, Callable[[Weather, Fault], None]] = {
     "flap": Weather._flap,
     "rejoin_storm": Weather._rejoin_storm,
     "all_die": Weather._all_die,
-    "donor_dies": Weather._ambush,
+    "donor_dies": _ambush,
     "two_joiners": Weather._two_joiners,
     "bit_flip": Weather._damage,
     "fetch_damage": Weather._damage,
@@ -405,9 +359,9 @@ STRIKES: dict[str, Callable[[Weather, Fault], None]] = {
     "garbled": Weather._damage,
     "echo": lambda weather, fault: weather.mishaps.echo(fault),
     "linger": lambda weather, fault: weather.mishaps.linger(fault),
-    "donor_leaves": Weather._ambush,
-    "state_late": Weather._ambush,
-    "starved": Weather._ambush,
+    "donor_leaves": _ambush,
+    "state_late": _ambush,
+    "starved": _ambush,
     "stop": lambda weather, fault: weather.mishaps.stop(fault),
     "stop_committing": lambda weather, fault: weather.mishaps.stop_committing(fault),
     "crash_ending": lambda weather, fault: weather.mishaps.crash_ending(fault),

@@ -16,7 +16,7 @@ SEEDS = 120
 
 @pytest.mark.parametrize("name", MUTANTS)
 def test_a_planted_bug_is_found(name: str) -> None:
-    """At the seed recorded; where a change of machines or simulator has moved it, at one of the first of its profile."""
+    """At the seed recorded; where a change of the machines has moved it, at one of the first of its profile."""
     catch = CATCHES[name]
     for seed in (catch.seed, *range(1, SEEDS + 1)):
         run = seed, catch.profile, catch.syncer_steps
