@@ -9,8 +9,12 @@ from pathlib import Path
 def compilation_cache(fallback: Path) -> dict[str, str]:
     """Settings by which all processes of this user share JAX's compiled programs; else, those of this run."""
     try:
-        folder = Path(os.environ.get("XDG_CACHE_HOME") or Path.home() / ".cache") / "decoupled-diloco" / "compiled"
+        named = Path(os.environ.get("XDG_CACHE_HOME", ""))  # a relative one is to be ignored, by its own standard
+        base = named if named.is_absolute() else Path.home() / ".cache"
+        folder = base / "decoupled-diloco" / "compiled"
         folder.mkdir(mode=0o700, parents=True, exist_ok=True)
+        if not os.access(folder, os.W_OK | os.X_OK):
+            raise PermissionError(folder)
     except (OSError, RuntimeError):
         folder = fallback / "compiled"
     return {

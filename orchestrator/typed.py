@@ -79,12 +79,13 @@ def _float(value: Any) -> float:
 
 
 def _first_of(arms: Sequence[Reader], value: Any) -> Any:
+    refused: list[TypeError] = []
     for read in arms:
         try:
             return read(value)
         except TypeError as error:
-            refused = error
-    raise refused
+            refused.append(error)
+    raise refused[0]
 
 
 def _short(value: Any) -> str:

@@ -1,6 +1,7 @@
 """I7, finite: nothing that is not a number has reached the global parameters.
 
-A learner's own loss may diverge; its contributions are then refused. What was merged and evaluated may not.
+A learner's own loss may diverge; its contributions are then refused. What was merged and evaluated may not. That a
+merged update's norm is bounded is not held against the log: no bound on it is set anywhere.
 """
 
 from __future__ import annotations
@@ -27,5 +28,5 @@ def check(history: History) -> list[Verdict]:
         for said in history.of(Evaluated)
         if not math.isfinite(said.fact.loss)
     ]
-    promise = "every commit's norm and weights are finite and not negative, every held-out loss is finite"
+    promise = "norms (of whatever size), weights and held-out losses are finite, norms and weights not negative"
     return [judge("finite.commits", promise, len(history.commits), "commits", broken)]

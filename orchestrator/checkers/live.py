@@ -7,8 +7,11 @@ them finished more than PACE x (H + tau) in it, and took for them, by its own mo
 
 seconds, and if the syncer's own dates say the same, unless they run back somewhere. Patience is a read timeout, a lease
 and a second for what is sent again; troubles are the facts in between that tell of anything but steps, spans and
-commits. Gaps without trouble are the rate, those with some the recovery. A gap in which fewer than K may have been
-alive is not judged. No two clocks are ever compared, so that one that jumps makes no gap too long.
+commits. Of what a step may meet again and again (it is opened again, a read fails, something is refused) one of a
+kind counts for each syncer step: who tries for ever is no better than who does nothing. Gaps without trouble are the
+rate, those with some the recovery. A gap in which fewer than K may have been healthy is not judged: alive by what the
+syncer said of leases, fences and quarantine, not leaving, and under no fault that keeps contributions from coming. No
+two clocks are ever compared, so that one that jumps makes no gap too long.
 """
 
 from __future__ import annotations
@@ -17,27 +20,34 @@ import math
 import sys
 import typing
 from bisect import bisect_right
-from collections.abc import Iterator, Mapping
+from collections.abc import Iterator, Mapping, Sequence
 from functools import cached_property
 from itertools import groupby
 from operator import itemgetter
 from typing import Any, NamedTuple
 
-from orchestrator.checkers.history import History
+from orchestrator.checkers.history import KILLING, History
 from orchestrator.checkers.lives import Key, Life, Said
 from orchestrator.checkers.verdicts import Verdict, judge
 from orchestrator.events import FaultHealed, FaultInjected
 from outer.facts import (
     Committed,
+    DrainStarted,
     Finished,
+    LearnerAttached,
     LearnerFenced,
     LeaseExpired,
+    LeaseRenewed,
     Quarantined,
+    ReadFailed,
+    Refused,
     SpanGranted,
     SpanReturned,
     StepOpened,
     StepPassed,
+    StepReopened,
     SyncerFact,
+    SyncerStarted,
 )
 
 PACE = 3  # so many rounds, where one would do
@@ -46,7 +56,9 @@ READ_TIMEOUT_S, LEASE_S = 2.0, 3.0  # of a log that does not tell
 RESEND_S = 1.0
 ROUTINE = {Committed, Finished, SpanGranted, SpanReturned, StepOpened, StepPassed}
 TROUBLES = tuple(kind for kind in typing.get_args(SyncerFact) if kind not in ROUTINE)
-LOSSES = (LeaseExpired, LearnerFenced, Quarantined)
+RETRIED = (StepReopened, ReadFailed, Refused)  # of these, one for each kind and syncer step
+LOSSES = (LeaseExpired, LearnerFenced, Quarantined, DrainStarted)
+TOLD = KILLING | {"slow", "straggle"}  # faults that end the incarnation, and those under which it contributes
 
 Place = tuple[int, int]  # in the syncer's own order: epoch, position
 
@@ -173,22 +185,46 @@ class _Course:
         ends = history.by_syncer(Finished)
         self.end: Said[Finished] | None = ends[0] if ends else None  # nothing commits after it
         troubles = history.by_syncer(*TROUBLES)
-        self._troubles = [_place(said) for said in troubles]
+        self._once = [_place(said) for said in troubles if not isinstance(said.fact, RETRIED)]
+        retried = [said for said in troubles if isinstance(said.fact, RETRIED)]
+        self._retried = [_place(said) for said in retried], [_tried(said.fact) for said in retried]
         self._losses = [_place(said) for said in troubles if isinstance(said.fact, LOSSES)]
+        self._living = list(_living(troubles))
         self._faults = sorted(said.position for kind in (FaultInjected, FaultHealed) for said in history.of(kind))
         self._history = history
 
     def alive(self, before: Said[Committed] | None, end: Said[Any] | None) -> int:
-        """How many were alive throughout, at least. Of the first commit its participants tell."""
+        """How many were healthy throughout, at least. Of the first commit its participants tell."""
         if before is None:
             return self.quorum
-        return before.fact.live - _between(self._losses, _place(before), None if end is None else _place(end))
+        begin, until = _place(before), None if end is None else _place(end)
+        index = bisect_right(self._living, begin, key=itemgetter(0))
+        living = self._living[index - 1][1] if index else frozenset[Key]()
+        struck = self._struck(before.position, sys.maxsize if end is None else end.position)
+        return len(living - struck) - _between(self._losses, begin, until)
+
+    def _struck(self, begin: int, end: int) -> set[Key]:
+        """By faults that were not over before the first of these places in the merged log, and begun by the second."""
+        return {key for key, injected, healed in self._strikes if injected <= end and begin <= healed}
+
+    @cached_property
+    def _strikes(self) -> list[tuple[Key, int, int]]:
+        """(whom, where injected, where healed) of every fault that keeps contributions from coming."""
+        healed = {said.fact.fault: said.position for said in self._history.of(FaultHealed)}
+        return [
+            ((said.fact.target, said.fact.incarnation), said.position, healed.get(said.fact.fault, sys.maxsize))
+            for said in self._history.of(FaultInjected)
+            if said.fact.fault_kind not in TOLD
+        ]
 
     def troubles(self, gap: _Gap) -> int:
         begin = (0, -1) if gap.before is None else _place(gap.before)
         faults = len(self._faults) if gap.end is None else bisect_right(self._faults, gap.end.position)
         faults -= bisect_right(self._faults, -1 if gap.before is None else gap.before.position)
-        return _between(self._troubles, begin, None if gap.end is None else _place(gap.end)) + max(0, faults)
+        until = None if gap.end is None else _place(gap.end)
+        places, tried = self._retried
+        retried = len({*tried[slice(*_bounds(places, begin, until))]})
+        return _between(self._once, begin, until) + retried + max(0, faults)
 
     @cached_property
     def _dated(self) -> list[Said[Any]]:
@@ -209,5 +245,35 @@ def _place(said: Said[Any]) -> Place:
 
 
 def _between(places: list[Place], begin: Place, end: Place | None) -> int:
-    last = len(places) if end is None else bisect_right(places, end)
-    return max(0, last - bisect_right(places, begin))
+    first, last = _bounds(places, begin, end)
+    return max(0, last - first)
+
+
+def _bounds(places: list[Place], begin: Place, end: Place | None) -> tuple[int, int]:
+    return bisect_right(places, begin), len(places) if end is None else bisect_right(places, end)
+
+
+def _tried(fact: StepReopened | ReadFailed | Refused) -> tuple[object, ...]:
+    """What several such facts have in common if they are the same thing again. What was refused may be of no step."""
+    if fact.syncer_step is None:
+        return (type(fact), fact.learner, fact.incarnation, fact.reason)
+    return (type(fact), fact.syncer_step)
+
+
+def _living(troubles: Sequence[Said[Any]]) -> Iterator[tuple[Place, frozenset[Key]]]:
+    """Who was alive from each of the syncer's words on: attached to its epoch, with a lease, not let go."""
+    living: dict[str, int] = {}
+    for said in troubles:
+        match said.fact:
+            case SyncerStarted():
+                living = {}
+            case LearnerAttached(learner, incarnation) | LeaseRenewed(learner, incarnation):
+                living[learner] = incarnation
+            case (
+                LearnerFenced(learner, incarnation)
+                | LeaseExpired(learner, incarnation)
+                | Quarantined(learner, incarnation)
+                | DrainStarted(learner, incarnation)
+            ) if living.get(learner) == incarnation:
+                del living[learner]
+        yield _place(said), frozenset(living.items())

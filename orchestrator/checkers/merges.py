@@ -14,7 +14,7 @@ from learners.facts import Adopted
 from orchestrator.checkers.history import OVERWRITING, History
 from orchestrator.checkers.lives import Said
 from orchestrator.checkers.verdicts import Verdict, judge
-from outer.facts import Committed, Finished, Participant, StepOpened, SyncerStarted
+from outer.facts import Committed, Finished, LearnerAttached, Participant, StepOpened, SyncerStarted
 
 TOLERANCE = 1e-9  # of a weight
 
@@ -25,6 +25,7 @@ def check(history: History) -> list[Verdict]:
         _ranges(history),
         _weights(history),
         _quorum(history),
+        _live(history),
         _counters(history),
         _current(history),
         _closed(history),
@@ -89,6 +90,22 @@ def _quorum(history: History) -> Verdict:
         if len({one.learner for one in said.fact.participants}) < quorums[said.incarnation]
     ]
     return judge("merges.quorum", "nothing commits below the quorum", len(judged), "commits with rules", broken)
+
+
+def _live(history: History) -> Verdict:
+    """Who was alive had attached before; who takes part is alive when it is asked."""
+    attached: set[str] = set()
+    broken: list[str] = []
+    for said in history.by_syncer(LearnerAttached, Committed):
+        if isinstance(said.fact, LearnerAttached):
+            attached.add(said.fact.learner)
+        elif not len(said.fact.participants) <= said.fact.live <= len(attached):
+            broken.append(
+                f"syncer step {said.fact.syncer_step} tells of {said.fact.live} live learners, "
+                f"{len(said.fact.participants)} took part and {len(attached)} had ever attached"
+            )
+    promise = "as many learners were live as took part, at least, and no more than had attached"
+    return judge("merges.live", promise, len(history.commits), "commits", broken)
 
 
 def _counters(history: History) -> Verdict:

@@ -31,13 +31,14 @@ def _contributors(history: History) -> dict[Key, int]:
 
 
 def _steps(history: History) -> Verdict:
-    """The first step of an incarnation comes right after its first adoption: after 0, in strict overlap the clock."""
+    """With a peer's state a life steps from 1 on, else right after its first adoption: in strict overlap later."""
     upto = _contributors(history)
+    from_peers = {(said.writer, said.incarnation) for said in history.of(StateReceived) if said.fact.source == "peer"}
     broken: list[str] = []
     for key, last in upto.items():
         life = history.lives.get(key, Life(*key))
         here = life.numbers[: life.inside(0, last)[1]]
-        first = 1 + (life.adoptions[0].fact.after_step if life.adoptions else 0)
+        first = 1 if key in from_peers or not life.adoptions else 1 + life.adoptions[0].fact.after_step
         if here != list(range(first, last + 1)):
             held = {*here}
             missing = next((step for step in range(first, last + 1) if step not in held), last)

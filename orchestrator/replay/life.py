@@ -167,6 +167,7 @@ class Walk:
             raise self._error("it starts from a state for a second time, or after it had begun")
         self._received = True
         if peer:
+            self._step = 0
             self._moments.append(Inherit((fact.donor, fact.donor_incarnation), fact.digest))
 
     def _take_fault(self, fact: Spoiled) -> None:

@@ -17,6 +17,7 @@ from orchestrator.events import Event, FaultInjected, LearnerLost, LearnerReques
 from orchestrator.goodput import account
 from outer.facts import (
     Committed,
+    DrainStarted,
     Finished,
     LearnerFenced,
     Participant,
@@ -101,6 +102,16 @@ def from_peer(gave: str = "cafe", got: str = "cafe", step: int = 15) -> Log:
     )
 
 
+def beheaded(events: Log, steps: int) -> Log:
+    """The second life of c without its beginning: as if it had adopted everything after these steps."""
+    c = [e for e in events if (e.writer, e.incarnation) == ("c", 2)]
+    cut = {e.key for e in c if is_a(StepFinished)(e) and e.fact.step <= steps}
+    cut |= {e.key for e in c if is_a(Adopted)(e) and 0 < e.fact.after_step < steps}
+    kept = [e for e in events if e.key not in cut]
+    moved = {e.key for e in c if is_a(Adopted, after_step=0)(e)}
+    return renumbered([replace(e, fact=replace(e.fact, after_step=steps)) if e.key in moved else e for e in kept])
+
+
 def participant(**change: object) -> Plant:
     def plant(events: Log) -> Log:
         all_: tuple[Participant, ...] = next(e.fact for e in events if EIGHT(e)).participants
@@ -117,6 +128,8 @@ def said(*facts: object) -> Plant:
 REFUSED = Refused("d", 1, "attach", "wrong_config", detail="sync.H: here 4, there 8")
 GRANTS = [SpanGranted("a", 1, 90 + n, 1000 * n, 1000 * n + 16) for n in range(1, 4)]
 UNREAD = ReadFailed("a", 1, 8, 0, "timeout")
+REOPENED = StepReopened(8, 0, 1, "too few")
+LATE = Refused("a", 1, "contribution", "late", 8, 0)
 AFTER_FENCE = [LearnerFenced("a", 1, "failed"), SpanGranted("a", 1, 90, 900, 916)]
 
 BROKEN: list[tuple[str, str, Plant]] = [
@@ -171,6 +184,7 @@ BROKEN: list[tuple[str, str, Plant]] = [
         lambda e: altered(altered(from_peer(), is_a(StateReceived), versions=(12, 14)), is_a(Donated), versions=(4, 6)),
     ),
     ("replayable.steps", "step 1 of b 1 is in a commit", lambda e: without(e, lambda x: step_of(x, "b", 1))),
+    ("replayable.steps", "step 1 of c 2 is in a commit", lambda e: beheaded(from_peer(), 3)),
     ("replayable.digests", "the contribution of a 1 at syncer step 8 has no digest", participant(digest="")),
     ("replayable.digests", "the commit of syncer step 8 has no digest", lambda e: altered(e, EIGHT, digest="")),
     ("bounded.steps", "2 steps are open", said(StepOpened(9, None), StepOpened(10, 1))),
@@ -254,8 +268,26 @@ def test_steps_that_commit_are_no_gap_and_neither_is_one_without_k_learners() ->
 
 
 def test_every_trouble_has_its_patience_and_no_more() -> None:
-    assert verdict(steady(6, 40, UNREAD, UNREAD), "live.recovery")[0] == "pass"
-    assert verdict(steady(6, 60, UNREAD, UNREAD), "live.recovery")[0] == "violated"
+    assert verdict(steady(6, 40, UNREAD, REOPENED), "live.recovery")[0] == "pass"
+    assert verdict(steady(6, 60, UNREAD, REOPENED), "live.recovery")[0] == "violated"
+
+
+@pytest.mark.parametrize("fact", [UNREAD, REOPENED, LATE, REFUSED], ids=lambda fact: type(fact).__name__)
+def test_who_tries_the_same_for_ever_is_not_recovering(fact: object) -> None:
+    assert verdict(steady(6, 80, *[fact] * 50), "live.recovery")[0] == "violated"
+
+
+def test_nobody_counts_as_healthy_under_a_fault_that_keeps_contributions_from_coming() -> None:
+    """Told by the log, not by what a commit says of itself."""
+    deceived = [replace(e, fact=replace(e.fact, live=0)) if is_a(Committed)(e) else e for e in steady(6)]
+    assert verdict(deceived, "live.rate")[0] == "violated"
+    for kind, judged in (("corrupt", False), ("link", False), ("slow", True)):
+        struck = inserted(steady(6), is_a(Committed, syncer_step=6), FaultInjected(0, kind, "b", 1, 1, 90.0))
+        assert verdict(struck, "live.recovery")[0] == ("violated" if judged else "idle"), kind
+        other = inserted(steady(6), is_a(Committed, syncer_step=6), FaultInjected(0, kind, "b", 7, 1, 90.0))
+        assert verdict(other, "live.recovery")[0] == "violated", "of an incarnation that is gone"
+    left = steady(6, 80, DrainStarted("b", 1, "scaled down"))
+    assert verdict(left, "live.recovery")[0] == "idle"
 
 
 def test_a_wall_clock_that_jumps_makes_no_gap() -> None:
