@@ -38,3 +38,4 @@ bench: $(READY)      ## the measurements that docs/benchmarks.md reports; about 
 	$(BIN)/python benchmarks/recovery.py
 	$(BIN)/python benchmarks/elastic.py
 	$(BIN)/python benchmarks/planning.py
+	$(BIN)/python benchmarks/reach.py --write

@@ -77,13 +77,13 @@ def measure(case: str, seed: int, settings: Sequence[str], folder: Path, twice: 
 
 def table(rows: Sequence[dict[str, Any]]) -> str:
     """A line a case: means over its seeds, and how far the seeds' losses are apart."""
-    names = ("kills", "availability", "steps", "commits", "participants")
-    lines = [f"| case | held-out loss | seeds apart | {' | '.join(names)} |", "|---" * 8 + "|"]
+    names = ("kills", "virtual_s", "steps", "commits", "participants")
+    lines = [f"| case | held-out loss | seeds apart | {' | '.join(names)} |", "|---" * (3 + len(names)) + "|"]
     for case in CASES:
         if mine := [row for row in rows if row["case"] == case]:
             losses = [row["loss"] for row in mine]
-            kills, alive, steps, commits, participants = (fmean(row[name] for row in mine) for name in names)
-            told = f"{kills:.1f} | {alive:.3f} | {steps:,.0f} | {commits:,.0f} | {participants:.2f}"
+            kills, virtual_s, steps, commits, participants = (fmean(row[name] for row in mine) for name in names)
+            told = f"{kills:.1f} | {virtual_s:.0f} | {steps:,.0f} | {commits:,.0f} | {participants:.2f}"
             lines.append(f"| {case} | {fmean(losses):.4f} | {max(losses) - min(losses):.4f} | {told} |")
     return "\n".join(lines)
 

@@ -11,7 +11,7 @@ from typing import TYPE_CHECKING, Any
 from learners.facts import Adopted, AdoptionRefused
 from learners.signals import Apply, Effect, Fetch, Fetched, FetchFailed, Say
 from outer.coverage import Mark
-from outer.messages import FragmentCounters, Notice
+from outer.messages import Contribution, FragmentCounters, Notice
 
 if TYPE_CHECKING:
     from outer.config import SyncConfig
@@ -25,7 +25,8 @@ class Base:
 
     version: int | None = None  # None until adopted from the syncer
     since: Mark = BIRTH  # adopted at this point
-    reads: dict[int, Mark] = field(default_factory=dict)  # by this learner's step, since it was adopted
+    asked: tuple[int, int, int] = (0, 0, 0)  # epoch, syncer step and attempt of the newest read that was answered
+    reads: dict[int, Mark] = field(default_factory=dict)  # answers to that, by this learner's step
 
     def counters(self, at: Mark) -> FragmentCounters:
         return FragmentCounters(self.version, self.since.step, at.step - self.since.step, at.tokens - self.since.tokens)
@@ -38,7 +39,7 @@ class Adoption:
         self._config = config
         self._bases = [Base() for _ in range(fragments)]
         self._noticed: dict[int, Notice] = {}  # the newest, by fragment
-        self._fetching: dict[int, int] = {}  # fragment -> version
+        self._fetching: dict[int, int] = {}  # fragment -> the newest version asked for, unless that has failed
         self._pending: dict[int, tuple[int, Any]] = {}  # fragment -> (version, payload)
         self._counted: tuple[Mark, tuple[FragmentCounters, ...]] | None = None  # as last asked for
 
@@ -64,9 +65,14 @@ class Adoption:
             self._counted = at, tuple(base.counters(at) for base in self._bases)
         return self._counted[1]
 
-    def note_read(self, fragment: int, at: Mark) -> None:
-        """A read of this fragment is answered; rebase asks later what it held."""
-        self._bases[fragment].reads[at.step] = at
+    def note_read(self, contribution: Contribution, at: Mark) -> None:
+        """A read is answered; rebase asks later what it held. Answers to an older read can merge no more."""
+        base = self._bases[contribution.fragment]
+        asked = (contribution.epoch, contribution.syncer_step, contribution.attempt)
+        if asked > base.asked:
+            base.asked, base.reads = asked, {}
+        if asked == base.asked:
+            base.reads[at.step] = at
 
     def lacks(self, fragment: int, read_at: int) -> bool:
         """Whether the version that a read at this step goes into is still to come."""
@@ -100,8 +106,6 @@ class Adoption:
 
     def arrive(self, event: Fetched) -> None:
         """Keep it until a boundary, if it is the newest."""
-        if self._fetching.get(event.fragment, -1) <= event.version:
-            self._fetching.pop(event.fragment, None)
         if event.version > self._pending.get(event.fragment, (-1,))[0]:
             self._pending[event.fragment] = (event.version, event.payload)
 

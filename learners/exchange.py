@@ -39,7 +39,8 @@ class Exchange:
     def __init__(self, trainer: Trainer, config: SyncConfig, fragments: int) -> None:
         self._trainer, self._config = trainer, config
         self._bases: list[Flat | None] = [None] * fragments
-        self._read: dict[tuple[int, int], Flat] = {}  # by fragment and step: what was sent since it was adopted
+        self._read: dict[tuple[int, int], Flat] = {}  # by fragment and step: what was sent for its newest read
+        self._asked: dict[int, tuple[int, int, int]] = {}  # that read's epoch, syncer step and attempt, by fragment
         self._lock = threading.Lock()  # answers are encoded, and remembered, in other threads
 
     def stage(self, fragments: Iterable[int]) -> dict[int, HostCopy]:
@@ -77,10 +78,23 @@ class Exchange:
         """Turn a machine's answer, whose payload is a HostCopy, into what goes over the wire."""
         copy: HostCopy = contribution.payload
         if self._config.adopt == "rebase":
-            with self._lock:
-                self._read[contribution.fragment, contribution.step] = copy.theta
+            self._remember(contribution, copy.theta)
         payload = codecs.encode(self._config.codec, copy.theta, copy.base)
         return replace(contribution, payload=payload, digest=codecs.digest(payload))
+
+    def _remember(self, contribution: Contribution, theta: Flat) -> None:
+        """What was sent for the newest read of its fragment; answers to an older one can merge no more."""
+        asked = (contribution.epoch, contribution.syncer_step, contribution.attempt)
+        with self._lock:
+            if asked > self._asked.get(contribution.fragment, (0, 0, 0)):
+                self._asked[contribution.fragment] = asked
+                self._forget(contribution.fragment)
+            if asked == self._asked[contribution.fragment]:
+                self._read[contribution.fragment, contribution.step] = theta
+
+    def _forget(self, fragment: int) -> None:
+        for key in [key for key in self._read if key[0] == fragment]:
+            del self._read[key]
 
     def apply(self, effect: Apply) -> None:
         """Adopt a fragment (float32[n], read-only) into the trainer."""
@@ -92,6 +106,5 @@ class Exchange:
                 anchor = self._read[effect.fragment, effect.read_at]
             self._trainer.adopt(effect.fragment, effect.payload, effect.mode, anchor, self._config.alpha)
         with self._lock:
-            for key in [key for key in self._read if key[0] == effect.fragment]:
-                del self._read[key]
+            self._forget(effect.fragment)
         self._bases[effect.fragment] = effect.payload

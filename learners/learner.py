@@ -272,8 +272,8 @@ class Learner:
         if self._config.overlap == "strict" or self.phase not in (STEPPING, DRAINING):
             self._stop = self._stop or "drained"
             return
-        if self.phase in (STEPPING, DRAINING):  # told again, there may be less time than it thought
-            self._drain_until = min(now + deadline_s, self._drain_until or math.inf)
+        # Told again, there may be less time than it thought.
+        self._drain_until = min(now + deadline_s, self._drain_until or math.inf)
 
     def _on_stop(self, now: float, event: Stop) -> None:
         if self._epoch in (None, event.epoch):  # it may overtake the Welcome
@@ -293,7 +293,6 @@ class Learner:
 
     def _answer(self, request: ReadRequest, copy: Copy) -> None:
         assert self._epoch is not None
-        self._adoption.note_read(request.fragment, copy.read_at)
         contribution = Contribution(
             learner=self.name,
             incarnation=self.incarnation,
@@ -307,6 +306,7 @@ class Learner:
             payload=copy.payload,
             digest="",
         )
+        self._adoption.note_read(contribution, copy.read_at)
         self._effects.append(Answer(contribution))
 
     # -------------------------------------------------------------- the boundary between two steps
@@ -383,7 +383,7 @@ class Learner:
             return "drain" if self.phase == DRAINING else "bootstrap"
         if self._config.overlap == "strict":
             read_at = self.step - self._config.overlap_steps
-            due = self._schedule.due(read_at) if read_at >= 1 else None
+            due = self._schedule.due(read_at)
             if due is not None and self._adoption.lacks(due, read_at):
                 return "adoption"
         return "span" if self._spans.empty else ""

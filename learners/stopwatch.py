@@ -46,6 +46,7 @@ class Stopwatch:
 
     def release(self, now: float) -> None:
         """A step begins."""
-        if self._held_at is not None and self._waited_for:
-            self._waited_s += now - max(self._held_at, self._boundary_at or now)
+        assert self._boundary_at is not None
+        if self._held_at is not None:
+            self._waited_s += now - max(self._held_at, self._boundary_at)
         self._held_at = None

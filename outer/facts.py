@@ -181,9 +181,6 @@ class Committed:
     reason: str  # the verdict's, in words
 
 
-Record = Committed | SpanGranted | SpanReturned  # what the journal keeps, so that another epoch can go on
-
-
 @dataclass(frozen=True)
 class StepPassed:
     """A syncer step at which no fragment was due has its quorum."""
@@ -199,6 +196,8 @@ class Finished:
     tokens_committed: int
     reason: str
 
+
+Record = Committed | SpanGranted | SpanReturned | Finished  # what the journal keeps, so that another epoch can go on
 
 SyncerFact = (
     SyncerStarted

@@ -5,7 +5,7 @@ Who may speak, who is alive, and what they are lent is decided here; nothing of 
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import TYPE_CHECKING, Any
 
@@ -56,7 +56,7 @@ class Member:
     stopped_at: float = float("-inf")  # when it was last told to stop
     granted_at: float = float("-inf")  # when it was last sent its newest span
     durable_span: int = -1  # the newest grant that will survive: it may be told of it
-    restored: bool = False  # known from an earlier epoch, and not announced to this one so far
+    restored: bool = False  # known from an earlier epoch, and whether it lives is not
     refused: set[tuple[int, str]] = field(default_factory=set)  # (incarnation, reason) of refused reports
 
     @property
@@ -70,6 +70,7 @@ class Members:
 
     def __init__(self, epoch: int, learners: Mapping[str, int], span_steps: int) -> None:
         """`learners` maps every configured learner to its batch size in samples."""
+        self.step_s = 0.0  # xi_step in seconds; while it is not known of anybody who lives, as it was last
         self._epoch = epoch
         self._members = {name: Member(name, batch_size) for name, batch_size in learners.items()}
         self._span_steps = span_steps
@@ -79,10 +80,9 @@ class Members:
         self._processed_before = 0  # tokens of incarnations that are gone
         self._facts: list[SyncerFact] = []
         self._live: list[Member] | None = None  # as last found; None: to be found anew
-        self._step_s: float | None = None
 
     def restore(self, recovered: Recovered) -> None:
-        """Go on from an earlier epoch. Nobody is attached, or alive, before this epoch hears of it."""
+        """Take over what an earlier epoch knew; `resume` says who of them lives."""
         self._spans, self._coverage = recovered.spans, recovered.coverage
         for name, incarnation in recovered.incarnations.items():
             key = (name, incarnation)
@@ -97,6 +97,19 @@ class Members:
                 durable_span=newest.identifier if newest else -1,
                 restored=True,
             )
+
+    def resume(self, now: float, living: Iterable[Expect]) -> None:
+        """These live, not attached yet; whoever else an earlier epoch knew is fenced."""
+        for event in living:
+            member = self._members.get(event.learner)
+            if member is not None and member.restored and event.incarnation == member.incarnation:
+                member.batch_size, member.region, member.restored = event.batch_size, event.region, False
+                self._leases.renew(member.name, STARTING, now, event.lease_s)
+            else:
+                self.expect(now, event)
+        for member in list(self._members.values()):
+            if member.restored:
+                self.fence(member.name, "killed")
 
     def take_facts(self) -> list[SyncerFact]:
         if not self._facts:
@@ -130,16 +143,10 @@ class Members:
             ]
         return self._live
 
-    @property
-    def step_s(self) -> float:
-        """xi_step in seconds."""
-        if self._step_s is None:
-            self._step_s = step_time(member.report.step_s for member in self.live if member.report)
-        return self._step_s
-
     def _changed(self) -> None:
-        """Who is live may be others now."""
-        self._live = self._step_s = None
+        """Who is live may be others now. Their pace is taken at once: the last one known is no matter of who asks."""
+        self._live = None
+        self.step_s = step_time(member.report.step_s for member in self.live if member.report) or self.step_s
 
     @property
     def next_expiry(self) -> float | None:
@@ -158,10 +165,6 @@ class Members:
         name = event.learner
         member = self._members.get(name)
         if member is not None:
-            if member.restored and event.incarnation == member.incarnation and not member.fenced:
-                member.batch_size, member.region, member.restored = event.batch_size, event.region, False
-                self._leases.renew(name, STARTING, now, event.lease_s)
-                return False
             if event.incarnation <= member.incarnation:
                 self.refuse(event, "expect", "stale_incarnation")
                 return False
@@ -223,10 +226,10 @@ class Members:
         silent_s = self._leases.renew(report.learner, report.phase, now, report.lease_s)
         if silent_s is not None:
             self._facts.append(LeaseRenewed(report.learner, report.incarnation, silent_s))
-        self._changed()
         news = member.report is None or report.sequence > member.report.sequence
         if news:
             member.report = report
+        self._changed()
         return news
 
     def quarantine(self, member: Member) -> None:
@@ -276,8 +279,8 @@ class Members:
     def note_missed(self, name: str) -> None:
         """A read of this learner timed out: it is asked for nothing more before it reports again."""
         member = self._members[name]
-        if member.report is not None:
-            member.missed = member.report.sequence
+        assert member.report is not None, "only who has reported is read"
+        member.missed = member.report.sequence
 
     def note_merged(self, commit: Committed) -> None:
         """Remember for each participant that its read of this fragment is in the new version."""
@@ -303,8 +306,8 @@ class Members:
         return {
             "name": member.name,
             "incarnation": member.incarnation,
-            "alive": self._leases.holds(member.name) and not member.fenced,
-            "phase": lease.phase if lease and not member.fenced else "",
+            "alive": self._leases.holds(member.name),
+            "phase": lease.phase if lease else "",  # a fence ends it
             "lease_age_s": round(now - lease.renewed_at, 3) if lease else None,
             "step": report.step if report else 0,
             "step_s": report.step_s if report else 0.0,

@@ -8,9 +8,11 @@ from __future__ import annotations
 from collections import deque
 from typing import Any
 
-from outer.facts import Committed, Record, SpanGranted, SpanReturned, SyncerFact
+from outer.facts import Record, SpanGranted, SpanReturned, SyncerFact
 from outer.members import Member, Members
 from outer.signals import Append, Effect, Merge, Publish, Say, Send, ToLearner
+
+NOTHING = -2  # is said so far, not even what the epoch before may have left unsaid
 
 
 class Outgoing:
@@ -21,7 +23,8 @@ class Outgoing:
         self._effects: list[Effect] = []
         self._sequence = 0  # of the next record of this epoch
         self._written: deque[tuple[int, Record]] = deque()  # records that are not known to be durable
-        self._said = -1
+        self._said = NOTHING  # as far as every effect was performed that came before those now collected
+        self._durable = -1
 
     def say(self, fact: SyncerFact) -> None:
         self._collect()
@@ -43,19 +46,21 @@ class Outgoing:
         """The records that are durable now and were not before, in order; they are about to be said."""
         records = []
         while self._written and self._written[0][0] <= sequence:
-            self._said, record = self._written.popleft()
+            self._durable, record = self._written.popleft()
             records.append(record)
         return records
 
     def take(self) -> list[Effect]:
+        """Everything so far. What it says is in the log before any effect that is collected from here on."""
         self._collect()
         effects, self._effects = self._effects, []
+        self._said = self._durable
         return effects
 
     def _collect(self) -> None:
         """In the order in which it came about."""
         for fact in self._members.take_facts():
-            if isinstance(fact, Committed | SpanGranted | SpanReturned):
+            if isinstance(fact, SpanGranted | SpanReturned):
                 self._write(fact, None)
             else:
                 self._effects.append(Say(fact))

@@ -10,7 +10,8 @@ from collections.abc import Iterable, Sequence
 from dataclasses import dataclass
 
 from outer.coverage import Coverage, Mark
-from outer.facts import Committed, Record, SpanGranted
+from outer.facts import Committed, Finished, Record, SpanGranted
+from outer.outgoing import NOTHING
 from outer.spans import Span, SpanPool
 
 
@@ -37,6 +38,7 @@ class Recovered:
     batch_sizes: dict[tuple[str, int], int]  # in samples, by (learner, incarnation)
     merged_step: dict[tuple[str, int], dict[int, int]]  # by (learner, incarnation), then fragment
     unsaid: tuple[Record, ...]  # what the log may lack
+    finished: Finished | None = None
 
 
 def recover(entries: Sequence[Entry], fragments: int) -> Recovered:
@@ -52,6 +54,8 @@ def recover(entries: Sequence[Entry], fragments: int) -> Recovered:
                 found.batch_sizes[key] = granted.batch_size
                 found.spans.lent(*key, Span(granted.span, granted.start, granted.stop))
                 _name(found, *key)
+            case Finished() as finished:
+                found.finished = finished
             case returned:
                 key = (returned.learner, returned.incarnation)
                 found.spans.given_back(*key, Span(returned.span, returned.start, returned.stop))
@@ -70,11 +74,12 @@ def _follow(entries: Iterable[Entry]) -> None:
 
 
 def _unsaid(entries: Sequence[Entry]) -> tuple[Record, ...]:
-    """The last epoch's records that its last entry does not count as said."""
+    """What the last entry does not count as said: records of its epoch, and of those before that said nothing."""
     if not entries:
         return ()
     last = entries[-1]
-    return tuple(e.record for e in entries if e.epoch == last.epoch and e.sequence > last.said)
+    before = _unsaid([e for e in entries if e.epoch < last.epoch]) if last.said <= NOTHING else ()
+    return (*before, *(e.record for e in entries if e.epoch == last.epoch and e.sequence > last.said))
 
 
 def _commit(found: Recovered, commit: Committed) -> None:

@@ -30,7 +30,7 @@ from outer.messages import (
 class Expect:
     """The orchestrator granted an incarnation and starts it; every older one is fenced.
 
-    A learner that is not known yet joins the run by this. A new epoch is told so of every living incarnation.
+    A learner that is not known yet joins the run by this. It comes before anything that the incarnation sends.
     """
 
     learner: str
@@ -38,6 +38,14 @@ class Expect:
     lease_s: float
     batch_size: int  # samples
     region: str = ""
+
+
+@dataclass(frozen=True)
+class Living:
+    """The first event of an epoch that goes on from another: every incarnation that lives. Whoever else was known
+    is fenced."""
+
+    expected: tuple[Expect, ...]
 
 
 @dataclass(frozen=True)
@@ -99,6 +107,7 @@ class Tick:
 
 Event = (
     Expect
+    | Living
     | Fence
     | DrainRequested
     | Attach
@@ -148,7 +157,7 @@ class Append:
     """
 
     sequence: int
-    said: int  # up to this sequence, every record of this epoch stands in the log
+    said: int  # up to this sequence every record of this epoch stands in the log; -2: not even those of the one before
     record: Record
     proposal: Any  # of a commit; None for other records
 

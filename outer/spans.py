@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import heapq
 from collections import deque
 from dataclasses import dataclass, field
 
@@ -32,7 +31,7 @@ class SpanPool:
     def __init__(self) -> None:
         self._next_sample = 0
         self._next_identifier = 0
-        self._returned: list[tuple[int, int]] = []  # heap of (start, stop)
+        self._returned: list[tuple[int, int]] = []  # (start, stop)
         self._borrowers: dict[tuple[str, int], _Borrower] = {}
 
     def grant(self, learner: str, incarnation: int, samples: int, batch_size: int) -> Span:
@@ -77,17 +76,11 @@ class SpanPool:
             self._returned.remove(other)
             start, stop = min(start, other[0]), max(stop, other[1])
         self._returned.append((start, stop))
-        heapq.heapify(self._returned)
 
     def lent(self, learner: str, incarnation: int, span: Span) -> None:
         """A grant that an earlier epoch has made."""
-        for start, stop in self._returned:
-            if start == span.start and span.stop <= stop:
-                self._returned.remove((start, stop))
-                if span.stop < stop:
-                    self._returned.append((span.stop, stop))
-                heapq.heapify(self._returned)
-                break
+        if (source := next((each for each in self._returned if each[0] == span.start), None)) is not None:
+            self._lend_of(source, span.stop)
         self._next_sample = max(self._next_sample, span.stop)
         self._next_identifier = max(self._next_identifier, span.identifier + 1)
         self._borrowers.setdefault((learner, incarnation), _Borrower()).spans.append(span)
@@ -105,12 +98,15 @@ class SpanPool:
         for start, stop in sorted(self._returned):
             usable = (stop - start) // batch_size * batch_size
             if usable:
-                self._returned.remove((start, stop))
                 taken = start + min(usable, samples)
-                if taken < stop:
-                    self._returned.append((taken, stop))
-                heapq.heapify(self._returned)
+                self._lend_of((start, stop), taken)
                 return start, taken
         start = self._next_sample
         self._next_sample += samples
         return start, self._next_sample
+
+    def _lend_of(self, source: tuple[int, int], taken: int) -> None:
+        """Of a returned range, what lies before `taken` is lent."""
+        self._returned.remove(source)
+        if taken < source[1]:
+            self._returned.append((taken, source[1]))

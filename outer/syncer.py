@@ -32,6 +32,7 @@ from outer.signals import (
     Event,
     Expect,
     Fence,
+    Living,
     Merged,
     Publish,
     ReadMissed,
@@ -71,8 +72,8 @@ class Syncer:
         assert recovered is None or config.overlap == "free", "strict overlap has one epoch"
         self.epoch = epoch
         self.quorum = quorum
-        self.finished: str = ""  # why, once it is
-        self.tokens_committed = 0
+        self.finished: str = ""  # why, once it is, and that is durable
+        self.tokens_committed = 0  # in what is durable
         self.versions = [0] * len(fragments)
         self.syncer_step = 0  # newest opened
         self.committed_step = 0  # newest committed or passed
@@ -89,10 +90,14 @@ class Syncer:
         self._open: list[OpenStep] = []
         self._opened_at = float("-inf")
         self._stopping = ""  # why, once a stop is asked for that has to wait for a commit under way
+        self._ending = ""  # why, once the run's end is decided: nothing is opened or merged any more
+        self._tokens_counted = 0  # in what is written
+        self._resumed = recovered is None
         self._delays = Delays(config)
         self._unsaid: tuple[Record, ...] = ()
         self._handlers: dict[type[Any], Callable[[float, Any], None]] = {
             Expect: self._on_expect,
+            Living: self._on_living,
             Fence: self._on_fence,
             DrainRequested: self._steward.drain,
             Attach: lambda now, event: self._steward.attach(now, event, self._standing),
@@ -111,7 +116,9 @@ class Syncer:
     def _restore(self, recovered: Recovered) -> None:
         """The clock goes on from the newest commit: steps that were open, or passed, after it are opened again."""
         self.versions, self._digests = recovered.versions, recovered.digests
-        self.tokens_committed = recovered.tokens_committed
+        self.tokens_committed = self._tokens_counted = recovered.tokens_committed
+        if recovered.finished is not None:
+            self.finished = self._ending = recovered.finished.reason
         self.syncer_step = self.committed_step = max(recovered.versions)
         self._unsaid = recovered.unsaid
         self._members.restore(recovered)
@@ -135,12 +142,12 @@ class Syncer:
         )
         for record in self._unsaid:
             self._out.say(record)
-        if reason := self._budget.reached(self.tokens_committed, self.committed_step):
-            self._finish(float("-inf"), reason)  # nobody is attached yet who had to be told
+        self._finish_if_due()
         return self._out.take()
 
     def handle(self, now: float, event: Event) -> list[Effect]:
         """Take one event; return what to do, in order."""
+        assert self._resumed or type(event) is Living, "an epoch that goes on hears first who lives"
         for name in self._members.expire(now):
             self._stop_awaiting(name, "lease_expired")
         self._handlers[type(event)](now, event)
@@ -153,7 +160,7 @@ class Syncer:
     def wake_at(self) -> float | None:
         """When a Tick is due at the latest; None: only an event can change anything."""
         times = [self._members.next_expiry]
-        if not self.finished:
+        if not self._ending:
             times += [step.wake_at for step in self._open]
             if self._config.pacing == "clock" and self._may_open():
                 times.append(self._opened_at + self.step_s)
@@ -189,6 +196,11 @@ class Syncer:
         return Standing(self.syncer_step, self.committed_step, versions, digests, self.progress, self.finished)
 
     # -------------------------------------------------------------- learners come, report and go
+
+    def _on_living(self, now: float, event: Living) -> None:
+        assert not self._resumed
+        self._resumed = True
+        self._members.resume(now, event.expected)
 
     def _on_expect(self, now: float, event: Expect) -> None:
         if self._members.expect(now, event):
@@ -228,15 +240,15 @@ class Syncer:
 
     def _advance(self, now: float) -> None:
         """Everything that can happen now, happens: steps are judged, committed in order, and opened."""
-        moved = not self.finished
+        moved = not self._ending
         while moved:
             moved = any([self._judge(now, step) for step in list(self._open)])  # noqa: C419 (all are judged)
             moved |= self._commit_next(now)
             moved |= self._open_next(now)
-            moved &= not self.finished
+            moved &= not self._ending
 
     def _may_open(self) -> bool:
-        if self.finished or len(self._open) >= max(1, self._config.overlap_steps):
+        if self._ending or len(self._open) >= max(1, self._config.overlap_steps):
             return False
         if self._budget.syncer_steps is not None and self.syncer_step >= self._budget.syncer_steps:
             return False
@@ -310,7 +322,7 @@ class Syncer:
         self.committed_step = step.syncer_step
         self.moved_at = now
         self._out.say(StepPassed(step.syncer_step))
-        self._finish_if_due(now)
+        self._finish_if_due()
         return True
 
     # -------------------------------------------------------------- a syncer step: reading
@@ -392,8 +404,8 @@ class Syncer:
             return False
         step = self._open[0]
         assert step.fragment is not None and step.result is not None
-        self.tokens_committed += sum(self._members.cover(contribution) for contribution in step.chosen)
-        record = step.commit(now, self.epoch, self.versions[step.fragment], self.tokens_committed)
+        self._tokens_counted += sum(self._members.cover(contribution) for contribution in step.chosen)
+        record = step.commit(now, self.epoch, self.versions[step.fragment], self._tokens_counted)
         self._out.append(record, step.result.proposal)
         return True
 
@@ -405,6 +417,8 @@ class Syncer:
             self._out.say(record)
             if isinstance(record, SpanGranted):
                 self._steward.grant(now, record)
+            elif isinstance(record, Finished):
+                self._on_finished(now, record)
 
     def _on_committed(self, now: float, record: Committed) -> None:
         """Durable: now it is the fragment's value, and everyone is told."""
@@ -413,6 +427,7 @@ class Syncer:
         assert step.record is record and step.result is not None
         fragment = record.fragment
         self.versions[fragment] = self.committed_step = step.syncer_step
+        self.tokens_committed = record.tokens_committed
         self._digests[fragment] = record.digest
         self.moved_at = now
         self._delays.sync_s.add(now - step.decided_at)
@@ -423,29 +438,35 @@ class Syncer:
         for member in self._members.attached:
             self._steward.notify(now, member, fragment, standing)
         if self._stopping:
-            self._finish(now, self._stopping)
+            self._finish(self._stopping)
         else:
-            self._finish_if_due(now)
+            self._finish_if_due()
 
     # -------------------------------------------------------------- the end
 
-    def _finish_if_due(self, now: float) -> None:
+    def _finish_if_due(self) -> None:
         if reason := self._budget.reached(self.tokens_committed, self.committed_step):
-            self._finish(now, reason)
+            self._finish(reason)
 
     def _on_stop(self, now: float, event: StopRequested) -> None:
-        if self.finished or self._stopping:
+        if self._ending or self._stopping:
             return
         if self._open and self._open[0].stage is Stage.JOURNALING:
             self._stopping = event.reason  # it is counted already: it ends the run once it is durable
         else:
-            self._finish(now, event.reason)
+            self._finish(event.reason)
 
-    def _finish(self, now: float, reason: str) -> None:
-        self.finished = reason
+    def _finish(self, reason: str) -> None:
+        """Nothing merges from here on; learners are told once no later epoch can think otherwise."""
+        if self._ending:
+            return
+        self._ending = reason
         for step in self._open:
             step.move(Stage.DROPPED)
         self._open.clear()
-        self._out.say(Finished(self.committed_step, self.tokens_committed, reason))
+        self._out.append(Finished(self.committed_step, self.tokens_committed, reason))
+
+    def _on_finished(self, now: float, record: Finished) -> None:
+        self.finished = record.reason
         for member in self._members.attached:
-            self._steward.stop(now, member, reason)
+            self._steward.stop(now, member, record.reason)

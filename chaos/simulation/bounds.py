@@ -112,6 +112,7 @@ class Bounds:
         if server is not None:
             if server.running and not server.deposed:
                 conduct.leases(self._setting.truth, server)
+                conduct.shows(self._setting.truth, server)
             if len(server.writer.queue) > JOURNAL_MAX:
                 self._broken("bounds.journal", f"{len(server.writer.queue)} entries wait for the store")
             opened = server.machine.syncer_step - server.machine.committed_step

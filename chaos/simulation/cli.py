@@ -21,7 +21,7 @@ SEEDS_MAX = 10_000_000
 
 
 def sim(
-    seeds: Annotated[str, typer.Option(help="First and last seed, A..B.")] = "1..100",
+    seeds: Annotated[str | None, typer.Option(help="First and last seed, A..B; default 1..100.")] = None,
     seed: Annotated[int | None, typer.Option(min=0, help="One seed, instead of --seeds.")] = None,
     profile: Annotated[str, typer.Option(help="Which faults there are; mixed has all of them.")] = "mixed",
     jobs: Annotated[int, typer.Option(min=1, help="Processes side by side.")] = 1,
@@ -30,7 +30,9 @@ def sim(
 ) -> None:
     """Run both machines in a hostile simulated world; exit code 5 if any promise is broken. Needs no cluster."""
     with reported(as_json):
-        wanted = range(seed, seed + 1) if seed is not None else _range(seeds)
+        if seed is not None and seeds is not None:
+            raise InputError([Problem("--seeds", seeds, "--seed names one seed already", "leave out one of the two")])
+        wanted = range(seed, seed + 1) if seed is not None else _range(seeds or "1..100")
         _check(profile, seed, trace, as_json)
         if trace:
             tally, seconds = _traced(wanted[0], profile)

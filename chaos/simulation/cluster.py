@@ -29,7 +29,7 @@ from chaos.simulation.weather import Weather
 from learners import learner as learners
 from outer import recovery
 from outer import syncer as syncers
-from outer.facts import Committed, SpanGranted
+from outer.facts import Committed, SpanGranted, SpanReturned
 
 REASONED = frozenset({"Refused", "ReadFailed", "DonorFailed", "LearnerFenced", "LearnerLost", "AdoptionRefused"})
 
@@ -147,7 +147,7 @@ class Cluster:
             self.setting.truth.committed(record, write.entry.proposal)
         elif isinstance(record, SpanGranted):
             self.setting.truth.lent(record)
-        else:
+        elif isinstance(record, SpanReturned):
             self.setting.truth.returned(record)
 
 
@@ -179,22 +179,28 @@ def play(
     violations: list[Violation] = []
     try:
         cluster.run()
+    except BrokenPipeError:
+        raise  # whoever read the trace has gone
     except Exception as error:  # a machine's assertion, or its shell's: as bad as a broken promise
-        violations.append(_raised(error))
+        violations.append(_raised("machine.raises", error))
+    try:
+        conduct.waits(cluster.setting)
+        violations += judged(events_of(cluster.setting), cluster.setting.fired)
+    except Exception as error:  # of this seed, and not of all that follow
+        violations.append(_raised("checkers.raise", error))
     return _outcome(cluster, violations)
 
 
-def _raised(error: Exception) -> Violation:
+def _raised(promise: str, error: Exception) -> Violation:
     frame = error.__traceback__
     while frame is not None and frame.tb_next is not None:
         frame = frame.tb_next
     where = f"{frame.tb_frame.f_code.co_filename.rsplit('/', 2)[-1]}:{frame.tb_lineno}" if frame is not None else ""
-    return Violation("machine.raises", f"{type(error).__name__} at {where}: {error}")
+    return Violation(promise, f"{type(error).__name__} at {where}: {error}")
 
 
 def _outcome(cluster: Cluster, violations: list[Violation]) -> Outcome:
     setting, options = cluster.setting, cluster.options
-    conduct.waits(setting)
     facts: Counter[str] = Counter()
     for said in setting.facts.values():
         for _, fact in said:
@@ -205,7 +211,7 @@ def _outcome(cluster: Cluster, violations: list[Violation]) -> Outcome:
     return Outcome(
         options.seed,
         options.profile,
-        (*violations, *setting.truth.violations, *judged(events_of(setting), setting.fired)),
+        (*setting.truth.violations, *violations),
         digest_of(setting),
         sum(process.handled for process in cluster.bounds.processes),
         setting.time.now,

@@ -11,8 +11,8 @@ from typing import TYPE_CHECKING
 
 from chaos.simulation.setting import MANIFEST
 from outer import signals
-from outer.facts import Committed, LearnerFenced, StepOpened, StepPassed
-from outer.messages import STARTING, STEPPING, Attach
+from outer.facts import Committed, LearnerFenced, Refused, StepOpened, StepPassed
+from outer.messages import DRAINING, STARTING, STEPPING, STOPPED, Attach, Report
 from outer.signals import Fence, Say
 
 if TYPE_CHECKING:
@@ -26,6 +26,7 @@ FASTEST = 0.9 * 0.97  # times a learner's usual step: by so much steps vary, and
 UNEVEN = frozenset({"clock_rate", "clock_jump", "wall_skew", "wall_jump", "zombie"})
 SLACK_S = 1.0  # between two looks
 WAKE_S = 0.01  # a timer comes so late at most
+SOONER = frozenset({"late", "doubled", "stale_incarnation", "stale_epoch", "stale_base"})  # looked at before counters
 
 
 def steps(truth: Truth, unit: Unit) -> None:
@@ -52,15 +53,42 @@ def leaves(truth: Truth, unit: Unit, reason: str) -> None:
         truth.broken("conduct.leaves", f"{unit.name} {unit.incarnation} left as drained with steps on fragments {left}")
 
 
+def quorum(truth: Truth, server: Server, syncer_step: int, k: int) -> None:
+    """At least K reported a further step after this one opened, or reopened; who leaves has none to report."""
+    opened, reported = server.opened[syncer_step], 0
+    for unit in server.peers.values():
+        heard = server.heard.get(unit.key)
+        further = heard is not None and heard.step > opened.get(unit.key, 0)
+        reported += further or unit.machine.phase in (DRAINING, STOPPED)
+    if reported < k:
+        truth.broken("conduct.quorum", f"syncer step {syncer_step} went on with {reported} reports, the quorum is {k}")
+
+
+def life(server: Server, learner: str) -> tuple[int, float]:
+    """The incarnation that the syncer knows, and for how long it has been silent, in seconds."""
+    for row in server.machine.view(server.clock()):
+        if row["name"] == learner and row["lease_age_s"] is not None:
+            return row["incarnation"], row["lease_age_s"]
+    return 0, math.inf
+
+
+def hears(truth: Truth, server: Server, report: Report, before: tuple[int, float]) -> None:
+    """A report of one incarnation is no sign of life of another."""
+    incarnation, silent_s = life(server, report.learner)
+    if incarnation == before[0] != report.incarnation and silent_s < before[1]:
+        sign = f"a report of {report.learner} {report.incarnation}"
+        truth.broken("conduct.hears", f"{sign} was taken for a sign of life of {incarnation}")
+
+
 def leases(truth: Truth, server: Server) -> None:
     """Nobody is held for alive who has been silent for longer than the last report that arrived was good for."""
     now = server.clock()
     for row in server.machine.view(now):
-        unit = server.peers.get(row["name"])
-        if not row["alive"] or row["phase"] == STARTING or unit is None or unit.incarnation != row["incarnation"]:
+        heard = server.heard.get((row["name"], row["incarnation"]))
+        if not row["alive"] or row["phase"] == STARTING or heard is None:
             continue
-        if now > unit.lease_until + SLACK_S:
-            silent = f"{row['name']} {row['incarnation']} is held for alive {now - unit.lease_until:.1f} s"
+        if now > heard.lease_until + SLACK_S:
+            silent = f"{row['name']} {row['incarnation']} is held for alive {now - heard.lease_until:.1f} s"
             truth.broken("conduct.leases", f"{silent} after its lease")
 
 
@@ -84,6 +112,36 @@ def fences(truth: Truth, server: Server, event: signals.Event, effects: list[sig
                 truth.broken("conduct.fences", f"the fence of {named} ended {ended}")
 
 
+def refuses(
+    truth: Truth, server: Server, event: signals.Event, effects: list[signals.Effect], reasons: frozenset[str]
+) -> None:
+    """What cannot be right is refused, for one of these reasons; with none it is passed over."""
+    if not server.running or server.deposed:
+        return
+    facts = [effect.fact for effect in effects if isinstance(effect, Say)]
+    said = {fact.reason for fact in facts if isinstance(fact, Refused)}
+    if not said <= reasons or bool(said) != bool(reasons):
+        truth.broken("conduct.refuses", f"{event} was refused for {sorted(said)}, due is one of {sorted(reasons)}")
+
+
+def shows(truth: Truth, server: Server) -> None:
+    """What status pages show is within its range, and within an epoch no count of it falls."""
+    machine, name = server.machine, f"epoch {server.epoch}"
+    counts = {"progress": machine.progress, "tokens_processed": machine.tokens_processed}
+    counts["tokens_committed"] = machine.tokens_committed
+    for row in machine.view(server.clock()):
+        learner = f"{row['name']} {row['incarnation']}"
+        counts |= {f"{learner} {count}": row[count] for count in ("step", "tokens")}
+        if not 0 <= (row["version_lag"] or 0) <= len(machine.versions):
+            truth.broken("conduct.shows", f"{name} shows {learner} {row['version_lag']} versions behind")
+    fell = [
+        f"{count} {value} after {server.shown[count]}" for count, value in counts.items() if value < server.shown[count]
+    ]
+    if fell or not machine.progress <= 1.0 or (machine.grace_s or 0.0) < 0.0:
+        truth.broken("conduct.shows", f"{name} shows {', '.join(fell)}; progress {machine.progress}")
+    server.shown.update(counts)
+
+
 def waits(setting: Setting) -> None:
     """Steps open no sooner than learners step, and no grace outlasts what was granted.
 
@@ -95,13 +153,13 @@ def waits(setting: Setting) -> None:
     fastest = FASTEST * min(options.step_s.values())
     grace = options.sync.grace
     longest = math.inf if isinstance(grace, str) else grace  # what adaptive grace granted, no record says
-    for (writer, _), said in setting.facts.items():
+    for (writer, epoch), said in setting.facts.items():
         if writer == "syncer":
-            _waits(setting, said, fastest, longest)
+            _waits(setting, epoch, said, fastest, longest)
 
 
-def _waits(setting: Setting, said: list[Fact], fastest: float, longest: float) -> None:
-    """Of one epoch."""
+def _waits(setting: Setting, epoch: int, said: list[Fact], fastest: float, longest: float) -> None:
+    """Of one epoch. What it says again of an earlier one tells nothing of it."""
     sync = setting.options.sync
     opened_at, known = float("-inf"), False  # before the first commit nobody's step time may be known
     for at, fact in said:
@@ -113,4 +171,4 @@ def _waits(setting: Setting, said: list[Fact], fastest: float, longest: float) -
                 since = f"syncer step {fact.syncer_step} opened {at - opened_at:.3f} s after the one before"
                 setting.truth.broken("conduct.waits", f"{since}, no learner steps in less than {fastest:.3f} s")
             opened_at = at
-        known = known or isinstance(fact, Committed | StepPassed)
+        known = known or isinstance(fact, StepPassed) or (isinstance(fact, Committed) and fact.epoch == epoch)

@@ -20,10 +20,12 @@ if TYPE_CHECKING:
 Digest = str
 
 # What a harassed run may give no evidence of; everything else has to pass. A donor may die before it could say that it
-# gave, and the accounts of time are of clocks, which here jump.
+# gave. The accounts of time are of clocks, which here jump, of processes that go once they have ended, and of runs that
+# end in order: whoever is cut off gets to say what it did, and one syncer says both that it is over and to whom.
 MAY_BE_UNKNOWN = frozenset({"accounted.time", "replayable.states"})
-BY_CLOCKS = frozenset({"accounted.time"})
-CLOCK_FAULTS = frozenset({"wall_skew", "wall_jump", "clock_jump"})
+BY_TIME = frozenset({"accounted.time"})
+STOPS = frozenset({"stop", "stop_committing"})  # a run that is stopped at once gives evidence of nothing
+UNTIMED = frozenset({"wall_skew", "wall_jump", "clock_jump", "linger", "crash_ending"}) | STOPS
 UNHEARD = frozenset({"syncer", "orchestrator", "chaos"})  # who writes to the log without anybody's help
 
 
@@ -40,11 +42,13 @@ def events_of(setting: Setting) -> list[Event]:
 def judged(events: list[Event], fired: Mapping[str, int]) -> list[Violation]:
     """What the checkers of real logs find broken, or cannot tell. `fired`: the faults that there were."""
     violations = []
-    unjudged = BY_CLOCKS if CLOCK_FAULTS & fired.keys() else frozenset()
+    unjudged = BY_TIME if UNTIMED & fired.keys() else frozenset()
+    nothing = bool(STOPS & fired.keys()) and not any(isinstance(event.fact, Committed) for event in events)
     for verdict in suite.check(events):
         if verdict.name in unjudged:
             continue
-        if verdict.status == "violated" or (verdict.status == "unknown" and verdict.name not in MAY_BE_UNKNOWN):
+        unknown = verdict.status == "unknown" and verdict.name not in MAY_BE_UNKNOWN
+        if verdict.status == "violated" or (unknown and not nothing):
             violations.append(Violation(verdict.name, f"{verdict.status}: {verdict.reason}"))
     return violations
 

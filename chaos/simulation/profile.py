@@ -29,8 +29,8 @@ KINDS: dict[str, dict[str, float]] = {
         "flapping": 0.2, "slow_link": 0.2,
     },
     "hosts": {
-        "crash": 0.3, "crash_joining": 0.2, "crash_transferring": 0.2, "freeze": 0.3, "slow": 0.25,
-        "wall_skew": 0.3, "wall_jump": 0.25, "clock_rate": 0.3, "clock_jump": 0.2,
+        "crash": 0.3, "crash_joining": 0.2, "crash_transferring": 0.2, "crash_answering": 0.15, "freeze": 0.3,
+        "slow": 0.25, "wall_skew": 0.3, "wall_jump": 0.25, "clock_rate": 0.3, "clock_jump": 0.2,
     },
     "storage": {
         "storage_slow": 0.2, "storage_failing": 0.2, "storage_full": 0.15, "storage_torn": 0.2, "storage_lost": 0.2,
@@ -45,9 +45,12 @@ KINDS: dict[str, dict[str, float]] = {
         "bit_flip": 0.2, "fetch_damage": 0.2, "state_damage": 0.2, "non_finite": 0.2, "wrong_manifest": 0.15,
         "overflow": 0.12,
     },
+    "confusion": {"garbled": 0.15, "echo": 0.15, "linger": 0.2},
+    "joining": {"donor_leaves": 0.3, "state_late": 0.25, "starved": 0.2},
+    "ending": {"stop": 0.5, "stop_committing": 0.5, "crash_ending": 0.5},
 }  # fmt: skip
-PROFILES: dict[str, tuple[str, ...]] = {
-    "mixed": tuple(KINDS),
+PROFILES: dict[str, tuple[str, ...]] = {  # topics, or single kinds
+    "mixed": tuple(topic for topic in KINDS if topic != "ending"),
     "calm": (),
     "network": ("network",),
     "hosts": ("hosts",),
@@ -55,8 +58,13 @@ PROFILES: dict[str, tuple[str, ...]] = {
     "syncer": ("syncer",),
     "membership": ("membership",),
     "payloads": ("payloads", "membership"),
+    "confusion": ("confusion", "syncer"),
+    "joining": ("joining",),
+    "lockstep": ("reordering", "slow_link", "slow"),  # in strict overlap nobody joins or leaves: there are only delays
+    "ended": ("ending", "network", "syncer", "membership", "confusion"),
 }
-ALWAYS = frozenset({"syncer_crash"})  # in profiles of a single topic: what makes its other faults matter
+ALWAYS = frozenset({"syncer_crash"})  # but for mixed: what makes a profile's other faults matter
+LOCKSTEP_HANG_S = 30.0  # there a learner that is merely slow must not be ended: who takes its place could not catch up
 
 
 class Place(NamedTuple):
@@ -78,6 +86,19 @@ class Fault:
     target: str  # a learner, or "" where the kind says whom
     duration_s: float
     strength: float  # 0 to 1: how bad
+
+
+DEADLINES = ("read_timeout_s", "transfer_s", "join_s", "drain_s", "lease_s")  # of the recipe's [sync]
+DURATIONS = (
+    "latency_s",
+    "jitter_s",
+    "append_s",
+    "merge_s",
+    "import_s",
+    "compile_s",
+    "notice_s",
+    "hang_s",
+)  # of options
 
 
 @dataclass(frozen=True)
@@ -135,7 +156,10 @@ class Options:
             f"seed {self.seed} profile {self.profile} P {self.fragments} H {sync.round_steps} tau {sync.overlap_steps} "
             f"K {self.quorum} grace {sync.grace} pacing {sync.pacing} participants {sync.participants} "
             f"adopt {sync.adopt} recover {sync.recover} storm_s {self.storm_s:.1f} "
-            f"step_s {' '.join(f'{name}={self.step_s[name]:.3f}' for name in self.learners)}"
+            f"step_s {' '.join(f'{name}={self.step_s[name]:.3f}' for name in self.learners)} "
+            f"batch {' '.join(f'{name}={self.batch[name]}' for name in self.learners)} span_steps {self.span_steps} "
+            f"gamma {sync.gamma} {' '.join(f'{name} {getattr(sync, name):.3f}' for name in DEADLINES)} "
+            f"{' '.join(f'{name} {getattr(self, name):.3f}' for name in DURATIONS)}"
         )
 
 
@@ -186,7 +210,10 @@ def draw(
         "lease_s": between(chance, 0.8, 3.0),
     }
     quorum = 1 + int(chance.random() * len(learners))
-    storm_s = 8.0 + 0.6 * syncer_steps * common_s if PROFILES[profile] else 0.0
+    if profile == "lockstep":
+        quorum, sync = len(learners), {"overlap": "strict", "grace": "infinite"} | sync
+    stormy = 1.0 if profile == "ended" else 0.6  # of the run: that one may end in the storm
+    storm_s = 8.0 + stormy * syncer_steps * common_s if PROFILES[profile] else 0.0
     batch = {name: 1 + int(chance.random() * 3) for name in step_s}
     return Options(
         seed=seed,
@@ -207,26 +234,40 @@ def draw(
         compile_s=between(chance, 0.2, 1.5),
         start_s=20.0,
         notice_s=between(chance, 0.2, 2.0),
-        hang_s=between(chance, 4.0, 10.0),
+        hang_s=LOCKSTEP_HANG_S if profile == "lockstep" else between(chance, 4.0, 10.0),
         backoff_s=0.5,
         storm_s=storm_s,
         faults=plan(seed, profile, storm_s),
+        budget_tokens=_tokens(stream(seed, "budget"), syncer_steps) if profile == "ended" else None,
     )
+
+
+def _tokens(chance: Random, syncer_steps: int) -> int | None:
+    """A budget of half the seeds: a few tokens, or nearly what so many syncer steps bring."""
+    return int(between(chance, 1.0, 10.0) * syncer_steps) * TOKENS if chance.random() < 0.5 else None
+
+
+def shares(profile: str) -> dict[str, float]:
+    """Of each kind of fault in a profile, the share of the seeds that plan one: more where there are few topics."""
+    topics = PROFILES[profile]
+    given = {kind: share for kinds in KINDS.values() for kind, share in kinds.items()}
+    kinds = [kind for topic in topics for kind in KINDS.get(topic, (topic,))]
+    if profile == "mixed":
+        return {kind: given[kind] for kind in kinds}
+    least = 0.0 if len(KINDS.keys() & topics) > 2 else 0.5
+    return {kind: 1.0 if kind in ALWAYS else max(given[kind], least) for kind in kinds}
 
 
 def plan(seed: int, profile: str, storm_s: float, learners: tuple[str, ...] = LEARNERS) -> tuple[Fault, ...]:
     """Faults of so many seconds. Whether a kind occurs, and when, depends on no other kind."""
     faults = []
-    topics = PROFILES[profile]
-    for topic in topics:
-        for kind, share in KINDS[topic].items():
-            chance = stream(seed, f"fault {kind}")
-            certain = len(topics) < len(KINDS) and kind in ALWAYS
-            if chance.random() >= (1.0 if certain else share if len(topics) > 2 else max(share, 0.5)):
-                continue
-            for _ in range(pick(chance, (1, 1, 1, 2, 2, 3))):
-                at = between(chance, 1.0, max(2.0, storm_s * 0.9))
-                target = pick(chance, (*learners, *learners, EVERYBODY))
-                lasts_s = min(between(chance, 0.5, 3.0) * between(chance, 0.3, 5.0), storm_s)
-                faults.append(Fault(at, kind, target, lasts_s, chance.random()))
+    for kind, share in shares(profile).items():
+        chance = stream(seed, f"fault {kind}")
+        if chance.random() >= share:
+            continue
+        for _ in range(pick(chance, (1, 1, 1, 2, 2, 3))):
+            at = between(chance, 1.0, max(2.0, storm_s * 0.9))
+            target = pick(chance, (*learners, *learners, EVERYBODY))
+            lasts_s = min(between(chance, 0.5, 3.0) * between(chance, 0.3, 5.0), storm_s)
+            faults.append(Fault(at, kind, target, lasts_s, chance.random()))
     return tuple(sorted(faults, key=lambda fault: (fault.at, fault.kind)))

@@ -6,12 +6,13 @@ It can die between any two of its effects. Knows the learners' processes as peer
 from __future__ import annotations
 
 import math
+from collections import defaultdict
 from collections.abc import Callable
 from functools import partial
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING, Any, NamedTuple
 
 from chaos.simulation import conduct
-from chaos.simulation.contents import Range, Version
+from chaos.simulation.contents import Key, Range, Version
 from chaos.simulation.hosts import Host, Process
 from chaos.simulation.network import Call, ask
 from chaos.simulation.setting import Setting
@@ -19,13 +20,25 @@ from chaos.simulation.storage import Store, Write, Writer
 from chaos.simulation.trace import told
 from chaos.simulation.truth import Proposal
 from outer import signals
+from outer.facts import Finished, StepOpened, StepPassed, StepReopened
 from outer.messages import Attach, Contribution, Donor, Drain, Grant, ReadRequest, Report, Stop, Welcome
 
 if TYPE_CHECKING:
     from chaos.simulation.unit import Unit
 
 UNDELIVERED_MAX = 64  # messages on their way to one learner; more are dropped, the machine sends again
+STEPS = frozenset({StepOpened, StepReopened, StepPassed})
 WAKE_S_MIN = 0.001  # the shell never looks again sooner
+
+
+class Heard(NamedTuple):
+    """What reports have told of one incarnation."""
+
+    step: int
+    lease_until: float  # as of the last that arrived, by this syncer's clock
+
+
+NOTHING = Heard(0, math.inf)
 
 
 class Server(Process):
@@ -45,13 +58,20 @@ class Server(Process):
         self.epoch, self.machine = epoch, machine
         self.peers: dict[str, Unit] = {}
         self.values = values
+        self.shown: defaultdict[str, float] = defaultdict(float)  # the counts that status pages were given last
         self.deposed = False  # a newer epoch is there: it drives its machine no more
         self.performed = 0  # effects
         self.crash_at = math.inf  # after so many of them it dies
         self.crash_writing = False  # it dies as soon as something is on its way to the store
+        self.dies_ending = 0  # it dies so many effects after it has said that the run is over
+        self.committing: Callable[[], None] | None = None  # happens once, while a commit is being written
         self.facts = setting.facts.setdefault(("syncer", epoch), [])
         self.writer = Writer(store, self, self._durable, self._refused)
         self._setting, self._died, self._trace = setting, died, setting.trace
+        # In strict overlap it is the number of a learner's step that makes it count, not that it is a further one.
+        self._quorum = 0 if setting.options.sync.overlap == "strict" else setting.options.quorum
+        self.opened: dict[int, dict[Key, int]] = {}  # by syncer step: what each had reported by then
+        self.heard: dict[Key, Heard] = {}
         self._flushed = 0  # facts that a crash cannot take back
         self._wake_at = math.inf  # virtual seconds
         self._merged_at = 0.0  # when the merging thread is free
@@ -75,16 +95,18 @@ class Server(Process):
     # -------------------------------------------------------------- called by the supervisor
 
     def expect(self, event: signals.Expect, heard: Callable[[], None]) -> None:
-        self.peers.pop(event.learner, None)
-        self._drive(event)
+        peer = self.peers.get(event.learner)
+        if peer is not None and peer.incarnation < event.incarnation:
+            del self.peers[event.learner]
+        self.drive(event)
         heard()
 
     def tell(self, event: signals.Event) -> None:
-        conduct.fences(self._setting.truth, self, event, self._drive(event))
+        conduct.fences(self._setting.truth, self, event, self.drive(event))
 
     def drain(self, event: signals.DrainRequested, told: Callable[[bool], None]) -> None:
         """Whether it was told to leave; else it has nothing to lose."""
-        effects = self._drive(event)
+        effects = self.drive(event)
         told(any(isinstance(effect, signals.Send) and isinstance(effect.message, Drain) for effect in effects))
 
     # -------------------------------------------------------------- called by learners
@@ -95,7 +117,7 @@ class Server(Process):
         self.note(unit, upto)
         before = self.peers.get(message.learner)
         self.peers[message.learner] = unit
-        effects = self._drive(message)
+        effects = self.drive(message)
         for effect in effects:
             if isinstance(effect, signals.Send) and isinstance(effect.message, Welcome):
                 conduct.lets_in(self._setting.truth, message)
@@ -110,7 +132,7 @@ class Server(Process):
             call.reply(0.0, "; ".join(f"{fact.reason}" for fact in refusals if hasattr(fact, "reason")))
 
     def seek(self, call: Call) -> None:
-        for effect in self._drive(call.message):
+        for effect in self.drive(call.message):
             if isinstance(effect, signals.Send) and isinstance(effect.message, Donor):
                 named, peer = effect.message, self.peers.get(effect.message.donor)
                 if peer is not None and peer.incarnation == named.donor_incarnation:
@@ -120,11 +142,17 @@ class Server(Process):
 
     def report(self, unit: Unit, message: Report, upto: int) -> None:
         unit.reports -= 1
-        unit.lease_until = self.clock() + message.lease_s
         recorded = self._setting.recorded
         if upto > recorded.get(unit.key, 0):
             recorded[unit.key] = upto
-        self._drive(message)
+        before = self.heard.get(unit.key, NOTHING)
+        self.heard[unit.key] = Heard(max(before.step, message.step), self.clock() + message.lease_s)
+        if self.peers.get(message.learner) is unit:
+            self.drive(message)
+            return
+        life = conduct.life(self, message.learner)
+        self.drive(message)
+        conduct.hears(self._setting.truth, self, message, life)
 
     def record(self, call: Call) -> None:
         """What a joiner takes along from its donor."""
@@ -144,7 +172,7 @@ class Server(Process):
 
     # -------------------------------------------------------------- the machine and its effects
 
-    def _drive(self, event: Any) -> list[Any]:
+    def drive(self, event: Any) -> list[Any]:
         if self.deposed or not self.alive:
             return []
         if self._trace is not None:
@@ -184,12 +212,26 @@ class Server(Process):
     def _wake(self, at: float) -> None:
         if at == self._wake_at:  # else an earlier one took its place
             self._wake_at = math.inf
-            self._drive(signals.Tick())
+            self.drive(signals.Tick())
 
     def _say(self, effect: signals.Say) -> None:
-        self.facts.append((self.time.now + self.host.wall_s, effect.fact))
+        fact: Any = effect.fact
+        self.facts.append((self.time.now + self.host.wall_s, fact))
+        if type(fact) in STEPS:
+            self._note_step(fact)
+        if self.dies_ending and isinstance(fact, Finished):
+            self.crash_at = self.performed + self.dies_ending
+            self._setting.fired["crash_ending"] += 1
         if self._trace is not None:
             self._trace.line(self.time.now, "syncer", self.epoch, "says", told(effect.fact))
+
+    def _note_step(self, fact: StepOpened | StepReopened | StepPassed) -> None:
+        if isinstance(fact, StepPassed):
+            conduct.quorum(self._setting.truth, self, fact.syncer_step, self._quorum)
+        else:
+            self.opened[fact.syncer_step] = {
+                unit.key: self.heard.get(unit.key, NOTHING).step for unit in self.peers.values()
+            }
 
     def _merge(self, effect: signals.Merge) -> None:
         """In one thread, beside the loop."""
@@ -206,16 +248,19 @@ class Server(Process):
         proposal = Proposal(version, effect.payloads, effect.weights)
         digest = f"{effect.fragment}@{effect.syncer_step}/{self.epoch}"
         overflow = bool(self._setting.flips) and self._setting.damaged("overflow")
-        self._drive(signals.Merged(effect.syncer_step, proposal, digest, math.inf if overflow else 1.0, not overflow))
+        self.drive(signals.Merged(effect.syncer_step, proposal, digest, math.inf if overflow else 1.0, not overflow))
 
     def _append(self, effect: signals.Append) -> None:
         self.writer.put(Write(self.epoch, effect.sequence, effect))
         if self.crash_writing:
             self.crash_writing = False
             self.crash_at = self.performed + 1
+        if self.committing is not None and effect.proposal is not None:
+            self.time.reach(0.0, self, self.committing)
+            self.committing = None
 
     def _durable(self, write: Write) -> None:
-        self._drive(signals.Durable(write.sequence))
+        self.drive(signals.Durable(write.sequence))
 
     def _refused(self, write: Write) -> None:
         """Another epoch is there."""
@@ -237,11 +282,12 @@ class Server(Process):
         if kind is Welcome or kind is Donor or unit is None or unit.incarnation != effect.incarnation:
             return  # attach and seek return them; or there is nobody
         if kind is ReadRequest:
+            conduct.quorum(self._setting.truth, self, message.syncer_step, self._quorum)
             answered = partial(self._answered, unit, message.syncer_step)
             missed = partial(self._unread, unit, message.syncer_step)
             links = unit.down, unit.up
             network = self._setting.network
-            ask(network, self, unit, links, unit.read, message, message.deadline_s, answered, missed, True)
+            ask(network, self, unit, links, unit.answers.read, message, message.deadline_s, answered, missed, True)
             return
         if kind is Grant:
             self._setting.truth.granted(self.epoch, message.span)
@@ -255,7 +301,7 @@ class Server(Process):
 
     def _unread(self, unit: Unit, syncer_step: int, reason: str) -> None:
         reason = "timeout" if reason == "GetTimeoutError" else reason
-        self._drive(signals.ReadMissed(unit.name, unit.incarnation, syncer_step, reason))
+        self.drive(signals.ReadMissed(unit.name, unit.incarnation, syncer_step, reason))
 
     def _answered(self, unit: Unit, syncer_step: int, answer: tuple[Contribution, int] | None) -> None:
         if answer is None:
@@ -263,7 +309,10 @@ class Server(Process):
             return
         contribution, upto = answer
         self.note(unit, upto)
-        self._drive(contribution)
+        effects = self.drive(contribution)
+        if garbled := self._setting.truth.garbled.get(id(contribution.payload)):
+            reasons = conduct.SOONER | {garbled[1]}
+            conduct.refuses(self._setting.truth, self, contribution, effects, reasons)
 
 
 PERFORM: dict[type[Any], Callable[[Server, Any], None]] = {

@@ -65,6 +65,7 @@ class States:
             self._missed(*donor.key, answer)
             return
         unit, (state, upto) = self._unit, answer
+        unit.moment("received")
         assert unit.server is not None
         examined, missed = partial(self._examined, donor, state), partial(self._missed, *donor.key)
         links = unit.up, unit.down

@@ -118,7 +118,7 @@ class Writer:
             self._store.crashed(write)
 
     def _begin(self) -> None:
-        if self.queue:
+        if self.queue and self._under_way is None:
             self._under_way = self.queue[0]
             self._owner.time.after(self._store.write_s(), self._land, self.queue[0])
 

@@ -39,6 +39,7 @@ class Supervisor:
         self.controller = controller.Controller(options.learners, backoff_s=options.backoff_s, hang_s=options.hang_s)
         self.incarnations: dict[str, int] = {}
         self.misled: dict[str, bool] = {}  # whose next incarnation comes with another recipe
+        self._stopping = ""  # why, once the run is to end before its time
         self._setting, self._chance, self._hosts, self._begin_epoch = setting, chance, hosts, begin_epoch
         self._facts = setting.facts.setdefault(("orchestrator", 1), [])
         self._epoch = 0
@@ -113,12 +114,15 @@ class Supervisor:
         self._setting.time.after(0.1 + options.notice_s * self._chance.random(), self._up, name, incarnation)
 
     def _expect(self, name: str, incarnation: int) -> None:
-        options = self._setting.options
-        region = options.place(name).region or ""
-        event = signals.Expect(name, incarnation, options.start_s, options.batch[name], region)
         server = self.server
         if server is not None:
+            event = self._announced(name, incarnation)
             self._tell(server, server.expect, event, partial(self._heard, name, incarnation))
+
+    def _announced(self, name: str, incarnation: int) -> signals.Expect:
+        options = self._setting.options
+        region = options.place(name).region or ""
+        return signals.Expect(name, incarnation, options.start_s, options.batch[name], region)
 
     def _heard(self, name: str, incarnation: int) -> None:
         """The syncer expects it: it may begin, once it is up."""
@@ -144,13 +148,13 @@ class Supervisor:
     def _is_gone(self, name: str, incarnation: int) -> bool:
         return name in self._dead and self._dead[name][0] >= incarnation
 
-    def crash(self, name: str) -> bool:
-        """A learner's process dies, and that is noticed after a while. False: there is none."""
+    def crash(self, name: str, noticed: bool = False) -> bool:
+        """A learner's process dies, which is noticed at once or after a while. False: there is none."""
         unit = self.units.get(name)
         if unit is None or not unit.alive:
             return False
         unit.die()
-        wait_s = self._setting.options.notice_s * self._chance.random()
+        wait_s = 0.0 if noticed else self._setting.options.notice_s * self._chance.random()
         self._setting.time.after(wait_s, self._lost, name, unit.incarnation, "died")
         return True
 
@@ -229,6 +233,12 @@ class Supervisor:
         self._act(actions)
         return bool(actions)
 
+    def stop(self, reason: str) -> None:
+        """The run is to end, wherever it is: every syncer that there is, or comes, has to know."""
+        self._stopping = self._stopping or reason
+        if self.server is not None:
+            self._tell(self.server, self.server.tell, signals.StopRequested(reason))
+
     # -------------------------------------------------------------- the syncer
 
     def _look_at_syncer(self) -> None:
@@ -262,11 +272,13 @@ class Supervisor:
             return
         self._epoch, self.server = server.epoch, server
         server.start()
-        for name, incarnation in self.incarnations.items():
-            if self._is_gone(name, incarnation):
-                self._tell(server, server.tell, signals.Fence(name, *self._dead[name]))
-            else:
-                self._expect(name, incarnation)
+        if server.epoch > 1:
+            living = [pair for pair in self.incarnations.items() if not self._is_gone(*pair)]
+            server.tell(signals.Living(tuple(self._announced(*pair) for pair in living)))
+            for pair in living:
+                self._heard(*pair)
+        if self._stopping:
+            server.tell(signals.StopRequested(self._stopping))
         for event in self.drains.values():
             if not self._is_gone(event.learner, event.incarnation):
                 self._drain(controller.Drain(event.learner, event.incarnation, event.reason), event.deadline_s)

@@ -14,7 +14,7 @@ from dataclasses import dataclass, replace
 from typing import Any
 
 from chaos.simulation.cluster import Cluster, make_learner, make_syncer
-from chaos.simulation.history import BY_CLOCKS, CLOCK_FAULTS, events_of
+from chaos.simulation.history import BY_TIME, UNTIMED, events_of
 from chaos.simulation.injection import Injection
 from chaos.simulation.profile import Options
 from chaos.simulation.truth import Violation
@@ -65,7 +65,7 @@ def record(recipe: Recipe, options: Options) -> Simulated:
     if setting.truth.violations:
         raise Broken(setting.truth.violations)
     events = merge([[replace(event, fact=bare(event.fact)) for event in events_of(setting)]])
-    verdicts, unjudged = check(events), BY_CLOCKS if CLOCK_FAULTS & setting.fired.keys() else frozenset()
+    verdicts, unjudged = check(events), BY_TIME if UNTIMED & setting.fired.keys() else frozenset()
     if broken := [each for each in verdicts if each.status == "violated" and each.name not in unjudged]:
         raise Broken(Violation(each.name, each.reason) for each in broken)
     return Simulated(events, verdicts, setting.time.now, dict(sorted(setting.fired.items())))

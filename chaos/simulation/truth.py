@@ -45,8 +45,12 @@ class Truth:
         self.checked = 0
         self.shared: dict[str, int] = {}  # the newest syncer step that each learner has a share in
         self._given: dict[tuple[Key, int], tuple[Content, ...]] = {}  # what a donor gave as of a step of its own
+        self.garbled: dict[int, tuple[Content, str]] = {}  # by identity: what must be refused, and why
         self._quorum = options.quorum
         self._tokens = options.tokens
+        self._learners = options.learners
+        self._lockstep = options.sync.overlap == "strict"
+        self._overlap_steps = options.sync.overlap_steps
 
     def broken(self, promise: str, reason: str) -> None:
         if sum(each.promise == promise for each in self.violations) < SHOWN_MAX:
@@ -70,7 +74,11 @@ class Truth:
             self.broken("truth.quorum", f"{name} holds {len(proposal.payloads)} payloads, the quorum is {self._quorum}")
         if len(record.participants) != len(proposal.payloads):
             self.broken("truth.record", f"{name} names {len(record.participants)} of {len(proposal.payloads)} payloads")
+        if self.garbled and any(id(content) in self.garbled for content in proposal.payloads):
+            self.broken("truth.refused", f"{name} holds an answer that was to be refused")
         self._weights(name, proposal)
+        if self._lockstep:
+            self._together(name, record.syncer_step, proposal.payloads)
         for content in proposal.payloads:
             self.shared[content.unit[0]] = record.syncer_step
             self._committed[content.unit] = max(content.step, self._committed.get(content.unit, 0))
@@ -92,6 +100,12 @@ class Truth:
         for content, weight, due in zip(proposal.payloads, proposal.weights, raw, strict=True):
             if not abs(weight * total - due) <= TOLERANCE * total:
                 self.broken("truth.weights", f"{name}: {content.unit[0]} weighs {weight}, due is {due / total}")
+
+    def _together(self, name: str, syncer_step: int, payloads: tuple[Content, ...]) -> None:
+        """In strict overlap a commit is of everybody's step of its own number."""
+        steps = {content.unit[0]: content.step for content in payloads}
+        if sorted(steps) != sorted(self._learners) or set(steps.values()) != {syncer_step}:
+            self.broken("truth.lockstep", f"{name} holds {steps}")
 
     def published(self, epoch: int, version: Version) -> None:
         """It is announced. What is not durable never is."""
@@ -150,6 +164,12 @@ class Truth:
             self.broken("truth.adopted", f"{name} after version {before.number}")
         if not version.durable:
             self.broken("truth.durable", f"{name}, which is not durable")
+        if self._lockstep and before is not None:
+            due = version.number + self._overlap_steps
+            if after.step != due or version.parent is not before:
+                self.broken(
+                    "truth.lockstep", f"{name} after step {after.step} and version {before.number}, due is {due}"
+                )
         merged = version.newest.get(unit, 0)
         if merged > after.since or after.carried or version.odd:
             own = [one for one in (*version.lineage(), *after.ranges) if one.unit == unit]

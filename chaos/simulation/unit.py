@@ -9,15 +9,15 @@ from __future__ import annotations
 import math
 from collections import deque
 from collections.abc import Callable
-from dataclasses import replace
 from functools import partial
 from heapq import heappush
 from typing import TYPE_CHECKING, Any
 
-from chaos.simulation import conduct
-from chaos.simulation.contents import Content, Version
+from chaos.simulation import conduct, confusion
+from chaos.simulation.answers import Answers
+from chaos.simulation.contents import Version
 from chaos.simulation.hosts import Host, Process
-from chaos.simulation.network import Call, ask
+from chaos.simulation.network import ask
 from chaos.simulation.setting import MANIFEST, OTHER_MANIFEST, Setting
 from chaos.simulation.states import CALL_S, States
 from chaos.simulation.trace import told
@@ -28,7 +28,7 @@ from outer.messages import (
     COMPILING,
     DRAINING,
     IMPORTING,
-    JOINING,
+    STARTING,
     STEPPING,
     STOPPED,
     Attach,
@@ -42,6 +42,7 @@ REPORTS_MAX = 32  # on their way to the syncer; while as many are, none is added
 ATTACH_ATTEMPTS_MAX = 5
 FETCHERS = 2  # threads
 EXIT_S = 0.05
+LINGER_S = 3.0  # and a process that is slow to end
 
 QUIET = (signals.Resume, signals.StepDone, signals.Staged)  # the loop's own; everything else is news to it
 NOTHING = signals.Staged({})
@@ -58,11 +59,12 @@ class Unit(Process):
         self.name, self.incarnation, self.key = name, incarnation, (name, incarnation)
         self.server: Server | None = None  # the newest that it was told of
         self.values = Values(self.key, setting.truth)
+        self.answers = Answers(setting, self)
         self.states = States(setting, self, self._release)
         self.poisoned = self.known_poisoned = False  # its numbers are not finite; it has seen so in its loss
         self.wrong = False  # its recipe is another
-        self.lease_until = math.inf  # by the syncer's clock, as of the last report that it has heard
         self.disturbance: Disturbance | None = None  # what the recipe's own faults do to it from within
+        self.welcomed = 0  # by this epoch
         self.undelivered = 0  # messages of the syncer on their way here
         self.reports = 0  # on their way to the syncer
         self.exited = ""
@@ -80,19 +82,18 @@ class Unit(Process):
         self.up = setting.network.link(name, "syncer")
         self._setting, self._ended, self._trace = setting, ended, setting.trace
         self._step_s = options.step_s[name]
-        self._answers: dict[tuple[int, int], list[Call]] = {}  # by syncer step and attempt
         self._fetches: deque[Callable[[], None]] = deque()
         self._fetching = 0
         self._attempts = 0  # to attach
         self._turn = 0  # which of the loop's moves is under way
-        self._holding = self._changed = False
+        self._holding = self._changed = self._lingers = False
         self._done = signals.StepDone(2.0, options.tokens[name])
         self._resumed = signals.Resume()
 
     @property
     def waiting(self) -> int:
         """Reads, gifts and fetches that are not answered yet."""
-        return sum(map(len, self._answers.values())) + len(self.states) + len(self._fetches) + self._fetching
+        return len(self.answers) + len(self.states) + len(self._fetches) + self._fetching
 
     # -------------------------------------------------------------- the process
 
@@ -120,9 +121,7 @@ class Unit(Process):
     def die(self) -> None:
         super().die()
         self._turn += 1
-        for calls in self._answers.values():
-            for call in calls:
-                call.died()
+        self.answers.die()
         self.states.die()
 
     def fail(self, reason: str) -> None:
@@ -135,7 +134,8 @@ class Unit(Process):
             self._turn += 1
             if self.server is not None:  # last words
                 self._setting.network.carry(self.up, 0.0, self.server, self.server.note, self, len(self.facts))
-            self.after(EXIT_S, self._end)
+            self._lingers = bool(self._setting.flips) and self._setting.damaged("linger")
+            self.after(EXIT_S + (LINGER_S if self._lingers else 0.0), self._end)
 
     def _end(self) -> None:
         if self.alive:
@@ -147,6 +147,8 @@ class Unit(Process):
     def hear(self, event: Any) -> None:
         """News from other threads: it wakes a loop that waits."""
         if self.exited:
+            if self._lingers:
+                self.drive(event)
             return
         self.drive(event)
         self._changed = True
@@ -226,7 +228,7 @@ class Unit(Process):
         self.disturbance.begin(kind, duration_s, delay_s, seed)
 
     @property
-    def _corrupts(self) -> bool:
+    def corrupts(self) -> bool:
         return self.disturbance is not None and self.disturbance.corrupts()
 
     # -------------------------------------------------------------- to the syncer
@@ -240,6 +242,8 @@ class Unit(Process):
         server = self.server
         if server is None or (self.reports >= REPORTS_MAX and message.phase != STOPPED):
             return
+        if self._setting.flips and message.phase == STEPPING:
+            message = confusion.shortened(message, self._setting)
         self.reports += self._setting.network.carry(self.up, 0.0, server, server.report, self, message, len(self.facts))
 
     def reattach(self, server: Server) -> None:
@@ -248,7 +252,9 @@ class Unit(Process):
         if before is not None and before.epoch >= server.epoch:
             return  # overtaken by word of a newer one
         self.server, self.reports, self._attempts = server, 0, 0
-        if before is not None and self.machine.phase in (JOINING, STEPPING, DRAINING):
+        if self.machine.phase in (STARTING, IMPORTING, COMPILING):
+            self.drive(signals.Reattach())  # no loop is there yet to wake
+        elif before is not None:
             self.hear(signals.Reattach())
 
     def _attach(self, message: Attach) -> None:
@@ -265,6 +271,8 @@ class Unit(Process):
         if isinstance(answer, str):
             self.fail(f"the syncer refused this learner: {answer}")
         else:
+            self.moment("welcomed")
+            self.welcomed = answer.epoch
             self.hear(answer)
 
     def _unattached(self, server: Server, message: Attach, reason: str) -> None:
@@ -276,47 +284,10 @@ class Unit(Process):
         else:
             self._attach(message)
 
-    # -------------------------------------------------------------- reads
-
-    def read(self, call: Call) -> None:
-        """The syncer's question for a fragment."""
-        request = call.message
-        key = (request.syncer_step, request.attempt)
-        self._answers.setdefault(key, []).append(call)
-        self.hear(request)
-        if key in self._answers:
-            self.after(request.deadline_s, self._no_boundary, key, call)
-
-    def _no_boundary(self, key: tuple[int, int], call: Call) -> None:
-        calls = self._answers.get(key, [])
-        if call in calls:
-            calls.remove(call)
-            if not calls:
-                del self._answers[key]
-            call.reply(0.0, None)
+    # -------------------------------------------------------------- versions
 
     def _answer(self, effect: signals.Answer) -> None:
-        contribution = effect.contribution
-        digest, defect = f"{self.name}{self.incarnation}@{contribution.step}", ""
-        key = (contribution.syncer_step, contribution.attempt)
-        calls = self._answers.get(key)
-        if calls is None:
-            return
-        call = calls.pop(0)
-        if not calls:
-            del self._answers[key]
-        content: Content = contribution.payload
-        self.values.note_read(contribution.fragment, content)
-        self._setting.truth.contributed(content, contribution)
-        if self.poisoned:
-            self._setting.fired["non_finite"] += 1
-            defect = "non_finite"
-        elif self._corrupts or (self._setting.flips and self._setting.damaged("bit_flip")):
-            defect = "bad_digest"
-        payload = None if defect else content  # as the inspection leaves it
-        call.reply(1.0, (replace(contribution, payload=payload, digest=digest, defect=defect), len(self.facts)))
-
-    # -------------------------------------------------------------- versions
+        self.answers.give(effect)
 
     def _fetch(self, effect: signals.Fetch) -> None:
         self._submit(partial(self._ask_version, effect.fragment, effect.version))

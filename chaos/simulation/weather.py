@@ -9,14 +9,15 @@ from __future__ import annotations
 from collections.abc import Callable, Mapping
 from random import Random
 
+from chaos.simulation.ambushes import Ambushes
 from chaos.simulation.hosts import Host, Process
+from chaos.simulation.mishaps import Mishaps
 from chaos.simulation.network import Link
 from chaos.simulation.profile import EVERYBODY, Fault, between, pick
 from chaos.simulation.setting import Setting
 from chaos.simulation.storage import Store
 from chaos.simulation.supervisor import Supervisor
 from chaos.simulation.unit import Unit
-from outer.messages import JOINING, STEPPING
 from outer.signals import Tick
 
 FLAPS = 4
@@ -33,8 +34,8 @@ class Weather:
         self._store, self._supervisor = store, supervisor
         self._learners = setting.options.learners
         self._frozen: list[Process] = []
-        self._traps: dict[tuple[str, str], str] = {}  # (learner, moment) -> the kind that waits for it
-        setting.trapped = self._trapped
+        self.mishaps = Mishaps(setting, chance, supervisor)
+        self.ambushes = Ambushes(setting, chance, supervisor, self._cut)
         for fault in setting.options.faults:
             setting.time.at(fault.at, self.strike, fault)
 
@@ -48,7 +49,7 @@ class Weather:
 
     def heal(self) -> None:
         """From here on nothing goes wrong, and what is wrong ends."""
-        self.calm = True
+        self.calm = self.mishaps.calm = self.ambushes.calm = True
         self._setting.traps.clear()
         self._setting.flips.clear()
         self._setting.network.heal()
@@ -59,8 +60,11 @@ class Weather:
             self._thaw(process)
         if self._supervisor.server is not None:
             self._supervisor.server.crash_at = float("inf")
-        for name in self._setting.options.learners:
-            self._supervisor.want(name)
+            self._supervisor.server.crash_writing = False
+            self._supervisor.server.dies_ending = 0
+        if self._supervisor.finished_at is None:
+            for name in self._setting.options.learners:
+                self._supervisor.want(name)
 
     def _fire(self, kind: str) -> None:
         self._setting.fired[kind] += 1
@@ -130,41 +134,18 @@ class Weather:
         short = fault.duration_s / FLAPS
         for number in range(FLAPS):
             once = Fault(0.0, fault.kind, fault.target, short * between(self._chance, 0.2, 0.8), fault.strength)
-            self._later(number * short, self._cut_two_way, once)
+            self._later(number * short, self._cut_again, once)
+
+    def _cut_again(self, fault: Fault) -> None:
+        if not self.calm:
+            self._cut_two_way(fault)
 
     # -------------------------------------------------------------- hosts
 
     def _crash(self, fault: Fault) -> None:
         for unit in self._targets(fault)[:1]:
-            phase = unit.machine.phase
             if self._supervisor.crash(unit.name):
                 self._fire("crash")
-                self._fire(f"crash_in_{phase}")
-
-    def _trap(self, fault: Fault, moment: str, after_s: float) -> None:
-        """It dies a little after the next time it comes to such a moment."""
-        names = self._learners if fault.target == EVERYBODY else (fault.target,)
-        name = pick(self._chance, names)
-        self._setting.traps[name, moment] = after_s
-        self._traps[name, moment] = fault.kind
-
-    def _trapped(self, name: str, moment: str) -> None:
-        after_s = self._setting.traps.pop((name, moment), None)
-        if after_s is not None:
-            self._later(after_s, self._spring, name, self._traps[name, moment])
-
-    def _spring(self, name: str, kind: str) -> None:
-        if not self.calm and self._supervisor.crash(name):
-            self._fire(kind)
-
-    def _crash_joining(self, fault: Fault) -> None:
-        self._trap(fault, "joining", 0.1 * fault.strength)
-        for unit in self._targets(fault)[:1]:
-            if (unit.name, "joining") in self._setting.traps:
-                self._supervisor.crash(unit.name)  # so that there is one that joins
-
-    def _crash_transferring(self, fault: Fault) -> None:
-        self._trap(fault, "transferring", 0.02 * fault.strength)
 
     def _freeze(self, fault: Fault) -> None:
         for unit in self._targets(fault):
@@ -280,9 +261,10 @@ class Weather:
 
     def _leave(self, fault: Fault) -> None:
         for unit in self._targets(fault)[:1]:
-            self._fire(fault.kind)
-            if unit.running and not unit.leave():
-                self._supervisor.crash(unit.name)
+            if unit.running:
+                self._fire(fault.kind)
+                if not unit.leave():
+                    self._supervisor.crash(unit.name)
 
     def _flap(self, fault: Fault) -> None:
         """Dies again and again."""
@@ -305,22 +287,10 @@ class Weather:
             if self._supervisor.crash(name):
                 self._fire(fault.kind)
 
-    def _donor_dies(self, fault: Fault) -> None:
-        """Whoever is asked for its state next dies of it."""
-        for name in self._learners:
-            self._setting.traps[name, "giving"] = 0.1 * fault.strength
-            self._traps[name, "giving"] = fault.kind
-        self._someone_rejoins(1)
-
     def _two_joiners(self, fault: Fault) -> None:
         """Two that join while only few can give."""
-        if self._someone_rejoins(2) == 2:
+        if len(self.ambushes.someone_rejoins(2)) == 2:
             self._fire(fault.kind)
-
-    def _someone_rejoins(self, count: int) -> int:
-        units = [self._supervisor.units[name] for name in sorted(self._supervisor.units)]
-        stepping = [unit for unit in units if unit.running and unit.machine.phase in (STEPPING, JOINING)]
-        return sum(self._supervisor.crash(unit.name) for unit in stepping[-count:])
 
     # -------------------------------------------------------------- payloads
 
@@ -329,7 +299,7 @@ class Weather:
 
     def _state_damage(self, fault: Fault) -> None:
         self._setting.flips[fault.kind] = (self._setting.time.now + 60.0, 1.0)
-        self._someone_rejoins(1)
+        self.ambushes.someone_rejoins(1)
 
     def _non_finite(self, fault: Fault) -> None:
         for unit in self._targets(fault)[:1]:
@@ -342,6 +312,10 @@ class Weather:
             self._supervisor.crash(unit.name)
 
 
+def _ambush(weather: Weather, fault: Fault) -> None:
+    weather.ambushes.lay(fault)
+
+
 STRIKES: dict[str, Callable[[Weather, Fault], None]] = {
     "loss": Weather._loss,
     "duplication": Weather._duplication,
@@ -351,8 +325,9 @@ STRIKES: dict[str, Callable[[Weather, Fault], None]] = {
     "flapping": Weather._flapping,
     "slow_link": Weather._slow_link,
     "crash": Weather._crash,
-    "crash_joining": Weather._crash_joining,
-    "crash_transferring": Weather._crash_transferring,
+    "crash_joining": _ambush,
+    "crash_transferring": _ambush,
+    "crash_answering": _ambush,
     "freeze": Weather._freeze,
     "slow": Weather._slow,
     "wall_skew": Weather._wall_skew,
@@ -373,7 +348,7 @@ STRIKES: dict[str, Callable[[Weather, Fault], None]] = {
     "flap": Weather._flap,
     "rejoin_storm": Weather._rejoin_storm,
     "all_die": Weather._all_die,
-    "donor_dies": Weather._donor_dies,
+    "donor_dies": _ambush,
     "two_joiners": Weather._two_joiners,
     "bit_flip": Weather._damage,
     "fetch_damage": Weather._damage,
@@ -381,4 +356,13 @@ STRIKES: dict[str, Callable[[Weather, Fault], None]] = {
     "non_finite": Weather._non_finite,
     "wrong_manifest": Weather._wrong_manifest,
     "overflow": Weather._damage,
+    "garbled": Weather._damage,
+    "echo": lambda weather, fault: weather.mishaps.echo(fault),
+    "linger": lambda weather, fault: weather.mishaps.linger(fault),
+    "donor_leaves": _ambush,
+    "state_late": _ambush,
+    "starved": _ambush,
+    "stop": lambda weather, fault: weather.mishaps.stop(fault),
+    "stop_committing": lambda weather, fault: weather.mishaps.stop_committing(fault),
+    "crash_ending": lambda weather, fault: weather.mishaps.crash_ending(fault),
 }

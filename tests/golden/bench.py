@@ -7,11 +7,10 @@ from dataclasses import dataclass, field, replace
 from typing import Any, TypeVar
 
 from outer.config import SyncConfig
-from outer.facts import Committed, SpanGranted, SpanReturned
 from outer.fragments import Fragment, Tensor
 from outer.messages import STEPPING, Attach, Contribution, FragmentCounters, Notice, ReadRequest, Report
 from outer.recovery import Entry, recover
-from outer.signals import Append, Durable, Effect, Event, Expect, Merge, Merged, Publish, Say, Send
+from outer.signals import Append, Durable, Effect, Event, Expect, Living, Merge, Merged, Publish, Say, Send
 from outer.syncer import Budget, Syncer
 
 T = TypeVar("T")
@@ -89,18 +88,17 @@ class Bench:
     journals_itself: bool = True
 
     def __post_init__(self) -> None:
-        config = SyncConfig.model_validate({"P": 2, "H": 4, "tau": 1, "grace": 0.0, **self.sync})
-        assert config.fragments is not None
+        self.config = SyncConfig.model_validate({"P": 2, "H": 4, "tau": 1, "grace": 0.0, **self.sync})
         self.now = 0.0
         self.log: list[Effect] = []
         self.peers: dict[str, Peer] = {}
         self.journal: list[Entry] = []
-        self.syncer = self._epoch(1, config)
+        self.syncer = self.epoch(1)
         self.log += self.syncer.start()
 
-    def _epoch(self, number: int, config: SyncConfig) -> Syncer:
+    def epoch(self, number: int) -> Syncer:
+        config = self.config
         assert config.fragments is not None
-        self.config = config
         return Syncer(
             epoch=number,
             config=config,
@@ -121,11 +119,12 @@ class Bench:
         Returns the new epoch's first effects.
         """
         self.journal = self.journal[:durable]
-        self.syncer = self._epoch(self.syncer.epoch + 1, self.config)
+        self.syncer = self.epoch(self.syncer.epoch + 1)
         first = self.syncer.start()
         self.log += first
-        for peer in self.peers.values():
-            self.do(Expect(peer.name, peer.incarnation, 60.0, self.learners.get(peer.name, 2)))
+        peers = self.peers.values()
+        self.do(Living(tuple(Expect(p.name, p.incarnation, 60.0, self.learners.get(p.name, 2)) for p in peers)))
+        for peer in peers:
             if attach:
                 self.do(Attach(peer.name, peer.incarnation, MANIFEST))
                 peer.epoch = self.syncer.epoch
@@ -140,7 +139,6 @@ class Bench:
             if isinstance(effect, Merge) and self.merges_itself:
                 effects += self.do(merged(effect.syncer_step))
             if isinstance(effect, Append) and self.journals_itself:
-                assert isinstance(effect.record, Committed | SpanGranted | SpanReturned)
                 self.journal.append(Entry(self.syncer.epoch, effect.sequence, effect.said, effect.record))
                 effects += self.do(Durable(effect.sequence))
         return effects

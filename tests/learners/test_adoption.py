@@ -19,6 +19,7 @@ from outer.messages import (
     Grant,
     ReadRequest,
     Stop,
+    Welcome,
 )
 from tests.golden.loop import TOKENS, Loop, answers, joined, notice, only
 
@@ -53,8 +54,11 @@ def test_rebasing_keeps_what_accrued_since_the_read_for_one_that_took_part() -> 
     loop.step()
     loop.deliver(2, 1, merged_step=2)
     assert only(Apply, loop.step()) == [Apply(1, 2, "v2", "rebase", read_at=2)]
+    assert loop.facts(Adopted)[-1] == Adopted(1, 2, 4, "rebase", read_at=2)
     loop.step()
     assert loop.counters(1) == FragmentCounters(2, base_step=2, steps=3, tokens=3 * TOKENS)
+    loop.deliver(6, 1, merged_step=2)
+    assert only(Apply, loop.step()) == [Apply(1, 6, "v6", "rebase", read_at=None)], "that read went into version 2"
 
 
 @pytest.mark.parametrize("asked", [False, True])
@@ -82,6 +86,25 @@ def test_a_version_skipped_while_rebasing_is_not_merged_twice() -> None:
     assert loop.counters(1) == FragmentCounters(6, base_step=2, steps=4, tokens=4 * TOKENS)
 
 
+def test_of_a_read_that_was_answered_twice_either_answer_may_be_the_one_that_merged() -> None:
+    loop = joined(adopt="rebase")
+    loop.steps(2)
+    assert [answer.step for answer in loop.read(2, 1)] == [2]
+    loop.step()
+    assert loop.read(2, 1) == [], "doubled"
+    assert [answer.step for answer in answers(loop.step())] == [4]
+    loop.deliver(2, 1, merged_step=2)
+    assert only(Apply, loop.step()) == [Apply(1, 2, "v2", "rebase", read_at=2)]
+
+
+def test_a_notice_that_comes_late_does_not_hide_what_the_newer_one_said() -> None:
+    loop = joined(adopt="rebase")
+    loop.steps(2)
+    assert loop.read(2, 1)[0].step == 2
+    loop.do(notice(6, 1, merged_step=2), notice(2, 1, merged_step=2), Fetched(1, 6, "v6"))
+    assert only(Apply, loop.step()) == [Apply(1, 6, "v6", "rebase", read_at=2)]
+
+
 def test_a_late_read_does_not_make_a_rebase_forget_what_was_merged() -> None:
     loop = joined(adopt="rebase")
     loop.steps(2)
@@ -101,20 +124,40 @@ def test_of_several_versions_the_newest_is_adopted_and_older_ones_are_refused() 
     loop.steps(1)
     loop.do(notice(6, 1), notice(2, 1))
     assert [fetch.version for fetch in only(Fetch, loop.log)][2:] == [6], "older than what is being fetched"
+    loop.do(Fetched(1, 2, "v2"))
+    assert only(Fetch, loop.do(notice(6, 1))) == [], "the newer one is still on its way"
     loop.do(Fetched(1, 6, "v6"), Fetched(1, 2, "v2"))
     assert only(Apply, loop.step()) == [Apply(1, 6, "v6", "overwrite")]
     loop.do(notice(2, 1))
+    assert loop.facts(AdoptionRefused) == [AdoptionRefused(1, 2, "older")], "announced"
     loop.do(Fetched(1, 2, "v2"))
     assert only(Apply, loop.step()) == []
-    assert set(loop.facts(AdoptionRefused)) == {AdoptionRefused(1, 2, "older")}
+    assert loop.facts(AdoptionRefused) == [AdoptionRefused(1, 2, "older")] * 2, "delivered"
     assert loop.counters(1).base_version == 6
+
+
+def test_what_is_delivered_twice_is_adopted_once() -> None:
+    loop = joined()
+    loop.deliver(2, 1)
+    loop.steps(1)
+    loop.do(Fetched(1, 2, "v2"))
+    assert only(Apply, loop.step()) == [] and loop.facts(AdoptionRefused) == []
+    assert loop.counters(1) == FragmentCounters(2, 1, 1, TOKENS)
+
+
+def test_a_fragment_whose_time_has_not_come_holds_no_other_back() -> None:
+    loop = joined(adopt="rebase")
+    loop.do(Fetched(0, 4, "v4"))  # its notice is still on its way
+    loop.deliver(2, 1)
+    assert only(Apply, loop.step()) == [Apply(1, 2, "v2", "rebase", read_at=None)]
 
 
 def test_a_notice_of_what_is_held_or_on_its_way_fetches_nothing() -> None:
     loop = joined()
     loop.steps(1)
     assert only(Fetch, loop.do(notice(0, 1))) == [] and loop.facts(AdoptionRefused) == []
-    assert len(only(Fetch, loop.do(notice(2, 1)))) == 1
+    assert only(Fetch, loop.do(notice(1, 1))) == [Fetch(1, 1, "digest")]
+    assert only(Fetch, loop.do(notice(2, 1))) == [Fetch(1, 2, "digest")]
     assert only(Fetch, loop.do(notice(2, 1))) == []
     loop.do(Fetched(1, 2, "v2"))
     assert only(Fetch, loop.do(notice(2, 1))) == []
@@ -124,7 +167,9 @@ def test_a_fetch_may_bring_a_newer_version_than_was_asked_for() -> None:
     loop = joined()
     loop.steps(1)
     loop.do(notice(2, 1), Fetched(1, 6, "v6"))
+    assert loop.do(notice(6, 1)) == [], "it is on its way"
     assert only(Apply, loop.step()) == [Apply(1, 6, "v6", "overwrite")]
+    assert loop.do(notice(6, 1)) == [], "it is here"
 
 
 def test_a_fetch_that_failed_is_made_again_at_the_next_notice() -> None:
@@ -174,8 +219,42 @@ def test_strict_overlap_adopts_exactly_tau_steps_after_the_read_and_holds_until_
     assert (loop.facts(StepFinished)[-1].waited_for, loop.facts(StepFinished)[-1].waited_s) == ("adoption", 7.0)
 
 
+def test_in_lock_step_a_read_is_answered_of_its_own_step_however_early_or_late_it_comes() -> None:
+    loop = joined(overlap="strict", H=8)
+    loop.steps(4)  # of which it has heard nothing: nothing was due before
+    [late] = loop.read(4, 1)
+    assert late.step == 4, "what is due is on the host before it is asked for"
+    loop = joined(overlap="strict", tau=3)
+    loop.steps(2)
+    assert loop.read(4, 0, deadline_s=9.0) == []
+    assert answers(loop.step()) == [], "not yet"
+    assert [early.step for early in answers(loop.step())] == [4]
+
+
 def test_a_strict_learner_starts_at_the_syncers_clock() -> None:
     loop = Loop(overlap="strict")
     loop.join(versions=(4, 2), syncer_step=5)
     loop.step()
     assert loop.facts(StepFinished)[0].step == 6
+
+
+def test_in_lock_step_the_first_step_already_may_be_waited_for() -> None:
+    loop = Loop(overlap="strict", H=2)  # fragment 1 is due at 1
+    loop.join()
+    assert only(Hold, loop.step()) == [] and loop.machine.step == 1
+    assert [hold.reason for hold in only(Hold, loop.step())] == ["adoption"]
+
+
+def test_what_was_read_before_a_strict_learner_joined_is_not_waited_for() -> None:
+    loop = Loop(overlap="strict", tau=2)
+    loop.join(versions=(4, 2), syncer_step=6)  # fragment 1 is read at 6
+    assert only(Hold, [*loop.step(), *loop.step()]) == [] and loop.machine.step == 8
+
+
+def test_a_strict_joiner_that_starts_from_a_newer_version_than_its_clock_does_not_wait_for_it() -> None:
+    loop = Loop(overlap="strict", tau=1)
+    loop.compile()
+    loop.do(Welcome(1, 5, 0.0, (4, 2)), notice(6, 1), Fetched(0, 4, "v4"), Fetched(1, 6, "v6"))
+    loop.do(Grant(1, 3, 0, 0, 200), Resume())
+    assert loop.facts(Adopted)[-1] == Adopted(1, 6, 5, "bootstrap")
+    assert only(Hold, [*loop.step(), *loop.step()]) == [] and loop.machine.step == 7

@@ -48,7 +48,7 @@ def test_it_steps_only_after_every_fragment_was_adopted_from_the_syncer() -> Non
     effects = loop.do(Welcome(1, 4, 0.25, (4, 2)))
     assert [(fetch.fragment, fetch.version) for fetch in only(Fetch, effects)] == [(0, 4), (1, 2)]
     loop.do(Grant(1, 3, 0, 0, 200), Fetched(1, 2, "v2"))
-    assert only(RunStep, loop.do(Resume())) == [] and loop.machine.phase == JOINING
+    assert only(Hold, loop.do(Resume())) == [Hold(HOLD_S, "bootstrap")] and loop.machine.phase == JOINING
     loop.do(Fetched(0, 4, "v4"))
     effects = loop.do(Resume())
     assert [(apply.fragment, apply.version, apply.mode) for apply in only(Apply, effects)] == [(0, 4, "bootstrap")]
@@ -116,6 +116,7 @@ def test_a_read_is_answered_at_once_from_the_last_completed_step_with_its_counte
     assert (answer.step, answer.processed, answer.payload) == (2, 20, "copy of 1 at 2")
     assert answer.counters == FragmentCounters(base_version=0, base_step=0, steps=2, tokens=20)
     assert (answer.learner, answer.incarnation, answer.epoch, answer.syncer_step) == ("a", 3, 1, 2)
+    assert (answer.attempt, answer.digest, answer.defect) == (1, "", ""), "the digest is the shell's to add"
 
 
 def test_what_is_not_on_the_host_is_answered_at_the_next_boundary() -> None:
@@ -139,16 +140,34 @@ def test_a_request_that_expired_is_forgotten(deadline_s: float, times: int) -> N
     assert answers(loop.step()) == []
 
 
-def test_what_was_asked_for_in_vain_is_on_the_host_when_it_is_asked_for_again() -> None:
+@pytest.mark.parametrize("deadline_s", [0.9, 1.0])
+def test_what_was_asked_for_in_vain_is_on_the_host_when_it_is_asked_for_again(deadline_s: float) -> None:
     """A learner whose steps last longer than a read may would else never answer for a step that opens again."""
     loop = joined()
     loop.steps(2)
-    assert loop.read(4, 0, deadline_s=0.9) == []
+    assert loop.read(4, 0, deadline_s=deadline_s) == []
     loop.steps(2)
-    [again] = loop.read(4, 0, attempt=2, deadline_s=0.9)
+    [again] = loop.read(4, 0, attempt=2, deadline_s=deadline_s)
     assert (again.attempt, again.step) == (2, 4)
     [stage] = only(Stage, loop.do(StepDone(2.0, TOKENS)))
     assert 0 not in stage.fragments, "once it is answered it is copied when it is due"
+
+
+def test_only_what_may_be_asked_for_before_the_next_boundary_is_copied() -> None:
+    loop = joined()
+    loop.do(notice(1, 0))
+    loop.now += 1.0
+    assert only(Stage, loop.do(StepDone(2.0, TOKENS))) == [Stage((1,))], "0 is due at 4"
+
+
+def test_what_was_asked_for_in_vain_before_an_adoption_is_copied_when_it_is_due() -> None:
+    loop = joined()
+    loop.steps(2)
+    assert loop.read(4, 0, deadline_s=0.5) == []
+    loop.deliver(4, 0)
+    loop.step()
+    loop.now += 1.0
+    assert only(Stage, loop.do(StepDone(2.0, TOKENS))) == [Stage((1,))], "the step that asked for it is committed"
 
 
 @pytest.mark.parametrize("change", [{"epoch": 0}, {"epoch": 2}, {"incarnation": 2}, {"incarnation": 4}])
@@ -212,11 +231,16 @@ def test_without_samples_it_holds_and_the_wait_is_booked_apart_from_the_step() -
     loop.step()
     effects = loop.step()
     assert [hold.reason for hold in only(Hold, effects)] == ["span"] and only(RunStep, effects) == []
-    loop.now += 3.0
+    reported = len(loop.reports)
+    loop.now += HOLD_S / 2
+    loop.do(Resume())
+    assert len(loop.reports) == reported
+    loop.now += HOLD_S / 2
     effects = loop.do(Resume())
     assert [hold.reason for hold in only(Hold, effects)] == ["span"]
-    assert loop.reports[-1].wants_span and loop.reports[-1].phase == STEPPING, "holding renews the lease"
-    loop.now += 1.0
+    assert len(loop.reports) == reported + 1 and loop.reports[-1].wants_span, "holding renews the lease"
+    assert loop.reports[-1].phase == STEPPING
+    loop.now += 4.0 - HOLD_S
     loop.do(Grant(1, 3, 1, 4, 8))
     [run] = only(RunStep, loop.do(Resume()))
     assert run.start == 4

@@ -2,8 +2,10 @@
 
 from __future__ import annotations
 
-from outer.facts import Refused
-from outer.messages import DRAINING, Donor, SeekDonor
+from outer.donors import choose
+from outer.facts import DonorNamed, Refused
+from outer.members import Member
+from outer.messages import DRAINING, STEPPING, Donor, FragmentCounters, Report, SeekDonor
 from outer.signals import DrainRequested
 from tests.golden.bench import ALL, Bench, bench
 
@@ -52,3 +54,35 @@ def test_within_the_first_round_there_is_no_donor() -> None:
     made.commit("a", "b")
     assert made.syncer.committed_step == 4
     assert named_to(made, "c") == "a"
+
+
+def test_one_of_the_joiners_own_region_gives_before_one_that_has_given_less() -> None:
+    report = Report("", 1, 1, 1, STEPPING, 3.0, 1, 1.0, 10, 0, (FragmentCounters(0, 0, 1, 10),))
+    near = Member("b", 2, "near", 1, report=report, donations=5)
+    far = Member("a", 2, "far", 1, report=report)
+    joiner = Member("c", 2, "near", 1)
+    assert choose([far, near], joiner, failed=()) is near
+    assert choose([far, near], joiner, failed=("b",)) is far
+
+
+def test_those_that_ask_are_given_each_donor_in_turn() -> None:
+    made = after_a_round()
+    assert [named_to(made, "c") for _ in range(5)] == ["a", "b", "a", "b", "a"]
+
+
+def test_the_answer_names_the_incarnation_that_is_to_give_and_what_it_must_have_seen() -> None:
+    made = bench("a", "c", sync=ALL)
+    made.join("a", "c", lease_s=1e9)
+    named_to(made, "c")
+    assert made.sent(Donor, "c") == [Donor(1, 2, "", 0, 0)], "nobody can give so far"
+    made.commit("a", "c")
+    named_to(made, "c")
+    assert made.sent(Donor, "c")[-1] == Donor(1, 2, "a", 2, 1)
+    assert made.facts(DonorNamed) == [DonorNamed("c", 2, "a", 2, 1)]
+
+
+def test_one_that_may_not_speak_is_named_nobody() -> None:
+    made = after_a_round()
+    made.do(SeekDonor("c", 2, 1))
+    assert made.facts(Refused) == [Refused("c", 2, "seek", "stale_incarnation")]
+    assert made.sent(Donor, "c") == []

@@ -149,11 +149,41 @@ def test_tokens_processed_go_on_counting_over_incarnations(members: Members) -> 
 
 
 def test_rows_tell_what_is_known_and_none_of_what_is_not(members: Members) -> None:
-    counters = (FragmentCounters(4, 0, 1, 10), FragmentCounters(None, 0, 1, 10))
-    stepping(members, now=1.0, counters=counters, loss=2.5)
-    a, b = members.rows(1.5, [8, 2])
-    assert (a["alive"], a["phase"], a["lease_age_s"], a["loss"]) == (True, STEPPING, 0.5, 2.5)
-    assert a["version_lag"] == 2, "fragments of which the syncer has a newer version"
-    assert (b["alive"], b["phase"], b["lease_age_s"], b["version_lag"]) == (False, "", None, None)
+    held = (FragmentCounters(4, 0, 1, 10), FragmentCounters(None, 0, 1, 10), FragmentCounters(6, 0, 1, 10))
+    stepping(members, now=1.0, counters=held, step=3, step_s=0.5, tokens=30, loss=2.5)
+    known = {"name": "a", "incarnation": 1, "phase": STEPPING, "step": 3, "step_s": 0.5, "tokens": 30, "loss": 2.5}
+    unknown = {"name": "b", "incarnation": 0, "phase": "", "step": 0, "step_s": 0.0, "tokens": 0, "loss": None}
+    versions = [8, 1, 6]  # two are newer than what a holds
+    assert members.rows(1.23456, versions) == [
+        known | {"alive": True, "lease_age_s": 0.235, "version_lag": 2},
+        unknown | {"alive": False, "lease_age_s": None, "version_lag": None},
+    ]
+    members.expire(4.0)
+    silent = members.rows(4.0, versions)[0]
+    assert (silent["alive"], silent["phase"], silent["lease_age_s"]) == (False, STEPPING, 3.0)
     members.fence("a", "killed")
-    assert (members.rows(2.0, [8, 2])[0]["alive"], members.rows(2.0, [8, 2])[0]["phase"]) == (False, "")
+    gone = members.rows(5.0, versions)[0]
+    assert (gone["alive"], gone["phase"], gone["lease_age_s"], gone["step"]) == (False, "", None, 3)
+
+
+def test_a_report_of_fewer_fragments_than_there_are_breaks_no_row(members: Members) -> None:
+    stepping(members, counters=(FragmentCounters(0, 0, 1, 10),))
+    assert members.rows(1.0, [2, 4])[0]["version_lag"] == 1
+
+
+def test_the_pace_stays_what_it_was_while_nobody_living_has_one(members: Members) -> None:
+    """Else a learner that comes back alone, and has not finished a step, would open steps without a pause."""
+    stepping(members, step_s=0.4)
+    assert members.step_s == 0.4
+    assert members.expect(1.0, Expect("a", 2, 60.0, 2))
+    assert members.step_s == 0.4 and members.live == []
+    stepping(members, incarnation=2, step=0, step_s=0.0)
+    assert len(members.live) == 1 and members.step_s == 0.4
+    stepping(members, incarnation=2, step_s=0.7)
+    assert members.step_s == 0.7
+
+
+def test_the_pace_that_stays_is_the_last_there_was_whoever_asked_for_it(members: Members) -> None:
+    stepping(members, step_s=0.4)
+    members.fence("a", "killed")
+    assert members.step_s == 0.4

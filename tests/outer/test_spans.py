@@ -2,6 +2,9 @@
 
 from __future__ import annotations
 
+from itertools import permutations
+
+import pytest
 from hypothesis import settings
 from hypothesis import strategies as st
 from hypothesis.stateful import RuleBasedStateMachine, invariant, precondition, rule
@@ -56,6 +59,39 @@ def test_a_returned_range_is_cut_to_whole_batches_of_whoever_gets_it() -> None:
     pool.release("a", 1, committed=3)
     assert ranges([pool.grant("big", 1, 16, 8)]) == [(10, 26)], "7 samples are no batch of 8"
     assert ranges([pool.grant("b", 1, 6, 3), pool.grant("b", 1, 2, 1)]) == [(3, 9), (9, 10)]
+
+
+@pytest.mark.parametrize("order", list(permutations("abc")))
+def test_neighbours_that_return_are_one_range_whoever_returns_first(order: tuple[str, ...]) -> None:
+    pool = SpanPool()
+    for name in "abc":
+        pool.grant(name, 1, 8, 2)
+    for name in order:
+        pool.release(name, 1, committed=0)
+    assert ranges([pool.grant("d", 1, 24, 24)]) == [(0, 24)], "a batch may need samples of all three"
+
+
+def test_a_pool_rebuilt_from_its_records_lends_on_as_the_first_would() -> None:
+    pool, heir = SpanPool(), SpanPool()
+
+    def grant(name: str, incarnation: int, samples: int) -> None:
+        heir.lent(name, incarnation, pool.grant(name, incarnation, samples, 2))
+
+    def release(name: str, committed: int) -> None:
+        for back in pool.release(name, 1, committed):
+            heir.given_back(name, 1, back)
+
+    for name in "abcab":
+        grant(name, 1, 8)
+    for name in "ca":
+        release(name, committed=4)
+    grant("c", 2, 2)  # a part of what returned
+    grant("a", 2, 8)  # and all of a range
+    assert heir.newest("a", 1) == Span(3, 24, 24), "what is left of it after the return"
+    assert heir.newest("a", 2) == pool.newest("a", 2)
+    assert [heir.release(name, 1, committed=4) for name in "ca"] == [[], []], "nothing returns twice"
+    assert heir.release("b", 1, committed=4) == pool.release("b", 1, committed=4)
+    assert [heir.grant("d", 1, 8, 2) for _ in range(5)] == [pool.grant("d", 1, 8, 2) for _ in range(5)]
 
 
 class Loans(RuleBasedStateMachine):

@@ -9,6 +9,8 @@ import pytest
 
 from outer.facts import (
     Committed,
+    LearnerFenced,
+    Quarantined,
     ReadFailed,
     Refused,
     StepOpened,
@@ -16,7 +18,7 @@ from outer.facts import (
 )
 from outer.messages import ReadRequest, Stop
 from outer.signals import Append, Fence, Merge, ReadMissed, Send, Tick
-from outer.syncer import NON_FINITE_MAX, REOPEN_S
+from outer.syncer import NON_FINITE_MAX, REOPEN_S, RESEND_S, Budget
 from tests.golden.bench import ALL, PATIENT, bench, merged, reading
 
 # ------------------------------------------------------------------ quorum
@@ -36,8 +38,7 @@ def test_with_fewer_than_k_current_bases_the_step_reopens_and_commits_once_there
     made.peers["b"].bases[0] = (None, 0, 0)
     made.now = 1.0
     made.step("a", "b")
-    [reopened] = made.facts(StepReopened)
-    assert (reopened.syncer_step, reopened.valid) == (1, 0) and "1 learners have a current base" in reopened.reason
+    assert made.facts(StepReopened) == [StepReopened(1, 0, 0, "1 learners have a current base, the quorum is 2")]
     assert made.asked(1) == []
     made.peers["b"].bases[0] = (0, 1, 10)
     made.step("a", "b")
@@ -71,6 +72,7 @@ def test_a_read_that_the_shell_could_not_make_is_waited_for_no_longer() -> None:
     made.do(ReadMissed("a", 1, 9, "ActorDiedError"))
     assert made.facts(ReadFailed) == [], "another incarnation's or another step's failure is none of this one"
     made.do(ReadMissed("a", 1, 1, "ActorDiedError"))
+    assert made.facts(ReadFailed) == [ReadFailed("a", 1, 1, 0, "ActorDiedError")]
     made.answer("b", "c")
     assert [one.learner for fact in made.facts(Committed) for one in fact.participants] == ["b", "c"]
 
@@ -212,8 +214,10 @@ def test_a_wrong_contribution_is_refused_with_its_reason_and_changes_nothing(
 ) -> None:
     made = reading("a", "b", "c", sync=ALL)
     sound = made.peers["a"].answer(made.sent(ReadRequest, "a")[-1])
-    effects = made.do(replace(sound, counters=sound.counters._replace(**counters), **change))
-    assert [fact.reason for fact in made.facts(Refused)] == [reason]
+    sent = replace(sound, counters=sound.counters._replace(**counters), **change)
+    effects = made.do(sent)
+    of = (sent.learner, sent.incarnation, "contribution", reason, sent.syncer_step, sent.fragment)
+    assert made.facts(Refused) == [Refused(*of)]
     assert not any(isinstance(effect, Merge | Append | Send) for effect in effects)
     assert (made.syncer.versions, made.syncer.tokens_committed) == ([0], 0)
     made.answer("b", "c")
@@ -277,9 +281,14 @@ def test_a_learner_that_stays_non_finite_is_made_to_start_anew_and_others_are_no
     made.now += 1.0
     made.step("a", "b", "c")
     made.answer("a", defect="non_finite", payload=None)
+    assert made.facts(Quarantined) == [Quarantined("a", 1, NON_FINITE_MAX)]
     [stop] = made.sent(Stop, "a")
     assert stop.reason.startswith("failed:") and made.sent(Stop, "b") == []
     assert not made.syncer.finished
+    for wait, stops in ((RESEND_S / 2, 1), (RESEND_S / 2, 2)):
+        made.now += wait
+        made.step("a")
+        assert len(made.sent(Stop, "a")) == stops, "it may not have heard"
 
 
 def test_a_merge_that_is_not_finite_reopens_the_step_and_leaves_the_version() -> None:
@@ -326,3 +335,70 @@ def test_one_that_let_a_read_time_out_is_not_asked_again_before_it_reports() -> 
         made.do(Tick())
         assert sorted(made.asked(syncer_step)) == list(reports)
         made.answer(*reports)
+
+
+@pytest.mark.parametrize(("reason", "asked"), [("timeout", ["b"]), ("ActorDiedError", ["a", "b"])])
+def test_only_one_whose_read_timed_out_is_asked_for_nothing_before_it_reports(reason: str, asked: list[str]) -> None:
+    """Fragment 1 is due at odd steps, 0 at even ones; the second is opened before anyone adopts."""
+    made = reading("a", "b", quorum=1, sync={"P": 2, "H": 2, "pacing": "quorum", "grace": 0.5})
+    made.do(ReadMissed("a", 1, 1, reason))
+    made.answer("b")
+    made.now = 2.0
+    made.step("b")
+    made.now = 2.5
+    made.do(Tick())
+    assert made.asked(2) == asked
+
+
+def test_a_fence_ends_the_wait_for_the_incarnation_that_it_names_and_for_no_other() -> None:
+    made = reading("a", "b", "c", sync=ALL)
+    made.do(Fence("a", 9, "killed"))
+    assert made.facts(LearnerFenced) == [] and made.facts(ReadFailed) == []
+    made.do(Fence("a", 1, "killed"))
+    assert made.facts(LearnerFenced) == [LearnerFenced("a", 1, "killed")]
+    assert made.facts(ReadFailed) == [ReadFailed("a", 1, 1, 0, "fenced")]
+    made.answer("b", "c")
+    assert len(made.facts(Committed)) == 1
+
+
+def test_the_quorum_of_a_step_that_opened_again_counts_in_the_average_from_there() -> None:
+    made = reading("a", "b", sync={"P": 2, "H": 2, "tau": 1, "grace": "adaptive", "smoothing": 1.0})
+    assert made.syncer.grace_s == 0.0, "the quorum took as long as a step"
+    made.now = 3.0
+    made.do(Tick())  # no answer came
+    made.now = 3.4
+    made.step("a", "b")
+    assert made.syncer.grace_s == pytest.approx(0.5 * (1.0 - 0.4))
+
+
+def test_a_run_may_end_with_a_step_at_which_nothing_was_due() -> None:
+    made = bench("a", "b", sync={"P": 1, "H": 4, "tau": 1}, budget=Budget(None, 1))
+    made.now = 1.0
+    made.step("a", "b")
+    assert made.syncer.finished and made.syncer.moved_at == 1.0
+    made.now += RESEND_S
+    made.step("a")
+    assert len(made.sent(Stop, "a")) == 2
+
+
+def test_the_view_is_of_the_moment_and_against_the_versions_of_the_moment() -> None:
+    made = reading("a", "b")
+    made.answer("a", "b")
+    made.now = 2.5
+    assert [(row["name"], row["lease_age_s"], row["version_lag"]) for row in made.syncer.view(made.now)] == [
+        ("a", 1.5, 1),
+        ("b", 1.5, 1),
+        ("c", None, None),
+    ]
+
+
+def test_when_the_first_step_was_and_when_the_clock_last_moved_is_kept() -> None:
+    made = bench("a", "b")
+    assert (made.syncer.first_step_at, made.syncer.moved_at) == (None, None)
+    made.now = 1.0
+    made.step("a", "b")
+    made.now = 1.5
+    made.answer("a", "b")
+    made.now = 2.0
+    made.step("a", "b")
+    assert (made.syncer.first_step_at, made.syncer.moved_at) == (1.0, 1.5)

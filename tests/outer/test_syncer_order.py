@@ -337,7 +337,10 @@ def test_a_stop_waits_for_the_commit_under_way_so_that_the_count_is_of_what_was_
     assert made.facts(Finished) == []
     made.do(Durable(0))
     assert [fact.tokens_committed for fact in made.facts(Committed)] == [20]
+    assert made.facts(Finished) == [] and made.sent(Stop, "a") == [], "the end has to be durable too"
+    made.do(Durable(1))
     assert made.facts(Finished) == [Finished(1, 20, "enough")]
+    assert len(made.sent(Stop, "a")) == 1
 
 
 def test_a_merge_that_ends_after_the_run_changes_nothing() -> None:

@@ -256,3 +256,12 @@ def test_a_learner_that_let_a_read_time_out_is_asked_for_nothing_before_it_repor
     done = told(replace(PLAIN, quorum=1), habits, *story)
     asked = [line.partition("learners=")[2] for line in done if line.startswith("Asked")]
     assert asked == ["tuple(b))", "tuple(a))", "tuple(a, b))"]
+
+
+def test_when_the_only_one_with_a_pace_dies_the_others_open_steps_at_the_pace_it_had() -> None:
+    """Found by the comparison above: a and b have finished no step so far."""
+    rules = replace(PLAIN, quorum=1, fragments=1, round_steps=3, overlap_steps=2)
+    story = [(0, "a join"), (0, "b join"), (0, "c join"), (0.125, "c go"), (0.25, "c die")]
+    done = told(rules, dict.fromkeys(NAMES, replace(STEADY, step_s=Fraction(1))), *story)
+    opened = [line for line in done if line.startswith("Opened")]
+    assert opened[2:] == ["Opened(at=1.000000000, syncer_step=3)", "Opened(at=2.000000000, syncer_step=4)"]

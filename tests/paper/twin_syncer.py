@@ -154,6 +154,7 @@ class TwinSyncer:
         self.merged: set[tuple[str, int, int]] = set()  # (learner, incarnation, step)
         self.trace: Trace = []
         self.now = Fraction(-1)
+        self.step_s = Fraction(0)  # while nobody who lives has one, the last that was known
 
     # -------------------------------------------------------------- time passes
 
@@ -179,6 +180,8 @@ class TwinSyncer:
     def settle(self, now: Fraction) -> None:
         """Everything that can happen now: steps are judged, then one commits, then one opens; and again."""
         self.now, moved = now, True
+        averages = [last.step_s for name in self.live if (last := self.last(name)) is not None]
+        self.step_s = twin.median(value for value in averages if value > 0) or self.step_s
         while moved:
             judged = [self.judge(step) for step in list(self.steps)]
             moved = any([*judged, self.commit(), self.open()])
@@ -235,11 +238,6 @@ class TwinSyncer:
             for name in self.live
             if any(heard.raised for heard in self.of(name, step.since)) or self.peers[name].draining
         ]
-
-    @property
-    def step_s(self) -> Fraction:
-        averages = [last.step_s for name in self.live if (last := self.last(name)) is not None]
-        return twin.median(value for value in averages if value > 0)
 
     @property
     def grace_s(self) -> Fraction | None:

@@ -17,6 +17,7 @@ from chaos.simulation.profile import SYNCER_STEPS, draw
 from tests.simulation.planting import Mutant
 
 CATCHES = Path(__file__).with_name("catches.json")
+UNKNOWN = "unknown: "
 HANG_S = 60.0  # real seconds; no seed takes so long, but a bug may
 COLLECT = 5  # seeds between two collections of garbage, which costs more than a seed
 
@@ -47,10 +48,15 @@ def broken(mutant: Mutant, seed: int, profile: str, syncer_steps: int = SYNCER_S
         return run(seed, profile, syncer_steps)
 
 
+def broken_by(mutant: Mutant, seed: int, profile: str, syncer_steps: int) -> set[str]:
+    """The promises that it breaks; one of which nothing can be told, as the run came to nothing, is not."""
+    violations = broken(mutant, seed, profile, syncer_steps).violations
+    return {each.promise for each in violations if not each.reason.startswith(UNKNOWN)}
+
+
 def caught(mutant: Mutant, seed: int, profile: str, syncer_steps: int = SYNCER_STEPS) -> tuple[Catch, Outcome] | None:
-    """What a checker cannot tell, because the run came to nothing, is no promise broken."""
     outcome = broken(mutant, seed, profile, syncer_steps)
-    found = [violation for violation in outcome.violations if not violation.reason.startswith("unknown: ")]
+    found = [violation for violation in outcome.violations if not violation.reason.startswith(UNKNOWN)]
     if not found or not is_sound(seed, profile, syncer_steps):
         return None
     promises = tuple(dict.fromkeys(violation.promise for violation in found))

@@ -12,7 +12,7 @@ from dataclasses import replace
 import pytest
 
 from chaos.simulation.cluster import Outcome, play, simulate
-from chaos.simulation.profile import KINDS, PROFILES, Fault, Options, draw
+from chaos.simulation.profile import KINDS, PROFILES, Fault, Options, draw, shares
 from chaos.simulation.runner import Tally, run
 from chaos.simulation.weather import STRIKES
 
@@ -39,7 +39,7 @@ def test_each_profile_has_its_own_faults_and_no_others(profile: str) -> None:
     tally, _ = run(range(1, 4), profile)
     assert tally.violations == []
     planned = {fault.kind for seed in range(1, 4) for fault in draw(seed, profile).faults}
-    assert planned and planned <= {kind for topic in PROFILES[profile] for kind in KINDS[topic]}
+    assert planned and planned <= set(shares(profile))
 
 
 def test_a_calm_run_sees_no_fault_and_loses_nobody() -> None:
@@ -89,6 +89,8 @@ def stricken(kind: str, seed: int) -> Options:
     options = draw(seed, "calm", syncer_steps=60, P=3, H=6, tau=2, recover="peer")
     ats = [4.0 + 3.0 * number for number in range(3)]
     faults = [Fault(at, kind, name, 3.0, 0.6) for at, name in zip(ats, "abc", strict=True)]
+    if kind == "crash_ending":
+        faults.append(Fault(12.0, "stop", "a", 3.0, 0.6))  # that there is an end
     return replace(options, profile="mixed", storm_s=20.0, faults=tuple(faults), quorum=2)
 
 
@@ -104,15 +106,44 @@ def test_every_kind_of_fault_really_has_an_effect(kind: str) -> None:
     raise AssertionError(f"{kind} had no effect: {seen}")
 
 
-def test_every_kind_can_be_done_and_is_in_the_default_profile() -> None:
+def test_every_kind_can_be_done_and_is_in_the_default_profile_or_that_of_runs_that_are_ended() -> None:
     assert sorted(STRIKES) == sorted(EVERY_KIND)
-    assert set(PROFILES["mixed"]) == set(KINDS) and PROFILES["calm"] == ()
+    assert set(KINDS) - set(PROFILES["mixed"]) == {"ending"} and PROFILES["calm"] == ()
 
 
 def test_learners_outlive_every_epoch_of_the_syncer() -> None:
     """Nobody has to be killed, because a zombie or a new epoch does not hear it."""
     tally, _ = run(range(1, 7), "syncer")
     assert tally.facts["SyncerStarted"] > 6 and not tally.facts["LearnerLost lease_expired"]
+
+
+# ------------------------------------------------------------------ runs of another nature
+
+
+def test_in_lock_step_everybody_is_in_every_commit_whatever_is_slow() -> None:
+    tally, _ = run(range(1, 5), "lockstep")
+    assert tally.violations == [] and tally.commits > 200
+    assert tally.fault_times.keys() == {"reordering", "slow", "slow_link"}
+    assert "LearnerLost" not in tally.facts
+
+
+def test_a_run_that_is_stopped_while_a_commit_is_written_ends_with_it() -> None:
+    stopped = play(replace(stricken("stop_committing", 1), budget_tokens=None))
+    assert_kept(stopped)
+    assert stopped.fired == {"stop_committing": 1} and 0 < stopped.commits < 60
+
+
+def test_a_token_budget_ends_a_run() -> None:
+    options = draw(2, "calm", syncer_steps=60, P=2, H=4)
+    whole, half = play(options), play(replace(options, budget_tokens=300))
+    assert_kept(half)
+    assert 0 < half.commits < whole.commits
+
+
+def test_runs_that_end_early_leave_nobody_and_close_their_books() -> None:
+    tally, _ = run(range(1, 13), "ended")
+    assert tally.violations == []
+    assert {"stop", "stop_committing", "crash_ending"} <= tally.fault_times.keys()
 
 
 # ------------------------------------------------------------------ the syncer dies between any two of its effects

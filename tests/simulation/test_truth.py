@@ -11,6 +11,7 @@ import pytest
 import learners.adoption
 import learners.reads
 import outer.contributions
+import outer.members
 import outer.openstep
 import outer.recovery
 import outer.spans
@@ -133,6 +134,53 @@ def test_notices_that_are_never_sent_again_end_in_a_standstill(monkeypatch: pyte
     monkeypatch.setattr(Steward, "_overdue_at", lambda steward, member, fragment, step_s: float("inf"))
     loss = tuple(Fault(at, "loss", "all", 4.0, 1.0) for at in (3.0, 7.0))
     assert broken(loss) & {"bounds.live", "bounds.share", "bounds.ready"}
+
+
+def test_an_answer_that_cannot_be_right_is_merged(monkeypatch: pytest.MonkeyPatch) -> None:
+    garbled = (Fault(3.0, "garbled", "all", 9.0, 0.5),)
+    assert broken(garbled) == set()
+    monkeypatch.setattr(outer.openstep, "unusable", lambda contribution, fragment, version: contribution.defect)
+    assert {"conduct.refuses", "truth.refused"} <= broken(garbled)
+
+
+def test_words_of_long_ago_are_heeded(monkeypatch: pytest.MonkeyPatch) -> None:
+    """By a syncer that lets everybody speak, and by a learner that listens to any."""
+    echo = (Fault(3.0, "echo", "all", 9.0, 0.5),) * 3
+    assert broken(echo) == set()
+    admit = outer.members.Members.admit
+    with monkeypatch.context() as planted:
+        planted.setattr(
+            outer.members.Members,
+            "admit",
+            lambda members, event, message: members._members.get(event.learner) or admit(members, event, message),
+        )
+        assert "conduct.refuses" in broken(echo)
+
+    class Gullible(Learner):
+        def _on_welcome(self, now: float, event: Any) -> None:
+            self._epoch = None
+            super()._on_welcome(now, event)
+
+    assert "conduct.refuses" in broken(echo, {"make_learner": lambda **given: Gullible(**given)})
+
+
+def test_a_count_that_falls_on_the_status_page(monkeypatch: pytest.MonkeyPatch) -> None:
+    progress = Syncer.progress.fget
+    assert progress is not None
+    monkeypatch.setattr(Syncer, "progress", property(lambda syncer: 0.5 - progress(syncer) / 2))
+    assert "conduct.shows" in broken()
+
+
+def test_in_lock_step_a_fragment_is_adopted_at_its_step_and_of_everybody(monkeypatch: pytest.MonkeyPatch) -> None:
+    def lockstep(quorum: int = 4) -> set[str]:
+        options = draw(1, "lockstep", syncer_steps=30, P=2, H=4, tau=2)
+        options = replace(options, faults=(), storm_s=0.0, quorum=quorum)
+        return {violation.promise for violation in play(options).violations}
+
+    assert lockstep() == set()
+    assert "truth.lockstep" in lockstep(quorum=1), "who is let in first does not wait for the others"
+    monkeypatch.setattr(learners.adoption.Adoption, "_is_time", lambda *given: True)
+    assert "truth.lockstep" in lockstep()
 
 
 def test_a_machine_that_raises_is_a_broken_promise(monkeypatch: pytest.MonkeyPatch) -> None:

@@ -86,23 +86,6 @@ def rebased_and_counted_on(plant: Plant) -> None:
 
 
 @mutant
-def rebased_by_the_last_read(plant: Plant) -> None:
-    """Rebase subtracts the read that was merged, not the last one that was answered."""
-
-    def wrapper(method: Any) -> Any:
-        def adopt(self: Adoption, fragment: int, *given: Any) -> Any:
-            reads = self._bases[fragment].reads
-            noticed = self._noticed.get(fragment)
-            if reads and noticed is not None and noticed.merged_step in reads:
-                self._noticed[fragment] = replace(noticed, merged_step=max(reads))
-            return method(self, fragment, *given)
-
-        return adopt
-
-    plant.around(Adoption, "_adopt", wrapper)
-
-
-@mutant
 def any_version_of_a_fetch(plant: Plant) -> None:
     """What is adopted is the version that came, which may be newer than the one that was asked for."""
 

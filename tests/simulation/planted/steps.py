@@ -7,6 +7,7 @@ from typing import Any
 from unittest.mock import patch
 
 from outer import openstep, syncer
+from outer.messages import STEPPING, Report
 from outer.openstep import OpenStep, Stage
 from outer.quorum import Decision, Verdict
 from outer.syncer import Syncer
@@ -43,6 +44,22 @@ def quorum_of_the_asked(plant: Plant) -> None:
             self._reopen(now, step, "nobody answered")
 
     plant.put(Syncer, "_close_reading", close_reading)
+
+
+@mutant
+def any_report_counts(plant: Plant) -> None:
+    """A quorum is of learners that finished a step, as they report it, after the syncer step opened."""
+
+    def wrapper(method: Any) -> Any:
+        def on_report(self: Syncer, now: float, event: Report) -> None:
+            if event.phase == STEPPING and self._members.get(event.learner, event.incarnation) is not None:
+                for step in self._open:
+                    step.reported.add(event.learner)
+            method(self, now, event)
+
+        return on_report
+
+    plant.around(Syncer, "_on_report", wrapper)
 
 
 @mutant
@@ -284,4 +301,4 @@ def passed_out_of_order(plant: Plant) -> None:
 @mutant
 def never_at_its_end(plant: Plant) -> None:
     """The run ends with the commit that reaches its budget."""
-    plant.put(Syncer, "_finish_if_due", lambda self, now: None)
+    plant.put(Syncer, "_finish_if_due", lambda self: None)

@@ -2,10 +2,10 @@
 
 from __future__ import annotations
 
-from typing import Any
+from typing import Any, get_args
 
 from outer import steward
-from outer.facts import Committed, SpanGranted, SpanReturned
+from outer.facts import Committed, Record
 from outer.members import Members
 from outer.messages import DRAINING
 from outer.outgoing import Outgoing
@@ -44,7 +44,7 @@ def said_before_durable(plant: Plant) -> None:
 
     def saying(method: Any) -> Any:
         def say(self: Outgoing, fact: Any) -> None:
-            if not isinstance(fact, Committed | SpanGranted | SpanReturned):
+            if not isinstance(fact, get_args(Record)):
                 method(self, fact)
 
         return say

@@ -1,0 +1,120 @@
+"""What a confused or an older peer says: answers and reports that cannot be right, and words of long ago.
+
+It says only what such a peer could. What has to become of it is `conduct`'s to see.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from dataclasses import replace
+from typing import TYPE_CHECKING, Any
+
+from chaos.simulation.contents import Content
+from chaos.simulation.profile import pick
+from chaos.simulation.setting import MANIFEST
+from outer.messages import (
+    STEPPING,
+    Attach,
+    Contribution,
+    Drain,
+    FragmentCounters,
+    Grant,
+    Notice,
+    ReadRequest,
+    Report,
+    SeekDonor,
+    StateRequest,
+    Stop,
+    Welcome,
+)
+from outer.signals import DrainRequested, Event, Expect, Fence
+
+if TYPE_CHECKING:
+    from chaos.simulation.setting import Setting
+
+NOBODY = "nobody"  # no run has a learner of this name
+SHORT = 0.2  # share of the reports that are shortened, while answers are garbled
+LEASE_S = 5.0
+
+
+# ------------------------------------------------------------------ what cannot be right
+
+
+def garbled(contribution: Contribution, setting: Setting) -> Contribution:
+    """An answer that must be refused. Its payload is known to `truth`, as is the reason."""
+    wrong, reason = pick(setting.chance, GARBLED if setting.options.fragments > 1 else GARBLED[1:])
+    marked = Content(*contribution.payload)  # the same to look at, and another object
+    setting.truth.garbled[id(marked)] = (marked, reason)
+    return replace(wrong(contribution, setting.options.fragments), payload=marked)
+
+
+def _counted(change: Callable[[FragmentCounters], dict[str, Any]]) -> Callable[[Contribution, int], Contribution]:
+    def wrong(contribution: Contribution, fragments: int) -> Contribution:
+        counters = contribution.counters
+        return replace(contribution, counters=counters._replace(**change(counters)))
+
+    return wrong
+
+
+GARBLED: tuple[tuple[Callable[[Contribution, int], Contribution], str], ...] = (
+    (lambda answer, fragments: replace(answer, fragment=(answer.fragment + 1) % fragments), "wrong_fragment"),
+    (_counted(lambda counters: {"base_version": None}), "stale_base"),
+    (_counted(lambda counters: {"base_version": (counters.base_version or 0) - 1}), "stale_base"),
+    (_counted(lambda counters: {"steps": counters.steps + 1}), "wrong_counters"),
+    (_counted(lambda counters: {"base_step": counters.base_step - 1}), "wrong_counters"),
+    (_counted(lambda counters: {"tokens": 0}), "wrong_counters"),
+    (lambda answer, fragments: replace(answer, processed=answer.counters.tokens - 1), "wrong_counters"),
+)
+
+
+def shortened(report: Report, setting: Setting) -> Report:
+    """A report of a peer that knows of fewer fragments."""
+    if not setting.damaged("garbled") or setting.chance.random() >= SHORT:
+        return report
+    return replace(report, counters=report.counters[: int(setting.chance.random() * len(report.counters))])
+
+
+# ------------------------------------------------------------------ words of long ago
+
+
+def to_syncer(learner: str, incarnation: int, epoch: int) -> list[tuple[Event, frozenset[str]]]:
+    """What an epoch may hear when this incarnation is the newest, and for which of what reasons it is to refuse it.
+
+    Where there is none it passes it over.
+    """
+    before = incarnation - 1
+    counters = FragmentCounters(0, 0, 1, 1)
+    stale, unknown, older = frozenset({"stale_incarnation"}), frozenset({"unknown_learner"}), {"stale_epoch"}
+    return [
+        (Expect(learner, before, LEASE_S, 1), stale),
+        (SeekDonor(learner, before, epoch), stale),
+        (Contribution(learner, before, epoch, 1, 0, 1, 1, 1, counters, None, ""), stale),
+        (SeekDonor(learner, incarnation, epoch - 1), stale | older),
+        (Contribution(learner, incarnation, epoch - 1, 1, 0, 1, 1, 1, counters, None, ""), stale | older),
+        (Attach(NOBODY, 1, MANIFEST), unknown),
+        (SeekDonor(NOBODY, 1, epoch), unknown),
+        (Report(NOBODY, 1, epoch, 1, STEPPING, LEASE_S, 1, 0.1, 1, 1, (counters,)), unknown),
+        (Contribution(NOBODY, 1, epoch, 1, 0, 1, 1, 1, counters, None, ""), unknown),
+        (DrainRequested(learner, before, "long ago", LEASE_S), frozenset()),
+        (Fence(learner, before, "killed"), frozenset()),
+        (DrainRequested(NOBODY, 1, "long ago", LEASE_S), frozenset()),
+    ]
+
+
+def to_learner(learner: str, incarnation: int, epoch: int, fragments: int) -> list[Any]:
+    """What an incarnation may hear that has attached to this epoch: of an older one, or meant for the one before."""
+    events: list[Any] = [
+        Stop(epoch - 1, "long ago"),
+        Notice(epoch - 1, 0, 0, 0, "", 0.0),
+        Welcome(epoch - 1, 0, 0.0, (0,) * fragments),
+        Welcome(epoch, 0, 0.0, (0,) * fragments),
+        StateRequest(epoch, NOBODY, 1, learner, incarnation, 0, LEASE_S),
+    ]
+    for whose, whom in ((epoch - 1, incarnation), (epoch, incarnation - 1)):
+        events += [
+            Grant(whose, whom, 10**9, 0, 10**9),
+            Drain(whose, whom, "long ago", LEASE_S),
+            ReadRequest(whose, whom, 1, 0, 1, 0.0, LEASE_S),
+            StateRequest(whose, NOBODY, 1, learner, whom, 0, LEASE_S),
+        ]
+    return events

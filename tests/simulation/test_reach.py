@@ -1,0 +1,41 @@
+"""benchmarks/reach.py: what it makes of a report on coverage."""
+
+from __future__ import annotations
+
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from benchmarks import reach
+
+SUMMARY = {"num_statements": 20, "num_branches": 4, "percent_covered": 87.5}
+
+
+def told(*functions: tuple[str, list[int], list[list[int]]]) -> dict[str, Any]:
+    parts = {name: {"missing_lines": lines, "missing_branches": branches} for name, lines, branches in functions}
+    file = {"summary": SUMMARY, "functions": parts}
+    return {"totals": SUMMARY, "files": {str(reach.ROOT / "outer" / "spans.py"): file}}
+
+
+def test_every_machine_and_every_leaf_is_a_file_that_is_there() -> None:
+    assert all((reach.ROOT / room / f"{name}.py").is_file() for room, names in reach.MACHINES.items() for name in names)
+
+
+def test_a_row_names_the_functions_with_lines_or_branches_missing_and_the_reason() -> None:
+    missing = told(("Reads.stage", [83], []), ("Spans.take", [], [[5, 7]]), ("Spans.use", [], []))
+    assert reach.table(missing, range(1, 4)).splitlines()[-1] == (
+        f"| outer/spans.py | 20 | 4 | 87.5 | `Reads.stage`: {reach.REASONS['Reads.stage']}; "
+        "`Spans.take`: not at these seeds |"
+    )
+
+
+def test_the_page_has_one_place_for_the_table(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
+    page = tmp_path / "page.md"
+    monkeypatch.setattr(reach, "PAGE", page)
+    page.write_text(f"before\n{reach.BEGIN}\nold\n{reach.END}\nafter\n")
+    reach.write(f"{reach.BEGIN}\nnew\n{reach.END}")
+    assert page.read_text() == f"before\n{reach.BEGIN}\nnew\n{reach.END}\nafter\n"
+    page.write_text("none")
+    with pytest.raises(SystemExit, match="must have the lines"):
+        reach.write("")
