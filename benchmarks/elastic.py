@@ -11,7 +11,6 @@ from __future__ import annotations
 
 import argparse
 import json
-import shutil
 import subprocess
 import sys
 import threading
@@ -23,9 +22,9 @@ from typing import Any
 ROOT = Path(__file__).resolve().parent.parent
 sys.path.insert(0, str(ROOT))
 
+from benchmarks.fresh import emptied  # noqa: E402
 from orchestrator.events import Event, PoolScaled, read_run  # noqa: E402
 from orchestrator.recipes import dump, load  # noqa: E402
-from orchestrator.store import RunStore  # noqa: E402
 from orchestrator.stored import RECIPE_FILE  # noqa: E402
 from orchestrator.validation import resolve  # noqa: E402
 from outer.facts import Committed, DrainStarted, LearnerFenced  # noqa: E402
@@ -99,9 +98,7 @@ def main() -> None:
     pool = f'[{{name = "local", learners = 2, max = 4, batch_size = {BATCH}, slowdown = {slowdown:.1f}}}]'
     settings = ["name=elastic", f"pools={pool}", "budget.tokens=1_000_000_000", "sync.quorum=1", "eval.every=0"]
     recipe = resolve(load(ROOT / "deploy/recipes/local.toml", settings))
-    shutil.rmtree(options.run_dir, ignore_errors=True)
-    store = RunStore(options.run_dir)
-    store.create()
+    store = emptied(options.run_dir)
     store.write_text(RECIPE_FILE, dump(recipe))
     steering = Steering(options.run_dir.absolute(), options.phase_s)
     summary = launch.run_embedded(recipe, store, None, steering)

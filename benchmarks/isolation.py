@@ -14,7 +14,6 @@ import argparse
 import itertools
 import json
 import os
-import shutil
 import signal
 import sys
 import time
@@ -25,10 +24,10 @@ from typing import Any
 ROOT = Path(__file__).resolve().parent.parent
 sys.path.insert(0, str(ROOT))
 
+from benchmarks.fresh import emptied  # noqa: E402
 from learners.facts import PhaseEntered, StepFinished  # noqa: E402
 from orchestrator.events import Event, LearnerLost, read_run  # noqa: E402
 from orchestrator.recipes import load  # noqa: E402
-from orchestrator.store import RunStore  # noqa: E402
 from orchestrator.validation import resolve  # noqa: E402
 from outer.facts import Committed  # noqa: E402
 
@@ -134,9 +133,7 @@ def main() -> None:
     seconds = QUIET_S + EVERY_S * options.kills + 30.0
     tokens = int(seconds * 27_000)  # about what two cores do
     recipe = resolve(load(ROOT / "deploy/recipes/local.toml", ["name=isolation", f"budget.tokens={tokens}"]))
-    shutil.rmtree(options.run_dir, ignore_errors=True)
-    store = RunStore(options.run_dir)
-    store.create()
+    store = emptied(options.run_dir)
     killer = Killer(options.kills)
     summary = launch.run_embedded(recipe, store, None, killer)
     report = measure(read_run(store.root), killer.kills, summary)

@@ -16,7 +16,6 @@ from __future__ import annotations
 import argparse
 import json
 import os
-import shutil
 import signal
 import sys
 import threading
@@ -28,10 +27,10 @@ from typing import Any
 ROOT = Path(__file__).resolve().parent.parent
 sys.path.insert(0, str(ROOT))
 
+from benchmarks.fresh import emptied  # noqa: E402
 from learners.facts import Donated, DonorFailed, StateReceived  # noqa: E402
 from orchestrator.events import Event, read_run  # noqa: E402
 from orchestrator.recipes import load  # noqa: E402
-from orchestrator.store import RunStore  # noqa: E402
 from orchestrator.validation import resolve  # noqa: E402
 
 AT_PROGRESS = 0.25
@@ -120,9 +119,7 @@ def run(scenario: str, tokens: int, folder: Path) -> dict[str, Any]:
 
     settings = [f"name=recovery-{scenario}", f"budget.tokens={tokens}", "eval.every=0"]
     recipe = resolve(load(ROOT / "deploy/recipes/local.toml", settings))
-    shutil.rmtree(folder, ignore_errors=True)
-    store = RunStore(folder)
-    store.create()
+    store = emptied(folder)
     assassin = Assassin(scenario, folder)
     begin: Callable[..., Any] = launch.run_embedded
     summary = begin(recipe, store, None, assassin)

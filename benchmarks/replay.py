@@ -4,14 +4,14 @@
 
 The run is deploy/recipes/replay.toml: kills, freezes, a dead link, NaN; on the way its pool grows by one learner, and
 later shrinks again, so that one joins from a peer and one drains. Then `diloco replay` computes every step, every
-contribution and every commit again from the log alone. Every number is read from the log or from that command.
+contribution and every commit again from the log alone. Every number is read from the log or from that command. Exit
+code 1 unless all of it is equal to the bit.
 """
 
 from __future__ import annotations
 
 import argparse
 import json
-import shutil
 import subprocess
 import sys
 from collections import Counter
@@ -22,6 +22,7 @@ from typing import Any
 ROOT = Path(__file__).resolve().parent.parent
 sys.path.insert(0, str(ROOT))
 
+from benchmarks.fresh import emptied  # noqa: E402
 from learners.facts import StateReceived  # noqa: E402
 from orchestrator.__main__ import start_chaos  # noqa: E402
 from orchestrator.events import FaultInjected, read_run  # noqa: E402
@@ -34,6 +35,7 @@ from outer.facts import LearnerFenced  # noqa: E402
 
 GROW_AT, SHRINK_AT = 0.3, 0.6  # of the budget
 REPLAY_S = 1800.0
+EQUAL = {True: "yes", False: "no", None: "unknown"}
 
 
 class Steering:
@@ -53,9 +55,7 @@ def train(settings: list[str], folder: Path) -> dict[str, Any]:
     from orchestrator import launch
 
     recipe = resolve(load(ROOT / "deploy/recipes/replay.toml", settings))
-    shutil.rmtree(folder, ignore_errors=True)
-    store = RunStore(folder)
-    store.create()
+    store = emptied(folder)
     store.write_text(RECIPE_FILE, dump(recipe))
     return launch.run_embedded(recipe, store, start_chaos, Steering(store, recipe.pools[0].learners))
 
@@ -64,8 +64,11 @@ def play(folder: Path) -> dict[str, Any]:
     """What `diloco replay --json` says, in a process that knows nothing of the run but its folder."""
     command = [sys.executable, "-m", "orchestrator", "replay", str(folder.resolve()), "--json"]
     done = subprocess.run(command, cwd=ROOT, stdout=subprocess.PIPE, text=True, timeout=REPLAY_S)
-    told: dict[str, Any] = json.loads(done.stdout) | {"exit_code": done.returncode}
-    return told
+    try:
+        told: dict[str, Any] = json.loads(done.stdout)
+    except ValueError:
+        told = {"error": {"message": "it said nothing; what it printed is above"}}
+    return told | {"exit_code": done.returncode}
 
 
 def measure(summary: Mapping[str, Any], folder: Path, played: Mapping[str, Any]) -> dict[str, Any]:
@@ -100,7 +103,7 @@ def say(report: Mapping[str, Any]) -> None:
     print(f"replay: {played['commits']:,} commits, {played['steps']:,} steps in {played['seconds']:.0f} s")
     for kind, compared in played["compared"].items():
         print(f"  {kind}: {played['equal'].get(kind, 0):,} of {compared:,} equal")
-    print(f"  bit-equal: {'yes' if played['bit_equal'] else 'no'}, digest {played['digest']}")
+    print(f"  bit-equal: {EQUAL[played['bit_equal']]}, digest {played['digest']}")
 
 
 def main() -> None:
@@ -115,6 +118,8 @@ def main() -> None:
         print(json.dumps(report, indent=1))
     else:
         say(report)
+    if report["replay"].get("bit_equal") is not True:
+        raise SystemExit(1)
 
 
 if __name__ == "__main__":
