@@ -38,4 +38,5 @@ bench: $(READY)      ## the measurements that docs/benchmarks.md reports; about 
 	$(BIN)/python benchmarks/recovery.py
 	$(BIN)/python benchmarks/elastic.py
 	$(BIN)/python benchmarks/planning.py
+	$(BIN)/python benchmarks/replay.py
 	$(BIN)/python benchmarks/reach.py --write
