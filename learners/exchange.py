@@ -86,10 +86,11 @@ class Exchange:
         """What was sent for the newest read of its fragment; answers to an older one can merge no more."""
         asked = (contribution.epoch, contribution.syncer_step, contribution.attempt)
         with self._lock:
-            if asked > self._asked.get(contribution.fragment, (0, 0, 0)):
+            newest = self._asked.setdefault(contribution.fragment, asked)
+            if asked > newest:
                 self._asked[contribution.fragment] = asked
                 self._forget(contribution.fragment)
-            if asked == self._asked[contribution.fragment]:
+            if asked >= newest:
                 self._read[contribution.fragment, contribution.step] = theta
 
     def _forget(self, fragment: int) -> None:

@@ -113,7 +113,9 @@ class Measures:
 
     def _is_repeated(self, line: Line) -> bool:
         """A new epoch says again the last commits of the one before."""
-        step = number(line.fact.get("syncer_step")) or 0.0
+        step = number(line.fact.get("syncer_step"))
+        if step is None:
+            return False  # damaged, which is for others to find
         repeated, self._committed_step = step <= self._committed_step, max(step, self._committed_step)
         return repeated
 
