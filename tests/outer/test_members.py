@@ -173,6 +173,7 @@ def test_a_report_of_fewer_fragments_than_there_are_breaks_no_row(members: Membe
 
 def test_the_pace_stays_what_it_was_while_nobody_living_has_one(members: Members) -> None:
     """Else a learner that comes back alone, and has not finished a step, would open steps without a pause."""
+    assert members.step_s == 0.0, "it is not known of anybody"
     stepping(members, step_s=0.4)
     assert members.step_s == 0.4
     assert members.expect(1.0, Expect("a", 2, 60.0, 2))

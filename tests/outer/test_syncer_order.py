@@ -24,7 +24,7 @@ from outer.facts import (
     StepReopened,
 )
 from outer.messages import STOPPED, Attach, Grant, Notice, ReadRequest, Stop, Welcome
-from outer.signals import Append, Durable, Fence, Merge, ReadMissed, StopRequested, Tick
+from outer.signals import Append, Durable, Fence, Merge, Publish, ReadMissed, Send, StopRequested, Tick
 from outer.syncer import RESEND_S, Budget
 from tests.golden.bench import ALL, MANIFEST, PATIENT, Bench, bench, merged, reading
 
@@ -66,6 +66,22 @@ def test_nobody_is_told_before_the_commit_is_durable() -> None:
     assert made.syncer.versions == [0, 1, 0, 0]
     made.do(Durable(1))
     assert [fact.syncer_step for fact in made.facts(Committed)] == [1, 2]
+
+
+def test_what_is_made_durable_and_then_published_is_what_was_merged() -> None:
+    made = reading("a", "b", journals_itself=False)
+    made.answer("a", "b")
+    [append] = [e for e in made.log if isinstance(e, Append)]
+    assert (append.sequence, append.proposal) == (0, "value of 1")
+    effects = made.do(Durable(0))
+    assert [e for e in effects if isinstance(e, Publish)] == [Publish(0, 1, "value of 1")]
+
+
+def test_each_message_is_meant_for_one_incarnation() -> None:
+    made = bench("a", "b")
+    made.join("a", **PATIENT)
+    welcomes = [e for e in made.log if isinstance(e, Send) and isinstance(e.message, Welcome)]
+    assert [(e.learner, e.incarnation) for e in welcomes] == [("a", 1), ("b", 1), ("a", 2)]
 
 
 @pytest.mark.parametrize(("tau", "most"), [(0, 1), (1, 1), (2, 2), (3, 3)])
