@@ -39,7 +39,7 @@ class Reads:
 
     @property
     def missed(self) -> tuple[int, ...]:
-        """Fragments that no read of got an answer in time: they will be asked for again, and sooner than when due."""
+        """Fragments asked for in vain since they were last adopted: more reads of them may come at any time."""
         return tuple(self._missed)
 
     @property
@@ -52,7 +52,6 @@ class Reads:
         copy = self._copies.get(request.fragment)
         if copy is None or (self._strict and copy.read_at.step != request.syncer_step):
             return None
-        self._missed.pop(request.fragment, None)
         return copy
 
     def wait(self, request: ReadRequest, now: float) -> None:

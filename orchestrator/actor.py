@@ -252,10 +252,14 @@ class OrchestratorActor:
         self._digest = codecs.digest(*thetas)
 
     async def _close(self) -> dict[str, Any]:
-        """Whatever happened: stop injecting, merge the log, check it, and sum it up."""
+        """Whatever happened: stop injecting, end who writes, merge the log and seal it, check it, and sum it up."""
         self._crew.cancel()
         with contextlib.suppress(ValueError, TimeoutError, ray.exceptions.RayError):  # none, or dead: faults heal
             await within(CALL_S, ray.get_actor("chaos", self._place.namespace).stop.remote())
+        if self._outer is not None:  # a late report would stand in the syncer's segment behind the seal
+            with contextlib.suppress(TimeoutError, ray.exceptions.RayError):  # it is dead, or about to be
+                await within(CALL_S, self._outer.close.remote())
+        self._dismiss()
         self._say(RunFinished(self._state, self._reason, self._digest))
         self._segment.close()
         self._write_status()

@@ -307,9 +307,15 @@ class SegmentRecorder:
     def __init__(self, path: Path) -> None:
         self._path = path
         self._writer: SegmentWriter | None = None  # opened where it is used, which is another process
+        self._closed = False
 
     def record(self, writer: str, incarnation: int, facts: Iterable[tuple[int, float, Any]]) -> int:
-        """Append those of (sequence, wall time, fact) that follow what is recorded; return the last recorded."""
+        """Append those of (sequence, wall time, fact) that follow what is recorded; return the last recorded.
+
+        Once it is closed nothing is taken, and nothing acknowledged.
+        """
+        if self._closed:
+            return -1
         if self._writer is None:
             self._writer = SegmentWriter(self._path)
         last = self._writer.last.get((writer, incarnation), (-1, ""))[0]
@@ -322,6 +328,7 @@ class SegmentRecorder:
         return last
 
     def close(self) -> None:
+        self._closed = True
         if self._writer is not None:
             self._writer.close()
 

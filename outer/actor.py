@@ -56,6 +56,10 @@ class Recorder(Protocol):
         """Append what is new; return the sequence up to which everything is recorded."""
         ...
 
+    def close(self) -> None:
+        """The log is about to be sealed: take nothing more."""
+        ...
+
 
 @dataclass(frozen=True)
 class OuterSpec:
@@ -133,7 +137,9 @@ class OuterActor:
         return {"pid": os.getpid(), "node": ray.get_runtime_context().get_node_id()}
 
     async def expect(self, expected: signals.Expect) -> None:
-        self._peers.pop(expected.learner, None)
+        peer = self._peers.get(expected.learner)
+        if peer is not None and peer.incarnation < expected.incarnation:
+            del self._peers[expected.learner]
         self._drive(expected)
 
     async def drain(self, request: signals.DrainRequested) -> bool:
@@ -146,6 +152,10 @@ class OuterActor:
 
     async def stop(self, reason: str) -> None:
         self._drive(signals.StopRequested(reason))
+
+    async def close(self) -> None:
+        """Nothing is recorded from here on, whoever still reports."""
+        self._recorder.close()
 
     async def clock(self) -> dict[str, Any]:
         """Where the run is; cheap enough to ask often."""

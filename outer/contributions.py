@@ -18,8 +18,6 @@ if TYPE_CHECKING:
 def has_progress(member: Member, fragment: int, version: int) -> bool:
     """Its last report shows this version as its base, and at least one step since."""
     assert member.report is not None
-    if fragment >= len(member.report.counters):
-        return False
     counters = member.report.counters[fragment]
     return counters.base_version == version and counters.steps >= 1
 

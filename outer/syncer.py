@@ -214,6 +214,9 @@ class Syncer:
         member = self._members.admit(event, "report")
         if member is None:
             return
+        if len(event.counters) != len(self._fragments):
+            self._members.refuse(event, "report", "wrong_counters")
+            return
         before = member.report
         if not self._members.hear(now, member, event):
             return  # its lease was all it had to say

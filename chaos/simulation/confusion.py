@@ -68,7 +68,7 @@ GARBLED: tuple[tuple[Callable[[Contribution, int], Contribution], str], ...] = (
 
 
 def shortened(report: Report, setting: Setting) -> Report:
-    """A report of a peer that knows of fewer fragments."""
+    """A report of a peer that knows of fewer fragments, to be refused."""
     if not setting.damaged("garbled") or setting.chance.random() >= SHORT:
         return report
     return replace(report, counters=report.counters[: int(setting.chance.random() * len(report.counters))])

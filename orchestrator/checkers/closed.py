@@ -11,13 +11,13 @@ import re
 from orchestrator.checkers.history import History
 from orchestrator.checkers.lives import Key
 from orchestrator.checkers.verdicts import Verdict, judge
-from outer.facts import LearnerAttached, Refused, SpanGranted
+from outer.facts import Committed, LearnerAttached, Refused, SpanGranted
 
 REASONS: dict[str, frozenset[str]] = {  # by message
     "expect": frozenset({"stale_incarnation"}),
     "attach": frozenset({"unknown_learner", "stale_incarnation", "wrong_config"}),
     "seek": frozenset({"unknown_learner", "stale_incarnation", "stale_epoch"}),
-    "report": frozenset({"unknown_learner", "stale_incarnation", "stale_epoch"}),
+    "report": frozenset({"unknown_learner", "stale_incarnation", "stale_epoch", "wrong_counters"}),
     "contribution": frozenset(
         {
             "unknown_learner",
@@ -61,21 +61,26 @@ def _strangers(history: History) -> Verdict:
     """Of this incarnation nothing follows, in any epoch, until one has let it in."""
     kept_out: set[Key] = set()
     let_in: set[Key] = set()
+    merged: list[tuple[Key, int]] = []  # by whom nobody had let in by then, and at which syncer step
     broken: list[str] = []
-    for said in history.by_syncer(Refused, LearnerAttached, SpanGranted):
+    for said in history.by_syncer(Refused, LearnerAttached, SpanGranted, Committed):
         fact = said.fact
+        if isinstance(fact, Committed):
+            keys = [(one.learner, one.incarnation) for one in fact.participants]
+            merged += [(key, fact.syncer_step) for key in keys if key not in let_in]
+            continue
         key = (fact.learner, fact.incarnation)
         if isinstance(fact, LearnerAttached):
             let_in.add(key)
         elif isinstance(fact, SpanGranted):
-            if key in kept_out and key not in let_in:
+            if key in kept_out - let_in:
                 broken.append(f"{key[0]} {key[1]} was refused, and lent span {fact.span}")
         elif fact.message == "attach":
             kept_out.add(key)
     broken += [
-        f"{one.learner} {one.incarnation} was refused, and merged at syncer step {said.fact.syncer_step}"
-        for said, one, *_ in history.contributions
-        if (one.learner, one.incarnation) in kept_out - let_in
+        f"{key[0]} {key[1]} was refused, and merged at syncer step {syncer_step}"
+        for key, syncer_step in merged
+        if key in kept_out
     ]
     promise = "who was refused when attaching is lent nothing and merges into nothing"
     idle = "nobody was refused" if history.commits else ""

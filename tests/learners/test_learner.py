@@ -141,16 +141,16 @@ def test_a_request_that_expired_is_forgotten(deadline_s: float, times: int) -> N
 
 
 @pytest.mark.parametrize("deadline_s", [0.9, 1.0])
-def test_what_was_asked_for_in_vain_is_on_the_host_when_it_is_asked_for_again(deadline_s: float) -> None:
+def test_what_was_asked_for_in_vain_is_on_the_host_whenever_it_is_asked_for_again(deadline_s: float) -> None:
     """A learner whose steps last longer than a read may would else never answer for a step that opens again."""
     loop = joined()
     loop.steps(2)
     assert loop.read(4, 0, deadline_s=deadline_s) == []
     loop.steps(2)
-    [again] = loop.read(4, 0, attempt=2, deadline_s=deadline_s)
-    assert (again.attempt, again.step) == (2, 4)
-    [stage] = only(Stage, loop.do(StepDone(2.0, TOKENS)))
-    assert 0 not in stage.fragments, "once it is answered it is copied when it is due"
+    for attempt, step in ((2, 4), (3, 5)):  # somebody else may let the second one pass
+        [again] = loop.read(4, 0, attempt=attempt, deadline_s=deadline_s)
+        assert (again.attempt, again.step) == (attempt, step)
+        loop.step()
 
 
 def test_only_what_may_be_asked_for_before_the_next_boundary_is_copied() -> None:

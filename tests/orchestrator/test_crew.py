@@ -24,9 +24,9 @@ from orchestrator.scaling import request_file
 from orchestrator.store import RunStore
 from outer.actor import OuterActor
 from outer.facts import LearnerFenced
-from outer.messages import DRAINING, JOINING, STEPPING, Drain
-from outer.signals import Effect, Event
-from tests.golden.bench import Bench
+from outer.messages import DRAINING, JOINING, STEPPING, Attach, Drain
+from outer.signals import Effect, Event, Expect
+from tests.golden.bench import MANIFEST, Bench
 
 T = TypeVar("T")
 STAYS, GOES = "learner-p-0", "learner-p-1"
@@ -38,6 +38,7 @@ class Outer(OuterActor):
 
     def __init__(self, bench: Bench) -> None:
         self._bench, self._peers = bench, {}
+        self._recorder = SimpleNamespace(record=lambda writer, incarnation, facts: -1)
 
     def _drive(self, event: Event) -> list[Effect]:
         return self._bench.do(event)
@@ -114,6 +115,16 @@ async def until(holds: Callable[[], bool]) -> None:
     while not holds():
         assert time.monotonic() < deadline
         await asyncio.sleep(0.001)
+
+
+@pytest.mark.parametrize(("incarnation", "reached"), [(1, True), (2, True), (3, False)])
+def test_only_news_of_a_later_incarnation_makes_the_living_one_unreachable(incarnation: int, reached: bool) -> None:
+    made = Bench(learners={STAYS: 8}, quorum=1)
+    outer = Outer(made)
+    asyncio.run(outer.expect(Expect(STAYS, 2, 60.0, 8)))
+    asyncio.run(outer.attach(Attach(STAYS, 2, MANIFEST), (), "its handle"))
+    asyncio.run(outer.expect(Expect(STAYS, incarnation, 60.0, 8)))
+    assert (STAYS in outer._peers) is reached
 
 
 def test_one_that_is_scaled_away_while_it_waits_for_its_next_start_gives_up_its_place(scene: Scene) -> None:

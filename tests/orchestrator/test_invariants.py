@@ -19,6 +19,7 @@ from outer.facts import (
     Committed,
     DrainStarted,
     Finished,
+    LearnerAttached,
     LearnerFenced,
     Participant,
     ReadFailed,
@@ -198,6 +199,11 @@ BROKEN: list[tuple[str, str, Plant]] = [
         "closed.strangers",
         "d 1 was refused, and merged",
         lambda e: said(REFUSED)(participant(learner="d")(e)),
+    ),
+    (
+        "closed.strangers",
+        "d 1 was refused, and merged",
+        lambda e: said(LearnerAttached("d", 1, 8))(said(REFUSED)(participant(learner="d")(e))),
     ),
 ]
 

@@ -290,6 +290,19 @@ def test_what_reaches_a_segment_after_the_seal_is_told_and_is_no_part_of_the_log
     assert after == {name: verdict for name, verdict in before.items() if name in after}
 
 
+def test_a_recorder_that_is_closed_takes_and_acknowledges_nothing(tmp_path: Path) -> None:
+    path = tmp_path / "events" / "syncer.jsonl"
+    recorder = SegmentRecorder(path)
+    assert recorder.record("b", 1, [(0, 0.0, StepPassed(1))]) == 0
+    recorder.close()
+    before = path.read_bytes()
+    assert recorder.record("b", 1, [(1, 0.0, StepPassed(2))]) == -1
+    assert path.read_bytes() == before
+    unused = SegmentRecorder(tmp_path / "other.jsonl")
+    unused.close()
+    assert (unused.record("b", 1, [(0, 0.0, StepPassed(1))]), unused._path.exists()) == (-1, False)
+
+
 @pytest.mark.parametrize("segments", [True, False])
 @pytest.mark.parametrize("left", [None, b"", b'{"writer":'], ids=["deleted", "emptied", "cut"])
 def test_a_sealed_run_without_its_merged_log_is_violated(tmp_path: Path, left: bytes | None, segments: bool) -> None:

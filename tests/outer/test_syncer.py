@@ -16,8 +16,8 @@ from outer.facts import (
     StepOpened,
     StepReopened,
 )
-from outer.messages import ReadRequest, Stop
-from outer.signals import Append, Fence, Merge, ReadMissed, Send, Tick
+from outer.messages import DRAINING, STEPPING, ReadRequest, Stop
+from outer.signals import Append, Fence, Merge, ReadMissed, Say, Send, Tick
 from outer.syncer import NON_FINITE_MAX, REOPEN_S, RESEND_S, Budget
 from tests.golden.bench import ALL, PATIENT, bench, merged, reading
 
@@ -225,6 +225,17 @@ def test_a_wrong_contribution_is_refused_with_its_reason_and_changes_nothing(
     made.do(Tick())
     [fact] = made.facts(Committed)
     assert [one.learner for one in fact.participants] == ["b", "c"], "and the others commit without it"
+
+
+@pytest.mark.parametrize("phase", [STEPPING, DRAINING])
+@pytest.mark.parametrize("count", [0, 2])
+def test_a_report_that_knows_of_other_fragments_is_refused_and_shows_nothing(phase: str, count: int) -> None:
+    """Of one that leaves it would show that there is nothing left to give."""
+    made = bench("a", "b")
+    sound = made.peers["a"].report(phase=phase)
+    effects = made.do(replace(sound, counters=(sound.counters * 2)[:count]))
+    assert effects == [Say(Refused("a", 1, "report", "wrong_counters"))]
+    assert made.syncer.view(made.now)[0]["phase"] == STEPPING
 
 
 def test_a_contribution_based_on_an_older_version_never_merges() -> None:

@@ -27,7 +27,7 @@ from chaos.actor import start
 from orchestrator import placement
 from orchestrator.compiled import compilation_cache
 from orchestrator.config import PoolConfig, Recipe
-from orchestrator.events import LearnerLost, LearnerStarted, NodePreempted, read_run
+from orchestrator.events import LearnerLost, LearnerStarted, NodePreempted, RunFinished, read_run
 from orchestrator.launch import follow
 from orchestrator.placement import Place
 from orchestrator.problems import InputError
@@ -178,8 +178,10 @@ def run(wanted: Recipe, folder: Path, address: str) -> dict[str, Any]:
     follow(wanted, store, Place("islands", cores=0), start, watch, detach=False)
     facts = [event.fact for event in read_run(store.root)]
     labels = {node["NodeID"]: node["Labels"] for node in ray.nodes()}
+    [ended] = [fact for fact in facts if isinstance(fact, RunFinished)]
     started = [fact for fact in facts if isinstance(fact, LearnerStarted)]
     return {
+        "ended": (ended.state, ended.reason),
         "placed": {fact.learner: labels[fact.node] for fact in started if fact.incarnation == 1},
         "preempted": seen["preempted"],
         "notices": [asdict(fact) for fact in facts if isinstance(fact, NodePreempted)],

@@ -18,7 +18,7 @@ def assert_bit_equal(folder: Path) -> dict[str, Any]:
     done = subprocess.run(command, cwd=ROOT, capture_output=True, text=True, timeout=REPLAY_S)
     assert done.returncode == 0, done.stdout + done.stderr
     told: dict[str, Any] = json.loads(done.stdout)
-    assert told["bit_equal"] is True
+    assert told["bit_equal"] is True and told["sealed"] is True
     assert told["equal"] == told["compared"]
     assert told["equal"]["final"] == 1 and told["equal"]["loss"] == told["steps"]
     return told

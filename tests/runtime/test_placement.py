@@ -34,6 +34,10 @@ def found(tmp_path_factory: pytest.TempPathFactory) -> dict[str, Any]:
     return result
 
 
+def test_it_ran_until_it_was_stopped(found: dict[str, Any]) -> None:
+    assert found["ended"] == ["stopped", "seen enough"]
+
+
 def test_regions_and_gpu_types_are_honoured(found: dict[str, Any]) -> None:
     shared = found["placed"]["learner-h100-0"]
     assert (shared["region"], shared[TYPE]) == ("east", "H100")

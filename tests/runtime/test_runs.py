@@ -9,6 +9,7 @@ import numpy as np
 import pytest
 
 from learners.facts import Adopted, Donated, LoopFailed, StateReceived, StepFinished
+from orchestrator.checkers.suite import check_run
 from orchestrator.events import FaultHealed, FaultInjected, LearnerLost, LearnerStarted
 from outer.facts import (
     Committed,
@@ -59,6 +60,8 @@ def test_a_run_without_faults_ends_with_exact_books_and_says_so_in_every_file(ru
     assert {row["name"] for row in statuses[-1]["learners"]} == {f"learner-t-{i}" for i in range(3)}
     assert statuses[-1]["run"]["state"] == "finished"
     assert json.loads((result.folder / "summary.json").read_text()) == result.summary
+    sealed = [verdict for verdict in check_run(result.folder) if verdict.name.startswith("log.")]
+    assert [verdict for verdict in sealed if verdict.status != "pass"] == [], "nobody wrote behind the seal"
 
     manifest = json.loads((result.folder / "final" / "manifest.json").read_text())["tensors"]
     newest = {commit.fragment: commit.digest for commit in result.facts(Committed)}
