@@ -40,7 +40,7 @@ EXPECT_S = 120.0  # for the syncer to come up and hear of a learner
 MISCONFIGURED_S = 30.0  # chaos ends the incarnation at once; if it does not, the fault heals by itself
 NOTICES_S = 1.0  # between two looks for nodes that are to go
 NOTICE_MARGIN_S = 2.0  # a node is left so long before it goes
-DRAINED = "drained"
+DRAINED, FINISHED = "drained", "finished"  # how an incarnation ends that is no loss
 NOTICE = "its node is to go"
 SHARED = ("seed", "task", "model", "data", "inner", "sync")  # what every learner must agree on
 
@@ -57,6 +57,7 @@ class Unit:
     leaving: str = ""  # why it was asked to leave
     noticed: bool = False  # that its node is to go
     dismissed: asyncio.Event = field(default_factory=asyncio.Event)  # to leave before it has begun
+    gone: bool = False  # what follows from its end is under way, or done
 
 
 class Crew:
@@ -163,67 +164,70 @@ class Crew:
                     self._spawn(self._kill(action))
 
     async def _start(self, name: str) -> None:
-        """From the grant of an incarnation to the end of its training loop."""
-        recipe, pool = self._recipe, self._recipe.pool_of(name)
+        """From the grant of an incarnation to what follows from its end."""
         incarnation = self._store.grant("incarnation", name)
         self._controller.started(name, incarnation)
         unit = self._units[name] = Unit(incarnation)
-        self._say(LearnerRequested(name, incarnation, pool.name, pool.region))
         try:
-            expected = self._outer.expect.remote(
-                Expect(name, incarnation, recipe.run.start_s, pool.batch_size, pool.region or "")
-            )
-            if name not in self._groups:
-                self._groups[name] = reserve(name, pool, anywhere=self._place.local)
-            group = self._groups[name]
-            await _first(within(recipe.run.start_s, group.ready()), unit.dismissed.wait())
-            if unit.dismissed.is_set():  # it was to leave before there was a place for it
-                await self._left(name, unit)
-                return
-            index, cores = list(self._controller.units).index(name), self._place.cores
-            options = named(label(name, incarnation), self._place.namespace, 0) | inside(group, pool)
-            spec = learner_spec(recipe, self._code, name, incarnation, pool, index % cores if cores else None)
-            if time.monotonic() < self._misconfigured.pop(name, 0.0):
-                # As if its node had an old recipe: it trains the same, and says that it does not.
-                spec = replace(spec, shared={**spec.shared, "seed": recipe.seed + 1})
-            unit.handle = (
-                ray.remote(concurrency_groups=GROUPS)(LearnerActor).options(**options).remote(spec, self._outer)
-            )
-            info = await within(recipe.run.start_s, unit.handle.identify.remote())
-            unit.pid, unit.node = info["pid"], info["node"]
-            self._nodes.add(info["node"])
-            self._say(LearnerStarted(name, incarnation, unit.pid, unit.node))
-            self._controller.answered(name, incarnation)
-            await within(EXPECT_S, expected)
-            ended = await unit.handle.run.remote()
-            if ended.startswith("drained"):
-                await self._left(name, unit)
-            else:
-                self._controller.finished(name, incarnation)
+            cause, detail = await self._live(name, unit), ""
         except ray.exceptions.RayTaskError as error:
-            await self._lost(name, unit, "failed", gist(error))
+            cause, detail = "failed", gist(error)
         except ray.exceptions.RayError as error:
-            if unit.ended == DRAINED:
-                await self._left(name, unit)
-                return
-            await self._lost(name, unit, "lease_expired" if unit.ended else "died", unit.ended or gist(error))
+            cause, detail = "lease_expired" if unit.ended else "died", unit.ended or gist(error)
         except TimeoutError:
-            if unit.ended == DRAINED:
-                await self._left(name, unit)
-                return
-            why = why_not(self._groups[name], pool, anywhere=self._place.local)
-            await self._lost(name, unit, "failed", f"not placed and started within {recipe.run.start_s:g} s{why}")
+            why = why_not(self._groups[name], self._recipe.pool_of(name), anywhere=self._place.local)
+            cause, detail = "failed", f"not placed and started within {self._recipe.run.start_s:g} s{why}"
+        if DRAINED in (cause, unit.ended):
+            await self._left(name, unit)
+        elif cause == FINISHED:
+            unit.gone = True
+            self._controller.finished(name, incarnation)
+        else:
+            await self._lost(name, unit, cause, detail)
+
+    async def _live(self, name: str, unit: Unit) -> str:
+        """From its request to the end of its training loop: `finished` or `drained`."""
+        recipe, pool, incarnation = self._recipe, self._recipe.pool_of(name), unit.incarnation
+        self._say(LearnerRequested(name, incarnation, pool.name, pool.region))
+        expected = self._outer.expect.remote(
+            Expect(name, incarnation, recipe.run.start_s, pool.batch_size, pool.region or "")
+        )
+        if name not in self._groups:
+            self._groups[name] = reserve(name, pool, anywhere=self._place.local)
+        group = self._groups[name]
+        await _first(within(recipe.run.start_s, group.ready()), unit.dismissed.wait())
+        if unit.dismissed.is_set():
+            return DRAINED  # before there was a place for it
+        index, cores = list(self._controller.units).index(name), self._place.cores
+        options = named(label(name, incarnation), self._place.namespace, 0) | inside(group, pool)
+        spec = learner_spec(recipe, self._code, name, incarnation, pool, index % cores if cores else None)
+        if time.monotonic() < self._misconfigured.pop(name, 0.0):
+            # As if its node had an old recipe: it trains the same, and says that it does not.
+            spec = replace(spec, shared={**spec.shared, "seed": recipe.seed + 1})
+        unit.handle = ray.remote(concurrency_groups=GROUPS)(LearnerActor).options(**options).remote(spec, self._outer)
+        info = await within(recipe.run.start_s, unit.handle.identify.remote())
+        unit.pid, unit.node = info["pid"], info["node"]
+        self._nodes.add(info["node"])
+        self._say(LearnerStarted(name, incarnation, unit.pid, unit.node))
+        self._controller.answered(name, incarnation)
+        await within(EXPECT_S, expected)
+        ended: str = await unit.handle.run.remote()
+        return DRAINED if ended.startswith("drained") else FINISHED
+
+    # Its successor starts as soon as the controller hears of its end: not before the syncer has, nor into a place
+    # that is being given up.
 
     async def _lost(self, name: str, unit: Unit, cause: str, detail: str) -> None:
-        wait_s = self._controller.lost(time.monotonic(), name, unit.incarnation)
-        if wait_s is None:
+        if unit.gone:
             return
+        unit.gone = True
         self._say(LearnerLost(name, unit.incarnation, cause, detail))
         self.faults[name] = f"{cause}: {detail}"
         if unit.handle is not None:
             ray.kill(unit.handle)  # ends a living actor whose loop failed; no harm to a dead one
         reason = {"died": "killed"}.get(cause, cause)
         await within(CALL_S, self._outer.fence.remote(name, unit.incarnation, reason))
+        self._controller.lost(time.monotonic(), name, unit.incarnation)
         if name not in self._controller.wanted:
             self._give_up_place(name)
         if not self._over():
@@ -242,12 +246,13 @@ class Crew:
 
     async def _left(self, name: str, unit: Unit) -> None:
         """It is gone and has lost nothing. Its place is given back: it may be on a node that goes too."""
-        self._controller.left(name, unit.incarnation)
+        unit.gone = True
         # Its own last report has done this, unless it was lost on the way.
         await within(CALL_S, self._outer.fence.remote(name, unit.incarnation, "drained"))
         if unit.handle is not None:
             ray.kill(unit.handle)
         self._give_up_place(name)
+        self._controller.left(name, unit.incarnation)
         self.faults[name] = f"drained: {unit.leaving or 'its process was told to end'}"
         if not self._over():
             self._advance()

@@ -5,15 +5,19 @@ It is told when to move; why, and what follows for the run, is the syncer's to k
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass, field
 from enum import Enum
+from typing import TYPE_CHECKING
 
 from outer.contributions import participants, unusable, weigh
 from outer.facts import Committed, ReadFailed, StepReopened
-from outer.messages import Contribution, ReadRequest
+from outer.messages import DRAINING, Contribution, ReadRequest
 from outer.quorum import Decision, Verdict, decide
 from outer.signals import Merge, Merged
+
+if TYPE_CHECKING:
+    from outer.members import Member
 
 
 class Stage(Enum):
@@ -127,6 +131,16 @@ class OpenStep:
             quorum_at=self.quorum_at,
             grace_s=self.grace_s if self.stage is Stage.GRACE else grace_s,
         )
+
+    def counted(self, live: Iterable[Member], overlap: str) -> list[Member]:
+        """The live that finished a step after this one opened, or will finish none; strict: that reached its number."""
+        if overlap == "strict":
+            return [member for member in live if member.report and member.report.step >= self.syncer_step]
+        return [
+            member
+            for member in live
+            if member.report and (member.name in self.reported or member.report.phase == DRAINING)
+        ]
 
     def ask(self, now: float, live: int, asked: Mapping[str, int], timeout_s: float) -> None:
         """From here on it waits for the contributions of these learners, by incarnation."""

@@ -5,8 +5,8 @@ The shell delivers messages and the results of effects, performs the effects in 
 `handle(now, Tick())` no later than `wake_at`. A peer's message can be late, doubled or wrong: that is a fact.
 
 Here is the life of a syncer step, from opening to commit. Where a step stands is in `openstep`, when its quorum is
-there in `quorum`, what a contribution is worth in `contributions`, and what learners are given and told beside it
-in `steward`.
+there in `quorum`, who is read then in `reading`, what a contribution is worth in `contributions`, and what learners
+are given and told beside it in `steward`.
 """
 
 from __future__ import annotations
@@ -15,15 +15,15 @@ from collections.abc import Callable, Mapping
 from typing import TYPE_CHECKING, Any
 
 from outer.budget import Budget
-from outer.contributions import has_progress
 from outer.facts import Committed, Finished, Record, SpanGranted, StepOpened, StepPassed, SyncerStarted
 from outer.fragments import Fragment
 from outer.members import Members
-from outer.messages import DRAINING, STEPPING, STOPPED, Attach, Contribution, Report, SeekDonor
+from outer.messages import STEPPING, STOPPED, Attach, Contribution, Report, SeekDonor
 from outer.openstep import OpenStep, Stage
 from outer.outgoing import Outgoing
 from outer.pace import Delays
 from outer.quorum import Decision
+from outer.reading import REOPEN_S, Reading
 from outer.schedule import Schedule
 from outer.signals import (
     DrainRequested,
@@ -47,7 +47,6 @@ if TYPE_CHECKING:
 
 __all__ = ["NON_FINITE_MAX", "REOPEN_S", "RESEND_S", "Budget", "Syncer"]
 
-REOPEN_S = 0.1  # a syncer step that found too few contributions is not judged again before
 NON_FINITE_MAX = 3  # so many contributions in a row refused as that, and the learner has to start anew
 
 
@@ -85,6 +84,7 @@ class Syncer:
         self._members = Members(epoch, learners, span_steps)
         self._out = Outgoing(self._members)
         self._steward = Steward(epoch, config, manifest, self._members, self._out)
+        self._reading = Reading(epoch, config, quorum, self._members, self._out)
         self._digests = [""] * len(fragments)  # of the versions
         self._budget = budget
         self._open: list[OpenStep] = []
@@ -104,7 +104,7 @@ class Syncer:
             SeekDonor: lambda now, event: self._steward.seek(event, self._standing),
             Report: self._on_report,
             Contribution: self._on_contribution,
-            ReadMissed: lambda now, event: self._miss(event, event.reason),
+            ReadMissed: lambda now, event: self._reading.miss(self._find(event.syncer_step), event, event.reason),
             Merged: self._on_merged,
             Durable: self._on_durable,
             StopRequested: self._on_stop,
@@ -278,12 +278,12 @@ class Syncer:
         if step.collects:
             return self._collect(now, step)
         if step.stage is Stage.READING and (not step.awaited or now >= step.deadline):
-            self._close_reading(now, step)
+            self._reading.close(now, step)
             return True
         return False
 
     def _collect(self, now: float, step: OpenStep) -> bool:
-        live, reported = len(self._members.live), len(self._reported(step))
+        live, reported = len(self._members.live), len(step.counted(self._members.live, self._config.overlap))
         verdict = step.judge(now, self.quorum, live, reported, self.grace_s)
         if verdict.decision is Decision.WAIT:
             if step.stage is Stage.GRACE and min(live, reported) < self.quorum:
@@ -303,18 +303,8 @@ class Syncer:
             step.move(Stage.GRACE)
             return True
         step.reason = verdict.reason
-        self._ask(now, step)
+        self._reading.ask(now, step, self.versions[step.fragment], self.progress)
         return True
-
-    def _reported(self, step: OpenStep) -> list[str]:
-        """The live that finished a step after this one opened, or will finish none; strict: that reached its number."""
-        free, number, reported = self._config.overlap == "free", step.syncer_step, step.reported
-        return [
-            member.name
-            for member in self._members.live
-            if member.report
-            and (member.name in reported or member.report.phase == DRAINING if free else member.report.step >= number)
-        ]
 
     def _pass_if_first(self, now: float, step: OpenStep) -> bool:
         """A step without a fragment has nothing to commit, but keeps its place in the order."""
@@ -330,34 +320,15 @@ class Syncer:
 
     # -------------------------------------------------------------- a syncer step: reading
 
-    def _ask(self, now: float, step: OpenStep) -> None:
-        """The quorum is there: read the fragment from everyone who can contribute to it."""
-        assert step.fragment is not None
-        live, version = self._members.live, self.versions[step.fragment]
-        asked = [
-            member
-            for member in live
-            if (self._config.participants == "eligible" or member.name in self._reported(step))
-            and has_progress(member, step.fragment, version)
-            and not member.unheard
-        ]
-        timeout_s = self._config.read_timeout_s
-        step.ask(now, len(live), {member.name: member.incarnation for member in asked}, timeout_s)
-        if len(asked) < self.quorum:
-            self._reopen(now, step, f"{len(asked)} learners have a current base, the quorum is {self.quorum}")
-            return
-        for member in asked:
-            self._out.send(member, step.request(self.epoch, member.incarnation, self.progress, timeout_s))
-
     def _find(self, syncer_step: int) -> OpenStep | None:
         return next((step for step in self._open if step.syncer_step == syncer_step), None)
 
     def _on_contribution(self, now: float, event: Contribution) -> None:
+        step = self._find(event.syncer_step)
         member = self._members.admit(event, "contribution")
         if member is None:
-            self._miss(event, "refused")
+            self._reading.miss(step, event, "refused")
             return
-        step = self._find(event.syncer_step)
         reason = "late" if step is None else step.take(event, self.versions)
         if not reason:
             member.non_finite = 0
@@ -368,26 +339,6 @@ class Syncer:
             if member.non_finite >= NON_FINITE_MAX and not member.quarantined:
                 self._steward.quarantine(now, member, self._standing)
 
-    def _miss(self, event: Contribution | ReadMissed, reason: str) -> None:
-        """What this incarnation was asked for does not come."""
-        step = self._find(event.syncer_step)
-        if step is not None and step.awaited.get(event.learner) == event.incarnation:
-            if reason == "timeout":
-                self._members.note_missed(event.learner)
-            self._out.say(step.miss(event.learner, reason))
-
-    def _close_reading(self, now: float, step: OpenStep) -> None:
-        for learner in list(step.awaited):
-            self._members.note_missed(learner)
-            self._out.say(step.miss(learner, "timeout"))
-        if len(step.contributions) < self.quorum:
-            self._reopen(now, step, f"{len(step.contributions)} valid contributions, the quorum is {self.quorum}")
-            return
-        self._out.do(step.merge())
-
-    def _reopen(self, now: float, step: OpenStep, reason: str) -> None:
-        self._out.say(step.reopen(now, now + REOPEN_S, reason))
-
     # -------------------------------------------------------------- a syncer step: merge and commit
 
     def _on_merged(self, now: float, event: Merged) -> None:
@@ -396,7 +347,7 @@ class Syncer:
             return  # the run finished meanwhile
         assert step.stage is Stage.MERGING
         if not event.finite:
-            self._reopen(now, step, "the merged update is not finite")
+            self._reading.reopen(now, step, "the merged update is not finite")
             return
         step.result = event
         step.move(Stage.MERGED)

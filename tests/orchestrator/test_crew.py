@@ -153,6 +153,41 @@ def test_one_that_is_scaled_away_before_there_is_a_place_for_it_leaves_at_once(s
     assert scene.facts(LearnerLost) == []
 
 
+@pytest.mark.parametrize(("leaves", "fence"), [(False, "killed"), (True, "drained")])
+def test_its_successor_starts_once_the_syncer_knows_of_its_end_and_a_place_given_up_is_not_the_successors(
+    scene: Scene, leaves: bool, fence: str
+) -> None:
+    gate, reserved = asyncio.Event(), []
+
+    class Slow(Outer):
+        async def fence(self, learner: str, incarnation: int, reason: str) -> None:
+            await gate.wait()
+            await super().fence(learner, incarnation, reason)
+
+    async def come() -> None:
+        reserved.append(len(scene.given_up))
+        if len(reserved) == 1 and not leaves:
+            await broken()
+        await pending()
+
+    async def story() -> None:
+        scene.crew.start(Handle(Slow(scene.bench)))
+        await until(lambda: reserved == [0])
+        if leaves:
+            scene.crew._act(scene.crew._controller.drain(GOES, "its node is to go"))
+        await until(lambda: GOES in scene.crew._units and scene.crew._units[GOES].gone)
+        scene.crew.watch([])
+        await asyncio.sleep(0.01)
+        assert (len(scene.facts(LearnerRequested)), scene.given_up) == (1, [])
+        gate.set()
+        await until(lambda: len(reserved) == 2)
+
+    scene.come = come
+    asyncio.run(story())
+    assert scene.fenced == [(GOES, fence)]
+    assert reserved == [0, len(scene.given_up)] == [0, int(leaves)]
+
+
 @pytest.mark.parametrize(
     ("phase", "ended", "fenced"),
     [(STEPPING, False, []), (DRAINING, False, []), (JOINING, True, [(GOES, "drained")])],

@@ -11,7 +11,7 @@ import pytest
 from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
 
-from outer import syncer
+from outer import reading
 from outer.facts import Committed, StepOpened, StepPassed
 from outer.messages import DRAINING, ReadRequest
 from outer.signals import Effect, Fence, Say, Send, Tick
@@ -204,7 +204,7 @@ def plain(value: Any) -> str:
 @pytest.fixture(autouse=True)
 def exact(monkeypatch: pytest.MonkeyPatch) -> None:
     """No float holds the tenth of a second after which a step is judged again; an eighth it does."""
-    monkeypatch.setattr(syncer, "REOPEN_S", 0.125)
+    monkeypatch.setattr(reading, "REOPEN_S", 0.125)
 
 
 def both(rules: Rules, habits: dict[str, Habits], moves: list[Move]) -> tuple[list[str], list[str]]:

@@ -13,6 +13,7 @@ import learners.reads
 import outer.contributions
 import outer.members
 import outer.openstep
+import outer.reading
 import outer.recovery
 import outer.spans
 import outer.syncer
@@ -42,7 +43,7 @@ def test_as_they_are_the_machines_break_nothing() -> None:
 def test_a_stale_base_counts_a_step_twice(monkeypatch: pytest.MonkeyPatch) -> None:
     """Whoever merges what grew from an older version."""
     monkeypatch.setattr(outer.openstep, "unusable", lambda contribution, fragment, version: contribution.defect)
-    monkeypatch.setattr(outer.syncer, "has_progress", lambda member, fragment, version: bool(member.report.counters))
+    monkeypatch.setattr(outer.reading, "has_progress", lambda member, fragment, version: bool(member.report.counters))
     monkeypatch.setattr(learners.reads.Reads, "forget", lambda reads, fragments: None)
     slow = (Fault(3.0, "slow_link", "all", 9.0, 0.5),)
     assert {"truth.record", "truth.once"} <= broken(slow)
@@ -54,12 +55,12 @@ def test_weights_by_another_rule(monkeypatch: pytest.MonkeyPatch) -> None:
 
 
 def test_a_merge_below_the_quorum(monkeypatch: pytest.MonkeyPatch) -> None:
-    def close(syncer: Any, now: float, step: Any) -> None:
+    def close(reading: Any, now: float, step: Any) -> None:
         for name in list(step.contributions)[1:]:
             del step.contributions[name]
-        syncer._out.do(step.merge())
+        reading._out.do(step.merge())
 
-    monkeypatch.setattr(Syncer, "_close_reading", close)
+    monkeypatch.setattr(outer.reading.Reading, "close", close)
     assert {"truth.quorum"} <= broken()
 
 

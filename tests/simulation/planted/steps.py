@@ -6,10 +6,11 @@ from dataclasses import replace
 from typing import Any
 from unittest.mock import patch
 
-from outer import openstep, syncer
+from outer import openstep, reading
 from outer.messages import STEPPING, Report
 from outer.openstep import OpenStep, Stage
 from outer.quorum import Decision, Verdict
+from outer.reading import Reading
 from outer.syncer import Syncer
 from tests.simulation.planting import Plant, mutant
 
@@ -19,31 +20,31 @@ def quorum_off_by_one(plant: Plant) -> None:
     """Nothing commits below the quorum."""
 
     def wrapper(method: Any) -> Any:
-        def with_one_fewer(self: Syncer, *args: Any) -> None:
-            quorum, self.quorum = self.quorum, max(1, self.quorum - 1)
+        def with_one_fewer(self: Reading, *args: Any) -> None:
+            quorum, self._quorum = self._quorum, max(1, self._quorum - 1)
             method(self, *args)
-            self.quorum = quorum
+            self._quorum = quorum
 
         return with_one_fewer
 
-    plant.around(Syncer, "_ask", wrapper)
-    plant.around(Syncer, "_close_reading", wrapper)
+    plant.around(Reading, "ask", wrapper)
+    plant.around(Reading, "close", wrapper)
 
 
 @mutant
 def quorum_of_the_asked(plant: Plant) -> None:
     """Contributions that are valid make a quorum, not learners that were asked."""
 
-    def close_reading(self: Syncer, now: float, step: OpenStep) -> None:
+    def close(self: Reading, now: float, step: OpenStep) -> None:
         for learner in list(step.awaited):
             self._members.note_missed(learner)
             self._out.say(step.miss(learner, "timeout"))
         if step.contributions:  # K were asked, or it would not be reading
             self._out.do(step.merge())
         else:
-            self._reopen(now, step, "nobody answered")
+            self.reopen(now, step, "nobody answered")
 
-    plant.put(Syncer, "_close_reading", close_reading)
+    plant.put(Reading, "close", close)
 
 
 @mutant
@@ -153,7 +154,7 @@ def weights_of_the_last_report(plant: Plant) -> None:
     """A contribution weighs by the counters of the step that was read, not by those of a report."""
 
     def wrapper(method: Any) -> Any:
-        def close_reading(self: Syncer, now: float, step: OpenStep) -> None:
+        def close(self: Reading, now: float, step: OpenStep) -> None:
             told = {member.name: member.report.counters for member in self._members.live if member.report}
 
             def stale(contributions: Any) -> Any:
@@ -164,10 +165,10 @@ def weights_of_the_last_report(plant: Plant) -> None:
             with patch.object(openstep, "weigh", stale):
                 method(self, now, step)
 
-        return close_reading
+        return close
 
     weigh = openstep.weigh
-    plant.around(Syncer, "_close_reading", wrapper)
+    plant.around(Reading, "close", wrapper)
 
 
 @mutant
@@ -237,7 +238,7 @@ def base_unchecked(plant: Plant) -> None:
 
         return forgiving
 
-    plant.put(syncer, "has_progress", has_progress)
+    plant.put(reading, "has_progress", has_progress)
     plant.around(openstep, "unusable", wrapper)
 
 
