@@ -70,10 +70,13 @@ def test_grace_is_what_the_overlap_leaves(
 
 @st.composite
 def stories(draw: st.DrawFn) -> tuple[dict[str, Fraction], list[tuple[Fraction, str, int]]]:
-    """Until when each learner lives, and what it reports until then: (time, learner, its step number)."""
+    """Until when each learner lives, and what it reports until then: (time, learner, its step number).
+
+    No two at once: what comes first is judged first, of which a list of moments knows nothing.
+    """
     leases = draw(st.dictionaries(st.sampled_from("abcd"), EIGHTHS.map(lambda at: at + 1), min_size=1))
     steps, reports = dict.fromkeys(leases, 0), []
-    for at in sorted(draw(st.lists(EIGHTHS.map(lambda at: at + Fraction(1, 8)), max_size=12))):
+    for at in sorted(draw(st.lists(EIGHTHS.map(lambda at: at + Fraction(1, 8)), max_size=12, unique=True))):
         name = draw(st.sampled_from(sorted(leases)))
         if at < leases[name]:
             steps[name] += draw(st.integers(0, 1))
