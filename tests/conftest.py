@@ -7,7 +7,7 @@ import pytest
 from hypothesis import Phase, settings
 
 # A slow machine is no failure: deadlines of single examples are left to the tests that claim one.
-settings.register_profile("project", deadline=None)
+settings.register_profile("project", deadline=None, derandomize="CI" in os.environ)  # there, the same every time
 settings.register_profile("mutants", deadline=None, phases=[Phase.explicit, Phase.generate])  # one failure will do
 settings.load_profile("project")
 
