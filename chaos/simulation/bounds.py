@@ -107,6 +107,7 @@ class Bounds:
                     "bounds.spin", f"{process.host.name} handled {handled} events in a second, not {limit:.0f}"
                 )
         for unit in supervisor.units.values():
+            conduct.reports(self._setting.truth, unit)
             if unit.alive and unit.waiting > WAITING_MAX:
                 self._broken("bounds.waiting", f"{unit.name} {unit.incarnation} has {unit.waiting} questions open")
         if server is not None:

@@ -10,9 +10,10 @@ import math
 from typing import TYPE_CHECKING
 
 from chaos.simulation.setting import MANIFEST
+from learners.learner import HOLD_S
 from outer import signals
 from outer.facts import Committed, LearnerFenced, Refused, StepOpened, StepPassed
-from outer.messages import DRAINING, STARTING, STEPPING, STOPPED, Attach, Report
+from outer.messages import COMPILING, DRAINING, IMPORTING, STARTING, STEPPING, STOPPED, Attach, Report
 from outer.signals import Fence, Say
 
 if TYPE_CHECKING:
@@ -90,6 +91,15 @@ def leases(truth: Truth, server: Server) -> None:
         if now > heard.lease_until + SLACK_S:
             silent = f"{row['name']} {row['incarnation']} is held for alive {now - heard.lease_until:.1f} s"
             truth.broken("conduct.leases", f"{silent} after its lease")
+
+
+def reports(truth: Truth, unit: Unit) -> None:
+    """A loop reports after every step, and twice a second while it waits; before there is one, on entering a phase."""
+    if not unit.running or unit.exited or unit.machine.phase in (STARTING, IMPORTING, COMPILING, STOPPED):
+        return
+    silent_s = unit.time.now - max(unit.reported_at, unit.stepped_at, unit.thawed_at)
+    if silent_s > 2 * HOLD_S + SLACK_S:
+        truth.broken("conduct.reports", f"{unit.name} {unit.incarnation} has reported nothing for {silent_s:.1f} s")
 
 
 def lets_in(truth: Truth, message: Attach) -> None:

@@ -36,6 +36,7 @@ class Process:
         self.time, self.host = time, host
         self.alive = True
         self.running = True  # alive, and not frozen
+        self.thawed_at = 0.0  # virtual seconds
         self.handled = 0  # events handed to its machine
         self._kept: list[tuple[Callable[..., Any], tuple[Any, ...]]] = []
 
@@ -63,7 +64,7 @@ class Process:
         """Go on, with all that has come meanwhile. Returns how much that was."""
         if not self.alive or self.running:
             return 0
-        self.running = True
+        self.running, self.thawed_at = True, self.time.now
         kept, self._kept = self._kept, []
         for happen, args in kept:
             self.take(happen, *args)  # one of them may have ended it

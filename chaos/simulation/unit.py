@@ -68,6 +68,8 @@ class Unit(Process):
         self.undelivered = 0  # messages of the syncer on their way here
         self.reports = 0  # on their way to the syncer
         self.exited = ""
+        self.reported_at = setting.time.now  # virtual seconds, like what follows
+        self.stepped_at = 0.0  # when its newest step is, or was, done
         self.facts = setting.facts.setdefault(self.key, [])
         self.machine = setting.make_learner(
             name=name,
@@ -186,7 +188,8 @@ class Unit(Process):
         if self.disturbance is not None:
             seconds += self.disturbance.delay_s()
         time = self.time
-        heappush(time.queue, (time.now + seconds, time.number(), self, self._step_done, (self._turn,)))
+        self.stepped_at = time.now + seconds
+        heappush(time.queue, (self.stepped_at, time.number(), self, self._step_done, (self._turn,)))
 
     def _step_done(self, turn: int) -> None:
         if turn == self._turn:
@@ -239,6 +242,7 @@ class Unit(Process):
             assert isinstance(message, Attach)
             self._attach(message)
             return
+        self.reported_at = self.time.now
         server = self.server
         if server is None or (self.reports >= REPORTS_MAX and message.phase != STOPPED):
             return

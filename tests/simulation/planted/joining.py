@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from dataclasses import replace
 from typing import Any
+from unittest.mock import patch
 
 from learners.donations import Donations
 from learners.joining import Joining
@@ -185,6 +186,20 @@ def hold_without_end(plant: Plant) -> None:
         return handle
 
     plant.around(Learner, "handle", wrapper)
+
+
+@mutant
+def silent_while_it_waits(plant: Plant) -> None:
+    """A loop that waits reports twice a second, and so keeps its lease."""
+
+    def wrapper(method: Any) -> Any:
+        def hold(self: Learner, now: float, reason: str) -> None:
+            with patch.object(self, "_report", lambda now: None):
+                method(self, now, reason)
+
+        return hold
+
+    plant.around(Learner, "_hold", wrapper)
 
 
 @mutant
