@@ -145,8 +145,9 @@ class Server(Process):
         recorded = self._setting.recorded
         if upto > recorded.get(unit.key, 0):
             recorded[unit.key] = upto
-        before = self.heard.get(unit.key, NOTHING)
-        self.heard[unit.key] = Heard(max(before.step, message.step), self.clock() + message.lease_s)
+        if len(message.counters) == self._setting.options.fragments:  # any other is refused
+            before = self.heard.get(unit.key, NOTHING)
+            self.heard[unit.key] = Heard(max(before.step, message.step), self.clock() + message.lease_s)
         if self.peers.get(message.learner) is unit:
             self.drive(message)
             return
