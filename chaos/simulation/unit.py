@@ -246,7 +246,7 @@ class Unit(Process):
         server = self.server
         if server is None or (self.reports >= REPORTS_MAX and message.phase != STOPPED):
             return
-        if self._setting.flips and message.phase == STEPPING:
+        if self._setting.flips and message.phase in (STEPPING, DRAINING):
             message = confusion.shortened(message, self._setting)
         self.reports += self._setting.network.carry(self.up, 0.0, server, server.report, self, message, len(self.facts))
 
