@@ -331,7 +331,10 @@ class Learner:
         if self._config.overlap == "strict":
             due = self._schedule.due(self.step)
             return tuple(dict.fromkeys([*asked, *(() if due is None else (due,))]))
-        ahead = self._schedule.upcoming(self._syncer_step, max(1, self._config.overlap_steps) + 1)
+        steps = max(1, self._config.overlap_steps) + 1
+        if 2.0 * self._stopwatch.step_s.value > self._config.read_timeout_s:
+            steps = max(steps, self._schedule.gap)  # a read may not last until the next boundary
+        ahead = self._schedule.upcoming(self._syncer_step, steps)
         return tuple(p for p in dict.fromkeys([*asked, *self._reads.missed, *ahead]) if self._adoption.holds(p))
 
     def _on_staged(self, now: float, event: Staged) -> None:

@@ -26,6 +26,11 @@ class Schedule:
         """t_p: offsets are spread evenly over the round, so that traffic is too."""
         return fragment * self.round_steps // self.fragments
 
+    @property
+    def gap(self) -> int:
+        """From one fragment to the next, in steps, at most."""
+        return -(-self.round_steps // self.fragments)
+
     def due(self, syncer_step: int) -> int | None:
         """The fragment of this step, or None. At most one: offsets are distinct."""
         return self._table[syncer_step % self.round_steps]

@@ -12,7 +12,7 @@ from typing import TYPE_CHECKING
 from chaos.simulation.setting import MANIFEST
 from learners.learner import HOLD_S
 from outer import signals
-from outer.facts import Committed, LearnerFenced, Refused, StepOpened, StepPassed
+from outer.facts import Committed, LearnerFenced, Refused, StepOpened
 from outer.messages import COMPILING, DRAINING, IMPORTING, STARTING, STEPPING, STOPPED, Attach, Report
 from outer.signals import Fence, Say
 
@@ -181,4 +181,4 @@ def _waits(setting: Setting, epoch: int, said: list[Fact], fastest: float, longe
                 since = f"syncer step {fact.syncer_step} opened {at - opened_at:.3f} s after the one before"
                 setting.truth.broken("conduct.waits", f"{since}, no learner steps in less than {fastest:.3f} s")
             opened_at = at
-        known = known or isinstance(fact, StepPassed) or (isinstance(fact, Committed) and fact.epoch == epoch)
+        known = known or (isinstance(fact, Committed) and fact.epoch == epoch)

@@ -1,7 +1,8 @@
 """I12, accounted: every second of every learner has one category, and nearly none goes unexplained.
 
 The accounts are of wall clocks, and those of several processes: where they contradict what must have come first, or a
-learner's own count of seconds, nothing can be said. Nor in a log that does not tell when learners were asked for.
+learner's own count of seconds, nothing can be said. Nor in a log that does not tell when learners were asked for, or
+that somebody's last words never reached.
 """
 
 from __future__ import annotations
@@ -36,10 +37,24 @@ def check(history: History) -> list[Verdict]:
             broken.append(f"the categories of {learner} sum to {total:.6f} s of {wanted[learner]:.6f} s")
     most = max(UNEXPLAINED_MAX * math.fsum(wanted.values()), UNEXPLAINED_S * len(wanted))
     unexplained = math.fsum(seconds["unattributed"] for seconds in goodput.seconds.values())
+    silent = dict(_cut_off(history, goodput.stop))
+    if unexplained > most >= unexplained - math.fsum(silent.values()):
+        told = f"the last words of {', '.join(silent)} are not in the log"
+        return [Verdict(name, promise, "unknown", told)]
     if unexplained > most:
         worst = max(goodput.seconds, key=lambda learner: goodput.seconds[learner]["unattributed"])
         broken.append(f"{unexplained:.2f} s are unexplained, most of them of {worst}; allowed are {most:.2f} s")
     return [judge(name, promise, len(wanted), "learners", broken)]
+
+
+def _cut_off(history: History, end: float) -> Iterator[tuple[str, float]]:
+    """Learners that nobody had missed when the run was over, and that never said that they stopped: (whom, seconds)."""
+    newest = {life.learner: life for life in sorted(history.lives.values(), key=lambda life: life.incarnation)}
+    for learner, life in newest.items():
+        if history.ended and life.over in ("", "stopped") and life.entered("stopped") is None and life.steps:
+            silent_s = end - life.steps[-1].at
+            if silent_s > BLUR_S:
+                yield learner, silent_s
 
 
 def _contradictions(history: History) -> Iterator[str]:

@@ -104,6 +104,21 @@ def weights(world: World, since: float, until: float) -> list[float]:
     return [share.get(VICTIM, 0.0) for share in shares]
 
 
+def test_one_whose_steps_outlast_a_read_takes_part_all_the_same() -> None:
+    """It is the last to report, so that every read comes right after its boundary; and learners hear of few steps."""
+    sync = SyncConfig.model_validate(
+        {"P": 2, "H": 12, "tau": 1, "grace": "infinite", "read_timeout_s": 0.25, "lease_s": 2.0}
+    )
+    world = World(sync=sync, learners={"a": 0.1, VICTIM: 0.3}, quorum=1, budget=Budget(None, 10_000), span_steps=100)
+    for name in ("a", VICTIM):
+        world.start(name)
+    world.run(60.0)
+    commits = [[one.learner for one in fact.participants] for fact in facts(world, Committed, 5.0)]
+    assert len(commits) > 20
+    assert sum(VICTIM in names for names in commits) > 0.9 * len(commits)
+    assert_sound(world)
+
+
 def test_a_slow_learner_weighs_less_and_the_outer_rate_stays(world: Faulty) -> None:
     world.slow(4.0)
     world.run(END)

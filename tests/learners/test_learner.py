@@ -160,6 +160,16 @@ def test_only_what_may_be_asked_for_before_the_next_boundary_is_copied() -> None
     assert only(Stage, loop.do(StepDone(2.0, TOKENS))) == [Stage((1,))], "0 is due at 4"
 
 
+@pytest.mark.parametrize(("read_timeout_s", "copied"), [(2.0, ()), (1.9, (1,))])
+def test_where_a_read_may_not_last_until_the_next_boundary_the_next_fragment_is_copied_however_far_ahead(
+    read_timeout_s: float, copied: tuple[int, ...]
+) -> None:
+    loop = joined(H=12, read_timeout_s=read_timeout_s)
+    loop.step(1.0)
+    loop.now += 1.0
+    assert only(Stage, loop.do(StepDone(2.0, TOKENS))) == [Stage(copied)], "1 is due at 6"
+
+
 def test_what_was_asked_for_in_vain_before_an_adoption_is_copied_when_it_is_due() -> None:
     loop = joined()
     loop.steps(2)

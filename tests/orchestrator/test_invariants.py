@@ -32,6 +32,7 @@ from outer.facts import (
 )
 from tests.orchestrator.histories import (
     BASE,
+    END,
     ROUND,
     SIZES,
     Script,
@@ -317,6 +318,11 @@ def test_a_donor_that_died_with_its_word_leaves_the_start_unknown() -> None:
         "unknown",
         "c 2 started from a, which does not say that it gave",
     )
+
+
+def test_the_time_of_one_whose_last_words_never_came_is_not_known() -> None:
+    cut = without(history(), lambda event: event.writer == "b" and event.at > BASE + END - 4.0)
+    assert verdict(cut, "accounted.time") == ("unknown", "the last words of b are not in the log")
 
 
 def test_a_log_without_requests_has_no_accounts_to_hold_against_time() -> None:

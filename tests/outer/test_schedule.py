@@ -26,6 +26,7 @@ def test_a_fragment_is_due_at_its_offset_and_gaps_differ_by_at_most_one_step(sha
     assert [schedule.due(offset) for offset in offsets] == list(range(fragments))
     gaps = {after - before for before, after in zip(offsets, [*offsets[1:], round_steps], strict=True)}
     assert max(gaps) - min(gaps) <= 1
+    assert max(gaps) == schedule.gap
 
 
 @given(shape=SHAPES, now=st.integers(0, 500), steps=st.integers(0, 100))
