@@ -36,6 +36,10 @@ def test_an_ended_lease_neither_holds_nor_runs_out() -> None:
     assert leases.expire(5.0) == []
     leases.end("a")
     assert leases.renew("a", "starting", 6.0, 1.0) is None, "a new beginning is no return from silence"
+    assert [name for name, _ in leases.expire(8.0)] == ["a"]
+    leases.end("a")
+    assert leases.renew("a", "starting", 9.0, 1.0) is None, "of one that had run out too"
+    assert leases.holds("a") and leases.next_expiry == 10.0
 
 
 @given(st.lists(st.tuples(st.sampled_from("abc"), st.floats(0.0, 2.0), st.floats(0.0, 3.0)), min_size=1, max_size=30))

@@ -13,11 +13,12 @@ from outer.facts import (
     Quarantined,
     ReadFailed,
     Refused,
+    SpanGranted,
     StepOpened,
     StepReopened,
 )
-from outer.messages import DRAINING, STEPPING, ReadRequest, Stop
-from outer.signals import Append, Fence, Merge, ReadMissed, Say, Send, Tick
+from outer.messages import DRAINING, STEPPING, Grant, ReadRequest, Stop
+from outer.signals import Append, Durable, Fence, Merge, ReadMissed, Say, Send, Tick
 from outer.syncer import NON_FINITE_MAX, REOPEN_S, RESEND_S, Budget
 from tests.golden.bench import ALL, PATIENT, bench, merged, reading
 
@@ -56,7 +57,7 @@ def test_a_read_that_is_not_answered_in_time_reopens_the_step_which_commits_late
     made.now = 3.0
     made.do(Tick())
     assert made.facts(ReadFailed) == [ReadFailed("b", 1, 1, 0, "timeout")]
-    assert [(fact.syncer_step, fact.valid) for fact in made.facts(StepReopened)] == [(1, 1)]
+    assert made.facts(StepReopened) == [StepReopened(1, 0, 1, "1 valid contributions, the quorum is 2")]
     made.answer("b")
     assert [fact.reason for fact in made.facts(Refused)] == ["late"]
     assert made.facts(Committed) == []
@@ -177,6 +178,33 @@ def test_adaptive_grace_is_half_the_slack_and_at_most_one_step(tau: int, expecte
     assert bench("a", sync={"P": 1, "H": 4, "tau": 0, "grace": "adaptive"}).syncer.grace_s == 0.0
 
 
+def test_a_grace_once_granted_stays_though_the_pace_changes() -> None:
+    made = bench("a", "b", "c", sync={"P": 4, "H": 4, "tau": 3, "grace": "adaptive"})
+    made.now = 1.0
+    made.step("a", "b")
+    granted = made.syncer.grace_s
+    assert granted == 1.0 and made.syncer.wake_at == 2.0
+    made.do(made.peers["a"].report(step_s=8.0))
+    made.do(made.peers["b"].report(step_s=8.0))
+    assert made.syncer.step_s == 8.0 and made.syncer.grace_s != granted
+    made.now = 2.0
+    made.do(Tick())
+    assert made.asked(1) == ["a", "b"]
+
+
+@pytest.mark.parametrize("participants", ["eligible", "reported"])
+def test_in_strict_overlap_a_learner_counts_once_it_has_reached_the_steps_number(participants: str) -> None:
+    strict = {"overlap": "strict", "grace": "infinite", "pacing": "quorum", "participants": participants}
+    made = bench("a", "b", sync=strict)
+    made.step("a")
+    made.step("a")
+    assert made.asked(1) == [], "b has not"
+    made.do(made.peers["b"].report())
+    assert made.asked(1) == [], "nor by another word of its step before"
+    made.step("b")
+    assert made.asked(1) == ["a", "b"]
+
+
 # ------------------------------------------------------------------ contributions
 
 
@@ -254,6 +282,33 @@ def test_a_contribution_based_on_an_older_version_never_merges() -> None:
     ]
 
 
+def test_a_contribution_may_be_of_one_step_and_one_token() -> None:
+    made = bench("a", "b", sync=ALL, peers=PATIENT | {"tokens": 1})
+    made.now = 1.0
+    made.step("a", "b")
+    made.answer("a", "b")
+    [fact] = made.facts(Committed)
+    assert [(one.steps, one.tokens) for one in fact.participants] == [(1, 1), (1, 1)]
+
+
+def test_one_whose_answer_may_not_be_heard_is_waited_for_no_longer() -> None:
+    made = reading("a", "b", "c", sync=ALL)
+    made.answer("a", epoch=9)
+    assert made.facts(ReadFailed) == [ReadFailed("a", 1, 1, 0, "refused")]
+    made.answer("b", "c")
+    assert [one.learner for fact in made.facts(Committed) for one in fact.participants] == ["b", "c"]
+
+
+def test_records_that_become_durable_together_are_all_acted_on() -> None:
+    made = reading("a", "b", journals_itself=False)
+    made.answer("a", "b")
+    made.do(made.peers["a"].report(wants_span=True))
+    [_, grant] = [effect for effect in made.log if isinstance(effect, Append)]
+    made.do(Durable(grant.sequence))
+    assert made.published == [(0, 1)]
+    assert [fact.learner for fact in made.facts(SpanGranted)] == ["a"] and len(made.sent(Grant, "a")) == 1
+
+
 def test_a_doubled_contribution_merges_once_and_after_the_commit_it_is_late() -> None:
     made = reading("a", "b")
     made.answer("a")
@@ -306,7 +361,7 @@ def test_a_merge_that_is_not_finite_reopens_the_step_and_leaves_the_version() ->
     made = reading("a", "b", merges_itself=False)
     made.answer("a", "b")
     made.do(merged(1, finite=False))
-    assert "not finite" in made.facts(StepReopened)[0].reason
+    assert made.facts(StepReopened)[0].reason == "the merged update is not finite"
     assert (made.syncer.versions, made.syncer.tokens_committed, made.published) == ([0], 0, [])
     made.merges_itself = True
     made.now = 2.0
