@@ -292,11 +292,10 @@ class Syncer:
                 return True
             return False
         if step.fragment is None:
-            step.reason = verdict.reason
             return self._pass_if_first(now, step)
         if step.quorum_at is None:
             step.quorum_at = now
-            step.grace_s = self.grace_s if verdict.decision is Decision.OPEN_GRACE else 0.0
+            step.grace_s = self.grace_s
             if not step.starved:
                 self._delays.quorum_s.add(now - step.opened_at)
         if verdict.decision is Decision.OPEN_GRACE:

@@ -17,7 +17,7 @@ from outer.facts import (
     StepOpened,
     StepReopened,
 )
-from outer.messages import DRAINING, STEPPING, Grant, ReadRequest, Stop
+from outer.messages import DRAINING, STEPPING, STOPPED, Grant, Notice, ReadRequest, Stop
 from outer.signals import Append, Durable, Fence, Merge, ReadMissed, Say, Send, Tick
 from outer.syncer import NON_FINITE_MAX, REOPEN_S, RESEND_S, Budget
 from tests.golden.bench import ALL, PATIENT, bench, merged, reading
@@ -289,6 +289,44 @@ def test_a_contribution_may_be_of_one_step_and_one_token() -> None:
     made.answer("a", "b")
     [fact] = made.facts(Committed)
     assert [(one.steps, one.tokens) for one in fact.participants] == [(1, 1), (1, 1)]
+    assert made.syncer.first_step_at == 1.0
+
+
+def test_no_step_opens_beyond_the_last_and_a_run_has_no_end_before_it() -> None:
+    made = bench("a", "b", sync={"P": 4, "H": 4, "tau": 3} | ALL, budget=Budget(None, 1))
+    assert made.syncer.finished == ""
+    made.now = 1.0
+    made.step("a", "b")
+    made.now = 2.5
+    made.do(Tick())
+    assert [fact.syncer_step for fact in made.facts(StepOpened)] == [1]
+    made.answer("a", "b")
+    assert made.syncer.finished == "syncer step 1 is reached"
+
+
+def test_what_one_incarnation_reported_counts_for_no_other() -> None:
+    made = bench("a", "b", "c")
+    made.now = 1.0
+    made.step("a")
+    made.join("a", **PATIENT)
+    made.step("b")
+    assert made.asked(1) == [], "only b has finished a step"
+    made.step("c")
+    assert made.asked(1) == ["b", "c"]
+
+
+def test_one_that_stops_is_waited_for_no_longer() -> None:
+    made = reading("a", "b", "c", sync=ALL)
+    made.do(made.peers["a"].report(phase=STOPPED))
+    assert made.facts(ReadFailed) == [ReadFailed("a", 1, 1, 0, "stopped")]
+
+
+def test_of_a_version_that_was_never_committed_no_digest_is_told() -> None:
+    made = bench("a", "b")
+    made.peers["a"].bases[0] = (None, 0, 0)
+    made.now = 5.0
+    made.step("a")
+    assert [(message.version, message.digest) for message in made.sent(Notice, "a")] == [(0, "")]
 
 
 def test_one_whose_answer_may_not_be_heard_is_waited_for_no_longer() -> None:
