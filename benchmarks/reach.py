@@ -28,7 +28,7 @@ BEGIN, END = "<!-- reach: written by python benchmarks/reach.py --write -->", "<
 MACHINES = {
     "outer": (
         "budget", "contributions", "coverage", "donors", "leases", "members", "openstep", "outgoing", "pace", "quorum",
-        "recovery", "schedule", "spans", "steward", "syncer",
+        "reading", "recovery", "schedule", "spans", "steward", "syncer",
     ),
     "learners": ("adoption", "donations", "joining", "learner", "reads", "spans", "stopwatch"),
 }  # fmt: skip
