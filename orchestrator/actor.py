@@ -204,8 +204,11 @@ class OrchestratorActor:
             self._evaluated_at = now
             self._evaluation = asyncio.create_task(self._evaluate())
 
-    async def _evaluate(self, initial: bool = False) -> None:
-        """One evaluation. An evaluator that dies is replaced at the next; the learners do not notice."""
+    async def _evaluate(self, initial: bool = False, last: bool = False) -> None:
+        """One evaluation, and after the last one what to compare it with: counting takes as long as many evaluations.
+
+        An evaluator that dies is replaced at the next; the learners do not notice.
+        """
         try:
             if self._evaluator is None:
                 name = f"evaluator.{self._store.grant('incarnation', 'evaluator')}"
@@ -216,12 +219,9 @@ class OrchestratorActor:
                 spec = replace(spec, accelerated=False)
                 evaluator = ray.remote(EvaluatorActor).options(**options)
                 self._evaluator = evaluator.remote(spec, self._outer, self._recipe.eval.sequences)
-            if initial:
-                await self._measure(self._evaluator.initial.remote())
-                if self._recipe.eval.ngrams:
-                    await self._compare(self._evaluator.references.remote())
-            else:
-                await self._measure(self._evaluator.current.remote())
+            await self._measure((self._evaluator.initial if initial else self._evaluator.current).remote())
+            if last and self._recipe.eval.ngrams:
+                await self._compare(self._evaluator.references.remote())
             self._crew.faults.pop("evaluator", None)
         except (ray.exceptions.RayError, TimeoutError) as error:
             self._crew.faults["evaluator"] = gist(error)
@@ -246,7 +246,7 @@ class OrchestratorActor:
         await self._crew.leave(LEAVE_S)
         if self._evaluation is not None:
             await self._evaluation
-        await self._evaluate()
+        await self._evaluate(last=True)
         syncer_step, thetas, fragments = await within(SNAPSHOT_S, self._outer.snapshot.remote())
         final.write(self._store, syncer_step, fragments, thetas)
         self._digest = codecs.digest(*thetas)
