@@ -194,7 +194,14 @@ def test_a_grace_once_granted_stays_though_the_pace_changes() -> None:
 
 @pytest.mark.parametrize("participants", ["eligible", "reported"])
 def test_in_strict_overlap_a_learner_counts_once_it_has_reached_the_steps_number(participants: str) -> None:
-    strict = {"overlap": "strict", "grace": "infinite", "pacing": "quorum", "participants": participants}
+    strict = {
+        "overlap": "strict",
+        "grace": "infinite",
+        "pacing": "quorum",
+        "participants": participants,
+        "P": 2,
+        "H": 2,
+    }
     made = bench("a", "b", sync=strict)
     made.step("a")
     made.step("a")
@@ -203,6 +210,9 @@ def test_in_strict_overlap_a_learner_counts_once_it_has_reached_the_steps_number
     assert made.asked(1) == [], "nor by another word of its step before"
     made.step("b")
     assert made.asked(1) == ["a", "b"]
+    made.answer("a", "b")
+    made.step("b")
+    assert made.asked(2) == ["a", "b"], "a had reached it before it opened"
 
 
 # ------------------------------------------------------------------ contributions
