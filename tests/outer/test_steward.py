@@ -2,11 +2,13 @@
 
 from __future__ import annotations
 
-from outer.facts import DrainStarted, LearnerFenced
-from outer.messages import DRAINING, JOINING, STOPPED, Drain
-from outer.signals import DrainRequested
+from dataclasses import replace
+
+from outer.facts import DrainStarted, LearnerFenced, Refused
+from outer.messages import DRAINING, JOINING, STOPPED, Drain, Grant, Notice
+from outer.signals import DrainRequested, Expect, Fence
 from outer.syncer import RESEND_S
-from tests.golden.bench import Bench, bench
+from tests.golden.bench import ALL, Bench, bench
 
 NOTICE = "its node is to go"
 KNOWN = "its process was told to end"
@@ -53,3 +55,62 @@ def test_one_that_has_not_stepped_is_told_nothing_and_fenced_at_once() -> None:
     made.do(DrainRequested("a", 1, "scaled down", 10.0))
     assert deadlines(made) == []
     assert [fact.reason for fact in made.facts(LearnerFenced)] == ["drained"]
+
+
+# ------------------------------------------------------------------ who is meant, and what is sent again
+
+
+def test_an_announcement_of_an_incarnation_that_is_gone_is_refused() -> None:
+    made = bench("a", "b")
+    made.join("a")
+    for incarnation in (1, 2):
+        made.do(Expect("a", incarnation, 60.0, 2))
+    assert made.facts(Refused) == [Refused("a", n, "expect", "stale_incarnation") for n in (1, 2)]
+    assert [row["incarnation"] for row in made.syncer.view(0.0)][:2] == [2, 1]
+
+
+def test_who_is_gone_or_unknown_is_asked_for_nothing() -> None:
+    made = bench("a", "b")
+    made.join("a")
+    made.do(Fence("b", 1, "killed"))
+    for name, incarnation in (("a", 1), ("a", 3), ("b", 1), ("nobody", 1)):
+        made.do(DrainRequested(name, incarnation, "scaled down", 5.0))
+    assert made.facts(DrainStarted) == []
+
+
+def test_what_every_incarnation_processed_is_counted() -> None:
+    made = bench("a", "b")
+    for _ in range(3):
+        made.step("a", "a", "b")
+        made.join("a")
+    assert made.syncer.tokens_processed == 3 * 20 + 30
+
+
+def test_a_report_that_comes_twice_is_no_news() -> None:
+    made = bench("a", "b")
+    report = made.peers["a"].report(step=4)
+    made.do(report)
+    made.do(replace(report, step=9))
+    made.do(replace(report, step=9, sequence=report.sequence - 1))
+    assert made.syncer.view(0.0)[0]["step"] == 4
+
+
+def test_a_span_that_does_not_seem_to_have_arrived_is_sent_again_as_it_was() -> None:
+    made = bench("a", "b")
+    for made.now in (1.0, 1.5, 1.0 + RESEND_S, 1.5 + RESEND_S):
+        made.do(made.peers["a"].report(wants_span=True))
+    first, again = made.sent(Grant, "a")
+    assert first == again and (first.epoch, first.incarnation) == (1, 1)
+
+
+def test_a_version_is_told_again_when_two_long_steps_have_not_shown_it() -> None:
+    made = bench("a", "b", sync=ALL)
+    made.commit("a", "b")
+    made.peers["a"].bases[0] = (0, 0, 0)
+    told, at = len(made.sent(Notice, "a")), made.now
+    for made.now in (at + 1.5, at + 7.9):
+        made.do(made.peers["a"].report(step_s=4.0))
+    assert len(made.sent(Notice, "a")) == told
+    made.now = at + 8.0
+    made.do(made.peers["a"].report(step_s=4.0))
+    assert len(made.sent(Notice, "a")) == told + 1
