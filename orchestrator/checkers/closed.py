@@ -73,7 +73,7 @@ def _strangers(history: History) -> Verdict:
         if isinstance(fact, LearnerAttached):
             let_in.add(key)
         elif isinstance(fact, SpanGranted):
-            if key in kept_out - let_in:
+            if key in kept_out and key not in let_in:
                 broken.append(f"{key[0]} {key[1]} was refused, and lent span {fact.span}")
         elif fact.message == "attach":
             kept_out.add(key)
