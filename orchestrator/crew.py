@@ -214,10 +214,12 @@ class Crew:
         ended: str = await unit.handle.run.remote()
         return DRAINED if ended.startswith("drained") else FINISHED
 
-    # Its successor starts as soon as the controller hears of its end: not before the syncer has, nor into a place
-    # that is being given up.
-
     async def _lost(self, name: str, unit: Unit, cause: str, detail: str) -> None:
+        """It is gone, with what it had not handed in.
+
+        Here and in `_left` the controller hears of it last: it may start the successor at once, which must not come
+        before the syncer knows, nor into a place that is being given up.
+        """
         if unit.gone:
             return
         unit.gone = True
