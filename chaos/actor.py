@@ -14,16 +14,15 @@ import ray
 
 from chaos.faults import Fault
 from chaos.plans import due, plan, random_faults
-from orchestrator.config import ChaosConfig, Recipe
+from orchestrator.config import SYNCER, ChaosConfig, Recipe
 from orchestrator.events import FaultHealed, FaultInjected, FaultSkipped, Journalist, SegmentWriter
-from orchestrator.placement import control, hand, label, named
+from orchestrator.placement import control, hand, label, named, syncer_name
 from orchestrator.store import RunStore
 from orchestrator.waiting import CALL_S, within
 
 NAME = "chaos"
 CPUS = 0.1
 POLL_S = 0.05
-OUTER_START_S = 120.0
 
 
 class ChaosActor:
@@ -51,15 +50,18 @@ class ChaosActor:
         if self._running:
             return
         self._running = True
-        outer = await self._outer()
         waiting, following = self._planned, next(self._random, None)
-        while outer is not None and not self._stopped.is_set():
+        while not self._stopped.is_set():
             try:
-                clock = await within(CALL_S, outer.clock.remote())
-            except (TimeoutError, ray.exceptions.RayError):
-                return  # without a syncer there is no run to disturb
+                orchestrator = ray.get_actor("orchestrator", self._namespace)
+                clock = (await within(CALL_S, orchestrator.syncer.remote()))["clock"]
+            except (ValueError, TimeoutError, ray.exceptions.RayError):
+                return  # without an orchestrator there is no run to disturb
             if clock["finished"]:
                 return
+            if clock["syncer_step"] is None:
+                await asyncio.sleep(POLL_S)
+                continue
             now, waiting = due(waiting, clock["running_s"], clock["syncer_step"])
             for fault in now:
                 await self._inject(fault)
@@ -67,15 +69,6 @@ class ChaosActor:
                 await self._inject(following)
                 following = next(self._random, None)
             await asyncio.sleep(POLL_S)
-
-    async def _outer(self) -> Any:
-        """The run's syncer, or None when none has come up in time."""
-        for _ in range(int(OUTER_START_S / POLL_S)):
-            try:
-                return ray.get_actor("outer", self._namespace)
-            except ValueError:
-                await asyncio.sleep(POLL_S)
-        return None
 
     async def inject(self, kind: str, learner: str, duration_s: float, delay_s: float) -> str:
         """One fault now; returns what happened in words, beginning with `injected` or `skipped`."""
@@ -122,10 +115,14 @@ class ChaosActor:
         """Do it. False when the target is gone."""
         pid = target["pid"]
         match fault.kind:
-            case "kill":
+            case "kill" if not fault.point:
                 return bool(await within(CALL_S, self._hand(target).kill.remote(pid)))
             case "freeze":
                 return bool(await within(CALL_S, self._hand(target).freeze.remote(pid, fault.duration_s)))
+            case "kill" if fault.point:
+                syncer = ray.get_actor(syncer_name(target["incarnation"]), self._namespace)
+                await within(CALL_S, syncer.die.remote(fault.point, 1))
+                return True
             case "wrong_config":
                 return await self._misconfigure(target)
         learner = ray.get_actor(label(fault.learner, target["incarnation"]), self._namespace)
@@ -151,6 +148,9 @@ class ChaosActor:
     async def _find(self, learner: str) -> dict[str, Any] | None:
         try:
             orchestrator = ray.get_actor("orchestrator", self._namespace)
+            if learner == SYNCER:
+                syncer: dict[str, Any] = await within(CALL_S, orchestrator.syncer.remote())
+                return syncer if syncer["pid"] is not None else None
             living = await within(CALL_S, orchestrator.learners.remote())
         except (ValueError, TimeoutError, ray.exceptions.RayError):
             return None

@@ -12,6 +12,7 @@ from chaos.simulation.cli import sim
 from chaos.simulation.tapecli import tape
 from orchestrator.cli.errors import reported
 from orchestrator.cli.status import find
+from orchestrator.config import SYNCER
 from orchestrator.problems import InputError, Problem, nearest
 from orchestrator.store import RunStore
 from orchestrator.stored import recipe_of, status_of
@@ -23,7 +24,7 @@ app.command("sim")(sim)
 app.command("tape")(tape)
 
 Command = Callable[..., None]
-Learner = Annotated[str, typer.Argument(help="The learner's name, e.g. learner-local-0.")]
+Learner = Annotated[str, typer.Argument(help="The learner's name, e.g. learner-local-0; kill and freeze: or syncer.")]
 Seconds = Annotated[float, typer.Option(min=0.1, help="For how long; then it heals by itself.")]
 Delay = Annotated[float, typer.Option(min=0.001, help="Seconds of delay per step.")]
 Name = Annotated[str | None, typer.Option(help="The run's name.")]
@@ -33,12 +34,12 @@ Json = Annotated[bool, typer.Option("--json", help="Answer in JSON.")]
 
 # By kind: what each does, to whoever reads --help.
 AT_ONCE = {
-    "kill": "SIGKILL a learner's process.",
+    "kill": "SIGKILL a learner's process, or the syncer's.",
     "non_finite": "Make a learner's parameters NaN; it has to start anew.",
     "wrong_config": "Kill a learner and let it come back, once, with another recipe.",
 }
 FOR_A_WHILE = {
-    "freeze": "SIGSTOP a learner's process for a while.",
+    "freeze": "SIGSTOP a learner's process for a while, or the syncer's.",
     "link": "Let nothing to or from a learner through for a while; what is held back arrives late.",
     "corrupt": "Flip one bit in everything that a learner contributes for a while.",
 }
@@ -94,7 +95,7 @@ def _strike(
 ) -> None:
     with reported(as_json):
         store = find(name, run_dir)
-        known = _learners(store)
+        known = [*_learners(store), *([SYNCER] if kind in ("kill", "freeze") else [])]
         if learner not in known:
             near = nearest(learner, known)
             fix = f'did you mean "{near}"?' if near else f"its learners are {', '.join(known)}"

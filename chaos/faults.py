@@ -19,6 +19,7 @@ class Fault:
     at_s: float | None  # seconds after the first learner step
     duration_s: float  # 0: does not heal by itself
     delay_s: float = 0.0  # of every step (slow), or of a step on average (straggle)
+    point: str = ""  # of a commit, where the syncer is killed; "": at once
 
     def __post_init__(self) -> None:
         assert (self.at_step is None) != (self.at_s is None), "a fault has exactly one trigger"

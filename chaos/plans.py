@@ -12,6 +12,7 @@ from random import Random
 from typing import TYPE_CHECKING
 
 from chaos.faults import DELAYING, LASTING, Fault
+from orchestrator.config import SYNCER
 
 if TYPE_CHECKING:
     from orchestrator.config import ChaosConfig
@@ -26,15 +27,16 @@ def plan(chaos: ChaosConfig, learners: Sequence[str], seed: int) -> tuple[Fault,
     """
     faults = []
     for index, wanted in enumerate(chaos.faults):
-        if wanted.learner != ANY and wanted.learner not in learners:
+        if wanted.learner not in (ANY, SYNCER, *learners):
             raise ValueError(
-                f"chaos.faults[{index}].learner is {wanted.learner!r}; allowed are {', '.join(learners)} and "
-                f"`{ANY}`: name one of them"
+                f"chaos.faults[{index}].learner is {wanted.learner!r}; allowed are {', '.join(learners)}, `{ANY}` and "
+                f"`{SYNCER}`: name one of them"
             )
         learner = _pick(_stream(chaos, seed, f"planned {index}"), learners) if wanted.learner == ANY else wanted.learner
         duration_s = wanted.duration_s if wanted.kind in LASTING else 0.0
         delay_s = wanted.delay_s if wanted.kind in DELAYING else 0.0
-        faults.append(Fault(index, wanted.kind, learner, wanted.at_step, wanted.at_s, duration_s, delay_s))
+        when = (wanted.at_step, wanted.at_s)
+        faults.append(Fault(index, wanted.kind, learner, *when, duration_s, delay_s, wanted.point or ""))
     return tuple(faults)
 
 

@@ -99,6 +99,10 @@ GROUPS = {
 }  # concurrency groups: the loop never queues behind its inbox
 
 
+class Refused(Exception):
+    """The syncer does not let this learner in."""
+
+
 class LearnerActor:
     """One incarnation of one learner unit."""
 
@@ -143,6 +147,21 @@ class LearnerActor:
             self._outbox.add(LoopFailed(step, traceback.format_exc()))
             self._flush()
             raise
+
+    @ray.method(concurrency_group="inbox")
+    def reattach(self, outer: Any) -> str:
+        """Another epoch of the syncer serves. Returns why it does not let this learner in; empty when it does."""
+        self._outer = outer
+        self._reports = deque()  # those on their way were to whom is gone
+        if self._machine is None:
+            return ""
+        try:
+            self._drive(signals.Reattach())
+        except Refused as refusal:
+            return str(refusal)
+        except ray.exceptions.RayError:
+            pass  # it is gone, too: another follows
+        return ""
 
     # -------------------------------------------------------------- called by the syncer
 
@@ -254,6 +273,7 @@ class LearnerActor:
             fragments=spec.sync.fragments or 0,
             batch_size=spec.batch_size,
             span_steps=spec.data.span_steps,
+            ahead_s=spec.data.ahead_s,
             start_s=spec.start_s,
         )
         self._drive(signals.Enter(IMPORTING))
@@ -364,8 +384,10 @@ class LearnerActor:
             except ray.exceptions.GetTimeoutError:
                 if attempt == ATTACH_ATTEMPTS_MAX:
                     raise
+            except ray.exceptions.RayActorError:
+                return  # it is gone; this learner attaches to its successor as soon as it hears of it
         if isinstance(welcome, str):
-            raise RuntimeError(f"the syncer refused this learner: {welcome}")
+            raise Refused(f"the syncer refused this learner: {welcome}")
         self._drive(welcome)
 
     def _report(self, message: Report) -> None:
@@ -375,17 +397,18 @@ class LearnerActor:
             return
         if message.phase == STOPPED:  # nothing comes after it that could take along what is held
             self._await_link()
-        while self._reports:
-            done, _ = ray.wait([self._reports[0]], timeout=0)
+        reports = self._reports
+        while reports:
+            done, _ = ray.wait([reports[0]], timeout=0)
             if not done:
                 break
             try:
-                self._outbox.acknowledge(ray.get(self._reports.popleft()))
+                self._outbox.acknowledge(ray.get(reports.popleft()))
             except ray.exceptions.RayError:
                 continue  # lost on the way, perhaps; its facts ride again
         for each in (*self._held, message):
-            if len(self._reports) < REPORTS_MAX or each.phase == STOPPED:
-                self._reports.append(self._outer.report.remote(each, self._outbox.riding()))
+            if len(reports) < REPORTS_MAX or each.phase == STOPPED:
+                reports.append(self._outer.report.remote(each, self._outbox.riding()))
         self._held.clear()
 
     def _flush(self) -> None:

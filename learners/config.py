@@ -28,6 +28,9 @@ class DataConfig(Section):
     held_out: float = Field(0.05, gt=0.0, lt=1.0, description="share of the files kept for evaluation")
     sequence_length: PositiveInt = Field(96, description="tokens per sample")
     span_steps: PositiveInt = Field(16, description="steps' worth of samples leased to a learner at a time")
+    ahead_s: NonNegativeFloat = Field(
+        20.0, description="a learner holds leases for so long, so that it steps on while there is no syncer"
+    )
 
 
 class InnerConfig(Section):

@@ -30,6 +30,10 @@ class EvaluatorActor:
     def __repr__(self) -> str:
         return self._spec.name
 
+    def turn_to(self, outer: Any) -> None:
+        """Another epoch of the syncer serves."""
+        self._outer = outer
+
     def initial(self) -> tuple[int, float, int]:
         """As `current`, of the parameters that the run starts from."""
         from learners.trainer import initial_parameters

@@ -104,13 +104,15 @@ class Learner:
         batch_size: int,
         span_steps: int,
         start_s: float,
+        ahead_s: float = 0.0,
     ) -> None:
+        """`ahead_s`: it asks for samples while it has too few to step for so long."""
         self.name, self.incarnation = name, incarnation
         self.phase = STARTING
         self.step = 0
         self._config = config
         self._schedule = Schedule(fragments, config.round_steps)
-        self._start_s = start_s
+        self._start_s, self._ahead_s = start_s, ahead_s
         self._manifest: dict[str, Any] | None = None  # once it is compiled
         self._epoch: int | None = None
         self._syncer_step = 0
@@ -435,7 +437,10 @@ class Learner:
         self._effects.append(Send(report))
 
     def _wants_span(self) -> bool:
-        return self._epoch is not None and self._drain_until is None and self._spans.low
+        if self._epoch is None or self._drain_until is not None:
+            return False
+        step_s = self._stopwatch.step_s.value
+        return self._spans.low(self._ahead_s / step_s if step_s else 0.0)
 
     def _say(self, fact: LearnerFact) -> None:
         self._effects.append(Say(fact))

@@ -16,11 +16,10 @@ class Spans:
         self._queue: deque[Grant] = deque()
         self._used = 0  # samples of the first span that are used
 
-    @property
-    def low(self) -> bool:
-        """Whether half a span or less is left."""
+    def low(self, ahead_steps: float) -> bool:
+        """Whether half a span or less is left, or no more than so many steps' worth."""
         held = sum(grant.stop - grant.start for grant in self._queue) - self._used
-        return held <= self._span_samples // 2
+        return held <= max(self._span_samples // 2, ahead_steps * self._batch_size)
 
     @property
     def empty(self) -> bool:

@@ -18,18 +18,16 @@ from typing import Any
 import ray
 
 from learners.evaluator import EvaluatorActor
-from learners.initial import InitialState
 from orchestrator import final
 from orchestrator.checkers.suite import check
 from orchestrator.config import Recipe
-from orchestrator.crew import Crew, gist, learner_spec, shared
+from orchestrator.crew import Crew, learner_spec, shared
 from orchestrator.events import (
     Evaluated,
     Journalist,
     ReferenceLosses,
     RunFinished,
     RunStarted,
-    SegmentRecorder,
     SegmentWriter,
     ends,
     read_run,
@@ -40,21 +38,22 @@ from orchestrator.report.write import attempt
 from orchestrator.seal import SEAL_FILE, seal
 from orchestrator.store import RunStore
 from orchestrator.stored import STATUS_FILE, object_of
+from orchestrator.succession import NoSyncer, Succession
 from orchestrator.summary import summarise
-from orchestrator.waiting import CALL_S, within
+from orchestrator.waiting import CALL_S, gist, within
 from outer import codec as codecs
-from outer.actor import OuterActor, OuterSpec
+from outer.actor import OuterSpec
 from outer.manifest import code_digest
+from outer.objects import objects
 from outer.syncer import Budget
 
 POLL_S = 0.2
 STATUS_S = 0.5
-OUTER_START_S = 120.0
 EVALUATION_S = 300.0
 SNAPSHOT_S = 600.0  # the last one: the whole run depends on it
 LEAVE_S = 30.0  # for learners to return once the run is over
 LINGER_S = 60.0
-OUTER_CPUS, EVALUATOR_CPUS, ORCHESTRATOR_CPUS = 0.5, 0.5, 0.1
+EVALUATOR_CPUS, ORCHESTRATOR_CPUS = 0.5, 0.1
 
 
 class RunFailed(Exception):
@@ -79,8 +78,7 @@ class OrchestratorActor:
         self._evaluated_at = 0
         self._main: asyncio.Task[dict[str, Any]] | None = None
         self._leaving: asyncio.Task[None] | None = None
-        self._outer: Any = None
-        self._outer_info: dict[str, Any] = {}
+        self._succession: Succession | None = None
         self._evaluator: Any = None
 
     def __repr__(self) -> str:
@@ -91,6 +89,17 @@ class OrchestratorActor:
     async def learners(self) -> list[dict[str, Any]]:
         """Living incarnations: where a fault can strike."""
         return self._crew.living()
+
+    async def syncer(self) -> dict[str, Any]:
+        """Where a fault can strike the syncer, and where the run is: `clock`, as of the last look."""
+        assert self._succession is not None
+        down = self._succession.down_s > 0.0
+        return {
+            "name": "syncer",
+            "incarnation": self._succession.epoch,
+            "clock": {key: self._view.get(key) for key in ("running_s", "syncer_step", "finished")},
+            **({"pid": None, "node": None} if down else self._succession.info),
+        }
 
     async def misconfigure(self, learner: str, incarnation: int) -> bool:
         """For chaos: the next incarnation comes with another recipe. False: this one is gone."""
@@ -136,24 +145,35 @@ class OrchestratorActor:
         self._say(RunStarted(recipe.name, recipe.config_hash, recipe.seed, _versions() | {"code": self._code}))
         self._write_status()
         spec = OuterSpec(
-            epoch=self._store.grant("epoch", "syncer"),
+            epoch=0,
             sync=recipe.sync,
             outer=recipe.outer,
             learners={name: pool.batch_size for name, pool in recipe.learners.items()},
             quorum=recipe.quorum,
             span_steps=recipe.data.span_steps,
+            ahead_s=recipe.data.ahead_s,
             budget=Budget(recipe.budget.tokens, recipe.budget.syncer_steps),
             shared=shared(recipe),
             code=self._code,
+            store=objects(self._store.root),
         )
-        initial = InitialState(recipe.task, recipe.model, recipe.data, recipe.seed, recipe.sync, recipe.warm_start)
-        recorder = SegmentRecorder(self._store.path("events/syncer.jsonl"))
-        options = named("outer", self._place.namespace, OUTER_CPUS) | control(
-            recipe.run.control, anywhere=self._place.local
+        self._succession = Succession(
+            recipe, self._place, self._store, spec, self._say, self._crew.expected, self._follow
         )
-        self._outer = ray.remote(OuterActor).options(**options).remote(spec, initial, recorder)
-        self._crew.start(self._outer)  # learners come up beside the syncer
-        self._outer_info = await within(OUTER_START_S, self._outer.start.remote())
+        self._succession.begin()
+        self._crew.start(self._succession)  # learners come up beside the syncer
+
+    def _follow(self, outer: Any) -> None:
+        """Another epoch of the syncer serves."""
+        self._crew.follow(outer)
+        if self._evaluator is not None:
+            self._evaluator.turn_to.remote(outer)
+
+    async def _tell(self, method: str, *arguments: Any, patience_s: float, call_s: float = CALL_S) -> Any:
+        """What the syncer answers, or its successor."""
+        assert self._succession is not None
+        await self._look()  # nobody else would notice that it is gone
+        return await self._succession.tell(method, *arguments, patience_s=patience_s, call_s=call_s)
 
     # -------------------------------------------------------------- the run
 
@@ -165,11 +185,8 @@ class OrchestratorActor:
         status_at, idle_since = 0.0, time.monotonic()
         self._state = "running"
         while True:
-            try:
-                self._view = await within(CALL_S, self._outer.view.remote())
-            except (ray.exceptions.RayError, TimeoutError) as error:
-                raise RunFailed(f"the outer optimizer does not answer: {type(error).__name__}") from error
-            if self._crew.failure is not None or self._view["failure"]:
+            served = await self._look()
+            if self._crew.failure is not None or self._view.get("failure"):
                 raise RunFailed(self._view["failure"] or repr(self._crew.failure))
             now = time.monotonic()
             if now - status_at >= STATUS_S:
@@ -178,13 +195,24 @@ class OrchestratorActor:
             self._stop_reason = self._stop_reason or self._requested_stop()
             if self._over:
                 return
-            age, run = self._view["moved_s_ago"], self._recipe.run
+            age, run = self._view.get("moved_s_ago"), self._recipe.run
             if (now - idle_since - run.start_s if age is None else age) > run.idle_s:
                 faults = "; ".join(f"{name}: {fault}" for name, fault in self._crew.faults.items()) or "none"
                 raise RunFailed(f"no syncer step for {run.idle_s:.0f} s; last faults: {faults}")
-            self._crew.watch(self._view["learners"])
-            self._evaluate_if_due()
+            self._crew.watch(self._view["learners"] if served else ())
+            if served:
+                self._evaluate_if_due()
             await asyncio.sleep(POLL_S)
+
+    async def _look(self) -> bool:
+        """Whether a syncer serves; how it sees the run. What the last has shown stays until then."""
+        assert self._succession is not None
+        try:
+            view = await self._succession.view()
+        except NoSyncer as error:
+            raise RunFailed(str(error)) from error
+        self._view = self._view if view is None else view
+        return view is not None
 
     def _requested_stop(self) -> str:
         """Why the run is to stop. Whatever is in the file, that it is there asks for it."""
@@ -218,7 +246,8 @@ class OrchestratorActor:
                 spec = learner_spec(self._recipe, self._code, "evaluator", 0, pool, core=None)
                 spec = replace(spec, accelerated=False)
                 evaluator = ray.remote(EvaluatorActor).options(**options)
-                self._evaluator = evaluator.remote(spec, self._outer, self._recipe.eval.sequences)
+                assert self._succession is not None
+                self._evaluator = evaluator.remote(spec, self._succession.handle, self._recipe.eval.sequences)
             await self._measure((self._evaluator.initial if initial else self._evaluator.current).remote())
             if last and self._recipe.eval.ngrams:
                 await self._compare(self._evaluator.references.remote())
@@ -242,12 +271,12 @@ class OrchestratorActor:
     async def _end(self) -> None:
         """The budget is reached or a stop was asked for: everyone leaves, the result is evaluated and written."""
         if self._stop_reason:
-            await within(CALL_S, self._outer.stop.remote(self._stop_reason))
+            await self._tell("stop", self._stop_reason, patience_s=SNAPSHOT_S)
         await self._crew.leave(LEAVE_S)
         if self._evaluation is not None:
             await self._evaluation
         await self._evaluate(last=True)
-        syncer_step, thetas, fragments = await within(SNAPSHOT_S, self._outer.snapshot.remote())
+        syncer_step, thetas, fragments = await self._tell("snapshot", patience_s=SNAPSHOT_S, call_s=SNAPSHOT_S)
         final.write(self._store, syncer_step, fragments, thetas)
         self._digest = codecs.digest(*thetas)
 
@@ -256,9 +285,9 @@ class OrchestratorActor:
         self._crew.cancel()
         with contextlib.suppress(ValueError, TimeoutError, ray.exceptions.RayError):  # none, or dead: faults heal
             await within(CALL_S, ray.get_actor("chaos", self._place.namespace).stop.remote())
-        if self._outer is not None:  # a late report would stand in the syncer's segment behind the seal
+        if self._succession is not None:  # a late report would stand in the syncer's segment behind the seal
             with contextlib.suppress(TimeoutError, ray.exceptions.RayError):  # it is dead, or about to be
-                await within(CALL_S, self._outer.close.remote())
+                await self._succession.close()
         self._dismiss()
         self._say(RunFinished(self._state, self._reason, self._digest))
         self._segment.close()
@@ -273,7 +302,9 @@ class OrchestratorActor:
 
     def _dismiss(self) -> None:
         """End every actor of the run but this one, and give up its places."""
-        handles = [*self._crew.handles, self._outer, self._evaluator]
+        handles = [*self._crew.handles, self._evaluator]
+        if self._succession is not None:
+            handles.append(self._succession.handle)
         names = {"chaos"} | {hand_name(node) for node in self._crew.nodes}
         for name in names:
             with contextlib.suppress(ValueError):
@@ -288,10 +319,15 @@ class OrchestratorActor:
     def _say(self, fact: Any) -> None:
         self._segment.write([self._journalist.say(fact)])
 
+    def _syncer_status(self) -> dict[str, Any]:
+        if self._succession is None:
+            return {}
+        return {**self._succession.info, "epoch": self._succession.epoch, "down_s": self._succession.down_s}
+
     def _write_status(self) -> None:
         crew = self._crew
         about = About(self._state, self._reason, self._started_at, time.time(), self._eval_loss, dict(crew.pools))
-        self._store.write_json(STATUS_FILE, model(self._recipe, about, self._view, self._outer_info, crew.placed))
+        self._store.write_json(STATUS_FILE, model(self._recipe, about, self._view, self._syncer_status(), crew.placed))
 
 
 def _versions() -> dict[str, str]:

@@ -13,6 +13,8 @@ from learners.config import DataConfig, InnerConfig, WarmStart
 from outer.config import OuterConfig, Section, SyncConfig
 
 FaultKind = Literal["kill", "freeze", "slow", "straggle", "link", "corrupt", "non_finite", "wrong_config"]
+SYNCER = "syncer"  # where a fault can strike, beside the learners
+Point = Literal["received", "merged", "journaling", "journaled", "applied", "announced"]
 NAME = r"[a-z0-9]([a-z0-9-]{0,38}[a-z0-9])?"
 LABEL = r"^[A-Za-z0-9]([A-Za-z0-9_.-]{0,61}[A-Za-z0-9])?$"  # value of a node label, to Ray and to Kubernetes
 
@@ -93,7 +95,8 @@ class FaultConfig(Section):
     """One planned fault: what, to whom, when."""
 
     kind: FaultKind
-    learner: str = Field(description="a learner's name, or `any`: one chosen by the seed")
+    learner: str = Field(description="a learner's name, or `any`: one chosen by the seed; or `syncer`")
+    point: Point | None = Field(None, description="of a kill of the syncer: where in a commit")
     at_step: PositiveInt | None = Field(None, description="when the syncer reaches this step")
     at_s: NonNegativeFloat | None = Field(None, description="seconds after the first learner step")
     duration_s: PositiveFloat = Field(5.0, description="of freeze, slow, straggle, link and corrupt")
@@ -103,6 +106,8 @@ class FaultConfig(Section):
     def _when(self) -> Self:
         if (self.at_step is None) == (self.at_s is None):
             raise ValueError("give exactly one of at_step and at_s")
+        if self.point is not None and (self.kind, self.learner) != ("kill", SYNCER):
+            raise ValueError(f'point belongs to kind = "kill" of learner = "{SYNCER}"')
         return self
 
 
@@ -129,6 +134,7 @@ class RunConfig(Section):
         1.0, description="wait before the second restart in a row; doubles, up to 30 s"
     )
     hang_s: PositiveFloat = Field(20.0, description="a learner silent for this long is ended and restarted")
+    syncer_lease_s: PositiveFloat = Field(5.0, description="a syncer silent for this long is followed by another")
     start_s: PositiveFloat = Field(120.0, description="lease of a learner that starts, compiles or joins")
     idle_s: PositiveFloat = Field(300.0, description="with no syncer step for this long the run is given up as failed")
     dashboard: bool = Field(False, description="start Ray's dashboard with a local cluster")

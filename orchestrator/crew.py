@@ -33,10 +33,12 @@ from orchestrator.placement import (
 from orchestrator.scaling import request_file, requested
 from orchestrator.store import RunStore
 from orchestrator.stored import object_of
-from orchestrator.waiting import CALL_S, within
+from orchestrator.succession import Succession
+from orchestrator.waiting import CALL_S, gist, within
 from outer.signals import DrainRequested, Expect
 
-EXPECT_S = 120.0  # for the syncer to come up and hear of a learner
+SYNCER_S = 240.0  # for a syncer to be there and hear of a learner
+REATTACH_S = 60.0
 MISCONFIGURED_S = 30.0  # chaos ends the incarnation at once; if it does not, the fault heals by itself
 NOTICES_S = 1.0  # between two looks for nodes that are to go
 NOTICE_MARGIN_S = 2.0  # a node is left so long before it goes
@@ -51,10 +53,12 @@ class Unit:
 
     incarnation: int
     handle: Any = None
+    outer: Any = None  # the epoch that it was told of last
     pid: int | None = None
     node: str | None = None
     ended: str = ""  # why it was ended by us
     leaving: str = ""  # why it was asked to leave
+    leave_by: float = 0.0  # monotonic seconds
     noticed: bool = False  # that its node is to go
     dismissed: asyncio.Event = field(default_factory=asyncio.Event)  # to leave before it has begun
     gone: bool = False  # what follows from its end is under way, or done
@@ -79,7 +83,7 @@ class Crew:
         self._recipe, self._place, self._store, self._code = recipe, place, store, code
         self._say, self._over = say, over
         self._controller = controller.Controller(recipe.learners, backoff_s=run.restart_backoff_s, hang_s=run.hang_s)
-        self._outer: Any = None
+        self._succession: Succession | None = None
         self._units: dict[str, Unit] = {}
         self._groups: dict[str, Any] = {}
         self._nodes: set[str] = set()  # where learners have been
@@ -87,10 +91,40 @@ class Crew:
         self._tasks: set[asyncio.Task[None]] = set()
         self._heeded_at = float("-inf")
 
-    def start(self, outer: Any) -> None:
-        """Let all wanted learners come; `outer` is the syncer's handle."""
-        self._outer = outer
+    def start(self, succession: Succession) -> None:
+        """Let all wanted learners come, beside the syncer's first epoch."""
+        self._succession = succession
         self._advance()
+
+    def expected(self) -> tuple[Expect, ...]:
+        """The incarnations that live, or are about to."""
+        return tuple(self._expect(name, unit.incarnation) for name, unit in self._units.items() if not unit.gone)
+
+    def _expect(self, name: str, incarnation: int) -> Expect:
+        pool = self._recipe.pool_of(name)
+        return Expect(name, incarnation, self._recipe.run.start_s, pool.batch_size, pool.region or "")
+
+    def follow(self, outer: Any) -> None:
+        """Another epoch of the syncer serves: everybody is to turn to it."""
+        for name, unit in self._units.items():
+            if unit.handle is not None and not unit.gone and unit.outer is not outer:
+                unit.outer = outer
+                self._spawn(self._reattach(name, unit, outer))
+            if unit.leaving and not unit.gone:
+                left_s = max(1.0, unit.leave_by - time.monotonic())
+                self._spawn(self._drain(controller.Drain(name, unit.incarnation, unit.leaving), left_s))
+
+    async def _reattach(self, name: str, unit: Unit, outer: Any) -> None:
+        try:
+            refusal = await within(REATTACH_S, unit.handle.reattach.remote(outer))
+        except (ray.exceptions.RayError, TimeoutError):
+            return  # dead, or frozen: its own end tells, or its lease
+        if refusal and not unit.gone:
+            self._act([controller.End(name, unit.incarnation, f"refused by the syncer: {refusal}")])
+
+    async def _tell(self, method: str, *arguments: Any) -> Any:
+        assert self._succession is not None
+        return await self._succession.tell(method, *arguments, patience_s=SYNCER_S)
 
     def watch(self, rows: Sequence[Mapping[str, Any]]) -> None:
         """To be called often, with what the syncer knows of the learners."""
@@ -189,9 +223,7 @@ class Crew:
         """From its request to the end of its training loop: `finished` or `drained`."""
         recipe, pool, incarnation = self._recipe, self._recipe.pool_of(name), unit.incarnation
         self._say(LearnerRequested(name, incarnation, pool.name, pool.region))
-        expected = self._outer.expect.remote(
-            Expect(name, incarnation, recipe.run.start_s, pool.batch_size, pool.region or "")
-        )
+        expected = asyncio.ensure_future(self._tell("expect", self._expect(name, incarnation)))
         if name not in self._groups:
             self._groups[name] = reserve(name, pool, anywhere=self._place.local)
         group = self._groups[name]
@@ -204,13 +236,15 @@ class Crew:
         if time.monotonic() < self._misconfigured.pop(name, 0.0):
             # As if its node had an old recipe: it trains the same, and says that it does not.
             spec = replace(spec, shared={**spec.shared, "seed": recipe.seed + 1})
-        unit.handle = ray.remote(concurrency_groups=GROUPS)(LearnerActor).options(**options).remote(spec, self._outer)
+        assert self._succession is not None
+        unit.outer = self._succession.handle
+        unit.handle = ray.remote(concurrency_groups=GROUPS)(LearnerActor).options(**options).remote(spec, unit.outer)
         info = await within(recipe.run.start_s, unit.handle.identify.remote())
         unit.pid, unit.node = info["pid"], info["node"]
         self._nodes.add(info["node"])
         self._say(LearnerStarted(name, incarnation, unit.pid, unit.node))
         self._controller.answered(name, incarnation)
-        await within(EXPECT_S, expected)
+        await expected
         ended: str = await unit.handle.run.remote()
         return DRAINED if ended.startswith("drained") else FINISHED
 
@@ -228,7 +262,7 @@ class Crew:
         if unit.handle is not None:
             ray.kill(unit.handle)  # ends a living actor whose loop failed; no harm to a dead one
         reason = {"died": "killed"}.get(cause, cause)
-        await within(CALL_S, self._outer.fence.remote(name, unit.incarnation, reason))
+        await self._tell("fence", name, unit.incarnation, reason)
         self._controller.lost(time.monotonic(), name, unit.incarnation)
         if name not in self._controller.wanted:
             self._give_up_place(name)
@@ -238,9 +272,9 @@ class Crew:
     async def _drain(self, action: controller.Drain, deadline_s: float) -> None:
         """Ask a learner to leave. One that does not step yet has nothing to lose, and is ended at once."""
         unit = self._units[action.learner]
-        unit.leaving = action.reason
+        unit.leaving, unit.leave_by = action.reason, time.monotonic() + deadline_s
         request = DrainRequested(action.learner, unit.incarnation, action.reason, deadline_s)
-        if not await within(CALL_S, self._outer.drain.remote(request)):
+        if not await self._tell("drain", request):
             unit.ended = DRAINED
             unit.dismissed.set()
             if unit.handle is not None:
@@ -250,7 +284,7 @@ class Crew:
         """It is gone and has lost nothing. Its place is given back: it may be on a node that goes too."""
         unit.gone = True
         # Its own last report has done this, unless it was lost on the way.
-        await within(CALL_S, self._outer.fence.remote(name, unit.incarnation, "drained"))
+        await self._tell("fence", name, unit.incarnation, "drained")
         if unit.handle is not None:
             ray.kill(unit.handle)
         self._give_up_place(name)
@@ -370,11 +404,3 @@ def learner_spec(
 def shared(recipe: Recipe) -> Mapping[str, Any]:
     """What every learner must agree on."""
     return {key: value for key, value in recipe.canonical().items() if key in SHARED}
-
-
-def gist(error: Exception) -> str:
-    """What Ray says of an actor's end, in one line: an exception's own words stand last, a killed process has none."""
-    lines = [line.strip() for line in str(error).splitlines() if line.strip()]
-    if not lines or "worker process has died" in str(error):
-        return "its process ended"
-    return lines[-1][:200]

@@ -64,6 +64,15 @@ class LearnerLost:
 
 
 @dataclass(frozen=True)
+class SyncerLost:
+    """The orchestrator holds an epoch of the syncer for dead, and lets another follow."""
+
+    epoch: int
+    cause: str  # died | lease_expired | failed
+    detail: str
+
+
+@dataclass(frozen=True)
 class PoolScaled:
     """A pool wants another number of learners from here on."""
 
@@ -137,6 +146,7 @@ ClusterFact = (
     | LearnerRequested
     | LearnerStarted
     | LearnerLost
+    | SyncerLost
     | PoolScaled
     | NodePreempted
     | Evaluated

@@ -22,7 +22,7 @@ os.environ.setdefault("RAY_DEDUP_LOGS_SKIP_REGEX", "A worker died or was killed"
 
 import ray
 
-from orchestrator import actor, job, metrics
+from orchestrator import actor, job, metrics, succession
 from orchestrator.compiled import compilation_cache
 from orchestrator.config import Recipe
 from orchestrator.following import RunLost
@@ -253,7 +253,7 @@ def use_auth_settings() -> None:
 def logical_cpus(recipe: Recipe) -> int:
     """CPUs that the recipe's actors ask for, those of chaos, the hand and the metrics included."""
     asked = sum(pool.resources.get("CPU", 0.0) * pool.most for pool in recipe.pools)
-    return math.ceil(asked + actor.OUTER_CPUS + actor.EVALUATOR_CPUS + actor.ORCHESTRATOR_CPUS + 0.5)
+    return math.ceil(asked + succession.OUTER_CPUS + actor.EVALUATOR_CPUS + actor.ORCHESTRATOR_CPUS + 0.5)
 
 
 def _other_resources(recipe: Recipe) -> dict[str, float]:

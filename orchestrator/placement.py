@@ -40,6 +40,7 @@ __all__ = [
     "named",
     "remove_placement_group",
     "reserve",
+    "syncer_name",
     "why_not",
 ]
 
@@ -57,6 +58,10 @@ class Place:
     @property
     def local(self) -> bool:
         return self.cores > 0
+
+
+def syncer_name(epoch: int) -> str:
+    return f"outer.{epoch}"
 
 
 def named(name: str, namespace: str, cpus: float) -> dict[str, Any]:

@@ -15,7 +15,7 @@ from typing import TYPE_CHECKING, Any
 
 from learners.facts import Adopted
 from orchestrator.books import COMMITTED, IN_FLIGHT, REASONS, Books, Ledger, settle
-from orchestrator.checkers.history import History, indexed
+from orchestrator.checkers.history import SYNCER, History, indexed
 from orchestrator.checkers.lives import Freeze, Life, Said
 from orchestrator.checkers.verdicts import Verdict, sound
 from orchestrator.events import (
@@ -27,6 +27,7 @@ from orchestrator.events import (
     RunStarted,
 )
 from orchestrator.goodput import account, first_step_at, participation
+from orchestrator.outages import Outage, outages
 from outer.facts import Committed, Finished, Refused, StepPassed
 
 if TYPE_CHECKING:
@@ -157,9 +158,29 @@ def _faults(history: History, books: Books) -> list[dict[str, Any]]:
         explained = any(_is_its_end(history, life, said) for said in life.strikes) or _was_misconfigured(history, life)
         if life.died is not None and killer is None and fatal is None and not explained:
             rows.append((life.died, _death(history, books, life, life.died, False)))
+    rows += [(outage.began, _outage(outage)) for outage in outages(history)]
     for at, row in rows:
         row["at_s"] = None if origin is None else at - origin
     return [row for _, row in sorted(rows, key=lambda item: item[0])]
+
+
+def _outage(outage: Outage) -> dict[str, Any]:
+    """An epoch's end: no token is lost to it, for what was not committed is asked for again."""
+    detected = None if outage.noticed is None else outage.noticed - outage.began
+    phases: dict[str, float | None] = dict.fromkeys(PHASES) | {"detect": detected}
+    if outage.served is not None and outage.noticed is not None:
+        phases["start"] = outage.served - outage.noticed
+        phases["first_contribution"] = None if outage.committed is None else outage.committed - outage.served
+    return {
+        "kind": outage.kind,
+        "target": SYNCER,
+        "injected": outage.injected,
+        "at_s": None,
+        "detection_s": detected,
+        "recovery_s": None if outage.committed is None else outage.committed - outage.began,
+        "recovery_phases": phases,
+        "tokens_lost": 0,
+    }
 
 
 def _death(

@@ -17,7 +17,7 @@ from typing import TYPE_CHECKING, Any
 
 from pydantic import BaseModel, ValidationError
 
-from orchestrator.config import Recipe
+from orchestrator.config import SYNCER, Recipe
 from orchestrator.problems import InputError, Problem, explain, nearest
 from orchestrator.shape import refusals
 
@@ -163,7 +163,7 @@ def _hardware(recipe: Recipe) -> Iterator[Problem]:
 
 @_reads("chaos.faults", "pools")
 def _targets(recipe: Recipe) -> Iterator[Problem]:
-    known = ["any", *recipe.learners]
+    known = ["any", SYNCER, *recipe.learners]
     for index, fault in enumerate(recipe.chaos.faults):
         if fault.learner not in known:
             near = nearest(fault.learner, known)
@@ -173,6 +173,9 @@ def _targets(recipe: Recipe) -> Iterator[Problem]:
                 f"is not a learner of this run; known: {_some(known)}",
                 f'did you mean "{near}"?' if near else 'name a learner, or "any" for one chosen by the seed',
             )
+        if fault.learner == SYNCER and fault.kind not in ("kill", "freeze"):
+            fix = "kill or freeze it"
+            yield Problem(f"chaos.faults.{index}.kind", fault.kind, "can strike a learner, not the syncer", fix)
 
 
 def _some(names: list[str], most: int = 9) -> str:

@@ -1,4 +1,4 @@
-"""Waiting with a deadline, for what an object reference or another awaitable will bring."""
+"""Waiting with a deadline, for what an object reference or another awaitable brings; and what went wrong."""
 
 from __future__ import annotations
 
@@ -15,3 +15,11 @@ async def within(seconds: float, ref: Any) -> Any:
         return await ref
 
     return await asyncio.wait_for(value(), seconds)
+
+
+def gist(error: Exception) -> str:
+    """What Ray says of an actor's end, in one line: an exception's own words stand last, a killed process has none."""
+    lines = [line.strip() for line in str(error).splitlines() if line.strip()]
+    if not lines or "worker process has died" in str(error):
+        return "its process ended"
+    return lines[-1][:200]

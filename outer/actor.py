@@ -1,7 +1,7 @@
 """The syncer as a detached Ray actor: the thin shell around the signals.
 
-One event loop runs the machine; merges run in one thread beside it. Bulk data leaves only as return values,
-which their caller owns. Nothing here decides anything about the protocol.
+One event loop runs the machine; merges run in one thread beside it, and the journal is written in another. Bulk data
+leaves only as return values, which their caller owns. Nothing here decides anything about the protocol.
 """
 
 from __future__ import annotations
@@ -9,6 +9,7 @@ from __future__ import annotations
 import asyncio
 import gc
 import os
+import signal
 import time
 import traceback
 from collections import Counter
@@ -26,7 +27,8 @@ from outer import signals
 from outer.config import OuterConfig, SyncConfig
 from outer.fragments import Fragment
 from outer.inspection import examine
-from outer.journal import Journal, MemoryJournal
+from outer.journal import Arrays, Opened
+from outer.keeper import Keeper
 from outer.manifest import code_digest, manifest
 from outer.messages import (
     Attach,
@@ -41,10 +43,22 @@ from outer.messages import (
     Stop,
     Welcome,
 )
+from outer.objects import Objects
+from outer.recovery import Entry
 from outer.syncer import Budget, Syncer
 
 Riding = Sequence[tuple[int, float, Any]]  # (sequence, wall time, fact): a learner's facts, until acknowledged
 
+# Where chaos can kill the syncer, in the order in which a commit passes them.
+RECEIVED, MERGED, JOURNALING, JOURNALED, APPLIED, ANNOUNCED = POINTS = (
+    "received",  # a contribution is here, and nobody knows
+    "merged",
+    "journaling",  # the record is about to be written
+    "journaled",  # and durable, and nobody knows
+    "applied",
+    "announced",
+)
+ANNOUNCED_S = 0.02  # for notices to be on their way
 UNDELIVERED_MAX = 64  # messages on their way to one learner; more are dropped, the machine sends again
 LATE_S = 120.0  # an answer that comes after its deadline is still heard, to be refused, for this long
 
@@ -71,9 +85,11 @@ class OuterSpec:
     learners: Mapping[str, int]  # name -> batch size
     quorum: int
     span_steps: int
+    ahead_s: float
     budget: Budget
     shared: Mapping[str, Any]  # the recipe's tables that every learner must share
     code: str  # digest of the sources that the run was started with
+    store: Objects  # where the journal is
 
 
 @dataclass(frozen=True)
@@ -103,6 +119,9 @@ class OuterActor:
         self._parameters = GlobalParameters(
             self._fragments, arrays, spec.outer, spec.sync.codec, rules(tensors, spec.outer.merge, patterns)
         )
+        self._keeper = Keeper(spec.store, spec.epoch, len(self._fragments), self._durable, self._depose, self._reach)
+        opened = self._keeper.open()
+        self._take_over(opened)
         self._machine = Syncer(
             epoch=spec.epoch,
             config=spec.sync,
@@ -112,10 +131,12 @@ class OuterActor:
             span_steps=spec.span_steps,
             budget=spec.budget,
             manifest=manifest(spec.shared, self._fragments, code),
+            recovered=opened.found if spec.epoch > 1 else None,
+            ahead_s=spec.ahead_s,
         )
         self._recorder = recorder
         self._said = 0
-        self._journal: Journal = MemoryJournal()
+        self._deposed = ""  # why nothing is to be done any more
         self._merger = ThreadPoolExecutor(1, "merge")
         self._examiner = ThreadPoolExecutor(2, "examine")
         self._peers: dict[str, _Peer] = {}
@@ -124,14 +145,28 @@ class OuterActor:
         self._timer: asyncio.TimerHandle | None = None
         self._digests = [codecs.digest(theta) for theta in self._parameters.thetas]
         self._failure = ""
+        self._dies_at: dict[str, int] = {}  # for chaos: at which point, passed so many times from now
+
+    def _take_over(self, opened: Opened) -> None:
+        """Raises ValueError where what is kept does not fit the run, or is not whole."""
+        for fragment, version in enumerate(opened.found.versions):
+            if version == 0:
+                continue
+            value = opened.values.get(fragment)
+            if value is None or value.version != version:
+                raise ValueError(f"the newest value of fragment {fragment} is lost: {'; '.join(opened.damage)}")
+            self._parameters.restore(fragment, version, value.arrays)
 
     def __repr__(self) -> str:
         return "outer"  # how the dashboard and log lines call this actor
 
     # -------------------------------------------------------------- called by the orchestrator
 
-    async def start(self) -> dict[str, Any]:
+    async def start(self, living: tuple[signals.Expect, ...] = ()) -> dict[str, Any]:
+        """Begin the epoch; `living`: who trains already, where it goes on from another."""
         self._perform(self._machine.start())
+        if self._spec.epoch > 1:
+            self._drive(signals.Living(living))
         gc.collect()
         gc.freeze()  # what is imported stays: a full collection need not walk it
         return {"pid": os.getpid(), "node": ray.get_runtime_context().get_node_id()}
@@ -180,8 +215,14 @@ class OuterActor:
             "tokens_processed": syncer.tokens_processed,
             "moved_s_ago": None if syncer.moved_at is None else now - syncer.moved_at,
             "learners": syncer.view(now),
+            "journal": self._keeper.view(),
             "failure": self._failure,
         }
+
+    async def die(self, point: str, times: int) -> None:
+        """For chaos: be killed on the spot when this point has been passed so many times."""
+        assert point in POINTS, point
+        self._dies_at[point] = times
 
     async def snapshot(self) -> tuple[int, list[NDArray[np.float32]], tuple[Fragment, ...]]:
         """(newest committed syncer step, float32[n] per fragment, what is in each)."""
@@ -234,6 +275,8 @@ class OuterActor:
     # -------------------------------------------------------------- the machine and its effects
 
     def _drive(self, event: signals.Event) -> list[signals.Effect]:
+        if self._deposed:
+            return []
         try:
             effects = self._machine.handle(_now(), event)
             self._perform(effects)
@@ -254,12 +297,14 @@ class OuterActor:
                     self._send(learner, incarnation, message)
                 case signals.Merge():
                     self._spawn(self._merge(effect))
-                case signals.Append(sequence, _, record, proposal):
-                    self._journal.append(self._spec.epoch, sequence, record, proposal)
-                    self._later(signals.Durable(sequence))
+                case signals.Append(sequence, said, record, proposal):
+                    arrays: Arrays = proposal.arrays if proposal is not None else []
+                    self._keeper.keep(Entry(self._spec.epoch, sequence, said, record), arrays)
                 case signals.Publish(fragment, version, proposal):
                     self._parameters.install(proposal, version)
                     self._digests[fragment] = proposal.digest
+                    self._reach(APPLIED)
+                    asyncio.get_running_loop().call_later(ANNOUNCED_S, self._reach, ANNOUNCED)
         if facts:
             self._record("syncer", self._spec.epoch, facts)
 
@@ -271,9 +316,22 @@ class OuterActor:
             self._failure = traceback.format_exc()
             raise
 
-    def _later(self, event: signals.Event) -> None:
-        """An effect's result is delivered after the effects that came with it."""
-        asyncio.get_running_loop().call_soon(self._drive, event)
+    def _durable(self, sequence: int) -> None:
+        self._drive(signals.Durable(sequence))
+
+    def _depose(self, why: str) -> None:
+        """A newer epoch is there: not a word more, to anybody."""
+        self._deposed = why
+        self._recorder.close()
+        print(f"outer epoch {self._spec.epoch}: {why}", flush=True)  # in the actor's own log
+        os._exit(0)
+
+    def _reach(self, point: str) -> None:
+        """Where chaos may want this process to die."""
+        if point in self._dies_at:
+            self._dies_at[point] -= 1
+            if self._dies_at[point] <= 0:
+                os.kill(os.getpid(), signal.SIGKILL)
 
     def _spawn(self, work: Coroutine[Any, Any, None]) -> None:
         task = asyncio.get_running_loop().create_task(work)
@@ -298,6 +356,7 @@ class OuterActor:
         except Exception:
             self._failure = traceback.format_exc()
             raise
+        self._reach(MERGED)
         self._drive(signals.Merged(effect.syncer_step, proposal, proposal.digest, proposal.norm, proposal.finite))
 
     # -------------------------------------------------------------- to learners
@@ -341,6 +400,7 @@ class OuterActor:
             self._drive(signals.ReadMissed(learner, peer.incarnation, request.syncer_step, "no_boundary"))
             return
         contribution, facts = reply
+        self._reach(RECEIVED)
         self._record(learner, peer.incarnation, facts)
         if contribution.learner != learner or not 0 <= contribution.fragment < len(self._fragments):
             contribution = replace(contribution, learner=learner, payload=None, defect="wrong_sender")

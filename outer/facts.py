@@ -20,6 +20,7 @@ class SyncerStarted:
     tokens_committed: int = 0  # by then
     read_timeout_s: float = 0.0  # 0 here and below: the log is from before this was said
     lease_s: float = 0.0  # the shortest of a stepping learner
+    ahead_s: float = 0.0  # for so long a learner is lent samples ahead
 
 
 @dataclass(frozen=True)

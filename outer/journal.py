@@ -1,38 +1,306 @@
-"""Where commits become durable before anyone is told: the interface, and the version that lives in memory."""
+"""The journal: commits, grants and the run's end become durable here before anyone is told.
+
+A log of groups in a store of objects, at positions 0, 1, 2, ...; each group carries the seal of the one before. Whoever
+writes creates the object at the next position, which the store grants once: that makes a group durable, keeps two
+writers apart, and tells an old epoch that there is a newer one, in one request. An epoch opens with a group of its own
+behind the last, so the first thing that a zombie finds at its next position is its successor's opening. Openings are
+therefore never removed. Of the others a snapshot of the records makes all superfluous that hold no fragment's newest
+value.
+
+Knows records and arrays; not what is in them, nor who waits for them.
+"""
 
 from __future__ import annotations
 
-from typing import Any, Protocol
+import contextlib
+import copy
+import uuid
+from collections.abc import Iterable, Mapping, Sequence
+from dataclasses import dataclass, field
+from typing import Any, NamedTuple, Protocol
 
-from outer.facts import Committed, Record
+from numpy.typing import NDArray
+
+from outer import keeping
+from outer.facts import Committed
+from outer.frames import Damaged, pack, unpack
+from outer.objects import Objects, prove
+from outer.recovery import Entry, Recovered, Replay
+
+SNAPSHOT_GROUPS = 64  # from one snapshot of the records to the next
+OPENING_ATTEMPTS_MAX = 100
+IDENTITY = "identity"
+
+Arrays = Sequence[NDArray[Any]]  # a fragment's new value: parameters, then the outer optimizer's state
 
 
 class StaleEpoch(Exception):
-    """An append that was not the next one of the newest epoch: another syncer has taken over."""
+    """Another epoch of the syncer has taken over: this one is over."""
 
 
 class Journal(Protocol):
-    """An append is conditional on (epoch, sequence) and returns once the record is durable."""
+    """One epoch's way to write. `write` returns once all of it is durable."""
 
-    def append(self, epoch: int, sequence: int, record: Record, proposal: Any) -> None:
-        """Raise StaleEpoch, and change nothing, unless this is the next record of the newest epoch."""
+    def write(self, group: Sequence[tuple[Entry, Arrays]]) -> None:
+        """Raises StaleEpoch, and changes nothing, where a newer epoch has opened; OSError: not durable, try again."""
         ...
 
 
-class MemoryJournal:
-    """Survives nothing: durable only in the sense that it refuses what does not follow.
+class Value(NamedTuple):
+    """A fragment as of a commit."""
 
-    Keeps the newest record of each fragment, so its size does not grow with the run.
-    """
+    version: int
+    arrays: list[NDArray[Any]]
 
-    def __init__(self) -> None:
-        self._epoch, self._next = 0, 0
-        self.newest: dict[int, Committed] = {}
 
-    def append(self, epoch: int, sequence: int, record: Record, proposal: Any) -> None:
-        expected = 0 if epoch > self._epoch else self._next
-        if epoch < self._epoch or sequence != expected:
-            raise StaleEpoch(f"append ({epoch}, {sequence}) after ({self._epoch}, {self._next - 1})")
-        self._epoch, self._next = epoch, sequence + 1
-        if isinstance(record, Committed):
-            self.newest[record.fragment] = record
+@dataclass
+class Opened:
+    """What an epoch finds as it opens."""
+
+    found: Recovered
+    values: dict[int, Value] = field(default_factory=dict)  # by fragment; those not in it never committed
+    damage: list[str] = field(default_factory=list)  # what was not as it was written, in words
+
+
+@dataclass
+class _Group:
+    position: int
+    header: dict[str, Any]
+    arrays: list[NDArray[Any]]
+    seal: str
+
+
+@dataclass
+class _Past:
+    """What the store has of the epochs before."""
+
+    positions: list[int]  # of all groups
+    epoch: int = 0  # the newest
+    chain: list[_Group] = field(default_factory=list)  # the newest first, down to a snapshot or the beginning
+    values: dict[int, Value] = field(default_factory=dict)  # by fragment, of what is in the chain
+    damage: list[str] = field(default_factory=list)
+
+    def add(self, group: _Group) -> None:
+        """The group before those that are there. Of each fragment only the newest value stays in memory."""
+        for record, arrays in _values(group):
+            self.values.setdefault(record["fragment"], Value(int(record["syncer_step"]), arrays))
+        group.arrays = []
+        self.chain.append(group)
+
+    def cut(self) -> None:
+        """Nothing of it can be used: it has not all that came before it."""
+        self.chain, self.values = [], {}
+
+
+def _values(group: _Group) -> list[tuple[dict[str, Any], list[NDArray[Any]]]]:
+    """The commits of a group, the newest first, and their values."""
+    arrays, commits = iter(group.arrays), []
+    for each in group.header.get("entries", []):
+        value = [next(arrays) for _ in range(each["arrays"])]
+        if each["kind"] == Committed.__name__:
+            commits.append((each["record"], value))
+    return commits[::-1]
+
+
+class StoredJournal:
+    """The journal of one epoch on a store, from its opening on. One thread writes."""
+
+    def __init__(self, store: Objects, folder: str, epoch: int, fragments: int) -> None:
+        self.bytes_written = self.groups_written = 0
+        self._store, self._folder, self._epoch = store, folder, epoch
+        self._run = ""
+        self._replay = Replay.of_nothing(fragments)
+        self._next = 0  # position
+        self._before = ""  # the seal of the group before
+        self._after = -1  # its position
+        self._places: dict[int, tuple[int, str]] = {}  # by fragment: where its newest value lies, and that group's seal
+        self._openings: set[int] = set()
+        self._removable: set[int] = set()  # positions there, openings aside
+        self._since_snapshot = 0
+
+    # -------------------------------------------------------------- opening
+
+    def open(self) -> Opened:
+        """Shut out every older epoch, having read all that it has made durable.
+
+        Raises StaleEpoch where this epoch is old itself; Unconditional for a store that cannot tell; OSError.
+        """
+        prove(self._store)
+        self._run = self._identity()
+        for _ in range(OPENING_ATTEMPTS_MAX):
+            past = self._past()
+            if past.epoch >= self._epoch:
+                raise StaleEpoch(f"epoch {past.epoch} has opened; this is epoch {self._epoch}")
+            self._next = max(past.positions, default=-1) + 1
+            if past.chain:
+                self._after, self._before = past.chain[0].position, past.chain[0].seal
+            try:
+                self._put({"kind": "opening", "nonce": uuid.uuid4().hex}, [])
+            except FileExistsError:
+                continue  # the epoch before has written, or another candidate has opened
+            return self._go_on(past)
+        raise OSError(f"{self._store}: the journal moved on {OPENING_ATTEMPTS_MAX} times while it was being opened")
+
+    def _identity(self) -> str:
+        """What tells this run's journal from every other."""
+        name = f"{self._folder}/{IDENTITY}"
+        try:
+            mine = uuid.uuid4().hex
+            self._store.create(name, [mine.encode()])
+            return mine
+        except FileExistsError:
+            return self._store.read(name).decode(errors="replace")
+
+    def _go_on(self, past: _Past) -> Opened:
+        opened = Opened(Recovered([], []), past.values, past.damage)
+        for group in reversed(past.chain):
+            self._replay_group(group)
+        for fragment, (position, seal) in self._places.items():
+            if fragment not in opened.values:
+                self._fetch(fragment, position, seal, opened)
+        self._openings.add(self._next - 1)
+        oldest = past.chain[-1].position if past.chain else 0
+        self._removable = {position for position in past.positions if position < oldest}
+        self._removable |= {group.position for group in past.chain}
+        self._removable -= self._openings
+        opened.found = copy.deepcopy(self._replay.found)
+        return opened
+
+    # -------------------------------------------------------------- reading
+
+    def _past(self) -> _Past:
+        """From the newest group back to a snapshot; where one in between is damaged, only what is before that."""
+        names = (name.rpartition("/")[2] for name in self._store.names(self._folder))
+        past = _Past(sorted(int(name) for name in names if name.isdecimal()))
+        group = self._newest_sound(past, past.positions)
+        past.epoch = 0 if group is None else int(group.header["epoch"])
+        while group is not None:
+            past.add(group)
+            before = -1 if group.header["kind"] == "snapshot" else int(group.header["after"])
+            if before < 0:
+                break
+            try:
+                group = self._group(before, str(group.header["before"]))
+            except (Damaged, FileNotFoundError) as error:
+                unusable = f"; {len(past.chain)} groups after it cannot be used"
+                past.damage.append(f"group {before}: {_words(error)}{unusable}")
+                past.cut()
+                group = self._newest_sound(past, [position for position in past.positions if position < before])
+        return past
+
+    def _newest_sound(self, past: _Past, positions: Sequence[int]) -> _Group | None:
+        for position in reversed(positions):
+            try:
+                return self._group(position)
+            except (Damaged, FileNotFoundError) as error:
+                past.damage.append(f"group {position}: {_words(error)}")
+        return None
+
+    def _group(self, position: int, seal: str = "") -> _Group:
+        """Raises Damaged for one that is not as it was written there, with that seal if one is given."""
+        header, arrays, found = unpack(self._store.read(self._name(position)))
+        if (header.get("run"), header.get("position")) != (self._run, position):
+            raise Damaged("it is of another place, or of another run")
+        if seal and found != seal:
+            raise Damaged("it is not the one that the next was written behind")
+        return _Group(position, header, arrays, found)
+
+    def _name(self, position: int) -> str:
+        return f"{self._folder}/{position:012d}"
+
+    def _replay_group(self, group: _Group) -> None:
+        header = group.header
+        match header["kind"]:
+            case "snapshot":
+                self._replay = keeping.replay_of(header["kept"])
+                self._places = {fragment: (at, seal) for fragment, at, seal in header["places"]}
+                self._openings |= set(header["openings"])
+            case "opening":
+                self._openings.add(group.position)
+            case _:
+                self._since_snapshot += 1
+                self._note([keeping.entry_of(each) for each in header["entries"]], group.position, group.seal)
+
+    def _note(self, entries: Iterable[Entry], position: int, seal: str) -> None:
+        """What is in a group that is durable."""
+        for entry in entries:
+            self._replay.take(entry)
+            if isinstance(entry.record, Committed):
+                self._places[entry.record.fragment] = position, seal
+
+    def _fetch(self, fragment: int, position: int, seal: str, opened: Opened) -> None:
+        """A value from before the snapshot."""
+        try:
+            group = self._group(position, seal)
+        except (Damaged, FileNotFoundError) as error:
+            opened.damage.append(f"group {position}: {_words(error)}; it had the newest value of fragment {fragment}")
+            return
+        record, arrays = next(each for each in _values(group) if each[0]["fragment"] == fragment)
+        opened.values[fragment] = Value(int(record["syncer_step"]), arrays)
+
+    # -------------------------------------------------------------- writing
+
+    def write(self, group: Sequence[tuple[Entry, Arrays]]) -> None:
+        """Make a group durable in one request. Raises as Journal says; what failed is to be given again as it was."""
+        entries = [keeping.plain_entry(entry) | {"arrays": len(arrays)} for entry, arrays in group]
+        try:
+            seal = self._put(
+                {"kind": "records", "entries": entries}, [array for _, arrays in group for array in arrays]
+            )
+        except FileExistsError as error:
+            raise self._stale() from error
+        self._note((entry for entry, _ in group), self._after, seal)
+        self._removable.add(self._after)
+        self._since_snapshot += 1
+
+    @property
+    def untidy(self) -> bool:
+        """Whether it is time for `tidy`."""
+        return self._since_snapshot >= SNAPSHOT_GROUPS
+
+    def tidy(self) -> None:
+        """A snapshot of the records, then let go of what it makes superfluous.
+
+        Raises as `write` does, and is then to be called again before anything is written.
+        """
+        places = [(fragment, *place) for fragment, place in sorted(self._places.items())]
+        header = {"kind": "snapshot", "kept": keeping.plain(self._replay), "places": places}
+        try:
+            self._put(header | {"openings": sorted(self._openings)}, [])
+        except FileExistsError as error:
+            raise self._stale() from error
+        self._since_snapshot = 0
+        needed = {position for position, _ in self._places.values()}
+        with contextlib.suppress(OSError):  # what could not be removed is tried again the next time
+            for position in sorted(self._removable - needed):
+                self._store.remove(self._name(position))
+                self._removable.discard(position)
+        self._removable.add(self._after)
+
+    def _stale(self) -> StaleEpoch:
+        return StaleEpoch(f"another epoch has opened at position {self._next}; this is epoch {self._epoch}")
+
+    def _put(self, header: Mapping[str, Any], arrays: Arrays) -> str:
+        """Create the object at the next position; returns its seal. Raises FileExistsError where it is taken."""
+        place = {"position": self._next, "after": self._after, "before": self._before}
+        parts, seal = pack({"run": self._run, "epoch": self._epoch, **place, **header}, arrays)
+        try:
+            self._store.create(self._name(self._next), parts)
+        except FileExistsError:
+            if not self._is_there(seal):
+                raise
+        self._after, self._next, self._before = self._next, self._next + 1, seal
+        self.bytes_written += sum(map(len, parts))
+        self.groups_written += 1
+        return seal
+
+    def _is_there(self, seal: str) -> bool:
+        """Whether what is at the next position was put there by us, and only its acknowledgement was lost."""
+        try:
+            return self._group(self._next).seal == seal
+        except (Damaged, FileNotFoundError):
+            return False
+
+
+def _words(error: Exception) -> str:
+    return "it is missing" if isinstance(error, FileNotFoundError) else str(error)

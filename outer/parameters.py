@@ -10,6 +10,7 @@ from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any
 
+import jax
 import numpy as np
 from numpy.typing import NDArray
 
@@ -30,6 +31,11 @@ class Proposal:
     norm: float  # L2 norm of the merged outer gradient
     digest: str  # SHA-256 of theta
     finite: bool  # every element of theta is
+
+    @property
+    def arrays(self) -> list[NDArray[Any]]:
+        """What `GlobalParameters.restore` needs: theta, then the leaves of the state."""
+        return [self.theta, *jax.tree.leaves(self.state)]
 
 
 class GlobalParameters:
@@ -80,6 +86,18 @@ class GlobalParameters:
         self.thetas[proposal.fragment] = proposal.theta
         self.states[proposal.fragment] = proposal.state
         self.versions[proposal.fragment] = version
+
+    def restore(self, fragment: int, version: int, arrays: Sequence[NDArray[Any]]) -> None:
+        """Put a fragment in force as it was kept. Raises ValueError where it is none of this model and optimizer."""
+        theta, leaves = arrays[0], list(arrays[1:])
+        old, structure = jax.tree.flatten(self.states[fragment])
+        ours = [(self.thetas[fragment].dtype, self.thetas[fragment].shape), *((leaf.dtype, leaf.shape) for leaf in old)]
+        theirs = [(array.dtype, array.shape) for array in arrays]
+        if ours != theirs:
+            raise ValueError(f"fragment {fragment} was kept as {theirs}, with this recipe it is {ours}")
+        self.thetas[fragment] = _frozen(theta)
+        self.states[fragment] = jax.tree.unflatten(structure, leaves)
+        self.versions[fragment] = version
 
     def digest(self) -> str:
         """SHA-256 over all parameters, fragment by fragment."""

@@ -6,8 +6,8 @@ with the commits are the shell's.
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Sequence
-from dataclasses import dataclass
+from collections.abc import Iterable
+from dataclasses import dataclass, field
 
 from outer.coverage import Coverage, Mark
 from outer.facts import Committed, Finished, Record, SpanGranted
@@ -25,28 +25,62 @@ class Entry:
     record: Record
 
 
+Key = tuple[str, int]  # learner, incarnation
+
+
 @dataclass
 class Recovered:
     """Where the epoch before stopped. Handed to one Syncer, which goes on writing to it."""
 
     versions: list[int]  # by fragment
     digests: list[str]
-    tokens_committed: int
-    spans: SpanPool
-    coverage: dict[tuple[str, int], Coverage]  # by (learner, incarnation)
-    incarnations: dict[str, int]  # the newest of each learner that any record names
-    batch_sizes: dict[tuple[str, int], int]  # in samples, by (learner, incarnation)
-    merged_step: dict[tuple[str, int], dict[int, int]]  # by (learner, incarnation), then fragment
-    unsaid: tuple[Record, ...]  # what the log may lack
+    tokens_committed: int = 0
+    spans: SpanPool = field(default_factory=SpanPool)
+    coverage: dict[Key, Coverage] = field(default_factory=dict)
+    incarnations: dict[str, int] = field(default_factory=dict)  # the newest of each learner that any record names
+    batch_sizes: dict[Key, int] = field(default_factory=dict)  # in samples
+    merged_step: dict[Key, dict[int, int]] = field(default_factory=dict)  # then by fragment
+    unsaid: tuple[Record, ...] = ()  # what the log may lack
     finished: Finished | None = None
 
 
-def recover(entries: Sequence[Entry], fragments: int) -> Recovered:
+def recover(entries: Iterable[Entry], fragments: int) -> Recovered:
     """Replay the journal. Raises ValueError, naming the entry, where one is missing or out of order."""
-    _follow(entries)
-    found = Recovered([0] * fragments, [""] * fragments, 0, SpanPool(), {}, {}, {}, {}, _unsaid(entries))
+    replay = Replay.of_nothing(fragments)
     for entry in entries:
-        match entry.record:
+        replay.take(entry)
+    return replay.found
+
+
+@dataclass
+class Replay:
+    """The records up to some entry, one after another; whoever keeps it need not keep them."""
+
+    found: Recovered
+    epoch: int = 0
+    due: int = 0  # the sequence of the entry that follows, if it is of the same epoch
+    tail: list[Entry] = field(default_factory=list)  # of which the log may lack any
+
+    @classmethod
+    def of_nothing(cls, fragments: int) -> Replay:
+        return cls(Recovered([0] * fragments, [""] * fragments))
+
+    def take(self, entry: Entry) -> None:
+        """The entry that follows. Raises ValueError, and changes nothing, for any other."""
+        epoch, due = max(entry.epoch, self.epoch), 0 if entry.epoch > self.epoch else self.due
+        if (entry.epoch, entry.sequence) != (epoch, due):
+            found = f"entry {entry.sequence} of epoch {entry.epoch}"
+            raise ValueError(f"the journal has {found} where entry {due} of epoch {epoch} is due")
+        self.epoch, self.due = epoch, due + 1
+        self._count(entry.record)
+        self.tail.append(entry)
+        if entry.said > NOTHING:  # else it does not even tell what of the epoch before was said
+            self.tail = [each for each in self.tail if each.epoch == entry.epoch and each.sequence > entry.said]
+        self.found.unsaid = tuple(each.record for each in self.tail)
+
+    def _count(self, record: Record) -> None:
+        found = self.found
+        match record:
             case Committed() as commit:
                 _commit(found, commit)
             case SpanGranted() as granted:
@@ -59,27 +93,6 @@ def recover(entries: Sequence[Entry], fragments: int) -> Recovered:
             case returned:
                 key = (returned.learner, returned.incarnation)
                 found.spans.given_back(*key, Span(returned.span, returned.start, returned.stop))
-    return found
-
-
-def _follow(entries: Iterable[Entry]) -> None:
-    epoch, expected = 0, 0
-    for entry in entries:
-        if entry.epoch > epoch:
-            epoch, expected = entry.epoch, 0
-        if (entry.epoch, entry.sequence) != (epoch, expected):
-            found = f"entry {entry.sequence} of epoch {entry.epoch}"
-            raise ValueError(f"the journal has {found} where entry {expected} of epoch {epoch} is due")
-        expected += 1
-
-
-def _unsaid(entries: Sequence[Entry]) -> tuple[Record, ...]:
-    """What the last entry does not count as said: records of its epoch, and of those before that said nothing."""
-    if not entries:
-        return ()
-    last = entries[-1]
-    before = _unsaid([e for e in entries if e.epoch < last.epoch]) if last.said <= NOTHING else ()
-    return (*before, *(e.record for e in entries if e.epoch == last.epoch and e.sequence > last.said))
 
 
 def _commit(found: Recovered, commit: Committed) -> None:

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections import deque
+from collections.abc import Iterable
 from dataclasses import dataclass, field
 
 
@@ -25,6 +26,16 @@ class _Borrower:
     spans: deque[Span] = field(default_factory=deque)
 
 
+@dataclass(frozen=True)
+class Borrowed:
+    """What one incarnation has on loan, as plain values."""
+
+    learner: str
+    incarnation: int
+    finished: int
+    spans: list[tuple[int, int, int]]  # (identifier, start, stop)
+
+
 class SpanPool:
     """Grants and returns. A returned range is lent again before any new one."""
 
@@ -33,6 +44,27 @@ class SpanPool:
         self._next_identifier = 0
         self._returned: list[tuple[int, int]] = []  # (start, stop)
         self._borrowers: dict[tuple[str, int], _Borrower] = {}
+
+    @classmethod
+    def of(
+        cls, next_sample: int, next_identifier: int, returned: Iterable[tuple[int, int]], borrowed: Iterable[Borrowed]
+    ) -> SpanPool:
+        """A pool as another's `state` told."""
+        pool = cls()
+        pool._next_sample, pool._next_identifier = next_sample, next_identifier
+        pool._returned = list(returned)
+        for each in borrowed:
+            loan = _Borrower(each.finished, deque(Span(*span) for span in each.spans))
+            pool._borrowers[each.learner, each.incarnation] = loan
+        return pool
+
+    def state(self) -> tuple[int, int, list[tuple[int, int]], list[Borrowed]]:
+        """(next sample, next identifier, returned ranges, what is on loan), as `of` takes it."""
+        borrowed = [
+            Borrowed(*key, loan.finished, [(span.identifier, span.start, span.stop) for span in loan.spans])
+            for key, loan in self._borrowers.items()
+        ]
+        return self._next_sample, self._next_identifier, list(self._returned), borrowed
 
     def grant(self, learner: str, incarnation: int, samples: int, batch_size: int) -> Span:
         """Lend up to `samples` samples, a whole number of batches."""

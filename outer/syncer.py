@@ -65,8 +65,11 @@ class Syncer:
         budget: Budget,
         manifest: Mapping[str, Any],
         recovered: Recovered | None = None,
+        ahead_s: float = 0.0,
     ) -> None:
-        """`learners`: every configured learner and its batch size in samples; `recovered`: from the epochs before."""
+        """`learners`: every configured learner and its batch size in samples; `recovered`: from the epochs before;
+        `ahead_s`: for how long learners want samples ahead, for the log.
+        """
         assert 1 <= quorum <= len(learners)
         assert recovered is None or config.overlap == "free", "strict overlap has one epoch"
         self.epoch = epoch
@@ -86,7 +89,7 @@ class Syncer:
         self._steward = Steward(epoch, config, manifest, self._members, self._out)
         self._reading = Reading(epoch, config, quorum, self._members, self._out)
         self._digests = [""] * len(fragments)  # of the versions
-        self._budget = budget
+        self._budget, self._ahead_s = budget, ahead_s
         self._open: list[OpenStep] = []
         self._opened_at = float("-inf")
         self._stopping = ""  # why, once a stop is asked for that has to wait for a commit under way
@@ -138,6 +141,7 @@ class Syncer:
                 tokens_committed=self.tokens_committed,
                 read_timeout_s=self._config.read_timeout_s,
                 lease_s=self._config.lease_s,
+                ahead_s=self._ahead_s,
             )
         )
         for record in self._unsaid:

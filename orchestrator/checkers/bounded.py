@@ -5,6 +5,7 @@ Queues, references in flight, memory and open files leave no trace in the log; t
 
 from __future__ import annotations
 
+import math
 from collections import Counter
 
 from orchestrator.checkers.history import History
@@ -49,18 +50,21 @@ def _steps(history: History) -> Verdict:
 
 
 def _spans(history: History) -> Verdict:
-    """A grant answers a report from one that holds half a span or less, and the report brings its finished steps."""
+    """A grant answers a report from one that holds half a span or less, or less than lasts for `ahead_s`."""
     granted: dict[Key, list[SpanGranted]] = {}
     for said in history.of(SpanGranted):
         granted.setdefault((said.fact.learner, said.fact.incarnation), []).append(said.fact)
     most = SPANS_HELD_MAX * max((span.stop - span.start for spans in granted.values() for span in spans), default=0)
+    ahead_s = max((said.fact.ahead_s for said in history.of(SyncerStarted)), default=0.0)
     broken: list[str] = []
     for key, spans in granted.items():
-        begun = {said.fact.span for said in history.lives[key].steps} if key in history.lives else set[int]()
+        steps = history.lives[key].steps if key in history.lives else []
+        begun = {said.fact.span for said in steps}
         ahead = sum(span.stop - span.start for span in spans if span.span not in begun)
-        if ahead > most:
+        fastest_s = min((said.fact.seconds for said in steps if said.fact.seconds > 0.0), default=math.inf)
+        if ahead > most + ahead_s / fastest_s * max(span.batch_size for span in spans):
             broken.append(f"{key[0]} {key[1]} was lent {ahead} samples in spans that it never began")
-    promise = "no learner is lent more than a span and a half ahead"
+    promise = "no learner is lent more than a span and a half ahead, or more than lasts for data.ahead_s"
     return judge("bounded.spans", promise, len(granted), "borrowers", broken)
 
 

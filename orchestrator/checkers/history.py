@@ -250,6 +250,8 @@ class History:
     def _suffer(self, said: Said[Any]) -> None:
         fact = said.fact
         if isinstance(fact, FaultInjected):
+            if fact.target == SYNCER:
+                return  # its epochs are no learner's lives
             life = self._lives[fact.target, fact.incarnation]
             if fact.fault_kind in KILLING:
                 life.kills.append(said)

@@ -1,41 +1,225 @@
-"""An append is conditional on (epoch, sequence): two syncers cannot both write."""
+"""The journal: what is acknowledged is there for the next epoch, and nobody writes behind its back."""
 
 from __future__ import annotations
 
+import random
+import threading
+from collections.abc import Callable
+from pathlib import Path
+
+import numpy as np
 import pytest
 
-from outer.facts import Committed
-from outer.journal import MemoryJournal, StaleEpoch
+from outer import journal as journals
+from outer.facts import Committed, Participant, SpanGranted, SpanReturned
+from outer.journal import Opened, StaleEpoch, StoredJournal
+from outer.objects import Folder
+from outer.recovery import Entry, recover
+
+FRAGMENTS = 3
 
 
-def record(syncer_step: int, fragment: int = 0, epoch: int = 1) -> Committed:
-    return Committed(syncer_step, fragment, epoch, 0, (), 1, "digest", 1.0, 8, 0.0, 0.0, 0.0, "")
+class Writer:
+    """One epoch, and what it has been told is durable."""
+
+    def __init__(self, root: Path, epoch: int) -> None:
+        self.journal = StoredJournal(Folder(root), "journal", epoch, FRAGMENTS)
+        self.opened: Opened = self.journal.open()
+        self.entries: list[Entry] = []
+        self.values: dict[int, float] = {}
+        self.epoch = epoch
+        self._step = max(self.opened.found.versions, default=0)
+
+    def commit(self, *fragments: int) -> None:
+        """One group, of so many commits."""
+        group = []
+        for fragment in fragments:
+            self._step += 1
+            value = float(self.epoch * 1000 + self._step)
+            one = Participant("a", 1, self._step, self._step - 1, 1, 8, 1.0, "d", 8 * self._step)
+            record = Committed(self._step, fragment, self.epoch, 0, (one,), 1, "d", 1.0, 8, 0.1, 0.2, 0.3, "why")
+            group.append(self._entry(record, len(group)))
+            self.values[fragment] = value
+        self._write(group, [[np.full(5, self.values[f], np.float32), np.arange(3)] for f in fragments])
+
+    def grant(self, span: int) -> None:
+        granted = SpanGranted("a", 1, span, 8 * span, 8 * span + 8, 2)
+        self._write([self._entry(granted, 0)], [[]])
+
+    def _entry(self, record: Committed | SpanGranted | SpanReturned, behind: int) -> Entry:
+        sequence = len(self.entries) + behind
+        return Entry(self.epoch, sequence, sequence - 1, record)
+
+    def _write(self, entries: list[Entry], arrays: list[list[np.ndarray]]) -> None:
+        self.journal.write(list(zip(entries, arrays, strict=True)))
+        self.entries += entries
+        while self.journal.untidy:
+            self.journal.tidy()
 
 
-def test_records_follow_one_another_from_zero() -> None:
-    journal = MemoryJournal()
-    journal.append(1, 0, record(4), None)
-    journal.append(1, 1, record(6, fragment=1), None)
-    journal.append(1, 2, record(8), None)
-    assert {fragment: kept.syncer_step for fragment, kept in journal.newest.items()} == {0: 8, 1: 6}
+def held(opened: Opened) -> dict[int, float]:
+    return {fragment: float(value.arrays[0][0]) for fragment, value in opened.values.items()}
 
 
-@pytest.mark.parametrize(("epoch", "sequence"), [(2, 0), (2, 2), (1, 1), (1, 0), (3, 1)])
-def test_what_is_not_the_next_of_the_newest_epoch_changes_nothing(epoch: int, sequence: int) -> None:
-    """After (1, 0) and (2, 0): a repetition, a gap, an old epoch, and a new epoch that does not begin at zero."""
-    journal = MemoryJournal()
-    journal.append(1, 0, record(4), None)
-    journal.append(2, 0, record(8), None)
-    with pytest.raises(StaleEpoch):
-        journal.append(epoch, sequence, record(99), None)
-    assert journal.newest[0].syncer_step == 8
-    journal.append(2, 1, record(12), None)
+def files(root: Path) -> list[Path]:
+    return sorted(path for path in (root / "journal").iterdir() if path.name.isdecimal())
 
 
-def test_a_newer_epoch_takes_over_and_the_old_one_is_shut_out() -> None:
-    journal = MemoryJournal()
-    for sequence in range(3):
-        journal.append(1, sequence, record(sequence), None)
-    journal.append(5, 0, record(10, epoch=5), None)
-    with pytest.raises(StaleEpoch, match=r"\(1, 3\)"):
-        journal.append(1, 3, record(11), None)
+def test_the_next_epoch_has_every_record_and_each_fragments_newest_value(tmp_path: Path) -> None:
+    first = Writer(tmp_path, 1)
+    assert first.opened.values == {} and first.opened.found.versions == [0, 0, 0]
+    first.grant(0)
+    first.commit(0)
+    first.commit(1, 2)
+    first.commit(0)
+    second = Writer(tmp_path, 2)
+    assert second.opened.found == recover(first.entries, FRAGMENTS) or _alike(second.opened, first.entries)
+    assert held(second.opened) == first.values
+    assert second.opened.values[1].arrays[1].tolist() == [0, 1, 2]
+    assert second.opened.damage == []
+
+
+def _alike(opened: Opened, entries: list[Entry]) -> bool:
+    """Spans and coverage have no equality of their own."""
+    ours, theirs = opened.found, recover(entries, FRAGMENTS)
+    spans = ours.spans.state() == theirs.spans.state()
+    covered = {k: v.intervals for k, v in ours.coverage.items()} == {k: v.intervals for k, v in theirs.coverage.items()}
+    ours.spans, ours.coverage = theirs.spans, theirs.coverage
+    return spans and covered and ours == theirs
+
+
+@pytest.mark.parametrize("seed", range(6))
+def test_over_many_epochs_and_snapshots_nothing_is_lost_and_the_files_stay_few(tmp_path: Path, seed: int) -> None:
+    chance = random.Random(seed)
+    entries: list[Entry] = []
+    values: dict[int, float] = {}
+    for epoch in range(1, 5):
+        writer = Writer(tmp_path, epoch)
+        assert _alike(writer.opened, entries)
+        assert held(writer.opened) == values
+        for _ in range(chance.randrange(150)):
+            writer.commit(*chance.sample(range(FRAGMENTS), chance.randint(1, FRAGMENTS)))
+        entries += writer.entries
+        values |= writer.values
+    assert len(files(tmp_path)) <= journals.SNAPSHOT_GROUPS + FRAGMENTS + 4 + 1
+
+
+def test_a_zombie_writes_nothing_however_much_of_the_journal_is_gone(tmp_path: Path) -> None:
+    zombie = Writer(tmp_path, 1)
+    zombie.commit(0)
+    successor = Writer(tmp_path, 2)
+    for _ in range(3 * journals.SNAPSHOT_GROUPS):
+        successor.commit(1)
+    assert not (tmp_path / "journal" / f"{1:012d}").exists() or 0 in successor.opened.values
+    for _ in range(2):
+        with pytest.raises(StaleEpoch):
+            zombie.commit(0)
+    assert held(Writer(tmp_path, 3).opened) == {0: 1001.0, 1: successor.values[1]}
+
+
+def test_of_two_candidates_for_one_epoch_one_is_let_in(tmp_path: Path) -> None:
+    """Behind a barrier, over and over: exactly one of four opens each epoch."""
+    for epoch in range(1, 6):
+        outcomes: list[str] = []
+        barrier = threading.Barrier(4)
+
+        def attempt(epoch: int = epoch, barrier: threading.Barrier = barrier, to: list[str] = outcomes) -> None:
+            barrier.wait(10.0)
+            try:
+                StoredJournal(Folder(tmp_path), "journal", epoch, FRAGMENTS).open()
+                to.append("opened")
+            except StaleEpoch:
+                to.append("stale")
+
+        threads = [threading.Thread(target=attempt) for _ in range(4)]
+        for thread in threads:
+            thread.start()
+        for thread in threads:
+            thread.join(10.0)
+        assert sorted(outcomes) == ["opened", "stale", "stale", "stale"]
+
+
+def test_an_epoch_that_is_not_newer_does_not_open(tmp_path: Path) -> None:
+    Writer(tmp_path, 3)
+    for epoch in (1, 3):
+        with pytest.raises(StaleEpoch, match="epoch 3 has opened"):
+            Writer(tmp_path, epoch)
+
+
+def test_an_error_that_says_nothing_of_what_happened_is_tried_again_and_counts_once(tmp_path: Path) -> None:
+    writer = Writer(tmp_path, 1)
+    create = writer.journal._store.create
+
+    def create_and_fail(name: str, parts: list[bytes]) -> None:
+        create(name, parts)
+        raise OSError("the answer was lost")
+
+    writer.journal._store.create = create_and_fail  # type: ignore[method-assign]
+    with pytest.raises(OSError, match="lost"):
+        writer.commit(0)
+    writer.journal._store.create = create  # type: ignore[method-assign]
+    writer._step -= 1
+    writer.commit(0)
+    writer.commit(1)
+    second = Writer(tmp_path, 2)
+    assert _alike(second.opened, writer.entries) and held(second.opened) == writer.values
+
+
+def test_drafts_that_a_dead_process_left_are_nobodys(tmp_path: Path) -> None:
+    first = Writer(tmp_path, 1)
+    first.commit(0)
+    (tmp_path / "journal" / ".000000000002.deadbeef").write_bytes(b"half a gro")
+    assert held(Writer(tmp_path, 2).opened) == first.values
+
+
+# ------------------------------------------------------------------ damage
+
+
+def flipped(path: Path, bit: int) -> None:
+    data = bytearray(path.read_bytes())
+    data[bit // 8 % len(data)] ^= 1 << bit % 8
+    path.write_bytes(data)
+
+
+def truncated(path: Path, length: int) -> None:
+    path.write_bytes(path.read_bytes()[: length % path.stat().st_size])
+
+
+def missing(path: Path, _: int) -> None:
+    path.unlink()
+
+
+@pytest.mark.parametrize("damage", [flipped, truncated, missing])
+def test_whatever_group_is_damaged_it_is_said_and_only_what_is_before_it_is_used(
+    tmp_path: Path, damage: Callable[[Path, int], None]
+) -> None:
+    chance = random.Random(7)
+    for victim in range(1, 9):
+        root = tmp_path / f"{damage.__name__}-{victim}"
+        writer = Writer(root, 1)
+        states = [{}]
+        for fragment in (0, 1, 2, 0, 1, 2, 0, 1):
+            writer.commit(fragment)
+            states.append(dict(writer.values))
+        damage(files(root)[victim], chance.randrange(10**6))
+        opened = Writer(root, 2).opened
+        last = victim == 8 and damage is missing  # the newest is gone without a trace: nothing is behind it
+        assert bool(opened.damage) is not last
+        assert held(opened) == states[victim - 1]
+        assert sum(version > 0 for version in opened.found.versions) == len(states[victim - 1])
+        again = Writer(root, 3)
+        assert held(again.opened) == states[victim - 1], "what the epoch before cut off stays cut off"
+
+
+def test_a_group_of_another_run_or_of_another_place_is_not_taken(tmp_path: Path) -> None:
+    for name in ("one", "other"):
+        writer = Writer(tmp_path / name, 1)
+        for fragment in (0, 1, 2, 0):
+            writer.commit(fragment)
+    ours, theirs = files(tmp_path / "one"), files(tmp_path / "other")
+    ours[3].write_bytes(theirs[3].read_bytes())
+    opened = Writer(tmp_path / "one", 2).opened
+    assert "another run" in opened.damage[0] and held(opened) == {0: 1001.0, 1: 1002.0}
+    theirs[4].write_bytes(theirs[2].read_bytes())
+    opened = Writer(tmp_path / "other", 2).opened
+    assert "another place" in opened.damage[0] and held(opened) == {0: 1001.0, 1: 1002.0, 2: 1003.0}

@@ -1,0 +1,157 @@
+"""The syncer's epochs as Ray actors, one after another: started, watched, and followed by the next when one is gone.
+
+A successor shuts its predecessor out of the journal before it says a word; whether that one is dead, frozen or cut off
+makes no difference. Knows nothing of learners but who is expected to live.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import time
+from collections.abc import Callable, Mapping
+from dataclasses import replace
+from typing import Any
+
+import ray
+
+from learners.initial import InitialState
+from orchestrator.config import Recipe
+from orchestrator.events import SegmentRecorder, SyncerLost
+from orchestrator.placement import Place, control, named, syncer_name
+from orchestrator.store import RunStore
+from orchestrator.waiting import CALL_S, gist, within
+from outer.actor import OuterActor, OuterSpec
+from outer.signals import Expect
+
+OUTER_CPUS = 0.5
+OUTER_START_S = 120.0
+BIRTHS_MAX = 5  # epochs in a row that do not come up, and the run is given up
+BACKOFF_S = 0.5
+
+
+class NoSyncer(Exception):
+    """No epoch comes up any more; the message says why."""
+
+
+class Succession:
+    """`spec` is every epoch's but for its number; `reached` is told of each new one, that may be spoken to."""
+
+    def __init__(
+        self,
+        recipe: Recipe,
+        place: Place,
+        store: RunStore,
+        spec: OuterSpec,
+        say: Callable[[Any], None],
+        living: Callable[[], tuple[Expect, ...]],
+        reached: Callable[[Any], None],
+    ) -> None:
+        self.info: Mapping[str, Any] = {}  # pid and node of the epoch that serves
+        self._recipe, self._place, self._store, self._spec = recipe, place, store, spec
+        self._say, self._living, self._reached = say, living, reached
+        self._handle: Any = None
+        self._serving = asyncio.Event()
+        self._down_since: float | None = None
+        self._following: asyncio.Task[None] | None = None
+
+    # -------------------------------------------------------------- speaking to it
+
+    @property
+    def down_s(self) -> float:
+        """For how long there has been none; 0 while one serves."""
+        return 0.0 if self._down_since is None else time.monotonic() - self._down_since
+
+    async def tell(self, method: str, *arguments: Any, patience_s: float, call_s: float = CALL_S) -> Any:
+        """What it answers, or its successor. What is told must not mind to be told twice. Raises TimeoutError."""
+        deadline = time.monotonic() + patience_s
+        while True:
+            await within(max(0.0, deadline - time.monotonic()), self._serving.wait())
+            handle = self._handle
+            try:
+                left_s = max(0.0, deadline - time.monotonic())
+                return await within(min(call_s, left_s), getattr(handle, method).remote(*arguments))
+            except ray.exceptions.RayTaskError:
+                raise
+            except (ray.exceptions.RayError, TimeoutError):
+                if time.monotonic() >= deadline:
+                    raise
+                await asyncio.sleep(0.05)  # until the watch has noticed, too
+
+    async def close(self) -> None:
+        """The run is over: it is to record nothing more, if it lives."""
+        if self._handle is not None:
+            await within(CALL_S, self._handle.close.remote())
+
+    @property
+    def handle(self) -> Any:
+        """Of the newest epoch, which may still be coming up, or be gone; None before there was any."""
+        return self._handle
+
+    @property
+    def epoch(self) -> int:
+        return self._spec.epoch
+
+    # -------------------------------------------------------------- one after another
+
+    def begin(self) -> None:
+        """Let the first epoch of this run's life come."""
+        self._handle = self._create()
+        self._following = asyncio.create_task(self._succeed())
+
+    def _create(self) -> Any:
+        """The next epoch's actor, that opens the journal while it comes up."""
+        epoch = self._store.grant("epoch", "syncer")
+        recipe = self._recipe
+        initial = InitialState(recipe.task, recipe.model, recipe.data, recipe.seed, recipe.sync, recipe.warm_start)
+        recorder = SegmentRecorder(self._store.path("events/syncer.jsonl"))
+        options = named(syncer_name(epoch), self._place.namespace, OUTER_CPUS)
+        options |= control(recipe.run.control, anywhere=self._place.local)
+        self._spec = replace(self._spec, epoch=epoch)
+        return ray.remote(OuterActor).options(**options).remote(self._spec, initial, recorder)
+
+    async def view(self) -> dict[str, Any] | None:
+        """What the syncer shows of itself; None while there is none. Starts a successor where one is due.
+
+        Raises NoSyncer.
+        """
+        if self._following is not None:
+            if not self._following.done():
+                return None
+            following, self._following = self._following, None
+            following.result()
+        lease_s = self._recipe.run.syncer_lease_s
+        try:
+            view: dict[str, Any] = await within(lease_s, self._handle.view.remote())
+            return view
+        except TimeoutError:
+            self._mourn("lease_expired", f"silent for {lease_s:g} s")
+        except ray.exceptions.RayActorError as error:
+            self._mourn("died", gist(error))
+        return None
+
+    def _mourn(self, cause: str, detail: str) -> None:
+        self._serving.clear()
+        self._down_since = time.monotonic()
+        self._say(SyncerLost(self.epoch, cause, detail))
+        dead, self._handle = self._handle, self._create()
+        self._following = asyncio.create_task(self._succeed(dead))
+
+    async def _succeed(self, dead: Any = None) -> None:
+        """Wait for the newest epoch to come up, and try with others if it does not."""
+        for birth in range(1, BIRTHS_MAX + 1):
+            try:
+                self.info = await within(OUTER_START_S, self._handle.start.remote(self._living()))
+                break
+            except (ray.exceptions.RayError, TimeoutError) as error:
+                last = gist(error) if str(error) else f"not up within {OUTER_START_S:g} s"
+            ray.kill(self._handle)
+            self._say(SyncerLost(self.epoch, "failed", last))
+            if birth == BIRTHS_MAX:
+                raise NoSyncer(f"the outer optimizer does not come up: {last}")
+            await asyncio.sleep(BACKOFF_S * 2**birth)
+            self._handle = self._create()
+        self._down_since = None
+        self._serving.set()
+        self._reached(self._handle)
+        if dead is not None:
+            ray.kill(dead)  # it may only be frozen: it is shut out, but what it holds is wanted back

@@ -1,0 +1,181 @@
+"""Where bytes outlive processes: a folder, or object storage through fsspec. Nothing is ever changed in place.
+
+An object is created whole or not at all, and by one creator only; whoever comes second is told so. That one promise
+is all that epochs, journals and checkpoints are built on. Knows nothing of what is in the objects.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import errno
+import os
+import uuid
+from collections.abc import Sequence
+from pathlib import Path
+from typing import Any, Protocol
+from urllib.parse import unquote, urlsplit
+
+Bytes = bytes | bytearray | memoryview
+
+REQUEST_S = 20.0  # deadline of one request to object storage
+CONNECT_S = 5.0
+PROBE = "probe"
+
+
+class Unconditional(Exception):
+    """This store lets two creators have the same object, and so two syncers commit."""
+
+
+class Objects(Protocol):
+    """Names are paths of letters, digits, `-`, `.`, `_` and `/`; a part that begins with a dot is nobody's."""
+
+    def create(self, name: str, parts: Sequence[Bytes]) -> None:
+        """Make it durable. Raises FileExistsError, and changes nothing, where there is one; OSError: ask again."""
+        ...
+
+    def read(self, name: str) -> bytes:
+        """All of it. Raises FileNotFoundError."""
+        ...
+
+    def names(self, prefix: str) -> list[str]:
+        """Of the objects right under `prefix`, a path, in order; as they are after every creation that returned."""
+        ...
+
+    def remove(self, name: str) -> None:
+        """No matter whether it is there."""
+        ...
+
+
+def objects(uri: str | Path) -> Objects:
+    """The store at a path or URI. Raises ValueError for one that fsspec does not know."""
+    text = str(uri)
+    scheme, _, rest = text.partition("://")
+    if not rest:
+        return Folder(Path(text).expanduser().absolute())
+    if scheme == "file":
+        return Folder(Path(unquote(urlsplit(text).path)))
+    return Remote(text)
+
+
+def prove(store: Objects) -> None:
+    """Raise Unconditional for a store on which a second creator is not refused."""
+    name = f"{PROBE}/{uuid.uuid4().hex}"
+    store.create(name, [b"first"])
+    try:
+        store.create(name, [b"second"])
+    except FileExistsError:
+        return
+    finally:
+        store.remove(name)
+    raise Unconditional(
+        "this store does not refuse to create an object that is there already (conditional creation), so two syncers "
+        "could commit at once; use another, or keep the journal in a folder of one host"
+    )
+
+
+class Folder:
+    """Objects as files. Creation is a hard link, which the file system grants once."""
+
+    def __init__(self, root: Path) -> None:
+        self.root = root
+
+    def __repr__(self) -> str:
+        return str(self.root)
+
+    def create(self, name: str, parts: Sequence[Bytes]) -> None:
+        target = self.root / name
+        target.parent.mkdir(parents=True, exist_ok=True)
+        draft = target.with_name(f".{target.name}.{uuid.uuid4().hex}")
+        try:
+            with open(draft, "xb") as file:
+                for part in parts:
+                    file.write(part)
+                file.flush()
+                os.fsync(file.fileno())
+            try:
+                os.link(draft, target)
+            except OSError as error:
+                if error.errno not in (errno.EPERM, errno.EOPNOTSUPP, errno.ENOSYS):
+                    raise
+                raise Unconditional(f"{self.root}: this file system has no hard links; keep it on another") from error
+        finally:
+            draft.unlink(missing_ok=True)
+        _settle(target.parent)
+
+    def read(self, name: str) -> bytes:
+        return (self.root / name).read_bytes()
+
+    def names(self, prefix: str) -> list[str]:
+        folder = self.root / prefix
+        with contextlib.suppress(FileNotFoundError):
+            return sorted(
+                f"{prefix}/{entry.name}"
+                for entry in os.scandir(folder)
+                if not entry.name.startswith(".") and entry.is_file()
+            )
+        return []
+
+    def remove(self, name: str) -> None:
+        (self.root / name).unlink(missing_ok=True)
+
+
+def _settle(folder: Path) -> None:
+    """That a name is in its folder outlives a power cut."""
+    handle = os.open(folder, os.O_RDONLY)
+    try:
+        os.fsync(handle)
+    finally:
+        os.close(handle)
+
+
+class Remote:
+    """Objects of a bucket, by fsspec. Settings and secrets come from the environment, as its packages read them."""
+
+    def __init__(self, uri: str) -> None:
+        self.uri = uri.rstrip("/")
+        self._opened: tuple[Any, str] | None = None
+
+    def __repr__(self) -> str:
+        return self.uri
+
+    def __reduce__(self) -> tuple[type[Remote], tuple[str]]:
+        return Remote, (self.uri,)  # connections do not travel
+
+    @property
+    def _fs(self) -> Any:
+        return self._open()[0]
+
+    def _open(self) -> tuple[Any, str]:
+        if self._opened is None:
+            import fsspec
+
+            scheme = self.uri.partition("://")[0]
+            deadlines = {"connect_timeout": CONNECT_S, "read_timeout": REQUEST_S, "retries": {"max_attempts": 2}}
+            options = {"config_kwargs": deadlines} if scheme in ("s3", "s3a") else {}
+            try:
+                self._opened = fsspec.core.url_to_fs(self.uri, use_listings_cache=False, **options)
+            except (ValueError, ImportError) as error:
+                raise ValueError(f"{self.uri}: {error}") from error
+        return self._opened
+
+    def _path(self, name: str) -> str:
+        return f"{self._open()[1]}/{name}"
+
+    def create(self, name: str, parts: Sequence[Bytes]) -> None:
+        self._fs.pipe_file(self._path(name), b"".join(parts), mode="create")
+
+    def read(self, name: str) -> bytes:
+        content: bytes = self._fs.cat_file(self._path(name))
+        return content
+
+    def names(self, prefix: str) -> list[str]:
+        path = self._path(prefix)
+        try:
+            found = self._fs.find(path, maxdepth=1)
+        except FileNotFoundError:
+            return []
+        return sorted(f"{prefix}/{each.rsplit('/', 1)[1]}" for each in found)
+
+    def remove(self, name: str) -> None:
+        with contextlib.suppress(FileNotFoundError):
+            self._fs.rm_file(self._path(name))
