@@ -20,11 +20,12 @@ from collections import deque
 from collections.abc import Callable, Iterator, Mapping
 from concurrent.futures import Future, ThreadPoolExecutor
 from concurrent.futures import TimeoutError as FutureTimeout
-from dataclasses import dataclass, replace
+from dataclasses import asdict, dataclass, replace
 from typing import TYPE_CHECKING, Any
 
 import numpy as np
 import ray
+from pydantic import TypeAdapter
 
 from learners import signals
 from learners.config import DataConfig, InnerConfig, WarmStart
@@ -33,7 +34,9 @@ from learners.disturbance import Disturbance, flipped
 from learners.facts import LoopFailed, Spoiled
 from learners.learner import Learner
 from learners.outbox import Outbox
+from learners.suspension import Kept
 from outer import codec as codecs
+from outer import parts
 from outer.config import SyncConfig
 from outer.manifest import code_digest, manifest
 from outer.messages import (
@@ -55,15 +58,28 @@ from outer.messages import (
     Stop,
     Welcome,
 )
+from outer.objects import Objects
 from outer.pace import Average
 
 if TYPE_CHECKING:
-    from learners.exchange import Exchange
+    from learners.exchange import Exchange, Holding
     from learners.trainer import Trainer
 
 REPORTS_MAX = 32  # on their way to the syncer; while as many are, none is added
 CALL_S = 10.0  # deadline for an answer from the syncer
 ATTACH_ATTEMPTS_MAX = 5
+SAVE_POLL_S = 0.05
+
+
+@dataclass(frozen=True)
+class Saved:
+    """A part of a checkpoint, and what it is for."""
+
+    snapshot: int
+    part: str
+    seal: str
+    incarnation: int  # that saved it
+    exact: bool  # to go on as if nothing had been; else one more state to start from, where no peer has one
 
 
 @dataclass(frozen=True)
@@ -86,6 +102,8 @@ class LearnerSpec:
     core: int | None  # of this host, to be pinned to; None on clusters
     accelerated: bool  # the pool asks for GPUs or TPUs
     warm_start: WarmStart | None = None
+    store: Objects | None = None  # where snapshots are kept
+    saved: Saved | None = None  # what an earlier process has left there
     devices: int | None = 1  # local ones that a step is spread over; None: all
     model_parallel: int = 1
 
@@ -95,6 +113,7 @@ GROUPS = {
     "inbox": 1,
     "read": 4,
     "give": 2,
+    "keep": 1,
     "chaos": 1,
 }  # concurrency groups: the loop never queues behind its inbox
 
@@ -117,6 +136,9 @@ class LearnerActor:
         self._answers: dict[tuple[int, int], Future[Contribution]] = {}  # by syncer step and attempt
         self._gifts: dict[tuple[str, int], Future[tuple[signals.Donate, list[Any]] | str]] = {}  # by joiner
         self._fetcher = ThreadPoolExecutor(2, "fetch")
+        self._saver = ThreadPoolExecutor(1, "save")
+        self._saves: dict[int, Future[dict[str, Any]]] = {}  # by snapshot
+        self._final: tuple[signals.Save, Holding] | None = None  # to be written once nothing more is said
         self._reports: deque[Any] = deque()
         self._disturbance = Disturbance(time.monotonic)
         self._held: deque[Report] = deque(maxlen=REPORTS_MAX // 2)  # behind a link that is down
@@ -186,6 +208,39 @@ class LearnerActor:
             if self._disturbance.corrupts():
                 contribution = replace(contribution, payload=flipped(contribution.payload))
             return contribution, self._outbox.riding(everything=True)
+
+    # -------------------------------------------------------------- called by the orchestrator, for checkpoints
+
+    @ray.method(concurrency_group="keep")
+    def saved(self, snapshot: int, deadline_s: float) -> dict[str, Any] | None:
+        """What the manifest is to say of this learner's part, once that is written; None where there is none in time.
+
+        Raises OSError for a store that does not take it.
+        """
+        give_up_at = time.monotonic() + deadline_s
+        while (save := self._saves.get(snapshot)) is None:
+            if time.monotonic() >= give_up_at:
+                return None
+            time.sleep(SAVE_POLL_S)
+        try:
+            return save.result(timeout=max(0.0, give_up_at - time.monotonic()))
+        except FutureTimeout:
+            return None
+
+    def _write_part(self, save: signals.Save, holding: Holding) -> dict[str, Any]:
+        spec = self._spec
+        assert spec.store is not None
+        numbers, arrays = holding.pack()
+        header = {
+            "learner": spec.name,
+            "incarnation": spec.incarnation,
+            "facts": self._outbox.settled if save.final else None,
+            "kept": asdict(save.kept),
+            **numbers,
+        }
+        described = parts.write(spec.store, save.snapshot, f"{spec.name}.{spec.incarnation}", header, arrays)
+        exact = header["facts"] is not None
+        return {**described, "learner": spec.name, "incarnation": spec.incarnation, "exact": exact}
 
     # -------------------------------------------------------------- called by a joiner
 
@@ -276,6 +331,13 @@ class LearnerActor:
             ahead_s=spec.data.ahead_s,
             start_s=spec.start_s,
         )
+        header: dict[str, Any] = {}
+        arrays: list[Any] = []
+        if (saved := spec.saved) is not None and saved.exact:
+            assert spec.store is not None
+            header, arrays, _ = parts.read(spec.store, saved.snapshot, saved.part, saved.seal)
+            self._machine.resume(saved.snapshot, TypeAdapter(Kept).validate_python(header["kept"]))
+            self._outbox = Outbox(time.time, first=int(header["facts"]))
         self._drive(signals.Enter(IMPORTING))
         fit(spec.core, spec.accelerated, spec.devices or 1)
         from learners.exchange import Exchange
@@ -290,6 +352,8 @@ class LearnerActor:
             task, fragments, spec.inner, spec.seed, devices=spec.devices, model_parallel=spec.model_parallel
         )
         self._exchange = Exchange(self._trainer, spec.sync, len(fragments))
+        if header:
+            self._exchange.restore(header, arrays)
         self._outbox.add(device_taken(spec.devices))
         self._drive(signals.Enter(COMPILING))
         self._trainer.warm_up(spec.batch_size)
@@ -306,6 +370,9 @@ class LearnerActor:
             match self._next.get_nowait():
                 case signals.Exit(reason):
                     self._flush()
+                    if self._final is not None:
+                        save, holding = self._final
+                        self._saves[save.snapshot] = self._saver.submit(self._write_part, save, holding)
                     if reason.startswith("failed"):
                         raise RuntimeError(reason)
                     return reason
@@ -352,6 +419,13 @@ class LearnerActor:
                     self._fetcher.submit(self._fetch, fragment, version, digest)
                 case signals.Recover():
                     self._fetcher.submit(self._recover, effect)
+                case signals.Save(snapshot, _, final):
+                    assert self._exchange is not None
+                    holding = self._exchange.keep()
+                    if final:
+                        self._final = (effect, holding)
+                    else:
+                        self._saves = {snapshot: self._saver.submit(self._write_part, effect, holding)}
                 case signals.Donate(request):
                     assert self._exchange is not None
                     self._give(request, (effect, self._exchange.hold()))
@@ -430,7 +504,7 @@ class LearnerActor:
         try:
             named: tuple[Donor, Any] | None = self._ask(lambda: self._outer.seek.remote(effect.seek), CALL_S)
             if named is None:
-                self._drive(signals.StateMissed("", 0, "none"))
+                self._drive(self._state_saved())
                 return
             donor, incarnation = named[0].donor, named[0].donor_incarnation
             request = StateRequest(
@@ -459,14 +533,32 @@ class LearnerActor:
         else:
             self._drive(signals.StateArrived(state))
 
+    def _state_saved(self) -> signals.StateArrived | signals.StateMissed:
+        """With nobody to give: what an earlier process has left in a checkpoint, if there is any and it is whole."""
+        spec, saved = self._spec, self._spec.saved
+        if saved is None or spec.store is None or self._exchange is None:
+            return signals.StateMissed("", 0, "none")
+        try:
+            header, arrays, _ = parts.read(spec.store, saved.snapshot, saved.part, saved.seal)
+            leaves = arrays[: int(header["leaves"])]
+            kept = TypeAdapter(Kept).validate_python(header["kept"])
+            origin = (str(header["learner"]), int(header["incarnation"]), kept.step, kept.syncer_step)
+            versions = tuple(-1 if base.version is None else base.version for base in kept.bases)
+            state = State(*origin, leaves, str(header["digest"]), sum(a.nbytes for a in leaves), versions)
+        except (OSError, ValueError, KeyError, TypeError):  # a damaged one is found out and said when it is chosen
+            return signals.StateMissed("", 0, "none")
+        if self._exchange.examine(state):
+            return signals.StateMissed("", 0, "none")
+        return signals.StateArrived(state)
+
     def _fetch(self, fragment: int, version: int, noticed: str) -> None:
         """Get a fragment's newest value; `noticed`: the checksum that the notice of this version gave, if any."""
         result: signals.Event = signals.FetchFailed(fragment, version, "fetch_failed")
         with contextlib.suppress(Exception):  # nobody reads this thread's: whatever it is, the machine has to hear
             answer = self._ask(lambda: self._outer.fetch.remote(fragment, version), self._spec.sync.transfer_s)
             if answer is not None:
-                newest, digest, payload = answer
+                newest, digest, payload, snapshot = answer
                 sound = digest == codecs.digest(payload) and (newest != version or noticed in ("", digest))
-                arrived = signals.Fetched(fragment, newest, payload)
+                arrived = signals.Fetched(fragment, newest, payload, snapshot)
                 result = arrived if sound else signals.FetchFailed(fragment, version, "bad_digest")
         self._drive(result)

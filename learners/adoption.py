@@ -5,11 +5,13 @@ It holds the base of each fragment. It is told of every boundary, and knows noth
 
 from __future__ import annotations
 
+from collections.abc import Sequence
 from dataclasses import dataclass, field
 from typing import TYPE_CHECKING, Any
 
 from learners.facts import Adopted, AdoptionRefused
 from learners.signals import Apply, Effect, Fetch, Fetched, FetchFailed, Say
+from learners.suspension import KeptBase
 from outer.coverage import Mark
 from outer.messages import Contribution, FragmentCounters, Notice
 
@@ -78,6 +80,26 @@ class Adoption:
         """Whether the version that a read at this step goes into is still to come."""
         base = self._bases[fragment]
         return (base.version or 0) < read_at and base.since.step < read_at
+
+    # -------------------------------------------------------------- kept over a suspension
+
+    def state(self) -> list[KeptBase]:
+        """By fragment."""
+        return [
+            KeptBase(
+                base.version,
+                (base.since.step, base.since.tokens),
+                base.asked,
+                [(at.step, at.tokens) for at in base.reads.values()],
+            )
+            for base in self._bases
+        ]
+
+    def restore(self, kept: Sequence[KeptBase]) -> None:
+        """As `state` told."""
+        self._bases = [
+            Base(each.version, Mark(*each.since), each.asked, {at[0]: Mark(*at) for at in each.reads}) for each in kept
+        ]
 
     # -------------------------------------------------------------- the inbox
 

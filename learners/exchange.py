@@ -6,7 +6,7 @@ Sits between the pure machine's effects and the trainer; used by every shell tha
 from __future__ import annotations
 
 import threading
-from collections.abc import Iterable
+from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass, replace
 from typing import TYPE_CHECKING, Any
 
@@ -33,6 +33,28 @@ class HostCopy:
     base: Flat
 
 
+@dataclass(frozen=True)
+class Holding:
+    """A learner's numbers as of one boundary. None of these arrays ever changes: any thread may pack them."""
+
+    leaves: list[Any]  # parameters and inner optimizer
+    bases: list[Flat | None]
+    read: dict[tuple[int, int], Flat]
+    asked: dict[int, tuple[int, int, int]]
+
+    def pack(self) -> tuple[dict[str, Any], Sequence[NDArray[Any]]]:
+        """(header, arrays), as `Exchange.restore` takes them."""
+        leaves = states.pack(self.leaves)
+        header = {
+            "digest": states.digest(leaves),
+            "leaves": len(leaves),
+            "bases": [base is not None for base in self.bases],
+            "reads": [list(at) for at in self.read],
+            "asked": [[fragment, *newest] for fragment, newest in self.asked.items()],
+        }
+        return header, [*leaves, *(base for base in self.bases if base is not None), *self.read.values()]
+
+
 class Exchange:
     """Keeps pristine host copies of what the syncer sent last: for codecs and for rebase."""
 
@@ -51,6 +73,24 @@ class Exchange:
             assert base is not None, "what did not come from the syncer is nobody's contribution"
             copies[fragment] = HostCopy(self._trainer.read(fragment), base)
         return copies
+
+    def keep(self) -> Holding:
+        """Everything as it is now, without copying."""
+        with self._lock:
+            return Holding(self._trainer.hold(), list(self._bases), dict(self._read), dict(self._asked))
+
+    def restore(self, header: Mapping[str, Any], arrays: Sequence[NDArray[Any]]) -> None:
+        """Go on from what a Holding packed. Raises ValueError where it is none of this task's."""
+        like, asked, at = self._trainer.hold(), header["asked"], header["reads"]
+        count = len(like)
+        leaves = [np.array(array) for array in arrays[:count]]
+        if defect := states.defect(leaves, like):
+            raise ValueError(f"what was saved is of another task, or damaged: {defect}")
+        self._trainer.inherit(states.unpack(leaves, like))
+        rest = iter(arrays[count:])
+        self._bases = [next(rest) if there else None for there in header["bases"]]
+        self._read = {(fragment, step): next(rest) for fragment, step in at}
+        self._asked = {fragment: tuple(newest) for fragment, *newest in asked}
 
     def hold(self) -> list[Any]:
         """Parameters and inner state as they are now, to be packed later, in any thread."""

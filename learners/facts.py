@@ -82,6 +82,23 @@ class StateReceived:
 
 
 @dataclass(frozen=True)
+class StateSaved:
+    """Its part of a snapshot: everything at the boundary after this step, before anything that came after the cut."""
+
+    snapshot: int
+    step: int
+    versions: tuple[int, ...]  # of every fragment, as it held them
+
+
+@dataclass(frozen=True)
+class Resumed:
+    """The same incarnation goes on, in another process, from what it saved last."""
+
+    snapshot: int
+    step: int
+
+
+@dataclass(frozen=True)
 class DonorFailed:
     """No state came from this donor."""
 
@@ -120,5 +137,7 @@ LearnerFact = (
     | StateReceived
     | DonorFailed
     | Donated
+    | StateSaved
+    | Resumed
     | LoopFailed
 )

@@ -18,7 +18,7 @@ from typing import TYPE_CHECKING, Any
 
 from learners.adoption import Adoption
 from learners.donations import Donations
-from learners.facts import AdoptionRefused, Donated, LearnerFact, PhaseEntered, StepFinished
+from learners.facts import AdoptionRefused, Donated, LearnerFact, PhaseEntered, Resumed, StateSaved, StepFinished
 from learners.joining import Joining
 from learners.reads import Copy, Reads
 from learners.signals import (
@@ -38,6 +38,7 @@ from learners.signals import (
     Reattach,
     Resume,
     RunStep,
+    Save,
     Say,
     Send,
     Stage,
@@ -49,6 +50,7 @@ from learners.signals import (
 )
 from learners.spans import Spans
 from learners.stopwatch import Stopwatch
+from learners.suspension import Kept
 from outer.coverage import Mark
 from outer.messages import (
     COMPILING,
@@ -88,6 +90,7 @@ TRANSITIONS: dict[str, dict[str, str]] = {
     STOPPED: {},
 }
 
+SUSPENDED = "suspended"  # why a loop ends that another process will go on with
 HOLD_S = 0.5  # a waiting loop looks up, and renews its lease, this often
 
 
@@ -131,6 +134,11 @@ class Learner:
         self._reported_at = float("-inf")
         self._running: RunStep | None = None
         self._stop = ""
+        self._suspend = False  # the stop is one for now
+        self._snapshot = 0  # the newest that its state was saved for, or is about to be
+        self._save = 0  # the one that it is to be saved for at the next boundary
+        self._after_cut: list[Grant] = []  # lent after the cut that is to be saved
+        self._resumed = 0  # the snapshot that it goes on from
         self._effects: list[Effect] = []
         self._handlers: dict[type[Any], Callable[[float, Any], None]] = {
             Enter: lambda now, event: self._enter(now, event.phase),
@@ -143,7 +151,7 @@ class Learner:
             Leave: lambda now, event: self._drain(now, self._config.drain_s),
             Reattach: lambda now, event: self._attach(),
             Stop: self._on_stop,
-            Fetched: lambda now, event: self._adoption.arrive(event),
+            Fetched: self._on_fetched,
             FetchFailed: self._on_fetch_failed,
             StateRequest: self._on_state_request,
             StateArrived: self._on_state,
@@ -154,6 +162,14 @@ class Learner:
             Resume: lambda now, event: self._boundary(now),
         }
 
+    def resume(self, snapshot: int, kept: Kept) -> None:
+        """Go on from what was saved, as the same incarnation. To be called before anything else."""
+        self._resumed, self.step, self._processed = snapshot, kept.step, kept.processed
+        self._loss, self._reports, self._snapshot = kept.loss, kept.reports, snapshot
+        self._hear(kept.syncer_step, kept.progress)
+        self._adoption.restore(kept.bases)
+        self._spans.restore(kept.newest_span, kept.spans, kept.used)
+
     def handle(self, now: float, event: Event) -> list[Effect]:
         """Take one event; return what to do, in order."""
         self._handlers[type(event)](now, event)
@@ -163,6 +179,9 @@ class Learner:
     # -------------------------------------------------------------- from start to first step
 
     def _enter(self, now: float, phase: str) -> None:
+        if self._resumed and self.phase in (STARTING, IMPORTING):
+            self.phase = phase  # it was through with all this: the log knows it as stepping
+            return
         assert phase in TRANSITIONS[self.phase], f"{self.phase} -> {phase}"
         self.phase = phase
         self._say(PhaseEntered(phase))
@@ -170,7 +189,12 @@ class Learner:
 
     def _on_compiled(self, now: float, event: Compiled) -> None:
         self._manifest = event.manifest
-        self._enter(now, JOINING)
+        if self._resumed:
+            self.phase = STEPPING
+            self._stopwatch.start(now)
+            self._say(Resumed(self._resumed, self.step))
+        else:
+            self._enter(now, JOINING)
         self._attach()
 
     def _attach(self) -> None:
@@ -183,6 +207,8 @@ class Learner:
         if self.phase == STOPPED or (self._epoch is not None and event.epoch <= self._epoch):
             return  # doubled
         first, self._epoch = self._epoch is None, event.epoch
+        if self.phase == JOINING:
+            self._snapshot = max(self._snapshot, event.snapshot)  # it was not there at the cut
         self._hear(event.syncer_step, event.progress)
         self._reads.drop()
         if first and self._config.overlap == "strict":
@@ -252,8 +278,13 @@ class Learner:
     def _on_notice(self, now: float, event: Notice) -> None:
         if event.epoch != self._epoch:
             return
+        self._see(event.snapshot)
         self._hear(event.syncer_step, event.progress)
         self._effects += self._adoption.notice(event)
+
+    def _on_fetched(self, now: float, event: Fetched) -> None:
+        self._see(event.snapshot)
+        self._adoption.arrive(event)
 
     def _on_fetch_failed(self, now: float, event: FetchFailed) -> None:
         """While joining from the snapshot it is fetched again; later the syncer sends the notice again."""
@@ -263,7 +294,11 @@ class Learner:
 
     def _on_grant(self, now: float, event: Grant) -> None:
         if event.epoch == self._epoch and event.incarnation == self.incarnation:
-            self._spans.add(event)
+            self._see(event.snapshot)
+            if self._save and event.snapshot >= self._save:
+                self._after_cut.append(event)
+            else:
+                self._spans.add(event)
 
     def _on_drain(self, now: float, event: Drain) -> None:
         if event.epoch == self._epoch and event.incarnation == self.incarnation:
@@ -279,7 +314,19 @@ class Learner:
 
     def _on_stop(self, now: float, event: Stop) -> None:
         if self._epoch in (None, event.epoch):  # it may overtake the Welcome
+            self._see(event.snapshot)
+            self._suspend = self._suspend or (event.suspend and not self._stop)
             self._stop = self._stop or event.reason
+
+    def _see(self, snapshot: int) -> None:
+        """At the first sight of a new snapshot, save before acting on what comes after its cut (Lai and Yang, 1987).
+
+        What is fetched or lent from here on takes effect after the next boundary's beginning, and so after the saving.
+        """
+        if snapshot > self._snapshot:
+            self._snapshot = snapshot
+            if self.phase in (STEPPING, DRAINING):  # before that there is nothing to save
+                self._save = snapshot
 
     # -------------------------------------------------------------- reads
 
@@ -287,6 +334,7 @@ class Learner:
         """Answer from the last completed step where it is on the host, else at the next boundary."""
         if event.epoch != self._epoch or event.incarnation != self.incarnation:
             return
+        self._see(event.snapshot)
         self._hear(event.syncer_step, event.progress)
         if (copy := self._reads.copy_for(event)) is not None:
             self._answer(event, copy)
@@ -307,6 +355,7 @@ class Learner:
             counters=copy.counters,
             payload=copy.payload,
             digest="",
+            snapshot=0 if self._save else self._snapshot,
         )
         self._adoption.note_read(contribution, copy.read_at)
         self._effects.append(Answer(contribution))
@@ -352,8 +401,13 @@ class Learner:
         """Adopt what may be adopted, then step, wait or leave."""
         if self.phase == DRAINING and self._drain_until is not None and now >= self._drain_until:
             self._stop = self._stop or "drained, with steps that nothing took in time"
+        self._save_if_due()
         if self.phase == STOPPED:
             self._effects.append(Exit(self._stop))
+            return
+        if self._suspend and self.phase == STEPPING:
+            self._effects.extend(Decline(request, "stopped") for request in self._donations.waiting)
+            self._effects.append(Exit(SUSPENDED))  # without a word: it goes on as if nothing had been
             return
         if self._stop:
             self._enter(now, STOPPED)
@@ -376,6 +430,21 @@ class Learner:
         self._stopwatch.release(now)
         self._running = RunStep(self.step + 1, self._spans.start, self._progress)
         self._effects.append(self._running)
+
+    def _save_if_due(self) -> None:
+        if not self._save:
+            return
+        if self.phase in (STEPPING, DRAINING) and self._adoption.whole:
+            spans, used = self._spans.state()
+            loss = self._loss if self._loss is not None and math.isfinite(self._loss) else None
+            place = (loss, self._reports, self._syncer_step, self._progress)
+            kept = Kept(self.step, self._processed, *place, self._adoption.state(), self._spans.newest, spans, used)
+            self._say(StateSaved(self._save, self.step, self._adoption.versions))
+            self._effects.append(Save(self._save, kept, self._suspend and self.phase == STEPPING))
+        self._save = 0
+        for grant in self._after_cut:
+            self._spans.add(grant)
+        self._after_cut = []
 
     def _asked_for(self, now: float) -> tuple[int, ...]:
         """Fragments that were asked for, are not on the host, and are there to give."""
@@ -433,6 +502,7 @@ class Learner:
             newest_span=self._spans.newest,
             wants_span=self._wants_span(),
             loss=self._loss,
+            snapshot=0 if self._save else self._snapshot,
         )
         self._effects.append(Send(report))
 

@@ -11,11 +11,17 @@ from typing import Any
 class Outbox:
     """Bounded: beyond `limit` unacknowledged facts nothing new is taken along, but nothing is forgotten either."""
 
-    def __init__(self, clock: Callable[[], float], limit: int = 512) -> None:
+    def __init__(self, clock: Callable[[], float], limit: int = 512, first: int = 0) -> None:
         self._clock, self._limit = clock, limit
-        self._next = 0
+        self._next = first
         self._facts: deque[tuple[int, float, Any]] = deque()
         self._lock = threading.Lock()
+
+    @property
+    def settled(self) -> int | None:
+        """How many facts there were, if all of them are recorded; None while some are not."""
+        with self._lock:
+            return None if self._facts else self._next
 
     def add(self, fact: Any) -> None:
         with self._lock:

@@ -15,6 +15,7 @@ from dataclasses import dataclass
 from typing import Any
 
 from learners.facts import LearnerFact
+from learners.suspension import Kept
 from outer.messages import (
     Attach,
     Contribution,
@@ -54,6 +55,7 @@ class Fetched:
     fragment: int
     version: int
     payload: Any
+    snapshot: int = 0  # of the syncer, when it answered
 
 
 @dataclass(frozen=True)
@@ -184,6 +186,15 @@ class Recover:
 
 
 @dataclass(frozen=True)
+class Save:
+    """Keep the whole state as it is now as part of this snapshot; the loop is not held up."""
+
+    snapshot: int
+    kept: Kept
+    final: bool  # another process goes on from it: nothing is said, or done, after it
+
+
+@dataclass(frozen=True)
 class Donate:
     """Hold on to parameters and inner state as they are now, and send them; answer with StateSent."""
 
@@ -248,4 +259,6 @@ class Exit:
     reason: str
 
 
-Effect = Say | Send | Answer | Fetch | Recover | Donate | Decline | Inherit | Stage | Apply | RunStep | Hold | Exit
+Effect = (
+    Save | Say | Send | Answer | Fetch | Recover | Donate | Decline | Inherit | Stage | Apply | RunStep | Hold | Exit
+)

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections import deque
+from collections.abc import Iterable
 
 from outer.messages import Grant
 
@@ -34,6 +35,15 @@ class Spans:
     def start(self) -> int:
         """The next batch's first sample."""
         return self._queue[0].start + self._used
+
+    def state(self) -> tuple[list[tuple[int, int, int]], int]:
+        """((span, start, stop) in the order in which they are used up, samples used of the first)."""
+        return [(grant.span, grant.start, grant.stop) for grant in self._queue], self._used
+
+    def restore(self, newest: int, spans: Iterable[tuple[int, int, int]], used: int) -> None:
+        """As `state` told."""
+        self.newest, self._used = newest, used
+        self._queue.extend(Grant(0, 0, *span) for span in spans)
 
     def add(self, grant: Grant) -> None:
         """Take a grant, unless it has come before."""

@@ -17,9 +17,11 @@ from typing import Any
 
 import ray
 
+from learners.actor import Saved
 from learners.evaluator import EvaluatorActor
-from orchestrator import final
+from orchestrator import checkpoints, final
 from orchestrator.checkers.suite import check
+from orchestrator.checkpointing import REQUEST_FILE, Checkpointer
 from orchestrator.config import Recipe
 from orchestrator.crew import Crew, learner_spec, shared
 from orchestrator.events import (
@@ -27,6 +29,7 @@ from orchestrator.events import (
     Journalist,
     ReferenceLosses,
     RunFinished,
+    RunResumed,
     RunStarted,
     SegmentWriter,
     ends,
@@ -43,6 +46,8 @@ from orchestrator.summary import summarise
 from orchestrator.waiting import CALL_S, gist, within
 from outer import codec as codecs
 from outer.actor import OuterSpec
+from outer.journal import identity
+from outer.keeper import FOLDER as JOURNAL
 from outer.manifest import code_digest
 from outer.objects import objects
 from outer.syncer import Budget
@@ -67,7 +72,9 @@ class OrchestratorActor:
         self._code = code_digest()
         self._segment = SegmentWriter(self._store.path("events/orchestrator.jsonl"))
         self._journalist = Journalist("orchestrator", self._store.grant("incarnation", "orchestrator"), time.time)
-        self._crew = Crew(recipe, place, self._store, self._code, self._say, lambda: self._over)
+        self._kept = objects(recipe.durability.store or self._store.root)
+        self._crew = Crew(recipe, place, self._store, self._code, self._say, lambda: self._over, self._kept)
+        self._checkpointer: Checkpointer | None = None
         self._view: dict[str, Any] = {}
         self._state, self._reason = "starting", ""
         self._stop_reason = ""
@@ -155,13 +162,33 @@ class OrchestratorActor:
             budget=Budget(recipe.budget.tokens, recipe.budget.syncer_steps),
             shared=shared(recipe),
             code=self._code,
-            store=objects(self._store.root),
+            store=self._kept,
         )
+        saved = await self._resume()
         self._succession = Succession(
             recipe, self._place, self._store, spec, self._say, self._crew.expected, self._follow
         )
+        self._crew.start(self._succession, saved)  # learners come up beside the syncer, which is to hear of them all
         self._succession.begin()
-        self._crew.start(self._succession)  # learners come up beside the syncer
+
+    async def _resume(self) -> dict[str, Saved]:
+        """What learners start from, where this run was begun before."""
+        epochs = self._store.granted("epoch", "syncer")
+        if not epochs:
+            return {}
+        run = await asyncio.to_thread(identity, self._kept, JOURNAL)
+        found = await asyncio.to_thread(checkpoints.resumption, self._kept, run)
+        damaged = tuple(f"checkpoint {snapshot}: {wrong}" for snapshot, wrong in found.damage)
+        if (manifest := found.manifest) is None:
+            self._say(RunResumed(epochs, 0, (), damaged))
+            return {}
+        newest = {name: self._store.granted("incarnation", name) for name in manifest.learners}
+        exact = set() if found.damage else set(checkpoints.exact_learners(manifest, epochs, newest))
+        self._say(RunResumed(epochs, manifest.snapshot, tuple(sorted(exact)), damaged))
+        return {
+            name: Saved(manifest.snapshot, part.part, part.seal, part.incarnation, name in exact)
+            for name, part in manifest.learners.items()
+        }
 
     def _follow(self, outer: Any) -> None:
         """Another epoch of the syncer serves."""
@@ -201,8 +228,20 @@ class OrchestratorActor:
                 raise RunFailed(f"no syncer step for {run.idle_s:.0f} s; last faults: {faults}")
             self._crew.watch(self._view["learners"] if served else ())
             if served:
+                self._checkpoints.heed(object_of(self._store, REQUEST_FILE))
+            if served:
                 self._evaluate_if_due()
             await asyncio.sleep(POLL_S)
+
+    @property
+    def _checkpoints(self) -> Checkpointer:
+        assert self._succession is not None
+        if self._checkpointer is None:
+            run = str(self._succession.info["run"])
+            self._checkpointer = Checkpointer(
+                self._recipe, run, self._store, self._kept, self._succession, self._crew.savers, self._say
+            )
+        return self._checkpointer
 
     async def _look(self) -> bool:
         """Whether a syncer serves; how it sees the run. What the last has shown stays until then."""
@@ -270,15 +309,28 @@ class OrchestratorActor:
 
     async def _end(self) -> None:
         """The budget is reached or a stop was asked for: everyone leaves, the result is evaluated and written."""
-        if self._stop_reason:
-            await self._tell("stop", self._stop_reason, patience_s=SNAPSHOT_S)
-        await self._crew.leave(LEAVE_S)
+        if self._stop_reason and self._recipe.sync.overlap == "free":
+            await self._suspend()
+        else:
+            if self._stop_reason:
+                await self._tell("stop", self._stop_reason, patience_s=SNAPSHOT_S)
+            await self._crew.leave(LEAVE_S)
         if self._evaluation is not None:
             await self._evaluation
         await self._evaluate(last=True)
         syncer_step, thetas, fragments = await self._tell("snapshot", patience_s=SNAPSHOT_S, call_s=SNAPSHOT_S)
         final.write(self._store, syncer_step, fragments, thetas)
         self._digest = codecs.digest(*thetas)
+
+    async def _suspend(self) -> None:
+        """Everybody saves and leaves, so that the run can go on another time as if nothing had been."""
+        while not await self._look():
+            await asyncio.sleep(POLL_S)
+        await self._checkpoints.rest()
+        identifier = await self._checkpoints.cut(final=self._stop_reason)
+        await self._crew.leave(LEAVE_S)
+        if identifier is not None:
+            await self._checkpoints.gather(identifier, self._crew.savers(gone=True), final=True)
 
     async def _close(self) -> dict[str, Any]:
         """Whatever happened: stop injecting, end who writes, merge the log and seal it, check it, and sum it up."""

@@ -127,6 +127,21 @@ class ChaosConfig(Section):
         return bool(self.faults) or self.mtbf_s is not None
 
 
+class DurabilityConfig(Section):
+    """What survives what."""
+
+    mode: Literal["journal", "replica", "checkpoint"] = Field(
+        "journal",
+        description="what an announced commit survives. journal: whatever its store does; replica: the loss of one of "
+        "two nodes, nothing is written; checkpoint: at the worst, all since the last one is lost",
+    )
+    store: str | None = Field(
+        None, description="of journal and checkpoints: a folder or URI, e.g. s3://BUCKET/RUN; default: the run's folder"
+    )
+    every_s: NonNegativeFloat = Field(600.0, description="between two checkpoints; 0 = only when the run is stopped")
+    keep: PositiveInt = Field(3, description="checkpoints, the newest; older ones are removed")
+
+
 class RunConfig(Section):
     """How the run is kept alive and watched."""
 
@@ -164,6 +179,7 @@ class Recipe(Section):
     budget: BudgetConfig
     eval: EvalConfig = EvalConfig()
     chaos: ChaosConfig = ChaosConfig()
+    durability: DurabilityConfig = DurabilityConfig()
     run: RunConfig = RunConfig()
 
     @property

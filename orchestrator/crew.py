@@ -14,7 +14,7 @@ from typing import Any
 
 import ray
 
-from learners.actor import GROUPS, LearnerActor, LearnerSpec
+from learners.actor import GROUPS, LearnerActor, LearnerSpec, Saved
 from orchestrator import controller
 from orchestrator.config import PoolConfig, Recipe
 from orchestrator.events import LearnerLost, LearnerRequested, LearnerStarted, NodePreempted, PoolScaled
@@ -35,6 +35,7 @@ from orchestrator.store import RunStore
 from orchestrator.stored import object_of
 from orchestrator.succession import Succession
 from orchestrator.waiting import CALL_S, gist, within
+from outer.objects import Objects
 from outer.signals import DrainRequested, Expect
 
 SYNCER_S = 240.0  # for a syncer to be there and hear of a learner
@@ -52,6 +53,7 @@ class Unit:
     """A learner's newest incarnation, as the shell knows it."""
 
     incarnation: int
+    saved: Saved | None = None  # what it starts from
     handle: Any = None
     outer: Any = None  # the epoch that it was told of last
     pid: int | None = None
@@ -65,7 +67,9 @@ class Unit:
 
 
 class Crew:
-    """`say` writes a fact to the log; `over` tells whether the run is, so that nobody is replaced any more."""
+    """`say` writes a fact to the log; `over` tells whether the run is, so that nobody is replaced any more;
+    `kept` is where learners save their state.
+    """
 
     def __init__(
         self,
@@ -75,13 +79,14 @@ class Crew:
         code: str,
         say: Callable[[Any], None],
         over: Callable[[], bool],
+        kept: Objects,
     ) -> None:
         run = recipe.run
         self.faults: dict[str, str] = {}  # what last befell each
         self.pools = {pool.name: pool.learners for pool in recipe.pools}  # learners wanted
         self.failure: BaseException | None = None  # of this shell itself
         self._recipe, self._place, self._store, self._code = recipe, place, store, code
-        self._say, self._over = say, over
+        self._say, self._over, self._objects = say, over, kept
         self._controller = controller.Controller(recipe.learners, backoff_s=run.restart_backoff_s, hang_s=run.hang_s)
         self._succession: Succession | None = None
         self._units: dict[str, Unit] = {}
@@ -90,10 +95,11 @@ class Crew:
         self._misconfigured: dict[str, float] = {}  # whose next incarnation has another recipe, if it comes by then
         self._tasks: set[asyncio.Task[None]] = set()
         self._heeded_at = float("-inf")
+        self._saved: dict[str, Saved] = {}  # what each may start from the first time
 
-    def start(self, succession: Succession) -> None:
-        """Let all wanted learners come, beside the syncer's first epoch."""
-        self._succession = succession
+    def start(self, succession: Succession, saved: Mapping[str, Saved]) -> None:
+        """Let all wanted learners come, beside the syncer's first epoch, those from what they have saved."""
+        self._succession, self._saved = succession, dict(saved)
         self._advance()
 
     def expected(self) -> tuple[Expect, ...]:
@@ -169,6 +175,11 @@ class Crew:
         for task in self._tasks:
             task.cancel()
 
+    def savers(self, gone: bool = False) -> list[tuple[str, int, Any]]:
+        """(learner, incarnation, handle) of those who may have a state to save; `gone`: whose loops have returned."""
+        units = self._units.items()
+        return [(name, u.incarnation, u.handle) for name, u in units if u.handle is not None and u.gone is gone]
+
     @property
     def handles(self) -> list[Any]:
         return [unit.handle for unit in self._units.values() if unit.handle is not None]
@@ -199,9 +210,11 @@ class Crew:
 
     async def _start(self, name: str) -> None:
         """From the grant of an incarnation to what follows from its end."""
-        incarnation = self._store.grant("incarnation", name)
+        saved = self._saved.pop(name, None)
+        exact = saved is not None and saved.exact
+        incarnation = saved.incarnation if saved is not None and exact else self._store.grant("incarnation", name)
         self._controller.started(name, incarnation)
-        unit = self._units[name] = Unit(incarnation)
+        unit = self._units[name] = Unit(incarnation, saved=saved)
         try:
             cause, detail = await self._live(name, unit), ""
         except ray.exceptions.RayTaskError as error:
@@ -222,7 +235,8 @@ class Crew:
     async def _live(self, name: str, unit: Unit) -> str:
         """From its request to the end of its training loop: `finished` or `drained`."""
         recipe, pool, incarnation = self._recipe, self._recipe.pool_of(name), unit.incarnation
-        self._say(LearnerRequested(name, incarnation, pool.name, pool.region))
+        if unit.saved is None or not unit.saved.exact:
+            self._say(LearnerRequested(name, incarnation, pool.name, pool.region))
         expected = asyncio.ensure_future(self._tell("expect", self._expect(name, incarnation)))
         if name not in self._groups:
             self._groups[name] = reserve(name, pool, anywhere=self._place.local)
@@ -233,6 +247,7 @@ class Crew:
         index, cores = list(self._controller.units).index(name), self._place.cores
         options = named(label(name, incarnation), self._place.namespace, 0) | inside(group, pool)
         spec = learner_spec(recipe, self._code, name, incarnation, pool, index % cores if cores else None)
+        spec = replace(spec, store=self._objects, saved=unit.saved)
         if time.monotonic() < self._misconfigured.pop(name, 0.0):
             # As if its node had an old recipe: it trains the same, and says that it does not.
             spec = replace(spec, shared={**spec.shared, "seed": recipe.seed + 1})

@@ -73,6 +73,36 @@ class SyncerLost:
 
 
 @dataclass(frozen=True)
+class CheckpointWritten:
+    """It is whole, and can be gone on from."""
+
+    snapshot: int
+    syncer_step: int  # of the newest commit in it
+    final: bool  # the run is suspended with it
+    bytes: int
+    omitted: tuple[str, ...]  # learners that gave no state in time
+    seconds: float  # from the cut
+
+
+@dataclass(frozen=True)
+class CheckpointFailed:
+    """Nothing can be gone on from by this number, or something about it went wrong."""
+
+    snapshot: int
+    reason: str
+
+
+@dataclass(frozen=True)
+class RunResumed:
+    """A run that an earlier orchestrator began goes on."""
+
+    epochs: int  # of the syncer, before
+    snapshot: int  # the checkpoint that learners start from; 0: none
+    exact: tuple[str, ...]  # learners that go on as the same incarnation
+    damaged: tuple[str, ...]  # newer checkpoints that are not whole, and why
+
+
+@dataclass(frozen=True)
 class PoolScaled:
     """A pool wants another number of learners from here on."""
 
@@ -147,6 +177,9 @@ ClusterFact = (
     | LearnerStarted
     | LearnerLost
     | SyncerLost
+    | CheckpointWritten
+    | CheckpointFailed
+    | RunResumed
     | PoolScaled
     | NodePreempted
     | Evaluated

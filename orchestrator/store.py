@@ -85,13 +85,18 @@ class RunStore:
         """
         folder = self.root / "grants" / kind / who
         folder.mkdir(parents=True, exist_ok=True)
-        number = max((int(entry.name) for entry in folder.iterdir()), default=0) + 1
+        number = self.granted(kind, who) + 1
         while True:
             try:
                 open(folder / f"{number:06d}", "x").close()
                 return number
             except FileExistsError:
                 number += 1
+
+    def granted(self, kind: str, who: str) -> int:
+        """The newest number that was granted; 0 where none was."""
+        folder = self.root / "grants" / kind / who
+        return max((int(entry.name) for entry in folder.iterdir()), default=0) if folder.is_dir() else 0
 
 
 def known_runs(folder: Path = RUNS) -> list[str]:

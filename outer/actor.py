@@ -7,6 +7,7 @@ leaves only as return values, which their caller owns. Nothing here decides anyt
 from __future__ import annotations
 
 import asyncio
+import functools
 import gc
 import os
 import signal
@@ -23,11 +24,11 @@ import ray
 from numpy.typing import NDArray
 
 from outer import codec as codecs
-from outer import signals
+from outer import parts, signals
 from outer.config import OuterConfig, SyncConfig
 from outer.fragments import Fragment
 from outer.inspection import examine
-from outer.journal import Arrays, Opened
+from outer.journal import Arrays, Cut, Opened
 from outer.keeper import Keeper
 from outer.manifest import code_digest, manifest
 from outer.messages import (
@@ -58,6 +59,7 @@ RECEIVED, MERGED, JOURNALING, JOURNALED, APPLIED, ANNOUNCED = POINTS = (
     "applied",
     "announced",
 )
+CUT_POLL_S = 0.05
 ANNOUNCED_S = 0.02  # for notices to be on their way
 UNDELIVERED_MAX = 64  # messages on their way to one learner; more are dropped, the machine sends again
 LATE_S = 120.0  # an answer that comes after its deadline is still heard, to be refused, for this long
@@ -133,6 +135,7 @@ class OuterActor:
             manifest=manifest(spec.shared, self._fragments, code),
             recovered=opened.found if spec.epoch > 1 else None,
             ahead_s=spec.ahead_s,
+            reopened=True,
         )
         self._recorder = recorder
         self._said = 0
@@ -145,6 +148,7 @@ class OuterActor:
         self._timer: asyncio.TimerHandle | None = None
         self._digests = [codecs.digest(theta) for theta in self._parameters.thetas]
         self._failure = ""
+        self._cuts: dict[int, asyncio.Future[Cut]] = {}  # by snapshot, until they are written
         self._dies_at: dict[str, int] = {}  # for chaos: at which point, passed so many times from now
 
     def _take_over(self, opened: Opened) -> None:
@@ -169,7 +173,7 @@ class OuterActor:
             self._drive(signals.Living(living))
         gc.collect()
         gc.freeze()  # what is imported stays: a full collection need not walk it
-        return {"pid": os.getpid(), "node": ray.get_runtime_context().get_node_id()}
+        return {"pid": os.getpid(), "node": ray.get_runtime_context().get_node_id(), "run": self._keeper.run}
 
     async def expect(self, expected: signals.Expect) -> None:
         peer = self._peers.get(expected.learner)
@@ -184,6 +188,25 @@ class OuterActor:
 
     async def fence(self, learner: str, incarnation: int, reason: str) -> None:
         self._drive(signals.Fence(learner, incarnation, reason))
+
+    async def snapshot_now(self, identifier: int, final: str = "") -> bool:
+        """Take a consistent cut; `final`: why the run is suspended with it. False: the run is over."""
+        self._drive(signals.TakeSnapshot(identifier, final))
+        return not self._machine.finished
+
+    async def kept(self, identifier: int, deadline_s: float) -> dict[str, Any]:
+        """Write the syncer's part of a snapshot; its seal and size. Raises TimeoutError, OSError, FileExistsError."""
+        give_up_at = _now() + deadline_s
+        while identifier not in self._cuts:  # a commit under way comes first
+            if _now() >= give_up_at:
+                raise TimeoutError(f"snapshot {identifier} was not taken within {deadline_s:g} s")
+            await asyncio.sleep(CUT_POLL_S)
+        cut = await asyncio.wait_for(self._cuts.pop(identifier), max(0.0, give_up_at - _now()))
+        header, arrays = cut.part(self._spec.epoch, identifier)
+        work = functools.partial(parts.write, self._spec.store, identifier, parts.SYNCER, header, arrays)
+        described = await asyncio.get_running_loop().run_in_executor(None, work)
+        where = {"syncer_step": max(cut.kept["versions"]), "tokens_committed": cut.kept["tokens_committed"]}
+        return described | where | {"epoch": self._spec.epoch}
 
     async def stop(self, reason: str) -> None:
         self._drive(signals.StopRequested(reason))
@@ -201,6 +224,7 @@ class OuterActor:
             "progress": syncer.progress,
             "tokens": syncer.tokens_committed,
             "finished": syncer.finished,
+            "suspended": syncer.suspended,
         }
 
     async def view(self) -> dict[str, Any]:
@@ -265,12 +289,13 @@ class OuterActor:
         """Last words of a training loop."""
         return self._record(learner, incarnation, facts)
 
-    async def fetch(self, fragment: int, version: int) -> tuple[int, str, NDArray[np.float32]] | None:
-        """(version, SHA-256, float32[n]): the newest, if it is at least the version asked for."""
+    async def fetch(self, fragment: int, version: int) -> tuple[int, str, NDArray[np.float32], int] | None:
+        """(version, SHA-256, float32[n], snapshot): the newest, if it is at least the version asked for."""
         parameters = self._parameters
         if parameters.versions[fragment] < version:
             return None
-        return parameters.versions[fragment], self._digests[fragment], parameters.thetas[fragment]
+        newest = (parameters.versions[fragment], self._digests[fragment], parameters.thetas[fragment])
+        return *newest, self._machine.snapshot
 
     # -------------------------------------------------------------- the machine and its effects
 
@@ -300,6 +325,8 @@ class OuterActor:
                 case signals.Append(sequence, said, record, proposal):
                     arrays: Arrays = proposal.arrays if proposal is not None else []
                     self._keeper.keep(Entry(self._spec.epoch, sequence, said, record), arrays)
+                case signals.Cut(identifier):
+                    self._cuts[identifier] = self._keeper.cut()
                 case signals.Publish(fragment, version, proposal):
                     self._parameters.install(proposal, version)
                     self._digests[fragment] = proposal.digest

@@ -190,6 +190,17 @@ class StepPassed:
 
 
 @dataclass(frozen=True)
+class SnapshotTaken:
+    """The syncer's side of a consistent cut. What was in flight then is asked for again by whoever goes on from it."""
+
+    snapshot: int
+    final: bool  # the run is suspended with it
+    versions: tuple[int, ...]  # of each fragment
+    tokens_committed: int
+    in_flight: tuple[str, ...]  # learners that were asked for a fragment, and whose part had not merged
+
+
+@dataclass(frozen=True)
 class Finished:
     """The budget is reached; nothing merges after this."""
 
@@ -217,5 +228,6 @@ SyncerFact = (
     | Refused
     | ReadFailed
     | Committed
+    | SnapshotTaken
     | Finished
 )

@@ -62,6 +62,20 @@ class Opened:
     damage: list[str] = field(default_factory=list)  # what was not as it was written, in words
 
 
+@dataclass(frozen=True)
+class Cut:
+    """Everything that is durable at one point: another journal could begin with it."""
+
+    kept: dict[str, Any]  # the records
+    values: Mapping[int, Value]  # by fragment; those not in it never committed
+
+    def part(self, epoch: int, snapshot: int) -> tuple[dict[str, Any], list[NDArray[Any]]]:
+        """(header, arrays) of a checkpoint's part."""
+        described = [[fragment, value.version, len(value.arrays)] for fragment, value in sorted(self.values.items())]
+        arrays = [array for _, value in sorted(self.values.items()) for array in value.arrays]
+        return {"epoch": epoch, "snapshot": snapshot, "kept": self.kept, "values": described}, arrays
+
+
 @dataclass
 class _Group:
     position: int
@@ -102,13 +116,21 @@ def _values(group: _Group) -> list[tuple[dict[str, Any], list[NDArray[Any]]]]:
     return commits[::-1]
 
 
+def identity(store: Objects, folder: str) -> str | None:
+    """What tells this run's journal from every other; None where there is none yet."""
+    try:
+        return store.read(f"{folder}/{IDENTITY}").decode(errors="replace")
+    except FileNotFoundError:
+        return None
+
+
 class StoredJournal:
     """The journal of one epoch on a store, from its opening on. One thread writes."""
 
     def __init__(self, store: Objects, folder: str, epoch: int, fragments: int) -> None:
         self.bytes_written = self.groups_written = 0
         self._store, self._folder, self._epoch = store, folder, epoch
-        self._run = ""
+        self.run = ""  # its identity
         self._replay = Replay.of_nothing(fragments)
         self._next = 0  # position
         self._before = ""  # the seal of the group before
@@ -117,6 +139,7 @@ class StoredJournal:
         self._openings: set[int] = set()
         self._removable: set[int] = set()  # positions there, openings aside
         self._since_snapshot = 0
+        self._values: dict[int, Value] = {}  # by fragment, the newest: references, no copies
 
     # -------------------------------------------------------------- opening
 
@@ -126,7 +149,7 @@ class StoredJournal:
         Raises StaleEpoch where this epoch is old itself; Unconditional for a store that cannot tell; OSError.
         """
         prove(self._store)
-        self._run = self._identity()
+        self.run = self._identity()
         for _ in range(OPENING_ATTEMPTS_MAX):
             past = self._past()
             if past.epoch >= self._epoch:
@@ -142,14 +165,13 @@ class StoredJournal:
         raise OSError(f"{self._store}: the journal moved on {OPENING_ATTEMPTS_MAX} times while it was being opened")
 
     def _identity(self) -> str:
-        """What tells this run's journal from every other."""
-        name = f"{self._folder}/{IDENTITY}"
+        """That of the run whose journal this is; a new one where there is none."""
+        mine = uuid.uuid4().hex
         try:
-            mine = uuid.uuid4().hex
-            self._store.create(name, [mine.encode()])
-            return mine
+            self._store.create(f"{self._folder}/{IDENTITY}", [mine.encode()])
         except FileExistsError:
-            return self._store.read(name).decode(errors="replace")
+            return identity(self._store, self._folder) or ""
+        return mine
 
     def _go_on(self, past: _Past) -> Opened:
         opened = Opened(Recovered([], []), past.values, past.damage)
@@ -164,6 +186,7 @@ class StoredJournal:
         self._removable |= {group.position for group in past.chain}
         self._removable -= self._openings
         opened.found = copy.deepcopy(self._replay.found)
+        self._values = dict(opened.values)
         return opened
 
     # -------------------------------------------------------------- reading
@@ -199,7 +222,7 @@ class StoredJournal:
     def _group(self, position: int, seal: str = "") -> _Group:
         """Raises Damaged for one that is not as it was written there, with that seal if one is given."""
         header, arrays, found = unpack(self._store.read(self._name(position)))
-        if (header.get("run"), header.get("position")) != (self._run, position):
+        if (header.get("run"), header.get("position")) != (self.run, position):
             raise Damaged("it is of another place, or of another run")
         if seal and found != seal:
             raise Damaged("it is not the one that the next was written behind")
@@ -250,8 +273,15 @@ class StoredJournal:
         except FileExistsError as error:
             raise self._stale() from error
         self._note((entry for entry, _ in group), self._after, seal)
+        for entry, arrays in group:
+            if isinstance(entry.record, Committed):
+                self._values[entry.record.fragment] = Value(entry.record.syncer_step, list(arrays))
         self._removable.add(self._after)
         self._since_snapshot += 1
+
+    def cut(self) -> Cut:
+        """In the thread that writes."""
+        return Cut(keeping.plain(self._replay), dict(self._values))
 
     @property
     def untidy(self) -> bool:
@@ -283,7 +313,7 @@ class StoredJournal:
     def _put(self, header: Mapping[str, Any], arrays: Arrays) -> str:
         """Create the object at the next position; returns its seal. Raises FileExistsError where it is taken."""
         place = {"position": self._next, "after": self._after, "before": self._before}
-        parts, seal = pack({"run": self._run, "epoch": self._epoch, **place, **header}, arrays)
+        parts, seal = pack({"run": self.run, "epoch": self._epoch, **place, **header}, arrays)
         try:
             self._store.create(self._name(self._next), parts)
         except FileExistsError:

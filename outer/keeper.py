@@ -12,7 +12,7 @@ from collections.abc import Callable
 from concurrent.futures import ThreadPoolExecutor
 from typing import Any
 
-from outer.journal import Arrays, Opened, StaleEpoch, StoredJournal
+from outer.journal import Arrays, Cut, Opened, StaleEpoch, StoredJournal
 from outer.objects import Objects
 from outer.recovery import Entry
 
@@ -43,6 +43,11 @@ class Keeper:
         self._damage: list[str] = []
         self._write_s = 0.0  # the last write's
 
+    @property
+    def run(self) -> str:
+        """The journal's identity."""
+        return self._journal.run
+
     def open(self) -> Opened:
         """Raises as StoredJournal.open."""
         opened = self._journal.open()
@@ -56,6 +61,10 @@ class Keeper:
             self._since = time.monotonic()
         if self._writing is None:
             self._writing = asyncio.get_running_loop().create_task(self._write())
+
+    def cut(self) -> asyncio.Future[Cut]:
+        """What is durable by now: nothing that is kept from here on, perhaps what is being written."""
+        return asyncio.ensure_future(asyncio.get_running_loop().run_in_executor(self._scribe, self._journal.cut))
 
     def view(self) -> dict[str, Any]:
         """For status pages: what is not durable yet, since when, and why."""

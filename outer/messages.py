@@ -1,7 +1,8 @@
 """Everything that crosses between a learner and the syncer.
 
 Plain frozen values; array payloads are opaque handles here. Every message carries the sender's epoch or
-incarnation; anything may come late, twice, or not at all.
+incarnation; anything may come late, twice, or not at all. `snapshot`: the newest that the sender has saved its state
+for; whoever sees one that it has not saved its own for does so before it acts on the message.
 """
 
 from __future__ import annotations
@@ -60,6 +61,7 @@ class Report:
     newest_span: int = -1
     wants_span: bool = False
     loss: float | None = None  # of the last step, nats per token
+    snapshot: int = 0  # the newest that it has saved its state for
 
 
 @dataclass(frozen=True)
@@ -78,6 +80,7 @@ class Contribution:
     payload: Any  # handle; on the wire a 1-D array in the codec's format
     digest: str  # SHA-256 of the payload's bytes
     defect: str = ""  # found by the receiving shell: bad_digest | non_finite | wrong_shape
+    snapshot: int = 0  # the newest that its sender had saved its state for
 
 
 @dataclass(frozen=True)
@@ -131,6 +134,7 @@ class Welcome:
     syncer_step: int
     progress: float  # of the budget, 0 to 1
     versions: tuple[int, ...]  # current version of each fragment: what to fetch first
+    snapshot: int = 0
 
 
 @dataclass(frozen=True)
@@ -153,6 +157,7 @@ class ReadRequest:
     attempt: int  # from 1; rises when a syncer step has to ask again
     progress: float
     deadline_s: float  # from sending
+    snapshot: int = 0
 
 
 @dataclass(frozen=True)
@@ -166,6 +171,7 @@ class Notice:
     digest: str
     progress: float
     merged_step: int | None = None  # the receiver's own step up to which its steps are in it; rebase needs to know
+    snapshot: int = 0
 
 
 @dataclass(frozen=True)
@@ -177,6 +183,7 @@ class Grant:
     span: int
     start: int
     stop: int
+    snapshot: int = 0
 
 
 @dataclass(frozen=True)
@@ -195,3 +202,5 @@ class Stop:
 
     epoch: int
     reason: str
+    suspend: bool = False  # the run goes on another time: save everything for the snapshot, and say nothing after it
+    snapshot: int = 0

@@ -41,6 +41,10 @@ class Objects(Protocol):
         """Of the objects right under `prefix`, a path, in order; as they are after every creation that returned."""
         ...
 
+    def folders(self, prefix: str) -> list[str]:
+        """The names, without it, of what lies right under `prefix` and holds objects itself, in order."""
+        ...
+
     def remove(self, name: str) -> None:
         """No matter whether it is there."""
         ...
@@ -115,6 +119,11 @@ class Folder:
             )
         return []
 
+    def folders(self, prefix: str) -> list[str]:
+        with contextlib.suppress(FileNotFoundError):
+            return sorted(entry.name for entry in os.scandir(self.root / prefix) if entry.is_dir())
+        return []
+
     def remove(self, name: str) -> None:
         (self.root / name).unlink(missing_ok=True)
 
@@ -175,6 +184,12 @@ class Remote:
         except FileNotFoundError:
             return []
         return sorted(f"{prefix}/{each.rsplit('/', 1)[1]}" for each in found)
+
+    def folders(self, prefix: str) -> list[str]:
+        path = self._path(prefix)
+        return sorted(
+            {each[len(path) + 1 :].split("/")[0] for each in self._fs.find(path) if each.count("/", len(path) + 1)}
+        )
 
     def remove(self, name: str) -> None:
         with contextlib.suppress(FileNotFoundError):

@@ -6,11 +6,13 @@ What the journal keeps is said once it is durable, and not before: what stands i
 from __future__ import annotations
 
 from collections import deque
+from dataclasses import replace
 from typing import Any
 
 from outer.facts import Record, SpanGranted, SpanReturned, SyncerFact
 from outer.members import Member, Members
-from outer.signals import Append, Effect, Merge, Publish, Say, Send, ToLearner
+from outer.messages import Grant, Notice, ReadRequest, Stop, Welcome
+from outer.signals import Append, Cut, Effect, Merge, Publish, Say, Send, ToLearner
 
 NOTHING = -2  # is said so far, not even what the epoch before may have left unsaid
 
@@ -25,6 +27,7 @@ class Outgoing:
         self._written: deque[tuple[int, Record]] = deque()  # records that are not known to be durable
         self._said = NOTHING  # as far as every effect was performed that came before those now collected
         self._durable = -1
+        self.snapshot = 0  # the newest; every message says so
 
     def say(self, fact: SyncerFact) -> None:
         self._collect()
@@ -32,9 +35,11 @@ class Outgoing:
 
     def send(self, member: Member, message: ToLearner) -> None:
         self._collect()
+        if self.snapshot and isinstance(message, Welcome | ReadRequest | Notice | Grant | Stop):
+            message = replace(message, snapshot=self.snapshot)
         self._effects.append(Send(member.name, member.incarnation, message))
 
-    def do(self, effect: Merge | Publish) -> None:
+    def do(self, effect: Merge | Publish | Cut) -> None:
         self._effects.append(effect)
 
     def append(self, record: Record, proposal: Any = None) -> None:

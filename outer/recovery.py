@@ -83,6 +83,7 @@ class Replay:
         match record:
             case Committed() as commit:
                 _commit(found, commit)
+                found.finished = None  # that run was reopened
             case SpanGranted() as granted:
                 key = (granted.learner, granted.incarnation)
                 found.batch_sizes[key] = granted.batch_size

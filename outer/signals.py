@@ -101,6 +101,17 @@ class StopRequested:
 
 
 @dataclass(frozen=True)
+class TakeSnapshot:
+    """A consistent cut of the whole run is wanted; each has a higher number than all before.
+
+    `final`: why the run is to be suspended with it. Nothing merges after the cut then, and learners save and leave.
+    """
+
+    identifier: int
+    final: str = ""
+
+
+@dataclass(frozen=True)
 class Tick:
     """Time passed."""
 
@@ -118,6 +129,7 @@ Event = (
     | Merged
     | Durable
     | StopRequested
+    | TakeSnapshot
     | Tick
 )
 
@@ -171,4 +183,11 @@ class Publish:
     proposal: Any
 
 
-Effect = Say | Send | Merge | Append | Publish
+@dataclass(frozen=True)
+class Cut:
+    """Keep what is durable by now as the syncer's part of this snapshot, while everything goes on."""
+
+    identifier: int
+
+
+Effect = Say | Send | Merge | Append | Publish | Cut

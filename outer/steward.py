@@ -46,6 +46,7 @@ class Standing:
     digests: tuple[str, ...]  # of the versions; "" before a fragment's first commit
     progress: float  # of the budget, 0 to 1
     finished: str  # why, once it is
+    suspended: str = ""  # why, once it is: the run goes on another time
 
 
 class Steward:
@@ -75,8 +76,8 @@ class Steward:
         member.attached, member.attached_at = True, now
         self._out.say(LearnerAttached(event.learner, event.incarnation, standing.syncer_step))
         self._out.send(member, Welcome(self._epoch, standing.committed_step, standing.progress, standing.versions))
-        if standing.finished:
-            self.stop(now, member, standing.finished)
+        if over := standing.finished or standing.suspended:
+            self.stop(now, member, over, suspend=bool(standing.suspended))
 
     def seek(self, event: SeekDonor, standing: Standing) -> None:
         """Name a whole peer that will have seen the clock; within the first round nobody's state is worth copying."""
@@ -104,7 +105,7 @@ class Steward:
             return
         if reason := self._over_for(member, standing):
             if now - member.stopped_at >= RESEND_S:
-                self.stop(now, member, reason)
+                self.stop(now, member, reason, suspend=bool(standing.suspended))
             return
         if report.wants_span:
             self._lend(now, member)
@@ -194,13 +195,13 @@ class Steward:
 
     def _over_for(self, member: Member, standing: Standing) -> str:
         """Why this learner has to end its loop; empty while it has not."""
-        if standing.finished:
-            return standing.finished
+        if over := standing.finished or standing.suspended:
+            return over
         if member.quarantined:
             return f"failed: {member.non_finite} contributions in a row were not finite"
         return "drained" if is_drained(member) else ""
 
-    def stop(self, now: float, member: Member, reason: str) -> None:
-        """Tell a learner to end its loop."""
+    def stop(self, now: float, member: Member, reason: str, suspend: bool = False) -> None:
+        """Tell a learner to end its loop; `suspend`: for now."""
         member.stopped_at = now
-        self._out.send(member, Stop(self._epoch, reason))
+        self._out.send(member, Stop(self._epoch, reason, suspend))

@@ -15,7 +15,16 @@ from collections.abc import Callable, Mapping
 from typing import TYPE_CHECKING, Any
 
 from outer.budget import Budget
-from outer.facts import Committed, Finished, Record, SpanGranted, StepOpened, StepPassed, SyncerStarted
+from outer.facts import (
+    Committed,
+    Finished,
+    Record,
+    SnapshotTaken,
+    SpanGranted,
+    StepOpened,
+    StepPassed,
+    SyncerStarted,
+)
 from outer.fragments import Fragment
 from outer.members import Members
 from outer.messages import STEPPING, STOPPED, Attach, Contribution, Report, SeekDonor
@@ -26,6 +35,7 @@ from outer.quorum import Decision
 from outer.reading import REOPEN_S, Reading
 from outer.schedule import Schedule
 from outer.signals import (
+    Cut,
     DrainRequested,
     Durable,
     Effect,
@@ -37,6 +47,7 @@ from outer.signals import (
     Publish,
     ReadMissed,
     StopRequested,
+    TakeSnapshot,
     Tick,
 )
 from outer.steward import RESEND_S, Standing, Steward
@@ -66,15 +77,18 @@ class Syncer:
         manifest: Mapping[str, Any],
         recovered: Recovered | None = None,
         ahead_s: float = 0.0,
+        reopened: bool = False,
     ) -> None:
         """`learners`: every configured learner and its batch size in samples; `recovered`: from the epochs before;
-        `ahead_s`: for how long learners want samples ahead, for the log.
+        `ahead_s`: for how long learners want samples ahead, for the log; `reopened`: an end that the budget does not
+        tell is none.
         """
         assert 1 <= quorum <= len(learners)
         assert recovered is None or config.overlap == "free", "strict overlap has one epoch"
         self.epoch = epoch
         self.quorum = quorum
         self.finished: str = ""  # why, once it is, and that is durable
+        self.suspended: str = ""  # why, once it is: a later epoch goes on
         self.tokens_committed = 0  # in what is durable
         self.versions = [0] * len(fragments)
         self.syncer_step = 0  # newest opened
@@ -89,10 +103,10 @@ class Syncer:
         self._steward = Steward(epoch, config, manifest, self._members, self._out)
         self._reading = Reading(epoch, config, quorum, self._members, self._out)
         self._digests = [""] * len(fragments)  # of the versions
-        self._budget, self._ahead_s = budget, ahead_s
+        self._budget, self._ahead_s, self._reopened = budget, ahead_s, reopened
         self._open: list[OpenStep] = []
         self._opened_at = float("-inf")
-        self._stopping = ""  # why, once a stop is asked for that has to wait for a commit under way
+        self._stopping: StopRequested | TakeSnapshot | None = None  # asked for, and has to wait for a commit under way
         self._ending = ""  # why, once the run's end is decided: nothing is opened or merged any more
         self._tokens_counted = 0  # in what is written
         self._resumed = recovered is None
@@ -111,6 +125,7 @@ class Syncer:
             Merged: self._on_merged,
             Durable: self._on_durable,
             StopRequested: self._on_stop,
+            TakeSnapshot: self._on_snapshot,
             Tick: lambda now, event: None,
         }
         if recovered is not None:
@@ -120,11 +135,15 @@ class Syncer:
         """The clock goes on from the newest commit: steps that were open, or passed, after it are opened again."""
         self.versions, self._digests = recovered.versions, recovered.digests
         self.tokens_committed = self._tokens_counted = recovered.tokens_committed
-        if recovered.finished is not None:
+        if recovered.finished is not None and not self._may_go_on(recovered):
             self.finished = self._ending = recovered.finished.reason
         self.syncer_step = self.committed_step = max(recovered.versions)
         self._unsaid = recovered.unsaid
         self._members.restore(recovered)
+
+    def _may_go_on(self, recovered: Recovered) -> bool:
+        """The run had reached its budget, and that was raised since; or it was stopped, and is wanted again."""
+        return self._reopened and not self._budget.reached(recovered.tokens_committed, max(recovered.versions))
 
     def start(self) -> list[Effect]:
         """The first effects of an epoch."""
@@ -159,6 +178,11 @@ class Syncer:
         return self._out.take()
 
     # -------------------------------------------------------------- what the shell may look at
+
+    @property
+    def snapshot(self) -> int:
+        """The newest that this epoch has taken."""
+        return self._out.snapshot
 
     @property
     def wake_at(self) -> float | None:
@@ -197,7 +221,8 @@ class Syncer:
     @property
     def _standing(self) -> Standing:
         versions, digests = tuple(self.versions), tuple(self._digests)
-        return Standing(self.syncer_step, self.committed_step, versions, digests, self.progress, self.finished)
+        over = (self.finished, self.suspended)
+        return Standing(self.syncer_step, self.committed_step, versions, digests, self.progress, *over)
 
     # -------------------------------------------------------------- learners come, report and go
 
@@ -394,10 +419,9 @@ class Syncer:
         standing = self._standing
         for member in self._members.attached:
             self._steward.notify(now, member, fragment, standing)
-        if self._stopping:
-            self._finish(self._stopping)
-        else:
-            self._finish_if_due()
+        self._finish_if_due()
+        if self._stopping is not None:
+            self._handlers[type(self._stopping)](now, self._stopping)
 
     # -------------------------------------------------------------- the end
 
@@ -406,22 +430,48 @@ class Syncer:
             self._finish(reason)
 
     def _on_stop(self, now: float, event: StopRequested) -> None:
-        if self._ending or self._stopping:
+        if self._ending:
             return
-        if self._open and self._open[0].stage is Stage.JOURNALING:
-            self._stopping = event.reason  # it is counted already: it ends the run once it is durable
+        if self._is_committing:
+            self._stopping = self._stopping or event
         else:
             self._finish(event.reason)
+
+    @property
+    def _is_committing(self) -> bool:
+        """A commit is counted already: what ends the run has to wait until it is durable."""
+        return bool(self._open) and self._open[0].stage is Stage.JOURNALING
+
+    def _on_snapshot(self, now: float, event: TakeSnapshot) -> None:
+        """From here on every message tells of it. Whatever is committed meanwhile is in the cut, or comes after it."""
+        if self._ending or event.identifier <= self._out.snapshot:
+            return
+        if event.final and self._is_committing:
+            self._stopping = self._stopping or event
+            return
+        self._out.snapshot = event.identifier
+        asked = tuple(sorted({name for step in self._open for name in (*step.awaited, *step.contributions)}))
+        cut = SnapshotTaken(event.identifier, bool(event.final), tuple(self.versions), self.tokens_committed, asked)
+        self._out.say(cut)
+        self._out.do(Cut(event.identifier))
+        if event.final:
+            self.suspended = self._ending = event.final
+            self._drop_open()
+            for member in self._members.attached:
+                self._steward.stop(now, member, event.final, suspend=True)
 
     def _finish(self, reason: str) -> None:
         """Nothing merges from here on; learners are told once no later epoch can think otherwise."""
         if self._ending:
             return
         self._ending = reason
+        self._drop_open()
+        self._out.append(Finished(self.committed_step, self.tokens_committed, reason))
+
+    def _drop_open(self) -> None:
         for step in self._open:
             step.move(Stage.DROPPED)
         self._open.clear()
-        self._out.append(Finished(self.committed_step, self.tokens_committed, reason))
 
     def _on_finished(self, now: float, record: Finished) -> None:
         self.finished = record.reason

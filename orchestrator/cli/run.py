@@ -22,6 +22,7 @@ from orchestrator.job import misplaced
 from orchestrator.problems import InputError, Problem
 from orchestrator.recipes import dump, load, stored_hash, validate
 from orchestrator.report.write import HTML
+from orchestrator.resuming import reopen, unlike
 from orchestrator.store import RunStore
 from orchestrator.stored import RECIPE_FILE, status_if_any
 from orchestrator.validation import resolve
@@ -42,10 +43,16 @@ def run(
         list[str] | None,
         typer.Option("--set", metavar="KEY=VALUE", help="Override, e.g. sync.quorum=2; KEY= takes one out."),
     ] = None,
-    fresh: Annotated[bool, typer.Option("--fresh", help="Remove what an earlier run left in the same store.")] = False,
+    fresh: Annotated[
+        bool,
+        typer.Option(
+            "--fresh",
+            help="Begin anew: remove what an earlier run left in the same store, instead of going on with it.",
+        ),
+    ] = False,
     as_json: Annotated[bool, typer.Option("--json", help="Print the summary as JSON on stdout.")] = False,
 ) -> None:
-    """Train by a recipe."""
+    """Train by a recipe; a run that was stopped, or died, goes on."""
     with reported(as_json):
         named = [] if name is None else [f"name={json.dumps(name)}"]
         with apart(as_json):
@@ -53,13 +60,17 @@ def run(
         if fresh and store.exists:
             shutil.rmtree(store.root)
         store.create()
+        resumed = not store.empty
+        if resumed:
+            reopen(store)
+            typer.echo(f"{resolved.name}: going on with the run in {store.root}; --fresh begins anew", err=True)
         store.write_text(RECIPE_FILE, dump(resolved))
         view = LiveView(Console(stderr=as_json), as_json)
         try:
             with apart(as_json):  # Ray prints too
                 summary = _train(resolved, store, address, context.obj, view.update)
         except BaseException:
-            if store.read_text("status.json") is None:
+            if not resumed and store.read_text("status.json") is None:
                 shutil.rmtree(store.root)  # nothing has begun: nothing is left
             raise
         finally:
@@ -78,7 +89,7 @@ def prepare(path: Path, overrides: Sequence[str], run_dir: str | None, fresh: bo
 
     def place(recipe: Recipe) -> list[Problem]:
         store = store_of(recipe)
-        return misplaced(run_dir, store.root, Path.cwd()) or occupied(store, fresh)
+        return misplaced(run_dir, store.root, Path.cwd()) or occupied(store, fresh, recipe)
 
     recipe = checked(path, overrides, Path.cwd(), place)
     return recipe, store_of(recipe)
@@ -100,26 +111,28 @@ def checked(path: Path, overrides: Sequence[str], folder: Path, further: Callabl
     return resolve(recipe)
 
 
-def occupied(store: RunStore, fresh: bool) -> list[Problem]:
-    """Why no run may start in that folder: something else is there, or a run that is not to be removed."""
+def occupied(store: RunStore, fresh: bool, recipe: Recipe) -> list[Problem]:
+    """Why no run may start, or go on, in that folder: something else is there, or a run of another recipe."""
     if store.root.exists() and not store.exists:
         return [_occupied(store, "is a file", "give another --run-dir")]
     if store.empty:
         return []
     if stored_hash(store.read_text(RECIPE_FILE) or "") is None:
         return [_occupied(store, "is not empty and holds no run", "give another --name or --run-dir")]
-    status = status_if_any(store) or {}
-    running = (status.get("run") or {}).get("state") in ("starting", "running")
-    if running and time.time() - (status.get("written_at") or 0.0) < SILENT_S:
+    if going_on(store):
         return [
             _occupied(
                 store, "holds a run that is going on", "diloco attach to it, stop it first, or give another --name"
             )
         ]
-    if not fresh:
-        fix = "give --fresh to remove it, or another --name or --run-dir"
-        return [_occupied(store, "holds an earlier run, and runs cannot be resumed yet", fix)]
-    return []
+    return [] if fresh else list(unlike(store, recipe))
+
+
+def going_on(store: RunStore) -> bool:
+    """Whether its orchestrator was heard of a moment ago."""
+    status = status_if_any(store) or {}
+    running = (status.get("run") or {}).get("state") in ("starting", "running")
+    return running and time.time() - (status.get("written_at") or 0.0) < SILENT_S
 
 
 def _occupied(store: RunStore, message: str, fix: str) -> Problem:
