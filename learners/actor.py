@@ -148,6 +148,7 @@ class LearnerActor:
         self._exchange: Exchange | None = None
         self._next: queue.SimpleQueue[signals.RunStep | signals.Hold | signals.Exit] = queue.SimpleQueue()
         self._machine: Learner | None = None
+        self._ended: Future[str] | None = None  # once it has begun: why the loop has ended
         signal.signal(signal.SIGTERM, self._on_sigterm)  # Ray runs constructors in the main thread
 
     def __repr__(self) -> str:
@@ -160,15 +161,22 @@ class LearnerActor:
 
     @ray.method(concurrency_group="loop")
     def run(self) -> str:
-        """Train until the run ends; returns why it did. An exception is a fault of this incarnation."""
+        """Train until the run ends; returns why it did. An exception is a fault of this incarnation.
+
+        Called again, by another orchestrator, it waits for that end and tells the same.
+        """
+        if self._ended is not None:
+            return self._ended.result()
+        self._ended = Future()
         try:
             self._prepare()
-            return self._loop()
-        except Exception:
+            self._ended.set_result(self._loop())
+        except Exception as error:
             step = self._machine.step if self._machine else 0
             self._outbox.add(LoopFailed(step, traceback.format_exc()))
             self._flush()
-            raise
+            self._ended.set_exception(error)
+        return self._ended.result()
 
     @ray.method(concurrency_group="inbox")
     def reattach(self, outer: Any) -> str:

@@ -103,6 +103,14 @@ class RunResumed:
 
 
 @dataclass(frozen=True)
+class OrchestratorFollowed:
+    """An orchestrator took over a run that went on without one."""
+
+    epoch: int  # of the syncer that it found; 0: none
+    learners: tuple[str, ...]  # that it found
+
+
+@dataclass(frozen=True)
 class PoolScaled:
     """A pool wants another number of learners from here on."""
 
@@ -180,6 +188,7 @@ ClusterFact = (
     | CheckpointWritten
     | CheckpointFailed
     | RunResumed
+    | OrchestratorFollowed
     | PoolScaled
     | NodePreempted
     | Evaluated

@@ -17,6 +17,7 @@ import psutil
 import ray
 from ray.util.placement_group import (
     PlacementGroup,
+    get_placement_group,
     placement_group,
     placement_group_table,
     remove_placement_group,
@@ -33,6 +34,7 @@ __all__ = [
     "admit",
     "control",
     "draining_nodes",
+    "get_placement_group",
     "hand",
     "hand_name",
     "inside",

@@ -93,6 +93,17 @@ class Succession:
 
     # -------------------------------------------------------------- one after another
 
+    async def adopt(self, epoch: int) -> bool:
+        """Go on with the epoch that an earlier orchestrator has left. False: it is gone, or does not answer."""
+        try:
+            handle = ray.get_actor(syncer_name(epoch), self._place.namespace)
+            self.info = await within(self._recipe.run.syncer_lease_s, handle.identify.remote())
+        except (ValueError, TimeoutError, ray.exceptions.RayError):
+            return False
+        self._handle, self._spec = handle, replace(self._spec, epoch=epoch)
+        self._serving.set()
+        return True
+
     def begin(self) -> None:
         """Let the first epoch of this run's life come."""
         self._handle = self._create()

@@ -166,6 +166,9 @@ class OuterActor:
 
     # -------------------------------------------------------------- called by the orchestrator
 
+    async def identify(self) -> dict[str, Any]:
+        return {"pid": os.getpid(), "node": ray.get_runtime_context().get_node_id(), "run": self._keeper.run}
+
     async def start(self, living: tuple[signals.Expect, ...] = ()) -> dict[str, Any]:
         """Begin the epoch; `living`: who trains already, where it goes on from another."""
         self._perform(self._machine.start())
@@ -173,7 +176,7 @@ class OuterActor:
             self._drive(signals.Living(living))
         gc.collect()
         gc.freeze()  # what is imported stays: a full collection need not walk it
-        return {"pid": os.getpid(), "node": ray.get_runtime_context().get_node_id(), "run": self._keeper.run}
+        return await self.identify()
 
     async def expect(self, expected: signals.Expect) -> None:
         peer = self._peers.get(expected.learner)
