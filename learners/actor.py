@@ -250,6 +250,19 @@ class LearnerActor:
         exact = header["facts"] is not None
         return {**described, "learner": spec.name, "incarnation": spec.incarnation, "exact": exact}
 
+    # -------------------------------------------------------------- called by a syncer that has lost its journal
+
+    @ray.method(concurrency_group="give")
+    def holdings(self) -> list[int]:
+        """The version of each fragment that the syncer sent last; 0 where it sent none."""
+        return [] if self._exchange is None or self._machine is None else self._machine.holdings
+
+    @ray.method(concurrency_group="give")
+    def held(self, fragment: int) -> tuple[int, Any]:
+        """(version, float32[n]) of what the syncer sent last of a fragment, as it came."""
+        assert self._exchange is not None and self._machine is not None
+        return self._machine.holdings[fragment], self._exchange.base(fragment)
+
     # -------------------------------------------------------------- called by a joiner
 
     @ray.method(concurrency_group="give")

@@ -164,10 +164,18 @@ class OrchestratorActor:
             shared=shared(recipe),
             code=self._code,
             store=self._kept,
+            durability=recipe.durability.mode,
         )
         epochs = self._store.granted("epoch", "syncer")
         self._succession = Succession(
-            recipe, self._place, self._store, spec, self._say, self._crew.expected, self._follow
+            recipe,
+            self._place,
+            self._store,
+            spec,
+            self._say,
+            self._crew.expected,
+            self._follow,
+            self._crew.handles_alive,
         )
         if epochs and await self._take_over(epochs):
             return

@@ -200,6 +200,9 @@ class Crew:
         units = self._units.items()
         return [(name, u.incarnation, u.handle) for name, u in units if u.handle is not None and u.gone is gone]
 
+    def handles_alive(self) -> tuple[Any, ...]:
+        return tuple(handle for _, _, handle in self.savers())
+
     @property
     def handles(self) -> list[Any]:
         return [unit.handle for unit in self._units.values() if unit.handle is not None]

@@ -5,6 +5,7 @@ What a pool asks for is decided in shape.py; this module says it to Ray.
 
 from __future__ import annotations
 
+import contextlib
 import os
 import signal
 import subprocess
@@ -76,6 +77,8 @@ def reserve(learner: str, pool: PoolConfig, anywhere: bool) -> PlacementGroup:
 
     `anywhere`: whatever the pool's labels, as on a cluster of one local node.
     """
+    with contextlib.suppress(ValueError):  # an earlier orchestrator may have left it
+        return get_placement_group(learner)
     claim = shape(pool, anywhere)
     return placement_group(
         [dict(claim.resources)],

@@ -10,17 +10,19 @@ import asyncio
 import time
 from collections.abc import Callable, Mapping
 from dataclasses import replace
-from typing import Any
+from typing import Any, get_args
 
 import ray
 
 from learners.initial import InitialState
-from orchestrator.config import Recipe
-from orchestrator.events import SegmentRecorder, SyncerLost
+from orchestrator import checkpoints
+from orchestrator.config import SYNCER, Recipe
+from orchestrator.events import SegmentRecorder, SyncerLost, read_run
 from orchestrator.placement import Place, control, named, syncer_name
 from orchestrator.store import RunStore
 from orchestrator.waiting import CALL_S, gist, within
-from outer.actor import OuterActor, OuterSpec
+from outer.actor import Incomplete, OuterActor, OuterSpec, Salvage
+from outer.facts import Record
 from outer.signals import Expect
 
 OUTER_CPUS = 0.5
@@ -34,7 +36,10 @@ class NoSyncer(Exception):
 
 
 class Succession:
-    """`spec` is every epoch's but for its number; `reached` is told of each new one, that may be spoken to."""
+    """`spec` is every epoch's but for its number; `reached` is told of each new one, that may be spoken to.
+
+    `living` tells who is to be expected, `learners` who can be asked for what the syncer has lost.
+    """
 
     def __init__(
         self,
@@ -45,10 +50,12 @@ class Succession:
         say: Callable[[Any], None],
         living: Callable[[], tuple[Expect, ...]],
         reached: Callable[[Any], None],
+        learners: Callable[[], tuple[Any, ...]],
     ) -> None:
         self.info: Mapping[str, Any] = {}  # pid and node of the epoch that serves
         self._recipe, self._place, self._store, self._spec = recipe, place, store, spec
         self._say, self._living, self._reached = say, living, reached
+        self._learners = learners
         self._handle: Any = None
         self._serving = asyncio.Event()
         self._down_since: float | None = None
@@ -109,7 +116,7 @@ class Succession:
         self._handle = self._create()
         self._following = asyncio.create_task(self._succeed())
 
-    def _create(self) -> Any:
+    def _create(self, salvage: Salvage | None = None) -> Any:
         """The next epoch's actor, that opens the journal while it comes up."""
         epoch = self._store.grant("epoch", "syncer")
         recipe = self._recipe
@@ -118,7 +125,7 @@ class Succession:
         options = named(syncer_name(epoch), self._place.namespace, OUTER_CPUS)
         options |= control(recipe.run.control, anywhere=self._place.local)
         self._spec = replace(self._spec, epoch=epoch)
-        return ray.remote(OuterActor).options(**options).remote(self._spec, initial, recorder)
+        return ray.remote(OuterActor).options(**options).remote(self._spec, initial, recorder, salvage)
 
     async def view(self) -> dict[str, Any] | None:
         """What the syncer shows of itself; None while there is none. Starts a successor where one is due.
@@ -140,6 +147,18 @@ class Succession:
             self._mourn("died", gist(error))
         return None
 
+    def _salvage(self) -> Salvage:
+        """What is left besides the journal: the log, the newest checkpoint that is whole, and the learners."""
+        said = [event for event in read_run(self._store.root) if event.writer == SYNCER]
+        said.sort(key=lambda event: (event.incarnation, event.sequence))
+        records: dict[Any, int] = {}  # an epoch may have said again what the one before had said
+        for event in said:
+            if isinstance(event.fact, get_args(Record)):
+                records.setdefault(event.fact, event.incarnation)
+        newest = checkpoints.resumption(self._spec.store, None).manifest
+        snapshot = 0 if newest is None else newest.snapshot
+        return Salvage(tuple((epoch, record) for record, epoch in records.items()), snapshot, self._learners())
+
     def _mourn(self, cause: str, detail: str) -> None:
         self._serving.clear()
         self._down_since = time.monotonic()
@@ -159,8 +178,12 @@ class Succession:
             self._say(SyncerLost(self.epoch, "failed", last))
             if birth == BIRTHS_MAX:
                 raise NoSyncer(f"the outer optimizer does not come up: {last}")
-            await asyncio.sleep(BACKOFF_S * 2**birth)
-            self._handle = self._create()
+            salvage = None
+            if Incomplete.__name__ in last:
+                salvage = await asyncio.to_thread(self._salvage)
+            else:
+                await asyncio.sleep(BACKOFF_S * 2**birth)
+            self._handle = self._create(salvage)
         self._down_since = None
         self._serving.set()
         self._reached(self._handle)

@@ -96,8 +96,8 @@ class _Past:
 
     def add(self, group: _Group) -> None:
         """The group before those that are there. Of each fragment only the newest value stays in memory."""
-        for record, arrays in _values(group):
-            self.values.setdefault(record["fragment"], Value(int(record["syncer_step"]), arrays))
+        for fragment, value in _values(group):
+            self.values.setdefault(fragment, value)
         group.arrays = []
         self.chain.append(group)
 
@@ -106,14 +106,16 @@ class _Past:
         self.chain, self.values = [], {}
 
 
-def _values(group: _Group) -> list[tuple[dict[str, Any], list[NDArray[Any]]]]:
-    """The commits of a group, the newest first, and their values."""
-    arrays, commits = iter(group.arrays), []
+def _values(group: _Group) -> list[tuple[int, Value]]:
+    """(fragment, value) of what was committed in a group, the newest first; of a seed, all that it begins with."""
+    arrays, values = iter(group.arrays), []
     for each in group.header.get("entries", []):
         value = [next(arrays) for _ in range(each["arrays"])]
         if each["kind"] == Committed.__name__:
-            commits.append((each["record"], value))
-    return commits[::-1]
+            values.append((int(each["record"]["fragment"]), Value(int(each["record"]["syncer_step"]), value)))
+    for fragment, version, count in group.header.get("values", []):
+        values.append((fragment, Value(version, [next(arrays) for _ in range(count)])))
+    return values[::-1]
 
 
 def identity(store: Objects, folder: str) -> str | None:
@@ -127,7 +129,9 @@ def identity(store: Objects, folder: str) -> str | None:
 class StoredJournal:
     """The journal of one epoch on a store, from its opening on. One thread writes."""
 
-    def __init__(self, store: Objects, folder: str, epoch: int, fragments: int) -> None:
+    def __init__(self, store: Objects, folder: str, epoch: int, fragments: int, keeps: bool = True) -> None:
+        """`keeps`: else it only tells epochs apart, and nothing that is written survives this process."""
+        self._keeps = keeps
         self.bytes_written = self.groups_written = 0
         self._store, self._folder, self._epoch = store, folder, epoch
         self.run = ""  # its identity
@@ -238,6 +242,7 @@ class StoredJournal:
                 self._replay = keeping.replay_of(header["kept"])
                 self._places = {fragment: (at, seal) for fragment, at, seal in header["places"]}
                 self._openings |= set(header["openings"])
+                self._places |= {fragment: (group.position, group.seal) for fragment, *_ in header.get("values", [])}
             case "opening":
                 self._openings.add(group.position)
             case _:
@@ -258,13 +263,16 @@ class StoredJournal:
         except (Damaged, FileNotFoundError) as error:
             opened.damage.append(f"group {position}: {_words(error)}; it had the newest value of fragment {fragment}")
             return
-        record, arrays = next(each for each in _values(group) if each[0]["fragment"] == fragment)
-        opened.values[fragment] = Value(int(record["syncer_step"]), arrays)
+        opened.values[fragment] = next(value for each, value in _values(group) if each == fragment)
 
     # -------------------------------------------------------------- writing
 
     def write(self, group: Sequence[tuple[Entry, Arrays]]) -> None:
         """Make a group durable in one request. Raises as Journal says; what failed is to be given again as it was."""
+        if not self._keeps:
+            self._look()
+            self._remember(group)
+            return
         entries = [keeping.plain_entry(entry) | {"arrays": len(arrays)} for entry, arrays in group]
         try:
             seal = self._put(
@@ -272,12 +280,33 @@ class StoredJournal:
             )
         except FileExistsError as error:
             raise self._stale() from error
+        self._remember(group, seal)
+        self._removable.add(self._after)
+        self._since_snapshot += 1
+
+    def _look(self) -> None:
+        """Raise StaleEpoch where another epoch has opened: for one that writes nothing, and so cannot collide."""
+        with contextlib.suppress(FileNotFoundError):
+            self._store.read(self._name(self._next))
+            raise self._stale()
+
+    def _remember(self, group: Sequence[tuple[Entry, Arrays]], seal: str = "") -> None:
         self._note((entry for entry, _ in group), self._after, seal)
         for entry, arrays in group:
             if isinstance(entry.record, Committed):
                 self._values[entry.record.fragment] = Value(entry.record.syncer_step, list(arrays))
-        self._removable.add(self._after)
-        self._since_snapshot += 1
+
+    def seed(self, replay: Replay, values: Mapping[int, Value]) -> Recovered:
+        """Begin with this, whatever was found: it is all that a later epoch needs. Raises as `write` does."""
+        self._replay, self._values = replay, dict(values)
+        if self._keeps:
+            described = [[fragment, value.version, len(value.arrays)] for fragment, value in sorted(values.items())]
+            header = {"kind": "snapshot", "kept": keeping.plain(replay), "places": [], "values": described}
+            arrays = [array for _, value in sorted(values.items()) for array in value.arrays]
+            seal = self._put(header | {"openings": sorted(self._openings)}, arrays)
+            self._places = dict.fromkeys(values, (self._after, seal))
+            self._removable.add(self._after)
+        return copy.deepcopy(replay.found)
 
     def cut(self) -> Cut:
         """In the thread that writes."""
@@ -286,7 +315,7 @@ class StoredJournal:
     @property
     def untidy(self) -> bool:
         """Whether it is time for `tidy`."""
-        return self._since_snapshot >= SNAPSHOT_GROUPS
+        return self._keeps and self._since_snapshot >= SNAPSHOT_GROUPS
 
     def tidy(self) -> None:
         """A snapshot of the records, then let go of what it makes superfluous.

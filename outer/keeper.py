@@ -8,13 +8,13 @@ from __future__ import annotations
 
 import asyncio
 import time
-from collections.abc import Callable
+from collections.abc import Callable, Mapping
 from concurrent.futures import ThreadPoolExecutor
 from typing import Any
 
-from outer.journal import Arrays, Cut, Opened, StaleEpoch, StoredJournal
+from outer.journal import Arrays, Cut, Opened, StaleEpoch, StoredJournal, Value
 from outer.objects import Objects
-from outer.recovery import Entry
+from outer.recovery import Entry, Recovered, Replay
 
 FOLDER = "journal"
 BACKOFF_S, BACKOFF_S_MAX = 0.05, 2.0  # between two attempts to write; doubles
@@ -31,9 +31,10 @@ class Keeper:
         durable: Callable[[int], None],
         deposed: Callable[[str], None],
         reach: Callable[[str], None],
+        keeps: bool = True,
     ) -> None:
         """`durable` is told of each sequence up to which all is; `deposed`, that a newer epoch has opened."""
-        self._journal = StoredJournal(store, FOLDER, epoch, fragments)
+        self._journal = StoredJournal(store, FOLDER, epoch, fragments, keeps)
         self._durable, self._deposed, self._reach = durable, deposed, reach
         self._scribe = ThreadPoolExecutor(1, "journal")
         self._waiting: list[tuple[Entry, Arrays]] = []
@@ -53,6 +54,10 @@ class Keeper:
         opened = self._journal.open()
         self._damage = opened.damage
         return opened
+
+    def seed(self, replay: Replay, values: Mapping[int, Value]) -> Recovered:
+        """As StoredJournal.seed, once `open` has returned."""
+        return self._journal.seed(replay, values)
 
     def keep(self, entry: Entry, arrays: Arrays) -> None:
         """Have it made durable."""
