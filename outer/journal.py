@@ -100,6 +100,8 @@ class _Past:
             self.values.setdefault(fragment, value)
         group.arrays = []
         self.chain.append(group)
+        # What an epoch found damaged and cut off is lacking until one begins anew, with a seed.
+        self.damage += [str(each) for each in group.header.get("damage", []) if each not in self.damage]
 
     def cut(self) -> None:
         """Nothing of it can be used: it has not all that came before it."""
@@ -162,7 +164,7 @@ class StoredJournal:
             if past.chain:
                 self._after, self._before = past.chain[0].position, past.chain[0].seal
             try:
-                self._put({"kind": "opening", "nonce": uuid.uuid4().hex}, [])
+                self._put({"kind": "opening", "nonce": uuid.uuid4().hex, "damage": past.damage}, [])
             except FileExistsError:
                 continue  # the epoch before has written, or another candidate has opened
             return self._go_on(past)

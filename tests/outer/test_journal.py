@@ -209,6 +209,10 @@ def test_whatever_group_is_damaged_it_is_said_and_only_what_is_before_it_is_used
         assert sum(version > 0 for version in opened.found.versions) == len(states[victim - 1])
         again = Writer(root, 3)
         assert held(again.opened) == states[victim - 1], "what the epoch before cut off stays cut off"
+        assert again.opened.damage == opened.damage, "and is lacking still"
+        again.journal.seed(again.journal._replay, again.opened.values)
+        once_more = Writer(root, 4).opened
+        assert (held(once_more), once_more.damage) == (states[victim - 1], []), "until an epoch begins anew"
 
 
 def test_a_group_of_another_run_or_of_another_place_is_not_taken(tmp_path: Path) -> None:
