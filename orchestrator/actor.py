@@ -235,6 +235,7 @@ class OrchestratorActor:
         return bool(self._stop_reason or self._view.get("finished"))
 
     async def _watch(self) -> None:
+        assert self._succession is not None
         status_at, idle_since = 0.0, time.monotonic()
         self._state = "running"
         while True:
@@ -254,6 +255,7 @@ class OrchestratorActor:
                 raise RunFailed(f"no syncer step for {run.idle_s:.0f} s; last faults: {faults}")
             self._crew.watch(self._view["learners"] if served else ())
             if served:
+                await self._succession.keep_replica()
                 self._checkpoints.heed(object_of(self._store, REQUEST_FILE))
             if served:
                 self._evaluate_if_due()
@@ -383,7 +385,7 @@ class OrchestratorActor:
         """End every actor of the run but this one, and give up its places."""
         handles = [*self._crew.handles, self._evaluator]
         if self._succession is not None:
-            handles.append(self._succession.handle)
+            handles += [self._succession.handle, self._succession.replica]
         names = {"chaos"} | {hand_name(node) for node in self._crew.nodes}
         for name in names:
             with contextlib.suppress(ValueError):

@@ -73,6 +73,14 @@ class SyncerLost:
 
 
 @dataclass(frozen=True)
+class ReplicaLost:
+    """The process that held the second copy of all commits is gone; nothing is announced until another has them."""
+
+    replica: int
+    detail: str
+
+
+@dataclass(frozen=True)
 class CheckpointWritten:
     """It is whole, and can be gone on from."""
 
@@ -185,6 +193,7 @@ ClusterFact = (
     | LearnerStarted
     | LearnerLost
     | SyncerLost
+    | ReplicaLost
     | CheckpointWritten
     | CheckpointFailed
     | RunResumed

@@ -266,6 +266,8 @@ def use_auth_settings() -> None:
 def logical_cpus(recipe: Recipe) -> int:
     """CPUs that the recipe's actors ask for, those of chaos, the hand and the metrics included."""
     asked = sum(pool.resources.get("CPU", 0.0) * pool.most for pool in recipe.pools)
+    if recipe.durability.mode == "replica":
+        asked += succession.REPLICA_CPUS
     return math.ceil(asked + succession.OUTER_CPUS + actor.EVALUATOR_CPUS + actor.ORCHESTRATOR_CPUS + 0.5)
 
 

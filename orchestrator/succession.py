@@ -7,6 +7,7 @@ makes no difference. Knows nothing of learners but who is expected to live.
 from __future__ import annotations
 
 import asyncio
+import contextlib
 import time
 from collections.abc import Callable, Mapping
 from dataclasses import replace
@@ -17,15 +18,16 @@ import ray
 from learners.initial import InitialState
 from orchestrator import checkpoints
 from orchestrator.config import SYNCER, Recipe
-from orchestrator.events import SegmentRecorder, SyncerLost, read_run
-from orchestrator.placement import Place, control, named, syncer_name
+from orchestrator.events import ReplicaLost, SegmentRecorder, SyncerLost, read_run
+from orchestrator.placement import Place, apart_from, control, named, syncer_name
 from orchestrator.store import RunStore
 from orchestrator.waiting import CALL_S, gist, within
 from outer.actor import Incomplete, OuterActor, OuterSpec, Salvage
 from outer.facts import Record
+from outer.replica import Replica, ReplicaActor
 from outer.signals import Expect
 
-OUTER_CPUS = 0.5
+OUTER_CPUS, REPLICA_CPUS = 0.5, 0.2
 OUTER_START_S = 120.0
 BIRTHS_MAX = 5  # epochs in a row that do not come up, and the run is given up
 BACKOFF_S = 0.5
@@ -60,6 +62,9 @@ class Succession:
         self._serving = asyncio.Event()
         self._down_since: float | None = None
         self._following: asyncio.Task[None] | None = None
+        self._replica: Any = None
+        self._replicas = 0  # its number
+        self._seating: asyncio.Task[None] | None = None
 
     # -------------------------------------------------------------- speaking to it
 
@@ -95,10 +100,44 @@ class Succession:
         return self._handle
 
     @property
+    def replica(self) -> Any:
+        """Its handle; None where there is none."""
+        return self._replica
+
+    @property
     def epoch(self) -> int:
         return self._spec.epoch
 
     # -------------------------------------------------------------- one after another
+
+    # -------------------------------------------------------------- the replica
+
+    async def keep_replica(self) -> None:
+        """To be called now and then: where commits are kept in another process's memory, see that there is one."""
+        if self._recipe.durability.mode != "replica" or (self._seating is not None and not self._seating.done()):
+            return
+        if self._seating is not None:
+            seating, self._seating = self._seating, None
+            seating.result()
+        if not self._serving.is_set():
+            return
+        try:
+            await within(self._recipe.run.syncer_lease_s, self._replica.identify.remote())
+        except (TimeoutError, ray.exceptions.RayError) as error:
+            self._say(ReplicaLost(self._replicas, gist(error) or type(error).__name__))
+            ray.kill(self._replica)
+            self._replica = self._another_replica()
+            self._seating = asyncio.create_task(self._reseat())
+
+    async def _reseat(self) -> None:
+        await self.tell("move", Replica(self._replica), patience_s=OUTER_START_S, call_s=OUTER_START_S)
+
+    def _another_replica(self) -> Any:
+        """Elsewhere than the syncer, in another region if there is one."""
+        self._replicas = self._store.grant("incarnation", "replica")
+        options = named(f"replica.{self._replicas}", self._place.namespace, REPLICA_CPUS)
+        options |= apart_from(self.info.get("node"), self._recipe.run.control, anywhere=self._place.local)
+        return ray.remote(ReplicaActor).options(**options).remote()
 
     async def adopt(self, epoch: int) -> bool:
         """Go on with the epoch that an earlier orchestrator has left. False: it is gone, or does not answer."""
@@ -108,6 +147,9 @@ class Succession:
         except (ValueError, TimeoutError, ray.exceptions.RayError):
             return False
         self._handle, self._spec = handle, replace(self._spec, epoch=epoch)
+        self._replicas = self._store.granted("incarnation", "replica")
+        with contextlib.suppress(ValueError):
+            self._replica = ray.get_actor(f"replica.{self._replicas}", self._place.namespace)
         self._serving.set()
         return True
 
@@ -119,6 +161,10 @@ class Succession:
     def _create(self, salvage: Salvage | None = None) -> Any:
         """The next epoch's actor, that opens the journal while it comes up."""
         epoch = self._store.grant("epoch", "syncer")
+        if self._recipe.durability.mode == "replica":
+            if self._replica is None:
+                self._replica = self._another_replica()
+            self._spec = replace(self._spec, journal=Replica(self._replica))
         recipe = self._recipe
         initial = InitialState(recipe.task, recipe.model, recipe.data, recipe.seed, recipe.sync, recipe.warm_start)
         recorder = SegmentRecorder(self._store.path("events/syncer.jsonl"))

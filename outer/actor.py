@@ -95,8 +95,9 @@ class OuterSpec:
     budget: Budget
     shared: Mapping[str, Any]  # the recipe's tables that every learner must share
     code: str  # digest of the sources that the run was started with
-    store: Objects  # where the journal is
+    store: Objects  # where journal and checkpoints are
     durability: str = "journal"
+    journal: Objects | None = None  # where the journal is, if not there
 
 
 class Incomplete(Exception):
@@ -173,7 +174,7 @@ class OuterActor:
         )
         keeps = spec.durability != "checkpoint"
         callbacks = (self._durable, self._depose, self._reach)
-        self._keeper = Keeper(spec.store, spec.epoch, len(self._fragments), *callbacks, keeps)
+        self._keeper = Keeper(spec.journal or spec.store, spec.epoch, len(self._fragments), *callbacks, keeps)
         self._rebuilt: StateRebuilt | None = None
         found = self._recover(self._keeper.open(), salvage)
         self._machine = Syncer(
@@ -296,6 +297,10 @@ class OuterActor:
         described = await asyncio.get_running_loop().run_in_executor(None, work)
         where = {"syncer_step": max(cut.kept["versions"]), "tokens_committed": cut.kept["tokens_committed"]}
         return described | where | {"epoch": self._spec.epoch}
+
+    async def move(self, journal: Objects) -> None:
+        """Keep the journal in another store from here on."""
+        await self._keeper.move(journal)
 
     async def stop(self, reason: str) -> None:
         self._drive(signals.StopRequested(reason))

@@ -310,6 +310,10 @@ class StoredJournal:
             self._removable.add(self._after)
         return copy.deepcopy(replay.found)
 
+    def follow(self, other: StoredJournal) -> None:
+        """Begin with all that is durable in another, of the same epoch. Raises as `write` does."""
+        self.seed(copy.deepcopy(other._replay), other._values)
+
     def cut(self) -> Cut:
         """In the thread that writes."""
         return Cut(keeping.plain(self._replay), dict(self._values))
