@@ -10,6 +10,7 @@ from __future__ import annotations
 
 import argparse
 import json
+import signal
 import sys
 import time
 from collections.abc import Callable
@@ -66,6 +67,7 @@ def main() -> None:
     arguments.add_argument("--rows", type=Path, default=Path("runs/torchft/rows.jsonl"))
     arguments.add_argument("--json", action="store_true")
     options = arguments.parse_args()
+    signal.signal(signal.SIGTERM, lambda number, frame: sys.exit(128 + number))  # ends what a trial has started
     python = options.python.absolute()  # not resolved: a venv's python is a link
     if not (python.parent / "torchft_lighthouse").exists():
         raise SystemExit(NEEDED.format(python=options.python))

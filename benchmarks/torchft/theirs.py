@@ -35,7 +35,7 @@ class System:
 # A quorum that failed is asked for again after quorum_timeout / (quorum_retries + 1), of which the first is 60 s.
 TUNED: dict[str, Any] = {
     "lighthouse_ms": {"heartbeat_timeout_ms": 250, "join_timeout_ms": 250, "quorum_tick_ms": 20},
-    "manager_s": {"timeout": 10.0, "connect_timeout": 0.5, "heartbeat_interval": 0.02},
+    "manager_s": {"timeout": 2.0, "connect_timeout": 0.5, "heartbeat_interval": 0.02},
     "quorum_retries": 200,
 }
 SYSTEMS = (
