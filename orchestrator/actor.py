@@ -403,7 +403,8 @@ class OrchestratorActor:
     def _syncer_status(self) -> dict[str, Any]:
         if self._succession is None:
             return {}
-        return {**self._succession.info, "epoch": self._succession.epoch, "down_s": self._succession.down_s}
+        replica = {"replica": self._succession.replica_info}
+        return {**self._succession.info, **replica, "epoch": self._succession.epoch, "down_s": self._succession.down_s}
 
     def _write_status(self) -> None:
         crew = self._crew
