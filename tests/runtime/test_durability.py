@@ -57,7 +57,7 @@ def test_the_syncer_is_killed_within_a_commit_and_frozen_and_nothing_is_lost_or_
     assert [fact.cause for fact in result.facts(SyncerLost)] == ["died"] * 3 + ["lease_expired"]
     assert [fact.epoch for fact in result.facts(SyncerStarted)] == [1, 2, 3, 4, 5]
     took_over = result.of(SyncerStarted)[-1].at
-    assert [e for e in result.of(Committed) if e.fact.epoch == 4 and e.at > took_over] == []
+    assert [e for e in result.of(Committed) if e.incarnation == 4 and e.at > took_over] == []
     assert {fact.epoch for fact in result.facts(Committed)} == {1, 2, 3, 4, 5}
     assert len(outages(result)) == 4 and all(row["recovery_s"] < OUTAGE_S_MAX + 2.0 for row in outages(result))
     assert {incarnation for _, incarnation in incarnations(result)} == {1}, "no learner was lost over it"
@@ -78,7 +78,11 @@ def test_a_run_that_was_stopped_goes_on_to_the_bit_and_with_another_learner(run,
     assert written.final and written.omitted == ()
     (cut,) = first.facts(SnapshotTaken)
     assert len(first.facts(StateSaved)) == 3
-    assert all(ours >= theirs for fact in first.facts(StateSaved) for ours, theirs in zip(cut.versions, fact.versions))
+    assert all(
+        ours >= theirs
+        for fact in first.facts(StateSaved)
+        for ours, theirs in zip(cut.versions, fact.versions, strict=True)
+    )
     assert [e for e in first.of(Committed) if e.at > first.of(SnapshotTaken)[0].at] == []
 
     reopen(RunStore(folder))
