@@ -256,6 +256,7 @@ class OrchestratorActor:
             self._crew.watch(self._view["learners"] if served else ())
             if served:
                 await self._succession.keep_replica()
+            if served and self._view["running_s"] is not None:
                 self._checkpoints.heed(object_of(self._store, REQUEST_FILE))
             if served:
                 self._evaluate_if_due()
