@@ -145,6 +145,7 @@ class StoredJournal:
         self._openings: set[int] = set()
         self._removable: set[int] = set()  # positions there, openings aside
         self._since_snapshot = 0
+        self._unsure = False  # whether the last request was carried out
         self._values: dict[int, Value] = {}  # by fragment, the newest: references, no copies
 
     # -------------------------------------------------------------- opening
@@ -349,11 +350,16 @@ class StoredJournal:
         """Create the object at the next position; returns its seal. Raises FileExistsError where it is taken."""
         place = {"position": self._next, "after": self._after, "before": self._before}
         parts, seal = pack({"run": self.run, "epoch": self._epoch, **place, **header}, arrays)
+        unsure, self._unsure = self._unsure, True
         try:
             self._store.create(self._name(self._next), parts)
         except FileExistsError:
             if not self._is_there(seal):
                 raise
+        if unsure and self._name(self._next + 1) in self._store.names(self._folder):
+            # What failed before was there after all. A later epoch has opened behind it, and perhaps let go of it.
+            raise FileExistsError(self._name(self._next + 1))
+        self._unsure = False
         self._after, self._next, self._before = self._next, self._next + 1, seal
         self.bytes_written += sum(map(len, parts))
         self.groups_written += 1
