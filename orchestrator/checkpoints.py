@@ -17,6 +17,9 @@ from outer.frames import Damaged
 from outer.objects import Objects
 
 
+REQUEST_FILE = "checkpoint.json"  # {"at"}: one is wanted now
+
+
 class Part(BaseModel):
     """One object of a checkpoint."""
 

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Iterator
 
+from orchestrator.checkpoints import REQUEST_FILE
 from orchestrator.config import Recipe
 from orchestrator.problems import Problem
 from orchestrator.seal import SEAL_FILE
@@ -12,7 +13,8 @@ from orchestrator.stored import recipe_of
 from outer.manifest import flatten
 
 CHANGEABLE = ("pools", "budget", "eval", "chaos", "run", "durability", "sync.quorum")
-END_FILES = ("events.jsonl", SEAL_FILE, "summary.json", "stop")  # said at an end that is none any more
+# Said at an end that is none any more, or to a process that is gone.
+END_FILES = ("events.jsonl", SEAL_FILE, "summary.json", "stop", REQUEST_FILE)
 
 
 def unlike(store: RunStore, recipe: Recipe) -> Iterator[Problem]:

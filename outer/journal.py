@@ -21,15 +21,17 @@ from typing import Any, NamedTuple, Protocol
 
 from numpy.typing import NDArray
 
+from outer import identity as identities
 from outer import keeping
 from outer.facts import Committed
 from outer.frames import Damaged, pack, unpack
+from outer.identity import IDENTITY, place, positions, written
+from outer.identity import identity as identity
 from outer.objects import Objects, prove
 from outer.recovery import Entry, Recovered, Replay
 
 SNAPSHOT_GROUPS = 64  # from one snapshot of the records to the next
 OPENING_ATTEMPTS_MAX = 100
-IDENTITY = "identity"
 
 Arrays = Sequence[NDArray[Any]]  # a fragment's new value: parameters, then the outer optimizer's state
 
@@ -116,12 +118,11 @@ def _values(group: _Group) -> list[tuple[dict[str, Any], list[NDArray[Any]]]]:
     return commits[::-1]
 
 
-def identity(store: Objects, folder: str) -> str | None:
-    """What tells this run's journal from every other; None where there is none yet."""
-    try:
-        return store.read(f"{folder}/{IDENTITY}").decode(errors="replace")
-    except FileNotFoundError:
-        return None
+def inspect(store: Objects, folder: str) -> list[str]:
+    """Read all of a journal: what is not as it was written, in words. Opens no epoch, creates and removes nothing."""
+    run, wrong = identities.inspect(store, folder)
+    found = [wrong] if wrong else []
+    return found if run is None else found + StoredJournal(store, folder, 0, 0).survey(run)
 
 
 class StoredJournal:
@@ -146,7 +147,8 @@ class StoredJournal:
     def open(self) -> Opened:
         """Shut out every older epoch, having read all that it has made durable.
 
-        Raises StaleEpoch where this epoch is old itself; Unconditional for a store that cannot tell; OSError.
+        Raises StaleEpoch where this epoch is old itself; Unconditional for a store that cannot tell; Damaged where
+        there was something and nothing of it is left; OSError.
         """
         prove(self._store)
         self.run = self._identity()
@@ -154,6 +156,8 @@ class StoredJournal:
             past = self._past()
             if past.epoch >= self._epoch:
                 raise StaleEpoch(f"epoch {past.epoch} has opened; this is epoch {self._epoch}")
+            if past.positions and not past.chain:  # to begin anew here would end with the removal of what is left
+                raise Damaged(f"no group of the journal can be gone on from: {'; '.join(past.damage)}")
             self._next = max(past.positions, default=-1) + 1
             if past.chain:
                 self._after, self._before = past.chain[0].position, past.chain[0].seal
@@ -166,9 +170,11 @@ class StoredJournal:
 
     def _identity(self) -> str:
         """That of the run whose journal this is; a new one where there is none."""
+        if (known := identity(self._store, self._folder)) is not None:
+            return known
         mine = uuid.uuid4().hex
         try:
-            self._store.create(f"{self._folder}/{IDENTITY}", [mine.encode()])
+            self._store.create(f"{self._folder}/{IDENTITY}", written(mine))
         except FileExistsError:
             return identity(self._store, self._folder) or ""
         return mine
@@ -193,8 +199,7 @@ class StoredJournal:
 
     def _past(self) -> _Past:
         """From the newest group back to a snapshot; where one in between is damaged, only what is before that."""
-        names = (name.rpartition("/")[2] for name in self._store.names(self._folder))
-        past = _Past(sorted(int(name) for name in names if name.isdecimal()))
+        past = _Past(positions(self._store, self._folder))
         group = self._newest_sound(past, past.positions)
         past.epoch = 0 if group is None else int(group.header["epoch"])
         while group is not None:
@@ -221,15 +226,12 @@ class StoredJournal:
 
     def _group(self, position: int, seal: str = "") -> _Group:
         """Raises Damaged for one that is not as it was written there, with that seal if one is given."""
-        header, arrays, found = unpack(self._store.read(self._name(position)))
+        header, arrays, found = unpack(self._store.read(place(self._folder, position)))
         if (header.get("run"), header.get("position")) != (self.run, position):
             raise Damaged("it is of another place, or of another run")
         if seal and found != seal:
             raise Damaged("it is not the one that the next was written behind")
         return _Group(position, header, arrays, found)
-
-    def _name(self, position: int) -> str:
-        return f"{self._folder}/{position:012d}"
 
     def _replay_group(self, group: _Group) -> None:
         header = group.header
@@ -260,6 +262,26 @@ class StoredJournal:
             return
         record, arrays = next(each for each in _values(group) if each[0]["fragment"] == fragment)
         opened.values[fragment] = Value(int(record["syncer_step"]), arrays)
+
+    def survey(self, run: str) -> list[str]:
+        """What is not as it was written, in words; of a journal that nobody opens."""
+        self.run = run
+        past = self._past()
+        opened = Opened(Recovered([], []), past.values, past.damage)
+        read = {group.position for group in past.chain}
+        if past.chain and (oldest := past.chain[-1].header)["kind"] == "snapshot":
+            for fragment, position, seal in oldest["places"]:
+                if fragment not in past.values:
+                    self._fetch(fragment, position, seal, opened)
+            missing = set(oldest["openings"]) - set(past.positions)
+            opened.damage += [f"group {position}: it is missing; an epoch opened there" for position in sorted(missing)]
+        for position in past.positions:
+            if position not in read and not any(said.startswith(f"group {position}:") for said in opened.damage):
+                try:
+                    self._group(position)
+                except (Damaged, FileNotFoundError) as error:
+                    opened.damage.append(f"group {position}: {_words(error)}")
+        return opened.damage
 
     # -------------------------------------------------------------- writing
 
@@ -303,7 +325,7 @@ class StoredJournal:
         needed = {position for position, _ in self._places.values()}
         with contextlib.suppress(OSError):  # what could not be removed is tried again the next time
             for position in sorted(self._removable - needed):
-                self._store.remove(self._name(position))
+                self._store.remove(place(self._folder, position))
                 self._removable.discard(position)
         self._removable.add(self._after)
 
@@ -312,10 +334,10 @@ class StoredJournal:
 
     def _put(self, header: Mapping[str, Any], arrays: Arrays) -> str:
         """Create the object at the next position; returns its seal. Raises FileExistsError where it is taken."""
-        place = {"position": self._next, "after": self._after, "before": self._before}
-        parts, seal = pack({"run": self.run, "epoch": self._epoch, **place, **header}, arrays)
+        link = {"position": self._next, "after": self._after, "before": self._before}
+        parts, seal = pack({"run": self.run, "epoch": self._epoch, **link, **header}, arrays)
         try:
-            self._store.create(self._name(self._next), parts)
+            self._store.create(place(self._folder, self._next), parts)
         except FileExistsError:
             if not self._is_there(seal):
                 raise
