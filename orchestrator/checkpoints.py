@@ -16,7 +16,6 @@ from outer import parts
 from outer.frames import Damaged
 from outer.objects import Objects
 
-
 REQUEST_FILE = "checkpoint.json"  # {"at"}: one is wanted now
 
 

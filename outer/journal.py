@@ -24,6 +24,7 @@ from numpy.typing import NDArray
 from outer import identity as identities
 from outer import keeping
 from outer.facts import Committed
+from outer.fragments import Fragment
 from outer.frames import Damaged, pack, unpack
 from outer.identity import IDENTITY, place, positions, written
 from outer.identity import identity as identity
@@ -71,11 +72,22 @@ class Cut:
     kept: dict[str, Any]  # the records
     values: Mapping[int, Value]  # by fragment; those not in it never committed
 
-    def part(self, epoch: int, snapshot: int) -> tuple[dict[str, Any], list[NDArray[Any]]]:
-        """(header, arrays) of a checkpoint's part."""
+    def part(
+        self,
+        epoch: int,
+        snapshot: int,
+        fragments: Sequence[Fragment] = (),
+        initial: Mapping[int, NDArray[Any]] | None = None,
+    ) -> tuple[dict[str, Any], list[NDArray[Any]]]:
+        """(header, arrays) of a checkpoint's part. `initial`: of fragments that may never have committed."""
         described = [[fragment, value.version, len(value.arrays)] for fragment, value in sorted(self.values.items())]
         arrays = [array for _, value in sorted(self.values.items()) for array in value.arrays]
-        return {"epoch": epoch, "snapshot": snapshot, "kept": self.kept, "values": described}, arrays
+        first = {fragment: theta for fragment, theta in (initial or {}).items() if fragment not in self.values}
+        described += [[fragment, 0, 1] for fragment in sorted(first)]
+        arrays += [theta for _, theta in sorted(first.items())]
+        tensors = [[[each.name, list(each.shape), each.dtype] for each in fragment.tensors] for fragment in fragments]
+        header = {"epoch": epoch, "snapshot": snapshot, "kept": self.kept, "values": described, "tensors": tensors}
+        return header, arrays
 
 
 @dataclass
