@@ -19,7 +19,8 @@ Bytes = bytes | bytearray | memoryview
 
 REQUEST_S = 20.0  # object storage says nothing for so long, and the request is made again
 CONNECT_S = 5.0
-ATTEMPTS = 2  # by s3fs, of three requests each; whoever needs more asks again
+RETRIES = 2  # of a request, by botocore
+ATTEMPTS = 2  # at that, by s3fs; whoever needs more asks again
 CALL_S = 60.0  # for all of it, where no bulk is moved
 SLOWEST = 4 * 2**20  # bytes/s; creating an object may take as much longer as it has bytes
 PROBE = "probe"
@@ -163,7 +164,7 @@ class Remote:
             import fsspec
 
             scheme = self.uri.partition("://")[0]
-            deadlines = {"connect_timeout": CONNECT_S, "read_timeout": REQUEST_S, "retries": {"max_attempts": 2}}
+            deadlines = {"connect_timeout": CONNECT_S, "read_timeout": REQUEST_S, "retries": {"max_attempts": RETRIES}}
             options = {"config_kwargs": deadlines} if scheme in ("s3", "s3a") else {}
             try:
                 self._opened = fsspec.core.url_to_fs(self.uri, use_listings_cache=False, **options)
