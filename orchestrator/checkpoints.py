@@ -127,7 +127,7 @@ def retire(store: Objects, keep: int) -> list[int]:
     """Remove all but the newest so many, and what never became one before them. Returns which."""
     numbers = known(store)
     whole = [number for number in numbers if complete(store, number)]
-    oldest = whole[-keep] if len(whole) > keep else 0
+    oldest = whole[-keep] if len(whole) >= keep else 0
     retired = [number for number in numbers if number < oldest]
     for number in retired:
         names = store.names(f"{parts.FOLDER}/{number:06d}")

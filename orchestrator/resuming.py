@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Iterator
+from pathlib import Path
 
 from orchestrator.checkpoints import REQUEST_FILE
 from orchestrator.config import Recipe
@@ -13,6 +14,8 @@ from orchestrator.stored import recipe_of
 from outer.manifest import flatten
 
 CHANGEABLE = ("pools", "budget", "eval", "chaos", "run", "durability", "sync.quorum")
+FIXED = "durability.store"  # where all that the run goes on from is
+FILLED_IN = ("sync.P", "init_digest")  # when a recipe is resolved; what they follow from is compared itself
 # Said at an end that is none any more, or to a process that is gone.
 END_FILES = ("events.jsonl", SEAL_FILE, "summary.json", "stop", REQUEST_FILE)
 
@@ -20,13 +23,18 @@ END_FILES = ("events.jsonl", SEAL_FILE, "summary.json", "stop", REQUEST_FILE)
 def unlike(store: RunStore, recipe: Recipe) -> Iterator[Problem]:
     """What keeps this recipe from going on with the run that lies there. `recipe` need not be resolved."""
     before, now = flatten(recipe_of(store).canonical()), flatten(recipe.canonical())
+    if recipe.init_from is not None:
+        now["init_from"] = str(Path(recipe.init_from).expanduser().absolute())  # as a resolved recipe has it
     for key in sorted(before.keys() | now.keys()):
-        if key.startswith(CHANGEABLE) or before.get(key) == now.get(key):
+        if _changeable(key) or before.get(key) == now.get(key) or (key in FILLED_IN and key not in now):
             continue
-        if key not in now:
-            continue  # filled in when the run was resolved
-        fix = f"leave it as it was, {before.get(key)!r}; or give --fresh to begin anew, or another --name"
-        yield Problem(key, now[key], "is not what the run in this folder was begun with", fix)
+        was = f"leave it as it was, {before[key]!r}" if key in before else "leave it out, as it was"
+        fix = f"{was}; or give --fresh to begin anew, or another --name"
+        yield Problem(key, now.get(key), "is not what the run in this folder was begun with", fix)
+
+
+def _changeable(key: str) -> bool:
+    return key != FIXED and any(key == each or key.startswith(f"{each}.") for each in CHANGEABLE)
 
 
 def reopen(store: RunStore) -> None:
