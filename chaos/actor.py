@@ -23,6 +23,7 @@ from orchestrator.waiting import CALL_S, within
 NAME = "chaos"
 CPUS = 0.1
 POLL_S = 0.05
+ALONE_S = 60.0  # for another orchestrator to follow one that died
 
 
 class ChaosActor:
@@ -51,12 +52,17 @@ class ChaosActor:
             return
         self._running = True
         waiting, following = self._planned, next(self._random, None)
+        heard_at = time.monotonic()
         while not self._stopped.is_set():
             try:
                 orchestrator = ray.get_actor("orchestrator", self._namespace)
                 clock = (await within(CALL_S, orchestrator.syncer.remote()))["clock"]
+                heard_at = time.monotonic()
             except (ValueError, TimeoutError, ray.exceptions.RayError):
-                return  # without an orchestrator there is no run to disturb
+                if time.monotonic() - heard_at > ALONE_S:
+                    return  # without an orchestrator there is no run to disturb
+                await asyncio.sleep(POLL_S)
+                continue
             if clock["finished"]:
                 return
             if clock["syncer_step"] is None:

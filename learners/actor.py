@@ -148,6 +148,7 @@ class LearnerActor:
         self._exchange: Exchange | None = None
         self._next: queue.SimpleQueue[signals.RunStep | signals.Hold | signals.Exit] = queue.SimpleQueue()
         self._machine: Learner | None = None
+        self._ended: Future[str] | None = None  # once it has begun: why the loop has ended
         signal.signal(signal.SIGTERM, self._on_sigterm)  # Ray runs constructors in the main thread
 
     def __repr__(self) -> str:
@@ -160,15 +161,22 @@ class LearnerActor:
 
     @ray.method(concurrency_group="loop")
     def run(self) -> str:
-        """Train until the run ends; returns why it did. An exception is a fault of this incarnation."""
+        """Train until the run ends; returns why it did. An exception is a fault of this incarnation.
+
+        Called again, by another orchestrator, it waits for that end and tells the same.
+        """
+        if self._ended is not None:
+            return self._ended.result()
+        self._ended = Future()
         try:
             self._prepare()
-            return self._loop()
-        except Exception:
+            self._ended.set_result(self._loop())
+        except Exception as error:
             step = self._machine.step if self._machine else 0
             self._outbox.add(LoopFailed(step, traceback.format_exc()))
             self._flush()
-            raise
+            self._ended.set_exception(error)
+        return self._ended.result()
 
     @ray.method(concurrency_group="inbox")
     def reattach(self, outer: Any) -> str:
@@ -241,6 +249,19 @@ class LearnerActor:
         described = parts.write(spec.store, save.snapshot, f"{spec.name}.{spec.incarnation}", header, arrays)
         exact = header["facts"] is not None
         return {**described, "learner": spec.name, "incarnation": spec.incarnation, "exact": exact}
+
+    # -------------------------------------------------------------- called by a syncer that has lost its journal
+
+    @ray.method(concurrency_group="give")
+    def holdings(self) -> list[int]:
+        """The version of each fragment that the syncer sent last; 0 where it sent none."""
+        return [] if self._exchange is None or self._machine is None else self._machine.holdings
+
+    @ray.method(concurrency_group="give")
+    def held(self, fragment: int) -> tuple[int, Any]:
+        """(version, float32[n]) of what the syncer sent last of a fragment, as it came."""
+        assert self._exchange is not None and self._machine is not None
+        return self._machine.holdings[fragment], self._exchange.base(fragment)
 
     # -------------------------------------------------------------- called by a joiner
 

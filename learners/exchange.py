@@ -114,6 +114,10 @@ class Exchange:
         """Go on from a peer's parameters and inner state; no fragment has a base yet."""
         self._trainer.inherit(states.unpack(state.payload, self._trainer.hold()))
 
+    def base(self, fragment: int) -> Flat | None:
+        """What the syncer sent last of a fragment."""
+        return self._bases[fragment]
+
     def encode(self, contribution: Contribution) -> Contribution:
         """Turn a machine's answer, whose payload is a HostCopy, into what goes over the wire."""
         copy: HostCopy = contribution.payload

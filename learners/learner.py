@@ -176,6 +176,11 @@ class Learner:
         effects, self._effects = self._effects, []
         return effects
 
+    @property
+    def holdings(self) -> list[int]:
+        """The version of each fragment that came from the syncer; 0 where none did."""
+        return [max(0, version) for version in self._adoption.versions]
+
     # -------------------------------------------------------------- from start to first step
 
     def _enter(self, now: float, phase: str) -> None:

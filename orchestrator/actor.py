@@ -27,6 +27,7 @@ from orchestrator.crew import Crew, learner_spec, shared
 from orchestrator.events import (
     Evaluated,
     Journalist,
+    OrchestratorFollowed,
     ReferenceLosses,
     RunFinished,
     RunResumed,
@@ -40,7 +41,7 @@ from orchestrator.placement import Place, control, hand_name, named
 from orchestrator.report.write import attempt
 from orchestrator.seal import SEAL_FILE, seal
 from orchestrator.store import RunStore
-from orchestrator.stored import STATUS_FILE, object_of
+from orchestrator.stored import STATUS_FILE, object_of, status_if_any
 from orchestrator.succession import NoSyncer, Succession
 from orchestrator.summary import summarise
 from orchestrator.waiting import CALL_S, gist, within
@@ -163,19 +164,44 @@ class OrchestratorActor:
             shared=shared(recipe),
             code=self._code,
             store=self._kept,
+            durability=recipe.durability.mode,
         )
-        saved = await self._resume()
+        epochs = self._store.granted("epoch", "syncer")
         self._succession = Succession(
-            recipe, self._place, self._store, spec, self._say, self._crew.expected, self._follow
+            recipe,
+            self._place,
+            self._store,
+            spec,
+            self._say,
+            self._crew.expected,
+            self._follow,
+            self._crew.handles_alive,
         )
+        if epochs and await self._take_over(epochs):
+            return
+        saved = await self._resume(epochs) if epochs else {}
         self._crew.start(self._succession, saved)  # learners come up beside the syncer, which is to hear of them all
         self._succession.begin()
 
-    async def _resume(self) -> dict[str, Saved]:
-        """What learners start from, where this run was begun before."""
-        epochs = self._store.granted("epoch", "syncer")
-        if not epochs:
-            return {}
+    async def _take_over(self, epoch: int) -> bool:
+        """Go on with what trains without an orchestrator. False: nothing does."""
+        assert self._succession is not None
+        rows = (status_if_any(self._store) or {}).get("learners") or []
+        learners = await self._crew.find({row["name"]: row for row in rows})
+        served = await self._succession.adopt(epoch)
+        if not learners and not served:
+            return False
+        self._say(OrchestratorFollowed(epoch if served else 0, tuple(learners)))
+        self._crew.start(self._succession, {})
+        if served:
+            await asyncio.sleep(0)  # for the crew to take them over
+            self._crew.follow(self._succession.handle)  # some may not have heard of it yet
+        else:
+            self._succession.begin()
+        return True
+
+    async def _resume(self, epochs: int) -> dict[str, Saved]:
+        """What learners start from, in a run that was begun before."""
         run = await asyncio.to_thread(identity, self._kept, JOURNAL)
         found = await asyncio.to_thread(checkpoints.resumption, self._kept, run)
         damaged = tuple(f"checkpoint {snapshot}: {wrong}" for snapshot, wrong in found.damage)
@@ -209,6 +235,7 @@ class OrchestratorActor:
         return bool(self._stop_reason or self._view.get("finished"))
 
     async def _watch(self) -> None:
+        assert self._succession is not None
         status_at, idle_since = 0.0, time.monotonic()
         self._state = "running"
         while True:
@@ -228,6 +255,7 @@ class OrchestratorActor:
                 raise RunFailed(f"no syncer step for {run.idle_s:.0f} s; last faults: {faults}")
             self._crew.watch(self._view["learners"] if served else ())
             if served:
+                await self._succession.keep_replica()
                 self._checkpoints.heed(object_of(self._store, REQUEST_FILE))
             if served:
                 self._evaluate_if_due()
@@ -266,7 +294,8 @@ class OrchestratorActor:
         if self._view["running_s"] is None or (self._evaluation is not None and not self._evaluation.done()):
             return
         if self._evaluation is None:
-            self._evaluation = asyncio.create_task(self._evaluate(initial=True))
+            first = self._store.granted("incarnation", "orchestrator") == 1
+            self._evaluation = asyncio.create_task(self._evaluate(initial=first))
         elif every and now // every > self._evaluated_at // every:
             self._evaluated_at = now
             self._evaluation = asyncio.create_task(self._evaluate())
@@ -356,7 +385,7 @@ class OrchestratorActor:
         """End every actor of the run but this one, and give up its places."""
         handles = [*self._crew.handles, self._evaluator]
         if self._succession is not None:
-            handles.append(self._succession.handle)
+            handles += [self._succession.handle, self._succession.replica]
         names = {"chaos"} | {hand_name(node) for node in self._crew.nodes}
         for name in names:
             with contextlib.suppress(ValueError):
@@ -378,7 +407,9 @@ class OrchestratorActor:
 
     def _write_status(self) -> None:
         crew = self._crew
-        about = About(self._state, self._reason, self._started_at, time.time(), self._eval_loss, dict(crew.pools))
+        newest = self._checkpointer.newest if self._checkpointer is not None else None
+        when = (self._started_at, time.time())
+        about = About(self._state, self._reason, *when, self._eval_loss, dict(crew.pools), os.getpid(), newest)
         self._store.write_json(STATUS_FILE, model(self._recipe, about, self._view, self._syncer_status(), crew.placed))
 
 

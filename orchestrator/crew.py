@@ -22,6 +22,7 @@ from orchestrator.overview import Placed
 from orchestrator.placement import (
     Place,
     draining_nodes,
+    get_placement_group,
     hand,
     inside,
     label,
@@ -96,11 +97,30 @@ class Crew:
         self._tasks: set[asyncio.Task[None]] = set()
         self._heeded_at = float("-inf")
         self._saved: dict[str, Saved] = {}  # what each may start from the first time
+        self._found: dict[str, Unit] = {}  # those that an earlier orchestrator has left
 
     def start(self, succession: Succession, saved: Mapping[str, Saved]) -> None:
         """Let all wanted learners come, beside the syncer's first epoch, those from what they have saved."""
         self._succession, self._saved = succession, dict(saved)
         self._advance()
+
+    async def find(self, statuses: Mapping[str, Mapping[str, Any]]) -> list[str]:
+        """Look for learners that an earlier orchestrator has left; `statuses`: its last words on each, by name."""
+        names = dict.fromkeys([*self._controller.wanted, *statuses])
+        found = await asyncio.gather(*(self._left_behind(name, statuses.get(name, {})) for name in names))
+        self._found = {name: unit for name, unit in zip(names, found, strict=True) if unit is not None}
+        return list(self._found)
+
+    async def _left_behind(self, name: str, status: Mapping[str, Any]) -> Unit | None:
+        incarnation = self._store.granted("incarnation", name)
+        try:
+            handle = ray.get_actor(label(name, incarnation), self._place.namespace)
+            info = await within(CALL_S, handle.identify.remote())
+        except (ValueError, ray.exceptions.RayError):
+            return None
+        except TimeoutError:
+            info = status  # it is frozen, perhaps: its lease will tell
+        return Unit(incarnation, handle=handle, pid=info.get("pid"), node=info.get("node"))
 
     def expected(self) -> tuple[Expect, ...]:
         """The incarnations that live, or are about to."""
@@ -180,6 +200,9 @@ class Crew:
         units = self._units.items()
         return [(name, u.incarnation, u.handle) for name, u in units if u.handle is not None and u.gone is gone]
 
+    def handles_alive(self) -> tuple[Any, ...]:
+        return tuple(handle for _, _, handle in self.savers())
+
     @property
     def handles(self) -> list[Any]:
         return [unit.handle for unit in self._units.values() if unit.handle is not None]
@@ -210,13 +233,23 @@ class Crew:
 
     async def _start(self, name: str) -> None:
         """From the grant of an incarnation to what follows from its end."""
+        if (found := self._found.pop(name, None)) is not None:
+            self._controller.started(name, found.incarnation)
+            self._units[name] = found
+            await self._attend(name, found, self._live_on(name, found))
+            return
         saved = self._saved.pop(name, None)
         exact = saved is not None and saved.exact
         incarnation = saved.incarnation if saved is not None and exact else self._store.grant("incarnation", name)
         self._controller.started(name, incarnation)
         unit = self._units[name] = Unit(incarnation, saved=saved)
+        await self._attend(name, unit, self._live(name, unit))
+
+    async def _attend(self, name: str, unit: Unit, life: Coroutine[Any, Any, str]) -> None:
+        """To its end, and what follows from that."""
+        incarnation = unit.incarnation
         try:
-            cause, detail = await self._live(name, unit), ""
+            cause, detail = await life, ""
         except ray.exceptions.RayTaskError as error:
             cause, detail = "failed", gist(error)
         except ray.exceptions.RayError as error:
@@ -231,6 +264,15 @@ class Crew:
             self._controller.finished(name, incarnation)
         else:
             await self._lost(name, unit, cause, detail)
+
+    async def _live_on(self, name: str, unit: Unit) -> str:
+        """It was there before this orchestrator."""
+        self._groups[name] = get_placement_group(name)
+        if unit.node is not None:
+            self._nodes.add(unit.node)
+        self._controller.answered(name, unit.incarnation)
+        ended: str = await unit.handle.run.remote()
+        return DRAINED if ended.startswith("drained") else FINISHED
 
     async def _live(self, name: str, unit: Unit) -> str:
         """From its request to the end of its training loop: `finished` or `drained`."""

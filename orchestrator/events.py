@@ -73,6 +73,14 @@ class SyncerLost:
 
 
 @dataclass(frozen=True)
+class ReplicaLost:
+    """The process that held the second copy of all commits is gone; nothing is announced until another has them."""
+
+    replica: int
+    detail: str
+
+
+@dataclass(frozen=True)
 class CheckpointWritten:
     """It is whole, and can be gone on from."""
 
@@ -100,6 +108,14 @@ class RunResumed:
     snapshot: int  # the checkpoint that learners start from; 0: none
     exact: tuple[str, ...]  # learners that go on as the same incarnation
     damaged: tuple[str, ...]  # newer checkpoints that are not whole, and why
+
+
+@dataclass(frozen=True)
+class OrchestratorFollowed:
+    """An orchestrator took over a run that went on without one."""
+
+    epoch: int  # of the syncer that it found; 0: none
+    learners: tuple[str, ...]  # that it found
 
 
 @dataclass(frozen=True)
@@ -177,9 +193,11 @@ ClusterFact = (
     | LearnerStarted
     | LearnerLost
     | SyncerLost
+    | ReplicaLost
     | CheckpointWritten
     | CheckpointFailed
     | RunResumed
+    | OrchestratorFollowed
     | PoolScaled
     | NodePreempted
     | Evaluated

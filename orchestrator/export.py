@@ -69,7 +69,8 @@ def of_checkpoint(store: RunStore, kept: Objects, snapshot: int) -> Model:
     header, arrays, _ = parts.read(kept, snapshot, parts.SYNCER, seal)
     left, thetas = iter(arrays), {}
     for fragment, _, count in header["values"]:
-        thetas[fragment], *_ = [next(left) for _ in range(count)]
+        thetas[fragment], *_ = [next(left) for _ in range(count)]  # the outer optimizer's state follows
+    thetas |= {fragment: next(left) for fragment in header["initial"]}
     fragments = tuple(
         Fragment(index, tuple(Tensor(name, tuple(shape), dtype) for name, shape, dtype in tensors))
         for index, tensors in enumerate(header["tensors"])

@@ -19,6 +19,8 @@ category, so the shares sum to 1:
     drain                             the phase draining: it steps no more, and its last steps are waited for
     unattributed                      what no fact explains
 
+What lies between a run's suspension, or the death of all of it, and its resumption is nobody's time.
+
 Where facts overlap the more specific wins, in the order of RANKS. Times are each writer's own wall clock, in
 seconds; processes on hosts whose clocks differ blur the borders of categories, never their sum.
 """
@@ -105,10 +107,11 @@ class Goodput:
     goodput_time: float  # productive learner-seconds / configured
     global_downtime_s: float  # no learner held a lease that its steps had earned
     outer_downtime_s: float | None  # None: fewer than two commits
+    paused_s: float = 0.0  # of that time there was nothing of the run
 
     @property
     def wall_s(self) -> float:
-        return self.stop - self.start
+        return self.stop - self.start - self.paused_s
 
 
 @dataclass(frozen=True)
@@ -141,7 +144,7 @@ def account(events: Iterable[Event] | History, books: Books | None = None) -> Go
     if span is None or history.rules is None:
         return None
     fates = (books if books is not None else settle(history)).fates
-    wanted = {name: _clip(intervals, span) for name, intervals in wanted_times(history).items()}
+    wanted = {name: _minus(_clip(times, span), history.pauses) for name, times in wanted_times(history).items()}
     seconds = {name: _paint(list(_strokes(history, name, fates, span[1])), times) for name, times in wanted.items()}
     configured = math.fsum(_length(times) for times in wanted.values())
     categories = {name: math.fsum(spent[name] for spent in seconds.values()) / configured for name in reversed(RANKS)}
@@ -156,7 +159,8 @@ def account(events: Iterable[Event] | History, books: Books | None = None) -> Go
         categories,
         availability=math.fsum(alive) / configured,
         goodput_time=categories["productive"],
-        global_downtime_s=_length(_minus([span], held)),
+        global_downtime_s=_length(_minus([span], [*held, *history.pauses])),
+        paused_s=_length(_clip(history.pauses, span)),
         outer_downtime_s=outer_downtime(history),
     )
 
@@ -187,12 +191,16 @@ def wanted_times(history: History) -> dict[str, list[Interval]]:
 def wanted_within(history: History) -> dict[str, float]:
     """For how many seconds of the window each learner was to be there."""
     span = window(history)
-    return {} if span is None else {name: _length(_clip(t, span)) for name, t in wanted_times(history).items()}
+    if span is None:
+        return {}
+    return {name: _length(_minus(_clip(t, span), history.pauses)) for name, t in wanted_times(history).items()}
 
 
 def outer_downtime(history: History) -> float | None:
     """Seconds without a commit beyond two median commit intervals, summed over the gaps between commits."""
-    gaps = [after.at - before.at for before, after in pairwise(history.commits)]
+    gaps = [
+        _length(_minus([(a.at, b.at)], history.pauses)) if a.at < b.at else 0.0 for a, b in pairwise(history.commits)
+    ]
     if not gaps:
         return None
     allowed = 2 * statistics.median(gaps)
@@ -231,6 +239,9 @@ def _strokes(history: History, learner: str, fates: dict[tuple[str, int, int], s
     strict = any(said.fact.waited_for == "adoption" for life in lives for said in life.steps)
     for life, successor in zip(lives, [*lives[1:], None], strict=True):
         yield from _of_start(life, end)
+        for at in life.resumed:
+            began = max((stop for _, stop in history.pauses if stop <= at), default=at)
+            yield Stroke(began, at, "startup")
         yield from _of_steps(life, fates, strict)
         yield from (Stroke(*interval, "suspended") for interval in _suspended(life, end))
         if life.over == "killed":

@@ -35,6 +35,7 @@ from orchestrator.stored import CLUSTER_FILE, status_if_any
 LOOPBACK = "127.0.0.2"  # Ray replaces 127.0.0.1 by an address that others can reach; this one it leaves
 WAIT_S = 0.5
 BEGIN_S = 60.0
+ORCHESTRATORS_MAX = 10  # in one run: whoever kills that many means it
 KNOCK_S = 5.0
 STOP_S = 10.0
 REMOVE_S = 5.0
@@ -108,6 +109,31 @@ def follow(
         admit(recipe.run.control)
     if threading.current_thread() is threading.main_thread():
         signal.signal(signal.SIGTERM, _terminate)  # after Ray's own: asked to end, end cleanly
+    for left in reversed(range(ORCHESTRATORS_MAX)):
+        orchestrator = _orchestrator(recipe, store, place)
+        ended = orchestrator.result.remote()
+        if recipe.run.metrics:
+            metrics.start(recipe, store, place.namespace, place.local)
+        if recipe.chaos.active and starter is not None:
+            starter(recipe, store, place.namespace, place.local)
+        try:
+            summary = _wait(ended, store, on_status)
+            break
+        except RunLost:
+            if not left:
+                raise  # else the run goes on without one, until the next has found it
+        except KeyboardInterrupt as interruption:
+            if detach and not isinstance(interruption, Terminated) and job.config() is None:
+                raise
+            ray.get(orchestrator.stop.remote("interrupted"), timeout=STOP_S)  # Ray may end a job's entrypoint in 3 s
+            summary = _wait(ended, store, on_status)  # interrupted again: leaves at once
+            break
+    ray.kill(orchestrator)
+    return summary
+
+
+def _orchestrator(recipe: Recipe, store: RunStore, place: Place) -> Any:
+    """A new one, that has begun: it goes on with what an earlier one has left."""
     options = named("orchestrator", place.namespace, actor.ORCHESTRATOR_CPUS)
     options |= control(recipe.run.control, anywhere=place.local)
     try:
@@ -120,20 +146,7 @@ def follow(
     except BaseException:
         ray.kill(orchestrator)  # what has not begun would wait for ever
         raise
-    ended = orchestrator.result.remote()
-    if recipe.run.metrics:
-        metrics.start(recipe, store, place.namespace, place.local)
-    if recipe.chaos.active and starter is not None:
-        starter(recipe, store, place.namespace, place.local)
-    try:
-        summary = _wait(ended, store, on_status)
-    except KeyboardInterrupt as interruption:
-        if detach and not isinstance(interruption, Terminated) and job.config() is None:
-            raise
-        ray.get(orchestrator.stop.remote("interrupted"), timeout=STOP_S)  # Ray may end a job's entrypoint in 3 s
-        summary = _wait(ended, store, on_status)  # interrupted again: leaves at once
-    ray.kill(orchestrator)
-    return summary
+    return orchestrator
 
 
 def _terminate(number: int, frame: Any) -> None:
@@ -253,6 +266,8 @@ def use_auth_settings() -> None:
 def logical_cpus(recipe: Recipe) -> int:
     """CPUs that the recipe's actors ask for, those of chaos, the hand and the metrics included."""
     asked = sum(pool.resources.get("CPU", 0.0) * pool.most for pool in recipe.pools)
+    if recipe.durability.mode == "replica":
+        asked += succession.REPLICA_CPUS
     return math.ceil(asked + succession.OUTER_CPUS + actor.EVALUATOR_CPUS + actor.ORCHESTRATOR_CPUS + 0.5)
 
 

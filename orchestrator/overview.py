@@ -14,6 +14,9 @@ if TYPE_CHECKING:
     from orchestrator.config import Recipe
 
 
+STALLED_S = 2.0  # a write that takes longer is worth a word
+
+
 @dataclass(frozen=True)
 class About:
     """The run as a whole. Times are Unix seconds."""
@@ -24,6 +27,8 @@ class About:
     written_at: float
     eval_loss: float | None  # nats per token, newest
     pools: Mapping[str, int] = field(default_factory=dict)  # learners wanted, by pool
+    pid: int | None = None  # the orchestrator's
+    checkpoint: Mapping[str, Any] | None = None  # the newest: {"snapshot", "at", "syncer_step"}
 
     @property
     def ended(self) -> bool:
@@ -62,7 +67,7 @@ def model(
             "eta_s": running_s * (1 - progress) / progress if running_s and progress else None,
             "pools": _pools(recipe, about),
             "started_at": about.started_at,
-            "conditions": _conditions(recipe, about, view),
+            "conditions": _conditions(recipe, about, view, syncer),
         },
         "learners": [
             _learner(recipe, about, row, placed.get(row["name"]))
@@ -72,11 +77,18 @@ def model(
         "syncer": {
             "pid": syncer.get("pid"),
             "node": syncer.get("node"),
-            "epoch": view.get("epoch"),
+            "epoch": syncer.get("epoch", view.get("epoch")),
+            "down_s": syncer.get("down_s", 0.0),
             "syncer_step": view.get("syncer_step", 0),
             "quorum": recipe.quorum,
             "grace_s": view.get("grace_s"),
         },
+        "durability": {
+            "mode": recipe.durability.mode,
+            "journal": view.get("journal"),
+            "checkpoint": about.checkpoint,
+        },
+        "orchestrator": {"pid": about.pid},
         "written_at": about.written_at,
     }
 
@@ -125,7 +137,9 @@ def _state(about: About, row: Mapping[str, Any]) -> str:
     return "silent" if row["phase"] else "down"
 
 
-def _conditions(recipe: Recipe, about: About, view: Mapping[str, Any]) -> list[dict[str, str]]:
+def _conditions(
+    recipe: Recipe, about: About, view: Mapping[str, Any], syncer: Mapping[str, Any]
+) -> list[dict[str, str]]:
     if about.ended:
         return [_condition("Ended", True, about.state.capitalize(), about.reason)]
     live = sum(row["alive"] and row["phase"] == "stepping" for row in view.get("learners", []))
@@ -134,7 +148,29 @@ def _conditions(recipe: Recipe, about: About, view: Mapping[str, Any]) -> list[d
     return [
         _condition("AllLearnersLive", all_live, "Live" if all_live else "Missing", f"{live} of {wanted} step"),
         _condition("QuorumMet", met, "Met" if met else "BelowQuorum", f"{live} live, K = {quorum}"),
+        _serving(syncer),
+        _durable(view.get("journal") or {}),
     ]
+
+
+def _serving(syncer: Mapping[str, Any]) -> dict[str, str]:
+    epoch, down_s = syncer.get("epoch"), syncer.get("down_s", 0.0)
+    if down_s:
+        return _condition("SyncerServes", False, "Down", f"epoch {epoch} comes up since {down_s:.1f} s")
+    return _condition("SyncerServes", True, "Serves", f"epoch {epoch}")
+
+
+def _durable(journal: Mapping[str, Any]) -> dict[str, str]:
+    """Whether what is committed is being kept; nothing is announced that is not."""
+    waiting_s, trouble = journal.get("waiting_s", 0.0), journal.get("trouble", "")
+    if trouble or waiting_s > STALLED_S:
+        why = trouble or "its store does not answer"
+        return _condition("Durable", False, "Stalled", f"nothing was made durable for {waiting_s:.1f} s: {why}")
+    if damage := journal.get("damage"):
+        return _condition("Durable", True, "WasDamaged", f"in the journal: {'; '.join(damage)}")
+    return _condition(
+        "Durable", True, "Kept", f"{journal.get('bytes', 0):,} bytes in {journal.get('groups', 0):,} groups"
+    )
 
 
 def _condition(kind: str, status: bool, reason: str, message: str) -> dict[str, str]:

@@ -5,6 +5,7 @@ What a pool asks for is decided in shape.py; this module says it to Ray.
 
 from __future__ import annotations
 
+import contextlib
 import os
 import signal
 import subprocess
@@ -17,6 +18,7 @@ import psutil
 import ray
 from ray.util.placement_group import (
     PlacementGroup,
+    get_placement_group,
     placement_group,
     placement_group_table,
     remove_placement_group,
@@ -31,8 +33,10 @@ __all__ = [
     "Hand",
     "Place",
     "admit",
+    "apart_from",
     "control",
     "draining_nodes",
+    "get_placement_group",
     "hand",
     "hand_name",
     "inside",
@@ -74,6 +78,8 @@ def reserve(learner: str, pool: PoolConfig, anywhere: bool) -> PlacementGroup:
 
     `anywhere`: whatever the pool's labels, as on a cluster of one local node.
     """
+    with contextlib.suppress(ValueError):  # an earlier orchestrator may have left it
+        return get_placement_group(learner)
     claim = shape(pool, anywhere)
     return placement_group(
         [dict(claim.resources)],
@@ -110,6 +116,17 @@ def why_not(group: PlacementGroup, pool: PoolConfig, anywhere: bool) -> str:
 def control(labels: Mapping[str, str], anywhere: bool) -> dict[str, Any]:
     """Actor options that keep an actor on nodes with these labels."""
     return {"label_selector": dict(labels)} if labels and not anywhere else {}
+
+
+def apart_from(node: str | None, labels: Mapping[str, str], anywhere: bool) -> dict[str, Any]:
+    """Actor options for a living node that is not this one, of another region if there is one; else as `control`."""
+    others = [each for each in ray.nodes() if each["Alive"] and each["NodeID"] != node]
+    here = next((each["Labels"].get("region") for each in ray.nodes() if each["NodeID"] == node), None)
+    fit = [each for each in others if labels.items() <= each["Labels"].items()]
+    fit.sort(key=lambda each: (each["Labels"].get("region") == here, each["NodeID"]))
+    if anywhere or node is None or not fit:
+        return control(labels, anywhere)
+    return {"scheduling_strategy": NodeAffinitySchedulingStrategy(node_id=fit[0]["NodeID"], soft=True)}
 
 
 def admit(labels: Mapping[str, str]) -> None:

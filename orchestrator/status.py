@@ -89,6 +89,15 @@ def syncer_line(status: Mapping[str, Any]) -> str:
     )
 
 
+def checkpoint_line(status: Mapping[str, Any]) -> str:
+    newest, written_at = part(status, "durability").get("checkpoint"), status.get("written_at")
+    if not isinstance(newest, dict) or written_at is None:
+        return "checkpoint: none yet"
+    age_s = max(0.0, written_at - newest.get("at", written_at))
+    snapshot, step = number(newest.get("snapshot")), number(newest.get("syncer_step"))
+    return f"checkpoint: {snapshot}, at step {step}, {seconds(age_s)} old"
+
+
 def conditions(status: Mapping[str, Any]) -> list[str]:
     """What the run says of itself, a line each: `Quorum: false, TooFewLearners: 1 of 2 learners live`."""
     return [
@@ -122,4 +131,4 @@ def lines(status: Mapping[str, Any]) -> list[str]:
     rows = [COLUMNS, *(row(learner) for learner in status.get("learners") or [])]
     widths = [max(len(cells[column]) for cells in rows) for column in range(len(COLUMNS))]
     table = ["  ".join(cell.ljust(width) for cell, width in zip(cells, widths, strict=True)).rstrip() for cells in rows]
-    return [headline(status), syncer_line(status), *conditions(status), *table]
+    return [headline(status), syncer_line(status), checkpoint_line(status), *conditions(status), *table]

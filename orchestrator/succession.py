@@ -7,23 +7,27 @@ makes no difference. Knows nothing of learners but who is expected to live.
 from __future__ import annotations
 
 import asyncio
+import contextlib
 import time
 from collections.abc import Callable, Mapping
 from dataclasses import replace
-from typing import Any
+from typing import Any, get_args
 
 import ray
 
 from learners.initial import InitialState
-from orchestrator.config import Recipe
-from orchestrator.events import SegmentRecorder, SyncerLost
-from orchestrator.placement import Place, control, named, syncer_name
+from orchestrator import checkpoints
+from orchestrator.config import SYNCER, Recipe
+from orchestrator.events import ReplicaLost, SegmentRecorder, SyncerLost, read_run
+from orchestrator.placement import Place, apart_from, control, named, syncer_name
 from orchestrator.store import RunStore
 from orchestrator.waiting import CALL_S, gist, within
-from outer.actor import OuterActor, OuterSpec
+from outer.actor import Incomplete, OuterActor, OuterSpec, Salvage
+from outer.facts import Record
+from outer.replica import Replica, ReplicaActor
 from outer.signals import Expect
 
-OUTER_CPUS = 0.5
+OUTER_CPUS, REPLICA_CPUS = 0.5, 0.2
 OUTER_START_S = 120.0
 BIRTHS_MAX = 5  # epochs in a row that do not come up, and the run is given up
 BACKOFF_S = 0.5
@@ -34,7 +38,10 @@ class NoSyncer(Exception):
 
 
 class Succession:
-    """`spec` is every epoch's but for its number; `reached` is told of each new one, that may be spoken to."""
+    """`spec` is every epoch's but for its number; `reached` is told of each new one, that may be spoken to.
+
+    `living` tells who is to be expected, `learners` who can be asked for what the syncer has lost.
+    """
 
     def __init__(
         self,
@@ -45,14 +52,19 @@ class Succession:
         say: Callable[[Any], None],
         living: Callable[[], tuple[Expect, ...]],
         reached: Callable[[Any], None],
+        learners: Callable[[], tuple[Any, ...]],
     ) -> None:
         self.info: Mapping[str, Any] = {}  # pid and node of the epoch that serves
         self._recipe, self._place, self._store, self._spec = recipe, place, store, spec
         self._say, self._living, self._reached = say, living, reached
+        self._learners = learners
         self._handle: Any = None
         self._serving = asyncio.Event()
         self._down_since: float | None = None
         self._following: asyncio.Task[None] | None = None
+        self._replica: Any = None
+        self._replicas = 0  # its number
+        self._seating: asyncio.Task[None] | None = None
 
     # -------------------------------------------------------------- speaking to it
 
@@ -88,26 +100,78 @@ class Succession:
         return self._handle
 
     @property
+    def replica(self) -> Any:
+        """Its handle; None where there is none."""
+        return self._replica
+
+    @property
     def epoch(self) -> int:
         return self._spec.epoch
 
     # -------------------------------------------------------------- one after another
+
+    # -------------------------------------------------------------- the replica
+
+    async def keep_replica(self) -> None:
+        """To be called now and then: where commits are kept in another process's memory, see that there is one."""
+        if self._recipe.durability.mode != "replica" or (self._seating is not None and not self._seating.done()):
+            return
+        if self._seating is not None:
+            seating, self._seating = self._seating, None
+            seating.result()
+        if not self._serving.is_set():
+            return
+        try:
+            await within(self._recipe.run.syncer_lease_s, self._replica.identify.remote())
+        except (TimeoutError, ray.exceptions.RayError) as error:
+            self._say(ReplicaLost(self._replicas, gist(error) or type(error).__name__))
+            ray.kill(self._replica)
+            self._replica = self._another_replica()
+            self._seating = asyncio.create_task(self._reseat())
+
+    async def _reseat(self) -> None:
+        await self.tell("move", Replica(self._replica), patience_s=OUTER_START_S, call_s=OUTER_START_S)
+
+    def _another_replica(self) -> Any:
+        """Elsewhere than the syncer, in another region if there is one."""
+        self._replicas = self._store.grant("incarnation", "replica")
+        options = named(f"replica.{self._replicas}", self._place.namespace, REPLICA_CPUS)
+        options |= apart_from(self.info.get("node"), self._recipe.run.control, anywhere=self._place.local)
+        return ray.remote(ReplicaActor).options(**options).remote()
+
+    async def adopt(self, epoch: int) -> bool:
+        """Go on with the epoch that an earlier orchestrator has left. False: it is gone, or does not answer."""
+        try:
+            handle = ray.get_actor(syncer_name(epoch), self._place.namespace)
+            self.info = await within(self._recipe.run.syncer_lease_s, handle.identify.remote())
+        except (ValueError, TimeoutError, ray.exceptions.RayError):
+            return False
+        self._handle, self._spec = handle, replace(self._spec, epoch=epoch)
+        self._replicas = self._store.granted("incarnation", "replica")
+        with contextlib.suppress(ValueError):
+            self._replica = ray.get_actor(f"replica.{self._replicas}", self._place.namespace)
+        self._serving.set()
+        return True
 
     def begin(self) -> None:
         """Let the first epoch of this run's life come."""
         self._handle = self._create()
         self._following = asyncio.create_task(self._succeed())
 
-    def _create(self) -> Any:
+    def _create(self, salvage: Salvage | None = None) -> Any:
         """The next epoch's actor, that opens the journal while it comes up."""
         epoch = self._store.grant("epoch", "syncer")
+        if self._recipe.durability.mode == "replica":
+            if self._replica is None:
+                self._replica = self._another_replica()
+            self._spec = replace(self._spec, journal=Replica(self._replica))
         recipe = self._recipe
         initial = InitialState(recipe.task, recipe.model, recipe.data, recipe.seed, recipe.sync, recipe.warm_start)
         recorder = SegmentRecorder(self._store.path("events/syncer.jsonl"))
         options = named(syncer_name(epoch), self._place.namespace, OUTER_CPUS)
         options |= control(recipe.run.control, anywhere=self._place.local)
         self._spec = replace(self._spec, epoch=epoch)
-        return ray.remote(OuterActor).options(**options).remote(self._spec, initial, recorder)
+        return ray.remote(OuterActor).options(**options).remote(self._spec, initial, recorder, salvage)
 
     async def view(self) -> dict[str, Any] | None:
         """What the syncer shows of itself; None while there is none. Starts a successor where one is due.
@@ -129,6 +193,18 @@ class Succession:
             self._mourn("died", gist(error))
         return None
 
+    def _salvage(self) -> Salvage:
+        """What is left besides the journal: the log, the newest checkpoint that is whole, and the learners."""
+        said = [event for event in read_run(self._store.root) if event.writer == SYNCER]
+        said.sort(key=lambda event: (event.incarnation, event.sequence))
+        records: dict[Any, int] = {}  # an epoch may have said again what the one before had said
+        for event in said:
+            if isinstance(event.fact, get_args(Record)):
+                records.setdefault(event.fact, event.incarnation)
+        newest = checkpoints.resumption(self._spec.store, None).manifest
+        snapshot = 0 if newest is None else newest.snapshot
+        return Salvage(tuple((epoch, record) for record, epoch in records.items()), snapshot, self._learners())
+
     def _mourn(self, cause: str, detail: str) -> None:
         self._serving.clear()
         self._down_since = time.monotonic()
@@ -148,8 +224,12 @@ class Succession:
             self._say(SyncerLost(self.epoch, "failed", last))
             if birth == BIRTHS_MAX:
                 raise NoSyncer(f"the outer optimizer does not come up: {last}")
-            await asyncio.sleep(BACKOFF_S * 2**birth)
-            self._handle = self._create()
+            salvage = None
+            if Incomplete.__name__ in last:
+                salvage = await asyncio.to_thread(self._salvage)
+            else:
+                await asyncio.sleep(BACKOFF_S * 2**birth)
+            self._handle = self._create(salvage)
         self._down_since = None
         self._serving.set()
         self._reached(self._handle)

@@ -7,6 +7,7 @@ leaves only as return values, which their caller owns. Nothing here decides anyt
 from __future__ import annotations
 
 import asyncio
+import contextlib
 import functools
 import gc
 import os
@@ -26,9 +27,10 @@ from numpy.typing import NDArray
 from outer import codec as codecs
 from outer import parts, signals
 from outer.config import OuterConfig, SyncConfig
+from outer.facts import Record, StateRebuilt
 from outer.fragments import Fragment
 from outer.inspection import examine
-from outer.journal import Arrays, Cut, Opened
+from outer.journal import Arrays, Cut, Opened, Value
 from outer.keeper import Keeper
 from outer.manifest import code_digest, manifest
 from outer.messages import (
@@ -45,7 +47,8 @@ from outer.messages import (
     Welcome,
 )
 from outer.objects import Objects
-from outer.recovery import Entry
+from outer.recovery import Entry, Recovered
+from outer.salvage import JOURNAL, LEARNER, Candidate, rebuild, replayed
 from outer.syncer import Budget, Syncer
 
 Riding = Sequence[tuple[int, float, Any]]  # (sequence, wall time, fact): a learner's facts, until acknowledged
@@ -60,6 +63,7 @@ RECEIVED, MERGED, JOURNALING, JOURNALED, APPLIED, ANNOUNCED = POINTS = (
     "announced",
 )
 CUT_POLL_S = 0.05
+HOLDINGS_S = 10.0  # for a learner to give what it holds of a fragment
 ANNOUNCED_S = 0.02  # for notices to be on their way
 UNDELIVERED_MAX = 64  # messages on their way to one learner; more are dropped, the machine sends again
 LATE_S = 120.0  # an answer that comes after its deadline is still heard, to be refused, for this long
@@ -91,7 +95,53 @@ class OuterSpec:
     budget: Budget
     shared: Mapping[str, Any]  # the recipe's tables that every learner must share
     code: str  # digest of the sources that the run was started with
-    store: Objects  # where the journal is
+    store: Objects  # where journal and checkpoints are
+    durability: str = "journal"
+    journal: Objects | None = None  # where the journal is, if not there
+
+
+class Incomplete(Exception):
+    """The journal does not tell all that an epoch needs; the message says what is lacking."""
+
+
+@dataclass(frozen=True)
+class Salvage:
+    """What else there is to rebuild from."""
+
+    records: tuple[tuple[int, Record], ...]  # by the log, each once: (epoch that said it, record)
+    snapshot: int  # the newest checkpoint that is whole; 0: none
+    learners: tuple[Any, ...]  # handles of those that live
+
+    def cut(self, store: Objects) -> Cut | None:
+        """The syncer's part of the checkpoint. Raises Damaged."""
+        if not self.snapshot:
+            return None
+        header, arrays, _ = parts.read(store, self.snapshot, parts.SYNCER)
+        rest = iter(arrays)
+        values = {f: Value(version, [next(rest) for _ in range(count)]) for f, version, count in header["values"]}
+        return Cut(header["kept"], values)
+
+    def held_by_learners(
+        self, announced: Sequence[int], journal: Mapping[int, Candidate]
+    ) -> dict[int, list[Candidate]]:
+        """Of each fragment whose newest value the journal has not, the newest that a learner has."""
+        newest: dict[int, list[tuple[int, Any]]] = {}
+        for learner in self.learners:
+            with contextlib.suppress(ray.exceptions.RayError):  # dead, or frozen: others may have it
+                for fragment, version in enumerate(ray.get(learner.holdings.remote(), timeout=HOLDINGS_S)):
+                    newest.setdefault(fragment, []).append((version, learner))
+        found: dict[int, list[Candidate]] = {}
+        for fragment, version in enumerate(announced):
+            if fragment in journal and journal[fragment].value.version == version:
+                continue
+            for held, learner in sorted(newest.get(fragment, []), key=lambda each: -each[0]):
+                if not 0 < held <= version:
+                    continue
+                with contextlib.suppress(ray.exceptions.RayError):
+                    held, theta = ray.get(learner.held.remote(fragment), timeout=HOLDINGS_S)
+                    found[fragment] = [Candidate(LEARNER, Value(held, [theta]), codecs.digest(theta))]
+                    break
+        return found
 
 
 @dataclass(frozen=True)
@@ -108,6 +158,7 @@ class OuterActor:
         spec: OuterSpec,
         initial: Callable[[], tuple[tuple[Fragment, ...], list[NDArray[np.float32]], Mapping[str, str]]],
         recorder: Recorder,
+        salvage: Salvage | None = None,
     ) -> None:
         if (code := code_digest()) != spec.code:
             raise RuntimeError(f"this node runs other sources ({code}) than the run was started with ({spec.code})")
@@ -121,9 +172,11 @@ class OuterActor:
         self._parameters = GlobalParameters(
             self._fragments, arrays, spec.outer, spec.sync.codec, rules(tensors, spec.outer.merge, patterns)
         )
-        self._keeper = Keeper(spec.store, spec.epoch, len(self._fragments), self._durable, self._depose, self._reach)
-        opened = self._keeper.open()
-        self._take_over(opened)
+        keeps = spec.durability != "checkpoint"
+        callbacks = (self._durable, self._depose, self._reach)
+        self._keeper = Keeper(spec.journal or spec.store, spec.epoch, len(self._fragments), *callbacks, keeps)
+        self._rebuilt: StateRebuilt | None = None
+        found = self._recover(self._keeper.open(), salvage)
         self._machine = Syncer(
             epoch=spec.epoch,
             config=spec.sync,
@@ -133,9 +186,10 @@ class OuterActor:
             span_steps=spec.span_steps,
             budget=spec.budget,
             manifest=manifest(spec.shared, self._fragments, code),
-            recovered=opened.found if spec.epoch > 1 else None,
+            recovered=found if spec.epoch > 1 else None,
             ahead_s=spec.ahead_s,
             reopened=True,
+            durability=spec.durability,
         )
         self._recorder = recorder
         self._said = 0
@@ -152,29 +206,65 @@ class OuterActor:
         self._initial: dict[int, dict[int, NDArray[Any]]] = {}  # by snapshot, then fragment: had not committed by then
         self._dies_at: dict[str, int] = {}  # for chaos: at which point, passed so many times from now
 
-    def _take_over(self, opened: Opened) -> None:
-        """Raises ValueError where what is kept does not fit the run, or is not whole."""
-        for fragment, version in enumerate(opened.found.versions):
-            if version == 0:
-                continue
-            value = opened.values.get(fragment)
-            if value is None or value.version != version:
-                raise ValueError(f"the newest value of fragment {fragment} is lost: {'; '.join(opened.damage)}")
-            self._parameters.restore(fragment, version, value.arrays)
+    def _recover(self, opened: Opened, salvage: Salvage | None) -> Recovered:
+        """Put in force what the epochs before have left. Raises Incomplete where the journal alone does not tell."""
+        epoch, found = self._spec.epoch, opened.found
+        lacking = [
+            f"version {version} of fragment {fragment} is lost"
+            for fragment, version in enumerate(found.versions)
+            if version and (fragment not in opened.values or opened.values[fragment].version != version)
+        ]
+        if epoch > 1 and not found.batch_sizes and not opened.damage:
+            lacking.append("the journal has no records")
+        if epoch == 1 or not (lacking or opened.damage):
+            for fragment, value in opened.values.items():
+                self._parameters.restore(fragment, value.version, value.arrays)
+            return found
+        why = "; ".join([*opened.damage, *lacking])
+        if salvage is None:
+            raise Incomplete(why)
+        return self._rebuild(opened, salvage, why)
+
+    def _rebuild(self, opened: Opened, salvage: Salvage, why: str) -> Recovered:
+        log = replayed(salvage.records, len(self._fragments))
+        journal = {
+            fragment: Candidate(JOURNAL, value, codecs.digest(value.arrays[0]))
+            for fragment, value in opened.values.items()
+        }
+        kept = salvage.cut(self._spec.store)
+        rebuilt = rebuild(log, journal, kept, salvage.held_by_learners(log.found.versions, journal))
+        for fragment, value in rebuilt.values.items():
+            if fragment in rebuilt.momentum_lost:
+                self._parameters.restore_theta(fragment, value.version, value.arrays[0])
+            else:
+                self._parameters.restore(fragment, value.version, value.arrays)
+            rebuilt.found.digests[fragment] = codecs.digest(value.arrays[0])
+        self._rebuilt = rebuilt.fact(why)
+        values = {
+            fragment: Value(v.version, self._parameters.arrays(fragment)) for fragment, v in rebuilt.values.items()
+        }
+        found = self._keeper.seed(rebuilt.replay, values)
+        found.clock = rebuilt.clock
+        return found
 
     def __repr__(self) -> str:
         return "outer"  # how the dashboard and log lines call this actor
 
     # -------------------------------------------------------------- called by the orchestrator
 
+    async def identify(self) -> dict[str, Any]:
+        return {"pid": os.getpid(), "node": ray.get_runtime_context().get_node_id(), "run": self._keeper.run}
+
     async def start(self, living: tuple[signals.Expect, ...] = ()) -> dict[str, Any]:
         """Begin the epoch; `living`: who trains already, where it goes on from another."""
         self._perform(self._machine.start())
+        if self._rebuilt is not None:
+            self._perform([signals.Say(self._rebuilt)])
         if self._spec.epoch > 1:
             self._drive(signals.Living(living))
         gc.collect()
         gc.freeze()  # what is imported stays: a full collection need not walk it
-        return {"pid": os.getpid(), "node": ray.get_runtime_context().get_node_id(), "run": self._keeper.run}
+        return await self.identify()
 
     async def expect(self, expected: signals.Expect) -> None:
         peer = self._peers.get(expected.learner)
@@ -208,6 +298,10 @@ class OuterActor:
         described = await asyncio.get_running_loop().run_in_executor(None, work)
         where = {"syncer_step": max(cut.kept["versions"]), "tokens_committed": cut.kept["tokens_committed"]}
         return described | where | {"epoch": self._spec.epoch}
+
+    async def move(self, journal: Objects) -> None:
+        """Keep the journal in another store from here on."""
+        await self._keeper.move(journal)
 
     async def stop(self, reason: str) -> None:
         self._drive(signals.StopRequested(reason))

@@ -21,6 +21,7 @@ class SyncerStarted:
     read_timeout_s: float = 0.0  # 0 here and below: the log is from before this was said
     lease_s: float = 0.0  # the shortest of a stepping learner
     ahead_s: float = 0.0  # for so long a learner is lent samples ahead
+    durability: str = ""  # journal | replica | checkpoint
 
 
 @dataclass(frozen=True)
@@ -201,6 +202,17 @@ class SnapshotTaken:
 
 
 @dataclass(frozen=True)
+class StateRebuilt:
+    """The journal was not enough: where this epoch's values come from instead, and what is lost."""
+
+    reason: str
+    sources: tuple[str, ...]  # by fragment: journal | checkpoint | learner | initial
+    momentum_lost: tuple[int, ...]  # fragments whose outer state begins anew
+    commits_lost: tuple[int, ...]  # fragments of which a version was announced that nobody has;
+    versions_left: tuple[int, ...]  # and what is gone on from instead
+
+
+@dataclass(frozen=True)
 class Finished:
     """The budget is reached; nothing merges after this."""
 
@@ -229,5 +241,6 @@ SyncerFact = (
     | ReadFailed
     | Committed
     | SnapshotTaken
+    | StateRebuilt
     | Finished
 )

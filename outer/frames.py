@@ -28,7 +28,7 @@ class Damaged(ValueError):
 
 def pack(header: Mapping[str, Any], arrays: Sequence[NDArray[Any]]) -> tuple[list[bytes | memoryview], str]:
     """The parts, to be written one behind the other, and the seal in hexadecimal. Arrays are not copied."""
-    solid = [np.asarray(array, order="C") for array in arrays]  # ascontiguousarray would give a scalar a dimension
+    solid = [np.asarray(array, order="C") for array in arrays]  # which leaves scalars without axes
     described = [[array.dtype.str, list(array.shape)] for array in solid]
     text = json.dumps({**header, "arrays": described}, allow_nan=False, separators=(",", ":")).encode()
     parts: list[bytes | memoryview] = [MAGIC + len(text).to_bytes(8, "big") + text]

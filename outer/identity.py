@@ -32,15 +32,11 @@ def written(run: str) -> list[Bytes]:
 
 
 def identity(store: Objects, folder: str) -> str | None:
-    """What tells this run's journal from every other; None where there is none yet.
+    """What tells this run's journal from every other; None where there is none yet, or none that can be known.
 
-    Without it every group would be another run's, so where it is not whole the newest whole group says it. Raises
-    Damaged where none is.
+    Without it every group would be another run's, so where it is not whole the newest whole group says it.
     """
-    run, wrong = inspect(store, folder)
-    if wrong and run is None:
-        raise Damaged(f"{folder}/{wrong}, and no group is whole")
-    return run
+    return inspect(store, folder)[0]
 
 
 def inspect(store: Objects, folder: str) -> tuple[str | None, str]:

@@ -83,11 +83,10 @@ class Cut:
         described = [[fragment, value.version, len(value.arrays)] for fragment, value in sorted(self.values.items())]
         arrays = [array for _, value in sorted(self.values.items()) for array in value.arrays]
         first = {fragment: theta for fragment, theta in (initial or {}).items() if fragment not in self.values}
-        described += [[fragment, 0, 1] for fragment in sorted(first)]
         arrays += [theta for _, theta in sorted(first.items())]
         tensors = [[[each.name, list(each.shape), each.dtype] for each in fragment.tensors] for fragment in fragments]
-        header = {"epoch": epoch, "snapshot": snapshot, "kept": self.kept, "values": described, "tensors": tensors}
-        return header, arrays
+        header = {"epoch": epoch, "snapshot": snapshot, "kept": self.kept, "values": described}
+        return header | {"tensors": tensors, "initial": sorted(first)}, arrays
 
 
 @dataclass
@@ -110,24 +109,28 @@ class _Past:
 
     def add(self, group: _Group) -> None:
         """The group before those that are there. Of each fragment only the newest value stays in memory."""
-        for record, arrays in _values(group):
-            self.values.setdefault(record["fragment"], Value(int(record["syncer_step"]), arrays))
+        for fragment, value in _values(group):
+            self.values.setdefault(fragment, value)
         group.arrays = []
         self.chain.append(group)
+        # What an epoch found damaged and cut off is lacking until one begins anew, with a seed.
+        self.damage += [str(each) for each in group.header.get("damage", []) if each not in self.damage]
 
     def cut(self) -> None:
         """Nothing of it can be used: it has not all that came before it."""
         self.chain, self.values = [], {}
 
 
-def _values(group: _Group) -> list[tuple[dict[str, Any], list[NDArray[Any]]]]:
-    """The commits of a group, the newest first, and their values."""
-    arrays, commits = iter(group.arrays), []
+def _values(group: _Group) -> list[tuple[int, Value]]:
+    """(fragment, value) of what was committed in a group, the newest first; of a seed, all that it begins with."""
+    arrays, values = iter(group.arrays), []
     for each in group.header.get("entries", []):
         value = [next(arrays) for _ in range(each["arrays"])]
         if each["kind"] == Committed.__name__:
-            commits.append((each["record"], value))
-    return commits[::-1]
+            values.append((int(each["record"]["fragment"]), Value(int(each["record"]["syncer_step"]), value)))
+    for fragment, version, count in group.header.get("values", []):
+        values.append((fragment, Value(version, [next(arrays) for _ in range(count)])))
+    return values[::-1]
 
 
 def inspect(store: Objects, folder: str) -> list[str]:
@@ -140,7 +143,9 @@ def inspect(store: Objects, folder: str) -> list[str]:
 class StoredJournal:
     """The journal of one epoch on a store, from its opening on. One thread writes."""
 
-    def __init__(self, store: Objects, folder: str, epoch: int, fragments: int) -> None:
+    def __init__(self, store: Objects, folder: str, epoch: int, fragments: int, keeps: bool = True) -> None:
+        """`keeps`: else it only tells epochs apart, and nothing that is written survives this process."""
+        self._keeps = keeps
         self.bytes_written = self.groups_written = 0
         self._store, self._folder, self._epoch = store, folder, epoch
         self.run = ""  # its identity
@@ -159,8 +164,7 @@ class StoredJournal:
     def open(self) -> Opened:
         """Shut out every older epoch, having read all that it has made durable.
 
-        Raises StaleEpoch where this epoch is old itself; Unconditional for a store that cannot tell; Damaged where
-        there was something and nothing of it is left; OSError.
+        Raises StaleEpoch where this epoch is old itself; Unconditional for a store that cannot tell; OSError.
         """
         prove(self._store)
         self.run = self._identity()
@@ -168,13 +172,11 @@ class StoredJournal:
             past = self._past()
             if past.epoch >= self._epoch:
                 raise StaleEpoch(f"epoch {past.epoch} has opened; this is epoch {self._epoch}")
-            if past.positions and not past.chain:  # to begin anew here would end with the removal of what is left
-                raise Damaged(f"no group of the journal can be gone on from: {'; '.join(past.damage)}")
             self._next = max(past.positions, default=-1) + 1
             if past.chain:
                 self._after, self._before = past.chain[0].position, past.chain[0].seal
             try:
-                self._put({"kind": "opening", "nonce": uuid.uuid4().hex}, [])
+                self._put({"kind": "opening", "nonce": uuid.uuid4().hex, "damage": past.damage}, [])
             except FileExistsError:
                 continue  # the epoch before has written, or another candidate has opened
             return self._go_on(past)
@@ -182,14 +184,10 @@ class StoredJournal:
 
     def _identity(self) -> str:
         """That of the run whose journal this is; a new one where there is none."""
-        if (known := identity(self._store, self._folder)) is not None:
-            return known
-        mine = uuid.uuid4().hex
-        try:
-            self._store.create(f"{self._folder}/{IDENTITY}", written(mine))
-        except FileExistsError:
-            return identity(self._store, self._folder) or ""
-        return mine
+        if identity(self._store, self._folder) is None:
+            with contextlib.suppress(FileExistsError):
+                self._store.create(f"{self._folder}/{IDENTITY}", written(uuid.uuid4().hex))
+        return identity(self._store, self._folder) or ""  # "": what said it is damaged, and so is all else
 
     def _go_on(self, past: _Past) -> Opened:
         opened = Opened(Recovered([], []), past.values, past.damage)
@@ -252,6 +250,7 @@ class StoredJournal:
                 self._replay = keeping.replay_of(header["kept"])
                 self._places = {fragment: (at, seal) for fragment, at, seal in header["places"]}
                 self._openings |= set(header["openings"])
+                self._places |= {fragment: (group.position, group.seal) for fragment, *_ in header.get("values", [])}
             case "opening":
                 self._openings.add(group.position)
             case _:
@@ -272,8 +271,7 @@ class StoredJournal:
         except (Damaged, FileNotFoundError) as error:
             opened.damage.append(f"group {position}: {_words(error)}; it had the newest value of fragment {fragment}")
             return
-        record, arrays = next(each for each in _values(group) if each[0]["fragment"] == fragment)
-        opened.values[fragment] = Value(int(record["syncer_step"]), arrays)
+        opened.values[fragment] = next(value for each, value in _values(group) if each == fragment)
 
     def survey(self, run: str) -> list[str]:
         """What is not as it was written, in words; of a journal that nobody opens."""
@@ -287,18 +285,20 @@ class StoredJournal:
                     self._fetch(fragment, position, seal, opened)
             missing = set(oldest["openings"]) - set(past.positions)
             opened.damage += [f"group {position}: it is missing; an epoch opened there" for position in sorted(missing)]
+        said = {each.partition(":")[0] for each in opened.damage}
         for position in past.positions:
-            if position not in read and not any(said.startswith(f"group {position}:") for said in opened.damage):
-                try:
-                    self._group(position)
-                except (Damaged, FileNotFoundError) as error:
-                    opened.damage.append(f"group {position}: {_words(error)}")
+            if position not in read and f"group {position}" not in said:
+                self._newest_sound(past, [position])
         return opened.damage
 
     # -------------------------------------------------------------- writing
 
     def write(self, group: Sequence[tuple[Entry, Arrays]]) -> None:
         """Make a group durable in one request. Raises as Journal says; what failed is to be given again as it was."""
+        if not self._keeps:
+            self._look()
+            self._remember(group)
+            return
         entries = [keeping.plain_entry(entry) | {"arrays": len(arrays)} for entry, arrays in group]
         try:
             seal = self._put(
@@ -306,12 +306,37 @@ class StoredJournal:
             )
         except FileExistsError as error:
             raise self._stale() from error
+        self._remember(group, seal)
+        self._removable.add(self._after)
+        self._since_snapshot += 1
+
+    def _look(self) -> None:
+        """Raise StaleEpoch where another epoch has opened: for one that writes nothing, and so cannot collide."""
+        with contextlib.suppress(FileNotFoundError):
+            self._store.read(place(self._folder, self._next))
+            raise self._stale()
+
+    def _remember(self, group: Sequence[tuple[Entry, Arrays]], seal: str = "") -> None:
         self._note((entry for entry, _ in group), self._after, seal)
         for entry, arrays in group:
             if isinstance(entry.record, Committed):
                 self._values[entry.record.fragment] = Value(entry.record.syncer_step, list(arrays))
-        self._removable.add(self._after)
-        self._since_snapshot += 1
+
+    def seed(self, replay: Replay, values: Mapping[int, Value]) -> Recovered:
+        """Begin with this, whatever was found: it is all that a later epoch needs. Raises as `write` does."""
+        self._replay, self._values = replay, dict(values)
+        if self._keeps:
+            described = [[fragment, value.version, len(value.arrays)] for fragment, value in sorted(values.items())]
+            header = {"kind": "snapshot", "kept": keeping.plain(replay), "places": [], "values": described}
+            arrays = [array for _, value in sorted(values.items()) for array in value.arrays]
+            seal = self._put(header | {"openings": sorted(self._openings)}, arrays)
+            self._places = dict.fromkeys(values, (self._after, seal))
+            self._removable.add(self._after)
+        return copy.deepcopy(replay.found)
+
+    def follow(self, other: StoredJournal) -> None:
+        """Begin with all that is durable in another, of the same epoch. Raises as `write` does."""
+        self.seed(copy.deepcopy(other._replay), other._values)
 
     def cut(self) -> Cut:
         """In the thread that writes."""
@@ -320,7 +345,7 @@ class StoredJournal:
     @property
     def untidy(self) -> bool:
         """Whether it is time for `tidy`."""
-        return self._since_snapshot >= SNAPSHOT_GROUPS
+        return self._keeps and self._since_snapshot >= SNAPSHOT_GROUPS
 
     def tidy(self) -> None:
         """A snapshot of the records, then let go of what it makes superfluous.

@@ -8,13 +8,13 @@ from __future__ import annotations
 
 import asyncio
 import time
-from collections.abc import Callable
+from collections.abc import Callable, Mapping
 from concurrent.futures import ThreadPoolExecutor
 from typing import Any
 
-from outer.journal import Arrays, Cut, Opened, StaleEpoch, StoredJournal
+from outer.journal import Arrays, Cut, Opened, StaleEpoch, StoredJournal, Value
 from outer.objects import Objects
-from outer.recovery import Entry
+from outer.recovery import Entry, Recovered, Replay
 
 FOLDER = "journal"
 BACKOFF_S, BACKOFF_S_MAX = 0.05, 2.0  # between two attempts to write; doubles
@@ -31,9 +31,11 @@ class Keeper:
         durable: Callable[[int], None],
         deposed: Callable[[str], None],
         reach: Callable[[str], None],
+        keeps: bool = True,
     ) -> None:
         """`durable` is told of each sequence up to which all is; `deposed`, that a newer epoch has opened."""
-        self._journal = StoredJournal(store, FOLDER, epoch, fragments)
+        self._place = (FOLDER, epoch, fragments, keeps)
+        self._journal = StoredJournal(store, *self._place)
         self._durable, self._deposed, self._reach = durable, deposed, reach
         self._scribe = ThreadPoolExecutor(1, "journal")
         self._waiting: list[tuple[Entry, Arrays]] = []
@@ -53,6 +55,26 @@ class Keeper:
         opened = self._journal.open()
         self._damage = opened.damage
         return opened
+
+    def seed(self, replay: Replay, values: Mapping[int, Value]) -> Recovered:
+        """As StoredJournal.seed, once `open` has returned."""
+        return self._journal.seed(replay, values)
+
+    async def move(self, store: Objects) -> None:
+        """Go on in another store, with everything that is durable in the one before. Raises as StoredJournal.open."""
+        await asyncio.get_running_loop().run_in_executor(self._scribe, self._begin_anew, store)
+
+    def _begin_anew(self, store: Objects) -> None:
+        journal = StoredJournal(store, *self._place)
+        journal.open()
+        journal.follow(self._journal)
+        self._journal = journal
+
+    def _put(self, group: list[tuple[Entry, Arrays]]) -> None:
+        self._journal.write(group)
+
+    def _tidy(self) -> None:
+        self._journal.tidy()
 
     def keep(self, entry: Entry, arrays: Arrays) -> None:
         """Have it made durable."""
@@ -83,13 +105,13 @@ class Keeper:
                 group, self._waiting = self._waiting, []
                 self._reach("journaling")
                 began = time.monotonic()
-                await self._persist(self._journal.write, group)
+                await self._persist(self._put, group)
                 self._write_s = time.monotonic() - began
                 self._reach("journaled")
                 self._since = time.monotonic() if self._waiting else None
                 self._durable(group[-1][0].sequence)
                 if self._journal.untidy:
-                    await self._persist(self._journal.tidy)
+                    await self._persist(self._tidy)
         except StaleEpoch as error:
             self._deposed(str(error))
         finally:

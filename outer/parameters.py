@@ -87,6 +87,15 @@ class GlobalParameters:
         self.states[proposal.fragment] = proposal.state
         self.versions[proposal.fragment] = version
 
+    def arrays(self, fragment: int) -> list[NDArray[Any]]:
+        """What `restore` needs to put it in force again."""
+        return [self.thetas[fragment], *jax.tree.leaves(self.states[fragment])]
+
+    def restore_theta(self, fragment: int, version: int, theta: NDArray[np.float32]) -> None:
+        """As `restore`, of parameters alone: the outer optimizer begins anew."""
+        fresh = self._optimizer.init(self.thetas[fragment])
+        self.restore(fragment, version, [theta, *jax.tree.leaves(fresh)])
+
     def restore(self, fragment: int, version: int, arrays: Sequence[NDArray[Any]]) -> None:
         """Put a fragment in force as it was kept. Raises ValueError where it is none of this model and optimizer."""
         theta, leaves = arrays[0], list(arrays[1:])

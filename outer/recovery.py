@@ -42,6 +42,7 @@ class Recovered:
     merged_step: dict[Key, dict[int, int]] = field(default_factory=dict)  # then by fragment
     unsaid: tuple[Record, ...] = ()  # what the log may lack
     finished: Finished | None = None
+    clock: int = 0  # where it is above every version: later commits were announced, and are lost
 
 
 def recover(entries: Iterable[Entry], fragments: int) -> Recovered:

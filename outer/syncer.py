@@ -78,6 +78,7 @@ class Syncer:
         recovered: Recovered | None = None,
         ahead_s: float = 0.0,
         reopened: bool = False,
+        durability: str = "",
     ) -> None:
         """`learners`: every configured learner and its batch size in samples; `recovered`: from the epochs before;
         `ahead_s`: for how long learners want samples ahead, for the log; `reopened`: an end that the budget does not
@@ -104,6 +105,7 @@ class Syncer:
         self._reading = Reading(epoch, config, quorum, self._members, self._out)
         self._digests = [""] * len(fragments)  # of the versions
         self._budget, self._ahead_s, self._reopened = budget, ahead_s, reopened
+        self._durability = durability
         self._open: list[OpenStep] = []
         self._opened_at = float("-inf")
         self._stopping: StopRequested | TakeSnapshot | None = None  # asked for, and has to wait for a commit under way
@@ -137,7 +139,7 @@ class Syncer:
         self.tokens_committed = self._tokens_counted = recovered.tokens_committed
         if recovered.finished is not None and not self._may_go_on(recovered):
             self.finished = self._ending = recovered.finished.reason
-        self.syncer_step = self.committed_step = max(recovered.versions)
+        self.syncer_step = self.committed_step = max(*recovered.versions, recovered.clock)
         self._unsaid = recovered.unsaid
         self._members.restore(recovered)
 
@@ -161,6 +163,7 @@ class Syncer:
                 read_timeout_s=self._config.read_timeout_s,
                 lease_s=self._config.lease_s,
                 ahead_s=self._ahead_s,
+                durability=self._durability,
             )
         )
         for record in self._unsaid:

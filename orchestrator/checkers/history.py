@@ -6,14 +6,14 @@ accounts of time to say.
 
 from __future__ import annotations
 
-from bisect import bisect_right
+from bisect import bisect_left, bisect_right
 from collections import defaultdict
 from collections.abc import Callable, Iterable, Iterator
 from functools import cached_property, partial
 from operator import itemgetter
 from typing import Any, NamedTuple, TypeVar
 
-from learners.facts import Adopted, PhaseEntered, StepFinished
+from learners.facts import Adopted, PhaseEntered, Resumed, StepFinished
 from orchestrator.checkers.lives import Freeze, Key, Life, Said
 from orchestrator.events import (
     Event,
@@ -24,6 +24,7 @@ from orchestrator.events import (
     LearnerStarted,
     PoolScaled,
     RunFinished,
+    RunResumed,
     by_writer,
     woven,
 )
@@ -155,6 +156,16 @@ class History:
         started = self.by_syncer(SyncerStarted)
         return started[-1].fact if started else None
 
+    @cached_property
+    def pauses(self) -> list[tuple[float, float]]:
+        """[from, to) in Unix seconds, in which there was nothing of this run: until somebody went on with it."""
+        signs = sorted(said.at for kind in (StepFinished, Committed) for said in self.of(kind))
+        found = []
+        for resumed in self.of(RunResumed):
+            if before := signs[: bisect_left(signs, resumed.at)]:
+                found.append((before[-1], resumed.at))
+        return found
+
     @property
     def configured(self) -> tuple[str, ...]:
         """The learners that the run began with: a later epoch counts those that came since among its own."""
@@ -203,6 +214,8 @@ class History:
             FaultHealed: self._suffer,
             Finished: self._finish,
             RunFinished: self._finish,
+            RunResumed: self._go_on,
+            Resumed: lambda said: self._lives[said.writer, said.incarnation].resumed.append(said.at),
         }
 
     def _of(self, said: Said[Any]) -> Life:
@@ -236,6 +249,10 @@ class History:
             self.finished = self.finished or said  # each epoch says so
         else:
             self._over = True
+
+    def _go_on(self, said: Said[RunResumed]) -> None:
+        """What had ended has not."""
+        self.finished, self._over = None, False
 
     def _end(self, said: Said[Any]) -> None:
         life = self._of(said)

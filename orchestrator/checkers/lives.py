@@ -53,6 +53,7 @@ class Life:
     phases: list[tuple[float, str]] = field(default_factory=list)
     steps: list[Said[StepFinished]] = field(default_factory=list)
     adoptions: list[Said[Adopted]] = field(default_factory=list)
+    resumed: list[float] = field(default_factory=list)  # when it went on after the run was suspended
     expired: list[tuple[float, float | None]] = field(default_factory=list)  # without a lease, [from, to)
     kills: list[Said[FaultInjected]] = field(default_factory=list)
     freezes: list[Freeze] = field(default_factory=list)

@@ -11,7 +11,7 @@ from itertools import pairwise
 
 from orchestrator.checkers.history import History
 from orchestrator.checkers.verdicts import Verdict, judge
-from orchestrator.events import Event, RunFinished
+from orchestrator.events import Event, RunFinished, RunResumed
 from outer.facts import Finished
 
 
@@ -46,8 +46,10 @@ def _ending(history: History) -> Verdict:
     broken: list[str] = []
     if finished and not endings:
         broken.append(f"the syncer finished at step {finished[-1].fact.syncer_step}, but the run never did")
-    if len(endings) > 1:
-        broken.append(f"the run finished {len(endings)} times")
+    if len(endings) > 1 + len(history.of(RunResumed)):
+        broken.append(
+            f"the run finished {len(endings)} times, and was gone on with {len(history.of(RunResumed))} times"
+        )
     broken += [
         "the run is called finished, but its syncer never reached the budget"
         for said in endings

@@ -15,11 +15,14 @@ from orchestrator.problems import InputError
 from orchestrator.recipes import hash_in
 from orchestrator.stored import RECIPE_FILE
 
-NAME, PROMISE = "log.recipe", "the recipe that lies beside the log is the one that the run was begun with"
+NAME, PROMISE = (
+    "log.recipe",
+    "the recipe that lies beside the log is the one that the run was begun, or last gone on, with",
+)
 
 
 def check(run_dir: Path, events: Iterable[Event]) -> Verdict:
-    begun = {event.fact.config_hash for event in events if isinstance(event.fact, RunStarted)}
+    begun = [event.fact.config_hash for event in events if isinstance(event.fact, RunStarted)][-1:]
     path = run_dir / RECIPE_FILE
     if not begun or not path.is_file():
         lacking = f"no {RECIPE_FILE} is in the folder" if begun else "the log does not say with which the run was begun"
@@ -28,5 +31,5 @@ def check(run_dir: Path, events: Iterable[Event]) -> Verdict:
         here = hash_in(path)
     except InputError as error:
         return Verdict(NAME, PROMISE, "violated", f"{RECIPE_FILE} {error.problems[0].message}")
-    told = f"{RECIPE_FILE} has the config hash {here}, the run was begun with {' and '.join(sorted(begun))}"
-    return judge(NAME, PROMISE, 1, "recipe", [] if begun == {here} else [told])
+    told = f"{RECIPE_FILE} has the config hash {here}, the run was begun with {begun[0]}"
+    return judge(NAME, PROMISE, 1, "recipe", [] if begun == [here] else [told])

@@ -2,22 +2,15 @@
 
 from __future__ import annotations
 
-import json
 from typing import Annotated
 
 import typer
-from rich.console import Console
 
-from orchestrator import following
 from orchestrator.cli import submit
-from orchestrator.cli.errors import INTERRUPTED, reported
-from orchestrator.cli.live import LiveView
-from orchestrator.cli.run import code_of
+from orchestrator.cli.errors import reported
+from orchestrator.cli.run import follow
 from orchestrator.cli.status import AsJson, Name, RunDir, find
-from orchestrator.cli.summary import block
 from orchestrator.problems import InputError, Problem
-from orchestrator.store import RunStore
-from orchestrator.stored import status_of
 
 
 def attach(
@@ -32,24 +25,9 @@ def attach(
     """Follow a run to its end; Ctrl-C leaves it going. Through its store, or through its cluster's job server."""
     with reported(as_json):
         if address is None:
-            _through_store(find(name, run_dir), as_json)
+            follow(find(name, run_dir), as_json)
         else:
             _through_server(address, name, run_dir, as_json)
-
-
-def _through_store(store: RunStore, as_json: bool) -> None:
-    status_of(store)  # what is damaged from the beginning is not waited for
-    view = LiveView(Console(stderr=as_json), as_json)
-    try:
-        summary = following.follow(store, view.update)
-    except KeyboardInterrupt:
-        view.close()
-        typer.echo("left: the run goes on", err=True)
-        raise typer.Exit(INTERRUPTED) from None
-    finally:
-        view.close()
-    typer.echo(json.dumps(summary) if as_json else block(summary, str(store.root)))
-    raise typer.Exit(code_of(summary))
 
 
 def _through_server(address: str, name: str | None, run_dir: str | None, as_json: bool) -> None:

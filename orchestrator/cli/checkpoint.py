@@ -138,7 +138,7 @@ def verify(snapshot: Number = None, name: Name = None, run_dir: RunDir = None, a
             if snapshot is not None and snapshot not in numbers:
                 raise InputError([unknown("SNAPSHOT", snapshot, numbers)])
             journal = verifying.journal_damage(where) if snapshot is None else []
-            run = _run(where)
+            run = identity(where, verifying.JOURNAL)
             wanted = numbers if snapshot is None else [snapshot]
             damage = {number: verifying.checkpoint_damage(where, number, run) for number in wanted}
         ok = not journal and not any(damage.values())
@@ -152,14 +152,6 @@ def verify(snapshot: Number = None, name: Name = None, run_dir: RunDir = None, a
                 _tell("journal", journal)
         if not ok:
             raise typer.Exit(BROKEN_PROMISE)
-
-
-def _run(where: Objects) -> str | None:
-    """None where the journal does not even tell which it is, which is its own damage."""
-    try:
-        return identity(where, verifying.JOURNAL)
-    except Damaged:
-        return None
 
 
 def _tell(what: str, wrong: list[str]) -> None:

@@ -8,11 +8,12 @@ import sys
 import time
 from collections.abc import Callable, Mapping, Sequence
 from pathlib import Path
-from typing import Annotated, Any
+from typing import Annotated, Any, NoReturn
 
 import typer
 from rich.console import Console
 
+from orchestrator import following
 from orchestrator.cli.doctor import foreign_packages
 from orchestrator.cli.errors import BROKEN_PROMISE, FAILED, INTERRUPTED, OK, apart, reported
 from orchestrator.cli.live import LiveView
@@ -24,10 +25,11 @@ from orchestrator.recipes import dump, load, stored_hash, validate
 from orchestrator.report.write import HTML
 from orchestrator.resuming import reopen, unlike
 from orchestrator.store import RunStore
-from orchestrator.stored import RECIPE_FILE, status_if_any
+from orchestrator.stored import RECIPE_FILE, status_if_any, status_of
 from orchestrator.validation import resolve
 
 SILENT_S = 15.0  # a status older than this was left by a run that died
+LOOK_S, LOOK_POLL_S = 4.0, 0.2  # for another status to follow
 
 
 def run(
@@ -59,6 +61,9 @@ def run(
             resolved, store = prepare(recipe, [*(overrides or []), *named], run_dir, fresh)
         if fresh and store.exists:
             shutil.rmtree(store.root)
+        if going_on(store):
+            typer.echo(f"{resolved.name}: is going on; following it. Ctrl-C leaves it going.", err=True)
+            follow(store, as_json)
         store.create()
         resumed = not store.empty
         if resumed:
@@ -119,20 +124,23 @@ def occupied(store: RunStore, fresh: bool, recipe: Recipe) -> list[Problem]:
         return []
     if stored_hash(store.read_text(RECIPE_FILE) or "") is None:
         return [_occupied(store, "is not empty and holds no run", "give another --name or --run-dir")]
-    if going_on(store):
-        return [
-            _occupied(
-                store, "holds a run that is going on", "diloco attach to it, stop it first, or give another --name"
-            )
-        ]
+    if fresh and going_on(store):
+        return [_occupied(store, "holds a run that is going on", "stop it first, or give another --name")]
     return [] if fresh else list(unlike(store, recipe))
 
 
 def going_on(store: RunStore) -> bool:
-    """Whether its orchestrator was heard of a moment ago."""
+    """Whether its orchestrator lives: it writes its status twice a second."""
     status = status_if_any(store) or {}
     running = (status.get("run") or {}).get("state") in ("starting", "running")
-    return running and time.time() - (status.get("written_at") or 0.0) < SILENT_S
+    if not running or time.time() - (status.get("written_at") or 0.0) > SILENT_S:
+        return False
+    give_up_at = time.monotonic() + LOOK_S
+    while time.monotonic() < give_up_at:
+        if (status_if_any(store) or status).get("written_at") != status.get("written_at"):
+            return True
+        time.sleep(LOOK_POLL_S)
+    return False
 
 
 def _occupied(store: RunStore, message: str, fix: str) -> Problem:
@@ -157,6 +165,22 @@ def _train(
             raise
         typer.echo(f"detached: the run goes on; follow it with: diloco attach --run-dir {store.root}", err=True)
         raise typer.Exit(INTERRUPTED) from None
+
+
+def follow(store: RunStore, as_json: bool) -> NoReturn:
+    """Through its store, to its end; exits with its code."""
+    status_of(store)  # what is damaged from the beginning is not waited for
+    view = LiveView(Console(stderr=as_json), as_json)
+    try:
+        summary = following.follow(store, view.update)
+    except KeyboardInterrupt:
+        view.close()
+        typer.echo("left: the run goes on", err=True)
+        raise typer.Exit(INTERRUPTED) from None
+    finally:
+        view.close()
+    typer.echo(json.dumps(summary) if as_json else block(summary, str(store.root)))
+    raise typer.Exit(code_of(summary))
 
 
 def code_of(summary: Mapping[str, Any]) -> int:

@@ -200,18 +200,21 @@ def test_words_that_are_not_understood_are_json_too_when_asked_for(words: list[s
     assert "Usage: " in result.stderr
 
 
-def test_a_folder_that_is_not_empty_is_refused_and_a_run_in_it_removed_only_when_asked(
+def test_a_run_is_gone_on_with_and_removed_only_when_asked_and_another_folder_is_refused(
     invoke: Invoke, trained: dict[str, Any], tmp_path: Path
 ) -> None:
     assert invoke("run", LOCAL).exit_code == 0
-    again = invoke("run", LOCAL)
-    assert again.exit_code == 2
-    assert "holds an earlier run" in again.stderr
     store = RunStore.named("local")
-    store.write_json("status.json", {"run": {"state": "running"}, "written_at": time.time()})
-    assert "is going on" in invoke("run", LOCAL, "--fresh").stderr
-    store.write_json("status.json", {"run": {"state": "running"}, "written_at": time.time() - 3600})
     store.write_text("left-over", "")
+    again = invoke("run", LOCAL)
+    assert again.exit_code == 0 and "going on with the run in" in again.stderr
+    assert store.path("left-over").exists()
+    other = invoke("run", LOCAL, "--set", "seed=9")
+    assert other.exit_code == 2 and "seed = 9: is not what the run in this folder was begun with" in other.stderr
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setattr("orchestrator.cli.run.going_on", lambda _: True)
+        assert "is going on" in invoke("run", LOCAL, "--fresh").stderr
+    store.write_json("status.json", {"run": {"state": "running"}, "written_at": time.time() - 3600})
     assert invoke("run", LOCAL, "--fresh").exit_code == 0
     assert not store.path("left-over").exists()
     assert invoke("run", LOCAL, "--name", "second").exit_code == 0

@@ -28,7 +28,8 @@ def s3() -> Iterator[Uri]:
         patch.setenv("AWS_ENDPOINT_URL", f"http://{host}:{port}")
         patch.setenv("AWS_CONFIG_FILE", "/dev/null")
         S3FileSystem.clear_instance_cache()
-        S3FileSystem(skip_instance_cache=True).mkdir("bucket")
-        yield lambda: f"s3://bucket/{uuid.uuid4().hex}"
+        bucket = f"bucket-{uuid.uuid4().hex}"  # what a server has lives as long as this process
+        S3FileSystem(skip_instance_cache=True).mkdir(bucket)
+        yield lambda: f"s3://{bucket}/{uuid.uuid4().hex}"
         S3FileSystem.clear_instance_cache()
     server.stop()

@@ -13,7 +13,6 @@ import pytest
 from outer import journal as journals
 from outer.facts import Committed, Participant, SpanGranted, SpanReturned
 from outer.fragments import Fragment, Tensor
-from outer.frames import Damaged
 from outer.identity import IDENTITY, identity, positions
 from outer.journal import Opened, StaleEpoch, StoredJournal, inspect
 from outer.objects import Folder, Objects, Remote
@@ -225,6 +224,10 @@ def test_whatever_group_is_damaged_it_is_said_and_only_what_is_before_it_is_used
         assert sum(version > 0 for version in opened.found.versions) == len(states[victim - 1])
         again = Writer(root, 3)
         assert held(again.opened) == states[victim - 1], "what the epoch before cut off stays cut off"
+        assert again.opened.damage == opened.damage, "and is lacking still"
+        again.journal.seed(again.journal._replay, again.opened.values)
+        once_more = Writer(root, 4).opened
+        assert (held(once_more), once_more.damage) == (states[victim - 1], []), "until an epoch begins anew"
 
 
 def test_a_group_of_another_run_or_of_another_place_is_not_taken(tmp_path: Path) -> None:
@@ -284,18 +287,18 @@ def test_a_journal_whose_identity_is_damaged_is_known_by_its_groups(
     assert held(Writer(tmp_path, 2).opened) == writer.values
 
 
-def test_a_journal_of_which_nothing_is_left_is_not_begun_anew(tmp_path: Path) -> None:
-    """What lies there would be removed in the end, with whatever somebody could still restore."""
+def test_a_journal_of_which_nothing_is_left_is_said_to_be_damaged_and_goes_on(tmp_path: Path) -> None:
+    """What was in it is somebody else's to find; it is not taken for one that never was."""
     Writer(tmp_path, 1).commit(0)
-    for path in files(tmp_path):
+    for path in (*files(tmp_path), tmp_path / "journal" / IDENTITY):
         flipped(path, 1000)
-    before = states_of(tmp_path)
-    with pytest.raises(Damaged, match="no group of the journal can be gone on from"):
-        Writer(tmp_path, 2)
-    flipped(tmp_path / "journal" / IDENTITY, 99)
-    with pytest.raises(Damaged, match="no group is whole"):
-        Writer(tmp_path, 2)
-    assert [path.name for path in before] == [path.name for path in states_of(tmp_path)]
+    assert identity(Folder(tmp_path), "journal") is None
+    second = Writer(tmp_path, 2)
+    assert second.opened.values == {} and len(second.opened.damage) == 2
+    second.commit(1)
+    third = Writer(tmp_path, 3)
+    assert held(third.opened) == second.values and third.opened.damage == second.opened.damage
+    assert third.journal.run == second.journal.run
 
 
 # ------------------------------------------------------------------ cuts
@@ -307,6 +310,6 @@ def test_a_cuts_part_has_every_fragment_those_that_never_committed_as_they_began
     fragments = [Fragment(index, (Tensor(f"t{index}", (5,), "float32"),)) for index in range(FRAGMENTS)]
     begun = {index: np.full(5, float(index), np.float32) for index in range(FRAGMENTS)}
     header, arrays = writer.journal.cut().part(1, 7, fragments, begun)
-    assert header["values"] == [[2, 1, 2], [0, 0, 1], [1, 0, 1]]
+    assert (header["values"], header["initial"]) == ([[2, 1, 2]], [0, 1])
     assert [float(array[0]) for array in arrays] == [1001.0, 0.0, 0.0, 1.0]
     assert header["tensors"] == [[[f"t{index}", [5], "float32"]] for index in range(FRAGMENTS)]
