@@ -11,9 +11,12 @@ from orchestrator.problems import Problem
 from orchestrator.seal import SEAL_FILE
 from orchestrator.store import RunStore
 from orchestrator.stored import recipe_of
+from outer.identity import identity
 from outer.manifest import flatten
+from outer.objects import absolute, objects
 
 CHANGEABLE = ("pools", "budget", "eval", "chaos", "run", "durability", "sync.quorum")
+JOURNAL = "journal"  # its folder
 FIXED = "durability.store"  # where all that the run goes on from is
 FILLED_IN = ("sync.P", "init_digest")  # when a recipe is resolved; what they follow from is compared itself
 # Said at an end that is none any more, or to a process that is gone.
@@ -25,6 +28,8 @@ def unlike(store: RunStore, recipe: Recipe) -> Iterator[Problem]:
     before, now = flatten(recipe_of(store).canonical()), flatten(recipe.canonical())
     if recipe.init_from is not None:
         now["init_from"] = str(Path(recipe.init_from).expanduser().absolute())  # as a resolved recipe has it
+    if recipe.durability.store is not None:
+        now[FIXED] = absolute(recipe.durability.store)
     for key in sorted(before.keys() | now.keys()):
         if _changeable(key) or before.get(key) == now.get(key) or (key in FILLED_IN and key not in now):
             continue
@@ -35,6 +40,20 @@ def unlike(store: RunStore, recipe: Recipe) -> Iterator[Problem]:
 
 def _changeable(key: str) -> bool:
     return key != FIXED and any(key == each or key.startswith(f"{each}.") for each in CHANGEABLE)
+
+
+def taken(recipe: Recipe) -> Iterator[Problem]:
+    """What keeps a run from beginning in the store that its recipe names: another's journal, which nobody removes."""
+    if (uri := recipe.durability.store) is None:
+        return
+    try:
+        if identity(objects(uri), JOURNAL) is None:
+            return
+        message = "holds the journal of another run, or of this one before it was begun anew"
+        fix = f"give another, e.g. {uri.rstrip('/')}-2; or remove journal/ and checkpoints/ there"
+    except (OSError, ValueError) as error:
+        message, fix = f"cannot be read: {error}", "see that this machine can reach it, or give another"
+    yield Problem(FIXED, uri, message, fix)
 
 
 def reopen(store: RunStore) -> None:

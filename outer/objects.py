@@ -62,7 +62,14 @@ def objects(uri: str | Path) -> Objects:
         return Folder(Path(text).expanduser().absolute())
     if scheme == "file":
         return Folder(Path(unquote(urlsplit(text).path)))
-    return Remote(text)
+    remote = Remote(text)
+    remote.open()
+    return remote
+
+
+def absolute(uri: str) -> str:
+    """The same store, from whatever folder it is looked for."""
+    return uri if "://" in uri else str(Path(uri).expanduser().absolute())
 
 
 def prove(store: Objects) -> None:
@@ -159,7 +166,8 @@ class Remote:
     def __reduce__(self) -> tuple[type[Remote], tuple[str]]:
         return Remote, (self.uri,)  # connections do not travel
 
-    def _open(self) -> tuple[Any, str]:
+    def open(self) -> tuple[Any, str]:
+        """(File system, path in it); asks nothing of the store. Raises ValueError where there is none for it."""
         if self._opened is None:
             import fsspec
 
@@ -178,7 +186,7 @@ class Remote:
         """Raises OSError for whatever goes wrong: packages have errors of their own for a store that is away."""
         from fsspec.asyn import sync
 
-        fs, _ = self._open()
+        fs, _ = self.open()
         try:
             if seconds is not None and fs.async_impl:  # a request that is never read has no deadline of its own
                 return sync(fs.loop, getattr(fs, f"_{method}"), *arguments, timeout=seconds, **options)
@@ -189,7 +197,7 @@ class Remote:
             raise OSError(f"{self.uri}: {type(error).__name__}: {error}") from error
 
     def _path(self, name: str) -> str:
-        return f"{self._open()[1]}/{name}"
+        return f"{self.open()[1]}/{name}"
 
     def create(self, name: str, parts: Sequence[Bytes]) -> None:
         content = b"".join(parts)

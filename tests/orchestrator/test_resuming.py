@@ -9,10 +9,14 @@ import pytest
 
 from orchestrator.checkpoints import REQUEST_FILE
 from orchestrator.config import Recipe
+from orchestrator.problems import InputError
 from orchestrator.recipes import dump
-from orchestrator.resuming import reopen, unlike
+from orchestrator.resuming import reopen, taken, unlike
 from orchestrator.seal import SEAL_FILE
 from orchestrator.store import RunStore
+from orchestrator.validation import resolve, validate
+from outer.journal import StoredJournal
+from outer.objects import Folder
 
 TABLES: dict[str, Any] = {
     "name": "one",
@@ -100,6 +104,33 @@ def test_a_run_that_began_from_parameters_goes_on_from_the_same_path(
     assert problem.field == "init_from"
     [problem] = unlike(store, recipe())
     assert problem.field == "init_from"
+
+
+def test_a_store_given_by_a_relative_path_is_the_same_from_its_folder(
+    store: RunStore, monkeypatch: pytest.MonkeyPatch, tmp_path: Path
+) -> None:
+    monkeypatch.chdir(tmp_path)
+    store.write_text("config.toml", dump(recipe(durability={"store": str(tmp_path / "kept")})))
+    assert list(unlike(store, recipe(durability={"store": "kept"}))) == []
+    assert resolve(recipe(durability={"store": "kept"})).durability.store == str(tmp_path / "kept")
+
+
+def test_nothing_begins_in_a_store_that_holds_a_journal(tmp_path: Path) -> None:
+    durability = {"store": str(tmp_path / "kept")}
+    assert list(taken(recipe(durability={}))) == list(taken(recipe(durability=durability))) == []
+    StoredJournal(Folder(tmp_path / "kept"), "journal", 1, 2).open()
+    [problem] = taken(recipe(durability=durability))
+    assert problem.field == "durability.store" and "holds the journal" in problem.message
+    (tmp_path / "file").write_text("")
+    [problem] = taken(recipe(durability={"store": str(tmp_path / "file")}))
+    assert "cannot be read" in problem.message
+
+
+def test_a_store_that_nobody_knows_is_refused_with_the_rest() -> None:
+    with pytest.raises(InputError) as caught:
+        validate(recipe(durability={"store": "nosuch://a"}))
+    [problem] = caught.value.problems
+    assert problem.field == "durability.store" and "nosuch" in problem.message and "[s3]" in problem.fix
 
 
 def test_what_was_said_at_an_end_is_taken_back_and_the_rest_stays(store: RunStore) -> None:
