@@ -226,14 +226,23 @@ class LearnerActor:
         Raises OSError for a store that does not take it.
         """
         give_up_at = time.monotonic() + deadline_s
+        in_vain = False  # it will not come; once more is looked, for an effect follows its cause
         while (save := self._saves.get(snapshot)) is None:
-            if time.monotonic() >= give_up_at:
+            if time.monotonic() >= give_up_at or in_vain:
                 return None
+            in_vain = not self._is_saving(snapshot)
             time.sleep(SAVE_POLL_S)
         try:
             return save.result(timeout=max(0.0, give_up_at - time.monotonic()))
         except FutureTimeout:
             return None
+
+    def _is_saving(self, snapshot: int) -> bool:
+        """Whether this snapshot is being saved, or may come to be."""
+        if self._final is not None and self._final[0].snapshot == snapshot:
+            return True
+        with self._lock:
+            return self._machine is not None and self._machine.may_save(snapshot)
 
     def _write_part(self, save: signals.Save, holding: Holding) -> dict[str, Any]:
         spec = self._spec

@@ -176,6 +176,10 @@ class Learner:
         effects, self._effects = self._effects, []
         return effects
 
+    def may_save(self, snapshot: int) -> bool:
+        """Whether this snapshot is to be saved, or may come to be."""
+        return self.phase in (STEPPING, DRAINING) and (self._save == snapshot or self._snapshot < snapshot)
+
     @property
     def holdings(self) -> list[int]:
         """The version of each fragment that came from the syncer; 0 where none did."""

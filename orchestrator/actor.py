@@ -256,6 +256,7 @@ class OrchestratorActor:
             self._crew.watch(self._view["learners"] if served else ())
             if served:
                 await self._succession.keep_replica()
+            if served and self._view["running_s"] is not None:
                 self._checkpoints.heed(object_of(self._store, REQUEST_FILE))
             if served:
                 self._evaluate_if_due()
@@ -403,7 +404,8 @@ class OrchestratorActor:
     def _syncer_status(self) -> dict[str, Any]:
         if self._succession is None:
             return {}
-        return {**self._succession.info, "epoch": self._succession.epoch, "down_s": self._succession.down_s}
+        replica = {"replica": self._succession.replica_info}
+        return {**self._succession.info, **replica, "epoch": self._succession.epoch, "down_s": self._succession.down_s}
 
     def _write_status(self) -> None:
         crew = self._crew

@@ -87,6 +87,7 @@ def model(
             "mode": recipe.durability.mode,
             "journal": view.get("journal"),
             "checkpoint": about.checkpoint,
+            "replica": syncer.get("replica"),
         },
         "orchestrator": {"pid": about.pid},
         "written_at": about.written_at,

@@ -10,7 +10,7 @@ from orchestrator.config import Recipe
 from orchestrator.problems import Problem
 from orchestrator.seal import SEAL_FILE
 from orchestrator.store import RunStore
-from orchestrator.stored import recipe_of
+from orchestrator.stored import recipe_of, status_if_any
 from outer.identity import identity
 from outer.manifest import flatten
 from outer.objects import absolute, objects
@@ -25,7 +25,12 @@ END_FILES = ("events.jsonl", SEAL_FILE, "summary.json", "stop", REQUEST_FILE)
 
 def unlike(store: RunStore, recipe: Recipe) -> Iterator[Problem]:
     """What keeps this recipe from going on with the run that lies there. `recipe` need not be resolved."""
-    before, now = flatten(recipe_of(store).canonical()), flatten(recipe.canonical())
+    begun = recipe_of(store)
+    if ((status_if_any(store) or {}).get("run") or {}).get("state") == "finished" and recipe.budget == begun.budget:
+        budget = recipe.budget.model_dump(exclude_none=True)
+        fix = "give a larger one to train on, --fresh to begin anew, or another --name"
+        yield Problem("budget", budget, "is what the run in this folder has reached: it has finished", fix)
+    before, now = flatten(begun.canonical()), flatten(recipe.canonical())
     if recipe.init_from is not None:
         now["init_from"] = str(Path(recipe.init_from).expanduser().absolute())  # as a resolved recipe has it
     if recipe.durability.store is not None:

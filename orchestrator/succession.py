@@ -62,6 +62,7 @@ class Succession:
         self._serving = asyncio.Event()
         self._down_since: float | None = None
         self._following: asyncio.Task[None] | None = None
+        self.replica_info: Mapping[str, Any] | None = None  # pid and node of the replica
         self._replica: Any = None
         self._replicas = 0  # its number
         self._seating: asyncio.Task[None] | None = None
@@ -122,7 +123,7 @@ class Succession:
         if not self._serving.is_set():
             return
         try:
-            await within(self._recipe.run.syncer_lease_s, self._replica.identify.remote())
+            self.replica_info = await within(self._recipe.run.syncer_lease_s, self._replica.identify.remote())
         except (TimeoutError, ray.exceptions.RayError) as error:
             self._say(ReplicaLost(self._replicas, gist(error) or type(error).__name__))
             ray.kill(self._replica)

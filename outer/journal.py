@@ -31,7 +31,7 @@ from outer.identity import identity as identity
 from outer.objects import Objects, prove
 from outer.recovery import Entry, Recovered, Replay
 
-SNAPSHOT_GROUPS = 64  # from one snapshot of the records to the next
+SNAPSHOT_GROUPS = 32  # from one snapshot of the records to the next, or as many as there are fragments
 OPENING_ATTEMPTS_MAX = 100
 
 Arrays = Sequence[NDArray[Any]]  # a fragment's new value: parameters, then the outer optimizer's state
@@ -345,7 +345,7 @@ class StoredJournal:
     @property
     def untidy(self) -> bool:
         """Whether it is time for `tidy`."""
-        return self._keeps and self._since_snapshot >= SNAPSHOT_GROUPS
+        return self._keeps and self._since_snapshot >= max(SNAPSHOT_GROUPS, len(self._places))
 
     def tidy(self) -> None:
         """A snapshot of the records, then let go of what it makes superfluous.

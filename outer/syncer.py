@@ -457,6 +457,9 @@ class Syncer:
         cut = SnapshotTaken(event.identifier, bool(event.final), tuple(self.versions), self.tokens_committed, asked)
         self._out.say(cut)
         self._out.do(Cut(event.identifier))
+        newest = max(range(len(self.versions)), key=self.versions.__getitem__)
+        for member in self._members.attached:  # the next commit may be long in coming
+            self._steward.notify(now, member, newest, self._standing)
         if event.final:
             self.suspended = self._ending = event.final
             self._drop_open()

@@ -64,6 +64,8 @@ def _contradictions(history: History) -> Iterator[str]:
         name = f"{life.learner} {life.incarnation}"
         before = None
         for said in life.steps:
+            if before is not None and any(before < at <= said.at for at in life.resumed):
+                before = None  # in between there was nothing of it
             if before is not None and abs(said.at - before - said.fact.seconds - said.fact.waited_s) > BLUR_S:
                 yield f"the wall clock of {name} jumped before its step {said.fact.step}"
             before = said.at

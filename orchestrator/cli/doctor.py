@@ -40,6 +40,7 @@ TESTED = {
     "tomli-w": "1.2",
     "psutil": "7.0",
     "safetensors": "0.8",
+    "fsspec": "2026.9",
     "jinja2": "3.1",
     "matplotlib": "3.11",
 }

@@ -30,6 +30,7 @@ def show(plan: Plan, commands: Sequence[str], console: Console) -> None:
         (_fragments_heading(plan), [_fragments(plan)]),
         ("budget", list(_pace(plan))),
         ("traffic, payloads alone", [_traffic(plan), *_compared(plan)]),
+        ("what keeping it costs", [_modes(plan), *_checkpoints(plan)]),
         ("memory, activations and data not counted", [_memory(plan)]),
         (f"limits broken: {len(plan.limits)}", list(_problems(plan.limits))),
         (f"warnings: {len(plan.warnings) or 'none'}", list(_problems(plan.warnings))),
@@ -200,6 +201,24 @@ def _compared(plan: Plan) -> Iterator[str]:
             f"plain data-parallel training: each learner sends and receives {amount(plain.each_way_bytes)} in every "
             f"step, {plain.ratio:.3g} times as much as here"
         )
+
+
+def _modes(plan: Plan) -> Table:
+    table = _grid("durability.mode", "a commit", "written a second", "held at the most")
+    for mode in plan.upkeep.modes:
+        name = f"{mode.mode}, as the recipe has it" if mode.mode == plan.upkeep.mode else mode.mode
+        second = DASH if mode.per_second_bytes is None else amount(mode.per_second_bytes)
+        table.add_row(name, amount(mode.commit_bytes), second, amount(mode.held_bytes))
+    return table
+
+
+def _checkpoints(plan: Plan) -> Iterator[str]:
+    cost, every_s = plan.upkeep, plan.recipe.durability.every_s
+    often = (
+        f"one each {seconds(every_s)} is {amount(cost.checkpoint_per_second_bytes)} a second" if every_s else "at stops"
+    )
+    most = amount(cost.checkpoints_bytes)
+    yield f"a checkpoint is {amount(cost.checkpoint_bytes)}, {often}; at the most {most} lie there"
 
 
 def _memory(plan: Plan) -> Table:

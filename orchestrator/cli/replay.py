@@ -133,7 +133,7 @@ def _replay(
 
 def _check_recipe(log: _Log) -> None:
     here = hash_in(log.store.path(RECIPE_FILE))
-    begun = next((event.fact.config_hash for event in log.events if isinstance(event.fact, RunStarted)), here)
+    begun = next((event.fact.config_hash for event in reversed(log.events) if isinstance(event.fact, RunStarted)), here)
     if begun != here:
         message = f"its {RECIPE_FILE} has the config hash {here}, and by its log the run was begun with {begun}"
         raise InputError([Problem("RUN_DIR", str(log.store.root), message, f"restore {RECIPE_FILE}")])

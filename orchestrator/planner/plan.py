@@ -18,6 +18,7 @@ from orchestrator.planner.limits import limits
 from orchestrator.planner.nodes import Node
 from orchestrator.planner.shapes import Shapes
 from orchestrator.planner.traffic import FragmentRow, Traffic, table, traffic
+from orchestrator.planner.upkeep import Upkeep, upkeep
 from orchestrator.problems import Problem
 
 
@@ -61,6 +62,7 @@ class Plan:
     at_max: fit.Placement | None  # of `recipe.learners` and those that may join; None: no pool may grow
     pace: Pace
     traffic: Traffic
+    upkeep: Upkeep
     memory: dict[str, memory.Memory]
     limits: tuple[Problem, ...]
     warnings: tuple[Problem, ...]
@@ -109,7 +111,8 @@ def make(recipe: Recipe, shapes: Shapes, setting: Setting, busy: Sequence[Proble
         store=setting.store,
     )
     broken, doubtful = tuple(limits(draft)), (*warnings(draft), *busy)
-    return Plan(recipe, setting, shapes, rows, placement, at_max, pace, moved, kept, broken, doubtful)
+    cost = upkeep(rows, shapes, len(recipe.learners), recipe.sync.round_steps, pace.step_s, recipe.durability)
+    return Plan(recipe, setting, shapes, rows, placement, at_max, pace, moved, cost, kept, broken, doubtful)
 
 
 def _grown(recipe: Recipe) -> dict[str, PoolConfig]:
@@ -177,6 +180,7 @@ def as_json(plan: Plan, commands: Sequence[str]) -> dict[str, Any]:
         "fragments": [asdict(row) for row in plan.fragments],
         "pace": asdict(plan.pace),
         "traffic": asdict(plan.traffic),
+        "durability": asdict(plan.upkeep),
         "memory": {
             name: {"host_bytes": one.host_bytes, "store_bytes": one.store_bytes, "device_bytes": one.device_bytes}
             | {"parts": [asdict(part) for part in one.parts]}

@@ -2,14 +2,16 @@
 
 from __future__ import annotations
 
+import contextlib
 import json
 import re
 import resource
 import subprocess
 import sys
+import threading
 import time
 import types
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
 from pathlib import Path
 from typing import Any
 
@@ -200,21 +202,42 @@ def test_words_that_are_not_understood_are_json_too_when_asked_for(words: list[s
     assert "Usage: " in result.stderr
 
 
-def test_a_run_is_gone_on_with_and_removed_only_when_asked_and_another_folder_is_refused(
+@contextlib.contextmanager
+def alive(store: RunStore) -> Iterator[None]:
+    """Somebody writes this run's status."""
+    over = threading.Event()
+
+    def write() -> None:
+        while not over.wait(0.1):
+            store.write_json("status.json", {"run": {"state": "running"}, "written_at": time.time()})
+
+    store.write_json("status.json", {"run": {"state": "running"}, "written_at": time.time()})
+    thread = threading.Thread(target=write)
+    thread.start()
+    try:
+        yield
+    finally:
+        over.set()
+        thread.join(5.0)
+
+
+def test_a_folder_that_is_not_empty_is_gone_on_with_or_refused_and_a_run_in_it_removed_only_when_asked(
     invoke: Invoke, trained: dict[str, Any], tmp_path: Path
 ) -> None:
     assert invoke("run", LOCAL).exit_code == 0
     store = RunStore.named("local")
-    store.write_text("left-over", "")
+    store.write_json("status.json", {"run": {"state": "finished"}, "written_at": time.time()})
     again = invoke("run", LOCAL)
-    assert again.exit_code == 0 and "going on with the run in" in again.stderr
-    assert store.path("left-over").exists()
-    other = invoke("run", LOCAL, "--set", "seed=9")
-    assert other.exit_code == 2 and "seed = 9: is not what the run in this folder was begun with" in other.stderr
-    with pytest.MonkeyPatch.context() as patch:
-        patch.setattr("orchestrator.cli.run.going_on", lambda _: True)
+    assert again.exit_code == 2
+    assert "it has finished" in again.stderr
+    with alive(store):
         assert "is going on" in invoke("run", LOCAL, "--fresh").stderr
     store.write_json("status.json", {"run": {"state": "running"}, "written_at": time.time() - 3600})
+    store.write_text("left-over", "")
+    on = invoke("run", LOCAL)
+    assert on.exit_code == 0 and "going on with the run" in on.stderr
+    assert "is not what the run in this folder was begun with" in invoke("run", LOCAL, "--set", "seed=8").stderr
+    assert store.path("left-over").exists()
     assert invoke("run", LOCAL, "--fresh").exit_code == 0
     assert not store.path("left-over").exists()
     assert invoke("run", LOCAL, "--name", "second").exit_code == 0

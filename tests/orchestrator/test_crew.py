@@ -25,6 +25,7 @@ from orchestrator.store import RunStore
 from outer.actor import OuterActor
 from outer.facts import LearnerFenced
 from outer.messages import DRAINING, JOINING, STEPPING, Attach, Drain
+from outer.objects import Folder
 from outer.signals import Effect, Event, Expect
 from tests.golden.bench import MANIFEST, Bench
 
@@ -52,6 +53,16 @@ class Handle:
 
     def __getattr__(self, name: str) -> Any:
         return SimpleNamespace(remote=lambda *values: asyncio.ensure_future(getattr(self._actor, name)(*values)))
+
+
+@dataclass
+class Serving:
+    """The one epoch of the syncer that there is."""
+
+    handle: Any
+
+    async def tell(self, method: str, *values: Any, patience_s: float) -> Any:
+        return await getattr(self.handle, method).remote(*values)
 
 
 @dataclass
@@ -83,7 +94,13 @@ class Scene:
         self.bench = Bench(learners={STAYS: 8, GOES: 8}, quorum=1)
         self.outer = Handle(Outer(self.bench))
         self.crew = crew.Crew(
-            Recipe.model_validate(tables), Place("", 1), self.store, "code", self.said.append, lambda: False
+            Recipe.model_validate(tables),
+            Place("", 1),
+            self.store,
+            "code",
+            self.said.append,
+            lambda: False,
+            Folder(folder),
         )
         patch.setattr(crew, "reserve", self.reserve)
         patch.setattr(crew, "remove_placement_group", lambda group: self.given_up.append(group.learner))
@@ -129,7 +146,7 @@ def test_only_news_of_a_later_incarnation_makes_the_living_one_unreachable(incar
 
 def test_one_that_is_scaled_away_while_it_waits_for_its_next_start_gives_up_its_place(scene: Scene) -> None:
     async def story() -> None:
-        scene.crew.start(scene.outer)
+        scene.crew.start(Serving(scene.outer), {})
         await until(lambda: len(scene.facts(LearnerLost)) == 2)  # from the second on there is a back-off
         assert scene.given_up == []
         scene.scale(1)
@@ -143,7 +160,7 @@ def test_one_that_is_scaled_away_while_it_waits_for_its_next_start_gives_up_its_
 
 def test_one_that_is_scaled_away_before_there_is_a_place_for_it_leaves_at_once(scene: Scene) -> None:
     async def story() -> None:
-        scene.crew.start(scene.outer)
+        scene.crew.start(Serving(scene.outer), {})
         await until(lambda: bool(scene.facts(LearnerRequested)))
         scene.scale(1)
         await until(lambda: scene.given_up == [GOES])
@@ -171,7 +188,7 @@ def test_its_successor_starts_once_the_syncer_knows_of_its_end_and_a_place_given
         await pending()
 
     async def story() -> None:
-        scene.crew.start(Handle(Slow(scene.bench)))
+        scene.crew.start(Serving(Handle(Slow(scene.bench))), {})
         await until(lambda: reserved == [0])
         if leaves:
             scene.crew._act(scene.crew._controller.drain(GOES, "its node is to go"))
@@ -198,7 +215,7 @@ def test_one_that_can_leave_by_itself_is_told_to_and_no_other_is_ended(
     """Draining: its host told it before the orchestrator did."""
 
     async def story() -> None:
-        scene.crew._outer = scene.outer
+        scene.crew._succession = Serving(scene.outer)
         await scene.crew._drain(controller.Drain(GOES, 1, "its node is to go"), 5.0)
 
     scene.bench.join(GOES)
@@ -214,7 +231,7 @@ def test_a_request_that_would_leave_fewer_than_the_quorum_is_not_heeded(scene: S
     """`diloco scale` refuses it; two at once, for two pools, can each have looked fine."""
 
     async def story() -> None:
-        scene.crew.start(scene.outer)
+        scene.crew.start(Serving(scene.outer), {})
         await until(lambda: bool(scene.facts(LearnerRequested)))
         scene.scale(0)
         assert scene.crew.pools == {"p": 2}

@@ -43,7 +43,7 @@ def example(hint: Any) -> Any:
         return example(arguments[0])
     if dataclasses.is_dataclass(hint) and isinstance(hint, type):
         return build(hint)
-    return {int: 7, float: 0.1, str: 'näme "quoted"\n'}[hint]
+    return {bool: True, int: 7, float: 0.1, str: 'näme "quoted"\n'}[hint]
 
 
 def build(kind: type[Any]) -> Any:

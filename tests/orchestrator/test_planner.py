@@ -10,7 +10,7 @@ from typing import Any
 
 import pytest
 
-from orchestrator import actor, launch, metrics, placement
+from orchestrator import actor, launch, metrics, placement, succession
 from orchestrator.cli.plan import _wanted
 from orchestrator.config import Recipe
 from orchestrator.planner import advice, fit, memory
@@ -165,7 +165,7 @@ def test_constants_are_those_of_the_code_that_runs() -> None:
 
     assert fit.SERVICE_CPUS == {
         "orchestrator": actor.ORCHESTRATOR_CPUS,
-        "syncer": actor.OUTER_CPUS,
+        "syncer": succession.OUTER_CPUS,
         "evaluator": actor.EVALUATOR_CPUS,
         "metrics": metrics.CPUS,
         "chaos": CPUS,

@@ -1,0 +1,185 @@
+"""What outlives what, on real Ray actors: the syncer, its journal, the orchestrator, the whole run."""
+
+import os
+import shutil
+import signal
+
+import pytest
+
+from learners.facts import Resumed, StateReceived, StateSaved, StepFinished
+from orchestrator.config import SYNCER
+from orchestrator.events import (
+    CheckpointWritten,
+    FaultInjected,
+    LearnerRequested,
+    OrchestratorFollowed,
+    ReplicaLost,
+    RunResumed,
+    SyncerLost,
+)
+from orchestrator.resuming import reopen
+from orchestrator.store import RunStore
+from outer.actor import APPLIED, JOURNALED, RECEIVED
+from outer.facts import Committed, SnapshotTaken, StateRebuilt, SyncerStarted
+from tests.runtime.replayed import assert_bit_equal
+from tests.runtime.test_runs import assert_kept
+
+pytestmark = pytest.mark.runtime
+OUTAGE_S_MAX = 10.0
+
+
+def outages(result):
+    return [row for row in result.summary["faults"] if row["target"] == SYNCER]
+
+
+def incarnations(result):
+    return {(event.writer, event.incarnation) for event in result.of(StepFinished)}
+
+
+def longest_step_s(result, learner):
+    """Waiting included, and what comes before all is warm left out."""
+    steps = [event.fact for event in result.of(StepFinished) if event.writer == learner and event.fact.step > 10]
+    return max(step.seconds + step.waited_s for step in steps)
+
+
+def test_the_syncer_is_killed_within_a_commit_and_frozen_and_nothing_is_lost_or_merged_twice(run):
+    """A zombie is thawed while its successor serves."""
+    faults = [
+        {"kind": "kill", "learner": SYNCER, "point": point, "at_step": step}
+        for point, step in ((RECEIVED, 30), (JOURNALED, 80), (APPLIED, 130))
+    ]
+    faults.append({"kind": "freeze", "learner": SYNCER, "at_step": 180, "duration_s": 12.0})
+    result = run("failover", budget={"syncer_steps": 320}, chaos={"faults": faults}, run={"syncer_lease_s": 2.0})
+    assert_kept(result)
+    assert [(f.fault_kind, f.target) for f in result.facts(FaultInjected)] == [("kill", SYNCER)] * 3 + [
+        ("freeze", SYNCER)
+    ]
+    assert [fact.cause for fact in result.facts(SyncerLost)] == ["died"] * 3 + ["lease_expired"]
+    assert [fact.epoch for fact in result.facts(SyncerStarted)] == [1, 2, 3, 4, 5]
+    took_over = result.of(SyncerStarted)[-1].at
+    assert [e for e in result.of(Committed) if e.incarnation == 4 and e.at > took_over] == []
+    assert {fact.epoch for fact in result.facts(Committed)} == {1, 2, 3, 4, 5}
+    assert len(outages(result)) == 4 and all(row["recovery_s"] < OUTAGE_S_MAX + 2.0 for row in outages(result))
+    assert {incarnation for _, incarnation in incarnations(result)} == {1}, "no learner was lost over it"
+    assert max(longest_step_s(result, f"learner-t-{i}") for i in range(3)) < 2.0, "they step on meanwhile"
+    assert_bit_equal(result.folder)
+
+
+def test_a_run_that_was_stopped_goes_on_to_the_bit_and_with_another_learner(run, tmp_path):
+    folder = tmp_path / "stopped"
+
+    def stop(status):
+        if status["run"]["syncer_step"] >= 40:
+            RunStore(folder).write_json("stop", {"reason": "for the night"})
+
+    first = run("stopped", stop, folder, budget={"syncer_steps": 120})
+    assert (first.summary["state"], first.summary["reason"]) == ("stopped", "for the night")
+    (written,) = first.facts(CheckpointWritten)
+    assert written.final and written.omitted == ()
+    (cut,) = first.facts(SnapshotTaken)
+    assert len(first.facts(StateSaved)) == 3
+    assert all(
+        ours >= theirs
+        for fact in first.facts(StateSaved)
+        for ours, theirs in zip(cut.versions, fact.versions, strict=True)
+    )
+    assert [e for e in first.of(Committed) if e.at > first.of(SnapshotTaken)[0].at] == []
+
+    reopen(RunStore(folder))
+    pools = [{"name": "t", "learners": 4, "batch_size": 2, "slowdown": 20.0}]
+    second = run("stopped", folder=folder, budget={"syncer_steps": 120}, pools=pools)
+    assert_kept(second)
+    (resumed,) = second.facts(RunResumed)
+    assert resumed.exact == ("learner-t-0", "learner-t-1", "learner-t-2") and resumed.damaged == ()
+    assert len(second.facts(Resumed)) == 3
+    assert {f"learner-t-{i}" for i in range(4)} == {name for name, _ in incarnations(second)}
+    assert {incarnation for _, incarnation in incarnations(second)} == {1}
+    assert second.summary["tokens"]["discarded"]["killed"] == 0, "no step was lost over it"
+    assert_bit_equal(folder)
+
+
+def test_orchestrator_syncer_and_a_learner_are_killed_at_once_and_the_others_step_through_it(run):
+    struck = []
+
+    def strike(status):
+        if status["run"]["syncer_step"] >= 30 and not struck:
+            struck.extend([status["orchestrator"]["pid"], status["syncer"]["pid"], status["learners"][0]["pid"]])
+            for pid in struck:
+                os.kill(pid, signal.SIGKILL)
+
+    result = run("headless", strike, budget={"syncer_steps": 160}, durability={"every_s": 3.0})
+    assert_kept(result)
+    (followed,) = result.facts(OrchestratorFollowed)
+    assert followed.epoch == 0 and followed.learners == ("learner-t-1", "learner-t-2")
+    asked = [(fact.learner, fact.incarnation) for fact in result.facts(LearnerRequested)]
+    assert asked == [("learner-t-0", 1), ("learner-t-1", 1), ("learner-t-2", 1), ("learner-t-0", 2)]
+    assert [fact.epoch for fact in result.facts(SyncerStarted)] == [1, 2]
+    assert any(written.omitted == () for written in result.facts(CheckpointWritten)), "checkpoints go on"
+    assert longest_step_s(result, "learner-t-1") < 2.0
+    assert_bit_equal(result.folder)
+
+
+def test_without_its_journal_the_syncer_is_rebuilt_from_what_the_learners_hold_and_says_what_is_lost(run, tmp_path):
+    folder, struck = tmp_path / "wiped", []
+
+    def strike(status):
+        if status["run"]["syncer_step"] >= 40 and not struck:
+            struck.append(status["syncer"]["pid"])
+            shutil.rmtree(folder / "journal")
+            os.kill(struck[0], signal.SIGKILL)
+
+    result = run("wiped", strike, folder, budget={"syncer_steps": 160})
+    assert result.summary["state"] == "finished"
+    (rebuilt,) = result.facts(StateRebuilt)
+    assert "learner" in rebuilt.sources and "journal" not in rebuilt.sources
+    assert set(rebuilt.momentum_lost) == {f for f, source in enumerate(rebuilt.sources) if source == "learner"}
+    last = result.of(SyncerStarted)[-1]
+    assert last.fact.tokens_committed > 0, "the books are those of the log"
+    assert [e for e in result.of(Committed) if e.at > last.at and e.fact.epoch == last.fact.epoch]
+    if not rebuilt.commits_lost:
+        assert_kept(result)
+
+
+def test_commits_outlive_the_syncer_in_a_replica_and_the_replica_in_the_syncer(run):
+    struck = []
+
+    def strike(status):
+        step, replica = status["run"]["syncer_step"], status["durability"]["replica"]
+        if step >= 30 and not struck:
+            struck.append(status["syncer"]["pid"])
+        elif step >= 80 and len(struck) == 1 and replica:
+            struck.append(replica["pid"])
+        elif step >= 130 and len(struck) == 2:
+            struck.append(status["syncer"]["pid"])
+        else:
+            return
+        os.kill(struck[-1], signal.SIGKILL)
+
+    result = run("replica", strike, budget={"syncer_steps": 200}, durability={"mode": "replica"})
+    assert_kept(result)
+    assert len(struck) == 3 and len(result.facts(SyncerLost)) == 2 and len(result.facts(ReplicaLost)) == 1
+    assert result.facts(StateRebuilt) == []
+    assert not (result.folder / "journal").exists()
+    assert_bit_equal(result.folder)
+
+
+def test_of_a_run_that_died_as_a_whole_the_learners_moments_come_from_its_checkpoint(run, tmp_path):
+    folder, struck = tmp_path / "dead", []
+
+    def strike(status):
+        checkpoint = status["durability"]["checkpoint"]
+        if checkpoint and not struck:
+            struck.append(checkpoint["snapshot"])
+            RunStore(folder).write_json("stop", {"reason": "to have an end"})
+
+    run("dead", strike, folder, budget={"syncer_steps": 200}, durability={"every_s": 2.0})
+    (final,) = (path for path in (folder / "checkpoints").iterdir() if int(path.name) == struck[0] + 1)
+    shutil.rmtree(final)  # as if it had never come to an orderly end
+    reopen(RunStore(folder))
+    second = run("dead", folder=folder, budget={"syncer_steps": 120}, durability={"every_s": 2.0})
+    assert_kept(second)
+    (resumed,) = second.facts(RunResumed)
+    assert (resumed.snapshot, resumed.exact) == (struck[0], ())
+    received = [event.fact for event in second.of(StateReceived) if event.incarnation == 2]
+    assert [(fact.source, fact.donor_incarnation) for fact in received] == [("peer", 1)] * 3
+    assert_bit_equal(folder)
