@@ -24,7 +24,7 @@ from outer.objects import Objects
 
 SAVE_S = 120.0  # for a part to be written
 SYNCER_S = 60.0  # for a syncer to take the cut
-REQUEST_FILE = "checkpoint.json"  # {"at"}: one is wanted now
+REQUEST_FILE = checkpoints.REQUEST_FILE
 
 Givers = Callable[[], Sequence[tuple[str, int, Any]]]  # (learner, incarnation, handle) of everybody who steps
 

@@ -16,6 +16,8 @@ from outer import parts
 from outer.frames import Damaged
 from outer.objects import Objects
 
+REQUEST_FILE = "checkpoint.json"  # {"at"}: one is wanted now
+
 
 class Part(BaseModel):
     """One object of a checkpoint."""
@@ -125,7 +127,7 @@ def retire(store: Objects, keep: int) -> list[int]:
     """Remove all but the newest so many, and what never became one before them. Returns which."""
     numbers = known(store)
     whole = [number for number in numbers if complete(store, number)]
-    oldest = whole[-keep] if len(whole) > keep else 0
+    oldest = whole[-keep] if len(whole) >= keep else 0
     retired = [number for number in numbers if number < oldest]
     for number in retired:
         names = store.names(f"{parts.FOLDER}/{number:06d}")

@@ -1,4 +1,4 @@
-"""A finished run's parameters as one safetensors file that says where it comes from.
+"""A run's parameters, its last or a checkpoint's, as one safetensors file that says where it comes from.
 
 Tensors are float32 under their paths in the parameter tree. Knows the run store; starts no JAX and no Ray.
 """
@@ -19,11 +19,15 @@ from safetensors import SafetensorError
 from safetensors.numpy import save_file
 
 from learners import weights
+from orchestrator import checkpoints
 from orchestrator.config import Recipe
 from orchestrator.problems import InputError, Problem
 from orchestrator.store import RunStore
 from orchestrator.stored import object_of, recipe_of
-from outer.fragments import Fragment
+from outer import parts
+from outer.fragments import Fragment, Tensor
+from outer.frames import Damaged
+from outer.objects import Objects
 
 FORMAT = "decoupled-diloco/1"
 
@@ -53,6 +57,32 @@ def of_run(store: RunStore) -> Model:
     recipe = recipe_of(store)
     manifest = store.read_json("final/manifest.json")
     return Model(tensors, _about(recipe, manifest, object_of(store, "summary.json") or {}, tensors))
+
+
+def of_checkpoint(store: RunStore, kept: Objects, snapshot: int) -> Model:
+    """The parameters that a checkpoint holds, fragments that had not committed by then as they began.
+
+    Raises Damaged, in words, where it is not whole, or does not say what is in its fragments.
+    """
+    manifest = checkpoints.manifest_of(kept, snapshot)
+    seal = next((part.seal for part in manifest.parts if part.part == parts.SYNCER), "")
+    header, arrays, _ = parts.read(kept, snapshot, parts.SYNCER, seal)
+    left, thetas = iter(arrays), {}
+    for fragment, _, count in header["values"]:
+        thetas[fragment], *_ = [next(left) for _ in range(count)]  # the outer optimizer's state follows
+    thetas |= {fragment: next(left) for fragment in header["initial"]}
+    fragments = tuple(
+        Fragment(index, tuple(Tensor(name, tuple(shape), dtype) for name, shape, dtype in tensors))
+        for index, tensors in enumerate(header["tensors"])
+    )
+    if lacking := [each.index for each in fragments if each.index not in thetas] or not fragments:
+        raise Damaged(f"{parts.SYNCER}: it has no values of fragments {lacking}")
+    for index, digest in enumerate(header["kept"]["digests"]):
+        if digest and weights.sha256(thetas[index]) != digest:
+            raise Damaged(f"{parts.SYNCER}: fragment {index} has not the digest of its commit")
+    values = [thetas[each.index] for each in fragments]
+    model = of_parameters(recipe_of(store), manifest.syncer_step, fragments, values, manifest.tokens_committed)
+    return Model(model.tensors, model.metadata | {"checkpoint": str(snapshot)})
 
 
 def of_file(path: Path) -> Model:

@@ -3,16 +3,24 @@
 from __future__ import annotations
 
 from collections.abc import Iterator
+from pathlib import Path
 
+from orchestrator.checkpoints import REQUEST_FILE
 from orchestrator.config import Recipe
 from orchestrator.problems import Problem
 from orchestrator.seal import SEAL_FILE
 from orchestrator.store import RunStore
 from orchestrator.stored import recipe_of, status_if_any
+from outer.identity import identity
 from outer.manifest import flatten
+from outer.objects import absolute, objects
 
 CHANGEABLE = ("pools", "budget", "eval", "chaos", "run", "durability", "sync.quorum")
-END_FILES = ("events.jsonl", SEAL_FILE, "summary.json", "stop")  # said at an end that is none any more
+JOURNAL = "journal"  # its folder
+FIXED = "durability.store"  # where all that the run goes on from is
+FILLED_IN = ("sync.P", "init_digest")  # when a recipe is resolved; what they follow from is compared itself
+# Said at an end that is none any more, or to a process that is gone.
+END_FILES = ("events.jsonl", SEAL_FILE, "summary.json", "stop", REQUEST_FILE)
 
 
 def unlike(store: RunStore, recipe: Recipe) -> Iterator[Problem]:
@@ -23,13 +31,34 @@ def unlike(store: RunStore, recipe: Recipe) -> Iterator[Problem]:
         fix = "give a larger one to train on, --fresh to begin anew, or another --name"
         yield Problem("budget", budget, "is what the run in this folder has reached: it has finished", fix)
     before, now = flatten(begun.canonical()), flatten(recipe.canonical())
+    if recipe.init_from is not None:
+        now["init_from"] = str(Path(recipe.init_from).expanduser().absolute())  # as a resolved recipe has it
+    if recipe.durability.store is not None:
+        now[FIXED] = absolute(recipe.durability.store)
     for key in sorted(before.keys() | now.keys()):
-        if key.startswith(CHANGEABLE) or before.get(key) == now.get(key):
+        if _changeable(key) or before.get(key) == now.get(key) or (key in FILLED_IN and key not in now):
             continue
-        if key not in now:
-            continue  # filled in when the run was resolved
-        fix = f"leave it as it was, {before.get(key)!r}; or give --fresh to begin anew, or another --name"
-        yield Problem(key, now[key], "is not what the run in this folder was begun with", fix)
+        was = f"leave it as it was, {before[key]!r}" if key in before else "leave it out, as it was"
+        fix = f"{was}; or give --fresh to begin anew, or another --name"
+        yield Problem(key, now.get(key), "is not what the run in this folder was begun with", fix)
+
+
+def _changeable(key: str) -> bool:
+    return key != FIXED and any(key == each or key.startswith(f"{each}.") for each in CHANGEABLE)
+
+
+def taken(recipe: Recipe) -> Iterator[Problem]:
+    """What keeps a run from beginning in the store that its recipe names: another's journal, which nobody removes."""
+    if (uri := recipe.durability.store) is None:
+        return
+    try:
+        if identity(objects(uri), JOURNAL) is None:
+            return
+        message = "holds the journal of another run, or of this one before it was begun anew"
+        fix = f"give another, e.g. {uri.rstrip('/')}-2; or remove journal/ and checkpoints/ there"
+    except (OSError, ValueError) as error:
+        message, fix = f"cannot be read: {error}", "see that this machine can reach it, or give another"
+    yield Problem(FIXED, uri, message, fix)
 
 
 def reopen(store: RunStore) -> None:

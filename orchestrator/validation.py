@@ -20,6 +20,7 @@ from pydantic import BaseModel, ValidationError
 from orchestrator.config import SYNCER, Recipe
 from orchestrator.problems import InputError, Problem, explain, nearest
 from orchestrator.shape import refusals
+from outer.objects import absolute, objects
 
 if TYPE_CHECKING:
     from learners.task import Task
@@ -63,7 +64,7 @@ def validate(recipe: Recipe) -> None:
 
 
 def resolve(recipe: Recipe) -> Recipe:
-    """The same valid recipe with P as a number and the digest of what it starts from.
+    """The same valid recipe with P as a number, the digest of what it starts from, and paths from the root.
 
     What depends on the task or on files is settled before the run is hashed.
     """
@@ -77,6 +78,8 @@ def resolve(recipe: Recipe) -> Recipe:
 
         path = Path(recipe.init_from).expanduser().absolute()
         settled |= {"init_from": str(path), "init_digest": weights.digest(weights.read(path))}
+    if recipe.durability.store is not None:
+        settled["durability"] = canonical["durability"] | {"store": absolute(recipe.durability.store)}
     return Recipe.model_validate(canonical | settled)
 
 
@@ -153,6 +156,16 @@ def _devices(recipe: Recipe) -> Iterator[Problem]:
                 f"cannot be split over {ways} devices",
                 f"give a multiple of {ways}, or fewer devices",
             )
+
+
+@_reads("durability.store")
+def _durable_store(recipe: Recipe) -> Iterator[Problem]:
+    if recipe.durability.store is not None:
+        try:
+            objects(recipe.durability.store)
+        except ValueError as error:
+            fix = "give a folder, or a URI that fsspec knows; s3:// needs: pip install 'decoupled-diloco[s3]'"
+            yield Problem("durability.store", recipe.durability.store, f"cannot be used: {error}", fix)
 
 
 @_reads("pools")

@@ -203,6 +203,7 @@ class OuterActor:
         self._digests = [codecs.digest(theta) for theta in self._parameters.thetas]
         self._failure = ""
         self._cuts: dict[int, asyncio.Future[Cut]] = {}  # by snapshot, until they are written
+        self._initial: dict[int, dict[int, NDArray[Any]]] = {}  # by snapshot, then fragment: had not committed by then
         self._dies_at: dict[str, int] = {}  # for chaos: at which point, passed so many times from now
 
     def _recover(self, opened: Opened, salvage: Salvage | None) -> Recovered:
@@ -292,7 +293,7 @@ class OuterActor:
                 raise TimeoutError(f"snapshot {identifier} was not taken within {deadline_s:g} s")
             await asyncio.sleep(CUT_POLL_S)
         cut = await asyncio.wait_for(self._cuts.pop(identifier), max(0.0, give_up_at - _now()))
-        header, arrays = cut.part(self._spec.epoch, identifier)
+        header, arrays = cut.part(self._spec.epoch, identifier, self._fragments, self._initial.pop(identifier))
         work = functools.partial(parts.write, self._spec.store, identifier, parts.SYNCER, header, arrays)
         described = await asyncio.get_running_loop().run_in_executor(None, work)
         where = {"syncer_step": max(cut.kept["versions"]), "tokens_committed": cut.kept["tokens_committed"]}
@@ -421,6 +422,8 @@ class OuterActor:
                     self._keeper.keep(Entry(self._spec.epoch, sequence, said, record), arrays)
                 case signals.Cut(identifier):
                     self._cuts[identifier] = self._keeper.cut()
+                    versions, thetas = self._parameters.versions, self._parameters.thetas
+                    self._initial[identifier] = {n: thetas[n] for n, version in enumerate(versions) if version == 0}
                 case signals.Publish(fragment, version, proposal):
                     self._parameters.install(proposal, version)
                     self._digests[fragment] = proposal.digest

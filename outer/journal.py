@@ -21,15 +21,18 @@ from typing import Any, NamedTuple, Protocol
 
 from numpy.typing import NDArray
 
+from outer import identity as identities
 from outer import keeping
 from outer.facts import Committed
+from outer.fragments import Fragment
 from outer.frames import Damaged, pack, unpack
+from outer.identity import IDENTITY, place, positions, written
+from outer.identity import identity as identity
 from outer.objects import Objects, prove
 from outer.recovery import Entry, Recovered, Replay
 
 SNAPSHOT_GROUPS = 32  # from one snapshot of the records to the next, or as many as there are fragments
 OPENING_ATTEMPTS_MAX = 100
-IDENTITY = "identity"
 
 Arrays = Sequence[NDArray[Any]]  # a fragment's new value: parameters, then the outer optimizer's state
 
@@ -69,11 +72,21 @@ class Cut:
     kept: dict[str, Any]  # the records
     values: Mapping[int, Value]  # by fragment; those not in it never committed
 
-    def part(self, epoch: int, snapshot: int) -> tuple[dict[str, Any], list[NDArray[Any]]]:
-        """(header, arrays) of a checkpoint's part."""
+    def part(
+        self,
+        epoch: int,
+        snapshot: int,
+        fragments: Sequence[Fragment] = (),
+        initial: Mapping[int, NDArray[Any]] | None = None,
+    ) -> tuple[dict[str, Any], list[NDArray[Any]]]:
+        """(header, arrays) of a checkpoint's part. `initial`: of fragments that may never have committed."""
         described = [[fragment, value.version, len(value.arrays)] for fragment, value in sorted(self.values.items())]
         arrays = [array for _, value in sorted(self.values.items()) for array in value.arrays]
-        return {"epoch": epoch, "snapshot": snapshot, "kept": self.kept, "values": described}, arrays
+        first = {fragment: theta for fragment, theta in (initial or {}).items() if fragment not in self.values}
+        arrays += [theta for _, theta in sorted(first.items())]
+        tensors = [[[each.name, list(each.shape), each.dtype] for each in fragment.tensors] for fragment in fragments]
+        header = {"epoch": epoch, "snapshot": snapshot, "kept": self.kept, "values": described}
+        return header | {"tensors": tensors, "initial": sorted(first)}, arrays
 
 
 @dataclass
@@ -120,12 +133,11 @@ def _values(group: _Group) -> list[tuple[int, Value]]:
     return values[::-1]
 
 
-def identity(store: Objects, folder: str) -> str | None:
-    """What tells this run's journal from every other; None where there is none yet."""
-    try:
-        return store.read(f"{folder}/{IDENTITY}").decode(errors="replace")
-    except FileNotFoundError:
-        return None
+def inspect(store: Objects, folder: str) -> list[str]:
+    """Read all of a journal: what is not as it was written, in words. Opens no epoch, creates and removes nothing."""
+    run, wrong = identities.inspect(store, folder)
+    found = [wrong] if wrong else []
+    return found if run is None else found + StoredJournal(store, folder, 0, 0).survey(run)
 
 
 class StoredJournal:
@@ -173,12 +185,10 @@ class StoredJournal:
 
     def _identity(self) -> str:
         """That of the run whose journal this is; a new one where there is none."""
-        mine = uuid.uuid4().hex
-        try:
-            self._store.create(f"{self._folder}/{IDENTITY}", [mine.encode()])
-        except FileExistsError:
-            return identity(self._store, self._folder) or ""
-        return mine
+        if identity(self._store, self._folder) is None:
+            with contextlib.suppress(FileExistsError):
+                self._store.create(f"{self._folder}/{IDENTITY}", written(uuid.uuid4().hex))
+        return identity(self._store, self._folder) or ""  # "": what said it is damaged, and so is all else
 
     def _go_on(self, past: _Past) -> Opened:
         opened = Opened(Recovered([], []), past.values, past.damage)
@@ -200,8 +210,7 @@ class StoredJournal:
 
     def _past(self) -> _Past:
         """From the newest group back to a snapshot; where one in between is damaged, only what is before that."""
-        names = (name.rpartition("/")[2] for name in self._store.names(self._folder))
-        past = _Past(sorted(int(name) for name in names if name.isdecimal()))
+        past = _Past(positions(self._store, self._folder))
         group = self._newest_sound(past, past.positions)
         past.epoch = 0 if group is None else int(group.header["epoch"])
         while group is not None:
@@ -228,15 +237,12 @@ class StoredJournal:
 
     def _group(self, position: int, seal: str = "") -> _Group:
         """Raises Damaged for one that is not as it was written there, with that seal if one is given."""
-        header, arrays, found = unpack(self._store.read(self._name(position)))
+        header, arrays, found = unpack(self._store.read(place(self._folder, position)))
         if (header.get("run"), header.get("position")) != (self.run, position):
             raise Damaged("it is of another place, or of another run")
         if seal and found != seal:
             raise Damaged("it is not the one that the next was written behind")
         return _Group(position, header, arrays, found)
-
-    def _name(self, position: int) -> str:
-        return f"{self._folder}/{position:012d}"
 
     def _replay_group(self, group: _Group) -> None:
         header = group.header
@@ -268,6 +274,24 @@ class StoredJournal:
             return
         opened.values[fragment] = next(value for each, value in _values(group) if each == fragment)
 
+    def survey(self, run: str) -> list[str]:
+        """What is not as it was written, in words; of a journal that nobody opens."""
+        self.run = run
+        past = self._past()
+        opened = Opened(Recovered([], []), past.values, past.damage)
+        read = {group.position for group in past.chain}
+        if past.chain and (oldest := past.chain[-1].header)["kind"] == "snapshot":
+            for fragment, position, seal in oldest["places"]:
+                if fragment not in past.values:
+                    self._fetch(fragment, position, seal, opened)
+            missing = set(oldest["openings"]) - set(past.positions)
+            opened.damage += [f"group {position}: it is missing; an epoch opened there" for position in sorted(missing)]
+        said = {each.partition(":")[0] for each in opened.damage}
+        for position in past.positions:
+            if position not in read and f"group {position}" not in said:
+                self._newest_sound(past, [position])
+        return opened.damage
+
     # -------------------------------------------------------------- writing
 
     def write(self, group: Sequence[tuple[Entry, Arrays]]) -> None:
@@ -290,7 +314,7 @@ class StoredJournal:
     def _look(self) -> None:
         """Raise StaleEpoch where another epoch has opened: for one that writes nothing, and so cannot collide."""
         with contextlib.suppress(FileNotFoundError):
-            self._store.read(self._name(self._next))
+            self._store.read(place(self._folder, self._next))
             raise self._stale()
 
     def _remember(self, group: Sequence[tuple[Entry, Arrays]], seal: str = "") -> None:
@@ -339,7 +363,7 @@ class StoredJournal:
         needed = {position for position, _ in self._places.values()}
         with contextlib.suppress(OSError):  # what could not be removed is tried again the next time
             for position in sorted(self._removable - needed):
-                self._store.remove(self._name(position))
+                self._store.remove(place(self._folder, position))
                 self._removable.discard(position)
         self._removable.add(self._after)
 
@@ -348,17 +372,18 @@ class StoredJournal:
 
     def _put(self, header: Mapping[str, Any], arrays: Arrays) -> str:
         """Create the object at the next position; returns its seal. Raises FileExistsError where it is taken."""
-        place = {"position": self._next, "after": self._after, "before": self._before}
-        parts, seal = pack({"run": self.run, "epoch": self._epoch, **place, **header}, arrays)
-        unsure, self._unsure = self._unsure, True
+        link = {"position": self._next, "after": self._after, "before": self._before}
+        parts, seal = pack({"run": self.run, "epoch": self._epoch, **link, **header}, arrays)
+        unsure, self._unsure = self._unsure or self._store.retries, True
         try:
-            self._store.create(self._name(self._next), parts)
+            self._store.create(place(self._folder, self._next), parts)
         except FileExistsError:
             if not self._is_there(seal):
                 raise
-        if unsure and self._name(self._next + 1) in self._store.names(self._folder):
+        behind = place(self._folder, self._next + 1)
+        if unsure and behind in self._store.names(self._folder):
             # What failed before was there after all. A later epoch has opened behind it, and perhaps let go of it.
-            raise FileExistsError(self._name(self._next + 1))
+            raise FileExistsError(behind)
         self._unsure = False
         self._after, self._next, self._before = self._next, self._next + 1, seal
         self.bytes_written += sum(map(len, parts))

@@ -17,8 +17,12 @@ from urllib.parse import unquote, urlsplit
 
 Bytes = bytes | bytearray | memoryview
 
-REQUEST_S = 20.0  # deadline of one request to object storage
+REQUEST_S = 20.0  # object storage says nothing for so long, and the request is made again
 CONNECT_S = 5.0
+RETRIES = 2  # of a request, by botocore
+ATTEMPTS = 2  # at that, by s3fs; whoever needs more asks again
+CALL_S = 60.0  # for all of it, where no bulk is moved
+SLOWEST = 4 * 2**20  # bytes/s; creating an object may take as much longer as it has bytes
 PROBE = "probe"
 
 
@@ -28,6 +32,8 @@ class Unconditional(Exception):
 
 class Objects(Protocol):
     """Names are paths of letters, digits, `-`, `.`, `_` and `/`; a part that begins with a dot is nobody's."""
+
+    retries: bool  # a request may be made more than once before `create` returns
 
     def create(self, name: str, parts: Sequence[Bytes]) -> None:
         """Make it durable. Raises FileExistsError, and changes nothing, where there is one; OSError: ask again."""
@@ -58,7 +64,14 @@ def objects(uri: str | Path) -> Objects:
         return Folder(Path(text).expanduser().absolute())
     if scheme == "file":
         return Folder(Path(unquote(urlsplit(text).path)))
-    return Remote(text)
+    remote = Remote(text)
+    remote.open()
+    return remote
+
+
+def absolute(uri: str) -> str:
+    """The same store, from whatever folder it is looked for."""
+    return uri if "://" in uri else str(Path(uri).expanduser().absolute())
 
 
 def prove(store: Objects) -> None:
@@ -79,6 +92,8 @@ def prove(store: Objects) -> None:
 
 class Folder:
     """Objects as files. Creation is a hard link, which the file system grants once."""
+
+    retries = False
 
     def __init__(self, root: Path) -> None:
         self.root = root
@@ -121,11 +136,16 @@ class Folder:
 
     def folders(self, prefix: str) -> list[str]:
         with contextlib.suppress(FileNotFoundError):
-            return sorted(entry.name for entry in os.scandir(self.root / prefix) if entry.is_dir())
+            return sorted(entry.name for entry in os.scandir(self.root / prefix) if entry.is_dir() and _holds(entry))
         return []
 
     def remove(self, name: str) -> None:
         (self.root / name).unlink(missing_ok=True)
+
+
+def _holds(folder: os.DirEntry[str]) -> bool:
+    """Whether there is any object in it; of what was removed, folders stay."""
+    return any(not name.startswith(".") for _, _, files in os.walk(folder) for name in files)
 
 
 def _settle(folder: Path) -> None:
@@ -140,6 +160,8 @@ def _settle(folder: Path) -> None:
 class Remote:
     """Objects of a bucket, by fsspec. Settings and secrets come from the environment, as its packages read them."""
 
+    retries = True
+
     def __init__(self, uri: str) -> None:
         self.uri = uri.rstrip("/")
         self._opened: tuple[Any, str] | None = None
@@ -150,47 +172,75 @@ class Remote:
     def __reduce__(self) -> tuple[type[Remote], tuple[str]]:
         return Remote, (self.uri,)  # connections do not travel
 
-    @property
-    def _fs(self) -> Any:
-        return self._open()[0]
-
-    def _open(self) -> tuple[Any, str]:
+    def open(self) -> tuple[Any, str]:
+        """(File system, path in it); asks nothing of the store. Raises ValueError where there is none for it."""
         if self._opened is None:
             import fsspec
 
             scheme = self.uri.partition("://")[0]
-            deadlines = {"connect_timeout": CONNECT_S, "read_timeout": REQUEST_S, "retries": {"max_attempts": 2}}
+            deadlines = {"connect_timeout": CONNECT_S, "read_timeout": REQUEST_S, "retries": {"max_attempts": RETRIES}}
             options = {"config_kwargs": deadlines} if scheme in ("s3", "s3a") else {}
             try:
                 self._opened = fsspec.core.url_to_fs(self.uri, use_listings_cache=False, **options)
             except (ValueError, ImportError) as error:
                 raise ValueError(f"{self.uri}: {error}") from error
+            if options:
+                self._opened[0].retries = ATTEMPTS
         return self._opened
 
+    def _ask(self, method: str, *arguments: Any, seconds: float | None = CALL_S, **options: Any) -> Any:
+        """Raises OSError for whatever goes wrong: packages have errors of their own for a store that is away."""
+        from fsspec.asyn import sync
+
+        fs, _ = self.open()
+        try:
+            if seconds is not None and fs.async_impl:  # a request that is never read has no deadline of its own
+                return sync(fs.loop, getattr(fs, f"_{method}"), *arguments, timeout=seconds, **options)
+            return getattr(fs, method)(*arguments, **options)
+        except OSError:
+            raise
+        except Exception as error:
+            raise OSError(f"{self.uri}: {type(error).__name__}: {error}") from error
+
     def _path(self, name: str) -> str:
-        return f"{self._open()[1]}/{name}"
+        return f"{self.open()[1]}/{name}"
 
     def create(self, name: str, parts: Sequence[Bytes]) -> None:
-        self._fs.pipe_file(self._path(name), b"".join(parts), mode="create")
+        content = b"".join(parts)
+        seconds = CALL_S + len(content) / SLOWEST
+        try:
+            self._ask("pipe_file", self._path(name), content, mode="create", seconds=seconds)
+        except FileExistsError:
+            raise
+        except OSError as error:
+            if _refused(error):
+                raise FileExistsError(f"{self.uri}: {name} is there already") from error
+            raise
 
     def read(self, name: str) -> bytes:
-        content: bytes = self._fs.cat_file(self._path(name))
+        content: bytes = self._ask("cat_file", self._path(name), seconds=None)
         return content
 
     def names(self, prefix: str) -> list[str]:
         path = self._path(prefix)
         try:
-            found = self._fs.find(path, maxdepth=1)
+            found = self._ask("ls", path, detail=True)  # `find` with a depth takes an error for an empty folder
         except FileNotFoundError:
             return []
-        return sorted(f"{prefix}/{each.rsplit('/', 1)[1]}" for each in found)
+        names = (each["name"] for each in found if each["type"] == "file")
+        return sorted(f"{prefix}/{name[len(path) + 1 :]}" for name in names if name.startswith(f"{path}/"))
 
     def folders(self, prefix: str) -> list[str]:
         path = self._path(prefix)
-        return sorted(
-            {each[len(path) + 1 :].split("/")[0] for each in self._fs.find(path) if each.count("/", len(path) + 1)}
-        )
+        found = self._ask("find", path)
+        return sorted({each[len(path) + 1 :].split("/")[0] for each in found if each.count("/", len(path) + 1)})
 
     def remove(self, name: str) -> None:
         with contextlib.suppress(FileNotFoundError):
-            self._fs.rm_file(self._path(name))
+            self._ask("rm_file", self._path(name))
+
+
+def _refused(error: OSError) -> bool:
+    """Whether a condition did not hold. s3fs knows it only by words that not every store says."""
+    response = getattr(error.__cause__, "response", None) or {}
+    return response.get("Error", {}).get("Code") in ("PreconditionFailed", "412")

@@ -30,7 +30,11 @@ def write(
 ) -> dict[str, Any]:
     """Returns what the manifest says of it. Raises OSError; FileExistsError where there is one already."""
     content, seal = pack({"snapshot": snapshot, "part": part, **header}, arrays)
-    store.create(place(snapshot, part), content)
+    try:
+        store.create(place(snapshot, part), content)
+    except FileExistsError:
+        if not _is_there(store, snapshot, part, seal):
+            raise
     return {"part": part, "seal": seal, "bytes": sum(map(len, content))}
 
 
@@ -45,3 +49,11 @@ def read(store: Objects, snapshot: int, part: str, seal: str = "") -> tuple[dict
     if seal and found != seal:
         raise Damaged("it is not the one that the manifest names")
     return header, arrays, found
+
+
+def _is_there(store: Objects, snapshot: int, part: str, seal: str) -> bool:
+    """Whether it is ours that is there, and only its acknowledgement was lost."""
+    try:
+        return read(store, snapshot, part, seal)[2] == seal
+    except Damaged:
+        return False

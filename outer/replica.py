@@ -55,6 +55,8 @@ class ReplicaActor:
 class Replica:
     """The objects that a ReplicaActor holds, to others."""
 
+    retries = False
+
     def __init__(self, handle: Any) -> None:
         self._handle = handle
 

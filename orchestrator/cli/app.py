@@ -11,6 +11,7 @@ from orchestrator.cli import (
     attach,
     check,
     check_task,
+    checkpoint,
     doctor,
     export,
     init,
@@ -61,6 +62,7 @@ def build(extensions: Sequence[tuple[str, typer.Typer]] = (), starter: Callable[
     )
     for command in commands:
         app.command()(command)
+    app.add_typer(checkpoint.app, name="checkpoint")
     for name, group in extensions:
         app.add_typer(group, name=name)
     return app

@@ -1,28 +1,39 @@
-"""`diloco export RUN`: a run's final parameters as one safetensors file. Needs no cluster."""
+"""`diloco export RUN`: a run's final parameters, or a checkpoint's, as one safetensors file. Needs no cluster."""
 
 from __future__ import annotations
 
 import json
 from pathlib import Path
-from typing import Annotated
+from typing import TYPE_CHECKING, Annotated
 
 import typer
 
+from orchestrator.cli.checkpoint import kept, unknown
 from orchestrator.cli.errors import reported
 from orchestrator.cli.status import located
+from orchestrator.problems import InputError, Problem
+from orchestrator.store import RunStore
+
+if TYPE_CHECKING:
+    from orchestrator.export import Model
+
+NEWEST = "newest"
 
 
 def export(
     run: Annotated[str, typer.Argument(help="The run's folder or name, for example runs/demo.")],
     out: Annotated[Path, typer.Option(help="The file to write.")] = Path("model.safetensors"),
+    checkpoint: Annotated[
+        str | None, typer.Option(metavar="N|newest", help="A checkpoint's parameters instead of the final ones.")
+    ] = None,
     as_json: Annotated[bool, typer.Option("--json", help="Print JSON on stdout.")] = False,
 ) -> None:
-    """Write a run's final parameters as a safetensors file, and read it back."""
+    """Write a run's final parameters, or a checkpoint's, as a safetensors file, and read it back."""
     with reported(as_json):
         store = located(run)
         from orchestrator import export as files
 
-        model = files.of_run(store)
+        model = files.of_run(store) if checkpoint is None else _of_checkpoint(store, checkpoint)
         files.write(model, out)
         elements = sum(values.size for values in model.tensors.values())
         if as_json:
@@ -33,3 +44,22 @@ def export(
             f"wrote {out}: {len(model.tensors)} tensors, {elements:,} elements in float32, "
             f"{out.stat().st_size:,} bytes; read back with digest {model.metadata['digest']}"
         )
+
+
+def _of_checkpoint(store: RunStore, wanted: str) -> Model:
+    """Raises InputError for one that is not there, or not whole."""
+    from orchestrator import checkpoints, export
+    from outer.frames import Damaged
+
+    with kept(store) as where:
+        numbers = [number for number in checkpoints.known(where) if checkpoints.complete(where, number)]
+        if not numbers or not (wanted == NEWEST or (wanted.isdecimal() and int(wanted) in numbers)):
+            raise InputError([unknown("--checkpoint", wanted, numbers)])
+        snapshot = numbers[-1] if wanted == NEWEST else int(wanted)
+        try:
+            return export.of_checkpoint(store, where, snapshot)
+        except Damaged as error:
+            others = ", ".join(str(number) for number in numbers if number != snapshot) or "none"
+            fix = f"give another: {others}; which are whole: diloco checkpoint verify"
+            problem = Problem("--checkpoint", wanted, f"checkpoint {snapshot} is damaged: {error}", fix)
+            raise InputError([problem]) from error

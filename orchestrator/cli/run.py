@@ -23,7 +23,7 @@ from orchestrator.job import misplaced
 from orchestrator.problems import InputError, Problem
 from orchestrator.recipes import dump, load, stored_hash, validate
 from orchestrator.report.write import HTML
-from orchestrator.resuming import reopen, unlike
+from orchestrator.resuming import reopen, taken, unlike
 from orchestrator.store import RunStore
 from orchestrator.stored import RECIPE_FILE, status_if_any, status_of
 from orchestrator.validation import resolve
@@ -121,12 +121,12 @@ def occupied(store: RunStore, fresh: bool, recipe: Recipe) -> list[Problem]:
     if store.root.exists() and not store.exists:
         return [_occupied(store, "is a file", "give another --run-dir")]
     if store.empty:
-        return []
+        return list(taken(recipe))
     if stored_hash(store.read_text(RECIPE_FILE) or "") is None:
         return [_occupied(store, "is not empty and holds no run", "give another --name or --run-dir")]
     if fresh and going_on(store):
         return [_occupied(store, "holds a run that is going on", "stop it first, or give another --name")]
-    return [] if fresh else list(unlike(store, recipe))
+    return list(taken(recipe) if fresh else unlike(store, recipe))
 
 
 def going_on(store: RunStore) -> bool:

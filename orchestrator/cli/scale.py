@@ -50,12 +50,18 @@ def scale(
 
 def _refuse(store: RunStore, status: Mapping[str, Any], pool: str, learners: int) -> None:
     """Raises InputError for what cannot be done."""
+    require_going_on(store, status)
+    local = bool((object_of(store, CLUSTER_FILE) or {}).get("token_path"))
+    pools = words.part(status, "run").get("pools", {})
+    if found := list(problems(recipe_of(store), pools, pool, learners, local)):
+        raise InputError(found)
+
+
+def require_going_on(store: RunStore, status: Mapping[str, Any]) -> None:
+    """Raises InputError for a run that has ended, or says nothing any more."""
     run = words.part(status, "run")
     if run.get("state") in words.ENDED:
         raise InputError([Problem("--name", run.get("name"), f"the run has {run['state']}", "name a run that goes on")])
-    local = bool((object_of(store, CLUSTER_FILE) or {}).get("token_path"))
-    if found := list(problems(recipe_of(store), run.get("pools", {}), pool, learners, local)):
-        raise InputError(found)
     if (time.time() - (status.get("written_at") or 0.0)) > SILENT_S:
         _look(store, status)
 
@@ -67,7 +73,9 @@ def _look(store: RunStore, status: Mapping[str, Any]) -> None:
         if time.monotonic() >= deadline:
             name = words.part(status, "run").get("name")
             message = f"the run has said nothing for {SILENT_S:.0f} s or more: it is starting, ending or dead"
-            raise InputError([Problem("--name", name, message, "see: diloco status; a run that is dead stays so")])
+            raise InputError(
+                [Problem("--name", name, message, "see: diloco status; diloco run goes on with a dead one")]
+            )
         time.sleep(POLL_S)
 
 

@@ -453,7 +453,8 @@ def test_the_commands_and_their_options_are_these() -> None:
         "scale": ["--json", "--name", "--run-dir", "--wait"],
         "check": ["--json"],
         "check-task": ["--json", "--set"],
-        "export": ["--json", "--out"],
+        "checkpoint": [],  # its own commands: test_checkpoint_cli.py
+        "export": ["--checkpoint", "--json", "--out"],
         "sample": ["--from", "--json", "--length", "--prompt", "--seed", "--task", "--temperature", "--top-k"],
         "report": ["--json", "--name", "--out"],
         "metrics": ["--json"],

@@ -25,6 +25,7 @@ FRAGMENTS, SEEDS, MOVES = 3, 60, 120
 class Store:
     """Objects in memory. `trouble` may raise before or after something is created, or leave half of it."""
 
+    retries: bool = False
     kept: dict[str, bytes] = field(default_factory=dict)
     trouble: Callable[[str], str] = lambda name: ""
 

@@ -1,0 +1,166 @@
+"""`diloco checkpoint now|list|verify`: a run's checkpoints, through its store alone. Needs no cluster."""
+
+from __future__ import annotations
+
+import json
+import time
+from collections.abc import Iterator
+from contextlib import contextmanager
+from typing import Annotated, Any
+
+import typer
+
+from orchestrator import checkpoints, verifying
+from orchestrator import status as words
+from orchestrator.cli import scale
+from orchestrator.cli.errors import BROKEN_PROMISE, FAILED, as_record, reported
+from orchestrator.cli.status import AsJson, Name, RunDir, find
+from orchestrator.problems import InputError, Problem
+from orchestrator.store import RunStore
+from orchestrator.stored import recipe_of, status_if_any, status_of
+from outer.frames import Damaged
+from outer.identity import identity
+from outer.objects import Objects, objects
+
+POLL_S = 0.2
+SEGMENT = "events/orchestrator.jsonl"  # where it is said how a checkpoint went
+
+app = typer.Typer(
+    help="Take a checkpoint of a running job; list and verify those that there are.", no_args_is_help=True
+)
+
+Timeout = Annotated[float, typer.Option(min=1.0, help="Seconds to wait for it.")]
+Number = Annotated[int | None, typer.Argument(metavar="[SNAPSHOT]", help="Its number; default: all, and the journal.")]
+
+
+@contextmanager
+def kept(store: RunStore) -> Iterator[Objects]:
+    """Where journal and checkpoints are. What goes wrong with that store inside is an InputError."""
+    uri = recipe_of(store).durability.store
+    try:
+        yield objects(uri or store.root)
+    except (OSError, ValueError) as error:
+        if isinstance(error, Damaged):
+            raise
+        fix = "see that this machine can reach it; what object storage needs is read from the environment"
+        problem = Problem("durability.store", uri or str(store.root), f"cannot be read: {error}", fix)
+        raise InputError([problem]) from error
+
+
+# ------------------------------------------------------------------ now
+
+
+@app.command()
+def now(name: Name = None, run_dir: RunDir = None, timeout: Timeout = 180.0, as_json: AsJson = False) -> None:
+    """Take a checkpoint now, and wait until it is whole; the run trains on."""
+    with reported(as_json):
+        store = find(name, run_dir)
+        scale.require_going_on(store, status_of(store))
+        with kept(store) as where:
+            before = store.granted("checkpoint", "run")
+            store.write_json(checkpoints.REQUEST_FILE, {"at": time.time()})
+            taken = _await(store, where, before, timeout)
+            if isinstance(taken, int):
+                told = checkpoints.describe(checkpoints.manifest_of(where, taken), time.time())
+                typer.echo(json.dumps(told) if as_json else f"{_line(told)}\nin {where}")
+                return
+        typer.echo(f"error: {taken}; the run trains on, and its earlier checkpoints stay", err=True)
+        if as_json:
+            typer.echo(as_record(FAILED, "failed", taken))
+        raise typer.Exit(FAILED)
+
+
+def _await(store: RunStore, where: Objects, before: int, seconds: float) -> int | str:
+    """The number of one cut since, once it is whole; or in words how it failed. Raises InputError where none comes."""
+    deadline = time.monotonic() + seconds
+    while True:
+        run = words.part(status_if_any(store) or {}, "run")
+        newer = [number for number in checkpoints.known(where) if number > before]
+        if whole := [number for number in newer if checkpoints.complete(where, number)]:
+            return whole[-1]
+        if failed := _failure(store, before):
+            return failed
+        if run.get("state") in words.ENDED:
+            problem = Problem("--name", run.get("name"), "the run ended meanwhile", "see: diloco checkpoint list")
+            raise InputError([problem])
+        if time.monotonic() >= deadline:
+            fix = "it may still come: diloco checkpoint list; what the store is doing: diloco status"
+            raise InputError([Problem("--timeout", seconds, "no checkpoint was whole in time", fix)])
+        time.sleep(POLL_S)
+
+
+def _failure(store: RunStore, before: int) -> str:
+    """What the log says of one that failed."""
+    from orchestrator.events import CheckpointFailed, read_segment
+
+    path = store.path(SEGMENT)
+    facts = (event.fact for event in read_segment(path)) if path.exists() else ()
+    failed = [fact for fact in facts if isinstance(fact, CheckpointFailed) and fact.snapshot > before]
+    return f"checkpoint {failed[0].snapshot} failed: {failed[0].reason}" if failed else ""
+
+
+# ------------------------------------------------------------------ list, verify
+
+
+@app.command("list")
+def list_(name: Name = None, run_dir: RunDir = None, as_json: AsJson = False) -> None:
+    """List a run's checkpoints, oldest first. Reads no more than their manifests; `verify` reads all."""
+    with reported(as_json):
+        store = find(name, run_dir)
+        with kept(store) as where:
+            found = verifying.listed(where, time.time())
+        if as_json:
+            typer.echo(json.dumps({"checkpoints": found}))
+            return
+        for each in found:
+            typer.echo(_line(each))
+        typer.echo(f"{len(found)} checkpoint{'s' * (len(found) != 1)} in {where}")
+
+
+def _line(each: dict[str, Any]) -> str:
+    if "syncer_step" not in each:
+        return f"{each['snapshot']:>6}  DAMAGED: {'; '.join(each['damage'])}"
+    notes = [f"DAMAGED: {'; '.join(each['damage'])}"] if each.get("damage") else []
+    notes += ["the run was stopped with it"] if each["final"] else []
+    notes += [f"without {', '.join(each['omitted'])}"] if each["omitted"] else []
+    size = f"{each['tokens_committed']:,} tokens, {each['bytes']:,} bytes, {len(each['learners'])} learners"
+    about = f"step {each['syncer_step']:,}, {size}, {words.seconds(each['age_s'])} old"
+    return f"{each['snapshot']:>6}  {'; '.join([about, *notes])}"
+
+
+@app.command()
+def verify(snapshot: Number = None, name: Name = None, run_dir: RunDir = None, as_json: AsJson = False) -> None:
+    """Read every byte of the checkpoints, and of the journal; exit code 5 unless all is as it was written."""
+    with reported(as_json):
+        store = find(name, run_dir)
+        with kept(store) as where:
+            numbers = [number for number in checkpoints.known(where) if checkpoints.complete(where, number)]
+            if snapshot is not None and snapshot not in numbers:
+                raise InputError([unknown("SNAPSHOT", snapshot, numbers)])
+            journal = verifying.journal_damage(where) if snapshot is None else []
+            run = identity(where, verifying.JOURNAL)
+            wanted = numbers if snapshot is None else [snapshot]
+            damage = {number: verifying.checkpoint_damage(where, number, run) for number in wanted}
+        ok = not journal and not any(damage.values())
+        if as_json:
+            told = [{"snapshot": number, "damage": wrong} for number, wrong in damage.items()]
+            typer.echo(json.dumps({"ok": ok, "checkpoints": told, "journal": {"damage": journal}}))
+        else:
+            for number, wrong in damage.items():
+                _tell(f"checkpoint {number}", wrong)
+            if snapshot is None:
+                _tell("journal", journal)
+        if not ok:
+            raise typer.Exit(BROKEN_PROMISE)
+
+
+def _tell(what: str, wrong: list[str]) -> None:
+    typer.echo(f"{'DAMAGED' if wrong else 'whole':8} {what}")
+    for each in wrong:
+        typer.echo(f"         {each}")
+
+
+def unknown(field: str, value: int | str, numbers: list[int]) -> Problem:
+    """There is no such checkpoint."""
+    there = f"there are {', '.join(map(str, numbers))}" if numbers else "there is none: diloco checkpoint now takes one"
+    return Problem(field, value, "is no checkpoint of this run", there)
