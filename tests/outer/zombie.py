@@ -25,12 +25,12 @@ def main(folder: str, epoch: int) -> None:
         record = Committed(step, step % 2, epoch, 0, (one,), 1, "d", 1.0, 8 * step, 0.1, 0.2, 0.3, "")
         try:
             journal.write([(Entry(epoch, sequence, sequence - 1, record), [np.full(1000, step, np.float32)])])
+            print("committed", step, flush=True)
+            while journal.untidy:
+                journal.tidy()
         except StaleEpoch as error:
             print("stale", error, flush=True)
             return
-        print("committed", step, flush=True)
-        while journal.untidy:
-            journal.tidy()
 
 
 if __name__ == "__main__":
