@@ -34,7 +34,7 @@ from orchestrator.validation import resolve  # noqa: E402
 
 POINTS = get_args(Point)
 FIRST_S = 15.0  # after the first step, all is warm
-GAP_S, GAP_S_MAX = 10.0, 16.0  # from one kill to the next
+GAP_S, GAP_S_MAX = 7.0, 11.0  # from one kill to the next
 AFTER_S = 15.0  # from the last kill to the end
 LIKE_A_SYNCER = "import jax, jax.numpy as n, optax, ray; jax.jit(lambda x: n.sin(x) @ x)(n.ones((99, 99)))"
 SLOWDOWN = 8.0

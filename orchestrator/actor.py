@@ -36,7 +36,7 @@ from orchestrator.events import (
     ends,
     read_run,
 )
-from orchestrator.overview import About, model
+from orchestrator.overview import About, Overall, model
 from orchestrator.placement import Place, control, hand_name, named
 from orchestrator.report.write import attempt
 from orchestrator.seal import SEAL_FILE, seal
@@ -77,6 +77,7 @@ class OrchestratorActor:
         self._crew = Crew(recipe, place, self._store, self._code, self._say, lambda: self._over, self._kept)
         self._checkpointer: Checkpointer | None = None
         self._view: dict[str, Any] = {}
+        self._overall = Overall(time.monotonic)
         self._state, self._reason = "starting", ""
         self._stop_reason = ""
         self._started_at = time.time()
@@ -236,7 +237,7 @@ class OrchestratorActor:
 
     async def _watch(self) -> None:
         assert self._succession is not None
-        status_at, idle_since = 0.0, time.monotonic()
+        status_at, moved_at = 0.0, time.monotonic() + self._recipe.run.start_s  # learners have to come up first
         self._state = "running"
         while True:
             served = await self._look()
@@ -249,8 +250,10 @@ class OrchestratorActor:
             self._stop_reason = self._stop_reason or self._requested_stop()
             if self._over:
                 return
-            age, run = self._view.get("moved_s_ago"), self._recipe.run
-            if (now - idle_since - run.start_s if age is None else age) > run.idle_s:
+            run = self._recipe.run
+            if served and (age := self._view["moved_s_ago"]) is not None:  # a new epoch does not know of any
+                moved_at = now - age
+            if now - moved_at > run.idle_s:
                 faults = "; ".join(f"{name}: {fault}" for name, fault in self._crew.faults.items()) or "none"
                 raise RunFailed(f"no syncer step for {run.idle_s:.0f} s; last faults: {faults}")
             self._crew.watch(self._view["learners"] if served else ())
@@ -279,7 +282,8 @@ class OrchestratorActor:
             view = await self._succession.view()
         except NoSyncer as error:
             raise RunFailed(str(error)) from error
-        self._view = self._view if view is None else view
+        if view is not None:
+            self._view = self._overall.of(view)
         return view is not None
 
     def _requested_stop(self) -> str:

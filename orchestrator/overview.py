@@ -6,7 +6,7 @@ A pure function of both; orchestrator/status.py turns the model into words.
 from __future__ import annotations
 
 import math
-from collections.abc import Mapping
+from collections.abc import Callable, Mapping
 from dataclasses import dataclass, field
 from typing import TYPE_CHECKING, Any
 
@@ -35,6 +35,23 @@ class About:
         return self.state in ("finished", "stopped", "failed")
 
 
+class Overall:
+    """What epochs of the syncer show, as one clock: each counts its own time only. `clock` is monotonic seconds."""
+
+    def __init__(self, clock: Callable[[], float]) -> None:
+        self._clock = clock
+        self._began: float | None = None  # when the first step of this life of the run was reported
+        self._before: tuple[int, float] | None = None  # tokens and progress when this life began
+
+    def of(self, view: Mapping[str, Any]) -> dict[str, Any]:
+        if self._before is None:
+            self._before = view["tokens"], view["progress"]
+        if self._began is None and view["running_s"] is not None:
+            self._began = self._clock() - view["running_s"]
+        running_s = None if self._began is None else self._clock() - self._began
+        return {**view, "running_s": running_s, "tokens_before": self._before[0], "progress_before": self._before[1]}
+
+
 @dataclass(frozen=True)
 class Placed:
     """Where a learner's newest incarnation is, and what last befell the learner."""
@@ -53,7 +70,7 @@ def model(
 ) -> dict[str, Any]:
     """`view` as from the outer optimizer, empty before it answers; `syncer`: its pid and node."""
     progress, running_s, tokens = view.get("progress", 0.0), view.get("running_s"), view.get("tokens", 0)
-    processed = view.get("tokens_processed")
+    processed, done = view.get("tokens_processed"), progress - view.get("progress_before", 0.0)
     return {
         "run": {
             "name": recipe.name,
@@ -63,8 +80,8 @@ def model(
             "progress": progress,
             "eval_loss": _finite(about.eval_loss),
             "goodput": min(1.0, tokens / processed) if processed else None,
-            "tokens_per_s": tokens / running_s if running_s else None,
-            "eta_s": running_s * (1 - progress) / progress if running_s and progress else None,
+            "tokens_per_s": (tokens - view.get("tokens_before", 0)) / running_s if running_s else None,
+            "eta_s": running_s * (1 - progress) / done if running_s and done > 0 else None,
             "pools": _pools(recipe, about),
             "started_at": about.started_at,
             "conditions": _conditions(recipe, about, view, syncer),
