@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from dataclasses import replace
 from random import Random
 
 import pytest
@@ -10,7 +11,7 @@ from hypothesis import strategies as st
 
 from learners.facts import PhaseEntered, StepFinished
 from orchestrator.checkers.history import History
-from orchestrator.events import FaultHealed, FaultInjected, LearnerLost, LearnerRequested
+from orchestrator.events import Event, FaultHealed, FaultInjected, LearnerLost, LearnerRequested, RunResumed
 from orchestrator.goodput import RANKS, account, outer_downtime, participation
 from outer.facts import (
     Committed,
@@ -211,3 +212,22 @@ def test_almost_all_time_of_a_fully_told_run_is_explained() -> None:
     accounts = account(history())
     assert accounts is not None
     assert accounts.categories["unattributed"] < 0.01
+
+
+def test_time_in_which_there_was_nothing_of_a_run_is_nobodys() -> None:
+    """Everybody stops at half, and goes on an hour later as the same incarnations."""
+    whole, pause_s = account(history()), 3600.0
+    events, half = history(), BASE + 20.0
+    before = [event for event in events if event.at <= half]
+    after = [replace(event, at=event.at + pause_s) for event in events if event.at > half]
+    number = 1 + max(event.sequence for event in events if (event.writer, event.incarnation) == ("orchestrator", 1))
+    gone_on = Event("orchestrator", 1, number, half + pause_s - 0.2, RunResumed(1, 1, ("a", "b"), ()))
+    paused = account([*before, gone_on, *after])
+    assert whole is not None and paused is not None
+    assert paused.paused_s == pytest.approx(pause_s, abs=1.5)
+    assert paused.wall_s == pytest.approx(whole.wall_s, abs=1.5)
+    assert sum(paused.categories.values()) == pytest.approx(1.0)
+    assert paused.goodput_time == pytest.approx(whole.goodput_time, abs=0.05)
+    assert outer_downtime(History([*before, gone_on, *after])) == pytest.approx(
+        outer_downtime(History(history())) or 0.0, abs=1.5
+    )

@@ -8,7 +8,7 @@ from typing import Any
 import pytest
 
 from orchestrator.config import BudgetConfig, PoolConfig, Recipe
-from orchestrator.overview import About, Placed, model
+from orchestrator.overview import About, Overall, Placed, model
 from outer.config import SyncConfig
 
 RECIPE = Recipe(
@@ -122,3 +122,37 @@ def test_an_ended_run_has_one_condition_its_end_and_why(state: str) -> None:
     status = model(RECIPE, about(state, "because"), view(), {}, {})
     assert conditions(status) == {"Ended": ("True", state.capitalize())}
     assert status["run"]["conditions"][0]["message"] == "because"
+
+
+def test_over_the_epochs_of_a_syncer_time_and_pace_are_those_of_the_run() -> None:
+    now = [50.0]
+    overall = Overall(lambda: now[0])
+    before = {"tokens": 1000, "progress": 0.1, "running_s": None}
+    assert overall.of(before)["running_s"] is None
+    now[0] = 60.0
+    assert overall.of(before | {"running_s": 2.0})["running_s"] == 2.0
+    now[0] = 78.0
+    later = overall.of({"tokens": 3000, "progress": 0.3, "running_s": None})
+    assert later["running_s"] == 20.0, "a new epoch does not know of any"
+    status = model(RECIPE, about(), view() | later, {"pid": 7, "node": "n"}, {})
+    assert status["run"]["tokens_per_s"] == 100.0, "what was there before this life of the run does not count"
+    assert status["run"]["eta_s"] == pytest.approx(20.0 * 0.7 / 0.2)
+
+
+def test_conditions_say_that_nothing_is_being_made_durable_and_why() -> None:
+    def durable(**journal: Any) -> dict[str, str]:
+        status = model(RECIPE, about(), view() | {"journal": {"waiting_s": 0.0, "trouble": "", **journal}}, {}, {})
+        return next(each for each in status["run"]["conditions"] if each["type"] == "Durable")
+
+    assert durable()["status"] == "True"
+    full = durable(waiting_s=12.0, trouble="OSError: [Errno 28] No space left on device")
+    assert (full["status"], full["reason"]) == ("False", "Stalled")
+    assert "12.0 s" in full["message"] and "No space left" in full["message"]
+    assert durable(waiting_s=3.0)["status"] == "False"
+    assert durable(damage=["group 7: it is missing"])["message"].endswith("group 7: it is missing")
+
+
+def test_conditions_say_that_a_syncer_is_on_its_way() -> None:
+    status = model(RECIPE, about(), view(), {"epoch": 3, "down_s": 4.0}, {})
+    serving = next(each for each in status["run"]["conditions"] if each["type"] == "SyncerServes")
+    assert (serving["status"], serving["message"]) == ("False", "epoch 3 comes up since 4.0 s")
