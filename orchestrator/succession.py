@@ -22,8 +22,9 @@ from orchestrator.events import ReplicaLost, SegmentRecorder, SyncerLost, read_r
 from orchestrator.placement import Place, apart_from, control, named, syncer_name
 from orchestrator.store import RunStore
 from orchestrator.waiting import CALL_S, gist, within
-from outer.actor import Incomplete, OuterActor, OuterSpec, Salvage
+from outer.actor import OuterActor, OuterSpec
 from outer.facts import Record
+from outer.remains import Incomplete, Salvage
 from outer.replica import Replica, ReplicaActor
 from outer.signals import Expect
 

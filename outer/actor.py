@@ -7,7 +7,6 @@ leaves only as return values, which their caller owns. Nothing here decides anyt
 from __future__ import annotations
 
 import asyncio
-import contextlib
 import functools
 import gc
 import os
@@ -27,7 +26,7 @@ from numpy.typing import NDArray
 from outer import codec as codecs
 from outer import parts, signals
 from outer.config import OuterConfig, SyncConfig
-from outer.facts import Record, StateRebuilt
+from outer.facts import StateRebuilt
 from outer.fragments import Fragment
 from outer.inspection import examine
 from outer.journal import Arrays, Cut, Opened, Value
@@ -48,7 +47,8 @@ from outer.messages import (
 )
 from outer.objects import Objects
 from outer.recovery import Entry, Recovered
-from outer.salvage import JOURNAL, LEARNER, Candidate, rebuild, replayed
+from outer.remains import Incomplete, Salvage
+from outer.salvage import JOURNAL, Candidate, rebuild, replayed
 from outer.syncer import Budget, Syncer
 
 Riding = Sequence[tuple[int, float, Any]]  # (sequence, wall time, fact): a learner's facts, until acknowledged
@@ -63,7 +63,6 @@ RECEIVED, MERGED, JOURNALING, JOURNALED, APPLIED, ANNOUNCED = POINTS = (
     "announced",
 )
 CUT_POLL_S = 0.05
-HOLDINGS_S = 10.0  # for a learner to give what it holds of a fragment
 ANNOUNCED_S = 0.02  # for notices to be on their way
 UNDELIVERED_MAX = 64  # messages on their way to one learner; more are dropped, the machine sends again
 LATE_S = 120.0  # an answer that comes after its deadline is still heard, to be refused, for this long
@@ -98,50 +97,6 @@ class OuterSpec:
     store: Objects  # where journal and checkpoints are
     durability: str = "journal"
     journal: Objects | None = None  # where the journal is, if not there
-
-
-class Incomplete(Exception):
-    """The journal does not tell all that an epoch needs; the message says what is lacking."""
-
-
-@dataclass(frozen=True)
-class Salvage:
-    """What else there is to rebuild from."""
-
-    records: tuple[tuple[int, Record], ...]  # by the log, each once: (epoch that said it, record)
-    snapshot: int  # the newest checkpoint that is whole; 0: none
-    learners: tuple[Any, ...]  # handles of those that live
-
-    def cut(self, store: Objects) -> Cut | None:
-        """The syncer's part of the checkpoint. Raises Damaged."""
-        if not self.snapshot:
-            return None
-        header, arrays, _ = parts.read(store, self.snapshot, parts.SYNCER)
-        rest = iter(arrays)
-        values = {f: Value(version, [next(rest) for _ in range(count)]) for f, version, count in header["values"]}
-        return Cut(header["kept"], values)
-
-    def held_by_learners(
-        self, announced: Sequence[int], journal: Mapping[int, Candidate]
-    ) -> dict[int, list[Candidate]]:
-        """Of each fragment whose newest value the journal has not, the newest that a learner has."""
-        newest: dict[int, list[tuple[int, Any]]] = {}
-        for learner in self.learners:
-            with contextlib.suppress(ray.exceptions.RayError):  # dead, or frozen: others may have it
-                for fragment, version in enumerate(ray.get(learner.holdings.remote(), timeout=HOLDINGS_S)):
-                    newest.setdefault(fragment, []).append((version, learner))
-        found: dict[int, list[Candidate]] = {}
-        for fragment, version in enumerate(announced):
-            if fragment in journal and journal[fragment].value.version == version:
-                continue
-            for held, learner in sorted(newest.get(fragment, []), key=lambda each: -each[0]):
-                if not 0 < held <= version:
-                    continue
-                with contextlib.suppress(ray.exceptions.RayError):
-                    held, theta = ray.get(learner.held.remote(fragment), timeout=HOLDINGS_S)
-                    found[fragment] = [Candidate(LEARNER, Value(held, [theta]), codecs.digest(theta))]
-                    break
-        return found
 
 
 @dataclass(frozen=True)
