@@ -20,23 +20,21 @@ from collections import deque
 from collections.abc import Callable, Iterator, Mapping
 from concurrent.futures import Future, ThreadPoolExecutor
 from concurrent.futures import TimeoutError as FutureTimeout
-from dataclasses import asdict, dataclass, replace
+from dataclasses import dataclass, replace
 from typing import TYPE_CHECKING, Any
 
 import numpy as np
 import ray
-from pydantic import TypeAdapter
 
-from learners import signals
+from learners import saver, signals
 from learners.config import DataConfig, InnerConfig, WarmStart
 from learners.device import fit
 from learners.disturbance import Disturbance, flipped
 from learners.facts import LoopFailed, Spoiled
 from learners.learner import Learner
 from learners.outbox import Outbox
-from learners.suspension import Kept
+from learners.saver import Saved, Saver
 from outer import codec as codecs
-from outer import parts
 from outer.config import SyncConfig
 from outer.manifest import code_digest, manifest
 from outer.messages import (
@@ -62,24 +60,12 @@ from outer.objects import Objects
 from outer.pace import Average
 
 if TYPE_CHECKING:
-    from learners.exchange import Exchange, Holding
+    from learners.exchange import Exchange
     from learners.trainer import Trainer
 
 REPORTS_MAX = 32  # on their way to the syncer; while as many are, none is added
 CALL_S = 10.0  # deadline for an answer from the syncer
 ATTACH_ATTEMPTS_MAX = 5
-SAVE_POLL_S = 0.05
-
-
-@dataclass(frozen=True)
-class Saved:
-    """A part of a checkpoint, and what it is for."""
-
-    snapshot: int
-    part: str
-    seal: str
-    incarnation: int  # that saved it
-    exact: bool  # to go on as if nothing had been; else one more state to start from, where no peer has one
 
 
 @dataclass(frozen=True)
@@ -136,9 +122,9 @@ class LearnerActor:
         self._answers: dict[tuple[int, int], Future[Contribution]] = {}  # by syncer step and attempt
         self._gifts: dict[tuple[str, int], Future[tuple[signals.Donate, list[Any]] | str]] = {}  # by joiner
         self._fetcher = ThreadPoolExecutor(2, "fetch")
-        self._saver = ThreadPoolExecutor(1, "save")
-        self._saves: dict[int, Future[dict[str, Any]]] = {}  # by snapshot
-        self._final: tuple[signals.Save, Holding] | None = None  # to be written once nothing more is said
+        self._saver = None
+        if spec.store is not None:
+            self._saver = Saver(spec.name, spec.incarnation, spec.store, lambda: self._outbox.settled)
         self._reports: deque[Any] = deque()
         self._disturbance = Disturbance(time.monotonic)
         self._held: deque[Report] = deque(maxlen=REPORTS_MAX // 2)  # behind a link that is down
@@ -225,39 +211,11 @@ class LearnerActor:
 
         Raises OSError for a store that does not take it.
         """
-        give_up_at = time.monotonic() + deadline_s
-        in_vain = False  # it will not come; once more is looked, for an effect follows its cause
-        while (save := self._saves.get(snapshot)) is None:
-            if time.monotonic() >= give_up_at or in_vain:
-                return None
-            in_vain = not self._is_saving(snapshot)
-            time.sleep(SAVE_POLL_S)
-        try:
-            return save.result(timeout=max(0.0, give_up_at - time.monotonic()))
-        except FutureTimeout:
-            return None
+        return None if self._saver is None else self._saver.described(snapshot, deadline_s, self._may_save)
 
-    def _is_saving(self, snapshot: int) -> bool:
-        """Whether this snapshot is being saved, or may come to be."""
-        if self._final is not None and self._final[0].snapshot == snapshot:
-            return True
+    def _may_save(self, snapshot: int) -> bool:
         with self._lock:
             return self._machine is not None and self._machine.may_save(snapshot)
-
-    def _write_part(self, save: signals.Save, holding: Holding) -> dict[str, Any]:
-        spec = self._spec
-        assert spec.store is not None
-        numbers, arrays = holding.pack()
-        header = {
-            "learner": spec.name,
-            "incarnation": spec.incarnation,
-            "facts": self._outbox.settled if save.final else None,
-            "kept": asdict(save.kept),
-            **numbers,
-        }
-        described = parts.write(spec.store, save.snapshot, f"{spec.name}.{spec.incarnation}", header, arrays)
-        exact = header["facts"] is not None
-        return {**described, "learner": spec.name, "incarnation": spec.incarnation, "exact": exact}
 
     # -------------------------------------------------------------- called by a syncer that has lost its journal
 
@@ -361,13 +319,12 @@ class LearnerActor:
             ahead_s=spec.data.ahead_s,
             start_s=spec.start_s,
         )
-        header: dict[str, Any] = {}
-        arrays: list[Any] = []
-        if (saved := spec.saved) is not None and saved.exact:
+        part = None
+        if spec.saved is not None and spec.saved.exact:
             assert spec.store is not None
-            header, arrays, _ = parts.read(spec.store, saved.snapshot, saved.part, saved.seal)
-            self._machine.resume(saved.snapshot, TypeAdapter(Kept).validate_python(header["kept"]))
-            self._outbox = Outbox(time.time, first=int(header["facts"]))
+            part = saver.read(spec.store, spec.saved)
+            self._machine.resume(spec.saved.snapshot, part.kept)
+            self._outbox = Outbox(time.time, first=part.facts)
         self._drive(signals.Enter(IMPORTING))
         fit(spec.core, spec.accelerated, spec.devices or 1)
         from learners.exchange import Exchange
@@ -382,8 +339,8 @@ class LearnerActor:
             task, fragments, spec.inner, spec.seed, devices=spec.devices, model_parallel=spec.model_parallel
         )
         self._exchange = Exchange(self._trainer, spec.sync, len(fragments))
-        if header:
-            self._exchange.restore(header, arrays)
+        if part is not None:
+            self._exchange.restore(part.header, part.arrays)
         self._outbox.add(device_taken(spec.devices))
         self._drive(signals.Enter(COMPILING))
         self._trainer.warm_up(spec.batch_size)
@@ -400,9 +357,8 @@ class LearnerActor:
             match self._next.get_nowait():
                 case signals.Exit(reason):
                     self._flush()
-                    if self._final is not None:
-                        save, holding = self._final
-                        self._saves[save.snapshot] = self._saver.submit(self._write_part, save, holding)
+                    if self._saver is not None:
+                        self._saver.finish()
                     if reason.startswith("failed"):
                         raise RuntimeError(reason)
                     return reason
@@ -449,13 +405,10 @@ class LearnerActor:
                     self._fetcher.submit(self._fetch, fragment, version, digest)
                 case signals.Recover():
                     self._fetcher.submit(self._recover, effect)
-                case signals.Save(snapshot, _, final):
+                case signals.Save():
                     assert self._exchange is not None
-                    holding = self._exchange.keep()
-                    if final:
-                        self._final = (effect, holding)
-                    else:
-                        self._saves = {snapshot: self._saver.submit(self._write_part, effect, holding)}
+                    if self._saver is not None:
+                        self._saver.save(effect, self._exchange.keep())
                 case signals.Donate(request):
                     assert self._exchange is not None
                     self._give(request, (effect, self._exchange.hold()))
@@ -565,21 +518,13 @@ class LearnerActor:
 
     def _state_saved(self) -> signals.StateArrived | signals.StateMissed:
         """With nobody to give: what an earlier process has left in a checkpoint, if there is any and it is whole."""
-        spec, saved = self._spec, self._spec.saved
-        if saved is None or spec.store is None or self._exchange is None:
-            return signals.StateMissed("", 0, "none")
-        try:
-            header, arrays, _ = parts.read(spec.store, saved.snapshot, saved.part, saved.seal)
-            leaves = arrays[: int(header["leaves"])]
-            kept = TypeAdapter(Kept).validate_python(header["kept"])
-            origin = (str(header["learner"]), int(header["incarnation"]), kept.step, kept.syncer_step)
-            versions = tuple(-1 if base.version is None else base.version for base in kept.bases)
-            state = State(*origin, leaves, str(header["digest"]), sum(a.nbytes for a in leaves), versions)
-        except (OSError, ValueError, KeyError, TypeError):  # a damaged one is found out and said when it is chosen
-            return signals.StateMissed("", 0, "none")
-        if self._exchange.examine(state):
-            return signals.StateMissed("", 0, "none")
-        return signals.StateArrived(state)
+        spec = self._spec
+        with contextlib.suppress(OSError, ValueError, KeyError, TypeError):  # damage is said where it is chosen
+            if spec.saved is not None and spec.store is not None and self._exchange is not None:
+                state = saver.read(spec.store, spec.saved).state
+                if not self._exchange.examine(state):
+                    return signals.StateArrived(state)
+        return signals.StateMissed("", 0, "none")
 
     def _fetch(self, fragment: int, version: int, noticed: str) -> None:
         """Get a fragment's newest value; `noticed`: the checksum that the notice of this version gave, if any."""

@@ -17,8 +17,8 @@ from typing import Any
 
 import ray
 
-from learners.actor import Saved
 from learners.evaluator import EvaluatorActor
+from learners.saver import Saved
 from orchestrator import checkpoints, final
 from orchestrator.checkers.suite import check
 from orchestrator.checkpointing import REQUEST_FILE, Checkpointer

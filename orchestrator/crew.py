@@ -14,7 +14,8 @@ from typing import Any
 
 import ray
 
-from learners.actor import GROUPS, LearnerActor, LearnerSpec, Saved
+from learners.actor import GROUPS, LearnerActor, LearnerSpec
+from learners.saver import Saved
 from orchestrator import controller
 from orchestrator.config import PoolConfig, Recipe
 from orchestrator.events import LearnerLost, LearnerRequested, LearnerStarted, NodePreempted, PoolScaled
