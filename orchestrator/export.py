@@ -70,6 +70,8 @@ def of_checkpoint(store: RunStore, kept: Objects, snapshot: int) -> Model:
     left, thetas = iter(arrays), {}
     for fragment, _, count in header["values"]:
         thetas[fragment], *_ = [next(left) for _ in range(count)]  # the outer optimizer's state follows
+    if lacking_form := {"initial", "tensors", "kept"} - header.keys():
+        raise Damaged(f"{parts.SYNCER}: it does not say {', '.join(sorted(lacking_form))}: another version wrote it")
     thetas |= {fragment: next(left) for fragment in header["initial"]}
     fragments = tuple(
         Fragment(index, tuple(Tensor(name, tuple(shape), dtype) for name, shape, dtype in tensors))
