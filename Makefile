@@ -18,11 +18,12 @@ demo: $(READY)       ## train one model on four learners through kills and a fre
 test: $(READY)       ## every test, real Ray actors included: those in one process, all others beside it
 	+$(MAKE) --no-print-directory --jobs=2 --output-sync=target test-real test-rest
 
-test-real: $(READY)  ## the tests with real Ray actors
-	$(BIN)/python -m pytest -q tests/runtime
+test-real: $(READY)  ## the tests with real Ray actors, but for those that take processes away from under a run
+	$(BIN)/python -m pytest -q tests/runtime --ignore tests/runtime/test_durability.py
 
-test-rest: $(READY)  ## all others
+test-rest: $(READY)  ## all others, and then these
 	$(BIN)/python -m pytest -q --ignore tests/runtime
+	$(BIN)/python -m pytest -q tests/runtime/test_durability.py
 
 check: $(READY)      ## format, lint, types, import contract
 	$(BIN)/ruff format --check .

@@ -28,8 +28,9 @@ from benchmarks.fresh import emptied  # noqa: E402
 from learners.facts import StepFinished  # noqa: E402
 from orchestrator.config import FaultConfig, Point, Recipe  # noqa: E402
 from orchestrator.events import Event, FaultInjected, read_run  # noqa: E402
-from orchestrator.recipes import load  # noqa: E402
+from orchestrator.recipes import dump, load  # noqa: E402
 from orchestrator.store import RunStore  # noqa: E402
+from orchestrator.stored import RECIPE_FILE  # noqa: E402
 from orchestrator.validation import resolve  # noqa: E402
 
 POINTS = get_args(Point)
@@ -88,10 +89,11 @@ def run(name: str, folder: Path, kills: list[tuple[float, str | None]], control:
     from orchestrator.__main__ import start_chaos
     from orchestrator.launch import run_embedded
 
-    store = emptied(folder)
+    store, wanted = emptied(folder), recipe(name, [] if control else kills)
+    store.write_text(RECIPE_FILE, dump(wanted))
     conductor = Conductor(store, kills, control)
     try:
-        return run_embedded(recipe(name, [] if control else kills), store, start_chaos, conductor)
+        return run_embedded(wanted, store, start_chaos, conductor)
     finally:
         conductor.close()
 
