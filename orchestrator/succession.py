@@ -31,7 +31,7 @@ from outer.signals import Expect
 OUTER_CPUS, REPLICA_CPUS = 0.5, 0.2
 OUTER_START_S = 120.0
 BIRTHS_MAX = 5  # epochs in a row that do not come up, and the run is given up
-BACKOFF_S = 0.5
+BACKOFF_S, PAUSE_S = 0.5, 0.05
 
 
 class NoSyncer(Exception):
@@ -76,20 +76,39 @@ class Succession:
         return 0.0 if self._down_since is None else time.monotonic() - self._down_since
 
     async def tell(self, method: str, *arguments: Any, patience_s: float, call_s: float = CALL_S) -> Any:
-        """What it answers, or its successor. What is told must not mind to be told twice. Raises TimeoutError."""
+        """What it answers, or its successor. What is told must not mind to be told twice.
+
+        Raises TimeoutError; NoSyncer; RayTaskError for what it raised itself.
+        """
         deadline = time.monotonic() + patience_s
         while True:
-            await within(max(0.0, deadline - time.monotonic()), self._serving.wait())
+            await self._served(max(0.0, deadline - time.monotonic()))
             handle = self._handle
             try:
                 left_s = max(0.0, deadline - time.monotonic())
                 return await within(min(call_s, left_s), getattr(handle, method).remote(*arguments))
             except ray.exceptions.RayTaskError:
                 raise
-            except (ray.exceptions.RayError, TimeoutError):
+            except (ray.exceptions.RayError, TimeoutError) as error:
                 if time.monotonic() >= deadline:
                     raise
-                await asyncio.sleep(0.05)  # until the watch has noticed, too
+                if isinstance(error, ray.exceptions.RayActorError):
+                    self._mourn(handle, "died", gist(error))  # nobody else may be looking
+                await asyncio.sleep(PAUSE_S)
+
+    async def _served(self, seconds: float) -> None:
+        """Wait for an epoch that serves. Raises TimeoutError, NoSyncer."""
+        give_up_at = time.monotonic() + seconds
+        while not self._serving.is_set():
+            coming, left_s = self._following, give_up_at - time.monotonic()
+            if coming is not None and coming.done():
+                coming.result()  # it failed, or it would serve
+            if left_s <= 0.0:
+                raise TimeoutError(f"no syncer served within {seconds:.0f} s")
+            serving = asyncio.ensure_future(self._serving.wait())
+            waits = [serving] if coming is None or coming.done() else [serving, coming]
+            await asyncio.wait(waits, timeout=left_s, return_when=asyncio.FIRST_COMPLETED)
+            serving.cancel()
 
     async def close(self) -> None:
         """The run is over: it is to record nothing more, if it lives."""
@@ -185,14 +204,14 @@ class Succession:
                 return None
             following, self._following = self._following, None
             following.result()
-        lease_s = self._recipe.run.syncer_lease_s
+        lease_s, handle = self._recipe.run.syncer_lease_s, self._handle
         try:
-            view: dict[str, Any] = await within(lease_s, self._handle.view.remote())
+            view: dict[str, Any] = await within(lease_s, handle.view.remote())
             return view
         except TimeoutError:
-            self._mourn("lease_expired", f"silent for {lease_s:g} s")
+            self._mourn(handle, "lease_expired", f"silent for {lease_s:g} s")
         except ray.exceptions.RayActorError as error:
-            self._mourn("died", gist(error))
+            self._mourn(handle, "died", gist(error))
         return None
 
     def _salvage(self) -> Salvage:
@@ -207,7 +226,10 @@ class Succession:
         snapshot = 0 if newest is None else newest.snapshot
         return Salvage(tuple((epoch, record) for record, epoch in records.items()), snapshot, self._learners())
 
-    def _mourn(self, cause: str, detail: str) -> None:
+    def _mourn(self, handle: Any, cause: str, detail: str) -> None:
+        """It is gone, unless somebody has noticed before: let another follow."""
+        if handle is not self._handle or not self._serving.is_set():
+            return
         self._serving.clear()
         self._down_since = time.monotonic()
         self._say(SyncerLost(self.epoch, cause, detail))
