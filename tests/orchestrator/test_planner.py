@@ -369,7 +369,19 @@ def test_the_keys_of_the_json_are_these() -> None:
     one = recipe(pools=[{"name": "a", "learners": 1, "max": 2}])
     told = json.loads(json.dumps(as_json(planned(one), ["x"]), allow_nan=False))
     assert set(told) == {
-        *("name", "config_hash", "ok", "recipe", "placement", "model", "fragments", "pace", "traffic", "memory"),
+        *(
+            "name",
+            "config_hash",
+            "ok",
+            "recipe",
+            "placement",
+            "model",
+            "fragments",
+            "pace",
+            "traffic",
+            "durability",
+            "memory",
+        ),
         *("limits", "warnings", "commands"),
     }
     assert set(told["placement"]) == {"source", "nodes", "learners", "services", "unplaced", "at_max"}
