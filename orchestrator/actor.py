@@ -226,8 +226,11 @@ class OrchestratorActor:
     async def _tell(self, method: str, *arguments: Any, patience_s: float, call_s: float = CALL_S) -> Any:
         """What the syncer answers, or its successor."""
         assert self._succession is not None
-        await self._look()  # nobody else would notice that it is gone
-        return await self._succession.tell(method, *arguments, patience_s=patience_s, call_s=call_s)
+        await self._look()  # nobody else would notice that it is silent
+        try:
+            return await self._succession.tell(method, *arguments, patience_s=patience_s, call_s=call_s)
+        except NoSyncer as error:
+            raise RunFailed(str(error)) from error
 
     # -------------------------------------------------------------- the run
 
@@ -242,7 +245,7 @@ class OrchestratorActor:
         while True:
             served = await self._look()
             if self._crew.failure is not None or self._view.get("failure"):
-                raise RunFailed(self._view["failure"] or repr(self._crew.failure))
+                raise RunFailed(self._view.get("failure") or repr(self._crew.failure))
             now = time.monotonic()
             if now - status_at >= STATUS_S:
                 status_at = now

@@ -129,8 +129,6 @@ class Succession:
     def epoch(self) -> int:
         return self._spec.epoch
 
-    # -------------------------------------------------------------- one after another
-
     # -------------------------------------------------------------- the replica
 
     async def keep_replica(self) -> None:
@@ -159,6 +157,8 @@ class Succession:
         options = named(f"replica.{self._replicas}", self._place.namespace, REPLICA_CPUS)
         options |= apart_from(self.info.get("node"), self._recipe.run.control, anywhere=self._place.local)
         return ray.remote(ReplicaActor).options(**options).remote()
+
+    # -------------------------------------------------------------- one after another
 
     async def adopt(self, epoch: int) -> bool:
         """Go on with the epoch that an earlier orchestrator has left. False: it is gone, or does not answer."""

@@ -17,7 +17,7 @@ import copy
 import uuid
 from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass, field
-from typing import Any, NamedTuple, Protocol
+from typing import Any, NamedTuple
 
 from numpy.typing import NDArray
 
@@ -39,14 +39,6 @@ Arrays = Sequence[NDArray[Any]]  # a fragment's new value: parameters, then the 
 
 class StaleEpoch(Exception):
     """Another epoch of the syncer has taken over: this one is over."""
-
-
-class Journal(Protocol):
-    """One epoch's way to write. `write` returns once all of it is durable."""
-
-    def write(self, group: Sequence[tuple[Entry, Arrays]]) -> None:
-        """Raises StaleEpoch, and changes nothing, where a newer epoch has opened; OSError: not durable, try again."""
-        ...
 
 
 class Value(NamedTuple):
@@ -295,7 +287,11 @@ class StoredJournal:
     # -------------------------------------------------------------- writing
 
     def write(self, group: Sequence[tuple[Entry, Arrays]]) -> None:
-        """Make a group durable in one request. Raises as Journal says; what failed is to be given again as it was."""
+        """Make a group durable in one request.
+
+        Raises StaleEpoch, and changes nothing, where a newer epoch has opened; OSError: not durable, and to be given
+        again as it was.
+        """
         if not self._keeps:
             self._look()
             self._remember(group)

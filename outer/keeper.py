@@ -70,6 +70,8 @@ class Keeper:
         journal.follow(self._journal)
         self._journal = journal
 
+    # After a move it is another journal that what waits goes to.
+
     def _put(self, group: list[tuple[Entry, Arrays]]) -> None:
         self._journal.write(group)
 
@@ -114,6 +116,9 @@ class Keeper:
                     await self._persist(self._tidy)
         except StaleEpoch as error:
             self._deposed(str(error))
+        except Exception as error:  # nobody reads this task's: the status has to tell why nothing commits
+            self._trouble = f"{type(error).__name__}: {error}"
+            raise
         finally:
             self._writing = None
 

@@ -15,8 +15,9 @@ from hypothesis import strategies as st
 
 from chaos.faults import Fault
 from chaos.plans import due, plan, random_faults
-from orchestrator.config import ChaosConfig, FaultConfig, FaultKind
+from orchestrator.config import ChaosConfig, FaultConfig, FaultKind, Point
 from orchestrator.recipes import load
+from outer.actor import POINTS
 
 LEARNERS = tuple(f"learner-local-{index}" for index in range(4))
 PLANNED = ChaosConfig(
@@ -175,3 +176,7 @@ def test_what_is_due_fires_once_and_the_rest_waits() -> None:
 def test_a_fault_has_exactly_one_trigger(at_step: int | None, at_s: float | None) -> None:
     with pytest.raises(AssertionError):
         Fault(0, "kill", LEARNERS[0], at_step, at_s, 0.0)
+
+
+def test_the_points_of_a_recipe_are_those_that_a_commit_passes() -> None:
+    assert get_args(Point) == POINTS
