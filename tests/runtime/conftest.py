@@ -71,7 +71,10 @@ def ray_cluster(tmp_path_factory: pytest.TempPathFactory, corpus: str) -> Any:
 
 @pytest.fixture(scope="session")
 def run(ray_cluster: None, tmp_path_factory: pytest.TempPathFactory, corpus: str) -> Callable[..., Result]:
-    """Run a recipe to its end; `on_status` may interfere on the way."""
+    """Run a recipe to its end; `on_status` may interfere on the way.
+
+    If that fails, the run is stopped and waited for, lest it keep its CPUs from the next test.
+    """
 
     def run_recipe(
         name: str,
@@ -83,8 +86,19 @@ def run(ray_cluster: None, tmp_path_factory: pytest.TempPathFactory, corpus: str
         store.create()
         wanted = recipe(name, corpus, **sections)
         store.write_text(RECIPE_FILE, dump(wanted))
-        place = Place(f"test-{name}", cores=0)
-        summary = follow(wanted, store, place, start, on_status, detach=False)
+        place, failed = Place(f"test-{name}", cores=0), []
+
+        def guarded(status: Mapping[str, Any]) -> None:
+            try:
+                if not failed:
+                    on_status(status)
+            except Exception as error:
+                failed.append(error)
+                store.write_json("stop", {"reason": "the test has failed"})
+
+        summary = follow(wanted, store, place, start, guarded, detach=False)
+        if failed:
+            raise failed[0]
         return Result(summary, read_run(store.root), store.root)
 
     return run_recipe

@@ -4,6 +4,7 @@ import os
 import shutil
 import signal
 
+import psutil
 import pytest
 
 from learners.facts import Resumed, StateReceived, StateSaved, StepFinished
@@ -123,9 +124,10 @@ def test_without_its_journal_the_syncer_is_rebuilt_from_what_the_learners_hold_a
 
     def strike(status):
         if status["run"]["syncer_step"] >= 40 and not struck:
-            struck.append(status["syncer"]["pid"])
+            struck.append(psutil.Process(status["syncer"]["pid"]))
+            struck[0].kill()
+            struck[0].wait(timeout=5.0)  # dead, it adds nothing any more
             shutil.rmtree(folder / "journal")
-            os.kill(struck[0], signal.SIGKILL)
 
     result = run("wiped", strike, folder, budget={"syncer_steps": 160})
     assert result.summary["state"] == "finished"
