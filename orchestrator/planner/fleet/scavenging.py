@@ -79,8 +79,9 @@ def _run(setting: Scavenging, newcomers: int) -> tuple[float, float, float | Non
         timing=Timing(import_s=constant(0.4 * setting.start_s), compile_s=constant(0.6 * setting.start_s)),
         links={(one, other): Link(8.0, pipe=other) for one in names for other in guests},
         state_bytes=round(setting.state_s),
-        faults=tuple(
-            Fault(kind, name, at_progress=at) for name in guests for kind, at in (("join", comes), ("leave", goes))
+        faults=(
+            *(Fault("join", name, at_progress=comes) for name in guests),
+            *(Fault("leave", name, at_progress=goes) for name in guests),
         ),
         warm=True,
         recorded=True,
