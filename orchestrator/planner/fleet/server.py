@@ -138,7 +138,7 @@ class Server:
 
     def _say(self, effect: signals.Say) -> None:
         fact = effect.fact
-        if isinstance(fact, Committed):
+        if isinstance(fact, Committed) and fact.epoch == self.epoch:  # else an earlier one has said so
             weighty = sum(one.weight > 0.0 for one in fact.participants)
             self._world.merges.append(Merged(self._time.now, weighty, fact.live, fact.syncer_step))
         if self._world.fleet.recorded:
