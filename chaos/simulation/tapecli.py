@@ -47,11 +47,12 @@ def tape(
         with apart(as_json):
             resolved = checked(recipe, overrides or [], Path.cwd(), lambda wanted: [*found, *_unsimulated(wanted)])
             options = _options(resolved, seed, profile, step_s, startup_s)
-        from chaos.simulation.tape import Broken, record, write
+        from chaos.simulation.tape import Broken, record
+        from orchestrator.synthetic import write
 
         try:
             made = record(resolved, options)
-            summary = write(resolved, made, store)
+            summary = write(resolved, made.events, made.verdicts, store)
         except Broken as error:
             message = f"the simulated run broke a promise, and no tape is written: {error}"
             typer.echo(f"error: {message}", err=True)

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from itertools import pairwise
 from random import Random
 
 import numpy as np
@@ -58,7 +59,7 @@ def test_under_the_machines_learners_step_as_they_do_alone_event_by_event(learne
     outcome, world = simulate(fleet(islands(learners, seed)), until)
     records = [alone(island, 0.0, until) for island in islands(learners, seed)]
     for record, steps in zip(records, world.steps.values(), strict=True):
-        paused = [(a.ended, b.began) for a, b in zip(steps, steps[1:], strict=False) if b.began > a.ended]
+        paused = [(a.ended, b.began) for a, b in pairwise(steps) if b.began > a.ended]
         quick = [pair for pair in zip(record.idle_from, record.idle_until, strict=True) if pair[1] <= steps[-1].began]
         assert len(quick) > 10
         assert np.array(paused) == pytest.approx(np.array(quick), abs=1e-6)
@@ -119,7 +120,7 @@ def test_what_a_unit_loses_by_dying_is_its_detection_and_restart():
     faults = tuple(Fault("kill", "learner-t-0", 100.5 + 200.0 * i) for i in range(4))
     outcome, world = simulate(fleet([Steady(1.0)] * 2, faults=faults, timing=TIMING), 900.0)
     steps = world.steps["learner-t-0"]
-    pauses = [b.began - a.ended for a, b in zip(steps, steps[1:], strict=False) if b.began > a.ended + 1e-9]
+    pauses = [b.began - a.ended for a, b in pairwise(steps) if b.began > a.ended + 1e-9]
     assert len(pauses) == 4
     assert all(0.5 + 0.3 + 6.0 <= pause < 0.5 + 0.3 + 6.0 + 2.5 for pause in pauses)
     assert outcome.uptime == 1.0
