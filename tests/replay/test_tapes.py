@@ -172,8 +172,8 @@ def test_what_is_there_by_then_stays_and_no_draft_does(tmp_path: Path) -> None:
     made = wanted()
     (tmp_path / "run").mkdir()
     (tmp_path / "run" / "kept").touch()
+    simulated = run(made)
     with pytest.raises(OSError, match="not empty"):
-        simulated = run(made)
         write(made, simulated.events, simulated.verdicts, RunStore(tmp_path / "run"))
     assert [path.relative_to(tmp_path).as_posix() for path in tmp_path.rglob("*")] == ["run", "run/kept"]
 
