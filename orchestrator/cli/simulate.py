@@ -4,7 +4,8 @@ from __future__ import annotations
 
 import typer
 
-from orchestrator.cli import simulate_goodput
+from orchestrator.cli import simulate_bandwidth, simulate_goodput
 
 app = typer.Typer(help="Simulate fleets of any size: nothing is started, nothing is trained.", no_args_is_help=True)
 app.command("goodput")(simulate_goodput.goodput)
+app.command("bandwidth")(simulate_bandwidth.bandwidth)
