@@ -15,7 +15,7 @@ from typing import Any
 from orchestrator.config import Recipe
 from orchestrator.planner.linkload import SHARE, LinkLoad
 from orchestrator.planner.shapes import Shapes
-from orchestrator.planner.survival import HOUR_S, unit_mtbf_hours
+from orchestrator.planner.survival import HOUR_S, unit_chips, unit_mtbf_hours
 from orchestrator.planner.traffic import DOWN_BYTES, UP_BYTES
 
 FRAGMENTS_MOST = 24  # as the paper's
@@ -90,7 +90,7 @@ def _learners(case: _Case) -> Recommendation:
     base = (
         f"a learner fails every {mtbf:,.0f} h in the mean and is away for {60 * outage:.3g} min, {down:.2%} of its time"
     )
-    least = min(pool.known_devices for pool in recipe.learners.values())
+    least = min(unit_chips(recipe, pool) for pool in recipe.learners.values())
     pieces = 1
     while down / pieces > DOWN_SHARE and count * pieces < LEARNERS_MOST and pieces < least:
         pieces *= 2

@@ -58,9 +58,13 @@ def expected(recipe: Recipe) -> Expected:
 def unit_mtbf_hours(recipe: Recipe, pool: PoolConfig) -> float:
     """Of one learner unit: as said for the pool, else a chip's over the number of its chips."""
     said = {each.name: each for each in recipe.fleet.pools}.get(pool.name)
-    if said is not None and said.mtbf_hours is not None:
-        return said.mtbf_hours
-    return recipe.fleet.mtbf_hours / ((said and said.chips) or pool.known_devices)
+    return (said and said.mtbf_hours) or recipe.fleet.mtbf_hours / unit_chips(recipe, pool)
+
+
+def unit_chips(recipe: Recipe, pool: PoolConfig) -> int:
+    """Of one learner unit: as said for the pool, else as many as it steps on."""
+    said = {each.name: each for each in recipe.fleet.pools}.get(pool.name)
+    return (said and said.chips) or pool.known_devices
 
 
 def _counts(alive: list[float]) -> list[float]:

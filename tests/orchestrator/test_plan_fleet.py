@@ -238,6 +238,7 @@ def test_a_setting_within_its_bounds_stays() -> None:
         ({"fleet": {"links": [LINK | {"gbit_s": 0.4e-6}]}}, "H", 36, "from H = 35"),
         ({"budget": {"syncer_steps": 600}}, "H", 8, "75 rounds"),
         ({"fleet": {"mtbf_hours": 3.0, "pools": []}}, "M", 5, "cannot be cut"),
+        ({"fleet": {"mtbf_hours": 24.0, "pools": [{"name": n, "chips": 8} for n in "ab"]}}, "M", 10, "each into 2"),
         ({"pools": [{"name": "a"}], "sync": {"quorum": 1}, "fleet": {"links": []}}, "M", 2, "nobody to go on"),
     ],
 )  # fmt: skip
