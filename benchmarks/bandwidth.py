@@ -16,7 +16,7 @@ from dataclasses import dataclass, replace
 from pathlib import Path
 
 from orchestrator.planner.fleet.bandwidth import PAPER, PAPER_PARAMETERS, UTILISATIONS, Printed
-from orchestrator.planner.fleet.bandwidth_figure import draw
+from orchestrator.planner.fleet.bandwidth_figure import bandwidth_figure
 from orchestrator.planner.fleet.bandwidth_table import GBIT, Exchange, fleet_of
 from orchestrator.planner.fleet.conserving import Fleet, even, needed
 
@@ -69,7 +69,7 @@ def main() -> None:
         put(ROOT / "docs" / "bandwidth.md", tables)
         figure = ROOT / "docs" / "figures" / "bandwidth.svg"
         figure.parent.mkdir(exist_ok=True)
-        draw(figure)
+        figure.write_text(bandwidth_figure(Exchange()), encoding="utf-8")
     print(json.dumps(summary()))
 
 

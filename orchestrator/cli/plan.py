@@ -50,7 +50,8 @@ def plan(
         str | None, typer.Option("--syncer-region", help="Where to count the syncer [on the first node with room].")
     ] = None,
     step_seconds: Annotated[
-        float | None, typer.Option("--step-seconds", help="Length of a learner's step: traffic in bit/s too.")
+        float | None,
+        typer.Option("--step-seconds", help="Length of a learner's step [fleet.step_s]: traffic in bit/s too."),
     ] = None,
     as_json: Annotated[bool, typer.Option("--json", help="Print JSON on stdout.")] = False,
 ) -> None:
@@ -69,12 +70,18 @@ def plan(
         made = planner.make(resolved, shapes, setting, busy)
         given = [str(recipe), *(part for item in overrides or [] for part in ("--set", item))]
         commands = list(_commands(context, given, name, run_dir, address, store, made))
+        trial = _trial(given, made.recommendations)
         if as_json:
-            typer.echo(json.dumps(planner.as_json(made, commands), allow_nan=False))
+            typer.echo(json.dumps(planner.as_json(made, commands) | {"trial": trial}, allow_nan=False))
         else:
             from orchestrator.cli.planview import show
 
-            show(made, commands, Console(soft_wrap=not sys.stdout.isatty(), width=None if sys.stdout.isatty() else 160))
+            show(
+                made,
+                commands,
+                trial,
+                Console(soft_wrap=not sys.stdout.isatty(), width=None if sys.stdout.isatty() else 160),
+            )
         if not made.ok:
             raise typer.Exit(UNFIT)
 
@@ -222,6 +229,13 @@ def _commands(
         if known_command in getattr(here, "commands", {}):
             commands.append(["diloco", known_command, folder])
     return [shlex.join(command) for command in commands]
+
+
+def _trial(given: Sequence[str], advised: Sequence[Any]) -> str | None:
+    """The command that plans what is recommended; None: it is planned already."""
+    fields = [one for one in advised if one.changes and one.field.startswith("sync.")]
+    changed = [part for one in fields for part in ("--set", f"{one.field}={one.advised}")]
+    return shlex.join(["diloco", "plan", *given, *changed]) if changed else None
 
 
 def _inside(path: str) -> str:

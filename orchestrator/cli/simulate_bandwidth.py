@@ -5,7 +5,7 @@ from __future__ import annotations
 import csv
 import json
 from collections.abc import Callable, Sequence
-from dataclasses import asdict, fields
+from dataclasses import asdict
 from pathlib import Path
 from typing import Annotated, Any
 
@@ -14,10 +14,11 @@ from rich.console import Console
 from rich.table import Table
 
 from orchestrator.cli.errors import reported
+from orchestrator.cli.simulate_goodput import _check_file as check_file
 from orchestrator.problems import InputError, Problem
 from orchestrator.status import DASH
 
-FIGURES = (".svg", ".png", ".pdf")
+ROUND_STEPS_MOST = 1000  # a cell takes seconds with so many
 
 
 def bandwidth(
@@ -30,31 +31,39 @@ def bandwidth(
     round_steps: Annotated[int, typer.Option("--H", help="Steps in which every fragment is exchanged once.")] = 24,
     overlap_steps: Annotated[int, typer.Option("--tau", help="Steps after which a fragment is adopted.")] = 2,
     latency_ms: Annotated[float, typer.Option(help="One way.")] = 0.0,
-    csv_file: Annotated[Path | None, typer.Option("--csv", help="Write the cells there.")] = None,
-    plot: Annotated[Path | None, typer.Option(help="Draw the paper's case there: .svg, .png or .pdf.")] = None,
-    as_json: Annotated[bool, typer.Option("--json", help="Print JSON on stdout.")] = False,
+    as_json: Annotated[bool, typer.Option("--json", help="Print a list of cells as JSON on stdout.")] = False,
+    to_csv: Annotated[Path | None, typer.Option("--csv", metavar="FILE", help="Write the cells as CSV too.")] = None,
+    plot: Annotated[
+        Path | None, typer.Option("--plot", metavar="FILE.svg", help="Draw the first step and the most datacenters.")
+    ] = None,
 ) -> None:
     """Say how many Gbit/s a compute utilisation takes: closed form, conserving simulation, the paper's table."""
     with reported(as_json):
         lists = _lists(step_seconds, datacenters, bits, utilisation)
-        _check(parameters, fragments, round_steps, overlap_steps, latency_ms, plot)
-        from orchestrator.planner.fleet.bandwidth_table import Cell, Exchange, cells
+        _check(parameters, fragments, round_steps, overlap_steps, latency_ms)
+        check_file("--csv", to_csv, ".csv")
+        check_file("--plot", plot, ".svg")
+        from orchestrator.planner.fleet.bandwidth_table import Exchange, cells
 
         exchange = Exchange(parameters, fragments, round_steps, overlap_steps, latency_ms / 1e3)
         found = list(cells(*lists, exchange))
-        if csv_file is not None:
-            with csv_file.open("w", newline="", encoding="utf-8") as file:
-                writer = csv.DictWriter(file, [each.name for each in fields(Cell)])
-                writer.writeheader()
-                writer.writerows(asdict(cell) for cell in found)
+        if to_csv is not None:
+            _write_csv(found, to_csv)
         if plot is not None:
-            from orchestrator.planner.fleet.bandwidth_figure import draw
+            from orchestrator.planner.fleet.bandwidth_figure import bandwidth_figure
 
-            draw(plot, exchange, lists[0][0], lists[1][-1])
+            plot.write_text(bandwidth_figure(exchange, lists[0][0], max(lists[1])), encoding="utf-8")
         if as_json:
             typer.echo(json.dumps([asdict(cell) for cell in found], allow_nan=False))
         else:
             Console(width=120).print(_table(found))
+
+
+def _write_csv(found: Sequence[Any], path: Path) -> None:
+    with path.open("w", newline="", encoding="utf-8") as file:
+        writer = csv.DictWriter(file, list(asdict(found[0])))
+        writer.writeheader()
+        writer.writerows(asdict(cell) for cell in found)
 
 
 def _table(found: Sequence[Any]) -> Table:
@@ -113,12 +122,13 @@ def _numbers(
     return numbers
 
 
-def _check(
-    parameters: float, fragments: int, round_steps: int, overlap_steps: int, latency_ms: float, plot: Path | None
-) -> None:
+def _check(parameters: float, fragments: int, round_steps: int, overlap_steps: int, latency_ms: float) -> None:
     problems = []
     if not 0 < parameters < float("inf"):
         problems.append(Problem("--parameters", parameters, "must be above 0", "write for example 5e9"))
+    if not 1 <= round_steps <= ROUND_STEPS_MOST:
+        fix = f"write at most {ROUND_STEPS_MOST}: P, H and tau in proportion give the same"
+        problems.append(Problem("--H", round_steps, f"must be from 1 to {ROUND_STEPS_MOST}", fix))
     if not 1 <= fragments <= round_steps:
         problems.append(
             Problem("--P", fragments, f"must be from 1 to H = {round_steps}", "fewer fragments, or a larger --H")
@@ -127,7 +137,5 @@ def _check(
         problems.append(Problem("--tau", overlap_steps, f"must be from 0, below H = {round_steps}", "write --tau 2"))
     if not 0 <= latency_ms < float("inf"):
         problems.append(Problem("--latency-ms", latency_ms, "must be from 0", "leave it out for none"))
-    if plot is not None and plot.suffix not in FIGURES:
-        problems.append(Problem("--plot", str(plot), f"must end in one of {', '.join(FIGURES)}", "name it figure.svg"))
     if problems:
         raise InputError(problems)

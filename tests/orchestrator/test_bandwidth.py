@@ -2,11 +2,15 @@
 
 from __future__ import annotations
 
+import json
 import math
 from dataclasses import replace
+from pathlib import Path
 
 import pytest
+from typer.testing import CliRunner
 
+from orchestrator.cli.app import build
 from orchestrator.planner.fleet.bandwidth import PAPER, Printed, crossing
 from orchestrator.planner.fleet.bandwidth_table import Exchange, cells
 from orchestrator.planner.fleet.conserving import (
@@ -97,3 +101,22 @@ def test_what_the_paper_has_no_cell_for_is_not_compared() -> None:
     assert (cell.paper_gbit_s, cell.error, plain.paper_gbit_s) == (None, None, None)
     assert cell.gbit_s == pytest.approx(7 / 5 * 0.5 * 0.57)
     assert math.isfinite(cell.conserving_gbit_s or math.nan)
+
+
+def test_the_command_prints_cells_and_refuses_everything_wrong_at_once(tmp_path: Path) -> None:
+    def run(*given: str) -> tuple[int, str]:
+        result = CliRunner().invoke(build(), ["simulate", "bandwidth", *given], catch_exceptions=False)
+        return result.exit_code, result.stdout
+
+    one = ("--step-seconds", "1", "--datacenters", "8", "--bits", "4", "--utilisation", "95")
+    files = ("--csv", str(tmp_path / "cells.csv"), "--plot", str(tmp_path / "cells.svg"))
+    code, text = run(*one, *files, "--json")
+    plain, cell = json.loads(text)
+    assert (code, plain["paper_gbit_s"], cell["paper_gbit_s"], cell["method"]) == (0, 198, 0.84, "decoupled")
+    assert (tmp_path / "cells.csv").read_text().splitlines()[0].startswith("method,step_s,datacenters,bits,utilisation")
+    assert "</svg>" in (tmp_path / "cells.svg").read_text()
+    assert "0.84" in run(*one)[1]
+    code, text = run("--datacenters", "1,2", "--bits", "x", "--utilisation", "100", "--json")
+    assert (code, len(json.loads(text)["error"]["problems"])) == (2, 3)
+    code, text = run("--P", "25", "--tau", "24", "--parameters", "-1", "--json")
+    assert (code, len(json.loads(text)["error"]["problems"])) == (2, 3)
