@@ -72,7 +72,7 @@ def measure(history: History, recipe: Recipe, folder: str) -> Calibration:
         restart=_restarts(restarted or lives, summary["faults"]),
         outage=_phases(row for row in summary["faults"] if row["target"] == SYNCER),
         strikes=tuple(_strikes(history, summary["faults"], origin)),
-        measured=_measured(summary),
+        measured=measured(summary),
     )
 
 
@@ -99,7 +99,8 @@ def _refused(folder: str | Path, message: str, fix: str) -> InputError:
     return InputError([Problem("--calibrate", str(folder), message, fix)])
 
 
-def _measured(summary: Mapping[str, Any]) -> Measured:
+def measured(summary: Mapping[str, Any]) -> Measured:
+    """A run's figures, of its summary."""
     wall_s = summary["wall_s"]
     return Measured(
         wall_s=wall_s,
