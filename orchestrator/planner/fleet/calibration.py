@@ -15,7 +15,7 @@ from orchestrator.problems import InputError, Problem
 from orchestrator.typed import build
 
 FORM = 1  # of the file; another one is refused
-RESTART = ("detect", "decide", "start", "import", "compile", "state", "first_step", "first_contribution")
+RESTART = ("detect", "decide", "start", "import", "compile", "state", "first_contribution")
 
 
 @dataclass(frozen=True)
@@ -71,6 +71,7 @@ class Calibration:
     version_s: float | None  # of that, until the version is there: what fits most adoptions
     detect: dict[str, Samples]  # from a fault to its first sign, by kind
     restart: dict[str, Samples]  # of a killed learner, by phase: RESTART
+    first_step_s: Samples  # of every incarnation
     outage: dict[str, Samples]  # of the syncer: detect, start, first_contribution
     strikes: tuple[Strike, ...]
     measured: Measured
@@ -85,7 +86,9 @@ class Calibration:
         if not isinstance(record, dict) or record.get("form") != FORM:
             raise ValueError(f"no calibration of form {FORM}")
         try:
-            made: Calibration = build(Calibration, {key: _bare(value) for key, value in record.items() if key != "form"})
+            made: Calibration = build(
+                Calibration, {key: _bare(value) for key, value in record.items() if key != "form"}
+            )
         except (KeyError, TypeError, AttributeError, OverflowError) as error:
             raise ValueError(f"no calibration: {error}") from error
         return made

@@ -70,6 +70,7 @@ def measure(history: History, recipe: Recipe, folder: str) -> Calibration:
         version_s=version_s,
         detect=_by_key((row["kind"], row["detection_s"]) for row in summary["faults"] if row["target"] != SYNCER),
         restart=_restarts(restarted or lives, summary["faults"]),
+        first_step_s=Samples.of(life.steps[0].fact.seconds for life in lives),
         outage=_phases(row for row in summary["faults"] if row["target"] == SYNCER),
         strikes=tuple(_strikes(history, summary["faults"], origin)),
         measured=measured(summary),
@@ -144,7 +145,6 @@ def _restarts(lives: Iterable[Life], faults: Iterable[Mapping[str, Any]]) -> dic
         for phase, begin, end in zip(RESTART[2:6], reached, reached[1:], strict=False):
             if begin is not None and end is not None:
                 found[phase].append(max(0.0, end - begin))
-        found["first_step"].append(life.steps[0].fact.seconds)
     for row in faults:
         if row["target"] != SYNCER and row["recovery_phases"]["decide"] is not None:
             for phase in ("detect", "decide", "first_contribution"):

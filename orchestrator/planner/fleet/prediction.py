@@ -28,7 +28,7 @@ from outer.budget import Budget
 SEEDS = 5
 STEPS_MAX = 3000  # syncer steps; of a longer run the first so many are simulated
 PATIENCE = 10.0  # so many times as long as without faults, and the simulated run is held for standing still
-UNDISTURBED = 0.1  # share of the reads and merges that nobody's boundary held up
+UNDISTURBED = 0.9  # share of the reads and merges that nobody's boundary or silence held up: those the machines do
 AS_KILL = ("wrong_config", "non_finite")  # a death is what they come to
 LASTING = ("freeze", "slow", "straggle", "link", "corrupt")
 ANY = "any"
@@ -103,9 +103,7 @@ def _course(
 # ------------------------------------------------------------------ the fleet
 
 
-def fleet(
-    recipe: Recipe, shapes: Shapes, calibration: Calibration, strikes: Sequence[Strike], seed: int
-) -> Fleet:
+def fleet(recipe: Recipe, shapes: Shapes, calibration: Calibration, strikes: Sequence[Strike], seed: int) -> Fleet:
     """The recipe's fleet, with all durations drawn from what was measured."""
     regions = {pool.region or "" for pool in recipe.pools}
     latency_s = (calibration.version_s or 0.0) / 3.0  # a version takes a notice, a question and an answer
@@ -144,20 +142,26 @@ def _pace(pool: PoolConfig, calibration: Calibration) -> Pace:
     paces = {name: pace for name, pace in calibration.pools.items() if pace.step_s}
     if pool.name in paces:
         return paces[pool.name]
-    return min(paces.values(), key=lambda pace: abs(log(pace.slowdown * pace.batch_size / pool.slowdown / pool.batch_size)))
+    return min(
+        paces.values(), key=lambda pace: abs(log(pace.slowdown * pace.batch_size / pool.slowdown / pool.batch_size))
+    )
 
 
 def _timing(recipe: Recipe, calibration: Calibration, latency_s: float, seed: int) -> Timing:
     restart, run = calibration.restart, recipe.run
-    merge_s = max(0.0, calibration.sync_s.at(UNDISTURBED) - 2.0 * latency_s)
-    append_s = calibration.append_s.median or 0.0
+    usual_s = median(pace.step_s.at(0.5) for pace in calibration.pools.values() if pace.step_s)
+    sync_s = _drawn(calibration.sync_s.below(UNDISTURBED), seed, "merges")
+    append_s = _drawn(calibration.append_s, seed, "appends")
+    state_s = restart["state"].median or 0.0
     return Timing(
         process_s=_drawn(restart["start"], seed, "processes"),
         import_s=_drawn(restart["import"], seed, "imports"),
         compile_s=_drawn(restart["compile"], seed, "compiling"),
         detect_s=_drawn(restart["detect"], seed, "detection"),
-        merge_s=lambda elements, learners: merge_s,
-        append_s=lambda elements: append_s,
+        first_s=_drawn(calibration.first_step_s.less(usual_s), seed, "first steps"),
+        pack_s=max(0.0, state_s - 0.5 * usual_s - 3.0 * latency_s),  # a donor answers at a boundary
+        merge_s=lambda elements, learners: max(0.0, sync_s() - 2.0 * latency_s),
+        append_s=lambda elements: append_s(),
         outage_s=_outage(calibration, seed),
         backoff_s=run.restart_backoff_s,
         hang_s=run.hang_s,
@@ -205,7 +209,9 @@ def planned(recipe: Recipe, calibration: Calibration, seed: int, until_s: float)
         yield from _random(chaos, chaos.mtbf_s, names, chance, until_s)
 
 
-def _random(chaos: ChaosConfig, mtbf_s: float, names: Sequence[str], chance: Random, until_s: float) -> Iterator[Strike]:
+def _random(
+    chaos: ChaosConfig, mtbf_s: float, names: Sequence[str], chance: Random, until_s: float
+) -> Iterator[Strike]:
     at_s = chance.expovariate(1.0 / mtbf_s)
     while at_s < until_s:
         kind, target = (items[int(chance.random() * len(items))] for items in (chaos.kinds, names))

@@ -44,6 +44,15 @@ class Samples:
     def p90(self) -> float | None:
         return self.at(0.9) if self else None
 
+    def below(self, share: float) -> Samples:
+        """The shortest of them, by their share."""
+        kept = self.seconds[: max(1, round(share * len(self.seconds)))]
+        return Samples(len(kept), kept)
+
+    def less(self, seconds: float) -> Samples:
+        """What is left of each, and at least 0."""
+        return Samples(self.count, tuple(max(0.0, value - seconds) for value in self.seconds))
+
     def times(self, factor: float) -> Samples:
         """As if everything had taken so many times as long."""
         return Samples(self.count, tuple(value * factor for value in self.seconds))

@@ -135,7 +135,8 @@ class Unit:
         time = self._time
         begins = max(time.now, self._may_step_at)
         beat = self.member.rhythm.beat(begins)
-        done = begins + beat.seconds + self.disturbance.delay_s()
+        first_s = self._world.fleet.timing.first_s() if effect.step == 1 else 0.0
+        done = begins + beat.seconds + first_s + self.disturbance.delay_s()
         self._may_step_at = done + beat.stall_s
         heappush(time.queue, (done, time.number(), self, self._step_done, (self._turn, begins, beat.share)))
 
