@@ -22,6 +22,7 @@ from orchestrator.cli import (
     run,
     sample,
     scale,
+    simulate,
     status,
     submit,
 )
@@ -63,6 +64,7 @@ def build(extensions: Sequence[tuple[str, typer.Typer]] = (), starter: Callable[
     for command in commands:
         app.command()(command)
     app.add_typer(checkpoint.app, name="checkpoint")
+    app.add_typer(simulate.app, name="simulate")
     for name, group in extensions:
         app.add_typer(group, name=name)
     return app

@@ -454,6 +454,7 @@ def test_the_commands_and_their_options_are_these() -> None:
         "check": ["--json"],
         "check-task": ["--json", "--set"],
         "checkpoint": [],  # its own commands: test_checkpoint_cli.py
+        "simulate": [],  # its own commands: test_simulate_cli.py
         "export": ["--checkpoint", "--json", "--out"],
         "sample": ["--from", "--json", "--length", "--prompt", "--seed", "--task", "--temperature", "--top-k"],
         "report": ["--json", "--name", "--out"],

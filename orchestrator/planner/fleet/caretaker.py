@@ -35,6 +35,7 @@ class Caretaker:
         there = [member.name for member in fleet.members if not member.since_s]
         timing = fleet.timing
         self._controller = controller.Controller(there, backoff_s=timing.backoff_s, hang_s=timing.hang_s)
+        self._ahead = [fault for fault in fleet.faults if fault.at_progress is not None]
         self._entries: list[Entry] = []
         self._dead: set[tuple[str, int]] = set()
 
@@ -49,10 +50,11 @@ class Caretaker:
         self._advance()
         self._time.after(POLL_S, self._poll)
         for member in self._members.values():
-            if member.since_s:
+            if 0.0 < member.since_s < math.inf:
                 self._time.after(member.since_s, self._want, member.name)
         for fault in self._world.fleet.faults:
-            self._time.after(fault.at_s, self._strike, fault)
+            if fault.at_progress is None:
+                self._time.after(fault.at_s, self._strike, fault)
 
     # -------------------------------------------------------------- looking after everybody
 
@@ -63,6 +65,10 @@ class Caretaker:
                 if not row["alive"] and row["lease_age_s"] is not None:
                     self._act(self._controller.silent(row["name"], row["incarnation"], row["lease_age_s"]))
             self._advance()
+            due = [fault for fault in self._ahead if (fault.at_progress or 0.0) <= server.machine.progress]
+            self._ahead = [fault for fault in self._ahead if fault not in due]
+            for fault in due:
+                self._strike(fault)
         if not self.over:
             self._time.after(POLL_S, self._poll)
 

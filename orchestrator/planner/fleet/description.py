@@ -54,7 +54,7 @@ class Member:
     pool: str = ""
     region: str = ""
     mtbf_s: float = math.inf  # mean time between deaths of the whole unit
-    since_s: float = 0.0  # it is wanted from here on
+    since_s: float = 0.0  # it is wanted from here on; inf: only a fault makes it join
 
 
 def constant(seconds: float) -> Draw:
@@ -88,15 +88,17 @@ class Link(NamedTuple):
 
     bits: float = math.inf  # a second
     latency_s: float = 0.0
+    pipe: str = ""  # links that name the same one share its bits
 
 
 @dataclass(frozen=True)
 class Fault:
-    """Something planned. `learner` may be "syncer" for a kill."""
+    """Something planned, a learner's coming or going included. `learner` may be "syncer" for a kill."""
 
     kind: Kind
     learner: str
-    at_s: float
+    at_s: float = 0.0
+    at_progress: float | None = None  # instead: once this share of the budget is committed
     duration_s: float = 0.0
     delay_s: float = 0.0  # of every step (slow), or of a step on average (straggle)
 

@@ -19,7 +19,7 @@ class Network:
     def __init__(self, links: Mapping[tuple[str, str], Link]) -> None:
         self.moved: Counter[tuple[str, str]] = Counter()
         self._links = links
-        self._free_at: dict[tuple[str, str], float] = {}
+        self._free_at: dict[str | tuple[str, str], float] = {}
 
     def latency_s(self, source: str, target: str) -> float:
         """Of a message without weight."""
@@ -30,9 +30,10 @@ class Network:
         pair = (source, target)
         link = self._links.get(pair, FREE)
         self.moved[pair] += round(size)
-        begins_at = max(now, self._free_at.get(pair, 0.0))
+        way = link.pipe or pair
+        begins_at = max(now, self._free_at.get(way, 0.0))
         gone_at = begins_at + 8.0 * size / link.bits
-        self._free_at[pair] = gone_at
+        self._free_at[way] = gone_at
         return gone_at + link.latency_s
 
     def scatter(self, now: float, size: float, source: str, targets: Sequence[str]) -> float:

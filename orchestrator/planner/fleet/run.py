@@ -34,6 +34,7 @@ class Outcome:
     commits: int
     merges_per_step: float  # commits for each step of a learner, on average
     steps: dict[str, int]  # by learner
+    useful_s: dict[str, float]  # of stepping, by learner
     tokens: int  # processed
     tokens_committed: int  # from the very beginning
     moved: dict[tuple[str, str], int]  # bytes over each link, from the very beginning
@@ -62,20 +63,22 @@ def _outcome(world: World, start: float, stop: float, committed: int, finished_a
     seconds = max(0.0, stop - start)
     steps = {name: [_cut(step, start, stop) for step in all_] for name, all_ in world.steps.items()}
     wanted_s = sum(max(0.0, stop - max(start, member.since_s)) for member in world.fleet.members)
-    useful_s = sum(step.share * (step.ended - step.began) for each in steps.values() for step in each)
-    counted = {name: sum(step.ended > step.began for step in each) for name, each in steps.items()}
+    useful_s = {name: sum(step.share * (step.ended - step.began) for step in each) for name, each in steps.items()}
+    done = {name: [step for step in each if start < step.ended <= stop] for name, each in world.steps.items()}
+    counted = {name: len(each) for name, each in done.items()}
     merges = [merge for merge in world.merges if start <= merge.at <= stop]
     mean_steps = sum(counted.values()) / max(1, len(world.fleet.members))
     return Outcome(
         seconds=seconds,
-        goodput=useful_s / wanted_s if wanted_s else math.nan,
+        goodput=sum(useful_s.values()) / wanted_s if wanted_s else math.nan,
         uptime=covered_s([span for each in steps.values() for span in _spans(each)]) / seconds if seconds else math.nan,
         participation=_share(merges, [len(world.fleet.members)] * len(merges)),
         participation_alive=_share(merges, [merge.live for merge in merges]),
         commits=len(merges),
         merges_per_step=len(merges) / mean_steps if mean_steps else math.nan,
         steps=counted,
-        tokens=sum(step.tokens for each in steps.values() for step in each if step.ended > step.began),
+        useful_s=useful_s,
+        tokens=sum(step.tokens for each in done.values() for step in each),
         tokens_committed=committed,
         moved=dict(world.network.moved),
         finished_at=finished_at,

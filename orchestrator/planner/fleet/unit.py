@@ -23,11 +23,12 @@ if TYPE_CHECKING:
     from orchestrator.planner.fleet.world import World
 
 NOTHING = signals.Staged({})
+PIECES = 64  # of a peer's state on its way
 LOSS = 0.0  # of every step: nothing is computed, and no learner may think that it diverges
 
 
 class Stepped(NamedTuple):
-    """One finished step, in virtual seconds, and what it was worth."""
+    """One step, in virtual seconds, and what it is worth; the last one may be under way."""
 
     began: float
     ended: float
@@ -84,8 +85,11 @@ class Unit:
                 self._reach(0.0, happen, *args)
 
     def die(self) -> None:
+        """A step under way is lost."""
         self.alive = self.running = False
         self._kept.clear()
+        if self._steps and self._steps[-1].ended > self._time.now:
+            self._steps.pop()
 
     def begin(self, warm: bool) -> None:
         """Import, compile, attach."""
@@ -138,12 +142,12 @@ class Unit:
         first_s = self._world.fleet.timing.first_s() if effect.step == 1 else 0.0
         done = begins + beat.seconds + first_s + self.disturbance.delay_s()
         self._may_step_at = done + beat.stall_s
-        heappush(time.queue, (done, time.number(), self, self._step_done, (self._turn, begins, beat.share)))
+        tokens = self.member.tokens if beat.share == 1.0 else round(beat.share * self.member.tokens)
+        self._steps.append(Stepped(begins, done, beat.share, tokens))
+        heappush(time.queue, (done, time.number(), self, self._step_done, (self._turn, tokens)))
 
-    def _step_done(self, turn: int, began: float, share: float) -> None:
+    def _step_done(self, turn: int, tokens: int) -> None:
         if turn == self._turn:
-            tokens = self.member.tokens if share == 1.0 else round(share * self.member.tokens)
-            self._steps.append(Stepped(began, self._time.now, share, tokens))
             self.drive(signals.StepDone(LOSS, tokens))
 
     def _hold(self, effect: signals.Hold) -> None:
@@ -263,14 +267,21 @@ class Unit:
         self._reach(self._world.fleet.timing.pack_s, self._give, effect)
 
     def _give(self, effect: signals.Donate) -> None:
-        request, world = effect.request, self._world
-        size = world.fleet.state_bytes
+        request, size = effect.request, self._world.fleet.state_bytes
         self.hear(signals.StateSent(request, effect.step, "", size, effect.versions))
         state = State(*self.key, effect.step, effect.syncer_step, None, "", size, effect.versions)
-        joiner = world.units.get(request.joiner)
-        if joiner is not None and joiner.incarnation == request.joiner_incarnation:
-            begins = self._time.now + self.held_up_s
-            there_at = world.network.carry(begins, size, self.member.region, joiner.member.region)
+        self._give_on(request, state, PIECES)
+
+    def _give_on(self, request: StateRequest, state: State, left: int) -> None:
+        """Piece by piece, so that fragments on the same link get their turn in between."""
+        joiner = self._world.units.get(request.joiner)
+        if joiner is None or joiner.incarnation != request.joiner_incarnation:
+            return
+        begins, size = self._time.now + self.held_up_s, state.size / PIECES
+        there_at = self._world.network.carry(begins, size, self.member.region, joiner.member.region)
+        if left > 1:
+            self._reach(there_at - self._time.now, self._give_on, request, state, left - 1)
+        else:
             self._time.reach(there_at - self._time.now, joiner, joiner._given, request, state)
 
     def _decline(self, effect: signals.Decline) -> None:

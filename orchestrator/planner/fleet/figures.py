@@ -1,0 +1,105 @@
+"""Goodput of fleets as figures that stand alone: SVG for light and dark pages that are not the report's.
+
+Knows the palette and canvas of the report; computes nothing.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+
+from matplotlib.axes import Axes
+from matplotlib.figure import Figure
+from matplotlib.ticker import FuncFormatter, NullLocator, PercentFormatter
+
+from orchestrator.planner.fleet.goodput import Cell, Mode
+from orchestrator.report.canvas import bare, sheet, to_svg
+from orchestrator.report.palette import light, variables
+
+WIDTH, HEIGHT = 860, 430  # pixels
+ALONE_COLOURS: dict[Mode, str] = {"data_parallel": "dead", "elastic": "held"}
+SHADES = ("train", "compiling", "joining", "frozen", "wasted", "pending", "fault", "draining")  # by number of learners
+STYLES: dict[Mode, str] = {"sync": "--", "streaming": ":"}
+Point = tuple[int, float]  # chips, goodput as a share
+
+
+def goodput_figure(cells: Sequence[Cell], published: Mapping[tuple[Mode, int], Sequence[Point]] | None = None) -> str:
+    """Goodput against chips, a line for each mode and number of learners, with its interval; open dots: published."""
+    with sheet(WIDTH, HEIGHT) as figure:
+        axes = bare(figure.subplots())
+        several = sorted({cell.learners for cell in cells if cell.learners > 1})
+        colours = {count: SHADES[index % len(SHADES)] for index, count in enumerate(several)}
+        for mode, count in dict.fromkeys((cell.mode, cell.learners) for cell in cells):
+            row = sorted((cell for cell in cells if (cell.mode, cell.learners) == (mode, count)), key=lambda c: c.chips)
+            colour = light(ALONE_COLOURS.get(mode) or colours[count])
+            chips = [cell.chips for cell in row]
+            axes.plot(
+                chips, [cell.goodput for cell in row],
+                color=colour, linestyle=STYLES.get(mode, "-"), marker=".", markersize=4, label=name(mode, count),
+            )  # fmt: skip
+            low, high = zip(*(cell.goodput_interval for cell in row), strict=True)
+            axes.fill_between(chips, low, high, color=colour, alpha=0.2, linewidth=0)
+            dots = (published or {}).get((mode, count), ())
+            if dots:
+                axes.plot(*zip(*dots, strict=True), "o", color=colour, markersize=7, fillstyle="none", clip_on=False)
+        _chips_axis(axes, sorted({cell.chips for cell in cells}))
+        axes.set_ylim(0.0, 1.0)
+        axes.set_ylabel("goodput")
+        axes.yaxis.set_major_formatter(PercentFormatter(1.0))
+        _legend(figure)
+        return standalone(to_svg(figure, "goodput", "Goodput of fleets against their size in chips, by row of Table 1"))
+
+
+def name(mode: Mode, learners: int) -> str:
+    """What a row is called."""
+    words = {"data_parallel": "data-parallel", "elastic": "elastic data-parallel"}
+    return words.get(mode) or f"{mode} M = {learners}"
+
+
+def cost_figure(by_chips: Mapping[int, Sequence[Point]], by_learners: Mapping[int, Sequence[Point]]) -> str:
+    """Seconds of computing for a cell: against chips, a line for each M; against learners, a line for each size."""
+    with sheet(WIDTH, 340) as figure:
+        left, right = (bare(axes) for axes in figure.subplots(1, 2, sharey=True))
+        for axes, lines, words in ((left, by_chips, "M = {}"), (right, by_learners, "{:,} chips")):
+            for shade, (key, points) in zip(SHADES, lines.items(), strict=False):
+                axes.plot(*zip(*points, strict=True), ".-", color=light(shade), label=words.format(key))
+            axes.set_yscale("log")
+            axes.yaxis.set_major_formatter(FuncFormatter(lambda value, _: f"{value:g}"))
+            axes.legend(loc="best")
+            axes.grid(axis="y")
+        _chips_axis(left, sorted({chips for points in by_chips.values() for chips, _ in points}))
+        counts = sorted({count for points in by_learners.values() for count, _ in points})
+        right.set_xscale("log")
+        right.set_xticks(counts, [str(count) for count in counts])
+        right.xaxis.set_minor_locator(NullLocator())
+        right.set_xlabel("learners, M")
+        left.set_ylabel("seconds of one core")
+        return standalone(
+            to_svg(figure, "cost", "Seconds of computing for one cell against chips and against learners")
+        )
+
+
+def _chips_axis(axes: Axes, sizes: Sequence[int]) -> None:
+    axes.set_xscale("log")
+    axes.set_xticks(sizes, [short(size) for size in sizes])
+    axes.xaxis.set_minor_locator(NullLocator())
+    axes.set_xlabel("chips, N")
+    axes.grid(axis="y")
+
+
+def short(chips: int) -> str:
+    """150k, 1.2m."""
+    return f"{chips / 1e6:g}m" if chips >= 1_000_000 else f"{chips / 1e3:g}k" if chips >= 1000 else str(chips)
+
+
+def _legend(figure: Figure) -> None:
+    figure.legend(loc="outside right center", borderpad=0.2)
+
+
+def standalone(svg: str) -> str:
+    """A figure of the report with the colours and the font that its page would give it."""
+    style = (
+        f"svg {{ {variables(dark=False)} background: var(--paper); font-family: system-ui, sans-serif; }}"
+        f" @media (prefers-color-scheme: dark) {{ svg {{ {variables(dark=True)} }} }}"
+    )
+    opening, rest = svg.split(">", 1)
+    return f"{opening}><style>{style}</style>{rest}\n"

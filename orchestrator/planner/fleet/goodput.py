@@ -1,0 +1,151 @@
+"""Goodput and uptime of fleets of any size, with intervals over seeds.
+
+In free overlap, the default, learners wait for nobody: neither for each other nor for the syncer. So each is simulated
+by itself, as one island, and only uptime looks at all of them at once. How far that holds is shown by the same islands
+under the two protocol machines, event by event. Plain and elastic data-parallel are one island that has all chips.
+
+A cell is simulated with at least five seeds, and more until Student's 95 % interval is narrow enough. Knows nothing of
+how the numbers are shown.
+"""
+
+from __future__ import annotations
+
+import math
+import statistics
+from collections.abc import Iterator, Sequence
+from dataclasses import dataclass
+from typing import Literal, get_args
+
+from scipy.special import stdtrit
+
+from orchestrator.planner.fleet.baselines import streaming, synchronous
+from orchestrator.planner.fleet.failures import Draws, Failures
+from orchestrator.planner.fleet.idle import Measured, Record, measured
+from orchestrator.planner.fleet.islands import Island
+
+Mode = Literal["data_parallel", "elastic", "decoupled", "sync", "streaming"]
+MODES: tuple[Mode, ...] = get_args(Mode)
+ALONE: tuple[Mode, ...] = ("data_parallel", "elastic")  # of one learner; the others are of several
+CONFIDENCE = 0.95
+Interval = tuple[float, float]
+
+
+@dataclass(frozen=True)
+class Effort:
+    """How exactly a cell is simulated."""
+
+    half_width: float = 0.005  # at most, of both intervals, unless seeds run out
+    seeds: int = 5  # at least; 2 or more
+    seeds_most: int = 100
+    failing: int = 4000  # failing chips that one seed's measured stretch would see without any stall
+
+    def warm_up_s(self, failures: Failures) -> float:
+        """Left out at the start, where more slices than usual are there, seconds."""
+        return 3.0 * failures.repair_s(0.99)
+
+    def measured_s(self, failures: Failures, chips: int) -> float:
+        """Length of one seed's measured stretch, seconds."""
+        return max(6.0 * self.warm_up_s(failures), self.failing * failures.mtbi_s / chips)
+
+
+@dataclass(frozen=True)
+class Cell:
+    """One fleet; shares, 0 to 1."""
+
+    mode: Mode
+    learners: int
+    chips: int
+    goodput: float
+    goodput_interval: Interval
+    uptime: float
+    uptime_interval: Interval
+    seeds: int
+
+    @property
+    def half_width(self) -> float:
+        """The larger of the two."""
+        return max((high - low) / 2 for low, high in (self.goodput_interval, self.uptime_interval))
+
+
+@dataclass(frozen=True)
+class Waiting:
+    """When learners of the baselines wait for each other."""
+
+    round_steps: int = 24  # H
+    overlap_steps: int = 2  # tau
+
+
+def fleets(learners: Sequence[int], chips: Sequence[int], modes: Sequence[Mode]) -> Iterator[tuple[Mode, int, int]]:
+    """The cells that these ask for: one learner is data-parallel, several are the rest."""
+    for mode in modes:
+        for count in learners:
+            if (mode in ALONE) == (count == 1):
+                yield from ((mode, count, size) for size in chips)
+
+
+def simulate(
+    mode: Mode,
+    learners: int,
+    chips: int,
+    failures: Failures,
+    effort: Effort | None = None,
+    seed: int = 0,
+    waiting: Waiting | None = None,
+) -> Cell:
+    """One cell. The same seed gives the same cell."""
+    effort, waiting = effort or Effort(), waiting or Waiting()
+    samples: list[Measured] = []
+    while True:
+        samples.append(once(mode, learners, chips, failures, effort, (seed, len(samples)), waiting))
+        if len(samples) < effort.seeds:
+            continue
+        goodput, uptime = interval([one.goodput for one in samples]), interval([one.uptime for one in samples])
+        mean = Measured(*(statistics.fmean(column) for column in zip(*samples, strict=True)))
+        cell = Cell(mode, learners, chips, mean.goodput, goodput, mean.uptime, uptime, len(samples))
+        if cell.half_width <= effort.half_width or len(samples) >= effort.seeds_most:
+            return cell
+
+
+def once(
+    mode: Mode,
+    learners: int,
+    chips: int,
+    failures: Failures,
+    effort: Effort,
+    seed: tuple[int, int],
+    waiting: Waiting,
+) -> Measured:
+    """One seed of a cell."""
+    elastic = mode != "data_parallel"
+    islands = [Island(failures, chips / learners, Draws(*seed, index), elastic) for index in range(learners)]
+    begin = effort.warm_up_s(failures)
+    end = begin + effort.measured_s(failures, chips)
+    if mode == "sync":
+        return synchronous(islands, begin, end, waiting.round_steps)
+    if mode == "streaming":
+        return streaming(islands, begin, end, waiting.overlap_steps)
+    return measured([alone(island, begin, end) for island in islands], begin, end)
+
+
+def alone(island: Island, warm_up_s: float, until: float) -> Record:
+    """A learner that waits for nobody, from its first step after `warm_up_s` to the first that ends after `until`."""
+    record, step_s, leap = Record(), island.failures.step_s, island.leap
+    now = 0.0
+    for border in (warm_up_s, until):
+        record.begin, worth = now, 0.0
+        while now < border:
+            steps = leap(now, math.ceil((border - now) / step_s))
+            worth += steps.worth
+            now += steps.seconds
+            if steps.stall_s:
+                record.idle(now, now := now + steps.stall_s)
+    record.end, record.useful_s = now, worth * step_s
+    return record
+
+
+def interval(samples: Sequence[float]) -> Interval:
+    """Student's, for the mean of so many independent samples of a share."""
+    mean = statistics.fmean(samples)
+    t = float(stdtrit(len(samples) - 1, (1.0 + CONFIDENCE) / 2))
+    half = t * statistics.stdev(samples, mean) / math.sqrt(len(samples))
+    return max(0.0, mean - half), min(1.0, mean + half)
