@@ -12,7 +12,7 @@ from collections.abc import Iterable, Iterator, Mapping
 from pathlib import Path
 from typing import Any
 
-from learners.facts import Adopted, StepFinished
+from learners.facts import StepFinished
 from orchestrator.checkers.history import SYNCER, History
 from orchestrator.checkers.lives import Life
 from orchestrator.config import Recipe, hashed

@@ -194,7 +194,7 @@ def _known(strike: Strike) -> bool:
 
 def _fault(strike: Strike) -> Fault:
     kind: Any = "kill" if strike.kind in AS_KILL else strike.kind
-    return Fault(kind, strike.target, max(0.0, strike.at_s), strike.duration_s, strike.delay_s)
+    return Fault(kind, strike.target, at_s=max(0.0, strike.at_s), duration_s=strike.duration_s, delay_s=strike.delay_s)
 
 
 def planned(recipe: Recipe, calibration: Calibration, seed: int, until_s: float) -> Iterator[Strike]:
