@@ -272,8 +272,14 @@ def test_a_recipes_own_faults_strike_when_its_chaos_says() -> None:
 
 
 def test_step_times_of_another_model_are_refused() -> None:
-    with pytest.raises(InputError, match="measured another task, model or data.sequence_length"):
+    with pytest.raises(InputError, match="measured another task"):
         predict(recipe(model={"layers": 2}), SHAPES, KNOWN)
+
+
+def test_of_a_long_run_the_beginning_is_simulated_and_that_is_said() -> None:
+    made = predict(recipe(budget={"syncer_steps": 1_000_000}), SHAPES, KNOWN, (), 1)
+    assert made.syncer_steps == 12_000 // 4
+    assert made.figures["wall_s"].mean == pytest.approx(3000 * FAST, rel=0.1)
 
 
 def test_a_syncers_fault_that_is_not_simulated_is_said() -> None:

@@ -26,7 +26,7 @@ from orchestrator.summary import summarise
 from outer.budget import Budget
 
 SEEDS = 5
-STEPS_MAX = 3000  # syncer steps; of a longer run the first so many are simulated
+STEPS_MAX = 12_000  # of all learners; of a longer run its beginning is simulated
 PATIENCE = 10.0  # so many times as long as without faults, and the simulated run is held for standing still
 UNDISTURBED = 0.9  # share of the reads and merges that nobody's boundary or silence held up: those the machines do
 AS_KILL = ("wrong_config", "non_finite")  # a death is what they come to
@@ -71,8 +71,7 @@ def predict(
             figures[name] = Predicted(fmean(values), min(values), max(values))
     befalls = list(strikes if strikes is not None else planned(recipe, calibration, 0, 0.0))
     ignored = sorted({f"{each.kind} of the syncer" for each in befalls if not _known(each)})
-    cut = STEPS_MAX if recipe.target_syncer_steps > STEPS_MAX else None
-    return Prediction(seeds, cut, figures, tuple(ignored))
+    return Prediction(seeds, _cut(recipe), figures, tuple(ignored))
 
 
 def _demand(recipe: Recipe, calibration: Calibration) -> None:
@@ -107,14 +106,13 @@ def fleet(recipe: Recipe, shapes: Shapes, calibration: Calibration, strikes: Seq
     """The recipe's fleet, with all durations drawn from what was measured."""
     regions = {pool.region or "" for pool in recipe.pools}
     latency_s = (calibration.version_s or 0.0) / 3.0  # a version takes a notice, a question and an answer
-    tokens = recipe.budget.tokens
-    long = recipe.target_syncer_steps > STEPS_MAX
+    cut = _cut(recipe)
     return Fleet(
         sync=recipe.sync,
         quorum=recipe.quorum,
         fragments=shapes.fragments,
         members=tuple(_member(recipe, shapes, calibration, name, seed) for name in recipe.learners),
-        budget=Budget(None, STEPS_MAX) if long else Budget(tokens, recipe.budget.syncer_steps),
+        budget=Budget(None, cut) if cut else Budget(recipe.budget.tokens, recipe.budget.syncer_steps),
         timing=_timing(recipe, calibration, latency_s, seed),
         links={(one, other): Link(latency_s=latency_s) for one in regions for other in regions},
         syncer_region=recipe.pools[0].region or "",
@@ -232,7 +230,13 @@ def pace_s(recipe: Recipe, calibration: Calibration) -> float:
 
 def expected_s(recipe: Recipe, calibration: Calibration) -> float:
     """How long the simulated run takes, about, if nothing befalls it."""
-    return min(STEPS_MAX, recipe.target_syncer_steps) * pace_s(recipe, calibration)
+    return (_cut(recipe) or recipe.target_syncer_steps) * pace_s(recipe, calibration)
+
+
+def _cut(recipe: Recipe) -> int | None:
+    """The syncer step at which the simulated run is ended; None: at its own end."""
+    most = STEPS_MAX // len(recipe.learners)
+    return max(1, most) if recipe.target_syncer_steps > most else None
 
 
 # ------------------------------------------------------------------ against what was measured
