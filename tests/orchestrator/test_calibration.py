@@ -29,6 +29,7 @@ from orchestrator.summary import summarise
 from outer.fragments import Fragment, Tensor
 
 FAST, SLOW = 0.5, 1.0
+BASE = 1_700_000_000.0  # Unix seconds at second 0
 MODEL = {"layers": 1, "width": 32}
 RECIPE = {
     "name": "known",
@@ -97,7 +98,7 @@ def log(**versions: str) -> list[Event]:
     """A run of the known durations, from its beginning to its end."""
     made = recipe()
     _, world = simulate(fleet(made, SHAPES, KNOWN, STRIKES, 0), 1000.0)
-    events = merge([events_of(world)])
+    events = [replace(event, at=BASE + event.at) for event in merge([events_of(world)])]
     first, last = RunStarted("known", made.config_hash, 0, versions), RunFinished("finished", "budget")
     ours = [event for event in events if event.writer == "orchestrator"]
     others = [event for event in events if event.writer != "orchestrator"]
@@ -160,6 +161,7 @@ def test_a_runs_figures_are_those_of_its_summary(found: Calibration) -> None:
     assert asdict(found.measured) == pytest.approx(asdict(measured(summary)))  # the log rounds to microseconds
     assert found.measured.goodput_time == pytest.approx(summary["goodput_time"])
     assert found.measured.participation == summary["participation"]["mean"]
+    assert (summary["global_downtime_s"], found.measured.uptime) == (0.0, 1.0)
     assert max(found.measured.goodput_time, found.measured.participation) < 0.95
 
 
