@@ -4,7 +4,10 @@ from __future__ import annotations
 
 import typer
 
-from orchestrator.cli import simulate_goodput
+from orchestrator.cli import simulate_goodput, simulate_studies
 
 app = typer.Typer(help="Simulate fleets of any size: nothing is started, nothing is trained.", no_args_is_help=True)
 app.command("goodput")(simulate_goodput.goodput)
+app.command("heterogeneous")(simulate_studies.heterogeneous)
+app.command("scavenging")(simulate_studies.scavenging)
+app.command("upsize")(simulate_studies.upsize)

@@ -5,10 +5,14 @@ The production machines, nothing in closed form. Half of the learners are faster
 
 from __future__ import annotations
 
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from random import Random
+from statistics import fmean
+from typing import NamedTuple
 
 from orchestrator.planner.fleet.description import Fleet, Link, Member, Steady, Timing
+from orchestrator.planner.fleet.intervals import half_width
 from orchestrator.planner.fleet.models import even
 from orchestrator.planner.fleet.run import simulate
 from orchestrator.planner.fleet.speeds import Varying
@@ -38,23 +42,64 @@ class Speeds:
     journal_s: float = 0.02
 
 
-@dataclass(frozen=True)
-class Row:
-    """Of one rule. Shares of 1."""
+class Course(NamedTuple):
+    """Of one rule and seed. Shares of 1."""
 
-    rule: str
     goodput: float  # of what all could have stepped: a fast learner's second counts for more
     stepping: float  # of the learners' time
     participation: float
     merges_per_step: float  # commits for each step of a learner, on average
 
 
-def study(speeds: Speeds, steps: int, seed: int) -> list[Row]:
-    """Each rule for so many steps of a slow learner, after a round of warming up."""
-    return [_row(rule, speeds, steps, seed) for rule in RULES]
+@dataclass(frozen=True)
+class Row:
+    """Of one rule, over seeds: means, and half of their 95 % intervals."""
+
+    rule: str
+    goodput: float
+    goodput_half: float
+    stepping: float
+    stepping_half: float
+    participation: float
+    participation_half: float
+    merges_per_step: float
+
+    @property
+    def shares(self) -> tuple[tuple[float, float], ...]:
+        """Each with its half-width."""
+        return (
+            (self.goodput, self.goodput_half),
+            (self.stepping, self.stepping_half),
+            (self.participation, self.participation_half),
+        )
 
 
-def _row(rule: str, speeds: Speeds, steps: int, seed: int) -> Row:
+def study(speeds: Speeds, steps: int, seed: int) -> dict[str, Course]:
+    """Each rule for so many steps of a slow learner, after two rounds of warming up."""
+    return {rule: _course(rule, speeds, steps, seed) for rule in RULES}
+
+
+def over_seeds(courses: Sequence[Mapping[str, Course]]) -> list[Row]:
+    """A row for each rule, of two courses or more."""
+    rows = []
+    for rule in RULES:
+        goodput, stepping, participation, merges = zip(*(course[rule] for course in courses), strict=True)
+        rows.append(
+            Row(
+                rule=rule,
+                goodput=fmean(goodput),
+                goodput_half=half_width(goodput),
+                stepping=fmean(stepping),
+                stepping_half=half_width(stepping),
+                participation=fmean(participation),
+                participation_half=half_width(participation),
+                merges_per_step=fmean(merges),
+            )
+        )
+    return rows
+
+
+def _course(rule: str, speeds: Speeds, steps: int, seed: int) -> Course:
     sync = SyncConfig.model_validate(RULES[rule])
     slowdown = {
         f"learner-{i}": 1.0 if 2 * i < speeds.learners else 1.0 / (1.0 - speeds.gap) for i in range(speeds.learners)
@@ -78,8 +123,7 @@ def _row(rule: str, speeds: Speeds, steps: int, seed: int) -> Row:
     warm_up_s = 2.0 * sync.round_steps * slowest
     outcome, _ = simulate(fleet, warm_up_s + steps * slowest, warm_up_s)
     able = sum(outcome.seconds / factor for factor in slowdown.values())
-    return Row(
-        rule=rule,
+    return Course(
         goodput=sum(outcome.useful_s[name] / factor for name, factor in slowdown.items()) / able,
         stepping=outcome.goodput,
         participation=outcome.participation,

@@ -6,6 +6,7 @@ The fourth shell of the same machines: fifty thousand of their events a second, 
 from __future__ import annotations
 
 import math
+from collections import Counter
 from collections.abc import Sequence
 from dataclasses import dataclass
 
@@ -36,7 +37,8 @@ class Outcome:
     steps: dict[str, int]  # by learner
     useful_s: dict[str, float]  # of stepping, by learner
     tokens: int  # processed
-    tokens_committed: int  # from the very beginning
+    tokens_committed: int
+    contributions: dict[str, int]  # of weight > 0, by learner
     moved: dict[tuple[str, str], int]  # bytes over each link, from the very beginning
     finished_at: float | None  # when the budget was reached
     events: int  # handed to machines
@@ -55,11 +57,10 @@ def simulate(fleet: Fleet, until_s: float, warm_up_s: float = 0.0) -> tuple[Outc
         if finished_at is None and caretaker.server is not None and caretaker.server.machine.finished:
             finished_at = caretaker.server.machine.moved_at
     stop = time.now if finished_at is None else finished_at
-    committed = caretaker.server.machine.tokens_committed if caretaker.server is not None else 0
-    return _outcome(world, warm_up_s, stop, committed, finished_at), world
+    return _outcome(world, warm_up_s, stop, finished_at), world
 
 
-def _outcome(world: World, start: float, stop: float, committed: int, finished_at: float | None) -> Outcome:
+def _outcome(world: World, start: float, stop: float, finished_at: float | None) -> Outcome:
     seconds = max(0.0, stop - start)
     steps = {name: [_cut(step, start, stop) for step in all_] for name, all_ in world.steps.items()}
     wanted_s = sum(max(0.0, stop - max(start, member.since_s)) for member in world.fleet.members)
@@ -67,6 +68,7 @@ def _outcome(world: World, start: float, stop: float, committed: int, finished_a
     done = {name: [step for step in each if start < step.ended <= stop] for name, each in world.steps.items()}
     counted = {name: len(each) for name, each in done.items()}
     merges = [merge for merge in world.merges if start <= merge.at <= stop]
+    before = max((merge.tokens_committed for merge in world.merges if merge.at < start), default=0)
     mean_steps = sum(counted.values()) / max(1, len(world.fleet.members))
     return Outcome(
         seconds=seconds,
@@ -79,7 +81,8 @@ def _outcome(world: World, start: float, stop: float, committed: int, finished_a
         steps=counted,
         useful_s=useful_s,
         tokens=sum(step.tokens for each in done.values() for step in each),
-        tokens_committed=committed,
+        tokens_committed=merges[-1].tokens_committed - before if merges else 0,
+        contributions=dict(Counter(name for merge in merges for name in merge.participants)),
         moved=dict(world.network.moved),
         finished_at=finished_at,
         events=world.events,
@@ -93,7 +96,7 @@ def _cut(step: Stepped, start: float, stop: float) -> Stepped:
 
 
 def _share(merges: Sequence[Merged], of: Sequence[int]) -> float:
-    return sum(merge.participants for merge in merges) / sum(of) if merges and sum(of) else math.nan
+    return sum(len(merge.participants) for merge in merges) / sum(of) if merges and sum(of) else math.nan
 
 
 def _spans(steps: Sequence[Stepped]) -> list[tuple[float, float]]:

@@ -7,6 +7,7 @@ tokens; the learners that are there anyhow would need all of its time alone.
 from __future__ import annotations
 
 import math
+from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
 
 from orchestrator.events import LearnerRequested
@@ -17,7 +18,7 @@ from outer.budget import Budget
 from outer.config import SyncConfig
 
 BATCH, TOKENS = 8, 8192  # of a step; no figure depends on them
-REGION = "region"
+STATE_BYTES = 1_000_000  # nor on this: their time is given
 
 
 @dataclass(frozen=True)
@@ -48,16 +49,14 @@ def ideal(extra: float, share: float) -> float:
     return 1.0 - share + share / (1.0 + extra)
 
 
-def study(setting: Scavenging, extras: tuple[float, ...]) -> list[Row]:
+def study(setting: Scavenging, extras: Sequence[float]) -> Iterator[Row]:
     """One row for each, against the same run alone."""
     alone_s, *_ = _run(setting, 0)
-    return [_row(setting, extra, alone_s) for extra in extras]
-
-
-def _row(setting: Scavenging, extra: float, alone_s: float) -> Row:
-    newcomers = round(extra * setting.learners)
-    seconds, participation, joined_s = _run(setting, newcomers)
-    return Row(extra, seconds / alone_s, ideal(newcomers / setting.learners, setting.share), participation, joined_s)
+    for extra in extras:
+        newcomers = max(1, round(extra * setting.learners))
+        extra = newcomers / setting.learners
+        seconds, participation, joined_s = _run(setting, newcomers)
+        yield Row(extra, seconds / alone_s, ideal(extra, setting.share), participation, joined_s)
 
 
 def _run(setting: Scavenging, newcomers: int) -> tuple[float, float, float | None]:
@@ -77,8 +76,10 @@ def _run(setting: Scavenging, newcomers: int) -> tuple[float, float, float | Non
         ),
         budget=Budget(setting.learners * setting.steps * TOKENS, None),
         timing=Timing(import_s=constant(0.4 * setting.start_s), compile_s=constant(0.6 * setting.start_s)),
-        links={(one, other): Link(8.0, pipe=other) for one in names for other in guests},
-        state_bytes=round(setting.state_s),
+        links={(one, other): Link(8.0 * STATE_BYTES / setting.state_s) for one in names for other in guests}
+        if setting.state_s
+        else {},
+        state_bytes=STATE_BYTES,
         faults=(
             *(Fault("join", name, at_progress=comes) for name in guests),
             *(Fault("leave", name, at_progress=goes) for name in guests),

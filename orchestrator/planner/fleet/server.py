@@ -23,9 +23,9 @@ class Merged(NamedTuple):
     """One commit, as far as it is counted."""
 
     at: float
-    participants: int  # with a weight above 0
+    participants: tuple[str, ...]  # with a weight above 0
     live: int
-    syncer_step: int
+    tokens_committed: int  # with it
 
 
 class Server:
@@ -138,9 +138,9 @@ class Server:
 
     def _say(self, effect: signals.Say) -> None:
         fact = effect.fact
-        if isinstance(fact, Committed):
-            weighty = sum(one.weight > 0.0 for one in fact.participants)
-            self._world.merges.append(Merged(self._time.now, weighty, fact.live, fact.syncer_step))
+        if isinstance(fact, Committed) and fact.epoch == self.epoch:  # else an earlier one has said so
+            weighty = tuple(one.learner for one in fact.participants if one.weight > 0.0)
+            self._world.merges.append(Merged(self._time.now, weighty, fact.live, fact.tokens_committed))
         if self._world.fleet.recorded:
             self._facts.append((self._time.now, fact))
 

@@ -7,6 +7,7 @@ fragments of the round.
 
 from __future__ import annotations
 
+from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
 
 from learners.facts import StateReceived
@@ -30,7 +31,8 @@ class Upsize:
     learners: int = 8
     step_s: float = 1.0
     parameters: int = 24_000_000
-    rounds: int = 8  # that are simulated, the newcomer's first one included
+    rounds: int = 8  # that are simulated; in the third one the newcomer comes
+    round_steps: int = 24  # H, and P
 
 
 @dataclass(frozen=True)
@@ -44,16 +46,16 @@ class Row:
     participation: float  # of those who train, from the newcomer's coming on
     source: str  # of the newcomer's state: peer, or syncer where the peer's came too late
     joined_steps: float | None  # from its attaching to its first step; None: it never stepped
-    stepped_in_time: bool  # within a round of attaching
 
 
-def study(setting: Upsize, copy_steps: tuple[float, ...]) -> list[Row]:
-    return [_row(setting, steps) for steps in copy_steps]
+def study(setting: Upsize, copy_steps: Sequence[float]) -> Iterator[Row]:
+    """One row for each bandwidth, given as the steps that one copy of the model takes."""
+    yield from (_row(setting, steps) for steps in copy_steps)
 
 
 def _row(setting: Upsize, copy_steps: float) -> Row:
     bits = 8.0 * DOWN_BYTES * setting.parameters / (copy_steps * setting.step_s)
-    sync = SyncConfig()
+    sync = SyncConfig(H=setting.round_steps)
     round_s = sync.round_steps * setting.step_s
     # A third of join_s is what one donor is given: here a round, as the paper has it.
     sync = sync.model_copy(update={"read_timeout_s": round_s, "transfer_s": 10.0 * round_s, "join_s": 3.0 * round_s})
@@ -96,5 +98,4 @@ def _row(setting: Upsize, copy_steps: float) -> Row:
         participation=merged / (len(commits) * setting.learners),
         source=received[0].source if received else "",
         joined_steps=joined,
-        stepped_in_time=joined is not None and joined <= sync.round_steps,
     )
