@@ -55,11 +55,12 @@ class Run:
 def train(name: str, folder: Path) -> None:
     """The real thing, with Ray."""
     from orchestrator import launch
+    from orchestrator.__main__ import start_chaos
 
     recipe = resolve(load(ROOT / "benchmarks" / "calibrated" / f"{name}.toml", []))
     store = emptied(folder)
     store.write_text(RECIPE_FILE, dump(recipe))
-    launch.run_embedded(recipe, store, None, lambda status: None)
+    launch.run_embedded(recipe, store, start_chaos, lambda status: None)
 
 
 def predictions(runs: Sequence[Run], seeds: int) -> Iterator[dict[str, Any]]:

@@ -120,8 +120,14 @@ def as_json(told: Calibrated | None) -> dict[str, Any]:
     """The section of the plan's JSON; nothing without a calibration."""
     if told is None:
         return {}
-    planned, measured = asdict(told.planned), told.calibration.as_json()
-    return {"calibration": {"source": told.source, "compared": told.compared, "planned": planned, "measured": measured}}
+    section = {
+        "source": told.source,
+        "notes": list(_notes(told)),
+        "compared": told.compared,
+        "planned": asdict(told.planned),
+        "measured": told.calibration.as_json(),
+    }
+    return {"calibration": section}
 
 
 def lines(told: Calibrated | None) -> Iterator[str]:
@@ -136,12 +142,20 @@ def lines(told: Calibrated | None) -> Iterator[str]:
     if not told.own:
         yield f"  this recipe with the same durations, {seeds} times"
         yield from _predicted(told.planned)
-    if told.planned.syncer_steps is not None:
-        yield f"  of the run, the first {told.planned.syncer_steps:,} syncer steps are simulated"
-    if told.planned.ignored:
-        yield f"  not simulated: {', '.join(told.planned.ignored)}"
+    for note in _notes(told):
+        yield f"  {note}"
     yield f"  {'durations in seconds':36}{'n':>8}{'median':>12}{'90 %':>12}"
     yield from (_duration(name, samples) for name, samples in _durations(told.calibration) if samples)
+
+
+def _notes(told: Calibrated) -> Iterator[str]:
+    """What the prediction cannot know."""
+    if not told.calibration.restart["decide"]:
+        yield "no learner was restarted there: restarts last as its first starts did, which come all at once and slower"
+    if told.planned.syncer_steps is not None:
+        yield f"of the run, the first {told.planned.syncer_steps:,} syncer steps are simulated"
+    if told.planned.ignored:
+        yield f"not simulated: {', '.join(told.planned.ignored)}"
 
 
 def _befell(found: Calibration) -> str:
