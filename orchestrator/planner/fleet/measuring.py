@@ -200,12 +200,16 @@ def _most_covered(intervals: list[Interval]) -> float | None:
 
 
 def _strikes(history: History, faults: Iterable[Mapping[str, Any]], origin: float) -> Iterator[Strike]:
-    """What was injected, and deaths that nothing explains, by time."""
+    """What was injected, and deaths that nothing explains, by time. A pause of the run counts as no time."""
+
+    def at_s(at: float) -> float:
+        return at - origin - sum(min(at, stop) - start for start, stop in history.pauses if start < at)
+
     found = [
         Strike(
             kind=said.fact.fault_kind,
             target=said.fact.target,
-            at_s=said.at - origin,
+            at_s=at_s(said.at),
             duration_s=said.fact.duration_s,
             delay_s=said.fact.delay_s,
             injected=True,
@@ -213,7 +217,9 @@ def _strikes(history: History, faults: Iterable[Mapping[str, Any]], origin: floa
         for said in history.of(FaultInjected)
     ]
     found += [
-        Strike("kill", row["target"], row["at_s"], 0.0, 0.0, injected=False) for row in faults if not row["injected"]
+        Strike("kill", row["target"], at_s(origin + row["at_s"]), 0.0, 0.0, injected=False)
+        for row in faults
+        if not row["injected"]
     ]
     yield from sorted(found, key=lambda strike: strike.at_s)
 
