@@ -71,6 +71,7 @@ class Timing:
     process_s: Draw = NOTHING  # from asking for an incarnation to its process
     import_s: Draw = NOTHING
     compile_s: Draw = NOTHING
+    first_s: Draw = NOTHING  # by which an incarnation's first step is longer
     detect_s: Draw = NOTHING  # from a death to its being noticed
     replace_s: Draw = NOTHING  # from there until hardware is there again
     pack_s: float = 0.0  # a donor's state

@@ -139,7 +139,8 @@ class Unit:
         time = self._time
         begins = max(time.now, self._may_step_at)
         beat = self.member.rhythm.beat(begins)
-        done = begins + beat.seconds + self.disturbance.delay_s()
+        first_s = self._world.fleet.timing.first_s() if effect.step == 1 else 0.0
+        done = begins + beat.seconds + first_s + self.disturbance.delay_s()
         self._may_step_at = done + beat.stall_s
         tokens = self.member.tokens if beat.share == 1.0 else round(beat.share * self.member.tokens)
         self._steps.append(Stepped(begins, done, beat.share, tokens))
@@ -276,10 +277,15 @@ class Unit:
         joiner = self._world.units.get(request.joiner)
         if joiner is None or joiner.incarnation != request.joiner_incarnation:
             return
-        begins, size = self._time.now + self.held_up_s, state.size / PIECES
-        there_at = self._world.network.carry(begins, size, self.member.region, joiner.member.region)
-        if left > 1:
-            self._reach(there_at - self._time.now, self._give_on, request, state, left - 1)
+        begins, size, ends = (
+            self._time.now + self.held_up_s,
+            state.size / PIECES,
+            (self.member.region, joiner.member.region),
+        )
+        network = self._world.network
+        there_at = network.carry(begins, size, *ends)
+        if left > 1:  # the next leaves as soon as this one has: the way takes its time once
+            self._reach(there_at - network.latency_s(*ends) - self._time.now, self._give_on, request, state, left - 1)
         else:
             self._time.reach(there_at - self._time.now, joiner, joiner._given, request, state)
 
