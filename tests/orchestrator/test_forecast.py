@@ -1,4 +1,4 @@
-"""The forecast of a plan: what the machines say of one death, drawn over a whole run, against the machines themselves."""
+"""The forecast of a plan: what one death costs, drawn over a whole run, against the machines under all of them."""
 
 from __future__ import annotations
 
