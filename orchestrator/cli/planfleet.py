@@ -33,7 +33,7 @@ def links(plan: Plan) -> list[Any]:
 def survived(plan: Plan) -> list[Any]:
     """What may be lost, and how often learners will be."""
     table = Table("lost", "commits", "meanwhile", box=None, pad_edge=False, header_style="dim")
-    table.columns[0].width, table.columns[2].max_width = 38, 104
+    table.columns[0].no_wrap = True
     for one in plan.survivals:
         stop = "until somebody acts" if one.stopped_s is None else f"stop, {seconds(one.stopped_s)}"
         table.add_row(Text(one.lost), "go on" if one.commits_go_on else stop, Text(one.words))
@@ -68,7 +68,6 @@ def cost(plan: Plan) -> Iterator[str]:
 def recommended(plan: Plan, trial: str | None) -> list[Any]:
     """Letter by letter, with the reason."""
     table = Table("", "recipe", "advised", "because", box=None, pad_edge=False, header_style="dim")
-    table.columns[3].max_width = 120
     for one in plan.recommendations:
         table.add_row(
             one.letter, str(one.now), Text(str(one.advised), style="bold" if one.changes else ""), Text(one.reason)
