@@ -14,6 +14,7 @@ import psutil
 import typer
 from rich.console import Console
 
+from orchestrator.cli import calibrate as calibration
 from orchestrator.cli.doctor import foreign_packages
 from orchestrator.cli.errors import UNFIT, apart, reported
 from orchestrator.config import Recipe
@@ -30,7 +31,9 @@ NETWORK = ("nfs", "nfs4", "cifs", "smb3", "ceph", "lustre", "gpfs", "beegfs", "g
 
 def plan(
     context: typer.Context,
-    recipe: Annotated[Path, typer.Argument(help="A TOML file, as for diloco run.")],
+    recipe: Annotated[
+        Path | None, typer.Argument(help="A TOML file, as for diloco run [with --calibrate: that run's own].")
+    ] = None,
     name: Annotated[str | None, typer.Option(help="Instead of the recipe's name.")] = None,
     run_dir: Annotated[str | None, typer.Option(help="The run's store, a folder or file:// URI [runs/NAME].")] = None,
     address: Annotated[
@@ -53,10 +56,20 @@ def plan(
         float | None,
         typer.Option("--step-seconds", help="Length of a learner's step [fleet.step_s]: traffic in bit/s too."),
     ] = None,
+    calibrate: Annotated[
+        Path | None,
+        typer.Option("--calibrate", metavar="RUN_DIR", help="Take durations from a finished run, or a saved file."),
+    ] = None,
+    save: Annotated[
+        Path | None, typer.Option("--save", metavar="FILE", help="Keep what --calibrate has measured.")
+    ] = None,
     as_json: Annotated[bool, typer.Option("--json", help="Print JSON on stdout.")] = False,
 ) -> None:
     """Say what a run would need and move, and whether it fits; exit code 6 if not. Trains nothing."""
+    if recipe is None and calibrate is None:
+        raise typer.BadParameter("Missing argument 'RECIPE': give one, or --calibrate RUN_DIR", ctx=context)
     with reported(as_json):
+        recipe = recipe or calibration.needed(calibrate)
         named = [] if name is None else [f"name={json.dumps(name)}"]
         with apart(as_json):
             resolved, store = prepare(recipe, [*(overrides or []), *named], run_dir)
@@ -66,16 +79,20 @@ def plan(
             raise InputError([Problem("--step-seconds", step_seconds, "must be above 0", "leave it out if unknown")])
         from orchestrator.planner import plan as planner
 
+        told = calibration.of(calibrate, save, resolved, shapes)
+        step_seconds = step_seconds or (calibration.step_seconds(told, resolved) if told else None)
         setting, busy = _setting(resolved, store, declared, address, step_seconds, syncer_region)
         made = planner.make(resolved, shapes, setting, busy)
         given = [str(recipe), *(part for item in overrides or [] for part in ("--set", item))]
         commands = list(_commands(context, given, name, run_dir, address, store, made))
         trial = _trial(given, made.recommendations)
         if as_json:
-            typer.echo(json.dumps(planner.as_json(made, commands) | {"trial": trial}, allow_nan=False))
+            more = {"trial": trial} | calibration.as_json(told)
+            typer.echo(json.dumps(planner.as_json(made, commands) | more, allow_nan=False))
         else:
             from orchestrator.cli.planview import show
 
+            typer.echo("".join(f"{line}\n" for line in calibration.lines(told)))
             show(
                 made,
                 commands,
