@@ -34,7 +34,7 @@ def links(plan: Plan) -> list[Any]:
 def survived(plan: Plan) -> list[Any]:
     """What may be lost, and how often learners will be."""
     table = Table("lost", "commits", "meanwhile", box=None, pad_edge=False, header_style="dim")
-    table.columns[0].width, table.columns[2].max_width = 38, 104
+    table.columns[0].no_wrap = True
     for one in plan.survivals:
         stop = "until somebody acts" if one.stopped_s is None else f"stop, {seconds(one.stopped_s)}"
         table.add_row(Text(one.lost), "go on" if one.commits_go_on else stop, Text(one.words))
@@ -82,7 +82,7 @@ def cost(plan: Plan) -> Iterator[str]:
     """Lines for what is known of it; none where neither prices nor a step's length are."""
     told = plan.cost
     if told.tokens_per_hour is not None:
-        how = "as forecast" if told.goodput_is_given else "taken as all: nothing lost, nobody down"
+        how = "as forecast" if told.goodput_is_given else "as if nobody failed"
         yield f"{number(told.tokens_per_hour)} committed tokens an hour: {percent(told.goodput)}, {how}"
         yield f"the budget takes {number(told.run_hours, 1)} h"
     if told.per_hour is not None:
@@ -96,7 +96,6 @@ def cost(plan: Plan) -> Iterator[str]:
 def recommended(plan: Plan, trial: str | None) -> list[Any]:
     """Letter by letter, with the reason."""
     table = Table("", "recipe", "advised", "because", box=None, pad_edge=False, header_style="dim")
-    table.columns[3].max_width = 120
     for one in plan.recommendations:
         table.add_row(
             one.letter, str(one.now), Text(str(one.advised), style="bold" if one.changes else ""), Text(one.reason)
