@@ -54,7 +54,7 @@ def cost(plan: Plan) -> Iterator[str]:
     """Lines for what is known of it; none where neither prices nor a step's length are."""
     told = plan.cost
     if told.tokens_per_hour is not None:
-        how = "as predicted" if told.goodput_is_given else "as if nobody failed"
+        how = "predicted goodput" if told.goodput_is_given else "taken as all: nothing lost, nobody down"
         yield f"{number(told.tokens_per_hour)} committed tokens an hour; goodput {percent(told.goodput)}, {how}"
         yield f"the budget takes {number(told.run_hours, 1)} h"
     if told.per_hour is not None:

@@ -91,7 +91,7 @@ def make(
 ) -> Plan:
     """The plan of a resolved recipe. `busy`: warnings about the place, found by whoever looked at it.
 
-    `goodput`: committed tokens as predicted, of those that all learners could process; None: cost takes nothing as lost.
+    `goodput`: the share of stepping time that is predicted to count, 0 to 1; None: all, where cost is computed.
     """
     setting = _completed(setting, recipe)
     wanted = fit.services(recipe, setting.local, setting.syncer_region)
