@@ -37,7 +37,8 @@ def cost(
 ) -> Cost:
     """`step_tokens`: of one step of a learner, by pool. `step_s`: without slowdown. `run_tokens`: the budget.
 
-    `goodput`: predicted, 0 to 1; None: everything that is stepped is taken to be committed.
+    `goodput`: predicted, 0 to 1, with spot capacity away for its share of the day; None: everything that is stepped
+    while it is there is taken to be committed.
     """
     said = {pool.name: pool for pool in recipe.fleet.pools}
     learners = list(recipe.learners.values())
@@ -49,7 +50,7 @@ def cost(
     if not unpriced:
         per_hour = sum((said[pool.name].price_per_hour or 0.0) * said[pool.name].spot for pool in learners)
     if step_s is not None:
-        spots = {pool.name: said.get(pool.name, _SILENT).spot for pool in recipe.pools}
+        spots = {pool.name: said.get(pool.name, _SILENT).spot if goodput is None else 1.0 for pool in recipe.pools}
         stepped = sum(step_tokens[pool.name] * spots[pool.name] / (step_s * pool.slowdown) for pool in learners)
         tokens = HOUR_S * share * stepped
     known = per_hour is not None and tokens

@@ -154,14 +154,22 @@ def test_cost_by_hand() -> None:
     wanted = recipe(fleet={"pools": pools})
     told = cost(wanted, {"a": 1000, "b": 500}, 2.0, 7_000_000, goodput=0.8)
     assert told.per_hour == 3 * 30.0 + 2 * 10.0 * 0.5
-    assert told.tokens_per_hour == pytest.approx(0.8 * 3600 * (3 * 1000 + 2 * 500 * 0.5) / 2.0)
-    assert told.per_billion_tokens == pytest.approx(1e9 * 100 / 5_040_000)
-    assert told.run_cost == pytest.approx(100 * 7_000_000 / 5_040_000)
+    assert told.tokens_per_hour == pytest.approx(0.8 * 3600 * (3 * 1000 + 2 * 500) / 2.0), "the forecast knows of spot"
+    assert told.per_billion_tokens == pytest.approx(1e9 * 100 / 5_760_000)
+    assert told.run_cost == pytest.approx(100 * 7_000_000 / 5_760_000)
     slow = recipe(pools=[{"name": "a", "slowdown": 4.0}], fleet={})
     assert cost(slow, {"a": 1000}, 2.0, 100).tokens_per_hour == pytest.approx(3600 * 1000 / 2.0 / 4.0)
     free = cost(wanted, {"a": 1000, "b": 500}, 2.0, 7_000_000)
     assert (free.goodput, free.goodput_is_given) == (1.0, False)
-    assert make(wanted, shapes(), Setting(from_text(NODES), "declared", 2, "/r", True), goodput=0.8).cost.goodput == 0.8
+    assert free.tokens_per_hour == pytest.approx(3600 * (3 * 1000 + 2 * 500 * 0.5) / 2.0)
+
+
+def test_what_is_forecast_is_what_the_cost_is_counted_with() -> None:
+    plan = planned(recipe(fleet=FLEET | {"mtbf_hours": 1.0, "links": []}), courses=4)
+    assert plan.forecast is not None and 0.5 < plan.forecast.committed.mean < 0.95
+    assert (plan.cost.goodput, plan.cost.goodput_is_given) == (plan.forecast.committed.mean, True)
+    assert as_json(plan, [])["forecast"]["goodput"]["mean"] == plan.forecast.goodput.mean
+    assert planned(recipe()).forecast is None, "none was asked for"
 
 
 def test_without_a_price_or_a_step_time_no_cost_is_made_up() -> None:
