@@ -82,7 +82,7 @@ def cost(plan: Plan) -> Iterator[str]:
     """Lines for what is known of it; none where neither prices nor a step's length are."""
     told = plan.cost
     if told.tokens_per_hour is not None:
-        how = "as forecast" if told.goodput_is_given else "taken as all: nothing lost, nobody down"
+        how = "as forecast" if told.goodput_is_given else "as if nobody failed"
         yield f"{number(told.tokens_per_hour)} committed tokens an hour: {percent(told.goodput)}, {how}"
     if told.run_hours is not None:
         yield f"the budget takes {number(told.run_hours, 1)} h"
