@@ -84,6 +84,7 @@ def cost(plan: Plan) -> Iterator[str]:
     if told.tokens_per_hour is not None:
         how = "as forecast" if told.goodput_is_given else "as if nobody failed"
         yield f"{number(told.tokens_per_hour)} committed tokens an hour: {percent(told.goodput)}, {how}"
+    if told.run_hours is not None:
         yield f"the budget takes {number(told.run_hours, 1)} h"
     if told.per_hour is not None:
         yield f"{told.per_hour:,.2f} an hour for all learners"

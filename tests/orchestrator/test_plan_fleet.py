@@ -213,6 +213,8 @@ def test_who_may_be_lost_follows_from_m_k_pools_and_regions() -> None:
     strict = planned(recipe(sync={"quorum": 3}))
     assert "only 2 are left, K = 3" in row(strict, "pool a").words
     assert row(planned(recipe(sync={"quorum": "all"})), "any learner").stopped_s == 663.0
+    spot = planned(recipe(sync={"quorum": 4}, fleet={"pools": [{"name": "b", "spot": 0.75}]}))
+    assert row(spot, "pool b, 25% of the day,").stopped_s == 6 * 3600.0
 
 
 def test_what_the_syncer_takes_with_it_follows_from_durability_and_store() -> None:
