@@ -29,16 +29,21 @@ BLOCK = 128  # draws at a time
 
 
 class Failures(Section):
-    """The failure model. Which fit the defaults are: docs/goodput.md."""
+    """The failure model.
+
+    The defaults are one set for all fleets: `step_s`, `down_s` = `up_s` and `outage_s` are the fit to all three sizes
+    of Table 1 that we have (orchestrator/planner/fleet/fitting.py), to three digits; how each cell comes out, and what
+    a fit to two sizes says of the third: docs/goodput.md. Slices and repair are not fitted.
+    """
 
     mtbi_s: float = Field(
         YEAR_S, gt=0.0, le=1e15, description="mean stepping time of one chip between two failures, seconds"
     )
-    step_s: PositiveFloat = Field(10.0, description="length of a step, seconds")
+    step_s: PositiveFloat = Field(7.4, description="length of a step, seconds")
     slice_chips: PositiveInt = Field(256, description="chips that are lost and come back together")
-    down_s: float = Field(13.0, ge=0.0, description="rebuild after a step in which slices were lost, seconds")
-    up_s: float = Field(13.0, ge=0.0, description="rebuild that takes in slices that returned, seconds")
-    outage_s: float = Field(84.0, ge=0.0, description="stall after a failing step without elasticity, seconds")
+    down_s: float = Field(14.8, ge=0.0, description="rebuild after a step in which slices were lost, seconds")
+    up_s: float = Field(14.8, ge=0.0, description="rebuild that takes in slices that returned, seconds")
+    outage_s: float = Field(86.5, ge=0.0, description="stall after a failing step without elasticity, seconds")
     repair_a: PositiveFloat = Field(2.0, description="repair F(t) = (1 - exp(-(t / scale)^c))^a: a")
     repair_c: PositiveFloat = Field(0.8, description="repair: c")
     repair_scale_s: PositiveFloat = Field(600.0, description="repair: scale, seconds")

@@ -32,7 +32,7 @@ PUBLISHED: Mapping[int, Sequence[tuple[int, int]]] = {
 }
 START = (10.0, 10.0, 100.0)  # step, rebuild, outage, seconds
 BOUNDS = ((1.0, 1.0, 1.0), (60.0, 120.0, 600.0))
-SEEDS, FAILING = 4, 4000  # of one evaluation
+SEEDS, FAILING = 8, 6000  # of one evaluation
 DIFFERENCE = 0.1  # of a logarithm: wide enough to step over the noise of single draws
 
 
