@@ -53,7 +53,7 @@ def row(*parts: object) -> str:
 
 
 def fits() -> Iterator[tuple[int | None, Failures, Errors, Errors | None]]:
-    """The size held out, the fit to the others, its errors on them and on the one held out; last without holding out."""
+    """The size held out, the fit to the others, its errors on them and on that one; at last none held out."""
     for held in (*PUBLISHED, None):
         sizes = [size for size in PUBLISHED if size != held]
         failures = fit(sizes)
@@ -159,8 +159,8 @@ def _goodput(failures: Failures, cell: tuple[Mode, int, int]) -> float:
 
 def speed(took: dict[tuple[Mode, int, int], float]) -> str:
     lines = [
-        f"The grid of {len(ROWS)} rows x {len(SIZES)} sizes to a half-width of 0.5 points: {sum(took.values()):.1f} s of "
-        "one core.",
+        f"The grid of {len(ROWS)} rows x {len(SIZES)} sizes to a half-width of 0.5 points: "
+        f"{sum(took.values()):.1f} s of one core.",
         "",
         *head("an elastic learner of", "step by step, µs per step", "fast path, µs per step", "times faster"),
     ]

@@ -114,6 +114,20 @@ def test_slices_return_after_an_exponentiated_weibull_delay() -> None:
         assert (1.0 - math.exp(-(t**0.8))) ** 2.0 == pytest.approx(quantile)
 
 
+def test_chips_of_one_slice_that_fail_in_the_same_step_take_it_out_once() -> None:
+    """Of 4 slices, each lost with chance p in a step: a learner steps again with the 4 (1 - p) that are left."""
+    failures = Failures(mtbi_s=10.0, step_s=10.0, slice_chips=1, repair_a=100.0, repair_scale_s=1e6)
+    left = [Island(failures, 4, Draws(seed)).beat(0.0).share for seed in range(2000)]
+    chance = 1.0 - math.exp(-1.0)
+    assert statistics.fmean(left) == pytest.approx(1.0 - chance, abs=4 * math.sqrt(chance * (1 - chance) / 8000))
+
+
+def test_slices_lost_and_returned_at_one_boundary_make_one_rebuild_as_long_as_the_longer() -> None:
+    failures = Failures(mtbi_s=2e4, step_s=10.0, slice_chips=1, down_s=5.0, up_s=7.0, repair_scale_s=100.0)
+    stalls, *_ = stepped(Island(failures, 1000, Draws(0)), 2000)
+    assert {round(until - begin, 6) for begin, until in stalls} == {5.0, 7.0}
+
+
 def test_a_learner_with_every_slice_away_waits_for_the_first_to_return() -> None:
     failures = Failures(mtbi_s=1.0, step_s=10.0, slice_chips=256, down_s=5.0, up_s=7.0)  # fails in every step
     island = Island(failures, 256, Draws(0))
