@@ -160,8 +160,50 @@ class RunConfig(Section):
     )
 
 
+class LinkConfig(Section):
+    """What two regions have between them."""
+
+    between: tuple[str, str] = Field(description="two regions of [[pools]], of run.control or fleet.syncer_region")
+    gbit_s: PositiveFloat = Field(description="each way, of what this run may use")
+    latency_ms: NonNegativeFloat = Field(0.0, description="one way")
+
+
+class FleetPoolConfig(Section):
+    """What planning is told of a pool: of one learner unit each."""
+
+    name: str = Field(description="of one of [[pools]]")
+    chips: PositiveInt | None = Field(None, description="that fail each for itself; default: its accelerators, or 1")
+    price_per_hour: NonNegativeFloat | None = Field(None, description="in any currency, the same for all pools")
+    mtbf_hours: PositiveFloat | None = Field(
+        None, description="mean time until it is lost, e.g. preempted; default: fleet.mtbf_hours / chips"
+    )
+    spot: float = Field(1.0, gt=0.0, le=1.0, description="share of the day in which it can be had")
+
+
+class FleetConfig(Section):
+    """What only planning reads. A run reads none of it, and its hash does not know it."""
+
+    step_s: PositiveFloat | None = Field(
+        None, description="seconds of a step without a pool's slowdown; --step-seconds goes before it"
+    )
+    mtbf_hours: PositiveFloat = Field(8766.0, description="mean time between failures of one chip: a year")
+    detect_s: NonNegativeFloat = Field(3.0, description="until a lost learner is noticed")
+    replace_s: NonNegativeFloat = Field(600.0, description="mean time until there is hardware for it again")
+    start_s: NonNegativeFloat = Field(60.0, description="process, imports, compiler, and a peer's state")
+    syncer_region: str | None = Field(
+        None, pattern=LABEL, description="where the syncer is counted; --syncer-region goes before it"
+    )
+    links: tuple[LinkConfig, ...] = ()
+    pools: tuple[FleetPoolConfig, ...] = ()
+
+    @property
+    def outage_s(self) -> float:
+        """Seconds from a learner's loss to its next step, in the mean."""
+        return self.detect_s + self.replace_s + self.start_s
+
+
 class Recipe(Section):
-    """Everything a run is made from; resolved, hashed and stored with it."""
+    """Everything a run is made from; resolved, hashed and stored with it; but for `fleet`, of planning alone."""
 
     name: str = Field(pattern=f"^{NAME}$")
     seed: NonNegativeInt = 0
@@ -181,6 +223,7 @@ class Recipe(Section):
     chaos: ChaosConfig = ChaosConfig()
     durability: DurabilityConfig = DurabilityConfig()
     run: RunConfig = RunConfig()
+    fleet: FleetConfig = FleetConfig()
 
     @property
     def learners(self) -> dict[str, PoolConfig]:
@@ -221,8 +264,8 @@ class Recipe(Section):
         return WarmStart(self.init_from, self.init_digest)
 
     def canonical(self) -> dict[str, Any]:
-        """Plain JSON values under the recipe's own keys, nothing left out but unset options."""
-        return self.model_dump(mode="json", by_alias=True, exclude_none=True)
+        """Plain JSON values of a run under the recipe's own keys: all but unset options and `fleet`."""
+        return self.model_dump(mode="json", by_alias=True, exclude_none=True, exclude={"fleet"})
 
     @property
     def config_hash(self) -> str:

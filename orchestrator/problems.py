@@ -209,5 +209,5 @@ def _correction(field: str, info: FieldInfo) -> str:
 
 def _example(field: str, info: FieldInfo) -> str:
     if typing.get_origin(info.annotation) is tuple:
-        return f"at least one [[{field}]] table"
+        return f"at least one [[{field}]] table" if submodel(info.annotation) else f"{field} = a list"
     return f"a [{field}] table" if submodel(info.annotation) else f"{field} = {allowed(info.annotation, info.metadata)}"

@@ -19,7 +19,7 @@ from pydantic import BaseModel, ValidationError
 
 from orchestrator.config import SYNCER, Recipe
 from orchestrator.problems import InputError, Problem, explain, nearest
-from orchestrator.shape import refusals
+from orchestrator.shape import REGION, refusals
 from outer.objects import absolute, objects
 
 if TYPE_CHECKING:
@@ -80,7 +80,7 @@ def resolve(recipe: Recipe) -> Recipe:
         settled |= {"init_from": str(path), "init_digest": weights.digest(weights.read(path))}
     if recipe.durability.store is not None:
         settled["durability"] = canonical["durability"] | {"store": absolute(recipe.durability.store)}
-    return Recipe.model_validate(canonical | settled)
+    return Recipe.model_validate(canonical | settled | {"fleet": recipe.fleet})
 
 
 def touches(field: str, other: str) -> bool:
@@ -189,6 +189,41 @@ def _targets(recipe: Recipe) -> Iterator[Problem]:
         if fault.learner == SYNCER and fault.kind not in ("kill", "freeze"):
             fix = "kill or freeze it"
             yield Problem(f"chaos.faults.{index}.kind", fault.kind, "can strike a learner, not the syncer", fix)
+
+
+@_reads("fleet.pools", "pools")
+def _fleet_pools(recipe: Recipe) -> Iterator[Problem]:
+    known = [pool.name for pool in recipe.pools]
+    named = Counter(pool.name for pool in recipe.fleet.pools)
+    for index, pool in enumerate(recipe.fleet.pools):
+        field = f"fleet.pools.{index}.name"
+        if pool.name not in known:
+            yield _unknown(field, pool.name, "is no pool of [[pools]]", known)
+        elif named[pool.name] > 1 and pool.name in {earlier.name for earlier in recipe.fleet.pools[:index]}:
+            yield Problem(field, pool.name, "is described twice", "keep one [[fleet.pools]] table for each pool")
+
+
+@_reads("fleet.links", "fleet.syncer_region", "pools", "run.control")
+def _fleet_links(recipe: Recipe) -> Iterator[Problem]:
+    named = [pool.region for pool in recipe.pools] + [recipe.fleet.syncer_region, recipe.run.control.get(REGION)]
+    known = sorted({region for region in named if region is not None})
+    taken: set[frozenset[str]] = set()
+    for index, link in enumerate(recipe.fleet.links):
+        field, pair = f"fleet.links.{index}.between", frozenset(link.between)
+        for end, region in enumerate(link.between):
+            if region not in known:
+                yield _unknown(f"{field}.{end}", region, "is no region of this recipe", known)
+        if len(pair) == 1:
+            yield Problem(field, link.between, "must be two regions: within one nothing is limited", "leave it out")
+        elif pair in taken:
+            yield Problem(field, link.between, "is declared twice; a link has the same bandwidth each way", "keep one")
+        taken.add(pair)
+
+
+def _unknown(field: str, name: str, message: str, known: list[str]) -> Problem:
+    near = nearest(name, known)
+    fix = f'did you mean "{near}"?' if near else "name one of them, or leave it out"
+    return Problem(field, name, f"{message}; known: {_some(known) or 'none'}", fix)
 
 
 def _some(names: list[str], most: int = 9) -> str:

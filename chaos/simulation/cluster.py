@@ -22,11 +22,11 @@ from chaos.simulation.server import Server
 from chaos.simulation.setting import MANIFEST, Setting
 from chaos.simulation.storage import Store, Write
 from chaos.simulation.supervisor import Supervisor
-from chaos.simulation.timeline import Timeline
 from chaos.simulation.trace import Trace
 from chaos.simulation.truth import Truth, Violation
 from chaos.simulation.weather import Weather
 from learners import learner as learners
+from orchestrator.planner.fleet.timeline import Timeline
 from outer import recovery
 from outer import syncer as syncers
 from outer.facts import Committed, SpanGranted, SpanReturned

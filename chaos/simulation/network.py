@@ -12,8 +12,8 @@ from random import Random
 from typing import Any
 
 from chaos.simulation.hosts import Process
-from chaos.simulation.timeline import Timeline
 from chaos.simulation.trace import Trace
+from orchestrator.planner.fleet.timeline import Timeline
 
 
 class Link:

@@ -9,9 +9,9 @@ from typing import TYPE_CHECKING, Any
 
 from chaos.simulation.network import Network
 from chaos.simulation.profile import Options
-from chaos.simulation.timeline import Timeline
 from chaos.simulation.trace import Trace
 from chaos.simulation.truth import Truth
+from orchestrator.planner.fleet.timeline import Timeline
 
 if TYPE_CHECKING:
     from random import Random

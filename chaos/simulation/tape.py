@@ -1,35 +1,21 @@
-"""A simulated run as a run's folder: its log is a tape that real training follows (`diloco replay`).
-
-Nothing was computed, and the log says so: digests are empty, losses not a number, and RunStarted names what made it.
-"""
+"""A recipe as a simulated run, whose log is a tape: orchestrator/synthetic.py writes it for real training to follow."""
 
 from __future__ import annotations
 
-import math
-import os
-import shutil
-import uuid
 from collections.abc import Iterable
 from dataclasses import dataclass, replace
-from typing import Any
 
 from chaos.simulation.cluster import Cluster, make_learner, make_syncer
 from chaos.simulation.history import BY_TIME, UNTIMED, events_of
 from chaos.simulation.injection import Injection
 from chaos.simulation.profile import Options
 from chaos.simulation.truth import Violation
-from learners.facts import Donated, StateReceived, StepFinished
 from orchestrator.checkers.suite import check
 from orchestrator.checkers.verdicts import Verdict
 from orchestrator.config import Recipe
-from orchestrator.events import Event, RunFinished, RunStarted, SegmentWriter, ends, merge, read_run
+from orchestrator.events import Event, RunStarted, merge
 from orchestrator.problems import InputError, Problem
-from orchestrator.recipes import dump
-from orchestrator.seal import SEAL_FILE, seal
-from orchestrator.store import RunStore
-from orchestrator.stored import RECIPE_FILE
-from orchestrator.summary import summarise
-from outer.facts import Committed
+from orchestrator.synthetic import bare
 from outer.manifest import code_digest
 
 LOOK_S = 1.0
@@ -90,37 +76,3 @@ def _run(cluster: Cluster, idle_s: float) -> None:
             message = f"the simulated run stands still: no syncer step after {newest} for {idle_s:g} virtual seconds"
             fix = "let fewer faults befall it, or lower sync.quorum; or shorten --step-s and --startup-s"
             raise InputError([Problem("run.idle_s", idle_s, message, fix)])
-
-
-def bare(fact: Any) -> Any:
-    """The fact without numbers that nobody computed."""
-    match fact:
-        case StepFinished():
-            return replace(fact, loss=math.nan)
-        case Committed():
-            participants = tuple(replace(one, digest="") for one in fact.participants)
-            return replace(fact, digest="", norm=0.0, participants=participants)
-        case StateReceived() | Donated():
-            return replace(fact, digest="", bytes=0)
-        case RunFinished():
-            return replace(fact, digest="")
-    return fact
-
-
-def write(recipe: Recipe, made: Simulated, store: RunStore) -> dict[str, Any]:
-    """A run's folder of it, there as a whole or not at all; returns the summary. Raises OSError."""
-    draft = RunStore(store.root.with_name(f".{store.root.name}.{uuid.uuid4().hex}"))
-    try:
-        draft.create()
-        writer = SegmentWriter(draft.path("events.jsonl"))
-        writer.write(made.events)
-        writer.close()
-        written = read_run(draft.root)
-        summary = summarise(written, recipe, made.verdicts)
-        draft.write_json(SEAL_FILE, seal(ends(written)))
-        draft.write_json("summary.json", summary)
-        draft.write_text(RECIPE_FILE, dump(recipe))
-        os.replace(draft.root, store.root)
-    finally:
-        shutil.rmtree(draft.root, ignore_errors=True)
-    return summary

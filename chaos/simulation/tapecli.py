@@ -4,21 +4,21 @@ from __future__ import annotations
 
 import json
 import math
-from collections import Counter
-from collections.abc import Iterator
+from collections.abc import Iterator, Mapping
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated, Any
 
 import typer
 
+from orchestrator.cli import tapes
 from orchestrator.cli.errors import BROKEN_PROMISE, apart, as_record, reported
 from orchestrator.cli.run import checked
+from orchestrator.cli.tapes import counted
 from orchestrator.problems import InputError, Problem, nearest
 from orchestrator.store import RunStore
 
 if TYPE_CHECKING:
     from chaos.simulation.profile import Options
-    from chaos.simulation.tape import Simulated
     from orchestrator.config import Recipe
 
 STARTUP_STEPS = 10.0
@@ -43,15 +43,16 @@ def tape(
     with reported(as_json):
         store = RunStore(folder)
         startup_s = STARTUP_STEPS * step_s if startup_s is None else startup_s
-        found = [*_of_folder(store), *_of_profile(profile), *_of_times(step_s=step_s, startup_s=startup_s)]
+        found = [*tapes.of_folder(store), *_of_profile(profile), *_of_times(step_s=step_s, startup_s=startup_s)]
         with apart(as_json):
             resolved = checked(recipe, overrides or [], Path.cwd(), lambda wanted: [*found, *_unsimulated(wanted)])
             options = _options(resolved, seed, profile, step_s, startup_s)
-        from chaos.simulation.tape import Broken, record, write
+        from chaos.simulation.tape import Broken, record
+        from orchestrator.synthetic import write
 
         try:
             made = record(resolved, options)
-            summary = write(resolved, made, store)
+            summary = write(resolved, made.events, made.verdicts, store)
         except Broken as error:
             message = f"the simulated run broke a promise, and no tape is written: {error}"
             typer.echo(f"error: {message}", err=True)
@@ -61,7 +62,8 @@ def tape(
         except OSError as error:
             fix = "give a folder that can be made, where there is room"
             raise InputError([Problem("FOLDER", str(store.root), f"cannot be written: {error}", fix)]) from error
-        told = _told(resolved, options, made, summary, store)
+        told = tapes.told(resolved, store, options.seed, made.virtual_s, summary)
+        told |= {"profile": options.profile, "fired": made.fired if options.faults else {}}
         typer.echo(json.dumps(told) if as_json else words(told))
 
 
@@ -69,11 +71,6 @@ def _unsimulated(recipe: Recipe) -> list[Problem]:
     from chaos.simulation.recipes import problems
 
     return problems(recipe)
-
-
-def _of_folder(store: RunStore) -> Iterator[Problem]:
-    if not store.empty or store.root.is_file():
-        yield Problem("FOLDER", str(store.root), "is there already, and not empty", "give another folder")
 
 
 def _of_profile(profile: str) -> Iterator[Problem]:
@@ -104,37 +101,7 @@ def _options(recipe: Recipe, seed: int | None, profile: str, step_s: float, star
     return options(recipe, dealt, task.tokens, seed=seed, profile=profile, step_s=step_s, startup_s=startup_s)
 
 
-def _told(
-    recipe: Recipe, options: Options, made: Simulated, summary: dict[str, Any], store: RunStore
-) -> dict[str, Any]:
-    """What `--json` prints."""
-    return {
-        "name": recipe.name,
-        "folder": str(store.root),
-        "config_hash": recipe.config_hash,
-        "seed": options.seed,
-        "profile": options.profile,
-        "virtual_s": round(made.virtual_s, 3),
-        "syncer_steps": summary["syncer_steps"],
-        "commits": summary["commits"],
-        "tokens": summary["tokens"],
-        "participation": summary["participation"],
-        "availability": summary["availability"],
-        "injected": dict(Counter(fault["kind"] for fault in summary["faults"] if fault["injected"])),
-        "fired": made.fired if options.faults else {},
-    }
-
-
-def words(told: dict[str, Any]) -> str:
-    """The same for people."""
-    share, tokens = told["participation"]["mean"], told["tokens"]
-    lines = [
-        f"{told['name']}: {told['commits']:,} commits in {told['syncer_steps']:,} syncer steps, simulated with seed "
-        f"{told['seed']} and profile {told['profile']}",
-        f"  {told['virtual_s']:,.0f} virtual seconds; {tokens['committed']:,} of {tokens['processed']:,} tokens "
-        f"committed; {share:.1%} participation",
-    ]
-    for whose, faults in (("the recipe's faults", told["injected"]), ("what all faults did", told["fired"])):
-        if faults:
-            lines.append(f"  {whose}: {', '.join(f'{count} {kind}' for kind, count in sorted(faults.items()))}")
-    return "\n".join([*lines, f"  train by it: diloco replay {told['folder']}"])
+def words(told: Mapping[str, Any]) -> str:
+    """For people."""
+    faults = [*counted("the recipe's faults", told["injected"]), *counted("what all faults did", told["fired"])]
+    return tapes.words(told, f"and profile {told['profile']}", *faults)

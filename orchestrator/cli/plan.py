@@ -14,6 +14,7 @@ import psutil
 import typer
 from rich.console import Console
 
+from orchestrator.cli import calibrate as calibration
 from orchestrator.cli.doctor import foreign_packages
 from orchestrator.cli.errors import UNFIT, apart, reported
 from orchestrator.config import Recipe
@@ -25,12 +26,15 @@ from orchestrator.store import RunStore
 from orchestrator.validation import resolve
 
 # File systems that several hosts can mount; FUSE's are named fuse.WHAT.
+COURSES = 40
 NETWORK = ("nfs", "nfs4", "cifs", "smb3", "ceph", "lustre", "gpfs", "beegfs", "glusterfs", "9p", "afs", "fuse.")
 
 
 def plan(
     context: typer.Context,
-    recipe: Annotated[Path, typer.Argument(help="A TOML file, as for diloco run.")],
+    recipe: Annotated[
+        Path | None, typer.Argument(help="A TOML file, as for diloco run [with --calibrate: that run's own].")
+    ] = None,
     name: Annotated[str | None, typer.Option(help="Instead of the recipe's name.")] = None,
     run_dir: Annotated[str | None, typer.Option(help="The run's store, a folder or file:// URI [runs/NAME].")] = None,
     address: Annotated[
@@ -50,12 +54,26 @@ def plan(
         str | None, typer.Option("--syncer-region", help="Where to count the syncer [on the first node with room].")
     ] = None,
     step_seconds: Annotated[
-        float | None, typer.Option("--step-seconds", help="Length of a learner's step: traffic in bit/s too.")
+        float | None,
+        typer.Option("--step-seconds", help="Length of a learner's step [fleet.step_s]: traffic in bit/s too."),
     ] = None,
+    calibrate: Annotated[
+        Path | None,
+        typer.Option("--calibrate", metavar="RUN_DIR", help="Take durations from a finished run, or a saved file."),
+    ] = None,
+    save: Annotated[
+        Path | None, typer.Option("--save", metavar="FILE", help="Keep what --calibrate has measured.")
+    ] = None,
+    courses: Annotated[
+        int, typer.Option(min=0, max=10_000, help="Runs to draw for the forecast of goodput; 0: no forecast.")
+    ] = COURSES,
     as_json: Annotated[bool, typer.Option("--json", help="Print JSON on stdout.")] = False,
 ) -> None:
     """Say what a run would need and move, and whether it fits; exit code 6 if not. Trains nothing."""
+    if recipe is None and calibrate is None:
+        raise typer.BadParameter("Missing argument 'RECIPE': give one, or --calibrate RUN_DIR", ctx=context)
     with reported(as_json):
+        recipe = recipe or calibration.needed(calibrate)
         named = [] if name is None else [f"name={json.dumps(name)}"]
         with apart(as_json):
             resolved, store = prepare(recipe, [*(overrides or []), *named], run_dir)
@@ -65,16 +83,27 @@ def plan(
             raise InputError([Problem("--step-seconds", step_seconds, "must be above 0", "leave it out if unknown")])
         from orchestrator.planner import plan as planner
 
-        setting, busy = _setting(resolved, store, declared, address, step_seconds, syncer_region)
+        told = calibration.of(calibrate, save, resolved, shapes)
+        step_seconds = step_seconds or (calibration.step_seconds(told, resolved) if told else None)
+        resolved = calibration.timed(resolved, told) if told else resolved
+        setting, busy = _setting(resolved, store, declared, address, step_seconds, syncer_region, courses)
         made = planner.make(resolved, shapes, setting, busy)
         given = [str(recipe), *(part for item in overrides or [] for part in ("--set", item))]
         commands = list(_commands(context, given, name, run_dir, address, store, made))
+        trial = _trial(given, made.recommendations)
         if as_json:
-            typer.echo(json.dumps(planner.as_json(made, commands), allow_nan=False))
+            more = {"trial": trial} | calibration.as_json(told)
+            typer.echo(json.dumps(planner.as_json(made, commands) | more, allow_nan=False))
         else:
             from orchestrator.cli.planview import show
 
-            show(made, commands, Console(soft_wrap=not sys.stdout.isatty(), width=None if sys.stdout.isatty() else 160))
+            typer.echo("".join(f"{line}\n" for line in calibration.lines(told)))
+            show(
+                made,
+                commands,
+                trial,
+                Console(soft_wrap=not sys.stdout.isatty(), width=None if sys.stdout.isatty() else 160),
+            )
         if not made.ok:
             raise typer.Exit(UNFIT)
 
@@ -130,6 +159,7 @@ def _setting(
     address: str | None,
     step_s: float | None,
     syncer_region: str | None,
+    courses: int,
 ) -> tuple[Any, list[Problem]]:
     """Declared nodes before the cluster's, the cluster's before this machine; and what is in their way already."""
     from orchestrator.planner.plan import Setting
@@ -149,6 +179,7 @@ def _setting(
         shared_store=on_network(store.root),
         step_s=step_s,
         syncer_region=syncer_region,
+        courses=courses,
     )
     return setting, busy
 
@@ -222,6 +253,13 @@ def _commands(
         if known_command in getattr(here, "commands", {}):
             commands.append(["diloco", known_command, folder])
     return [shlex.join(command) for command in commands]
+
+
+def _trial(given: Sequence[str], advised: Sequence[Any]) -> str | None:
+    """The command that plans what is recommended; None: it is planned already."""
+    fields = [one for one in advised if one.changes and one.field.startswith("sync.")]
+    changed = [part for one in fields for part in ("--set", f"{one.field}={one.advised}")]
+    return shlex.join(["diloco", "plan", *given, *changed]) if changed else None
 
 
 def _inside(path: str) -> str:

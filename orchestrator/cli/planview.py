@@ -10,6 +10,8 @@ from rich.console import Console
 from rich.table import Table
 from rich.text import Text
 
+from orchestrator.cli import planfleet as fleet
+from orchestrator.cli.planwords import amount, grid, rate
 from orchestrator.planner.plan import Plan
 from orchestrator.planner.traffic import Flow
 from orchestrator.problems import Problem
@@ -21,8 +23,8 @@ NODES_SHOWN = 24
 STEPS_SHOWN = 3  # syncer steps at which a fragment is due
 
 
-def show(plan: Plan, commands: Sequence[str], console: Console) -> None:
-    """Print the whole plan."""
+def show(plan: Plan, commands: Sequence[str], trial: str | None, console: Console) -> None:
+    """Print the whole plan. `trial`: the command that plans what is recommended."""
     say = _printer(console)
     for heading, lines in (
         ("recipe, resolved", dump(plan.recipe).rstrip().splitlines()),
@@ -32,6 +34,11 @@ def show(plan: Plan, commands: Sequence[str], console: Console) -> None:
         ("traffic, payloads alone", [_traffic(plan), *_compared(plan)]),
         ("what keeping it costs", [_modes(plan), *_checkpoints(plan)]),
         ("memory, activations and data not counted", [_memory(plan)]),
+        ("links between regions", fleet.links(plan)),
+        ("what you survive", fleet.survived(plan)),
+        ("forecast", fleet.foreseen(plan)),
+        ("what it costs", list(fleet.cost(plan))),
+        ("recommendation", fleet.recommended(plan, trial)),
         (f"limits broken: {len(plan.limits)}", list(_problems(plan.limits))),
         (f"warnings: {len(plan.warnings) or 'none'}", list(_problems(plan.warnings))),
         ("and now", list(commands)),
@@ -54,32 +61,6 @@ def _verdict(plan: Plan) -> str:
     return f"{plan.recipe.name}: {how}, config hash {plan.recipe.config_hash}"
 
 
-def amount(size: float | None) -> str:
-    """Bytes in a unit that suits them."""
-    if size is None:
-        return DASH
-    for unit, name in ((2**40, "TiB"), (2**30, "GiB"), (2**20, "MiB"), (2**10, "KiB")):
-        if size >= unit:
-            return f"{size / unit:.3g} {name}" if size < 1000 * unit else f"{size / unit:,.0f} {name}"
-    return f"{size:.0f} B"
-
-
-def rate(bits: float | None) -> str:
-    if bits is None:
-        return DASH
-    for unit, name in ((1e12, "Tbit/s"), (1e9, "Gbit/s"), (1e6, "Mbit/s"), (1e3, "kbit/s")):
-        if bits >= unit:
-            return f"{bits / unit:.3g} {name}"
-    return f"{bits:.0f} bit/s"
-
-
-def _grid(*columns: str, left: int = 1) -> Table:
-    table = Table(box=None, pad_edge=False, header_style="dim")
-    for index, column in enumerate(columns):
-        table.add_column(column, justify="left" if index < left else "right", no_wrap=index > 0 and index >= left)
-    return table
-
-
 # ------------------------------------------------------------------ placement
 
 
@@ -91,7 +72,7 @@ def _source(plan: Plan) -> str:
 
 
 def _nodes(plan: Plan) -> Table:
-    table = _grid("node", "region", "offers", "learners", left=4)
+    table = grid("node", "region", "offers", "learners", left=4)
     pools = {name: pool.name for name, pool in plan.recipe.learners.items()}
     for node in plan.setting.nodes[:NODES_SHOWN]:
         there = Counter(pools[name] for name, place in plan.placement.learners.items() if place == node.name)
@@ -132,7 +113,7 @@ def _fragments_heading(plan: Plan) -> str:
 
 
 def _fragments(plan: Plan) -> Table:
-    table = _grid("fragment", "tensors", "elements", "up", "down", "share", "due at syncer steps")
+    table = grid("fragment", "tensors", "elements", "up", "down", "share", "due at syncer steps")
     round_steps = plan.recipe.sync.round_steps
     for row in plan.fragments:
         first = row.due or round_steps  # step 0 does not exist
@@ -163,7 +144,7 @@ def _pace(plan: Plan) -> Iterator[str]:
 
 
 def _traffic(plan: Plan) -> Table:
-    table = _grid("", "mean/step", "peak/step", "a round", "mean", "peak")
+    table = grid("", "mean/step", "peak/step", "a round", "mean", "peak")
     told = plan.traffic
     rows = [("one learner up", told.learner_up), ("one learner down", told.learner_down)]
     for region in told.regions:
@@ -204,7 +185,7 @@ def _compared(plan: Plan) -> Iterator[str]:
 
 
 def _modes(plan: Plan) -> Table:
-    table = _grid("durability.mode", "a commit", "written a second", "held at the most")
+    table = grid("durability.mode", "a commit", "written a second", "held at the most")
     for mode in plan.upkeep.modes:
         name = f"{mode.mode}, as the recipe has it" if mode.mode == plan.upkeep.mode else mode.mode
         second = DASH if mode.per_second_bytes is None else amount(mode.per_second_bytes)
@@ -222,7 +203,7 @@ def _checkpoints(plan: Plan) -> Iterator[str]:
 
 
 def _memory(plan: Plan) -> Table:
-    table = _grid("process", "of which", "own", "object store", "device", left=2)
+    table = grid("process", "of which", "own", "object store", "device", left=2)
     for name, process in plan.memory.items():
         sums = (process.host_bytes, process.store_bytes, process.device_bytes)
         table.add_row(Text(name, style="bold"), "in all", *map(amount, sums))

@@ -8,7 +8,7 @@ from __future__ import annotations
 from collections import Counter
 from collections.abc import Callable, Iterator
 
-from orchestrator.planner import links
+from orchestrator.planner import linkload, links
 from orchestrator.planner.draft import Draft, gib, some
 from orchestrator.planner.fit import HAND_CPUS
 from orchestrator.problems import Problem
@@ -220,6 +220,10 @@ def _codec(draft: Draft) -> Iterator[Problem]:
         )
 
 
+def _regions(draft: Draft) -> Iterator[Problem]:
+    yield from linkload.warnings(draft.loads, draft.recipe.sync)
+
+
 # ------------------------------------------------------------------ warnings: this place
 
 
@@ -290,7 +294,7 @@ def _hands(draft: Draft) -> Iterator[Problem]:
 WARNINGS: tuple[Callable[[Draft], Iterator[Problem]], ...] = (
     *(_quorum, _grace),
     *(_momentum, _budget, _evaluations, _chaos, _spans),
-    *(_overlap, _spacing, _balance, _codec, links.crowding, links.donations),
+    *(_overlap, _spacing, _balance, _codec, links.crowding, links.donations, _regions),
     *(_growth, _store, _cores, _object_store, _hands),
 )
 

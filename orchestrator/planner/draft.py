@@ -7,6 +7,7 @@ from dataclasses import dataclass
 
 from orchestrator.config import Recipe
 from orchestrator.planner.fit import Placement
+from orchestrator.planner.linkload import LinkLoad
 from orchestrator.planner.memory import Memory
 from orchestrator.planner.nodes import GIB, Node
 from orchestrator.planner.shapes import Shapes
@@ -30,6 +31,7 @@ class Draft:
     cores: int | None  # of this machine; None: not where it runs
     step_s: float | None
     syncer_steps: int
+    loads: Sequence[LinkLoad]  # between the recipe's regions
     shared_store: bool  # every node can reach the run's folder
     store: str
 

@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections import Counter
 from collections.abc import Callable, Iterator
 
-from orchestrator.planner import links
+from orchestrator.planner import linkload, links
 from orchestrator.planner.draft import Draft, gib, some
 from orchestrator.planner.nodes import Node
 from orchestrator.problems import Problem
@@ -63,9 +63,13 @@ def _device_memory(draft: Draft) -> Iterator[Problem]:
             )
 
 
+def _regions(draft: Draft) -> Iterator[Problem]:
+    yield from linkload.limits(draft.loads, draft.recipe.sync)
+
+
 LIMITS: tuple[Callable[[Draft], Iterator[Problem]], ...] = (
     *(_places, _memory, _device_memory),
-    *(links.deadlines, links.rate),
+    *(links.deadlines, links.rate, _regions),
 )
 
 

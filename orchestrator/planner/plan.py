@@ -6,17 +6,22 @@ Pure: everything comes in as values. `as_json` is what `diloco plan --json` prin
 from __future__ import annotations
 
 from collections.abc import Sequence
-from dataclasses import asdict, dataclass
+from dataclasses import asdict, dataclass, replace
 from statistics import median
 from typing import Any, Literal
 
 from orchestrator.config import PoolConfig, Recipe
-from orchestrator.planner import fit, memory
+from orchestrator.planner import fit, linkload, memory
 from orchestrator.planner.advice import warnings
+from orchestrator.planner.cost import Cost, cost
 from orchestrator.planner.draft import Draft
+from orchestrator.planner.forecast import Forecast, forecast
 from orchestrator.planner.limits import limits
+from orchestrator.planner.linkload import LinkLoad
 from orchestrator.planner.nodes import Node
+from orchestrator.planner.recommendation import Recommendation, recommend
 from orchestrator.planner.shapes import Shapes
+from orchestrator.planner.survival import Expected, Survival, expected, survivals
 from orchestrator.planner.traffic import FragmentRow, Traffic, table, traffic
 from orchestrator.planner.upkeep import Upkeep, upkeep
 from orchestrator.problems import Problem
@@ -31,8 +36,9 @@ class Setting:
     cores: int  # of this machine
     store: str  # the run's folder
     shared_store: bool  # it is on a network file system
-    step_s: float | None = None  # of one inner step, without a pool's slowdown
-    syncer_region: str | None = None
+    step_s: float | None = None  # of one inner step, without a pool's slowdown; None: as `fleet` has it
+    syncer_region: str | None = None  # likewise
+    courses: int = 0  # that a forecast draws; 0: none is made
 
     @property
     def local(self) -> bool:
@@ -64,6 +70,12 @@ class Plan:
     traffic: Traffic
     upkeep: Upkeep
     memory: dict[str, memory.Memory]
+    loads: tuple[LinkLoad, ...]
+    expected: Expected
+    survivals: tuple[Survival, ...]
+    forecast: Forecast | None  # None: it was not asked for, or is of no use in lock-step
+    cost: Cost
+    recommendations: tuple[Recommendation, ...]
     limits: tuple[Problem, ...]
     warnings: tuple[Problem, ...]
 
@@ -73,8 +85,14 @@ class Plan:
         return not self.limits
 
 
-def make(recipe: Recipe, shapes: Shapes, setting: Setting, busy: Sequence[Problem] = ()) -> Plan:
+def make(
+    recipe: Recipe,
+    shapes: Shapes,
+    setting: Setting,
+    busy: Sequence[Problem] = (),
+) -> Plan:
     """The plan of a resolved recipe. `busy`: warnings about the place, found by whoever looked at it."""
+    setting = _completed(setting, recipe)
     wanted = fit.services(recipe, setting.local, setting.syncer_region)
     placement = fit.fit(recipe.learners, wanted, setting.nodes, anywhere=setting.local)
     grown = _grown(recipe)
@@ -92,6 +110,8 @@ def make(recipe: Recipe, shapes: Shapes, setting: Setting, busy: Sequence[Proble
         shapes.inner_state_bytes,
         pace.step_s,
     )
+    hub = setting.syncer_region or recipe.fleet.syncer_region or regions.get("syncer") or linkload.home(recipe)
+    loads = linkload.of_regions(recipe, moved, hub, pace.step_s)
     kept = memory.of_run(recipe, shapes, [pool.name for pool in recipe.pools])
     draft = Draft(
         recipe=recipe,
@@ -107,12 +127,41 @@ def make(recipe: Recipe, shapes: Shapes, setting: Setting, busy: Sequence[Proble
         cores=setting.cores if setting.local else None,
         step_s=pace.step_s,
         syncer_steps=pace.syncer_steps,
+        loads=loads,
         shared_store=setting.shared_store,
         store=setting.store,
     )
     broken, doubtful = tuple(limits(draft)), (*warnings(draft), *busy)
-    cost = upkeep(rows, shapes, len(recipe.learners), recipe.sync.round_steps, pace.step_s, recipe.durability)
-    return Plan(recipe, setting, shapes, rows, placement, at_max, pace, moved, cost, kept, broken, doubtful)
+    keeping = upkeep(rows, shapes, len(recipe.learners), recipe.sync.round_steps, pace.step_s, recipe.durability)
+    foreseen = forecast(recipe, shapes, setting.step_s, pace.run_s, hub, setting.courses) if setting.courses else None
+    committed = None if foreseen is None else foreseen.committed.mean
+    run_tokens = recipe.budget.tokens or pace.syncer_steps * pace.step_tokens
+    return Plan(
+        recipe=recipe,
+        setting=setting,
+        shapes=shapes,
+        fragments=rows,
+        placement=placement,
+        at_max=at_max,
+        pace=pace,
+        traffic=moved,
+        upkeep=keeping,
+        memory=kept,
+        loads=loads,
+        expected=expected(recipe),
+        forecast=foreseen,
+        survivals=survivals(recipe, hub, setting.shared_store, pace.step_s),
+        cost=cost(recipe, shapes.step_tokens, setting.step_s, run_tokens, committed),
+        recommendations=recommend(recipe, shapes, loads, pace.syncer_steps, pace.step_s),
+        limits=broken,
+        warnings=doubtful,
+    )
+
+
+def _completed(setting: Setting, recipe: Recipe) -> Setting:
+    """What the command line leaves open is as the recipe's `fleet` has it; but one local node has no region."""
+    region = setting.syncer_region or (None if setting.local else recipe.fleet.syncer_region)
+    return replace(setting, step_s=setting.step_s or recipe.fleet.step_s, syncer_region=region)
 
 
 def _grown(recipe: Recipe) -> dict[str, PoolConfig]:
@@ -186,6 +235,13 @@ def as_json(plan: Plan, commands: Sequence[str]) -> dict[str, Any]:
             | {"parts": [asdict(part) for part in one.parts]}
             for name, one in plan.memory.items()
         },
+        "fleet": recipe.fleet.model_dump(mode="json"),
+        "links": [asdict(load) | {"share": load.share} for load in plan.loads],
+        "expected": asdict(plan.expected),
+        "survives": [asdict(one) for one in plan.survivals],
+        "forecast": plan.forecast and asdict(plan.forecast),
+        "cost": asdict(plan.cost),
+        "recommendation": [asdict(one) | {"changes": one.changes} for one in plan.recommendations],
         "limits": [_problem(problem) for problem in plan.limits],
         "warnings": [_problem(problem) for problem in plan.warnings],
         "commands": list(commands),

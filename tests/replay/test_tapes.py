@@ -18,7 +18,7 @@ import outer.openstep
 from chaos.cli import app
 from chaos.simulation.profile import EVERYBODY, Options
 from chaos.simulation.recipes import options
-from chaos.simulation.tape import Simulated, record, write
+from chaos.simulation.tape import Simulated, record
 from learners.facts import StateReceived, StepFinished
 from learners.trainer import deal
 from orchestrator.checkers.suite import check, check_run
@@ -29,6 +29,7 @@ from orchestrator.replay.player import Player
 from orchestrator.replay.tape import record as tape_of
 from orchestrator.store import RunStore
 from orchestrator.stored import recipe_of
+from orchestrator.synthetic import write
 from outer.facts import Committed, Finished, LeaseExpired, Refused
 from outer.parameters import GlobalParameters, Proposal
 from tests.replay.shaken import Points, recipe
@@ -148,7 +149,8 @@ def test_pools_regions_and_a_budget_in_tokens_are_those_of_the_recipe() -> None:
 def test_what_is_written_is_sealed_says_that_it_is_synthetic_and_is_the_same_every_time(tmp_path: Path) -> None:
     made = wanted(KILL)
     for name in ("one", "other"):
-        write(made, run(made, seed=3, profile="mixed"), RunStore(tmp_path / name))
+        simulated = run(made, seed=3, profile="mixed")
+        write(made, simulated.events, simulated.verdicts, RunStore(tmp_path / name))
     one = tmp_path / "one"
     assert (one / "events.jsonl").read_bytes() == (tmp_path / "other" / "events.jsonl").read_bytes()
     assert sorted(path.name for path in tmp_path.iterdir()) == ["one", "other"], "no draft is left"
@@ -170,8 +172,9 @@ def test_what_is_there_by_then_stays_and_no_draft_does(tmp_path: Path) -> None:
     made = wanted()
     (tmp_path / "run").mkdir()
     (tmp_path / "run" / "kept").touch()
+    simulated = run(made)
     with pytest.raises(OSError, match="not empty"):
-        write(made, run(made), RunStore(tmp_path / "run"))
+        write(made, simulated.events, simulated.verdicts, RunStore(tmp_path / "run"))
     assert [path.relative_to(tmp_path).as_posix() for path in tmp_path.rglob("*")] == ["run", "run/kept"]
 
 

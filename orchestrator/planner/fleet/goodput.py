@@ -16,17 +16,15 @@ from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
 from typing import Literal, get_args
 
-from scipy.special import stdtrit
-
 from orchestrator.planner.fleet.baselines import streaming, synchronous
 from orchestrator.planner.fleet.failures import Draws, Failures
 from orchestrator.planner.fleet.idle import Measured, Record, measured
+from orchestrator.planner.fleet.intervals import half_width
 from orchestrator.planner.fleet.islands import Island
 
 Mode = Literal["data_parallel", "elastic", "decoupled", "sync", "streaming"]
 MODES: tuple[Mode, ...] = get_args(Mode)
 ALONE: tuple[Mode, ...] = ("data_parallel", "elastic")  # of one learner; the others are of several
-CONFIDENCE = 0.95
 Interval = tuple[float, float]
 
 
@@ -145,7 +143,5 @@ def alone(island: Island, warm_up_s: float, until: float) -> Record:
 
 def interval(samples: Sequence[float]) -> Interval:
     """Student's, for the mean of so many independent samples of a share."""
-    mean = statistics.fmean(samples)
-    t = float(stdtrit(len(samples) - 1, (1.0 + CONFIDENCE) / 2))
-    half = t * statistics.stdev(samples, mean) / math.sqrt(len(samples))
+    mean, half = statistics.fmean(samples), half_width(samples)
     return max(0.0, mean - half), min(1.0, mean + half)

@@ -5,10 +5,16 @@ from __future__ import annotations
 import heapq
 import itertools
 from collections.abc import Callable
-from typing import TYPE_CHECKING, Any
+from typing import Any, Protocol
 
-if TYPE_CHECKING:
-    from chaos.simulation.hosts import Process
+
+class Process(Protocol):
+    """What things happen to."""
+
+    running: bool  # alive, and not frozen
+
+    def take(self, happen: Callable[..., Any], *args: Any) -> None:
+        """It happens while this is not running."""
 
 
 class Timeline:

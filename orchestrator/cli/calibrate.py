@@ -1,0 +1,217 @@
+"""`diloco plan --calibrate`: a real run's durations for a plan, and how well they predict that run itself."""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Iterator
+from dataclasses import asdict, dataclass
+from pathlib import Path
+from statistics import fmean
+from typing import TYPE_CHECKING, Any
+
+from orchestrator.problems import InputError, Problem
+
+if TYPE_CHECKING:
+    from orchestrator.config import Recipe
+    from orchestrator.planner.fleet.calibration import Calibration
+    from orchestrator.planner.fleet.prediction import Prediction
+    from orchestrator.planner.fleet.samples import Samples
+    from orchestrator.planner.shapes import Shapes
+
+SHARES = {
+    "goodput_time": "goodput",
+    "availability": "availability",
+    "uptime": "uptime",
+    "participation": "participation",
+    "alive_participation": "participation of the live",
+}
+RATES = {"commits_per_s": "commits a second", "tokens_per_s": "tokens a second", "wall_s": "seconds"}
+PHASES = {
+    "detect": "detected",
+    "decide": "decided, back-off included",
+    "start": "a place and a process",
+    "import": "imports",
+    "compile": "compiling",
+    "state": "a state to start from",
+    "first_contribution": "first contribution",
+}
+
+
+@dataclass(frozen=True)
+class Calibrated:
+    """What `--calibrate` gives a plan. `compared` is empty where no run's folder was given, but a saved file."""
+
+    source: str
+    calibration: Calibration
+    compared: list[dict[str, Any]]
+    planned: Prediction
+    own: bool  # what is planned is the run itself
+
+
+def needed(source: Path | None) -> Path:
+    """The run's own recipe, to be planned where none is given. Raises InputError where there is none."""
+    assert source is not None
+    if source.is_file():
+        fix = "give a RECIPE: a saved calibration holds none"
+        raise InputError([Problem("--calibrate", str(source), "is a file, and no recipe to plan is given", fix)])
+    _of_run(source)  # says what is wrong with the folder
+    from orchestrator.stored import RECIPE_FILE
+
+    return source / RECIPE_FILE
+
+
+def of(source: Path | None, file: Path | None, recipe: Recipe, shapes: Shapes) -> Calibrated | None:
+    """What the two options ask for; None where they ask for nothing. Raises InputError."""
+    if source is None:
+        if file is not None:
+            fix = "add --calibrate RUN_DIR"
+            raise InputError([Problem("--save", str(file), "there is no calibration to keep", fix)])
+        return None
+    told = calibrated(source, recipe, shapes)
+    if file is not None:
+        save(told, file)
+    return told
+
+
+def calibrated(source: Path, recipe: Recipe, shapes: Shapes) -> Calibrated:
+    """Measure a run, or read what was saved of one; predict it again, and the recipe. Raises InputError."""
+    from orchestrator.planner.fleet.calibration import read
+    from orchestrator.planner.fleet.prediction import compared, predict
+    from orchestrator.planner.shapes import shapes_of
+
+    if source.is_file():
+        saved = read(source)
+        return Calibrated(str(source), saved, [], predict(recipe, shapes, saved), own=False)
+    found, own = _of_run(source)
+    again = predict(own, shapes_of(own), found, found.strikes)
+    rows = compared(found.measured, again)
+    if own.config_hash == recipe.config_hash:
+        return Calibrated(str(source), found, rows, again, own=True)
+    return Calibrated(str(source), found, rows, predict(recipe, shapes, found), own=False)
+
+
+def _of_run(folder: Path) -> tuple[Calibration, Recipe]:
+    from orchestrator.planner.fleet.measuring import calibrate
+
+    return calibrate(folder)
+
+
+def step_seconds(told: Calibrated, recipe: Recipe) -> float:
+    """Of a step without slowdown, as the plan counts it."""
+    from orchestrator.planner.fleet.prediction import step_s
+
+    pool = recipe.pools[0]
+    return fmean(step_s(pool, told.calibration).seconds) / pool.slowdown
+
+
+def timed(recipe: Recipe, told: Calibrated) -> Recipe:
+    """The recipe with measured times of detection and restart in its [fleet], but for those that it gives itself."""
+    restart = told.calibration.restart
+    phases = [restart[phase].median or 0.0 for phase in ("start", "import", "compile")]
+    measured = {"detect_s": restart["detect"].median, "start_s": sum(phases) or None}
+    given = recipe.fleet.model_fields_set
+    new = {name: value for name, value in measured.items() if value is not None and name not in given}
+    return recipe.model_copy(update={"fleet": recipe.fleet.model_copy(update=new)})
+
+
+def save(told: Calibrated, file: Path) -> None:
+    """Raises InputError where it cannot be written."""
+    try:
+        file.write_text(json.dumps(told.calibration.as_json(), allow_nan=False) + "\n", encoding="utf-8")
+    except OSError as error:
+        problem = Problem("--save", str(file), f"cannot be written: {error}", "give a file in a folder that is there")
+        raise InputError([problem]) from error
+
+
+# ------------------------------------------------------------------ what is printed
+
+
+def as_json(told: Calibrated | None) -> dict[str, Any]:
+    """The section of the plan's JSON; nothing without a calibration."""
+    if told is None:
+        return {}
+    section = {
+        "source": told.source,
+        "notes": list(_notes(told)),
+        "compared": told.compared,
+        "planned": asdict(told.planned),
+        "measured": told.calibration.as_json(),
+    }
+    return {"calibration": section}
+
+
+def lines(told: Calibrated | None) -> Iterator[str]:
+    """The same for people."""
+    if told is None:
+        return
+    seeds = told.planned.seeds
+    yield f"calibrated on {told.source}: {_befell(told.calibration)}"
+    if told.compared:
+        yield f"  {'':28}{'measured':>12}{'predicted':>12}{'':4}{f'lowest to highest of {seeds}':<24}{'difference':>12}"
+        yield from map(_row, told.compared)
+    if not told.own:
+        yield f"  this recipe with the same durations, {seeds} times"
+        yield from _predicted(told.planned)
+    for note in _notes(told):
+        yield f"  {note}"
+    yield f"  {'durations in seconds':36}{'n':>8}{'median':>12}{'90 %':>12}"
+    yield from (_duration(name, samples) for name, samples in _durations(told.calibration) if samples)
+
+
+def _notes(told: Calibrated) -> Iterator[str]:
+    """What the prediction cannot know."""
+    if not told.calibration.restart["decide"]:
+        yield "no learner was restarted there: restarts last as its first starts did, which come all at once and slower"
+    if told.planned.syncer_steps is not None:
+        yield f"of the run, the first {told.planned.syncer_steps:,} syncer steps are simulated"
+    if told.planned.ignored:
+        yield f"not simulated: {', '.join(told.planned.ignored)}"
+
+
+def _befell(found: Calibration) -> str:
+    kinds = sorted({strike.kind for strike in found.strikes})
+    count = [f"{sum(strike.kind == kind for strike in found.strikes)} {kind}" for kind in kinds]
+    return f"{found.learners} learners, faults: {', '.join(count) or 'none'}"
+
+
+def _row(row: dict[str, Any]) -> str:
+    name, values = row["figure"], (row["measured"], row["predicted"], row["low"], row["high"], row["difference"])
+    if name in SHARES:
+        measured, predicted, low, high, off = (100.0 * value for value in values)
+        cells = (f"{measured:.1f} %", f"{predicted:.1f} %", f"{low:.1f} to {high:.1f} %", f"{off:+.1f} points")
+    else:
+        measured, predicted, low, high, off = values
+        relative = f"{100.0 * off / measured:+.1f} %" if measured else "-"
+        cells = (f"{measured:,.2f}", f"{predicted:,.2f}", f"{low:,.2f} to {high:,.2f}", relative)
+    return f"  {(SHARES | RATES)[name]:28}{cells[0]:>12}{cells[1]:>12}{'':4}{cells[2]:<24}{cells[3]:>12}"
+
+
+def _predicted(planned: Prediction) -> Iterator[str]:
+    for name, words in (SHARES | RATES).items():
+        if (figure := planned.figures.get(name)) is not None:
+            scale, unit, digits = (100.0, " %", 1) if name in SHARES else (1.0, "", 2)
+            mean, low, high = (f"{scale * value:,.{digits}f}" for value in (figure.mean, figure.low, figure.high))
+            yield f"  {words:28}{mean + unit:>12}    {low} to {high}{unit}"
+
+
+def _durations(found: Calibration) -> Iterator[tuple[str, Samples]]:
+    for pool, pace in found.pools.items():
+        yield f"step, pool {pool}", pace.step_s
+    yield "an incarnation's first step", found.first_step_s
+    for reason, samples in found.waits.items():
+        yield f"wait for {reason}", samples
+    yield "quorum", found.quorum_s
+    yield "grace", found.grace_s
+    yield "reads and merge", found.sync_s
+    yield "journal", found.append_s
+    yield "durable to adopted", found.adopted_s
+    for phase, words in PHASES.items():
+        yield f"restart: {words}", found.restart[phase]
+    for kind, samples in found.detect.items():
+        yield f"first sign of a {kind}", samples
+    for phase, samples in found.outage.items():
+        yield f"syncer: {PHASES.get(phase, phase)}", samples
+
+
+def _duration(name: str, samples: Samples) -> str:
+    return f"  {name:36}{samples.count:>8,}{samples.at(0.5):>12.4f}{samples.at(0.9):>12.4f}"

@@ -1,0 +1,141 @@
+"""`diloco simulate bandwidth`: Gbit/s between datacenters for a compute utilisation."""
+
+from __future__ import annotations
+
+import csv
+import json
+from collections.abc import Callable, Sequence
+from dataclasses import asdict
+from pathlib import Path
+from typing import Annotated, Any
+
+import typer
+from rich.console import Console
+from rich.table import Table
+
+from orchestrator.cli.errors import reported
+from orchestrator.cli.simulate_goodput import _check_file as check_file
+from orchestrator.problems import InputError, Problem
+from orchestrator.status import DASH
+
+ROUND_STEPS_MOST = 1000  # a cell takes seconds with so many
+
+
+def bandwidth(
+    parameters: Annotated[float, typer.Option(help="Of the model.")] = 5e9,
+    step_seconds: Annotated[str, typer.Option(help="Lengths of a learner's step.")] = "1,5",
+    datacenters: Annotated[str, typer.Option(help="With one learner and one shard of the syncer each.")] = "2,8",
+    bits: Annotated[str, typer.Option(help="Of a parameter on the wire, both ways; data-parallel is in 16.")] = "16,4",
+    utilisation: Annotated[str, typer.Option(help="Per cent of the time in which a learner steps.")] = "50,75,90,95",
+    fragments: Annotated[int, typer.Option("--P", help="Fragments, in the conserving simulation.")] = 24,
+    round_steps: Annotated[int, typer.Option("--H", help="Steps in which every fragment is exchanged once.")] = 24,
+    overlap_steps: Annotated[int, typer.Option("--tau", help="Steps after which a fragment is adopted.")] = 2,
+    latency_ms: Annotated[float, typer.Option(help="One way.")] = 0.0,
+    as_json: Annotated[bool, typer.Option("--json", help="Print a list of cells as JSON on stdout.")] = False,
+    to_csv: Annotated[Path | None, typer.Option("--csv", metavar="FILE", help="Write the cells as CSV too.")] = None,
+    plot: Annotated[
+        Path | None, typer.Option("--plot", metavar="FILE.svg", help="Draw the first step and the most datacenters.")
+    ] = None,
+) -> None:
+    """Say how many Gbit/s a compute utilisation takes: closed form, conserving simulation, the paper's table."""
+    with reported(as_json):
+        lists = _lists(step_seconds, datacenters, bits, utilisation)
+        _check(parameters, fragments, round_steps, overlap_steps, latency_ms)
+        check_file("--csv", to_csv, ".csv")
+        check_file("--plot", plot, ".svg")
+        from orchestrator.planner.fleet.bandwidth_table import Exchange, cells
+
+        exchange = Exchange(parameters, fragments, round_steps, overlap_steps, latency_ms / 1e3)
+        found = list(cells(*lists, exchange))
+        if to_csv is not None:
+            _write_csv(found, to_csv)
+        if plot is not None:
+            from orchestrator.planner.fleet.bandwidth_figure import bandwidth_figure
+
+            plot.write_text(bandwidth_figure(exchange, lists[0][0], max(lists[1])), encoding="utf-8")
+        if as_json:
+            typer.echo(json.dumps([asdict(cell) for cell in found], allow_nan=False))
+        else:
+            Console(width=120).print(_table(found))
+
+
+def _write_csv(found: Sequence[Any], path: Path) -> None:
+    with path.open("w", newline="", encoding="utf-8") as file:
+        writer = csv.DictWriter(file, list(asdict(found[0])))
+        writer.writeheader()
+        writer.writerows(asdict(cell) for cell in found)
+
+
+def _table(found: Sequence[Any]) -> Table:
+    columns = (
+        "",
+        "bits",
+        "step s",
+        "datacenters",
+        "busy",
+        "closed form",
+        "conserving",
+        "paper",
+        "error of closed form",
+    )
+    table = Table(*columns, box=None, pad_edge=False, header_style="dim", title="Gbit/s", title_justify="left")
+    for cell in found:
+        told = [_gbit(value) for value in (cell.gbit_s, cell.conserving_gbit_s, cell.paper_gbit_s)]
+        error = DASH if cell.error is None else f"{100 * cell.error:+.1f} %"
+        name, busy = cell.method.replace("_", "-"), f"{100 * cell.utilisation:g} %"
+        table.add_row(name, str(cell.bits), f"{cell.step_s:g}", str(cell.datacenters), busy, *told, error)
+    return table
+
+
+def _gbit(value: float | None) -> str:
+    return DASH if value is None else f"{value:.0f}" if value >= 100 else f"{value:.3g}"
+
+
+# ------------------------------------------------------------------ what was given
+
+
+def _lists(
+    step_seconds: str, datacenters: str, bits: str, utilisation: str
+) -> tuple[list[float], list[int], list[int], list[float]]:
+    problems: list[Problem] = []
+    steps = _numbers("--step-seconds", step_seconds, float, lambda s: 0 < s < float("inf"), "above 0", problems)
+    counts = _numbers("--datacenters", datacenters, int, lambda count: count >= 2, "whole, from 2", problems)
+    widths = _numbers("--bits", bits, int, lambda width: 1 <= width <= 64, "whole, from 1 to 64", problems)
+    shares = _numbers("--utilisation", utilisation, float, lambda share: 0 < share < 100, "between 0 and 100", problems)
+    if problems:
+        raise InputError(problems)
+    return steps, counts, widths, [share / 100 for share in shares]
+
+
+def _numbers(
+    option: str, text: str, kind: Callable[[str], Any], fits: Callable[[Any], bool], must: str, found: list[Problem]
+) -> list[Any]:
+    numbers = []
+    for part in text.split(","):
+        try:
+            numbers.append(kind(part.strip()))
+        except ValueError:
+            numbers.append(None)
+        if numbers[-1] is None or not fits(numbers[-1]):
+            found.append(Problem(option, part.strip(), f"must be {must}", f"write for example {option} 2,8"))
+            break
+    return numbers
+
+
+def _check(parameters: float, fragments: int, round_steps: int, overlap_steps: int, latency_ms: float) -> None:
+    problems = []
+    if not 0 < parameters < float("inf"):
+        problems.append(Problem("--parameters", parameters, "must be above 0", "write for example 5e9"))
+    if not 1 <= round_steps <= ROUND_STEPS_MOST:
+        fix = f"write at most {ROUND_STEPS_MOST}: P, H and tau in proportion give the same"
+        problems.append(Problem("--H", round_steps, f"must be from 1 to {ROUND_STEPS_MOST}", fix))
+    if not 1 <= fragments <= round_steps:
+        problems.append(
+            Problem("--P", fragments, f"must be from 1 to H = {round_steps}", "fewer fragments, or a larger --H")
+        )
+    if not 0 <= overlap_steps < max(1, round_steps):
+        problems.append(Problem("--tau", overlap_steps, f"must be from 0, below H = {round_steps}", "write --tau 2"))
+    if not 0 <= latency_ms < float("inf"):
+        problems.append(Problem("--latency-ms", latency_ms, "must be from 0", "leave it out for none"))
+    if problems:
+        raise InputError(problems)

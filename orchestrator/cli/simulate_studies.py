@@ -1,0 +1,179 @@
+"""`diloco simulate heterogeneous|scavenging|upsize`: studies of the protocol's own machines, driven with durations."""
+
+from __future__ import annotations
+
+import json
+import math
+from collections.abc import Sequence
+from dataclasses import asdict
+from pathlib import Path
+from typing import Annotated, Any
+
+import typer
+from rich.console import Console
+from rich.progress import track
+from rich.table import Table
+
+from orchestrator.cli.errors import reported
+from orchestrator.cli.lists import file_problems, numbers, write_rows
+from orchestrator.problems import InputError, Problem
+from orchestrator.status import DASH
+
+LEARNERS_MOST = 256
+EVENTS_MOST = 5e7  # handed to machines: a quarter of an hour
+EVENTS_PER_STEP = 9  # of one learner
+
+Json = Annotated[bool, typer.Option("--json", help="Print a list of rows as JSON on stdout.")]
+Csv = Annotated[Path | None, typer.Option("--csv", metavar="FILE.csv", help="Write the rows as CSV too.")]
+Plot = Annotated[Path | None, typer.Option("--plot", metavar="FILE.svg", help="Draw them.")]
+Learners = Annotated[int, typer.Option(min=2, max=LEARNERS_MOST, help="Of the run.")]
+
+
+def heterogeneous(
+    learners: Learners = 8,
+    gap: Annotated[
+        float, typer.Option(min=0.0, max=0.95, help="Half of the learners are so much slower, as a share of speed.")
+    ] = 0.28,
+    noise: Annotated[
+        float, typer.Option(min=0.0, max=0.5, help="Standard deviation of a step's time, as a share of it.")
+    ] = 0.02,
+    step_seconds: Annotated[float, typer.Option(min=1e-3, help="Of the faster half.")] = 1.0,
+    steps: Annotated[int, typer.Option(min=24, help="Of a slow learner, per seed and rule.")] = 200,
+    seeds: Annotated[int, typer.Option(min=2, max=1000, help="Per rule.")] = 5,
+    seed: Annotated[int, typer.Option(min=0, help="The same seed gives the same numbers.")] = 0,
+    as_json: Json = False,
+    to_csv: Csv = None,
+) -> None:
+    """Learners of two speeds: what waiting for all, for one, and for one with a grace window makes of them."""
+    with reported(as_json):
+        _check(file_problems("--csv", to_csv, ".csv"), 3 * seeds * steps * learners, "--steps", steps)
+        from orchestrator.planner.fleet import heterogeneous as study
+
+        speeds = study.Speeds(learners, step_seconds, gap, noise)
+        found = [study.study(speeds, steps, seed + index) for index in _followed(range(seeds), "simulating")]
+        rows = study.over_seeds(found)
+        _answer(rows, as_json, to_csv)
+        if not as_json:
+            table = Table("rule", "goodput", "time stepping", "participation", "merges per step", box=None)
+            for row in rows:
+                table.add_row(row.rule, *(_spread(*pair) for pair in row.shares), f"{row.merges_per_step:.2f}")
+            _show(table, f"{learners} learners, half of them {gap:.0%} slower; in %, 95 % intervals over {seeds} seeds")
+
+
+def scavenging(
+    extra: Annotated[str, typer.Option(help="Newcomers, as per cent of the learners.")] = "25,50,100,300",
+    learners: Learners = 8,
+    share: Annotated[
+        float, typer.Option(min=0.01, max=1.0, help="Of all tokens, processed while the newcomers are there.")
+    ] = 0.5,
+    step_seconds: Annotated[float, typer.Option(min=1e-3, help="Of every learner.")] = 10.0,
+    steps: Annotated[int, typer.Option(min=100, help="That each learner would take alone.")] = 1000,
+    start_seconds: Annotated[float, typer.Option(min=0.0, help="A newcomer's process, imports and compiling.")] = 60.0,
+    state_seconds: Annotated[float, typer.Option(min=0.0, help="A peer's state on its way to it.")] = 10.0,
+    as_json: Json = False,
+    to_csv: Csv = None,
+    plot: Plot = None,
+) -> None:
+    """Learners that join for a part of a run: how much sooner it ends."""
+    with reported(as_json):
+        problems = [*file_problems("--csv", to_csv, ".csv"), *file_problems("--plot", plot, ".svg")]
+        extras = numbers("--extra", extra, float, lambda x: 0 < x <= 10_000, "above 0, to 10000", problems)
+        load = steps * learners * (1 + sum(1 + share * x / 100 for x in extras))
+        _check(problems, load, "--steps", steps)
+        from orchestrator.planner.fleet import scavenging as study
+
+        setting = study.Scavenging(learners, step_seconds, steps, share, start_seconds, state_seconds)
+        rows = list(_followed(study.study(setting, [x / 100 for x in extras]), "simulating", len(extras)))
+        _answer(rows, as_json, to_csv)
+        if plot is not None:
+            from orchestrator.planner.fleet.study_figures import scavenging_figure
+
+            plot.write_text(scavenging_figure(rows), encoding="utf-8")
+        if not as_json:
+            table = Table("extra", "time", "ideal", "participation", "start to first step", box=None)
+            for row in rows:
+                shares = (f"{row.time:.3f}", f"{row.ideal:.3f}", f"{row.participation:.3f}")
+                table.add_row(f"+{100 * row.extra:g} %", *shares, _seconds(row.joined_s))
+            _show(table, f"time of the run, as a share of that of {learners} learners alone")
+
+
+def upsize(
+    copy_steps: Annotated[
+        str, typer.Option(help="Steps that one copy of the model takes over a learner's link.")
+    ] = "0.5,1,2,4,5,6,8,12,24",
+    learners: Learners = 8,
+    parameters: Annotated[float, typer.Option(min=1e3, max=1e13, help="Of the model: for the Gbit/s alone.")] = 5e9,
+    step_seconds: Annotated[float, typer.Option(min=1e-3, help="Of every learner.")] = 1.0,
+    as_json: Json = False,
+    to_csv: Csv = None,
+    plot: Plot = None,
+) -> None:
+    """A learner that joins: what those who train lose by it, against the bandwidth of the links."""
+    with reported(as_json):
+        problems = [*file_problems("--csv", to_csv, ".csv"), *file_problems("--plot", plot, ".svg")]
+        fits = "above 0, to 1000"
+        takes = numbers("--copy-steps", copy_steps, float, lambda x: 0 < x <= 1000, fits, problems)
+        from orchestrator.planner.fleet import upsize as study
+
+        setting = study.Upsize(learners, step_seconds, round(parameters))
+        steps = setting.rounds * setting.round_steps
+        _check(problems, len(takes) * learners * steps, "--copy-steps", copy_steps)
+        rows = list(_followed(study.study(setting, takes), "simulating", len(takes)))
+        _answer(rows, as_json, to_csv)
+        if plot is not None:
+            from orchestrator.planner.fleet.study_figures import upsize_figure
+
+            plot.write_text(upsize_figure(rows), encoding="utf-8")
+        if not as_json:
+            columns = (
+                "a copy",
+                "Gbit/s",
+                "elastic stands still",
+                "here",
+                "participation",
+                "state from",
+                "joined after",
+            )
+            table = Table(*columns, box=None)
+            for row in rows:
+                still = (f"{row.elastic_downtime_steps:g}", f"{row.downtime_steps:.3g}", f"{row.participation:.3f}")
+                joined = DASH if row.joined_steps is None else f"{row.joined_steps:.1f}"
+                table.add_row(f"{row.copy_steps:g}", f"{row.gbit_s:.3g}", *still, row.source or DASH, joined)
+            _show(table, "times in steps; participation of those who train, from the newcomer's coming on")
+
+
+# ------------------------------------------------------------------ what was given, and the answer
+
+
+def _check(problems: list[Problem], steps: float, option: str, value: Any) -> None:
+    """Refuse what would go on for hours."""
+    if not problems and steps * EVENTS_PER_STEP > EVENTS_MOST:
+        words = f"makes {steps:.1e} steps of learners in all; {EVENTS_MOST / EVENTS_PER_STEP:.0e} are allowed"
+        problems = [Problem(option, value, words, "give less of them, or fewer learners or seeds")]
+    if problems:
+        raise InputError(problems)
+
+
+def _followed(work: Any, what: str, total: int | None = None) -> Any:
+    return track(work, what, total=total, console=Console(stderr=True), transient=True)
+
+
+def _answer(rows: Sequence[Any], as_json: bool, to_csv: Path | None) -> None:
+    if to_csv is not None:
+        write_rows(to_csv, rows)
+    if as_json:
+        typer.echo(json.dumps([asdict(row) for row in rows], allow_nan=False))
+
+
+def _show(table: Table, below: str) -> None:
+    table.header_style, table.pad_edge = "dim", False
+    Console(width=120).print(table)
+    typer.echo(below)
+
+
+def _spread(value: float, half: float) -> str:
+    return f"{100 * value:5.1f} ±{100 * half:.1f}"
+
+
+def _seconds(value: float | None) -> str:
+    return DASH if value is None or math.isnan(value) else f"{value:.0f} s"

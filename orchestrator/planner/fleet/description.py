@@ -1,0 +1,125 @@
+"""A fleet to be simulated: who steps how fast and where, what everything else takes, and what befalls it.
+
+Values and draws only; seconds throughout. Whoever makes one seeds its draws, so that a fleet is one course of events.
+"""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Callable, Mapping
+from dataclasses import dataclass, field
+from typing import Literal, NamedTuple, Protocol
+
+from outer.budget import Budget
+from outer.config import SyncConfig
+from outer.fragments import Fragment
+
+Draw = Callable[[], float]
+Kind = Literal["kill", "freeze", "slow", "straggle", "link", "corrupt", "join", "leave"]
+
+
+class Beat(NamedTuple):
+    """One inner step of one learner, as its hardware lets it be."""
+
+    seconds: float
+    stall_s: float = 0.0  # afterwards, before the next may begin
+    share: float = 1.0  # of a full step that it is worth: the slices that are there
+
+
+class Rhythm(Protocol):
+    """How a learner's hardware steps."""
+
+    def beat(self, now: float) -> Beat:
+        """The step that begins now."""
+
+
+class Steady:
+    """The same for every step, or drawn for each."""
+
+    def __init__(self, seconds: float | Draw) -> None:
+        self._draw = seconds if callable(seconds) else lambda: seconds
+
+    def beat(self, now: float) -> Beat:
+        return Beat(self._draw())
+
+
+@dataclass(frozen=True)
+class Member:
+    """One learner unit."""
+
+    name: str
+    batch_size: int  # samples of a full step
+    tokens: int  # of a full step
+    rhythm: Rhythm
+    pool: str = ""
+    region: str = ""
+    mtbf_s: float = math.inf  # mean time between deaths of the whole unit
+    since_s: float = 0.0  # it is wanted from here on; inf: only a fault makes it join
+
+
+def constant(seconds: float) -> Draw:
+    return lambda: seconds
+
+
+NOTHING = constant(0.0)
+
+
+@dataclass(frozen=True)
+class Timing:
+    """What takes how long, beside steps and links."""
+
+    process_s: Draw = NOTHING  # from asking for an incarnation to its process
+    import_s: Draw = NOTHING
+    compile_s: Draw = NOTHING
+    first_s: Draw = NOTHING  # by which an incarnation's first step is longer
+    detect_s: Draw = NOTHING  # from a death to its being noticed
+    replace_s: Draw = NOTHING  # from there until hardware is there again
+    pack_s: float = 0.0  # a donor's state
+    merge_s: Callable[[int, int], float] = lambda elements, learners: 0.0
+    append_s: Callable[[int], float] = lambda elements: 0.0  # of a commit to the journal; elements: of its fragment
+    outage_s: Draw = NOTHING  # from a syncer's death until its successor serves
+    backoff_s: float = 1.0
+    hang_s: float = 20.0
+    start_s: float = 120.0
+
+
+class Link(NamedTuple):
+    """One direction between two regions."""
+
+    bits: float = math.inf  # a second
+    latency_s: float = 0.0
+    pipe: str = ""  # links that name the same one share its bits
+
+
+@dataclass(frozen=True)
+class Fault:
+    """Something planned, a learner's coming or going included. `learner` may be "syncer" for a kill."""
+
+    kind: Kind
+    learner: str
+    at_s: float = 0.0
+    at_progress: float | None = None  # instead: once this share of the budget is committed
+    duration_s: float = 0.0
+    delay_s: float = 0.0  # of every step (slow), or of a step on average (straggle)
+
+
+@dataclass(frozen=True)
+class Fleet:
+    """Everything that one simulation is made from."""
+
+    sync: SyncConfig
+    quorum: int
+    fragments: tuple[Fragment, ...]
+    members: tuple[Member, ...]
+    budget: Budget
+    timing: Timing = Timing()
+    links: Mapping[tuple[str, str], Link] = field(default_factory=dict)  # from, to; what is not there takes no time
+    syncer_region: str = ""
+    shards: tuple[str, ...] = ()  # regions of the syncer's shards, each with an equal part of every fragment
+    state_bytes: int = 0  # of a peer's state: parameters and inner optimizer
+    faults: tuple[Fault, ...] = ()
+    span_steps: int = 16
+    ahead_s: float = 20.0
+    warm: bool = False  # all who are wanted at the start are compiled by then
+    death: Callable[[float], float] = lambda mean_s: math.inf  # seconds until a unit of this mean dies
+    recorded: bool = False  # the facts are kept: what the run's log would have

@@ -1,0 +1,131 @@
+"""What a quorum of all, of one, and of one with a grace window make of learners of two speeds (paper section 8).
+
+The production machines, nothing in closed form. Half of the learners are faster than the other half by a constant gap.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
+from random import Random
+from statistics import fmean
+from typing import NamedTuple
+
+from orchestrator.planner.fleet.description import Fleet, Link, Member, Steady, Timing
+from orchestrator.planner.fleet.intervals import half_width
+from orchestrator.planner.fleet.models import even
+from orchestrator.planner.fleet.run import simulate
+from orchestrator.planner.fleet.speeds import Varying
+from outer.budget import Budget
+from outer.config import SyncConfig
+
+REGION = "region"
+BATCH, TOKENS = 8, 8192  # of a step; no figure depends on them
+# The paper's three: all wait for all; its literal loop; one merge for each step, with a grace window.
+RULES: dict[str, dict[str, object]] = {
+    "K=M": {"overlap": "strict", "quorum": "all", "grace": "infinite"},
+    "K=1": {"quorum": 1, "grace": 0.0, "pacing": "quorum", "participants": "reported"},
+    "K=1 with grace": {"quorum": 1},
+}
+
+
+@dataclass(frozen=True)
+class Speeds:
+    """Half of the learners step in `step_s`; the others are `gap` slower: at 1 - gap of that speed."""
+
+    learners: int = 8
+    step_s: float = 1.0
+    gap: float = 0.28  # the paper's 18 % between two generations, and 10 % injected
+    noise: float = 0.02  # standard deviation of a step's time, as a share of it
+    latency_s: float = 0.02
+    merge_s: float = 0.02
+    journal_s: float = 0.02
+
+
+class Course(NamedTuple):
+    """Of one rule and seed. Shares of 1."""
+
+    goodput: float  # of what all could have stepped: a fast learner's second counts for more
+    stepping: float  # of the learners' time
+    participation: float
+    merges_per_step: float  # commits for each step of a learner, on average
+
+
+@dataclass(frozen=True)
+class Row:
+    """Of one rule, over seeds: means, and half of their 95 % intervals."""
+
+    rule: str
+    goodput: float
+    goodput_half: float
+    stepping: float
+    stepping_half: float
+    participation: float
+    participation_half: float
+    merges_per_step: float
+
+    @property
+    def shares(self) -> tuple[tuple[float, float], ...]:
+        """Each with its half-width."""
+        return (
+            (self.goodput, self.goodput_half),
+            (self.stepping, self.stepping_half),
+            (self.participation, self.participation_half),
+        )
+
+
+def study(speeds: Speeds, steps: int, seed: int) -> dict[str, Course]:
+    """Each rule for so many steps of a slow learner, after two rounds of warming up."""
+    return {rule: _course(rule, speeds, steps, seed) for rule in RULES}
+
+
+def over_seeds(courses: Sequence[Mapping[str, Course]]) -> list[Row]:
+    """A row for each rule, of two courses or more."""
+    rows = []
+    for rule in RULES:
+        goodput, stepping, participation, merges = zip(*(course[rule] for course in courses), strict=True)
+        rows.append(
+            Row(
+                rule=rule,
+                goodput=fmean(goodput),
+                goodput_half=half_width(goodput),
+                stepping=fmean(stepping),
+                stepping_half=half_width(stepping),
+                participation=fmean(participation),
+                participation_half=half_width(participation),
+                merges_per_step=fmean(merges),
+            )
+        )
+    return rows
+
+
+def _course(rule: str, speeds: Speeds, steps: int, seed: int) -> Course:
+    sync = SyncConfig.model_validate(RULES[rule])
+    slowdown = {
+        f"learner-{i}": 1.0 if 2 * i < speeds.learners else 1.0 / (1.0 - speeds.gap) for i in range(speeds.learners)
+    }
+    chance = Random(f"{seed} {rule}")
+    members = tuple(
+        Member(name, BATCH, TOKENS, Varying(Steady(speeds.step_s), chance, factor, speeds.noise), region=REGION)
+        for name, factor in slowdown.items()
+    )
+    fleet = Fleet(
+        sync=sync,
+        quorum=speeds.learners if sync.quorum == "all" else int(sync.quorum),
+        fragments=even(sync.round_steps, sync.round_steps),
+        members=members,
+        budget=Budget(None, 10 * speeds.learners * steps),
+        timing=Timing(merge_s=lambda elements, learners: speeds.merge_s, append_s=lambda elements: speeds.journal_s),
+        links={pair: Link(latency_s=speeds.latency_s) for pair in ((REGION, ""), ("", REGION))},
+        warm=True,
+    )
+    slowest = speeds.step_s * max(slowdown.values())
+    warm_up_s = 2.0 * sync.round_steps * slowest
+    outcome, _ = simulate(fleet, warm_up_s + steps * slowest, warm_up_s)
+    able = sum(outcome.seconds / factor for factor in slowdown.values())
+    return Course(
+        goodput=sum(outcome.useful_s[name] / factor for name, factor in slowdown.items()) / able,
+        stepping=outcome.goodput,
+        participation=outcome.participation,
+        merges_per_step=outcome.merges_per_step,
+    )

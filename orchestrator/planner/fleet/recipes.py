@@ -1,0 +1,102 @@
+"""A resolved recipe as a fleet: its learners, speeds, links and rules, and what its [fleet] says of failures.
+
+What a recipe does not tell is assumed, in the constants here; docs/planning.md lists them. Knows no task: fragments and
+the tokens of a step are handed in.
+"""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Mapping
+from random import Random
+
+from orchestrator.config import FleetConfig, Recipe
+from orchestrator.planner.fleet.description import Draw, Fault, Fleet, Link, Member, Steady, Timing, constant
+from orchestrator.planner.fleet.speeds import Varying
+from orchestrator.planner.linkload import home
+from orchestrator.planner.shapes import Shapes
+from orchestrator.planner.survival import HOUR_S, unit_mtbf_hours
+from outer.budget import Budget
+
+NOISE = 0.02  # standard deviation of a step's time, as a share of it
+IMPORTING = 0.3  # share of a learner's start; the rest is compiling
+MERGE_BYTES_S = 4e9  # float32 that the syncer reads and writes a second, in a merge
+STORE_BYTES_S = 1e9  # that the journal's store takes a second
+
+
+def fleet(
+    recipe: Recipe,
+    shapes: Shapes,
+    step_s: float,
+    seed: int,
+    *,
+    budget: Budget | None = None,
+    faults: tuple[Fault, ...] = (),
+    failing: bool = False,
+    replace_s: float | None = None,
+    syncer_region: str | None = None,
+    recorded: bool = False,
+) -> Fleet:
+    """`step_s`: of a learner with slowdown 1. `failing`: units die at random, as [fleet] has it. `replace_s`: exactly
+    so long until there is hardware again; None: exponential, with the mean of [fleet].
+    """
+    told, hub = recipe.fleet, syncer_region or home(recipe) or ""
+    mtbf_s = {pool.name: HOUR_S * unit_mtbf_hours(recipe, pool) for pool in recipe.pools}
+    chance = Random(f"{seed} fleet")
+    dies = Random(f"{seed} deaths")
+    return Fleet(
+        sync=recipe.sync,
+        quorum=recipe.quorum,
+        fragments=shapes.fragments,
+        members=tuple(
+            Member(
+                name=name,
+                batch_size=pool.batch_size,
+                tokens=shapes.step_tokens[pool.name],
+                rhythm=Varying(Steady(step_s), Random(f"{seed} {name}"), pool.slowdown, NOISE),
+                pool=pool.name,
+                region=pool.region or "",
+                mtbf_s=mtbf_s[pool.name],
+            )
+            for name, pool in recipe.learners.items()
+        ),
+        budget=budget or Budget(recipe.budget.tokens, recipe.budget.syncer_steps),
+        timing=_timing(recipe, constant(replace_s) if replace_s is not None else _exponential(chance, told.replace_s)),
+        links=_links(told),
+        syncer_region=hub,
+        state_bytes=shapes.parameter_bytes + shapes.inner_state_bytes,
+        faults=faults,
+        span_steps=recipe.data.span_steps,
+        ahead_s=recipe.data.ahead_s,
+        warm=True,
+        death=(lambda mean_s: dies.expovariate(1.0 / mean_s)) if failing else lambda mean_s: math.inf,
+        recorded=recorded,
+    )
+
+
+def _timing(recipe: Recipe, replace_s: Draw) -> Timing:
+    told, run = recipe.fleet, recipe.run
+    return Timing(
+        import_s=constant(IMPORTING * told.start_s),
+        compile_s=constant((1.0 - IMPORTING) * told.start_s),
+        detect_s=constant(told.detect_s),
+        replace_s=replace_s,
+        merge_s=lambda elements, learners: 4.0 * elements * (learners + 3) / MERGE_BYTES_S,
+        append_s=lambda elements: 8.0 * elements / STORE_BYTES_S,
+        outage_s=constant(run.syncer_lease_s),
+        backoff_s=run.restart_backoff_s,
+        hang_s=run.hang_s,
+        start_s=max(run.start_s, 2.0 * told.start_s),
+    )
+
+
+def _exponential(chance: Random, mean_s: float) -> Draw:
+    return (lambda: chance.expovariate(1.0 / mean_s)) if mean_s else constant(0.0)
+
+
+def _links(told: FleetConfig) -> Mapping[tuple[str, str], Link]:
+    links = {}
+    for link in told.links:
+        one, other = link.between
+        links[one, other] = links[other, one] = Link(link.gbit_s * 1e9, link.latency_ms / 1e3)
+    return links

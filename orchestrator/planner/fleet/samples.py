@@ -1,0 +1,61 @@
+"""A measured duration: not one number but all that was measured, so that a simulation can draw from it."""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Iterable
+from dataclasses import dataclass
+from typing import Any
+
+KEPT_MAX = 1000  # of longer measurements, evenly spaced ones in ascending order
+
+
+@dataclass(frozen=True)
+class Samples:
+    """`seconds` ascend; `count` were measured, and more than KEPT_MAX are thinned out."""
+
+    count: int
+    seconds: tuple[float, ...]
+
+    @staticmethod
+    def of(measured: Iterable[float]) -> Samples:
+        ascending = sorted(measured)
+        assert all(math.isfinite(value) for value in ascending)
+        count = len(ascending)
+        if count > KEPT_MAX:
+            ascending = [ascending[round(i * (count - 1) / (KEPT_MAX - 1))] for i in range(KEPT_MAX)]
+        return Samples(count, tuple(round(value, 6) for value in ascending))
+
+    def __bool__(self) -> bool:
+        return bool(self.seconds)
+
+    def at(self, share: float) -> float:
+        """The quantile of a share in [0, 1], between neighbours in proportion; a uniform share draws a duration."""
+        place = share * (len(self.seconds) - 1)
+        below = min(int(place), len(self.seconds) - 1)
+        above = min(below + 1, len(self.seconds) - 1)
+        return self.seconds[below] + (place - below) * (self.seconds[above] - self.seconds[below])
+
+    @property
+    def median(self) -> float | None:
+        return self.at(0.5) if self else None
+
+    @property
+    def p90(self) -> float | None:
+        return self.at(0.9) if self else None
+
+    def below(self, share: float) -> Samples:
+        """The shortest of them, by their share."""
+        kept = self.seconds[: max(1, round(share * len(self.seconds)))]
+        return Samples(len(kept), kept)
+
+    def less(self, seconds: float) -> Samples:
+        """What is left of each, and at least 0."""
+        return Samples(self.count, tuple(max(0.0, value - seconds) for value in self.seconds))
+
+    def times(self, factor: float) -> Samples:
+        """As if everything had taken so many times as long."""
+        return Samples(self.count, tuple(value * factor for value in self.seconds))
+
+    def summary(self) -> dict[str, Any]:
+        return {"n": self.count, "median": self.median, "p90": self.p90}

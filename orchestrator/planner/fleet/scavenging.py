@@ -1,0 +1,94 @@
+"""How much sooner a run ends where more learners join it for a while (paper section 8, scavenging).
+
+The production machines: newcomers start, join from a peer, step, and leave by draining. The run's length is given in
+tokens; the learners that are there anyhow would need all of its time alone.
+"""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Iterator, Sequence
+from dataclasses import dataclass
+
+from orchestrator.events import LearnerRequested
+from orchestrator.planner.fleet.description import Fault, Fleet, Link, Member, Steady, Timing, constant
+from orchestrator.planner.fleet.models import even
+from orchestrator.planner.fleet.run import simulate
+from outer.budget import Budget
+from outer.config import SyncConfig
+
+BATCH, TOKENS = 8, 8192  # of a step; no figure depends on them
+STATE_BYTES = 1_000_000  # nor on this: their time is given
+
+
+@dataclass(frozen=True)
+class Scavenging:
+    """`share`: of all tokens, that are processed while the newcomers are there."""
+
+    learners: int = 8
+    step_s: float = 10.0
+    steps: int = 1000  # that each learner would take alone
+    share: float = 0.5
+    start_s: float = 60.0  # a newcomer's process, imports and compiling
+    state_s: float = 10.0  # a peer's state on its way
+
+
+@dataclass(frozen=True)
+class Row:
+    """Times are shares of the time without newcomers."""
+
+    extra: float  # newcomers, as a share of the learners
+    time: float
+    ideal: float  # as if newcomers stepped from the moment they are wanted
+    participation: float
+    joined_s: float | None  # from being wanted to the first step, on average
+
+
+def ideal(extra: float, share: float) -> float:
+    """1 - share at the learners' own pace, the rest faster."""
+    return 1.0 - share + share / (1.0 + extra)
+
+
+def study(setting: Scavenging, extras: Sequence[float]) -> Iterator[Row]:
+    """One row for each, against the same run alone."""
+    alone_s, *_ = _run(setting, 0)
+    for extra in extras:
+        newcomers = max(1, round(extra * setting.learners))
+        extra = newcomers / setting.learners
+        seconds, participation, joined_s = _run(setting, newcomers)
+        yield Row(extra, seconds / alone_s, ideal(extra, setting.share), participation, joined_s)
+
+
+def _run(setting: Scavenging, newcomers: int) -> tuple[float, float, float | None]:
+    """Seconds until every token is committed, participation, and how long newcomers took to step."""
+    sync = SyncConfig()
+    total_s = setting.steps * setting.step_s
+    comes, goes = 0.5 - 0.5 * setting.share, 0.5 + 0.5 * setting.share
+    names = [f"learner-own-{i}" for i in range(setting.learners)]
+    guests = [f"learner-spot-{i}" for i in range(newcomers)]
+    since = dict.fromkeys(names, 0.0) | dict.fromkeys(guests, math.inf)
+    fleet = Fleet(
+        sync=sync,
+        quorum=1,
+        fragments=even(sync.round_steps, sync.round_steps),
+        members=tuple(
+            Member(name, BATCH, TOKENS, Steady(setting.step_s), region=name, since_s=at) for name, at in since.items()
+        ),
+        budget=Budget(setting.learners * setting.steps * TOKENS, None),
+        timing=Timing(import_s=constant(0.4 * setting.start_s), compile_s=constant(0.6 * setting.start_s)),
+        links={(one, other): Link(8.0 * STATE_BYTES / setting.state_s) for one in names for other in guests}
+        if setting.state_s
+        else {},
+        state_bytes=STATE_BYTES,
+        faults=(
+            *(Fault("join", name, at_progress=comes) for name in guests),
+            *(Fault("leave", name, at_progress=goes) for name in guests),
+        ),
+        warm=True,
+        recorded=True,
+    )
+    outcome, world = simulate(fleet, 2.0 * total_s)
+    assert outcome.finished_at is not None
+    asked = {fact.learner: at for at, fact in world.facts["orchestrator", 1] if isinstance(fact, LearnerRequested)}
+    took = [world.steps[name][0].began - asked[name] for name in guests if world.steps.get(name)]
+    return outcome.finished_at, outcome.participation, sum(took) / len(took) if took else None

@@ -1,0 +1,72 @@
+"""A recipe trained by a fleet that fails: the log that such a run would have, for real training to follow.
+
+Learners are units that die and are replaced (the recipe's [fleet]), or islands of many chips, that stand still while
+slices go and return. A step with slices missing is a whole step here, for a tape's batches are the recipe's.
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass, replace
+
+from orchestrator.checkers.suite import check
+from orchestrator.checkers.verdicts import Verdict
+from orchestrator.config import Recipe
+from orchestrator.events import Event, RunFinished, RunStarted, merge
+from orchestrator.planner.fleet.description import Beat, Rhythm
+from orchestrator.planner.fleet.failures import Draws, Failures
+from orchestrator.planner.fleet.islands import Island
+from orchestrator.planner.fleet.recipes import fleet
+from orchestrator.planner.fleet.run import Outcome, events_of, simulate
+from orchestrator.planner.shapes import Shapes
+from orchestrator.problems import InputError, Problem
+from orchestrator.synthetic import bare
+from outer.manifest import code_digest
+
+PATIENCE = 50.0  # so many times as long as without failures, and it is held for standing still
+
+
+@dataclass(frozen=True)
+class Simulated:
+    """A run that never was."""
+
+    events: list[Event]
+    verdicts: list[Verdict]  # the checkers', on its log
+    outcome: Outcome
+
+
+class Whole:
+    """An island whose steps are whole even while slices are missing."""
+
+    def __init__(self, island: Island) -> None:
+        self._island = island
+
+    def beat(self, now: float) -> Beat:
+        beat = self._island.beat(now)
+        return Beat(beat.seconds, beat.stall_s)
+
+
+def record(recipe: Recipe, shapes: Shapes, step_s: float, seed: int, chips: int | None = None) -> Simulated:
+    """Simulate a resolved recipe. `chips`: of the whole fleet, in islands; None: units die as [fleet] has it.
+
+    Raises InputError where the run comes to no end.
+    """
+    made = fleet(recipe, shapes, step_s, seed, failing=chips is None, recorded=True)
+    if chips is not None:
+        count, model = len(made.members), Failures(step_s=step_s)
+        islands: list[Rhythm] = [Whole(Island(model, chips / count, Draws(seed, 0, i))) for i in range(count)]
+        members = (replace(one, rhythm=each) for one, each in zip(made.members, islands, strict=True))
+        made = replace(made, members=tuple(members))
+    slowest = step_s * max(pool.slowdown for pool in recipe.pools)
+    outcome, world = simulate(made, PATIENCE * slowest * (recipe.target_syncer_steps + recipe.sync.round_steps))
+    if outcome.finished_at is None:
+        message = (
+            f"the simulated run comes to no end: {outcome.commits} commits in {world.time.now:,.0f} virtual seconds"
+        )
+        raise InputError([Problem("fleet.mtbf_hours", recipe.fleet.mtbf_hours, message, "let units live longer")])
+    how = f"simulated fleet, seed {seed}, fastest step {step_s:g} s" + (f", {chips} chips" if chips is not None else "")
+    started = RunStarted(recipe.name, recipe.config_hash, recipe.seed, {"synthetic": how, "code": code_digest()})
+    said = world.facts["orchestrator", 1]
+    said.insert(0, (0.0, started))
+    said.append((world.time.now, RunFinished("finished", "the budget is reached")))
+    events = merge([[replace(event, fact=bare(event.fact)) for event in events_of(world)]])
+    return Simulated(events, check(events), outcome)

@@ -1,0 +1,101 @@
+"""What it costs those who train that another learner joins, by the bandwidth of its link (paper section 6, upsizing).
+
+Beside it elastic data-parallel training, which stands still while at least three times the model (parameters and both
+moments) is sent. The production machines: a newcomer's donor steps on, and its state crosses the same links as the
+fragments of the round.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterator, Sequence
+from dataclasses import dataclass
+
+from learners.facts import StateReceived
+from orchestrator.planner.fleet.description import Fleet, Link, Member, Steady, Timing, constant
+from orchestrator.planner.fleet.models import even
+from orchestrator.planner.fleet.run import simulate
+from orchestrator.planner.traffic import DOWN_BYTES
+from outer.budget import Budget
+from outer.config import SyncConfig
+from outer.facts import Committed
+
+BATCH, TOKENS = 8, 8192  # of a step; no figure depends on them
+STATE_COPIES = 3  # parameters, and AdamW's two moments
+NEWCOMER = "learner-new-0"
+
+
+@dataclass(frozen=True)
+class Upsize:
+    """`parameters` only sets the scale: what matters is how many steps one copy of the model takes."""
+
+    learners: int = 8
+    step_s: float = 1.0
+    parameters: int = 24_000_000
+    rounds: int = 8  # that are simulated; in the third one the newcomer comes
+    round_steps: int = 24  # H, and P
+
+
+@dataclass(frozen=True)
+class Row:
+    """Of one bandwidth. Steps are those of a learner."""
+
+    copy_steps: float  # that one copy of the model takes on a learner's link
+    gbit_s: float  # of that link, each way
+    elastic_downtime_steps: float  # of everybody, in data-parallel training
+    downtime_steps: float  # of those who train, here: none of them waited
+    participation: float  # of those who train, from the newcomer's coming on
+    source: str  # of the newcomer's state: peer, or syncer where the peer's came too late
+    joined_steps: float | None  # from its attaching to its first step; None: it never stepped
+
+
+def study(setting: Upsize, copy_steps: Sequence[float]) -> Iterator[Row]:
+    """One row for each bandwidth, given as the steps that one copy of the model takes."""
+    yield from (_row(setting, steps) for steps in copy_steps)
+
+
+def _row(setting: Upsize, copy_steps: float) -> Row:
+    bits = 8.0 * DOWN_BYTES * setting.parameters / (copy_steps * setting.step_s)
+    sync = SyncConfig(H=setting.round_steps)
+    round_s = sync.round_steps * setting.step_s
+    # A third of join_s is what one donor is given: here a round, as the paper has it.
+    sync = sync.model_copy(update={"read_timeout_s": round_s, "transfer_s": 10.0 * round_s, "join_s": 3.0 * round_s})
+    names = [f"learner-own-{i}" for i in range(setting.learners)]
+    comes_s, total_s = 2.0 * round_s, setting.rounds * round_s
+    everybody = [*names, NEWCOMER]
+    links = {}
+    for one in everybody:
+        for other in [*everybody, ""]:
+            links[one, other] = Link(bits, 0.0, f"up {one}")
+            if not other:
+                links["", one] = Link(bits, 0.0, f"down {one}")
+    fleet = Fleet(
+        sync=sync,
+        quorum=1,
+        fragments=even(setting.parameters, sync.round_steps),
+        members=tuple(
+            Member(name, BATCH, TOKENS, Steady(setting.step_s), region=name, since_s=comes_s * (name == NEWCOMER))
+            for name in everybody
+        ),
+        budget=Budget(None, 100 * setting.rounds * sync.round_steps),
+        timing=Timing(import_s=constant(0.0), start_s=total_s),
+        links=links,
+        state_bytes=STATE_COPIES * DOWN_BYTES * setting.parameters,
+        warm=True,
+        recorded=True,
+    )
+    outcome, world = simulate(fleet, total_s, comes_s)
+    waited_s = sum(outcome.seconds - outcome.useful_s[name] for name in names)
+    stepped = world.steps.get(NEWCOMER, [])
+    joined = None if not stepped else (stepped[0].began - comes_s) / setting.step_s
+    received = [fact for _, fact in world.facts.get((NEWCOMER, 1), []) if isinstance(fact, StateReceived)]
+    commits = [fact for at, fact in world.facts["syncer", 1] if isinstance(fact, Committed) and at >= comes_s]
+    merged = sum(one.learner != NEWCOMER for fact in commits for one in fact.participants)
+    return Row(
+        copy_steps=copy_steps,
+        gbit_s=bits / 1e9,
+        elastic_downtime_steps=STATE_COPIES * copy_steps,
+        downtime_steps=waited_s / setting.step_s / setting.learners,
+        participation=merged / (len(commits) * setting.learners),
+        source=received[0].source if received else "",
+        joined_steps=joined,
+    )

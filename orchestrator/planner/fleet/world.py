@@ -1,0 +1,32 @@
+"""What all parts of one simulated fleet share, and what is counted of it. Holds; does nothing."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass, field
+from typing import TYPE_CHECKING, Any
+
+from orchestrator.planner.fleet.description import Fleet
+from orchestrator.planner.fleet.network import Network
+from orchestrator.planner.fleet.timeline import Timeline
+from outer.messages import StateRequest
+
+if TYPE_CHECKING:
+    from orchestrator.planner.fleet.server import Merged
+    from orchestrator.planner.fleet.unit import Stepped, Unit
+
+Key = tuple[str, int]  # writer, incarnation
+
+
+@dataclass
+class World:
+    fleet: Fleet
+    time: Timeline
+    network: Network
+    keeps_journal: bool  # a syncer is to die
+    events: int = 0  # handed to machines
+    units: dict[str, Unit] = field(default_factory=dict)  # the newest incarnation of each
+    wanted: dict[Key, StateRequest] = field(default_factory=dict)  # what a joiner waits for
+    steps: dict[str, list[Stepped]] = field(default_factory=dict)  # by learner, in order
+    merges: list[Merged] = field(default_factory=list)
+    facts: dict[Key, list[tuple[float, Any]]] = field(default_factory=dict)
+    told: dict[Key, int] = field(default_factory=dict)  # how many of a learner's are in the log

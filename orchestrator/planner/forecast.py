@@ -1,0 +1,267 @@
+"""What becomes of a recipe under the failures that its [fleet] names: goodput, uptime, participation.
+
+In two steps, for failures are rare and a run is long. The production machines say how the fleet works undisturbed, and
+what one death of a unit of each pool costs: how long it steps not, contributes not, and how many tokens are lost with
+it. Then deaths, replacements and the hours of spot pools are drawn for the whole run, many times over: in free overlap
+nobody waits for the dead, so that what each loses adds up. tests/orchestrator/test_forecast.py holds this against the
+machines under all failures at once.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import dataclass
+from random import Random
+from statistics import fmean
+
+import numpy as np
+
+from orchestrator.config import Recipe
+from orchestrator.planner.fleet.description import Fault
+from orchestrator.planner.fleet.recipes import fleet
+from orchestrator.planner.fleet.run import Outcome, simulate
+from orchestrator.planner.shapes import Shapes
+from orchestrator.planner.survival import HOUR_S, unit_mtbf_hours
+from outer.budget import Budget
+
+DAY_S = 86_400.0
+HORIZON_S = 30.0 * DAY_S  # of a run whose length is not known
+DEATHS_MAX = 50_000  # drawn for one course; longer ones are cut
+ROUNDS = 3  # observed, without and with a death
+LEARNERS_MAX = 32  # under the machines; of more a sample, pool by pool
+ASSUMED_STEP_S = 1.0
+
+Interval = tuple[float, float]
+
+
+@dataclass(frozen=True)
+class Spread:
+    """Over the courses: the mean, and between what 95 % of them lie."""
+
+    mean: float
+    low: float
+    high: float
+
+
+@dataclass(frozen=True)
+class Toll:
+    """What one death of a unit costs, the wait for hardware left out. Seconds of one learner."""
+
+    stepping_s: float  # in which it does not step
+    contributing_s: float  # in which commits go without it
+    tokens_s: float  # whose tokens are not committed
+
+
+@dataclass(frozen=True)
+class Forecast:
+    """Shares, 0 to 1, of all configured learners over the run."""
+
+    step_s: float
+    step_is_assumed: bool
+    run_s: float  # that was drawn
+    courses: int
+    deaths: float  # of units, in the mean
+    unit_mtbf_s: dict[str, float]  # by pool
+    tolls: dict[str, Toll]  # by pool
+    goodput: Spread  # time stepping
+    uptime: Spread  # time in which at least one learner steps
+    quorum: Spread  # time in which at least K do
+    participation: Spread  # of commits
+    committed: Spread  # tokens, of those that all learners could process
+
+
+def forecast(
+    recipe: Recipe,
+    shapes: Shapes,
+    step_s: float | None,
+    run_s: float | None,
+    syncer_region: str | None = None,
+    courses: int = 40,
+) -> Forecast | None:
+    """`step_s`: of a learner with slowdown 1; `run_s`: of stepping. None for lock-step studies, where all wait."""
+    if recipe.sync.overlap == "strict":
+        return None
+    pace = step_s or ASSUMED_STEP_S
+    machine = _Machines(_sample(recipe), shapes, pace, syncer_region)
+    quiet = machine.quiet()
+    mtbf_s = {pool.name: HOUR_S * unit_mtbf_hours(recipe, pool) for pool in recipe.pools}
+    tolls = {pool.name: machine.toll(pool.names(1)[0]) for pool in recipe.pools}
+    rate = sum(1.0 / mtbf_s[pool.name] for pool in recipe.learners.values())
+    horizon_s = min(run_s or HORIZON_S, DEATHS_MAX / rate)
+    drawn = [_course(recipe, mtbf_s, tolls, horizon_s, seed) for seed in range(courses)]
+    return Forecast(
+        step_s=pace,
+        step_is_assumed=step_s is None,
+        run_s=horizon_s,
+        courses=courses,
+        deaths=fmean(course.deaths for course in drawn),
+        unit_mtbf_s=mtbf_s,
+        tolls=tolls,
+        goodput=_spread([quiet.goodput * course.stepping for course in drawn]),
+        uptime=_spread([quiet.uptime * course.uptime for course in drawn]),
+        quorum=_spread([course.quorum for course in drawn]),
+        participation=_spread([quiet.participation * course.contributing for course in drawn]),
+        committed=_spread([quiet.committed * course.tokens for course in drawn]),
+    )
+
+
+def _sample(recipe: Recipe) -> Recipe:
+    """The same with fewer learners, where there are too many to drive each of them."""
+    share = LEARNERS_MAX / max(LEARNERS_MAX, len(recipe.learners))
+    pools = [
+        pool.model_copy(update={"learners": max(1, round(share * pool.learners)), "min": 0}) for pool in recipe.pools
+    ]
+    quorum = recipe.sync.quorum if recipe.sync.quorum == "all" else max(1, round(share * recipe.sync.quorum))
+    sync = recipe.sync.model_copy(update={"quorum": quorum})
+    return recipe.model_copy(update={"pools": tuple(pools), "sync": sync})
+
+
+# ------------------------------------------------------------------ what the machines say
+
+
+@dataclass(frozen=True)
+class _Quiet:
+    """Without failures; shares."""
+
+    goodput: float
+    uptime: float
+    participation: float
+    committed: float
+
+
+class _Machines:
+    """A few rounds of the recipe's fleet, undisturbed, or with one death."""
+
+    def __init__(self, recipe: Recipe, shapes: Shapes, step_s: float, syncer_region: str | None) -> None:
+        self._recipe, self._shapes, self._step_s, self._region = recipe, shapes, step_s, syncer_region
+        slowest = step_s * max(pool.slowdown for pool in recipe.pools)
+        told = recipe.fleet
+        self._warm_up_s = 2.0 * recipe.sync.round_steps * slowest
+        # A death, its noticing, joining from one donor or two, and the rounds after. The start is added in the end.
+        links = [8.0 * (shapes.parameter_bytes + shapes.inner_state_bytes) / (1e9 * link.gbit_s) for link in told.links]
+        gone_s = told.detect_s + min(recipe.sync.join_s, 2.0 * max(links, default=0.0))
+        self._until_s = self._warm_up_s + gone_s + ROUNDS * recipe.sync.round_steps * slowest
+        self._rate = sum(
+            shapes.step_tokens[pool.name] / (step_s * pool.slowdown) for pool in recipe.learners.values()
+        )  # tokens a second, of all
+        self._undisturbed = self._run(())
+
+    def _run(self, faults: tuple[Fault, ...]) -> Outcome:
+        started = self._recipe.fleet.model_copy(update={"start_s": 0.0})
+        made = fleet(
+            self._recipe.model_copy(update={"fleet": started}),
+            self._shapes,
+            self._step_s,
+            0,
+            budget=Budget(None, 10**9),
+            faults=faults,
+            replace_s=0.0,
+            syncer_region=self._region,
+        )
+        return simulate(made, self._until_s, self._warm_up_s)[0]
+
+    def quiet(self) -> _Quiet:
+        found = self._undisturbed
+        share = 0.0 if not found.commits else found.participation
+        rate = found.tokens_committed / found.seconds
+        return _Quiet(found.goodput, found.uptime, share, min(1.0, rate / self._rate))
+
+    def toll(self, learner: str) -> Toll:
+        """Of this unit's death, just after the warm-up."""
+        before, after = self._undisturbed, self._run((Fault("kill", learner, self._warm_up_s),))
+        own = self._shapes.step_tokens[self._recipe.pool_of(learner).name] / (
+            self._step_s * self._recipe.pool_of(learner).slowdown
+        )
+        given = [found.contributions.get(learner, 0) / max(1, found.commits) for found in (before, after)]
+        missing = (given[0] - given[1]) / given[0] if given[0] else 0.0
+        start_s = self._recipe.fleet.start_s
+        return Toll(
+            stepping_s=start_s + max(0.0, before.useful_s[learner] - after.useful_s[learner]),
+            contributing_s=start_s + max(0.0, missing * before.seconds),
+            tokens_s=start_s + max(0.0, (before.tokens_committed - after.tokens_committed) / own),
+        )
+
+
+# ------------------------------------------------------------------ drawing a run
+
+
+@dataclass(frozen=True)
+class _Drawn:
+    """One course; shares."""
+
+    deaths: int
+    stepping: float
+    contributing: float
+    tokens: float
+    uptime: float
+    quorum: float
+
+
+def _course(recipe: Recipe, mtbf_s: dict[str, float], tolls: dict[str, Toll], horizon_s: float, seed: int) -> _Drawn:
+    """Each learner dies by itself; a spot pool's units come and go together, at hours that the seed draws."""
+    away: list[list[Interval]] = []
+    lost = np.zeros(3)  # seconds: stepping, contributing, tokens
+    deaths, wanted_s = 0, 0.0
+    spots = {pool.name: pool.spot for pool in recipe.fleet.pools}
+    hours = Random(f"{seed} hours")
+    night = {pool.name: hours.random() * DAY_S for pool in recipe.pools}
+    for name, pool in recipe.learners.items():
+        toll, chance = tolls[pool.name], Random(f"{seed} {name}")
+        absent = list(_absences(spots.get(pool.name, 1.0), night[pool.name], horizon_s))
+        wanted_s += horizon_s
+        for begin, end in absent:
+            lost += end - begin
+            if end < horizon_s:  # it comes back, as after a death, with its hardware there
+                lost += (toll.stepping_s, toll.contributing_s, toll.tokens_s)
+        gaps = [(begin, end + toll.stepping_s) for begin, end in absent]
+        at = chance.expovariate(1.0 / mtbf_s[pool.name])
+        while at < horizon_s:
+            replace_s = chance.expovariate(1.0 / recipe.fleet.replace_s) if recipe.fleet.replace_s else 0.0
+            if not any(begin <= at < end for begin, end in absent):
+                deaths += 1
+                paid = np.array((toll.stepping_s, toll.contributing_s, toll.tokens_s)) + replace_s
+                lost += np.minimum(paid, horizon_s - at)
+                gaps.append((at, at + replace_s + toll.stepping_s))
+            at += replace_s + toll.stepping_s + chance.expovariate(1.0 / mtbf_s[pool.name])
+        away.append(gaps)
+    stepping, contributing, tokens = np.maximum(0.0, 1.0 - lost / wanted_s)
+    there = _there(away, horizon_s, (1, recipe.quorum))
+    return _Drawn(deaths, float(stepping), float(contributing), float(tokens), *there)
+
+
+def _absences(spot: float, night: float, horizon_s: float) -> Sequence[Interval]:
+    """When a spot pool cannot be had: the same hours of each day."""
+    if spot >= 1.0:
+        return []
+    length = (1.0 - spot) * DAY_S
+    days = range(-1, int(horizon_s / DAY_S) + 1)
+    found = [(max(0.0, night + day * DAY_S), min(horizon_s, night + day * DAY_S + length)) for day in days]
+    return [(begin, end) for begin, end in found if end > begin]
+
+
+def _there(away: Sequence[Sequence[Interval]], horizon_s: float, least: Sequence[int]) -> tuple[float, ...]:
+    """Shares of the time in which at least so many learners are there."""
+    gone = [_union(gaps) for gaps in away]
+    starts = np.array([begin for gaps in gone for begin, _ in gaps])
+    stops = np.array([end for gaps in gone for _, end in gaps])
+    times = np.minimum(np.concatenate([[0.0], starts, stops]), horizon_s)
+    changes = np.concatenate([[len(away)], -np.ones(len(starts)), np.ones(len(stops))])
+    order = np.argsort(times, kind="stable")
+    count, spans = np.cumsum(changes[order]), np.diff(times[order], append=horizon_s)
+    return tuple(float(spans[count >= number].sum()) / horizon_s for number in least)
+
+
+def _union(gaps: Sequence[Interval]) -> list[Interval]:
+    """Without overlaps, for one learner is absent once."""
+    joined: list[Interval] = []
+    for begin, end in sorted(gaps):
+        if joined and begin <= joined[-1][1]:
+            joined[-1] = (joined[-1][0], max(joined[-1][1], end))
+        else:
+            joined.append((begin, end))
+    return joined
+
+
+def _spread(values: Sequence[float]) -> Spread:
+    low, high = np.quantile(values, (0.025, 0.975))
+    return Spread(fmean(values), float(low), float(high))
