@@ -6,9 +6,9 @@ each time, from all that were measured; that a slow step makes the next one like
 
 from __future__ import annotations
 
+import math
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import asdict, dataclass, fields
-from math import log
 from random import Random
 from statistics import fmean, median
 from typing import Any
@@ -140,9 +140,8 @@ def _pace(pool: PoolConfig, calibration: Calibration) -> Pace:
     paces = {name: pace for name, pace in calibration.pools.items() if pace.step_s}
     if pool.name in paces:
         return paces[pool.name]
-    return min(
-        paces.values(), key=lambda pace: abs(log(pace.slowdown * pace.batch_size / pool.slowdown / pool.batch_size))
-    )
+    asked = pool.slowdown * pool.batch_size
+    return min(paces.values(), key=lambda pace: abs(math.log(pace.slowdown * pace.batch_size / asked)))
 
 
 def _timing(recipe: Recipe, calibration: Calibration, latency_s: float, seed: int) -> Timing:
@@ -152,14 +151,15 @@ def _timing(recipe: Recipe, calibration: Calibration, latency_s: float, seed: in
     append_s = _drawn(calibration.append_s, seed, "appends")
     state_s = restart["state"].median or 0.0
     return Timing(
-        process_s=_drawn(restart["start"], seed, "processes"),
-        import_s=_drawn(restart["import"], seed, "imports"),
-        compile_s=_drawn(restart["compile"], seed, "compiling"),
+        process_s=_drawn(calibration.alone["start"], seed, "processes"),
+        import_s=_drawn(calibration.alone["import"], seed, "imports"),
+        compile_s=_drawn(calibration.alone["compile"], seed, "compiling"),
         detect_s=_drawn(restart["detect"], seed, "detection"),
         first_s=_drawn(calibration.first_step_s.less(usual_s), seed, "first steps"),
         pack_s=max(0.0, state_s - 0.5 * usual_s - 3.0 * latency_s),  # a donor answers at a boundary
         merge_s=lambda elements, learners: max(0.0, sync_s() - 2.0 * latency_s),
         append_s=lambda elements: append_s(),
+        abreast=math.inf if calibration.abreast is None else calibration.abreast,
         outage_s=_outage(calibration, seed),
         backoff_s=run.restart_backoff_s,
         hang_s=run.hang_s,
@@ -169,9 +169,9 @@ def _timing(recipe: Recipe, calibration: Calibration, latency_s: float, seed: in
 
 def _outage(calibration: Calibration, seed: int) -> Draw:
     """Of a syncer: as measured, else a learner's process and its imports, for they are much the same."""
-    found = calibration.outage if calibration.outage.get("start") else calibration.restart
-    phases = ("detect", "start") if found is calibration.outage else ("detect", "start", "import")
-    draws = [_drawn(found[phase], seed, f"outages {phase}") for phase in phases]
+    known, alone = calibration.outage, calibration.alone
+    parts = [known["detect"], known["start"]] if known.get("start") else [alone["start"], alone["import"]]
+    draws = [_drawn(part, seed, f"outages {number}") for number, part in enumerate(parts)]
     return lambda: sum(draw() for draw in draws)
 
 
