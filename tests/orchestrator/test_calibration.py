@@ -20,8 +20,7 @@ from orchestrator.events import Event, RunFinished, RunStarted, SegmentWriter, m
 from orchestrator.planner.fleet import prediction
 from orchestrator.planner.fleet.calibration import RESTART, Calibration, Measured, Pace, Strike
 from orchestrator.planner.fleet.measuring import calibrate, measured, work
-from orchestrator.planner.fleet.prediction import compared, fleet, planned, predict, step_s
-from orchestrator.planner.fleet.run import events_of, simulate
+from orchestrator.planner.fleet.prediction import compared, course, planned, predict, step_s
 from orchestrator.planner.fleet.samples import KEPT_MAX, Samples
 from orchestrator.planner.fleet.starting import abreast, works
 from orchestrator.planner.shapes import Shapes
@@ -102,8 +101,7 @@ SHAPES = Shapes(
 def log(**versions: str) -> list[Event]:
     """A run of the known durations, from its beginning to its end."""
     made = recipe()
-    _, world = simulate(fleet(made, SHAPES, KNOWN, STRIKES, 0), 1000.0)
-    events = [replace(event, at=BASE + event.at) for event in merge([events_of(world)])]
+    events = [replace(event, at=BASE + event.at) for event in course(made, SHAPES, KNOWN, STRIKES, 0)]
     first, last = RunStarted("known", made.config_hash, 0, versions), RunFinished("finished", "budget")
     ours = [event for event in events if event.writer == "orchestrator"]
     others = [event for event in events if event.writer != "orchestrator"]
