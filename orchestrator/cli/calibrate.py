@@ -104,6 +104,16 @@ def step_seconds(told: Calibrated, recipe: Recipe) -> float:
     return fmean(step_s(pool, told.calibration).seconds) / pool.slowdown
 
 
+def timed(recipe: Recipe, told: Calibrated) -> Recipe:
+    """The recipe with measured times of detection and restart in its [fleet], but for those that it gives itself."""
+    restart = told.calibration.restart
+    phases = [restart[phase].median or 0.0 for phase in ("start", "import", "compile")]
+    measured = {"detect_s": restart["detect"].median, "start_s": sum(phases) or None}
+    given = recipe.fleet.model_fields_set
+    new = {name: value for name, value in measured.items() if value is not None and name not in given}
+    return recipe.model_copy(update={"fleet": recipe.fleet.model_copy(update=new)})
+
+
 def save(told: Calibrated, file: Path) -> None:
     """Raises InputError where it cannot be written."""
     try:

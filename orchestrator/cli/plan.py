@@ -26,6 +26,7 @@ from orchestrator.store import RunStore
 from orchestrator.validation import resolve
 
 # File systems that several hosts can mount; FUSE's are named fuse.WHAT.
+COURSES = 40
 NETWORK = ("nfs", "nfs4", "cifs", "smb3", "ceph", "lustre", "gpfs", "beegfs", "glusterfs", "9p", "afs", "fuse.")
 
 
@@ -63,6 +64,9 @@ def plan(
     save: Annotated[
         Path | None, typer.Option("--save", metavar="FILE", help="Keep what --calibrate has measured.")
     ] = None,
+    courses: Annotated[
+        int, typer.Option(min=0, max=10_000, help="Runs to draw for the forecast of goodput; 0: no forecast.")
+    ] = COURSES,
     as_json: Annotated[bool, typer.Option("--json", help="Print JSON on stdout.")] = False,
 ) -> None:
     """Say what a run would need and move, and whether it fits; exit code 6 if not. Trains nothing."""
@@ -81,7 +85,8 @@ def plan(
 
         told = calibration.of(calibrate, save, resolved, shapes)
         step_seconds = step_seconds or (calibration.step_seconds(told, resolved) if told else None)
-        setting, busy = _setting(resolved, store, declared, address, step_seconds, syncer_region)
+        resolved = calibration.timed(resolved, told) if told else resolved
+        setting, busy = _setting(resolved, store, declared, address, step_seconds, syncer_region, courses)
         made = planner.make(resolved, shapes, setting, busy)
         given = [str(recipe), *(part for item in overrides or [] for part in ("--set", item))]
         commands = list(_commands(context, given, name, run_dir, address, store, made))
@@ -154,6 +159,7 @@ def _setting(
     address: str | None,
     step_s: float | None,
     syncer_region: str | None,
+    courses: int,
 ) -> tuple[Any, list[Problem]]:
     """Declared nodes before the cluster's, the cluster's before this machine; and what is in their way already."""
     from orchestrator.planner.plan import Setting
@@ -173,6 +179,7 @@ def _setting(
         shared_store=on_network(store.root),
         step_s=step_s,
         syncer_region=syncer_region,
+        courses=courses,
     )
     return setting, busy
 

@@ -12,6 +12,7 @@ from rich.table import Table
 from rich.text import Text
 
 from orchestrator.cli.planwords import amount, grid, rate
+from orchestrator.planner.forecast import Forecast
 from orchestrator.planner.plan import Plan
 from orchestrator.status import DASH, number, percent, seconds
 
@@ -33,7 +34,7 @@ def links(plan: Plan) -> list[Any]:
 def survived(plan: Plan) -> list[Any]:
     """What may be lost, and how often learners will be."""
     table = Table("lost", "commits", "meanwhile", box=None, pad_edge=False, header_style="dim")
-    table.columns[0].width, table.columns[2].max_width = 38, 104
+    table.columns[0].no_wrap = True
     for one in plan.survivals:
         stop = "until somebody acts" if one.stopped_s is None else f"stop, {seconds(one.stopped_s)}"
         table.add_row(Text(one.lost), "go on" if one.commits_go_on else stop, Text(one.words))
@@ -50,12 +51,40 @@ def _expected(plan: Plan) -> Iterator[str]:
     )
 
 
+def foreseen(plan: Plan) -> list[Any]:
+    """Shares over many courses of the run, and what one death costs."""
+    told = plan.forecast
+    if told is None:
+        return []
+    table = Table("", "mean", "95 % of the runs", box=None, pad_edge=False, header_style="dim")
+    for name, share in (
+        ("goodput: time stepping", told.goodput),
+        ("uptime: at least one learner steps", told.uptime),
+        (f"the quorum is there, K = {plan.recipe.quorum}", told.quorum),
+        ("participation in commits", told.participation),
+        ("tokens committed, of what all could process", told.committed),
+    ):
+        table.add_row(name, percent(share.mean), f"{percent(share.low)} to {percent(share.high)}")
+    return [table, *_tolls(told)]
+
+
+def _tolls(told: Forecast) -> Iterator[str]:
+    step = f"steps of {told.step_s:g} s" + (", as none is given: --step-seconds" if told.step_is_assumed else "")
+    yield f"{told.courses} runs of {seconds(told.run_s)} with {told.deaths:.3g} losses of learners each; {step}"
+    for pool, toll in told.tolls.items():
+        yield (
+            f"one loss in {pool}: {seconds(toll.stepping_s)} without its steps, {seconds(toll.contributing_s)} without "
+            f"its contributions, {seconds(toll.tokens_s)} of its tokens; and the wait for hardware each time"
+        )
+
+
 def cost(plan: Plan) -> Iterator[str]:
     """Lines for what is known of it; none where neither prices nor a step's length are."""
     told = plan.cost
     if told.tokens_per_hour is not None:
-        how = "predicted goodput" if told.goodput_is_given else "taken as all: nothing lost, nobody down"
-        yield f"{number(told.tokens_per_hour)} committed tokens an hour; goodput {percent(told.goodput)}, {how}"
+        how = "as forecast" if told.goodput_is_given else "as if nobody failed"
+        yield f"{number(told.tokens_per_hour)} committed tokens an hour: {percent(told.goodput)}, {how}"
+    if told.run_hours is not None:
         yield f"the budget takes {number(told.run_hours, 1)} h"
     if told.per_hour is not None:
         yield f"{told.per_hour:,.2f} an hour for all learners"
@@ -68,7 +97,6 @@ def cost(plan: Plan) -> Iterator[str]:
 def recommended(plan: Plan, trial: str | None) -> list[Any]:
     """Letter by letter, with the reason."""
     table = Table("", "recipe", "advised", "because", box=None, pad_edge=False, header_style="dim")
-    table.columns[3].max_width = 120
     for one in plan.recommendations:
         table.add_row(
             one.letter, str(one.now), Text(str(one.advised), style="bold" if one.changes else ""), Text(one.reason)

@@ -36,6 +36,7 @@ def show(plan: Plan, commands: Sequence[str], trial: str | None, console: Consol
         ("memory, activations and data not counted", [_memory(plan)]),
         ("links between regions", fleet.links(plan)),
         ("what you survive", fleet.survived(plan)),
+        ("forecast", fleet.foreseen(plan)),
         ("what it costs", list(fleet.cost(plan))),
         ("recommendation", fleet.recommended(plan, trial)),
         (f"limits broken: {len(plan.limits)}", list(_problems(plan.limits))),

@@ -20,8 +20,8 @@ class Cost:
 
     per_hour: float | None  # of all learners, by the share of the day in which they can be had
     tokens_per_hour: float | None  # that are committed
-    goodput: float  # share of the stepping time whose tokens are committed, as taken here
-    goodput_is_given: bool  # by a prediction; else all is taken to be
+    goodput: float  # committed tokens, of those that all configured learners could process, as taken here
+    goodput_is_given: bool  # by a prediction; else nothing is taken to be lost but the hours without spot capacity
     per_billion_tokens: float | None
     run_hours: float | None  # until the budget is committed
     run_cost: float | None
@@ -37,21 +37,21 @@ def cost(
 ) -> Cost:
     """`step_tokens`: of one step of a learner, by pool. `step_s`: without slowdown. `run_tokens`: the budget.
 
-    `goodput`: predicted, 0 to 1; None: everything that is stepped is taken to be committed.
+    `goodput`: predicted, 0 to 1, the hours without spot capacity counted as lost; None: nothing else is lost.
     """
     said = {pool.name: pool for pool in recipe.fleet.pools}
     learners = list(recipe.learners.values())
     unpriced = tuple(
         pool.name for pool in recipe.pools if said.get(pool.name, _SILENT).price_per_hour is None and pool.learners
     )
-    share = 1.0 if goodput is None else goodput
     per_hour = tokens = None
+    rates = [step_tokens[pool.name] / pool.slowdown for pool in learners]
+    had = [rate * said.get(pool.name, _SILENT).spot for rate, pool in zip(rates, learners, strict=True)]
+    share = sum(had) / sum(rates) if goodput is None else goodput
     if not unpriced:
         per_hour = sum((said[pool.name].price_per_hour or 0.0) * said[pool.name].spot for pool in learners)
     if step_s is not None:
-        spots = {pool.name: said.get(pool.name, _SILENT).spot for pool in recipe.pools}
-        stepped = sum(step_tokens[pool.name] * spots[pool.name] / (step_s * pool.slowdown) for pool in learners)
-        tokens = HOUR_S * share * stepped
+        tokens = HOUR_S * share * sum(rates) / step_s
     known = per_hour is not None and tokens
     hours = run_tokens / tokens if tokens else None
     return Cost(

@@ -18,16 +18,17 @@ import numpy as np
 
 from orchestrator.config import Recipe
 from orchestrator.planner.fleet.description import Fault
-from orchestrator.planner.fleet.recipes import fleet, unit_mtbf_s
+from orchestrator.planner.fleet.recipes import fleet
 from orchestrator.planner.fleet.run import Outcome, simulate
 from orchestrator.planner.shapes import Shapes
+from orchestrator.planner.survival import HOUR_S, unit_mtbf_hours
 from outer.budget import Budget
 
 DAY_S = 86_400.0
 HORIZON_S = 30.0 * DAY_S  # of a run whose length is not known
 DEATHS_MAX = 50_000  # drawn for one course; longer ones are cut
 ROUNDS = 3  # observed, without and with a death
-COURSES = 40
+LEARNERS_MAX = 32  # under the machines; of more a sample, pool by pool
 ASSUMED_STEP_S = 1.0
 
 Interval = tuple[float, float]
@@ -75,15 +76,15 @@ def forecast(
     step_s: float | None,
     run_s: float | None,
     syncer_region: str | None = None,
-    courses: int = COURSES,
+    courses: int = 40,
 ) -> Forecast | None:
     """`step_s`: of a learner with slowdown 1; `run_s`: of stepping. None for lock-step studies, where all wait."""
     if recipe.sync.overlap == "strict":
         return None
     pace = step_s or ASSUMED_STEP_S
-    machine = _Machines(recipe, shapes, pace, syncer_region)
+    machine = _Machines(_sample(recipe), shapes, pace, syncer_region)
     quiet = machine.quiet()
-    mtbf_s = unit_mtbf_s(recipe)
+    mtbf_s = {pool.name: HOUR_S * unit_mtbf_hours(recipe, pool) for pool in recipe.pools}
     tolls = {pool.name: machine.toll(pool.names(1)[0]) for pool in recipe.pools}
     rate = sum(1.0 / mtbf_s[pool.name] for pool in recipe.learners.values())
     horizon_s = min(run_s or HORIZON_S, DEATHS_MAX / rate)
@@ -102,6 +103,17 @@ def forecast(
         participation=_spread([quiet.participation * course.contributing for course in drawn]),
         committed=_spread([quiet.committed * course.tokens for course in drawn]),
     )
+
+
+def _sample(recipe: Recipe) -> Recipe:
+    """The same with fewer learners, where there are too many to drive each of them."""
+    share = LEARNERS_MAX / max(LEARNERS_MAX, len(recipe.learners))
+    pools = [
+        pool.model_copy(update={"learners": max(1, round(share * pool.learners)), "min": 0}) for pool in recipe.pools
+    ]
+    quorum = recipe.sync.quorum if recipe.sync.quorum == "all" else max(1, round(share * recipe.sync.quorum))
+    sync = recipe.sync.model_copy(update={"quorum": quorum})
+    return recipe.model_copy(update={"pools": tuple(pools), "sync": sync})
 
 
 # ------------------------------------------------------------------ what the machines say
@@ -125,8 +137,9 @@ class _Machines:
         slowest = step_s * max(pool.slowdown for pool in recipe.pools)
         told = recipe.fleet
         self._warm_up_s = 2.0 * recipe.sync.round_steps * slowest
-        # A death, its noticing, the restart, joining from one donor or two, and the rounds after.
-        gone_s = told.detect_s + told.start_s + min(recipe.sync.join_s, recipe.sync.transfer_s)
+        # A death, its noticing, joining from one donor or two, and the rounds after. The start is added in the end.
+        links = [8.0 * (shapes.parameter_bytes + shapes.inner_state_bytes) / (1e9 * link.gbit_s) for link in told.links]
+        gone_s = told.detect_s + min(recipe.sync.join_s, 2.0 * max(links, default=0.0))
         self._until_s = self._warm_up_s + gone_s + ROUNDS * recipe.sync.round_steps * slowest
         self._rate = sum(
             shapes.step_tokens[pool.name] / (step_s * pool.slowdown) for pool in recipe.learners.values()
@@ -134,8 +147,9 @@ class _Machines:
         self._undisturbed = self._run(())
 
     def _run(self, faults: tuple[Fault, ...]) -> Outcome:
+        started = self._recipe.fleet.model_copy(update={"start_s": 0.0})
         made = fleet(
-            self._recipe,
+            self._recipe.model_copy(update={"fleet": started}),
             self._shapes,
             self._step_s,
             0,
@@ -160,10 +174,11 @@ class _Machines:
         )
         given = [found.contributions.get(learner, 0) / max(1, found.commits) for found in (before, after)]
         missing = (given[0] - given[1]) / given[0] if given[0] else 0.0
+        start_s = self._recipe.fleet.start_s
         return Toll(
-            stepping_s=max(0.0, before.useful_s[learner] - after.useful_s[learner]),
-            contributing_s=max(0.0, missing * before.seconds),
-            tokens_s=max(0.0, (before.tokens_committed - after.tokens_committed) / own),
+            stepping_s=start_s + max(0.0, before.useful_s[learner] - after.useful_s[learner]),
+            contributing_s=start_s + max(0.0, missing * before.seconds),
+            tokens_s=start_s + max(0.0, (before.tokens_committed - after.tokens_committed) / own),
         )
 
 

@@ -15,6 +15,7 @@ from orchestrator.planner import fit, linkload, memory
 from orchestrator.planner.advice import warnings
 from orchestrator.planner.cost import Cost, cost
 from orchestrator.planner.draft import Draft
+from orchestrator.planner.forecast import Forecast, forecast
 from orchestrator.planner.limits import limits
 from orchestrator.planner.linkload import LinkLoad
 from orchestrator.planner.nodes import Node
@@ -37,6 +38,7 @@ class Setting:
     shared_store: bool  # it is on a network file system
     step_s: float | None = None  # of one inner step, without a pool's slowdown; None: as `fleet` has it
     syncer_region: str | None = None  # likewise
+    courses: int = 0  # that a forecast draws; 0: none is made
 
     @property
     def local(self) -> bool:
@@ -71,6 +73,7 @@ class Plan:
     loads: tuple[LinkLoad, ...]
     expected: Expected
     survivals: tuple[Survival, ...]
+    forecast: Forecast | None  # None: it was not asked for, or is of no use in lock-step
     cost: Cost
     recommendations: tuple[Recommendation, ...]
     limits: tuple[Problem, ...]
@@ -87,12 +90,8 @@ def make(
     shapes: Shapes,
     setting: Setting,
     busy: Sequence[Problem] = (),
-    goodput: float | None = None,
 ) -> Plan:
-    """The plan of a resolved recipe. `busy`: warnings about the place, found by whoever looked at it.
-
-    `goodput`: the share of stepping time that is predicted to count, 0 to 1; None: all, where cost is computed.
-    """
+    """The plan of a resolved recipe. `busy`: warnings about the place, found by whoever looked at it."""
     setting = _completed(setting, recipe)
     wanted = fit.services(recipe, setting.local, setting.syncer_region)
     placement = fit.fit(recipe.learners, wanted, setting.nodes, anywhere=setting.local)
@@ -134,6 +133,8 @@ def make(
     )
     broken, doubtful = tuple(limits(draft)), (*warnings(draft), *busy)
     keeping = upkeep(rows, shapes, len(recipe.learners), recipe.sync.round_steps, pace.step_s, recipe.durability)
+    foreseen = forecast(recipe, shapes, setting.step_s, pace.run_s, hub, setting.courses) if setting.courses else None
+    committed = None if foreseen is None else foreseen.committed.mean
     run_tokens = recipe.budget.tokens or pace.syncer_steps * pace.step_tokens
     return Plan(
         recipe=recipe,
@@ -148,8 +149,9 @@ def make(
         memory=kept,
         loads=loads,
         expected=expected(recipe),
+        forecast=foreseen,
         survivals=survivals(recipe, hub, setting.shared_store, pace.step_s),
-        cost=cost(recipe, shapes.step_tokens, setting.step_s, run_tokens, goodput),
+        cost=cost(recipe, shapes.step_tokens, setting.step_s, run_tokens, committed),
         recommendations=recommend(recipe, shapes, loads, pace.syncer_steps, pace.step_s),
         limits=broken,
         warnings=doubtful,
@@ -237,6 +239,7 @@ def as_json(plan: Plan, commands: Sequence[str]) -> dict[str, Any]:
         "links": [asdict(load) | {"share": load.share} for load in plan.loads],
         "expected": asdict(plan.expected),
         "survives": [asdict(one) for one in plan.survivals],
+        "forecast": plan.forecast and asdict(plan.forecast),
         "cost": asdict(plan.cost),
         "recommendation": [asdict(one) | {"changes": one.changes} for one in plan.recommendations],
         "limits": [_problem(problem) for problem in plan.limits],

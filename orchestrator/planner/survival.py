@@ -12,7 +12,7 @@ from dataclasses import dataclass
 
 from orchestrator.config import PoolConfig, Recipe
 
-HOUR_S = 3600.0
+HOUR_S, DAY_S = 3600.0, 86400.0
 
 
 @dataclass(frozen=True)
@@ -136,7 +136,8 @@ def _group(recipe: Recipe, kind: str, name: str, size: int, hub: str | None) -> 
     if holds:
         return Survival(lost, True, 0.0, f"{left} are left, K = {quorum}: the run goes on at {left} learners' pace")
     fix = f"sync.quorum = {left} or less would go on" if left else "spread the learners"
-    return Survival(lost, False, recipe.fleet.outage_s, f"only {left} are left, K = {quorum}: no commit; {fix}")
+    away = (1.0 - said.spot) * DAY_S if said is not None and often else recipe.fleet.outage_s
+    return Survival(lost, False, away, f"only {left} are left, K = {quorum}: no commit; {fix}")
 
 
 def _syncer(recipe: Recipe, shared_store: bool) -> Iterator[Survival]:

@@ -69,6 +69,13 @@ def test_a_learner_waits_for_what_its_overlap_does_not_hide(
     assert found.utilisation == pytest.approx(2.0 / cycle_s)
 
 
+def test_a_data_parallel_step_by_hand() -> None:
+    """Forward 1 s, backward 2 s, 4 parts: made at 1.5, 2, 2.5, 3 s; 1 s each on the link, there and back at last."""
+    fleet = DataParallel(3.0, 2, link_bits=100.0, parameters=25, latency_s=0.25, buckets=4)
+    found = simulate_data_parallel(fleet)
+    assert (found.elapsed_s, found.step_bits) == (pytest.approx(1.5 + 4.0 + 0.5), 25 * 16)
+
+
 def test_the_bandwidth_that_is_found_is_just_enough() -> None:
     for fleet in (SMALL, DataParallel(1.0, 8, 1.0, 600)):
         bits = needed(fleet, 0.8)

@@ -10,6 +10,7 @@ import pytest
 
 from orchestrator.checkers.suite import check
 from orchestrator.events import RunFinished
+from orchestrator.planner.fleet import conserving
 from orchestrator.planner.fleet.baselines import streaming
 from orchestrator.planner.fleet.description import Fault, Fleet, Link, Member, Steady, Timing, constant
 from orchestrator.planner.fleet.failures import Draws, Failures
@@ -150,6 +151,23 @@ def test_an_equal_share_of_every_fragment_goes_to_each_shard():
     assert sum(size for (source, _), size in out.items() if source == "b") == pytest.approx(
         0.75 * (2 + 3) * 4 * 24_000, rel=0.02
     ), "three quarters of two rounds up, and of three down with the first versions"
+
+
+@pytest.mark.parametrize("share", [0.6, 0.95, 1.2])
+def test_over_links_that_conserve_bytes_the_machines_are_as_busy_as_the_simpler_account_has_it(share):
+    """Lock-step, a shard in each of four datacenters; `share`: of what has to leave one in a step of a second."""
+    elements, regions = 240_000, [f"d{i}" for i in range(4)]
+    bits = share * 0.75 * elements * (32 + 32) / 24
+    simple = conserving.simulate(
+        conserving.Fleet(1.0, 4, bits, conserving.even(elements, 24), bits_up=32, bits_down=32)
+    )
+    links = {(a, b): Link(bits, 0.0, f"out of {a}") for a in regions for b in regions if a != b}
+    rule = SyncConfig(overlap="strict", quorum="all", grace="infinite", read_timeout_s=100.0, transfer_s=100.0)
+    members = tuple(Member(f"learner-{r}-0", 8, 800, Steady(1.0), region=r) for r in regions)
+    told = {"sync": rule, "quorum": 4, "fragments": even(elements, 24), "members": members, "links": links}
+    outcome, _ = simulate(fleet([], syncer_region="d0", shards=tuple(regions), **told), 160.0, 60.0)
+    assert outcome.goodput == pytest.approx(min(1.0, share), abs=0.01)
+    assert outcome.goodput == pytest.approx(simple.utilisation, abs=0.01)
 
 
 def test_a_link_carries_one_transfer_after_the_other_and_links_of_one_pipe_share_it():

@@ -186,3 +186,34 @@ def test_an_unreachable_cluster_is_exit_code_3(invoke: Invoke, monkeypatch: pyte
 
     monkeypatch.setattr(launch, "connect", refuse)
     assert invoke(LOCAL, "--address", "10.0.0.1:1").exit_code == 3
+
+
+def test_a_fleet_is_printed_and_what_is_recommended_can_be_planned(invoke: Invoke, tmp_path: Path) -> None:
+    fleet = """
+[fleet]
+step_s = 0.1
+links = [{between = ["west", "east"], gbit_s = 0.01, latency_ms = 20}]
+pools = [{name = "local", price_per_hour = 2.0}, {name = "far", price_per_hour = 1.0, spot = 0.5}]
+[[pools]]
+name = "far"
+learners = 2
+region = "east"
+"""
+    (tmp_path / "two.toml").write_text(Path(LOCAL).read_text() + fleet)
+    given = ["two.toml", "--set", 'pools.0.region="west"', "--set", "sync.quorum=5"]
+    nodes = ["--node", "CPU=9,region=west", "--node", "CPU=9,region=east"]
+    result = invoke(*given, *nodes)
+    for part in (
+        "2, east - west",
+        "10 Mbit/s, 20 ms",
+        "pool far, 50% of the day, with 2 of 6 learners",
+        "for a billion committed tokens",
+        "at most 2, so that pool local, 4 of 6 learners, may be lost;",
+        "fleet.links east - west",
+    ):
+        assert part in result.stdout, part
+    assert result.exit_code == 6
+    trial = shlex.split(json.loads(invoke(*given, *nodes, "--json").stdout)["trial"])
+    better = invoke(*trial[2:], *nodes, "--json")
+    told = json.loads(better.stdout)
+    assert (better.exit_code, told["ok"], told["trial"]) == (0, True, None)

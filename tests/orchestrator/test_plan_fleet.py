@@ -42,7 +42,7 @@ def recipe(**sections: Any) -> Recipe:
 
 def shapes() -> Shapes:
     fragments = tuple(Fragment(i, (Tensor(f"t{i}", (size,), "float32"),)) for i, size in enumerate((100, 100, 100, 50)))
-    return Shapes(fragments, 1400, 2800, (400, 400, 400, 200), {"a": 1000, "b": 500})
+    return Shapes(fragments, 1400, 2800, (400, 400, 400, 200), {"a": 1000, "b": 500, "c": 500})
 
 
 def planned(wanted: Recipe, **setting: Any) -> Plan:
@@ -154,12 +154,21 @@ def test_cost_by_hand() -> None:
     wanted = recipe(fleet={"pools": pools})
     told = cost(wanted, {"a": 1000, "b": 500}, 2.0, 7_000_000, goodput=0.8)
     assert told.per_hour == 3 * 30.0 + 2 * 10.0 * 0.5
-    assert told.tokens_per_hour == pytest.approx(0.8 * 3600 * (3 * 1000 + 2 * 500 * 0.5) / 2.0)
-    assert told.per_billion_tokens == pytest.approx(1e9 * 100 / 5_040_000)
-    assert told.run_cost == pytest.approx(100 * 7_000_000 / 5_040_000)
+    assert told.tokens_per_hour == pytest.approx(0.8 * 3600 * (3 * 1000 + 2 * 500) / 2.0)
+    assert told.per_billion_tokens == pytest.approx(1e9 * 100 / 5_760_000)
+    assert told.run_cost == pytest.approx(100 * 7_000_000 / 5_760_000)
+    slow = recipe(pools=[{"name": "a", "slowdown": 4.0}], fleet={})
+    assert cost(slow, {"a": 1000}, 2.0, 100).tokens_per_hour == pytest.approx(3600 * 1000 / 2.0 / 4.0)
     free = cost(wanted, {"a": 1000, "b": 500}, 2.0, 7_000_000)
-    assert (free.goodput, free.goodput_is_given) == (1.0, False)
-    assert make(wanted, shapes(), Setting(from_text(NODES), "declared", 2, "/r", True), goodput=0.8).cost.goodput == 0.8
+    assert (free.goodput, free.goodput_is_given) == (3500 / 4000, False)  # half of pool b is not there
+
+
+def test_what_is_forecast_is_what_the_cost_is_counted_with() -> None:
+    plan = planned(recipe(fleet=FLEET | {"mtbf_hours": 1.0, "links": []}), courses=4)
+    assert plan.forecast is not None and 0.5 < plan.forecast.committed.mean < 0.95
+    assert (plan.cost.goodput, plan.cost.goodput_is_given) == (plan.forecast.committed.mean, True)
+    assert as_json(plan, [])["forecast"]["goodput"]["mean"] == plan.forecast.goodput.mean
+    assert planned(recipe()).forecast is None, "none was asked for"
 
 
 def test_without_a_price_or_a_step_time_no_cost_is_made_up() -> None:
@@ -204,6 +213,8 @@ def test_who_may_be_lost_follows_from_m_k_pools_and_regions() -> None:
     strict = planned(recipe(sync={"quorum": 3}))
     assert "only 2 are left, K = 3" in row(strict, "pool a").words
     assert row(planned(recipe(sync={"quorum": "all"})), "any learner").stopped_s == 663.0
+    spot = planned(recipe(sync={"quorum": 4}, fleet={"pools": [{"name": "b", "spot": 0.75}]}))
+    assert row(spot, "pool b, 25% of the day,").stopped_s == 6 * 3600.0
 
 
 def test_what_the_syncer_takes_with_it_follows_from_durability_and_store() -> None:
@@ -227,10 +238,32 @@ def test_a_setting_within_its_bounds_stays() -> None:
     assert all(one.reason for one in plan.recommendations)
 
 
+def test_p_follows_from_the_largest_tensor_or_from_how_many_there_are() -> None:
+    assert "up to 4 fragments even the traffic out" in letters(planned(recipe()))["P"].reason
+    uneven = tuple(Fragment(i, (Tensor(f"t{i}", (size,), "float32"),)) for i, size in enumerate((700, 100, 100, 100)))
+    one = Shapes(uneven, 4000, 8000, (2800, 400, 400, 400), {"a": 1000, "b": 500})
+    setting = Setting(from_text(NODES), "declared", 2, "/shared/run", shared_store=True)
+    found = letters(make(recipe(), one, setting))["P"]
+    assert found.advised == 2
+    assert found.reason.startswith("the largest tensor has 70.0% of the model: with more than 2 fragments")
+
+
+def test_a_local_node_has_no_region_to_place_the_syncer_in() -> None:
+    here = Setting(from_text(["CPU=9"]), "this machine", 2, "/shared/run", shared_store=True)
+    plan = make(recipe(fleet={"syncer_region": "east"}), shapes(), here)
+    assert not plan.placement.shortfalls
+    assert [load.region for load in plan.loads] == ["west"]
+
+
+THREE = [{"name": "a", "learners": 2}, {"name": "b", "learners": 2}, {"name": "c", "learners": 1}]
+SPOT = [{"name": "a", "spot": 0.5}, {"name": "b", "spot": 0.9}]
+
+
 @pytest.mark.parametrize(
     ("sections", "letter", "advised", "says"),
     [
         ({"sync": {"quorum": 4}}, "K", 2, "pool a, 3 of 5"),
+        ({"sync": {"quorum": 4}, "pools": THREE, "fleet": {"links": [], "pools": SPOT}}, "K", 1, "spot capacity"),
         ({"sync": {"codec": "fp32"}}, "codec", "bf16", "cross regions"),
         ({"sync": {"tau": 1}}, "tau", 3, "5.3 s between east and west"),
         ({"sync": {"tau": 20}}, "tau", 4, "H / 6 = 4"),

@@ -382,7 +382,7 @@ def test_the_keys_of_the_json_are_these() -> None:
             "durability",
             "memory",
         ),
-        *("fleet", "links", "expected", "survives", "cost", "recommendation"),
+        *("fleet", "links", "expected", "survives", "forecast", "cost", "recommendation"),
         *("limits", "warnings", "commands"),
     }
     assert set(told["placement"]) == {"source", "nodes", "learners", "services", "unplaced", "at_max"}

@@ -10,14 +10,14 @@ import math
 from collections.abc import Mapping
 from random import Random
 
-from orchestrator.config import FleetConfig, FleetPoolConfig, PoolConfig, Recipe
+from orchestrator.config import FleetConfig, Recipe
 from orchestrator.planner.fleet.description import Draw, Fault, Fleet, Link, Member, Steady, Timing, constant
 from orchestrator.planner.fleet.speeds import Varying
 from orchestrator.planner.linkload import home
 from orchestrator.planner.shapes import Shapes
+from orchestrator.planner.survival import HOUR_S, unit_mtbf_hours
 from outer.budget import Budget
 
-HOUR_S = 3600.0
 NOISE = 0.02  # standard deviation of a step's time, as a share of it
 IMPORTING = 0.3  # share of a learner's start; the rest is compiling
 MERGE_BYTES_S = 4e9  # float32 that the syncer reads and writes a second, in a merge
@@ -41,6 +41,7 @@ def fleet(
     so long until there is hardware again; None: exponential, with the mean of [fleet].
     """
     told, hub = recipe.fleet, syncer_region or home(recipe) or ""
+    mtbf_s = {pool.name: HOUR_S * unit_mtbf_hours(recipe, pool) for pool in recipe.pools}
     chance = Random(f"{seed} fleet")
     dies = Random(f"{seed} deaths")
     return Fleet(
@@ -48,7 +49,15 @@ def fleet(
         quorum=recipe.quorum,
         fragments=shapes.fragments,
         members=tuple(
-            _member(name, pool, told, shapes.step_tokens[pool.name], step_s, Random(f"{seed} {name}"))
+            Member(
+                name=name,
+                batch_size=pool.batch_size,
+                tokens=shapes.step_tokens[pool.name],
+                rhythm=Varying(Steady(step_s), Random(f"{seed} {name}"), pool.slowdown, NOISE),
+                pool=pool.name,
+                region=pool.region or "",
+                mtbf_s=mtbf_s[pool.name],
+            )
             for name, pool in recipe.learners.items()
         ),
         budget=budget or Budget(recipe.budget.tokens, recipe.budget.syncer_steps),
@@ -62,32 +71,6 @@ def fleet(
         warm=True,
         death=(lambda mean_s: dies.expovariate(1.0 / mean_s)) if failing else lambda mean_s: math.inf,
         recorded=recorded,
-    )
-
-
-def unit_mtbf_s(recipe: Recipe) -> dict[str, float]:
-    """Mean time between deaths of one learner unit, in seconds, by pool."""
-    told = {pool.name: pool for pool in recipe.fleet.pools}
-    return {pool.name: _mtbf_s(pool, told.get(pool.name), recipe.fleet) for pool in recipe.pools}
-
-
-def _mtbf_s(pool: PoolConfig, told: FleetPoolConfig | None, fleet: FleetConfig) -> float:
-    if told is not None and told.mtbf_hours is not None:
-        return told.mtbf_hours * HOUR_S
-    chips = told.chips if told is not None and told.chips is not None else pool.known_devices
-    return fleet.mtbf_hours * HOUR_S / chips
-
-
-def _member(name: str, pool: PoolConfig, told: FleetConfig, tokens: int, step_s: float, chance: Random) -> Member:
-    found = next((each for each in told.pools if each.name == pool.name), None)
-    return Member(
-        name=name,
-        batch_size=pool.batch_size,
-        tokens=tokens,
-        rhythm=Varying(Steady(step_s), chance, pool.slowdown, NOISE),
-        pool=pool.name,
-        region=pool.region or "",
-        mtbf_s=_mtbf_s(pool, found, told),
     )
 
 

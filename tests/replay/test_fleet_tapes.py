@@ -1,0 +1,98 @@
+"""Tapes of fleets that fail: their logs keep every promise, and real training follows them."""
+
+from __future__ import annotations
+
+import json
+from collections import Counter
+from pathlib import Path
+
+from typer.testing import CliRunner
+
+from learners.facts import StateReceived, StepFinished
+from learners.trainer import deal
+from orchestrator.checkers.suite import check_run
+from orchestrator.cli.simulate import app
+from orchestrator.config import Recipe
+from orchestrator.events import LearnerLost, read_run
+from orchestrator.planner.fleet.failures import Failures
+from orchestrator.planner.fleet.tape import record
+from orchestrator.planner.shapes import Shapes
+from orchestrator.replay.player import Player
+from orchestrator.replay.tape import record as tape_of
+from tests.replay.shaken import Points, recipe
+
+
+def failing(**told) -> Recipe:
+    fleet = {"mtbf_hours": 40.0 / 3600.0, "detect_s": 1.0, "replace_s": 2.0, "start_s": 3.0} | told
+    return Recipe.model_validate(recipe().canonical() | {"fleet": fleet})
+
+
+def shapes(made: Recipe) -> Shapes:
+    task = Points(made.data, made.seed)
+    dealt = deal(task, made.sync)
+    size = 4 * sum(fragment.size for fragment in dealt)
+    steps = {pool.name: task.tokens(pool.batch_size) for pool in made.pools}
+    return Shapes(dealt, size, 2 * size, tuple(4 * fragment.size for fragment in dealt), steps)
+
+
+def test_real_training_follows_units_that_die_and_come_back_from_a_peer():
+    made = failing()
+    simulated = record(made, shapes(made), 1.0, seed=3)
+    kinds = Counter(type(event.fact) for event in simulated.events)
+    assert kinds[LearnerLost] >= 3
+    assert {event.fact.source for event in simulated.events if isinstance(event.fact, StateReceived)} == {
+        "peer",
+        "syncer",
+    }
+    assert [each for each in simulated.verdicts if each.status == "violated"] == []
+    assert 0.5 < simulated.outcome.goodput < 0.97
+    player = Player(tape_of(simulated.events), made, Points(made.data, made.seed))
+    for _ in player.play():
+        pass
+    assert player.finish() and player.computed["state"] >= 1
+
+
+def test_islands_of_many_chips_stand_still_and_their_steps_are_whole():
+    made = failing()
+    simulated = record(made, shapes(made), 10.0, seed=2, chips=2_000_000)
+    still = Failures().down_s
+    steps = [event.fact for event in simulated.events if isinstance(event.fact, StepFinished)]
+    assert sum(step.seconds > 10.0 + still - 0.1 for step in steps) >= 3
+    assert len({step.tokens for step in steps}) <= len(made.pools), "batches are the recipe's"
+    assert 0.4 < simulated.outcome.goodput < 0.95
+    tape_of(simulated.events)
+
+
+def test_the_command_writes_a_sealed_folder_and_overwrites_none(tmp_path: Path):
+    text = """
+        name = "told"
+        [model]
+        layers = 1
+        width = 16
+        heads = 2
+        [data]
+        sequence_length = 16
+        [sync]
+        H = 8
+        P = 4
+        [[pools]]
+        name = "a"
+        learners = 2
+        batch_size = 2
+        [budget]
+        syncer_steps = 40
+        [fleet]
+        mtbf_hours = 0.02
+        replace_s = 2.0
+        start_s = 2.0
+    """
+    (tmp_path / "told.toml").write_text(text)
+    words = ["tape", str(tmp_path / "told.toml"), str(tmp_path / "run"), "--json"]
+    result = CliRunner().invoke(app, words)
+    assert result.exit_code == 0, result.output
+    told = json.loads(result.stdout)
+    assert told["syncer_steps"] == 40 and 0.5 < told["goodput"] <= 1.0
+    assert [each.name for each in check_run(tmp_path / "run") if each.status == "violated"] == []
+    assert read_run(tmp_path / "run")
+    again = CliRunner().invoke(app, words)
+    assert again.exit_code == 2 and "not empty" in again.output
