@@ -41,7 +41,7 @@ class Effort:
         """Left out at the start, where more slices than usual are there, seconds."""
         return 3.0 * failures.repair_s(0.99)
 
-    def measured_s(self, failures: Failures, chips: int) -> float:
+    def measured_s(self, failures: Failures, chips: float) -> float:
         """Length of one seed's measured stretch, seconds."""
         return max(6.0 * self.warm_up_s(failures), self.failing * failures.mtbi_s / chips)
 
@@ -107,7 +107,7 @@ def simulate(
 def once(
     mode: Mode,
     learners: int,
-    chips: int,
+    chips: float,
     failures: Failures,
     effort: Effort,
     seed: tuple[int, int],

@@ -38,7 +38,8 @@ class Record:
 def measured(records: Sequence[Record], begin: float, end: float) -> Measured:
     """The mean goodput of learners of equal size, each over its own stretch, and the uptime from `begin` to `end`."""
     shares = [record.useful_s / (record.end - record.begin) for record in records]
-    return Measured(sum(shares) / len(shares), 1.0 - all_idle_s(records, begin, end) / (end - begin))
+    goodput = min(1.0, sum(shares) / len(shares))  # sums of many steps round upwards too
+    return Measured(goodput, 1.0 - all_idle_s(records, begin, end) / (end - begin))
 
 
 def all_idle_s(records: Sequence[Record], begin: float, end: float) -> float:

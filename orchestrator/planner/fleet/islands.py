@@ -82,22 +82,20 @@ class Island:
         return lost
 
     def _disturb(self, end: float, lost: int) -> float:
-        """Send the lost slices to repair, take in those that have returned; how long the learner stands still."""
+        """Take slices out and in, in one rebuild, and say how long the learner stands still for it."""
         if not self.elastic:
             return self.failures.outage_s
         stall_s = self.failures.down_s if lost else 0.0
-        if self._take_in(end):
-            stall_s += self.failures.up_s
+        if self._away and self._away[0] <= end:
+            stall_s = max(stall_s, self.failures.up_s)
+        self._take_in(end + stall_s)
         for _ in range(lost):
             heappush(self._away, end + next(self._repairs_s))
         if len(self._away) == self.slices:
-            stall_s = max(stall_s, self._away[0] - end)
+            stall_s = max(stall_s, self._away[0] - end) + self.failures.up_s
             self._take_in(end + stall_s)
-            stall_s += self.failures.up_s
         return stall_s
 
-    def _take_in(self, until: float) -> int:
-        before = len(self._away)
+    def _take_in(self, until: float) -> None:
         while self._away and self._away[0] <= until:
             heappop(self._away)
-        return before - len(self._away)
