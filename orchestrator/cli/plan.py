@@ -97,7 +97,7 @@ def plan(
         else:
             from orchestrator.cli.planview import show
 
-            typer.echo("".join(f"{line}\n" for line in calibration.lines(told)))
+            typer.echo("".join(f"{line}\n" for line in calibration.lines(told)), nl=False)
             show(
                 made,
                 commands,

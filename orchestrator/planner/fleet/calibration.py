@@ -71,6 +71,8 @@ class Calibration:
     version_s: float | None  # of that, until the version is there: what fits most adoptions
     detect: dict[str, Samples]  # from a fault to its first sign, by kind
     restart: dict[str, Samples]  # of a killed learner, by phase: RESTART
+    abreast: float | None  # so many starts at once go on at full speed; None: no two ever met
+    alone: dict[str, Samples]  # of a restart, what start, import and compile take where no other is under way
     first_step_s: Samples  # of every incarnation
     outage: dict[str, Samples]  # of the syncer: detect, start, first_contribution
     strikes: tuple[Strike, ...]

@@ -96,8 +96,9 @@ class Caretaker:
         self._say(LearnerRequested(member.name, incarnation, member.pool, member.region or None))
         self._expect(unit)
         timing, warm = self._world.fleet.timing, self._world.fleet.warm and incarnation == 1 and not member.since_s
-        wait_s = 0.0 if warm else timing.process_s() + (timing.replace_s() if incarnation > 1 else 0.0)
-        self._time.reach(wait_s, unit, self._up, unit, warm)
+        process_s = 0.0 if warm else timing.process_s()
+        replace_s = timing.replace_s() if incarnation > 1 else 0.0
+        self._time.reach(replace_s, unit, self._world.crowd.work, process_s, unit, self._up, unit, warm)
 
     def _expect(self, unit: Unit) -> None:
         if self.server is not None and self.server.alive:

@@ -77,6 +77,7 @@ class Timing:
     pack_s: float = 0.0  # a donor's state
     merge_s: Callable[[int, int], float] = lambda elements, learners: 0.0
     append_s: Callable[[int], float] = lambda elements: 0.0  # of a commit to the journal; elements: of its fragment
+    abreast: float = math.inf  # so many processes, imports and compilations at once go on at full speed
     outage_s: Draw = NOTHING  # from a syncer's death until its successor serves
     backoff_s: float = 1.0
     hang_s: float = 20.0

@@ -8,7 +8,8 @@ from __future__ import annotations
 
 from bisect import bisect_right
 from collections import defaultdict
-from collections.abc import Iterable, Iterator, Mapping
+from collections.abc import Iterable, Iterator, Mapping, Sequence
+from itertools import accumulate
 from pathlib import Path
 from typing import Any
 
@@ -20,6 +21,7 @@ from orchestrator.events import FaultInjected, RunFinished, RunStarted, read_run
 from orchestrator.goodput import first_step_at
 from orchestrator.planner.fleet.calibration import RESTART, Calibration, Measured, Pace, Strike
 from orchestrator.planner.fleet.samples import Samples
+from orchestrator.planner.fleet.starting import Marks, abreast, works
 from orchestrator.problems import InputError, Problem
 from orchestrator.store import RunStore
 from orchestrator.stored import recipe_of
@@ -52,6 +54,8 @@ def measure(history: History, recipe: Recipe, folder: str) -> Calibration:
     lives = [life for life in history.lives.values() if life.steps]
     restarted = [life for life in lives if life.incarnation > 1]
     adopted, version_s = _adoptions(history)
+    starts = {life.key: marks for life in history.lives.values() if (marks := _marks(life)) is not None}
+    most = abreast(list(starts.values()))
     return Calibration(
         run=summary["name"],
         config_hash=summary["config_hash"] or recipe.config_hash,
@@ -70,6 +74,8 @@ def measure(history: History, recipe: Recipe, folder: str) -> Calibration:
         version_s=version_s,
         detect=_by_key((row["kind"], row["detection_s"]) for row in summary["faults"] if row["target"] != SYNCER),
         restart=_restarts(restarted or lives, summary["faults"]),
+        abreast=most,
+        alone=_alone([starts[life.key] for life in restarted or lives if life.key in starts], starts.values(), most),
         first_step_s=Samples.of(life.steps[0].fact.seconds for life in lives),
         outage=_phases(row for row in summary["faults"] if row["target"] == SYNCER),
         strikes=tuple(_strikes(history, summary["faults"], origin)),
@@ -151,6 +157,19 @@ def _restarts(lives: Iterable[Life], faults: Iterable[Mapping[str, Any]]) -> dic
                 if (seconds := row["recovery_phases"][phase]) is not None:
                     found[phase].append(seconds)
     return {phase: Samples.of(seconds) for phase, seconds in found.items()}
+
+
+def _marks(life: Life) -> Marks | None:
+    """When it was requested, imported, compiled and asked for a state; None for what never came so far."""
+    reached = [life.requested, *(life.entered(mark) for mark in ("importing", "compiling", "joining"))]
+    known = [at for at in reached if at is not None]
+    return list(accumulate(known, max)) if len(known) == len(reached) else None
+
+
+def _alone(starts: Sequence[Marks], all_of_them: Iterable[Marks], most: float | None) -> dict[str, Samples]:
+    """By phase. A start that was broken off was beside the others, too, but that is not followed."""
+    by_phase = zip(*works(starts, list(all_of_them), most), strict=True)
+    return {phase: Samples.of(seconds) for phase, seconds in zip(RESTART[2:5], by_phase, strict=False)}
 
 
 def _phases(faults: Iterable[Mapping[str, Any]]) -> dict[str, Samples]:

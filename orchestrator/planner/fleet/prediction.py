@@ -6,15 +6,15 @@ each time, from all that were measured; that a slow step makes the next one like
 
 from __future__ import annotations
 
+import math
 from collections.abc import Iterator, Mapping, Sequence
-from dataclasses import asdict, dataclass, fields
-from math import log
+from dataclasses import asdict, dataclass, fields, replace
 from random import Random
 from statistics import fmean, median
 from typing import Any
 
 from orchestrator.config import SYNCER, ChaosConfig, PoolConfig, Recipe
-from orchestrator.events import merge
+from orchestrator.events import Event, merge
 from orchestrator.planner.fleet.calibration import Calibration, Measured, Pace, Strike
 from orchestrator.planner.fleet.description import Draw, Fault, Fleet, Link, Member, Steady, Timing, constant
 from orchestrator.planner.fleet.measuring import measured, work
@@ -63,7 +63,7 @@ def predict(
     Raises InputError where the calibration does not apply, or the simulated run comes to no end.
     """
     _demand(recipe, calibration)
-    courses = [_course(recipe, shapes, calibration, strikes, seed) for seed in range(seeds)]
+    courses = [_judged(recipe, shapes, calibration, strikes, seed) for seed in range(seeds)]
     figures = {}
     for name in (each.name for each in fields(Measured)):
         values = [value for course in courses if (value := getattr(course, name)) is not None]
@@ -84,26 +84,40 @@ def _demand(recipe: Recipe, calibration: Calibration) -> None:
         raise InputError([Problem("sync.overlap", recipe.sync.overlap, message, 'give --set sync.overlap="free"')])
 
 
-def _course(
+def _judged(
     recipe: Recipe, shapes: Shapes, calibration: Calibration, strikes: Sequence[Strike] | None, seed: int
 ) -> Measured:
     """One simulated run, through the summary of real ones."""
     until_s = PATIENCE * expected_s(recipe, calibration)
     befalls = strikes if strikes is not None else list(planned(recipe, calibration, seed, until_s))
-    made = fleet(recipe, shapes, calibration, befalls, seed)
-    outcome, world = simulate(made, until_s)
+    return measured(summarise(course(recipe, shapes, calibration, befalls, seed), recipe, ()))
+
+
+def course(
+    recipe: Recipe, shapes: Shapes, calibration: Calibration, strikes: Sequence[Strike], seed: int
+) -> list[Event]:
+    """The log of one simulated run, from the first request to the end. Strikes count from its first step.
+
+    Raises InputError where it comes to no end.
+    """
+    calm = fleet(recipe, shapes, calibration, seed)
+    start_s = len(calm.members) * calm.timing.start_s
+    until_s = start_s + PATIENCE * expected_s(recipe, calibration)
+    _, world = simulate(replace(calm, budget=Budget(None, 1)), until_s)  # up to the first step both are the same
+    first_s = min((step.began for steps in world.steps.values() for step in steps), default=0.0)
+    outcome, world = simulate(replace(calm, faults=tuple(_faults(strikes, first_s))), until_s)
     if outcome.finished_at is None:
         message = f"the simulated run comes to no end in {until_s:,.0f} s, with seed {seed}"
         fix = "let fewer faults befall it, or lower sync.quorum"
         raise InputError([Problem("sync.quorum", recipe.quorum, message, fix)])
-    return measured(summarise(merge([events_of(world)]), recipe, ()))
+    return merge([events_of(world)])
 
 
 # ------------------------------------------------------------------ the fleet
 
 
-def fleet(recipe: Recipe, shapes: Shapes, calibration: Calibration, strikes: Sequence[Strike], seed: int) -> Fleet:
-    """The recipe's fleet, with all durations drawn from what was measured."""
+def fleet(recipe: Recipe, shapes: Shapes, calibration: Calibration, seed: int) -> Fleet:
+    """The recipe's fleet, with all durations drawn from what was measured. Nothing befalls it."""
     regions = {pool.region or "" for pool in recipe.pools}
     latency_s = (calibration.version_s or 0.0) / 3.0  # a version takes a notice, a question and an answer
     cut = _cut(recipe)
@@ -116,10 +130,8 @@ def fleet(recipe: Recipe, shapes: Shapes, calibration: Calibration, strikes: Seq
         timing=_timing(recipe, calibration, latency_s, seed),
         links={(one, other): Link(latency_s=latency_s) for one in regions for other in regions},
         syncer_region=recipe.pools[0].region or "",
-        faults=tuple(_fault(strike) for strike in strikes if _known(strike)),
         span_steps=recipe.data.span_steps,
         ahead_s=recipe.data.ahead_s,
-        warm=True,
         recorded=True,
     )
 
@@ -140,9 +152,8 @@ def _pace(pool: PoolConfig, calibration: Calibration) -> Pace:
     paces = {name: pace for name, pace in calibration.pools.items() if pace.step_s}
     if pool.name in paces:
         return paces[pool.name]
-    return min(
-        paces.values(), key=lambda pace: abs(log(pace.slowdown * pace.batch_size / pool.slowdown / pool.batch_size))
-    )
+    asked = pool.slowdown * pool.batch_size
+    return min(paces.values(), key=lambda pace: abs(math.log(pace.slowdown * pace.batch_size / asked)))
 
 
 def _timing(recipe: Recipe, calibration: Calibration, latency_s: float, seed: int) -> Timing:
@@ -152,14 +163,15 @@ def _timing(recipe: Recipe, calibration: Calibration, latency_s: float, seed: in
     append_s = _drawn(calibration.append_s, seed, "appends")
     state_s = restart["state"].median or 0.0
     return Timing(
-        process_s=_drawn(restart["start"], seed, "processes"),
-        import_s=_drawn(restart["import"], seed, "imports"),
-        compile_s=_drawn(restart["compile"], seed, "compiling"),
+        process_s=_drawn(calibration.alone["start"], seed, "processes"),
+        import_s=_drawn(calibration.alone["import"], seed, "imports"),
+        compile_s=_drawn(calibration.alone["compile"], seed, "compiling"),
         detect_s=_drawn(restart["detect"], seed, "detection"),
         first_s=_drawn(calibration.first_step_s.less(usual_s), seed, "first steps"),
         pack_s=max(0.0, state_s - 0.5 * usual_s - 3.0 * latency_s),  # a donor answers at a boundary
         merge_s=lambda elements, learners: max(0.0, sync_s() - 2.0 * latency_s),
         append_s=lambda elements: append_s(),
+        abreast=math.inf if calibration.abreast is None else calibration.abreast,
         outage_s=_outage(calibration, seed),
         backoff_s=run.restart_backoff_s,
         hang_s=run.hang_s,
@@ -169,9 +181,9 @@ def _timing(recipe: Recipe, calibration: Calibration, latency_s: float, seed: in
 
 def _outage(calibration: Calibration, seed: int) -> Draw:
     """Of a syncer: as measured, else a learner's process and its imports, for they are much the same."""
-    found = calibration.outage if calibration.outage.get("start") else calibration.restart
-    phases = ("detect", "start") if found is calibration.outage else ("detect", "start", "import")
-    draws = [_drawn(found[phase], seed, f"outages {phase}") for phase in phases]
+    known, alone = calibration.outage, calibration.alone
+    parts = [known["detect"], known["start"]] if known.get("start") else [alone["start"], alone["import"]]
+    draws = [_drawn(part, seed, f"outages {number}") for number, part in enumerate(parts)]
     return lambda: sum(draw() for draw in draws)
 
 
@@ -190,9 +202,12 @@ def _known(strike: Strike) -> bool:
     return strike.target != SYNCER or strike.kind == "kill"
 
 
-def _fault(strike: Strike) -> Fault:
-    kind: Any = "kill" if strike.kind in AS_KILL else strike.kind
-    return Fault(kind, strike.target, at_s=max(0.0, strike.at_s), duration_s=strike.duration_s, delay_s=strike.delay_s)
+def _faults(strikes: Sequence[Strike], first_s: float) -> Iterator[Fault]:
+    for strike in strikes:
+        if _known(strike):
+            kind: Any = "kill" if strike.kind in AS_KILL else strike.kind
+            at_s = first_s + max(0.0, strike.at_s)
+            yield Fault(kind, strike.target, at_s=at_s, duration_s=strike.duration_s, delay_s=strike.delay_s)
 
 
 def planned(recipe: Recipe, calibration: Calibration, seed: int, until_s: float) -> Iterator[Strike]:

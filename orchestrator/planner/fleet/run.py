@@ -12,6 +12,7 @@ from dataclasses import dataclass
 
 from orchestrator.events import Event
 from orchestrator.planner.fleet.caretaker import SYNCER, Caretaker
+from orchestrator.planner.fleet.crowd import Crowd
 from orchestrator.planner.fleet.description import Fleet
 from orchestrator.planner.fleet.network import Network
 from orchestrator.planner.fleet.server import Merged
@@ -48,7 +49,8 @@ def simulate(fleet: Fleet, until_s: float, warm_up_s: float = 0.0) -> tuple[Outc
     """Let it run for so long, or until its budget is reached. Counted is what came after the warm-up."""
     dies = any(fault.kind == "kill" and fault.learner == SYNCER for fault in fleet.faults)
     time = Timeline()
-    world = World(fleet, time, Network(fleet.links), keeps_journal=dies)
+    crowd = Crowd(time, fleet.timing.abreast)
+    world = World(fleet, time, Network(fleet.links), crowd, keeps_journal=dies)
     caretaker = Caretaker(world)
     caretaker.start()
     finished_at = None

@@ -88,6 +88,7 @@ class Unit:
         """A step under way is lost."""
         self.alive = self.running = False
         self._kept.clear()
+        self._world.crowd.leave(self)
         if self._steps and self._steps[-1].ended > self._time.now:
             self._steps.pop()
 
@@ -95,11 +96,12 @@ class Unit:
         """Import, compile, attach."""
         timing = self._world.fleet.timing
         self.drive(signals.Enter(IMPORTING))
-        self._reach(0.0 if warm else timing.import_s(), self._compile, 0.0 if warm else timing.compile_s())
+        import_s, compile_s = (0.0, 0.0) if warm else (timing.import_s(), timing.compile_s())
+        self._world.crowd.work(import_s, self, self._compile, compile_s)
 
     def _compile(self, seconds: float) -> None:
         self.drive(signals.Enter(COMPILING))
-        self._reach(seconds, self._compiled)
+        self._world.crowd.work(seconds, self, self._compiled)
 
     def _compiled(self) -> None:
         self.drive(signals.Compiled({}))

@@ -5,6 +5,7 @@ from __future__ import annotations
 from dataclasses import dataclass, field
 from typing import TYPE_CHECKING, Any
 
+from orchestrator.planner.fleet.crowd import Crowd
 from orchestrator.planner.fleet.description import Fleet
 from orchestrator.planner.fleet.network import Network
 from orchestrator.planner.fleet.timeline import Timeline
@@ -22,6 +23,7 @@ class World:
     fleet: Fleet
     time: Timeline
     network: Network
+    crowd: Crowd  # of those that start
     keeps_journal: bool  # a syncer is to die
     events: int = 0  # handed to machines
     units: dict[str, Unit] = field(default_factory=dict)  # the newest incarnation of each
