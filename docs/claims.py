@@ -39,7 +39,10 @@ ELSEWHERE = {
         "6, upsizing",
         "tests/orchestrator/test_studies.py",
     ),
-    "Table 1, with three of the numbers that are not published fitted to it": ("7", "tests/orchestrator/test_fleet_goodput.py"),
+    "Table 1, with three of the numbers that are not published fitted to it": (
+        "7",
+        "tests/orchestrator/test_fleet_goodput.py",
+    ),
     "Waiting for all costs a sixth of two generations' goodput, a grace window nothing": (
         "8, heterogeneous",
         "tests/orchestrator/test_studies.py",

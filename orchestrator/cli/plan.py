@@ -7,6 +7,7 @@ import os
 import shlex
 import sys
 from collections.abc import Sequence
+from dataclasses import asdict
 from pathlib import Path
 from typing import Annotated, Any
 
@@ -90,9 +91,17 @@ def plan(
         made = planner.make(resolved, shapes, setting, busy)
         given = [str(recipe), *(part for item in overrides or [] for part in ("--set", item))]
         commands = list(_commands(context, given, name, run_dir, address, store, made))
-        trial = _trial(given, made.recommendations)
+        changed = _changed(made.recommendations)
+        trial = shlex.join(["diloco", "plan", *given, *(word for item in changed for word in ("--set", item))])
+        tried = None
+        if changed and courses:
+            with apart(as_json):
+                other, _ = prepare(recipe, [*(overrides or []), *named, *changed], run_dir)
+                other = calibration.timed(other, told) if told else other
+                tried = planner.make(other, _shapes(other), setting)
         if as_json:
-            more = {"trial": trial} | calibration.as_json(told)
+            advised = tried and {"limits": len(tried.limits), "forecast": tried.forecast and asdict(tried.forecast)}
+            more = {"trial": trial if changed else None, "advised": advised} | calibration.as_json(told)
             typer.echo(json.dumps(planner.as_json(made, commands) | more, allow_nan=False))
         else:
             from orchestrator.cli.planview import show
@@ -101,7 +110,8 @@ def plan(
             show(
                 made,
                 commands,
-                trial,
+                trial if changed else None,
+                tried,
                 Console(soft_wrap=not sys.stdout.isatty(), width=None if sys.stdout.isatty() else 160),
             )
         if not made.ok:
@@ -255,11 +265,9 @@ def _commands(
     return [shlex.join(command) for command in commands]
 
 
-def _trial(given: Sequence[str], advised: Sequence[Any]) -> str | None:
-    """The command that plans what is recommended; None: it is planned already."""
-    fields = [one for one in advised if one.changes and one.field.startswith("sync.")]
-    changed = [part for one in fields for part in ("--set", f"{one.field}={one.advised}")]
-    return shlex.join(["diloco", "plan", *given, *changed]) if changed else None
+def _changed(advised: Sequence[Any]) -> list[str]:
+    """The overrides that do what is recommended; none where it is planned already."""
+    return [f"{one.field}={one.advised}" for one in advised if one.changes and one.field.startswith("sync.")]
 
 
 def _inside(path: str) -> str:

@@ -94,11 +94,22 @@ def cost(plan: Plan) -> Iterator[str]:
         yield f"no cost: fleet.pools gives no price_per_hour of {', '.join(told.unpriced)}"
 
 
-def recommended(plan: Plan, trial: str | None) -> list[Any]:
-    """Letter by letter, with the reason."""
+def recommended(plan: Plan, trial: str | None, tried: Plan | None) -> list[Any]:
+    """Letter by letter, with the reason; and what comes of it."""
     table = Table("", "recipe", "advised", "because", box=None, pad_edge=False, header_style="dim")
     for one in plan.recommendations:
         table.add_row(
             one.letter, str(one.now), Text(str(one.advised), style="bold" if one.changes else ""), Text(one.reason)
         )
-    return [table, *([f"to plan it so: {trial}"] if trial else [])]
+    return [table, *_compared(plan, tried), *([f"to plan it so: {trial}"] if trial else [])]
+
+
+def _compared(plan: Plan, tried: Plan | None) -> Iterator[str]:
+    if tried is None or plan.forecast is None or tried.forecast is None:
+        return
+    pairs = [
+        (name, getattr(plan.forecast, field).mean, getattr(tried.forecast, field).mean)
+        for name, field in (("participation", "participation"), ("tokens committed", "committed"))
+    ]
+    shares = [f"{name} {percent(there)}, not {percent(here)}" for name, here, there in pairs]
+    yield f"with all of it: {'; '.join(shares)}; limits broken {len(tried.limits)}, not {len(plan.limits)}"

@@ -23,8 +23,8 @@ NODES_SHOWN = 24
 STEPS_SHOWN = 3  # syncer steps at which a fragment is due
 
 
-def show(plan: Plan, commands: Sequence[str], trial: str | None, console: Console) -> None:
-    """Print the whole plan. `trial`: the command that plans what is recommended."""
+def show(plan: Plan, commands: Sequence[str], trial: str | None, tried: Plan | None, console: Console) -> None:
+    """Print the whole plan. `trial`: the command that plans what is recommended; `tried`: what that comes to."""
     say = _printer(console)
     for heading, lines in (
         ("recipe, resolved", dump(plan.recipe).rstrip().splitlines()),
@@ -38,7 +38,7 @@ def show(plan: Plan, commands: Sequence[str], trial: str | None, console: Consol
         ("what you survive", fleet.survived(plan)),
         ("forecast", fleet.foreseen(plan)),
         ("what it costs", list(fleet.cost(plan))),
-        ("recommendation", fleet.recommended(plan, trial)),
+        ("recommendation", fleet.recommended(plan, trial, tried)),
         (f"limits broken: {len(plan.limits)}", list(_problems(plan.limits))),
         (f"warnings: {len(plan.warnings) or 'none'}", list(_problems(plan.warnings))),
         ("and now", list(commands)),
