@@ -34,6 +34,8 @@ class LinkLoad:
     latency_s: float
     fragment_s: float | None  # until the largest fragment of all of them is up, merged at once, and down again
     window_s: float | None  # tau steps, in which that should be over
+    contribution_s: float | None  # until the largest one is up, alone on the link
+    version_s: float | None  # until the largest one is down, likewise
     joining_s: float | None  # until one learner that joins has a peer's or the syncer's state, over this link alone
 
     @property
@@ -89,6 +91,8 @@ def _load(
         latency_s=latency_s,
         fragment_s=None if bits is None else 8 * learners * (up.peak_bytes + down.peak_bytes) / bits + 2 * latency_s,
         window_s=None if step_s is None else sync.overlap_steps * step_s,
+        contribution_s=None if bits is None else 8 * up.peak_bytes / bits + 2 * latency_s,
+        version_s=None if bits is None else 8 * down.peak_bytes / bits + 2 * latency_s,
         joining_s=None if bits is None else 8 * joining / bits + latency_s,
     )
 
@@ -101,8 +105,22 @@ def _times(flow: Flow, learners: int) -> float | None:
 
 
 def limits(loads: Sequence[LinkLoad], sync: SyncConfig) -> Iterator[Problem]:
-    """A link that cannot carry the mean: what becomes due is not over before more of it does."""
+    """A link that cannot carry the mean, so that what becomes due is not over before more of it does; or one fragment
+    in time.
+    """
     for load in loads:
+        for field, deadline_s, what, takes_s in (
+            ("sync.read_timeout_s", sync.read_timeout_s, "contribution", load.contribution_s),
+            ("sync.transfer_s", sync.transfer_s, "version", load.version_s),
+        ):
+            if takes_s is not None and takes_s > deadline_s:
+                yield Problem(
+                    field,
+                    deadline_s,
+                    f"one {what} of the largest fragment takes {takes_s:.3g} s between {load.region} and "
+                    f"{load.syncer_region}: every one would be late",
+                    f"set {field} above {load.learners * takes_s:.3g}, which is what all of {load.region} take at once",
+                )
         if load.share is not None and load.share > 1.0:
             busier = max(load.up_bits or 0.0, load.down_bits or 0.0)
             yield Problem(

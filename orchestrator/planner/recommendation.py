@@ -30,7 +30,7 @@ LOSS_PER_DOUBLING = 2**0.0116 - 1  # of the loss, from DiLoCo's scaling laws (ar
 
 @dataclass(frozen=True)
 class Recommendation:
-    letter: str  # M, K, H, P, tau, codec
+    letter: str  # M, K, H, P, tau, codec; reads, transfers or joins, for a deadline
     field: str  # of the recipe
     now: Any
     advised: Any
@@ -64,7 +64,10 @@ class _Case:
 def recommend(
     recipe: Recipe, shapes: Shapes, loads: Sequence[LinkLoad], syncer_steps: int, step_s: float | None
 ) -> tuple[Recommendation, ...]:
-    """One for each letter. `syncer_steps`: T. `step_s`: of a syncer step, if known. `recipe` must be resolved."""
+    """One for each letter, and one for each deadline that links do not keep.
+
+    `syncer_steps`: T. `step_s`: of a syncer step, if known. `recipe` must be resolved.
+    """
     sync = recipe.sync
     case = _Case(recipe, shapes, loads, syncer_steps, step_s, sync.codec, len(shapes.fragments), sync.round_steps)
     codec = _codec(case)
@@ -76,7 +79,7 @@ def recommend(
     if case.fragments > case.round_steps:
         fragments = replace(fragments, advised=case.round_steps, reason=f"P cannot be above H = {case.round_steps}")
         case = replace(case, fragments=case.round_steps)
-    return _learners(case), _quorum(case), rounds, fragments, _overlap(case), codec
+    return _learners(case), _quorum(case), rounds, fragments, _overlap(case), codec, *_deadlines(case)
 
 
 # ------------------------------------------------------------------ who
@@ -207,6 +210,42 @@ def _overlap(case: _Case) -> Recommendation:
     if least > most:
         reason += f": not enough; H = {6 * least}, more fragments or a wider link would do"
     return Recommendation("tau", "sync.tau", now, advised, reason)
+
+
+def _deadlines(case: _Case) -> Iterator[Recommendation]:
+    """Twice what the slowest link takes when all of a region are asked at once; of a peer's state thrice."""
+    sync = case.recipe.sync
+    known = [load for load in case.loads if load.link_bits is not None and load.joining_s is not None]
+    if not known:
+        return
+    slowest = max(known, key=lambda load: _transfer_s(case, load))
+    takes_s, joining_s = _transfer_s(case, slowest), max(load.joining_s or 0.0 for load in known)
+    between = f"between {slowest.region} and {slowest.syncer_region}"
+    for letter, field, now, needed, reason in (
+        (
+            "reads",
+            "sync.read_timeout_s",
+            sync.read_timeout_s,
+            2 * takes_s,
+            f"fragments of all take {takes_s:.3g} s {between}",
+        ),
+        (
+            "transfers",
+            "sync.transfer_s",
+            sync.transfer_s,
+            2 * max(takes_s, joining_s),
+            f"fragments of all take {takes_s:.3g} s {between}, a peer's state {joining_s:.3g} s",
+        ),
+        (
+            "joins",
+            "sync.join_s",
+            sync.join_s,
+            3 * joining_s,
+            f"each donor gets a third of it, and needs {joining_s:.3g} s",
+        ),
+    ):
+        if now < 0.5 * needed:
+            yield Recommendation(letter, field, now, float(math.ceil(needed)), reason)
 
 
 def _transfer_s(case: _Case, load: LinkLoad) -> float:

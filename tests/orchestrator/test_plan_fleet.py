@@ -117,13 +117,25 @@ def test_the_syncers_region_is_the_options_then_the_recipes_then_where_it_is_pla
 
 
 def test_a_link_that_cannot_carry_the_mean_breaks_a_limit_and_its_fix_mends_it() -> None:
-    narrow = FLEET | {"links": [LINK | {"gbit_s": 0.4e-6}]}
-    (limit,) = planned(recipe(fleet=narrow)).limits
+    narrow, patient = FLEET | {"links": [LINK | {"gbit_s": 0.4e-6}]}, {"read_timeout_s": 30.0}
+    (limit,) = planned(recipe(fleet=narrow, sync=patient)).limits
     assert limit.field == "fleet.links east - west"
     assert "set sync.H to at least 35" in limit.fix
-    mended = recipe(fleet=narrow, sync={"H": 35, "tau": 0})
+    mended = recipe(fleet=narrow, sync={"H": 35, "tau": 0} | patient)
     assert not planned(mended).limits
     assert planned(mended).loads[0].share == pytest.approx(0.8, abs=0.02)
+
+
+def test_a_fragment_that_cannot_cross_by_its_deadline_breaks_a_limit_and_a_longer_one_is_recommended() -> None:
+    """200 bytes up and 400 down over 80 bit/s take 20.5 and 40.5 s, latency there and back included."""
+    wanted = recipe(fleet=FLEET | {"links": [LINK | {"gbit_s": 8e-8}]}, sync={"H": 240, "transfer_s": 40.0})
+    reads, transfers = planned(wanted).limits
+    assert (reads.field, transfers.field) == ("sync.read_timeout_s", "sync.transfer_s")
+    assert "20.5 s" in reads.message and "above 41" in reads.fix and "40.5 s" in transfers.message
+    advised = letters(planned(wanted))
+    assert advised["reads"].advised == 241.0, "twice what two learners' fragments take, up and down"
+    assert advised["joins"].advised >= 3 * 8 * 4200 / 80
+    assert not {"reads", "transfers", "joins"} & letters(planned(recipe(sync={"read_timeout_s": 30.0}))).keys()
 
 
 def test_doubtful_links_are_warned_of() -> None:
@@ -289,6 +301,7 @@ def test_what_is_recommended_is_not_recommended_away_again_and_breaks_no_limit()
     assert planned(wanted).limits
     advised = {one.letter: one.advised for one in planned(wanted).recommendations}
     better = {"quorum": advised["K"], "H": advised["H"], "tau": advised["tau"], "codec": advised["codec"]}
+    better |= {"read_timeout_s": advised["reads"], "transfer_s": advised["transfers"], "join_s": advised["joins"]}
     plan = planned(recipe(fleet={"links": [LINK | {"gbit_s": 0.4e-6}]}, sync=better))
     assert not plan.limits
     assert not [one for one in plan.recommendations if one.changes]

@@ -121,6 +121,6 @@ class Fleet:
     faults: tuple[Fault, ...] = ()
     span_steps: int = 16
     ahead_s: float = 20.0
-    warm: bool = False  # all who are wanted at the start are compiled by then
+    warm: bool = False  # all who are wanted at the start are compiled by then, and hold the first versions
     death: Callable[[float], float] = lambda mean_s: math.inf  # seconds until a unit of this mean dies
     recorded: bool = False  # the facts are kept: what the run's log would have

@@ -16,7 +16,7 @@ from learners.disturbance import Disturbance
 from learners.learner import Learner
 from orchestrator.planner.fleet.description import Member
 from orchestrator.planner.traffic import DOWN_BYTES, UP_BYTES
-from outer.messages import COMPILING, DRAINING, IMPORTING, STEPPING, Attach, Donor, Report, State, StateRequest
+from outer.messages import COMPILING, DRAINING, IMPORTING, JOINING, STEPPING, Attach, Donor, Report, State, StateRequest
 
 if TYPE_CHECKING:
     from orchestrator.planner.fleet.server import Server
@@ -65,6 +65,7 @@ class Unit:
         self._holding = self._changed = False
         self._may_step_at = 0.0
         self._exited = ""
+        self._warm = False  # it has what it starts from
 
     # -------------------------------------------------------------- the process
 
@@ -96,6 +97,7 @@ class Unit:
         """Import, compile, attach."""
         timing = self._world.fleet.timing
         self.drive(signals.Enter(IMPORTING))
+        self._warm = warm
         import_s, compile_s = (0.0, 0.0) if warm else (timing.import_s(), timing.compile_s())
         self._world.crowd.work(import_s, self, self._compile, compile_s)
 
@@ -222,6 +224,9 @@ class Unit:
         """Called by the syncer when it has been asked: the payload crosses from every shard."""
         server, network, now = self.server, self._world.network, self._time.now
         if server is None:
+            return
+        if self._warm and self.machine.phase == JOINING:
+            self._reach(0.0, self.hear, signals.Fetched(fragment, version, None))
             return
         size = DOWN_BYTES * self._world.fleet.fragments[fragment].size
         there_at = network.gather(now + self.held_up_s, size, server.shards, self.member.region)
