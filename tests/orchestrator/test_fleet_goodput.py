@@ -156,9 +156,9 @@ def test_without_failures_every_fleet_has_all_its_goodput() -> None:
     assert streaming(islands(), 100.0, 5000.0, 2) == (1.0, 1.0)
 
 
-@pytest.mark.parametrize("longest", ["step_s", "down_s", "up_s", "outage_s", "repair_scale_s"])
-def test_a_measured_stretch_holds_many_of_the_longest_times(longest: str) -> None:
-    failures = Failures.model_validate({longest: 1e5, "mtbi_s": 1e9})
+@pytest.mark.parametrize("stall", ["down_s", "up_s", "outage_s"])
+def test_a_measured_stretch_holds_many_of_the_longest_stalls(stall: str) -> None:
+    failures = Failures.model_validate({stall: 1e6, "mtbi_s": 1e7})
     for mode in ALONE:
         found = once(mode, 1, 10_000, failures, Effort(failing=10), (0, 0), Waiting())
         assert 0.0 < found.goodput <= 1.0 and 0.0 < found.uptime <= 1.0
