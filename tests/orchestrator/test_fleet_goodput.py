@@ -12,7 +12,17 @@ from hypothesis import strategies as st
 from orchestrator.planner.fleet import fitting
 from orchestrator.planner.fleet.baselines import streaming, synchronous
 from orchestrator.planner.fleet.failures import YEAR_S, Draws, Failures
-from orchestrator.planner.fleet.goodput import Cell, Effort, alone, fleets, interval, simulate
+from orchestrator.planner.fleet.goodput import (
+    ALONE,
+    Cell,
+    Effort,
+    Waiting,
+    alone,
+    fleets,
+    interval,
+    once,
+    simulate,
+)
 from orchestrator.planner.fleet.idle import Record, all_idle_s, measured
 from orchestrator.planner.fleet.islands import Beat, Island, Leap
 
@@ -97,7 +107,7 @@ def test_failing_steps_are_as_many_as_a_poisson_process_makes_of_the_chips_that_
 
 def test_chips_that_are_away_do_not_fail() -> None:
     """With repairs that last, ever fewer slices are left, and the next failure takes ever longer."""
-    failures = Failures(mtbi_s=1e6, slice_chips=100, repair_a=100.0, repair_scale_s=1e9)
+    failures = Failures(mtbi_s=1e6, slice_chips=100, repair_a=100.0, repair_scale_s=1e7)
     island = Island(failures, 1000, Draws(0))
     stalls, *_ = leapt(island, 2000)
     times = [begin for begin, _ in stalls]
@@ -144,6 +154,14 @@ def test_without_failures_every_fleet_has_all_its_goodput() -> None:
     assert measured([alone(island, 100.0, 5000.0) for island in islands()], 100.0, 5000.0) == (1.0, 1.0)
     assert synchronous(islands(), 100.0, 5000.0, 24) == (1.0, 1.0)
     assert streaming(islands(), 100.0, 5000.0, 2) == (1.0, 1.0)
+
+
+@pytest.mark.parametrize("stall", ["down_s", "up_s", "outage_s"])
+def test_a_measured_stretch_holds_many_of_the_longest_stalls(stall: str) -> None:
+    failures = Failures.model_validate({stall: 1e6, "mtbi_s": 1e7})
+    for mode in ALONE:
+        found = once(mode, 1, 10_000, failures, Effort(failing=10), (0, 0), Waiting())
+        assert 0.0 < found.goodput <= 1.0 and 0.0 < found.uptime <= 1.0
 
 
 # ------------------------------------------------------------------ accounts

@@ -20,7 +20,7 @@ from collections.abc import Callable, Iterator
 from typing import Any
 
 import numpy as np
-from pydantic import Field, PositiveFloat, PositiveInt
+from pydantic import Field, PositiveInt
 
 from outer.config import Section
 
@@ -39,14 +39,14 @@ class Failures(Section):
     mtbi_s: float = Field(
         YEAR_S, gt=0.0, le=1e15, description="mean stepping time of one chip between two failures, seconds"
     )
-    step_s: PositiveFloat = Field(7.4, description="length of a step, seconds")
+    step_s: float = Field(7.4, gt=0.0, le=1e5, description="length of a step, seconds")
     slice_chips: PositiveInt = Field(256, description="chips that are lost and come back together")
-    down_s: float = Field(14.8, ge=0.0, description="rebuild after a step in which slices were lost, seconds")
-    up_s: float = Field(14.8, ge=0.0, description="rebuild that takes in slices that returned, seconds")
-    outage_s: float = Field(86.5, ge=0.0, description="stall after a failing step without elasticity, seconds")
-    repair_a: PositiveFloat = Field(2.0, description="repair F(t) = (1 - exp(-(t / scale)^c))^a: a")
-    repair_c: PositiveFloat = Field(0.8, description="repair: c")
-    repair_scale_s: PositiveFloat = Field(600.0, description="repair: scale, seconds")
+    down_s: float = Field(14.8, ge=0.0, le=1e6, description="rebuild after a step in which slices were lost, seconds")
+    up_s: float = Field(14.8, ge=0.0, le=1e6, description="rebuild that takes in slices that returned, seconds")
+    outage_s: float = Field(86.5, ge=0.0, le=1e6, description="stall after a failing step without elasticity, seconds")
+    repair_a: float = Field(2.0, ge=0.1, le=100.0, description="repair F(t) = (1 - exp(-(t / scale)^c))^a: a")
+    repair_c: float = Field(0.8, ge=0.2, le=10.0, description="repair: c")
+    repair_scale_s: float = Field(600.0, gt=0.0, le=1e7, description="repair: scale, seconds")
 
     def repair_s(self, quantile: float) -> float:
         """How long a slice is away, in seconds, at this quantile in [0, 1): the inverse of F."""

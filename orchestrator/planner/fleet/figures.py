@@ -9,7 +9,7 @@ from collections.abc import Mapping, Sequence
 
 from matplotlib.axes import Axes
 from matplotlib.figure import Figure
-from matplotlib.ticker import FuncFormatter, NullLocator, PercentFormatter
+from matplotlib.ticker import NullLocator, PercentFormatter
 
 from orchestrator.planner.fleet.goodput import Cell, Mode
 from orchestrator.report.canvas import bare, sheet, to_svg
@@ -62,9 +62,7 @@ def cost_figure(by_chips: Mapping[int, Sequence[Point]], by_learners: Mapping[in
         for axes, lines, words in ((left, by_chips, "M = {}"), (right, by_learners, "{:,} chips")):
             for shade, (key, points) in zip(SHADES, lines.items(), strict=False):
                 axes.plot(*zip(*points, strict=True), ".-", color=light(shade), label=words.format(key))
-            axes.set_yscale("log")
-            axes.yaxis.set_major_formatter(FuncFormatter(lambda value, _: f"{value:g}"))
-            axes.legend(loc="best")
+            axes.legend(loc="upper left")
             axes.grid(axis="y")
         _chips_axis(left, sorted({chips for points in by_chips.values() for chips, _ in points}))
         counts = sorted({count for points in by_learners.values() for count, _ in points})
@@ -73,6 +71,7 @@ def cost_figure(by_chips: Mapping[int, Sequence[Point]], by_learners: Mapping[in
         right.xaxis.set_minor_locator(NullLocator())
         right.set_xlabel("learners, M")
         left.set_ylabel("seconds of one core")
+        left.set_ylim(bottom=0.0)
         return standalone(
             to_svg(figure, "cost", "Seconds of computing for one cell against chips and against learners")
         )

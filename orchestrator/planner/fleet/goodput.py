@@ -43,7 +43,8 @@ class Effort:
 
     def measured_s(self, failures: Failures, chips: float) -> float:
         """Length of one seed's measured stretch, seconds."""
-        return max(6.0 * self.warm_up_s(failures), self.failing * failures.mtbi_s / chips)
+        cycle_s = failures.step_s + failures.down_s + failures.up_s + failures.outage_s
+        return max(6.0 * self.warm_up_s(failures), 100.0 * cycle_s, self.failing * failures.mtbi_s / chips)
 
 
 @dataclass(frozen=True)

@@ -63,6 +63,8 @@ class Island:
         quiet = min(most, int(self._fuse / (there * self._hazard)))
         if self._away:
             quiet = min(quiet, max(0, math.ceil((self._away[0] - now) / seconds) - 1))
+        if not quiet:
+            return Leap(1, *self.beat(now))
         self._fuse -= quiet * there * self._hazard
         worth = quiet * there / self.slices
         if quiet == most:
