@@ -440,8 +440,8 @@ def test_the_commands_and_their_options_are_these() -> None:
     assert commands == {
         "init": [],
         "plan": [
-            *("--address", "--calibrate", "--json", "--name", "--node", "--nodes", "--run-dir", "--save", "--set"),
-            *("--step-seconds", "--syncer-region"),
+            *("--address", "--calibrate", "--courses", "--json", "--name", "--node", "--nodes", "--run-dir"),
+            *("--save", "--set", "--step-seconds", "--syncer-region"),
         ],
         "run": ["--address", "--fresh", "--json", "--name", "--run-dir", "--set"],
         "submit": [
