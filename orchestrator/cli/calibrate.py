@@ -156,6 +156,7 @@ def lines(told: Calibrated | None) -> Iterator[str]:
         yield f"  {note}"
     yield f"  {'durations in seconds':36}{'n':>8}{'median':>12}{'90 %':>12}"
     yield from (_duration(name, samples) for name, samples in _durations(told.calibration) if samples)
+    yield ""
 
 
 def _notes(told: Calibrated) -> Iterator[str]:
@@ -163,7 +164,7 @@ def _notes(told: Calibrated) -> Iterator[str]:
     if not told.calibration.restart["decide"]:
         yield "no learner was restarted there: restarts last as its first starts did, which come all at once and slower"
     if (most := told.calibration.abreast) is not None:
-        yield f"{most:g} starts at once go on at full speed there; more share that"
+        yield f"learners that start together share what {most:g} would have alone"
     if told.planned.syncer_steps is not None:
         yield f"of the run, the first {told.planned.syncer_steps:,} syncer steps are simulated"
     if told.planned.ignored:
