@@ -106,9 +106,9 @@ def step_seconds(told: Calibrated, recipe: Recipe) -> float:
 
 def timed(recipe: Recipe, told: Calibrated) -> Recipe:
     """The recipe with measured times of detection and restart in its [fleet], but for those that it gives itself."""
-    restart = told.calibration.restart
-    phases = [restart[phase].median or 0.0 for phase in ("start", "import", "compile")]
-    measured = {"detect_s": restart["detect"].median, "start_s": sum(phases) or None}
+    found = told.calibration
+    start_s = sum(phase.median or 0.0 for phase in found.alone.values())
+    measured = {"detect_s": found.restart["detect"].median, "start_s": start_s or None}
     given = recipe.fleet.model_fields_set
     new = {name: value for name, value in measured.items() if value is not None and name not in given}
     return recipe.model_copy(update={"fleet": recipe.fleet.model_copy(update=new)})
@@ -156,12 +156,15 @@ def lines(told: Calibrated | None) -> Iterator[str]:
         yield f"  {note}"
     yield f"  {'durations in seconds':36}{'n':>8}{'median':>12}{'90 %':>12}"
     yield from (_duration(name, samples) for name, samples in _durations(told.calibration) if samples)
+    yield ""
 
 
 def _notes(told: Calibrated) -> Iterator[str]:
     """What the prediction cannot know."""
     if not told.calibration.restart["decide"]:
         yield "no learner was restarted there: restarts last as its first starts did, which come all at once and slower"
+    if (most := told.calibration.abreast) is not None:
+        yield f"learners that start together share what {most:g} would have alone"
     if told.planned.syncer_steps is not None:
         yield f"of the run, the first {told.planned.syncer_steps:,} syncer steps are simulated"
     if told.planned.ignored:
@@ -205,6 +208,8 @@ def _durations(found: Calibration) -> Iterator[tuple[str, Samples]]:
     yield "reads and merge", found.sync_s
     yield "journal", found.append_s
     yield "durable to adopted", found.adopted_s
+    for phase, samples in found.alone.items():
+        yield f"alone: {PHASES[phase]}", samples
     for phase, words in PHASES.items():
         yield f"restart: {words}", found.restart[phase]
     for kind, samples in found.detect.items():
