@@ -34,7 +34,7 @@ def file_problems(option: str, path: Path | None, *suffixes: str) -> list[Proble
         return []
     if path.suffix not in suffixes:
         end = f"must end in {' or '.join(suffixes)}"
-        return [Problem(option, str(path), end, f"write {option} {path.with_suffix(suffixes[0])}")]
+        return [Problem(option, str(path), end, f"write {option} {path}{suffixes[0]}")]
     if not path.absolute().parent.is_dir():
         folder = path.absolute().parent
         return [Problem(option, str(path), f"there is no folder {folder}", f"create it: mkdir -p {folder}")]

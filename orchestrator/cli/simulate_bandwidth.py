@@ -2,9 +2,8 @@
 
 from __future__ import annotations
 
-import csv
 import json
-from collections.abc import Callable, Sequence
+from collections.abc import Sequence
 from dataclasses import asdict
 from pathlib import Path
 from typing import Annotated, Any
@@ -14,7 +13,7 @@ from rich.console import Console
 from rich.table import Table
 
 from orchestrator.cli.errors import reported
-from orchestrator.cli.simulate_goodput import _check_file as check_file
+from orchestrator.cli.lists import file_problems, numbers, write_rows
 from orchestrator.problems import InputError, Problem
 from orchestrator.status import DASH
 
@@ -39,16 +38,17 @@ def bandwidth(
 ) -> None:
     """Say how many Gbit/s a compute utilisation takes: closed form, conserving simulation, the paper's table."""
     with reported(as_json):
-        lists = _lists(step_seconds, datacenters, bits, utilisation)
-        _check(parameters, fragments, round_steps, overlap_steps, latency_ms)
-        check_file("--csv", to_csv, ".csv")
-        check_file("--plot", plot, ".svg")
+        problems = [*file_problems("--csv", to_csv, ".csv"), *file_problems("--plot", plot, ".svg")]
+        lists = _lists(step_seconds, datacenters, bits, utilisation, problems)
+        problems += _problems(parameters, fragments, round_steps, overlap_steps, latency_ms)
+        if problems:
+            raise InputError(problems)
         from orchestrator.planner.fleet.bandwidth_table import Exchange, cells
 
         exchange = Exchange(parameters, fragments, round_steps, overlap_steps, latency_ms / 1e3)
         found = list(cells(*lists, exchange))
         if to_csv is not None:
-            _write_csv(found, to_csv)
+            write_rows(to_csv, found)
         if plot is not None:
             from orchestrator.planner.fleet.bandwidth_figure import bandwidth_figure
 
@@ -57,13 +57,6 @@ def bandwidth(
             typer.echo(json.dumps([asdict(cell) for cell in found], allow_nan=False))
         else:
             Console(width=120).print(_table(found))
-
-
-def _write_csv(found: Sequence[Any], path: Path) -> None:
-    with path.open("w", newline="", encoding="utf-8") as file:
-        writer = csv.DictWriter(file, list(asdict(found[0])))
-        writer.writeheader()
-        writer.writerows(asdict(cell) for cell in found)
 
 
 def _table(found: Sequence[Any]) -> Table:
@@ -95,34 +88,18 @@ def _gbit(value: float | None) -> str:
 
 
 def _lists(
-    step_seconds: str, datacenters: str, bits: str, utilisation: str
+    step_seconds: str, datacenters: str, bits: str, utilisation: str, problems: list[Problem]
 ) -> tuple[list[float], list[int], list[int], list[float]]:
-    problems: list[Problem] = []
-    steps = _numbers("--step-seconds", step_seconds, float, lambda s: 0 < s < float("inf"), "above 0", problems)
-    counts = _numbers("--datacenters", datacenters, int, lambda count: count >= 2, "whole, from 2", problems)
-    widths = _numbers("--bits", bits, int, lambda width: 1 <= width <= 64, "whole, from 1 to 64", problems)
-    shares = _numbers("--utilisation", utilisation, float, lambda share: 0 < share < 100, "between 0 and 100", problems)
-    if problems:
-        raise InputError(problems)
+    steps = numbers("--step-seconds", step_seconds, float, lambda s: 0 < s < float("inf"), "above 0", problems)
+    counts = numbers("--datacenters", datacenters, int, lambda count: count >= 2, "whole, from 2", problems)
+    widths = numbers("--bits", bits, int, lambda width: 1 <= width <= 64, "whole, from 1 to 64", problems)
+    shares = numbers("--utilisation", utilisation, float, lambda share: 0 < share < 100, "between 0 and 100", problems)
     return steps, counts, widths, [share / 100 for share in shares]
 
 
-def _numbers(
-    option: str, text: str, kind: Callable[[str], Any], fits: Callable[[Any], bool], must: str, found: list[Problem]
-) -> list[Any]:
-    numbers = []
-    for part in text.split(","):
-        try:
-            numbers.append(kind(part.strip()))
-        except ValueError:
-            numbers.append(None)
-        if numbers[-1] is None or not fits(numbers[-1]):
-            found.append(Problem(option, part.strip(), f"must be {must}", f"write for example {option} 2,8"))
-            break
-    return numbers
-
-
-def _check(parameters: float, fragments: int, round_steps: int, overlap_steps: int, latency_ms: float) -> None:
+def _problems(
+    parameters: float, fragments: int, round_steps: int, overlap_steps: int, latency_ms: float
+) -> list[Problem]:
     problems = []
     if not 0 < parameters < float("inf"):
         problems.append(Problem("--parameters", parameters, "must be above 0", "write for example 5e9"))
@@ -137,5 +114,4 @@ def _check(parameters: float, fragments: int, round_steps: int, overlap_steps: i
         problems.append(Problem("--tau", overlap_steps, f"must be from 0, below H = {round_steps}", "write --tau 2"))
     if not 0 <= latency_ms < float("inf"):
         problems.append(Problem("--latency-ms", latency_ms, "must be from 0", "leave it out for none"))
-    if problems:
-        raise InputError(problems)
+    return problems

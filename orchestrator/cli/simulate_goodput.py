@@ -17,6 +17,7 @@ from rich.progress import track
 from rich.table import Table
 
 from orchestrator.cli.errors import reported
+from orchestrator.cli.lists import file_problems
 from orchestrator.planner.fleet.failures import Failures
 from orchestrator.problems import InputError, Problem, explain, nearest
 
@@ -90,8 +91,8 @@ def goodput(
         effort = Effort(half_width, seeds, max(seeds, seeds_most))
         _check_fleets(cells, learners, modes)
         _check_load(cells, model, effort)
-        _check_file("--csv", to_csv, ".csv")
-        _check_file("--plot", plot, ".svg")
+        if unwritable := [*file_problems("--csv", to_csv, ".csv"), *file_problems("--plot", plot, ".svg")]:
+            raise InputError(unwritable)
         waiting = Waiting(round_steps, overlap_steps)
         work = track(cells, "simulating", console=Console(stderr=True), transient=True)
         found = [simulate(*cell, model, effort, seed, waiting) for cell in work]
@@ -169,16 +170,6 @@ def _check_load(cells: Sequence[tuple[Any, int, int]], model: Failures, effort: 
         if seconds * size / model.mtbi_s > FAILING_MOST:
             words = f"makes {seconds * size / model.mtbi_s:.1e} chips fail in one seed with {size:,} chips"
             raise InputError([Problem("--mtbi-s", model.mtbi_s, words, "raise it, or shorten the repair")])
-
-
-def _check_file(option: str, path: Path | None, suffix: str) -> None:
-    if path is None:
-        return
-    if path.suffix != suffix:
-        raise InputError([Problem(option, str(path), f"must end in {suffix}", f"write {option} {path}{suffix}")])
-    if not path.absolute().parent.is_dir():
-        fix = f"create it: mkdir -p {path.absolute().parent}"
-        raise InputError([Problem(option, str(path), f"there is no folder {path.absolute().parent}", fix)])
 
 
 # ------------------------------------------------------------------ the output

@@ -37,6 +37,11 @@ def heterogeneous(
     noise: Annotated[
         float, typer.Option(min=0.0, max=0.5, help="Standard deviation of a step's time, as a share of it.")
     ] = 0.02,
+    spell_gap: Annotated[
+        float | None, typer.Option(min=1e-3, help="Mean seconds between two transient slowdowns of a learner [none].")
+    ] = None,
+    spell_seconds: Annotated[float, typer.Option(min=1e-3, help="Mean length of one.")] = 30.0,
+    spell_slowdown: Annotated[float, typer.Option(min=1.0, help="Of every step in one.")] = 1.5,
     step_seconds: Annotated[float, typer.Option(min=1e-3, help="Of the faster half.")] = 1.0,
     steps: Annotated[int, typer.Option(min=24, help="Of a slow learner, per seed and rule.")] = 200,
     seeds: Annotated[int, typer.Option(min=2, max=1000, help="Per rule.")] = 5,
@@ -48,8 +53,10 @@ def heterogeneous(
     with reported(as_json):
         _check(file_problems("--csv", to_csv, ".csv"), 3 * seeds * steps * learners, "--steps", steps)
         from orchestrator.planner.fleet import heterogeneous as study
+        from orchestrator.planner.fleet.speeds import Spells
 
-        speeds = study.Speeds(learners, step_seconds, gap, noise)
+        spells = Spells() if spell_gap is None else Spells(spell_gap, spell_seconds, spell_slowdown)
+        speeds = study.Speeds(learners, step_seconds, gap, noise, spells)
         found = [study.study(speeds, steps, seed + index) for index in _followed(range(seeds), "simulating")]
         rows = study.over_seeds(found)
         _answer(rows, as_json, to_csv)

@@ -20,18 +20,16 @@ from orchestrator.config import Recipe
 from orchestrator.planner.fleet.description import Fault
 from orchestrator.planner.fleet.recipes import fleet
 from orchestrator.planner.fleet.run import Outcome, simulate
+from orchestrator.planner.fleet.spot import DAY_S, Interval, absences
 from orchestrator.planner.shapes import Shapes
 from orchestrator.planner.survival import HOUR_S, unit_mtbf_hours
 from outer.budget import Budget
 
-DAY_S = 86_400.0
 HORIZON_S = 30.0 * DAY_S  # of a run whose length is not known
 DEATHS_MAX = 50_000  # drawn for one course; longer ones are cut
 ROUNDS = 3  # observed, without and with a death
 LEARNERS_MAX = 32  # under the machines; of more a sample, pool by pool
 ASSUMED_STEP_S = 1.0
-
-Interval = tuple[float, float]
 
 
 @dataclass(frozen=True)
@@ -207,7 +205,7 @@ def _course(recipe: Recipe, mtbf_s: dict[str, float], tolls: dict[str, Toll], ho
     night = {pool.name: hours.random() * DAY_S for pool in recipe.pools}
     for name, pool in recipe.learners.items():
         toll, chance = tolls[pool.name], Random(f"{seed} {name}")
-        absent = list(_absences(spots.get(pool.name, 1.0), night[pool.name], horizon_s))
+        absent = absences(spots.get(pool.name, 1.0), night[pool.name], horizon_s)
         wanted_s += horizon_s
         for begin, end in absent:
             lost += end - begin
@@ -227,16 +225,6 @@ def _course(recipe: Recipe, mtbf_s: dict[str, float], tolls: dict[str, Toll], ho
     stepping, contributing, tokens = np.maximum(0.0, 1.0 - lost / wanted_s)
     there = _there(away, horizon_s, (1, recipe.quorum))
     return _Drawn(deaths, float(stepping), float(contributing), float(tokens), *there)
-
-
-def _absences(spot: float, night: float, horizon_s: float) -> Sequence[Interval]:
-    """When a spot pool cannot be had: the same hours of each day."""
-    if spot >= 1.0:
-        return []
-    length = (1.0 - spot) * DAY_S
-    days = range(-1, int(horizon_s / DAY_S) + 1)
-    found = [(max(0.0, night + day * DAY_S), min(horizon_s, night + day * DAY_S + length)) for day in days]
-    return [(begin, end) for begin, end in found if end > begin]
 
 
 def _there(away: Sequence[Sequence[Interval]], horizon_s: float, least: Sequence[int]) -> tuple[float, ...]:

@@ -15,10 +15,12 @@ from orchestrator.cli.simulate import app
 from orchestrator.config import Recipe
 from orchestrator.events import LearnerLost, read_run
 from orchestrator.planner.fleet.failures import Failures
+from orchestrator.planner.fleet.spot import absences, comings
 from orchestrator.planner.fleet.tape import record
 from orchestrator.planner.shapes import Shapes
 from orchestrator.replay.player import Player
 from orchestrator.replay.tape import record as tape_of
+from outer.facts import DrainStarted
 from tests.replay.shaken import Points, recipe
 
 
@@ -61,6 +63,17 @@ def test_islands_of_many_chips_stand_still_and_their_steps_are_whole():
     assert len({step.tokens for step in steps}) <= len(made.pools), "batches are the recipe's"
     assert 0.4 < simulated.outcome.goodput < 0.95
     tape_of(simulated.events)
+
+
+def test_spot_capacity_goes_by_draining_and_comes_back():
+    """Half of the day, and the run begins some minutes before it goes."""
+    away = [(one.kind, one.learner, one.at_s) for one in comings({"a": absences(0.5, 600.0, 50_000.0)})]
+    assert away == [("leave", "a", 600.0), ("join", "a", 600.0 + 43_200.0)]
+    assert absences(0.5, 86_000.0, 1000.0) == [(0.0, 1000.0)] and absences(1.0, 0.0, 1e6) == []
+    made = failing(mtbf_hours=8766.0, pools=[{"name": "a", "spot": 0.02}])
+    simulated = record(made, shapes(made), 1.0, seed=5)
+    left = [event.fact.learner for event in simulated.events if isinstance(event.fact, DrainStarted)]
+    assert left and all(name.startswith("learner-a-") for name in left)
 
 
 def test_the_command_writes_a_sealed_folder_and_overwrites_none(tmp_path: Path):

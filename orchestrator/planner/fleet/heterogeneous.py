@@ -15,11 +15,12 @@ from orchestrator.planner.fleet.description import Fleet, Link, Member, Steady, 
 from orchestrator.planner.fleet.intervals import half_width
 from orchestrator.planner.fleet.models import even
 from orchestrator.planner.fleet.run import simulate
-from orchestrator.planner.fleet.speeds import Varying
+from orchestrator.planner.fleet.speeds import Spells, Varying
 from outer.budget import Budget
 from outer.config import SyncConfig
 
 REGION = "region"
+NONE = Spells()
 BATCH, TOKENS = 8, 8192  # of a step; no figure depends on them
 # The paper's three: all wait for all; its literal loop; one merge for each step, with a grace window.
 RULES: dict[str, dict[str, object]] = {
@@ -37,6 +38,7 @@ class Speeds:
     step_s: float = 1.0
     gap: float = 0.28  # the paper's 18 % between two generations, and 10 % injected
     noise: float = 0.02  # standard deviation of a step's time, as a share of it
+    spells: Spells = NONE  # transient slowdowns of each learner, by itself
     latency_s: float = 0.02
     merge_s: float = 0.02
     journal_s: float = 0.02
@@ -106,7 +108,13 @@ def _course(rule: str, speeds: Speeds, steps: int, seed: int) -> Course:
     }
     chance = Random(f"{seed} {rule}")
     members = tuple(
-        Member(name, BATCH, TOKENS, Varying(Steady(speeds.step_s), chance, factor, speeds.noise), region=REGION)
+        Member(
+            name,
+            BATCH,
+            TOKENS,
+            Varying(Steady(speeds.step_s), chance, factor, speeds.noise, speeds.spells),
+            region=REGION,
+        )
         for name, factor in slowdown.items()
     )
     fleet = Fleet(

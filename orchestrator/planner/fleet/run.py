@@ -15,10 +15,8 @@ from orchestrator.planner.fleet.caretaker import SYNCER, Caretaker
 from orchestrator.planner.fleet.crowd import Crowd
 from orchestrator.planner.fleet.description import Fleet
 from orchestrator.planner.fleet.network import Network
-from orchestrator.planner.fleet.server import Merged
 from orchestrator.planner.fleet.timeline import Timeline
-from orchestrator.planner.fleet.unit import Stepped
-from orchestrator.planner.fleet.world import World
+from orchestrator.planner.fleet.world import Merged, Stepped, World
 
 LOOK_S = 1.0
 UNHEARD = ("syncer", "orchestrator", "chaos")  # who writes to the log without anybody's help

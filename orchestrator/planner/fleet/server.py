@@ -4,8 +4,9 @@ from __future__ import annotations
 
 import math
 from collections.abc import Callable
-from typing import TYPE_CHECKING, Any, NamedTuple
+from typing import TYPE_CHECKING, Any
 
+from orchestrator.planner.fleet.world import Merged, World
 from outer import signals
 from outer.facts import Committed
 from outer.messages import Attach, Contribution, Donor, ReadRequest, Report, SeekDonor, Welcome
@@ -14,18 +15,8 @@ from outer.syncer import Syncer
 
 if TYPE_CHECKING:
     from orchestrator.planner.fleet.unit import Unit
-    from orchestrator.planner.fleet.world import World
 
 WAKE_S_MIN = 0.001  # the shell never looks again sooner
-
-
-class Merged(NamedTuple):
-    """One commit, as far as it is counted."""
-
-    at: float
-    participants: tuple[str, ...]  # with a weight above 0
-    live: int
-    tokens_committed: int  # with it
 
 
 class Server:

@@ -1,22 +1,25 @@
 """A recipe trained by a fleet that fails: the log that such a run would have, for real training to follow.
 
-Learners are units that die and are replaced (the recipe's [fleet]), or islands of many chips, that stand still while
+Learners are units that die and are replaced, or come and go with spot capacity (the recipe's [fleet]); or islands of
+many chips, that stand still while
 slices go and return. A step with slices missing is a whole step here, for a tape's batches are the recipe's.
 """
 
 from __future__ import annotations
 
 from dataclasses import dataclass, replace
+from random import Random
 
 from orchestrator.checkers.suite import check
 from orchestrator.checkers.verdicts import Verdict
 from orchestrator.config import Recipe
 from orchestrator.events import Event, RunFinished, RunStarted, merge
-from orchestrator.planner.fleet.description import Beat, Rhythm
+from orchestrator.planner.fleet.description import Beat, Fleet, Rhythm
 from orchestrator.planner.fleet.failures import Draws, Failures
 from orchestrator.planner.fleet.islands import Island
 from orchestrator.planner.fleet.recipes import fleet
 from orchestrator.planner.fleet.run import Outcome, events_of, simulate
+from orchestrator.planner.fleet.spot import DAY_S, Interval, absences, comings
 from orchestrator.planner.shapes import Shapes
 from orchestrator.problems import InputError, Problem
 from orchestrator.synthetic import bare
@@ -50,14 +53,11 @@ def record(recipe: Recipe, shapes: Shapes, step_s: float, seed: int, chips: int 
 
     Raises InputError where the run comes to no end.
     """
-    made = fleet(recipe, shapes, step_s, seed, failing=chips is None, recorded=True)
-    if chips is not None:
-        count, model = len(made.members), Failures(step_s=step_s)
-        islands: list[Rhythm] = [Whole(Island(model, chips / count, Draws(seed, 0, i))) for i in range(count)]
-        members = (replace(one, rhythm=each) for one, each in zip(made.members, islands, strict=True))
-        made = replace(made, members=tuple(members))
     slowest = step_s * max(pool.slowdown for pool in recipe.pools)
-    outcome, world = simulate(made, PATIENCE * slowest * (recipe.target_syncer_steps + recipe.sync.round_steps))
+    until_s = DAY_S + PATIENCE * slowest * (recipe.target_syncer_steps + recipe.sync.round_steps)
+    made = fleet(recipe, shapes, step_s, seed, failing=chips is None, recorded=True)
+    made = replace(made, faults=comings(_away(recipe, seed, until_s)))
+    outcome, world = simulate(made if chips is None else _islands(made, chips, step_s, seed), until_s)
     if outcome.finished_at is None:
         message = (
             f"the simulated run comes to no end: {outcome.commits} commits in {world.time.now:,.0f} virtual seconds"
@@ -70,3 +70,17 @@ def record(recipe: Recipe, shapes: Shapes, step_s: float, seed: int, chips: int 
     said.append((world.time.now, RunFinished("finished", "the budget is reached")))
     events = merge([[replace(event, fact=bare(event.fact)) for event in events_of(world)]])
     return Simulated(events, check(events), outcome)
+
+
+def _away(recipe: Recipe, seed: int, until_s: float) -> dict[str, list[Interval]]:
+    """When spot capacity is: all of a pool at the same hours, which the seed draws."""
+    spots = {pool.name: (pool.spot, Random(f"{seed} {pool.name}").random() * DAY_S) for pool in recipe.fleet.pools}
+    return {name: absences(*spots[pool.name], until_s) for name, pool in recipe.learners.items() if pool.name in spots}
+
+
+def _islands(made: Fleet, chips: int, step_s: float, seed: int) -> Fleet:
+    """The same learners, each an island of its part of the chips."""
+    count, model = len(made.members), Failures(step_s=step_s)
+    islands: list[Rhythm] = [Whole(Island(model, chips / count, Draws(seed, 0, i))) for i in range(count)]
+    members = (replace(one, rhythm=each) for one, each in zip(made.members, islands, strict=True))
+    return replace(made, members=tuple(members))

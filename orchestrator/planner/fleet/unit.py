@@ -9,31 +9,22 @@ from __future__ import annotations
 from collections.abc import Callable
 from dataclasses import replace
 from heapq import heappush
-from typing import TYPE_CHECKING, Any, NamedTuple
+from typing import TYPE_CHECKING, Any
 
 from learners import signals
 from learners.disturbance import Disturbance
 from learners.learner import Learner
 from orchestrator.planner.fleet.description import Member
+from orchestrator.planner.fleet.world import Stepped, World
 from orchestrator.planner.traffic import DOWN_BYTES, UP_BYTES
 from outer.messages import COMPILING, DRAINING, IMPORTING, JOINING, STEPPING, Attach, Donor, Report, State, StateRequest
 
 if TYPE_CHECKING:
     from orchestrator.planner.fleet.server import Server
-    from orchestrator.planner.fleet.world import World
 
 NOTHING = signals.Staged({})
 PIECES = 64  # of a peer's state on its way
 LOSS = 0.0  # of every step: nothing is computed, and no learner may think that it diverges
-
-
-class Stepped(NamedTuple):
-    """One step, in virtual seconds, and what it is worth; the last one may be under way."""
-
-    began: float
-    ended: float
-    share: float
-    tokens: int
 
 
 class Unit:

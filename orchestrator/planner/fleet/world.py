@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from dataclasses import dataclass, field
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING, Any, NamedTuple
 
 from orchestrator.planner.fleet.crowd import Crowd
 from orchestrator.planner.fleet.description import Fleet
@@ -12,10 +12,27 @@ from orchestrator.planner.fleet.timeline import Timeline
 from outer.messages import StateRequest
 
 if TYPE_CHECKING:
-    from orchestrator.planner.fleet.server import Merged
-    from orchestrator.planner.fleet.unit import Stepped, Unit
+    from orchestrator.planner.fleet.unit import Unit
 
 Key = tuple[str, int]  # writer, incarnation
+
+
+class Stepped(NamedTuple):
+    """One step, in virtual seconds, and what it is worth; the last one may be under way."""
+
+    began: float
+    ended: float
+    share: float
+    tokens: int
+
+
+class Merged(NamedTuple):
+    """One commit, as far as it is counted."""
+
+    at: float
+    participants: tuple[str, ...]  # with a weight above 0
+    live: int
+    tokens_committed: int  # with it
 
 
 @dataclass
