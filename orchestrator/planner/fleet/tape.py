@@ -1,8 +1,8 @@
 """A recipe trained by a fleet that fails: the log that such a run would have, for real training to follow.
 
 Learners are units that die and are replaced, or come and go with spot capacity (the recipe's [fleet]); or islands of
-many chips, that stand still while
-slices go and return. A step with slices missing is a whole step here, for a tape's batches are the recipe's.
+many chips, that stand still while slices go and return. A step with slices missing is a whole step here, for a tape's
+batches are the recipe's.
 """
 
 from __future__ import annotations
