@@ -6,10 +6,10 @@
     storm    random kills, freezes and straggles, one in four seconds
     pools    two pools of different speed, K = 3 of 5; eleven kills, five of them at once, and the syncer's
 
-Learners are paced, so that two cores are enough. Each run takes up to three minutes; `--reuse` takes those that are there
-already. A prediction gets the faults of the run that it is compared with, as its log has them, and the durations of the
-run that it is calibrated on; also in the table, what would be predicted without faults. `--write` renews the tables of
-docs/calibration.md.
+Learners are paced, so that two cores are enough. Each run takes up to three minutes; `--reuse` takes those that are
+there already. A prediction gets the faults of the run that it is compared with, as its log has them, and the
+durations of the run that it is calibrated on; also in the table, what would be predicted without faults. `--write`
+renews the tables of docs/calibration.md.
 """
 
 from __future__ import annotations
