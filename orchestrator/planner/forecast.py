@@ -9,8 +9,9 @@ machines under all failures at once.
 
 from __future__ import annotations
 
+import math
 from collections.abc import Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from random import Random
 from statistics import fmean
 
@@ -23,12 +24,15 @@ from orchestrator.planner.fleet.run import Outcome, simulate
 from orchestrator.planner.fleet.spot import DAY_S, Interval, absences
 from orchestrator.planner.shapes import Shapes
 from orchestrator.planner.survival import HOUR_S, unit_mtbf_hours
+from orchestrator.planner.traffic import DOWN_BYTES
 from outer.budget import Budget
 
 HORIZON_S = 30.0 * DAY_S  # of a run whose length is not known
 DEATHS_MAX = 50_000  # drawn for one course; longer ones are cut
 ROUNDS = 3  # observed, without and with a death
 LEARNERS_MAX = 32  # under the machines; of more a sample, pool by pool
+ROUND_STEPS_MAX = 2000  # of all of them in a round; else fewer learners, too
+GONE_STEPS_MAX = 100  # until a death is noticed, and until a state is there
 ASSUMED_STEP_S = 1.0
 
 
@@ -104,14 +108,23 @@ def forecast(
 
 
 def _sample(recipe: Recipe) -> Recipe:
-    """The same with fewer learners, where there are too many to drive each of them."""
-    share = LEARNERS_MAX / max(LEARNERS_MAX, len(recipe.learners))
-    pools = [
+    """The same with fewer learners, where there are too many to drive each of them; their links are narrower then."""
+    count = len(recipe.learners)
+    share = min(1.0, LEARNERS_MAX / count, ROUND_STEPS_MAX / (count * recipe.sync.round_steps))
+    if share == 1.0:
+        return recipe
+    pools = tuple(
         pool.model_copy(update={"learners": max(1, round(share * pool.learners)), "min": 0}) for pool in recipe.pools
-    ]
+    )
+    share = sum(pool.learners for pool in pools) / count
     quorum = recipe.sync.quorum if recipe.sync.quorum == "all" else max(1, round(share * recipe.sync.quorum))
-    sync = recipe.sync.model_copy(update={"quorum": quorum})
-    return recipe.model_copy(update={"pools": tuple(pools), "sync": sync})
+    links = tuple(link.model_copy(update={"gbit_s": share * link.gbit_s}) for link in recipe.fleet.links)
+    changed = {
+        "pools": pools,
+        "sync": recipe.sync.model_copy(update={"quorum": quorum}),
+        "fleet": recipe.fleet.model_copy(update={"links": links}),
+    }
+    return recipe.model_copy(update=changed)
 
 
 # ------------------------------------------------------------------ what the machines say
@@ -131,23 +144,28 @@ class _Machines:
     """A few rounds of the recipe's fleet, undisturbed, or with one death."""
 
     def __init__(self, recipe: Recipe, shapes: Shapes, step_s: float, syncer_region: str | None) -> None:
-        self._recipe, self._shapes, self._step_s, self._region = recipe, shapes, step_s, syncer_region
+        self._step_s, self._region = step_s, syncer_region
         slowest = step_s * max(pool.slowdown for pool in recipe.pools)
-        told = recipe.fleet
-        self._warm_up_s = 2.0 * recipe.sync.round_steps * slowest
-        # A death, its noticing, joining from one donor or two, and the rounds after. The start is added in the end.
-        links = [8.0 * (shapes.parameter_bytes + shapes.inner_state_bytes) / (1e9 * link.gbit_s) for link in told.links]
-        gone_s = told.detect_s + min(recipe.sync.join_s, 2.0 * max(links, default=0.0))
-        self._until_s = self._warm_up_s + gone_s + ROUNDS * recipe.sync.round_steps * slowest
+        told, most_s = recipe.fleet, GONE_STEPS_MAX * slowest
+        # What takes many steps is not driven, but added in the end: nothing changes meanwhile.
+        detect_s, state_s = min(told.detect_s, most_s), _state_s(recipe, shapes)
+        self._beside_s = told.start_s + told.detect_s - detect_s
+        if state_s > most_s:
+            self._beside_s += state_s
+            state_s, shapes = 0.0, replace(shapes, parameter_bytes=0, inner_state_bytes=0)
+        started = told.model_copy(update={"start_s": 0.0, "detect_s": detect_s})
+        self._recipe, self._shapes = recipe.model_copy(update={"fleet": started}), shapes
+        round_s = recipe.sync.round_steps * slowest
+        self._warm_up_s = 2.0 * round_s
+        self._until_s = self._warm_up_s + detect_s + state_s + ROUNDS * round_s
         self._rate = sum(
             shapes.step_tokens[pool.name] / (step_s * pool.slowdown) for pool in recipe.learners.values()
         )  # tokens a second, of all
         self._undisturbed = self._run(())
 
     def _run(self, faults: tuple[Fault, ...]) -> Outcome:
-        started = self._recipe.fleet.model_copy(update={"start_s": 0.0})
         made = fleet(
-            self._recipe.model_copy(update={"fleet": started}),
+            self._recipe,
             self._shapes,
             self._step_s,
             0,
@@ -172,12 +190,19 @@ class _Machines:
         )
         given = [found.contributions.get(learner, 0) / max(1, found.commits) for found in (before, after)]
         missing = (given[0] - given[1]) / given[0] if given[0] else 0.0
-        start_s = self._recipe.fleet.start_s
         return Toll(
-            stepping_s=start_s + max(0.0, before.useful_s[learner] - after.useful_s[learner]),
-            contributing_s=start_s + max(0.0, missing * before.seconds),
-            tokens_s=start_s + max(0.0, (before.tokens_committed - after.tokens_committed) / own),
+            stepping_s=self._beside_s + max(0.0, before.useful_s[learner] - after.useful_s[learner]),
+            contributing_s=self._beside_s + max(0.0, missing * before.seconds),
+            tokens_s=self._beside_s + max(0.0, (before.tokens_committed - after.tokens_committed) / own),
         )
+
+
+def _state_s(recipe: Recipe, shapes: Shapes) -> float:
+    """Until a joiner on the slowest link has what it starts from: a peer's state, or after two donors the versions."""
+    bits = min((1e9 * link.gbit_s for link in recipe.fleet.links), default=math.inf)
+    given_s = 8.0 * (shapes.parameter_bytes + shapes.inner_state_bytes) / bits
+    each_s = min(recipe.sync.transfer_s, recipe.sync.join_s / 3.0)
+    return given_s if given_s <= each_s else 2.0 * each_s + 8.0 * DOWN_BYTES * shapes.elements / bits
 
 
 # ------------------------------------------------------------------ drawing a run
