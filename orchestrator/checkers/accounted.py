@@ -58,8 +58,12 @@ def _cut_off(history: History, end: float) -> Iterator[tuple[str, float]]:
 
 
 def _contradictions(history: History) -> Iterator[str]:
-    """A step ends before it is merged, and a version is adopted after it was made."""
-    made = {(said.fact.fragment, said.fact.syncer_step): said.at for said in history.commits}
+    """A step ends before it is merged, and a version is adopted after it was made.
+
+    Of a commit that only a later epoch got to say, nobody knows when it was made.
+    """
+    own = (said for said in history.commits if said.incarnation == said.fact.epoch)
+    made = {(said.fact.fragment, said.fact.syncer_step): said.at for said in own}
     for life in history.lives.values():
         name = f"{life.learner} {life.incarnation}"
         before = None

@@ -325,6 +325,18 @@ def test_the_time_of_one_whose_last_words_never_came_is_not_known() -> None:
     assert verdict(cut, "accounted.time") == ("unknown", "the last words of b are not in the log")
 
 
+def test_a_commit_that_only_a_later_epoch_said_is_dated_by_nobody():
+    """A syncer can announce a version and die, or freeze, before its own word of it is in the log."""
+    events = restarted(history())
+    (again,) = [e.fact for e in events if is_a(Committed)(e) and e.incarnation != e.fact.epoch]
+    late = 5.0 + max(e.at for e in events if is_a(Adopted)(e) and e.fact.version == again.syncer_step)
+    told = [replace(e, at=late) if e.fact == again and e.incarnation == 2 else e for e in events]
+    told = renumbered([e for e in told if not (e.fact == again and e.incarnation == 1)])
+    assert verdict(told, "accounted.time")[0] == "pass"
+    original = [replace(e, at=late) if e.fact == again and e.incarnation == 1 else e for e in events]
+    assert verdict(original, "accounted.time")[0] == "unknown", "its own word is a date"
+
+
 def test_a_log_without_requests_has_no_accounts_to_hold_against_time() -> None:
     assert verdict(without(history(), is_a(LearnerRequested)), "accounted.time")[0] == "unknown"
 
