@@ -46,6 +46,8 @@ def reported(as_json: bool = False) -> Iterator[None]:
     except RunLost as error:
         _fail(FAILED, "failed", f"the run is lost: {error}", as_json)
     except (Exception, SystemExit) as error:
+        if isinstance(error, SystemExit) and isinstance(error.__context__, BrokenPipeError):
+            raise error.__context__ from None  # a console of rich leaves by itself
         _fail(FAILED, "failed", f"{type(error).__name__}: {error}", as_json, traceback.format_exc())
 
 

@@ -14,15 +14,8 @@ import math
 from heapq import heappop, heappush
 from typing import NamedTuple
 
+from orchestrator.planner.fleet.description import Beat
 from orchestrator.planner.fleet.failures import Draws, Failures
-
-
-class Beat(NamedTuple):
-    """One step."""
-
-    seconds: float  # from its begin to its end
-    stall_s: float  # after which the next may begin
-    share: float  # of a full step's work, 0 to 1: slices that finished it / all slices
 
 
 class Leap(NamedTuple):
