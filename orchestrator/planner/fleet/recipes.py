@@ -69,6 +69,7 @@ def fleet(
         span_steps=recipe.data.span_steps,
         ahead_s=recipe.data.ahead_s,
         warm=True,
+        look_s=max(1.0, 0.1 * step_s),
         death=(lambda mean_s: dies.expovariate(1.0 / mean_s)) if failing else lambda mean_s: math.inf,
         recorded=recorded,
     )
