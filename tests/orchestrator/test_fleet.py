@@ -75,7 +75,7 @@ def test_under_the_machines_learners_step_as_they_do_alone_event_by_event(learne
 
 def test_hardware_that_stands_still_goes_on_doing_so_under_a_new_incarnation():
     """Held for hanging after 20 s, it is restarted, and cannot step before its slices are taken in."""
-    outcome, world = simulate(fleet(islands(2, 3, 60.0)), 2000.0)
+    _, world = simulate(fleet(islands(2, 3, 60.0)), 2000.0)
     starts = {name: [step.began for step in steps] for name, steps in world.steps.items()}
     assert max(unit.incarnation for unit in world.units.values()) > 1
     for island, began in zip(islands(2, 3, 60.0), starts.values(), strict=True):
