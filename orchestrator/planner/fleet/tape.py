@@ -23,6 +23,7 @@ from orchestrator.planner.fleet.recipes import NOISE, fleet
 from orchestrator.planner.fleet.run import Outcome, events_of, simulate
 from orchestrator.planner.fleet.speeds import Varying
 from orchestrator.planner.fleet.spot import DAY_S, Interval, absences, comings
+from orchestrator.planner.paces import unit_step_s
 from orchestrator.planner.shapes import Shapes
 from orchestrator.planner.survival import HOUR_S
 from orchestrator.problems import InputError, Problem
@@ -64,7 +65,7 @@ def record(
 
     `progress` is told the share of the budget that is committed. Raises InputError where the run comes to no end.
     """
-    slowest = step_s * max(pool.slowdown for pool in recipe.pools)
+    slowest = max(unit_step_s(recipe, pool, step_s) for pool in recipe.pools)
     until_s = DAY_S + PATIENCE * slowest * (recipe.target_syncer_steps + recipe.sync.round_steps)
     made = fleet(recipe, shapes, step_s, seed, failing=chips is None, recorded=True)
     made = replace(made, faults=comings(_away(recipe, seed, until_s)))
