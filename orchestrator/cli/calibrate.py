@@ -9,6 +9,7 @@ from pathlib import Path
 from statistics import fmean
 from typing import TYPE_CHECKING, Any
 
+from orchestrator.config import FleetPoolConfig
 from orchestrator.problems import InputError, Problem
 
 if TYPE_CHECKING:
@@ -105,12 +106,22 @@ def step_seconds(told: Calibrated, recipe: Recipe) -> float:
 
 
 def timed(recipe: Recipe, told: Calibrated) -> Recipe:
-    """The recipe with measured times of detection and restart in its [fleet], but for those that it gives itself."""
-    found = told.calibration
+    """The recipe with measured times in its [fleet], but for those that it gives itself: of detection and restart, the
+    wait for hardware there, and each pool's step.
+    """
+    from orchestrator.planner.fleet.prediction import step_s
+
+    found, given = told.calibration, recipe.fleet.model_fields_set
     start_s = sum(phase.median or 0.0 for phase in found.alone.values())
-    measured = {"detect_s": found.restart["detect"].median, "start_s": start_s or None}
-    given = recipe.fleet.model_fields_set
-    new = {name: value for name, value in measured.items() if value is not None and name not in given}
+    waits_s = found.restart["decide"].median
+    measured = {"detect_s": found.restart["detect"].median, "start_s": start_s or None, "replace_s": waits_s}
+    new: dict[str, Any] = {name: value for name, value in measured.items() if value is not None and name not in given}
+    said = {pool.name: pool for pool in recipe.fleet.pools}
+    pools = [said.get(pool.name, FleetPoolConfig(name=pool.name)) for pool in recipe.pools]
+    steps = {pool.name: fmean(step_s(pool, found).seconds) / pool.slowdown for pool in recipe.pools}
+    new["pools"] = tuple(
+        pool if pool.step_s is not None else pool.model_copy(update={"step_s": steps[pool.name]}) for pool in pools
+    )
     return recipe.model_copy(update={"fleet": recipe.fleet.model_copy(update=new)})
 
 
