@@ -178,7 +178,7 @@ class FleetPoolConfig(Section):
     chips: PositiveInt | None = Field(None, description="that fail each for itself; default: its accelerators, or 1")
     price_per_hour: NonNegativeFloat | None = Field(None, description="in any currency, the same for all pools")
     mtbf_hours: PositiveFloat | None = Field(
-        None, description="mean time until it is lost, e.g. preempted; default: fleet.mtbf_hours / chips"
+        None, le=1e9, description="mean time until it is lost, e.g. preempted; default: fleet.mtbf_hours / chips"
     )
     spot: float = Field(1.0, gt=0.0, le=1.0, description="share of the day in which it can be had")
 
@@ -189,10 +189,10 @@ class FleetConfig(Section):
     step_s: PositiveFloat | None = Field(
         None, le=86_400.0, description="seconds of a step without a pool's slowdown; --step-seconds goes before it"
     )
-    mtbf_hours: PositiveFloat = Field(8766.0, description="mean time between failures of one chip: a year")
-    detect_s: NonNegativeFloat = Field(3.0, description="until a lost learner is noticed")
-    replace_s: NonNegativeFloat = Field(600.0, description="mean time until there is hardware for it again")
-    start_s: NonNegativeFloat = Field(60.0, description="process, imports, compiler, and a peer's state")
+    mtbf_hours: PositiveFloat = Field(8766.0, le=1e9, description="mean time between failures of one chip: a year")
+    detect_s: NonNegativeFloat = Field(3.0, le=1e7, description="until a lost learner is noticed")
+    replace_s: NonNegativeFloat = Field(600.0, le=1e7, description="mean time until there is hardware for it again")
+    start_s: NonNegativeFloat = Field(60.0, le=1e7, description="process, imports, compiler, and a peer's state")
     syncer_region: str | None = Field(
         None, pattern=LABEL, description="where the syncer is counted; --syncer-region goes before it"
     )

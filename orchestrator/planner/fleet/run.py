@@ -1,6 +1,6 @@
 """One course of a fleet: the production machines driven with durations, and what came of it.
 
-The fourth shell of the same machines: fifty thousand of their events a second, whatever the size of the model.
+The fourth shell of the same machines: tens of thousands of their events a second, whatever the size of the model.
 """
 
 from __future__ import annotations
@@ -15,8 +15,8 @@ from orchestrator.planner.fleet.caretaker import SYNCER, Caretaker
 from orchestrator.planner.fleet.crowd import Crowd
 from orchestrator.planner.fleet.description import Fleet
 from orchestrator.planner.fleet.network import Network
-from orchestrator.planner.fleet.timeline import Timeline
 from orchestrator.planner.fleet.world import Merged, Stepped, World
+from orchestrator.timeline import Timeline
 
 UNHEARD = ("syncer", "orchestrator", "chaos")  # who writes to the log without anybody's help
 

@@ -8,7 +8,7 @@ from typing import TYPE_CHECKING, Any, NamedTuple
 from orchestrator.planner.fleet.crowd import Crowd
 from orchestrator.planner.fleet.description import Fleet
 from orchestrator.planner.fleet.network import Network
-from orchestrator.planner.fleet.timeline import Timeline
+from orchestrator.timeline import Timeline
 from outer.messages import StateRequest
 
 if TYPE_CHECKING:
