@@ -178,7 +178,7 @@ def _notes(told: Calibrated) -> Iterator[str]:
     if (most := told.calibration.abreast) is not None:
         yield f"learners that start together share what {most:g} would have alone"
     if told.planned.syncer_steps is not None:
-        yield f"of the run, the first {told.planned.syncer_steps:,} syncer steps are simulated, and not compared with the whole"
+        yield f"of the run, the first {told.planned.syncer_steps:,} syncer steps are simulated: they are not the whole"
     if told.planned.ignored:
         yield f"not simulated: {', '.join(told.planned.ignored)}"
 
