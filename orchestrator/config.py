@@ -172,10 +172,13 @@ class FleetPoolConfig(Section):
     """What planning is told of a pool: of one learner unit each."""
 
     name: str = Field(description="of one of [[pools]]")
+    step_s: PositiveFloat | None = Field(
+        None, le=86_400.0, description="seconds of a step of its learners without slowdown, instead of fleet.step_s"
+    )
     chips: PositiveInt | None = Field(None, description="that fail each for itself; default: its accelerators, or 1")
     price_per_hour: NonNegativeFloat | None = Field(None, description="in any currency, the same for all pools")
     mtbf_hours: PositiveFloat | None = Field(
-        None, description="mean time until it is lost, e.g. preempted; default: fleet.mtbf_hours / chips"
+        None, le=1e9, description="mean time until it is lost, e.g. preempted; default: fleet.mtbf_hours / chips"
     )
     spot: float = Field(1.0, gt=0.0, le=1.0, description="share of the day in which it can be had")
 
@@ -184,12 +187,12 @@ class FleetConfig(Section):
     """What only planning reads. A run reads none of it, and its hash does not know it."""
 
     step_s: PositiveFloat | None = Field(
-        None, description="seconds of a step without a pool's slowdown; --step-seconds goes before it"
+        None, le=86_400.0, description="seconds of a step without a pool's slowdown; --step-seconds goes before it"
     )
-    mtbf_hours: PositiveFloat = Field(8766.0, description="mean time between failures of one chip: a year")
-    detect_s: NonNegativeFloat = Field(3.0, description="until a lost learner is noticed")
-    replace_s: NonNegativeFloat = Field(600.0, description="mean time until there is hardware for it again")
-    start_s: NonNegativeFloat = Field(60.0, description="process, imports, compiler, and a peer's state")
+    mtbf_hours: PositiveFloat = Field(8766.0, le=1e9, description="mean time between failures of one chip: a year")
+    detect_s: NonNegativeFloat = Field(3.0, le=1e7, description="until a lost learner is noticed")
+    replace_s: NonNegativeFloat = Field(600.0, le=1e7, description="mean time until there is hardware for it again")
+    start_s: NonNegativeFloat = Field(60.0, le=1e7, description="process, imports, compiler, and a peer's state")
     syncer_region: str | None = Field(
         None, pattern=LABEL, description="where the syncer is counted; --syncer-region goes before it"
     )

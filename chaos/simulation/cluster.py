@@ -26,7 +26,7 @@ from chaos.simulation.trace import Trace
 from chaos.simulation.truth import Truth, Violation
 from chaos.simulation.weather import Weather
 from learners import learner as learners
-from orchestrator.planner.fleet.timeline import Timeline
+from orchestrator.timeline import Timeline
 from outer import recovery
 from outer import syncer as syncers
 from outer.facts import Committed, SpanGranted, SpanReturned

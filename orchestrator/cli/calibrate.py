@@ -9,6 +9,7 @@ from pathlib import Path
 from statistics import fmean
 from typing import TYPE_CHECKING, Any
 
+from orchestrator.config import FleetPoolConfig
 from orchestrator.problems import InputError, Problem
 
 if TYPE_CHECKING:
@@ -84,7 +85,8 @@ def calibrated(source: Path, recipe: Recipe, shapes: Shapes) -> Calibrated:
         return Calibrated(str(source), saved, [], predict(recipe, shapes, saved), own=False)
     found, own = _of_run(source)
     again = predict(own, shapes_of(own), found, found.strikes)
-    rows = compared(found.measured, again)
+    # Figures of a beginning are not those of the whole.
+    rows = compared(found.measured, again) if again.syncer_steps is None else []
     if own.config_hash == recipe.config_hash:
         return Calibrated(str(source), found, rows, again, own=True)
     return Calibrated(str(source), found, rows, predict(recipe, shapes, found), own=False)
@@ -105,12 +107,22 @@ def step_seconds(told: Calibrated, recipe: Recipe) -> float:
 
 
 def timed(recipe: Recipe, told: Calibrated) -> Recipe:
-    """The recipe with measured times of detection and restart in its [fleet], but for those that it gives itself."""
-    found = told.calibration
+    """The recipe with measured times in its [fleet], but for those that it gives itself: of detection and restart, the
+    wait for hardware there, and each pool's step.
+    """
+    from orchestrator.planner.fleet.prediction import step_s
+
+    found, given = told.calibration, recipe.fleet.model_fields_set
     start_s = sum(phase.median or 0.0 for phase in found.alone.values())
-    measured = {"detect_s": found.restart["detect"].median, "start_s": start_s or None}
-    given = recipe.fleet.model_fields_set
-    new = {name: value for name, value in measured.items() if value is not None and name not in given}
+    waits_s = found.restart["decide"].median
+    measured = {"detect_s": found.restart["detect"].median, "start_s": start_s or None, "replace_s": waits_s}
+    new: dict[str, Any] = {name: value for name, value in measured.items() if value is not None and name not in given}
+    said = {pool.name: pool for pool in recipe.fleet.pools}
+    pools = [said.get(pool.name, FleetPoolConfig(name=pool.name)) for pool in recipe.pools]
+    steps = {pool.name: fmean(step_s(pool, found).seconds) / pool.slowdown for pool in recipe.pools}
+    new["pools"] = tuple(
+        pool if pool.step_s is not None else pool.model_copy(update={"step_s": steps[pool.name]}) for pool in pools
+    )
     return recipe.model_copy(update={"fleet": recipe.fleet.model_copy(update=new)})
 
 
@@ -166,7 +178,7 @@ def _notes(told: Calibrated) -> Iterator[str]:
     if (most := told.calibration.abreast) is not None:
         yield f"learners that start together share what {most:g} would have alone"
     if told.planned.syncer_steps is not None:
-        yield f"of the run, the first {told.planned.syncer_steps:,} syncer steps are simulated"
+        yield f"of the run, the first {told.planned.syncer_steps:,} syncer steps are simulated: they are not the whole"
     if told.planned.ignored:
         yield f"not simulated: {', '.join(told.planned.ignored)}"
 

@@ -7,7 +7,6 @@ import os
 import shlex
 import sys
 from collections.abc import Sequence
-from dataclasses import asdict
 from pathlib import Path
 from typing import Annotated, Any
 
@@ -16,6 +15,7 @@ import typer
 from rich.console import Console
 
 from orchestrator.cli import calibrate as calibration
+from orchestrator.cli import plantrial
 from orchestrator.cli.doctor import foreign_packages
 from orchestrator.cli.errors import UNFIT, apart, reported
 from orchestrator.config import Recipe
@@ -28,6 +28,7 @@ from orchestrator.validation import resolve
 
 # File systems that several hosts can mount; FUSE's are named fuse.WHAT.
 COURSES = 40
+STEP_S_MOST = 86_400.0
 NETWORK = ("nfs", "nfs4", "cifs", "smb3", "ceph", "lustre", "gpfs", "beegfs", "glusterfs", "9p", "afs", "fuse.")
 
 
@@ -80,40 +81,45 @@ def plan(
             resolved, store = prepare(recipe, [*(overrides or []), *named], run_dir)
             shapes = _shapes(resolved)
         declared = _declared(node or [], nodes)
-        if step_seconds is not None and not 0 < step_seconds < float("inf"):
-            raise InputError([Problem("--step-seconds", step_seconds, "must be above 0", "leave it out if unknown")])
+        if step_seconds is not None and not 0 < step_seconds <= STEP_S_MOST:
+            words = "must be above 0, and a day at the most"
+            raise InputError([Problem("--step-seconds", step_seconds, words, "leave it out if unknown")])
         from orchestrator.planner import plan as planner
 
         told = calibration.of(calibrate, save, resolved, shapes)
+        step_given = step_seconds
         step_seconds = step_seconds or (calibration.step_seconds(told, resolved) if told else None)
         resolved = calibration.timed(resolved, told) if told else resolved
         setting, busy = _setting(resolved, store, declared, address, step_seconds, syncer_region, courses)
         made = planner.make(resolved, shapes, setting, busy)
         given = [str(recipe), *(part for item in overrides or [] for part in ("--set", item))]
         commands = list(_commands(context, given, name, run_dir, address, store, made))
-        changed = _changed(made.recommendations)
-        trial = shlex.join(["diloco", "plan", *given, *(word for item in changed for word in ("--set", item))])
-        tried = None
-        if changed and courses:
+        once: dict[str, Any] = {
+            "--name": name,
+            "--run-dir": run_dir,
+            "--address": address,
+            "--nodes": nodes,
+            "--calibrate": calibrate,
+        }
+        once |= {"--syncer-region": syncer_region, "--step-seconds": step_given}
+        again = plantrial.words(once, {"--node": node or []})
+
+        def plan_with(changed: list[str]) -> Any:
             with apart(as_json):
                 other, _ = prepare(recipe, [*(overrides or []), *named, *changed], run_dir)
                 other = calibration.timed(other, told) if told else other
-                tried = planner.make(other, _shapes(other), setting)
+                return planner.make(other, _shapes(other), setting)
+
+        tried = plantrial.trial(made, ["diloco", "plan", *given, *again], plan_with if courses else None)
         if as_json:
-            advised = tried and {"limits": len(tried.limits), "forecast": tried.forecast and asdict(tried.forecast)}
-            more = {"trial": trial if changed else None, "advised": advised} | calibration.as_json(told)
+            more = plantrial.as_json(tried) | calibration.as_json(told)
             typer.echo(json.dumps(planner.as_json(made, commands) | more, allow_nan=False))
         else:
             from orchestrator.cli.planview import show
 
             typer.echo("".join(f"{line}\n" for line in calibration.lines(told)), nl=False)
-            show(
-                made,
-                commands,
-                trial if changed else None,
-                tried,
-                Console(soft_wrap=not sys.stdout.isatty(), width=None if sys.stdout.isatty() else 160),
-            )
+            width = None if sys.stdout.isatty() else 160
+            show(made, commands, tried, Console(soft_wrap=not sys.stdout.isatty(), width=width))
         if not made.ok:
             raise typer.Exit(UNFIT)
 
@@ -263,11 +269,6 @@ def _commands(
         if known_command in getattr(here, "commands", {}):
             commands.append(["diloco", known_command, folder])
     return [shlex.join(command) for command in commands]
-
-
-def _changed(advised: Sequence[Any]) -> list[str]:
-    """The overrides that do what is recommended; none where it is planned already."""
-    return [f"{one.field}={one.advised}" for one in advised if one.changes and one.field.startswith("sync.")]
 
 
 def _inside(path: str) -> str:

@@ -11,6 +11,7 @@ from typing import Any
 from rich.table import Table
 from rich.text import Text
 
+from orchestrator.cli.plantrial import Trial
 from orchestrator.cli.planwords import amount, grid, rate
 from orchestrator.planner.forecast import Forecast
 from orchestrator.planner.plan import Plan
@@ -94,22 +95,25 @@ def cost(plan: Plan) -> Iterator[str]:
         yield f"no cost: fleet.pools gives no price_per_hour of {', '.join(told.unpriced)}"
 
 
-def recommended(plan: Plan, trial: str | None, tried: Plan | None) -> list[Any]:
+def recommended(plan: Plan, tried: Trial | None) -> list[Any]:
     """Letter by letter, with the reason; and what comes of it."""
     table = Table("", "recipe", "advised", "because", box=None, pad_edge=False, header_style="dim")
     for one in plan.recommendations:
         table.add_row(
             one.letter, str(one.now), Text(str(one.advised), style="bold" if one.changes else ""), Text(one.reason)
         )
-    return [table, *_compared(plan, tried), *([f"to plan it so: {trial}"] if trial else [])]
+    return [table, *(_compared(plan, tried) if tried is not None else [])]
 
 
-def _compared(plan: Plan, tried: Plan | None) -> Iterator[str]:
-    if tried is None or plan.forecast is None or tried.forecast is None:
-        return
-    pairs = [
-        (name, getattr(plan.forecast, field).mean, getattr(tried.forecast, field).mean)
-        for name, field in (("participation", "participation"), ("tokens committed", "committed"))
-    ]
-    shares = [f"{name} {percent(there)}, not {percent(here)}" for name, here, there in pairs]
-    yield f"with all of it: {'; '.join(shares)}; limits broken {len(tried.limits)}, not {len(plan.limits)}"
+def _compared(plan: Plan, tried: Trial) -> Iterator[str]:
+    what = f"all but {', '.join(tried.untried)}" if tried.untried else "all of it"
+    if tried.refusal:
+        yield f"with {what} the recipe cannot run: {tried.refusal}"
+    elif tried.plan is not None and plan.forecast is not None and tried.plan.forecast is not None:
+        pairs = [
+            (name, getattr(plan.forecast, field).mean, getattr(tried.plan.forecast, field).mean)
+            for name, field in (("participation", "participation"), ("tokens committed", "committed"))
+        ]
+        shares = "; ".join(f"{name} {percent(there)}, not {percent(here)}" for name, here, there in pairs)
+        yield f"with {what}: {shares}; limits broken {len(tried.plan.limits)}, not {len(plan.limits)}"
+    yield f"to plan it so: {tried.command}"

@@ -11,6 +11,7 @@ from rich.table import Table
 from rich.text import Text
 
 from orchestrator.cli import planfleet as fleet
+from orchestrator.cli.plantrial import Trial
 from orchestrator.cli.planwords import amount, grid, rate
 from orchestrator.planner.plan import Plan
 from orchestrator.planner.traffic import Flow
@@ -23,8 +24,8 @@ NODES_SHOWN = 24
 STEPS_SHOWN = 3  # syncer steps at which a fragment is due
 
 
-def show(plan: Plan, commands: Sequence[str], trial: str | None, tried: Plan | None, console: Console) -> None:
-    """Print the whole plan. `trial`: the command that plans what is recommended; `tried`: what that comes to."""
+def show(plan: Plan, commands: Sequence[str], tried: Trial | None, console: Console) -> None:
+    """Print the whole plan. `tried`: what comes of what is recommended."""
     say = _printer(console)
     for heading, lines in (
         ("recipe, resolved", dump(plan.recipe).rstrip().splitlines()),
@@ -38,7 +39,7 @@ def show(plan: Plan, commands: Sequence[str], trial: str | None, tried: Plan | N
         ("what you survive", fleet.survived(plan)),
         ("forecast", fleet.foreseen(plan)),
         ("what it costs", list(fleet.cost(plan))),
-        ("recommendation", fleet.recommended(plan, trial, tried)),
+        ("recommendation", fleet.recommended(plan, tried)),
         (f"limits broken: {len(plan.limits)}", list(_problems(plan.limits))),
         (f"warnings: {len(plan.warnings) or 'none'}", list(_problems(plan.warnings))),
         ("and now", list(commands)),

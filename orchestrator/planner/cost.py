@@ -9,8 +9,9 @@ from collections.abc import Mapping
 from dataclasses import dataclass
 
 from orchestrator.config import FleetPoolConfig, Recipe
+from orchestrator.planner.paces import unit_step_s
+from orchestrator.planner.survival import HOUR_S
 
-HOUR_S = 3600.0
 BILLION = 1e9
 
 
@@ -34,8 +35,11 @@ def cost(
     step_s: float | None,
     run_tokens: int,
     goodput: float | None = None,
+    run_s: float | None = None,
 ) -> Cost:
-    """`step_tokens`: of one step of a learner, by pool. `step_s`: without slowdown. `run_tokens`: the budget.
+    """`step_tokens`: of one step of a learner, by pool. `step_s`: of pools without a step of their own.
+
+    `run_tokens`: the budget. `run_s`: of a run whose budget is in syncer steps, with the time that has no quorum.
 
     `goodput`: predicted, 0 to 1, the hours without spot capacity counted as lost; None: nothing else is lost.
     """
@@ -45,15 +49,20 @@ def cost(
         pool.name for pool in recipe.pools if said.get(pool.name, _SILENT).price_per_hour is None and pool.learners
     )
     per_hour = tokens = None
-    rates = [step_tokens[pool.name] / pool.slowdown for pool in learners]
+    takes_s = [unit_step_s(recipe, pool, step_s) for pool in learners]
+    known_s = [seconds for seconds in takes_s if seconds is not None]
+    rates = [
+        step_tokens[pool.name] / (pool.slowdown if seconds is None else seconds)
+        for pool, seconds in zip(learners, takes_s, strict=True)
+    ]
     had = [rate * said.get(pool.name, _SILENT).spot for rate, pool in zip(rates, learners, strict=True)]
     share = sum(had) / sum(rates) if goodput is None else goodput
     if not unpriced:
         per_hour = sum((said[pool.name].price_per_hour or 0.0) * said[pool.name].spot for pool in learners)
-    if step_s is not None:
-        tokens = HOUR_S * share * sum(rates) / step_s
+    if len(known_s) == len(takes_s):
+        tokens = HOUR_S * share * sum(rates)
     known = per_hour is not None and tokens
-    hours = run_tokens / tokens if tokens else None
+    hours = run_s / HOUR_S if run_s is not None else run_tokens / tokens if tokens else None
     return Cost(
         per_hour=per_hour,
         tokens_per_hour=tokens,

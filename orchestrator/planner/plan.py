@@ -19,6 +19,7 @@ from orchestrator.planner.forecast import Forecast, forecast
 from orchestrator.planner.limits import limits
 from orchestrator.planner.linkload import LinkLoad
 from orchestrator.planner.nodes import Node
+from orchestrator.planner.paces import unit_step_s
 from orchestrator.planner.recommendation import Recommendation, recommend
 from orchestrator.planner.shapes import Shapes
 from orchestrator.planner.survival import Expected, Survival, expected, survivals
@@ -135,6 +136,8 @@ def make(
     keeping = upkeep(rows, shapes, len(recipe.learners), recipe.sync.round_steps, pace.step_s, recipe.durability)
     foreseen = forecast(recipe, shapes, setting.step_s, pace.run_s, hub, setting.courses) if setting.courses else None
     committed = None if foreseen is None else foreseen.committed.mean
+    quorum = 1.0 if foreseen is None else foreseen.quorum.mean
+    run_s = pace.run_s / quorum if pace.run_s and quorum and recipe.budget.syncer_steps is not None else None
     run_tokens = recipe.budget.tokens or pace.syncer_steps * pace.step_tokens
     return Plan(
         recipe=recipe,
@@ -151,7 +154,7 @@ def make(
         expected=expected(recipe),
         forecast=foreseen,
         survivals=survivals(recipe, hub, setting.shared_store, pace.step_s),
-        cost=cost(recipe, shapes.step_tokens, setting.step_s, run_tokens, committed),
+        cost=cost(recipe, shapes.step_tokens, setting.step_s, run_tokens, committed, run_s),
         recommendations=recommend(recipe, shapes, loads, pace.syncer_steps, pace.step_s),
         limits=broken,
         warnings=doubtful,
@@ -186,8 +189,10 @@ def _pace(recipe: Recipe, shapes: Shapes, step_s: float | None) -> Pace:
     if steps is None:
         assert recipe.budget.tokens is not None
         steps = max(1, -(-recipe.budget.tokens // step_tokens))
+    takes_s = [unit_step_s(recipe, pool, step_s) for pool in recipe.learners.values()]
+    known_s = [seconds for seconds in takes_s if seconds is not None]
     # The syncer's clock is the median learner's step.
-    syncer_s = None if step_s is None else step_s * median(pool.slowdown for pool in recipe.learners.values())
+    syncer_s = median(known_s) if len(known_s) == len(takes_s) else None
     return Pace(
         syncer_steps=steps,
         rounds=steps / recipe.sync.round_steps,

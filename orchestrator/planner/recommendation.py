@@ -90,9 +90,8 @@ def _learners(case: _Case) -> Recommendation:
     count, outage = len(recipe.learners), recipe.fleet.outage_s / HOUR_S
     mtbf = min(unit_mtbf_hours(recipe, pool) for pool in recipe.learners.values())
     down = outage / (mtbf + outage)
-    base = (
-        f"a learner fails every {mtbf:,.0f} h in the mean and is away for {60 * outage:.3g} min, {down:.2%} of its time"
-    )
+    base = f"a learner fails every {_hours(mtbf)} h in the mean and is away for {60 * outage:.3g} min, "
+    base += f"{down:.2%} of its time"
     least = min(unit_chips(recipe, pool) for pool in recipe.learners.values())
     pieces = 1
     while down / pieces > DOWN_SHARE and count * pieces < LEARNERS_MOST and pieces < least:
@@ -109,6 +108,10 @@ def _learners(case: _Case) -> Recommendation:
         reason += f"; above {LEARNERS_MOST} nothing is published, and each doubling costs some {LOSS_PER_DOUBLING:.1%} "
         reason += "of loss"
     return Recommendation("M", "pools.learners", count, advised, reason)
+
+
+def _hours(hours: float) -> str:
+    return f"{hours:,.0f}" if hours >= 10.0 else f"{hours:.2g}"
 
 
 def _quorum(case: _Case) -> Recommendation:

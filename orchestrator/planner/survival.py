@@ -95,6 +95,7 @@ def _learners(recipe: Recipe, step_s: float | None) -> Iterator[Survival]:
     count, quorum, sync = len(recipe.learners), recipe.quorum, recipe.sync
     lease = max(sync.lease_s, sync.lease_steps * (step_s or 0.0))
     back = recipe.fleet.outage_s
+    given = "a peer's state" if sync.recover == "peer" else "the syncer's versions and fresh moments"
     spare = count - quorum
     if spare:
         yield Survival(
@@ -102,7 +103,7 @@ def _learners(recipe: Recipe, step_s: float | None) -> Iterator[Survival]:
             True,
             0.0,
             f"nobody waits for them: a dead one is fenced at once, a silent one after {lease:g} s. Each is back after "
-            f"some {back:.0f} s with a peer's state. Its steps since a fragment was last read, at most "
+            f"some {back:.0f} s with {given}. Its steps since a fragment was last read, at most "
             f"{sync.round_steps + sync.overlap_steps}, are lost for that fragment; the samples are lent again",
         )
     yield Survival(

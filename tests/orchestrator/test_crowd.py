@@ -9,7 +9,7 @@ from typing import Any
 import pytest
 
 from orchestrator.planner.fleet.crowd import Crowd
-from orchestrator.planner.fleet.timeline import Timeline
+from orchestrator.timeline import Timeline
 
 
 class Process:

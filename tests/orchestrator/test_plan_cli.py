@@ -214,6 +214,26 @@ region = "east"
         assert part in result.stdout, part
     assert result.exit_code == 6
     trial = shlex.split(json.loads(invoke(*given, *nodes, "--json").stdout)["trial"])
-    better = invoke(*trial[2:], *nodes, "--json")
+    better = invoke(*trial[2:], "--json")
     told = json.loads(better.stdout)
     assert (better.exit_code, told["ok"], told["trial"]) == (0, True, None)
+
+
+def test_what_is_recommended_and_cannot_be_is_said_and_the_plan_is_there_all_the_same(
+    invoke: Invoke, tmp_path: Path
+) -> None:
+    """So narrow a link that a round would be longer than the run."""
+    fleet = """
+[fleet]
+links = [{between = ["west", "east"], gbit_s = 1e-6}]
+[[pools]]
+name = "far"
+region = "east"
+"""
+    (tmp_path / "far.toml").write_text(Path(LOCAL).read_text() + fleet)
+    given = ["far.toml", "--set", 'pools.0.region="west"', "--set", "budget.tokens=", "--set", "budget.syncer_steps=50"]
+    result = invoke(*given, "--step-seconds", "0.5", "--courses", "2")
+    assert result.exit_code == 6 and "limits broken" in result.stdout
+    assert "the recipe cannot run: budget.syncer_steps" in result.stdout
+    trial = result.stdout.partition("to plan it so: ")[2].splitlines()[0]
+    assert "--step-seconds 0.5" in trial and "--set sync.H=" in trial

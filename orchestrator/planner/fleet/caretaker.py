@@ -18,7 +18,6 @@ from outer import recovery, signals
 from outer.recovery import Entry
 
 SYNCER = "syncer"
-POLL_S = 1.0  # between two looks at everybody
 EXIT_S = 0.05
 
 
@@ -48,7 +47,7 @@ class Caretaker:
     def start(self) -> None:
         self._next_epoch()
         self._advance()
-        self._time.after(POLL_S, self._poll)
+        self._time.after(self._world.fleet.look_s, self._poll)
         for member in self._members.values():
             if 0.0 < member.since_s < math.inf:
                 self._time.after(member.since_s, self._want, member.name)
@@ -70,7 +69,7 @@ class Caretaker:
             for fault in due:
                 self._strike(fault)
         if not self.over:
-            self._time.after(POLL_S, self._poll)
+            self._time.after(self._world.fleet.look_s, self._poll)
 
     def _advance(self) -> None:
         self._act(self._controller.advance(self._time.now))

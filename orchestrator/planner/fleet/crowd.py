@@ -10,7 +10,7 @@ import math
 from collections.abc import Callable
 from typing import Any
 
-from orchestrator.planner.fleet.timeline import Process, Timeline
+from orchestrator.timeline import Process, Timeline
 
 EARLY = 1e-9  # seconds of work left that are none
 

@@ -123,4 +123,5 @@ class Fleet:
     ahead_s: float = 20.0
     warm: bool = False  # all who are wanted at the start are compiled by then, and hold the first versions
     death: Callable[[float], float] = lambda mean_s: math.inf  # seconds until a unit of this mean dies
+    look_s: float = 1.0  # between two looks at everybody, by the caretaker and for progress
     recorded: bool = False  # the facts are kept: what the run's log would have

@@ -39,9 +39,9 @@ class Speeds:
     gap: float = 0.28  # the paper's 18 % between two generations, and 10 % injected
     noise: float = 0.02  # standard deviation of a step's time, as a share of it
     spells: Spells = NONE  # transient slowdowns of each learner, by itself
-    latency_s: float = 0.02
-    merge_s: float = 0.02
-    journal_s: float = 0.02
+    latency: float = 0.02  # of a message, as a share of step_s; likewise
+    merge: float = 0.02
+    journal: float = 0.02
 
 
 class Course(NamedTuple):
@@ -102,7 +102,7 @@ def over_seeds(courses: Sequence[Mapping[str, Course]]) -> list[Row]:
 
 
 def _course(rule: str, speeds: Speeds, steps: int, seed: int) -> Course:
-    sync = SyncConfig.model_validate(RULES[rule])
+    sync, step_s = SyncConfig.model_validate(RULES[rule]), speeds.step_s
     slowdown = {
         f"learner-{i}": 1.0 if 2 * i < speeds.learners else 1.0 / (1.0 - speeds.gap) for i in range(speeds.learners)
     }
@@ -123,9 +123,12 @@ def _course(rule: str, speeds: Speeds, steps: int, seed: int) -> Course:
         fragments=even(sync.round_steps, sync.round_steps),
         members=members,
         budget=Budget(None, 10 * speeds.learners * steps),
-        timing=Timing(merge_s=lambda elements, learners: speeds.merge_s, append_s=lambda elements: speeds.journal_s),
-        links={pair: Link(latency_s=speeds.latency_s) for pair in ((REGION, ""), ("", REGION))},
+        timing=Timing(
+            merge_s=lambda elements, learners: step_s * speeds.merge, append_s=lambda elements: step_s * speeds.journal
+        ),
+        links={pair: Link(latency_s=step_s * speeds.latency) for pair in ((REGION, ""), ("", REGION))},
         warm=True,
+        look_s=max(1.0, step_s),
     )
     slowest = speeds.step_s * max(slowdown.values())
     warm_up_s = 2.0 * sync.round_steps * slowest

@@ -14,6 +14,7 @@ from orchestrator.config import FleetConfig, Recipe
 from orchestrator.planner.fleet.description import Draw, Fault, Fleet, Link, Member, Steady, Timing, constant
 from orchestrator.planner.fleet.speeds import Varying
 from orchestrator.planner.linkload import home
+from orchestrator.planner.paces import unit_step_s
 from orchestrator.planner.shapes import Shapes
 from orchestrator.planner.survival import HOUR_S, unit_mtbf_hours
 from outer.budget import Budget
@@ -53,7 +54,7 @@ def fleet(
                 name=name,
                 batch_size=pool.batch_size,
                 tokens=shapes.step_tokens[pool.name],
-                rhythm=Varying(Steady(step_s), Random(f"{seed} {name}"), pool.slowdown, NOISE),
+                rhythm=Varying(Steady(unit_step_s(recipe, pool, step_s)), Random(f"{seed} {name}"), noise=NOISE),
                 pool=pool.name,
                 region=pool.region or "",
                 mtbf_s=mtbf_s[pool.name],
@@ -69,6 +70,7 @@ def fleet(
         span_steps=recipe.data.span_steps,
         ahead_s=recipe.data.ahead_s,
         warm=True,
+        look_s=max(1.0, 0.1 * step_s),
         death=(lambda mean_s: dies.expovariate(1.0 / mean_s)) if failing else lambda mean_s: math.inf,
         recorded=recorded,
     )

@@ -1,13 +1,13 @@
 """One course of a fleet: the production machines driven with durations, and what came of it.
 
-The fourth shell of the same machines: fifty thousand of their events a second, whatever the size of the model.
+The fourth shell of the same machines: tens of thousands of their events a second, whatever the size of the model.
 """
 
 from __future__ import annotations
 
 import math
 from collections import Counter
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 
 from orchestrator.events import Event
@@ -15,10 +15,9 @@ from orchestrator.planner.fleet.caretaker import SYNCER, Caretaker
 from orchestrator.planner.fleet.crowd import Crowd
 from orchestrator.planner.fleet.description import Fleet
 from orchestrator.planner.fleet.network import Network
-from orchestrator.planner.fleet.timeline import Timeline
 from orchestrator.planner.fleet.world import Merged, Stepped, World
+from orchestrator.timeline import Timeline
 
-LOOK_S = 1.0
 UNHEARD = ("syncer", "orchestrator", "chaos")  # who writes to the log without anybody's help
 
 
@@ -43,8 +42,13 @@ class Outcome:
     events: int  # handed to machines
 
 
-def simulate(fleet: Fleet, until_s: float, warm_up_s: float = 0.0) -> tuple[Outcome, World]:
-    """Let it run for so long, or until its budget is reached. Counted is what came after the warm-up."""
+def simulate(
+    fleet: Fleet, until_s: float, warm_up_s: float = 0.0, progress: Callable[[float], None] = lambda share: None
+) -> tuple[Outcome, World]:
+    """Let it run for so long, or until its budget is reached. Counted is what came after the warm-up.
+
+    `progress` is told the share of the budget that is committed, 0 to 1, at every look.
+    """
     dies = any(fault.kind == "kill" and fault.learner == SYNCER for fault in fleet.faults)
     time = Timeline()
     crowd = Crowd(time, fleet.timing.abreast)
@@ -53,7 +57,9 @@ def simulate(fleet: Fleet, until_s: float, warm_up_s: float = 0.0) -> tuple[Outc
     caretaker.start()
     finished_at = None
     while time.now < until_s and not caretaker.over:
-        time.run(min(until_s, time.now + LOOK_S))
+        time.run(min(until_s, time.now + fleet.look_s))
+        if caretaker.server is not None:
+            progress(caretaker.server.machine.progress)
         if finished_at is None and caretaker.server is not None and caretaker.server.machine.finished:
             finished_at = caretaker.server.machine.moved_at
     stop = time.now if finished_at is None else finished_at

@@ -85,6 +85,7 @@ def _run(setting: Scavenging, newcomers: int) -> tuple[float, float, float | Non
             *(Fault("leave", name, at_progress=goes) for name in guests),
         ),
         warm=True,
+        look_s=max(1.0, 0.1 * setting.step_s),
         recorded=True,
     )
     outcome, world = simulate(fleet, 2.0 * total_s)

@@ -7,6 +7,8 @@ batches are the recipe's.
 
 from __future__ import annotations
 
+import math
+from collections.abc import Callable
 from dataclasses import dataclass, replace
 from random import Random
 
@@ -17,10 +19,13 @@ from orchestrator.events import Event, RunFinished, RunStarted, merge
 from orchestrator.planner.fleet.description import Beat, Fleet, Rhythm
 from orchestrator.planner.fleet.failures import Draws, Failures
 from orchestrator.planner.fleet.islands import Island
-from orchestrator.planner.fleet.recipes import fleet
+from orchestrator.planner.fleet.recipes import NOISE, fleet
 from orchestrator.planner.fleet.run import Outcome, events_of, simulate
+from orchestrator.planner.fleet.speeds import Varying
 from orchestrator.planner.fleet.spot import DAY_S, Interval, absences, comings
+from orchestrator.planner.paces import unit_step_s
 from orchestrator.planner.shapes import Shapes
+from orchestrator.planner.survival import HOUR_S
 from orchestrator.problems import InputError, Problem
 from orchestrator.synthetic import bare
 from outer.manifest import code_digest
@@ -48,16 +53,24 @@ class Whole:
         return Beat(beat.seconds, beat.stall_s)
 
 
-def record(recipe: Recipe, shapes: Shapes, step_s: float, seed: int, chips: int | None = None) -> Simulated:
+def record(
+    recipe: Recipe,
+    shapes: Shapes,
+    step_s: float,
+    seed: int,
+    chips: int | None = None,
+    progress: Callable[[float], None] = lambda share: None,
+) -> Simulated:
     """Simulate a resolved recipe. `chips`: of the whole fleet, in islands; None: units die as [fleet] has it.
 
-    Raises InputError where the run comes to no end.
+    `progress` is told the share of the budget that is committed. Raises InputError where the run comes to no end.
     """
-    slowest = step_s * max(pool.slowdown for pool in recipe.pools)
+    slowest = max(unit_step_s(recipe, pool, step_s) for pool in recipe.pools)
     until_s = DAY_S + PATIENCE * slowest * (recipe.target_syncer_steps + recipe.sync.round_steps)
     made = fleet(recipe, shapes, step_s, seed, failing=chips is None, recorded=True)
     made = replace(made, faults=comings(_away(recipe, seed, until_s)))
-    outcome, world = simulate(made if chips is None else _islands(made, chips, step_s, seed), until_s)
+    fleet_of = made if chips is None else _islands(recipe, made, chips, step_s, seed)
+    outcome, world = simulate(fleet_of, until_s, progress=progress)
     if outcome.finished_at is None:
         message = (
             f"the simulated run comes to no end: {outcome.commits} commits in {world.time.now:,.0f} virtual seconds"
@@ -78,9 +91,12 @@ def _away(recipe: Recipe, seed: int, until_s: float) -> dict[str, list[Interval]
     return {name: absences(*spots[pool.name], until_s) for name, pool in recipe.learners.items() if pool.name in spots}
 
 
-def _islands(made: Fleet, chips: int, step_s: float, seed: int) -> Fleet:
-    """The same learners, each an island of its part of the chips."""
-    count, model = len(made.members), Failures(step_s=step_s)
-    islands: list[Rhythm] = [Whole(Island(model, chips / count, Draws(seed, 0, i))) for i in range(count)]
-    members = (replace(one, rhythm=each) for one, each in zip(made.members, islands, strict=True))
-    return replace(made, members=tuple(members))
+def _islands(recipe: Recipe, made: Fleet, chips: int, step_s: float, seed: int) -> Fleet:
+    """The same learners, each an island of its part of the chips. One that stands still does not hang."""
+    count, model = len(made.members), Failures(step_s=step_s, mtbi_s=HOUR_S * recipe.fleet.mtbf_hours)
+    members = []
+    for index, member in enumerate(made.members):
+        island: Rhythm = Whole(Island(model, chips / count, Draws(seed, 0, index)))
+        slowdown, chance = recipe.pool_of(member.name).slowdown, Random(f"{seed} {member.name}")
+        members.append(replace(member, rhythm=Varying(island, chance, slowdown, NOISE)))
+    return replace(made, members=tuple(members), timing=replace(made.timing, hang_s=math.inf))

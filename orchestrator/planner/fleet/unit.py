@@ -54,7 +54,6 @@ class Unit:
         self._kept: list[tuple[Callable[..., Any], tuple[Any, ...]]] = []
         self._turn = 0  # which of the loop's moves is under way
         self._holding = self._changed = False
-        self._may_step_at = 0.0
         self._exited = ""
         self._warm = False  # it has what it starts from
 
@@ -132,11 +131,12 @@ class Unit:
         self._turn += 1
         self._holding = False
         time = self._time
-        begins = max(time.now, self._may_step_at)
+        begins = max(time.now, self._world.ready_at.get(self.name, 0.0))
         beat = self.member.rhythm.beat(begins)
         first_s = self._world.fleet.timing.first_s() if effect.step == 1 else 0.0
         done = begins + beat.seconds + first_s + self.disturbance.delay_s()
-        self._may_step_at = done + beat.stall_s
+        if beat.stall_s:
+            self._world.ready_at[self.name] = done + beat.stall_s
         tokens = self.member.tokens if beat.share == 1.0 else round(beat.share * self.member.tokens)
         self._steps.append(Stepped(begins, done, beat.share, tokens))
         heappush(time.queue, (done, time.number(), self, self._step_done, (self._turn, tokens)))

@@ -81,6 +81,7 @@ def _row(setting: Upsize, copy_steps: float) -> Row:
         links=links,
         state_bytes=STATE_COPIES * DOWN_BYTES * setting.parameters,
         warm=True,
+        look_s=max(1.0, setting.step_s),
         recorded=True,
     )
     outcome, world = simulate(fleet, total_s, comes_s)

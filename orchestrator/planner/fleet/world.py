@@ -8,7 +8,7 @@ from typing import TYPE_CHECKING, Any, NamedTuple
 from orchestrator.planner.fleet.crowd import Crowd
 from orchestrator.planner.fleet.description import Fleet
 from orchestrator.planner.fleet.network import Network
-from orchestrator.planner.fleet.timeline import Timeline
+from orchestrator.timeline import Timeline
 from outer.messages import StateRequest
 
 if TYPE_CHECKING:
@@ -46,6 +46,7 @@ class World:
     units: dict[str, Unit] = field(default_factory=dict)  # the newest incarnation of each
     wanted: dict[Key, StateRequest] = field(default_factory=dict)  # what a joiner waits for
     steps: dict[str, list[Stepped]] = field(default_factory=dict)  # by learner, in order
+    ready_at: dict[str, float] = field(default_factory=dict)  # by learner: its hardware stands still until then
     merges: list[Merged] = field(default_factory=list)
     facts: dict[Key, list[tuple[float, Any]]] = field(default_factory=dict)
     told: dict[Key, int] = field(default_factory=dict)  # how many of a learner's are in the log
