@@ -13,11 +13,13 @@ from rich.console import Console
 from rich.table import Table
 
 from orchestrator.cli.errors import reported
-from orchestrator.cli.lists import file_problems, numbers, write_rows
+from orchestrator.cli.lists import as_csv, file_problems, numbers, write
 from orchestrator.problems import InputError, Problem
 from orchestrator.status import DASH
 
-ROUND_STEPS_MOST = 1000  # a cell takes seconds with so many
+# A cell takes a tenth of a second at most.
+ROUND_STEPS_MOST, LATENCY_MS_MOST = 250, 1e4
+PARAMETERS_MOST, DATACENTERS_MOST, STEP_S_MOST = 1e16, 1_000_000, 86_400.0
 
 
 def bandwidth(
@@ -47,16 +49,18 @@ def bandwidth(
 
         exchange = Exchange(parameters, fragments, round_steps, overlap_steps, latency_ms / 1e3)
         found = list(cells(*lists, exchange))
-        if to_csv is not None:
-            write_rows(to_csv, found)
-        if plot is not None:
-            from orchestrator.planner.fleet.bandwidth_figure import bandwidth_figure
-
-            plot.write_text(bandwidth_figure(exchange, lists[0][0], max(lists[1])), encoding="utf-8")
         if as_json:
             typer.echo(json.dumps([asdict(cell) for cell in found], allow_nan=False))
         else:
             Console(width=120).print(_table(found))
+        write("--csv", to_csv, lambda: as_csv([asdict(cell) for cell in found]))
+        write("--plot", plot, lambda: _figure(exchange, lists[0][0], max(lists[1])))
+
+
+def _figure(exchange: Any, step_s: float, datacenters: int) -> str:
+    from orchestrator.planner.fleet.bandwidth_figure import bandwidth_figure
+
+    return bandwidth_figure(exchange, step_s, datacenters)
 
 
 def _table(found: Sequence[Any]) -> Table:
@@ -90,10 +94,13 @@ def _gbit(value: float | None) -> str:
 def _lists(
     step_seconds: str, datacenters: str, bits: str, utilisation: str, problems: list[Problem]
 ) -> tuple[list[float], list[int], list[int], list[float]]:
-    steps = numbers("--step-seconds", step_seconds, float, lambda s: 0 < s < float("inf"), "above 0", problems)
-    counts = numbers("--datacenters", datacenters, int, lambda count: count >= 2, "whole, from 2", problems)
+    words = f"from 0.001 to {STEP_S_MOST:g}"
+    steps = numbers("--step-seconds", step_seconds, float, lambda s: 1e-3 <= s <= STEP_S_MOST, words, problems)
+    words = f"whole, from 2 to {DATACENTERS_MOST}"
+    counts = numbers("--datacenters", datacenters, int, lambda count: 2 <= count <= DATACENTERS_MOST, words, problems)
     widths = numbers("--bits", bits, int, lambda width: 1 <= width <= 64, "whole, from 1 to 64", problems)
-    shares = numbers("--utilisation", utilisation, float, lambda share: 0 < share < 100, "between 0 and 100", problems)
+    words = "from 0.01 to 99.99"
+    shares = numbers("--utilisation", utilisation, float, lambda share: 0.01 <= share <= 99.99, words, problems)
     return steps, counts, widths, [share / 100 for share in shares]
 
 
@@ -101,8 +108,9 @@ def _problems(
     parameters: float, fragments: int, round_steps: int, overlap_steps: int, latency_ms: float
 ) -> list[Problem]:
     problems = []
-    if not 0 < parameters < float("inf"):
-        problems.append(Problem("--parameters", parameters, "must be above 0", "write for example 5e9"))
+    if not 1 <= parameters <= PARAMETERS_MOST:
+        words = f"must be from 1 to {PARAMETERS_MOST:g}"
+        problems.append(Problem("--parameters", parameters, words, "write for example 5e9"))
     if not 1 <= round_steps <= ROUND_STEPS_MOST:
         fix = f"write at most {ROUND_STEPS_MOST}: P, H and tau in proportion give the same"
         problems.append(Problem("--H", round_steps, f"must be from 1 to {ROUND_STEPS_MOST}", fix))
@@ -112,6 +120,7 @@ def _problems(
         )
     if not 0 <= overlap_steps < max(1, round_steps):
         problems.append(Problem("--tau", overlap_steps, f"must be from 0, below H = {round_steps}", "write --tau 2"))
-    if not 0 <= latency_ms < float("inf"):
-        problems.append(Problem("--latency-ms", latency_ms, "must be from 0", "leave it out for none"))
+    if not 0 <= latency_ms <= LATENCY_MS_MOST:
+        words = f"must be from 0 to {LATENCY_MS_MOST:g}"
+        problems.append(Problem("--latency-ms", latency_ms, words, "leave it out for none"))
     return problems

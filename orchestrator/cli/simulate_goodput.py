@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-import csv
+import itertools
 import json
 import sys
 from collections.abc import Callable, Sequence
@@ -13,20 +13,19 @@ from typing import TYPE_CHECKING, Annotated, Any
 import typer
 from pydantic import ValidationError
 from rich.console import Console
-from rich.progress import track
+from rich.progress import Progress
 from rich.table import Table
 
 from orchestrator.cli.errors import reported
-from orchestrator.cli.lists import file_problems
+from orchestrator.cli.lists import as_csv, bounded, file_problems, write
 from orchestrator.planner.fleet.failures import Failures
 from orchestrator.problems import InputError, Problem, explain, nearest
 
 if TYPE_CHECKING:
-    from orchestrator.planner.fleet.goodput import Cell
+    from orchestrator.planner.fleet.goodput import Cell, Effort, Mode, Waiting
 
 LEARNERS_MOST, CHIPS_MOST = 1024, 100_000_000
-LOAD_MOST = 1e9  # steps of all learners in one seed: hours
-FAILING_MOST = 1e7  # failing chips in one seed: minutes
+TAKES_S_MOST = 300.0  # all cells with as many seeds as they have at least; wide intervals take more
 MODEL = "The failure model"
 WAITING = "Baselines in which learners wait: sync, streaming"
 SUFFIXES = {"k": 1e3, "m": 1e6}
@@ -81,7 +80,7 @@ def goodput(
         "repair_scale_s": repair_scale_s,
     }
     with reported(as_json):
-        from orchestrator.planner.fleet.goodput import MODES, Effort, Waiting, fleets, simulate
+        from orchestrator.planner.fleet.goodput import MODES, Effort, Waiting, fleets
 
         model = _model({name: value for name, value in given.items() if value is not None})
         names = _listed("--modes", modes, lambda text: _mode(text, MODES))
@@ -90,20 +89,38 @@ def goodput(
         cells = list(fleets(counts, sizes, names))
         effort = Effort(half_width, seeds, max(seeds, seeds_most))
         _check_fleets(cells, learners, modes)
-        _check_load(cells, model, effort)
-        if unwritable := [*file_problems("--csv", to_csv, ".csv"), *file_problems("--plot", plot, ".svg")]:
-            raise InputError(unwritable)
         waiting = Waiting(round_steps, overlap_steps)
-        work = track(cells, "simulating", console=Console(stderr=True), transient=True)
-        found = [simulate(*cell, model, effort, seed, waiting) for cell in work]
-        if to_csv is not None:
-            _write_csv(found, to_csv)
-        if plot is not None:
-            from orchestrator.planner.fleet.figures import goodput_figure
-
-            plot.write_text(goodput_figure(found), encoding="utf-8")
+        if problems := [
+            *bounded({"--half-width": (half_width, 0.5)}),
+            *file_problems("--csv", to_csv, ".csv"),
+            *file_problems("--plot", plot, ".svg"),
+        ]:
+            raise InputError(problems)
+        _check_time(cells, model, effort, waiting)
+        found = _simulated(cells, model, effort, seed, waiting)
         _print(found, sizes, as_json)
         _warn(found, effort)
+        write("--csv", to_csv, lambda: as_csv([_row(cell) for cell in found]))
+        write("--plot", plot, lambda: _figure(found))
+
+
+def _simulated(
+    cells: Sequence[tuple[Mode, int, int]], model: Failures, effort: Effort, seed: int, waiting: Waiting
+) -> list[Cell]:
+    """All cells, under a bar on stderr that advances by seeds and grows with those that a wide interval takes."""
+    from orchestrator.planner.fleet.goodput import simulate
+
+    found, total, done = list[Cell](), len(cells) * effort.seeds, itertools.count(1)
+    with Progress(console=Console(stderr=True), transient=True) as bar:
+        task = bar.add_task("simulating", total=total)
+
+        def seen() -> None:
+            now, later = next(done), (len(cells) - len(found) - 1) * effort.seeds
+            bar.update(task, completed=now, total=max(total, now + later))
+
+        for cell in cells:
+            found.append(simulate(*cell, model, effort, seed, waiting, seen))
+    return found
 
 
 # ------------------------------------------------------------------ the input
@@ -159,17 +176,24 @@ def _check_fleets(cells: Sequence[tuple[Any, int, int]], learners: str, modes: s
             raise InputError([Problem("--learners", count, f"is more than {size:,} chips", "give more chips")])
 
 
-def _check_load(cells: Sequence[tuple[Any, int, int]], model: Failures, effort: Any) -> None:
-    """Refuse what would go on for hours: long steps of a fleet are cheap, and so are short ones that seldom fail."""
-    for mode, count, size in cells:
-        seconds = effort.warm_up_s(model) + effort.measured_s(model, size)
-        steps = count * seconds / model.step_s
-        if mode in ("sync", "streaming") and steps > LOAD_MOST:
-            words = f"makes {steps:.1e} steps a seed of {mode} with {count} learners and {size:,} chips"
-            raise InputError([Problem("--step-s", model.step_s, words, "take longer steps or fewer learners")])
-        if seconds * size / model.mtbi_s > FAILING_MOST:
-            words = f"makes {seconds * size / model.mtbi_s:.1e} chips fail in one seed with {size:,} chips"
-            raise InputError([Problem("--mtbi-s", model.mtbi_s, words, "raise it, or shorten the repair")])
+def _check_time(cells: Sequence[tuple[Mode, int, int]], model: Failures, effort: Effort, waiting: Waiting) -> None:
+    """Refuse what would go on for hours, and name what makes it long."""
+    from orchestrator.planner.fleet.goodput import takes_s
+
+    takes = [effort.seeds * takes_s(*cell, model, effort, waiting) for cell in cells]
+    if sum(takes) <= TAKES_S_MOST:
+        return
+    mode, count, size = cells[takes.index(max(takes))]
+    words = (
+        f"takes some {sum(takes) / 60:,.0f} minutes with {effort.seeds} seeds; {TAKES_S_MOST / 60:g} are allowed. "
+        f"Longest is {mode} of {count} with {size:,} chips"
+    )
+    if mode in ("sync", "streaming"):
+        fix = "take longer steps, fewer learners, cells or seeds"
+        raise InputError([Problem("--step-s", model.step_s, words, fix)])
+    raise InputError(
+        [Problem("--mtbi-s", model.mtbi_s, words, "raise it, shorten the repair, or fewer cells or seeds")]
+    )
 
 
 # ------------------------------------------------------------------ the output
@@ -195,7 +219,7 @@ def _words(cell: Cell) -> str:
     return f"{share(cell.goodput, cell.goodput_interval)} / {share(cell.uptime, cell.uptime_interval)}"
 
 
-def _warn(cells: Sequence[Cell], effort: Any) -> None:
+def _warn(cells: Sequence[Cell], effort: Effort) -> None:
     for cell in cells:
         if cell.half_width > effort.half_width:
             typer.echo(
@@ -205,14 +229,16 @@ def _warn(cells: Sequence[Cell], effort: Any) -> None:
             )
 
 
-def _write_csv(cells: Sequence[Cell], path: Path) -> None:
-    with path.open("w", newline="", encoding="utf-8") as file:
-        writer = csv.writer(file)
-        writer.writerow(
-            ["mode", "learners", "chips"]
-            + [f"{name}{part}" for name in ("goodput", "uptime") for part in ("", "_low", "_high")]
-            + ["seeds"]
-        )
-        for cell in cells:
-            shares = (cell.goodput, *cell.goodput_interval, cell.uptime, *cell.uptime_interval)
-            writer.writerow([cell.mode, cell.learners, cell.chips, *shares, cell.seeds])
+def _row(cell: Cell) -> dict[str, Any]:
+    """With a column for each end of an interval."""
+    row: dict[str, Any] = {"mode": cell.mode, "learners": cell.learners, "chips": cell.chips}
+    for name in ("goodput", "uptime"):
+        low, high = getattr(cell, f"{name}_interval")
+        row |= {name: getattr(cell, name), f"{name}_low": low, f"{name}_high": high}
+    return row | {"seeds": cell.seeds}
+
+
+def _figure(cells: Sequence[Cell]) -> str:
+    from orchestrator.planner.fleet.figures import goodput_figure
+
+    return goodput_figure(cells)

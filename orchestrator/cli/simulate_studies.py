@@ -15,13 +15,15 @@ from rich.progress import track
 from rich.table import Table
 
 from orchestrator.cli.errors import reported
-from orchestrator.cli.lists import file_problems, numbers, write_rows
+from orchestrator.cli.lists import as_csv, bounded, file_problems, numbers, write
 from orchestrator.problems import InputError, Problem
 from orchestrator.status import DASH
 
 LEARNERS_MOST = 256
-EVENTS_MOST = 5e7  # handed to machines: a quarter of an hour
-EVENTS_PER_STEP = 9  # of one learner
+STEPS_MOST = 1e6  # of all learners: some five minutes, at nine events each and 30,000 events a second
+STEP_S_MOST = 100.0  # of the slowest: a learner's first step may take 120 s, the protocol's deadlines fewer
+WAIT_S_MOST = 864_000.0  # ten days
+FAST_STEP_S_MOST = 40.0  # latencies are a share of a step here, and an answer to a read may take 2 s
 
 Json = Annotated[bool, typer.Option("--json", help="Print a list of rows as JSON on stdout.")]
 Csv = Annotated[Path | None, typer.Option("--csv", metavar="FILE.csv", help="Write the rows as CSV too.")]
@@ -51,7 +53,21 @@ def heterogeneous(
 ) -> None:
     """Learners of two speeds: what waiting for all, for one, and for one with a grace window makes of them."""
     with reported(as_json):
-        _check(file_problems("--csv", to_csv, ".csv"), 3 * seeds * steps * learners, "--steps", steps)
+        problems = file_problems("--csv", to_csv, ".csv") + bounded(
+            {
+                "--gap": (gap, 0.95),
+                "--noise": (noise, 0.5),
+                "--spell-gap": (spell_gap or 1.0, WAIT_S_MOST),
+                "--spell-seconds": (spell_seconds, WAIT_S_MOST),
+                "--spell-slowdown": (spell_slowdown, 100.0),
+                "--step-seconds": (step_seconds, FAST_STEP_S_MOST),
+            }
+        )
+        slowest_s = step_seconds / (1.0 - gap) * (1.0 + 4.0 * noise) * (1.0 if spell_gap is None else spell_slowdown)
+        if not problems and slowest_s > STEP_S_MOST:
+            words = f"makes steps of up to {slowest_s:,.0f} s for the slowest; {STEP_S_MOST:g} are allowed"
+            problems.append(Problem("--step-seconds", step_seconds, words, "shorten it, or give a smaller --gap"))
+        _check(problems, 3 * seeds * (steps + 48) * learners, "--steps", steps)
         from orchestrator.planner.fleet import heterogeneous as study
         from orchestrator.planner.fleet.speeds import Spells
 
@@ -59,12 +75,13 @@ def heterogeneous(
         speeds = study.Speeds(learners, step_seconds, gap, noise, spells)
         found = [study.study(speeds, steps, seed + index) for index in _followed(range(seeds), "simulating")]
         rows = study.over_seeds(found)
-        _answer(rows, as_json, to_csv)
+        _answer(rows, as_json)
         if not as_json:
             table = Table("rule", "goodput", "time stepping", "participation", "merges per step", box=None)
             for row in rows:
                 table.add_row(row.rule, *(_spread(*pair) for pair in row.shares), f"{row.merges_per_step:.2f}")
             _show(table, f"{learners} learners, half of them {gap:.0%} slower; in %, 95 % intervals over {seeds} seeds")
+        _write_csv(rows, to_csv)
 
 
 def scavenging(
@@ -85,23 +102,29 @@ def scavenging(
     with reported(as_json):
         problems = [*file_problems("--csv", to_csv, ".csv"), *file_problems("--plot", plot, ".svg")]
         extras = numbers("--extra", extra, float, lambda x: 0 < x <= 10_000, "above 0, to 10000", problems)
+        problems += bounded(
+            {
+                "--share": (share, 1.0),
+                "--step-seconds": (step_seconds, STEP_S_MOST),
+                "--start-seconds": (start_seconds, WAIT_S_MOST),
+                "--state-seconds": (state_seconds, WAIT_S_MOST),
+            }
+        )
         load = steps * learners * (1 + sum(1 + share * x / 100 for x in extras))
         _check(problems, load, "--steps", steps)
         from orchestrator.planner.fleet import scavenging as study
 
         setting = study.Scavenging(learners, step_seconds, steps, share, start_seconds, state_seconds)
         rows = list(_followed(study.study(setting, [x / 100 for x in extras]), "simulating", len(extras)))
-        _answer(rows, as_json, to_csv)
-        if plot is not None:
-            from orchestrator.planner.fleet.study_figures import scavenging_figure
-
-            plot.write_text(scavenging_figure(rows), encoding="utf-8")
+        _answer(rows, as_json)
         if not as_json:
             table = Table("extra", "time", "ideal", "participation", "start to first step", box=None)
             for row in rows:
                 shares = (f"{row.time:.3f}", f"{row.ideal:.3f}", f"{row.participation:.3f}")
                 table.add_row(f"+{100 * row.extra:g} %", *shares, _seconds(row.joined_s))
             _show(table, f"time of the run, as a share of that of {learners} learners alone")
+        _write_csv(rows, to_csv)
+        write("--plot", plot, lambda: _scavenging_figure(rows))
 
 
 def upsize(
@@ -118,19 +141,17 @@ def upsize(
     """A learner that joins: what those who train lose by it, against the bandwidth of the links."""
     with reported(as_json):
         problems = [*file_problems("--csv", to_csv, ".csv"), *file_problems("--plot", plot, ".svg")]
-        fits = "above 0, to 1000"
-        takes = numbers("--copy-steps", copy_steps, float, lambda x: 0 < x <= 1000, fits, problems)
+        takes = numbers("--copy-steps", copy_steps, float, lambda x: 1e-3 <= x <= 100, "from 0.001 to 100", problems)
+        problems += bounded({"--parameters": (parameters, 1e13), "--step-seconds": (step_seconds, STEP_S_MOST)})
+        if problems:
+            raise InputError(problems)
         from orchestrator.planner.fleet import upsize as study
 
         setting = study.Upsize(learners, step_seconds, round(parameters))
         steps = setting.rounds * setting.round_steps
         _check(problems, len(takes) * learners * steps, "--copy-steps", copy_steps)
         rows = list(_followed(study.study(setting, takes), "simulating", len(takes)))
-        _answer(rows, as_json, to_csv)
-        if plot is not None:
-            from orchestrator.planner.fleet.study_figures import upsize_figure
-
-            plot.write_text(upsize_figure(rows), encoding="utf-8")
+        _answer(rows, as_json)
         if not as_json:
             columns = (
                 "a copy",
@@ -147,6 +168,8 @@ def upsize(
                 joined = DASH if row.joined_steps is None else f"{row.joined_steps:.1f}"
                 table.add_row(f"{row.copy_steps:g}", f"{row.gbit_s:.3g}", *still, row.source or DASH, joined)
             _show(table, "times in steps; participation of those who train, from the newcomer's coming on")
+        _write_csv(rows, to_csv)
+        write("--plot", plot, lambda: _upsize_figure(rows))
 
 
 # ------------------------------------------------------------------ what was given, and the answer
@@ -154,9 +177,10 @@ def upsize(
 
 def _check(problems: list[Problem], steps: float, option: str, value: Any) -> None:
     """Refuse what would go on for hours."""
-    if not problems and steps * EVENTS_PER_STEP > EVENTS_MOST:
-        words = f"makes {steps:.1e} steps of learners in all; {EVENTS_MOST / EVENTS_PER_STEP:.0e} are allowed"
-        problems = [Problem(option, value, words, "give less of them, or fewer learners or seeds")]
+    if not problems and steps > STEPS_MOST:
+        words = f"makes {steps:.1e} steps of learners in all, some {5 * steps / STEPS_MOST:,.0f} minutes"
+        fix = f"give less of them, or fewer learners or seeds: at most {STEPS_MOST:.0e} steps"
+        problems = [Problem(option, value, words, fix)]
     if problems:
         raise InputError(problems)
 
@@ -165,11 +189,26 @@ def _followed(work: Any, what: str, total: int | None = None) -> Any:
     return track(work, what, total=total, console=Console(stderr=True), transient=True)
 
 
-def _answer(rows: Sequence[Any], as_json: bool, to_csv: Path | None) -> None:
-    if to_csv is not None:
-        write_rows(to_csv, rows)
+def _answer(rows: Sequence[Any], as_json: bool) -> None:
     if as_json:
-        typer.echo(json.dumps([asdict(row) for row in rows], allow_nan=False))
+        told = [{name: None if value != value else value for name, value in asdict(row).items()} for row in rows]
+        typer.echo(json.dumps(told, allow_nan=False))
+
+
+def _write_csv(rows: Sequence[Any], path: Path | None) -> None:
+    write("--csv", path, lambda: as_csv([asdict(row) for row in rows]))
+
+
+def _scavenging_figure(rows: Sequence[Any]) -> str:
+    from orchestrator.planner.fleet.study_figures import scavenging_figure
+
+    return scavenging_figure(rows)
+
+
+def _upsize_figure(rows: Sequence[Any]) -> str:
+    from orchestrator.planner.fleet.study_figures import upsize_figure
+
+    return upsize_figure(rows)
 
 
 def _show(table: Table, below: str) -> None:

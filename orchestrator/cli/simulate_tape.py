@@ -7,14 +7,17 @@ from pathlib import Path
 from typing import Annotated
 
 import typer
+from rich.console import Console
+from rich.progress import Progress
 
 from orchestrator.cli import tapes
 from orchestrator.cli.errors import BROKEN_PROMISE, apart, as_record, reported
+from orchestrator.cli.lists import bounded
 from orchestrator.cli.run import checked
 from orchestrator.problems import InputError, Problem
 from orchestrator.store import RunStore
 
-STEP_S = 1.0
+STEP_S, STEP_S_MOST = 1.0, 86_400.0
 
 
 def tape(
@@ -36,7 +39,7 @@ def tape(
     """Simulate a recipe's fleet under failures, and write the log that such a run would have. Computes nothing."""
     with reported(as_json):
         store = RunStore(folder)
-        found = list(tapes.of_folder(store))
+        found = [*tapes.of_folder(store), *bounded({"--step-seconds": (step_seconds or STEP_S, STEP_S_MOST)})]
         with apart(as_json):
             resolved = checked(recipe, overrides or [], Path.cwd(), lambda wanted: found)
             if resolved.sync.overlap == "strict":
@@ -52,7 +55,12 @@ def tape(
 
         step_s = step_seconds or resolved.fleet.step_s or STEP_S
         seed = resolved.seed if seed is None else seed
-        made = record(resolved, shapes, step_s, seed, chips)
+        if resolved.chaos.active:
+            words = "warning: faults of [chaos] are not in this tape: diloco chaos tape has them, and no [fleet]"
+            typer.echo(words, err=True)
+        with Progress(console=Console(stderr=True), transient=True) as bar:
+            task = bar.add_task("simulating", total=1.0)
+            made = record(resolved, shapes, step_s, seed, chips, lambda share: bar.update(task, completed=share))
         if broken := [f"{each.name}: {each.reason}" for each in made.verdicts if each.status == "violated"]:
             message = f"the simulated run broke a promise, and no tape is written: {'; '.join(broken)}"
             typer.echo(f"error: {message}", err=True)

@@ -175,12 +175,10 @@ def needed(fleet: Fleet | DataParallel, utilisation: float) -> float | None:
         return outcome.utilisation >= utilisation
 
     low = high = _least_bits(fleet) * utilisation / fleet.step_s
-    for _ in range(DOUBLINGS):
-        if enough(high):
-            break
-        low, high = high, 2.0 * high
-    else:
+    if not enough(2.0**DOUBLINGS * high):
         return None
+    while not enough(high):
+        low, high = high, 2.0 * high
     while high - low > PRECISION * high:
         middle = (low + high) / 2.0
         low, high = (low, middle) if enough(middle) else (middle, high)

@@ -12,7 +12,7 @@ from __future__ import annotations
 
 import math
 import statistics
-from collections.abc import Iterator, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass
 from typing import Literal, get_args
 
@@ -26,6 +26,13 @@ Mode = Literal["data_parallel", "elastic", "decoupled", "sync", "streaming"]
 MODES: tuple[Mode, ...] = get_args(Mode)
 ALONE: tuple[Mode, ...] = ("data_parallel", "elastic")  # of one learner; the others are of several
 Interval = tuple[float, float]
+
+# Seconds that a core takes, as measured: rather too many, up to twentyfold where most slices are away.
+ISLAND_S = 1e-4  # to set one up
+BEAT_S = 1.2e-6  # a step taken by itself
+LEAP_S = 2.5e-6  # quiet steps to the end of a round
+DISTURBED_S = 5e-6  # a step in which chips fail or return
+FAILING_S = 4e-7  # a failing chip
 
 
 @dataclass(frozen=True)
@@ -90,12 +97,14 @@ def simulate(
     effort: Effort | None = None,
     seed: int = 0,
     waiting: Waiting | None = None,
+    on_seed: Callable[[], None] = lambda: None,
 ) -> Cell:
-    """One cell. The same seed gives the same cell."""
+    """One cell. The same seed gives the same cell. `on_seed` is called after each of its seeds."""
     effort, waiting = effort or Effort(), waiting or Waiting()
     samples: list[Measured] = []
     while True:
         samples.append(once(mode, learners, chips, failures, effort, (seed, len(samples)), waiting))
+        on_seed()
         if len(samples) < effort.seeds:
             continue
         goodput, uptime = interval([one.goodput for one in samples]), interval([one.uptime for one in samples])
@@ -124,6 +133,15 @@ def once(
     if mode == "streaming":
         return streaming(islands, begin, end, waiting.overlap_steps)
     return measured([alone(island, begin, end) for island in islands], begin, end)
+
+
+def takes_s(mode: Mode, learners: int, chips: float, failures: Failures, effort: Effort, waiting: Waiting) -> float:
+    """About how many seconds one seed of a cell takes on one core, or fewer."""
+    seconds = effort.warm_up_s(failures) + effort.measured_s(failures, chips)
+    steps, failing = learners * seconds / failures.step_s, seconds * chips / failures.mtbi_s
+    waits = {"streaming": steps * BEAT_S, "sync": steps / waiting.round_steps * LEAP_S}
+    disturbed_s = min(steps, 2.0 * failing) * DISTURBED_S + failing * FAILING_S
+    return learners * ISLAND_S + waits.get(mode, 0.0) + disturbed_s
 
 
 def alone(island: Island, warm_up_s: float, until: float) -> Record:
