@@ -43,7 +43,7 @@ def test_what_is_drawn_agrees_with_the_machines_under_all_failures_at_once(quoru
     wanted = recipe(mtbf_hours=300.0 / 3600.0, sync={"quorum": quorum})
     told = forecast(wanted, SHAPES, 1.0, 50_000.0)
     seen = [
-        simulate(fleet(wanted, SHAPES, 1.0, seed, budget=Budget(None, 10**9), failing=True), 2600.0, 600.0)[0]
+        simulate(fleet(wanted, SHAPES, 1.0, seed, budget=Budget(None, 10**9), failing=True), 1800.0, 300.0)[0]
         for seed in range(3)
     ]
     full = 768 * (2 + 2 / 1.3)  # tokens a second

@@ -23,7 +23,7 @@ def test_waiting_for_all_costs_the_fast_and_a_grace_window_costs_nobody():
 
 def test_newcomers_for_half_of_the_tokens_save_the_time_that_they_should():
     """Section 8: 0.90 and 0.75 of the time with 25 and 100 % more learners."""
-    setting = scavenging.Scavenging(learners=4, steps=600)
+    setting = scavenging.Scavenging(learners=4, step_s=20.0, steps=300)
     quarter, double = scavenging.study(setting, (0.25, 1.0))
     assert (quarter.time, double.time) == (pytest.approx(0.90, abs=0.02), pytest.approx(0.75, abs=0.02))
     assert quarter.time > quarter.ideal and double.time > double.ideal, "starting takes time"
