@@ -45,7 +45,7 @@ def file_problems(option: str, path: Path | None, *suffixes: str) -> list[Proble
 
 
 def bounded(most: Mapping[str, tuple[float, float]]) -> list[Problem]:
-    """Which options, each with its value and the most that it may be, are above that or nan, which passes `min=`."""
+    """Which options, each with its value and the most that it may be, are above that, or nan."""
     return [
         Problem(option, value, f"must be at most {limit:,.12g}", f"write {option} {limit:.12g} or less")
         for option, (value, limit) in most.items()

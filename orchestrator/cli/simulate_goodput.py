@@ -17,7 +17,7 @@ from rich.progress import Progress
 from rich.table import Table
 
 from orchestrator.cli.errors import reported
-from orchestrator.cli.lists import as_csv, bounded, file_problems, write
+from orchestrator.cli.lists import as_csv, file_problems, write
 from orchestrator.planner.fleet.failures import Failures
 from orchestrator.problems import InputError, Problem, explain, nearest
 
@@ -90,12 +90,8 @@ def goodput(
         effort = Effort(half_width, seeds, max(seeds, seeds_most))
         _check_fleets(cells, learners, modes)
         waiting = Waiting(round_steps, overlap_steps)
-        if problems := [
-            *bounded({"--half-width": (half_width, 0.5)}),
-            *file_problems("--csv", to_csv, ".csv"),
-            *file_problems("--plot", plot, ".svg"),
-        ]:
-            raise InputError(problems)
+        if unwritable := [*file_problems("--csv", to_csv, ".csv"), *file_problems("--plot", plot, ".svg")]:
+            raise InputError(unwritable)
         _check_time(cells, model, effort, waiting)
         found = _simulated(cells, model, effort, seed, waiting)
         _print(found, sizes, as_json)
@@ -110,7 +106,8 @@ def _simulated(
     """All cells, under a bar on stderr that advances by seeds and grows with those that a wide interval takes."""
     from orchestrator.planner.fleet.goodput import simulate
 
-    found, total, done = list[Cell](), len(cells) * effort.seeds, itertools.count(1)
+    found: list[Cell] = []
+    total, done = len(cells) * effort.seeds, itertools.count(1)
     with Progress(console=Console(stderr=True), transient=True) as bar:
         task = bar.add_task("simulating", total=total)
 

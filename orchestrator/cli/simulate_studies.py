@@ -55,8 +55,6 @@ def heterogeneous(
     with reported(as_json):
         problems = file_problems("--csv", to_csv, ".csv") + bounded(
             {
-                "--gap": (gap, 0.95),
-                "--noise": (noise, 0.5),
                 "--spell-gap": (spell_gap or 1.0, WAIT_S_MOST),
                 "--spell-seconds": (spell_seconds, WAIT_S_MOST),
                 "--spell-slowdown": (spell_slowdown, 100.0),
@@ -104,7 +102,6 @@ def scavenging(
         extras = numbers("--extra", extra, float, lambda x: 0 < x <= 10_000, "above 0, to 10000", problems)
         problems += bounded(
             {
-                "--share": (share, 1.0),
                 "--step-seconds": (step_seconds, STEP_S_MOST),
                 "--start-seconds": (start_seconds, WAIT_S_MOST),
                 "--state-seconds": (state_seconds, WAIT_S_MOST),
@@ -142,7 +139,7 @@ def upsize(
     with reported(as_json):
         problems = [*file_problems("--csv", to_csv, ".csv"), *file_problems("--plot", plot, ".svg")]
         takes = numbers("--copy-steps", copy_steps, float, lambda x: 1e-3 <= x <= 100, "from 0.001 to 100", problems)
-        problems += bounded({"--parameters": (parameters, 1e13), "--step-seconds": (step_seconds, STEP_S_MOST)})
+        problems += bounded({"--step-seconds": (step_seconds, STEP_S_MOST)})
         if problems:
             raise InputError(problems)
         from orchestrator.planner.fleet import upsize as study

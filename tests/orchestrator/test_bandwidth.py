@@ -11,6 +11,7 @@ import pytest
 from typer.testing import CliRunner
 
 from orchestrator.cli.app import build
+from orchestrator.planner.fleet import conserving
 from orchestrator.planner.fleet.bandwidth import PAPER, Printed, crossing
 from orchestrator.planner.fleet.bandwidth_table import Exchange, cells
 from orchestrator.planner.fleet.conserving import (
@@ -127,3 +128,12 @@ def test_the_command_prints_cells_and_refuses_everything_wrong_at_once(tmp_path:
     assert (code, len(json.loads(text)["error"]["problems"])) == (2, 3)
     code, text = run("--P", "25", "--tau", "24", "--parameters", "-1", "--json")
     assert (code, len(json.loads(text)["error"]["problems"])) == (2, 3)
+    wrong = ("--parameters", "1e308", "--H", "251", "--latency-ms", "nan", "--step-seconds", "1e-300")
+    code, text = run(*wrong, "--json")
+    assert (code, len(json.loads(text)["error"]["problems"])) == (2, 4)
+
+
+def test_a_latency_that_no_bandwidth_helps_is_seen_at_once(monkeypatch: pytest.MonkeyPatch) -> None:
+    asked: list[Fleet] = []
+    monkeypatch.setattr(conserving, "simulate", lambda fleet: asked.append(fleet) or simulate(fleet))
+    assert needed(replace(SMALL, latency_s=2.0), 0.9) is None and len(asked) == 1

@@ -200,7 +200,10 @@ def test_the_interval_is_students() -> None:
 
 def test_seeds_are_added_until_the_interval_is_narrow_enough() -> None:
     wide = simulate("elastic", 1, 600_000, Failures(), Effort(half_width=0.5, failing=200))
-    narrow = simulate("elastic", 1, 600_000, Failures(), Effort(half_width=0.004, failing=200))
+    told: list[None] = []
+    effort = Effort(half_width=0.004, failing=200)
+    narrow = simulate("elastic", 1, 600_000, Failures(), effort, on_seed=lambda: told.append(None))
+    assert len(told) == narrow.seeds
     assert wide.seeds == 5 < narrow.seeds and narrow.half_width <= 0.004 < wide.half_width
 
 

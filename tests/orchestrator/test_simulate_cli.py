@@ -14,6 +14,9 @@ import typer
 from typer.testing import CliRunner
 
 from orchestrator.cli.app import build
+from orchestrator.cli.simulate_goodput import TAKES_S_MOST
+from orchestrator.planner.fleet.failures import Failures
+from orchestrator.planner.fleet.goodput import Effort, Waiting, takes_s
 
 QUICK = ("--half-width", "0.5", "--chips", "2.4m", "--step-s", "30")
 Invoke = Callable[..., Any]
@@ -86,6 +89,23 @@ def test_seeds_that_run_out_are_said(invoke: Invoke) -> None:
     assert result.exit_code == 0 and "raise --seeds-most" in result.stderr
 
 
+def test_a_file_that_cannot_be_written_costs_no_answer(invoke: Invoke, tmp_path: Path) -> None:
+    (tmp_path / "cells.csv").symlink_to(tmp_path / "nowhere" / "cells.csv")
+    result = invoke("--learners", "1", "--modes", "elastic", "--csv", str(tmp_path / "cells.csv"), "--json", *QUICK)
+    assert result.exit_code == 2 and "--csv" in result.stderr and "cannot be written" in result.stderr
+    assert [cell["mode"] for cell in json.loads(result.stdout)] == ["elastic"]
+
+
+def test_what_all_cells_take_is_bounded_not_only_each(invoke: Invoke) -> None:
+    """A cell of this kind takes a minute."""
+    many = ("--modes", "streaming", "--learners", "1024", "--chips", "1.2m,1.3m,1.4m,1.5m,1.6m,1.7m", "--json")
+    refused = invoke(*many)
+    [problem] = json.loads(refused.stdout)["error"]["problems"]
+    assert refused.exit_code == 2 and "minutes with 5 seeds; 5 are allowed" in problem["message"]
+    model, effort = Failures(), Effort()
+    assert 5 * takes_s("streaming", 1024, 1_200_000, model, effort, Waiting()) < TAKES_S_MOST
+
+
 @pytest.mark.parametrize(
     ("arguments", "field", "fix"),
     [
@@ -102,12 +122,23 @@ def test_seeds_that_run_out_are_said(invoke: Invoke) -> None:
         (("--step-s", "0"), "--step-s", "the default is"),
         (("--step-s", "1e-9", "--modes", "sync"), "--step-s", "longer steps"),
         (("--mtbi-s", "1"), "--mtbi-s", "raise it"),
+        (("--seeds", "1000", "--repair-scale-s", "1e4"), "--mtbi-s", "fewer cells or seeds"),
         (("--repair-c", "-1"), "--repair-c", "the default is"),
         (("--csv", "cells.txt"), "--csv", "cells.txt.csv"),
         (("--plot", "nowhere/cells.svg"), "--plot", "mkdir"),
+        (("--csv", "folder.csv"), "--csv", "name a file"),
     ],
 )
-def test_wrong_input_is_refused_in_words(invoke: Invoke, arguments: tuple[str, ...], field: str, fix: str) -> None:
+def test_wrong_input_is_refused_in_words(
+    invoke: Invoke,
+    tmp_path: Path,
+    monkeypatch: pytest.MonkeyPatch,
+    arguments: tuple[str, ...],
+    field: str,
+    fix: str,
+) -> None:
+    monkeypatch.chdir(tmp_path)
+    (tmp_path / "folder.csv").mkdir()
     result = invoke(*arguments, "--json")
     assert result.exit_code == 2
     [problem] = json.loads(result.stdout)["error"]["problems"]

@@ -68,6 +68,16 @@ def test_the_commands_answer_in_json_and_in_words(tmp_path):
         (["upsize", "--plot", "figure.png"], "--plot"),
         (["heterogeneous", "--csv", "/nowhere/rows.csv"], "--csv"),
         (["heterogeneous", "--steps", "10000000"], "--steps"),
+        (["heterogeneous", "--step-seconds", "inf"], "--step-seconds"),
+        (["heterogeneous", "--step-seconds", "30", "--gap", "0.9"], "--step-seconds"),
+        (["heterogeneous", "--noise", "nan"], "--noise"),
+        (["heterogeneous", "--spell-gap", "inf"], "--spell-gap"),
+        (["scavenging", "--start-seconds", "inf"], "--start-seconds"),
+        (["scavenging", "--state-seconds", "nan"], "--state-seconds"),
+        (["scavenging", "--step-seconds", "101"], "--step-seconds"),
+        (["upsize", "--step-seconds", "nan"], "--step-seconds"),
+        (["upsize", "--parameters", "nan"], "--parameters"),
+        (["upsize", "--copy-steps", "1000"], "--copy-steps"),
     ],
 )
 def test_bad_input_is_named_before_anything_is_simulated(words, named):

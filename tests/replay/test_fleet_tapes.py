@@ -94,6 +94,8 @@ def test_the_command_writes_a_sealed_folder_and_overwrites_none(tmp_path: Path):
         batch_size = 2
         [budget]
         syncer_steps = 40
+        [chaos]
+        mtbf_s = 1.0
         [fleet]
         mtbf_hours = 0.02
         replace_s = 2.0
@@ -104,8 +106,12 @@ def test_the_command_writes_a_sealed_folder_and_overwrites_none(tmp_path: Path):
     result = CliRunner().invoke(app, words)
     assert result.exit_code == 0, result.output
     told = json.loads(result.stdout)
+    assert "diloco chaos tape" in result.stderr, "its faults are not in this one"
     assert told["syncer_steps"] == 40 and 0.5 < told["goodput"] <= 1.0
     assert [each.name for each in check_run(tmp_path / "run") if each.status == "violated"] == []
     assert read_run(tmp_path / "run")
     again = CliRunner().invoke(app, words)
     assert again.exit_code == 2 and "not empty" in again.output
+    for wrong in ("inf", "nan", "1e6"):
+        refused = CliRunner().invoke(app, [*words, "--chips", "1000", "--step-seconds", wrong])
+        assert refused.exit_code == 2 and "--step-seconds" in refused.output
