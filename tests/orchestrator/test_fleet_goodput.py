@@ -87,6 +87,7 @@ def test_the_fast_path_gives_the_stalls_step_ends_and_worth_of_single_steps(
 
 @settings(max_examples=30)
 @given(models, st.integers(1, 20_000), st.integers(0, 2**32))
+@example(Failures(mtbi_s=1e4, repair_scale_s=2000.0), 300, 1)  # one slice: each failure takes all of it
 def test_a_step_never_counts_more_than_whole_and_the_learner_never_steps_with_nothing(
     failures: Failures, chips: int, seed: int
 ) -> None:
