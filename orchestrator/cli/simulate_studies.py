@@ -21,9 +21,9 @@ from orchestrator.status import DASH
 
 LEARNERS_MOST = 256
 STEPS_MOST = 1e6  # of all learners: some five minutes, at nine events each and 30,000 events a second
-STEP_S_MOST = 100.0  # of the slowest: a learner's first step may take 120 s, the protocol's deadlines fewer
+STEP_S_MOST = 100.0  # of the slowest: whoever waits looks up twice a second, which is most of the work with longer ones
 WAIT_S_MOST = 864_000.0  # ten days
-FAST_STEP_S_MOST = 40.0  # latencies are a share of a step here, and an answer to a read may take 2 s
+FAST_STEP_S_MOST = 40.0  # of the faster half, likewise
 
 Json = Annotated[bool, typer.Option("--json", help="Print a list of rows as JSON on stdout.")]
 Csv = Annotated[Path | None, typer.Option("--csv", metavar="FILE.csv", help="Write the rows as CSV too.")]

@@ -102,7 +102,8 @@ def over_seeds(courses: Sequence[Mapping[str, Course]]) -> list[Row]:
 
 
 def _course(rule: str, speeds: Speeds, steps: int, seed: int) -> Course:
-    sync, step_s = SyncConfig.model_validate(RULES[rule]), speeds.step_s
+    step_s = speeds.step_s
+    sync = SyncConfig.model_validate(RULES[rule] | {"read_timeout_s": max(2.0, 2.0 * step_s)})
     slowdown = {
         f"learner-{i}": 1.0 if 2 * i < speeds.learners else 1.0 / (1.0 - speeds.gap) for i in range(speeds.learners)
     }
@@ -124,7 +125,9 @@ def _course(rule: str, speeds: Speeds, steps: int, seed: int) -> Course:
         members=members,
         budget=Budget(None, 10 * speeds.learners * steps),
         timing=Timing(
-            merge_s=lambda elements, learners: step_s * speeds.merge, append_s=lambda elements: step_s * speeds.journal
+            start_s=max(120.0, 10.0 * step_s),
+            merge_s=lambda elements, learners: step_s * speeds.merge,
+            append_s=lambda elements: step_s * speeds.journal,
         ),
         links={pair: Link(latency_s=step_s * speeds.latency) for pair in ((REGION, ""), ("", REGION))},
         warm=True,

@@ -75,7 +75,11 @@ def _run(setting: Scavenging, newcomers: int) -> tuple[float, float, float | Non
             Member(name, BATCH, TOKENS, Steady(setting.step_s), region=name, since_s=at) for name, at in since.items()
         ),
         budget=Budget(setting.learners * setting.steps * TOKENS, None),
-        timing=Timing(import_s=constant(0.4 * setting.start_s), compile_s=constant(0.6 * setting.start_s)),
+        timing=Timing(
+            import_s=constant(0.4 * setting.start_s),
+            compile_s=constant(0.6 * setting.start_s),
+            start_s=max(120.0, 2.0 * setting.start_s, 10.0 * setting.step_s),
+        ),
         links={(one, other): Link(8.0 * STATE_BYTES / setting.state_s) for one in names for other in guests}
         if setting.state_s
         else {},
