@@ -457,14 +457,15 @@ class Syncer:
         cut = SnapshotTaken(event.identifier, bool(event.final), tuple(self.versions), self.tokens_committed, asked)
         self._out.say(cut)
         self._out.do(Cut(event.identifier))
-        newest = max(range(len(self.versions)), key=self.versions.__getitem__)
-        for member in self._members.attached:  # the next commit may be long in coming
-            self._steward.notify(now, member, newest, self._standing)
-        if event.final:
+        if event.final:  # a learner hears of it by this alone: that it is the last, too
             self.suspended = self._ending = event.final
             self._drop_open()
             for member in self._members.attached:
                 self._steward.stop(now, member, event.final, suspend=True)
+            return
+        newest = max(range(len(self.versions)), key=self.versions.__getitem__)
+        for member in self._members.attached:  # the next commit may be long in coming
+            self._steward.notify(now, member, newest, self._standing)
 
     def _finish(self, reason: str) -> None:
         """Nothing merges from here on; learners are told once no later epoch can think otherwise."""

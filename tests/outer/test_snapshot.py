@@ -43,6 +43,9 @@ def test_after_the_last_one_nothing_merges_and_everybody_is_told_to_save_and_lea
     for name in ("a", "b"):
         (stop,) = made.sent(Stop, name)
         assert (stop.reason, stop.suspend, stop.snapshot) == ("for the night", True, 1)
+        assert [n for n in made.sent(Notice, name) if n.snapshot] == [], (
+            "who hears of it by this would save and step on"
+        )
     made.answer("a", "b")
     made.now += 5.0
     made.step("a", "b")
