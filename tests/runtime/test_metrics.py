@@ -121,7 +121,7 @@ def measured(ray_cluster, corpus, server):
     wanted = recipe(
         RUN,
         corpus,
-        budget={"syncer_steps": 300},
+        budget={"syncer_steps": 220},
         eval={"every": 50},
         run={"metrics": True},
         chaos={"faults": [{"kind": "kill", "learner": "learner-t-1", "at_step": 20}]},

@@ -77,9 +77,9 @@ def struck(run):
     """One learner is killed, and later another frozen for longer than its lease."""
     faults = [
         {"kind": "kill", "learner": "learner-t-1", "at_step": 20},
-        {"kind": "freeze", "learner": "learner-t-2", "at_step": 200, "duration_s": 6.0},
+        {"kind": "freeze", "learner": "learner-t-2", "at_step": 180, "duration_s": 6.0},
     ]
-    result = run("struck", budget={"syncer_steps": 420}, chaos={"faults": faults})
+    result = run("struck", budget={"syncer_steps": 380}, chaos={"faults": faults})
     assert_kept(result)
     return result
 
@@ -179,7 +179,7 @@ def test_all_learners_killed_at_once_the_run_goes_on_from_the_same_versions(run)
 def test_a_learner_frozen_for_too_long_is_ended_and_restarted(run):
     result = run(
         "hang",
-        budget={"syncer_steps": 400},
+        budget={"syncer_steps": 300},
         run={"hang_s": 4.0},
         chaos={"faults": [{"kind": "freeze", "learner": "learner-t-0", "at_step": 20, "duration_s": 600.0}]},
     )

@@ -1,0 +1,73 @@
+"""A run that goes on where it was: stopped in order, or dead as a whole, on real Ray actors."""
+
+from __future__ import annotations
+
+import shutil
+
+import pytest
+
+from learners.facts import Resumed, StateReceived, StateSaved
+from orchestrator.events import CheckpointWritten, RunResumed
+from orchestrator.resuming import reopen
+from orchestrator.store import RunStore
+from outer.facts import Committed, SnapshotTaken
+from tests.runtime.replayed import assert_bit_equal
+from tests.runtime.test_durability import incarnations
+from tests.runtime.test_runs import assert_kept
+
+pytestmark = pytest.mark.runtime
+
+
+def test_a_run_that_was_stopped_goes_on_to_the_bit_and_with_another_learner(run, tmp_path):
+    folder = tmp_path / "stopped"
+
+    def stop(status):
+        if status["run"]["syncer_step"] >= 40:
+            RunStore(folder).write_json("stop", {"reason": "for the night"})
+
+    first = run("stopped", stop, folder, budget={"syncer_steps": 120})
+    assert (first.summary["state"], first.summary["reason"]) == ("stopped", "for the night")
+    (written,) = first.facts(CheckpointWritten)
+    assert written.final and written.omitted == ()
+    (cut,) = first.facts(SnapshotTaken)
+    assert len(first.facts(StateSaved)) == 3
+    assert all(
+        ours >= theirs
+        for fact in first.facts(StateSaved)
+        for ours, theirs in zip(cut.versions, fact.versions, strict=True)
+    )
+    assert [e for e in first.of(Committed) if e.at > first.of(SnapshotTaken)[0].at] == []
+
+    reopen(RunStore(folder))
+    pools = [{"name": "t", "learners": 4, "batch_size": 2, "slowdown": 20.0}]
+    second = run("stopped", folder=folder, budget={"syncer_steps": 120}, pools=pools)
+    assert_kept(second)
+    (resumed,) = second.facts(RunResumed)
+    assert resumed.exact == ("learner-t-0", "learner-t-1", "learner-t-2") and resumed.damaged == ()
+    assert len(second.facts(Resumed)) == 3
+    assert {f"learner-t-{i}" for i in range(4)} == {name for name, _ in incarnations(second)}
+    assert {incarnation for _, incarnation in incarnations(second)} == {1}
+    assert second.summary["tokens"]["discarded"]["killed"] == 0, "no step was lost over it"
+    assert_bit_equal(folder)
+
+
+def test_of_a_run_that_died_as_a_whole_the_learners_moments_come_from_its_checkpoint(run, tmp_path):
+    folder, struck = tmp_path / "dead", []
+
+    def strike(status):
+        checkpoint = status["durability"]["checkpoint"]
+        if checkpoint and not struck:
+            struck.append(checkpoint["snapshot"])
+            RunStore(folder).write_json("stop", {"reason": "to have an end"})
+
+    run("dead", strike, folder, budget={"syncer_steps": 200}, durability={"every_s": 2.0})
+    (final,) = (path for path in (folder / "checkpoints").iterdir() if int(path.name) == struck[0] + 1)
+    shutil.rmtree(final)  # as if it had never come to an orderly end
+    reopen(RunStore(folder))
+    second = run("dead", folder=folder, budget={"syncer_steps": 120}, durability={"every_s": 2.0})
+    assert_kept(second)
+    (resumed,) = second.facts(RunResumed)
+    assert (resumed.snapshot, resumed.exact) == (struck[0], ())
+    received = [event.fact for event in second.of(StateReceived) if event.incarnation == 2]
+    assert [(fact.source, fact.donor_incarnation) for fact in received] == [("peer", 1)] * 3
+    assert_bit_equal(folder)
