@@ -77,7 +77,7 @@ def recipe(folder: Path) -> Recipe:
         "budget": {"syncer_steps": 1_000_000},
         "eval": {"every": 0, "sequences": 8},
         "chaos": {"faults": [{"kind": "kill", "learner": "learner-h100-0", "at_step": 1_000_000}]},
-        "run": {"start_s": 12.0, "control": {"role": "control"}},
+        "run": {"start_s": 18.0, "control": {"role": "control"}},
     }
     wanted = resolve(Recipe.model_validate(tables))
     validate(wanted)

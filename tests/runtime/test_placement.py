@@ -53,7 +53,7 @@ def test_a_pool_without_a_place_is_reported_with_what_is_there_instead_while_the
     found: dict[str, Any],
 ) -> None:
     assert found["lost"]["learner-none-0"] == (
-        "not placed and started within 12 s: no living node has the labels region = west, "
+        "not placed and started within 18 s: no living node has the labels region = west, "
         "ray.io/accelerator-type = TPU-V6E, ray.io/tpu-pod-type = v6e-4; there, region is east, west; "
         "ray.io/accelerator-type is A100, H100, TPU-V5P, TPU-V6E; ray.io/tpu-pod-type is v5p-8, v6e-8"
     )
