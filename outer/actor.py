@@ -345,8 +345,7 @@ class OuterActor:
         if parameters.versions[fragment] < version:
             return None
         newest = (parameters.versions[fragment], self._digests[fragment], parameters.thetas[fragment])
-        # What a suspended syncer still gives is from before its cut, and Stop alone says that it was the last.
-        return *newest, 0 if self._machine.suspended else self._machine.snapshot
+        return *newest, self._machine.marker
 
     # -------------------------------------------------------------- the machine and its effects
 

@@ -183,9 +183,9 @@ class Syncer:
     # -------------------------------------------------------------- what the shell may look at
 
     @property
-    def snapshot(self) -> int:
-        """The newest that this epoch has taken."""
-        return self._out.snapshot
+    def marker(self) -> int:
+        """The newest snapshot, of which all that is fetched tells; 0: none, or the last, of which Stop alone tells."""
+        return 0 if self.suspended else self._out.snapshot
 
     @property
     def wake_at(self) -> float | None:

@@ -99,9 +99,10 @@ def plan(
             "--run-dir": run_dir,
             "--address": address,
             "--nodes": nodes,
+            "--syncer-region": syncer_region,
+            "--step-seconds": step_given,
             "--calibrate": calibrate,
         }
-        once |= {"--syncer-region": syncer_region, "--step-seconds": step_given}
         again = plantrial.words(once, {"--node": node or []})
 
         def plan_with(changed: list[str]) -> Any:

@@ -15,6 +15,7 @@ def test_from_the_cut_on_every_message_tells_of_it_and_nobody_waits_for_the_next
     assert {notice.snapshot for notice in made.sent(Notice, "a")} == {0}
     effects = made.do(TakeSnapshot(4))
     assert [effect.identifier for effect in effects if isinstance(effect, Cut)] == [4]
+    assert made.syncer.marker == 4
     assert made.sent(Notice, "a")[-1].snapshot == made.sent(Notice, "b")[-1].snapshot == 4
     made.step("a", wants_span=True)
     made.commit("a", "b")
@@ -52,6 +53,7 @@ def test_after_the_last_one_nothing_merges_and_everybody_is_told_to_save_and_lea
     assert made.facts(Committed) == made.facts(Finished) == [] and not [e for e in made.log if isinstance(e, Merge)]
     assert len(made.sent(Stop, "a")) == 2, "who goes on stepping has not heard"
     assert (made.syncer.suspended, made.syncer.finished) == ("for the night", "")
+    assert made.syncer.marker == 0, "nobody hears of it by what it fetches"
 
 
 def test_a_commit_that_is_being_written_comes_before_the_last_cut() -> None:

@@ -9,6 +9,7 @@ import math
 from typing import Any
 
 from orchestrator import controller
+from orchestrator.config import SYNCER
 from orchestrator.events import FaultInjected, LearnerLost, LearnerRequested, LearnerStarted, SyncerLost
 from orchestrator.planner.fleet.description import Fault, Member
 from orchestrator.planner.fleet.server import Server
@@ -17,7 +18,6 @@ from orchestrator.planner.fleet.world import World
 from outer import recovery, signals
 from outer.recovery import Entry
 
-SYNCER = "syncer"
 EXIT_S = 0.05
 
 

@@ -10,8 +10,9 @@ from collections import Counter
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 
+from orchestrator.config import SYNCER
 from orchestrator.events import Event
-from orchestrator.planner.fleet.caretaker import SYNCER, Caretaker
+from orchestrator.planner.fleet.caretaker import Caretaker
 from orchestrator.planner.fleet.crowd import Crowd
 from orchestrator.planner.fleet.description import Fleet
 from orchestrator.planner.fleet.network import Network

@@ -244,21 +244,21 @@ class Unit:
             return
         whom = (donor.donor, donor.donor_incarnation)
         request = StateRequest(donor.epoch, *self.key, *whom, donor.syncer_step, left_s)
-        self._world.wanted[self.key] = request
+        self._world.sought[self.key] = request
         self._time.reach(self._latency_s(peer.member.region), peer, peer.hear, request)
         self._reach(left_s, self._give_up, request)
 
     def _give_up(self, request: StateRequest) -> None:
-        if self._world.wanted.get(self.key) is request:
+        if self._world.sought.get(self.key) is request:
             self.missed(request.donor, request.donor_incarnation, "timeout")
 
     def missed(self, donor: str, incarnation: int, reason: str) -> None:
-        self._world.wanted.pop(self.key, None)
+        self._world.sought.pop(self.key, None)
         self.hear(signals.StateMissed(donor, incarnation, reason))
 
     def _given(self, request: StateRequest, state: State) -> None:
-        if self._world.wanted.get(self.key) is request:
-            del self._world.wanted[self.key]
+        if self._world.sought.get(self.key) is request:
+            del self._world.sought[self.key]
             self.hear(signals.StateArrived(state))
 
     def _donate(self, effect: signals.Donate) -> None:

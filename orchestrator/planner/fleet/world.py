@@ -44,7 +44,7 @@ class World:
     keeps_journal: bool  # a syncer is to die
     events: int = 0  # handed to machines
     units: dict[str, Unit] = field(default_factory=dict)  # the newest incarnation of each
-    wanted: dict[Key, StateRequest] = field(default_factory=dict)  # what a joiner waits for
+    sought: dict[Key, StateRequest] = field(default_factory=dict)  # what a joiner waits for
     steps: dict[str, list[Stepped]] = field(default_factory=dict)  # by learner, in order
     ready_at: dict[str, float] = field(default_factory=dict)  # by learner: its hardware stands still until then
     merges: list[Merged] = field(default_factory=list)
