@@ -27,15 +27,15 @@ ROOT = Path(__file__).resolve().parent.parent
 sys.path.insert(0, str(ROOT))
 
 from benchmarks.fresh import emptied  # noqa: E402
-from orchestrator.config import Recipe  # noqa: E402
 from orchestrator.planner.fleet.calibration import Calibration  # noqa: E402
 from orchestrator.planner.fleet.measuring import calibrate  # noqa: E402
 from orchestrator.planner.fleet.prediction import Prediction, compared, predict  # noqa: E402
 from orchestrator.planner.fleet.samples import Samples  # noqa: E402
-from orchestrator.planner.shapes import Shapes, shapes_of  # noqa: E402
-from orchestrator.recipes import dump, load  # noqa: E402
-from orchestrator.stored import RECIPE_FILE  # noqa: E402
-from orchestrator.validation import resolve  # noqa: E402
+from orchestrator.planner.sizing.model_sizes import Shapes, shapes_of  # noqa: E402
+from orchestrator.recipe.config import Recipe  # noqa: E402
+from orchestrator.recipe.toml_text import dump, load  # noqa: E402
+from orchestrator.recipe.validation import resolve  # noqa: E402
+from orchestrator.store.readers import RECIPE_FILE  # noqa: E402
 
 RUNS = ("kills", "storm", "pools")
 SHARES = ("goodput_time", "availability", "uptime", "participation", "alive_participation")
@@ -54,8 +54,8 @@ class Run:
 
 def train(name: str, folder: Path) -> None:
     """The real thing, with Ray."""
-    from orchestrator import launch
     from orchestrator.__main__ import start_chaos
+    from orchestrator.runtime import launch
 
     recipe = resolve(load(ROOT / "benchmarks" / "calibrated" / f"{name}.toml", []))
     store = emptied(folder)

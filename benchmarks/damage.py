@@ -30,13 +30,16 @@ from typing import Any
 ROOT = Path(__file__).resolve().parent.parent
 sys.path.insert(0, str(ROOT))
 
-from learners import weights  # noqa: E402
-from orchestrator import checkpoints, verifying  # noqa: E402
-from outer import parts  # noqa: E402
-from outer.frames import Damaged  # noqa: E402
-from outer.identity import identity  # noqa: E402
-from outer.journal import StoredJournal  # noqa: E402
-from outer.objects import Folder  # noqa: E402
+from learners.training import weights  # noqa: E402
+from orchestrator.store import (  # noqa: E402
+    checkpoints,
+    verify,
+)
+from outer.journal import checkpoint_parts  # noqa: E402
+from outer.journal.framing import Damaged  # noqa: E402
+from outer.journal.identity import identity  # noqa: E402
+from outer.journal.journal import StoredJournal  # noqa: E402
+from outer.journal.object_store import Folder  # noqa: E402
 
 EPOCH = 10**6  # of the epoch that opens the scratch copy
 
@@ -52,13 +55,15 @@ class Tally:
 
 
 def victims(root: Path) -> list[Path]:
-    return sorted(path for folder in ("journal", parts.FOLDER) for path in (root / folder).rglob("*") if path.is_file())
+    return sorted(
+        path for folder in ("journal", checkpoint_parts.FOLDER) for path in (root / folder).rglob("*") if path.is_file()
+    )
 
 
 def kind_of(path: Path, root: Path) -> str:
     folder, *_, name = path.relative_to(root).parts
-    if folder == parts.FOLDER:
-        return f"checkpoint: {name if name in (parts.SYNCER, parts.MANIFEST) else 'learner'}"
+    if folder == checkpoint_parts.FOLDER:
+        return f"checkpoint: {name if name in (checkpoint_parts.SYNCER, checkpoint_parts.MANIFEST) else 'learner'}"
     return f"journal: {'group' if name.isdecimal() else name}"
 
 
@@ -103,7 +108,7 @@ def checkpoint_outcome(root: Path, run: str, victim: Path) -> tuple[str, list[st
     if found.manifest is None:
         return "checkpoint: none", ["no checkpoint is left, though one is whole"]
     taken = found.manifest.snapshot
-    hurt_one = int(victim.parent.name) if victim.parent.parent.name == parts.FOLDER else 0
+    hurt_one = int(victim.parent.name) if victim.parent.parent.name == checkpoint_parts.FOLDER else 0
     wrong = [f"checkpoint {taken} is damaged, and was taken for whole"] if taken == hurt_one else []
     return f"checkpoint: {'the newest' if taken == whole[-1] else 'the one before'}", wrong
 
@@ -116,10 +121,10 @@ def cases(options: argparse.Namespace) -> Iterator[str]:
 def measure(options: argparse.Namespace, root: Path, scratch: Path) -> dict[tuple[str, str], Tally]:
     store, chance = Folder(root), random.Random(options.seed)
     run = identity(store, "journal")
-    assert run is not None and verifying.journal_damage(store) == [], "the run is damaged already"
+    assert run is not None and verify.journal_damage(store) == [], "the run is damaged already"
     numbers = [number for number in checkpoints.known(store) if checkpoints.complete(store, number)]
     assert len(numbers) >= 2 and not any(checkpoints.damage(store, n, run) for n in numbers), "two whole ones, please"
-    newest = parts.read(store, numbers[-1], parts.SYNCER)[0]["kept"]["versions"]
+    newest = checkpoint_parts.read(store, numbers[-1], checkpoint_parts.SYNCER)[0]["kept"]["versions"]
     before = dict.fromkeys(range(len(newest)), 0)
     shutil.copytree(root / "journal", scratch / "journal")
     opened = StoredJournal(Folder(scratch), "journal", EPOCH, len(newest)).open()
@@ -130,8 +135,8 @@ def measure(options: argparse.Namespace, root: Path, scratch: Path) -> dict[tupl
         tally = tallies.setdefault((kind_of(victim, root), how), Tally())
         whole = victim.read_bytes()
         hurt(victim, how, chance)
-        found = [said for number in numbers for said in verifying.checkpoint_damage(store, number, run)]
-        found += verifying.journal_damage(store)
+        found = [said for number in numbers for said in verify.checkpoint_damage(store, number, run)]
+        found += verify.journal_damage(store)
         gone_on = [journal_outcome(root, scratch, before), checkpoint_outcome(root, run, victim)]
         tally.cases += 1
         tally.detected += bool(found)
@@ -140,7 +145,7 @@ def measure(options: argparse.Namespace, root: Path, scratch: Path) -> dict[tupl
             tally.wrong += [f"{victim.relative_to(root)}, {how}: {each}" for each in wrong]
         victim.unlink()
         victim.write_bytes(whole)
-    assert verifying.journal_damage(store) == [], "the benchmark has damaged its own copy"
+    assert verify.journal_damage(store) == [], "the benchmark has damaged its own copy"
     return tallies
 
 
@@ -155,7 +160,7 @@ def main() -> None:
     with tempfile.TemporaryDirectory() as folder:
         root = Path(folder) / "run"
         root.mkdir()
-        for name in ("journal", parts.FOLDER):
+        for name in ("journal", checkpoint_parts.FOLDER):
             shutil.copytree(options.run / name, root / name)
         files, size = len(victims(root)), sum(path.stat().st_size for path in victims(root))
         tallies = measure(options, root, Path(folder) / "scratch")

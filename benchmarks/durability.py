@@ -20,12 +20,12 @@ ROOT = Path(__file__).resolve().parent.parent
 sys.path.insert(0, str(ROOT))
 
 from benchmarks.fresh import emptied  # noqa: E402
-from learners.facts import StepFinished  # noqa: E402
-from orchestrator.events import Event, read_run  # noqa: E402
-from orchestrator.recipes import load  # noqa: E402
-from orchestrator.store import RunStore  # noqa: E402
-from orchestrator.validation import resolve  # noqa: E402
-from outer.facts import Committed, SyncerStarted  # noqa: E402
+from learners.protocol.facts import StepFinished  # noqa: E402
+from orchestrator.eventlog.events import Event, read_run  # noqa: E402
+from orchestrator.recipe.toml_text import load  # noqa: E402
+from orchestrator.recipe.validation import resolve  # noqa: E402
+from orchestrator.store.run_store import RunStore  # noqa: E402
+from outer.protocol.facts import Committed, SyncerStarted  # noqa: E402
 
 WARM_S = 5.0  # after the first commit
 
@@ -62,7 +62,7 @@ def measure(events: list[Event], seconds: float, journal: Mapping[str, Any]) -> 
 
 
 def run(mode: str, number: int, given: argparse.Namespace) -> dict[str, float]:
-    from orchestrator.launch import run_embedded
+    from orchestrator.runtime.launch import run_embedded
 
     settings = [f'name="cost-{mode}"', f'durability.mode="{mode}"', "durability.every_s=0.0", "eval.every=0"]
     settings += ["pools.0.learners=2", "sync.quorum=1", "budget.tokens=1000000000"]

@@ -23,11 +23,11 @@ ROOT = Path(__file__).resolve().parent.parent
 sys.path.insert(0, str(ROOT))
 
 from benchmarks.fresh import emptied  # noqa: E402
-from orchestrator.events import Event, PoolScaled, read_run  # noqa: E402
-from orchestrator.recipes import dump, load  # noqa: E402
-from orchestrator.stored import RECIPE_FILE  # noqa: E402
-from orchestrator.validation import resolve  # noqa: E402
-from outer.facts import Committed, DrainStarted, LearnerFenced  # noqa: E402
+from orchestrator.eventlog.events import Event, PoolScaled, read_run  # noqa: E402
+from orchestrator.recipe.toml_text import dump, load  # noqa: E402
+from orchestrator.recipe.validation import resolve  # noqa: E402
+from orchestrator.store.readers import RECIPE_FILE  # noqa: E402
+from outer.protocol.facts import Committed, DrainStarted, LearnerFenced  # noqa: E402
 
 BATCH, LENGTH = 2, 96
 ALONE_S = 0.008  # of a step of this batch with a core to itself, about
@@ -92,7 +92,7 @@ def main() -> None:
     arguments.add_argument("--json", action="store_true")
     options = arguments.parse_args()
 
-    from orchestrator import launch
+    from orchestrator.runtime import launch
 
     slowdown = options.step_s / ALONE_S
     pool = f'[{{name = "local", learners = 2, max = 4, batch_size = {BATCH}, slowdown = {slowdown:.1f}}}]'

@@ -25,13 +25,13 @@ ROOT = Path(__file__).resolve().parent.parent
 sys.path.insert(0, str(ROOT))
 
 from benchmarks.fresh import emptied  # noqa: E402
-from learners.facts import StepFinished  # noqa: E402
-from orchestrator.config import FaultConfig, Point, Recipe  # noqa: E402
-from orchestrator.events import Event, FaultInjected, read_run  # noqa: E402
-from orchestrator.recipes import dump, load  # noqa: E402
-from orchestrator.store import RunStore  # noqa: E402
-from orchestrator.stored import RECIPE_FILE  # noqa: E402
-from orchestrator.validation import resolve  # noqa: E402
+from learners.protocol.facts import StepFinished  # noqa: E402
+from orchestrator.eventlog.events import Event, FaultInjected, read_run  # noqa: E402
+from orchestrator.recipe.config import FaultConfig, Point, Recipe  # noqa: E402
+from orchestrator.recipe.toml_text import dump, load  # noqa: E402
+from orchestrator.recipe.validation import resolve  # noqa: E402
+from orchestrator.store.readers import RECIPE_FILE  # noqa: E402
+from orchestrator.store.run_store import RunStore  # noqa: E402
 
 POINTS = get_args(Point)
 FIRST_S = 15.0  # after the first step, all is warm
@@ -87,7 +87,7 @@ class Conductor:
 
 def run(name: str, folder: Path, kills: list[tuple[float, str | None]], control: bool) -> dict[str, Any]:
     from orchestrator.__main__ import start_chaos
-    from orchestrator.launch import run_embedded
+    from orchestrator.runtime.launch import run_embedded
 
     store, wanted = emptied(folder), recipe(name, [] if control else kills)
     store.write_text(RECIPE_FILE, dump(wanted))

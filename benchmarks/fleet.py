@@ -19,8 +19,8 @@ from orchestrator.planner.fleet.description import Fleet, Member, Steady
 from orchestrator.planner.fleet.models import even
 from orchestrator.planner.fleet.run import simulate
 from orchestrator.planner.fleet.study_figures import scavenging_figure, upsize_figure
-from outer.budget import Budget
 from outer.config import SyncConfig
+from outer.protocol.budget import Budget
 
 DOCS = Path(__file__).resolve().parents[1] / "docs"
 SEEDS, STEPS = 5, 300

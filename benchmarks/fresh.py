@@ -8,8 +8,8 @@ from __future__ import annotations
 import shutil
 from pathlib import Path
 
-from orchestrator.problems import InputError, Problem
-from orchestrator.store import RunStore
+from orchestrator.recipe.problems import InputError, Problem
+from orchestrator.store.run_store import RunStore
 
 RUNS = ("events", "grants")  # folders that a run has from its beginning on
 

@@ -25,11 +25,11 @@ ROOT = Path(__file__).resolve().parent.parent
 sys.path.insert(0, str(ROOT))
 
 from benchmarks.fresh import emptied  # noqa: E402
-from learners.facts import PhaseEntered, StepFinished  # noqa: E402
-from orchestrator.events import Event, LearnerLost, read_run  # noqa: E402
-from orchestrator.recipes import load  # noqa: E402
-from orchestrator.validation import resolve  # noqa: E402
-from outer.facts import Committed  # noqa: E402
+from learners.protocol.facts import PhaseEntered, StepFinished  # noqa: E402
+from orchestrator.eventlog.events import Event, LearnerLost, read_run  # noqa: E402
+from orchestrator.recipe.toml_text import load  # noqa: E402
+from orchestrator.recipe.validation import resolve  # noqa: E402
+from outer.protocol.facts import Committed  # noqa: E402
 
 QUIET_S = 45.0  # fault-free at first
 EVERY_S = 30.0  # from kill to kill
@@ -128,7 +128,7 @@ def main() -> None:
     arguments.add_argument("--json", action="store_true")
     options = arguments.parse_args()
 
-    from orchestrator import launch
+    from orchestrator.runtime import launch
 
     seconds = QUIET_S + EVERY_S * options.kills + 30.0
     tokens = int(seconds * 27_000)  # about what two cores do

@@ -28,10 +28,10 @@ ROOT = Path(__file__).resolve().parent.parent
 sys.path.insert(0, str(ROOT))
 
 from benchmarks.fresh import emptied  # noqa: E402
-from learners.facts import Donated, DonorFailed, StateReceived  # noqa: E402
-from orchestrator.events import Event, read_run  # noqa: E402
-from orchestrator.recipes import load  # noqa: E402
-from orchestrator.validation import resolve  # noqa: E402
+from learners.protocol.facts import Donated, DonorFailed, StateReceived  # noqa: E402
+from orchestrator.eventlog.events import Event, read_run  # noqa: E402
+from orchestrator.recipe.toml_text import load  # noqa: E402
+from orchestrator.recipe.validation import resolve  # noqa: E402
 
 AT_PROGRESS = 0.25
 VICTIMS = {"none": 0, "one": 1, "donor": 1, "two": 2, "all": 4}
@@ -115,7 +115,7 @@ def measure(scenario: str, events: list[Event], killed: list[str], summary: Mapp
 
 
 def run(scenario: str, tokens: int, folder: Path) -> dict[str, Any]:
-    from orchestrator import launch
+    from orchestrator.runtime import launch
 
     settings = [f"name=recovery-{scenario}", f"budget.tokens={tokens}", "eval.every=0"]
     recipe = resolve(load(ROOT / "deploy/recipes/local.toml", settings))

@@ -23,15 +23,15 @@ ROOT = Path(__file__).resolve().parent.parent
 sys.path.insert(0, str(ROOT))
 
 from benchmarks.fresh import emptied  # noqa: E402
-from learners.facts import StateReceived  # noqa: E402
+from learners.protocol.facts import StateReceived  # noqa: E402
 from orchestrator.__main__ import start_chaos  # noqa: E402
-from orchestrator.events import FaultInjected, read_run  # noqa: E402
-from orchestrator.recipes import dump, load  # noqa: E402
-from orchestrator.scaling import request_file  # noqa: E402
-from orchestrator.store import RunStore  # noqa: E402
-from orchestrator.stored import RECIPE_FILE  # noqa: E402
-from orchestrator.validation import resolve  # noqa: E402
-from outer.facts import LearnerFenced  # noqa: E402
+from orchestrator.eventlog.events import FaultInjected, read_run  # noqa: E402
+from orchestrator.lifecycle.scaling import request_file  # noqa: E402
+from orchestrator.recipe.toml_text import dump, load  # noqa: E402
+from orchestrator.recipe.validation import resolve  # noqa: E402
+from orchestrator.store.readers import RECIPE_FILE  # noqa: E402
+from orchestrator.store.run_store import RunStore  # noqa: E402
+from outer.protocol.facts import LearnerFenced  # noqa: E402
 
 GROW_AT, SHRINK_AT = 0.3, 0.6  # of the budget
 REPLAY_S = 1800.0
@@ -52,7 +52,7 @@ class Steering:
 
 
 def train(settings: list[str], folder: Path) -> dict[str, Any]:
-    from orchestrator import launch
+    from orchestrator.runtime import launch
 
     recipe = resolve(load(ROOT / "deploy/recipes/replay.toml", settings))
     store = emptied(folder)

@@ -14,11 +14,11 @@ import ray
 
 from chaos.faults import Fault
 from chaos.plans import due, plan, random_faults
-from orchestrator.config import SYNCER, ChaosConfig, Recipe
-from orchestrator.events import FaultHealed, FaultInjected, FaultSkipped, Journalist, SegmentWriter
-from orchestrator.placement import control, hand, label, named, syncer_name
-from orchestrator.store import RunStore
-from orchestrator.waiting import CALL_S, within
+from orchestrator.eventlog.events import EventEmitter, FaultHealed, FaultInjected, FaultSkipped, SegmentWriter
+from orchestrator.recipe.config import SYNCER, ChaosConfig, Recipe
+from orchestrator.runtime.placement import control, hand, label, named, syncer_name
+from orchestrator.runtime.ray_await import CALL_S, within
+from orchestrator.store.run_store import RunStore
 
 NAME = "chaos"
 CPUS = 0.1
@@ -32,7 +32,7 @@ class ChaosActor:
         incarnation = store.grant("incarnation", NAME)
         self._namespace = namespace
         self._segment = SegmentWriter(store.path(f"events/{NAME}-{incarnation}.jsonl"))
-        self._journalist = Journalist(NAME, incarnation, time.time)
+        self._journalist = EventEmitter(NAME, incarnation, time.time)
         self._recipe = recipe
         # A later incarnation, started by hand, must not repeat what an earlier one has done.
         chaos = recipe.chaos if incarnation == 1 else ChaosConfig()

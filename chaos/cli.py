@@ -12,10 +12,10 @@ from chaos.simulation.cli import sim
 from chaos.simulation.tapecli import tape
 from orchestrator.cli.errors import reported
 from orchestrator.cli.status import find
-from orchestrator.config import SYNCER
-from orchestrator.problems import InputError, Problem, nearest
-from orchestrator.store import RunStore
-from orchestrator.stored import recipe_of, status_of
+from orchestrator.recipe.config import SYNCER
+from orchestrator.recipe.problems import InputError, Problem, nearest
+from orchestrator.store.readers import recipe_of, status_of
+from orchestrator.store.run_store import RunStore
 
 app = typer.Typer(
     help="Inject faults into a running job; run the simulator, or have it write a tape.", no_args_is_help=True

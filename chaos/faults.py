@@ -13,7 +13,7 @@ class Fault:
     """One planned fault. Exactly one of `at_step` and `at_s` is set."""
 
     identifier: int  # unique in its run
-    kind: str  # one of orchestrator.config.FaultKind
+    kind: str  # one of orchestrator.recipe.config.FaultKind
     learner: str
     at_step: int | None  # fires when the syncer reaches this step
     at_s: float | None  # seconds after the first learner step

@@ -7,10 +7,10 @@ import os
 import ray
 
 from chaos.actor import start
-from orchestrator.launch import ClusterUnreachable, connect, use_auth_settings
-from orchestrator.store import RunStore
-from orchestrator.stored import CLUSTER_FILE, object_of, recipe_of
-from orchestrator.waiting import CALL_S
+from orchestrator.runtime.launch import ClusterUnreachable, connect, use_auth_settings
+from orchestrator.runtime.ray_await import CALL_S
+from orchestrator.store.readers import CLUSTER_FILE, object_of, recipe_of
+from orchestrator.store.run_store import RunStore
 
 
 def strike(store: RunStore, kind: str, learner: str, seconds: float, delay_s: float) -> str:

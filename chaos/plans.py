@@ -12,10 +12,10 @@ from random import Random
 from typing import TYPE_CHECKING
 
 from chaos.faults import DELAYING, LASTING, Fault
-from orchestrator.config import SYNCER
+from orchestrator.recipe.config import SYNCER
 
 if TYPE_CHECKING:
-    from orchestrator.config import ChaosConfig
+    from orchestrator.recipe.config import ChaosConfig
 
 ANY = "any"
 

@@ -8,9 +8,9 @@ from __future__ import annotations
 from collections.abc import Mapping
 from enum import Enum
 
-from learners import learner
-from orchestrator import controller
-from outer import openstep
+from learners.protocol import learner
+from orchestrator.lifecycle import controller
+from outer.protocol import open_step
 
 Table = Mapping[Enum, Mapping[Enum, str]] | Mapping[str, Mapping[str, str]]
 
@@ -33,7 +33,7 @@ def _name(state: Enum | str) -> str:
 def blocks() -> dict[str, str]:
     """Each diagram by the name of its place in the page."""
     return {
-        "open step": diagram(openstep.TRANSITIONS),
+        "open step": diagram(open_step.TRANSITIONS),
         "learner": diagram(learner.TRANSITIONS),
         "learner's record": diagram(controller.TRANSITIONS),
     }

@@ -26,18 +26,20 @@ from typing import TYPE_CHECKING, Any
 import numpy as np
 import ray
 
-from learners import saver, signals
+from learners import checkpoint_writer
+from learners.checkpoint_writer import Saved, Saver
 from learners.config import DataConfig, InnerConfig, WarmStart
-from learners.device import fit
-from learners.disturbance import Disturbance, flipped
-from learners.facts import LoopFailed, Spoiled
-from learners.learner import Learner
-from learners.outbox import Outbox
-from learners.saver import Saved, Saver
-from outer import codec as codecs
+from learners.fault_effects import FaultEffects, flipped
+from learners.protocol import events_effects
+from learners.protocol.fact_buffer import FactBuffer
+from learners.protocol.facts import LoopFailed, Spoiled
+from learners.protocol.learner import Learner
+from learners.training.device import fit
 from outer.config import SyncConfig
-from outer.manifest import code_digest, manifest
-from outer.messages import (
+from outer.journal.object_store import Objects
+from outer.numeric import codec as codecs
+from outer.protocol.manifest import code_digest, manifest
+from outer.protocol.messages import (
     COMPILING,
     DRAINING,
     IMPORTING,
@@ -56,12 +58,11 @@ from outer.messages import (
     Stop,
     Welcome,
 )
-from outer.objects import Objects
-from outer.pace import Average
+from outer.protocol.step_timing import Average
 
 if TYPE_CHECKING:
-    from learners.exchange import Exchange
-    from learners.trainer import Trainer
+    from learners.fragment_io import Exchange
+    from learners.training.trainer import Trainer
 
 REPORTS_MAX = 32  # on their way to the syncer; while as many are, none is added
 CALL_S = 10.0  # deadline for an answer from the syncer
@@ -116,23 +117,25 @@ class LearnerActor:
             raise RuntimeError(f"this node runs other sources ({code}) than the run was started with ({spec.code})")
         assert spec.sync.fragments is not None
         self._spec, self._outer = spec, outer
-        self._outbox = Outbox(time.time)
+        self._outbox = FactBuffer(time.time)
         self._lock = threading.Lock()
         self._changed = threading.Event()
         self._answers: dict[tuple[int, int], Future[Contribution]] = {}  # by syncer step and attempt
-        self._gifts: dict[tuple[str, int], Future[tuple[signals.Donate, list[Any]] | str]] = {}  # by joiner
+        self._gifts: dict[tuple[str, int], Future[tuple[events_effects.Donate, list[Any]] | str]] = {}  # by joiner
         self._fetcher = ThreadPoolExecutor(2, "fetch")
         self._saver = None
         if spec.store is not None:
             self._saver = Saver(spec.name, spec.incarnation, spec.store, lambda: self._outbox.settled)
         self._reports: deque[Any] = deque()
-        self._disturbance = Disturbance(time.monotonic)
+        self._disturbance = FaultEffects(time.monotonic)
         self._held: deque[Report] = deque(maxlen=REPORTS_MAX // 2)  # behind a link that is down
         self._tokens_per_step = 0
         self._compute_s = Average(spec.sync.smoothing)
         self._trainer: Trainer | None = None
         self._exchange: Exchange | None = None
-        self._next: queue.SimpleQueue[signals.RunStep | signals.Hold | signals.Exit] = queue.SimpleQueue()
+        self._next: queue.SimpleQueue[events_effects.RunStep | events_effects.Hold | events_effects.Exit] = (
+            queue.SimpleQueue()
+        )
         self._machine: Learner | None = None
         self._ended: Future[str] | None = None  # once it has begun: why the loop has ended
         signal.signal(signal.SIGTERM, self._on_sigterm)  # Ray runs constructors in the main thread
@@ -172,7 +175,7 @@ class LearnerActor:
         if self._machine is None:
             return ""
         try:
-            self._drive(signals.Reattach())
+            self._drive(events_effects.Reattach())
         except Refused as refusal:
             return str(refusal)
         except ray.exceptions.RayError:
@@ -252,7 +255,7 @@ class LearnerActor:
             effect, held = given
             assert self._exchange is not None
             state = self._exchange.pack(held, request, effect.step, effect.syncer_step, effect.versions)
-            self._drive(signals.StateSent(request, effect.step, state.digest, state.size, effect.versions))
+            self._drive(events_effects.StateSent(request, effect.step, state.digest, state.size, effect.versions))
             return state, self._outbox.riding(everything=True)
         except FutureTimeout:
             return "timeout"
@@ -268,7 +271,7 @@ class LearnerActor:
     def _leave(self) -> None:
         if self._machine is None or self._machine.phase not in (STEPPING, DRAINING, STOPPED):
             os._exit(0)  # it has nothing to lose yet, and its start may take longer than it has
-        self._drive(signals.Leave())
+        self._drive(events_effects.Leave())
 
     # -------------------------------------------------------------- called by chaos
 
@@ -322,15 +325,15 @@ class LearnerActor:
         part = None
         if spec.saved is not None and spec.saved.exact:
             assert spec.store is not None
-            part = saver.read(spec.store, spec.saved)
+            part = checkpoint_writer.read(spec.store, spec.saved)
             self._machine.resume(spec.saved.snapshot, part.kept)
-            self._outbox = Outbox(time.time, first=part.facts)
-        self._drive(signals.Enter(IMPORTING))
+            self._outbox = FactBuffer(time.time, first=part.facts)
+        self._drive(events_effects.Enter(IMPORTING))
         fit(spec.core, spec.accelerated, spec.devices or 1)
-        from learners.exchange import Exchange
-        from learners.host import device_taken
-        from learners.task import load
-        from learners.trainer import Trainer, deal
+        from learners.fragment_io import Exchange
+        from learners.training.host import device_taken
+        from learners.training.task import load
+        from learners.training.trainer import Trainer, deal
 
         task = load(spec.task, spec.data, spec.seed, dict(spec.model))
         self._tokens_per_step = task.tokens(spec.batch_size)
@@ -342,31 +345,31 @@ class LearnerActor:
         if part is not None:
             self._exchange.restore(part.header, part.arrays)
         self._outbox.add(device_taken(spec.devices))
-        self._drive(signals.Enter(COMPILING))
+        self._drive(events_effects.Enter(COMPILING))
         self._trainer.warm_up(spec.batch_size)
         gc.collect()
         gc.freeze()  # what is imported and compiled stays: a full collection need not walk it
-        self._drive(signals.Compiled(manifest(spec.shared, fragments, spec.code)))
+        self._drive(events_effects.Compiled(manifest(spec.shared, fragments, spec.code)))
 
     # -------------------------------------------------------------- the training loop
 
     def _loop(self) -> str:
         assert self._trainer is not None
-        self._drive(signals.Resume())
+        self._drive(events_effects.Resume())
         while True:
             match self._next.get_nowait():
-                case signals.Exit(reason):
+                case events_effects.Exit(reason):
                     self._flush()
                     if self._saver is not None:
                         self._saver.finish()
                     if reason.startswith("failed"):
                         raise RuntimeError(reason)
                     return reason
-                case signals.Hold(seconds):
+                case events_effects.Hold(seconds):
                     self._changed.wait(seconds)
                     self._changed.clear()  # before looking, so that news after it wakes the next wait at once
-                    self._drive(signals.Resume())
-                case signals.RunStep(step, start, progress):
+                    self._drive(events_effects.Resume())
+                case events_effects.RunStep(step, start, progress):
                     if self._disturbance.take_poison():
                         self._outbox.add(Spoiled(step, 0))
                         self._trainer.load(0, np.full(self._trainer.fragments[0].size, np.nan, np.float32))
@@ -374,7 +377,7 @@ class LearnerActor:
                     loss = self._trainer.step(start, self._spec.batch_size, progress)
                     self._slow_down(time.monotonic() - began)
                     time.sleep(self._disturbance.delay_s())
-                    self._drive(signals.StepDone(loss, self._tokens_per_step))
+                    self._drive(events_effects.StepDone(loss, self._tokens_per_step))
 
     def _slow_down(self, seconds: float) -> None:
         """Make the step last longer, as the pool asks. A step that was held up is not made to count twice."""
@@ -382,50 +385,50 @@ class LearnerActor:
         if self._spec.slowdown > 1.0:
             time.sleep((self._spec.slowdown - 1.0) * min(seconds, self._compute_s.value))
 
-    def _drive(self, event: signals.Event) -> None:
+    def _drive(self, event: events_effects.Event) -> None:
         """Hand one event to the machine and do what it says. Any thread; only the loop's own causes a step."""
         assert self._machine is not None
         with self._lock:
             effects = self._machine.handle(time.monotonic(), event)
         for effect in effects:
             match effect:
-                case signals.Say(fact):
+                case events_effects.Emit(fact):
                     self._outbox.add(fact)
-                case signals.Send(message):
+                case events_effects.Send(message):
                     if isinstance(message, Attach):
                         self._attach(message)
                     else:
                         self._report(message)
-                case signals.Answer(contribution):
+                case events_effects.Answer(contribution):
                     answer = self._answers.get((contribution.syncer_step, contribution.attempt))
                     if answer is not None and not answer.done():
                         assert self._exchange is not None
                         answer.set_result(self._exchange.encode(contribution))
-                case signals.Fetch(fragment, version, digest):
+                case events_effects.Fetch(fragment, version, digest):
                     self._fetcher.submit(self._fetch, fragment, version, digest)
-                case signals.Recover():
+                case events_effects.Recover():
                     self._fetcher.submit(self._recover, effect)
-                case signals.Save():
+                case events_effects.Save():
                     assert self._exchange is not None
                     if self._saver is not None:
                         self._saver.save(effect, self._exchange.keep())
-                case signals.Donate(request):
+                case events_effects.Donate(request):
                     assert self._exchange is not None
                     self._give(request, (effect, self._exchange.hold()))
-                case signals.Decline(request, reason):
+                case events_effects.Decline(request, reason):
                     self._give(request, reason)
-                case signals.Inherit(state):
+                case events_effects.Inherit(state):
                     assert self._exchange is not None
                     self._exchange.inherit(state)
-                case signals.Stage(fragments):
+                case events_effects.Stage(fragments):
                     assert self._exchange is not None
-                    self._drive(signals.Staged(self._exchange.stage(fragments)))
-                case signals.Apply():
+                    self._drive(events_effects.Staged(self._exchange.stage(fragments)))
+                case events_effects.Apply():
                     assert self._exchange is not None
                     self._exchange.apply(effect)
-                case signals.RunStep() | signals.Hold() | signals.Exit():
+                case events_effects.RunStep() | events_effects.Hold() | events_effects.Exit():
                     self._next.put(effect)
-        if not isinstance(event, signals.Resume | signals.StepDone | signals.Staged):
+        if not isinstance(event, events_effects.Resume | events_effects.StepDone | events_effects.Staged):
             self._changed.set()
 
     # -------------------------------------------------------------- to the syncer
@@ -476,12 +479,12 @@ class LearnerActor:
                 record = functools.partial(self._outer.record.remote, spec.name, spec.incarnation, facts)
                 self._outbox.acknowledge(self._ask(record, CALL_S))
 
-    def _give(self, request: StateRequest, given: tuple[signals.Donate, list[Any]] | str) -> None:
+    def _give(self, request: StateRequest, given: tuple[events_effects.Donate, list[Any]] | str) -> None:
         gift = self._gifts.get((request.joiner, request.joiner_incarnation))
         if gift is not None and not gift.done():
             gift.set_result(given)
 
-    def _recover(self, effect: signals.Recover) -> None:
+    def _recover(self, effect: events_effects.Recover) -> None:
         """Have a donor named, and get its state; whatever comes in between is a missed state, never an exception."""
         donor, incarnation = "", 0
         try:
@@ -512,28 +515,28 @@ class LearnerActor:
         except Exception as error:  # nobody reads this thread's: whatever it is, the joiner has to go on
             reason = type(error).__name__
         if reason:
-            self._drive(signals.StateMissed(donor, incarnation, reason))
+            self._drive(events_effects.StateMissed(donor, incarnation, reason))
         else:
-            self._drive(signals.StateArrived(state))
+            self._drive(events_effects.StateArrived(state))
 
-    def _state_saved(self) -> signals.StateArrived | signals.StateMissed:
+    def _state_saved(self) -> events_effects.StateArrived | events_effects.StateMissed:
         """With nobody to give: what an earlier process has left in a checkpoint, if there is any and it is whole."""
         spec = self._spec
         with contextlib.suppress(OSError, ValueError, KeyError, TypeError):  # damage is said where it is chosen
             if spec.saved is not None and spec.store is not None and self._exchange is not None:
-                state = saver.read(spec.store, spec.saved).state
+                state = checkpoint_writer.read(spec.store, spec.saved).state
                 if not self._exchange.examine(state):
-                    return signals.StateArrived(state)
-        return signals.StateMissed("", 0, "none")
+                    return events_effects.StateArrived(state)
+        return events_effects.StateMissed("", 0, "none")
 
     def _fetch(self, fragment: int, version: int, noticed: str) -> None:
         """Get a fragment's newest value; `noticed`: the checksum that the notice of this version gave, if any."""
-        result: signals.Event = signals.FetchFailed(fragment, version, "fetch_failed")
+        result: events_effects.Event = events_effects.FetchFailed(fragment, version, "fetch_failed")
         with contextlib.suppress(Exception):  # nobody reads this thread's: whatever it is, the machine has to hear
             answer = self._ask(lambda: self._outer.fetch.remote(fragment, version), self._spec.sync.transfer_s)
             if answer is not None:
                 newest, digest, payload, snapshot = answer
                 sound = digest == codecs.digest(payload) and (newest != version or noticed in ("", digest))
-                arrived = signals.Fetched(fragment, newest, payload, snapshot)
-                result = arrived if sound else signals.FetchFailed(fragment, version, "bad_digest")
+                arrived = events_effects.Fetched(fragment, newest, payload, snapshot)
+                result = arrived if sound else events_effects.FetchFailed(fragment, version, "bad_digest")
         self._drive(result)

@@ -12,7 +12,7 @@ from outer.config import Section
 
 @dataclass(frozen=True)
 class WarmStart:
-    """Parameters to start from: a file or folder, and the digest that its content has (see learners/weights.py)."""
+    """Parameters to start from: a file or folder, and its content's digest (see learners/training/weights.py)."""
 
     path: str
     digest: str

@@ -11,19 +11,19 @@ from collections.abc import Mapping
 from dataclasses import dataclass
 from typing import Any, NamedTuple
 
-from learners import signals as unit
 from learners.config import InnerConfig, WarmStart
-from learners.exchange import Exchange
-from learners.learner import Learner
-from learners.task import Task
-from learners.trainer import Trainer, deal, initial_parameters, make_step
-from outer import signals as outer
+from learners.fragment_io import Exchange
+from learners.protocol import events_effects as unit
+from learners.protocol.learner import Learner
+from learners.training.task import Task
+from learners.training.trainer import Trainer, deal, initial_parameters, make_step
 from outer.config import OuterConfig, SyncConfig
-from outer.inspection import examine
-from outer.merge import rules
-from outer.messages import COMPILING, IMPORTING, Donor
-from outer.parameters import GlobalParameters
-from outer.syncer import Budget, Syncer
+from outer.numeric.inspection import examine
+from outer.numeric.merge import rules
+from outer.numeric.parameters import GlobalParameters
+from outer.protocol import events_effects as outer
+from outer.protocol.messages import COMPILING, IMPORTING, Donor
+from outer.protocol.syncer import Budget, Syncer
 
 IDLE_ROUNDS_MAX = 1000
 
@@ -160,7 +160,7 @@ class LockStep:
     def _perform_outer(self, effects: list[outer.Effect]) -> None:
         for effect in effects:
             match effect:
-                case outer.Say(fact):
+                case outer.Emit(fact):
                     self.said.append(Said(self._now, "syncer", 1, fact))
                 case outer.Send(learner, _, message):
                     assert not isinstance(message, Donor), "nobody seeks one here"
@@ -178,7 +178,7 @@ class LockStep:
         each = self._units[name]
         for effect in effects:
             match effect:
-                case unit.Say(fact):
+                case unit.Emit(fact):
                     self.said.append(Said(self._now, name, 1, fact))
                 case unit.Send(message):
                     self._to_syncer(message)

@@ -23,16 +23,20 @@ import numpy as np
 import ray
 from numpy.typing import NDArray
 
-from outer import codec as codecs
-from outer import parts, signals
 from outer.config import OuterConfig, SyncConfig
-from outer.facts import StateRebuilt
-from outer.fragments import Fragment
-from outer.inspection import examine
-from outer.journal import Arrays, Cut, Opened, Value
-from outer.keeper import Keeper
-from outer.manifest import code_digest, manifest
-from outer.messages import (
+from outer.journal import checkpoint_parts
+from outer.journal.journal import Arrays, Cut, Opened, Value
+from outer.journal.object_store import Objects
+from outer.journal.rebuild import JOURNAL, RecoverySource, rebuild, replayed
+from outer.journal.recovery_sources import Incomplete, RecoverySources
+from outer.journal.writer import JournalWriter
+from outer.numeric import codec as codecs
+from outer.numeric.inspection import examine
+from outer.protocol import events_effects
+from outer.protocol.facts import StateRebuilt
+from outer.protocol.fragments import Fragment
+from outer.protocol.manifest import code_digest, manifest
+from outer.protocol.messages import (
     Attach,
     Contribution,
     Donor,
@@ -45,11 +49,8 @@ from outer.messages import (
     Stop,
     Welcome,
 )
-from outer.objects import Objects
-from outer.recovery import Entry, Recovered
-from outer.remains import Incomplete, Salvage
-from outer.salvage import JOURNAL, Candidate, rebuild, replayed
-from outer.syncer import Budget, Syncer
+from outer.protocol.recovery import Entry, Recovered
+from outer.protocol.syncer import Budget, Syncer
 
 Riding = Sequence[tuple[int, float, Any]]  # (sequence, wall time, fact): a learner's facts, until acknowledged
 
@@ -81,7 +82,7 @@ class Recorder(Protocol):
 
 
 @dataclass(frozen=True)
-class OuterSpec:
+class SyncerSpec:
     """Everything an epoch of the syncer is made from."""
 
     epoch: int
@@ -105,21 +106,21 @@ class _Peer:
     handle: Any
 
 
-class OuterActor:
+class SyncerActor:
     """The outer optimizer. Created detached and named, with resources of its own."""
 
     def __init__(
         self,
-        spec: OuterSpec,
+        spec: SyncerSpec,
         initial: Callable[[], tuple[tuple[Fragment, ...], list[NDArray[np.float32]], Mapping[str, str]]],
         recorder: Recorder,
-        salvage: Salvage | None = None,
+        salvage: RecoverySources | None = None,
     ) -> None:
         if (code := code_digest()) != spec.code:
             raise RuntimeError(f"this node runs other sources ({code}) than the run was started with ({spec.code})")
         os.environ["JAX_PLATFORMS"] = "cpu"
-        from outer.merge import rules  # JAX starts here, on the CPU, and not when Ray loads the class
-        from outer.parameters import GlobalParameters
+        from outer.numeric.merge import rules  # JAX starts here, on the CPU, and not when Ray loads the class
+        from outer.numeric.parameters import GlobalParameters
 
         self._spec = spec
         self._fragments, arrays, patterns = initial()
@@ -129,7 +130,7 @@ class OuterActor:
         )
         keeps = spec.durability != "checkpoint"
         callbacks = (self._durable, self._depose, self._reach)
-        self._keeper = Keeper(spec.journal or spec.store, spec.epoch, len(self._fragments), *callbacks, keeps)
+        self._keeper = JournalWriter(spec.journal or spec.store, spec.epoch, len(self._fragments), *callbacks, keeps)
         self._rebuilt: StateRebuilt | None = None
         found = self._recover(self._keeper.open(), salvage)
         self._machine = Syncer(
@@ -161,7 +162,7 @@ class OuterActor:
         self._initial: dict[int, dict[int, NDArray[Any]]] = {}  # by snapshot, then fragment: had not committed by then
         self._dies_at: dict[str, int] = {}  # for chaos: at which point, passed so many times from now
 
-    def _recover(self, opened: Opened, salvage: Salvage | None) -> Recovered:
+    def _recover(self, opened: Opened, salvage: RecoverySources | None) -> Recovered:
         """Put in force what the epochs before have left. Raises Incomplete where the journal alone does not tell."""
         epoch, found = self._spec.epoch, opened.found
         lacking = [
@@ -180,10 +181,10 @@ class OuterActor:
             raise Incomplete(why)
         return self._rebuild(opened, salvage, why)
 
-    def _rebuild(self, opened: Opened, salvage: Salvage, why: str) -> Recovered:
+    def _rebuild(self, opened: Opened, salvage: RecoverySources, why: str) -> Recovered:
         log = replayed(salvage.records, len(self._fragments))
         journal = {
-            fragment: Candidate(JOURNAL, value, codecs.digest(value.arrays[0]))
+            fragment: RecoverySource(JOURNAL, value, codecs.digest(value.arrays[0]))
             for fragment, value in opened.values.items()
         }
         kept = salvage.cut(self._spec.store)
@@ -210,34 +211,34 @@ class OuterActor:
     async def identify(self) -> dict[str, Any]:
         return {"pid": os.getpid(), "node": ray.get_runtime_context().get_node_id(), "run": self._keeper.run}
 
-    async def start(self, living: tuple[signals.Expect, ...] = ()) -> dict[str, Any]:
+    async def start(self, living: tuple[events_effects.Expect, ...] = ()) -> dict[str, Any]:
         """Begin the epoch; `living`: who trains already, where it goes on from another."""
         self._perform(self._machine.start())
         if self._rebuilt is not None:
-            self._perform([signals.Say(self._rebuilt)])
+            self._perform([events_effects.Emit(self._rebuilt)])
         if self._spec.epoch > 1:
-            self._drive(signals.Living(living))
+            self._drive(events_effects.Living(living))
         gc.collect()
         gc.freeze()  # what is imported stays: a full collection need not walk it
         return await self.identify()
 
-    async def expect(self, expected: signals.Expect) -> None:
+    async def expect(self, expected: events_effects.Expect) -> None:
         peer = self._peers.get(expected.learner)
         if peer is not None and peer.incarnation < expected.incarnation:
             del self._peers[expected.learner]
         self._drive(expected)
 
-    async def drain(self, request: signals.DrainRequested) -> bool:
+    async def drain(self, request: events_effects.DrainRequested) -> bool:
         """Whether it was told to leave; False: it has nothing to lose and is fenced, or was gone before."""
-        sent = (effect for effect in self._drive(request) if isinstance(effect, signals.Send))
+        sent = (effect for effect in self._drive(request) if isinstance(effect, events_effects.Send))
         return any(isinstance(effect.message, Drain) for effect in sent)
 
     async def fence(self, learner: str, incarnation: int, reason: str) -> None:
-        self._drive(signals.Fence(learner, incarnation, reason))
+        self._drive(events_effects.Fence(learner, incarnation, reason))
 
     async def snapshot_now(self, identifier: int, final: str = "") -> bool:
         """Take a consistent cut; `final`: why the run is suspended with it. False: the run is over."""
-        self._drive(signals.TakeSnapshot(identifier, final))
+        self._drive(events_effects.TakeSnapshot(identifier, final))
         return not self._machine.finished
 
     async def kept(self, identifier: int, deadline_s: float) -> dict[str, Any]:
@@ -249,7 +250,9 @@ class OuterActor:
             await asyncio.sleep(CUT_POLL_S)
         cut = await asyncio.wait_for(self._cuts.pop(identifier), max(0.0, give_up_at - _now()))
         header, arrays = cut.part(self._spec.epoch, identifier, self._fragments, self._initial.pop(identifier))
-        work = functools.partial(parts.write, self._spec.store, identifier, parts.SYNCER, header, arrays)
+        work = functools.partial(
+            checkpoint_parts.write, self._spec.store, identifier, checkpoint_parts.SYNCER, header, arrays
+        )
         described = await asyncio.get_running_loop().run_in_executor(None, work)
         where = {"syncer_step": max(cut.kept["versions"]), "tokens_committed": cut.kept["tokens_committed"]}
         return described | where | {"epoch": self._spec.epoch}
@@ -259,7 +262,7 @@ class OuterActor:
         await self._keeper.move(journal)
 
     async def stop(self, reason: str) -> None:
-        self._drive(signals.StopRequested(reason))
+        self._drive(events_effects.StopRequested(reason))
 
     async def close(self) -> None:
         """Nothing is recorded from here on, whoever still reports."""
@@ -280,7 +283,7 @@ class OuterActor:
     async def view(self) -> dict[str, Any]:
         """Everything status pages show."""
         now, syncer = _now(), self._machine
-        self._drive(signals.Tick())
+        self._drive(events_effects.Tick())
         return await self.clock() | {
             "epoch": syncer.epoch,
             "quorum": syncer.quorum,
@@ -311,19 +314,19 @@ class OuterActor:
         self._peers[message.learner] = _Peer(message.incarnation, handle)
         effects = self._drive(message)
         for effect in effects:
-            if isinstance(effect, signals.Send) and isinstance(effect.message, Welcome):
+            if isinstance(effect, events_effects.Send) and isinstance(effect.message, Welcome):
                 return effect.message
         if before is None:
             del self._peers[message.learner]
         else:
             self._peers[message.learner] = before  # a refused incarnation must not stand in the way of the living one
-        refusals = [effect.fact for effect in effects if isinstance(effect, signals.Say)]
+        refusals = [effect.fact for effect in effects if isinstance(effect, events_effects.Emit)]
         return "; ".join(str(fact) for fact in refusals)
 
     async def seek(self, message: SeekDonor) -> tuple[Donor, Any] | None:
         """Whose state to copy, and its handle; None where nobody can give."""
         for effect in self._drive(message):
-            if isinstance(effect, signals.Send) and isinstance(effect.message, Donor):
+            if isinstance(effect, events_effects.Send) and isinstance(effect.message, Donor):
                 named, peer = effect.message, self._peers.get(effect.message.donor)
                 if peer is not None and peer.incarnation == named.donor_incarnation:
                     return named, peer.handle
@@ -349,7 +352,7 @@ class OuterActor:
 
     # -------------------------------------------------------------- the machine and its effects
 
-    def _drive(self, event: signals.Event) -> list[signals.Effect]:
+    def _drive(self, event: events_effects.Event) -> list[events_effects.Effect]:
         if self._deposed:
             return []
         try:
@@ -361,25 +364,25 @@ class OuterActor:
         self._set_timer()
         return effects
 
-    def _perform(self, effects: list[signals.Effect]) -> None:
+    def _perform(self, effects: list[events_effects.Effect]) -> None:
         facts: list[tuple[int, float, Any]] = []
         for effect in effects:
             match effect:
-                case signals.Say(fact):
+                case events_effects.Emit(fact):
                     facts.append((self._said, time.time(), fact))
                     self._said += 1
-                case signals.Send(learner, incarnation, message):
+                case events_effects.Send(learner, incarnation, message):
                     self._send(learner, incarnation, message)
-                case signals.Merge():
+                case events_effects.Merge():
                     self._spawn(self._merge(effect))
-                case signals.Append(sequence, said, record, proposal):
+                case events_effects.Append(sequence, said, record, proposal):
                     arrays: Arrays = proposal.arrays if proposal is not None else []
                     self._keeper.keep(Entry(self._spec.epoch, sequence, said, record), arrays)
-                case signals.Cut(identifier):
+                case events_effects.Cut(identifier):
                     self._cuts[identifier] = self._keeper.cut()
                     versions, thetas = self._parameters.versions, self._parameters.thetas
                     self._initial[identifier] = {n: thetas[n] for n, version in enumerate(versions) if version == 0}
-                case signals.Publish(fragment, version, proposal):
+                case events_effects.Publish(fragment, version, proposal):
                     self._parameters.install(proposal, version)
                     self._digests[fragment] = proposal.digest
                     self._reach(APPLIED)
@@ -396,7 +399,7 @@ class OuterActor:
             raise
 
     def _durable(self, sequence: int) -> None:
-        self._drive(signals.Durable(sequence))
+        self._drive(events_effects.Durable(sequence))
 
     def _depose(self, why: str) -> None:
         """A newer epoch is there: not a word more, to anybody."""
@@ -424,9 +427,9 @@ class OuterActor:
         self._timer = None
         if at is not None:
             loop = asyncio.get_running_loop()
-            self._timer = loop.call_later(max(0.001, at - _now()), self._drive, signals.Tick())
+            self._timer = loop.call_later(max(0.001, at - _now()), self._drive, events_effects.Tick())
 
-    async def _merge(self, effect: signals.Merge) -> None:
+    async def _merge(self, effect: events_effects.Merge) -> None:
         loop = asyncio.get_running_loop()
         try:
             proposal = await loop.run_in_executor(
@@ -436,11 +439,13 @@ class OuterActor:
             self._failure = traceback.format_exc()
             raise
         self._reach(MERGED)
-        self._drive(signals.Merged(effect.syncer_step, proposal, proposal.digest, proposal.norm, proposal.finite))
+        self._drive(
+            events_effects.Merged(effect.syncer_step, proposal, proposal.digest, proposal.norm, proposal.finite)
+        )
 
     # -------------------------------------------------------------- to learners
 
-    def _send(self, learner: str, incarnation: int, message: signals.ToLearner) -> None:
+    def _send(self, learner: str, incarnation: int, message: events_effects.ToLearner) -> None:
         peer = self._peers.get(learner)
         if isinstance(message, Welcome | Donor):
             return  # attach and seek return them
@@ -464,7 +469,7 @@ class OuterActor:
         answer = _future(peer.handle.read.remote(request))
         done, _ = await asyncio.wait({answer}, timeout=request.deadline_s)
         if not done:
-            self._drive(signals.ReadMissed(learner, peer.incarnation, request.syncer_step, "timeout"))
+            self._drive(events_effects.ReadMissed(learner, peer.incarnation, request.syncer_step, "timeout"))
             await asyncio.wait({answer}, timeout=LATE_S)
             if not answer.done():
                 answer.cancel()
@@ -473,10 +478,10 @@ class OuterActor:
             reply: tuple[Contribution, Riding] | None = answer.result()
         except ray.exceptions.RayError as error:
             reason = type(error).__name__
-            self._drive(signals.ReadMissed(learner, peer.incarnation, request.syncer_step, reason))
+            self._drive(events_effects.ReadMissed(learner, peer.incarnation, request.syncer_step, reason))
             return
         if reply is None:
-            self._drive(signals.ReadMissed(learner, peer.incarnation, request.syncer_step, "no_boundary"))
+            self._drive(events_effects.ReadMissed(learner, peer.incarnation, request.syncer_step, "no_boundary"))
             return
         contribution, facts = reply
         self._reach(RECEIVED)

@@ -24,7 +24,7 @@ sys.path[0] = str(ROOT)
 from benchmarks.torchft import ours, theirs  # noqa: E402
 from benchmarks.torchft.tables import read, tables  # noqa: E402
 from benchmarks.torchft.trial import AFTER_S, COORDINATOR, LEARNER, Trial  # noqa: E402
-from orchestrator.recipes import load  # noqa: E402
+from orchestrator.recipe.toml_text import load  # noqa: E402
 
 NEEDED = """error: --python: {python} is no Python with torchft. To make one:
     python3 -m venv torchft-venv

@@ -16,9 +16,9 @@ from typing import Any
 
 from benchmarks.torchft.processes import Processes, ended
 from benchmarks.torchft.trial import AFTER_S, BEFORE_S, LEARNER, Trial, trial
-from learners.facts import StepFinished
-from orchestrator.events import read_run
-from outer.facts import Committed
+from learners.protocol.facts import StepFinished
+from orchestrator.eventlog.events import read_run
+from outer.protocol.facts import Committed
 
 ROOT = Path(__file__).resolve().parent.parent.parent
 RECIPE = Path(__file__).resolve().parent / "recipe.toml"

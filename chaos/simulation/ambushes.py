@@ -13,7 +13,7 @@ from chaos.simulation.network import Link
 from chaos.simulation.profile import EVERYBODY, Fault, pick
 from chaos.simulation.setting import Setting
 from chaos.simulation.supervisor import Supervisor
-from outer.messages import JOINING, STEPPING
+from outer.protocol.messages import JOINING, STEPPING
 
 LATE_S = 9.5  # a word to the syncer that takes so long is still heard
 

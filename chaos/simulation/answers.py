@@ -10,7 +10,7 @@ from typing import TYPE_CHECKING
 
 from chaos.simulation import confusion
 from chaos.simulation.network import Call
-from learners import signals
+from learners.protocol import events_effects
 
 if TYPE_CHECKING:
     from chaos.simulation.setting import Setting
@@ -55,7 +55,7 @@ class Answers:
         if not calls:
             del self._asked[key]
 
-    def give(self, effect: signals.Answer) -> None:
+    def give(self, effect: events_effects.Answer) -> None:
         """To whoever has waited longest for it."""
         contribution, unit, setting = effect.contribution, self._unit, self._setting
         key = (contribution.syncer_step, contribution.attempt)

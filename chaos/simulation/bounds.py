@@ -18,7 +18,7 @@ from __future__ import annotations
 from typing import TYPE_CHECKING
 
 from chaos.simulation import conduct
-from outer.messages import STEPPING
+from outer.protocol.messages import STEPPING
 
 if TYPE_CHECKING:
     from chaos.simulation.hosts import Process

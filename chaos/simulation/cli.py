@@ -11,7 +11,7 @@ from typing import TYPE_CHECKING, Annotated, Any
 import typer
 
 from orchestrator.cli.errors import BROKEN_PROMISE, reported
-from orchestrator.problems import InputError, Problem, nearest
+from orchestrator.recipe.problems import InputError, Problem, nearest
 
 if TYPE_CHECKING:
     from chaos.simulation.runner import Tally

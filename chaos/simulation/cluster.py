@@ -25,11 +25,11 @@ from chaos.simulation.supervisor import Supervisor
 from chaos.simulation.trace import Trace
 from chaos.simulation.truth import Truth, Violation
 from chaos.simulation.weather import Weather
-from learners import learner as learners
-from orchestrator.timeline import Timeline
-from outer import recovery
-from outer import syncer as syncers
-from outer.facts import Committed, SpanGranted, SpanReturned
+from learners.protocol import learner as learners
+from orchestrator.simulation.timeline import Timeline
+from outer.protocol import recovery
+from outer.protocol import syncer as syncers
+from outer.protocol.facts import Committed, SpanGranted, SpanReturned
 
 REASONED = frozenset({"Refused", "ReadFailed", "DonorFailed", "LearnerFenced", "LearnerLost", "AdoptionRefused"})
 

@@ -10,18 +10,18 @@ import math
 from typing import TYPE_CHECKING
 
 from chaos.simulation.setting import MANIFEST
-from learners.learner import HOLD_S
-from outer import signals
-from outer.facts import Committed, LearnerFenced, Refused, StepOpened
-from outer.messages import COMPILING, DRAINING, IMPORTING, STARTING, STEPPING, STOPPED, Attach, Report
-from outer.signals import Fence, Say
+from learners.protocol.learner import HOLD_S
+from outer.protocol import events_effects
+from outer.protocol.events_effects import Emit, Fence
+from outer.protocol.facts import Committed, LearnerFenced, Refused, StepOpened
+from outer.protocol.messages import COMPILING, DRAINING, IMPORTING, STARTING, STEPPING, STOPPED, Attach, Report
 
 if TYPE_CHECKING:
     from chaos.simulation.server import Server
     from chaos.simulation.setting import Fact, Setting
     from chaos.simulation.truth import Truth
     from chaos.simulation.unit import Unit
-    from learners.signals import Donate
+    from learners.protocol.events_effects import Donate
 
 FASTEST = 0.9 * 0.97  # times a learner's usual step: by so much steps vary, and clocks differ
 UNEVEN = frozenset({"clock_rate", "clock_jump", "wall_skew", "wall_jump", "zombie"})
@@ -108,7 +108,7 @@ def lets_in(truth: Truth, message: Attach) -> None:
         truth.broken("conduct.attaches", f"{message.learner} {message.incarnation} is welcome with another recipe")
 
 
-def fences(truth: Truth, server: Server, event: signals.Event, effects: list[signals.Effect]) -> None:
+def fences(truth: Truth, server: Server, event: events_effects.Event, effects: list[events_effects.Effect]) -> None:
     """A fence ends the incarnation that it names, and no other."""
     if not isinstance(event, Fence) or not server.running or server.deposed:
         return
@@ -116,19 +116,23 @@ def fences(truth: Truth, server: Server, event: signals.Event, effects: list[sig
         if row["alive"] and (row["name"], row["incarnation"]) == (event.learner, event.incarnation):
             truth.broken("conduct.fences", f"{event.learner} {event.incarnation} is held for alive after its fence")
     for effect in effects:
-        if isinstance(effect, Say) and isinstance(effect.fact, LearnerFenced):
+        if isinstance(effect, Emit) and isinstance(effect.fact, LearnerFenced):
             named, ended = f"{event.learner} {event.incarnation}", f"{effect.fact.learner} {effect.fact.incarnation}"
             if named != ended:
                 truth.broken("conduct.fences", f"the fence of {named} ended {ended}")
 
 
 def refuses(
-    truth: Truth, server: Server, event: signals.Event, effects: list[signals.Effect], reasons: frozenset[str]
+    truth: Truth,
+    server: Server,
+    event: events_effects.Event,
+    effects: list[events_effects.Effect],
+    reasons: frozenset[str],
 ) -> None:
     """What cannot be right is refused, for one of these reasons; with none it is passed over."""
     if not server.running or server.deposed:
         return
-    facts = [effect.fact for effect in effects if isinstance(effect, Say)]
+    facts = [effect.fact for effect in effects if isinstance(effect, Emit)]
     said = {fact.reason for fact in facts if isinstance(fact, Refused)}
     if not said <= reasons or bool(said) != bool(reasons):
         truth.broken("conduct.refuses", f"{event} was refused for {sorted(said)}, due is one of {sorted(reasons)}")

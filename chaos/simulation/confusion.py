@@ -12,7 +12,8 @@ from typing import TYPE_CHECKING, Any
 from chaos.simulation.contents import Content
 from chaos.simulation.profile import pick
 from chaos.simulation.setting import MANIFEST
-from outer.messages import (
+from outer.protocol.events_effects import DrainRequested, Event, Expect, Fence
+from outer.protocol.messages import (
     STEPPING,
     Attach,
     Contribution,
@@ -27,7 +28,6 @@ from outer.messages import (
     Stop,
     Welcome,
 )
-from outer.signals import DrainRequested, Event, Expect, Fence
 
 if TYPE_CHECKING:
     from chaos.simulation.setting import Setting

@@ -11,8 +11,8 @@ from typing import TYPE_CHECKING, Any
 
 from chaos.simulation.truth import Violation
 from orchestrator.checkers import suite
-from orchestrator.events import Event
-from outer.facts import Committed, Participant
+from orchestrator.eventlog.events import Event
+from outer.protocol.facts import Committed, Participant
 
 if TYPE_CHECKING:
     from chaos.simulation.setting import Setting

@@ -8,7 +8,7 @@ from __future__ import annotations
 from collections.abc import Callable
 from typing import Any
 
-from orchestrator.timeline import Timeline
+from orchestrator.simulation.timeline import Timeline
 
 
 class Host:

@@ -16,10 +16,10 @@ from chaos.simulation.setting import Setting
 from chaos.simulation.supervisor import Supervisor
 from chaos.simulation.unit import Unit
 from chaos.simulation.weather import Weather
-from learners import disturbance
-from orchestrator.config import ChaosConfig
-from orchestrator.controller import State
-from orchestrator.events import FaultHealed, FaultInjected, FaultSkipped
+from learners import fault_effects
+from orchestrator.eventlog.events import FaultHealed, FaultInjected, FaultSkipped
+from orchestrator.lifecycle.controller import State
+from orchestrator.recipe.config import ChaosConfig
 
 POLL_S = 0.05
 BY_WEATHER = {  # of the recipe's kinds, those that strike from without; at strength 0 each lasts as long as it is told
@@ -88,7 +88,7 @@ class Injection:
             now = self._setting.time.now
             self._weather.strike(profile.Fault(now, BY_WEATHER[fault.kind], fault.learner, fault.duration_s, 0.0))
             return
-        assert fault.kind in disturbance.KINDS
+        assert fault.kind in fault_effects.KINDS
         unit.disturb(fault.kind, fault.duration_s, fault.delay_s, f"{self._seed} fault {fault.identifier}")
         self._setting.fired[fault.kind] += 1
 

@@ -14,8 +14,8 @@ from chaos.simulation.profile import EVERYBODY, Fault, pick
 from chaos.simulation.setting import Setting
 from chaos.simulation.supervisor import Supervisor
 from chaos.simulation.unit import Unit
-from learners.signals import Decline
-from outer.messages import DRAINING, JOINING, STEPPING
+from learners.protocol.events_effects import Decline
+from outer.protocol.messages import DRAINING, JOINING, STEPPING
 
 ECHOES = 12
 STOPS = 3

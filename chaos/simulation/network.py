@@ -13,7 +13,7 @@ from typing import Any
 
 from chaos.simulation.hosts import Process
 from chaos.simulation.trace import Trace
-from orchestrator.timeline import Timeline
+from orchestrator.simulation.timeline import Timeline
 
 
 class Link:

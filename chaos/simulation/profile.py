@@ -11,9 +11,9 @@ from dataclasses import dataclass, field
 from random import Random
 from typing import Any, NamedTuple, TypeVar
 
-from outer.budget import Budget
 from outer.config import SyncConfig
-from outer.fragments import Fragment, Tensor
+from outer.protocol.budget import Budget
+from outer.protocol.fragments import Fragment, Tensor
 
 T = TypeVar("T")
 

@@ -11,9 +11,9 @@ from dataclasses import replace
 from statistics import median
 
 from chaos.simulation.profile import Fault, Options, Place, plan
-from orchestrator.config import Recipe
-from orchestrator.problems import Problem
-from outer.fragments import Fragment
+from orchestrator.recipe.config import Recipe
+from orchestrator.recipe.problems import Problem
+from outer.protocol.fragments import Fragment
 
 MESSAGE, MERGE, APPEND, NOTICE = 0.002, 0.01, 0.01, 0.5  # in steps
 IMPORTING = 0.3  # share of a learner's start; the rest is compiling

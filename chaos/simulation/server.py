@@ -19,9 +19,9 @@ from chaos.simulation.setting import Setting
 from chaos.simulation.storage import Store, Write, Writer
 from chaos.simulation.trace import told
 from chaos.simulation.truth import Proposal
-from outer import signals
-from outer.facts import Finished, StepOpened, StepPassed, StepReopened
-from outer.messages import Attach, Contribution, Donor, Drain, Grant, ReadRequest, Report, Stop, Welcome
+from outer.protocol import events_effects
+from outer.protocol.facts import Finished, StepOpened, StepPassed, StepReopened
+from outer.protocol.messages import Attach, Contribution, Donor, Drain, Grant, ReadRequest, Report, Stop, Welcome
 
 if TYPE_CHECKING:
     from chaos.simulation.unit import Unit
@@ -94,20 +94,20 @@ class Server(Process):
 
     # -------------------------------------------------------------- called by the supervisor
 
-    def expect(self, event: signals.Expect, heard: Callable[[], None]) -> None:
+    def expect(self, event: events_effects.Expect, heard: Callable[[], None]) -> None:
         peer = self.peers.get(event.learner)
         if peer is not None and peer.incarnation < event.incarnation:
             del self.peers[event.learner]
         self.drive(event)
         heard()
 
-    def tell(self, event: signals.Event) -> None:
+    def tell(self, event: events_effects.Event) -> None:
         conduct.fences(self._setting.truth, self, event, self.drive(event))
 
-    def drain(self, event: signals.DrainRequested, told: Callable[[bool], None]) -> None:
+    def drain(self, event: events_effects.DrainRequested, told: Callable[[bool], None]) -> None:
         """Whether it was told to leave; else it has nothing to lose."""
         effects = self.drive(event)
-        told(any(isinstance(effect, signals.Send) and isinstance(effect.message, Drain) for effect in effects))
+        told(any(isinstance(effect, events_effects.Send) and isinstance(effect.message, Drain) for effect in effects))
 
     # -------------------------------------------------------------- called by learners
 
@@ -119,7 +119,7 @@ class Server(Process):
         self.peers[message.learner] = unit
         effects = self.drive(message)
         for effect in effects:
-            if isinstance(effect, signals.Send) and isinstance(effect.message, Welcome):
+            if isinstance(effect, events_effects.Send) and isinstance(effect.message, Welcome):
                 conduct.lets_in(self._setting.truth, message)
                 call.reply(0.0, effect.message)
                 return
@@ -127,13 +127,13 @@ class Server(Process):
             self.peers.pop(message.learner, None)
         else:
             self.peers[message.learner] = before
-        refusals = [effect.fact for effect in effects if isinstance(effect, signals.Say)]
+        refusals = [effect.fact for effect in effects if isinstance(effect, events_effects.Emit)]
         if self.alive and not self.deposed:
             call.reply(0.0, "; ".join(f"{fact.reason}" for fact in refusals if hasattr(fact, "reason")))
 
     def seek(self, call: Call) -> None:
         for effect in self.drive(call.message):
-            if isinstance(effect, signals.Send) and isinstance(effect.message, Donor):
+            if isinstance(effect, events_effects.Send) and isinstance(effect.message, Donor):
                 named, peer = effect.message, self.peers.get(effect.message.donor)
                 if peer is not None and peer.incarnation == named.donor_incarnation:
                     call.reply(0.0, (named, peer))
@@ -213,9 +213,9 @@ class Server(Process):
     def _wake(self, at: float) -> None:
         if at == self._wake_at:  # else an earlier one took its place
             self._wake_at = math.inf
-            self.drive(signals.Tick())
+            self.drive(events_effects.Tick())
 
-    def _say(self, effect: signals.Say) -> None:
+    def _say(self, effect: events_effects.Emit) -> None:
         fact: Any = effect.fact
         self.facts.append((self.time.now + self.host.wall_s, fact))
         if type(fact) in STEPS:
@@ -234,13 +234,13 @@ class Server(Process):
                 unit.key: self.heard.get(unit.key, NOTHING).step for unit in self.peers.values()
             }
 
-    def _merge(self, effect: signals.Merge) -> None:
+    def _merge(self, effect: events_effects.Merge) -> None:
         """In one thread, beside the loop."""
         begins_at = max(self.time.now, self._merged_at)
         self._merged_at = begins_at + self._setting.options.merge_s
         self.time.reach(self._merged_at - self.time.now, self, self._merged, effect)
 
-    def _merged(self, effect: signals.Merge) -> None:
+    def _merged(self, effect: events_effects.Merge) -> None:
         base = self.values[effect.fragment]
         ranges: tuple[Range, ...] = ()
         for content in effect.payloads:
@@ -249,9 +249,11 @@ class Server(Process):
         proposal = Proposal(version, effect.payloads, effect.weights)
         digest = f"{effect.fragment}@{effect.syncer_step}/{self.epoch}"
         overflow = bool(self._setting.flips) and self._setting.damaged("overflow")
-        self.drive(signals.Merged(effect.syncer_step, proposal, digest, math.inf if overflow else 1.0, not overflow))
+        self.drive(
+            events_effects.Merged(effect.syncer_step, proposal, digest, math.inf if overflow else 1.0, not overflow)
+        )
 
-    def _append(self, effect: signals.Append) -> None:
+    def _append(self, effect: events_effects.Append) -> None:
         self.writer.put(Write(self.epoch, effect.sequence, effect))
         if self.crash_writing:
             self.crash_writing = False
@@ -261,7 +263,7 @@ class Server(Process):
             self.committing = None
 
     def _durable(self, write: Write) -> None:
-        self.drive(signals.Durable(write.sequence))
+        self.drive(events_effects.Durable(write.sequence))
 
     def _refused(self, write: Write) -> None:
         """Another epoch is there."""
@@ -269,14 +271,14 @@ class Server(Process):
         if self._trace is not None:
             self._trace.line(self.time.now, "syncer", self.epoch, "deposed", f"append {write.sequence} is refused")
 
-    def _publish(self, effect: signals.Publish) -> None:
+    def _publish(self, effect: events_effects.Publish) -> None:
         version = effect.proposal.version
         self._setting.truth.published(self.epoch, version)
         self.values[effect.fragment] = version
 
     # -------------------------------------------------------------- to learners
 
-    def _send(self, effect: signals.Send) -> None:
+    def _send(self, effect: events_effects.Send) -> None:
         message: Any = effect.message
         kind = type(message)
         unit = self.peers.get(effect.learner)
@@ -302,7 +304,7 @@ class Server(Process):
 
     def _unread(self, unit: Unit, syncer_step: int, reason: str) -> None:
         reason = "timeout" if reason == "GetTimeoutError" else reason
-        self.drive(signals.ReadMissed(unit.name, unit.incarnation, syncer_step, reason))
+        self.drive(events_effects.ReadMissed(unit.name, unit.incarnation, syncer_step, reason))
 
     def _answered(self, unit: Unit, syncer_step: int, answer: tuple[Contribution, int] | None) -> None:
         if answer is None:
@@ -317,9 +319,9 @@ class Server(Process):
 
 
 PERFORM: dict[type[Any], Callable[[Server, Any], None]] = {
-    signals.Say: Server._say,
-    signals.Send: Server._send,
-    signals.Merge: Server._merge,
-    signals.Append: Server._append,
-    signals.Publish: Server._publish,
+    events_effects.Emit: Server._say,
+    events_effects.Send: Server._send,
+    events_effects.Merge: Server._merge,
+    events_effects.Append: Server._append,
+    events_effects.Publish: Server._publish,
 }

@@ -11,7 +11,7 @@ from chaos.simulation.network import Network
 from chaos.simulation.profile import Options
 from chaos.simulation.trace import Trace
 from chaos.simulation.truth import Truth
-from orchestrator.timeline import Timeline
+from orchestrator.simulation.timeline import Timeline
 
 if TYPE_CHECKING:
     from random import Random

@@ -12,8 +12,8 @@ from typing import TYPE_CHECKING
 from chaos.simulation import conduct
 from chaos.simulation.network import Call, ask
 from chaos.simulation.values import Held
-from learners import signals
-from outer.messages import Donor, State, StateRequest
+from learners.protocol import events_effects
+from outer.protocol.messages import Donor, State, StateRequest
 
 if TYPE_CHECKING:
     from chaos.simulation.setting import Setting
@@ -40,7 +40,7 @@ class States:
 
     # -------------------------------------------------------------- the joiner's end
 
-    def seek(self, effect: signals.Recover) -> None:
+    def seek(self, effect: events_effects.Recover) -> None:
         """Have a donor named, and get its state."""
         unit = self._unit
         assert unit.server is not None
@@ -48,7 +48,7 @@ class States:
         links = unit.up, unit.down
         ask(self._setting.network, unit, unit.server, links, unit.server.seek, effect.seek, CALL_S, named, missed)
 
-    def _named(self, effect: signals.Recover, answer: tuple[Donor, Unit] | None) -> None:
+    def _named(self, effect: events_effects.Recover, answer: tuple[Donor, Unit] | None) -> None:
         if answer is None:
             self._missed("", 0, "none")
             return
@@ -79,11 +79,11 @@ class States:
             self._missed(*donor.key, "bad_digest")
         else:
             self._release()
-            self._unit.hear(signals.StateArrived(state))
+            self._unit.hear(events_effects.StateArrived(state))
 
     def _missed(self, donor: str, incarnation: int, reason: str) -> None:
         self._release()
-        self._unit.hear(signals.StateMissed(donor, incarnation, reason))
+        self._unit.hear(events_effects.StateMissed(donor, incarnation, reason))
 
     # -------------------------------------------------------------- the donor's end
 
@@ -97,19 +97,19 @@ class States:
         if self._gifts.get(key) is call:
             self._unit.after(request.deadline_s, self._answer, key, call, "timeout")
 
-    def donate(self, effect: signals.Donate) -> None:
+    def donate(self, effect: events_effects.Donate) -> None:
         key, unit = (effect.request.joiner, effect.request.joiner_incarnation), self._unit
         if (call := self._gifts.get(key)) is not None:
             conduct.gives(self._setting.truth, unit, effect)
             held = Held(unit.values.contents(), unit.poisoned)
             unit.after(PACK_S, self._pack, key, call, effect, held)
 
-    def decline(self, effect: signals.Decline) -> None:
+    def decline(self, effect: events_effects.Decline) -> None:
         key = (effect.request.joiner, effect.request.joiner_incarnation)
         if (call := self._gifts.get(key)) is not None:
             self._answer(key, call, effect.reason)
 
-    def _pack(self, key: tuple[str, int], call: Call, effect: signals.Donate, held: Held) -> None:
+    def _pack(self, key: tuple[str, int], call: Call, effect: events_effects.Donate, held: Held) -> None:
         unit = self._unit
         if unit.exited:
             return
@@ -124,7 +124,7 @@ class States:
             len(held.contents),
             effect.versions,
         )
-        unit.hear(signals.StateSent(effect.request, effect.step, digest, state.size, effect.versions))
+        unit.hear(events_effects.StateSent(effect.request, effect.step, digest, state.size, effect.versions))
         self._setting.truth.gave(unit.key, effect.step, held.contents)
         self._answer(key, call, (state, len(self._setting.facts[unit.key])))
 

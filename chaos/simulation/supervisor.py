@@ -16,9 +16,9 @@ from chaos.simulation.server import Server
 from chaos.simulation.setting import Setting
 from chaos.simulation.trace import told
 from chaos.simulation.unit import Unit
-from orchestrator import controller
-from orchestrator.events import LearnerLost, LearnerRequested, LearnerStarted, PoolScaled, RunFinished
-from outer import signals
+from orchestrator.eventlog.events import LearnerLost, LearnerRequested, LearnerStarted, PoolScaled, RunFinished
+from orchestrator.lifecycle import controller
+from outer.protocol import events_effects
 
 POLL_S = 1.0  # between two looks at everybody
 SYNCER_HANG_S = 3.0  # a syncer that has not answered for so long is held for dead
@@ -47,7 +47,7 @@ class Supervisor:
         self._frozen_since: float | None = None
         self._expected: dict[tuple[str, int], bool] = {}  # the syncer has heard of it
         self._dead: dict[str, tuple[int, str]] = {}  # the newest incarnation that is gone, and why
-        self.drains: dict[str, signals.DrainRequested] = {}
+        self.drains: dict[str, events_effects.DrainRequested] = {}
 
     def start(self) -> None:
         self._next_epoch()
@@ -119,10 +119,10 @@ class Supervisor:
             event = self._announced(name, incarnation)
             self._tell(server, server.expect, event, partial(self._heard, name, incarnation))
 
-    def _announced(self, name: str, incarnation: int) -> signals.Expect:
+    def _announced(self, name: str, incarnation: int) -> events_effects.Expect:
         options = self._setting.options
         region = options.place(name).region or ""
-        return signals.Expect(name, incarnation, options.start_s, options.batch[name], region)
+        return events_effects.Expect(name, incarnation, options.start_s, options.batch[name], region)
 
     def _heard(self, name: str, incarnation: int) -> None:
         """The syncer expects it: it may begin, once it is up."""
@@ -190,12 +190,12 @@ class Supervisor:
         """Whatever syncer there is, or comes, has to know that it is gone."""
         self._dead[name] = (incarnation, reason)
         if self.server is not None:
-            self._tell(self.server, self.server.tell, signals.Fence(name, incarnation, reason))
+            self._tell(self.server, self.server.tell, events_effects.Fence(name, incarnation, reason))
 
     # -------------------------------------------------------------- leaving and scaling
 
     def _drain(self, action: controller.Drain, deadline_s: float) -> None:
-        event = signals.DrainRequested(action.learner, action.incarnation, action.reason, deadline_s)
+        event = events_effects.DrainRequested(action.learner, action.incarnation, action.reason, deadline_s)
         self.drains[action.learner] = event
         server = self.server
         if server is not None:
@@ -237,7 +237,7 @@ class Supervisor:
         """The run is to end, wherever it is: every syncer that there is, or comes, has to know."""
         self._stopping = self._stopping or reason
         if self.server is not None:
-            self._tell(self.server, self.server.tell, signals.StopRequested(reason))
+            self._tell(self.server, self.server.tell, events_effects.StopRequested(reason))
 
     # -------------------------------------------------------------- the syncer
 
@@ -274,11 +274,11 @@ class Supervisor:
         server.start()
         if server.epoch > 1:
             living = [pair for pair in self.incarnations.items() if not self._is_gone(*pair)]
-            server.tell(signals.Living(tuple(self._announced(*pair) for pair in living)))
+            server.tell(events_effects.Living(tuple(self._announced(*pair) for pair in living)))
             for pair in living:
                 self._heard(*pair)
         if self._stopping:
-            server.tell(signals.StopRequested(self._stopping))
+            server.tell(events_effects.StopRequested(self._stopping))
         for event in self.drains.values():
             if not self._is_gone(event.learner, event.incarnation):
                 self._drain(controller.Drain(event.learner, event.incarnation, event.reason), event.deadline_s)

@@ -1,4 +1,4 @@
-"""A recipe as a simulated run, whose log is a tape: orchestrator/synthetic.py writes it for real training to follow."""
+"""A recipe as a simulated run. Its log is a tape (orchestrator/simulation/tape_log.py) that real training can follow."""
 
 from __future__ import annotations
 
@@ -10,13 +10,13 @@ from chaos.simulation.history import BY_TIME, UNTIMED, events_of
 from chaos.simulation.injection import Injection
 from chaos.simulation.profile import Options
 from chaos.simulation.truth import Violation
+from orchestrator.accounting.verdicts import Verdict
 from orchestrator.checkers.suite import check
-from orchestrator.checkers.verdicts import Verdict
-from orchestrator.config import Recipe
-from orchestrator.events import Event, RunStarted, merge
-from orchestrator.problems import InputError, Problem
-from orchestrator.synthetic import bare
-from outer.manifest import code_digest
+from orchestrator.eventlog.events import Event, RunStarted, merge
+from orchestrator.recipe.config import Recipe
+from orchestrator.recipe.problems import InputError, Problem
+from orchestrator.simulation.tape_log import bare
+from outer.protocol.manifest import code_digest
 
 LOOK_S = 1.0
 

@@ -14,12 +14,12 @@ from orchestrator.cli import tapes
 from orchestrator.cli.errors import BROKEN_PROMISE, apart, as_record, reported
 from orchestrator.cli.run import checked
 from orchestrator.cli.tapes import counted
-from orchestrator.problems import InputError, Problem, nearest
-from orchestrator.store import RunStore
+from orchestrator.recipe.problems import InputError, Problem, nearest
+from orchestrator.store.run_store import RunStore
 
 if TYPE_CHECKING:
     from chaos.simulation.profile import Options
-    from orchestrator.config import Recipe
+    from orchestrator.recipe.config import Recipe
 
 STARTUP_STEPS = 10.0
 
@@ -48,7 +48,7 @@ def tape(
             resolved = checked(recipe, overrides or [], Path.cwd(), lambda wanted: [*found, *_unsimulated(wanted)])
             options = _options(resolved, seed, profile, step_s, startup_s)
         from chaos.simulation.tape import Broken, record
-        from orchestrator.synthetic import write
+        from orchestrator.simulation.tape_log import write
 
         try:
             made = record(resolved, options)
@@ -91,11 +91,11 @@ def _of_times(**seconds: float) -> Iterator[Problem]:
 def _options(recipe: Recipe, seed: int | None, profile: str, step_s: float, startup_s: float) -> Options:
     """The task tells what it deals into, and what a step is worth."""
     from chaos.simulation.recipes import options
-    from orchestrator.validation import build_task, host_only
+    from orchestrator.recipe.validation import build_task, host_only
 
     task = build_task(recipe)
     with host_only():
-        from learners.trainer import deal
+        from learners.training.trainer import deal
     seed = recipe.seed if seed is None else seed
     dealt = deal(task, recipe.sync)
     return options(recipe, dealt, task.tokens, seed=seed, profile=profile, step_s=step_s, startup_s=startup_s)

@@ -11,8 +11,8 @@ from chaos.simulation.contents import Content, Key, Version, counts, uneven
 from chaos.simulation.profile import Options
 
 if TYPE_CHECKING:
-    from learners import signals as learner_signals
-    from outer.facts import Committed, SpanGranted, SpanReturned
+    from learners.protocol import events_effects as learner_signals
+    from outer.protocol.facts import Committed, SpanGranted, SpanReturned
 
 TOLERANCE = 1e-9  # of a weight
 SHOWN_MAX = 8  # violations of one promise that are kept

@@ -22,18 +22,9 @@ from chaos.simulation.setting import MANIFEST, OTHER_MANIFEST, Setting
 from chaos.simulation.states import CALL_S, States
 from chaos.simulation.trace import told
 from chaos.simulation.values import Values
-from learners import signals
-from learners.disturbance import Disturbance
-from outer.messages import (
-    COMPILING,
-    DRAINING,
-    IMPORTING,
-    STARTING,
-    STEPPING,
-    STOPPED,
-    Attach,
-    Report,
-)
+from learners.fault_effects import FaultEffects
+from learners.protocol import events_effects
+from outer.protocol.messages import COMPILING, DRAINING, IMPORTING, STARTING, STEPPING, STOPPED, Attach, Report
 
 if TYPE_CHECKING:
     from chaos.simulation.server import Server
@@ -44,8 +35,12 @@ FETCHERS = 2  # threads
 EXIT_S = 0.05
 LINGER_S = 3.0  # and a process that is slow to end
 
-QUIET = (signals.Resume, signals.StepDone, signals.Staged)  # the loop's own; everything else is news to it
-NOTHING = signals.Staged({})
+QUIET = (
+    events_effects.Resume,
+    events_effects.StepDone,
+    events_effects.Staged,
+)  # the loop's own; everything else is news to it
+NOTHING = events_effects.Staged({})
 
 
 class Unit(Process):
@@ -63,7 +58,7 @@ class Unit(Process):
         self.states = States(setting, self, self._release)
         self.poisoned = self.known_poisoned = False  # its numbers are not finite; it has seen so in its loss
         self.wrong = False  # its recipe is another
-        self.disturbance: Disturbance | None = None  # what the recipe's own faults do to it from within
+        self.disturbance: FaultEffects | None = None  # what the recipe's own faults do to it from within
         self.welcomed = 0  # by this epoch
         self.undelivered = 0  # messages of the syncer on their way here
         self.reports = 0  # on their way to the syncer
@@ -89,8 +84,8 @@ class Unit(Process):
         self._attempts = 0  # to attach
         self._turn = 0  # which of the loop's moves is under way
         self._holding = self._changed = self._lingers = False
-        self._done = signals.StepDone(2.0, options.tokens[name])
-        self._resumed = signals.Resume()
+        self._done = events_effects.StepDone(2.0, options.tokens[name])
+        self._resumed = events_effects.Resume()
 
     @property
     def waiting(self) -> int:
@@ -102,22 +97,22 @@ class Unit(Process):
     def begin(self) -> None:
         """Import, compile, attach."""
         options = self._setting.options
-        self.drive(signals.Enter(IMPORTING))
+        self.drive(events_effects.Enter(IMPORTING))
         self.after(options.import_s, self._compile, options.compile_s)
 
     def _compile(self, seconds: float) -> None:
-        self.drive(signals.Enter(COMPILING))
+        self.drive(events_effects.Enter(COMPILING))
         self.after(seconds, self._compiled)
 
     def _compiled(self) -> None:
-        self.drive(signals.Compiled(OTHER_MANIFEST if self.wrong else MANIFEST))
+        self.drive(events_effects.Compiled(OTHER_MANIFEST if self.wrong else MANIFEST))
         self.drive(self._resumed)
 
     def leave(self) -> bool:
         """Its host tells it to end. False: it had nothing to lose, and is gone."""
         if self.machine.phase not in (STEPPING, DRAINING, STOPPED):
             return False
-        self.hear(signals.Leave())
+        self.hear(events_effects.Leave())
         return True
 
     def die(self) -> None:
@@ -165,7 +160,7 @@ class Unit(Process):
         for effect in self.machine.handle(host.offset_s + host.rate * self.time.now, event):
             PERFORM[type(effect)](self, effect)
 
-    def _say(self, effect: signals.Say) -> None:
+    def _say(self, effect: events_effects.Emit) -> None:
         host = self.host
         if host.jumped:
             host.jumped = False
@@ -176,7 +171,7 @@ class Unit(Process):
 
     # -------------------------------------------------------------- the training loop
 
-    def _run_step(self, effect: signals.RunStep) -> None:
+    def _run_step(self, effect: events_effects.RunStep) -> None:
         if self.machine.phase != STEPPING:
             conduct.steps(self._setting.truth, self)
         self._turn += 1
@@ -197,7 +192,7 @@ class Unit(Process):
             self.known_poisoned = self.poisoned
             self.drive(self._done)
 
-    def _hold(self, effect: signals.Hold) -> None:
+    def _hold(self, effect: events_effects.Hold) -> None:
         self._turn += 1
         if self._changed:  # since it last looked
             self._changed = False
@@ -212,22 +207,22 @@ class Unit(Process):
             self._holding = self._changed = False
             self.drive(self._resumed)
 
-    def _exit(self, effect: signals.Exit) -> None:
+    def _exit(self, effect: events_effects.Exit) -> None:
         conduct.leaves(self._setting.truth, self, effect.reason)
         self._leave(effect.reason)
 
-    def _stage(self, effect: signals.Stage) -> None:
+    def _stage(self, effect: events_effects.Stage) -> None:
         copies = {fragment: self.values.content(fragment) for fragment in effect.fragments}
-        self.drive(signals.Staged(copies) if copies else NOTHING)
+        self.drive(events_effects.Staged(copies) if copies else NOTHING)
 
     def poison(self) -> None:
         """From here on its numbers are not finite, until it is restarted."""
         self.poisoned = True
-        self._done = signals.StepDone(math.nan, self._done.tokens)
+        self._done = events_effects.StepDone(math.nan, self._done.tokens)
 
     def disturb(self, kind: str, duration_s: float, delay_s: float, seed: str) -> None:
         """As the real shell lets it be done to itself: slow, straggle, corrupt."""
-        self.disturbance = self.disturbance or Disturbance(self.clock)
+        self.disturbance = self.disturbance or FaultEffects(self.clock)
         self.disturbance.begin(kind, duration_s, delay_s, seed)
 
     @property
@@ -236,7 +231,7 @@ class Unit(Process):
 
     # -------------------------------------------------------------- to the syncer
 
-    def _send(self, effect: signals.Send) -> None:
+    def _send(self, effect: events_effects.Send) -> None:
         message = effect.message
         if type(message) is not Report:
             assert isinstance(message, Attach)
@@ -257,9 +252,9 @@ class Unit(Process):
             return  # overtaken by word of a newer one
         self.server, self.reports, self._attempts = server, 0, 0
         if self.machine.phase in (STARTING, IMPORTING, COMPILING):
-            self.drive(signals.Reattach())  # no loop is there yet to wake
+            self.drive(events_effects.Reattach())  # no loop is there yet to wake
         elif before is not None:
-            self.hear(signals.Reattach())
+            self.hear(events_effects.Reattach())
 
     def _attach(self, message: Attach) -> None:
         server = self.server
@@ -290,10 +285,10 @@ class Unit(Process):
 
     # -------------------------------------------------------------- versions
 
-    def _answer(self, effect: signals.Answer) -> None:
+    def _answer(self, effect: events_effects.Answer) -> None:
         self.answers.give(effect)
 
-    def _fetch(self, effect: signals.Fetch) -> None:
+    def _fetch(self, effect: events_effects.Fetch) -> None:
         self._submit(partial(self._ask_version, effect.fragment, effect.version))
 
     def _submit(self, job: Callable[[], None]) -> None:
@@ -327,27 +322,29 @@ class Unit(Process):
             self._unfetched(fragment, version, "bad_digest")
         else:
             self._release()
-            self.hear(signals.Fetched(fragment, answer.number, answer))
+            self.hear(events_effects.Fetched(fragment, answer.number, answer))
 
     def _unfetched(self, fragment: int, version: int, reason: str) -> None:
         self._release()
-        self.hear(signals.FetchFailed(fragment, version, "bad_digest" if reason == "bad_digest" else "fetch_failed"))
+        self.hear(
+            events_effects.FetchFailed(fragment, version, "bad_digest" if reason == "bad_digest" else "fetch_failed")
+        )
 
-    def _apply(self, effect: signals.Apply) -> None:
+    def _apply(self, effect: events_effects.Apply) -> None:
         self.values.apply(effect)
 
     # -------------------------------------------------------------- states, from and to peers
 
-    def _recover(self, effect: signals.Recover) -> None:
+    def _recover(self, effect: events_effects.Recover) -> None:
         self._submit(partial(self.states.seek, effect))
 
-    def _donate(self, effect: signals.Donate) -> None:
+    def _donate(self, effect: events_effects.Donate) -> None:
         self.states.donate(effect)
 
-    def _decline(self, effect: signals.Decline) -> None:
+    def _decline(self, effect: events_effects.Decline) -> None:
         self.states.decline(effect)
 
-    def _inherit(self, effect: signals.Inherit) -> None:
+    def _inherit(self, effect: events_effects.Inherit) -> None:
         state = effect.state
         if state.payload.poisoned:
             self.poison()
@@ -362,17 +359,17 @@ class Unit(Process):
 
 
 PERFORM: dict[type[Any], Callable[[Unit, Any], None]] = {
-    signals.Say: Unit._say,
-    signals.Send: Unit._send,
-    signals.Answer: Unit._answer,
-    signals.Fetch: Unit._fetch,
-    signals.Recover: Unit._recover,
-    signals.Donate: Unit._donate,
-    signals.Decline: Unit._decline,
-    signals.Inherit: Unit._inherit,
-    signals.Stage: Unit._stage,
-    signals.Apply: Unit._apply,
-    signals.RunStep: Unit._run_step,
-    signals.Hold: Unit._hold,
-    signals.Exit: Unit._exit,
+    events_effects.Emit: Unit._say,
+    events_effects.Send: Unit._send,
+    events_effects.Answer: Unit._answer,
+    events_effects.Fetch: Unit._fetch,
+    events_effects.Recover: Unit._recover,
+    events_effects.Donate: Unit._donate,
+    events_effects.Decline: Unit._decline,
+    events_effects.Inherit: Unit._inherit,
+    events_effects.Stage: Unit._stage,
+    events_effects.Apply: Unit._apply,
+    events_effects.RunStep: Unit._run_step,
+    events_effects.Hold: Unit._hold,
+    events_effects.Exit: Unit._exit,
 }

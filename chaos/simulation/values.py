@@ -12,7 +12,7 @@ from chaos.simulation.contents import Content, Key, Version, rebased
 
 if TYPE_CHECKING:
     from chaos.simulation.truth import Truth
-    from learners import signals
+    from learners.protocol import events_effects
 
 
 class Held(NamedTuple):
@@ -55,7 +55,7 @@ class Values:
         """This was handed out: rebase asks later what it was."""
         self._read[fragment, content.step] = content
 
-    def apply(self, effect: signals.Apply) -> None:
+    def apply(self, effect: events_effects.Apply) -> None:
         """Adopt a version."""
         fragment, version = effect.fragment, effect.payload
         base, mine = self._bases[fragment], self.content(fragment)

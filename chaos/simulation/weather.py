@@ -18,7 +18,7 @@ from chaos.simulation.setting import Setting
 from chaos.simulation.storage import Store
 from chaos.simulation.supervisor import Supervisor
 from chaos.simulation.unit import Unit
-from outer.signals import Tick
+from outer.protocol.events_effects import Tick
 
 FLAPS = 4
 

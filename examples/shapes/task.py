@@ -14,7 +14,7 @@ import optax
 from numpy.typing import NDArray
 
 from learners.config import DataConfig, InnerConfig
-from outer.optimizer import resolve
+from outer.numeric.optimizer import resolve
 
 Floats = NDArray[np.float32]
 SIDE = 16  # pixels
@@ -42,7 +42,7 @@ def draw(random: np.random.Generator, shape: int, noise: float) -> Floats:
 
 
 class Shapes:
-    """Which of six shapes an image shows; implements learners/task.py's Task. A sample is a token."""
+    """Which of six shapes an image shows; implements learners/training/task.py's Task. A sample is a token."""
 
     # Kernels are averaged direction by direction, as the default has it; the classifier's weights are plain averages.
     merge_rules: ClassVar = {"head/*": "avg"}

@@ -15,13 +15,13 @@ import numpy as np
 import optax
 
 from learners.config import DataConfig, InnerConfig
-from outer.optimizer import resolve
+from outer.numeric.optimizer import resolve
 
 _TRAINING, _HELD_OUT = 0, 1
 
 
 class Spirals:
-    """On which of two spirals a point of the plane lies; implements learners/task.py's Task. A point is a token."""
+    """Classifies points of the plane by spiral; implements the Task of learners/training/task.py. A point is a token."""
 
     def __init__(self, data: DataConfig, seed: int, width: int = 48, depth: int = 3, turns: float = 1.75) -> None:
         self.seed, self.turns = seed, turns

@@ -8,10 +8,10 @@ from __future__ import annotations
 import math
 from collections import Counter
 
-from orchestrator.checkers.history import History
-from orchestrator.checkers.lives import Key
-from orchestrator.checkers.verdicts import Verdict, judge
-from outer.facts import (
+from orchestrator.accounting.history import History
+from orchestrator.accounting.incarnations import Key
+from orchestrator.accounting.verdicts import Verdict, judge
+from outer.protocol.facts import (
     Committed,
     Finished,
     LearnerAttached,

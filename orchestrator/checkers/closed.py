@@ -8,10 +8,10 @@ from __future__ import annotations
 
 import re
 
-from orchestrator.checkers.history import History
-from orchestrator.checkers.lives import Key
-from orchestrator.checkers.verdicts import Verdict, judge
-from outer.facts import Committed, LearnerAttached, Refused, SpanGranted
+from orchestrator.accounting.history import History
+from orchestrator.accounting.incarnations import Key
+from orchestrator.accounting.verdicts import Verdict, judge
+from outer.protocol.facts import Committed, LearnerAttached, Refused, SpanGranted
 
 REASONS: dict[str, frozenset[str]] = {  # by message
     "expect": frozenset({"stale_incarnation"}),
@@ -35,7 +35,7 @@ REASONS: dict[str, frozenset[str]] = {  # by message
         }
     ),
 }
-FIELD = re.compile(r"\S+: here .+, there .+")  # outer/manifest.py
+FIELD = re.compile(r"\S+: here .+, there .+")  # outer/protocol/manifest.py
 
 
 def check(history: History) -> list[Verdict]:

@@ -9,10 +9,10 @@ from __future__ import annotations
 from itertools import pairwise
 from typing import Any
 
-from orchestrator.checkers.history import History
-from orchestrator.checkers.lives import Said
-from orchestrator.checkers.verdicts import Verdict, judge
-from outer.facts import Committed, Finished, StepOpened, SyncerStarted
+from orchestrator.accounting.history import History
+from orchestrator.accounting.incarnations import Said
+from orchestrator.accounting.verdicts import Verdict, judge
+from outer.protocol.facts import Committed, Finished, StepOpened, SyncerStarted
 
 
 def check(history: History) -> list[Verdict]:

@@ -10,10 +10,10 @@ from __future__ import annotations
 
 from itertools import pairwise
 
-from orchestrator.checkers.history import History
-from orchestrator.checkers.lives import Key
-from orchestrator.checkers.verdicts import Verdict, judge
-from outer.facts import Committed, LearnerAttached, LearnerFenced, SpanGranted, StepOpened, SyncerStarted
+from orchestrator.accounting.history import History
+from orchestrator.accounting.incarnations import Key
+from orchestrator.accounting.verdicts import Verdict, judge
+from outer.protocol.facts import Committed, LearnerAttached, LearnerFenced, SpanGranted, StepOpened, SyncerStarted
 
 
 def check(history: History) -> list[Verdict]:

@@ -8,9 +8,9 @@ from __future__ import annotations
 
 import math
 
-from orchestrator.checkers.history import History
-from orchestrator.checkers.verdicts import Verdict, judge
-from orchestrator.events import Evaluated
+from orchestrator.accounting.history import History
+from orchestrator.accounting.verdicts import Verdict, judge
+from orchestrator.eventlog.events import Evaluated
 
 
 def check(history: History) -> list[Verdict]:

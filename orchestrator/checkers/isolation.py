@@ -15,11 +15,11 @@ from bisect import bisect_right
 from collections.abc import Iterator, Sequence
 from typing import Any
 
-from orchestrator.checkers.history import History
-from orchestrator.checkers.lives import Key, Life, Said
-from orchestrator.checkers.verdicts import Verdict, judge
-from orchestrator.events import FaultInjected
-from outer.facts import LearnerFenced, LeaseExpired
+from orchestrator.accounting.history import History
+from orchestrator.accounting.incarnations import Key, Life, Said
+from orchestrator.accounting.verdicts import Verdict, judge
+from orchestrator.eventlog.events import FaultInjected
+from outer.protocol.facts import LearnerFenced, LeaseExpired
 
 RATIO, EXTRA_S, STALL_S = 3.0, 0.05, 2.0
 WINDOW, FEWEST = 40, 8  # learner steps

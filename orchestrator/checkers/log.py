@@ -9,10 +9,10 @@ from __future__ import annotations
 from collections.abc import Iterator, Sequence
 from itertools import pairwise
 
-from orchestrator.checkers.history import History
-from orchestrator.checkers.verdicts import Verdict, judge
-from orchestrator.events import Event, RunFinished, RunResumed
-from outer.facts import Finished
+from orchestrator.accounting.history import History
+from orchestrator.accounting.verdicts import Verdict, judge
+from orchestrator.eventlog.events import Event, RunFinished, RunResumed
+from outer.protocol.facts import Finished
 
 
 def check(history: History) -> list[Verdict]:

@@ -10,11 +10,11 @@ from bisect import bisect_left
 from collections import defaultdict
 from itertools import pairwise
 
-from learners.facts import Adopted
-from orchestrator.checkers.history import OVERWRITING, History
-from orchestrator.checkers.lives import Said
-from orchestrator.checkers.verdicts import Verdict, judge
-from outer.facts import Committed, Finished, LearnerAttached, Participant, StepOpened, SyncerStarted
+from learners.protocol.facts import Adopted
+from orchestrator.accounting.history import OVERWRITING, History
+from orchestrator.accounting.incarnations import Said
+from orchestrator.accounting.verdicts import Verdict, judge
+from outer.protocol.facts import Committed, Finished, LearnerAttached, Participant, StepOpened, SyncerStarted
 
 TOLERANCE = 1e-9  # of a weight
 

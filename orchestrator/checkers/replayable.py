@@ -9,11 +9,11 @@ from __future__ import annotations
 
 from collections.abc import Iterator
 
-from learners.facts import Donated, StateReceived, StateSaved
-from orchestrator.checkers.history import History
-from orchestrator.checkers.lives import Key, Life, Said
-from orchestrator.checkers.verdicts import Verdict, judge
-from orchestrator.events import RunStarted
+from learners.protocol.facts import Donated, StateReceived, StateSaved
+from orchestrator.accounting.history import History
+from orchestrator.accounting.incarnations import Key, Life, Said
+from orchestrator.accounting.verdicts import Verdict, judge
+from orchestrator.eventlog.events import RunStarted
 
 
 def check(history: History) -> list[Verdict]:

@@ -10,8 +10,8 @@ from __future__ import annotations
 from collections.abc import Sequence
 from pathlib import Path
 
-from orchestrator.checkers.verdicts import Verdict, judge
-from orchestrator.seal import SEAL_FILE, Chains, Key, differs, sealed
+from orchestrator.accounting.verdicts import Verdict, judge
+from orchestrator.eventlog.seal import SEAL_FILE, Chains, Key, differs, sealed
 
 LOG_FILE = "events.jsonl"
 CHAIN = "every fact follows from the one that its writer said before"

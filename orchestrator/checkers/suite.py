@@ -5,26 +5,26 @@ from __future__ import annotations
 from collections.abc import Callable, Iterable, Iterator
 from pathlib import Path
 
+from orchestrator.accounting.history import History, indexed
+from orchestrator.accounting.verdicts import Verdict
 from orchestrator.checkers import (
-    accounted,
-    books,
     bounded,
     closed,
     durable,
     fencing,
     finite,
     isolation,
-    live,
+    liveness,
     log,
     merges,
-    recipe,
     replayable,
     sealed,
+    time_accounted,
     versions,
 )
-from orchestrator.checkers.history import History, indexed
-from orchestrator.checkers.verdicts import Verdict
-from orchestrator.events import Event, read_run, read_segment
+from orchestrator.checkers import recipe_hash as recipe
+from orchestrator.checkers import tokens as books
+from orchestrator.eventlog.events import Event, read_run, read_segment
 
 CHECKERS: tuple[Callable[[History], list[Verdict]], ...] = (
     log.check,
@@ -33,12 +33,12 @@ CHECKERS: tuple[Callable[[History], list[Verdict]], ...] = (
     books.check,
     merges.check,
     fencing.check,
-    live.check,
+    liveness.check,
     isolation.check,
     finite.check,
     replayable.check,
     bounded.check,
-    accounted.check,
+    time_accounted.check,
     closed.check,
 )
 READABLE = "the log is there, and every line of it is an event"

@@ -10,10 +10,10 @@ from collections import defaultdict
 from collections.abc import Iterator
 from itertools import pairwise
 
-from orchestrator.checkers.history import History
-from orchestrator.checkers.lives import Life
-from orchestrator.checkers.verdicts import Verdict, judge
-from outer.facts import Finished, StepOpened, SyncerStarted
+from orchestrator.accounting.history import History
+from orchestrator.accounting.incarnations import Life
+from orchestrator.accounting.verdicts import Verdict, judge
+from outer.protocol.facts import Finished, StepOpened, SyncerStarted
 
 
 def check(history: History) -> list[Verdict]:

@@ -10,7 +10,7 @@ from orchestrator.cli import submit
 from orchestrator.cli.errors import reported
 from orchestrator.cli.run import follow
 from orchestrator.cli.status import AsJson, Name, RunDir, find
-from orchestrator.problems import InputError, Problem
+from orchestrator.recipe.problems import InputError, Problem
 
 
 def attach(

@@ -9,15 +9,15 @@ from pathlib import Path
 from statistics import fmean
 from typing import TYPE_CHECKING, Any
 
-from orchestrator.config import FleetPoolConfig
-from orchestrator.problems import InputError, Problem
+from orchestrator.recipe.config import FleetPoolConfig
+from orchestrator.recipe.problems import InputError, Problem
 
 if TYPE_CHECKING:
-    from orchestrator.config import Recipe
     from orchestrator.planner.fleet.calibration import Calibration
     from orchestrator.planner.fleet.prediction import Prediction
     from orchestrator.planner.fleet.samples import Samples
-    from orchestrator.planner.shapes import Shapes
+    from orchestrator.planner.sizing.model_sizes import Shapes
+    from orchestrator.recipe.config import Recipe
 
 SHARES = {
     "goodput_time": "goodput",
@@ -56,7 +56,7 @@ def needed(source: Path | None) -> Path:
         fix = "give a RECIPE: a saved calibration holds none"
         raise InputError([Problem("--calibrate", str(source), "is a file, and no recipe to plan is given", fix)])
     _of_run(source)  # says what is wrong with the folder
-    from orchestrator.stored import RECIPE_FILE
+    from orchestrator.store.readers import RECIPE_FILE
 
     return source / RECIPE_FILE
 
@@ -78,7 +78,7 @@ def calibrated(source: Path, recipe: Recipe, shapes: Shapes) -> Calibrated:
     """Measure a run, or read what was saved of one; predict it again, and the recipe. Raises InputError."""
     from orchestrator.planner.fleet.calibration import read
     from orchestrator.planner.fleet.prediction import compared, predict
-    from orchestrator.planner.shapes import shapes_of
+    from orchestrator.planner.sizing.model_sizes import shapes_of
 
     if source.is_file():
         saved = read(source)

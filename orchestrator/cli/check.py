@@ -9,8 +9,8 @@ from typing import Annotated
 import typer
 
 from orchestrator.cli.errors import BROKEN_PROMISE, reported
-from orchestrator.problems import InputError, Problem
-from orchestrator.store import RunStore
+from orchestrator.recipe.problems import InputError, Problem
+from orchestrator.store.run_store import RunStore
 
 
 def check(
@@ -23,8 +23,8 @@ def check(
         if not store.exists:
             problem = Problem("RUN_DIR", run_dir, "no such folder", "give a run's folder, for example runs/demo")
             raise InputError([problem])
+        from orchestrator.accounting.verdicts import sound
         from orchestrator.checkers.suite import check_run
-        from orchestrator.checkers.verdicts import sound
 
         verdicts = check_run(store.root)
         kept = sound(verdicts)

@@ -12,9 +12,9 @@ from typing import Annotated, Any
 import typer
 
 from orchestrator.cli.errors import BROKEN_PROMISE, apart, reported
-from orchestrator.config import Recipe
-from orchestrator.recipes import load, parse
-from orchestrator.validation import build_task, host_only
+from orchestrator.recipe.config import Recipe
+from orchestrator.recipe.toml_text import load, parse
+from orchestrator.recipe.validation import build_task, host_only
 
 _FACTORY = re.compile(r"[\w.]+:[\w.]+")
 # The rest of a recipe for a task that comes without one.
@@ -56,10 +56,10 @@ def check_task(
 def _findings(recipe: Recipe, quiet: bool) -> list[Any]:
     """Every finding, said as it comes."""
     with host_only():
-        from learners import conformance, fingerprint
+        from learners.conformance import checks, fingerprint
     batch_size = recipe.pools[0].batch_size
     data = recipe.data.model_dump(mode="json")
-    subject = conformance.Subject(
+    subject = checks.Subject(
         build=lambda: build_task(recipe),
         inner=recipe.inner,
         sync=recipe.sync,
@@ -68,7 +68,7 @@ def _findings(recipe: Recipe, quiet: bool) -> list[Any]:
         elsewhere=lambda: fingerprint.elsewhere(recipe.task, recipe.model, data, recipe.seed, batch_size),
     )
     findings = []
-    for finding in conformance.examine(subject):
+    for finding in checks.examine(subject):
         findings.append(finding)
         if not quiet:
             typer.echo(f"{finding.status:5} {finding.name}: {finding.message}")

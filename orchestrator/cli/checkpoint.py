@@ -10,17 +10,18 @@ from typing import Annotated, Any
 
 import typer
 
-from orchestrator import checkpoints, verifying
-from orchestrator import status as words
 from orchestrator.cli import scale
 from orchestrator.cli.errors import BROKEN_PROMISE, FAILED, as_record, reported
 from orchestrator.cli.status import AsJson, Name, RunDir, find
-from orchestrator.problems import InputError, Problem
-from orchestrator.store import RunStore
-from orchestrator.stored import recipe_of, status_if_any, status_of
-from outer.frames import Damaged
-from outer.identity import identity
-from outer.objects import Objects, objects
+from orchestrator.recipe.problems import InputError, Problem
+from orchestrator.store import checkpoints
+from orchestrator.store import status_text as words
+from orchestrator.store import verify as verifying
+from orchestrator.store.readers import recipe_of, status_if_any, status_of
+from orchestrator.store.run_store import RunStore
+from outer.journal.framing import Damaged
+from outer.journal.identity import identity
+from outer.journal.object_store import Objects, objects
 
 POLL_S = 0.2
 SEGMENT = "events/orchestrator.jsonl"  # where it is said how a checkpoint went
@@ -91,7 +92,7 @@ def _await(store: RunStore, where: Objects, before: int, seconds: float) -> int 
 
 def _failure(store: RunStore, before: int) -> str:
     """What the log says of one that failed."""
-    from orchestrator.events import CheckpointFailed, read_segment
+    from orchestrator.eventlog.events import CheckpointFailed, read_segment
 
     path = store.path(SEGMENT)
     facts = (event.fact for event in read_segment(path)) if path.exists() else ()

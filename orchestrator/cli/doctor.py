@@ -24,7 +24,7 @@ import typer
 import orchestrator
 from orchestrator.cli.accelerators import accelerators
 from orchestrator.cli.errors import INPUT, reported
-from orchestrator.problems import Problem
+from orchestrator.recipe.problems import Problem
 
 # The lower bounds that pyproject.toml declares and the tests run with.
 TESTED = {

@@ -11,9 +11,9 @@ from typing import Any, NoReturn
 
 import typer
 
-from orchestrator.events import finite
-from orchestrator.following import RunLost
-from orchestrator.problems import InputError
+from orchestrator.eventlog.events import finite
+from orchestrator.recipe.problems import InputError
+from orchestrator.store.watch import RunLost
 
 OK, INPUT, UNREACHABLE, FAILED, BROKEN_PROMISE, UNFIT, INTERRUPTED = 0, 2, 3, 4, 5, 6, 130
 

@@ -11,11 +11,11 @@ import typer
 from orchestrator.cli.checkpoint import kept, unknown
 from orchestrator.cli.errors import reported
 from orchestrator.cli.status import located
-from orchestrator.problems import InputError, Problem
-from orchestrator.store import RunStore
+from orchestrator.recipe.problems import InputError, Problem
+from orchestrator.store.run_store import RunStore
 
 if TYPE_CHECKING:
-    from orchestrator.export import Model
+    from orchestrator.store.export import Model
 
 NEWEST = "newest"
 
@@ -31,7 +31,7 @@ def export(
     """Write a run's final parameters, or a checkpoint's, as a safetensors file, and read it back."""
     with reported(as_json):
         store = located(run)
-        from orchestrator import export as files
+        from orchestrator.store import export as files
 
         model = files.of_run(store) if checkpoint is None else _of_checkpoint(store, checkpoint)
         files.write(model, out)
@@ -48,8 +48,8 @@ def export(
 
 def _of_checkpoint(store: RunStore, wanted: str) -> Model:
     """Raises InputError for one that is not there, or not whole."""
-    from orchestrator import checkpoints, export
-    from outer.frames import Damaged
+    from orchestrator.store import checkpoints, export
+    from outer.journal.framing import Damaged
 
     with kept(store) as where:
         numbers = [number for number in checkpoints.known(where) if checkpoints.complete(where, number)]

@@ -8,9 +8,9 @@ from typing import Annotated
 import typer
 
 from orchestrator.cli.errors import reported
-from orchestrator.config import is_name
-from orchestrator.problems import InputError, Problem
-from orchestrator.recipes import template
+from orchestrator.recipe.config import is_name
+from orchestrator.recipe.problems import InputError, Problem
+from orchestrator.recipe.toml_text import template
 
 
 def init(path: Annotated[Path, typer.Argument(help="The file to write, for example my-run.toml.")]) -> None:

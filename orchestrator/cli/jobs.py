@@ -23,7 +23,7 @@ from ray.job_submission import JobDetails, JobStatus, JobSubmissionClient
 
 from orchestrator.cli.errors import FAILED, INTERRUPTED, OK
 from orchestrator.cli.submission import CPUS, Submission, packed, runtime_env
-from orchestrator.problems import InputError, Problem
+from orchestrator.recipe.problems import InputError, Problem
 
 KNOCK_S, ANSWER_S = 5.0, 60.0  # to connect; to answer, an upload included
 POLL_S = 0.5

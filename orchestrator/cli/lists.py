@@ -9,7 +9,7 @@ from pathlib import Path
 from typing import Any
 
 from orchestrator.cli.errors import reported
-from orchestrator.problems import InputError, Problem
+from orchestrator.recipe.problems import InputError, Problem
 
 
 def numbers(

@@ -8,10 +8,10 @@ from typing import Annotated
 import typer
 
 from orchestrator.cli.errors import reported
-from orchestrator.events import finite
-from orchestrator.problems import InputError, Problem
-from orchestrator.store import RunStore
-from orchestrator.stored import recipe_of
+from orchestrator.eventlog.events import finite
+from orchestrator.recipe.problems import InputError, Problem
+from orchestrator.store.readers import recipe_of
+from orchestrator.store.run_store import RunStore
 
 
 def metrics(

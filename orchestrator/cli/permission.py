@@ -5,7 +5,7 @@ from __future__ import annotations
 import re
 import shlex
 
-from orchestrator.problems import InputError, Problem
+from orchestrator.recipe.problems import InputError, Problem
 
 _OWN = re.compile(r"learners\.models\.\w+:\w+")  # the tasks that come with this package
 

@@ -18,13 +18,13 @@ from orchestrator.cli import calibrate as calibration
 from orchestrator.cli import plantrial
 from orchestrator.cli.doctor import foreign_packages
 from orchestrator.cli.errors import UNFIT, apart, reported
-from orchestrator.config import Recipe
-from orchestrator.planner import nodes as known
-from orchestrator.planner.nodes import Node
-from orchestrator.problems import InputError, Problem
-from orchestrator.recipes import load, validate
-from orchestrator.store import RunStore
-from orchestrator.validation import resolve
+from orchestrator.planner.sizing import nodes as known
+from orchestrator.planner.sizing.nodes import Node
+from orchestrator.recipe.config import Recipe
+from orchestrator.recipe.problems import InputError, Problem
+from orchestrator.recipe.toml_text import load, validate
+from orchestrator.recipe.validation import resolve
+from orchestrator.store.run_store import RunStore
 
 # File systems that several hosts can mount; FUSE's are named fuse.WHAT.
 COURSES = 40
@@ -144,7 +144,7 @@ def prepare(path: Path, overrides: Sequence[str], run_dir: str | None) -> tuple[
 
 def _shapes(recipe: Recipe) -> Any:
     """The task's shapes; whatever its own code raises is the user's to correct."""
-    from orchestrator.planner.shapes import shapes_of
+    from orchestrator.planner.sizing.model_sizes import shapes_of
 
     try:
         return shapes_of(recipe)
@@ -203,7 +203,7 @@ def _setting(
 
 def _wanted(recipe: Recipe) -> dict[str, float]:
     """Logical CPUs and further resources that a local Ray is started with: room for each pool's `most`."""
-    from orchestrator.planner.fit import HAND_CPUS, SERVICE_CPUS
+    from orchestrator.planner.sizing.fit import HAND_CPUS, SERVICE_CPUS
 
     wanted = {"CPU": sum(SERVICE_CPUS.values()) + HAND_CPUS}
     for pool in recipe.pools:
@@ -216,7 +216,7 @@ def _cluster(address: str) -> tuple[list[Node], list[Problem]]:
     """A cluster's nodes, whole, and a warning where something runs on them."""
     import ray
 
-    from orchestrator.launch import connect
+    from orchestrator.runtime.launch import connect
 
     connect(address, "diloco-plan")
     try:

@@ -15,7 +15,7 @@ from orchestrator.cli.plantrial import Trial
 from orchestrator.cli.planwords import amount, grid, rate
 from orchestrator.planner.forecast import Forecast
 from orchestrator.planner.plan import Plan
-from orchestrator.status import DASH, number, percent, seconds
+from orchestrator.store.status_text import DASH, number, percent, seconds
 
 
 def links(plan: Plan) -> list[Any]:

@@ -7,7 +7,7 @@ from collections.abc import Callable, Mapping, Sequence
 from dataclasses import asdict, dataclass
 from typing import TYPE_CHECKING, Any
 
-from orchestrator.problems import InputError
+from orchestrator.recipe.problems import InputError
 
 if TYPE_CHECKING:
     from orchestrator.planner.plan import Plan

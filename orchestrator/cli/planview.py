@@ -14,11 +14,11 @@ from orchestrator.cli import planfleet as fleet
 from orchestrator.cli.plantrial import Trial
 from orchestrator.cli.planwords import amount, grid, rate
 from orchestrator.planner.plan import Plan
-from orchestrator.planner.traffic import Flow
-from orchestrator.problems import Problem
-from orchestrator.recipes import dump
-from orchestrator.shape import ACCELERATOR, POD_TYPE, REGION
-from orchestrator.status import DASH, number, percent, seconds
+from orchestrator.planner.sizing.traffic import Flow
+from orchestrator.recipe.problems import Problem
+from orchestrator.recipe.resources import ACCELERATOR, POD_TYPE, REGION
+from orchestrator.recipe.toml_text import dump
+from orchestrator.store.status_text import DASH, number, percent, seconds
 
 NODES_SHOWN = 24
 STEPS_SHOWN = 3  # syncer steps at which a fragment is due

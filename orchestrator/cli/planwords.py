@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from rich.table import Table
 
-from orchestrator.status import DASH
+from orchestrator.store.status_text import DASH
 
 
 def amount(size: float | None) -> str:

@@ -15,12 +15,12 @@ import typer
 
 from orchestrator.cli.errors import BROKEN_PROMISE, reported
 from orchestrator.cli.permission import permit
-from orchestrator.events import Event, RunStarted, finite, read_lines
-from orchestrator.problems import InputError, Problem
-from orchestrator.recipes import hash_in
-from orchestrator.store import RunStore
-from orchestrator.stored import RECIPE_FILE, recipe_of
-from outer.facts import Committed, StepPassed
+from orchestrator.eventlog.events import Event, RunStarted, finite, read_lines
+from orchestrator.recipe.problems import InputError, Problem
+from orchestrator.recipe.toml_text import hash_in
+from orchestrator.store.readers import RECIPE_FILE, recipe_of
+from orchestrator.store.run_store import RunStore
+from outer.protocol.facts import Committed, StepPassed
 
 PLAIN_EVERY_S = 5.0  # between two lines on what is no terminal
 KINDS = ("loss", "state", "contribution", "commit", "final")  # what is compared, in the order of the report
@@ -97,9 +97,9 @@ def _replay(
     allowed: str | None,
     as_json: bool,
 ) -> None:
-    from orchestrator.replay.life import TapeError
+    from orchestrator.replay.environment import needed
+    from orchestrator.replay.incarnation import TapeError
     from orchestrator.replay.process import FILE, Job, play_apart
-    from orchestrator.replay.surroundings import needed
     from orchestrator.replay.tape import record
 
     store, events = log.store, log.events
@@ -242,8 +242,8 @@ class _View:
 
 
 def _compare(log: _Log, other_dir: str, as_json: bool) -> None:
-    from orchestrator.replay.diff import compare
-    from orchestrator.replay.life import TapeError
+    from orchestrator.replay.incarnation import TapeError
+    from orchestrator.replay.log_diff import compare
 
     other = _log("--diff", other_dir)
     try:

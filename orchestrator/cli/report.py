@@ -9,9 +9,9 @@ from typing import Annotated
 import typer
 
 from orchestrator.cli.errors import reported
-from orchestrator.problems import InputError, Problem
+from orchestrator.recipe.problems import InputError, Problem
 from orchestrator.report.write import RECIPE, write
-from orchestrator.store import RunStore, known_runs
+from orchestrator.store.run_store import RunStore, known_runs
 
 
 def report(

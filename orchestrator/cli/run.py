@@ -13,20 +13,20 @@ from typing import Annotated, Any, NoReturn
 import typer
 from rich.console import Console
 
-from orchestrator import following
 from orchestrator.cli.doctor import foreign_packages
 from orchestrator.cli.errors import BROKEN_PROMISE, FAILED, INTERRUPTED, OK, apart, reported
-from orchestrator.cli.live import LiveView
 from orchestrator.cli.summary import block
-from orchestrator.config import Recipe
-from orchestrator.job import misplaced
-from orchestrator.problems import InputError, Problem
-from orchestrator.recipes import dump, load, stored_hash, validate
+from orchestrator.cli.terminal import LiveView
+from orchestrator.recipe.config import Recipe
+from orchestrator.recipe.problems import InputError, Problem
+from orchestrator.recipe.toml_text import dump, load, stored_hash, validate
+from orchestrator.recipe.validation import resolve
 from orchestrator.report.write import HTML
-from orchestrator.resuming import reopen, taken, unlike
-from orchestrator.store import RunStore
-from orchestrator.stored import RECIPE_FILE, status_if_any, status_of
-from orchestrator.validation import resolve
+from orchestrator.runtime.job import misplaced
+from orchestrator.store import watch
+from orchestrator.store.readers import RECIPE_FILE, status_if_any, status_of
+from orchestrator.store.resume import reopen, taken, unlike
+from orchestrator.store.run_store import RunStore
 
 SILENT_S = 15.0  # a status older than this was left by a run that died
 LOOK_S, LOOK_POLL_S = 4.0, 0.2  # for another status to follow
@@ -154,7 +154,7 @@ def _train(
     starter: Callable[..., Any] | None,
     on_status: Callable[[Mapping[str, Any]], None],
 ) -> dict[str, Any]:
-    from orchestrator import launch  # Ray begins here, after everything that can be refused was
+    from orchestrator.runtime import launch  # Ray begins here, after everything that can be refused was
 
     try:
         if address:
@@ -172,7 +172,7 @@ def follow(store: RunStore, as_json: bool) -> NoReturn:
     status_of(store)  # what is damaged from the beginning is not waited for
     view = LiveView(Console(stderr=as_json), as_json)
     try:
-        summary = following.follow(store, view.update)
+        summary = watch.follow(store, view.update)
     except KeyboardInterrupt:
         view.close()
         typer.echo("left: the run goes on", err=True)

@@ -17,9 +17,9 @@ import typer
 from orchestrator.cli.errors import apart, reported
 from orchestrator.cli.permission import permit
 from orchestrator.cli.status import located
-from orchestrator.problems import InputError, Problem
-from orchestrator.recipes import parse
-from orchestrator.validation import build_task, host_only
+from orchestrator.recipe.problems import InputError, Problem
+from orchestrator.recipe.toml_text import parse
+from orchestrator.recipe.validation import build_task, host_only
 
 
 def sample(
@@ -41,12 +41,12 @@ def sample(
         if (run is None) == (from_ is None):
             problem = Problem("RUN", run, "give either a run or --from", "write for example: diloco sample runs/demo")
             raise InputError([problem])
-        from orchestrator import export
+        from orchestrator.store import export
 
         model = export.of_file(from_) if from_ is not None else export.of_run(located(str(run)))
         permit(model.metadata["task"], task)
         with host_only():
-            from learners import sampling
+            from learners.training import sampling
         given = prompt.encode()
         try:
             with apart(as_json):

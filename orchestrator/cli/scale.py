@@ -9,14 +9,14 @@ from typing import Annotated, Any
 
 import typer
 
-from orchestrator import status as words
 from orchestrator.cli.errors import reported
 from orchestrator.cli.run import SILENT_S
 from orchestrator.cli.status import AsJson, Name, RunDir, find
-from orchestrator.problems import InputError, Problem
-from orchestrator.scaling import problems, request_file
-from orchestrator.store import RunStore
-from orchestrator.stored import CLUSTER_FILE, object_of, recipe_of, status_of
+from orchestrator.lifecycle.scaling import problems, request_file
+from orchestrator.recipe.problems import InputError, Problem
+from orchestrator.store import status_text as words
+from orchestrator.store.readers import CLUSTER_FILE, object_of, recipe_of, status_of
+from orchestrator.store.run_store import RunStore
 
 POLL_S = 0.2
 LOOK_S = 3.0  # for another status, which is written twice a second

@@ -14,8 +14,8 @@ from rich.table import Table
 
 from orchestrator.cli.errors import reported
 from orchestrator.cli.lists import as_csv, file_problems, numbers, write
-from orchestrator.problems import InputError, Problem
-from orchestrator.status import DASH
+from orchestrator.recipe.problems import InputError, Problem
+from orchestrator.store.status_text import DASH
 
 # A cell takes a tenth of a second at most.
 ROUND_STEPS_MOST, LATENCY_MS_MOST = 250, 1e4

@@ -19,7 +19,7 @@ from rich.table import Table
 from orchestrator.cli.errors import reported
 from orchestrator.cli.lists import as_csv, file_problems, write
 from orchestrator.planner.fleet.failures import Failures
-from orchestrator.problems import InputError, Problem, explain, nearest
+from orchestrator.recipe.problems import InputError, Problem, explain, nearest
 
 if TYPE_CHECKING:
     from orchestrator.planner.fleet.goodput import Cell, Effort, Mode, Waiting

@@ -16,8 +16,8 @@ from rich.table import Table
 
 from orchestrator.cli.errors import reported
 from orchestrator.cli.lists import as_csv, bounded, file_problems, numbers, write
-from orchestrator.problems import InputError, Problem
-from orchestrator.status import DASH
+from orchestrator.recipe.problems import InputError, Problem
+from orchestrator.store.status_text import DASH
 
 LEARNERS_MOST = 256
 STEPS_MOST = 1e6  # of all learners: some five minutes, at nine events each and 30,000 events a second
@@ -67,9 +67,9 @@ def heterogeneous(
             problems.append(Problem("--step-seconds", step_seconds, words, "shorten it, or give a smaller --gap"))
         _check(problems, 3 * seeds * (steps + 48) * learners, "--steps", steps)
         from orchestrator.planner.fleet import heterogeneous as study
-        from orchestrator.planner.fleet.speeds import Spells
+        from orchestrator.planner.fleet.speeds import SlowPeriods
 
-        spells = Spells() if spell_gap is None else Spells(spell_gap, spell_seconds, spell_slowdown)
+        spells = SlowPeriods() if spell_gap is None else SlowPeriods(spell_gap, spell_seconds, spell_slowdown)
         speeds = study.Speeds(learners, step_seconds, gap, noise, spells)
         found = [study.study(speeds, steps, seed + index) for index in _followed(range(seeds), "simulating")]
         rows = study.over_seeds(found)

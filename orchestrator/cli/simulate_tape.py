@@ -14,8 +14,8 @@ from orchestrator.cli import tapes
 from orchestrator.cli.errors import BROKEN_PROMISE, apart, as_record, reported
 from orchestrator.cli.lists import bounded
 from orchestrator.cli.run import checked
-from orchestrator.problems import InputError, Problem
-from orchestrator.store import RunStore
+from orchestrator.recipe.problems import InputError, Problem
+from orchestrator.store.run_store import RunStore
 
 STEP_S, STEP_S_MOST = 1.0, 86_400.0
 
@@ -45,13 +45,13 @@ def tape(
             if resolved.sync.overlap == "strict":
                 fix = 'give --set sync.overlap="free"'
                 raise InputError([Problem("sync.overlap", "strict", "lock-step runs leave no tape of a fleet", fix)])
-            from orchestrator.planner.shapes import shapes_of
-            from orchestrator.validation import host_only
+            from orchestrator.planner.sizing.model_sizes import shapes_of
+            from orchestrator.recipe.validation import host_only
 
             with host_only():
                 shapes = shapes_of(resolved)
         from orchestrator.planner.fleet.tape import record
-        from orchestrator.synthetic import write
+        from orchestrator.simulation.tape_log import write
 
         step_s = step_seconds or resolved.fleet.step_s or STEP_S
         seed = resolved.seed if seed is None else seed

@@ -8,11 +8,11 @@ from typing import Annotated
 
 import typer
 
-from orchestrator import status as words
 from orchestrator.cli.errors import reported
-from orchestrator.problems import InputError, Problem, nearest
-from orchestrator.store import RUNS, RunStore, known_runs
-from orchestrator.stored import RECIPE_FILE, STATUS_FILE, status_of
+from orchestrator.recipe.problems import InputError, Problem, nearest
+from orchestrator.store import status_text as words
+from orchestrator.store.readers import RECIPE_FILE, STATUS_FILE, status_of
+from orchestrator.store.run_store import RUNS, RunStore, known_runs
 
 Name = Annotated[str | None, typer.Option("--name", help="The run's name; its store is runs/NAME.")]
 RunDir = Annotated[str | None, typer.Option("--run-dir", help="The run's store, a folder or file:// URI.")]

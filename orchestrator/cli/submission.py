@@ -15,8 +15,8 @@ from typing import Any
 
 import orchestrator
 from orchestrator.cli.doctor import ROOMS
-from orchestrator.problems import Problem
-from orchestrator.store import RunStore
+from orchestrator.recipe.problems import Problem
+from orchestrator.store.run_store import RunStore
 
 # What is nobody else's: whoever reaches the cluster can read what was sent. As deploy/tls/ and the runbook name them.
 SECRETS = ("*.key", "*.pem", "certs/", "token", ".env*")

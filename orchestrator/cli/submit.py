@@ -12,7 +12,7 @@ import typer
 from orchestrator.cli.errors import INTERRUPTED, OK, apart, reported
 from orchestrator.cli.run import checked
 from orchestrator.cli.submission import carries_sources, problems, submission
-from orchestrator.problems import InputError, Problem
+from orchestrator.recipe.problems import InputError, Problem
 
 Address = Annotated[
     str | None,

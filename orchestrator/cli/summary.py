@@ -6,7 +6,7 @@ from collections import Counter
 from collections.abc import Iterator, Mapping
 from typing import Any
 
-from orchestrator.status import DASH, number, part, percent, seconds, text
+from orchestrator.store.status_text import DASH, number, part, percent, seconds, text
 
 
 def block(summary: Mapping[str, Any], folder: str) -> str:

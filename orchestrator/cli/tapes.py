@@ -6,9 +6,9 @@ from collections import Counter
 from collections.abc import Iterator, Mapping
 from typing import Any
 
-from orchestrator.config import Recipe
-from orchestrator.problems import Problem
-from orchestrator.store import RunStore
+from orchestrator.recipe.config import Recipe
+from orchestrator.recipe.problems import Problem
+from orchestrator.store.run_store import RunStore
 
 
 def of_folder(store: RunStore) -> Iterator[Problem]:

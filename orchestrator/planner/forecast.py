@@ -3,8 +3,8 @@
 In two steps, for failures are rare and a run is long. The production machines say how the fleet works undisturbed, and
 what one death of a unit of each pool costs: how long it steps not, contributes not, and how many tokens are lost with
 it. Then deaths, replacements and the hours of spot pools are drawn for the whole run, many times over: in free overlap
-nobody waits for the dead, so that what each loses adds up. tests/orchestrator/test_forecast.py holds this against the
-machines under all failures at once.
+nobody waits for the dead, so that what each loses adds up. tests/orchestrator/planner/test_forecast.py compares this
+with the machines under all failures at once.
 """
 
 from __future__ import annotations
@@ -15,13 +15,13 @@ from statistics import fmean
 
 import numpy as np
 
-from orchestrator.config import Recipe
-from orchestrator.planner.courses import course
+from orchestrator.planner.failure_cost import FailureCost, Machines, sample
 from orchestrator.planner.fleet.spot import DAY_S
-from orchestrator.planner.paces import unit_step_s
-from orchestrator.planner.shapes import Shapes
-from orchestrator.planner.survival import HOUR_S, unit_mtbf_hours
-from orchestrator.planner.tolls import Machines, Toll, sample
+from orchestrator.planner.sizing.fault_tolerance import HOUR_S, unit_mtbf_hours
+from orchestrator.planner.sizing.model_sizes import Shapes
+from orchestrator.planner.sizing.step_times import unit_step_s
+from orchestrator.planner.trials import course
+from orchestrator.recipe.config import Recipe
 
 HORIZON_S = 30.0 * DAY_S  # of a run whose length is not known
 DEATHS_MAX = 50_000  # drawn for one course; longer ones are cut
@@ -47,7 +47,7 @@ class Forecast:
     courses: int
     deaths: float  # of units, in the mean
     unit_mtbf_s: dict[str, float]  # by pool
-    tolls: dict[str, Toll]  # by pool
+    tolls: dict[str, FailureCost]  # by pool
     goodput: Spread  # time stepping
     uptime: Spread  # time in which at least one learner steps
     quorum: Spread  # time in which at least K contribute; the rest has no commits

@@ -10,22 +10,22 @@ from dataclasses import asdict, dataclass, replace
 from statistics import median
 from typing import Any, Literal
 
-from orchestrator.config import PoolConfig, Recipe
-from orchestrator.planner import fit, linkload, memory
-from orchestrator.planner.advice import warnings
-from orchestrator.planner.cost import Cost, cost
-from orchestrator.planner.draft import Draft
 from orchestrator.planner.forecast import Forecast, forecast
-from orchestrator.planner.limits import limits
-from orchestrator.planner.linkload import LinkLoad
-from orchestrator.planner.nodes import Node
-from orchestrator.planner.paces import unit_step_s
 from orchestrator.planner.recommendation import Recommendation, recommend
-from orchestrator.planner.shapes import Shapes
-from orchestrator.planner.survival import Expected, Survival, expected, survivals
-from orchestrator.planner.traffic import FragmentRow, Traffic, table, traffic
-from orchestrator.planner.upkeep import Upkeep, upkeep
-from orchestrator.problems import Problem
+from orchestrator.planner.sizing import fit, link_load, memory
+from orchestrator.planner.sizing.cost import Cost, cost
+from orchestrator.planner.sizing.draft import Draft
+from orchestrator.planner.sizing.fault_tolerance import Expected, Survival, expected, survivals
+from orchestrator.planner.sizing.limits import limits
+from orchestrator.planner.sizing.link_load import LinkLoad
+from orchestrator.planner.sizing.lint import warnings
+from orchestrator.planner.sizing.model_sizes import Shapes
+from orchestrator.planner.sizing.nodes import Node
+from orchestrator.planner.sizing.step_times import unit_step_s
+from orchestrator.planner.sizing.storage_cost import Upkeep, upkeep
+from orchestrator.planner.sizing.traffic import FragmentRow, Traffic, table, traffic
+from orchestrator.recipe.config import PoolConfig, Recipe
+from orchestrator.recipe.problems import Problem
 
 
 @dataclass(frozen=True)
@@ -111,8 +111,8 @@ def make(
         shapes.inner_state_bytes,
         pace.step_s,
     )
-    hub = setting.syncer_region or recipe.fleet.syncer_region or regions.get("syncer") or linkload.home(recipe)
-    loads = linkload.of_regions(recipe, moved, hub, pace.step_s)
+    hub = setting.syncer_region or recipe.fleet.syncer_region or regions.get("syncer") or link_load.home(recipe)
+    loads = link_load.of_regions(recipe, moved, hub, pace.step_s)
     kept = memory.of_run(recipe, shapes, [pool.name for pool in recipe.pools])
     draft = Draft(
         recipe=recipe,

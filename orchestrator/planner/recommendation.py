@@ -12,11 +12,11 @@ from collections.abc import Iterator, Sequence
 from dataclasses import dataclass, replace
 from typing import Any
 
-from orchestrator.config import Recipe
-from orchestrator.planner.linkload import SHARE, LinkLoad
-from orchestrator.planner.shapes import Shapes
-from orchestrator.planner.survival import HOUR_S, unit_chips, unit_mtbf_hours
-from orchestrator.planner.traffic import DOWN_BYTES, UP_BYTES
+from orchestrator.planner.sizing.fault_tolerance import HOUR_S, unit_chips, unit_mtbf_hours
+from orchestrator.planner.sizing.link_load import SHARE, LinkLoad
+from orchestrator.planner.sizing.model_sizes import Shapes
+from orchestrator.planner.sizing.traffic import DOWN_BYTES, UP_BYTES
+from orchestrator.recipe.config import Recipe
 
 FRAGMENTS_MOST = 24  # as the paper's
 BALANCE = 2.0  # the largest fragment, in means

@@ -19,16 +19,16 @@ from dataclasses import asdict, dataclass
 from pathlib import Path
 from typing import IO, TYPE_CHECKING, Any
 
-from orchestrator.compiled import compilation_cache
-from orchestrator.config import Recipe
-from orchestrator.events import finite
-from orchestrator.problems import InputError, Problem
-from orchestrator.replay.life import TapeError
-from orchestrator.replay.surroundings import Surroundings, hints
+from orchestrator.eventlog.events import finite
+from orchestrator.recipe.config import Recipe
+from orchestrator.recipe.problems import InputError, Problem
+from orchestrator.replay.environment import Environment, hints
+from orchestrator.replay.incarnation import TapeError
 from orchestrator.replay.tape import Tape
+from orchestrator.store.compile_cache import compilation_cache
 
 if TYPE_CHECKING:
-    from orchestrator.replay.player import Player
+    from orchestrator.replay.replayer import Replayer
 
 SILENT_S = 900.0  # a process that says nothing for so long is given up: no step and no compilation takes longer
 NEWS_S = 0.5  # between two
@@ -43,7 +43,7 @@ class Job:
 
     tape: Tape
     recipe: Recipe
-    surroundings: Surroundings | None
+    surroundings: Environment | None
     evaluate_every: int  # commits; 0: only at the end
     out: Path | None  # the folder for the parameters
 
@@ -122,19 +122,19 @@ def main() -> None:
 
 
 def _play(job: Job, tell: Callable[[News], None]) -> dict[str, Any]:
-    from learners.device import fit
+    from learners.training.device import fit
 
     if job.surroundings is None:
         fit(None, job.recipe.pools[0].accelerated)
     elif job.surroundings.cores:
         os.sched_setaffinity(0, sorted(os.sched_getaffinity(0))[: job.surroundings.cores])
-    from learners.trainer import Evaluator  # JAX starts here
-    from orchestrator.replay.player import Player
-    from orchestrator.validation import build_task
+    from learners.training.trainer import Evaluator  # JAX starts here
+    from orchestrator.recipe.validation import build_task
+    from orchestrator.replay.replayer import Replayer
 
     task = build_task(job.recipe)
     beat = _Beat(job, tell)
-    player = beat.player = Player(job.tape, job.recipe, task, beat)
+    player = beat.player = Replayer(job.tape, job.recipe, task, beat)
     evaluator = Evaluator(task, player.fragments, job.recipe.eval.sequences)
     evaluations: list[tuple[int, float]] = []
     for count, commit in enumerate(player.play(), start=1):
@@ -169,7 +169,7 @@ class _Beat:
     """Called after every step: says now and then how far it is, and at once where something came out otherwise."""
 
     def __init__(self, job: Job, tell: Callable[[News], None]) -> None:
-        self.player: Player | None = None
+        self.player: Replayer | None = None
         self.commits = 0
         self._job, self._tell = job, tell
         self._begun = self._told = time.monotonic()
@@ -191,8 +191,8 @@ class _Beat:
             self._tell({"commits": self.commits, "of": of, "steps": self.player.steps, "seconds": self.seconds})
 
 
-def _write(job: Job, player: Player) -> str:
-    from orchestrator import export
+def _write(job: Job, player: Replayer) -> str:
+    from orchestrator.store import export
 
     assert job.out is not None
     commits = job.tape.commits
@@ -206,8 +206,8 @@ def _write(job: Job, player: Player) -> str:
 def _hints(tape: Tape) -> list[str]:
     from importlib.metadata import version
 
-    from learners.host import device_taken
-    from outer.manifest import code_digest
+    from learners.training.host import device_taken
+    from outer.protocol.manifest import code_digest
 
     devices = next((device.devices for device in tape.devices.values()), 1)
     return hints(tape, device_taken(devices), {"optax": version("optax"), "code": code_digest()})

@@ -9,8 +9,8 @@ from __future__ import annotations
 import re
 from collections.abc import Mapping
 
-from learners.device import SETTINGS
-from orchestrator.replay.life import TapeError
+from learners.training.device import SETTINGS
+from orchestrator.replay.incarnation import TapeError
 
 _SWITCH = "(?i:true|false|yes|no|on|off|[tfyn01])"
 VALUES = {  # of the settings that are one value, as regular expressions

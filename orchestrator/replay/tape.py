@@ -11,10 +11,10 @@ from collections import defaultdict
 from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass
 
-from learners.facts import DeviceTaken, StateReceived
-from orchestrator.events import Event, RunFinished, RunStarted
-from orchestrator.replay.life import OLDER, Key, Life, Need, Read, TapeError, Walk, named
-from outer.facts import Committed, Participant, SyncerStarted
+from learners.protocol.facts import DeviceTaken, StateReceived
+from orchestrator.eventlog.events import Event, RunFinished, RunStarted
+from orchestrator.replay.incarnation import OLDER, Key, Life, Need, Read, TapeError, Walk, named
+from outer.protocol.facts import Committed, Participant, SyncerStarted
 
 TOLERANCE = 1e-9  # of a weight; what is less shows in the digests
 

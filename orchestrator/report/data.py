@@ -15,15 +15,15 @@ from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any
 
-from learners.facts import Adopted, AdoptionRefused, LoopFailed, StepFinished
-from orchestrator.checkers.history import OVERWRITING, History
-from orchestrator.checkers.verdicts import Verdict
-from orchestrator.events import REGISTRY, Evaluated, FaultHealed, FaultInjected, FaultSkipped, RunStarted
-from orchestrator.goodput import account, first_step_at
+from learners.protocol.facts import Adopted, AdoptionRefused, LoopFailed, StepFinished
+from orchestrator.accounting.goodput import account, first_step_at
+from orchestrator.accounting.history import OVERWRITING, History
+from orchestrator.accounting.verdicts import Verdict
+from orchestrator.eventlog.events import REGISTRY, Evaluated, FaultHealed, FaultInjected, FaultSkipped, RunStarted
 from orchestrator.report.lanes import Lane, lanes
 from orchestrator.report.series import binned, chunks
 from orchestrator.report.wire import Link, links
-from outer.facts import ReadFailed, Refused
+from outer.protocol.facts import ReadFailed, Refused
 
 LOSS_BINS, LOSS_STEPS = 240, 8  # at most so many bins, of at least about so many steps
 MERGE_BINS = 160

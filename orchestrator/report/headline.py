@@ -7,7 +7,7 @@ from collections.abc import Mapping
 from dataclasses import dataclass
 from typing import Any, Literal
 
-from orchestrator.status import DASH, number, part, percent, seconds, text
+from orchestrator.store.status_text import DASH, number, part, percent, seconds, text
 
 
 @dataclass(frozen=True)

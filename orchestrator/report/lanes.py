@@ -8,9 +8,9 @@ from __future__ import annotations
 from dataclasses import dataclass
 from itertools import pairwise
 
-from orchestrator.checkers.history import History
-from orchestrator.checkers.lives import Life
-from outer.facts import LearnerFenced
+from orchestrator.accounting.history import History
+from orchestrator.accounting.incarnations import Life
+from outer.protocol.facts import LearnerFenced
 
 Span = tuple[float, float]  # seconds after the origin
 PHASES = {"starting": "importing", "importing": "importing", "compiling": "compiling", "joining": "joining"}

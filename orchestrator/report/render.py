@@ -14,15 +14,15 @@ from typing import Any
 from jinja2 import Environment, PackageLoader, StrictUndefined
 from markupsafe import Markup
 
-from orchestrator.checkers.history import History, indexed
+from orchestrator.accounting.history import History, indexed
+from orchestrator.accounting.summary import summarise
 from orchestrator.checkers.suite import check
-from orchestrator.events import Event
+from orchestrator.eventlog.events import Event
 from orchestrator.report import headline, palette
 from orchestrator.report.canvas import NARROW, WIDE
 from orchestrator.report.data import Data, collect
 from orchestrator.report.markdown import markdown
 from orchestrator.report.sections import Section, drawn, sections
-from orchestrator.summary import summarise
 
 
 @dataclass(frozen=True)

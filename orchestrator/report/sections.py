@@ -13,7 +13,7 @@ from orchestrator.report import tables, timeline
 from orchestrator.report.data import Data
 from orchestrator.report.figures import lanes, loss, merges, recoveries, rounds, time, wire
 from orchestrator.report.tables import Table
-from orchestrator.status import number, part, percent, seconds
+from orchestrator.store.status_text import number, part, percent, seconds
 
 TRACEBACKS = 5  # shown of those that learners left
 TRACEBACK_MOST = 6000  # characters of each, its end

@@ -7,10 +7,10 @@ from collections.abc import Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any
 
-from orchestrator.checkers.verdicts import Verdict
+from orchestrator.accounting.verdicts import Verdict
 from orchestrator.report.data import Data
 from orchestrator.report.series import quantile
-from orchestrator.status import DASH, number, percent, seconds, text
+from orchestrator.store.status_text import DASH, number, percent, seconds, text
 
 MARKS = {"pass": "✓ pass", "violated": "✗ violated", "unknown": "? unknown", "idle": "– idle"}
 ROWS_MOST = 240

@@ -8,7 +8,7 @@ from typing import Any
 
 from orchestrator.report.data import Data
 from orchestrator.report.tables import Table, table
-from orchestrator.status import seconds
+from orchestrator.store.status_text import seconds
 
 COMMON = frozenset(
     {

@@ -12,10 +12,10 @@ from collections.abc import Mapping
 from dataclasses import dataclass
 from typing import Any
 
-from learners.facts import Adopted, StepFinished
-from orchestrator.checkers.history import History
-from orchestrator.events import REGISTRY
-from orchestrator.summary import ELEMENT_BYTES
+from learners.protocol.facts import Adopted, StepFinished
+from orchestrator.accounting.history import History
+from orchestrator.accounting.summary import ELEMENT_BYTES
+from orchestrator.eventlog.events import REGISTRY
 
 GRADIENT_BYTES = 4  # of one float32
 

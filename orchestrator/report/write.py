@@ -5,9 +5,9 @@ from __future__ import annotations
 from collections.abc import Iterable
 from pathlib import Path
 
-from orchestrator.checkers.history import History
-from orchestrator.events import Event, read_run
-from orchestrator.store import RunStore
+from orchestrator.accounting.history import History
+from orchestrator.eventlog.events import Event, read_run
+from orchestrator.store.run_store import RunStore
 
 HTML, MARKDOWN, RECIPE = "report.html", "report.md", "config.toml"
 

@@ -13,8 +13,8 @@ from collections.abc import Mapping
 from dataclasses import dataclass, field
 from typing import Literal
 
-from orchestrator.books import REASONS
-from orchestrator.events import REGISTRY
+from orchestrator.accounting.books import REASONS
+from orchestrator.eventlog.events import REGISTRY
 
 OTHER = "other"
 LEARNERS_MAX = 1024  # learners with series of their own; further ones share `other`

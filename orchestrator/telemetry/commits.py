@@ -5,7 +5,7 @@ from __future__ import annotations
 import math
 from bisect import bisect_right, insort
 
-GAPS_ALLOWED = 2  # medians that a gap may last before it counts as downtime, as in orchestrator/goodput.py
+GAPS_ALLOWED = 2  # medians that a gap may last before it counts as downtime, as in orchestrator/accounting/goodput.py
 
 
 class Rhythm:

@@ -7,9 +7,9 @@ from typing import Any
 
 from prometheus_client import CollectorRegistry, Counter, Gauge, Histogram, disable_created_metrics, generate_latest
 
-from orchestrator.store import RunStore
+from orchestrator.store.run_store import RunStore
 from orchestrator.telemetry.catalog import CATALOG, Bounds, Metric, Sample
-from orchestrator.telemetry.reader import Reader
+from orchestrator.telemetry.run_samples import Reader
 
 disable_created_metrics()  # type: ignore[no-untyped-call]  # when a series began is of no use for a run that is read from its log
 

@@ -1,8 +1,7 @@
 """The books, kept while the run goes on: each step's tokens get their fate as soon as it can no longer change.
 
-orchestrator/books.py computes the same from a whole log, and says what the fates mean; a test holds the two against
-each other. Here a step is remembered only until its fate is known, so that memory does not grow with the run, and
-nothing once said is taken back. Lines must come in the order in which the syncer wrote them down.
+orchestrator/accounting/books.py computes the same from a whole log, and defines the fates; a test compares the two.
+Here a step is remembered only until its fate is known, so that memory does not grow with the run, and nothing once said is taken back. Lines must come in the order in which the syncer wrote them down.
 """
 
 from __future__ import annotations
@@ -11,8 +10,8 @@ from collections.abc import Iterator, Mapping
 from dataclasses import dataclass, field
 from typing import Any, NamedTuple
 
-from orchestrator.checkers.history import OVERWRITING
-from orchestrator.telemetry.tail import Line
+from orchestrator.accounting.history import OVERWRITING
+from orchestrator.telemetry.log_tail import Line
 
 COMMITTED = "committed"
 LATE_STEPS = 10_000  # a refusal is about a syncer step at most this old

@@ -1,4 +1,4 @@
-"""From a status model (orchestrator/overview.py) to samples: what the run looks like now.
+"""From a status model (orchestrator/store/status_model.py) to samples: what the run looks like now.
 
 A value that is not known is not exported: a gauge that is missing is no zero.
 """

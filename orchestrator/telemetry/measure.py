@@ -12,12 +12,12 @@ from collections.abc import Callable, Iterator, Mapping
 from dataclasses import dataclass
 from typing import Any
 
-from orchestrator.summary import ELEMENT_BYTES
+from orchestrator.accounting.summary import ELEMENT_BYTES
 from orchestrator.telemetry.catalog import CATALOG, KINDS, OTHER, Sample
 from orchestrator.telemetry.commits import Rhythm
 from orchestrator.telemetry.fates import COMMITTED, Fates
+from orchestrator.telemetry.log_tail import Line
 from orchestrator.telemetry.recoveries import Recoveries
-from orchestrator.telemetry.tail import Line
 
 WRITER = "@writer"  # in place of a field's name: who said it
 

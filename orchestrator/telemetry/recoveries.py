@@ -11,7 +11,7 @@ from collections.abc import Iterator
 from dataclasses import dataclass
 from typing import NamedTuple
 
-from orchestrator.telemetry.tail import Line
+from orchestrator.telemetry.log_tail import Line
 
 SIGNS = {"PhaseEntered", "StepFinished"}  # said by a learner of itself
 ABOUT = {"LearnerRequested", "LearnerStarted", "LearnerAttached"}  # said of it

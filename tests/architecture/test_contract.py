@@ -16,29 +16,29 @@ import pytest
 ROOT = Path(__file__).parents[2]
 ROOMS = ("outer", "learners", "orchestrator", "chaos")
 MACHINES = (
-    "outer.budget",
-    "outer.contributions",
-    "outer.donors",
-    "outer.facts",
-    "outer.fragments",
-    "outer.leases",
-    "outer.messages",
-    "outer.openstep",
-    "outer.outgoing",
-    "outer.quorum",
-    "outer.schedule",
-    "outer.spans",
-    "outer.steward",
-    "outer.syncer",
-    "learners.adoption",
-    "learners.disturbance",
-    "learners.donations",
-    "learners.facts",
-    "learners.joining",
-    "learners.learner",
-    "learners.reads",
-    "learners.spans",
-    "learners.stopwatch",
+    "outer.protocol.budget",
+    "outer.protocol.contributions",
+    "outer.protocol.donor_selection",
+    "outer.protocol.facts",
+    "outer.protocol.fragments",
+    "outer.protocol.leases",
+    "outer.protocol.messages",
+    "outer.protocol.open_step",
+    "outer.protocol.effect_buffer",
+    "outer.protocol.quorum",
+    "outer.protocol.schedule",
+    "outer.protocol.spans",
+    "outer.protocol.sessions",
+    "outer.protocol.syncer",
+    "learners.protocol.adoption",
+    "learners.fault_effects",
+    "learners.protocol.state_transfer",
+    "learners.protocol.facts",
+    "learners.protocol.joining",
+    "learners.protocol.learner",
+    "learners.protocol.staged_reads",
+    "learners.protocol.held_spans",
+    "learners.protocol.step_timer",
 )
 # Imports each of them in a fork of its own, and prints what that loaded beside the standard library.
 LOAD = """
@@ -80,36 +80,36 @@ def test_the_code_keeps_the_contract() -> None:
 
 # Each breaks one rule: file, import, contract.
 BREACHES = [
-    ("outer/syncer.py", "import learners.learner", "Doors"),
-    ("outer/syncer.py", "import orchestrator.config", "Doors"),
-    ("learners/learner.py", "def late():\n    import orchestrator.config", "Doors"),
-    ("orchestrator/config.py", "import chaos.plans", "Doors"),
-    ("orchestrator/config.py", "import orchestrator.cli.app", "No cycles"),
-    ("outer/leases.py", "import outer.syncer", "No cycles"),
-    ("outer/syncer.py", "import ray", "Ray only"),
-    ("orchestrator/config.py", "import ray.util", "Ray only"),
+    ("outer/protocol/syncer.py", "import learners.protocol.learner", "Doors"),
+    ("outer/protocol/syncer.py", "import orchestrator.recipe.config", "Doors"),
+    ("learners/protocol/learner.py", "def late():\n    import orchestrator.recipe.config", "Doors"),
+    ("orchestrator/recipe/config.py", "import chaos.plans", "Doors"),
+    ("orchestrator/recipe/config.py", "import orchestrator.cli.app", "No cycles"),
+    ("outer/protocol/leases.py", "import outer.protocol.syncer", "No cycles"),
+    ("outer/protocol/syncer.py", "import ray", "Ray only"),
+    ("orchestrator/recipe/config.py", "import ray.util", "Ray only"),
     ("chaos/plans.py", "from ray import get", "Ray only"),
-    ("outer/syncer.py", "import jax.numpy", "JAX and optax"),
-    ("learners/learner.py", "import optax", "JAX and optax"),
-    ("learners/data.py", "import jax", "JAX and optax"),
-    ("orchestrator/actor.py", "import jax", "JAX and optax"),
+    ("outer/protocol/syncer.py", "import jax.numpy", "JAX and optax"),
+    ("learners/protocol/learner.py", "import optax", "JAX and optax"),
+    ("learners/training/data.py", "import jax", "JAX and optax"),
+    ("orchestrator/runtime/actor.py", "import jax", "JAX and optax"),
 ]
 # What a small sound project of the same shape imports.
 SOUND = {
-    "outer/syncer.py": "import outer.leases\n",
-    "outer/leases.py": "",
-    "outer/merge.py": "import jax\n",
-    "outer/actor.py": "import ray\nimport outer.syncer\n",
-    "learners/learner.py": "import outer.syncer\n",
-    "learners/data.py": "import numpy\n",
-    "learners/task.py": "import jax\nimport optax\n",
-    "learners/models/language.py": "import jax\nimport learners.task\n",
-    "orchestrator/config.py": "from typing import TYPE_CHECKING\nif TYPE_CHECKING:\n    import ray\n",
-    "orchestrator/actor.py": "import ray\nimport orchestrator.config\n",
+    "outer/protocol/syncer.py": "import outer.protocol.leases\n",
+    "outer/protocol/leases.py": "",
+    "outer/numeric/merge.py": "import jax\n",
+    "outer/actor.py": "import ray\nimport outer.protocol.syncer\n",
+    "learners/protocol/learner.py": "import outer.protocol.syncer\n",
+    "learners/training/data.py": "import numpy\n",
+    "learners/training/task.py": "import jax\nimport optax\n",
+    "learners/training/models/language.py": "import jax\nimport learners.training.task\n",
+    "orchestrator/recipe/config.py": "from typing import TYPE_CHECKING\nif TYPE_CHECKING:\n    import ray\n",
+    "orchestrator/runtime/actor.py": "import ray\nimport orchestrator.recipe.config\n",
     "orchestrator/cli/app.py": "import orchestrator.cli.run\n",
-    "orchestrator/cli/run.py": "import ray\nimport orchestrator.config\ndef run():\n    import orchestrator.actor\n",
+    "orchestrator/cli/run.py": "import ray\ndef run():\n    import orchestrator.runtime.actor\n",
     "orchestrator/__main__.py": "import chaos.actor\nimport orchestrator.cli.app\n",
-    "chaos/plans.py": "import orchestrator.config\n",
+    "chaos/plans.py": "import orchestrator.recipe.config\n",
     "chaos/actor.py": "import ray\nimport chaos.plans\n",
 }
 
@@ -170,7 +170,7 @@ def test_a_machine_loads_nothing_but_the_standard_library_and_its_leaves(
     loaded = loads[module]
     assert module in loaded
     assert {name.partition(".")[0] for name in loaded} <= {"outer", "learners"}
-    assert not loaded & {"outer.config", "learners.config", "learners.task"}, "these load pydantic or JAX"
+    assert not loaded & {"outer.config", "learners.config", "learners.training.task"}, "these load pydantic or JAX"
 
 
 def test_the_composition_root_is_short() -> None:

@@ -14,7 +14,7 @@ import typer
 from typer.testing import CliRunner
 
 from chaos.cli import app
-from orchestrator.store import RunStore
+from orchestrator.store.run_store import RunStore
 
 RECIPE = """
 name = "small"

@@ -15,8 +15,8 @@ from hypothesis import strategies as st
 
 from chaos.faults import Fault
 from chaos.plans import due, plan, random_faults
-from orchestrator.config import ChaosConfig, FaultConfig, FaultKind, Point
-from orchestrator.recipes import load
+from orchestrator.recipe.config import ChaosConfig, FaultConfig, FaultKind, Point
+from orchestrator.recipe.toml_text import load
 from outer.actor import POINTS
 
 LEARNERS = tuple(f"learner-local-{index}" for index in range(4))

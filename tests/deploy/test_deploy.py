@@ -23,10 +23,10 @@ import yaml
 
 from orchestrator.cli.app import build
 from orchestrator.cli.submission import SECRETS
-from orchestrator.recipes import load
-from orchestrator.shape import Node, hindrance, misses, shape
-from orchestrator.slices import GENERATIONS
-from orchestrator.validation import problems, resolve
+from orchestrator.recipe.resources import Node, misses, shape, unschedulable_reason
+from orchestrator.recipe.toml_text import load
+from orchestrator.recipe.tpu_slices import GENERATIONS
+from orchestrator.recipe.validation import problems, resolve
 
 DEPLOY = Path(__file__).parents[2] / "deploy"
 FILES = sorted(path for path in DEPLOY.rglob("*") if path.is_file())
@@ -198,7 +198,7 @@ def test_every_learner_of_the_recipe_finds_a_place_in_its_cluster(manifest: str,
                     left[kind] -= amount
                 break
         else:
-            pytest.fail(f"{learner}: {hindrance(claim, nodes)}")
+            pytest.fail(f"{learner}: {unschedulable_reason(claim, nodes)}")
         assert left["CPU"] >= 0.05, "the hand and other small actors need some of every node"
     assert misses(recipe.run.control, nodes) == ""
 
@@ -354,7 +354,7 @@ def test_the_launchers_file_has_rays_schema_and_a_token_everywhere() -> None:
     nodes = [Node(kind["labels"], kind["resources"]) for kind in config["available_node_types"].values()]
     assert misses(recipe.run.control, nodes) == ""
     here = recipe.pools[0]
-    assert "others are using them" in hindrance(shape(here), nodes), "its kind of node is there"
+    assert "others are using them" in unschedulable_reason(shape(here), nodes), "its kind of node is there"
     assert config["available_node_types"]["h100"]["max_workers"] == here.learners
 
 

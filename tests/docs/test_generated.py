@@ -24,7 +24,7 @@ def test_a_diagram_has_every_move_of_its_table_and_ends_where_there_is_none() ->
     ]
 
 
-TABLES = (diagrams.openstep.TRANSITIONS, diagrams.learner.TRANSITIONS, diagrams.controller.TRANSITIONS)
+TABLES = (diagrams.open_step.TRANSITIONS, diagrams.learner.TRANSITIONS, diagrams.controller.TRANSITIONS)
 
 
 @pytest.mark.parametrize("table", TABLES)

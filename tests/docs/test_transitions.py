@@ -8,15 +8,15 @@ from typing import Any
 
 import pytest
 
-from learners import learner
-from learners.learner import Learner
-from orchestrator import controller
-from orchestrator.controller import Controller, Start
-from outer import openstep
+from learners.protocol import learner
+from learners.protocol.learner import Learner
+from orchestrator.lifecycle import controller
+from orchestrator.lifecycle.controller import Controller, Start
 from outer.config import SyncConfig
-from outer.openstep import OpenStep
-from outer.signals import StopRequested
-from outer.syncer import Budget
+from outer.protocol import open_step
+from outer.protocol.events_effects import StopRequested
+from outer.protocol.open_step import OpenStep
+from outer.protocol.syncer import Budget
 from tests.golden.bench import ALL, bench, merged, reading
 from tests.golden.world import Weather, World
 
@@ -34,13 +34,13 @@ def steps(monkeypatch: pytest.MonkeyPatch) -> Iterator[Moves]:
     made: Moves = set()
     plain = OpenStep.move
 
-    def move(self: OpenStep, stage: openstep.Stage) -> None:
+    def move(self: OpenStep, stage: open_step.Stage) -> None:
         made.add((self.stage, stage))
         plain(self, stage)
 
     monkeypatch.setattr(OpenStep, "move", move)
     yield made
-    assert made <= written(openstep.TRANSITIONS)
+    assert made <= written(open_step.TRANSITIONS)
 
 
 @pytest.fixture
@@ -96,7 +96,7 @@ def test_open_steps_and_learners_make_every_move_of_their_tables(steps: Moves, p
         storm(seed)
     for rare in (not_finite, dropped_in_grace, dropped_while_merging, dropped_while_merged):
         rare()
-    assert written(openstep.TRANSITIONS) - steps == set()
+    assert written(open_step.TRANSITIONS) - steps == set()
     assert written(learner.TRANSITIONS) - phases == set()
 
 
@@ -176,6 +176,6 @@ def harass(chance: Random) -> None:
 def test_a_move_that_is_not_in_the_table_is_an_assertion() -> None:
     step = OpenStep(1, 0, 0.0)
     with pytest.raises(AssertionError, match="COLLECTING"):
-        step.move(openstep.Stage.MERGED)
+        step.move(open_step.Stage.MERGED)
     with pytest.raises(AssertionError, match="WAITING"):
         controller.Unit().move(controller.State.RUNNING)

@@ -9,11 +9,11 @@ import pytest
 from typer.testing import CliRunner
 
 from learners.lockstep import LockStep
-from learners.trainer import Evaluator
+from learners.training.trainer import Evaluator
 from orchestrator.cli.app import build
-from orchestrator.recipes import load, validate
-from orchestrator.validation import build_task, resolve
-from outer.syncer import Budget
+from orchestrator.recipe.toml_text import load, validate
+from orchestrator.recipe.validation import build_task, resolve
+from outer.protocol.syncer import Budget
 
 ROOT = Path(__file__).parents[2]
 EXAMPLES = sorted(path.parent.name for path in (ROOT / "examples").glob("*/recipe.toml"))

@@ -9,9 +9,9 @@ from pathlib import Path
 import numpy as np
 from safetensors.numpy import save_file
 
-from orchestrator.config import Recipe
-from orchestrator.export import of_parameters, write
-from outer.fragments import Fragment, Tensor
+from orchestrator.recipe.config import Recipe
+from orchestrator.store.export import of_parameters, write
+from outer.protocol.fragments import Fragment, Tensor
 
 READER = Path(__file__).parents[2] / "examples" / "read_export.py"
 

@@ -7,11 +7,23 @@ from dataclasses import dataclass, field, replace
 from typing import Any, TypeVar
 
 from outer.config import SyncConfig
-from outer.fragments import Fragment, Tensor
-from outer.messages import STEPPING, Attach, Contribution, FragmentCounters, Notice, ReadRequest, Report
-from outer.recovery import Entry, recover
-from outer.signals import Append, Durable, Effect, Event, Expect, Living, Merge, Merged, Publish, Say, Send
-from outer.syncer import Budget, Syncer
+from outer.protocol.events_effects import (
+    Append,
+    Durable,
+    Effect,
+    Emit,
+    Event,
+    Expect,
+    Living,
+    Merge,
+    Merged,
+    Publish,
+    Send,
+)
+from outer.protocol.fragments import Fragment, Tensor
+from outer.protocol.messages import STEPPING, Attach, Contribution, FragmentCounters, Notice, ReadRequest, Report
+from outer.protocol.recovery import Entry, recover
+from outer.protocol.syncer import Budget, Syncer
 
 T = TypeVar("T")
 MANIFEST = {"sync.H": 4, "code": "c0de"}
@@ -190,10 +202,10 @@ class Bench:
     # -------------------------------------------------------------- looking
 
     def facts(self, kind: type[T]) -> list[T]:
-        return [e.fact for e in self.log if isinstance(e, Say) and isinstance(e.fact, kind)]
+        return [e.fact for e in self.log if isinstance(e, Emit) and isinstance(e.fact, kind)]
 
     def facts_named(self, name: str) -> list[Any]:
-        return [e.fact for e in self.log if isinstance(e, Say) and type(e.fact).__name__ == name]
+        return [e.fact for e in self.log if isinstance(e, Emit) and type(e.fact).__name__ == name]
 
     def sent(self, kind: type[T], learner: str) -> list[T]:
         return [

@@ -5,23 +5,23 @@ from __future__ import annotations
 from collections.abc import Iterable
 from typing import Any, TypeVar
 
-from learners.learner import Learner
-from learners.signals import (
+from learners.protocol.events_effects import (
     Answer,
     Compiled,
     Effect,
+    Emit,
     Enter,
     Event,
     Fetched,
     Resume,
-    Say,
     Send,
     Stage,
     Staged,
     StepDone,
 )
+from learners.protocol.learner import Learner
 from outer.config import SyncConfig
-from outer.messages import (
+from outer.protocol.messages import (
     COMPILING,
     IMPORTING,
     Contribution,
@@ -91,7 +91,7 @@ class Loop:
         self.do(notice(version, fragment, merged_step), Fetched(fragment, version, f"v{version}"))
 
     def facts(self, kind: type[T]) -> list[T]:
-        return [e.fact for e in self.log if isinstance(e, Say) and isinstance(e.fact, kind)]
+        return [e.fact for e in self.log if isinstance(e, Emit) and isinstance(e.fact, kind)]
 
     @property
     def reports(self) -> list[Report]:

@@ -8,14 +8,22 @@ from typing import Any, TypeVar
 
 import pytest
 
-from learners import signals as unit
-from learners.facts import StateReceived, StepFinished
+from learners.protocol import events_effects as unit
+from learners.protocol.facts import StateReceived, StepFinished
 from orchestrator.checkers import suite
-from orchestrator.events import Event, RunFinished
+from orchestrator.eventlog.events import Event, RunFinished
 from outer.config import SyncConfig
-from outer.facts import Committed, LearnerAttached, LeaseExpired, LeaseRenewed, Quarantined, ReadFailed, Refused
-from outer.messages import Contribution
-from outer.syncer import Budget
+from outer.protocol.facts import (
+    Committed,
+    LearnerAttached,
+    LeaseExpired,
+    LeaseRenewed,
+    Quarantined,
+    ReadFailed,
+    Refused,
+)
+from outer.protocol.messages import Contribution
+from outer.protocol.syncer import Budget
 from tests.golden.world import Unit, World
 
 T = TypeVar("T")

@@ -8,11 +8,11 @@ from typing import Any, TypeVar
 
 import pytest
 
-from learners.facts import Adopted, Donated, DonorFailed, PhaseEntered, StateReceived, StepFinished
+from learners.protocol.facts import Adopted, Donated, DonorFailed, PhaseEntered, StateReceived, StepFinished
 from outer.config import SyncConfig
-from outer.facts import Committed, DonorNamed, DrainStarted, LearnerFenced
-from outer.messages import DRAINING, STEPPING, Drain
-from outer.syncer import RESEND_S, Budget
+from outer.protocol.facts import Committed, DonorNamed, DrainStarted, LearnerFenced
+from outer.protocol.messages import DRAINING, STEPPING, Drain
+from outer.protocol.syncer import RESEND_S, Budget
 from tests.golden.world import World
 
 T = TypeVar("T")

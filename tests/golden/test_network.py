@@ -9,14 +9,14 @@ from random import Random
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from learners.facts import Adopted, StateReceived
+from learners.protocol.facts import Adopted, StateReceived
 from orchestrator.checkers import suite
-from orchestrator.events import Event, RunFinished
-from outer import signals as outer
+from orchestrator.eventlog.events import Event, RunFinished
 from outer.config import SyncConfig
-from outer.facts import Committed, Refused
-from outer.messages import STEPPING
-from outer.syncer import Budget
+from outer.protocol import events_effects as outer
+from outer.protocol.facts import Committed, Refused
+from outer.protocol.messages import STEPPING
+from outer.protocol.syncer import Budget
 from tests.golden.world import CALM, Weather, World
 
 P, H, QUORUM = 2, 4, 2

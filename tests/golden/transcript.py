@@ -9,7 +9,7 @@ third step and comes back as incarnation 2; the budget is eight syncer steps. Re
 from __future__ import annotations
 
 from outer.config import SyncConfig
-from outer.syncer import Budget
+from outer.protocol.syncer import Budget
 from tests.golden.world import World
 
 

@@ -15,14 +15,14 @@ from dataclasses import dataclass, field, replace
 from random import Random
 from typing import Any, NamedTuple
 
-from learners import signals as unit
-from learners.learner import Learner
-from outer import signals as outer
+from learners.protocol import events_effects as unit
+from learners.protocol.learner import Learner
 from outer.config import SyncConfig
-from outer.facts import LearnerFenced
-from outer.fragments import Fragment, Tensor
-from outer.messages import COMPILING, IMPORTING, Attach, Donor, State, StateRequest, Stop, Welcome
-from outer.syncer import Budget, Syncer
+from outer.protocol import events_effects as outer
+from outer.protocol.facts import LearnerFenced
+from outer.protocol.fragments import Fragment, Tensor
+from outer.protocol.messages import COMPILING, IMPORTING, Attach, Donor, State, StateRequest, Stop, Welcome
+from outer.protocol.syncer import Budget, Syncer
 
 Value = Mapping[tuple[str, int, int], int]  # (learner, incarnation, step) -> how often
 TICK_S_MIN = 0.01  # a shell never looks again at once
@@ -203,7 +203,7 @@ class World:
     def _perform_outer(self, effects: list[outer.Effect]) -> None:
         for effect in effects:
             match effect:
-                case outer.Say(fact):
+                case outer.Emit(fact):
                     self._say("syncer", 1, fact)
                 case outer.Send(learner, incarnation, Donor() as donor):
                     if (seeker := self._seekers.pop((learner, incarnation), None)) is not None:
@@ -243,7 +243,7 @@ class World:
     def _perform(self, each: Unit, effects: list[unit.Effect]) -> None:
         for effect in effects:
             match effect:
-                case unit.Say(fact):
+                case unit.Emit(fact):
                     self._say(*each.key, fact)
                 case unit.Send(message):
                     self._to_syncer(message, isinstance(message, Attach))

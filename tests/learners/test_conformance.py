@@ -13,9 +13,9 @@ import numpy as np
 import optax
 import pytest
 
-from learners import conformance, fingerprint
 from learners.config import InnerConfig
-from learners.conformance import Finding, Subject
+from learners.conformance import checks, fingerprint
+from learners.conformance.checks import Finding, Subject
 from outer.config import SyncConfig
 
 SIZE = 4
@@ -62,13 +62,13 @@ def examined(factory: type[Sound], *names: str, **changes: Any) -> dict[str, Fin
         seed=0,
         elsewhere=lambda: fingerprint.fingerprint(factory(), 0, 4),
     )
-    return {finding.name: finding for finding in conformance.examine(subject, names)}
+    return {finding.name: finding for finding in checks.examine(subject, names)}
 
 
 def test_a_sound_task_keeps_every_promise() -> None:
     findings = examined(Sound)
     assert {finding.status for finding in findings.values()} == {"pass"}, findings
-    assert list(findings) == [check.name for check in conformance.CHECKS]
+    assert list(findings) == [check.name for check in checks.CHECKS]
     assert len(findings) == 15
 
 
@@ -299,6 +299,6 @@ def test_too_many_fragments_and_what_rests_on_a_failed_check() -> None:
 def test_another_process_that_disagrees_is_found() -> None:
     other = fingerprint.fingerprint(Sound(), 0, 4) | {"batch": "", "loss": 0.0}
     subject = Subject(Sound, InnerConfig(), SyncConfig(), 4, 0, lambda: other)
-    findings = {finding.name: finding for finding in conformance.examine(subject, ["fresh-process"])}
+    findings = {finding.name: finding for finding in checks.examine(subject, ["fresh-process"])}
     assert findings["fresh-process"].status == "fail"
     assert "another batch, loss" in findings["fresh-process"].message

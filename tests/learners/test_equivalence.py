@@ -11,11 +11,19 @@ import pytest
 
 from learners.config import DataConfig, InnerConfig
 from learners.lockstep import LockStep
-from learners.models.language import ByteLanguageModel
-from learners.trainer import deal, initial_parameters, make_step, schedule, step_key, tensors_of, transformation
+from learners.training.models.language import ByteLanguageModel
+from learners.training.trainer import (
+    deal,
+    initial_parameters,
+    make_step,
+    schedule,
+    step_key,
+    tensors_of,
+    transformation,
+)
 from outer.config import OuterConfig, SyncConfig
-from outer.merge import merge, rules
-from outer.syncer import Budget
+from outer.numeric.merge import merge, rules
+from outer.protocol.syncer import Budget
 
 STEPS, BATCH, SPAN_STEPS, SEED = 20, 2, 4, 3
 

@@ -12,8 +12,8 @@ from collections.abc import Callable, Iterable
 from dataclasses import dataclass, field, replace
 from typing import Any
 
-from learners.facts import Adopted, PhaseEntered, StepFinished
-from orchestrator.events import (
+from learners.protocol.facts import Adopted, PhaseEntered, StepFinished
+from orchestrator.eventlog.events import (
     Evaluated,
     Event,
     FaultHealed,
@@ -25,7 +25,7 @@ from orchestrator.events import (
     RunFinished,
     RunStarted,
 )
-from outer.facts import (
+from outer.protocol.facts import (
     Committed,
     Finished,
     LearnerAttached,

@@ -7,11 +7,11 @@ from itertools import pairwise
 import pytest
 
 from outer.config import OuterConfig, SyncConfig
-from outer.facts import Committed, StepOpened
-from outer.fragments import default_count
-from outer.messages import FragmentCounters
-from outer.schedule import Schedule
-from outer.syncer import Budget
+from outer.protocol.facts import Committed, StepOpened
+from outer.protocol.fragments import default_count
+from outer.protocol.messages import FragmentCounters
+from outer.protocol.schedule import Schedule
+from outer.protocol.syncer import Budget
 from tests.golden.loop import TOKENS, joined
 from tests.golden.world import World
 

@@ -11,14 +11,14 @@ import optax
 import pytest
 
 from learners.config import InnerConfig
-from learners.exchange import Exchange
-from learners.facts import Adopted, StepFinished
-from learners.signals import Apply, Hold, RunStep, Staged, StepDone
-from learners.trainer import Trainer, deal, initial_parameters
+from learners.fragment_io import Exchange
+from learners.protocol.events_effects import Apply, Hold, RunStep, Staged, StepDone
+from learners.protocol.facts import Adopted, StepFinished
+from learners.training.trainer import Trainer, deal, initial_parameters
 from outer.config import SyncConfig
-from outer.facts import Committed
-from outer.messages import FragmentCounters
-from outer.syncer import Budget
+from outer.protocol.facts import Committed
+from outer.protocol.messages import FragmentCounters
+from outer.protocol.syncer import Budget
 from tests.golden.loop import TOKENS, joined, only
 from tests.golden.world import World
 

@@ -10,13 +10,13 @@ import numpy as np
 import pytest
 
 from outer.config import OuterConfig, SyncConfig
-from outer.facts import Committed, Refused, StepOpened, StepPassed
-from outer.fragments import Fragment, Tensor
-from outer.messages import FragmentCounters, ReadRequest
-from outer.parameters import GlobalParameters
-from outer.quorum import adaptive_grace
-from outer.signals import Merge, Tick
-from outer.syncer import Budget
+from outer.numeric.parameters import GlobalParameters
+from outer.protocol.events_effects import Merge, Tick
+from outer.protocol.facts import Committed, Refused, StepOpened, StepPassed
+from outer.protocol.fragments import Fragment, Tensor
+from outer.protocol.messages import FragmentCounters, ReadRequest
+from outer.protocol.quorum import adaptive_grace
+from outer.protocol.syncer import Budget
 from tests.golden.bench import ALL, Bench, bench, reading
 from tests.golden.world import World
 

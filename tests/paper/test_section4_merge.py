@@ -9,9 +9,9 @@ import pytest
 from numpy.typing import NDArray
 
 from outer.config import OuterConfig
-from outer.fragments import Fragment, Tensor
-from outer.merge import merge, rules
-from outer.optimizer import OuterOptimizer
+from outer.numeric.merge import merge, rules
+from outer.numeric.optimizer import OuterOptimizer
+from outer.protocol.fragments import Fragment, Tensor
 
 Vector = NDArray[np.float64]
 SHAPE = (4, 4)

@@ -5,7 +5,7 @@ from __future__ import annotations
 import itertools
 from random import Random
 
-from outer.fragments import Tensor, balanced
+from outer.protocol.fragments import Tensor, balanced
 
 
 def tensors(*sizes: int) -> list[Tensor]:

@@ -9,16 +9,16 @@ from typing import Any, TypeVar
 import numpy as np
 import pytest
 
-from learners import signals as unit
-from learners.adoption import Adoption
-from learners.facts import Adopted, DonorFailed, StateReceived, StepFinished
-from learners.joining import Joining
-from outer import codec
-from outer import signals as outer
+from learners.protocol import events_effects as unit
+from learners.protocol.adoption import Adoption
+from learners.protocol.facts import Adopted, DonorFailed, StateReceived, StepFinished
+from learners.protocol.joining import Joining
 from outer.config import SyncConfig
-from outer.facts import Committed, DonorNamed, LearnerAttached, StepOpened
-from outer.messages import Report, State, StateRequest, Welcome
-from outer.syncer import Budget
+from outer.numeric import codec
+from outer.protocol import events_effects as outer
+from outer.protocol.facts import Committed, DonorNamed, LearnerAttached, StepOpened
+from outer.protocol.messages import Report, State, StateRequest, Welcome
+from outer.protocol.syncer import Budget
 from tests.golden.bench import bench
 from tests.golden.loop import joined, notice, only
 from tests.golden.world import Unit, World
@@ -211,7 +211,7 @@ def test_a_state_that_took_more_than_a_round_and_the_time_allowed_is_too_old(
     joining.attach(0.0, Welcome(1, 8, 0.0, (8, 6)))
     effects = joining.receive(seconds, State("b", 1, 9, 8, (), "digest", 1), 8 + rounds * H)
     assert joining.source == ("peer" if donor else "syncer")
-    assert bool([e for e in effects if isinstance(e, unit.Say) and isinstance(e.fact, DonorFailed)]) is not bool(donor)
+    assert bool([e for e in effects if isinstance(e, unit.Emit) and isinstance(e.fact, DonorFailed)]) is not bool(donor)
 
 
 def test_a_joiner_contributes_what_it_did_on_a_version_of_the_syncer_and_nothing_of_its_donor() -> None:

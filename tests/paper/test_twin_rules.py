@@ -12,15 +12,15 @@ from hypothesis import strategies as st
 from hypothesis.stateful import RuleBasedStateMachine, precondition, rule
 
 from outer.config import SyncConfig
-from outer.contributions import has_progress, weigh
-from outer.coverage import Coverage, Mark
-from outer.facts import Committed
-from outer.fragments import Tensor, balanced
-from outer.messages import FragmentCounters
-from outer.pace import Average, Delays, step_time
-from outer.schedule import Schedule
-from outer.signals import Tick
-from outer.spans import SpanPool
+from outer.protocol.contributions import has_progress, weigh
+from outer.protocol.coverage import Coverage, Mark
+from outer.protocol.events_effects import Tick
+from outer.protocol.facts import Committed
+from outer.protocol.fragments import Tensor, balanced
+from outer.protocol.messages import FragmentCounters
+from outer.protocol.schedule import Schedule
+from outer.protocol.spans import SpanPool
+from outer.protocol.step_timing import Average, StepTiming, step_time
 from tests.golden.bench import EVERY_STEP, Bench
 from tests.paper import twin
 
@@ -59,7 +59,7 @@ def test_an_average_is_the_sum_of_all_samples_by_age(samples: list[Fraction], sm
 def test_grace_is_what_the_overlap_leaves(
     gamma: float, tau: int, step_s: Fraction, quorum: list[Fraction], sync: list[Fraction]
 ) -> None:
-    delays = Delays(SyncConfig.model_validate({"tau": tau, "gamma": gamma, "smoothing": 0.5}))
+    delays = StepTiming(SyncConfig.model_validate({"tau": tau, "gamma": gamma, "smoothing": 0.5}))
     for sample in quorum:
         delays.quorum_s.add(float(sample))
     for sample in sync:

@@ -11,10 +11,10 @@ import pytest
 from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
 
-from outer import reading
-from outer.facts import Committed, StepOpened, StepPassed
-from outer.messages import DRAINING, ReadRequest
-from outer.signals import Effect, Fence, Say, Send, Tick
+from outer.protocol import read_requests as reading
+from outer.protocol.events_effects import Effect, Emit, Fence, Send, Tick
+from outer.protocol.facts import Committed, StepOpened, StepPassed
+from outer.protocol.messages import DRAINING, ReadRequest
 from tests.golden.bench import Bench, Peer
 from tests.paper.twin_syncer import Asked, Commit, Habits, Move, Opened, Part, Passed, Rules, Trace, TwinSyncer
 
@@ -148,11 +148,11 @@ class Machine:
         at = Fraction(self.bench.now)
         for effect in effects:
             match effect:
-                case Say(StepOpened(syncer_step)):
+                case Emit(StepOpened(syncer_step)):
                     self.trace.append(Opened(at, syncer_step))
-                case Say(StepPassed(syncer_step)):
+                case Emit(StepPassed(syncer_step)):
                     self.trace.append(Passed(at, syncer_step))
-                case Say(Committed() as fact):
+                case Emit(Committed() as fact):
                     self.trace.append(commit(at, fact))
                 case Send(name, _, ReadRequest() as request):
                     self.trace.append(Asked(at, request.syncer_step, (name,)))

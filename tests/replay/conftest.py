@@ -9,8 +9,8 @@ from typing import Any
 import pytest
 
 from learners import lockstep
-from learners.trainer import TrainStep, make_step
-from orchestrator.replay import player
+from learners.training.trainer import TrainStep, make_step
+from orchestrator.replay import replayer as player
 from tests.replay.shaken import Points, Shaken, recipe, shaken
 
 

@@ -12,19 +12,19 @@ import jax.numpy as jnp
 import numpy as np
 import optax
 
-from learners import signals as unit
 from learners.config import DataConfig, InnerConfig
-from learners.exchange import Exchange
-from learners.host import device_taken
-from learners.learner import Learner
+from learners.fragment_io import Exchange
 from learners.lockstep import IDLE_ROUNDS_MAX, LockStep, Said, _Unit
-from learners.task import Batch
-from learners.trainer import Trainer
-from orchestrator.config import Recipe
-from orchestrator.events import Event, RunFinished, RunStarted
-from outer import signals as outer
-from outer.messages import COMPILING, IMPORTING, STEPPING, Donor, StateRequest
-from outer.syncer import Budget
+from learners.protocol import events_effects as unit
+from learners.protocol.learner import Learner
+from learners.training.host import device_taken
+from learners.training.task import Batch
+from learners.training.trainer import Trainer
+from orchestrator.eventlog.events import Event, RunFinished, RunStarted
+from orchestrator.recipe.config import Recipe
+from outer.protocol import events_effects as outer
+from outer.protocol.messages import COMPILING, IMPORTING, STEPPING, Donor, StateRequest
+from outer.protocol.syncer import Budget
 
 SPAN_STEPS = 4
 
@@ -165,7 +165,7 @@ class Shaken(LockStep):
         each = self._units[name]
         for effect in effects:
             match effect:
-                case unit.Say(fact):
+                case unit.Emit(fact):
                     self.said.append(Said(self._now, name, self._incarnations[name], fact))
                 case unit.Recover(seek, _):
                     self._to_syncer(seek)

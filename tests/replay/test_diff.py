@@ -8,10 +8,10 @@ from dataclasses import replace
 
 import pytest
 
-from learners.facts import StepFinished
-from orchestrator.events import Event, RunStarted
-from orchestrator.replay.diff import NOTHING, compare
-from outer.facts import Committed, SpanGranted
+from learners.protocol.facts import StepFinished
+from orchestrator.eventlog.events import Event, RunStarted
+from orchestrator.replay.log_diff import NOTHING, compare
+from outer.protocol.facts import Committed, SpanGranted
 from tests.orchestrator.histories import altered, is_a
 from tests.replay.shaken import Shaken
 

@@ -8,19 +8,19 @@ from pathlib import Path
 
 from typer.testing import CliRunner
 
-from learners.facts import StateReceived, StepFinished
-from learners.trainer import deal
+from learners.protocol.facts import StateReceived, StepFinished
+from learners.training.trainer import deal
 from orchestrator.checkers.suite import check_run
 from orchestrator.cli.simulate import app
-from orchestrator.config import Recipe
-from orchestrator.events import LearnerLost, read_run
+from orchestrator.eventlog.events import LearnerLost, read_run
 from orchestrator.planner.fleet.failures import Failures
 from orchestrator.planner.fleet.spot import absences, comings
 from orchestrator.planner.fleet.tape import record
-from orchestrator.planner.shapes import Shapes
-from orchestrator.replay.player import Player
+from orchestrator.planner.sizing.model_sizes import Shapes
+from orchestrator.recipe.config import Recipe
+from orchestrator.replay.replayer import Replayer
 from orchestrator.replay.tape import record as tape_of
-from outer.facts import DrainStarted
+from outer.protocol.facts import DrainStarted
 from tests.replay.shaken import Points, recipe
 
 
@@ -48,7 +48,7 @@ def test_real_training_follows_units_that_die_and_come_back_from_a_peer():
     }
     assert [each for each in simulated.verdicts if each.status == "violated"] == []
     assert 0.5 < simulated.outcome.goodput < 0.97
-    player = Player(tape_of(simulated.events), made, Points(made.data, made.seed))
+    player = Replayer(tape_of(simulated.events), made, Points(made.data, made.seed))
     for _ in player.play():
         pass
     assert player.finish() and player.computed["state"] >= 1

@@ -10,12 +10,12 @@ from typing import Any
 
 import pytest
 
-from learners.facts import Adopted, Spoiled, StateReceived, StepFinished
-from orchestrator.events import Event, RunFinished
-from orchestrator.replay.life import Adopt, TapeError
-from orchestrator.replay.player import Player
+from learners.protocol.facts import Adopted, Spoiled, StateReceived, StepFinished
+from orchestrator.eventlog.events import Event, RunFinished
+from orchestrator.replay.incarnation import Adopt, TapeError
+from orchestrator.replay.replayer import Replayer
 from orchestrator.replay.tape import record
-from outer.facts import Committed, DrainStarted
+from outer.protocol.facts import Committed, DrainStarted
 from tests.orchestrator.histories import altered, inserted, is_a
 from tests.replay.shaken import Points, Shaken, recipe
 
@@ -29,8 +29,8 @@ WAYS: Sequence[dict[str, Any]] = (
 )
 
 
-def played(run: Shaken, events: Sequence[Event], until: int | None = None) -> Player:
-    player = Player(record(events, until), run.recipe, Points(run.recipe.data, run.recipe.seed))
+def played(run: Shaken, events: Sequence[Event], until: int | None = None) -> Replayer:
+    player = Replayer(record(events, until), run.recipe, Points(run.recipe.data, run.recipe.seed))
     for _ in player.play():
         pass
     player.finish()
@@ -160,7 +160,7 @@ def test_another_weight_shows_in_the_commit_though_every_contribution_is_equal(s
     shares = zip(commit.participants, (0.2, 0.2, 0.6), strict=True)
     shifted = replace(commit, participants=tuple(replace(one, weight=share) for one, share in shares))
     commits = tuple(shifted if each == commit else each for each in tape.commits)
-    player = Player(replace(tape, commits=commits), run.recipe, Points(run.recipe.data, 0))
+    player = Replayer(replace(tape, commits=commits), run.recipe, Points(run.recipe.data, 0))
     list(player.play())
     difference = player.difference
     assert difference is not None
@@ -186,14 +186,14 @@ def test_a_recipe_of_another_model_or_batch_is_told_apart_from_the_run(shaken_ru
     run = shaken_run()
     tape = record(run.events)
     with pytest.raises(TapeError, match="other fragments than the run had"):
-        Player(tape, recipe(P=4), Points(run.recipe.data, 0))
+        Replayer(tape, recipe(P=4), Points(run.recipe.data, 0))
     other = run.recipe.model_copy(update={"pools": run.recipe.pools[:1]})
     with pytest.raises(TapeError, match="learner-b-0 1 is of no pool of the recipe"):
-        Player(tape, other, Points(run.recipe.data, 0))
+        Replayer(tape, other, Points(run.recipe.data, 0))
     lives = {key: replace(life, device=replace(life.device, devices=64)) for key, life in tape.lives.items()}
     with pytest.raises(TapeError, match=r"1 computed on 64 devices: .*64"):
-        list(Player(replace(tape, lives=lives), run.recipe, Points(run.recipe.data, 0)).play())
+        list(Replayer(replace(tape, lives=lives), run.recipe, Points(run.recipe.data, 0)).play())
     pools = [pool.model_copy(update={"batch_size": 3}) for pool in run.recipe.pools]
     other = run.recipe.model_copy(update={"pools": tuple(pools)})
     with pytest.raises(TapeError, match="had 8 tokens, and by the recipe it has 12"):
-        list(Player(tape, other, Points(run.recipe.data, 0)).play())
+        list(Replayer(tape, other, Points(run.recipe.data, 0)).play())

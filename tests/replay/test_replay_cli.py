@@ -11,16 +11,16 @@ from typing import Any
 import pytest
 from typer.testing import CliRunner
 
-from learners import weights
-from learners.facts import StepFinished
+from learners.protocol.facts import StepFinished
+from learners.training import weights
 from orchestrator.cli.app import build
 from orchestrator.cli.replay import _as_recorded, _check_until, _told
-from orchestrator.events import Event, RunStarted, SegmentWriter, ends, read_run
-from orchestrator.problems import InputError
-from orchestrator.recipes import dump
+from orchestrator.eventlog.events import Event, RunStarted, SegmentWriter, ends, read_run
+from orchestrator.eventlog.seal import SEAL_FILE, seal
+from orchestrator.recipe.problems import InputError
+from orchestrator.recipe.toml_text import dump
 from orchestrator.replay.process import FILE
-from orchestrator.seal import SEAL_FILE, seal
-from outer.facts import Committed, StepPassed
+from outer.protocol.facts import Committed, StepPassed
 from tests.orchestrator.histories import altered, is_a, without
 from tests.replay.shaken import Shaken
 

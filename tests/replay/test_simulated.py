@@ -7,7 +7,7 @@ from collections import Counter
 from chaos.simulation.cluster import Cluster, make_learner, make_syncer
 from chaos.simulation.history import events_of
 from chaos.simulation.profile import draw
-from orchestrator.replay.life import Give
+from orchestrator.replay.incarnation import Give
 from orchestrator.replay.tape import record
 
 SEEDS = range(1, 6)

@@ -9,14 +9,14 @@ from typing import Any
 
 import pytest
 
-from learners.device import SETTINGS
-from learners.facts import Adopted, DeviceTaken, Spoiled, StateReceived, StepFinished
-from orchestrator.events import Event
-from orchestrator.replay.life import Give, Read, TapeError
+from learners.protocol.facts import Adopted, DeviceTaken, Spoiled, StateReceived, StepFinished
+from learners.training.device import SETTINGS
+from orchestrator.eventlog.events import Event
+from orchestrator.replay.environment import hints, needed
+from orchestrator.replay.incarnation import Give, Read, TapeError
 from orchestrator.replay.settings import permitted
-from orchestrator.replay.surroundings import hints, needed
 from orchestrator.replay.tape import record
-from outer.facts import Committed, SyncerStarted
+from outer.protocol.facts import Committed, SyncerStarted
 from tests.orchestrator.histories import altered, inserted, is_a, renumbered, without
 from tests.replay.shaken import Shaken
 

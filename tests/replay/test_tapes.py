@@ -14,24 +14,32 @@ import tomli_w
 from numpy.typing import NDArray
 from typer.testing import CliRunner
 
-import outer.openstep
+import outer.protocol.open_step
 from chaos.cli import app
 from chaos.simulation.profile import EVERYBODY, Options
 from chaos.simulation.recipes import options
 from chaos.simulation.tape import Simulated, record
-from learners.facts import StateReceived, StepFinished
-from learners.trainer import deal
+from learners.protocol.facts import StateReceived, StepFinished
+from learners.training.trainer import deal
+from orchestrator.accounting.verdicts import sound
 from orchestrator.checkers.suite import check, check_run
-from orchestrator.checkers.verdicts import sound
-from orchestrator.config import FaultKind, Recipe
-from orchestrator.events import Event, FaultHealed, FaultInjected, LearnerLost, LearnerRequested, RunStarted, read_run
-from orchestrator.replay.player import Player
+from orchestrator.eventlog.events import (
+    Event,
+    FaultHealed,
+    FaultInjected,
+    LearnerLost,
+    LearnerRequested,
+    RunStarted,
+    read_run,
+)
+from orchestrator.recipe.config import FaultKind, Recipe
+from orchestrator.replay.replayer import Replayer
 from orchestrator.replay.tape import record as tape_of
-from orchestrator.store import RunStore
-from orchestrator.stored import recipe_of
-from orchestrator.synthetic import write
-from outer.facts import Committed, Finished, LeaseExpired, Refused
-from outer.parameters import GlobalParameters, Proposal
+from orchestrator.simulation.tape_log import write
+from orchestrator.store.readers import recipe_of
+from orchestrator.store.run_store import RunStore
+from outer.numeric.parameters import GlobalParameters, Proposal
+from outer.protocol.facts import Committed, Finished, LeaseExpired, Refused
 from tests.replay.shaken import Points, recipe
 
 KILL = {"kind": "kill", "learner": "learner-a-1", "at_step": 12}
@@ -57,8 +65,8 @@ def options_of(made: Recipe, seed: int = 0, profile: str = "calm") -> Options:
     return options(made, deal(task, made.sync), task.tokens, seed=seed, profile=profile, step_s=1.0, startup_s=4.0)
 
 
-def played(made: Recipe, events: Sequence[Event]) -> Player:
-    player = Player(tape_of(events), made, Points(made.data, made.seed))
+def played(made: Recipe, events: Sequence[Event]) -> Replayer:
+    player = Replayer(tape_of(events), made, Points(made.data, made.seed))
     for _ in player.play():
         pass
     return player
@@ -204,7 +212,7 @@ def test_the_command_says_what_it_made_and_never_writes_over_a_run(toml: Path, t
 def test_a_machine_that_breaks_a_promise_makes_no_tape(
     toml: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr(outer.openstep, "weigh", lambda each: tuple(1.0 / len(each) for _ in each))
+    monkeypatch.setattr(outer.protocol.open_step, "weigh", lambda each: tuple(1.0 / len(each) for _ in each))
     done = invoke(toml, tmp_path / "run", "--json")
     assert done.exit_code == 5 and "truth.weights" in json.loads(done.stdout)["error"]["message"]
     assert [path.name for path in tmp_path.iterdir()] == ["recipe.toml"]

@@ -8,14 +8,14 @@ from typing import Any
 import pytest
 
 from chaos.actor import start
-from orchestrator.config import Recipe
-from orchestrator.events import Event, read_run
-from orchestrator.launch import follow, local_cluster
-from orchestrator.placement import Place
-from orchestrator.recipes import dump
-from orchestrator.store import RunStore
-from orchestrator.stored import RECIPE_FILE
-from orchestrator.validation import resolve
+from orchestrator.eventlog.events import Event, read_run
+from orchestrator.recipe.config import Recipe
+from orchestrator.recipe.toml_text import dump
+from orchestrator.recipe.validation import resolve
+from orchestrator.runtime.launch import follow, local_cluster
+from orchestrator.runtime.placement import RunPlacement
+from orchestrator.store.readers import RECIPE_FILE
+from orchestrator.store.run_store import RunStore
 
 LEARNERS = 3
 
@@ -86,7 +86,7 @@ def run(ray_cluster: None, tmp_path_factory: pytest.TempPathFactory, corpus: str
         store.create()
         wanted = recipe(name, corpus, **sections)
         store.write_text(RECIPE_FILE, dump(wanted))
-        place, failed = Place(f"test-{name}", cores=0), []
+        place, failed = RunPlacement(f"test-{name}", cores=0), []
 
         def guarded(status: Mapping[str, Any]) -> None:
             try:

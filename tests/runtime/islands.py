@@ -24,16 +24,16 @@ from ray.cluster_utils import Cluster
 from ray.util.placement_group import placement_group_table
 
 from chaos.actor import start
-from orchestrator import placement
-from orchestrator.compiled import compilation_cache
-from orchestrator.config import PoolConfig, Recipe
-from orchestrator.events import LearnerLost, LearnerStarted, NodePreempted, RunFinished, read_run
-from orchestrator.launch import follow
-from orchestrator.placement import Place
-from orchestrator.problems import InputError
-from orchestrator.store import RunStore
-from orchestrator.validation import resolve, validate
-from outer.facts import LearnerFenced
+from orchestrator.eventlog.events import LearnerLost, LearnerStarted, NodePreempted, RunFinished, read_run
+from orchestrator.recipe.config import PoolConfig, Recipe
+from orchestrator.recipe.problems import InputError
+from orchestrator.recipe.validation import resolve, validate
+from orchestrator.runtime import placement
+from orchestrator.runtime.launch import follow
+from orchestrator.runtime.placement import RunPlacement
+from orchestrator.store.compile_cache import compilation_cache
+from orchestrator.store.run_store import RunStore
+from outer.protocol.facts import LearnerFenced
 
 TYPE, POD, TOPOLOGY = "ray.io/accelerator-type", "ray.io/tpu-pod-type", "ray.io/tpu-topology"
 NODES: list[dict[str, Any]] = [
@@ -115,7 +115,7 @@ def alone(pool: PoolConfig) -> str:
     """Reserve for a pool that has no place here, and say why."""
     group = placement.reserve("alone", pool, anywhere=False)
     try:
-        return "placed" if group.wait(0.5) else placement.why_not(group, pool, anywhere=False)
+        return "placed" if group.wait(0.5) else placement.pending_reason(group, pool, anywhere=False)
     finally:
         placement.remove_placement_group(group)
 
@@ -175,7 +175,7 @@ def run(wanted: Recipe, folder: Path, address: str) -> dict[str, Any]:
             seen["stopped"] = True
             store.write_json("stop", {"reason": "seen enough", "at": time.time()})
 
-    follow(wanted, store, Place("islands", cores=0), start, watch, detach=False)
+    follow(wanted, store, RunPlacement("islands", cores=0), start, watch, detach=False)
     facts = [event.fact for event in read_run(store.root)]
     labels = {node["NodeID"]: node["Labels"] for node in ray.nodes()}
     [ended] = [fact for fact in facts if isinstance(fact, RunFinished)]

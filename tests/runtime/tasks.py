@@ -5,7 +5,7 @@ from pathlib import Path
 from typing import Any
 
 from learners.config import DataConfig
-from learners.models.language import ByteLanguageModel
+from learners.training.models.language import ByteLanguageModel
 
 
 class FailsOnce(ByteLanguageModel):

@@ -12,10 +12,10 @@ from typing import Any
 import psutil
 import pytest
 
-from orchestrator.events import LearnerStarted, read_run
-from orchestrator.recipes import load, stored_hash
-from orchestrator.store import RunStore
-from orchestrator.validation import resolve
+from orchestrator.eventlog.events import LearnerStarted, read_run
+from orchestrator.recipe.toml_text import load, stored_hash
+from orchestrator.recipe.validation import resolve
+from orchestrator.store.run_store import RunStore
 from tests.runtime.clusters import BIN, Cluster, cluster, until
 
 pytestmark = pytest.mark.runtime
@@ -42,7 +42,7 @@ batch_size = 2
 slowdown = 20.0
 resources = {{ CPU = 0.5 }}
 """
-OWN = "from learners.models.language import ByteLanguageModel\n\n\nclass Model(ByteLanguageModel):\n    pass\n"
+OWN = "from learners.training.models.language import ByteLanguageModel\n\n\nclass Model(ByteLanguageModel):\n    pass\n"
 LEARNERS = ["learner-us-east-0", "learner-us-west-0"]
 
 

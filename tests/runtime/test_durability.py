@@ -7,9 +7,8 @@ import signal
 import psutil
 import pytest
 
-from learners.facts import StepFinished
-from orchestrator.config import SYNCER
-from orchestrator.events import (
+from learners.protocol.facts import StepFinished
+from orchestrator.eventlog.events import (
     CheckpointWritten,
     FaultInjected,
     LearnerRequested,
@@ -17,8 +16,9 @@ from orchestrator.events import (
     ReplicaLost,
     SyncerLost,
 )
+from orchestrator.recipe.config import SYNCER
 from outer.actor import APPLIED, JOURNALED, RECEIVED
-from outer.facts import Committed, StateRebuilt, SyncerStarted
+from outer.protocol.facts import Committed, StateRebuilt, SyncerStarted
 from tests.runtime.replayed import assert_bit_equal
 from tests.runtime.test_runs import assert_kept
 

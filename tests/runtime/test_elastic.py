@@ -5,12 +5,12 @@ import signal
 
 import pytest
 
-from learners.facts import StateReceived
-from orchestrator.books import settle
-from orchestrator.events import LearnerLost, PoolScaled
-from orchestrator.scaling import request_file
-from orchestrator.store import RunStore
-from outer.facts import DrainStarted, LearnerFenced
+from learners.protocol.facts import StateReceived
+from orchestrator.accounting.books import settle
+from orchestrator.eventlog.events import LearnerLost, PoolScaled
+from orchestrator.lifecycle.scaling import request_file
+from orchestrator.store.run_store import RunStore
+from outer.protocol.facts import DrainStarted, LearnerFenced
 from tests.runtime.replayed import assert_bit_equal
 from tests.runtime.test_runs import assert_kept, participants
 

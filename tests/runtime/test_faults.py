@@ -9,10 +9,18 @@ import statistics
 
 import pytest
 
-from learners.disturbance import Disturbance
-from learners.facts import PhaseEntered, StateReceived, StepFinished
-from orchestrator.events import FaultHealed, FaultInjected, LearnerLost
-from outer.facts import Committed, LearnerAttached, LeaseExpired, LeaseRenewed, Quarantined, ReadFailed, Refused
+from learners.fault_effects import FaultEffects
+from learners.protocol.facts import PhaseEntered, StateReceived, StepFinished
+from orchestrator.eventlog.events import FaultHealed, FaultInjected, LearnerLost
+from outer.protocol.facts import (
+    Committed,
+    LearnerAttached,
+    LeaseExpired,
+    LeaseRenewed,
+    Quarantined,
+    ReadFailed,
+    Refused,
+)
 from tests.runtime.test_runs import assert_kept
 
 pytestmark = pytest.mark.runtime
@@ -113,7 +121,7 @@ def test_a_slow_learner_weighs_less_and_does_not_slow_the_outer_loop(held_up):
 def test_a_straggler_is_late_with_the_steps_that_its_seed_says(held_up):
     struck, healed = injected(held_up, "straggle")
     seen = steps(held_up, B, struck.at, healed.at)
-    same = Disturbance(lambda: 0.0)
+    same = FaultEffects(lambda: 0.0)
     same.begin("straggle", 1e9, STRAGGLE_S, f"0 fault {struck.fact.fault}")
     expected = [same.delay_s() for _ in seen[:-3]]  # the last ones may fall after the end
     assert max(expected) > 3 * STRAGGLE_S

@@ -14,7 +14,7 @@ from pathlib import Path
 import pytest
 from prometheus_client.parser import text_string_to_metric_families
 
-from orchestrator.events import read_run
+from orchestrator.eventlog.events import read_run
 from orchestrator.telemetry.catalog import CATALOG, PREFIX
 from orchestrator.telemetry.exposition import exposition_of
 
@@ -111,9 +111,9 @@ def server(tmp_path_factory):
 def measured(ray_cluster, corpus, server):
     """One run with a kill in it: its summary and its folder."""
     from chaos.actor import start
-    from orchestrator.launch import follow
-    from orchestrator.placement import Place
-    from orchestrator.store import RunStore
+    from orchestrator.runtime.launch import follow
+    from orchestrator.runtime.placement import RunPlacement
+    from orchestrator.store.run_store import RunStore
     from tests.runtime.conftest import recipe
 
     store = RunStore(server[1] / RUN)
@@ -126,7 +126,7 @@ def measured(ray_cluster, corpus, server):
         run={"metrics": True},
         chaos={"faults": [{"kind": "kill", "learner": "learner-t-1", "at_step": 20}]},
     )
-    summary = follow(wanted, store, Place(f"test-{RUN}", cores=0), start, lambda status: None, detach=False)
+    summary = follow(wanted, store, RunPlacement(f"test-{RUN}", cores=0), start, lambda status: None, detach=False)
     return summary, store
 
 

@@ -6,11 +6,11 @@ import shutil
 
 import pytest
 
-from learners.facts import Resumed, StateReceived, StateSaved
-from orchestrator.events import CheckpointWritten, RunResumed
-from orchestrator.resuming import reopen
-from orchestrator.store import RunStore
-from outer.facts import Committed, SnapshotTaken
+from learners.protocol.facts import Resumed, StateReceived, StateSaved
+from orchestrator.eventlog.events import CheckpointWritten, RunResumed
+from orchestrator.store.resume import reopen
+from orchestrator.store.run_store import RunStore
+from outer.protocol.facts import Committed, SnapshotTaken
 from tests.runtime.replayed import assert_bit_equal
 from tests.runtime.test_durability import incarnations
 from tests.runtime.test_runs import assert_kept

@@ -8,10 +8,10 @@ import signal
 import numpy as np
 import pytest
 
-from learners.facts import Adopted, Donated, LoopFailed, StateReceived, StepFinished
+from learners.protocol.facts import Adopted, Donated, LoopFailed, StateReceived, StepFinished
 from orchestrator.checkers.suite import check_run
-from orchestrator.events import FaultHealed, FaultInjected, LearnerLost, LearnerStarted
-from outer.facts import (
+from orchestrator.eventlog.events import FaultHealed, FaultInjected, LearnerLost, LearnerStarted
+from outer.protocol.facts import (
     Committed,
     LearnerAttached,
     LearnerFenced,

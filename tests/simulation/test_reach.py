@@ -25,7 +25,7 @@ def test_every_machine_and_every_leaf_is_a_file_that_is_there() -> None:
 def test_a_row_names_the_functions_with_lines_or_branches_missing_and_the_reason() -> None:
     missing = told(("Reads.stage", [83], []), ("Spans.take", [], [[5, 7]]), ("Spans.use", [], []))
     assert reach.table(missing, range(1, 4)).splitlines()[-1] == (
-        f"| outer/spans.py | 20 | 4 | 87.5 | `Reads.stage`: {reach.REASONS['Reads.stage']}; "
+        f"| outer/protocol/spans.py | 20 | 4 | 87.5 | `Reads.stage`: {reach.REASONS['Reads.stage']}; "
         "`Spans.take`: not at these seeds |"
     )
 

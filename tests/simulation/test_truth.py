@@ -8,22 +8,22 @@ from typing import Any
 
 import pytest
 
-import learners.adoption
-import learners.reads
-import outer.contributions
-import outer.members
-import outer.openstep
-import outer.reading
-import outer.recovery
-import outer.spans
-import outer.syncer
+import learners.protocol.adoption
+import learners.protocol.staged_reads
+import outer.protocol.contributions
+import outer.protocol.members
+import outer.protocol.open_step
+import outer.protocol.read_requests
+import outer.protocol.recovery
+import outer.protocol.spans
+import outer.protocol.syncer
 from chaos.simulation import cluster
 from chaos.simulation.cluster import Outcome, play
 from chaos.simulation.profile import Fault, draw
-from learners.learner import Learner
-from outer.messages import Grant
-from outer.steward import Steward
-from outer.syncer import Syncer
+from learners.protocol.learner import Learner
+from outer.protocol.messages import Grant
+from outer.protocol.sessions import Sessions
+from outer.protocol.syncer import Syncer
 
 
 def run(faults: tuple[Fault, ...] = (), machines: dict[str, Any] | None = None, **sync: Any) -> Outcome:
@@ -42,15 +42,21 @@ def test_as_they_are_the_machines_break_nothing() -> None:
 
 def test_a_stale_base_counts_a_step_twice(monkeypatch: pytest.MonkeyPatch) -> None:
     """Whoever merges what grew from an older version."""
-    monkeypatch.setattr(outer.openstep, "unusable", lambda contribution, fragment, version: contribution.defect)
-    monkeypatch.setattr(outer.reading, "has_progress", lambda member, fragment, version: bool(member.report.counters))
-    monkeypatch.setattr(learners.reads.Reads, "forget", lambda reads, fragments: None)
+    monkeypatch.setattr(
+        outer.protocol.open_step, "unusable", lambda contribution, fragment, version: contribution.defect
+    )
+    monkeypatch.setattr(
+        outer.protocol.read_requests, "has_progress", lambda member, fragment, version: bool(member.report.counters)
+    )
+    monkeypatch.setattr(learners.protocol.staged_reads.StagedReads, "forget", lambda reads, fragments: None)
     slow = (Fault(3.0, "slow_link", "all", 9.0, 0.5),)
     assert {"truth.record", "truth.once"} <= broken(slow)
 
 
 def test_weights_by_another_rule(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(outer.openstep, "weigh", lambda each: (0.9, *(0.1 / (len(each) - 1) for _ in each[1:])))
+    monkeypatch.setattr(
+        outer.protocol.open_step, "weigh", lambda each: (0.9, *(0.1 / (len(each) - 1) for _ in each[1:]))
+    )
     assert {"truth.weights"} <= broken()
 
 
@@ -60,7 +66,7 @@ def test_a_merge_below_the_quorum(monkeypatch: pytest.MonkeyPatch) -> None:
             del step.contributions[name]
         reading._out.do(step.merge())
 
-    monkeypatch.setattr(outer.reading.Reading, "close", close)
+    monkeypatch.setattr(outer.protocol.read_requests.ReadRequests, "close", close)
     assert {"truth.quorum"} <= broken()
 
 
@@ -70,7 +76,7 @@ def test_a_version_that_is_announced_before_it_is_durable() -> None:
             step = self._open[0] if self._open else None
             began = super()._commit_next(now)
             if began and step is not None and step.result is not None and step.fragment is not None:
-                self._out.do(outer.syncer.Publish(step.fragment, step.syncer_step, step.result.proposal))
+                self._out.do(outer.protocol.syncer.Publish(step.fragment, step.syncer_step, step.result.proposal))
             return began
 
     assert {"truth.durable"} <= broken(machines={"make_syncer": lambda **given: Hasty(**given)})
@@ -82,23 +88,23 @@ def test_a_span_that_is_lent_before_that_is_durable(monkeypatch: pytest.MonkeyPa
         grant = Grant(steward._epoch, member.incarnation, span.identifier, span.start, span.stop)
         steward._out.send(member, grant)
 
-    monkeypatch.setattr(Steward, "_lend", lend)
+    monkeypatch.setattr(Sessions, "_lend", lend)
     assert {"truth.spans"} <= broken()
 
 
 def test_spans_of_the_dead_that_never_come_back(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(outer.spans.SpanPool, "release", lambda *given: [])
+    monkeypatch.setattr(outer.protocol.spans.SpanPool, "release", lambda *given: [])
     assert {"truth.returned"} <= broken((Fault(6.0, "crash", "a", 1.0, 0.5),))
 
 
 def test_a_learner_that_keeps_what_it_has_given_counts_its_own_steps_twice(monkeypatch: pytest.MonkeyPatch) -> None:
-    adopt = learners.adoption.Adoption._adopt
+    adopt = learners.protocol.adoption.Adoption._adopt
 
     def forgetful(adoption: Any, fragment: int, version: int, payload: Any, at: Any) -> Any:
         adoption._bases[fragment].reads = {}
         return adopt(adoption, fragment, version, payload, at)
 
-    monkeypatch.setattr(learners.adoption.Adoption, "_adopt", forgetful)
+    monkeypatch.setattr(learners.protocol.adoption.Adoption, "_adopt", forgetful)
     assert {"truth.own", "truth.once"} <= broken(adopt="rebase")
 
 
@@ -115,8 +121,8 @@ CRASH = (Fault(6.0, "syncer_crash", "a", 1.0, 0.5),)
 
 
 def test_an_epoch_that_forgets_a_commit(monkeypatch: pytest.MonkeyPatch) -> None:
-    recover: Callable[..., Any] = outer.recovery.recover
-    monkeypatch.setattr(outer.recovery, "recover", lambda entries, fragments: recover(entries[:-8], fragments))
+    recover: Callable[..., Any] = outer.protocol.recovery.recover
+    monkeypatch.setattr(outer.protocol.recovery, "recover", lambda entries, fragments: recover(entries[:-8], fragments))
     assert {"truth.durable"} <= broken(CRASH)
 
 
@@ -132,7 +138,7 @@ def test_a_learner_that_never_goes_to_the_next_epoch() -> None:
 
 
 def test_notices_that_are_never_sent_again_end_in_a_standstill(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(Steward, "_overdue_at", lambda steward, member, fragment, step_s: float("inf"))
+    monkeypatch.setattr(Sessions, "_overdue_at", lambda steward, member, fragment, step_s: float("inf"))
     loss = tuple(Fault(at, "loss", "all", 4.0, 1.0) for at in (3.0, 7.0))
     assert broken(loss) & {"bounds.live", "bounds.share", "bounds.ready"}
 
@@ -140,7 +146,9 @@ def test_notices_that_are_never_sent_again_end_in_a_standstill(monkeypatch: pyte
 def test_an_answer_that_cannot_be_right_is_merged(monkeypatch: pytest.MonkeyPatch) -> None:
     garbled = (Fault(3.0, "garbled", "all", 9.0, 0.5),)
     assert broken(garbled) == set()
-    monkeypatch.setattr(outer.openstep, "unusable", lambda contribution, fragment, version: contribution.defect)
+    monkeypatch.setattr(
+        outer.protocol.open_step, "unusable", lambda contribution, fragment, version: contribution.defect
+    )
     assert {"conduct.refuses", "truth.refused"} <= broken(garbled)
 
 
@@ -148,10 +156,10 @@ def test_words_of_long_ago_are_heeded(monkeypatch: pytest.MonkeyPatch) -> None:
     """By a syncer that lets everybody speak, and by a learner that listens to any."""
     echo = (Fault(3.0, "echo", "all", 9.0, 0.5),) * 3
     assert broken(echo) == set()
-    admit = outer.members.Members.admit
+    admit = outer.protocol.members.Members.admit
     with monkeypatch.context() as planted:
         planted.setattr(
-            outer.members.Members,
+            outer.protocol.members.Members,
             "admit",
             lambda members, event, message: members._members.get(event.learner) or admit(members, event, message),
         )
@@ -180,7 +188,7 @@ def test_in_lock_step_a_fragment_is_adopted_at_its_step_and_of_everybody(monkeyp
 
     assert lockstep() == set()
     assert "truth.lockstep" in lockstep(quorum=1), "who is let in first does not wait for the others"
-    monkeypatch.setattr(learners.adoption.Adoption, "_is_time", lambda *given: True)
+    monkeypatch.setattr(learners.protocol.adoption.Adoption, "_is_time", lambda *given: True)
     assert "truth.lockstep" in lockstep()
 
 
@@ -191,7 +199,7 @@ def test_a_machine_that_raises_is_a_broken_promise(monkeypatch: pytest.MonkeyPat
 
 def test_machines_are_looked_up_when_they_are_made(monkeypatch: pytest.MonkeyPatch) -> None:
     made: list[str] = []
-    monkeypatch.setattr(outer.syncer, "Syncer", lambda **given: made.append("syncer") or Syncer(**given))
+    monkeypatch.setattr(outer.protocol.syncer, "Syncer", lambda **given: made.append("syncer") or Syncer(**given))
     cluster.make_syncer(**_syncer())
     assert made == ["syncer"]
 

@@ -10,9 +10,9 @@ from dataclasses import asdict, dataclass
 from pathlib import Path
 from typing import Any
 
+from orchestrator.eventlog.decode import build
 from orchestrator.planner.fleet.samples import Samples
-from orchestrator.problems import InputError, Problem
-from orchestrator.typed import build
+from orchestrator.recipe.problems import InputError, Problem
 
 FORM = 1  # of the file; another one is refused
 RESTART = ("detect", "decide", "start", "import", "compile", "state", "first_contribution")

@@ -8,15 +8,15 @@ from __future__ import annotations
 import math
 from typing import Any
 
-from orchestrator import controller
-from orchestrator.config import SYNCER
-from orchestrator.events import FaultInjected, LearnerLost, LearnerRequested, LearnerStarted, SyncerLost
+from orchestrator.eventlog.events import FaultInjected, LearnerLost, LearnerRequested, LearnerStarted, SyncerLost
+from orchestrator.lifecycle import controller
 from orchestrator.planner.fleet.description import Fault, Member
 from orchestrator.planner.fleet.server import Server
 from orchestrator.planner.fleet.unit import Unit
 from orchestrator.planner.fleet.world import World
-from outer import recovery, signals
-from outer.recovery import Entry
+from orchestrator.recipe.config import SYNCER
+from outer.protocol import events_effects, recovery
+from outer.protocol.recovery import Entry
 
 EXIT_S = 0.05
 
@@ -103,9 +103,9 @@ class Caretaker:
         if self.server is not None and self.server.alive:
             self.server.drive(self._announced(unit))
 
-    def _announced(self, unit: Unit) -> signals.Expect:
+    def _announced(self, unit: Unit) -> events_effects.Expect:
         member, start_s = unit.member, self._world.fleet.timing.start_s
-        return signals.Expect(unit.name, unit.incarnation, start_s, member.batch_size, member.region)
+        return events_effects.Expect(unit.name, unit.incarnation, start_s, member.batch_size, member.region)
 
     def _up(self, unit: Unit, warm: bool) -> None:
         unit.server = self.server
@@ -147,7 +147,7 @@ class Caretaker:
     def _bury(self, name: str, incarnation: int, reason: str) -> None:
         self._dead.add((name, incarnation))
         if self.server is not None and self.server.alive:
-            self.server.drive(signals.Fence(name, incarnation, reason))
+            self.server.drive(events_effects.Fence(name, incarnation, reason))
             if not self.server.machine.finished:
                 self._advance()
 
@@ -166,7 +166,7 @@ class Caretaker:
         if self.server is None or not self.server.alive:
             return
         drain_s = self._world.fleet.sync.drain_s
-        self.server.drive(signals.DrainRequested(action.learner, action.incarnation, action.reason, drain_s))
+        self.server.drive(events_effects.DrainRequested(action.learner, action.incarnation, action.reason, drain_s))
         unit = self._world.units[action.learner]
         if not unit.steps_on:
             unit.die()
@@ -218,7 +218,7 @@ class Caretaker:
         if before is None:
             return
         living = [unit for unit in world.units.values() if (unit.name, unit.incarnation) not in self._dead]
-        server.drive(signals.Living(tuple(map(self._announced, living))))
+        server.drive(events_effects.Living(tuple(map(self._announced, living))))
         for unit in living:
             if unit.alive:
                 self._time.reach(0.0, unit, unit.reattach, server)

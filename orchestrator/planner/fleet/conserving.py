@@ -13,7 +13,7 @@ import math
 from collections.abc import Callable
 from dataclasses import dataclass, field, replace
 
-from outer.schedule import Schedule
+from outer.protocol.schedule import Schedule
 
 ROUNDS = 3  # that are measured, after one that is not
 PRECISION = 1e-4  # of a bandwidth that is searched for, as a share of it

@@ -10,12 +10,12 @@ import math
 from collections.abc import Callable
 from typing import Any
 
-from orchestrator.timeline import Process, Timeline
+from orchestrator.simulation.timeline import Process, Timeline
 
 EARLY = 1e-9  # seconds of work left that are none
 
 
-class Crowd:
+class SharedHost:
     """`abreast`: so many go on at full speed; inf: they do not share anything."""
 
     def __init__(self, time: Timeline, abreast: float) -> None:

@@ -10,15 +10,15 @@ from collections.abc import Callable, Mapping
 from dataclasses import dataclass, field
 from typing import Literal, NamedTuple, Protocol
 
-from outer.budget import Budget
 from outer.config import SyncConfig
-from outer.fragments import Fragment
+from outer.protocol.budget import Budget
+from outer.protocol.fragments import Fragment
 
 Draw = Callable[[], float]
 Kind = Literal["kill", "freeze", "slow", "straggle", "link", "corrupt", "join", "leave"]
 
 
-class Beat(NamedTuple):
+class StepSample(NamedTuple):
     """One inner step of one learner, as its hardware lets it be."""
 
     seconds: float
@@ -26,10 +26,10 @@ class Beat(NamedTuple):
     share: float = 1.0  # of a full step that it is worth: the slices that are there
 
 
-class Rhythm(Protocol):
+class StepModel(Protocol):
     """How a learner's hardware steps."""
 
-    def beat(self, now: float) -> Beat:
+    def beat(self, now: float) -> StepSample:
         """The step that begins now."""
 
 
@@ -39,8 +39,8 @@ class Steady:
     def __init__(self, seconds: float | Draw) -> None:
         self._draw = seconds if callable(seconds) else lambda: seconds
 
-    def beat(self, now: float) -> Beat:
-        return Beat(self._draw())
+    def beat(self, now: float) -> StepSample:
+        return StepSample(self._draw())
 
 
 @dataclass(frozen=True)
@@ -50,7 +50,7 @@ class Member:
     name: str
     batch_size: int  # samples of a full step
     tokens: int  # of a full step
-    rhythm: Rhythm
+    rhythm: StepModel
     pool: str = ""
     region: str = ""
     mtbf_s: float = math.inf  # mean time between deaths of the whole unit

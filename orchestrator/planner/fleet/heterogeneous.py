@@ -15,12 +15,12 @@ from orchestrator.planner.fleet.description import Fleet, Link, Member, Steady, 
 from orchestrator.planner.fleet.intervals import half_width
 from orchestrator.planner.fleet.models import even
 from orchestrator.planner.fleet.run import simulate
-from orchestrator.planner.fleet.speeds import Spells, Varying
-from outer.budget import Budget
+from orchestrator.planner.fleet.speeds import SlowPeriods, Varying
 from outer.config import SyncConfig
+from outer.protocol.budget import Budget
 
 REGION = "region"
-NONE = Spells()
+NONE = SlowPeriods()
 BATCH, TOKENS = 8, 8192  # of a step; no figure depends on them
 # The paper's three: all wait for all; its literal loop; one merge for each step, with a grace window.
 RULES: dict[str, dict[str, object]] = {
@@ -38,7 +38,7 @@ class Speeds:
     step_s: float = 1.0
     gap: float = 0.28  # the paper's 18 % between two generations, and 10 % injected
     noise: float = 0.02  # standard deviation of a step's time, as a share of it
-    spells: Spells = NONE  # transient slowdowns of each learner, by itself
+    spells: SlowPeriods = NONE  # transient slowdowns of each learner, by itself
     latency: float = 0.02  # of a message, as a share of step_s; likewise
     merge: float = 0.02
     journal: float = 0.02

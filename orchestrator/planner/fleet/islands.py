@@ -14,7 +14,7 @@ import math
 from heapq import heappop, heappush
 from typing import NamedTuple
 
-from orchestrator.planner.fleet.description import Beat
+from orchestrator.planner.fleet.description import StepSample
 from orchestrator.planner.fleet.failures import Draws, Failures
 
 
@@ -40,7 +40,7 @@ class Island:
         self._fuse = next(self._life)
         self._away: list[float] = []  # a heap of the times at which slices return
 
-    def beat(self, now: float) -> Beat:
+    def beat(self, now: float) -> StepSample:
         """The step that begins at `now`, which must not lie before the end of the last one's stall."""
         there, seconds = self.slices - len(self._away), self.failures.step_s
         end = now + seconds
@@ -48,7 +48,7 @@ class Island:
         lost = self._strike(there) if self._fuse <= 0.0 else 0
         returned = bool(self._away) and self._away[0] <= end
         stall_s = self._disturb(end, lost) if lost or returned else 0.0
-        return Beat(seconds, stall_s, (there - lost) / self.slices if self.elastic else 1.0)
+        return StepSample(seconds, stall_s, (there - lost) / self.slices if self.elastic else 1.0)
 
     def leap(self, now: float, most: int) -> Leap:
         """All steps from `now` up to the next disturbed one, and that; `most` of them, at least 1, if it is not met."""

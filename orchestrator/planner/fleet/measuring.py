@@ -13,20 +13,20 @@ from itertools import accumulate
 from pathlib import Path
 from typing import Any
 
-from learners.facts import StepFinished
-from orchestrator.checkers.history import SYNCER, History
-from orchestrator.checkers.lives import Life
-from orchestrator.config import Recipe, hashed
-from orchestrator.events import FaultInjected, RunFinished, RunStarted, read_run
-from orchestrator.goodput import first_step_at
+from learners.protocol.facts import StepFinished
+from orchestrator.accounting.goodput import first_step_at
+from orchestrator.accounting.history import SYNCER, History
+from orchestrator.accounting.incarnations import Life
+from orchestrator.accounting.summary import summarise
+from orchestrator.eventlog.events import FaultInjected, RunFinished, RunStarted, read_run
 from orchestrator.planner.fleet.calibration import RESTART, Calibration, Measured, Pace, Strike
 from orchestrator.planner.fleet.samples import Samples
 from orchestrator.planner.fleet.starting import Marks, abreast, works
-from orchestrator.problems import InputError, Problem
-from orchestrator.store import RunStore
-from orchestrator.stored import recipe_of
-from orchestrator.summary import summarise
-from outer.facts import StepOpened, StepReopened
+from orchestrator.recipe.config import Recipe, hashed
+from orchestrator.recipe.problems import InputError, Problem
+from orchestrator.store.readers import recipe_of
+from orchestrator.store.run_store import RunStore
+from outer.protocol.facts import StepOpened, StepReopened
 
 Interval = tuple[float, float]
 

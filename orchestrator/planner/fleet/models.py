@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from outer.fragments import Fragment, Tensor
+from outer.protocol.fragments import Fragment, Tensor
 
 
 def even(parameters: int, fragments: int) -> tuple[Fragment, ...]:

@@ -13,17 +13,17 @@ from random import Random
 from statistics import fmean, median
 from typing import Any
 
-from orchestrator.config import SYNCER, ChaosConfig, PoolConfig, Recipe
-from orchestrator.events import Event, merge
+from orchestrator.accounting.summary import summarise
+from orchestrator.eventlog.events import Event, merge
 from orchestrator.planner.fleet.calibration import Calibration, Measured, Pace, Strike
 from orchestrator.planner.fleet.description import Draw, Fault, Fleet, Link, Member, Steady, Timing, constant
 from orchestrator.planner.fleet.measuring import measured, work
 from orchestrator.planner.fleet.run import events_of, simulate
 from orchestrator.planner.fleet.samples import Samples
-from orchestrator.planner.shapes import Shapes
-from orchestrator.problems import InputError, Problem
-from orchestrator.summary import summarise
-from outer.budget import Budget
+from orchestrator.planner.sizing.model_sizes import Shapes
+from orchestrator.recipe.config import SYNCER, ChaosConfig, PoolConfig, Recipe
+from orchestrator.recipe.problems import InputError, Problem
+from outer.protocol.budget import Budget
 
 SEEDS = 5
 STEPS_MAX = 12_000  # of all learners; of a longer run its beginning is simulated

@@ -10,14 +10,14 @@ import math
 from collections.abc import Mapping
 from random import Random
 
-from orchestrator.config import FleetConfig, Recipe
 from orchestrator.planner.fleet.description import Draw, Fault, Fleet, Link, Member, Steady, Timing, constant
 from orchestrator.planner.fleet.speeds import Varying
-from orchestrator.planner.linkload import home
-from orchestrator.planner.paces import unit_step_s
-from orchestrator.planner.shapes import Shapes
-from orchestrator.planner.survival import HOUR_S, unit_mtbf_hours
-from outer.budget import Budget
+from orchestrator.planner.sizing.fault_tolerance import HOUR_S, unit_mtbf_hours
+from orchestrator.planner.sizing.link_load import home
+from orchestrator.planner.sizing.model_sizes import Shapes
+from orchestrator.planner.sizing.step_times import unit_step_s
+from orchestrator.recipe.config import FleetConfig, Recipe
+from outer.protocol.budget import Budget
 
 NOISE = 0.02  # standard deviation of a step's time, as a share of it
 IMPORTING = 0.3  # share of a learner's start; the rest is compiling

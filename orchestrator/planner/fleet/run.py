@@ -10,14 +10,14 @@ from collections import Counter
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 
-from orchestrator.config import SYNCER
-from orchestrator.events import Event
+from orchestrator.eventlog.events import Event
 from orchestrator.planner.fleet.caretaker import Caretaker
-from orchestrator.planner.fleet.crowd import Crowd
+from orchestrator.planner.fleet.crowd import SharedHost
 from orchestrator.planner.fleet.description import Fleet
 from orchestrator.planner.fleet.network import Network
 from orchestrator.planner.fleet.world import Merged, Stepped, World
-from orchestrator.timeline import Timeline
+from orchestrator.recipe.config import SYNCER
+from orchestrator.simulation.timeline import Timeline
 
 UNHEARD = ("syncer", "orchestrator", "chaos")  # who writes to the log without anybody's help
 
@@ -52,7 +52,7 @@ def simulate(
     """
     dies = any(fault.kind == "kill" and fault.learner == SYNCER for fault in fleet.faults)
     time = Timeline()
-    crowd = Crowd(time, fleet.timing.abreast)
+    crowd = SharedHost(time, fleet.timing.abreast)
     world = World(fleet, time, Network(fleet.links), crowd, keeps_journal=dies)
     caretaker = Caretaker(world)
     caretaker.start()

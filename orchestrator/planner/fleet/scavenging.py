@@ -10,12 +10,12 @@ import math
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
 
-from orchestrator.events import LearnerRequested
+from orchestrator.eventlog.events import LearnerRequested
 from orchestrator.planner.fleet.description import Fault, Fleet, Link, Member, Steady, Timing, constant
 from orchestrator.planner.fleet.models import even
 from orchestrator.planner.fleet.run import simulate
-from outer.budget import Budget
 from outer.config import SyncConfig
+from outer.protocol.budget import Budget
 
 BATCH, TOKENS = 8, 8192  # of a step; no figure depends on them
 STATE_BYTES = 1_000_000  # nor on this: their time is given

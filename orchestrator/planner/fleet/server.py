@@ -7,11 +7,11 @@ from collections.abc import Callable
 from typing import TYPE_CHECKING, Any
 
 from orchestrator.planner.fleet.world import Merged, World
-from outer import signals
-from outer.facts import Committed
-from outer.messages import Attach, Contribution, Donor, ReadRequest, Report, SeekDonor, Welcome
-from outer.recovery import Entry, Recovered
-from outer.syncer import Syncer
+from outer.protocol import events_effects
+from outer.protocol.facts import Committed
+from outer.protocol.messages import Attach, Contribution, Donor, ReadRequest, Report, SeekDonor, Welcome
+from outer.protocol.recovery import Entry, Recovered
+from outer.protocol.syncer import Syncer
 
 if TYPE_CHECKING:
     from orchestrator.planner.fleet.unit import Unit
@@ -84,19 +84,19 @@ class Server:
     def _wake(self, at: float) -> None:
         if at == self._wake_at:  # else an earlier one took its place
             self._wake_at = math.inf
-            self.drive(signals.Tick())
+            self.drive(events_effects.Tick())
 
     # -------------------------------------------------------------- called by learners
 
     def attach(self, unit: Unit, message: Attach) -> None:
         self._peers[unit.name] = unit
         for effect in self.drive(message):
-            if isinstance(effect, signals.Send) and isinstance(effect.message, Welcome):
+            if isinstance(effect, events_effects.Send) and isinstance(effect.message, Welcome):
                 self._time.reach(self._latency_s(unit), unit, unit.hear, effect.message)
 
     def seek(self, unit: Unit, message: SeekDonor, deadline: float) -> None:
         for effect in self.drive(message):
-            if isinstance(effect, signals.Send) and isinstance(effect.message, Donor):
+            if isinstance(effect, events_effects.Send) and isinstance(effect.message, Donor):
                 self._time.reach(self._latency_s(unit), unit, unit.named, effect.message, deadline)
                 return
         self._time.reach(self._latency_s(unit), unit, unit.missed, "", 0, "none")
@@ -127,7 +127,7 @@ class Server:
         late_s = self._world.network.latency_s(self.region, unit.member.region)
         return late_s + unit.held_up_s
 
-    def _say(self, effect: signals.Say) -> None:
+    def _say(self, effect: events_effects.Emit) -> None:
         fact = effect.fact
         if isinstance(fact, Committed) and fact.epoch == self.epoch:  # else an earlier one has said so
             weighty = tuple(one.learner for one in fact.participants if one.weight > 0.0)
@@ -135,7 +135,7 @@ class Server:
         if self._world.fleet.recorded:
             self._facts.append((self._time.now, fact))
 
-    def _send(self, effect: signals.Send) -> None:
+    def _send(self, effect: events_effects.Send) -> None:
         message, unit = effect.message, self._peers.get(effect.learner)
         if isinstance(message, Welcome | Donor) or unit is None or unit.incarnation != effect.incarnation:
             return  # attach and seek return them; or there is nobody
@@ -148,17 +148,17 @@ class Server:
     def _miss(self, key: tuple[str, int, int, int]) -> None:
         if key in self._reads:
             self._reads.remove(key)
-            self.drive(signals.ReadMissed(*key[:3], "timeout"))
+            self.drive(events_effects.ReadMissed(*key[:3], "timeout"))
 
-    def _merge(self, effect: signals.Merge) -> None:
+    def _merge(self, effect: events_effects.Merge) -> None:
         """One after the other."""
         elements = self._world.fleet.fragments[effect.fragment].size // len(self.shards)
         takes_s = self._world.fleet.timing.merge_s(elements, len(effect.payloads))
         self._merging_until = max(self._time.now, self._merging_until) + takes_s
-        done = signals.Merged(effect.syncer_step, effect.syncer_step, "", 1.0, True)
+        done = events_effects.Merged(effect.syncer_step, effect.syncer_step, "", 1.0, True)
         self._time.reach(self._merging_until - self._time.now, self, self.drive, done)
 
-    def _append(self, effect: signals.Append) -> None:
+    def _append(self, effect: events_effects.Append) -> None:
         """Commits take time, in order; other records ride along with them."""
         record, takes_s = effect.record, 0.0
         if isinstance(record, Committed):
@@ -171,9 +171,9 @@ class Server:
     def _durable(self, entry: Entry) -> None:
         if self._world.keeps_journal:
             self._entries.append(entry)
-        self.drive(signals.Durable(entry.sequence))
+        self.drive(events_effects.Durable(entry.sequence))
 
-    def _publish(self, effect: signals.Publish) -> None:
+    def _publish(self, effect: events_effects.Publish) -> None:
         self._versions[effect.fragment] = effect.version
 
     def _ignore(self, effect: Any) -> None:
@@ -181,10 +181,10 @@ class Server:
 
 
 PERFORM: dict[type[Any], Callable[[Server, Any], None]] = {
-    signals.Say: Server._say,
-    signals.Send: Server._send,
-    signals.Merge: Server._merge,
-    signals.Append: Server._append,
-    signals.Publish: Server._publish,
-    signals.Cut: Server._ignore,
+    events_effects.Emit: Server._say,
+    events_effects.Send: Server._send,
+    events_effects.Merge: Server._merge,
+    events_effects.Append: Server._append,
+    events_effects.Publish: Server._publish,
+    events_effects.Cut: Server._ignore,
 }

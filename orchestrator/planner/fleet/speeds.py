@@ -6,11 +6,11 @@ import math
 from dataclasses import dataclass
 from random import Random
 
-from orchestrator.planner.fleet.description import Beat, Rhythm
+from orchestrator.planner.fleet.description import StepModel, StepSample
 
 
 @dataclass(frozen=True)
-class Spells:
+class SlowPeriods:
     """Transient slowdowns. Gaps and lengths are exponential."""
 
     gap_s: float = math.inf  # mean, from the end of one to the next
@@ -22,13 +22,18 @@ class Varying:
     """Another rhythm, made slower. `noise`: standard deviation of each step's time, as a share of it."""
 
     def __init__(
-        self, rhythm: Rhythm, chance: Random, slowdown: float = 1.0, noise: float = 0.0, spells: Spells = Spells()
+        self,
+        rhythm: StepModel,
+        chance: Random,
+        slowdown: float = 1.0,
+        noise: float = 0.0,
+        spells: SlowPeriods = SlowPeriods(),
     ) -> None:
         self._rhythm, self._chance = rhythm, chance
         self._slowdown, self._noise, self._spells = slowdown, noise, spells
         self._from, self._until = self._next(0.0)
 
-    def beat(self, now: float) -> Beat:
+    def beat(self, now: float) -> StepSample:
         while now >= self._until:
             self._from, self._until = self._next(self._until)
         beat = self._rhythm.beat(now)

@@ -12,23 +12,23 @@ from collections.abc import Callable
 from dataclasses import dataclass, replace
 from random import Random
 
+from orchestrator.accounting.verdicts import Verdict
 from orchestrator.checkers.suite import check
-from orchestrator.checkers.verdicts import Verdict
-from orchestrator.config import Recipe
-from orchestrator.events import Event, RunFinished, RunStarted, merge
-from orchestrator.planner.fleet.description import Beat, Fleet, Rhythm
+from orchestrator.eventlog.events import Event, RunFinished, RunStarted, merge
+from orchestrator.planner.fleet.description import Fleet, StepModel, StepSample
 from orchestrator.planner.fleet.failures import Draws, Failures
 from orchestrator.planner.fleet.islands import Island
 from orchestrator.planner.fleet.recipes import NOISE, fleet
 from orchestrator.planner.fleet.run import Outcome, events_of, simulate
 from orchestrator.planner.fleet.speeds import Varying
 from orchestrator.planner.fleet.spot import DAY_S, Interval, absences, comings
-from orchestrator.planner.paces import unit_step_s
-from orchestrator.planner.shapes import Shapes
-from orchestrator.planner.survival import HOUR_S
-from orchestrator.problems import InputError, Problem
-from orchestrator.synthetic import bare
-from outer.manifest import code_digest
+from orchestrator.planner.sizing.fault_tolerance import HOUR_S
+from orchestrator.planner.sizing.model_sizes import Shapes
+from orchestrator.planner.sizing.step_times import unit_step_s
+from orchestrator.recipe.config import Recipe
+from orchestrator.recipe.problems import InputError, Problem
+from orchestrator.simulation.tape_log import bare
+from outer.protocol.manifest import code_digest
 
 PATIENCE = 50.0  # so many times as long as without failures, and it is held for standing still
 
@@ -48,9 +48,9 @@ class Whole:
     def __init__(self, island: Island) -> None:
         self._island = island
 
-    def beat(self, now: float) -> Beat:
+    def beat(self, now: float) -> StepSample:
         beat = self._island.beat(now)
-        return Beat(beat.seconds, beat.stall_s)
+        return StepSample(beat.seconds, beat.stall_s)
 
 
 def record(
@@ -96,7 +96,7 @@ def _islands(recipe: Recipe, made: Fleet, chips: int, step_s: float, seed: int) 
     count, model = len(made.members), Failures(step_s=step_s, mtbi_s=HOUR_S * recipe.fleet.mtbf_hours)
     members = []
     for index, member in enumerate(made.members):
-        island: Rhythm = Whole(Island(model, chips / count, Draws(seed, 0, index)))
+        island: StepModel = Whole(Island(model, chips / count, Draws(seed, 0, index)))
         slowdown, chance = recipe.pool_of(member.name).slowdown, Random(f"{seed} {member.name}")
         members.append(replace(member, rhythm=Varying(island, chance, slowdown, NOISE)))
     return replace(made, members=tuple(members), timing=replace(made.timing, hang_s=math.inf))

@@ -11,18 +11,29 @@ from dataclasses import replace
 from heapq import heappush
 from typing import TYPE_CHECKING, Any
 
-from learners import signals
-from learners.disturbance import Disturbance
-from learners.learner import Learner
+from learners.fault_effects import FaultEffects
+from learners.protocol import events_effects
+from learners.protocol.learner import Learner
 from orchestrator.planner.fleet.description import Member
 from orchestrator.planner.fleet.world import Stepped, World
-from orchestrator.planner.traffic import DOWN_BYTES, UP_BYTES
-from outer.messages import COMPILING, DRAINING, IMPORTING, JOINING, STEPPING, Attach, Donor, Report, State, StateRequest
+from orchestrator.planner.sizing.traffic import DOWN_BYTES, UP_BYTES
+from outer.protocol.messages import (
+    COMPILING,
+    DRAINING,
+    IMPORTING,
+    JOINING,
+    STEPPING,
+    Attach,
+    Donor,
+    Report,
+    State,
+    StateRequest,
+)
 
 if TYPE_CHECKING:
     from orchestrator.planner.fleet.server import Server
 
-NOTHING = signals.Staged({})
+NOTHING = events_effects.Staged({})
 PIECES = 64  # of a peer's state on its way
 LOSS = 0.0  # of every step: nothing is computed, and no learner may think that it diverges
 
@@ -36,7 +47,7 @@ class Unit:
         self.key = (member.name, incarnation)
         self.alive = self.running = True  # running: alive, and not frozen
         self.server: Server | None = None
-        self.disturbance = Disturbance(lambda: world.time.now)
+        self.disturbance = FaultEffects(lambda: world.time.now)
         self.facts: list[tuple[float, Any]] = world.facts.setdefault(self.key, [])
         self.machine = Learner(
             name=self.name,
@@ -86,18 +97,18 @@ class Unit:
     def begin(self, warm: bool) -> None:
         """Import, compile, attach."""
         timing = self._world.fleet.timing
-        self.drive(signals.Enter(IMPORTING))
+        self.drive(events_effects.Enter(IMPORTING))
         self._warm = warm
         import_s, compile_s = (0.0, 0.0) if warm else (timing.import_s(), timing.compile_s())
         self._world.crowd.work(import_s, self, self._compile, compile_s)
 
     def _compile(self, seconds: float) -> None:
-        self.drive(signals.Enter(COMPILING))
+        self.drive(events_effects.Enter(COMPILING))
         self._world.crowd.work(seconds, self, self._compiled)
 
     def _compiled(self) -> None:
-        self.drive(signals.Compiled({}))
-        self.drive(signals.Resume())
+        self.drive(events_effects.Compiled({}))
+        self.drive(events_effects.Resume())
 
     def _reach(self, seconds: float, happen: Callable[..., Any], *args: Any) -> None:
         self._time.reach(seconds, self, happen, *args)
@@ -118,7 +129,7 @@ class Unit:
         for effect in self.machine.handle(self._time.now, event):
             PERFORM[type(effect)](self, effect)
 
-    def _say(self, effect: signals.Say) -> None:
+    def _say(self, effect: events_effects.Emit) -> None:
         if self._world.fleet.recorded:
             self.facts.append((self._time.now, effect.fact))
 
@@ -127,7 +138,7 @@ class Unit:
 
     # -------------------------------------------------------------- the training loop
 
-    def _run_step(self, effect: signals.RunStep) -> None:
+    def _run_step(self, effect: events_effects.RunStep) -> None:
         self._turn += 1
         self._holding = False
         time = self._time
@@ -143,9 +154,9 @@ class Unit:
 
     def _step_done(self, turn: int, tokens: int) -> None:
         if turn == self._turn:
-            self.drive(signals.StepDone(LOSS, tokens))
+            self.drive(events_effects.StepDone(LOSS, tokens))
 
-    def _hold(self, effect: signals.Hold) -> None:
+    def _hold(self, effect: events_effects.Hold) -> None:
         self._turn += 1
         self._holding = not self._changed  # since it last looked
         self._changed = False
@@ -154,12 +165,12 @@ class Unit:
     def _resume(self, turn: int) -> None:
         if turn == self._turn and not self._exited:
             self._holding = self._changed = False
-            self.drive(signals.Resume())
+            self.drive(events_effects.Resume())
 
-    def _stage(self, effect: signals.Stage) -> None:
-        self.drive(signals.Staged(dict.fromkeys(effect.fragments)) if effect.fragments else NOTHING)
+    def _stage(self, effect: events_effects.Stage) -> None:
+        self.drive(events_effects.Staged(dict.fromkeys(effect.fragments)) if effect.fragments else NOTHING)
 
-    def _exit(self, effect: signals.Exit) -> None:
+    def _exit(self, effect: events_effects.Exit) -> None:
         self._exited = effect.reason
         self._turn += 1
         if self.server is not None:
@@ -178,7 +189,7 @@ class Unit:
         """How long its link still lets nothing pass."""
         return self.disturbance.link_down_s()
 
-    def _send(self, effect: signals.Send) -> None:
+    def _send(self, effect: events_effects.Send) -> None:
         message, server = effect.message, self.server
         if server is None:
             return
@@ -192,9 +203,9 @@ class Unit:
     def reattach(self, server: Server) -> None:
         """Another syncer is there: the one it knew is gone."""
         self.server = server
-        self.hear(signals.Reattach())
+        self.hear(events_effects.Reattach())
 
-    def _answer(self, effect: signals.Answer) -> None:
+    def _answer(self, effect: events_effects.Answer) -> None:
         """The fragment crosses to every shard."""
         server, network, contribution = self.server, self._world.network, effect.contribution
         if server is None:
@@ -205,7 +216,7 @@ class Unit:
         there_at = network.scatter(self._time.now + self.held_up_s, size, self.member.region, server.shards)
         self._time.reach(there_at - self._time.now, server, server.answered, self, contribution)
 
-    def _fetch(self, effect: signals.Fetch) -> None:
+    def _fetch(self, effect: events_effects.Fetch) -> None:
         server = self.server
         if server is not None:
             late_s = self._latency_s(server.region)
@@ -217,19 +228,19 @@ class Unit:
         if server is None:
             return
         if self._warm and self.machine.phase == JOINING:
-            self._reach(0.0, self.hear, signals.Fetched(fragment, version, None))
+            self._reach(0.0, self.hear, events_effects.Fetched(fragment, version, None))
             return
         size = DOWN_BYTES * self._world.fleet.fragments[fragment].size
         there_at = network.gather(now + self.held_up_s, size, server.shards, self.member.region)
         deadline = asked_at + self._world.fleet.sync.transfer_s
         if there_at <= deadline:
-            self._reach(there_at - now, self.hear, signals.Fetched(fragment, version, None))
+            self._reach(there_at - now, self.hear, events_effects.Fetched(fragment, version, None))
         else:
-            self._reach(deadline - now, self.hear, signals.FetchFailed(fragment, version, "fetch_failed"))
+            self._reach(deadline - now, self.hear, events_effects.FetchFailed(fragment, version, "fetch_failed"))
 
     # -------------------------------------------------------------- states, from and to peers
 
-    def _recover(self, effect: signals.Recover) -> None:
+    def _recover(self, effect: events_effects.Recover) -> None:
         server = self.server
         assert server is not None
         deadline = self._time.now + effect.deadline_s
@@ -254,19 +265,19 @@ class Unit:
 
     def missed(self, donor: str, incarnation: int, reason: str) -> None:
         self._world.sought.pop(self.key, None)
-        self.hear(signals.StateMissed(donor, incarnation, reason))
+        self.hear(events_effects.StateMissed(donor, incarnation, reason))
 
     def _given(self, request: StateRequest, state: State) -> None:
         if self._world.sought.get(self.key) is request:
             del self._world.sought[self.key]
-            self.hear(signals.StateArrived(state))
+            self.hear(events_effects.StateArrived(state))
 
-    def _donate(self, effect: signals.Donate) -> None:
+    def _donate(self, effect: events_effects.Donate) -> None:
         self._reach(self._world.fleet.timing.pack_s, self._give, effect)
 
-    def _give(self, effect: signals.Donate) -> None:
+    def _give(self, effect: events_effects.Donate) -> None:
         request, size = effect.request, self._world.fleet.state_bytes
-        self.hear(signals.StateSent(request, effect.step, "", size, effect.versions))
+        self.hear(events_effects.StateSent(request, effect.step, "", size, effect.versions))
         state = State(*self.key, effect.step, effect.syncer_step, None, "", size, effect.versions)
         self._give_on(request, state, PIECES)
 
@@ -287,7 +298,7 @@ class Unit:
         else:
             self._time.reach(there_at - self._time.now, joiner, joiner._given, request, state)
 
-    def _decline(self, effect: signals.Decline) -> None:
+    def _decline(self, effect: events_effects.Decline) -> None:
         joiner = self._world.units.get(effect.request.joiner)
         if joiner is not None and joiner.incarnation == effect.request.joiner_incarnation:
             late_s = self._latency_s(joiner.member.region)
@@ -300,18 +311,18 @@ class Unit:
 
 
 PERFORM: dict[type[Any], Callable[[Unit, Any], None]] = {
-    signals.Say: Unit._say,
-    signals.Send: Unit._send,
-    signals.Answer: Unit._answer,
-    signals.Fetch: Unit._fetch,
-    signals.Recover: Unit._recover,
-    signals.Donate: Unit._donate,
-    signals.Decline: Unit._decline,
-    signals.Inherit: Unit._ignore,
-    signals.Save: Unit._ignore,
-    signals.Apply: Unit._ignore,
-    signals.Stage: Unit._stage,
-    signals.RunStep: Unit._run_step,
-    signals.Hold: Unit._hold,
-    signals.Exit: Unit._exit,
+    events_effects.Emit: Unit._say,
+    events_effects.Send: Unit._send,
+    events_effects.Answer: Unit._answer,
+    events_effects.Fetch: Unit._fetch,
+    events_effects.Recover: Unit._recover,
+    events_effects.Donate: Unit._donate,
+    events_effects.Decline: Unit._decline,
+    events_effects.Inherit: Unit._ignore,
+    events_effects.Save: Unit._ignore,
+    events_effects.Apply: Unit._ignore,
+    events_effects.Stage: Unit._stage,
+    events_effects.RunStep: Unit._run_step,
+    events_effects.Hold: Unit._hold,
+    events_effects.Exit: Unit._exit,
 }

@@ -10,14 +10,14 @@ from __future__ import annotations
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
 
-from learners.facts import StateReceived
+from learners.protocol.facts import StateReceived
 from orchestrator.planner.fleet.description import Fleet, Link, Member, Steady, Timing, constant
 from orchestrator.planner.fleet.models import even
 from orchestrator.planner.fleet.run import simulate
-from orchestrator.planner.traffic import DOWN_BYTES
-from outer.budget import Budget
+from orchestrator.planner.sizing.traffic import DOWN_BYTES
 from outer.config import SyncConfig
-from outer.facts import Committed
+from outer.protocol.budget import Budget
+from outer.protocol.facts import Committed
 
 BATCH, TOKENS = 8, 8192  # of a step; no figure depends on them
 STATE_COPIES = 3  # parameters, and AdamW's two moments

@@ -5,11 +5,11 @@ from __future__ import annotations
 from dataclasses import dataclass, field
 from typing import TYPE_CHECKING, Any, NamedTuple
 
-from orchestrator.planner.fleet.crowd import Crowd
+from orchestrator.planner.fleet.crowd import SharedHost
 from orchestrator.planner.fleet.description import Fleet
 from orchestrator.planner.fleet.network import Network
-from orchestrator.timeline import Timeline
-from outer.messages import StateRequest
+from orchestrator.simulation.timeline import Timeline
+from outer.protocol.messages import StateRequest
 
 if TYPE_CHECKING:
     from orchestrator.planner.fleet.unit import Unit
@@ -40,7 +40,7 @@ class World:
     fleet: Fleet
     time: Timeline
     network: Network
-    crowd: Crowd  # of those that start
+    crowd: SharedHost  # of those that start
     keeps_journal: bool  # a syncer is to die
     events: int = 0  # handed to machines
     units: dict[str, Unit] = field(default_factory=dict)  # the newest incarnation of each

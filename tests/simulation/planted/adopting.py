@@ -5,11 +5,11 @@ from __future__ import annotations
 from dataclasses import replace
 from typing import Any
 
-from learners.adoption import Adoption
-from learners.learner import Learner
-from learners.reads import Copy, Reads
-from learners.signals import Apply, Fetched
-from outer.coverage import Mark
+from learners.protocol.adoption import Adoption
+from learners.protocol.events_effects import Apply, Fetched
+from learners.protocol.learner import Learner
+from learners.protocol.staged_reads import Copy, StagedReads
+from outer.protocol.coverage import Mark
 from tests.simulation.planting import Plant, mutant
 
 
@@ -114,7 +114,7 @@ def copy_from_before_the_adoption(plant: Plant) -> None:
 
         return answer
 
-    plant.put(Reads, "forget", lambda self, fragments: None)
+    plant.put(StagedReads, "forget", lambda self, fragments: None)
     plant.around(Learner, "_answer", wrapper)
 
 

@@ -6,13 +6,13 @@ from dataclasses import replace
 from typing import Any
 from unittest.mock import patch
 
-from learners.donations import Donations
-from learners.joining import Joining
-from learners.learner import Learner
-from learners.signals import Hold
-from learners.spans import Spans
-from outer.coverage import Mark
-from outer.messages import DRAINING, Grant, Welcome
+from learners.protocol.events_effects import Hold
+from learners.protocol.held_spans import Spans
+from learners.protocol.joining import Joining
+from learners.protocol.learner import Learner
+from learners.protocol.state_transfer import PendingTransfers
+from outer.protocol.coverage import Mark
+from outer.protocol.messages import DRAINING, Grant, Welcome
 from tests.simulation.planting import Plant, mutant
 
 
@@ -23,7 +23,7 @@ def donor_before_the_clock(plant: Plant) -> None:
     def wrapper(method: Any) -> Any:
         return lambda self, now, syncer_step: method(self, now, 10**9)
 
-    plant.around(Donations, "take", wrapper)
+    plant.around(PendingTransfers, "take", wrapper)
 
 
 @mutant

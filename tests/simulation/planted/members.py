@@ -4,15 +4,17 @@ from __future__ import annotations
 
 from typing import Any
 
-from learners.learner import Learner
-from outer import donors, steward, syncer
-from outer.coverage import Coverage
-from outer.leases import Leases
-from outer.members import Members
-from outer.messages import STEPPING, Attach, Report
-from outer.signals import Fence
-from outer.spans import SpanPool
-from outer.syncer import Syncer
+from learners.protocol.learner import Learner
+from outer.protocol import donor_selection as donors
+from outer.protocol import sessions as steward
+from outer.protocol import syncer
+from outer.protocol.coverage import Coverage
+from outer.protocol.events_effects import Fence
+from outer.protocol.leases import Leases
+from outer.protocol.members import Members
+from outer.protocol.messages import STEPPING, Attach, Report
+from outer.protocol.spans import SpanPool
+from outer.protocol.syncer import Syncer
 from tests.simulation.planting import Plant, mutant
 
 # ---------------------------------------------------------------- who may speak
@@ -88,7 +90,7 @@ def refused_but_attached(plant: Plant) -> None:
         return attach
 
     plant.around(Members, "refuse", wrapper)
-    plant.around(steward.Steward, "attach", attaching)
+    plant.around(steward.Sessions, "attach", attaching)
 
 
 @mutant

@@ -6,13 +6,13 @@ from dataclasses import replace
 from typing import Any
 
 from chaos.simulation.storage import Store, Write
-from outer import recovery
-from outer.facts import Committed
-from outer.members import Members
-from outer.recovery import Recovered
-from outer.signals import Append
-from outer.spans import SpanPool
-from outer.syncer import Syncer
+from outer.protocol import recovery
+from outer.protocol.events_effects import Append
+from outer.protocol.facts import Committed
+from outer.protocol.members import Members
+from outer.protocol.recovery import Recovered
+from outer.protocol.spans import SpanPool
+from outer.protocol.syncer import Syncer
 from tests.simulation.planting import Plant, mutant
 
 

@@ -6,12 +6,13 @@ from dataclasses import replace
 from typing import Any
 from unittest.mock import patch
 
-from outer import openstep, reading
-from outer.messages import STEPPING, Report
-from outer.openstep import OpenStep, Stage
-from outer.quorum import Decision, Verdict
-from outer.reading import Reading
-from outer.syncer import Syncer
+from outer.protocol import open_step
+from outer.protocol import read_requests as reading
+from outer.protocol.messages import STEPPING, Report
+from outer.protocol.open_step import OpenStep, Stage
+from outer.protocol.quorum import Decision, Verdict
+from outer.protocol.read_requests import ReadRequests
+from outer.protocol.syncer import Syncer
 from tests.simulation.planting import Plant, mutant
 
 
@@ -20,22 +21,22 @@ def quorum_off_by_one(plant: Plant) -> None:
     """Nothing commits below the quorum."""
 
     def wrapper(method: Any) -> Any:
-        def with_one_fewer(self: Reading, *args: Any) -> None:
+        def with_one_fewer(self: ReadRequests, *args: Any) -> None:
             quorum, self._quorum = self._quorum, max(1, self._quorum - 1)
             method(self, *args)
             self._quorum = quorum
 
         return with_one_fewer
 
-    plant.around(Reading, "ask", wrapper)
-    plant.around(Reading, "close", wrapper)
+    plant.around(ReadRequests, "ask", wrapper)
+    plant.around(ReadRequests, "close", wrapper)
 
 
 @mutant
 def quorum_of_the_asked(plant: Plant) -> None:
     """Contributions that are valid make a quorum, not learners that were asked."""
 
-    def close(self: Reading, now: float, step: OpenStep) -> None:
+    def close(self: ReadRequests, now: float, step: OpenStep) -> None:
         for learner in list(step.awaited):
             self._members.note_missed(learner)
             self._out.say(step.miss(learner, "timeout"))
@@ -44,7 +45,7 @@ def quorum_of_the_asked(plant: Plant) -> None:
         else:
             self.reopen(now, step, "nobody answered")
 
-    plant.put(Reading, "close", close)
+    plant.put(ReadRequests, "close", close)
 
 
 @mutant
@@ -75,7 +76,7 @@ def grace_never_closes(plant: Plant) -> None:
 
         return waits
 
-    plant.around(openstep, "decide", wrapper)
+    plant.around(open_step, "decide", wrapper)
 
 
 @mutant
@@ -154,7 +155,7 @@ def weights_of_the_last_report(plant: Plant) -> None:
     """A contribution weighs by the counters of the step that was read, not by those of a report."""
 
     def wrapper(method: Any) -> Any:
-        def close(self: Reading, now: float, step: OpenStep) -> None:
+        def close(self: ReadRequests, now: float, step: OpenStep) -> None:
             told = {member.name: member.report.counters for member in self._members.live if member.report}
 
             def stale(contributions: Any) -> Any:
@@ -162,13 +163,13 @@ def weights_of_the_last_report(plant: Plant) -> None:
                 usable = [now if now.steps else c.counters for now, c in zip(counters, contributions, strict=True)]
                 return weigh([replace(c, counters=now) for c, now in zip(contributions, usable, strict=True)])
 
-            with patch.object(openstep, "weigh", stale):
+            with patch.object(open_step, "weigh", stale):
                 method(self, now, step)
 
         return close
 
-    weigh = openstep.weigh
-    plant.around(Reading, "close", wrapper)
+    weigh = open_step.weigh
+    plant.around(ReadRequests, "close", wrapper)
 
 
 @mutant
@@ -179,7 +180,7 @@ def weights_by_tokens(plant: Plant) -> None:
         total = sum(c.counters.tokens for c in contributions)
         return tuple(c.counters.tokens / total for c in contributions)
 
-    plant.put(openstep, "weigh", weigh)
+    plant.put(open_step, "weigh", weigh)
 
 
 @mutant
@@ -239,7 +240,7 @@ def base_unchecked(plant: Plant) -> None:
         return forgiving
 
     plant.put(reading, "has_progress", has_progress)
-    plant.around(openstep, "unusable", wrapper)
+    plant.around(open_step, "unusable", wrapper)
 
 
 @mutant
@@ -252,7 +253,7 @@ def defects_merged(plant: Plant) -> None:
 
         return blind
 
-    plant.around(openstep, "unusable", wrapper)
+    plant.around(open_step, "unusable", wrapper)
 
 
 @mutant

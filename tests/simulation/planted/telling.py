@@ -4,14 +4,14 @@ from __future__ import annotations
 
 from typing import Any, get_args
 
-from outer import steward
-from outer.facts import Committed, Record
-from outer.members import Members
-from outer.messages import DRAINING
-from outer.outgoing import Outgoing
-from outer.signals import Durable, Say
-from outer.steward import Steward
-from outer.syncer import Syncer
+from outer.protocol import sessions as steward
+from outer.protocol.effect_buffer import EffectBuffer
+from outer.protocol.events_effects import Durable, Emit
+from outer.protocol.facts import Committed, Record
+from outer.protocol.members import Members
+from outer.protocol.messages import DRAINING
+from outer.protocol.sessions import Sessions
+from outer.protocol.syncer import Syncer
 from tests.simulation.planting import Plant, mutant
 
 
@@ -36,21 +36,21 @@ def said_before_durable(plant: Plant) -> None:
     """What the log says is never taken back: a record is said only once it is durable."""
 
     def writing(method: Any) -> Any:
-        def write(self: Outgoing, record: Any, proposal: Any) -> None:
-            self._effects.append(Say(record))
+        def write(self: EffectBuffer, record: Any, proposal: Any) -> None:
+            self._effects.append(Emit(record))
             method(self, record, proposal)
 
         return write
 
     def saying(method: Any) -> Any:
-        def say(self: Outgoing, fact: Any) -> None:
+        def say(self: EffectBuffer, fact: Any) -> None:
             if not isinstance(fact, get_args(Record)):
                 method(self, fact)
 
         return say
 
-    plant.around(Outgoing, "_write", writing)
-    plant.around(Outgoing, "say", saying)
+    plant.around(EffectBuffer, "_write", writing)
+    plant.around(EffectBuffer, "say", saying)
 
 
 @mutant
@@ -58,20 +58,20 @@ def span_lent_before_durable(plant: Plant) -> None:
     """A learner is told of a span once its grant is durable."""
 
     def wrapper(method: Any) -> Any:
-        def lend(self: Steward, now: float, member: Any) -> None:
+        def lend(self: Sessions, now: float, member: Any) -> None:
             self._members.lend(member)
             member.durable_span = max(member.durable_span, self._members.lend(member).identifier)
             method(self, now, member)
 
         return lend
 
-    plant.around(Steward, "_lend", wrapper)
+    plant.around(Sessions, "_lend", wrapper)
 
 
 @mutant
 def notice_not_sent_again(plant: Plant) -> None:
     """A learner that does not show a version is told of it again."""
-    plant.put(Steward, "_overdue_at", lambda self, member, fragment, step_s: float("inf"))
+    plant.put(Sessions, "_overdue_at", lambda self, member, fragment, step_s: float("inf"))
 
 
 @mutant
@@ -79,7 +79,7 @@ def grant_not_sent_again(plant: Plant) -> None:
     """A learner that does not show its newest span is told of it again."""
 
     def wrapper(method: Any) -> Any:
-        def lend(self: Steward, now: float, member: Any) -> None:
+        def lend(self: Sessions, now: float, member: Any) -> None:
             self._members.lend(member)
             granted_at, member.granted_at = member.granted_at, float("inf")
             method(self, now, member)
@@ -87,7 +87,7 @@ def grant_not_sent_again(plant: Plant) -> None:
 
         return lend
 
-    plant.around(Steward, "_lend", wrapper)
+    plant.around(Sessions, "_lend", wrapper)
 
 
 @mutant
@@ -95,13 +95,13 @@ def stop_not_sent_again(plant: Plant) -> None:
     """Who still reports after the end is told again to stop."""
 
     def wrapper(method: Any) -> Any:
-        def stop(self: Steward, now: float, member: Any, reason: str) -> None:
+        def stop(self: Sessions, now: float, member: Any, reason: str) -> None:
             method(self, now, member, reason)
             member.stopped_at = float("inf")
 
         return stop
 
-    plant.around(Steward, "stop", wrapper)
+    plant.around(Sessions, "stop", wrapper)
 
 
 @mutant
@@ -109,13 +109,13 @@ def drain_not_sent_again(plant: Plant) -> None:
     """Who is to leave and goes on stepping is told again."""
 
     def wrapper(method: Any) -> Any:
-        def send_drain(self: Steward, now: float, member: Any) -> None:
+        def send_drain(self: Sessions, now: float, member: Any) -> None:
             method(self, now, member)
             member.drain_sent_at = float("inf")
 
         return send_drain
 
-    plant.around(Steward, "_send_drain", wrapper)
+    plant.around(Sessions, "_send_drain", wrapper)
 
 
 @mutant

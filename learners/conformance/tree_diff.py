@@ -1,0 +1,77 @@
+"""Comparing pytrees of arrays, and what an object holds, before and after: for checks of a task."""
+
+from __future__ import annotations
+
+import hashlib
+from collections.abc import Mapping
+from typing import Any
+
+import jax
+import jax.numpy as jnp
+import numpy as np
+from numpy.typing import NDArray
+
+from learners.training.task import Batch
+
+
+def differing(one: Any, other: Any, tolerance: float = 0.0) -> list[str]:
+    """Paths of leaves that are not equal to the bit, or within the tolerance; where the trees differ, those paths."""
+    left, right = _leaves(one), _leaves(other)
+    if left.keys() != right.keys():
+        return sorted(left.keys() ^ right.keys())
+    return [
+        name
+        for name, leaf in left.items()
+        if not (
+            _bits(leaf) == _bits(right[name])
+            or (tolerance and _near(np.asarray(leaf), np.asarray(right[name]), tolerance))
+        )
+    ]
+
+
+def _near(one: NDArray[Any], other: NDArray[Any], tolerance: float) -> bool:
+    if one.dtype != other.dtype or one.shape != other.shape or not jnp.issubdtype(one.dtype, jnp.floating):
+        return False
+    scale = tolerance * float(np.abs(one).max(initial=0.0))
+    return bool(np.allclose(one.astype(np.float64), other.astype(np.float64), rtol=0.0, atol=scale))
+
+
+def _leaves(tree: Any) -> dict[str, Any]:
+    paths = jax.tree_util.tree_flatten_with_path(tree)[0]
+    return {jax.tree_util.keystr(path, simple=True, separator="/"): leaf for path, leaf in paths}
+
+
+def _bits(leaf: Any) -> tuple[Any, ...]:
+    array = np.asarray(leaf)
+    return str(array.dtype), array.shape, array.tobytes()
+
+
+def copied(batch: Batch) -> Batch:
+    """In memory of its own."""
+    return jax.tree.map(lambda leaf: np.array(leaf), batch)
+
+
+def kind(batch: Batch) -> str:
+    """Tree, dtypes and shapes of one sample."""
+    return str(jax.tree.map(lambda leaf: f"{leaf.dtype}{list(leaf.shape[1:])}", batch))
+
+
+def samples(batch: Batch) -> set[bytes]:
+    """The bytes of every sample."""
+    leaves = [np.asarray(leaf) for leaf in jax.tree.leaves(batch)]
+    return {b"".join(leaf[index].tobytes() for leaf in leaves) for index in range(len(leaves[0]))}
+
+
+def state(thing: object) -> dict[str, str]:
+    """A print of every attribute: of arrays their bytes, of other things how they show."""
+
+    def shown(value: Any) -> str:
+        if isinstance(value, np.ndarray) or (isinstance(value, jax.Array) and not isinstance(value, jax.core.Tracer)):
+            return hashlib.sha256(np.asarray(value).tobytes()).hexdigest()
+        if isinstance(value, Mapping):
+            return str({key: shown(item) for key, item in value.items()})
+        if isinstance(value, (list, tuple)):
+            return str([shown(item) for item in value])
+        return repr(value)
+
+    return {name: shown(value) for name, value in vars(thing).items()} if hasattr(thing, "__dict__") else {}

@@ -1,0 +1,180 @@
+"""Versions on their way to the learner: what to fetch, what to adopt and when, and what accrued since (section 2).
+
+It holds the base of each fragment. It is told of every boundary, and knows nothing of steps, reads or phases.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import dataclass, field
+from typing import TYPE_CHECKING, Any
+
+from learners.protocol.events_effects import Apply, Effect, Emit, Fetch, Fetched, FetchFailed
+from learners.protocol.facts import Adopted, AdoptionRefused
+from learners.protocol.resume_state import ResumeBase
+from outer.protocol.coverage import Mark
+from outer.protocol.messages import Contribution, FragmentCounters, Notice
+
+if TYPE_CHECKING:
+    from outer.config import SyncConfig
+
+BIRTH = Mark(0, 0)  # of an incarnation
+
+
+@dataclass
+class Base:
+    """What the learner holds of one fragment."""
+
+    version: int | None = None  # None until adopted from the syncer
+    since: Mark = BIRTH  # adopted at this point
+    asked: tuple[int, int, int] = (0, 0, 0)  # epoch, syncer step and attempt of the newest read that was answered
+    reads: dict[int, Mark] = field(default_factory=dict)  # answers to that, by this learner's step
+
+    def counters(self, at: Mark) -> FragmentCounters:
+        return FragmentCounters(self.version, self.since.step, at.step - self.since.step, at.tokens - self.since.tokens)
+
+
+class Adoption:
+    """The inbox keeps the newest version per fragment; in which order they come does not matter."""
+
+    def __init__(self, config: SyncConfig, fragments: int) -> None:
+        self._config = config
+        self._bases = [Base() for _ in range(fragments)]
+        self._noticed: dict[int, Notice] = {}  # the newest, by fragment
+        self._fetching: dict[int, int] = {}  # fragment -> the newest version asked for, unless that has failed
+        self._pending: dict[int, tuple[int, Any]] = {}  # fragment -> (version, payload)
+        self._counted: tuple[Mark, tuple[FragmentCounters, ...]] | None = None  # as last asked for
+
+    # -------------------------------------------------------------- what is held
+
+    @property
+    def whole(self) -> bool:
+        """Whether every fragment came from the syncer."""
+        return all(base.version is not None for base in self._bases)
+
+    @property
+    def versions(self) -> tuple[int, ...]:
+        """Of each fragment; -1 of one that did not come from the syncer."""
+        return tuple(-1 if base.version is None else base.version for base in self._bases)
+
+    def holds(self, fragment: int) -> bool:
+        """Whether this fragment came from the syncer."""
+        return self._bases[fragment].version is not None
+
+    def counters(self, at: Mark) -> tuple[FragmentCounters, ...]:
+        """By fragment, what accrued until then."""
+        if self._counted is None or self._counted[0] != at:
+            self._counted = at, tuple(base.counters(at) for base in self._bases)
+        return self._counted[1]
+
+    def note_read(self, contribution: Contribution, at: Mark) -> None:
+        """A read is answered; rebase asks later what it held. Answers to an older read can merge no more."""
+        base = self._bases[contribution.fragment]
+        asked = (contribution.epoch, contribution.syncer_step, contribution.attempt)
+        if asked > base.asked:
+            base.asked, base.reads = asked, {}
+        if asked == base.asked:
+            base.reads[at.step] = at
+
+    def lacks(self, fragment: int, read_at: int) -> bool:
+        """Whether the version that a read at this step goes into is still to come."""
+        base = self._bases[fragment]
+        return (base.version or 0) < read_at and base.since.step < read_at
+
+    # -------------------------------------------------------------- kept over a suspension
+
+    def state(self) -> list[ResumeBase]:
+        """By fragment."""
+        return [
+            ResumeBase(
+                base.version,
+                (base.since.step, base.since.tokens),
+                base.asked,
+                [(at.step, at.tokens) for at in base.reads.values()],
+            )
+            for base in self._bases
+        ]
+
+    def restore(self, kept: Sequence[ResumeBase]) -> None:
+        """As `state` told."""
+        self._bases = [
+            Base(each.version, Mark(*each.since), each.asked, {at[0]: Mark(*at) for at in each.reads}) for each in kept
+        ]
+
+    # -------------------------------------------------------------- the inbox
+
+    def notice(self, notice: Notice) -> list[Effect]:
+        """A version is announced."""
+        fragment, base = notice.fragment, self._bases[notice.fragment].version
+        if base is not None and notice.version <= base:
+            return [Emit(AdoptionRefused(fragment, notice.version, "older"))] if notice.version < base else []
+        noticed = self._noticed.get(fragment)
+        if noticed is None or notice.version >= noticed.version:
+            self._noticed[fragment] = notice
+        newest = max(self._fetching.get(fragment, -1), self._pending.get(fragment, (-1,))[0])
+        return [self.fetch(fragment, notice.version, notice.digest)] if notice.version > newest else []
+
+    def fetch(self, fragment: int, version: int, digest: str = "") -> Fetch:
+        self._fetching[fragment] = version
+        return Fetch(fragment, version, digest)
+
+    def fetch_missing(self, versions: tuple[int, ...]) -> list[Fetch]:
+        """Every fragment, by these versions, but for what a notice has brought."""
+        return [
+            self.fetch(fragment, version)
+            for fragment, version in enumerate(versions)
+            if not (self.holds(fragment) or fragment in self._pending or fragment in self._fetching)
+        ]
+
+    def arrive(self, event: Fetched) -> None:
+        """Keep it until a boundary, if it is the newest."""
+        if event.version > self._pending.get(event.fragment, (-1,))[0]:
+            self._pending[event.fragment] = (event.version, event.payload)
+
+    def fail(self, event: FetchFailed) -> None:
+        """It does not come."""
+        if self._fetching.get(event.fragment) == event.version:
+            del self._fetching[event.fragment]
+
+    # -------------------------------------------------------------- adopting, at a boundary
+
+    def adopt(self, at: Mark) -> list[Effect]:
+        """Everything whose time has come; one Apply for each fragment that is adopted."""
+        effects: list[Effect] = []
+        for fragment in sorted(self._pending):
+            version, payload = self._pending[fragment]
+            base = self._bases[fragment].version
+            if base is not None and not self._is_time(fragment, version, at):
+                continue
+            del self._pending[fragment]
+            if base is None or version > base:
+                effects += self._adopt(fragment, version, payload, at)
+            elif version < base:
+                effects.append(Emit(AdoptionRefused(fragment, version, "older")))
+        return effects
+
+    def _is_time(self, fragment: int, version: int, at: Mark) -> bool:
+        """Strict overlap fixes the step; rebase needs the version's own notice, which says what it contains."""
+        if self._config.overlap == "strict" and at.step < version + self._config.overlap_steps:
+            return False
+        noticed = self._noticed.get(fragment)
+        return self._config.adopt != "rebase" or (noticed is not None and noticed.version == version)
+
+    def _adopt(self, fragment: int, version: int, payload: Any, at: Mark) -> list[Effect]:
+        base = self._bases[fragment]
+        mode = "bootstrap" if base.version is None else self._config.adopt
+        read_at = None
+        if mode == "rebase":
+            merged_step = self._noticed[fragment].merged_step
+            if merged_step is not None and merged_step in base.reads:
+                # What was read then is in the new version; what came after it is kept.
+                read_at, base.since = merged_step, base.reads[merged_step]
+        else:
+            base.since = at
+        base.version = version
+        base.reads = {}
+        self._counted = None
+        return [
+            Emit(Adopted(fragment, version, at.step, mode, read_at)),
+            Apply(fragment, version, payload, mode, read_at),
+        ]

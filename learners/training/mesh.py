@@ -1,0 +1,90 @@
+"""The devices of one learner unit as a mesh: where parameters and batches live on it.
+
+Axis "batch" splits the samples of a step, axis "model" is the task's to use; XLA moves what has to be moved. Knows
+nothing of fragments: they are read and written whole.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
+from fnmatch import fnmatchcase
+from typing import Any
+
+import jax
+import numpy as np
+from jax.sharding import Mesh, NamedSharding, PartitionSpec
+
+from learners.training.task import Batch, Task
+from outer.protocol.fragments import Tensor
+
+_SPEC: Any = PartitionSpec  # JAX leaves its constructor untyped
+
+
+@dataclass(frozen=True)
+class Layout:
+    """How one learner's arrays lie on its devices."""
+
+    mesh: Mesh
+    leaves: tuple[NamedSharding, ...]  # of every parameter, in tree order
+
+    @property
+    def batch(self) -> NamedSharding:
+        return NamedSharding(self.mesh, _SPEC("batch"))
+
+    @property
+    def replicated(self) -> NamedSharding:
+        return NamedSharding(self.mesh, _SPEC())
+
+    def split(self, batch: Batch) -> Batch:
+        """A batch with its samples spread over the axis "batch". Raises ValueError for a count that does not divide."""
+        ways = self.mesh.shape["batch"]
+        counts = {len(leaf) for leaf in jax.tree.leaves(batch)}
+        if any(count % ways for count in counts):
+            raise ValueError(f"a batch of {max(counts)} samples cannot be split over {ways} devices; use a multiple")
+        return jax.device_put(batch, self.batch)
+
+    def state(self, opt_state: Any) -> Any:
+        """The inner optimizer's state: what was made like a sharded parameter stays so, the rest is replicated."""
+        return jax.tree.map(
+            lambda leaf: leaf if _on(leaf, self.mesh) else jax.device_put(leaf, self.replicated), opt_state
+        )
+
+
+def layout(task: Task, tensors: Sequence[Tensor], devices: int | None, model_parallel: int) -> Layout | None:
+    """Where a task's tensors live on that many local devices, None: all; of which every `model_parallel` share a model.
+
+    A task's `sharding(mesh)`, if it has one, maps tensor path patterns (fnmatch) to PartitionSpecs; the first that
+    matches decides, and what none matches is replicated. None for one device: JAX's own placement.
+    Raises ValueError for devices that are not there, and for a tensor that cannot be cut as the task says.
+    """
+    found = jax.local_devices()
+    count = len(found) if devices is None else devices
+    if count > len(found):
+        raise ValueError(f"devices = {count}: this process has {len(found)}; ask for as many in the pool's resources")
+    if count % model_parallel:
+        raise ValueError(f"model_parallel = {model_parallel} does not divide the {count} devices; use a divisor")
+    if count == 1:
+        return None
+    mesh = Mesh(np.array(found[:count]).reshape(count // model_parallel, model_parallel), ("batch", "model"))
+    patterns: Mapping[str, PartitionSpec] = task.sharding(mesh) if hasattr(task, "sharding") else {}
+    return Layout(mesh, tuple(_placed(tensor, patterns, mesh) for tensor in tensors))
+
+
+def _placed(tensor: Tensor, patterns: Mapping[str, PartitionSpec], mesh: Mesh) -> NamedSharding:
+    spec = next((spec for pattern, spec in patterns.items() if fnmatchcase(tensor.name, pattern)), _SPEC())
+    try:
+        sharding = NamedSharding(mesh, spec)
+        sharding.check_compatible_aval(tensor.shape)  # its rank
+        sharding.shard_shape(tensor.shape)  # and that the axes divide it
+    except ValueError as error:
+        axes = dict(mesh.shape)
+        raise ValueError(
+            f"{tensor.name} of shape {list(tensor.shape)} cannot lie as {spec} on a mesh of {axes}: "
+            f"{' '.join(str(error).split())}; change the task's sharding or the pool's devices"
+        ) from error
+    return sharding
+
+
+def _on(leaf: Any, mesh: Mesh) -> bool:
+    return isinstance(leaf, jax.Array) and isinstance(leaf.sharding, NamedSharding) and leaf.sharding.mesh == mesh

@@ -1,0 +1,96 @@
+"""The built-in task: a byte-level language model on text files, by default Python's own standard library."""
+
+from __future__ import annotations
+
+from functools import cached_property
+from typing import Any
+
+import jax
+import numpy as np
+import optax
+from pydantic import ValidationError
+
+from learners.config import DataConfig, InnerConfig
+from learners.training.data import ByteCorpus, Bytes, ngram_losses
+from learners.training.models import transformer
+from outer.numeric.optimizer import resolve
+
+VOCABULARY = 256  # every byte
+
+_generate = jax.jit(transformer.generate, static_argnames=("length", "top_k", "config"))
+
+
+class ByteLanguageModel:
+    """A decoder-only transformer over bytes; implements learners/training/task.py's Task.
+
+    `model`: the fields of TransformerConfig. Raises ValueError, naming the field, for others. Files are read
+    when the first batch is asked for, not before.
+    """
+
+    def __init__(self, data: DataConfig, seed: int, **model: Any) -> None:
+        try:
+            self.config = transformer.TransformerConfig(**model)
+        except ValidationError as error:
+            raise ValueError("; ".join(_in_words(problem) for problem in error.errors())) from error
+        self._data = data
+        self._seed = seed
+
+    @cached_property
+    def corpus(self) -> ByteCorpus:
+        return ByteCorpus(self._data, self._seed)
+
+    def init(self, rng: jax.Array) -> transformer.Params:
+        return transformer.init(rng, self.config, VOCABULARY)
+
+    def loss(
+        self, params: transformer.Params, batch: jax.Array, rng: jax.Array
+    ) -> tuple[jax.Array, dict[str, jax.Array]]:
+        """Mean nats per byte of batch uint8[count, L + 1]; there is no dropout, so `rng` is not used."""
+        return transformer.loss(params, batch, self.config), {}
+
+    def optimizer(self, inner: InnerConfig) -> optax.GradientTransformation:
+        return resolve("inner", inner.optimizer, inner.lr, inner.options)
+
+    def batch(self, start: int, count: int) -> Bytes:
+        return self.corpus.batch(start, count)
+
+    def tokens(self, count: int) -> int:
+        return count * self._data.sequence_length
+
+    def held_out(self, start: int, count: int) -> Bytes:
+        return self.corpus.held_out_batch(start, count)
+
+    def sample(
+        self, params: transformer.Params, prompt: bytes, length: int, temperature: float, top_k: int, rng: jax.Array
+    ) -> bytes:
+        """`length` bytes that follow the prompt, of which the last sequence_length bytes are seen; no prompt: a new
+        line. See transformer.generate.
+        """
+        seen = np.frombuffer(prompt[-self._data.sequence_length :] or b"\n", dtype=np.uint8)
+        window = np.zeros(self._data.sequence_length, dtype=np.int32)
+        window[: len(seen)] = seen
+        tokens = _generate(
+            params,
+            window,
+            np.int32(len(seen)),
+            length=length,
+            temperature=np.float32(temperature),
+            top_k=min(top_k, VOCABULARY),
+            rng=rng,
+            config=self.config,
+        )
+        return np.asarray(tokens).astype(np.uint8).tobytes()
+
+    def ngram_losses(self, count: int) -> tuple[float, float]:
+        """Nats per byte of bigram and trigram tables of the training text, on the first held-out samples."""
+        return ngram_losses(self.corpus.train, self.corpus.held_out_batch(0, count))
+
+
+def _in_words(problem: Any) -> str:
+    field = ".".join(("model", *map(str, problem["loc"])))
+    if problem["type"] == "extra_forbidden":
+        known = ", ".join(transformer.TransformerConfig.model_fields)
+        return f"{field} = {problem['input']!r}: no such key; known are {known}"
+    if not problem["loc"]:
+        return f"{field}: {problem['msg']}"
+    return f"{field} = {problem['input']!r}: {problem['msg']}"

@@ -1,0 +1,84 @@
+"""The interface between decoupled training and a model: bring your own by its import path.
+
+A task is built by a factory, `factory(data: DataConfig, seed: int, **model)`, in every process that needs it,
+and must be a pure function of those arguments.
+"""
+
+from __future__ import annotations
+
+import importlib
+from typing import Any, Protocol, runtime_checkable
+
+import jax
+import optax
+
+from learners.config import DataConfig, InnerConfig
+
+Params = Any  # a pytree of floating-point jax.Array
+Batch = Any  # a pytree of numpy or jax arrays; the leading axis is the sample
+
+
+@runtime_checkable
+class Task(Protocol):
+    """What a learner needs to know of a model.
+
+    Beside these methods a task may have
+    - `merge_rules`, a mapping of tensor path patterns (fnmatch) to "rda" or "avg", which comes before the default
+      rules of outer/numeric/merge.py;
+    - `sharding(mesh)`, a mapping of such patterns to PartitionSpecs over the axes "batch" and "model", for learners
+      of several devices (learners/training/mesh.py); without it, parameters are replicated;
+    - `sample(params, prompt, length, temperature, top_k, rng)`, which continues the bytes of a prompt by `length`
+      bytes, for `diloco sample`.
+    """
+
+    def init(self, rng: jax.Array) -> Params:
+        """Fresh parameters: a pytree whose leaves are floating-point arrays."""
+        ...
+
+    def loss(self, params: Params, batch: Batch, rng: jax.Array) -> tuple[jax.Array, dict[str, jax.Array]]:
+        """(mean loss in nats per token, float32 scalar; further scalars by name). Traced by jax.jit."""
+        ...
+
+    def optimizer(self, inner: InnerConfig) -> optax.GradientTransformation:
+        """The inner optimizer at its peak learning rate; the trainer scales its updates by the schedule."""
+        ...
+
+    def batch(self, start: int, count: int) -> Batch:
+        """Samples [start, start + count) of the task's one deterministic, endless order."""
+        ...
+
+    def tokens(self, count: int) -> int:
+        """Tokens in that many samples."""
+        ...
+
+    def held_out(self, start: int, count: int) -> Batch:
+        """Samples [start, start + count) for evaluation; disjoint from every training sample."""
+        ...
+
+
+def load(path: str, data: DataConfig, seed: int, model: dict[str, Any]) -> Task:
+    """Import `package.module:factory` and build the task.
+
+    Raises ValueError, with what is wrong and the fix, when it does not import, is not callable, refuses the
+    [model] keys, or builds something that is not a Task.
+    """
+    module_name, _, attribute = path.partition(":")
+    try:
+        factory: Any = importlib.import_module(module_name)
+        for part in attribute.split("."):
+            factory = getattr(factory, part)
+    except (ImportError, AttributeError) as error:
+        raise ValueError(
+            f"{path!r} does not import: {error}; give `package.module:factory`, importable from here"
+        ) from error
+    if not callable(factory):
+        raise ValueError(f"{path!r} is not callable; name a class or a function that builds the task")
+    task = factory(data=data, seed=seed, **model)
+    if not isinstance(task, Task):
+        missing = [
+            name for name in ("init", "loss", "optimizer", "batch", "tokens", "held_out") if not hasattr(task, name)
+        ]
+        raise ValueError(
+            f"{path!r} builds a {type(task).__name__} without {', '.join(missing)}; see learners/training/task.py"
+        )
+    return task

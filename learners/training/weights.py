@@ -1,0 +1,129 @@
+"""Parameters in files: read them by tensor name, say how they differ from a model, deal them into fragments.
+
+Knows the formats of a run's `final/` and of safetensors; does not know how parameters are trained. Starts no JAX.
+"""
+
+from __future__ import annotations
+
+import hashlib
+import json
+import zipfile
+from collections.abc import Mapping, Sequence
+from pathlib import Path
+from typing import Any
+
+import ml_dtypes
+import numpy as np
+from numpy.typing import NDArray
+from safetensors import SafetensorError, deserialize, safe_open
+
+from learners.config import WarmStart
+from outer.protocol.fragments import Fragment, Tensor
+
+Flat = NDArray[np.float32]
+Named = Mapping[str, Flat]  # tensor name -> float32 array of the tensor's shape
+
+_FLOATS: dict[str, Any] = {"F64": np.float64, "F32": np.float32, "F16": np.float16, "BF16": ml_dtypes.bfloat16}
+
+
+def read(path: str | Path) -> dict[str, Flat]:
+    """The tensors of a safetensors file, of a `final/` folder, or of the run folder around one, as float32.
+
+    Raises ValueError, with what is wrong and the fix after a semicolon, for anything else, and for tensors that are
+    not floating-point, not finite, or not what their manifest says.
+    """
+    place = Path(path).expanduser()
+    try:
+        if place.is_dir():
+            named = _read_final(place)
+        elif place.is_file():
+            named = _read_safetensors(place)
+        else:
+            raise ValueError("no such file or folder; give a .safetensors file, or a run's folder or its final/")
+    except OSError as error:
+        raise ValueError(f"cannot be read: {error}; give a file that this user may read") from error
+    bad = [name for name, values in named.items() if not np.isfinite(values).all()]
+    if bad:
+        raise ValueError(f"{', '.join(bad)} have elements that are not finite; give parameters of a sound run")
+    return named
+
+
+def metadata(path: str | Path) -> dict[str, str]:
+    """What a safetensors file that `read` has read says beside its tensors; nothing for a folder."""
+    if Path(path).is_dir():
+        return {}
+    with safe_open(path, "np") as file:
+        return dict(file.metadata() or {})
+
+
+def digest(named: Named) -> str:
+    """SHA-256 over names, shapes and float32 bytes in the order of the names: 16 hexadecimal digits."""
+    running = hashlib.sha256()
+    for name in sorted(named):
+        values = np.ascontiguousarray(named[name], dtype=np.float32)
+        running.update(f"{name}\0{list(values.shape)}\0".encode() + values.tobytes())
+    return running.hexdigest()[:16]
+
+
+def differences(named: Named, tensors: Sequence[Tensor]) -> list[str]:
+    """Every way in which the tensors found are not those of the model, in the model's order; empty when they fit."""
+    wanted = {tensor.name: tensor.shape for tensor in tensors}
+    found = [f"{name} is missing" for name in wanted if name not in named]
+    found += [
+        f"{name} has shape {list(named[name].shape)}, the model's has {list(shape)}"
+        for name, shape in wanted.items()
+        if name in named and named[name].shape != shape
+    ]
+    return found + [f"{name} is no tensor of the model" for name in named if name not in wanted]
+
+
+def dealt(named: Named, fragments: Sequence[Fragment]) -> list[Flat]:
+    """float32[n] per fragment, of tensors without differences from the model."""
+    return [np.concatenate([named[tensor.name].reshape(-1) for tensor in each.tensors]) for each in fragments]
+
+
+def start(warm: WarmStart, fragments: Sequence[Fragment]) -> list[Flat]:
+    """float32[n] per fragment. Raises ValueError if the content changed since the run began."""
+    named = read(warm.path)
+    if (found := digest(named)) != warm.digest:
+        raise ValueError(f"{warm.path!r} has changed: its digest is {found}, and the run began with {warm.digest}")
+    return dealt(named, fragments)
+
+
+def _read_final(folder: Path) -> dict[str, Flat]:
+    final = folder if (folder / "manifest.json").is_file() else folder / "final"
+    if not (final / "manifest.json").is_file():
+        raise ValueError(
+            "the folder holds no final parameters: they are written when a run ends, unless it failed; "
+            "give the folder of a run that has ended, or a .safetensors file"
+        )
+    fix = "the folder was damaged or only partly copied; copy it again"
+    try:
+        described = json.loads((final / "manifest.json").read_text(encoding="utf-8"))["tensors"]
+        # Opened here: np.load leaves a damaged archive open.
+        with open(final / "parameters.npz", "rb") as file, np.load(file, allow_pickle=False) as arrays:
+            named = {name: np.asarray(arrays[name], dtype=np.float32) for name in described}
+        expected = {name: about["sha256"] for name, about in described.items()}
+    except (ValueError, KeyError, TypeError, zipfile.BadZipFile, FileNotFoundError) as error:
+        raise ValueError(f"{final} cannot be read as final parameters: {error}; {fix}") from error
+    if wrong := [name for name, values in named.items() if sha256(values) != expected[name]]:
+        raise ValueError(f"{', '.join(wrong)} are not what the manifest says; {fix}")
+    return named
+
+
+def _read_safetensors(path: Path) -> dict[str, Flat]:
+    try:
+        stored = deserialize(path.read_bytes())  # type: ignore[no-untyped-call]
+    except SafetensorError as error:
+        raise ValueError(f"is no safetensors file: {error}; diloco export writes one") from error
+    if whole := [f"{name} ({about['dtype']})" for name, about in stored if about["dtype"] not in _FLOATS]:
+        raise ValueError(f"{', '.join(whole)} are not floating-point; leave them out of the file")
+    return {
+        name: np.frombuffer(about["data"], dtype=_FLOATS[about["dtype"]]).reshape(about["shape"]).astype(np.float32)
+        for name, about in sorted(stored)
+    }
+
+
+def sha256(values: Flat) -> str:
+    """Of the float32 bytes, in hexadecimal, as a manifest has it."""
+    return hashlib.sha256(np.ascontiguousarray(values).tobytes()).hexdigest()

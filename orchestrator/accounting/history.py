@@ -1,0 +1,294 @@
+"""What every computation over the log starts from: each event once, by kind, and the lives of the learners.
+
+Knows the facts and their order. Does not know what they promise: that is for the checkers, the books and the
+accounts of time to say.
+"""
+
+from __future__ import annotations
+
+from bisect import bisect_left, bisect_right
+from collections import defaultdict
+from collections.abc import Callable, Iterable, Iterator
+from functools import cached_property, partial
+from operator import itemgetter
+from typing import Any, NamedTuple, TypeVar
+
+from learners.protocol.facts import Adopted, PhaseEntered, Resumed, StepFinished
+from orchestrator.accounting.incarnations import Freeze, Key, Life, Said
+from orchestrator.eventlog.events import (
+    Event,
+    FaultHealed,
+    FaultInjected,
+    LearnerLost,
+    LearnerRequested,
+    LearnerStarted,
+    PoolScaled,
+    RunFinished,
+    RunResumed,
+    by_writer,
+    woven,
+)
+from outer.protocol.facts import (
+    Committed,
+    Finished,
+    LearnerAttached,
+    LearnerFenced,
+    LeaseExpired,
+    LeaseRenewed,
+    Participant,
+    SpanGranted,
+    SpanReturned,
+    SyncerStarted,
+)
+
+F = TypeVar("F")
+KILLING = frozenset({"kill", "wrong_config"})  # injected faults that end the process at once
+SYNCER = "syncer"
+OVERWRITING = frozenset({"bootstrap", "overwrite", "mix"})  # adoptions that set the counters of a fragment to zero
+
+
+# What a new epoch may say again, and which of them is meant.
+_RECORDS: dict[type[Any], Callable[[Any], Any]] = {
+    Committed: lambda fact: fact.syncer_step,
+    SpanGranted: lambda fact: (fact.learner, fact.incarnation, fact.span),
+    SpanReturned: lambda fact: (fact.learner, fact.incarnation, fact.span, fact.start),
+}
+
+
+class _Lives(dict[Key, Life]):
+    """Of everybody who is named, while the log is read."""
+
+    def __missing__(self, key: Key) -> Life:
+        life = self[key] = Life(*key)
+        return life
+
+
+class Contribution(NamedTuple):
+    """One learner's part of a commit, and whose it was."""
+
+    said: Said[Committed]
+    one: Participant
+    life: Life  # of nobody, where the log knows none
+    first: int  # its steps, as a slice of `life.numbers`;
+    last: int  # the same pair marks them in `life.tokens` and `life.clock`
+
+
+class History:
+    """A log with its indexes. `said` is what was read, doubles included; `events` has each once, merged.
+
+    What a later epoch of the syncer says again of an earlier one's records (`repeats`) is among `events`, and counts
+    once everywhere else: as the earliest epoch said it.
+    """
+
+    def __init__(self, events: Iterable[Event]) -> None:
+        self.said = by_writer(events)
+        self.events = woven(self.said)
+        self._lives, self._over = _Lives(), False
+        self.finished: Said[Finished] | None = None
+        self.healed: dict[int, float] = {}  # by fault, in Unix seconds
+        self.repeats: list[tuple[Said[Any], Said[Any]]] = []  # (as first said, as said again)
+        self._kinds: defaultdict[type[Any], list[Said[Any]]] = defaultdict(list)
+        for said in self._placed():
+            self._kinds[type(said[4])].append(said)
+        self._follow()
+        self.lives: dict[Key, Life] = dict(self._lives)
+        if len(self.epochs) > 1:
+            self._set_repeats_aside()
+        for life in self.lives.values():
+            for freeze in life.freezes:  # a dead process is no longer suspended
+                if life.noticed is not None and life.noticed > freeze.start:
+                    freeze.stop = life.noticed if freeze.stop is None else min(freeze.stop, life.noticed)
+
+    def _placed(self) -> Iterator[Said[Any]]:
+        events = self.events
+        apart = ([e.at for e in events], [e.writer for e in events], [e.incarnation for e in events])
+        return map(_SAID, zip(range(len(events)), *apart, [e.fact for e in events], strict=True))
+
+    def _follow(self) -> None:
+        """The lives of the learners: first what there is most of, then the rest in its order."""
+        lives = self._lives
+        for said in self.of(StepFinished):
+            lives[said[2:4]].steps.append(said)
+        for adopted in self.of(Adopted):
+            lives[adopted[2:4]].adoptions.append(adopted)
+        follow = self._followers
+        for said in sorted(said for kind in follow for said in self.of(kind)):
+            follow[type(said.fact)](said)
+
+    def of(self, kind: type[F]) -> list[Said[F]]:
+        """Every fact of one kind, in the order of the merged log."""
+        return self._kinds.get(kind, [])
+
+    def by_syncer(self, *kinds: type[Any]) -> list[Said[Any]]:
+        """The syncer's facts of these kinds in its own order, epoch by epoch: no clock decides it."""
+        facts = [said for kind in kinds for said in self.of(kind)]
+        facts.sort()  # by position: no two are at the same
+        if len(self.epochs) > 1:
+            facts.sort(key=_incarnation)
+        return facts
+
+    @cached_property
+    def epochs(self) -> list[int]:
+        """Of the syncer, in order."""
+        return sorted(number for writer, number in self.said if writer == SYNCER)
+
+    @cached_property
+    def commits(self) -> list[Said[Committed]]:
+        """In the syncer's own order."""
+        return self.by_syncer(Committed)
+
+    @cached_property
+    def contributions(self) -> list[Contribution]:
+        """Everything that merged, in that order."""
+        nobody = Life("", 0)
+        found = []
+        for said in self.commits:
+            for one in said.fact.participants:
+                life = self.lives.get((one.learner, one.incarnation), nobody)
+                numbers = life.numbers
+                span = bisect_right(numbers, one.base_step), bisect_right(numbers, one.step)
+                found.append(Contribution(said, one, life, *span))
+        return found
+
+    @cached_property
+    def rules(self) -> SyncerStarted | None:
+        """What the newest epoch began with."""
+        started = self.by_syncer(SyncerStarted)
+        return started[-1].fact if started else None
+
+    @cached_property
+    def pauses(self) -> list[tuple[float, float]]:
+        """[from, to) in Unix seconds, in which there was nothing of this run: until somebody went on with it."""
+        signs = sorted(said.at for kind in (StepFinished, Committed) for said in self.of(kind))
+        found = []
+        for resumed in self.of(RunResumed):
+            if before := signs[: bisect_left(signs, resumed.at)]:
+                found.append((before[-1], resumed.at))
+        return found
+
+    @property
+    def configured(self) -> tuple[str, ...]:
+        """The learners that the run began with: a later epoch counts those that came since among its own."""
+        started = self.by_syncer(SyncerStarted)
+        return started[0].fact.learners if started else ()
+
+    @property
+    def learners(self) -> tuple[str, ...]:
+        """Every learner that was ever to be there, in the order of their coming."""
+        return tuple(dict.fromkeys([*self.configured, *(name for s in self.of(PoolScaled) for name in s.fact.added)]))
+
+    @property
+    def ended(self) -> bool:
+        """Nothing merges any more: the syncer has finished, or the run has."""
+        return self.finished is not None or self._over
+
+    def lives_of(self, learner: str) -> list[Life]:
+        """Its incarnations, oldest first."""
+        return sorted((x for x in self.lives.values() if x.learner == learner), key=lambda x: x.incarnation)
+
+    def _set_repeats_aside(self) -> None:
+        """A record counts as its first epoch said it. Two tellings by one epoch both stay: that is for the checkers."""
+        for kind, identity in _RECORDS.items():
+            first: dict[Any, Said[Any]] = {}
+            kept: list[Said[Any]] = []
+            for said in self.by_syncer(kind):
+                before = first.setdefault(identity(said.fact), said)
+                if before.incarnation == said.incarnation:
+                    kept.append(said)
+                else:
+                    self.repeats.append((before, said))
+            self._kinds[kind] = sorted(kept)
+
+    @property
+    def _followers(self) -> dict[type[Any], Callable[[Said[Any]], None]]:
+        return {
+            PhaseEntered: self._enter,
+            LearnerRequested: self._request,
+            LearnerStarted: self._start,
+            LearnerAttached: self._attach,
+            LeaseExpired: lambda said: self._of(said).expired.append((said.at, None)),
+            LeaseRenewed: self._renew,
+            LearnerFenced: self._end,
+            LearnerLost: self._end,
+            FaultInjected: self._suffer,
+            FaultHealed: self._suffer,
+            Finished: self._finish,
+            RunFinished: self._finish,
+            RunResumed: self._go_on,
+            Resumed: lambda said: self._lives[said.writer, said.incarnation].resumed.append(said.at),
+        }
+
+    def _of(self, said: Said[Any]) -> Life:
+        """Whom a fact of the syncer or the orchestrator is about."""
+        return self._lives[said.fact.learner, said.fact.incarnation]
+
+    def _enter(self, said: Said[PhaseEntered]) -> None:
+        self._lives[said.writer, said.incarnation].phases.append((said.at, said.fact.phase))
+
+    def _request(self, said: Said[LearnerRequested]) -> None:
+        self._of(said).requested = said.at
+
+    def _start(self, said: Said[LearnerStarted]) -> None:
+        self._of(said).started = said.at
+
+    def _attach(self, said: Said[LearnerAttached]) -> None:
+        """To a later epoch too, which knows nothing of a lease that expired before."""
+        life = self._of(said)
+        life.attached = said.at if life.attached is None else life.attached
+        if life.epoch not in (0, said.incarnation):
+            self._renew(said)
+        life.epoch = said.incarnation
+
+    def _renew(self, said: Said[Any]) -> None:
+        expired = self._of(said).expired
+        if expired and expired[-1][1] is None:
+            expired[-1] = (expired[-1][0], said.at)
+
+    def _finish(self, said: Said[Any]) -> None:
+        if isinstance(said.fact, Finished):
+            self.finished = self.finished or said  # each epoch says so
+        else:
+            self._over = True
+
+    def _go_on(self, said: Said[RunResumed]) -> None:
+        """What had ended has not."""
+        self.finished, self._over = None, False
+
+    def _end(self, said: Said[Any]) -> None:
+        life = self._of(said)
+        if not life.over:
+            drained = isinstance(said.fact, LearnerFenced) and said.fact.reason == "drained"
+            life.over = "stopped" if self.ended else "drained" if drained else "killed"
+        if isinstance(said.fact, LearnerLost):
+            life.lost = said.at if life.lost is None else life.lost
+        else:
+            life.fenced = said.at if life.fenced is None else life.fenced
+
+    def _suffer(self, said: Said[Any]) -> None:
+        fact = said.fact
+        if isinstance(fact, FaultInjected):
+            if fact.target == SYNCER:
+                return  # its epochs are no learner's lives
+            life = self._lives[fact.target, fact.incarnation]
+            if fact.fault_kind in KILLING:
+                life.kills.append(said)
+            elif fact.fault_kind == "freeze":
+                # It heals by itself, even when nobody is left to say so.
+                life.freezes.append(Freeze(fact.fault, said.at, said.at + fact.duration_s))
+            else:
+                life.strikes.append(said)
+        else:
+            self.healed[fact.fault] = said.at
+            for life in self._lives.values():
+                for freeze in life.freezes:
+                    if freeze.fault == fact.fault:
+                        freeze.stop = said.at
+
+
+_SAID: Callable[[tuple[Any, ...]], Said[Any]] = partial(tuple.__new__, Said)  # no call each
+_incarnation: Callable[[Said[Any]], int] = itemgetter(Said._fields.index("incarnation"))
+
+
+def indexed(events: Iterable[Event] | History) -> History:
+    """The history of a log, or the one already made of it."""
+    return events if isinstance(events, History) else History(events)

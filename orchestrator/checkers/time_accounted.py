@@ -1,0 +1,82 @@
+"""I12, accounted: every second of every learner has one category, and nearly none goes unexplained.
+
+The accounts are of wall clocks, and those of several processes: where they contradict what must have come first, or a
+learner's own count of seconds, nothing can be said. Nor in a log that does not tell when learners were asked for, or
+that somebody's last words never reached.
+"""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Iterator
+
+from orchestrator.accounting.books import settle
+from orchestrator.accounting.goodput import BLUR_S, account, wanted_within
+from orchestrator.accounting.history import History
+from orchestrator.accounting.verdicts import Verdict, judge
+
+UNEXPLAINED_MAX = 0.01  # of the learners' time,
+UNEXPLAINED_S = 0.25  # or so many seconds of each, whichever is more
+
+
+def check(history: History) -> list[Verdict]:
+    name = "accounted.time"
+    promise = f"the categories of time sum to the whole, and at most {UNEXPLAINED_MAX:.0%} of it is unexplained"
+    if not history.commits or any(life.requested is None for life in history.lives.values() if life.steps):
+        return [Verdict(name, promise, "unknown", "the log does not tell when every learner was asked for")]
+    if told := next(_contradictions(history), None):
+        return [Verdict(name, promise, "unknown", told)]
+    goodput = account(history, settle(history))
+    if goodput is None:
+        return [Verdict(name, promise, "unknown", "the log has no step before a commit")]
+    broken: list[str] = []
+    wanted = wanted_within(history)
+    for learner, seconds in goodput.seconds.items():
+        total = math.fsum(seconds.values())
+        if not abs(total - wanted[learner]) <= 1e-6 * max(1.0, wanted[learner]) or min(seconds.values()) < 0.0:
+            broken.append(f"the categories of {learner} sum to {total:.6f} s of {wanted[learner]:.6f} s")
+    most = max(UNEXPLAINED_MAX * math.fsum(wanted.values()), UNEXPLAINED_S * len(wanted))
+    unexplained = math.fsum(seconds["unattributed"] for seconds in goodput.seconds.values())
+    silent = dict(_cut_off(history, goodput.stop))
+    if unexplained > most >= unexplained - math.fsum(silent.values()):
+        told = f"the last words of {', '.join(silent)} are not in the log"
+        return [Verdict(name, promise, "unknown", told)]
+    if unexplained > most:
+        worst = max(goodput.seconds, key=lambda learner: goodput.seconds[learner]["unattributed"])
+        broken.append(f"{unexplained:.2f} s are unexplained, most of them of {worst}; allowed are {most:.2f} s")
+    return [judge(name, promise, len(wanted), "learners", broken)]
+
+
+def _cut_off(history: History, end: float) -> Iterator[tuple[str, float]]:
+    """Learners that nobody had missed when the run was over, and that never said that they stopped: (whom, seconds)."""
+    newest = {life.learner: life for life in sorted(history.lives.values(), key=lambda life: life.incarnation)}
+    for learner, life in newest.items():
+        if history.ended and life.over in ("", "stopped") and life.entered("stopped") is None and life.steps:
+            silent_s = end - life.steps[-1].at
+            if silent_s > BLUR_S:
+                yield learner, silent_s
+
+
+def _contradictions(history: History) -> Iterator[str]:
+    """A step ends before it is merged, and a version is adopted after it was made.
+
+    Of a commit that only a later epoch got to say, nobody knows when it was made.
+    """
+    own = (said for said in history.commits if said.incarnation == said.fact.epoch)
+    made = {(said.fact.fragment, said.fact.syncer_step): said.at for said in own}
+    for life in history.lives.values():
+        name = f"{life.learner} {life.incarnation}"
+        before = None
+        for said in life.steps:
+            if before is not None and any(before < at <= said.at for at in life.resumed):
+                before = None  # in between there was nothing of it
+            if before is not None and abs(said.at - before - said.fact.seconds - said.fact.waited_s) > BLUR_S:
+                yield f"the wall clock of {name} jumped before its step {said.fact.step}"
+            before = said.at
+        for adopted in life.adoptions:
+            fact = adopted.fact
+            if adopted.at < made.get((fact.fragment, fact.version), -math.inf) - BLUR_S:
+                yield f"{name} adopted version {fact.version} before it was made: wall clocks differ"
+    for merged, one, life, _, last in history.contributions:
+        if last and life.steps[last - 1].at > merged.at + BLUR_S:
+            yield f"{life.learner} {life.incarnation} finished step {one.step} after it was merged: wall clocks differ"

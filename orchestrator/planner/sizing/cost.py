@@ -1,0 +1,78 @@
+"""What tokens cost: prices of learner units against the tokens that their steps give, and how much of them counts.
+
+Units are paid for as long as they can be had, also while they restart. Knows no discounts, storage or network fees.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from dataclasses import dataclass
+
+from orchestrator.planner.sizing.fault_tolerance import HOUR_S
+from orchestrator.planner.sizing.step_times import unit_step_s
+from orchestrator.recipe.config import FleetPoolConfig, Recipe
+
+BILLION = 1e9
+
+
+@dataclass(frozen=True)
+class Cost:
+    """In the currency of the recipe's prices. None where a price or the step's length is not given."""
+
+    per_hour: float | None  # of all learners, by the share of the day in which they can be had
+    tokens_per_hour: float | None  # that are committed
+    goodput: float  # committed tokens, of those that all configured learners could process, as taken here
+    goodput_is_given: bool  # by a prediction; else nothing is taken to be lost but the hours without spot capacity
+    per_billion_tokens: float | None
+    run_hours: float | None  # until the budget is committed
+    run_cost: float | None
+    unpriced: tuple[str, ...]  # pools
+
+
+def cost(
+    recipe: Recipe,
+    step_tokens: Mapping[str, int],
+    step_s: float | None,
+    run_tokens: int,
+    goodput: float | None = None,
+    run_s: float | None = None,
+) -> Cost:
+    """`step_tokens`: of one step of a learner, by pool. `step_s`: of pools without a step of their own.
+
+    `run_tokens`: the budget. `run_s`: of a run whose budget is in syncer steps, with the time that has no quorum.
+
+    `goodput`: predicted, 0 to 1, the hours without spot capacity counted as lost; None: nothing else is lost.
+    """
+    said = {pool.name: pool for pool in recipe.fleet.pools}
+    learners = list(recipe.learners.values())
+    unpriced = tuple(
+        pool.name for pool in recipe.pools if said.get(pool.name, _SILENT).price_per_hour is None and pool.learners
+    )
+    per_hour = tokens = None
+    takes_s = [unit_step_s(recipe, pool, step_s) for pool in learners]
+    known_s = [seconds for seconds in takes_s if seconds is not None]
+    rates = [
+        step_tokens[pool.name] / (pool.slowdown if seconds is None else seconds)
+        for pool, seconds in zip(learners, takes_s, strict=True)
+    ]
+    had = [rate * said.get(pool.name, _SILENT).spot for rate, pool in zip(rates, learners, strict=True)]
+    share = sum(had) / sum(rates) if goodput is None else goodput
+    if not unpriced:
+        per_hour = sum((said[pool.name].price_per_hour or 0.0) * said[pool.name].spot for pool in learners)
+    if len(known_s) == len(takes_s):
+        tokens = HOUR_S * share * sum(rates)
+    known = per_hour is not None and tokens
+    hours = run_s / HOUR_S if run_s is not None else run_tokens / tokens if tokens else None
+    return Cost(
+        per_hour=per_hour,
+        tokens_per_hour=tokens,
+        goodput=share,
+        goodput_is_given=goodput is not None,
+        per_billion_tokens=BILLION * per_hour / tokens if known and per_hour is not None and tokens else None,
+        run_hours=hours,
+        run_cost=None if per_hour is None or hours is None else per_hour * hours,
+        unpriced=unpriced,
+    )
+
+
+_SILENT = FleetPoolConfig(name="")

@@ -1,0 +1,144 @@
+"""What each process of a run keeps in memory, part by part, from the sizes of tensors.
+
+Follows what the code of learners/ and outer/ holds on to. Activations, compiled programs and the data are the
+task's own affair and are not counted; docs/planning.md says how far off that was where it was measured.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterable
+from dataclasses import dataclass
+from typing import Literal
+
+from orchestrator.planner.sizing.model_sizes import Shapes
+from orchestrator.planner.sizing.traffic import DOWN_BYTES, UP_BYTES
+from orchestrator.recipe.config import Recipe
+from outer.config import SyncConfig
+from outer.protocol.schedule import Schedule
+
+Where = Literal["device", "host", "store"]  # on CPUs the device is the host; store: Ray's object store, shared memory
+FLOAT64 = 8
+MIB = 2**20
+# Python, Ray's worker, JAX and what it compiles, the default corpus: measured on CPUs, with a model of 1.4 MiB.
+PROCESS_BYTES = {"learner": 400 * MIB, "syncer": 210 * MIB, "evaluator": 350 * MIB, "orchestrator": 80 * MIB}
+
+
+@dataclass(frozen=True)
+class Part:
+    what: str
+    bytes: int
+    where: Where
+
+
+@dataclass(frozen=True)
+class Memory:
+    """One process: in memory of its own, in its node's object store, and on a learner's accelerator (0 on CPUs)."""
+
+    process: str
+    parts: tuple[Part, ...]
+
+    @property
+    def device_bytes(self) -> int:
+        return sum(part.bytes for part in self.parts if part.where == "device")
+
+    @property
+    def host_bytes(self) -> int:
+        return sum(part.bytes for part in self.parts if part.where == "host")
+
+    @property
+    def store_bytes(self) -> int:
+        return sum(part.bytes for part in self.parts if part.where == "store")
+
+
+def learner(sync: SyncConfig, shapes: Shapes, accelerated: bool) -> Memory:
+    """One learner at the peak of a step (learners/training/trainer.py, learners/fragment_io.py)."""
+    device: Where = "device" if accelerated else "host"
+    model = shapes.elements * DOWN_BYTES
+    largest, open_steps = _largest(shapes), max(1, sync.overlap_steps)
+    parts = [
+        _process("learner"),
+        Part("parameters", shapes.parameter_bytes, device),
+        Part("inner optimizer state", shapes.inner_state_bytes, device),
+        # The step donates nothing, so that a fragment can be read while the next one runs.
+        Part("gradients", shapes.parameter_bytes, device),
+        Part("parameters and state after the step", shapes.parameter_bytes + shapes.inner_state_bytes, device),
+        Part("versions last received", model, "store"),
+        Part("staged fragments, and the ones they replace", 2 * staged_bytes(sync, shapes), "host"),
+        Part("contributions on their way up", open_steps * largest * UP_BYTES[sync.codec], "store"),
+        Part("versions that came and wait for a step's end", open_steps * largest * DOWN_BYTES, "store"),
+    ]
+    if sync.adopt == "rebase":
+        parts.append(Part("values as read, for rebasing", model, "host"))
+    return Memory("learner", tuple(parts))
+
+
+def staged_bytes(sync: SyncConfig, shapes: Shapes) -> int:
+    """Host copies taken at a boundary, float32: the largest set of fragments due within max(1, tau) + 1 steps."""
+    schedule = Schedule(len(shapes.fragments), sync.round_steps)
+    window = max(1, sync.overlap_steps) + 1
+    sets = (schedule.upcoming(step, window) for step in range(sync.round_steps))
+    return DOWN_BYTES * max(sum(shapes.fragments[index].size for index in due) for due in sets)
+
+
+def syncer(recipe: Recipe, shapes: Shapes) -> Memory:
+    """The syncer while it merges everyone's largest fragment (outer/numeric/parameters.py, outer/numeric/merge.py)."""
+    learners, open_steps = len(recipe.learners), max(1, recipe.sync.overlap_steps)
+    largest = _largest(shapes)
+    tensor = max(tensor.size for fragment in shapes.fragments for tensor in fragment.tensors)
+    state = max(shapes.outer_state_bytes)
+    return Memory(
+        "syncer",
+        (
+            _process("syncer"),
+            Part("global parameters", shapes.elements * DOWN_BYTES, "host"),
+            Part("outer optimizer state", sum(shapes.outer_state_bytes), "host"),
+            Part("payloads of the open steps", open_steps * learners * largest * UP_BYTES[recipe.sync.codec], "store"),
+            Part("outer gradients of one merge, float64", learners * largest * FLOAT64, "host"),
+            Part("one tensor of each, stacked, and JAX's copy", 2 * learners * tensor * FLOAT64, "host"),
+            # Merged gradient, base, parameters before and after; the state before and after.
+            Part("one outer step, float64", 4 * largest * FLOAT64 + 2 * 2 * state, "host"),
+            Part("proposals not yet in force", open_steps * (largest * DOWN_BYTES + state), "host"),
+        ),
+    )
+
+
+def evaluator(shapes: Shapes) -> Memory:
+    parts = (
+        _process("evaluator"),
+        Part("the syncer's versions", shapes.elements * DOWN_BYTES, "store"),
+        Part("parameters", shapes.parameter_bytes, "host"),
+    )
+    return Memory("evaluator", parts)
+
+
+def orchestrator(shapes: Shapes) -> Memory:
+    """At the end of the run, when it writes the parameters."""
+    model = shapes.elements * DOWN_BYTES
+    parts = (
+        _process("orchestrator"),
+        Part("the syncer's versions, at the end", model, "store"),
+        Part("the file they are written to, at the end", model, "host"),
+    )
+    return Memory("orchestrator", parts)
+
+
+def of_run(recipe: Recipe, shapes: Shapes, pools: Iterable[str]) -> dict[str, Memory]:
+    """Every kind of process: `learner-POOL` for each of these pools, and the services by name."""
+    by_name = {pool.name: pool for pool in recipe.pools}
+    found = {
+        f"learner-{name}": learner(recipe.sync, shapes, any(kind in by_name[name].resources for kind in ("GPU", "TPU")))
+        for name in pools
+    }
+    return found | {
+        "syncer": syncer(recipe, shapes),
+        "evaluator": evaluator(shapes),
+        "orchestrator": orchestrator(shapes),
+    }
+
+
+def _process(kind: str) -> Part:
+    return Part("the process itself", PROCESS_BYTES[kind], "host")
+
+
+def _largest(shapes: Shapes) -> int:
+    return max(fragment.size for fragment in shapes.fragments)

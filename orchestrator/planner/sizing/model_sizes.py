@@ -1,0 +1,43 @@
+"""What a plan has to know of the recipe's task: sizes and counts, found without making a single tensor."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from dataclasses import dataclass
+
+from orchestrator.recipe.config import Recipe
+from outer.protocol.fragments import Fragment
+
+
+@dataclass(frozen=True)
+class Shapes:
+    """All of it in plain numbers; the planner itself needs no JAX."""
+
+    fragments: tuple[Fragment, ...]
+    parameter_bytes: int  # one copy, in the model's dtypes
+    inner_state_bytes: int  # the inner optimizer's, of one learner
+    outer_state_bytes: tuple[int, ...]  # the outer optimizer's, by fragment
+    step_tokens: Mapping[str, int]  # tokens of one step of a learner, by pool
+    shardable: bool = False  # the task says how its parameters may lie on several devices
+
+    @property
+    def elements(self) -> int:
+        return sum(fragment.size for fragment in self.fragments)
+
+
+def shapes_of(recipe: Recipe) -> Shapes:
+    """The shapes of a validated recipe. Raises what the task's own code raises."""
+    from learners.training import footprint, task, trainer
+    from outer.numeric.optimizer import OuterOptimizer
+
+    built = task.load(recipe.task, recipe.data, recipe.seed, dict(recipe.model))
+    fragments = trainer.deal(built, recipe.sync)
+    outer = OuterOptimizer(recipe.outer)
+    return Shapes(
+        fragments=fragments,
+        parameter_bytes=footprint.parameter_bytes(built),
+        inner_state_bytes=footprint.inner_state_bytes(built, recipe.inner),
+        outer_state_bytes=tuple(outer.state_bytes(fragment.size) for fragment in fragments),
+        step_tokens={pool.name: built.tokens(pool.batch_size) for pool in recipe.pools},
+        shardable=hasattr(built, "sharding"),
+    )

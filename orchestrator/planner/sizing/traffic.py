@@ -1,0 +1,158 @@
+"""What crosses the links: fragments up and versions down, by step, round and second, and what plain training moves.
+
+Payloads only: messages, facts and headers are not counted, nor what TCP adds. Knows nothing of placement but
+each learner's region.
+"""
+
+from __future__ import annotations
+
+from collections import Counter
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
+
+from outer.config import SyncConfig
+from outer.protocol.fragments import Fragment
+from outer.protocol.schedule import Schedule
+
+UP_BYTES = {"fp32": 4, "bf16": 2}  # of one element of a contribution, by codec
+DOWN_BYTES = 4  # of one element of a version: float32
+
+
+@dataclass(frozen=True)
+class FragmentRow:
+    """One fragment: what is in it, what it weighs on the wire, when it is due."""
+
+    fragment: int
+    tensors: int
+    elements: int
+    share: float  # of the model's elements
+    up_bytes: int
+    down_bytes: int
+    due: int  # at every syncer step t with t mod H = this
+
+
+@dataclass(frozen=True)
+class Flow:
+    """One direction of a link, or of several together."""
+
+    per_round_bytes: int
+    per_step_bytes: float  # the mean over a round's H syncer steps
+    peak_bytes: int  # of the largest fragment: what one syncer step moves at most
+    per_second_bits: float | None  # the mean; None: the step's length is not given
+    peak_second_bits: float | None  # the peak, spread over one syncer step
+
+
+@dataclass(frozen=True)
+class RegionFlow:
+    """All learners of a region, to the syncer and back."""
+
+    region: str | None  # the learners'; None: no region is known
+    syncer_region: str | None
+    learners: int
+    up: Flow
+    down: Flow
+
+
+@dataclass(frozen=True)
+class DataParallel:
+    """What each learner would move in every step of synchronous data-parallel training: a ring all-reduce."""
+
+    each_way_bytes: int
+    ratio: float | None  # to what a learner moves here per step, both directions; None with one learner
+
+
+@dataclass(frozen=True)
+class Traffic:
+    learner_up: Flow
+    learner_down: Flow
+    regions: tuple[RegionFlow, ...]
+    joining_bytes: int  # down, for each learner that starts from the syncer: at the run's start, or with no peer
+    donation_bytes: int | None  # from a peer to each one that joins or is restarted; None: they start from the syncer
+    evaluation_bytes: int  # from the syncer to the evaluator, each time
+    run_up_bytes: int  # of a run in which nobody misses a merge
+    run_down_bytes: int  # likewise, with each learner's first versions
+    data_parallel: DataParallel
+
+
+def table(fragments: Sequence[Fragment], sync: SyncConfig) -> tuple[FragmentRow, ...]:
+    """The fragments as they are dealt, in order."""
+    schedule = Schedule(len(fragments), sync.round_steps)
+    total = sum(fragment.size for fragment in fragments)
+    return tuple(
+        FragmentRow(
+            fragment=fragment.index,
+            tensors=len(fragment.tensors),
+            elements=fragment.size,
+            share=fragment.size / total if total else 0.0,
+            up_bytes=fragment.size * UP_BYTES[sync.codec],
+            down_bytes=fragment.size * DOWN_BYTES,
+            due=schedule.offset(fragment.index),
+        )
+        for fragment in fragments
+    )
+
+
+def traffic(
+    rows: Sequence[FragmentRow],
+    sync: SyncConfig,
+    regions: Mapping[str, str | None],
+    syncer_region: str | None,
+    syncer_steps: int,
+    parameter_bytes: int,
+    inner_state_bytes: int,
+    step_s: float | None,
+) -> Traffic:
+    """`regions`: each learner's, by name. `syncer_steps`: T. `step_s`: seconds of a syncer step, if known."""
+    ups, downs = [row.up_bytes for row in rows], [row.down_bytes for row in rows]
+    learners = len(regions)
+    up, down = (_flow(sizes, sync.round_steps, 1, step_s) for sizes in (ups, downs))
+    commits = [_times_due(row.due, sync.round_steps, syncer_steps) for row in rows]
+    counted = Counter(regions.values())
+    return Traffic(
+        learner_up=up,
+        learner_down=down,
+        regions=tuple(
+            RegionFlow(
+                region,
+                syncer_region,
+                count,
+                _flow(ups, sync.round_steps, count, step_s),
+                _flow(downs, sync.round_steps, count, step_s),
+            )
+            for region, count in sorted(counted.items(), key=lambda item: item[0] or "")
+        ),
+        joining_bytes=sum(downs),
+        donation_bytes=parameter_bytes + inner_state_bytes if _peers_give(sync) else None,
+        evaluation_bytes=sum(downs),
+        run_up_bytes=learners * sum(size * count for size, count in zip(ups, commits, strict=True)),
+        run_down_bytes=learners * sum(size * (1 + count) for size, count in zip(downs, commits, strict=True)),
+        data_parallel=_data_parallel(parameter_bytes, learners, up.per_step_bytes + down.per_step_bytes),
+    )
+
+
+def _peers_give(sync: SyncConfig) -> bool:
+    """As learners/protocol/learner.py has it."""
+    return sync.recover == "peer" and sync.overlap != "strict"
+
+
+def _flow(sizes: Sequence[int], round_steps: int, learners: int, step_s: float | None) -> Flow:
+    total, peak = learners * sum(sizes), learners * max(sizes)
+    mean = total / round_steps
+    return Flow(
+        per_round_bytes=total,
+        per_step_bytes=mean,
+        peak_bytes=peak,
+        per_second_bits=None if step_s is None else 8 * mean / step_s,
+        peak_second_bits=None if step_s is None else 8 * peak / step_s,
+    )
+
+
+def _times_due(offset: int, round_steps: int, syncer_steps: int) -> int:
+    """How many t in 1..T have t mod H = offset; step 0 does not exist."""
+    return syncer_steps // round_steps if offset == 0 else (syncer_steps - offset) // round_steps + 1
+
+
+def _data_parallel(parameter_bytes: int, learners: int, here: float) -> DataParallel:
+    """Each of M sends and receives 2 (M - 1) / M of the gradients, which have the parameters' dtype."""
+    moved = 2 * (learners - 1) * parameter_bytes // learners
+    return DataParallel(moved, 2 * moved / here if learners > 1 and here else None)

@@ -1,0 +1,285 @@
+"""The recipe: one typed configuration for a whole run."""
+
+from __future__ import annotations
+
+import hashlib
+import json
+import re
+from typing import Annotated, Any, Literal, Self
+
+from pydantic import Field, NonNegativeFloat, NonNegativeInt, PositiveFloat, PositiveInt, model_validator
+
+from learners.config import DataConfig, InnerConfig, WarmStart
+from outer.config import OuterConfig, Section, SyncConfig
+
+FaultKind = Literal["kill", "freeze", "slow", "straggle", "link", "corrupt", "non_finite", "wrong_config"]
+SYNCER = "syncer"  # where a fault can strike, beside the learners
+Point = Literal["received", "merged", "journaling", "journaled", "applied", "announced"]
+NAME = r"[a-z0-9]([a-z0-9-]{0,38}[a-z0-9])?"
+LABEL = r"^[A-Za-z0-9]([A-Za-z0-9_.-]{0,61}[A-Za-z0-9])?$"  # value of a node label, to Ray and to Kubernetes
+
+
+class PoolConfig(Section):
+    """Learner units of one kind in one place."""
+
+    name: str = Field(pattern=f"^{NAME}$", description="appears in the learners' names: learner-NAME-0")
+    learners: PositiveInt = Field(1, description="learner units wanted from this pool at the start")
+    min: NonNegativeInt = Field(0, description="`diloco scale` keeps at least so many")
+    max: PositiveInt | None = Field(None, description="and at most so many; a local Ray has room for twice `learners`")
+    region: str | None = Field(None, pattern=LABEL, description="only nodes with the label region = this")
+    accelerator: str | None = Field(
+        None, pattern=LABEL, description="only nodes with the label ray.io/accelerator-type = this, e.g. H100, TPU-V6E"
+    )
+    topology: str | None = Field(
+        None, description="of a TPU slice on one host, e.g. 2x4: a learner unit takes all of it"
+    )
+    resources: dict[str, PositiveFloat] = Field(
+        default_factory=lambda: {"CPU": 1.0}, description="of one learner unit: CPU, GPU, TPU or a resource of your own"
+    )
+    batch_size: PositiveInt = Field(8, description="samples per step and learner")
+    slowdown: float = Field(1.0, ge=1.0, description="every step is made to take this many times as long (studies)")
+    devices: PositiveInt | None = Field(
+        None, description="that one learner's step is spread over; default: all accelerators it sees, or one CPU"
+    )
+    model_parallel: PositiveInt = Field(
+        1, description='devices that share one copy of the model, the mesh axis "model" of the task\'s sharding'
+    )
+
+    @property
+    def accelerated(self) -> bool:
+        return any(kind in self.resources for kind in ("GPU", "TPU"))
+
+    @property
+    def known_devices(self) -> int:
+        """How many devices a learner of this pool steps on, as far as the recipe tells."""
+        return self.devices or max(1, int(self.resources.get("GPU", 0)), int(self.resources.get("TPU", 0)))
+
+    @model_validator(mode="after")
+    def _between(self) -> Self:
+        if not self.min <= self.learners <= self.most:
+            raise ValueError(f"learners = {self.learners} must lie between min = {self.min} and max = {self.max}")
+        return self
+
+    def names(self, learners: int) -> list[str]:
+        """The names of its first so many learners."""
+        return [f"learner-{self.name}-{index}" for index in range(learners)]
+
+    @property
+    def most(self) -> int:
+        """Learner units that a local Ray makes room for."""
+        return 2 * self.learners if self.max is None else self.max
+
+
+class BudgetConfig(Section):
+    """When the run ends. Exactly one of the two."""
+
+    tokens: PositiveInt | None = Field(None, description="committed tokens")
+    syncer_steps: PositiveInt | None = None
+
+    @model_validator(mode="after")
+    def _one(self) -> Self:
+        if (self.tokens is None) == (self.syncer_steps is None):
+            raise ValueError("give exactly one of tokens and syncer_steps")
+        return self
+
+
+class EvalConfig(Section):
+    """Held-out evaluation of the syncer's parameters."""
+
+    every: NonNegativeInt = Field(100, description="syncer steps between evaluations; 0 = only first and last")
+    sequences: PositiveInt = Field(256, description="held-out samples per evaluation")
+    ngrams: bool = Field(False, description="also fit byte bigram and trigram tables on the training text, to compare")
+
+
+class FaultConfig(Section):
+    """One planned fault: what, to whom, when."""
+
+    kind: FaultKind
+    learner: str = Field(description="a learner's name, or `any`: one chosen by the seed; or `syncer`")
+    point: Point | None = Field(None, description="of a kill of the syncer: where in a commit")
+    at_step: PositiveInt | None = Field(None, description="when the syncer reaches this step")
+    at_s: NonNegativeFloat | None = Field(None, description="seconds after the first learner step")
+    duration_s: PositiveFloat = Field(5.0, description="of freeze, slow, straggle, link and corrupt")
+    delay_s: PositiveFloat = Field(0.2, description="of every step (slow), or of a step on average (straggle)")
+
+    @model_validator(mode="after")
+    def _when(self) -> Self:
+        if (self.at_step is None) == (self.at_s is None):
+            raise ValueError("give exactly one of at_step and at_s")
+        if self.point is not None and (self.kind, self.learner) != ("kill", SYNCER):
+            raise ValueError(f'point belongs to kind = "kill" of learner = "{SYNCER}"')
+        return self
+
+
+class ChaosConfig(Section):
+    """Faults to inject. Nothing here: no chaos actor."""
+
+    seed: NonNegativeInt | None = Field(None, description="default: the run's seed")
+    faults: tuple[FaultConfig, ...] = ()
+    mtbf_s: PositiveFloat | None = Field(None, description="mean time between further, random faults of the whole run")
+    kinds: tuple[FaultKind, ...] = Field(("kill", "freeze"), min_length=1, description="of random faults")
+    freeze_s: PositiveFloat = Field(5.0, description="length of a random freeze")
+    duration_s: PositiveFloat = Field(5.0, description="of a random slow, straggle, link or corrupt")
+    delay_s: PositiveFloat = Field(0.2, description="of every step in a random slow, on average in a straggle")
+
+    @property
+    def active(self) -> bool:
+        return bool(self.faults) or self.mtbf_s is not None
+
+
+class DurabilityConfig(Section):
+    """What survives what."""
+
+    mode: Literal["journal", "replica", "checkpoint"] = Field(
+        "journal",
+        description="what an announced commit survives. journal: whatever its store does; replica: the loss of one of "
+        "two nodes, nothing is written; checkpoint: at the worst, all since the last one is lost",
+    )
+    store: str | None = Field(
+        None, description="of journal and checkpoints: a folder or URI, e.g. s3://BUCKET/RUN; default: the run's folder"
+    )
+    every_s: NonNegativeFloat = Field(600.0, description="between two checkpoints; 0 = only when the run is stopped")
+    keep: PositiveInt = Field(3, description="checkpoints, the newest; older ones are removed")
+
+
+class RunConfig(Section):
+    """How the run is kept alive and watched."""
+
+    restart_backoff_s: NonNegativeFloat = Field(
+        1.0, description="wait before the second restart in a row; doubles, up to 30 s"
+    )
+    hang_s: PositiveFloat = Field(20.0, description="a learner silent for this long is ended and restarted")
+    syncer_lease_s: PositiveFloat = Field(5.0, description="a syncer silent for this long is followed by another")
+    start_s: PositiveFloat = Field(120.0, description="lease of a learner that starts, compiles or joins")
+    idle_s: PositiveFloat = Field(300.0, description="with no syncer step for this long the run is given up as failed")
+    dashboard: bool = Field(False, description="start Ray's dashboard with a local cluster")
+    metrics: bool = Field(True, description="export Prometheus metrics through Ray: docs/metrics.md")
+    control: dict[str, Annotated[str, Field(pattern=LABEL)]] = Field(
+        default_factory=dict,
+        description="labels of the nodes that all actors of a run but its learners may run on, on a cluster",
+    )
+
+
+class LinkConfig(Section):
+    """What two regions have between them."""
+
+    between: tuple[str, str] = Field(description="two regions of [[pools]], of run.control or fleet.syncer_region")
+    gbit_s: PositiveFloat = Field(description="each way, of what this run may use")
+    latency_ms: NonNegativeFloat = Field(0.0, description="one way")
+
+
+class FleetPoolConfig(Section):
+    """What planning is told of a pool: of one learner unit each."""
+
+    name: str = Field(description="of one of [[pools]]")
+    step_s: PositiveFloat | None = Field(
+        None, le=86_400.0, description="seconds of a step of its learners without slowdown, instead of fleet.step_s"
+    )
+    chips: PositiveInt | None = Field(None, description="that fail each for itself; default: its accelerators, or 1")
+    price_per_hour: NonNegativeFloat | None = Field(None, description="in any currency, the same for all pools")
+    mtbf_hours: PositiveFloat | None = Field(
+        None, le=1e9, description="mean time until it is lost, e.g. preempted; default: fleet.mtbf_hours / chips"
+    )
+    spot: float = Field(1.0, gt=0.0, le=1.0, description="share of the day in which it can be had")
+
+
+class FleetConfig(Section):
+    """What only planning reads. A run reads none of it, and its hash does not know it."""
+
+    step_s: PositiveFloat | None = Field(
+        None, le=86_400.0, description="seconds of a step without a pool's slowdown; --step-seconds goes before it"
+    )
+    mtbf_hours: PositiveFloat = Field(8766.0, le=1e9, description="mean time between failures of one chip: a year")
+    detect_s: NonNegativeFloat = Field(3.0, le=1e7, description="until a lost learner is noticed")
+    replace_s: NonNegativeFloat = Field(600.0, le=1e7, description="mean time until there is hardware for it again")
+    start_s: NonNegativeFloat = Field(60.0, le=1e7, description="process, imports, compiler, and a peer's state")
+    syncer_region: str | None = Field(
+        None, pattern=LABEL, description="where the syncer is counted; --syncer-region goes before it"
+    )
+    links: tuple[LinkConfig, ...] = ()
+    pools: tuple[FleetPoolConfig, ...] = ()
+
+    @property
+    def outage_s(self) -> float:
+        """Seconds from a learner's loss to its next step, in the mean."""
+        return self.detect_s + self.replace_s + self.start_s
+
+
+class Recipe(Section):
+    """Everything a run is made from; resolved, hashed and stored with it; but for `fleet`, of planning alone."""
+
+    name: str = Field(pattern=f"^{NAME}$")
+    seed: NonNegativeInt = 0
+    task: str = Field("learners.training.models.language:ByteLanguageModel", pattern=r"^[\w.]+:[\w.]+$")
+    model: dict[str, Any] = Field(default_factory=dict, description="arguments of the task's factory")
+    init_from: str | None = Field(
+        None, description="parameters to start from: a .safetensors file, a run's folder or its final/"
+    )
+    init_digest: str | None = Field(None, description="of their content; filled in when the recipe is resolved")
+    data: DataConfig = DataConfig()
+    inner: InnerConfig = InnerConfig()
+    sync: SyncConfig = SyncConfig()
+    outer: OuterConfig = OuterConfig()
+    pools: Annotated[tuple[PoolConfig, ...], Field(min_length=1)]
+    budget: BudgetConfig
+    eval: EvalConfig = EvalConfig()
+    chaos: ChaosConfig = ChaosConfig()
+    durability: DurabilityConfig = DurabilityConfig()
+    run: RunConfig = RunConfig()
+    fleet: FleetConfig = FleetConfig()
+
+    @property
+    def learners(self) -> dict[str, PoolConfig]:
+        """Every learner wanted at the start by name, in order."""
+        return {name: pool for pool in self.pools for name in pool.names(pool.learners)}
+
+    def pool_of(self, learner: str) -> PoolConfig:
+        """The pool of a learner, one that joined later included. Raises KeyError for a name that none could have."""
+        for pool in self.pools:
+            if re.fullmatch(f"learner-{re.escape(pool.name)}-[0-9]+", learner):
+                return pool
+        raise KeyError(learner)
+
+    @property
+    def quorum(self) -> int:
+        """K as a number."""
+        return len(self.learners) if self.sync.quorum == "all" else self.sync.quorum
+
+    @property
+    def tokens_per_syncer_step(self) -> int:
+        """Tokens of one step of every configured learner: the nominal pace of the budget."""
+        return sum(pool.batch_size * self.data.sequence_length for pool in self.learners.values())
+
+    @property
+    def target_syncer_steps(self) -> int:
+        """T: given, or what the token budget takes when every learner steps once per syncer step."""
+        if self.budget.syncer_steps is not None:
+            return self.budget.syncer_steps
+        assert self.budget.tokens is not None
+        return max(1, -(-self.budget.tokens // self.tokens_per_syncer_step))
+
+    @property
+    def warm_start(self) -> WarmStart | None:
+        """Where the initial parameters come from, in a resolved recipe; None: the task makes them."""
+        if self.init_from is None:
+            return None
+        assert self.init_digest is not None, "resolve the recipe first"
+        return WarmStart(self.init_from, self.init_digest)
+
+    def canonical(self) -> dict[str, Any]:
+        """Plain JSON values of a run under the recipe's own keys: all but unset options and `fleet`."""
+        return self.model_dump(mode="json", by_alias=True, exclude_none=True, exclude={"fleet"})
+
+    @property
+    def config_hash(self) -> str:
+        return hashed(self.canonical())
+
+
+def hashed(canonical: dict[str, Any]) -> str:
+    """The config hash of a recipe's plain values."""
+    text = json.dumps(canonical, sort_keys=True, separators=(",", ":"), default=str)
+    return hashlib.sha256(text.encode()).hexdigest()[:16]
+
+
+def is_name(text: str) -> bool:
+    return re.fullmatch(NAME, text) is not None

@@ -1,0 +1,185 @@
+"""What one learner unit of a pool asks of the cluster: resources and node labels; whether it can be had; why not.
+
+Pure: Ray's labels and resources are names here. A unit is one process on one host, so a TPU slice must lie on one.
+
+An accelerator is asked for by the label ray.io/accelerator-type, not by the resource accelerator_type:X: Ray sets
+both where it finds the hardware, but only labels can be told to an autoscaler that starts from nothing, corrected by
+hand (A100-80G), and combined with others without using anything up.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Iterator, Mapping, Sequence
+from dataclasses import dataclass
+
+from orchestrator.recipe.config import PoolConfig
+from orchestrator.recipe.problems import Problem, nearest
+from orchestrator.recipe.tpu_slices import CHIP_COUNTS, GENERATIONS, chips, is_topology
+
+REGION = "region"
+ACCELERATOR = "ray.io/accelerator-type"
+POD_TYPE = "ray.io/tpu-pod-type"
+MEMORY_FRACTION = "XLA_CLIENT_MEM_FRACTION"  # of a GPU, taken by a process at its start
+MEMORY_SETTINGS = (MEMORY_FRACTION, "XLA_PYTHON_CLIENT_MEM_FRACTION", "XLA_PYTHON_CLIENT_PREALLOCATE")
+MEMORY_USABLE = 0.9  # of a shared GPU: each process has its driver context beside what XLA takes
+RESERVED = ("memory", "object_store_memory")  # Ray treats these apart
+GPUS = ("V100", "T4", "A10G", "L4", "L40S", "A100", "H100", "H200", "B200", "GB200")  # names to suggest, not a limit
+
+
+@dataclass(frozen=True)
+class Shape:
+    """A learner unit's claim on one node."""
+
+    resources: Mapping[str, float]
+    labels: Mapping[str, str]
+
+
+def shape(pool: PoolConfig, anywhere: bool = False) -> Shape:
+    """The claim of one unit. `anywhere`: whatever the node's labels, as on a cluster of one local node."""
+    labels = {}
+    if pool.region:
+        labels[REGION] = pool.region
+    if pool.accelerator:
+        labels[ACCELERATOR] = pool.accelerator
+    if pool.topology and pool.accelerator in GENERATIONS:
+        labels[POD_TYPE] = GENERATIONS[pool.accelerator].pod_type(pool.topology)
+    return Shape(dict(pool.resources), {} if anywhere else labels)
+
+
+def memory_settings(pool: PoolConfig, environ: Mapping[str, str]) -> dict[str, str]:
+    """Environment by which learners that share a GPU leave each other room. What the user has set stays.
+
+    XLA would take three quarters of the GPU for the first of them.
+    """
+    share = pool.resources.get("GPU", 0.0)
+    if not 0.0 < share < 1.0 or any(name in environ for name in MEMORY_SETTINGS):
+        return {}
+    return {MEMORY_FRACTION: f"{MEMORY_USABLE * share:.3f}"}
+
+
+# ------------------------------------------------------------------ what no cluster can give
+
+
+def refusals(pool: PoolConfig, place: str) -> Iterator[Problem]:
+    """What is wrong with a pool's hardware; `place` is its path in the recipe, "pools.0"."""
+    yield from _amounts(pool, f"{place}.resources")
+    yield from _accelerator(pool, place)
+    if pool.topology is not None:
+        yield from _slice(pool, pool.topology, f"{place}.topology")
+
+
+def _amounts(pool: PoolConfig, field: str) -> Iterator[Problem]:
+    asked = pool.resources
+    if not asked:
+        yield Problem(field, asked, "a learner unit that asks for nothing has no place", "write resources = {CPU = 1}")
+    for kind in RESERVED:
+        if kind in asked:
+            message = "cannot be asked for: pools ask for CPU, GPU, TPU or a resource of their own"
+            yield Problem(f"{field}.{kind}", asked[kind], message, "leave it out")
+    if "GPU" in asked and "TPU" in asked:
+        yield Problem(field, asked, "no node has both GPUs and TPUs", "make two pools of it")
+    gpus, tpus = asked.get("GPU", 1.0), asked.get("TPU", 1.0)
+    if gpus > 1.0 and not gpus.is_integer():
+        message = "must be a whole number, or a share below 1 of a single GPU"
+        yield Problem(f"{field}.GPU", gpus, message, f"write GPU = {int(gpus)}")
+    if tpus not in CHIP_COUNTS:
+        counts = ", ".join(map(str, CHIP_COUNTS))
+        message = f"chips of one host can be had as {counts}"
+        yield Problem(f"{field}.TPU", tpus, message, f"write one of {counts}")
+
+
+def _accelerator(pool: PoolConfig, place: str) -> Iterator[Problem]:
+    name, field = pool.accelerator, f"{place}.accelerator"
+    if name is None:
+        return
+    is_tpu = name.upper().startswith("TPU")
+    if is_tpu and name not in GENERATIONS:
+        near = nearest(name, GENERATIONS)
+        fix = f'did you mean "{near}"?' if near else 'write, for example, "TPU-V6E"'
+        yield Problem(field, name, f"is no TPU generation; known: {', '.join(GENERATIONS)}", fix)
+    elif name not in GPUS and (exact := {gpu.lower(): gpu for gpu in GPUS}.get(name.lower())):
+        yield Problem(field, name, "is compared letter by letter with what Ray calls it", f'did you mean "{exact}"?')
+    kind = "TPU" if is_tpu else "GPU"
+    other = "GPU" if is_tpu else "TPU"
+    if other in pool.resources:
+        yield Problem(field, name, f"is not what {other}s are called", f"ask for {kind}s, or name another accelerator")
+    elif set(pool.resources) <= {"CPU"}:
+        message = f"is named, but pools ask for no {kind}: the learner would train on that node's CPUs"
+        yield Problem(field, name, message, f"add {kind} = ... to {place}.resources, or leave accelerator out")
+
+
+def _slice(pool: PoolConfig, topology: str, field: str) -> Iterator[Problem]:
+    generation = GENERATIONS.get(pool.accelerator or "")
+    if generation is None:
+        if pool.accelerator is None or not pool.accelerator.upper().startswith("TPU"):
+            message = "is the form of a TPU slice, and this pool names no TPU"
+            yield Problem(field, topology, message, 'add accelerator = "TPU-V6E" or the like, or leave topology out')
+        return
+    known = generation.one_host
+    fitting = f"use {' or '.join(known)}" if known else "leave topology out, and ask for the chips of one host"
+    if topology in known:
+        wanted, asked = chips(topology), pool.resources.get("TPU")
+        if asked != wanted:
+            message = (
+                f"has {wanted} chips, which a learner unit takes as a whole; resources ask for TPU = {asked or 0:g}"
+            )
+            yield Problem(field, topology, message, f"write resources.TPU = {wanted}, or use another topology")
+    elif not is_topology(topology) or (hosts := generation.hosts(topology)) == 1:
+        yield Problem(field, topology, f"is no topology of {generation.name}", fitting)
+    else:
+        message = f"needs {hosts} hosts; a learner unit is one process today, on one host"
+        yield Problem(field, topology, message, fitting)
+
+
+# ------------------------------------------------------------------ what this cluster cannot give
+
+
+@dataclass(frozen=True)
+class Node:
+    """A living node: its labels, and all it has, free or not."""
+
+    labels: Mapping[str, str]
+    resources: Mapping[str, float]
+
+
+def misses(labels: Mapping[str, str], nodes: Sequence[Node]) -> str:
+    """Why no node has all of these labels, in words; empty when one does."""
+    if _with(labels, nodes):
+        return ""
+    found = []
+    for key in labels:
+        values = sorted({node.labels[key] for node in nodes if key in node.labels})
+        found.append(f"{key} is {', '.join(values)}" if values else f"no node has a label {key}")
+    return f"no living node has {_labels(labels)}; there, {'; '.join(found)}"
+
+
+def unschedulable_reason(claim: Shape, nodes: Sequence[Node]) -> str:
+    """Why a claim has no place on these nodes, in words."""
+    if not nodes:
+        return "no node is alive"
+    if not (labelled := _with(claim.labels, nodes)):
+        return misses(claim.labels, nodes)
+    where = f"of {len(labelled)} living nodes" + (f" with {_labels(claim.labels)}" if claim.labels else "")
+    for kind, amount in claim.resources.items():
+        most = max(node.resources.get(kind, 0.0) for node in labelled)
+        if most < amount:
+            return f"{where} none has {amount:g} {kind}: the largest has {most:g}"
+    wanted = ", ".join(f"{amount:g} {kind}" for kind, amount in claim.resources.items())
+    if not any(
+        all(node.resources.get(kind, 0.0) >= least for kind, least in claim.resources.items()) for node in labelled
+    ):
+        return f"{where} none has {wanted} together"
+    return f"{where} some have {wanted}, but others are using them"
+
+
+def bears(node: Node, labels: Mapping[str, str]) -> bool:
+    """Whether a node has all of these labels: letter by letter, as Ray compares them."""
+    return all(node.labels.get(key) == value for key, value in labels.items())
+
+
+def _with(labels: Mapping[str, str], nodes: Iterable[Node]) -> list[Node]:
+    return [node for node in nodes if bears(node, labels)]
+
+
+def _labels(labels: Mapping[str, str]) -> str:
+    return f"the label{'s' * (len(labels) > 1)} " + ", ".join(f"{key} = {value}" for key, value in labels.items())

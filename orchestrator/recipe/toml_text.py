@@ -1,0 +1,251 @@
+"""Recipes as text: read TOML with overrides, refuse all that is wrong at once, write the resolved one.
+
+`load` sees to the schema; `validate` (orchestrator/recipe/validation.py) to what the schema cannot see.
+"""
+
+from __future__ import annotations
+
+import copy
+import re
+import tomllib
+from collections.abc import Sequence
+from pathlib import Path
+from typing import Any
+
+import tomli_w
+from pydantic import TypeAdapter, ValidationError
+
+from orchestrator.recipe.config import Recipe, hashed
+from orchestrator.recipe.problems import InputError, Problem, explain
+from orchestrator.recipe.validation import problems as semantic_problems
+from orchestrator.recipe.validation import touches, validate
+
+__all__ = ["InputError", "Problem", "dump", "hash_in", "load", "stored", "stored_hash", "template", "validate"]
+
+
+def load(path: str | Path, overrides: Sequence[str] = ()) -> Recipe:
+    """The recipe of a TOML file with `a.b=value` overrides applied in order.
+
+    A value is read as TOML, else taken as a string; an empty one takes the key out; elements of lists are
+    addressed by their number (`pools.0.learners=2`). Raises InputError with every problem: when the schema
+    refuses some fields, also those that `validate` finds in the others.
+    """
+    return parse(_read(Path(path)), overrides)
+
+
+def parse(raw: dict[str, Any], overrides: Sequence[str] = ()) -> Recipe:
+    """`load`, of a recipe's tables."""
+    raw = copy.deepcopy(raw)
+    found = [problem for override in overrides for problem in _override(raw, override)]
+    try:
+        recipe = Recipe.model_validate(raw)
+    except ValidationError:
+        refused, sound = _refused(raw)
+        found += refused
+        raise InputError(found + semantic_problems(*_sound_part(sound, found))) from None
+    if found:
+        raise InputError(found + semantic_problems(recipe))
+    return recipe
+
+
+def stored(path: Path) -> Recipe:
+    """A run's own recipe, held against the schema alone: `load` may ask the task, and so run its code.
+
+    Raises InputError with the schema's problems.
+    """
+    raw = _read(path)
+    try:
+        return Recipe.model_validate(raw)
+    except ValidationError as error:
+        raise InputError(list(explain(error, Recipe))) from None
+
+
+def hash_in(path: Path) -> str:
+    """The config hash of a run's own recipe as it stands, whatever this version's defaults are. Raises InputError."""
+    return hashed(_read(path))
+
+
+def dump(recipe: Recipe) -> str:
+    """TOML of the resolved recipe, every default written out; loading it gives the same `config_hash`."""
+    return f"# config hash {recipe.config_hash}\n" + tomli_w.dumps(recipe.canonical(), multiline_strings=False)
+
+
+def stored_hash(text: str) -> str | None:
+    """The hash that `dump` wrote on top of a resolved recipe."""
+    match = re.match(r"# config hash ([0-9a-f]+)\n", text)
+    return match.group(1) if match else None
+
+
+# ------------------------------------------------------------------ reading
+
+
+def _read(path: Path) -> dict[str, Any]:
+    try:
+        return tomllib.loads(path.read_text(encoding="utf-8"))
+    except FileNotFoundError:
+        problem = Problem(
+            "recipe",
+            str(path),
+            "no such file",
+            f"give the path of a recipe, or write one: diloco init {path.name}",
+        )
+    except (OSError, UnicodeDecodeError) as error:
+        problem = Problem("recipe", str(path), f"cannot be read: {error}", "give a TOML file in UTF-8")
+    except (tomllib.TOMLDecodeError, RecursionError) as error:
+        problem = Problem("recipe", str(path), f"is not TOML: {error}", "correct that line; see https://toml.io")
+    raise InputError([problem])
+
+
+def _override(raw: dict[str, Any], text: str) -> list[Problem]:
+    """Apply one `a.b=value`; what cannot be applied is a problem, and changes nothing."""
+    path, equals, value = text.partition("=")
+    *parents, last = (key.strip() for key in path.split("."))
+    if not equals or not all((*parents, last)):
+        return [Problem("--set", text, "is not KEY=VALUE", "write for example --set sync.quorum=2")]
+    table: Any = raw
+    for depth, key in enumerate(parents, start=1):
+        inner = _enter(table, key)
+        if inner is None:
+            return [_unreachable(text, ".".join(parents[:depth]), table)]
+        table = inner
+    if isinstance(table, list):
+        if not (last.isdecimal() and int(last) < len(table)):
+            return [_unreachable(text, ".".join((*parents, last)), table)]
+        table[int(last)] = _value(value)
+    elif value.strip() == "":
+        table.pop(last, None)
+    else:
+        table[last] = _value(value)
+    return []
+
+
+def _enter(table: Any, key: str) -> dict[str, Any] | list[Any] | None:
+    if isinstance(table, list):
+        inner = table[int(key)] if key.isdecimal() and int(key) < len(table) else None
+    else:
+        inner = table.setdefault(key, {})
+    return inner if isinstance(inner, (dict, list)) else None
+
+
+def _unreachable(text: str, place: str, table: Any) -> Problem:
+    if isinstance(table, list):
+        numbers = f"0 to {len(table) - 1}" if table else "none: it is empty"
+        return Problem("--set", text, f"{place} names no element of the list", f"its elements are {numbers}")
+    return Problem("--set", text, f"{place} is a single value, with nothing inside", f"set it whole: --set {place}=...")
+
+
+def _value(text: str) -> Any:
+    try:
+        parsed = tomllib.loads(f"value = {text}")
+    except tomllib.TOMLDecodeError:
+        return text.strip()
+    return parsed["value"] if len(parsed) == 1 else text
+
+
+# ------------------------------------------------------------------ what remains of a refused recipe
+
+
+def _refused(raw: dict[str, Any]) -> tuple[list[Problem], dict[str, Any]]:
+    """Every problem that the schema sees, and the input without what is refused.
+
+    Fields that contradict each other come to light only once the others in their section are sound: so what
+    is refused is taken out, its default taking its place, until nothing more goes. A contradiction with such
+    a default is not the user's.
+    """
+    raw, found, broken = copy.deepcopy(raw), list[Problem](), set[str]()
+    while True:
+        try:
+            Recipe.model_validate(raw)
+            return found, raw
+        except ValidationError as error:
+            refused = list(explain(error, Recipe))
+        for problem in refused:
+            fields = (problem.field, *problem.against)
+            if not any(touches(field, bad) for field in fields for bad in broken):
+                found.append(problem)
+        broken |= {field for problem in refused for field in (problem.field, *problem.meant)}
+        removed = [_remove(raw, problem.field.split(".")) for problem in refused]
+        if not any(removed):
+            return found, raw
+
+
+def _sound_part(raw: dict[str, Any], found: Sequence[Problem]) -> tuple[Recipe, frozenset[str]]:
+    """The recipe of what was not refused, and what must not be read in it.
+
+    A misspelt key breaks the key it stands for as well: that one's default is not what was meant.
+    """
+    broken = {field for problem in found for field in (problem.field, *problem.meant)}
+    sections: dict[str, Any] = {}
+    for name, info in Recipe.model_fields.items():
+        hint: Any = info.annotation
+        try:
+            if name in raw:
+                sections[name] = TypeAdapter(hint).validate_python(raw[name])
+            elif info.is_required():
+                broken.add(name)
+        except ValidationError:
+            broken.add(name)
+    return Recipe.model_construct(**sections), frozenset(broken)
+
+
+def _remove(table: Any, path: Sequence[str]) -> bool:
+    """Take the key out, or the whole list when it is an element: its neighbours must keep their numbers."""
+    key, *rest = path
+    if isinstance(table, list) and key.isdecimal() and int(key) < len(table) and rest:
+        return _remove(table[int(key)], rest)
+    if not (isinstance(table, dict) and key in table):
+        return False
+    if rest and not (isinstance(table[key], list) and len(rest) == 1):
+        return _remove(table[key], rest)
+    del table[key]
+    return True
+
+
+# ------------------------------------------------------------------ writing one's own
+
+_TEMPLATE = """\
+# A run of Decoupled DiLoCo. What is left out has its default; unknown keys are refused.
+# Any value can be changed for one run: diloco run THIS-FILE --set sync.quorum=3
+name = "{name}"
+seed = 0                        # of initial parameters, the order of the data, and chaos
+task = "learners.training.models.language:ByteLanguageModel"   # package.module:factory; bring your own
+
+[model]                         # arguments of the task's factory
+layers = 3
+width = 96
+
+[data]                          # without `path`: the sources of Python's standard library
+sequence_length = 96            # tokens (bytes) per sample
+
+[inner]                         # each learner's own optimizer: any of optax, by name
+optimizer = "adamw"
+lr = 3e-3                       # peak; follows the run's progress, not the learner's step count
+
+[sync]                          # how fragments are exchanged
+P = 12                          # fragments the model is dealt into
+H = 12                          # syncer steps in which every fragment is synced once
+tau = 2                         # steps a fragment may be in flight
+quorum = 2                      # K: without this many learners nothing commits
+
+[outer]                         # the syncer's optimizer, applied to the merged outer gradient
+optimizer = "sgd"
+lr = 0.7
+momentum = 0.5                  # Nesterov
+merge = "rda"                   # radial-directional averaging; or "avg"
+
+[[pools]]                       # learner units of one kind in one place; repeat for further ones
+name = "local"                  # learners are called learner-local-0, learner-local-1, ...
+learners = 4
+batch_size = 8                  # samples per step and learner
+
+[budget]                        # one of the two: tokens, syncer_steps
+tokens = 3_200_000              # committed
+
+[eval]                          # held-out loss of the syncer's parameters
+every = 200                     # syncer steps
+"""
+
+
+def template(name: str) -> str:
+    """A commented recipe with good defaults and no faults: four learners on this machine's CPUs."""
+    return _TEMPLATE.format(name=name)

@@ -1,0 +1,394 @@
+"""What a recipe's schema cannot see: fields that contradict each other, unknown names, what must exist.
+
+Starts no Ray and creates nothing. The numeric modules are imported only when their turn comes.
+"""
+
+from __future__ import annotations
+
+import os
+import re
+from collections import Counter
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
+from dataclasses import dataclass
+from functools import reduce
+from pathlib import Path
+from typing import TYPE_CHECKING, Any
+
+from pydantic import BaseModel, ValidationError
+
+from orchestrator.recipe.config import SYNCER, Recipe
+from orchestrator.recipe.problems import InputError, Problem, explain, nearest
+from orchestrator.recipe.resources import REGION, refusals
+from outer.journal.object_store import absolute, objects
+
+if TYPE_CHECKING:
+    from learners.training.task import Task
+
+
+@dataclass(frozen=True)
+class Check:
+    """A question to the recipe, and the fields that it reads: asked only where all of them are sound."""
+
+    reads: tuple[str, ...]
+    ask: Callable[[Recipe], Iterator[Problem]]
+
+
+CHECKS: list[Check] = []
+
+
+def _reads(
+    *fields: str,
+) -> Callable[[Callable[[Recipe], Iterator[Problem]]], Callable[[Recipe], Iterator[Problem]]]:
+    def register(ask: Callable[[Recipe], Iterator[Problem]]) -> Callable[[Recipe], Iterator[Problem]]:
+        CHECKS.append(Check(fields, ask))
+        return ask
+
+    return register
+
+
+def problems(recipe: Recipe, broken: frozenset[str] = frozenset()) -> list[Problem]:
+    """Everything these checks find. `broken` names fields of an incomplete recipe that are not to be read."""
+    found: dict[tuple[str, str], Problem] = {}
+    for check in CHECKS:
+        if not any(touches(field, bad) for field in check.reads for bad in broken):
+            for problem in check.ask(recipe):
+                found.setdefault((problem.field, problem.message), problem)
+    return list(found.values())
+
+
+def validate(recipe: Recipe) -> None:
+    """Raise InputError with every problem found, or return."""
+    if found := problems(recipe):
+        raise InputError(found)
+
+
+def resolve(recipe: Recipe) -> Recipe:
+    """The same valid recipe with P as a number, the digest of what it starts from, and paths from the root.
+
+    What depends on the task or on files is settled before the run is hashed.
+    """
+    with host_only():
+        from learners.training import trainer
+    fragments = len(trainer.deal(build_task(recipe), recipe.sync))
+    canonical = recipe.canonical()
+    settled: dict[str, Any] = {"sync": canonical["sync"] | {"P": fragments}}
+    if recipe.init_from is not None:
+        from learners.training import weights
+
+        path = Path(recipe.init_from).expanduser().absolute()
+        settled |= {"init_from": str(path), "init_digest": weights.digest(weights.read(path))}
+    if recipe.durability.store is not None:
+        settled["durability"] = canonical["durability"] | {"store": absolute(recipe.durability.store)}
+    return Recipe.model_validate(canonical | settled | {"fleet": recipe.fleet})
+
+
+def touches(field: str, other: str) -> bool:
+    """Whether one of the two is the other, or inside it."""
+    return field == other or field.startswith(f"{other}.") or other.startswith(f"{field}.")
+
+
+# ------------------------------------------------------------------ fields against each other
+
+
+@_reads("sync.quorum", "pools")
+def _quorum(recipe: Recipe) -> Iterator[Problem]:
+    learners = len(recipe.learners)
+    if recipe.quorum > learners:
+        yield Problem(
+            "sync.quorum",
+            recipe.sync.quorum,
+            f"more than the {learners} learners of [[pools]]: nothing would ever commit",
+            f'give 1 to {learners}, or "all", or add learners',
+        )
+
+
+@_reads("budget", "sync.H")
+def _rounds(recipe: Recipe) -> Iterator[Problem]:
+    steps = recipe.budget.syncer_steps
+    if steps is not None and steps < recipe.sync.round_steps:
+        yield Problem(
+            "budget.syncer_steps",
+            steps,
+            f"is less than one round of sync.H = {recipe.sync.round_steps}: some fragments would never commit",
+            f"give at least {recipe.sync.round_steps}",
+        )
+
+
+@_reads("sync.adopt", "sync.alpha")
+def _alpha(recipe: Recipe) -> Iterator[Problem]:
+    if recipe.sync.adopt == "mix" and recipe.sync.alpha == 0.0:
+        yield Problem(
+            "sync.alpha",
+            recipe.sync.alpha,
+            'must be above 0 and at most 1 with sync.adopt = "mix": 0 is overwrite',
+            'write sync.alpha = 0.5, or sync.adopt = "overwrite"',
+        )
+
+
+@_reads("pools")
+def _pool_names(recipe: Recipe) -> Iterator[Problem]:
+    counts = Counter(pool.name for pool in recipe.pools)
+    for index, pool in enumerate(recipe.pools):
+        if counts[pool.name] > 1 and pool.name in {earlier.name for earlier in recipe.pools[:index]}:
+            yield Problem(
+                f"pools.{index}.name",
+                pool.name,
+                "is another pool's name too",
+                "give each pool a name of its own",
+            )
+
+
+@_reads("pools")
+def _devices(recipe: Recipe) -> Iterator[Problem]:
+    for index, pool in enumerate(recipe.pools):
+        if pool.known_devices % pool.model_parallel:
+            yield Problem(
+                f"pools.{index}.model_parallel",
+                pool.model_parallel,
+                f"does not divide the pool's {pool.known_devices} devices",
+                f"give a divisor of {pool.known_devices}",
+            )
+        elif pool.batch_size % (ways := pool.known_devices // pool.model_parallel):
+            yield Problem(
+                f"pools.{index}.batch_size",
+                pool.batch_size,
+                f"cannot be split over {ways} devices",
+                f"give a multiple of {ways}, or fewer devices",
+            )
+
+
+@_reads("durability.store")
+def _durable_store(recipe: Recipe) -> Iterator[Problem]:
+    if recipe.durability.store is not None:
+        try:
+            objects(recipe.durability.store)
+        except ValueError as error:
+            fix = "give a folder, or a URI that fsspec knows; s3:// needs: pip install 'decoupled-diloco[s3]'"
+            yield Problem("durability.store", recipe.durability.store, f"cannot be used: {error}", fix)
+
+
+@_reads("pools")
+def _hardware(recipe: Recipe) -> Iterator[Problem]:
+    for index, pool in enumerate(recipe.pools):
+        yield from refusals(pool, f"pools.{index}")
+
+
+@_reads("chaos.faults", "pools")
+def _targets(recipe: Recipe) -> Iterator[Problem]:
+    known = ["any", SYNCER, *recipe.learners]
+    for index, fault in enumerate(recipe.chaos.faults):
+        if fault.learner not in known:
+            near = nearest(fault.learner, known)
+            yield Problem(
+                f"chaos.faults.{index}.learner",
+                fault.learner,
+                f"is not a learner of this run; known: {_some(known)}",
+                f'did you mean "{near}"?' if near else 'name a learner, or "any" for one chosen by the seed',
+            )
+        if fault.learner == SYNCER and fault.kind not in ("kill", "freeze"):
+            fix = "kill or freeze it"
+            yield Problem(f"chaos.faults.{index}.kind", fault.kind, "can strike a learner, not the syncer", fix)
+
+
+@_reads("fleet.pools", "pools")
+def _fleet_pools(recipe: Recipe) -> Iterator[Problem]:
+    known = [pool.name for pool in recipe.pools]
+    named = Counter(pool.name for pool in recipe.fleet.pools)
+    for index, pool in enumerate(recipe.fleet.pools):
+        field = f"fleet.pools.{index}.name"
+        if pool.name not in known:
+            yield _unknown(field, pool.name, "is no pool of [[pools]]", known)
+        elif named[pool.name] > 1 and pool.name in {earlier.name for earlier in recipe.fleet.pools[:index]}:
+            yield Problem(field, pool.name, "is described twice", "keep one [[fleet.pools]] table for each pool")
+
+
+@_reads("fleet.links", "fleet.syncer_region", "pools", "run.control")
+def _fleet_links(recipe: Recipe) -> Iterator[Problem]:
+    named = [pool.region for pool in recipe.pools] + [recipe.fleet.syncer_region, recipe.run.control.get(REGION)]
+    known = sorted({region for region in named if region is not None})
+    taken: set[frozenset[str]] = set()
+    for index, link in enumerate(recipe.fleet.links):
+        field, pair = f"fleet.links.{index}.between", frozenset(link.between)
+        for end, region in enumerate(link.between):
+            if region not in known:
+                yield _unknown(f"{field}.{end}", region, "is no region of this recipe", known)
+        if len(pair) == 1:
+            yield Problem(field, link.between, "must be two regions: within one nothing is limited", "leave it out")
+        elif pair in taken:
+            yield Problem(field, link.between, "is declared twice; a link has the same bandwidth each way", "keep one")
+        taken.add(pair)
+
+
+def _unknown(field: str, name: str, message: str, known: list[str]) -> Problem:
+    near = nearest(name, known)
+    fix = f'did you mean "{near}"?' if near else "name one of them, or leave it out"
+    return Problem(field, name, f"{message}; known: {_some(known) or 'none'}", fix)
+
+
+def _some(names: list[str], most: int = 9) -> str:
+    return ", ".join(names[:most]) + (f" and {len(names) - most} more" if len(names) > most else "")
+
+
+# ------------------------------------------------------------------ what must exist
+
+
+@_reads("data")
+def _data(recipe: Recipe) -> Iterator[Problem]:
+    from learners.training import data
+
+    try:
+        data.check(recipe.data)
+    except ValueError as error:
+        yield _from_error(error, "data.path", recipe, "give a folder or a glob of text files, or leave it out")
+
+
+@_reads("inner.optimizer", "inner.lr", "inner.options")
+def _inner(recipe: Recipe) -> Iterator[Problem]:
+    with host_only():
+        from outer.numeric import optimizer
+    try:
+        optimizer.resolve("inner", recipe.inner.optimizer, recipe.inner.lr, recipe.inner.options)
+    except ValueError as error:
+        yield _from_error(error, "inner.optimizer", recipe, 'the default is inner.optimizer = "adamw"')
+
+
+@_reads("outer")
+def _outer(recipe: Recipe) -> Iterator[Problem]:
+    with host_only():
+        from outer.numeric.optimizer import OuterOptimizer
+    try:
+        OuterOptimizer(recipe.outer)
+    except ValueError as error:
+        yield _from_error(error, "outer.optimizer", recipe, 'the default is outer.optimizer = "sgd"')
+
+
+@_reads("task", "model", "data", "seed")
+def _builds(recipe: Recipe) -> Iterator[Problem]:
+    try:
+        build_task(recipe)
+    except InputError as error:
+        yield from error.problems
+
+
+@_reads("task", "model", "data", "seed", "sync.P", "sync.H")
+def _deals(recipe: Recipe) -> Iterator[Problem]:
+    try:
+        task = build_task(recipe)
+    except InputError:
+        return  # reported by _builds
+    with host_only():
+        from learners.training import trainer
+    try:
+        trainer.deal(task, recipe.sync)
+    except ValueError as error:
+        yield _from_error(error, "task", recipe, "see learners/training/task.py for what a task must provide")
+
+
+@_reads("init_from", "init_digest", "task", "model", "data", "seed")
+def _warm_start(recipe: Recipe) -> Iterator[Problem]:
+    if recipe.init_from is None:
+        if recipe.init_digest is not None:
+            yield Problem("init_digest", recipe.init_digest, "is given without init_from", "give both, or leave it out")
+        return
+    from learners.training import weights
+
+    try:
+        named = weights.read(recipe.init_from)
+    except ValueError as error:
+        yield _from_error(error, "init_from", recipe, "give a .safetensors file, or a run's folder")
+        return
+    if recipe.init_digest not in (None, found := weights.digest(named)):
+        message = f"is not the digest of init_from: its content has {found}"
+        yield Problem("init_digest", recipe.init_digest, message, "leave it out to start from that content")
+    try:
+        task = build_task(recipe)
+        with host_only():
+            from learners.training import trainer
+        differences = weights.differences(named, trainer.tensors_of(task))
+    except (InputError, ValueError):
+        return  # reported by _builds or _deals
+    if differences:
+        fix = "give the parameters of the same model, or make [model] what it was for them"
+        message = f"does not fit the task's parameters: {', '.join(differences)}"
+        yield Problem("init_from", recipe.init_from, message, fix)
+
+
+def build_task(recipe: Recipe) -> Task:
+    """The recipe's task. Whatever its own code raises becomes an InputError: it is the user's."""
+    with host_only():
+        from learners.training import task
+    try:
+        return task.load(recipe.task, recipe.data, recipe.seed, recipe.model)
+    except ValueError as error:
+        refusal = error if isinstance(error, ValidationError) else error.__cause__
+        if isinstance(refusal, ValidationError):
+            raise InputError(list(explain(refusal, _model_of(refusal), "model."))) from error
+        fix = "give `package.module:factory`, importable from here"
+        raise InputError([_from_error(error, "task", recipe, fix)]) from error
+    except (Exception, SystemExit) as error:
+        raise InputError(
+            [
+                Problem(
+                    "task",
+                    recipe.task,
+                    f"cannot be built: {type(error).__name__}: {error}",
+                    "correct the task's own code, or the [model] keys it is given",
+                )
+            ]
+        ) from error
+
+
+def _model_of(error: ValidationError) -> type[BaseModel]:
+    """The model that refused, which pydantic tells by its name only."""
+    waiting: list[type[BaseModel]] = [BaseModel]
+    while waiting:
+        model = waiting.pop()
+        if model.__name__ == error.title:
+            return model
+        waiting += model.__subclasses__()
+    return BaseModel
+
+
+# ------------------------------------------------------------------ helpers
+
+_FIELD = re.compile(r"\b(?:data|inner|outer|sync|model)\.\w+(?:\.\w+)*")
+
+
+def _from_error(error: ValueError, field: str, recipe: Recipe, fix: str) -> Problem:
+    """A problem from a message `FIELD = VALUE: what is wrong; fix`, of which only the middle is certain."""
+    text = " ".join(str(error).split())
+    if named := _FIELD.search(text):
+        field = named.group()
+    value = _lookup(recipe, field)
+    text = text.removeprefix(field).removeprefix(f" = {value!r}").removeprefix(repr(value)).lstrip(": ")
+    message, separator, told = text.rpartition("; ")
+    return Problem(field, value, message, told) if separator else Problem(field, value, text, fix)
+
+
+def _lookup(recipe: Recipe, field: str) -> Any:
+    return reduce(
+        lambda table, key: table.get(key) if isinstance(table, dict) else None, field.split("."), _raw(recipe)
+    )
+
+
+def _raw(recipe: Recipe) -> Any:
+    """The recipe's values under its own keys; an incomplete recipe has some of them."""
+    return recipe.model_dump(mode="json", by_alias=True, warnings=False)
+
+
+@contextmanager
+def host_only() -> Iterator[None]:
+    """JAX reads its platforms when it is imported: imported in here it leaves accelerators to the learners.
+
+    The variable is put back at once, since the processes of a local cluster inherit it.
+    """
+    before = os.environ.get("JAX_PLATFORMS")
+    os.environ["JAX_PLATFORMS"] = "cpu"
+    try:
+        yield
+    finally:
+        if before is None:
+            del os.environ["JAX_PLATFORMS"]
+        else:
+            os.environ["JAX_PLATFORMS"] = before

@@ -1,0 +1,128 @@
+"""Takes checkpoints of a running job: a cut, everybody's part of it, and a manifest once all that will come have come.
+
+Nobody is stopped for it. Who does not give its part in time is omitted. Knows actors; what lies in the store
+afterwards is in `checkpoints`.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import time
+from collections.abc import Callable, Sequence
+from typing import Any
+
+import ray
+
+from orchestrator.eventlog.events import CheckpointFailed, CheckpointWritten
+from orchestrator.recipe.config import Recipe
+from orchestrator.runtime.ray_await import CALL_S, gist, within
+from orchestrator.runtime.syncer_manager import SyncerManager
+from orchestrator.store import checkpoints
+from orchestrator.store.checkpoints import Manifest, Part
+from orchestrator.store.run_store import RunStore
+from outer.journal.object_store import Objects
+
+SAVE_S = 120.0  # for a part to be written
+SYNCER_S = 60.0  # for a syncer to take the cut
+REQUEST_FILE = checkpoints.REQUEST_FILE
+
+Givers = Callable[[], Sequence[tuple[str, int, Any]]]  # (learner, incarnation, handle) of everybody who steps
+
+
+class Checkpointer:
+    """`run` is the journal's identity. One checkpoint at a time."""
+
+    def __init__(
+        self,
+        recipe: Recipe,
+        run: str,
+        runs: RunStore,
+        store: Objects,
+        succession: SyncerManager,
+        givers: Givers,
+        say: Callable[[Any], None],
+    ) -> None:
+        self.newest: dict[str, Any] | None = None  # as `checkpoints.describe`, for status pages
+        self._recipe, self._run, self._runs, self._store = recipe, run, runs, store
+        self._succession, self._givers, self._say = succession, givers, say
+        self._due_at = time.monotonic() + recipe.durability.every_s
+        self._requested: Any = None  # the request that was heeded last
+        self._task: asyncio.Task[None] | None = None
+
+    def heed(self, request: Any) -> None:
+        """To be called often: takes one when it is time, or somebody has asked for it."""
+        if self._task is not None:
+            if not self._task.done():
+                return
+            self._task.result()
+            self._task = None
+        asked = request is not None and request != self._requested
+        if asked or (self._recipe.durability.every_s and time.monotonic() >= self._due_at):
+            self._requested = request
+            self._task = asyncio.create_task(self._take())
+
+    async def rest(self) -> None:
+        """Wait for the one under way, if any."""
+        if self._task is not None:
+            await asyncio.wait({self._task}, timeout=SAVE_S + SYNCER_S)
+
+    async def _take(self) -> None:
+        givers, identifier = list(self._givers()), await self.cut()
+        if identifier is not None:
+            await self.gather(identifier, givers)
+        self._due_at = time.monotonic() + (self._recipe.durability.every_s or 0.0)
+
+    async def cut(self, final: str = "") -> int | None:
+        """Begin a snapshot; its number, or None where there is no syncer to take it, or the run is over."""
+        identifier = self._runs.grant("checkpoint", "run")
+        try:
+            taken = await self._succession.tell("snapshot_now", identifier, final, patience_s=SYNCER_S)
+        except (ray.exceptions.RayError, TimeoutError) as error:
+            self._say(CheckpointFailed(identifier, gist(error) or type(error).__name__))
+            return None
+        return identifier if taken else None
+
+    async def gather(self, identifier: int, givers: Sequence[tuple[str, int, Any]], final: bool = False) -> bool:
+        """Collect the parts of a snapshot, and commit it. Whether that is done; if not, the log says why."""
+        began = time.monotonic()
+        try:
+            kept = await self._succession.tell("kept", identifier, SAVE_S, patience_s=SAVE_S, call_s=SAVE_S)
+            given = await asyncio.gather(*(self._part(handle, identifier) for _, _, handle in givers))
+            parts = [Part(part=kept["part"], seal=kept["seal"], bytes=kept["bytes"])]
+            parts += [Part(**each) for each in given if each is not None]
+            manifest = Manifest(
+                snapshot=identifier,
+                run=self._run,
+                config_hash=self._recipe.config_hash,
+                final=final,
+                epoch=kept["epoch"],
+                syncer_step=kept["syncer_step"],
+                tokens_committed=kept["tokens_committed"],
+                created_at=time.time(),
+                parts=parts,
+                omitted=[name for (name, _, _), each in zip(givers, given, strict=True) if each is None],
+            )
+            await asyncio.to_thread(checkpoints.write, self._store, manifest)
+        except (ray.exceptions.RayError, OSError) as error:  # TimeoutError is one
+            self._say(CheckpointFailed(identifier, gist(error) or type(error).__name__))
+            return False
+        seconds = time.monotonic() - began
+        self._say(
+            CheckpointWritten(
+                identifier, manifest.syncer_step, final, manifest.bytes, tuple(manifest.omitted), round(seconds, 3)
+            )
+        )
+        self.newest = {"snapshot": identifier, "at": manifest.created_at, "syncer_step": manifest.syncer_step}
+        try:
+            await asyncio.to_thread(checkpoints.retire, self._store, self._recipe.durability.keep)
+        except OSError as error:  # there are too many now, which harms nothing
+            self._say(CheckpointFailed(identifier, f"older ones could not be removed: {error}"))
+        return True
+
+    async def _part(self, handle: Any, identifier: int) -> dict[str, Any] | None:
+        """What a learner says of its part; None where there is none."""
+        try:
+            described: dict[str, Any] | None = await within(SAVE_S + CALL_S, handle.saved.remote(identifier, SAVE_S))
+            return described
+        except (ray.exceptions.RayError, TimeoutError):
+            return None  # dead, frozen, or its store does not take it: it is recovered another way

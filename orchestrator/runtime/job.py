@@ -1,0 +1,43 @@
+"""Being a Ray job: what a submitted run can tell from its environment, and where its folder may be.
+
+Knows nothing of Ray but one variable, which Ray sets for a job's entrypoint.
+"""
+
+from __future__ import annotations
+
+import json
+import os
+from collections.abc import Mapping
+from pathlib import Path
+from typing import Any
+
+from orchestrator.recipe.problems import Problem
+
+JOB_CONFIG = "RAY_JOB_CONFIG_JSON_ENV_VAR"  # its content: {"runtime_env", "metadata"}
+
+
+def config(environment: Mapping[str, str] = os.environ) -> dict[str, Any] | None:
+    """The job's configuration; None outside of a job."""
+    text = environment.get(JOB_CONFIG)
+    return None if text is None else dict(json.loads(text))
+
+
+def submission_id(environment: Mapping[str, str] = os.environ) -> str | None:
+    """The job's id as its submitter knows it; None outside of a job."""
+    found = config(environment)
+    return None if found is None else (found.get("metadata") or {}).get("job_submission_id")
+
+
+def misplaced(run_dir: str | None, root: Path, folder: Path) -> list[Problem]:
+    """Why a job may not keep its run there: with `folder`, the job's copy of the sources, it would be removed."""
+    found = config()
+    if found is None:
+        return []
+    fix = "give a folder that all nodes share, by its absolute path: --run-dir file:///shared/runs/NAME"
+    if run_dir is None:
+        return [Problem("--run-dir", None, "is required inside a Ray job, whose own folder is removed with it", fix)]
+    if "://" not in run_dir and not Path(run_dir).expanduser().is_absolute():
+        return [Problem("--run-dir", run_dir, "is relative to the folder of a Ray job, which is removed with it", fix)]
+    if (found.get("runtime_env") or {}).get("working_dir") and root.is_relative_to(folder):
+        return [Problem("--run-dir", run_dir, "is inside the folder of a Ray job, which is removed with it", fix)]
+    return []

@@ -1,0 +1,286 @@
+"""Starting a run from a shell: on a local Ray cluster of its own, or on one that is there already."""
+
+from __future__ import annotations
+
+import contextlib
+import math
+import os
+import secrets
+import shutil
+import signal
+import socket
+import tempfile
+import threading
+import time
+import warnings
+from collections.abc import Callable, Iterator, Mapping
+from pathlib import Path
+from typing import Any
+
+# Ray prints this on stdout, and reads the setting when it is imported; the status says it better.
+os.environ.setdefault("RAY_DEDUP_LOGS_SKIP_REGEX", "A worker died or was killed")
+
+import ray
+
+from orchestrator.recipe.config import Recipe
+from orchestrator.recipe.problems import InputError, Problem
+from orchestrator.recipe.resources import ACCELERATOR, Node, misses
+from orchestrator.runtime import actor, job, metrics_actor
+from orchestrator.runtime import syncer_manager as succession
+from orchestrator.runtime.placement import RunPlacement, admit, control, named
+from orchestrator.store.compile_cache import compilation_cache
+from orchestrator.store.readers import CLUSTER_FILE, status_if_any
+from orchestrator.store.run_store import RunStore
+from orchestrator.store.watch import RunLost
+
+LOOPBACK = "127.0.0.2"  # Ray replaces 127.0.0.1 by an address that others can reach; this one it leaves
+WAIT_S = 0.5
+BEGIN_S = 60.0
+ORCHESTRATORS_MAX = 10  # in one run: whoever kills that many means it
+KNOCK_S = 5.0
+STOP_S = 10.0
+REMOVE_S = 5.0
+OBJECT_STORE_BYTES = 512 * 2**20
+
+OnStatus = Callable[[Mapping[str, Any]], None]
+Starter = Callable[[Recipe, RunStore, str, bool], Any]  # starts chaos: (recipe, store, namespace, anywhere)
+
+
+class Terminated(KeyboardInterrupt):
+    """SIGTERM: this process was asked to end, and the run with it."""
+
+
+class ClusterUnreachable(ConnectionError):
+    """No Ray cluster answers at the address."""
+
+
+def run_embedded(recipe: Recipe, store: RunStore, starter: Starter | None, on_status: OnStatus) -> dict[str, Any]:
+    """Start a local Ray, run to the end, end it. Interrupted once: a clean stop; twice: at once."""
+    with local_cluster(recipe, store) as namespace:
+        place = RunPlacement(namespace, cores=len(os.sched_getaffinity(0)))
+        return follow(recipe, store, place, starter, on_status, detach=False)
+
+
+def run_attached(
+    recipe: Recipe, store: RunStore, address: str, starter: Starter | None, on_status: OnStatus
+) -> dict[str, Any]:
+    """Run on the cluster at this address. Interrupted: the run goes on without this shell."""
+    dashboard = connect(address, namespace := f"diloco-{recipe.name}")
+    try:
+        reached = {"address": address, "namespace": namespace, "token_path": None, "dashboard": dashboard}
+        store.write_json(CLUSTER_FILE, reached | {"submission_id": job.submission_id()})
+        return follow(recipe, store, RunPlacement(namespace, cores=0), starter, on_status, detach=True)
+    finally:
+        ray.shutdown()
+
+
+def connect(address: str, namespace: str) -> str | None:
+    """Join a cluster; returns its dashboard's HOST:PORT. Raises ClusterUnreachable with the likely reasons."""
+    if address.startswith(("http://", "https://")):
+        fix = "give Ray's own address, HOST:6379, from a host of the cluster; or from anywhere: diloco submit"
+        raise InputError([Problem("--address", address, "is that of a dashboard, which takes jobs only", fix)])
+    try:
+        _knock(address)
+        context = ray.init(address=address, namespace=namespace, log_to_driver=False, logging_level="ERROR")
+        dashboard: str | None = context.dashboard_url
+        return dashboard
+    except (OSError, RuntimeError, ValueError, ray.exceptions.AuthenticationError) as error:
+        raise ClusterUnreachable(
+            f"no Ray cluster answers at {address!r}: {error}; check the address, and RAY_AUTH_MODE and "
+            "RAY_AUTH_TOKEN_PATH if the cluster asks for a token"
+        ) from error
+
+
+def _knock(address: str) -> None:
+    """Raise OSError soon if nobody listens at HOST:PORT: Ray itself tries for minutes."""
+    host, separator, port = address.rpartition(":")
+    if separator and port.isdigit() and "/" not in address:
+        socket.create_connection((host, int(port)), timeout=KNOCK_S).close()
+
+
+def follow(
+    recipe: Recipe, store: RunStore, place: RunPlacement, starter: Starter | None, on_status: OnStatus, detach: bool
+) -> dict[str, Any]:
+    """Start a run on the cluster that this process is connected to, and wait for its summary.
+
+    SIGTERM, or interrupted without `detach`: the run is stopped and waited for. Interrupted with `detach`: it goes
+    on without this process; except inside a Ray job, where only `ray job stop` interrupts.
+    """
+    if not place.local:
+        admit(recipe.run.control)
+    if threading.current_thread() is threading.main_thread():
+        signal.signal(signal.SIGTERM, _terminate)  # after Ray's own: asked to end, end cleanly
+    for left in reversed(range(ORCHESTRATORS_MAX)):
+        orchestrator = _orchestrator(recipe, store, place)
+        ended = orchestrator.result.remote()
+        if recipe.run.metrics:
+            metrics_actor.start(recipe, store, place.namespace, place.local)
+        if recipe.chaos.active and starter is not None:
+            starter(recipe, store, place.namespace, place.local)
+        try:
+            summary = _wait(ended, store, on_status)
+            break
+        except RunLost:
+            if not left:
+                raise  # else the run goes on without one, until the next has found it
+        except KeyboardInterrupt as interruption:
+            if detach and not isinstance(interruption, Terminated) and job.config() is None:
+                raise
+            ray.get(orchestrator.stop.remote("interrupted"), timeout=STOP_S)  # Ray may end a job's entrypoint in 3 s
+            summary = _wait(ended, store, on_status)  # interrupted again: leaves at once
+            break
+    ray.kill(orchestrator)
+    return summary
+
+
+def _orchestrator(recipe: Recipe, store: RunStore, place: RunPlacement) -> Any:
+    """A new one, that has begun: it goes on with what an earlier one has left."""
+    options = named("orchestrator", place.namespace, actor.ORCHESTRATOR_CPUS)
+    options |= control(recipe.run.control, anywhere=place.local)
+    try:
+        orchestrator = ray.remote(actor.OrchestratorActor).options(**options).remote(recipe, str(store.root), place)
+    except ValueError as error:  # Ray's word for a name that is taken
+        fix = "give another --name, or stop that one: diloco stop"
+        raise InputError([Problem("name", recipe.name, "a run of this name is going on there", fix)]) from error
+    try:
+        ray.get(orchestrator.begin.remote(), timeout=BEGIN_S)
+    except BaseException:
+        ray.kill(orchestrator)  # what has not begun would wait for ever
+        raise
+    return orchestrator
+
+
+def _terminate(number: int, frame: Any) -> None:
+    raise Terminated
+
+
+def _wait(ended: Any, store: RunStore, on_status: OnStatus) -> dict[str, Any]:
+    while True:
+        done, _ = ray.wait([ended], timeout=WAIT_S)
+        if status := status_if_any(store):
+            on_status(status)
+        if done:
+            try:
+                summary: dict[str, Any] = ray.get(ended)
+            except ray.exceptions.RayActorError as error:
+                raise RunLost(f"the orchestrator's process has ended; what the run said is in {store.root}") from error
+            return summary
+
+
+@contextlib.contextmanager
+def local_cluster(recipe: Recipe, store: RunStore) -> Iterator[str]:
+    """A Ray of our own on loopback, with a token of its own and as many logical CPUs as the recipe needs.
+
+    Its folder is short and outside the run: socket paths are limited to about a hundred characters.
+    """
+    folder = Path(tempfile.mkdtemp(prefix="dl-", dir="/tmp" if os.path.isdir("/tmp") else None))
+    before = dict(os.environ)
+    token = folder / "token"
+    token.touch(mode=0o600)
+    token.write_text(secrets.token_hex(32))
+    os.environ |= {
+        "RAY_AUTH_MODE": "token",
+        "RAY_AUTH_TOKEN_PATH": str(token),
+        "RAY_USAGE_STATS_ENABLED": "0",
+        "RAY_ACCEL_ENV_VAR_OVERRIDE_ON_ZERO": "0",
+        # Ray runs its workers at nice 15, but only once they are up: until then each new one starves all the others.
+        "RAY_worker_niceness": "0",
+        "OMP_NUM_THREADS": "1",
+        "PYTHONPATH": os.pathsep.join(filter(None, [str(_sources()), os.environ.get("PYTHONPATH")])),
+    }
+    for name, value in compilation_cache(folder).items():
+        os.environ.setdefault(name, value)
+    os.environ.pop("RAY_ADDRESS", None)
+    use_auth_settings()
+    namespace = f"diloco-{recipe.name}"
+    try:
+        # Ray forks to exec at once, which is safe; JAX, if this process has loaded it, warns all the same.
+        warnings.filterwarnings("ignore", message=r"os\.fork\(\) was called", category=RuntimeWarning)
+        context = ray.init(
+            address="local",
+            namespace=namespace,
+            num_cpus=logical_cpus(recipe),
+            resources=_other_resources(recipe),
+            include_dashboard=recipe.run.dashboard,
+            dashboard_host=LOOPBACK,
+            object_store_memory=OBJECT_STORE_BYTES,
+            log_to_driver=False,
+            logging_level="ERROR",
+            _node_ip_address=LOOPBACK,
+            _temp_dir=str(folder / "r"),  # Ray opens it to everyone; the folder around it stays ours
+        )
+        if problems := list(unplaceable(recipe, ray.cluster_resources(), ray.nodes()[0]["Labels"])):
+            raise InputError(problems)
+        store.write_json(
+            CLUSTER_FILE,
+            {
+                "address": context.address_info["gcs_address"],
+                "namespace": namespace,
+                "token_path": str(token),
+                "dashboard": context.dashboard_url,
+            },
+        )
+        yield namespace
+    finally:
+        ray.shutdown()
+        store.path(CLUSTER_FILE).unlink(missing_ok=True)
+        _remove(folder)
+        os.environ.clear()
+        os.environ.update(before)
+
+
+def unplaceable(recipe: Recipe, offered: Mapping[str, float], labels: Mapping[str, str]) -> Iterator[Problem]:
+    """Pools that the local machine, a node with these resources and labels, has no place for."""
+    asked: dict[str, float] = {}
+    for index, pool in enumerate(recipe.pools):
+        if pool.accelerator and (why := misses({ACCELERATOR: pool.accelerator}, [Node(labels, offered)])):
+            fix = "leave it out here, or run on a cluster that has it: --address"
+            yield Problem(f"pools.{index}.accelerator", pool.accelerator, why, fix)
+        for kind, amount in pool.resources.items():
+            asked[kind] = asked.get(kind, 0.0) + amount * pool.learners
+            if asked[kind] > offered.get(kind, 0.0) + 1e-6:
+                yield Problem(
+                    f"pools.{index}.resources",
+                    pool.resources,
+                    f"{asked[kind]:g} {kind} are asked for so far, this machine offers {offered.get(kind, 0.0):g}",
+                    "ask for less, or run on a cluster that has it: --address",
+                )
+
+
+def _remove(folder: Path) -> None:
+    """Remove Ray's folder, into which its last processes may still be writing."""
+    deadline = time.monotonic() + REMOVE_S
+    while folder.exists() and time.monotonic() < deadline:
+        shutil.rmtree(folder, ignore_errors=True)
+        time.sleep(0.1)
+
+
+def use_auth_settings() -> None:
+    """Make Ray see RAY_AUTH_* as they are now: it reads them when it is imported, and remembers the token."""
+    from ray import _raylet  # there is no public way; Ray's own test helpers do this
+
+    raylet: Any = _raylet
+    raylet.Config.initialize("")
+    raylet.AuthenticationTokenLoader.instance().reset_cache()
+
+
+def logical_cpus(recipe: Recipe) -> int:
+    """CPUs that the recipe's actors ask for, those of chaos, the hand and the metrics included."""
+    asked = sum(pool.resources.get("CPU", 0.0) * pool.most for pool in recipe.pools)
+    if recipe.durability.mode == "replica":
+        asked += succession.REPLICA_CPUS
+    return math.ceil(asked + succession.OUTER_CPUS + actor.EVALUATOR_CPUS + actor.ORCHESTRATOR_CPUS + 0.5)
+
+
+def _other_resources(recipe: Recipe) -> dict[str, float]:
+    """The recipe's own resources, all of them offered by the one local node."""
+    offered: dict[str, float] = {}
+    for pool in recipe.pools:
+        for kind, amount in pool.resources.items():
+            if kind not in ("CPU", "GPU", "TPU"):
+                offered[kind] = offered.get(kind, 0.0) + amount * pool.most
+    return offered
+
+
+def _sources() -> Path:
+    return Path(__file__).resolve().parents[2]

@@ -1,0 +1,197 @@
+"""Where actors run: placement groups from pools, and a hand on every node that can signal processes there.
+
+What a pool asks for is decided in shape.py; this module says it to Ray.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import os
+import signal
+import subprocess
+import time
+from collections.abc import Mapping
+from dataclasses import dataclass
+from typing import Any
+
+import psutil
+import ray
+from ray.util.placement_group import (
+    PlacementGroup,
+    get_placement_group,
+    placement_group,
+    placement_group_table,
+    remove_placement_group,
+)
+from ray.util.scheduling_strategies import NodeAffinitySchedulingStrategy, PlacementGroupSchedulingStrategy
+
+from orchestrator.recipe.config import PoolConfig
+from orchestrator.recipe.problems import InputError, Problem
+from orchestrator.recipe.resources import Node, memory_settings, misses, shape, unschedulable_reason
+
+__all__ = [
+    "NodeAgent",
+    "RunPlacement",
+    "admit",
+    "agent_name",
+    "apart_from",
+    "control",
+    "draining_nodes",
+    "get_placement_group",
+    "hand",
+    "inside",
+    "label",
+    "named",
+    "pending_reason",
+    "remove_placement_group",
+    "reserve",
+    "syncer_name",
+]
+
+NO_DEADLINE_MS = 2**62  # Ray's own is 2**63 - 1
+HAND_CPUS = 0.01  # never zero: an actor without resources hangs while any node is partitioned
+
+
+@dataclass(frozen=True)
+class RunPlacement:
+    """Where and how this run's actors live."""
+
+    namespace: str
+    cores: int  # of the one host, to pin learners to; 0 on clusters
+
+    @property
+    def local(self) -> bool:
+        return self.cores > 0
+
+
+def syncer_name(epoch: int) -> str:
+    return f"outer.{epoch}"
+
+
+def named(name: str, namespace: str, cpus: float) -> dict[str, Any]:
+    """Actor options of a detached actor that the orchestrator alone restarts."""
+    return {"name": name, "namespace": namespace, "lifetime": "detached", "num_cpus": cpus, "max_restarts": 0}
+
+
+def reserve(learner: str, pool: PoolConfig, anywhere: bool) -> PlacementGroup:
+    """A placement group for one learner unit, under its name; it stays over restarts.
+
+    `anywhere`: whatever the pool's labels, as on a cluster of one local node.
+    """
+    with contextlib.suppress(ValueError):  # an earlier orchestrator may have left it
+        return get_placement_group(learner)
+    claim = shape(pool, anywhere)
+    return placement_group(
+        [dict(claim.resources)],
+        strategy="STRICT_PACK",
+        name=learner,
+        lifetime="detached",
+        bundle_label_selector=[dict(claim.labels)] if claim.labels else None,
+    )
+
+
+def inside(group: PlacementGroup, pool: PoolConfig, environ: Mapping[str, str] = os.environ) -> dict[str, Any]:
+    """Actor options that use the whole of a learner's placement group. `environ`: what the user has set."""
+    resources = dict(pool.resources)
+    strategy = PlacementGroupSchedulingStrategy(
+        placement_group=group, placement_group_bundle_index=0, placement_group_capture_child_tasks=True
+    )
+    options = {
+        "num_cpus": resources.pop("CPU", 0.0),
+        "num_gpus": resources.pop("GPU", 0.0),
+        "resources": resources,
+        "scheduling_strategy": strategy,
+    }
+    settings = memory_settings(pool, environ)
+    return options | ({"runtime_env": {"env_vars": settings}} if settings else {})
+
+
+def pending_reason(group: PlacementGroup, pool: PoolConfig, anywhere: bool) -> str:
+    """Why a placement group is not there yet, to go behind a message; empty when it is."""
+    if placement_group_table(group).get("state") == "CREATED":
+        return ""
+    return f": {unschedulable_reason(shape(pool, anywhere), _living())}"
+
+
+def control(labels: Mapping[str, str], anywhere: bool) -> dict[str, Any]:
+    """Actor options that keep an actor on nodes with these labels."""
+    return {"label_selector": dict(labels)} if labels and not anywhere else {}
+
+
+def apart_from(node: str | None, labels: Mapping[str, str], anywhere: bool) -> dict[str, Any]:
+    """Actor options for a living node that is not this one, of another region if there is one; else as `control`."""
+    others = [each for each in ray.nodes() if each["Alive"] and each["NodeID"] != node]
+    here = next((each["Labels"].get("region") for each in ray.nodes() if each["NodeID"] == node), None)
+    fit = [each for each in others if labels.items() <= each["Labels"].items()]
+    fit.sort(key=lambda each: (each["Labels"].get("region") == here, each["NodeID"]))
+    if anywhere or node is None or not fit:
+        return control(labels, anywhere)
+    return {"scheduling_strategy": NodeAffinitySchedulingStrategy(node_id=fit[0]["NodeID"], soft=True)}
+
+
+def admit(labels: Mapping[str, str]) -> None:
+    """Raise InputError if no living node has these labels: what is to run there would wait for ever."""
+    if why := misses(labels, _living()):
+        fix = "start such a node (ray start --labels), or correct run.control"
+        raise InputError([Problem("run.control", dict(labels), f"the syncer has no place: {why}", fix)])
+
+
+def _living() -> list[Node]:
+    return [Node(node["Labels"], node["Resources"]) for node in ray.nodes() if node["Alive"]]
+
+
+def draining_nodes() -> dict[str, float | None]:
+    """Nodes that have announced their end, by id in hex, with the seconds they have left where they said so."""
+    from ray._private.state import state  # there is no public way; Ray Serve asks the same
+
+    now_ms = time.time() * 1000.0
+    return {
+        node: (deadline - now_ms) / 1000.0 if 0 < deadline < NO_DEADLINE_MS else None
+        for node, deadline in state.get_draining_nodes().items()
+    }
+
+
+class NodeAgent:
+    """Signals processes of its node: for ending what hangs, and for injected faults."""
+
+    def signal(self, pid: int, number: int) -> bool:
+        """False when the process is gone."""
+        try:
+            os.kill(pid, number)
+        except ProcessLookupError:
+            return False
+        return True
+
+    def kill(self, pid: int) -> bool:
+        return self.signal(pid, signal.SIGKILL)
+
+    def freeze(self, pid: int, seconds: float) -> bool:
+        """Stop a process for a while. A detached shell lets it go on, even if this actor is dead by then."""
+        if not psutil.pid_exists(pid):
+            return False
+        thaw = f"(sleep {seconds:.3f}; kill -CONT {pid}) &"
+        subprocess.run(["/bin/sh", "-c", thaw], start_new_session=True, check=True)
+        return self.signal(pid, signal.SIGSTOP)
+
+
+def label(learner: str, incarnation: int) -> str:
+    """The name of an incarnation's actor."""
+    return learner if incarnation == 1 else f"{learner}.{incarnation}"
+
+
+def agent_name(node: str) -> str:
+    return f"hand-{node[:12]}"
+
+
+def hand(node: str, namespace: str) -> Any:
+    """The hand of a node, by its id in hex; started where there is none."""
+    options: dict[str, Any] = {
+        "name": agent_name(node),
+        "namespace": namespace,
+        "lifetime": "detached",
+        "get_if_exists": True,
+        "num_cpus": HAND_CPUS,
+        "max_restarts": 0,
+        "scheduling_strategy": NodeAffinitySchedulingStrategy(node_id=node, soft=False),
+    }
+    return ray.remote(NodeAgent).options(**options).remote()

@@ -1,0 +1,261 @@
+"""The syncer's epochs as Ray actors, one after another: started, watched, and followed by the next when one is gone.
+
+A successor shuts its predecessor out of the journal before it says a word; whether that one is dead, frozen or cut off
+makes no difference. Knows nothing of learners but who is expected to live.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import contextlib
+import time
+from collections.abc import Callable, Mapping
+from dataclasses import replace
+from typing import Any, get_args
+
+import ray
+
+from learners.training.initial_state import InitialState
+from orchestrator.eventlog.events import ReplicaLost, SegmentRecorder, SyncerLost, read_run
+from orchestrator.recipe.config import SYNCER, Recipe
+from orchestrator.runtime.placement import RunPlacement, apart_from, control, named, syncer_name
+from orchestrator.runtime.ray_await import CALL_S, gist, within
+from orchestrator.store import checkpoints
+from orchestrator.store.run_store import RunStore
+from outer.actor import SyncerActor, SyncerSpec
+from outer.journal.recovery_sources import Incomplete, RecoverySources
+from outer.journal.replica import Replica, ReplicaActor
+from outer.protocol.events_effects import Expect
+from outer.protocol.facts import Record
+
+OUTER_CPUS, REPLICA_CPUS = 0.5, 0.2
+OUTER_START_S = 120.0
+START_ATTEMPTS_MAX = 5  # epochs in a row that do not come up, and the run is given up
+BACKOFF_S, PAUSE_S = 0.5, 0.05
+
+
+class NoSyncer(Exception):
+    """No epoch comes up any more; the message says why."""
+
+
+class SyncerManager:
+    """`spec` is every epoch's but for its number; `reached` is told of each new one, that may be spoken to.
+
+    `living` tells who is to be expected, `learners` who can be asked for what the syncer has lost.
+    """
+
+    def __init__(
+        self,
+        recipe: Recipe,
+        place: RunPlacement,
+        store: RunStore,
+        spec: SyncerSpec,
+        say: Callable[[Any], None],
+        living: Callable[[], tuple[Expect, ...]],
+        reached: Callable[[Any], None],
+        learners: Callable[[], tuple[Any, ...]],
+    ) -> None:
+        self.info: Mapping[str, Any] = {}  # pid and node of the epoch that serves
+        self._recipe, self._place, self._store, self._spec = recipe, place, store, spec
+        self._say, self._living, self._reached = say, living, reached
+        self._learners = learners
+        self._handle: Any = None
+        self._serving = asyncio.Event()
+        self._down_since: float | None = None
+        self._following: asyncio.Task[None] | None = None
+        self.replica_info: Mapping[str, Any] | None = None  # pid and node of the replica
+        self._replica: Any = None
+        self._replicas = 0  # its number
+        self._seating: asyncio.Task[None] | None = None
+
+    # -------------------------------------------------------------- speaking to it
+
+    @property
+    def down_s(self) -> float:
+        """For how long there has been none; 0 while one serves."""
+        return 0.0 if self._down_since is None else time.monotonic() - self._down_since
+
+    async def tell(self, method: str, *arguments: Any, patience_s: float, call_s: float = CALL_S) -> Any:
+        """What it answers, or its successor. What is told must not mind to be told twice.
+
+        Raises TimeoutError; NoSyncer; RayTaskError for what it raised itself.
+        """
+        deadline = time.monotonic() + patience_s
+        while True:
+            await self._served(max(0.0, deadline - time.monotonic()))
+            handle = self._handle
+            try:
+                left_s = max(0.0, deadline - time.monotonic())
+                return await within(min(call_s, left_s), getattr(handle, method).remote(*arguments))
+            except ray.exceptions.RayTaskError:
+                raise
+            except (ray.exceptions.RayError, TimeoutError) as error:
+                if time.monotonic() >= deadline:
+                    raise
+                if isinstance(error, ray.exceptions.RayActorError):
+                    self._mourn(handle, "died", gist(error))  # nobody else may be looking
+                await asyncio.sleep(PAUSE_S)
+
+    async def _served(self, seconds: float) -> None:
+        """Wait for an epoch that serves. Raises TimeoutError, NoSyncer."""
+        give_up_at = time.monotonic() + seconds
+        while not self._serving.is_set():
+            coming, left_s = self._following, give_up_at - time.monotonic()
+            if coming is not None and coming.done():
+                coming.result()  # it failed, or it would serve
+            if left_s <= 0.0:
+                raise TimeoutError(f"no syncer served within {seconds:.0f} s")
+            serving = asyncio.ensure_future(self._serving.wait())
+            waits = [serving] if coming is None or coming.done() else [serving, coming]
+            await asyncio.wait(waits, timeout=left_s, return_when=asyncio.FIRST_COMPLETED)
+            serving.cancel()
+
+    async def close(self) -> None:
+        """The run is over: it is to record nothing more, if it lives."""
+        if self._handle is not None:
+            await within(CALL_S, self._handle.close.remote())
+
+    @property
+    def handle(self) -> Any:
+        """Of the newest epoch, which may still be coming up, or be gone; None before there was any."""
+        return self._handle
+
+    @property
+    def replica(self) -> Any:
+        """Its handle; None where there is none."""
+        return self._replica
+
+    @property
+    def epoch(self) -> int:
+        return self._spec.epoch
+
+    # -------------------------------------------------------------- the replica
+
+    async def keep_replica(self) -> None:
+        """To be called now and then: where commits are kept in another process's memory, see that there is one."""
+        if self._recipe.durability.mode != "replica" or (self._seating is not None and not self._seating.done()):
+            return
+        if self._seating is not None:
+            seating, self._seating = self._seating, None
+            seating.result()
+        if not self._serving.is_set():
+            return
+        try:
+            self.replica_info = await within(self._recipe.run.syncer_lease_s, self._replica.identify.remote())
+        except (TimeoutError, ray.exceptions.RayError) as error:
+            self._say(ReplicaLost(self._replicas, gist(error) or type(error).__name__))
+            ray.kill(self._replica)
+            self._replica = self._another_replica()
+            self._seating = asyncio.create_task(self._reseat())
+
+    async def _reseat(self) -> None:
+        await self.tell("move", Replica(self._replica), patience_s=OUTER_START_S, call_s=OUTER_START_S)
+
+    def _another_replica(self) -> Any:
+        """Elsewhere than the syncer, in another region if there is one."""
+        self._replicas = self._store.grant("incarnation", "replica")
+        options = named(f"replica.{self._replicas}", self._place.namespace, REPLICA_CPUS)
+        options |= apart_from(self.info.get("node"), self._recipe.run.control, anywhere=self._place.local)
+        return ray.remote(ReplicaActor).options(**options).remote()
+
+    # -------------------------------------------------------------- one after another
+
+    async def adopt(self, epoch: int) -> bool:
+        """Go on with the epoch that an earlier orchestrator has left. False: it is gone, or does not answer."""
+        try:
+            handle = ray.get_actor(syncer_name(epoch), self._place.namespace)
+            self.info = await within(self._recipe.run.syncer_lease_s, handle.identify.remote())
+        except (ValueError, TimeoutError, ray.exceptions.RayError):
+            return False
+        self._handle, self._spec = handle, replace(self._spec, epoch=epoch)
+        self._replicas = self._store.granted("incarnation", "replica")
+        with contextlib.suppress(ValueError):
+            self._replica = ray.get_actor(f"replica.{self._replicas}", self._place.namespace)
+        self._serving.set()
+        return True
+
+    def begin(self) -> None:
+        """Let the first epoch of this run's life come."""
+        self._handle = self._create()
+        self._following = asyncio.create_task(self._succeed())
+
+    def _create(self, salvage: RecoverySources | None = None) -> Any:
+        """The next epoch's actor, that opens the journal while it comes up."""
+        epoch = self._store.grant("epoch", "syncer")
+        if self._recipe.durability.mode == "replica":
+            if self._replica is None:
+                self._replica = self._another_replica()
+            self._spec = replace(self._spec, journal=Replica(self._replica))
+        recipe = self._recipe
+        initial = InitialState(recipe.task, recipe.model, recipe.data, recipe.seed, recipe.sync, recipe.warm_start)
+        recorder = SegmentRecorder(self._store.path("events/syncer.jsonl"))
+        options = named(syncer_name(epoch), self._place.namespace, OUTER_CPUS)
+        options |= control(recipe.run.control, anywhere=self._place.local)
+        self._spec = replace(self._spec, epoch=epoch)
+        return ray.remote(SyncerActor).options(**options).remote(self._spec, initial, recorder, salvage)
+
+    async def view(self) -> dict[str, Any] | None:
+        """What the syncer shows of itself; None while there is none. Starts a successor where one is due.
+
+        Raises NoSyncer.
+        """
+        if self._following is not None:
+            if not self._following.done():
+                return None
+            following, self._following = self._following, None
+            following.result()
+        lease_s, handle = self._recipe.run.syncer_lease_s, self._handle
+        try:
+            view: dict[str, Any] = await within(lease_s, handle.view.remote())
+            return view
+        except TimeoutError:
+            self._mourn(handle, "lease_expired", f"silent for {lease_s:g} s")
+        except ray.exceptions.RayActorError as error:
+            self._mourn(handle, "died", gist(error))
+        return None
+
+    def _salvage(self) -> RecoverySources:
+        """What is left besides the journal: the log, the newest checkpoint that is whole, and the learners."""
+        said = [event for event in read_run(self._store.root) if event.writer == SYNCER]
+        said.sort(key=lambda event: (event.incarnation, event.sequence))
+        records: dict[Any, int] = {}  # an epoch may have said again what the one before had said
+        for event in said:
+            if isinstance(event.fact, get_args(Record)):
+                records.setdefault(event.fact, event.incarnation)
+        newest = checkpoints.resumption(self._spec.store, None).manifest
+        snapshot = 0 if newest is None else newest.snapshot
+        return RecoverySources(tuple((epoch, record) for record, epoch in records.items()), snapshot, self._learners())
+
+    def _mourn(self, handle: Any, cause: str, detail: str) -> None:
+        """It is gone, unless somebody has noticed before: let another follow."""
+        if handle is not self._handle or not self._serving.is_set():
+            return
+        self._serving.clear()
+        self._down_since = time.monotonic()
+        self._say(SyncerLost(self.epoch, cause, detail))
+        dead, self._handle = self._handle, self._create()
+        self._following = asyncio.create_task(self._succeed(dead))
+
+    async def _succeed(self, dead: Any = None) -> None:
+        """Wait for the newest epoch to come up, and try with others if it does not."""
+        for birth in range(1, START_ATTEMPTS_MAX + 1):
+            try:
+                self.info = await within(OUTER_START_S, self._handle.start.remote(self._living()))
+                break
+            except (ray.exceptions.RayError, TimeoutError) as error:
+                last = gist(error) if str(error) else f"not up within {OUTER_START_S:g} s"
+            ray.kill(self._handle)
+            self._say(SyncerLost(self.epoch, "failed", last))
+            if birth == START_ATTEMPTS_MAX:
+                raise NoSyncer(f"the outer optimizer does not come up: {last}")
+            salvage = None
+            if Incomplete.__name__ in last:
+                salvage = await asyncio.to_thread(self._salvage)
+            else:
+                await asyncio.sleep(BACKOFF_S * 2**birth)
+            self._handle = self._create(salvage)
+        self._down_since = None
+        self._serving.set()
+        self._reached(self._handle)
+        if dead is not None:
+            ray.kill(dead)  # it may only be frozen: it is shut out, but what it holds is wanted back

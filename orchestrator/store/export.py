@@ -1,0 +1,175 @@
+"""A run's parameters, its last or a checkpoint's, as one safetensors file that says where it comes from.
+
+Tensors are float32 under their paths in the parameter tree. Knows the run store; starts no JAX and no Ray.
+"""
+
+from __future__ import annotations
+
+import hashlib
+import json
+import os
+import uuid
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+from safetensors import SafetensorError
+from safetensors.numpy import save_file
+
+from learners.training import weights
+from orchestrator.recipe.config import Recipe
+from orchestrator.recipe.problems import InputError, Problem
+from orchestrator.store import checkpoints
+from orchestrator.store.readers import object_of, recipe_of
+from orchestrator.store.run_store import RunStore
+from outer.journal import checkpoint_parts
+from outer.journal.framing import Damaged
+from outer.journal.object_store import Objects
+from outer.protocol.fragments import Fragment, Tensor
+
+FORMAT = "decoupled-diloco/1"
+
+
+@dataclass(frozen=True)
+class Model:
+    """Trained parameters, and what is needed to build their task again."""
+
+    tensors: dict[str, weights.Flat]
+    metadata: dict[str, str]  # as an exported file carries it; nested values as JSON
+
+    @property
+    def task(self) -> dict[str, Any]:
+        """The recipe's task, model, data and seed."""
+        return {"task": self.metadata["task"]} | {key: json.loads(self.metadata[key]) for key in NESTED}
+
+
+NESTED = ("model", "data", "seed")
+
+
+def of_run(store: RunStore) -> Model:
+    """A run's final parameters, checked against their manifest. Raises InputError when there are none."""
+    try:
+        tensors = weights.read(store.root)
+    except ValueError as error:
+        raise InputError([_problem("RUN", store.root, error)]) from error
+    recipe = recipe_of(store)
+    manifest = store.read_json("final/manifest.json")
+    return Model(tensors, _about(recipe, manifest, object_of(store, "summary.json") or {}, tensors))
+
+
+def of_checkpoint(store: RunStore, kept: Objects, snapshot: int) -> Model:
+    """The parameters that a checkpoint holds, fragments that had not committed by then as they began.
+
+    Raises Damaged, in words, where it is not whole, or does not say what is in its fragments.
+    """
+    manifest = checkpoints.manifest_of(kept, snapshot)
+    seal = next((part.seal for part in manifest.parts if part.part == checkpoint_parts.SYNCER), "")
+    header, arrays, _ = checkpoint_parts.read(kept, snapshot, checkpoint_parts.SYNCER, seal)
+    left, thetas = iter(arrays), {}
+    for fragment, _, count in header["values"]:
+        thetas[fragment], *_ = [next(left) for _ in range(count)]  # the outer optimizer's state follows
+    if lacking_form := {"initial", "tensors", "kept"} - header.keys():
+        raise Damaged(
+            f"{checkpoint_parts.SYNCER}: it does not say {', '.join(sorted(lacking_form))}: another version wrote it"
+        )
+    thetas |= {fragment: next(left) for fragment in header["initial"]}
+    fragments = tuple(
+        Fragment(index, tuple(Tensor(name, tuple(shape), dtype) for name, shape, dtype in tensors))
+        for index, tensors in enumerate(header["tensors"])
+    )
+    if lacking := [each.index for each in fragments if each.index not in thetas] or not fragments:
+        raise Damaged(f"{checkpoint_parts.SYNCER}: it has no values of fragments {lacking}")
+    for index, digest in enumerate(header["kept"]["digests"]):
+        if digest and weights.sha256(thetas[index]) != digest:
+            raise Damaged(f"{checkpoint_parts.SYNCER}: fragment {index} has not the digest of its commit")
+    values = [thetas[each.index] for each in fragments]
+    model = of_parameters(recipe_of(store), manifest.syncer_step, fragments, values, manifest.tokens_committed)
+    return Model(model.tensors, model.metadata | {"checkpoint": str(snapshot)})
+
+
+def of_file(path: Path) -> Model:
+    """An exported file. Raises InputError for what `write` has not written."""
+    try:
+        tensors = weights.read(path)
+        metadata = weights.metadata(path)
+    except ValueError as error:
+        raise InputError([_problem("--from", path, error)]) from error
+    if metadata.get("format") != FORMAT:
+        fix = "give a file that diloco export has written, or a run"
+        raise InputError([Problem("--from", str(path), "does not say which task its parameters belong to", fix)])
+    model = Model(tensors, metadata)
+    try:
+        _ = model.task, metadata["run"]
+    except (KeyError, ValueError, RecursionError) as error:
+        message = f"does not say which task its parameters belong to: {type(error).__name__}: {error}"
+        raise InputError([Problem("--from", str(path), message, "write the file anew with diloco export")]) from error
+    return model
+
+
+def of_parameters(
+    recipe: Recipe, syncer_step: int, fragments: Sequence[Fragment], thetas: Sequence[weights.Flat], tokens: int
+) -> Model:
+    """Parameters that are no run's last: float32[n] per fragment, as of a syncer step and so many committed tokens."""
+    tensors, described = {}, {}
+    for fragment, theta in zip(fragments, thetas, strict=True):
+        for tensor, place in fragment.slices():
+            tensors[tensor.name] = np.array(theta[place]).reshape(tensor.shape)
+            described[tensor.name] = {"dtype": tensor.dtype, "fragment": fragment.index}
+    manifest = {"syncer_step": syncer_step, "tensors": described}
+    return Model(tensors, _about(recipe, manifest, {"tokens": {"committed": tokens}}, tensors))
+
+
+def write(model: Model, path: Path) -> None:
+    """Write the file, read it back, and only then give it its name.
+
+    Raises InputError when the path is taken or cannot be written, RuntimeError when the disk gives back other bytes.
+    """
+    if path.exists():
+        raise InputError([Problem("--out", str(path), "exists already", "give another --out; nothing was overwritten")])
+    draft = path.with_name(f".{path.name}.{uuid.uuid4().hex}")
+    try:
+        save_file(model.tensors, draft, metadata=model.metadata)
+        if (found := weights.digest(weights.read(draft))) != model.metadata["digest"]:
+            raise RuntimeError(f"{path} was written and reads back with digest {found}: the disk cannot be trusted")
+        os.replace(draft, path)
+    except (OSError, SafetensorError) as error:
+        fix = "give a path in a folder that exists and that you may write to"
+        raise InputError([Problem("--out", str(path), f"cannot be written: {error}", fix)]) from error
+    finally:
+        draft.unlink(missing_ok=True)
+
+
+def _problem(field: str, path: Path, error: ValueError) -> Problem:
+    """Of a message `what is wrong; the fix`."""
+    message, _, fix = str(error).rpartition("; ")
+    return Problem(field, str(path), message, fix)
+
+
+def _about(
+    recipe: Recipe, manifest: Mapping[str, Any], summary: Mapping[str, Any], tensors: weights.Named
+) -> dict[str, str]:
+    """The metadata, text under text as the format wants it."""
+    canonical = recipe.canonical()
+    about = {
+        "format": FORMAT,
+        "run": recipe.name,
+        "config_hash": recipe.config_hash,
+        "syncer_step": str(manifest["syncer_step"]),
+        "tokens": str((summary.get("tokens") or {}).get("committed", "unknown")),
+        "eval_loss": str(summary.get("eval_loss", "unknown")),
+        "digest": weights.digest(tensors),
+        "fragments": json.dumps(_fragment_digests(manifest["tensors"], tensors)),
+        "dtypes": json.dumps({name: about["dtype"] for name, about in manifest["tensors"].items()}),
+        "task": recipe.task,
+    }
+    return about | {key: json.dumps(canonical[key]) for key in NESTED}
+
+
+def _fragment_digests(described: Mapping[str, Any], tensors: weights.Named) -> list[str]:
+    """SHA-256 of each fragment's float32 bytes: the digests of the last commits in the run's log."""
+    running: dict[int, Any] = {}
+    for name, about in described.items():  # in the order in which a fragment has its tensors
+        running.setdefault(about["fragment"], hashlib.sha256()).update(tensors[name].tobytes())
+    return [running[index].hexdigest() for index in sorted(running)]

@@ -1,0 +1,67 @@
+"""Going on with a run that was stopped, or died: what of its recipe may have changed, and what its end has left."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from pathlib import Path
+
+from orchestrator.eventlog.seal import SEAL_FILE
+from orchestrator.recipe.config import Recipe
+from orchestrator.recipe.problems import Problem
+from orchestrator.store.checkpoints import REQUEST_FILE
+from orchestrator.store.readers import recipe_of, status_if_any
+from orchestrator.store.run_store import RunStore
+from outer.journal.identity import identity
+from outer.journal.object_store import absolute, objects
+from outer.protocol.manifest import flatten
+
+CHANGEABLE = ("pools", "budget", "eval", "chaos", "run", "durability", "sync.quorum")
+JOURNAL = "journal"  # its folder
+FIXED = "durability.store"  # where all that the run goes on from is
+FILLED_IN = ("sync.P", "init_digest")  # when a recipe is resolved; what they follow from is compared itself
+# Said at an end that is none any more, or to a process that is gone.
+END_FILES = ("events.jsonl", SEAL_FILE, "summary.json", "stop", REQUEST_FILE)
+
+
+def unlike(store: RunStore, recipe: Recipe) -> Iterator[Problem]:
+    """What keeps this recipe from going on with the run that lies there. `recipe` need not be resolved."""
+    begun = recipe_of(store)
+    if ((status_if_any(store) or {}).get("run") or {}).get("state") == "finished" and recipe.budget == begun.budget:
+        budget = recipe.budget.model_dump(exclude_none=True)
+        fix = "give a larger one to train on, --fresh to begin anew, or another --name"
+        yield Problem("budget", budget, "is what the run in this folder has reached: it has finished", fix)
+    before, now = flatten(begun.canonical()), flatten(recipe.canonical())
+    if recipe.init_from is not None:
+        now["init_from"] = str(Path(recipe.init_from).expanduser().absolute())  # as a resolved recipe has it
+    if recipe.durability.store is not None:
+        now[FIXED] = absolute(recipe.durability.store)
+    for key in sorted(before.keys() | now.keys()):
+        if _changeable(key) or before.get(key) == now.get(key) or (key in FILLED_IN and key not in now):
+            continue
+        was = f"leave it as it was, {before[key]!r}" if key in before else "leave it out, as it was"
+        fix = f"{was}; or give --fresh to begin anew, or another --name"
+        yield Problem(key, now.get(key), "is not what the run in this folder was begun with", fix)
+
+
+def _changeable(key: str) -> bool:
+    return key != FIXED and any(key == each or key.startswith(f"{each}.") for each in CHANGEABLE)
+
+
+def taken(recipe: Recipe) -> Iterator[Problem]:
+    """What keeps a run from beginning in the store that its recipe names: another's journal, which nobody removes."""
+    if (uri := recipe.durability.store) is None:
+        return
+    try:
+        if identity(objects(uri), JOURNAL) is None:
+            return
+        message = "holds the journal of another run, or of this one before it was begun anew"
+        fix = f"give another, e.g. {uri.rstrip('/')}-2; or remove journal/ and checkpoints/ there"
+    except (OSError, ValueError) as error:
+        message, fix = f"cannot be read: {error}", "see that this machine can reach it, or give another"
+    yield Problem(FIXED, uri, message, fix)
+
+
+def reopen(store: RunStore) -> None:
+    """Take back what only an end may have said; the log's segments stay, and are gone on with."""
+    for name in END_FILES:
+        store.path(name).unlink(missing_ok=True)

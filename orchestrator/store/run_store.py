@@ -1,0 +1,123 @@
+"""The run store: the folder in which a run keeps all that outlives its processes.
+
+Writes are atomic, and epochs and incarnations are granted by exclusive creation, so that two processes never
+hold the same one. Knows nothing of what the files mean, and nothing of Ray.
+"""
+
+from __future__ import annotations
+
+import json
+import os
+import re
+import uuid
+from pathlib import Path
+from typing import Any
+from urllib.parse import unquote, urlsplit
+
+from orchestrator.recipe.problems import InputError, Problem
+
+RUNS = Path("runs")  # where runs are kept that name no folder of their own
+
+
+class RunStore:
+    """One run's folder, given as a path or a `file://` URI. Raises InputError for any other scheme."""
+
+    def __init__(self, uri: str | Path) -> None:
+        self.root = _folder(str(uri))
+
+    @classmethod
+    def named(cls, name: str) -> RunStore:
+        """The default store of the run called `name`."""
+        return cls(RUNS / name)
+
+    def __repr__(self) -> str:
+        return f"RunStore({str(self.root)!r})"
+
+    @property
+    def exists(self) -> bool:
+        return self.root.is_dir()
+
+    @property
+    def empty(self) -> bool:
+        return not self.exists or not any(self.root.iterdir())
+
+    def create(self) -> None:
+        self.root.mkdir(parents=True, exist_ok=True)
+
+    def path(self, name: str) -> Path:
+        """Where the file of this name is, or would be."""
+        return self.root / name
+
+    def write_text(self, name: str, text: str) -> None:
+        """Replace a file at once: a reader sees the old content or the new, never a part."""
+        target = self.path(name)
+        target.parent.mkdir(parents=True, exist_ok=True)
+        draft = target.with_name(f".{target.name}.{uuid.uuid4().hex}")
+        try:
+            with open(draft, "w", encoding="utf-8") as file:
+                file.write(text)
+                file.flush()
+                os.fsync(file.fileno())
+            os.replace(draft, target)
+        finally:
+            draft.unlink(missing_ok=True)
+
+    def write_json(self, name: str, value: Any) -> None:
+        """Strict JSON, written atomically. Raises ValueError for a number that is not finite."""
+        self.write_text(name, json.dumps(value, indent=1, allow_nan=False) + "\n")
+
+    def read_text(self, name: str) -> str | None:
+        """The file's content, or None where there is no such file."""
+        try:
+            return self.path(name).read_text(encoding="utf-8")
+        except FileNotFoundError:
+            return None
+
+    def read_json(self, name: str) -> Any:
+        """The value that was written, or None where there is no such file."""
+        text = self.read_text(name)
+        return None if text is None else json.loads(text)
+
+    def grant(self, kind: str, who: str) -> int:
+        """The next number, from 1, of this kind for this holder; nobody else is ever given the same.
+
+        Conditional creation: whoever creates the file owns the number. `kind` is epoch or incarnation.
+        """
+        folder = self.root / "grants" / kind / who
+        folder.mkdir(parents=True, exist_ok=True)
+        number = self.granted(kind, who) + 1
+        while True:
+            try:
+                open(folder / f"{number:06d}", "x").close()
+                return number
+            except FileExistsError:
+                number += 1
+
+    def granted(self, kind: str, who: str) -> int:
+        """The newest number that was granted; 0 where none was."""
+        folder = self.root / "grants" / kind / who
+        return max((int(entry.name) for entry in folder.iterdir()), default=0) if folder.is_dir() else 0
+
+
+def known_runs(folder: Path = RUNS) -> list[str]:
+    """The names of the runs kept in this folder."""
+    return sorted(entry.parent.name for entry in folder.glob("*/status.json"))
+
+
+def _folder(uri: str) -> Path:
+    scheme = re.match(r"([A-Za-z][A-Za-z0-9+.-]*)://", uri)
+    if scheme is None:
+        return Path(uri).expanduser().absolute()
+    parts = urlsplit(uri)
+    if scheme.group(1).lower() == "file" and parts.netloc in ("", "localhost") and parts.path:
+        return Path(unquote(parts.path)).absolute()
+    raise InputError(
+        [
+            Problem(
+                "run-dir",
+                uri,
+                "object storage is not supported yet: a run is kept in a folder, given as a path or file:///PATH",
+                "give a folder that every node of the run can reach, for example one on a shared file system",
+            )
+        ]
+    )

@@ -1,0 +1,195 @@
+"""The status model, `status.json`: what a run looks like now, from the syncer's view and the orchestrator's.
+
+A pure function of both; orchestrator/store/status_text.py turns the model into words.
+"""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Callable, Mapping
+from dataclasses import dataclass, field
+from typing import TYPE_CHECKING, Any
+
+if TYPE_CHECKING:
+    from orchestrator.recipe.config import Recipe
+
+
+STALLED_S = 2.0  # a write that takes longer is worth a word
+
+
+@dataclass(frozen=True)
+class RunInfo:
+    """The run as a whole. Times are Unix seconds."""
+
+    state: str  # starting | running | finished | stopped | failed
+    reason: str  # why it ended
+    started_at: float
+    written_at: float
+    eval_loss: float | None  # nats per token, newest
+    pools: Mapping[str, int] = field(default_factory=dict)  # learners wanted, by pool
+    pid: int | None = None  # the orchestrator's
+    checkpoint: Mapping[str, Any] | None = None  # the newest: {"snapshot", "at", "syncer_step"}
+
+    @property
+    def ended(self) -> bool:
+        return self.state in ("finished", "stopped", "failed")
+
+
+class ProgressTracker:
+    """What epochs of the syncer show, as one clock: each counts its own time only. `clock` is monotonic seconds."""
+
+    def __init__(self, clock: Callable[[], float]) -> None:
+        self._clock = clock
+        self._began: float | None = None  # when the first step of this life of the run was reported
+        self._before: tuple[int, float] | None = None  # tokens and progress when this life began
+
+    def of(self, view: Mapping[str, Any]) -> dict[str, Any]:
+        if self._before is None:
+            self._before = view["tokens"], view["progress"]
+        if self._began is None and view["running_s"] is not None:
+            self._began = self._clock() - view["running_s"]
+        running_s = None if self._began is None else self._clock() - self._began
+        return {**view, "running_s": running_s, "tokens_before": self._before[0], "progress_before": self._before[1]}
+
+
+@dataclass(frozen=True)
+class Placed:
+    """Where a learner's newest incarnation is, and what last befell the learner."""
+
+    pid: int | None
+    node: str | None
+    fault: str | None
+
+
+def model(
+    recipe: Recipe,
+    about: RunInfo,
+    view: Mapping[str, Any],
+    syncer: Mapping[str, Any],
+    placed: Mapping[str, Placed],
+) -> dict[str, Any]:
+    """`view` as from the outer optimizer, empty before it answers; `syncer`: its pid and node."""
+    progress, running_s, tokens = view.get("progress", 0.0), view.get("running_s"), view.get("tokens", 0)
+    processed, done = view.get("tokens_processed"), progress - view.get("progress_before", 0.0)
+    return {
+        "run": {
+            "name": recipe.name,
+            "state": about.state,
+            "syncer_step": view.get("syncer_step", 0),
+            "target_syncer_steps": recipe.target_syncer_steps,
+            "progress": progress,
+            "eval_loss": _finite(about.eval_loss),
+            "goodput": min(1.0, tokens / processed) if processed else None,
+            "tokens_per_s": (tokens - view.get("tokens_before", 0)) / running_s if running_s else None,
+            "eta_s": running_s * (1 - progress) / done if running_s and done > 0 else None,
+            "pools": _pools(recipe, about),
+            "started_at": about.started_at,
+            "conditions": _conditions(recipe, about, view, syncer),
+        },
+        "learners": [
+            _learner(recipe, about, row, placed.get(row["name"]))
+            for row in view.get("learners", [])
+            if row["alive"] or row["name"] in _wanted(recipe, about)
+        ],
+        "syncer": {
+            "pid": syncer.get("pid"),
+            "node": syncer.get("node"),
+            "epoch": syncer.get("epoch", view.get("epoch")),
+            "down_s": syncer.get("down_s", 0.0),
+            "syncer_step": view.get("syncer_step", 0),
+            "quorum": recipe.quorum,
+            "grace_s": view.get("grace_s"),
+        },
+        "durability": {
+            "mode": recipe.durability.mode,
+            "journal": view.get("journal"),
+            "checkpoint": about.checkpoint,
+            "replica": syncer.get("replica"),
+        },
+        "orchestrator": {"pid": about.pid},
+        "written_at": about.written_at,
+    }
+
+
+def _pools(recipe: Recipe, about: RunInfo) -> dict[str, int]:
+    return {pool.name: about.pools.get(pool.name, pool.learners) for pool in recipe.pools}
+
+
+def _wanted(recipe: Recipe, about: RunInfo) -> set[str]:
+    """The learners that are to be there. One that has left is shown no more."""
+    pools = _pools(recipe, about)
+    return {name for pool in recipe.pools for name in pool.names(pools[pool.name])}
+
+
+def _learner(recipe: Recipe, about: RunInfo, row: Mapping[str, Any], placed: Placed | None) -> dict[str, Any]:
+    pool = recipe.pool_of(row["name"])
+    tokens = pool.batch_size * recipe.data.sequence_length
+    return {
+        "name": row["name"],
+        "pool": pool.name,
+        "region": pool.region,
+        "state": _state(about, row),
+        "pid": placed.pid if placed else None,
+        "node": placed.node if placed else None,
+        "incarnation": row["incarnation"],
+        "step": row["step"],
+        "tokens_per_s": tokens / row["step_s"] if row["alive"] and row["step_s"] else None,
+        "loss": _finite(row["loss"]),
+        "lease_age_s": row["lease_age_s"],
+        "version_lag": row["version_lag"],
+        "last_fault": placed.fault if placed else None,
+    }
+
+
+def _finite(value: float | None) -> float | None:
+    """A loss that is not a number is not known: status.json is strict JSON."""
+    return value if value is not None and math.isfinite(value) else None
+
+
+def _state(about: RunInfo, row: Mapping[str, Any]) -> str:
+    """A learner's phase; silent when its lease has run out; down while it has none; stopped with the run."""
+    if about.ended:
+        return "stopped"
+    if row["alive"]:
+        return str(row["phase"])
+    return "silent" if row["phase"] else "down"
+
+
+def _conditions(
+    recipe: Recipe, about: RunInfo, view: Mapping[str, Any], syncer: Mapping[str, Any]
+) -> list[dict[str, str]]:
+    if about.ended:
+        return [_condition("Ended", True, about.state.capitalize(), about.reason)]
+    live = sum(row["alive"] and row["phase"] == "stepping" for row in view.get("learners", []))
+    wanted, quorum = sum(_pools(recipe, about).values()), recipe.quorum
+    all_live, met = live == wanted, live >= quorum
+    return [
+        _condition("AllLearnersLive", all_live, "Live" if all_live else "Missing", f"{live} of {wanted} step"),
+        _condition("QuorumMet", met, "Met" if met else "BelowQuorum", f"{live} live, K = {quorum}"),
+        _serving(syncer),
+        _durable(view.get("journal") or {}),
+    ]
+
+
+def _serving(syncer: Mapping[str, Any]) -> dict[str, str]:
+    epoch, down_s = syncer.get("epoch"), syncer.get("down_s", 0.0)
+    if down_s:
+        return _condition("SyncerServes", False, "Down", f"epoch {epoch} comes up since {down_s:.1f} s")
+    return _condition("SyncerServes", True, "Serves", f"epoch {epoch}")
+
+
+def _durable(journal: Mapping[str, Any]) -> dict[str, str]:
+    """Whether what is committed is being kept; nothing is announced that is not."""
+    waiting_s, trouble = journal.get("waiting_s", 0.0), journal.get("trouble", "")
+    if trouble or waiting_s > STALLED_S:
+        why = trouble or "its store does not answer"
+        return _condition("Durable", False, "Stalled", f"nothing was made durable for {waiting_s:.1f} s: {why}")
+    if damage := journal.get("damage"):
+        return _condition("Durable", True, "WasDamaged", f"in the journal: {'; '.join(damage)}")
+    return _condition(
+        "Durable", True, "Kept", f"{journal.get('bytes', 0):,} bytes in {journal.get('groups', 0):,} groups"
+    )
+
+
+def _condition(kind: str, status: bool, reason: str, message: str) -> dict[str, str]:
+    return {"type": kind, "status": str(status), "reason": reason, "message": message}

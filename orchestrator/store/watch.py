@@ -1,0 +1,69 @@
+"""Following a run through its store alone: no cluster, no address, no token.
+
+Knows what the orchestrator writes and how often; does not know whether its process lives, only how long it has
+been silent.
+"""
+
+from __future__ import annotations
+
+import time
+from collections.abc import Callable, Mapping
+from typing import Any
+
+from orchestrator.recipe.problems import InputError
+from orchestrator.store import status_text as words
+from orchestrator.store.readers import object_of, status_of
+from orchestrator.store.run_store import RunStore
+
+POLL_S = 0.5
+LOST_S = 300.0  # the last evaluation of a large model can take as long, with no status meanwhile
+LOOK_S = 15.0  # before an old status is believed to be the last one (hosts' clocks differ), or an unreadable one
+SUMMARY_S = 120.0  # from the final status to the summary: the log is merged and checked in between
+
+
+class RunLost(RuntimeError):
+    """The run's orchestrator is gone, and with it the run."""
+
+
+def follow(
+    store: RunStore,
+    on_status: Callable[[Mapping[str, Any]], None],
+    clock: Callable[[], float] = time.monotonic,
+    pause: Callable[[float], None] = time.sleep,
+    wall: Callable[[], float] = time.time,
+) -> dict[str, Any]:
+    """Every status until the run's end, then its summary. Raises RunLost when nothing more comes."""
+    began = news_at = read_at = clock()
+    written_at: float | None = None
+    age_s = 0.0  # of the first status when it was read
+    while True:
+        try:
+            status, read_at = status_of(store), clock()
+        except InputError as error:
+            if clock() - read_at > LOOK_S:
+                said = error.problems[0].message if store.exists else "the folder has been removed"
+                raise RunLost(f"{store.root}: {said}") from error
+            pause(POLL_S)
+            continue
+        if status.get("written_at") != written_at:
+            age_s = max(0.0, wall() - status["written_at"]) if written_at is None else 0.0
+            written_at, news_at = status["written_at"], clock()
+            on_status(status)
+        if words.part(status, "run").get("state") in words.ENDED:
+            return _summary(store, clock, pause)
+        silent_s = age_s + clock() - news_at
+        if silent_s > LOST_S and clock() - began > LOOK_S:
+            raise RunLost(
+                f"no status for {words.seconds(silent_s)}: the orchestrator's process has ended, or {store.root} is "
+                f"not the folder that it writes to; what the run said so far is there: diloco check {store.root}"
+            )
+        pause(POLL_S)
+
+
+def _summary(store: RunStore, clock: Callable[[], float], pause: Callable[[float], None]) -> dict[str, Any]:
+    deadline = clock() + SUMMARY_S
+    while clock() < deadline:
+        if summary := object_of(store, "summary.json"):
+            return dict(summary)
+        pause(POLL_S)
+    raise RunLost(f"the run has ended but left no summary in {store.root}; see diloco check {store.root}")

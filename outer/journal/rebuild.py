@@ -1,0 +1,125 @@
+"""Rebuilding the syncer's state where the journal is gone, damaged, or was never kept: from whatever else there is.
+
+The books come from the log, which holds every record that was announced; each fragment's value from the journal, the
+newest checkpoint or a learner, whichever has the newest. What nobody has is lost, and is named. Pure; who asks whom
+is the shell's.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Mapping, Sequence
+from dataclasses import dataclass, field
+
+from outer.journal import record_codec as keeping
+from outer.journal.journal import Cut, Value
+from outer.protocol.facts import Record, StateRebuilt
+from outer.protocol.recovery import Entry, Recovered, Replay
+
+JOURNAL, CHECKPOINT, LEARNER, INITIAL = "journal", "checkpoint", "learner", "initial"
+
+
+@dataclass(frozen=True)
+class RecoverySource:
+    """A fragment's value that somebody has. A learner's has no outer state: `value.arrays` is theta alone."""
+
+    source: str
+    value: Value
+    digest: str  # of theta
+
+
+@dataclass
+class Rebuilt:
+    """What an epoch goes on from. `clock`: it opens no syncer step up to this one."""
+
+    replay: Replay
+    values: dict[int, Value] = field(default_factory=dict)  # by fragment; those not in it are as at the start
+    momentum_lost: set[int] = field(default_factory=set)  # fragments whose value came without outer state
+    sources: list[str] = field(default_factory=list)  # by fragment
+    lost: dict[int, tuple[int, int]] = field(default_factory=dict)  # by fragment: (announced, what is left of it)
+    clock: int = 0
+
+    @property
+    def found(self) -> Recovered:
+        return self.replay.found
+
+    def fact(self, why: str) -> StateRebuilt:
+        return StateRebuilt(
+            why,
+            tuple(self.sources),
+            tuple(sorted(self.momentum_lost)),
+            tuple(fragment for fragment, _ in sorted(self.lost.items())),
+            tuple(left for _, (_, left) in sorted(self.lost.items())),
+        )
+
+
+def replayed(records: Iterable[tuple[int, Record]], fragments: int) -> Replay:
+    """The books by the log: (epoch that said it, record), each once, in the syncer's own order."""
+    replay, epoch, sequence = Replay.of_nothing(fragments), 0, 0
+    for said_by, record in records:
+        epoch, sequence = (said_by, 0) if said_by > epoch else (epoch, sequence)
+        replay.take(Entry(epoch, sequence, sequence, record))  # it was said: nothing is left to be said again
+        sequence += 1
+    return replay
+
+
+def rebuild(
+    log: Replay,
+    journal: Mapping[int, RecoverySource],
+    kept: Cut | None,
+    learners: Mapping[int, Sequence[RecoverySource]],
+) -> Rebuilt:
+    """The newest that can be had. Where learners and journal lack much of it, the checkpoint as a whole is better."""
+    announced = list(log.found.versions)
+    fragments = range(len(announced))
+    offered = {
+        fragment: [*([journal[fragment]] if fragment in journal else []), *learners.get(fragment, ())]
+        for fragment in fragments
+    }
+    if (
+        kept is not None
+        and not any(learners.values())
+        and any(_best(offered[f], announced[f], log.found.digests[f]) is None for f in fragments if announced[f])
+    ):
+        return _rolled_back(kept, announced)
+    if kept is not None:
+        for fragment, value in kept.values.items():
+            offered[fragment].append(RecoverySource(CHECKPOINT, value, ""))
+    rebuilt = Rebuilt(log, clock=max(announced, default=0))
+    for fragment in fragments:
+        best = _best(offered[fragment], announced[fragment], log.found.digests[fragment], exact=False)
+        version = 0 if best is None else best.value.version
+        rebuilt.sources.append(INITIAL if best is None else best.source)
+        if version < announced[fragment]:
+            rebuilt.lost[fragment] = (announced[fragment], version)
+        if best is not None:
+            rebuilt.values[fragment] = best.value
+            log.found.digests[fragment] = best.digest
+            if best.source == LEARNER:
+                rebuilt.momentum_lost.add(fragment)
+        log.found.versions[fragment] = version
+    return rebuilt
+
+
+def _rolled_back(kept: Cut, announced: Sequence[int]) -> Rebuilt:
+    """Everything as of the checkpoint: books and values are of one cut."""
+    replay = keeping.replay_of(kept.kept)
+    rebuilt = Rebuilt(replay, dict(kept.values), clock=max(announced, default=0))
+    rebuilt.sources = [CHECKPOINT if fragment in kept.values else INITIAL for fragment in range(len(announced))]
+    rebuilt.lost = {
+        fragment: (version, replay.found.versions[fragment])
+        for fragment, version in enumerate(announced)
+        if version > replay.found.versions[fragment]
+    }
+    return rebuilt
+
+
+def _best(offered: Sequence[RecoverySource], announced: int, digest: str, exact: bool = True) -> RecoverySource | None:
+    """The newest up to what was announced, with outer state if there is a choice; `exact`: that very version."""
+    sound = [
+        each
+        for each in offered
+        if 0 < each.value.version <= announced
+        and not (each.value.version == announced and each.digest and digest and each.digest != digest)
+        and (each.value.version == announced or not exact)
+    ]
+    return max(sound, key=lambda each: (each.value.version, each.source != LEARNER), default=None)

@@ -1,0 +1,118 @@
+"""What a journal knows of its own records as plain JSON values, and back: so that old groups can be let go.
+
+Knows the form of records and of what is recovered from them; nothing of groups or of where they lie.
+"""
+
+from __future__ import annotations
+
+from dataclasses import asdict, dataclass
+from typing import Any
+
+from pydantic import TypeAdapter
+
+from outer.protocol.coverage import Coverage, Mark
+from outer.protocol.facts import Committed, Finished, Record, SpanGranted, SpanReturned
+from outer.protocol.recovery import Entry, Recovered, Replay
+from outer.protocol.spans import Borrowed, SpanPool
+
+KINDS: dict[str, type[Record]] = {kind.__name__: kind for kind in (Committed, SpanGranted, SpanReturned, Finished)}
+_ADAPTERS: dict[str, TypeAdapter[Any]] = {name: TypeAdapter(kind) for name, kind in KINDS.items()}
+
+
+def plain_entry(entry: Entry) -> dict[str, Any]:
+    record = asdict(entry.record)
+    kind = type(entry.record).__name__
+    return {"epoch": entry.epoch, "sequence": entry.sequence, "said": entry.said, "kind": kind, "record": record}
+
+
+def entry_of(plain: dict[str, Any]) -> Entry:
+    """Raises ValueError (pydantic's is one), KeyError or TypeError for what is none."""
+    record = _ADAPTERS[plain["kind"]].validate_python(plain["record"])
+    return Entry(int(plain["epoch"]), int(plain["sequence"]), int(plain["said"]), record)
+
+
+@dataclass(frozen=True)
+class _Incarnation:
+    """What is kept of one, named by (learner, number)."""
+
+    learner: str
+    number: int
+    batch_size: int | None
+    merged_step: dict[int, int]
+    covered: list[tuple[int, int, int, int]]  # (from step, its tokens, to step, its tokens)
+
+
+@dataclass(frozen=True)
+class SavedState:
+    """All that a Replay holds."""
+
+    epoch: int
+    due: int
+    tail: list[dict[str, Any]]
+    versions: list[int]
+    digests: list[str]
+    tokens_committed: int
+    finished: dict[str, Any] | None
+    newest: dict[str, int]
+    incarnations: list[_Incarnation]
+    next_sample: int
+    next_span: int
+    returned: list[tuple[int, int]]
+    borrowed: list[Borrowed]
+
+
+_KEPT = TypeAdapter(SavedState)
+
+
+def plain(replay: Replay) -> dict[str, Any]:
+    """Everything that `replay_of` needs to go on from here."""
+    found = replay.found
+    keys = sorted(found.batch_sizes.keys() | found.merged_step.keys() | found.coverage.keys())
+    each = [
+        _Incarnation(
+            *key,
+            found.batch_sizes.get(key),
+            found.merged_step.get(key, {}),
+            [(*begin, *end) for begin, end in found.coverage[key].intervals] if key in found.coverage else [],
+        )
+        for key in keys
+    ]
+    kept = SavedState(
+        replay.epoch,
+        replay.due,
+        [plain_entry(entry) for entry in replay.tail],
+        found.versions,
+        found.digests,
+        found.tokens_committed,
+        None if found.finished is None else asdict(found.finished),
+        found.incarnations,
+        each,
+        *found.spans.state(),
+    )
+    return dict(_KEPT.dump_python(kept, mode="json"))
+
+
+def replay_of(values: dict[str, Any]) -> Replay:
+    """Raises ValueError (pydantic's is one), KeyError or TypeError for what `plain` did not give."""
+    kept = _KEPT.validate_python(values)
+    found = Recovered(
+        list(kept.versions),
+        list(kept.digests),
+        kept.tokens_committed,
+        SpanPool.of(kept.next_sample, kept.next_span, kept.returned, kept.borrowed),
+        incarnations=dict(kept.newest),
+        finished=None if kept.finished is None else Finished(**kept.finished),
+    )
+    for each in kept.incarnations:
+        key = (each.learner, each.number)
+        if each.batch_size is not None:
+            found.batch_sizes[key] = each.batch_size
+        if each.merged_step:
+            found.merged_step[key] = dict(each.merged_step)
+        if each.covered:
+            coverage = found.coverage[key] = Coverage()
+            for begin, begin_tokens, end, end_tokens in each.covered:
+                coverage.add(Mark(begin, begin_tokens), Mark(end, end_tokens))
+    tail = [entry_of(entry) for entry in kept.tail]
+    found.unsaid = tuple(entry.record for entry in tail)
+    return Replay(found, kept.epoch, kept.due, tail)

@@ -1,0 +1,118 @@
+"""The syncer's numbers: every fragment's parameters, outer state and version.
+
+Proposing and installing are apart, because between them the syncer makes the step durable. Knows nothing of
+learners, quorums or journals.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
+from typing import Any
+
+import jax
+import numpy as np
+from numpy.typing import NDArray
+
+from outer.config import OuterConfig
+from outer.numeric import codec as codecs
+from outer.numeric.merge import merge
+from outer.numeric.optimizer import OuterOptimizer
+from outer.protocol.fragments import Fragment
+
+
+@dataclass(frozen=True)
+class Proposal:
+    """An outer step of one fragment, computed and not yet in force."""
+
+    fragment: int
+    theta: NDArray[np.float32]  # [n], read-only
+    state: Any  # the outer optimizer's, a pytree of NumPy arrays
+    norm: float  # L2 norm of the merged outer gradient
+    digest: str  # SHA-256 of theta
+    finite: bool  # every element of theta is
+
+    @property
+    def arrays(self) -> list[NDArray[Any]]:
+        """What `GlobalParameters.restore` needs: theta, then the leaves of the state."""
+        return [self.theta, *jax.tree.leaves(self.state)]
+
+
+class GlobalParameters:
+    """Theta of the paper, in fragments, with the outer optimizer's state for each.
+
+    `thetas`: float32[n] per fragment, read-only, replaced and never written to, so a reference to one stays
+    what it was. `states`: the outer optimizer's. `versions`: 0 from the start, then the syncer step of the
+    newest commit.
+    """
+
+    def __init__(
+        self,
+        fragments: Sequence[Fragment],
+        initial: Sequence[NDArray[np.float32]],
+        outer: OuterConfig,
+        codec: str,
+        rules: Mapping[str, str],
+    ) -> None:
+        """`initial`: float32[n] per fragment. `rules`: by tensor name. A bad `outer` raises ValueError."""
+        assert [array.shape for array in initial] == [(fragment.size,) for fragment in fragments]
+        self.fragments = tuple(fragments)
+        self._optimizer = OuterOptimizer(outer)
+        self._granularity = outer.granularity
+        self._codec = codec
+        self._rules = dict(rules)
+        self.thetas = [_frozen(np.array(array, dtype=np.float32)) for array in initial]
+        self.states = [self._optimizer.init(theta) for theta in self.thetas]
+        self.versions = [0] * len(self.fragments)
+
+    def propose(self, fragment: int, payloads: Sequence[NDArray[Any]], weights: Sequence[float]) -> Proposal:
+        """One fragment's outer step from M inspected payloads and M normalised weights; changes nothing."""
+        theta = self.thetas[fragment]
+        gradients = [codecs.decode(self._codec, payload, theta) for payload in payloads]
+        merged = merge(self.fragments[fragment], gradients, weights, self._rules, self._granularity)
+        stepped, state = self._optimizer.step(theta, merged, self.states[fragment])
+        return Proposal(
+            fragment=fragment,
+            theta=_frozen(stepped),
+            state=state,
+            norm=float(np.sqrt(np.dot(merged, merged))),
+            digest=codecs.digest(stepped),
+            finite=bool(np.isfinite(stepped).all()),
+        )
+
+    def install(self, proposal: Proposal, version: int) -> None:
+        """Put a proposal in force as that version of its fragment."""
+        assert version > self.versions[proposal.fragment], "a fragment's version only rises"
+        self.thetas[proposal.fragment] = proposal.theta
+        self.states[proposal.fragment] = proposal.state
+        self.versions[proposal.fragment] = version
+
+    def arrays(self, fragment: int) -> list[NDArray[Any]]:
+        """What `restore` needs to put it in force again."""
+        return [self.thetas[fragment], *jax.tree.leaves(self.states[fragment])]
+
+    def restore_theta(self, fragment: int, version: int, theta: NDArray[np.float32]) -> None:
+        """As `restore`, of parameters alone: the outer optimizer begins anew."""
+        fresh = self._optimizer.init(self.thetas[fragment])
+        self.restore(fragment, version, [theta, *jax.tree.leaves(fresh)])
+
+    def restore(self, fragment: int, version: int, arrays: Sequence[NDArray[Any]]) -> None:
+        """Put a fragment in force as it was kept. Raises ValueError where it is none of this model and optimizer."""
+        theta, leaves = arrays[0], list(arrays[1:])
+        old, structure = jax.tree.flatten(self.states[fragment])
+        ours = [(self.thetas[fragment].dtype, self.thetas[fragment].shape), *((leaf.dtype, leaf.shape) for leaf in old)]
+        theirs = [(array.dtype, array.shape) for array in arrays]
+        if ours != theirs:
+            raise ValueError(f"fragment {fragment} was kept as {theirs}, with this recipe it is {ours}")
+        self.thetas[fragment] = _frozen(theta)
+        self.states[fragment] = jax.tree.unflatten(structure, leaves)
+        self.versions[fragment] = version
+
+    def digest(self) -> str:
+        """SHA-256 over all parameters, fragment by fragment."""
+        return codecs.digest(*self.thetas)
+
+
+def _frozen(array: NDArray[np.float32]) -> NDArray[np.float32]:
+    array.setflags(write=False)
+    return array

@@ -1,0 +1,46 @@
+"""What a learner and the syncer must agree on before they exchange numbers, and how they differ."""
+
+from __future__ import annotations
+
+import hashlib
+from collections.abc import Iterable, Mapping
+from pathlib import Path
+from typing import Any
+
+from outer.protocol.fragments import Fragment
+
+
+def flatten(tree: Mapping[str, Any], prefix: str = "") -> dict[str, Any]:
+    """A nested table as one of dotted keys."""
+    flat: dict[str, Any] = {}
+    for key, value in tree.items():
+        name = f"{prefix}{key}"
+        flat |= flatten(value, f"{name}.") if isinstance(value, Mapping) else {name: value}
+    return flat
+
+
+def manifest(shared: Mapping[str, Any], fragments: Iterable[Fragment], code: str) -> dict[str, Any]:
+    """Everything that must be equal: the recipe's shared tables, every tensor's place and shape, the code's digest."""
+    tensors = {
+        f"fragment.{fragment.index}.{tensor.name}": f"{tensor.dtype}{list(tensor.shape)}"
+        for fragment in fragments
+        for tensor in fragment.tensors
+    }
+    return flatten(shared) | tensors | {"code": code}
+
+
+def difference(ours: Mapping[str, Any], theirs: Mapping[str, Any]) -> str:
+    """The fields that differ, in words; empty when none does."""
+    keys = [key for key in sorted(ours.keys() | theirs.keys()) if ours.get(key) != theirs.get(key)]
+    shown = [f"{key}: here {ours.get(key)!r}, there {theirs.get(key)!r}" for key in keys[:8]]
+    return "; ".join(shown) + (f"; and {len(keys) - 8} more" if len(keys) > 8 else "")
+
+
+def code_digest() -> str:
+    """SHA-256 over the sources of this system's packages, as this process sees them."""
+    root = Path(__file__).resolve().parents[2]
+    running = hashlib.sha256()
+    for room in ("outer", "learners", "orchestrator", "chaos"):
+        for path in sorted((root / room).rglob("*.py")):
+            running.update(str(path.relative_to(root)).encode() + b"\0" + path.read_bytes() + b"\0")
+    return running.hexdigest()[:16]

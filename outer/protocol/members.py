@@ -1,0 +1,317 @@
+"""The learners as the syncer knows them: incarnations, leases, spans, and what of theirs is committed.
+
+Who may speak, who is alive, and what they are lent is decided here; nothing of quorums, merges or versions is.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Mapping, Sequence
+from dataclasses import dataclass, field
+from typing import TYPE_CHECKING, Any
+
+from outer.protocol.coverage import Coverage, Mark
+from outer.protocol.events_effects import Expect
+from outer.protocol.facts import (
+    Committed,
+    LearnerFenced,
+    LeaseExpired,
+    LeaseRenewed,
+    Quarantined,
+    Refused,
+    SpanGranted,
+    SpanReturned,
+    SyncerFact,
+)
+from outer.protocol.leases import Leases
+from outer.protocol.messages import DRAINING, STARTING, STEPPING, Attach, Contribution, Report, SeekDonor
+from outer.protocol.spans import Span, SpanPool
+from outer.protocol.step_timing import step_time
+
+if TYPE_CHECKING:
+    from outer.protocol.recovery import Recovered
+
+
+@dataclass
+class Member:
+    """One learner's newest incarnation."""
+
+    name: str
+    batch_size: int
+    region: str = ""
+    incarnation: int = 0
+    fenced: bool = True
+    attached: bool = False
+    attached_at: float = 0.0
+    draining: str = ""  # why it is to leave
+    drain_until: float = float("inf")
+    drain_sent_at: float = float("-inf")
+    quarantined: bool = False
+    donations: int = 0  # how often it was named as a donor
+    report: Report | None = None
+    first_step: int = 0  # step number before this incarnation's first
+    noticed_at: dict[int, float] = field(default_factory=dict)  # by fragment
+    merged_step: dict[int, int] = field(default_factory=dict)  # by fragment, its own step as of the newest merged read
+    missed: int = -1  # the report after which it let a read time out
+    non_finite: int = 0  # contributions refused as that, in a row
+    stopped_at: float = float("-inf")  # when it was last told to stop
+    granted_at: float = float("-inf")  # when it was last sent its newest span
+    durable_span: int = -1  # the newest grant that will survive: it may be told of it
+    restored: bool = False  # known from an earlier epoch, and whether it lives is not
+    refused: set[tuple[int, str]] = field(default_factory=set)  # (incarnation, reason) of refused reports
+
+    @property
+    def unheard(self) -> bool:
+        """It let a read time out, and has said nothing since: frozen, perhaps, and no reason to wait again."""
+        return self.report is not None and self.report.sequence == self.missed
+
+
+class Members:
+    """Facts that come about here are kept until `take_facts`."""
+
+    def __init__(self, epoch: int, learners: Mapping[str, int], span_steps: int) -> None:
+        """`learners` maps every configured learner to its batch size in samples."""
+        self.step_s = 0.0  # xi_step in seconds; while it is not known of anybody who lives, as it was last
+        self._epoch = epoch
+        self._members = {name: Member(name, batch_size) for name, batch_size in learners.items()}
+        self._span_steps = span_steps
+        self._leases = Leases()
+        self._spans = SpanPool()
+        self._coverage: dict[tuple[str, int], Coverage] = {}  # by (learner, incarnation)
+        self._processed_before = 0  # tokens of incarnations that are gone
+        self._facts: list[SyncerFact] = []
+        self._live: list[Member] | None = None  # as last found; None: to be found anew
+
+    def restore(self, recovered: Recovered) -> None:
+        """Take over what an earlier epoch knew; `resume` says who of them lives."""
+        self._spans, self._coverage = recovered.spans, recovered.coverage
+        for name, incarnation in recovered.incarnations.items():
+            key = (name, incarnation)
+            newest = self._spans.newest(*key)
+            self._members[name] = Member(
+                name,
+                recovered.batch_sizes.get(key, 0),
+                incarnation=incarnation,
+                fenced=False,
+                noticed_at=dict.fromkeys(range(len(recovered.versions)), float("-inf")),  # by who is gone: told again
+                merged_step=recovered.merged_step.get(key, {}),
+                durable_span=newest.identifier if newest else -1,
+                restored=True,
+            )
+
+    def resume(self, now: float, living: Iterable[Expect]) -> None:
+        """These live, not attached yet; whoever else an earlier epoch knew is fenced."""
+        for event in living:
+            member = self._members.get(event.learner)
+            if member is not None and member.restored and event.incarnation == member.incarnation:
+                member.batch_size, member.region, member.restored = event.batch_size, event.region, False
+                self._leases.renew(member.name, STARTING, now, event.lease_s)
+            else:
+                self.expect(now, event)
+        for member in list(self._members.values()):
+            if member.restored:
+                self.fence(member.name, "killed")
+
+    def take_facts(self) -> list[SyncerFact]:
+        if not self._facts:
+            return []
+        facts, self._facts = self._facts, []
+        return facts
+
+    # -------------------------------------------------------------- who is there
+
+    @property
+    def names(self) -> tuple[str, ...]:
+        return tuple(self._members)
+
+    @property
+    def attached(self) -> list[Member]:
+        """Those that are told what happens."""
+        return [member for member in self._members.values() if member.attached and not member.fenced]
+
+    @property
+    def live(self) -> list[Member]:
+        """Those with something to give: a valid lease, stepping or draining, and not quarantined; by name."""
+        if self._live is None:
+            self._live = [
+                member
+                for name, member in sorted(self._members.items())
+                if not member.fenced
+                and self._leases.holds(name)
+                and member.report is not None
+                and member.report.phase in (STEPPING, DRAINING)
+                and not member.quarantined
+            ]
+        return self._live
+
+    def _changed(self) -> None:
+        """Who is live may be others now. Their pace is taken at once: the last one known is no matter of who asks."""
+        self._live = None
+        self.step_s = step_time(member.report.step_s for member in self.live if member.report) or self.step_s
+
+    @property
+    def next_expiry(self) -> float | None:
+        return self._leases.next_expiry
+
+    @property
+    def tokens_processed(self) -> int:
+        """As far as reported."""
+        now = sum(member.report.tokens for member in self._members.values() if member.report)
+        return self._processed_before + now
+
+    # -------------------------------------------------------------- coming and going
+
+    def expect(self, now: float, event: Expect) -> bool:
+        """A new incarnation is on its way; the one before is fenced. False when the event is old news."""
+        name = event.learner
+        member = self._members.get(name)
+        if member is not None:
+            if event.incarnation <= member.incarnation:
+                self.refuse(event, "expect", "stale_incarnation")
+                return False
+            self.fence(name, "superseded")
+            self._processed_before += member.report.tokens if member.report else 0
+        self._members[name] = Member(name, event.batch_size, event.region, event.incarnation, fenced=False)
+        self._changed()
+        self._leases.renew(name, STARTING, now, event.lease_s)
+        return True
+
+    def fence(self, name: str, reason: str, incarnation: int | None = None) -> bool:
+        """Accept nothing more from this incarnation, by default the newest; what it was lent returns."""
+        member = self._members.get(name)
+        if member is None or member.fenced or incarnation not in (None, member.incarnation):
+            return False
+        member.fenced = True
+        self._changed()
+        self._leases.end(name)
+        self._facts.append(LearnerFenced(name, member.incarnation, reason))
+        for span in self._spans.release(name, member.incarnation, self._samples_committed(member)):
+            self._facts.append(SpanReturned(name, member.incarnation, span.identifier, span.start, span.stop))
+        return True
+
+    def get(self, name: str, incarnation: int) -> Member | None:
+        """This incarnation, if it is the one that may speak."""
+        member = self._members.get(name)
+        return member if member and not member.fenced and member.incarnation == incarnation else None
+
+    def admit(self, event: Attach | SeekDonor | Report | Contribution, message: str) -> Member | None:
+        """The sender, if its incarnation is the one that may speak, and to this epoch; else a refusal is recorded."""
+        member = self._members.get(event.learner)
+        reason = ""
+        if member is None:
+            reason = "unknown_learner"
+        elif member.fenced or event.incarnation != member.incarnation:
+            reason = "stale_incarnation"
+        elif not isinstance(event, Attach) and event.epoch not in (None, self._epoch):
+            reason = "stale_epoch"
+        if reason:
+            self.refuse(event, message, reason)
+            return None
+        return member
+
+    def refuse(self, event: Any, message: str, reason: str, detail: str = "") -> None:
+        """Record that something changed nothing. A report is one of many alike: said once per reason."""
+        member = self._members.get(event.learner)
+        if message == "report" and member is not None:
+            if (event.incarnation, reason) in member.refused:
+                return
+            member.refused.add((event.incarnation, reason))
+        syncer_step = event.syncer_step if isinstance(event, Contribution) else None
+        fragment = event.fragment if isinstance(event, Contribution) else None
+        self._facts.append(Refused(event.learner, event.incarnation, message, reason, syncer_step, fragment, detail))
+
+    # -------------------------------------------------------------- leases
+
+    def hear(self, now: float, member: Member, report: Report) -> bool:
+        """Renew the sender's lease. Returns whether the report is news: neither doubled nor overtaken."""
+        silent_s = self._leases.renew(report.learner, report.phase, now, report.lease_s)
+        if silent_s is not None:
+            self._facts.append(LeaseRenewed(report.learner, report.incarnation, silent_s))
+        news = member.report is None or report.sequence > member.report.sequence
+        if news:
+            member.report = report
+        self._changed()
+        return news
+
+    def quarantine(self, member: Member) -> None:
+        """It is asked for nothing any more."""
+        member.quarantined = True
+        self._facts.append(Quarantined(member.name, member.incarnation, member.non_finite))
+        self._changed()
+
+    def expire(self, now: float) -> list[str]:
+        """The learners whose lease has run out since the last call."""
+        expired = self._leases.expire(now)
+        if expired:
+            self._changed()
+        for name, lease in expired:
+            incarnation = self._members[name].incarnation
+            self._facts.append(LeaseExpired(name, incarnation, lease.phase, now - lease.renewed_at))
+        return [name for name, _ in expired]
+
+    # -------------------------------------------------------------- spans
+
+    def lend(self, member: Member) -> Span:
+        """The span that the member does not have yet: a new one, or the newest, not arrived so far."""
+        assert member.report is not None
+        newest = self._spans.newest(member.name, member.incarnation)
+        if newest is None or member.report.newest_span >= newest.identifier:
+            samples = self._span_steps * member.batch_size
+            newest = self._spans.grant(member.name, member.incarnation, samples, member.batch_size)
+            place = (newest.identifier, newest.start, newest.stop)
+            self._facts.append(SpanGranted(member.name, member.incarnation, *place, member.batch_size))
+            member.granted_at = float("-inf")
+        return newest
+
+    # -------------------------------------------------------------- books
+
+    def cover(self, contribution: Contribution) -> int:
+        """A contribution is merged. Returns the tokens that are committed by it and were not before."""
+        counters, key = contribution.counters, (contribution.learner, contribution.incarnation)
+        fresh = self._coverage.setdefault(key, Coverage()).add(
+            Mark(counters.base_step, contribution.processed - counters.tokens),
+            Mark(contribution.step, contribution.processed),
+        )
+        member = self._members[contribution.learner]
+        if member.incarnation == contribution.incarnation:
+            self._spans.trim(*key, self._samples_committed(member))
+        return fresh
+
+    def note_missed(self, name: str) -> None:
+        """A read of this learner timed out: it is asked for nothing more before it reports again."""
+        member = self._members[name]
+        assert member.report is not None, "only who has reported is read"
+        member.missed = member.report.sequence
+
+    def note_merged(self, commit: Committed) -> None:
+        """Remember for each participant that its read of this fragment is in the new version."""
+        for participant in commit.participants:
+            member = self._members[participant.learner]
+            if member.incarnation == participant.incarnation:
+                member.merged_step[commit.fragment] = participant.step
+
+    def _samples_committed(self, member: Member) -> int:
+        """Samples up to the last committed step of the incarnation."""
+        coverage = self._coverage.get((member.name, member.incarnation))
+        return max(0, coverage.last_step - member.first_step) * member.batch_size if coverage else 0
+
+    # -------------------------------------------------------------- for status pages
+
+    def rows(self, now: float, versions: Sequence[int]) -> list[dict[str, Any]]:
+        """What is known of each configured learner."""
+        return [self._row(now, member, versions) for member in self._members.values()]
+
+    def _row(self, now: float, member: Member, versions: Sequence[int]) -> dict[str, Any]:
+        lease, report = self._leases.get(member.name), member.report
+        held = [counters.base_version or 0 for counters in report.counters] if report else []
+        return {
+            "name": member.name,
+            "incarnation": member.incarnation,
+            "alive": self._leases.holds(member.name),
+            "phase": lease.phase if lease else "",  # a fence ends it
+            "lease_age_s": round(now - lease.renewed_at, 3) if lease else None,
+            "step": report.step if report else 0,
+            "step_s": report.step_s if report else 0.0,
+            "tokens": report.tokens if report else 0,
+            "loss": report.loss if report else None,
+            "version_lag": sum(ours > theirs for ours, theirs in zip(versions, held, strict=False)) if held else None,
+        }

@@ -1,0 +1,207 @@
+"""What the syncer does for each learner, beside the steps: let it in, name donors, lend spans, tell it of versions.
+
+It sends again what seems to have been lost, and lets go who is to leave. It knows nothing of open steps, quorums
+or merges; where the run stands it is told with each call.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from dataclasses import dataclass
+from typing import TYPE_CHECKING, Any
+
+from outer.protocol.donor_selection import choose, is_drained
+from outer.protocol.effect_buffer import EffectBuffer
+from outer.protocol.events_effects import DrainRequested
+from outer.protocol.facts import DonorNamed, DrainStarted, LearnerAttached, SpanGranted
+from outer.protocol.manifest import difference
+from outer.protocol.members import Member, Members
+from outer.protocol.messages import (
+    DRAINING,
+    STEPPING,
+    Attach,
+    Donor,
+    Drain,
+    Grant,
+    Notice,
+    Report,
+    SeekDonor,
+    Stop,
+    Welcome,
+)
+
+if TYPE_CHECKING:
+    from outer.config import SyncConfig
+
+RESEND_S = 1.0  # what a learner does not seem to have received is sent again after this long
+
+
+@dataclass(frozen=True)
+class RunSnapshot:
+    """Where the run stands, as learners are told."""
+
+    syncer_step: int  # newest opened
+    committed_step: int  # newest committed or passed
+    versions: tuple[int, ...]
+    digests: tuple[str, ...]  # of the versions; "" before a fragment's first commit
+    progress: float  # of the budget, 0 to 1
+    finished: str  # why, once it is
+    suspended: str = ""  # why, once it is: the run goes on another time
+
+
+class Sessions:
+    """Times are seconds of the shell's monotonic clock."""
+
+    def __init__(
+        self, epoch: int, config: SyncConfig, manifest: Mapping[str, Any], members: Members, out: EffectBuffer
+    ) -> None:
+        self._epoch = epoch
+        self._config = config
+        self._manifest = manifest
+        self._members = members
+        self._out = out
+
+    # -------------------------------------------------------------- coming
+
+    def attach(self, now: float, event: Attach, standing: RunSnapshot) -> None:
+        """Let a learner in whose manifest agrees with ours."""
+        member = self._members.admit(event, "attach")
+        if member is None:
+            return
+        if differs := difference(self._manifest, event.manifest):
+            self._members.refuse(event, "attach", "wrong_config", detail=differs)
+            return
+        if self._config.overlap == "strict" and not member.attached:
+            member.first_step = standing.committed_step
+        member.attached, member.attached_at = True, now
+        self._out.say(LearnerAttached(event.learner, event.incarnation, standing.syncer_step))
+        self._out.send(member, Welcome(self._epoch, standing.committed_step, standing.progress, standing.versions))
+        if over := standing.finished or standing.suspended:
+            self.stop(now, member, over, suspend=bool(standing.suspended))
+
+    def seek(self, event: SeekDonor, standing: RunSnapshot) -> None:
+        """Name a whole peer that will have seen the clock; within the first round nobody's state is worth copying."""
+        member = self._members.admit(event, "seek")
+        if member is None:
+            return
+        clock = max(standing.versions)  # of steps at which nothing is due no learner hears
+        donor = None
+        if standing.committed_step >= self._config.round_steps:
+            donor = choose(self._members.live, member, event.failed)
+        if donor is None:
+            self._out.send(member, Donor(self._epoch, member.incarnation, "", 0, clock))
+            return
+        donor.donations += 1
+        self._out.say(DonorNamed(member.name, member.incarnation, donor.name, donor.incarnation, clock))
+        self._out.send(member, Donor(self._epoch, member.incarnation, donor.name, donor.incarnation, clock))
+
+    # -------------------------------------------------------------- while it is there
+
+    def attend(self, now: float, member: Member, report: Report, standing: RunSnapshot) -> None:
+        """Give what a report asks for; send again what it does not show."""
+        if report.phase == DRAINING and not member.draining:
+            self._start_drain(member, "its process was told to end", now + self._config.drain_s)
+        if not member.attached:
+            return
+        if reason := self._over_for(member, standing):
+            if now - member.stopped_at >= RESEND_S:
+                self.stop(now, member, reason, suspend=bool(standing.suspended))
+            return
+        if report.wants_span:
+            self._lend(now, member)
+        if member.draining and report.phase == STEPPING and now - member.drain_sent_at >= RESEND_S:
+            self._send_drain(now, member)
+        if report.phase in (STEPPING, DRAINING):
+            for fragment, counters in enumerate(report.counters):
+                behind = counters.base_version is None or counters.base_version < standing.versions[fragment]
+                if behind and now >= self._overdue_at(member, fragment, report.step_s):
+                    self.notify(now, member, fragment, standing)
+
+    def _lend(self, now: float, member: Member) -> None:
+        """It is told of a span once that is durable: another epoch must not lend it to somebody else."""
+        span = self._members.lend(member)
+        if span.identifier <= member.durable_span and now - member.granted_at >= RESEND_S:
+            member.granted_at = now
+            self._out.send(member, Grant(self._epoch, member.incarnation, span.identifier, span.start, span.stop))
+
+    def grant(self, now: float, granted: SpanGranted) -> None:
+        """A grant is durable."""
+        member = self._members.get(granted.learner, granted.incarnation)
+        if member is not None:
+            member.durable_span = granted.span
+            member.granted_at = now
+            self._out.send(member, Grant(self._epoch, member.incarnation, granted.span, granted.start, granted.stop))
+
+    def _overdue_at(self, member: Member, fragment: int, step_s: float) -> float:
+        """When a learner that does not show a fragment's version is told of it (again)."""
+        told_at = member.noticed_at.get(fragment)
+        if told_at is not None:
+            # A report leaves before its boundary's adoptions: what it shows may be a step old.
+            return told_at + max(RESEND_S, 2.0 * step_s)
+        # It came with a peer's state. The next commit would tell it, unless there is none without it.
+        return member.attached_at + max(RESEND_S, self._config.round_steps * self._members.step_s)
+
+    def notify(self, now: float, member: Member, fragment: int, standing: RunSnapshot) -> None:
+        """Tell a learner of a fragment's current version."""
+        notice = Notice(
+            epoch=self._epoch,
+            syncer_step=standing.committed_step,
+            fragment=fragment,
+            version=standing.versions[fragment],
+            digest=standing.digests[fragment],
+            progress=standing.progress,
+            merged_step=member.merged_step.get(fragment),
+        )
+        member.noticed_at[fragment] = now
+        self._out.send(member, notice)
+
+    # -------------------------------------------------------------- going
+
+    def drain(self, now: float, event: DrainRequested) -> None:
+        """Ask a learner to leave without losing anything; who has nothing to lose is gone at once.
+
+        One that is leaving already is told again, for there may be less time than it thought.
+        """
+        member = self._members.get(event.learner, event.incarnation)
+        if member is None:
+            return
+        self._start_drain(member, event.reason, now + event.deadline_s)
+        if self._may_lose(member):
+            self._send_drain(now, member)
+        else:
+            self._members.fence(member.name, "drained")
+
+    def _may_lose(self, member: Member) -> bool:
+        """Whether it may have stepped: as far as is reported, or an earlier epoch has lent it samples."""
+        if member.report is None:
+            return member.durable_span >= 0
+        return member.report.phase in (STEPPING, DRAINING)
+
+    def _start_drain(self, member: Member, reason: str, until: float) -> None:
+        member.drain_until = min(member.drain_until, until)
+        if not member.draining:
+            member.draining = reason
+            self._out.say(DrainStarted(member.name, member.incarnation, reason))
+
+    def _send_drain(self, now: float, member: Member) -> None:
+        member.drain_sent_at = now
+        left_s = max(0.0, member.drain_until - now)
+        self._out.send(member, Drain(self._epoch, member.incarnation, member.draining, left_s))
+
+    def quarantine(self, now: float, member: Member, standing: RunSnapshot) -> None:
+        """A learner that stays non-finite never recovers by itself: it has to start anew from the syncer's values."""
+        self._members.quarantine(member)
+        self.stop(now, member, self._over_for(member, standing))
+
+    def _over_for(self, member: Member, standing: RunSnapshot) -> str:
+        """Why this learner has to end its loop; empty while it has not."""
+        if over := standing.finished or standing.suspended:
+            return over
+        if member.quarantined:
+            return f"failed: {member.non_finite} contributions in a row were not finite"
+        return "drained" if is_drained(member) else ""
+
+    def stop(self, now: float, member: Member, reason: str, suspend: bool = False) -> None:
+        """Tell a learner to end its loop; `suspend`: for now."""
+        member.stopped_at = now
+        self._out.send(member, Stop(self._epoch, reason, suspend))

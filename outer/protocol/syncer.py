@@ -1,0 +1,486 @@
+"""The syncer as a pure state machine: quorum, grace, merge and commit of fragments (paper section 3).
+
+`handle(now, event) -> effects`. No I/O, no clock, no randomness, no arrays: payloads and proposals are opaque.
+The shell delivers messages and the results of effects, performs the effects in the order given, and calls
+`handle(now, Tick())` no later than `wake_at`. A peer's message can be late, doubled or wrong: that is a fact.
+
+Here is the life of a syncer step, from opening to commit. Where a step stands is in `openstep`, when its quorum is
+there in `quorum`, who is read then in `reading`, what a contribution is worth in `contributions`, and what learners
+are given and told beside it in `steward`.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Mapping
+from typing import TYPE_CHECKING, Any
+
+from outer.protocol.budget import Budget
+from outer.protocol.effect_buffer import EffectBuffer
+from outer.protocol.events_effects import (
+    Cut,
+    DrainRequested,
+    Durable,
+    Effect,
+    Event,
+    Expect,
+    Fence,
+    Living,
+    Merged,
+    Publish,
+    ReadMissed,
+    StopRequested,
+    TakeSnapshot,
+    Tick,
+)
+from outer.protocol.facts import (
+    Committed,
+    Finished,
+    Record,
+    SnapshotTaken,
+    SpanGranted,
+    StepOpened,
+    StepPassed,
+    SyncerStarted,
+)
+from outer.protocol.fragments import Fragment
+from outer.protocol.members import Members
+from outer.protocol.messages import STEPPING, STOPPED, Attach, Contribution, Report, SeekDonor
+from outer.protocol.open_step import OpenStep, Stage
+from outer.protocol.quorum import Decision
+from outer.protocol.read_requests import REOPEN_S, ReadRequests
+from outer.protocol.schedule import Schedule
+from outer.protocol.sessions import RESEND_S, RunSnapshot, Sessions
+from outer.protocol.step_timing import StepTiming
+
+if TYPE_CHECKING:
+    from outer.config import SyncConfig
+    from outer.protocol.recovery import Recovered
+
+__all__ = ["NON_FINITE_MAX", "REOPEN_S", "RESEND_S", "Budget", "Syncer"]
+
+NON_FINITE_MAX = 3  # so many contributions in a row refused as that, and the learner has to start anew
+
+
+class Syncer:
+    """One epoch of the syncer. Times are seconds of the shell's monotonic clock."""
+
+    def __init__(
+        self,
+        *,
+        epoch: int,
+        config: SyncConfig,
+        fragments: tuple[Fragment, ...],
+        learners: Mapping[str, int],
+        quorum: int,
+        span_steps: int,
+        budget: Budget,
+        manifest: Mapping[str, Any],
+        recovered: Recovered | None = None,
+        ahead_s: float = 0.0,
+        reopened: bool = False,
+        durability: str = "",
+    ) -> None:
+        """`learners`: every configured learner and its batch size in samples; `recovered`: from the epochs before;
+        `ahead_s`: for how long learners want samples ahead, for the log; `reopened`: an end that the budget does not
+        tell is none.
+        """
+        assert 1 <= quorum <= len(learners)
+        assert recovered is None or config.overlap == "free", "strict overlap has one epoch"
+        self.epoch = epoch
+        self.quorum = quorum
+        self.finished: str = ""  # why, once it is, and that is durable
+        self.suspended: str = ""  # why, once it is: a later epoch goes on
+        self.tokens_committed = 0  # in what is durable
+        self.versions = [0] * len(fragments)
+        self.syncer_step = 0  # newest opened
+        self.committed_step = 0  # newest committed or passed
+        self.moved_at: float | None = None  # when a syncer step last committed or passed
+        self.first_step_at: float | None = None  # when the first finished inner step was reported
+        self._config = config
+        self._fragments = fragments
+        self._schedule = Schedule(len(fragments), config.round_steps)
+        self._members = Members(epoch, learners, span_steps)
+        self._out = EffectBuffer(self._members)
+        self._steward = Sessions(epoch, config, manifest, self._members, self._out)
+        self._reading = ReadRequests(epoch, config, quorum, self._members, self._out)
+        self._digests = [""] * len(fragments)  # of the versions
+        self._budget, self._ahead_s, self._reopened = budget, ahead_s, reopened
+        self._durability = durability
+        self._open: list[OpenStep] = []
+        self._opened_at = float("-inf")
+        self._stopping: StopRequested | TakeSnapshot | None = None  # asked for, and has to wait for a commit under way
+        self._ending = ""  # why, once the run's end is decided: nothing is opened or merged any more
+        self._tokens_counted = 0  # in what is written
+        self._resumed = recovered is None
+        self._delays = StepTiming(config)
+        self._unsaid: tuple[Record, ...] = ()
+        self._handlers: dict[type[Any], Callable[[float, Any], None]] = {
+            Expect: self._on_expect,
+            Living: self._on_living,
+            Fence: self._on_fence,
+            DrainRequested: self._steward.drain,
+            Attach: lambda now, event: self._steward.attach(now, event, self._standing),
+            SeekDonor: lambda now, event: self._steward.seek(event, self._standing),
+            Report: self._on_report,
+            Contribution: self._on_contribution,
+            ReadMissed: lambda now, event: self._reading.miss(self._find(event.syncer_step), event, event.reason),
+            Merged: self._on_merged,
+            Durable: self._on_durable,
+            StopRequested: self._on_stop,
+            TakeSnapshot: self._on_snapshot,
+            Tick: lambda now, event: None,
+        }
+        if recovered is not None:
+            self._restore(recovered)
+
+    def _restore(self, recovered: Recovered) -> None:
+        """The clock goes on from the newest commit: steps that were open, or passed, after it are opened again."""
+        self.versions, self._digests = recovered.versions, recovered.digests
+        self.tokens_committed = self._tokens_counted = recovered.tokens_committed
+        if recovered.finished is not None and not self._may_go_on(recovered):
+            self.finished = self._ending = recovered.finished.reason
+        self.syncer_step = self.committed_step = max(*recovered.versions, recovered.clock)
+        self._unsaid = recovered.unsaid
+        self._members.restore(recovered)
+
+    def _may_go_on(self, recovered: Recovered) -> bool:
+        """The run had reached its budget, and that was raised since; or it was stopped, and is wanted again."""
+        return self._reopened and not self._budget.reached(recovered.tokens_committed, max(recovered.versions))
+
+    def start(self) -> list[Effect]:
+        """The first effects of an epoch."""
+        self._out.say(
+            SyncerStarted(
+                epoch=self.epoch,
+                fragments=tuple(tuple(t.name for t in fragment.tensors) for fragment in self._fragments),
+                sizes=tuple(fragment.size for fragment in self._fragments),
+                learners=self._members.names,
+                quorum=self.quorum,
+                round_steps=self._config.round_steps,
+                overlap_steps=self._config.overlap_steps,
+                versions=tuple(self.versions),
+                tokens_committed=self.tokens_committed,
+                read_timeout_s=self._config.read_timeout_s,
+                lease_s=self._config.lease_s,
+                ahead_s=self._ahead_s,
+                durability=self._durability,
+            )
+        )
+        for record in self._unsaid:
+            self._out.say(record)
+        self._finish_if_due()
+        return self._out.take()
+
+    def handle(self, now: float, event: Event) -> list[Effect]:
+        """Take one event; return what to do, in order."""
+        assert self._resumed or type(event) is Living, "an epoch that goes on hears first who lives"
+        for name in self._members.expire(now):
+            self._stop_awaiting(name, "lease_expired")
+        self._handlers[type(event)](now, event)
+        self._advance(now)
+        return self._out.take()
+
+    # -------------------------------------------------------------- what the shell may look at
+
+    @property
+    def marker(self) -> int:
+        """The newest snapshot, of which all that is fetched tells; 0: none, or the last, of which Stop alone tells."""
+        return 0 if self.suspended else self._out.snapshot
+
+    @property
+    def wake_at(self) -> float | None:
+        """When a Tick is due at the latest; None: only an event can change anything."""
+        times = [self._members.next_expiry]
+        if not self._ending:
+            times += [step.wake_at for step in self._open]
+            if self._config.pacing == "clock" and self._may_open():
+                times.append(self._opened_at + self.step_s)
+        return min((at for at in times if at is not None), default=None)
+
+    @property
+    def step_s(self) -> float:
+        """xi_step in seconds."""
+        return self._members.step_s
+
+    @property
+    def progress(self) -> float:
+        """Share of the budget that is committed, 0 to 1."""
+        return self._budget.progress(self.tokens_committed, self.committed_step)
+
+    @property
+    def grace_s(self) -> float | None:
+        """What a quorum reached now would be granted; None is without end."""
+        return self._delays.grace_s(self.step_s)
+
+    @property
+    def tokens_processed(self) -> int:
+        """As far as reported."""
+        return self._members.tokens_processed
+
+    def view(self, now: float) -> list[dict[str, Any]]:
+        """What the syncer knows of each configured learner, for status pages."""
+        return self._members.rows(now, self.versions)
+
+    @property
+    def _standing(self) -> RunSnapshot:
+        versions, digests = tuple(self.versions), tuple(self._digests)
+        over = (self.finished, self.suspended)
+        return RunSnapshot(self.syncer_step, self.committed_step, versions, digests, self.progress, *over)
+
+    # -------------------------------------------------------------- learners come, report and go
+
+    def _on_living(self, now: float, event: Living) -> None:
+        assert not self._resumed
+        self._resumed = True
+        self._members.resume(now, event.expected)
+
+    def _on_expect(self, now: float, event: Expect) -> None:
+        if self._members.expect(now, event):
+            self._stop_awaiting(event.learner, "superseded")
+
+    def _on_fence(self, now: float, event: Fence) -> None:
+        if self._members.fence(event.learner, event.reason, event.incarnation):
+            self._stop_awaiting(event.learner, "fenced")
+
+    def _on_report(self, now: float, event: Report) -> None:
+        member = self._members.admit(event, "report")
+        if member is None:
+            return
+        if len(event.counters) != len(self._fragments):
+            self._members.refuse(event, "report", "wrong_counters")
+            return
+        before = member.report
+        if not self._members.hear(now, member, event):
+            return  # its lease was all it had to say
+        if event.phase == STOPPED:
+            self._members.fence(member.name, "drained" if member.draining else "stopped")
+            self._stop_awaiting(member.name, "stopped")
+            return
+        if self.first_step_at is None and event.tokens > 0:
+            self.first_step_at = now
+        if before is not None and event.step > before.step and event.phase == STEPPING:
+            for step in self._open:
+                step.reported.add(member.name)
+        self._steward.attend(now, member, event, self._standing)
+
+    def _stop_awaiting(self, learner: str, reason: str) -> None:
+        """No open step counts on this learner; one whose lease alone ran out has reported what it reported."""
+        for step in self._open:
+            if reason != "lease_expired":
+                step.reported.discard(learner)
+            if learner in step.awaited:
+                self._out.say(step.miss(learner, reason))
+
+    # -------------------------------------------------------------- a syncer step: opening
+
+    def _advance(self, now: float) -> None:
+        """Everything that can happen now, happens: steps are judged, committed in order, and opened."""
+        moved = not self._ending
+        while moved:
+            moved = any([self._judge(now, step) for step in list(self._open)])  # noqa: C419 (all are judged)
+            moved |= self._commit_next(now)
+            moved |= self._open_next(now)
+            moved &= not self._ending
+
+    def _may_open(self) -> bool:
+        if self._ending or len(self._open) >= max(1, self._config.overlap_steps):
+            return False
+        if self._budget.syncer_steps is not None and self.syncer_step >= self._budget.syncer_steps:
+            return False
+        return len(self._members.live) >= self.quorum
+
+    def _open_next(self, now: float) -> bool:
+        if not self._may_open():
+            return False
+        if self._config.pacing == "clock" and now < self._opened_at + self.step_s:
+            return False
+        if self._config.pacing == "quorum" and any(step.collects for step in self._open):
+            return False
+        self.syncer_step += 1
+        self._opened_at = now
+        step = OpenStep(self.syncer_step, self._schedule.due(self.syncer_step), now)
+        self._open.append(step)
+        self._out.say(StepOpened(step.syncer_step, step.fragment))
+        return True
+
+    # -------------------------------------------------------------- a syncer step: quorum and grace
+
+    def _judge(self, now: float, step: OpenStep) -> bool:
+        """Move one step as far as it will go. Returns whether it moved."""
+        if step.collects:
+            return self._collect(now, step)
+        if step.stage is Stage.READING and (not step.awaited or now >= step.deadline):
+            self._reading.close(now, step)
+            return True
+        return False
+
+    def _collect(self, now: float, step: OpenStep) -> bool:
+        live, reported = len(self._members.live), len(step.counted(self._members.live, self._config.overlap))
+        verdict = step.judge(now, self.quorum, live, reported, self.grace_s)
+        if verdict.decision is Decision.WAIT:
+            if step.stage is Stage.GRACE and min(live, reported) < self.quorum:
+                step.move(Stage.COLLECTING)
+                step.quorum_at = None
+                return True
+            return False
+        if step.fragment is None:
+            return self._pass_if_first(now, step)
+        if step.quorum_at is None:
+            step.quorum_at = now
+            step.grace_s = self.grace_s
+            if not step.starved:
+                self._delays.quorum_s.add(now - step.opened_at)
+        if verdict.decision is Decision.OPEN_GRACE:
+            step.move(Stage.GRACE)
+            return True
+        step.reason = verdict.reason
+        self._reading.ask(now, step, self.versions[step.fragment], self.progress)
+        return True
+
+    def _pass_if_first(self, now: float, step: OpenStep) -> bool:
+        """A step without a fragment has nothing to commit, but keeps its place in the order."""
+        if self._open[0] is not step:
+            return False
+        step.move(Stage.PASSED)
+        self._open.pop(0)
+        self.committed_step = step.syncer_step
+        self.moved_at = now
+        self._out.say(StepPassed(step.syncer_step))
+        self._finish_if_due()
+        return True
+
+    # -------------------------------------------------------------- a syncer step: reading
+
+    def _find(self, syncer_step: int) -> OpenStep | None:
+        return next((step for step in self._open if step.syncer_step == syncer_step), None)
+
+    def _on_contribution(self, now: float, event: Contribution) -> None:
+        step = self._find(event.syncer_step)
+        member = self._members.admit(event, "contribution")
+        if member is None:
+            self._reading.miss(step, event, "refused")
+            return
+        reason = "late" if step is None else step.take(event, self.versions)
+        if not reason:
+            member.non_finite = 0
+            return
+        self._members.refuse(event, "contribution", reason)
+        if reason == "non_finite":
+            member.non_finite += 1
+            if member.non_finite >= NON_FINITE_MAX and not member.quarantined:
+                self._steward.quarantine(now, member, self._standing)
+
+    # -------------------------------------------------------------- a syncer step: merge and commit
+
+    def _on_merged(self, now: float, event: Merged) -> None:
+        step = self._find(event.syncer_step)
+        if step is None:
+            return  # the run finished meanwhile
+        assert step.stage is Stage.MERGING
+        if not event.finite:
+            self._reading.reopen(now, step, "the merged update is not finite")
+            return
+        step.result = event
+        step.move(Stage.MERGED)
+
+    def _commit_next(self, now: float) -> bool:
+        """Start the commit of the oldest open step, if it is merged: commits are in the order of t."""
+        if not self._open or self._open[0].stage is not Stage.MERGED:
+            return False
+        step = self._open[0]
+        assert step.fragment is not None and step.result is not None
+        self._tokens_counted += sum(self._members.cover(contribution) for contribution in step.chosen)
+        record = step.commit(now, self.epoch, self.versions[step.fragment], self._tokens_counted)
+        self._out.append(record, step.result.proposal)
+        return True
+
+    def _on_durable(self, now: float, event: Durable) -> None:
+        for record in self._out.durable(event.sequence):
+            if isinstance(record, Committed):
+                self._on_committed(now, record)
+                continue
+            self._out.say(record)
+            if isinstance(record, SpanGranted):
+                self._steward.grant(now, record)
+            elif isinstance(record, Finished):
+                self._on_finished(now, record)
+
+    def _on_committed(self, now: float, record: Committed) -> None:
+        """Durable: now it is the fragment's value, and everyone is told."""
+        step = self._open.pop(0)
+        step.move(Stage.COMMITTED)
+        assert step.record is record and step.result is not None
+        fragment = record.fragment
+        self.versions[fragment] = self.committed_step = step.syncer_step
+        self.tokens_committed = record.tokens_committed
+        self._digests[fragment] = record.digest
+        self.moved_at = now
+        self._delays.sync_s.add(now - step.decided_at)
+        self._out.do(Publish(fragment, step.syncer_step, step.result.proposal))
+        self._out.say(record)
+        self._members.note_merged(record)
+        standing = self._standing
+        for member in self._members.attached:
+            self._steward.notify(now, member, fragment, standing)
+        self._finish_if_due()
+        if self._stopping is not None:
+            self._handlers[type(self._stopping)](now, self._stopping)
+
+    # -------------------------------------------------------------- the end
+
+    def _finish_if_due(self) -> None:
+        if reason := self._budget.reached(self.tokens_committed, self.committed_step):
+            self._finish(reason)
+
+    def _on_stop(self, now: float, event: StopRequested) -> None:
+        if self._ending:
+            return
+        if self._is_committing:
+            self._stopping = self._stopping or event
+        else:
+            self._finish(event.reason)
+
+    @property
+    def _is_committing(self) -> bool:
+        """A commit is counted already: what ends the run has to wait until it is durable."""
+        return bool(self._open) and self._open[0].stage is Stage.JOURNALING
+
+    def _on_snapshot(self, now: float, event: TakeSnapshot) -> None:
+        """From here on every message tells of it. Whatever is committed meanwhile is in the cut, or comes after it."""
+        if self._ending or event.identifier <= self._out.snapshot:
+            return
+        if event.final and self._is_committing:
+            self._stopping = self._stopping or event
+            return
+        self._out.snapshot = event.identifier
+        asked = tuple(sorted({name for step in self._open for name in (*step.awaited, *step.contributions)}))
+        cut = SnapshotTaken(event.identifier, bool(event.final), tuple(self.versions), self.tokens_committed, asked)
+        self._out.say(cut)
+        self._out.do(Cut(event.identifier))
+        if event.final:  # a learner hears of it by this alone: that it is the last, too
+            self.suspended = self._ending = event.final
+            self._drop_open()
+            for member in self._members.attached:
+                self._steward.stop(now, member, event.final, suspend=True)
+            return
+        newest = max(range(len(self.versions)), key=self.versions.__getitem__)
+        for member in self._members.attached:  # the next commit may be long in coming
+            self._steward.notify(now, member, newest, self._standing)
+
+    def _finish(self, reason: str) -> None:
+        """Nothing merges from here on; learners are told once no later epoch can think otherwise."""
+        if self._ending:
+            return
+        self._ending = reason
+        self._drop_open()
+        self._out.append(Finished(self.committed_step, self.tokens_committed, reason))
+
+    def _drop_open(self) -> None:
+        for step in self._open:
+            step.move(Stage.DROPPED)
+        self._open.clear()
+
+    def _on_finished(self, now: float, record: Finished) -> None:
+        self.finished = record.reason
+        for member in self._members.attached:
+            self._steward.stop(now, member, record.reason)

@@ -1,0 +1,246 @@
+"""The learner machine: which version takes effect when, and what then counts since, in every mode of adoption."""
+
+from __future__ import annotations
+
+import pytest
+
+from learners.protocol.events_effects import Apply, Fetch, Fetched, FetchFailed, Hold, Resume, RunStep
+from learners.protocol.facts import Adopted, AdoptionRefused, StepFinished
+from outer.protocol.messages import FragmentCounters, Grant, ReadRequest, Stop, Welcome
+from tests.golden.loop import TOKENS, Loop, answers, joined, notice, only
+
+
+def test_overwriting_puts_the_counters_to_zero_at_the_boundary() -> None:
+    loop = joined()
+    loop.steps(2)
+    loop.deliver(2, 1)
+    assert loop.facts(Adopted)[2:] == [], "never in the middle of a step"
+    effects = loop.step()
+    assert only(Apply, effects) == [Apply(1, 2, "v2", "overwrite")]
+    assert loop.facts(Adopted)[-1] == Adopted(fragment=1, version=2, after_step=3, mode="overwrite")
+    loop.step()
+    assert loop.counters(1) == FragmentCounters(2, 3, 1, TOKENS)
+    assert loop.counters(0) == FragmentCounters(0, 0, 4, 4 * TOKENS)
+
+
+def test_mixing_counts_like_overwriting() -> None:
+    loop = joined(adopt="mix", alpha=0.5)
+    loop.steps(2)
+    loop.deliver(2, 1)
+    assert only(Apply, loop.step()) == [Apply(1, 2, "v2", "mix")]
+    loop.step()
+    assert loop.counters(1) == FragmentCounters(2, 3, 1, TOKENS)
+
+
+def test_rebasing_keeps_what_accrued_since_the_read_for_one_that_took_part() -> None:
+    loop = joined(adopt="rebase")
+    loop.steps(2)
+    [answer] = loop.read(2, 1)
+    assert answer.step == 2
+    loop.step()
+    loop.deliver(2, 1, merged_step=2)
+    assert only(Apply, loop.step()) == [Apply(1, 2, "v2", "rebase", read_at=2)]
+    assert loop.facts(Adopted)[-1] == Adopted(1, 2, 4, "rebase", read_at=2)
+    loop.step()
+    assert loop.counters(1) == FragmentCounters(2, base_step=2, steps=3, tokens=3 * TOKENS)
+    loop.deliver(6, 1, merged_step=2)
+    assert only(Apply, loop.step()) == [Apply(1, 6, "v6", "rebase", read_at=None)], "that read went into version 2"
+
+
+@pytest.mark.parametrize("asked", [False, True])
+def test_rebasing_keeps_everything_for_one_that_did_not_take_part(asked: bool) -> None:
+    loop = joined(adopt="rebase")
+    loop.steps(2)
+    if asked:  # and answered too late to be merged
+        assert len(loop.read(2, 1)) == 1
+    loop.deliver(2, 1)
+    assert only(Apply, loop.step()) == [Apply(1, 2, "v2", "rebase", read_at=None)]
+    loop.step()
+    assert loop.counters(1) == FragmentCounters(2, base_step=0, steps=4, tokens=4 * TOKENS)
+
+
+def test_a_version_skipped_while_rebasing_is_not_merged_twice() -> None:
+    loop = joined(adopt="rebase")
+    loop.steps(2)
+    assert loop.read(2, 1)[0].step == 2  # steps 1 and 2 merge into version 2, ...
+    loop.step()
+    loop.do(notice(2, 1, merged_step=2), Fetched(1, 6, "v6"))  # ... but by now the newest is 6
+    assert only(Apply, loop.step()) == [], "what version 6 holds is not known before its notice"
+    loop.do(notice(6, 1, merged_step=2))
+    assert only(Apply, loop.step()) == [Apply(1, 6, "v6", "rebase", read_at=2)]
+    loop.step()
+    assert loop.counters(1) == FragmentCounters(6, base_step=2, steps=4, tokens=4 * TOKENS)
+
+
+def test_of_a_read_that_was_answered_twice_either_answer_may_be_the_one_that_merged() -> None:
+    loop = joined(adopt="rebase")
+    loop.steps(2)
+    assert [answer.step for answer in loop.read(2, 1)] == [2]
+    loop.step()
+    assert loop.read(2, 1) == [], "doubled"
+    assert [answer.step for answer in answers(loop.step())] == [4]
+    loop.deliver(2, 1, merged_step=2)
+    assert only(Apply, loop.step()) == [Apply(1, 2, "v2", "rebase", read_at=2)]
+
+
+def test_a_notice_that_comes_late_does_not_hide_what_the_newer_one_said() -> None:
+    loop = joined(adopt="rebase")
+    loop.steps(2)
+    assert loop.read(2, 1)[0].step == 2
+    loop.do(notice(6, 1, merged_step=2), notice(2, 1, merged_step=2), Fetched(1, 6, "v6"))
+    assert only(Apply, loop.step()) == [Apply(1, 6, "v6", "rebase", read_at=2)]
+
+
+def test_a_late_read_does_not_make_a_rebase_forget_what_was_merged() -> None:
+    loop = joined(adopt="rebase")
+    loop.steps(2)
+    loop.read(2, 1)
+    loop.deliver(2, 1, merged_step=2)
+    loop.steps(3)
+    loop.read(6, 1)
+    assert [answer.step for answer in answers(loop.step())] == [6]
+    loop.read(2, 1)  # the old request, doubled and late
+    loop.deliver(6, 1, merged_step=6)
+    loop.steps(2)
+    assert loop.counters(1).base_step == 6
+
+
+def test_of_several_versions_the_newest_is_adopted_and_older_ones_are_refused() -> None:
+    loop = joined()
+    loop.steps(1)
+    loop.do(notice(6, 1), notice(2, 1))
+    assert [fetch.version for fetch in only(Fetch, loop.log)][2:] == [6], "older than what is being fetched"
+    loop.do(Fetched(1, 2, "v2"))
+    assert only(Fetch, loop.do(notice(6, 1))) == [], "the newer one is still on its way"
+    loop.do(Fetched(1, 6, "v6"), Fetched(1, 2, "v2"))
+    assert only(Apply, loop.step()) == [Apply(1, 6, "v6", "overwrite")]
+    loop.do(notice(2, 1))
+    assert loop.facts(AdoptionRefused) == [AdoptionRefused(1, 2, "older")], "announced"
+    loop.do(Fetched(1, 2, "v2"))
+    assert only(Apply, loop.step()) == []
+    assert loop.facts(AdoptionRefused) == [AdoptionRefused(1, 2, "older")] * 2, "delivered"
+    assert loop.counters(1).base_version == 6
+
+
+def test_what_is_delivered_twice_is_adopted_once() -> None:
+    loop = joined()
+    loop.deliver(2, 1)
+    loop.steps(1)
+    loop.do(Fetched(1, 2, "v2"))
+    assert only(Apply, loop.step()) == [] and loop.facts(AdoptionRefused) == []
+    assert loop.counters(1) == FragmentCounters(2, 1, 1, TOKENS)
+
+
+def test_a_fragment_whose_time_has_not_come_holds_no_other_back() -> None:
+    loop = joined(adopt="rebase")
+    loop.do(Fetched(0, 4, "v4"))  # its notice is still on its way
+    loop.deliver(2, 1)
+    assert only(Apply, loop.step()) == [Apply(1, 2, "v2", "rebase", read_at=None)]
+
+
+def test_a_notice_of_what_is_held_or_on_its_way_fetches_nothing() -> None:
+    loop = joined()
+    loop.steps(1)
+    assert only(Fetch, loop.do(notice(0, 1))) == [] and loop.facts(AdoptionRefused) == []
+    assert only(Fetch, loop.do(notice(1, 1))) == [Fetch(1, 1, "digest")]
+    assert only(Fetch, loop.do(notice(2, 1))) == [Fetch(1, 2, "digest")]
+    assert only(Fetch, loop.do(notice(2, 1))) == []
+    loop.do(Fetched(1, 2, "v2"))
+    assert only(Fetch, loop.do(notice(2, 1))) == []
+
+
+def test_a_fetch_may_bring_a_newer_version_than_was_asked_for() -> None:
+    loop = joined()
+    loop.steps(1)
+    loop.do(notice(2, 1), Fetched(1, 6, "v6"))
+    assert loop.do(notice(6, 1)) == [], "it is on its way"
+    assert only(Apply, loop.step()) == [Apply(1, 6, "v6", "overwrite")]
+    assert loop.do(notice(6, 1)) == [], "it is here"
+
+
+def test_a_fetch_that_failed_is_made_again_at_the_next_notice() -> None:
+    loop = joined()
+    loop.steps(1)
+    loop.do(notice(2, 1))
+    assert only(Fetch, loop.do(FetchFailed(1, 2, "bad_digest"))) == []
+    assert loop.facts(AdoptionRefused) == [AdoptionRefused(1, 2, "bad_digest")]
+    assert len(only(Fetch, loop.do(notice(2, 1)))) == 1
+
+
+@pytest.mark.parametrize("epoch", [0, 2])
+def test_notices_grants_and_stops_of_another_epoch_are_ignored(epoch: int) -> None:
+    loop = joined()
+    loop.steps(1)
+    assert loop.do(notice(2, 1, epoch=epoch)) == []
+    loop.do(Grant(epoch, 3, 9, 900, 1000), Grant(1, 2, 9, 900, 1000), Stop(epoch, "enough"))
+    assert len(only(RunStep, loop.step())) == 1
+    assert loop.reports[-1].newest_span == 0
+
+
+# ------------------------------------------------------------------ strict overlap
+
+
+def test_strict_overlap_adopts_exactly_tau_steps_after_the_read_and_holds_until_then() -> None:
+    loop = joined(overlap="strict", tau=2)
+    loop.steps(1)
+    assert loop.read(2, 1) == [], "the copy of step 1 is none of step 2"
+    [answer] = answers(loop.step())
+    assert (answer.step, answer.syncer_step) == (2, 2)
+    loop.deliver(2, 1)
+    assert only(Apply, loop.step()) == [], "not before 2 + tau"
+    assert only(Apply, loop.step()) == [Apply(1, 2, "v2", "overwrite")]
+    assert loop.facts(Adopted)[-1].after_step == 4
+
+    loop.do(ReadRequest(1, 3, 4, 0, 1, 0.0, 100.0))
+    loop.step()
+    effects = loop.step()  # step 6: fragment 0, read at 4, has not come
+    assert [(hold.reason, len(only(RunStep, effects))) for hold in only(Hold, effects)] == [("adoption", 0)]
+    loop.now += 7.0
+    assert [hold.reason for hold in only(Hold, loop.do(Resume()))] == ["adoption"]
+    loop.deliver(4, 0)
+    effects = loop.do(Resume())
+    assert (len(only(Apply, effects)), len(only(RunStep, effects))) == (1, 1)
+    assert loop.facts(Adopted)[-1] == Adopted(0, 4, 6, "overwrite")
+    loop.step()
+    assert (loop.facts(StepFinished)[-1].waited_for, loop.facts(StepFinished)[-1].waited_s) == ("adoption", 7.0)
+
+
+def test_in_lock_step_a_read_is_answered_of_its_own_step_however_early_or_late_it_comes() -> None:
+    loop = joined(overlap="strict", H=8)
+    loop.steps(4)  # of which it has heard nothing: nothing was due before
+    [late] = loop.read(4, 1)
+    assert late.step == 4, "what is due is on the host before it is asked for"
+    loop = joined(overlap="strict", tau=3)
+    loop.steps(2)
+    assert loop.read(4, 0, deadline_s=9.0) == []
+    assert answers(loop.step()) == [], "not yet"
+    assert [early.step for early in answers(loop.step())] == [4]
+
+
+def test_a_strict_learner_starts_at_the_syncers_clock() -> None:
+    loop = Loop(overlap="strict")
+    loop.join(versions=(4, 2), syncer_step=5)
+    loop.step()
+    assert loop.facts(StepFinished)[0].step == 6
+
+
+def test_in_lock_step_the_first_step_already_may_be_waited_for() -> None:
+    loop = Loop(overlap="strict", H=2)  # fragment 1 is due at 1
+    loop.join()
+    assert only(Hold, loop.step()) == [] and loop.machine.step == 1
+    assert [hold.reason for hold in only(Hold, loop.step())] == ["adoption"]
+
+
+def test_what_was_read_before_a_strict_learner_joined_is_not_waited_for() -> None:
+    loop = Loop(overlap="strict", tau=2)
+    loop.join(versions=(4, 2), syncer_step=6)  # fragment 1 is read at 6
+    assert only(Hold, [*loop.step(), *loop.step()]) == [] and loop.machine.step == 8
+
+
+def test_a_strict_joiner_that_starts_from_a_newer_version_than_its_clock_does_not_wait_for_it() -> None:
+    loop = Loop(overlap="strict", tau=1)
+    loop.compile()
+    loop.do(Welcome(1, 5, 0.0, (4, 2)), notice(6, 1), Fetched(0, 4, "v4"), Fetched(1, 6, "v6"))
+    loop.do(Grant(1, 3, 0, 0, 200), Resume())
+    assert loop.facts(Adopted)[-1] == Adopted(1, 6, 5, "bootstrap")
+    assert only(Hold, [*loop.step(), *loop.step()]) == [] and loop.machine.step == 7

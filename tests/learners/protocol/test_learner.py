@@ -1,0 +1,334 @@
+"""The learner machine: joining, answering, spans, reports and the end, each claim against a scripted syncer."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import pytest
+
+from learners.protocol.events_effects import (
+    Apply,
+    Enter,
+    Exit,
+    Fetch,
+    Fetched,
+    FetchFailed,
+    Hold,
+    Resume,
+    RunStep,
+    Send,
+    Stage,
+    Staged,
+    StepDone,
+)
+from learners.protocol.facts import AdoptionRefused, PhaseEntered, StepFinished
+from learners.protocol.learner import HOLD_S
+from outer.protocol.messages import (
+    COMPILING,
+    IMPORTING,
+    JOINING,
+    STEPPING,
+    STOPPED,
+    Attach,
+    FragmentCounters,
+    Grant,
+    Notice,
+    Stop,
+    Welcome,
+)
+from tests.golden.loop import TOKENS, Loop, answers, joined, notice, only
+
+# ------------------------------------------------------------------ joining
+
+
+def test_it_steps_only_after_every_fragment_was_adopted_from_the_syncer() -> None:
+    loop = Loop()
+    loop.compile()
+    assert [e.message for e in only(Send, loop.log) if isinstance(e.message, Attach)] == [Attach("a", 3, {"seed": 0})]
+    effects = loop.do(Welcome(1, 4, 0.25, (4, 2)))
+    assert [(fetch.fragment, fetch.version) for fetch in only(Fetch, effects)] == [(0, 4), (1, 2)]
+    loop.do(Grant(1, 3, 0, 0, 200), Fetched(1, 2, "v2"))
+    assert only(Hold, loop.do(Resume())) == [Hold(HOLD_S, "bootstrap")] and loop.machine.phase == JOINING
+    loop.do(Fetched(0, 4, "v4"))
+    effects = loop.do(Resume())
+    assert [(apply.fragment, apply.version, apply.mode) for apply in only(Apply, effects)] == [(0, 4, "bootstrap")]
+    assert [(run.step, run.start, run.progress) for run in only(RunStep, effects)] == [(1, 0, 0.25)]
+    assert [fact.phase for fact in loop.facts(PhaseEntered)] == [IMPORTING, COMPILING, JOINING, STEPPING]
+
+
+def test_fresh_weights_are_never_answered() -> None:
+    loop = Loop()
+    loop.compile()
+    loop.do(Welcome(1, 0, 0.0, (0, 0)))
+    assert loop.read(4, 0) == []
+    loop.do(Fetched(0, 0, "v0"), Fetched(1, 0, "v0"), Grant(1, 3, 0, 0, 200), Resume())
+    assert loop.machine.phase == STEPPING
+    assert answers(loop.log) == [], "a value without a step is nobody's contribution"
+    [answer] = answers(loop.step())
+    assert (answer.step, answer.counters) == (1, FragmentCounters(0, 0, 1, TOKENS))
+
+
+def test_a_joiner_adopts_the_newest_of_what_arrived_meanwhile() -> None:
+    loop = Loop()
+    loop.compile()
+    loop.do(Welcome(1, 0, 0.0, (0, 0)), notice(4, 0), Fetched(0, 4, "v4"), Fetched(0, 0, "v0"), Fetched(1, 0, "v0"))
+    loop.do(Resume())
+    assert [(a.fragment, a.version) for a in only(Apply, loop.log)] == [(0, 4), (1, 0)]
+
+
+def test_a_fetch_that_fails_while_joining_is_tried_again_after_a_while_and_given_up_in_the_end() -> None:
+    loop = Loop()
+    loop.compile()
+    loop.do(Welcome(1, 0, 0.0, (0, 0)), Fetched(1, 0, "v0"))
+    for _ in range(20):
+        assert only(Fetch, loop.do(FetchFailed(0, 0, "fetch_failed"))) == []
+        assert only(Fetch, loop.do(Resume())) == [], "whoever answers so fast is asked less often"
+        loop.now += HOLD_S
+        assert [f.fragment for f in only(Fetch, loop.do(Resume()))] == [0]
+    loop.now = 60.0 + HOLD_S
+    loop.do(Resume())
+    [leave] = only(Exit, loop.do(Resume()))
+    assert leave.reason.startswith("failed: no state")
+    assert {fact.reason for fact in loop.facts(AdoptionRefused)} == {"fetch_failed"}
+
+
+def test_a_doubled_welcome_changes_nothing() -> None:
+    loop = joined()
+    loop.step()
+    assert loop.do(Welcome(1, 40, 0.9, (40, 38))) == []
+    assert loop.machine.step == 1
+
+
+def test_phases_never_go_back() -> None:
+    with pytest.raises(AssertionError):
+        joined().do(Enter(COMPILING))
+
+
+# ------------------------------------------------------------------ reads
+
+
+def test_a_read_is_answered_at_once_from_the_last_completed_step_with_its_counters() -> None:
+    loop = joined()
+    loop.read(1, 0)
+    loop.step()  # its answer shows that syncer step 1 is here: fragment 1 is due next
+    loop.step()
+    [answer] = loop.read(2, 1)
+    assert (answer.step, answer.processed, answer.payload) == (2, 20, "copy of 1 at 2")
+    assert answer.counters == FragmentCounters(base_version=0, base_step=0, steps=2, tokens=20)
+    assert (answer.learner, answer.incarnation, answer.epoch, answer.syncer_step) == ("a", 3, 1, 2)
+    assert (answer.attempt, answer.digest, answer.defect) == (1, "", ""), "the digest is the shell's to add"
+
+
+def test_what_is_not_on_the_host_is_answered_at_the_next_boundary() -> None:
+    loop = joined()
+    loop.steps(2)
+    assert loop.read(4, 0) == []
+    loop.now += 1.0
+    [stage] = only(Stage, loop.do(StepDone(2.0, TOKENS)))
+    assert 0 in stage.fragments
+    [answer] = answers(loop.do(Staged({0: "copy of 0 at 3"})))
+    assert (answer.step, answer.counters.steps, answer.payload) == (3, 3, "copy of 0 at 3")
+    assert answers(loop.step()) == [], "a request is answered once"
+
+
+@pytest.mark.parametrize(("deadline_s", "times"), [(0.9, 0), (1.0, 0), (1.1, 1)])
+def test_a_request_that_expired_is_forgotten(deadline_s: float, times: int) -> None:
+    loop = joined()
+    loop.steps(2)
+    assert loop.read(4, 0, deadline_s=deadline_s) == []
+    assert len(answers(loop.step())) == times, "at its deadline it is over"
+    assert answers(loop.step()) == []
+
+
+@pytest.mark.parametrize("deadline_s", [0.9, 1.0])
+def test_what_was_asked_for_in_vain_is_on_the_host_whenever_it_is_asked_for_again(deadline_s: float) -> None:
+    """A learner whose steps last longer than a read may would else never answer for a step that opens again."""
+    loop = joined()
+    loop.steps(2)
+    assert loop.read(4, 0, deadline_s=deadline_s) == []
+    loop.steps(2)
+    for attempt, step in ((2, 4), (3, 5)):  # somebody else may let the second one pass
+        [again] = loop.read(4, 0, attempt=attempt, deadline_s=deadline_s)
+        assert (again.attempt, again.step) == (attempt, step)
+        loop.step()
+
+
+def test_only_what_may_be_asked_for_before_the_next_boundary_is_copied() -> None:
+    loop = joined()
+    loop.do(notice(1, 0))
+    loop.now += 1.0
+    assert only(Stage, loop.do(StepDone(2.0, TOKENS))) == [Stage((1,))], "0 is due at 4"
+
+
+@pytest.mark.parametrize(("read_timeout_s", "copied"), [(1.6, ()), (1.5, (1,))])
+def test_where_a_read_may_not_last_until_the_next_boundary_the_next_fragment_is_copied_however_far_ahead(
+    read_timeout_s: float, copied: tuple[int, ...]
+) -> None:
+    loop = joined(H=12, read_timeout_s=read_timeout_s)
+    loop.step(0.8)
+    loop.now += 0.8
+    assert only(Stage, loop.do(StepDone(2.0, TOKENS))) == [Stage(copied)], "1 is due at 6"
+
+
+def test_what_was_asked_for_in_vain_before_an_adoption_is_copied_when_it_is_due() -> None:
+    loop = joined()
+    loop.steps(2)
+    assert loop.read(4, 0, deadline_s=0.5) == []
+    loop.deliver(4, 0)
+    loop.step()
+    loop.now += 1.0
+    assert only(Stage, loop.do(StepDone(2.0, TOKENS))) == [Stage((1,))], "the step that asked for it is committed"
+
+
+@pytest.mark.parametrize("change", [{"epoch": 0}, {"epoch": 2}, {"incarnation": 2}, {"incarnation": 4}])
+def test_a_read_from_another_epoch_or_for_another_incarnation_is_ignored(change: dict[str, Any]) -> None:
+    loop = joined()
+    loop.steps(1)
+    assert loop.read(2, 1, **change) == []
+    assert answers(loop.step()) == []
+
+
+def test_a_copy_from_before_an_adoption_is_never_answered_after_it() -> None:
+    loop = joined(tau=3)  # every fragment is copied at every boundary
+    loop.steps(2)
+    assert len(loop.read(2, 1)) == 1
+    loop.deliver(2, 1)
+    loop.step()  # copied, then adopted at this boundary
+    assert loop.read(6, 1) == []
+    [answer] = answers(loop.step())
+    assert answer.counters == FragmentCounters(base_version=2, base_step=3, steps=1, tokens=TOKENS)
+
+
+def test_a_copy_of_an_older_step_is_never_answered() -> None:
+    loop = joined()
+    loop.steps(2)  # fragment 1 is due next, and copied
+    loop.do(Notice(1, 2, 0, 0, "digest", 0.0))
+    loop.step()  # now fragment 0 is
+    assert loop.read(6, 1) == []
+    assert [answer.step for answer in answers(loop.step())] == [4]
+
+
+# ------------------------------------------------------------------ spans
+
+
+def test_the_next_span_is_asked_for_at_half_of_the_last_and_samples_are_used_in_order() -> None:
+    loop = Loop(span_steps=4)
+    loop.join(samples=8)
+    wants = []
+    for _ in range(3):
+        loop.step()
+        wants.append(loop.reports[-1].wants_span)
+    assert wants == [False, True, True]
+    loop.do(Grant(1, 3, 5, 40, 48))
+    loop.steps(2)
+    facts = loop.facts(StepFinished)
+    assert [(fact.span, fact.position) for fact in facts] == [(0, 0), (0, 2), (0, 4), (0, 6), (5, 40)]
+    assert loop.reports[-1].newest_span == 5
+
+
+def test_a_doubled_grant_lends_nothing_twice() -> None:
+    loop = Loop(span_steps=4)
+    loop.join(samples=8)
+    loop.do(Grant(1, 3, 0, 0, 8), Grant(1, 3, 1, 8, 16), Grant(1, 3, 1, 8, 16), Grant(1, 3, 0, 0, 8))
+    loop.steps(7)
+    loop.step()
+    assert [fact.position for fact in loop.facts(StepFinished)] == [0, 2, 4, 6, 8, 10, 12, 14]
+
+
+def test_without_samples_it_holds_and_the_wait_is_booked_apart_from_the_step() -> None:
+    loop = Loop(span_steps=2)
+    loop.join(samples=4)
+    loop.step()
+    effects = loop.step()
+    assert [hold.reason for hold in only(Hold, effects)] == ["span"] and only(RunStep, effects) == []
+    reported = len(loop.reports)
+    loop.now += HOLD_S / 2
+    loop.do(Resume())
+    assert len(loop.reports) == reported
+    loop.now += HOLD_S / 2
+    effects = loop.do(Resume())
+    assert [hold.reason for hold in only(Hold, effects)] == ["span"]
+    assert len(loop.reports) == reported + 1 and loop.reports[-1].wants_span, "holding renews the lease"
+    assert loop.reports[-1].phase == STEPPING
+    loop.now += 4.0 - HOLD_S
+    loop.do(Grant(1, 3, 1, 4, 8))
+    [run] = only(RunStep, loop.do(Resume()))
+    assert run.start == 4
+    loop.step()
+    loop.step()
+    waited = [(fact.waited_for, fact.waited_s, fact.seconds) for fact in loop.facts(StepFinished)]
+    assert waited == [("", 0.0, 1.0), ("", 0.0, 1.0), ("span", 4.0, 1.0), ("", 0.0, 1.0)]
+
+
+def test_waiting_to_join_is_no_part_of_the_wait_for_samples() -> None:
+    loop = Loop()
+    loop.compile()
+    loop.do(Welcome(1, 0, 0.0, (0, 0)), Resume())
+    loop.now = 5.0
+    loop.do(Fetched(0, 0, "v0"), Fetched(1, 0, "v0"), Resume())
+    loop.now = 8.0
+    loop.do(Grant(1, 3, 0, 0, 200), Resume())
+    loop.step()
+    [fact] = loop.facts(StepFinished)
+    assert (fact.waited_for, fact.waited_s, fact.seconds) == ("span", 3.0, 1.0)
+
+
+# ------------------------------------------------------------------ the end
+
+
+def test_a_stop_takes_effect_at_the_next_boundary_and_a_second_changes_nothing() -> None:
+    loop = joined()
+    loop.do(Stop(1, "enough"), Stop(1, "more"))
+    assert loop.machine.phase == STEPPING, "the step that runs is finished"
+    effects = loop.step()
+    assert only(RunStep, effects) == [] and only(Exit, effects) == [Exit("enough")]
+    assert loop.reports[-1].phase == STOPPED and loop.reports[-1].step == 1
+    loop.do(Stop(1, "more"))
+    assert loop.do(Resume()) == [Exit("enough")]
+
+
+def test_a_stop_that_overtakes_the_welcome_is_not_lost() -> None:
+    loop = Loop()
+    loop.compile()
+    loop.do(Stop(1, "enough"), Welcome(1, 8, 1.0, (8, 6)), Fetched(0, 8, "v8"), Fetched(1, 6, "v6"))
+    assert only(Exit, loop.do(Resume())) == [Exit("enough")]
+
+
+def test_a_stop_ends_a_joiner_and_one_that_waits() -> None:
+    loop = Loop()
+    loop.compile()
+    loop.do(Welcome(1, 0, 0.0, (0, 0)), Resume(), Stop(1, "enough"))
+    assert only(Exit, loop.do(Resume())) == [Exit("enough")]
+
+
+# ------------------------------------------------------------------ reports
+
+
+def test_reports_are_numbered_without_a_gap_and_say_what_is_so() -> None:
+    loop = joined()
+    loop.steps(3)
+    assert [report.sequence for report in loop.reports] == list(range(1, len(loop.reports) + 1))
+    last = loop.reports[-1]
+    assert (last.step, last.tokens, last.loss, last.step_s, last.epoch) == (3, 30, 2.0, 1.0, 1)
+    assert last.counters == (FragmentCounters(0, 0, 3, 30),) * 2
+    first = loop.reports[0]
+    assert (first.epoch, first.syncer_step, first.step, first.tokens) == (None, 0, 0, 0)
+
+
+def test_leases_are_long_until_the_first_step_is_done_and_then_five_steps_or_the_shortest() -> None:
+    loop = joined(lease_s=3.0, lease_steps=5.0)
+    before = {report.phase: report.lease_s for report in loop.reports}
+    assert before == {IMPORTING: 60.0, COMPILING: 60.0, JOINING: 60.0, STEPPING: 60.0}, "no step has been timed yet"
+    loop.step(seconds=2.0)
+    assert loop.reports[-1].lease_s == 10.0
+    quick = joined(lease_s=3.0)
+    quick.step(seconds=0.1)
+    assert quick.reports[-1].lease_s == 3.0
+
+
+def test_progress_and_the_syncers_clock_only_move_forward() -> None:
+    loop = joined()
+    loop.do(Notice(1, 8, 0, 8, "digest", 0.5), Notice(1, 4, 0, 4, "digest", 0.25))
+    [run] = only(RunStep, loop.step())
+    assert run.progress == 0.5
+    assert loop.reports[-1].syncer_step == 8

@@ -1,0 +1,113 @@
+"""Host copies, encoding and adoption, with a trainer that is two arrays and no JAX."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass, field
+from typing import Any, cast
+
+import numpy as np
+import pytest
+from numpy.typing import NDArray
+
+from learners.fragment_io import Exchange, HostCopy
+from learners.protocol.events_effects import Apply
+from learners.training.trainer import Trainer
+from outer.config import SyncConfig
+from outer.numeric import codec as codecs
+from outer.numeric.inspection import examine
+from outer.protocol.messages import Contribution, FragmentCounters
+
+Flat = NDArray[np.float32]
+SIZE = 4
+
+
+@dataclass
+class TwoArrays:
+    """A trainer's side of the exchange."""
+
+    thetas: list[Flat] = field(default_factory=lambda: [np.zeros(SIZE, np.float32) for _ in range(2)])
+    calls: list[tuple[Any, ...]] = field(default_factory=list)
+
+    def read(self, fragment: int) -> Flat:
+        return self.thetas[fragment].copy()
+
+    def load(self, fragment: int, theta: Flat) -> None:
+        self.thetas[fragment] = theta.copy()
+
+    def adopt(self, fragment: int, theta: Flat, mode: str, anchor: Flat | None, alpha: float) -> None:
+        self.calls.append((fragment, mode, None if anchor is None else anchor.copy(), alpha))
+        self.thetas[fragment] = theta.copy()
+
+
+def flat(value: float) -> Flat:
+    return np.full(SIZE, value, np.float32)
+
+
+def exchange(**sync: Any) -> tuple[Exchange, TwoArrays]:
+    """Both fragments bootstrapped at 1."""
+    trainer = TwoArrays()
+    made = Exchange(cast(Trainer, trainer), SyncConfig.model_validate(sync), 2)
+    for fragment in range(2):
+        made.apply(Apply(fragment, 0, flat(1.0), "bootstrap"))
+    return made, trainer
+
+
+STEP = 3  # after which the copy was taken
+
+
+def contribution(copy: HostCopy, fragment: int = 0) -> Contribution:
+    return Contribution("a", 1, 1, 4, fragment, 1, STEP, 24, FragmentCounters(0, 0, 3, 24), copy, "")
+
+
+def test_a_copy_is_of_the_step_it_was_taken_at_and_names_the_base_it_grew_from() -> None:
+    made, trainer = exchange()
+    trainer.thetas[0] += 0.5
+    copies = made.stage([0])
+    trainer.thetas[0] += 100.0
+    assert set(copies) == {0}
+    assert np.array_equal(copies[0].theta, flat(1.5)) and np.array_equal(copies[0].base, flat(1.0))
+
+
+def test_a_fragment_without_a_base_cannot_be_copied() -> None:
+    made = Exchange(cast(Trainer, TwoArrays()), SyncConfig(), 2)
+    with pytest.raises(AssertionError):
+        made.stage([0])
+
+
+@pytest.mark.parametrize("codec", ["fp32", "bf16"])
+def test_what_is_encoded_passes_inspection_and_is_the_outer_gradient(codec: str) -> None:
+    made, trainer = exchange(codec=codec)
+    trainer.thetas[0] += 0.5
+    sent = made.encode(contribution(made.stage([0])[0]))
+    assert examine(sent, codec, SIZE) is sent and sent.defect == ""
+    assert np.array_equal(codecs.decode(codec, sent.payload, flat(1.0)), np.full(SIZE, -0.5))
+    assert sent.counters == FragmentCounters(0, 0, 3, 24)
+
+
+def test_the_gradient_is_against_the_base_of_the_copy_though_a_newer_one_was_adopted_since() -> None:
+    made, trainer = exchange(codec="bf16")
+    trainer.thetas[0] += 0.5
+    copy = made.stage([0])[0]
+    made.apply(Apply(0, 4, flat(9.0), "overwrite"))
+    sent = made.encode(contribution(copy))
+    assert np.array_equal(codecs.decode("bf16", sent.payload, flat(1.0)), np.full(SIZE, -0.5))
+
+
+def test_rebase_subtracts_what_was_read_after_that_step_or_the_base() -> None:
+    made, trainer = exchange(adopt="rebase")
+    trainer.thetas[0] += 0.5
+    made.encode(contribution(made.stage([0])[0]))
+    trainer.thetas[0] += 0.25
+    made.apply(Apply(0, 4, flat(2.0), "rebase", read_at=STEP))
+    made.apply(Apply(0, 8, flat(3.0), "rebase"))
+    anchors = [anchor for _, _, anchor, _ in trainer.calls]
+    assert np.array_equal(anchors[0], flat(1.5)), "as read, not as it is now"
+    assert np.array_equal(anchors[1], flat(2.0)), "the base is what the syncer sent last"
+
+
+@pytest.mark.parametrize(("mode", "alpha"), [("overwrite", 0.0), ("mix", 0.25)])
+def test_other_modes_adopt_too_and_make_a_new_base(mode: str, alpha: float) -> None:
+    made, trainer = exchange(adopt=mode, alpha=alpha)
+    made.apply(Apply(1, 4, flat(2.0), mode))
+    assert [(fragment, used, share) for fragment, used, _, share in trainer.calls] == [(1, mode, alpha)]
+    assert np.array_equal(made.stage([1])[1].base, flat(2.0))

@@ -1,0 +1,157 @@
+"""The corpus: the same samples everywhere, each once an epoch, none of them held out."""
+
+from __future__ import annotations
+
+import math
+import re
+from pathlib import Path
+
+import numpy as np
+import pytest
+
+from learners.config import DataConfig
+from learners.training.data import ByteCorpus, check, ngram_losses
+
+LENGTH = 16
+
+
+def folder(root: Path, files: int = 30, size: int = 400) -> DataConfig:
+    """Files whose bytes tell the file and the place: none repeats another's sequences."""
+    random = np.random.default_rng(0)
+    for index in range(files):
+        path = root / f"part{index % 3}" / f"{index:02}.txt"
+        path.parent.mkdir(parents=True, exist_ok=True)
+        path.write_bytes(random.integers(32, 127, size, dtype=np.uint8).tobytes())
+    return DataConfig(path=str(root), sequence_length=LENGTH, held_out=0.2)
+
+
+def test_samples_depend_on_seed_and_index_alone(tmp_path: Path) -> None:
+    data = folder(tmp_path)
+    whole = ByteCorpus(data, seed=3).batch(0, 3000)  # several epochs
+    other = ByteCorpus(data, seed=3)
+    assert (other.batch(2000, 500) == whole[2000:2500]).all()
+    assert (other.batch(7, 1) == whole[7:8]).all()
+    assert whole.dtype == np.uint8
+    assert whole.shape == (3000, LENGTH + 1)
+    assert (ByteCorpus(data, seed=4).batch(0, 100) != whole[:100]).any()
+
+
+def test_an_epoch_takes_each_window_of_the_training_text_once(tmp_path: Path) -> None:
+    corpus = ByteCorpus(folder(tmp_path), seed=0)
+    text = corpus.train.tobytes()
+    phases = set()
+    for epoch in range(3):
+        samples = corpus.batch(epoch * corpus.windows, corpus.windows)
+        unsorted = [text.index(sample.tobytes()) for sample in samples]
+        assert (np.diff(unsorted) == LENGTH).mean() < 0.05
+        offsets = sorted(unsorted)
+        assert offsets == list(range(offsets[0], offsets[0] + corpus.windows * LENGTH, LENGTH))
+        assert offsets[0] < LENGTH
+        phases.add(offsets[0])
+    assert len(phases) > 1
+    first, second = corpus.batch(0, corpus.windows), corpus.batch(corpus.windows, corpus.windows)
+    assert (first != second).any(axis=1).mean() > 0.9
+
+
+def test_no_training_sample_is_held_out(tmp_path: Path) -> None:
+    corpus = ByteCorpus(folder(tmp_path), seed=0)
+    train, held_out = corpus.train.tobytes(), corpus.held_out.tobytes()
+    assert corpus.files_train + corpus.files_held_out == 30
+    assert len(train) + len(held_out) == 30 * 400
+    assert all(sample.tobytes() not in held_out for sample in corpus.batch(0, corpus.windows))
+    assert all(sample.tobytes() in held_out for sample in corpus.held_out_batch(0, 50))
+    assert all(sample.tobytes() not in train for sample in corpus.held_out_batch(0, 50))
+
+
+def test_held_out_samples_are_distinct_and_spread_over_the_text(tmp_path: Path) -> None:
+    corpus = ByteCorpus(folder(tmp_path, files=60), seed=0)
+    text, windows = corpus.held_out.tobytes(), (len(corpus.held_out) - 1) // LENGTH
+    offsets = [text.index(sample.tobytes()) for sample in corpus.held_out_batch(0, windows)]
+    assert sorted(offsets) == [index * LENGTH for index in range(windows)]
+    few = sorted(offsets[:20])
+    assert max(np.diff([*few, few[0] + windows * LENGTH])) <= 3 * windows * LENGTH / 20
+    assert (corpus.held_out_batch(windows, 3) == corpus.held_out_batch(0, 3)).all()
+
+
+def test_adding_a_file_moves_no_other_between_training_and_held_out(tmp_path: Path) -> None:
+    data = folder(tmp_path)
+    before = ByteCorpus(data, seed=0).held_out.tobytes()
+    (tmp_path / "zz.txt").write_bytes(b"0123456789" * 40)
+    after = ByteCorpus(data, seed=0).held_out.tobytes()
+    assert after.startswith(before)
+
+
+def test_one_single_file_is_cut_in_two(tmp_path: Path) -> None:
+    path = tmp_path / "only.txt"
+    path.write_bytes(bytes(range(32, 127)) * 20)
+    corpus = ByteCorpus(DataConfig(path=str(path), sequence_length=LENGTH, held_out=0.1), seed=0)
+    assert corpus.train.tobytes() + corpus.held_out.tobytes() == path.read_bytes()
+    assert len(corpus.held_out) == 190
+
+
+def test_two_files_give_one_to_each_side(tmp_path: Path) -> None:
+    data = folder(tmp_path, files=2)
+    for share in (0.001, 0.999):
+        corpus = ByteCorpus(data.model_copy(update={"held_out": share}), seed=0)
+        assert (corpus.files_train, corpus.files_held_out) == (1, 1)
+
+
+def test_the_digest_tells_any_change_of_the_files(tmp_path: Path) -> None:
+    data = folder(tmp_path)
+    before = ByteCorpus(data, seed=0).digest
+    assert ByteCorpus(data, seed=1).digest == before
+    (tmp_path / "part0" / "00.txt").rename(tmp_path / "part0" / "xx.txt")
+    assert ByteCorpus(data, seed=0).digest != before
+
+
+def test_a_folder_gives_its_sources_else_whatever_is_text(tmp_path: Path) -> None:
+    text = b"some words, " * 30
+    (tmp_path / "a.rst").write_bytes(text)
+    (tmp_path / "b.bin").write_bytes(b"\0\1\2" * 100)
+    (tmp_path / ".hidden").write_bytes(text * 9)
+    data = DataConfig(path=str(tmp_path), sequence_length=LENGTH)
+    corpus = ByteCorpus(data, seed=0)
+    assert len(corpus.train) + len(corpus.held_out) == len(text)
+    (tmp_path / "c.md").write_bytes(text * 2)
+    corpus = ByteCorpus(data, seed=0)
+    assert len(corpus.train) + len(corpus.held_out) == 2 * len(text)
+    star = DataConfig(path=str(tmp_path / "*.rst"), sequence_length=LENGTH)
+    assert ByteCorpus(star, seed=0).files_train == 1
+
+
+@pytest.mark.parametrize("name", ["missing", "empty", "small"])
+def test_a_path_without_enough_text_is_refused_with_field_and_fix(tmp_path: Path, name: str) -> None:
+    (tmp_path / "empty").mkdir()
+    (tmp_path / "small").mkdir()
+    (tmp_path / "small" / "a.txt").write_bytes(b"x" * 20)
+    data = DataConfig(path=str(tmp_path / name), sequence_length=LENGTH)
+    for build in (check, lambda data: ByteCorpus(data, 0)):
+        with pytest.raises(ValueError, match=re.escape("data.path = ") + ".*give"):
+            build(data)
+
+
+def test_the_default_corpus_is_the_standard_library_and_trigrams_know_it_better_than_bigrams() -> None:
+    check(DataConfig())
+    corpus = ByteCorpus(DataConfig(), seed=0)
+    assert len(corpus.train) > 5_000_000
+    assert b"import" in corpus.held_out.tobytes()
+    bigram, trigram = ngram_losses(corpus.train, corpus.held_out_batch(0, 256))
+    assert 2.1 < bigram < 2.7
+    assert 1.5 < trigram < 2.0
+
+
+def test_counting_models_find_what_can_be_known() -> None:
+    # In "abac" repeated, a byte tells its successor but for `a`; two bytes always do.
+    train = np.frombuffer(b"abac" * 5000, dtype=np.uint8)
+    window = np.frombuffer(b"abacabacabacabacabacabacabacabaca", dtype=np.uint8)[None]
+    bigram, trigram = ngram_losses(train, window)
+    assert bigram == pytest.approx(math.log(2) / 2, abs=0.01)
+    assert trigram == pytest.approx(math.log(2) / 32, abs=0.01)  # the first target has no second byte before it
+
+
+def test_counting_models_give_every_byte_a_chance() -> None:
+    train = np.zeros(1000, dtype=np.uint8)
+    bigram, trigram = ngram_losses(train, np.full((1, 17), 200, dtype=np.uint8))
+    assert math.isfinite(bigram)
+    assert math.isfinite(trigram)
+    assert bigram > math.log(256)

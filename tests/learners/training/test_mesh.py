@@ -1,0 +1,120 @@
+"""Several devices in one learner: the same numbers as on one, really cut up, and read and adopted whole."""
+
+from __future__ import annotations
+
+import json
+import os
+import subprocess
+import sys
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pytest
+
+from orchestrator.recipe.config import PoolConfig, Recipe
+from orchestrator.recipe.problems import InputError
+from orchestrator.recipe.validation import validate
+
+ROOT = Path(__file__).parents[3]
+
+
+@pytest.fixture(scope="module")
+def found(tmp_path_factory: pytest.TempPathFactory) -> Any:
+    corpus = tmp_path_factory.mktemp("text")
+    for number in range(4):
+        (corpus / f"{number}.txt").write_text(f"the {number} quick brown foxes jump over lazy dogs\n" * 60)
+    done = subprocess.run(
+        [sys.executable, str(ROOT / "tests" / "learners" / "on_four_devices.py"), str(corpus)],
+        env=os.environ
+        | {
+            "XLA_FLAGS": "--xla_force_host_platform_device_count=4",
+            "JAX_PLATFORMS": "cpu",
+            "PYTHONPATH": str(ROOT),
+        },
+        capture_output=True,
+        text=True,
+        timeout=300,
+    )
+    assert done.returncode == 0, done.stderr
+    return json.loads(done.stdout.splitlines()[-1])
+
+
+@pytest.mark.parametrize("several", ["split", "sharded"])
+def test_losses_and_fragments_are_those_of_one_device(found: Any, several: str) -> None:
+    one, many = found["one"], found[several]
+    np.testing.assert_allclose(many["losses"], one["losses"], rtol=1e-5)
+    for mine, theirs in zip(many["initial"], one["initial"], strict=True):
+        assert mine == theirs, "they begin with the same bits"
+    for mine, theirs in zip(many["fragments"], one["fragments"], strict=True):
+        # Adam's first steps divide by moments near zero, which magnifies what another order of summing rounds.
+        np.testing.assert_allclose(mine, theirs, atol=2e-4)
+    assert len({round(loss, 4) for loss in one["losses"][:4]}) == 4, "it trains"
+
+
+@pytest.mark.parametrize("several", ["one", "split", "sharded"])
+def test_adopting_puts_back_every_bit_and_compiles_nothing_anew(found: Any, several: str) -> None:
+    assert found[several]["adopted"]
+    assert found[several]["programs"] == 1
+
+
+def test_parameters_and_moments_are_cut_as_the_task_says(found: Any) -> None:
+    shards = found["sharded"]["shards"]
+    assert shards["blocks/0/mlp/up"] == [[16, 32]] * 4
+    assert shards["blocks/0/mlp/down"] == [[32, 16]] * 4
+    assert shards["embed"] == [[128, 16]] * 4
+    assert shards["norm"] == [[16]] * 4, "what no pattern names is replicated"
+    assert found["sharded"]["moment_shard"] == [16, 32]
+    assert found["split"]["shards"]["embed"] == [[256, 16]] * 4
+    assert found["one"]["shards"]["embed"] == [[256, 16]]
+
+
+def test_what_the_devices_do_not_allow_is_refused_with_the_numbers(found: Any) -> None:
+    many, parallel, batch, cut = found["refusals"]
+    assert "devices = 8: this process has 4" in many
+    assert "model_parallel = 3 does not divide the 4 devices" in parallel
+    assert "6 samples cannot be split over 4 devices" in batch
+    assert "norm of shape [16]" in cut
+
+
+@pytest.mark.parametrize(
+    ("pool", "field"),
+    [
+        ({"devices": 4, "batch_size": 6}, "pools.0.batch_size"),
+        ({"devices": 4, "model_parallel": 3}, "pools.0.model_parallel"),
+        ({"resources": {"GPU": 4.0}, "batch_size": 6}, "pools.0.batch_size"),
+    ],
+)
+def test_a_recipe_whose_numbers_do_not_divide_is_refused(pool: dict[str, Any], field: str) -> None:
+    recipe = {"name": "m", "pools": [{"name": "a", "learners": 2} | pool], "budget": {"tokens": 10**6}}
+    with pytest.raises(InputError) as caught:
+        validate(Recipe.model_validate(recipe))
+    assert [problem.field for problem in caught.value.problems] == [field]
+
+
+def test_a_pool_steps_on_all_its_accelerators_and_on_one_cpu() -> None:
+    known = {"CPU": 1, "GPU": 4, "TPU": 8}
+    for kind, count in known.items():
+        assert PoolConfig(name="a", resources={kind: float(count)}).known_devices == count
+    assert PoolConfig(name="a", resources={"CPU": 4.0}).known_devices == 1
+    assert PoolConfig(name="a", resources={"CPU": 4.0}, devices=4).known_devices == 4
+
+
+@pytest.mark.parametrize("devices", [1, 3])
+def test_a_cpu_learner_has_as_many_devices_as_asked_for_and_only_one_is_pinned_to_a_core(devices: int) -> None:
+    code = (
+        "import os\nfrom learners.training.device import fit\n"
+        "before, core = os.sched_getaffinity(0), min(os.sched_getaffinity(0))\n"
+        f"fit(core, False, {devices})\n"
+        "import jax\n"
+        "print(len(jax.local_devices()), os.sched_getaffinity(0) == ({core} if %d == 1 else before))" % devices
+    )
+    environment = {name: value for name, value in os.environ.items() if name not in ("XLA_FLAGS", "JAX_PLATFORMS")}
+    done = subprocess.run(
+        [sys.executable, "-c", code],
+        env=environment | {"PYTHONPATH": str(ROOT)},
+        capture_output=True,
+        text=True,
+        timeout=120,
+    )
+    assert done.stdout.split() == [str(devices), "True"], done.stderr

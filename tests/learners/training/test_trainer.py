@@ -1,0 +1,348 @@
+"""The trainer: fragments in and out, the step, the schedule, evaluation, and the built-in model beneath."""
+
+from __future__ import annotations
+
+import itertools
+import math
+from collections.abc import Callable, Iterator
+from pathlib import Path
+from typing import Any
+
+import jax
+import jax.numpy as jnp
+import numpy as np
+import optax
+import pytest
+from jax.experimental.compilation_cache import compilation_cache
+from numpy.typing import NDArray
+
+from learners.config import DataConfig, InnerConfig
+from learners.training.models import transformer
+from learners.training.models.language import ByteLanguageModel
+from learners.training.task import Task
+from learners.training.trainer import (
+    Evaluator,
+    Trainer,
+    deal,
+    initial_parameters,
+    make_step,
+    schedule,
+    step_key,
+    tensors_of,
+)
+from outer.config import SyncConfig
+
+MODEL = {"layers": 1, "width": 16, "heads": 2}
+
+
+@pytest.fixture(scope="module")
+def data(tmp_path_factory: pytest.TempPathFactory) -> DataConfig:
+    root = tmp_path_factory.mktemp("corpus")
+    for index in range(6):
+        (root / f"{index}.txt").write_text("the quick brown fox jumps over the lazy dog. " * (20 + index))
+    return DataConfig(path=str(root), sequence_length=24, held_out=0.2)
+
+
+@pytest.fixture(scope="module")
+def task(data: DataConfig) -> ByteLanguageModel:
+    return ByteLanguageModel(data, 0, **MODEL)
+
+
+@pytest.fixture(scope="module")
+def train_step(task: ByteLanguageModel) -> Any:
+    return make_step(task, InnerConfig())
+
+
+@pytest.fixture
+def trainer(task: ByteLanguageModel, train_step: Any) -> Trainer:
+    return Trainer(task, deal(task, SyncConfig(P=4)), InnerConfig(), 0, train_step)
+
+
+def everything(trainer: Trainer) -> list[NDArray[np.float32]]:
+    return [trainer.read(index) for index in range(len(trainer.fragments))]
+
+
+class Half:
+    """A task with leaves of two dtypes and none of text, batches or training."""
+
+    def init(self, rng: jax.Array) -> Any:
+        return {"w": jnp.ones((3, 2), jnp.bfloat16), "b": jnp.zeros(4)}
+
+    def loss(self, params: Any, batch: Any, rng: jax.Array) -> tuple[jax.Array, dict[str, jax.Array]]:
+        return jnp.sum(params["w"].astype(jnp.float32) ** 2) + jnp.mean(batch), {}
+
+    def optimizer(self, inner: InnerConfig) -> optax.GradientTransformation:
+        return optax.sgd(inner.lr)
+
+    def batch(self, start: int, count: int) -> Any:
+        return np.zeros((count, 1), np.float32)
+
+    def tokens(self, count: int) -> int:
+        return count
+
+    def held_out(self, start: int, count: int) -> Any:
+        return np.arange(start, start + count, dtype=np.float32)[:, None]
+
+
+# ------------------------------------------------------------------ tensors and fragments
+
+
+def test_the_built_in_model_is_a_task_that_reads_no_file_before_its_first_batch(tmp_path: Path) -> None:
+    task = ByteLanguageModel(DataConfig(path=str(tmp_path / "missing")), 0)
+    assert isinstance(task, Task)
+    fragments = deal(task, SyncConfig())
+    assert len(tensors_of(task)) == 20
+    assert len(initial_parameters(task, fragments, 0)) == len(fragments) == 20
+    with pytest.raises(ValueError, match=r"data\.path"):
+        task.batch(0, 1)
+
+
+def test_tensors_are_named_by_their_path(task: ByteLanguageModel) -> None:
+    named = {tensor.name: (tensor.shape, tensor.dtype) for tensor in tensors_of(task)}
+    assert named["embed"] == ((256, 16), "float32")
+    assert named["blocks/0/mlp/up"] == ((16, 64), "float32")
+
+
+def test_a_leaf_that_is_not_floating_point_is_named() -> None:
+    class Counting(Half):
+        def init(self, rng: jax.Array) -> Any:
+            return {"w": jnp.ones(2), "state": {"count": jnp.zeros((), jnp.int32)}}
+
+    with pytest.raises(ValueError, match="state/count"):
+        tensors_of(Counting())
+
+
+def test_too_many_fragments_are_refused_with_the_largest_number(task: ByteLanguageModel) -> None:
+    with pytest.raises(ValueError, match=r"sync\.P = 24.*largest P is 8"):
+        deal(task, SyncConfig(P=24))
+
+
+def test_initial_parameters_are_the_tasks_own_and_equal_in_every_trainer(
+    task: ByteLanguageModel, trainer: Trainer
+) -> None:
+    initial = initial_parameters(task, trainer.fragments, 0)
+    for index, flat in enumerate(initial):
+        assert flat.dtype == np.float32
+        assert flat.tobytes() == trainer.read(index).tobytes()
+    other = initial_parameters(task, trainer.fragments, 1)
+    assert any((a != b).any() for a, b in zip(initial, other, strict=True))
+
+
+def aligned(size: int) -> NDArray[np.float32]:
+    """Memory that begins at a multiple of 64 bytes, which JAX on a CPU uses in place instead of copying."""
+    memory = np.empty(4 * size + 64, np.uint8)
+    begin = -memory.ctypes.data % 64
+    return memory[begin : begin + 4 * size].view(np.float32)
+
+
+def test_what_is_loaded_is_read_back_in_memory_of_its_own(trainer: Trainer) -> None:
+    for index, fragment in enumerate(trainer.fragments):
+        given = aligned(fragment.size)
+        given[:] = np.random.default_rng(index).normal(size=fragment.size)
+        kept = given.copy()
+        trainer.load(index, given)
+        given[:] = 0.0
+        first = trainer.read(index)
+        assert (first == kept).all()
+        first[:] = 0.0
+        assert (trainer.read(index) == kept).all()
+
+
+def test_loading_a_fragment_leaves_the_others_alone(trainer: Trainer) -> None:
+    before = everything(trainer)
+    trainer.load(1, np.zeros(trainer.fragments[1].size, np.float32))
+    for index, flat in enumerate(everything(trainer)):
+        assert (flat == (0.0 if index == 1 else before[index])).all()
+
+
+def test_leaves_keep_their_dtype_and_travel_as_float32() -> None:
+    trainer = Trainer(Half(), deal(Half(), SyncConfig(P=1)), InnerConfig(), 0)
+    flat = np.linspace(-1, 1, 10, dtype=np.float32)
+    trainer.load(0, flat)
+    assert trainer.params["w"].dtype == jnp.bfloat16
+    read = trainer.read(0)
+    assert read.dtype == np.float32
+    assert (read[:6] == flat[:6].astype(jnp.bfloat16).astype(np.float32)).all()
+    assert (read[6:] == flat[6:]).all()
+    trainer.step(0, 2, 0.5)
+    assert trainer.params["w"].dtype == jnp.bfloat16
+
+
+# ------------------------------------------------------------------ adoption
+
+
+@pytest.fixture
+def values(trainer: Trainer) -> tuple[NDArray[np.float32], NDArray[np.float32], NDArray[np.float32]]:
+    random = np.random.default_rng(0)
+    size = trainer.fragments[2].size
+    local, theta, anchor = (random.normal(size=size).astype(np.float32) for _ in range(3))
+    trainer.load(2, local)
+    return local, theta, anchor
+
+
+def test_overwriting_takes_the_syncers_value(trainer: Trainer, values: Any) -> None:
+    _, theta, _ = values
+    trainer.adopt(2, theta, "overwrite")
+    assert trainer.read(2).tobytes() == theta.tobytes()
+
+
+def test_rebasing_keeps_the_progress_since_the_anchor(trainer: Trainer, values: Any) -> None:
+    local, theta, anchor = values
+    trainer.adopt(2, theta, "rebase", anchor)
+    np.testing.assert_allclose(trainer.read(2), local + (theta - anchor), rtol=1e-6, atol=1e-6)
+
+
+def test_rebasing_without_progress_is_overwriting_to_the_bit(trainer: Trainer, values: Any) -> None:
+    local, theta, _ = values
+    trainer.adopt(2, theta, "rebase", local)
+    assert trainer.read(2).tobytes() == theta.tobytes()
+
+
+@pytest.mark.parametrize("alpha", [0.0, 0.25, 1.0])
+def test_mixing_keeps_a_share_of_the_local_value(trainer: Trainer, values: Any, alpha: float) -> None:
+    local, theta, _ = values
+    trainer.adopt(2, theta, "mix", None, alpha)
+    wanted = (1 - alpha) * theta.astype(np.float64) + alpha * local.astype(np.float64)
+    assert (trainer.read(2) == wanted.astype(np.float32)).all()
+
+
+def test_adoption_leaves_the_moments_and_a_reset_clears_them(trainer: Trainer) -> None:
+    trainer.step(0, 4, 0.5)
+    before = [np.array(leaf) for leaf in jax.tree.leaves(trainer.opt_state)]
+    trainer.adopt(0, np.zeros(trainer.fragments[0].size, np.float32), "overwrite")
+    after = jax.tree.leaves(trainer.opt_state)
+    assert all((a == b).all() for a, b in zip(before, after, strict=True))
+    assert any(leaf.any() for leaf in before)
+    trainer.reset_optimizer()
+    assert not any(np.asarray(leaf).any() for leaf in jax.tree.leaves(trainer.opt_state))
+
+
+# ------------------------------------------------------------------ stepping
+
+
+def test_the_loss_falls_within_a_few_steps(task: ByteLanguageModel) -> None:
+    trainer = Trainer(task, deal(task, SyncConfig(P=4)), InnerConfig(lr=1e-2, schedule="constant"), 0)
+    evaluator = Evaluator(task, trainer.fragments, sequences=20, batch_size=8)
+    before = evaluator.loss(everything(trainer))
+    losses = [trainer.step(8 * index, 8, 0.5) for index in range(40)]
+    assert losses[-1] < losses[0] - 1.0
+    assert evaluator.loss(everything(trainer)) < before - 1.0
+
+
+def test_warming_up_changes_nothing(trainer: Trainer) -> None:
+    parameters = everything(trainer)
+    moments = [np.array(leaf) for leaf in jax.tree.leaves(trainer.opt_state)]
+    trainer.warm_up(4)
+    assert all((a == b).all() for a, b in zip(parameters, everything(trainer), strict=True))
+    after = jax.tree.leaves(trainer.opt_state)
+    assert all((a == b).all() for a, b in zip(moments, after, strict=True))
+
+
+@pytest.fixture
+def compiled_anew() -> Iterator[None]:
+    """Without the session's cache of compiled programs."""
+    jax.config.update("jax_enable_compilation_cache", False)
+    compilation_cache.reset_cache()
+    yield
+    jax.config.update("jax_enable_compilation_cache", True)
+    compilation_cache.reset_cache()
+
+
+@pytest.mark.usefixtures("compiled_anew")
+def test_the_same_steps_give_the_same_bits_with_a_step_compiled_anew(task: ByteLanguageModel, trainer: Trainer) -> None:
+    other = Trainer(task, trainer.fragments, InnerConfig(), 0)
+    for index in range(5):
+        assert trainer.step(4 * index, 4, index / 5) == other.step(4 * index, 4, index / 5)
+    for one, two in zip(everything(trainer), everything(other), strict=True):
+        assert one.tobytes() == two.tobytes()
+
+
+def test_a_trainers_step_is_the_plain_step_on_trees(task: ByteLanguageModel, trainer: Trainer, train_step: Any) -> None:
+    params, moments = trainer.params, trainer.opt_state
+    scale = jnp.float32(schedule(InnerConfig(), 0.3))
+    params, _, loss = train_step(params, moments, task.batch(8, 4), step_key(0, 8), scale)
+    assert trainer.step(8, 4, 0.3) == float(loss)
+    for one, two in zip(jax.tree.leaves(params), jax.tree.leaves(trainer.params), strict=True):
+        assert (one == two).all()
+
+
+def test_the_gradient_is_clipped_and_the_updates_are_scaled() -> None:
+    def moved(inner: InnerConfig, progress: float) -> float:
+        trainer = Trainer(Float(), deal(Float(), SyncConfig(P=1)), inner, 0)
+        before = trainer.read(0)
+        trainer.step(0, 1, progress)
+        return float(np.linalg.norm(trainer.read(0) - before))
+
+    class Float(Half):
+        def init(self, rng: jax.Array) -> Any:
+            return {"w": jnp.full((3, 2), 5.0)}  # a gradient of norm 2 * 5 * sqrt(6)
+
+    plain = InnerConfig(lr=1e-2, clip_norm=0.0, schedule="linear", final=0.0, warmup=0.0)
+    clipped = plain.model_copy(update={"clip_norm": 1.0})
+    assert moved(plain, 0.0) == pytest.approx(1e-2 * 10 * math.sqrt(6), rel=1e-4)
+    assert moved(clipped, 0.0) == pytest.approx(1e-2, rel=1e-4)
+    assert moved(clipped, 0.75) == pytest.approx(0.25e-2, rel=1e-3)
+
+
+def test_the_schedule_rises_to_one_and_falls_to_its_final_share() -> None:
+    for shape, halfway in (("cosine", 0.55), ("linear", 0.55), ("constant", 1.0)):
+        inner = InnerConfig(schedule=shape, warmup=0.2, final=0.1)
+        rates = [schedule(inner, step / 1000) for step in range(1001)]
+        assert all(0.0 < rate <= 1.0 for rate in rates)
+        assert rates[200] == 1.0
+        assert rates[:201] == sorted(rates[:201])
+        assert rates[200:] == sorted(rates[200:], reverse=True)
+        assert rates[600] == pytest.approx(halfway)
+        assert rates[1000] == pytest.approx(1.0 if shape == "constant" else 0.1)
+        assert schedule(inner, 1.5) == rates[1000]
+        assert max(abs(a - b) for a, b in itertools.pairwise(rates)) < 0.006
+
+
+# ------------------------------------------------------------------ evaluation
+
+
+def test_evaluation_is_the_mean_over_all_samples_whatever_the_batch_size() -> None:
+    fragments = deal(Half(), SyncConfig(P=2))
+    thetas = [np.zeros(fragment.size, np.float32) for fragment in fragments]
+    for batch_size in (1, 3, 10, 32):
+        assert Evaluator(Half(), fragments, 10, batch_size).loss(thetas) == pytest.approx(4.5)
+
+
+# ------------------------------------------------------------------ the transformer
+
+
+def fresh_transformer() -> Callable[[jax.Array], jax.Array]:
+    """Its logits, as one program."""
+    config = transformer.TransformerConfig(**MODEL)
+    params = jax.jit(lambda key: transformer.init(key, config, 256))(jax.random.key(0))
+    return jax.jit(lambda tokens: transformer.logits(params, tokens, config))
+
+
+def test_a_token_does_not_see_what_comes_after_it() -> None:
+    logits = fresh_transformer()
+    tokens = np.random.default_rng(0).integers(0, 256, (1, 12))
+    changed = tokens.copy()
+    changed[0, 7:] = 1
+    one, two = (logits(jnp.asarray(given)) for given in (tokens, changed))
+    np.testing.assert_allclose(one[0, :7], two[0, :7], atol=1e-5)
+    assert float(jnp.abs(one[0, 7:] - two[0, 7:]).max()) > 1e-2
+
+
+def test_a_token_sees_where_the_others_stand() -> None:
+    orders = jnp.asarray([[1, 2, 3, 4, 5], [2, 4, 1, 3, 5]])
+    one, two = fresh_transformer()(orders)[:, -1]
+    assert float(jnp.abs(one - two).max()) > 1e-3
+
+
+@pytest.mark.parametrize(
+    ("model", "words"),
+    [
+        ({"width": 90}, ["width = 90", "heads = 4", "try width = 96"]),
+        ({"widht": 96}, ["model.widht", "width"]),
+        ({"layers": 0}, ["model.layers = 0"]),
+    ],
+)
+def test_a_bad_model_table_is_refused_with_field_and_fix(model: dict[str, int], words: list[str]) -> None:
+    with pytest.raises(ValueError) as caught:
+        ByteLanguageModel(DataConfig(), 0, **model)
+    assert all(word in str(caught.value) for word in words), str(caught.value)

@@ -1,0 +1,366 @@
+"""Each invariant family passes a true history and tells, in words, what is wrong with one that breaks it."""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Callable
+from dataclasses import replace
+
+import pytest
+
+from learners.protocol.facts import Adopted, Donated, PhaseEntered, StateReceived, StepFinished
+from orchestrator.accounting.books import settle
+from orchestrator.accounting.goodput import account
+from orchestrator.accounting.history import History
+from orchestrator.accounting.verdicts import sound
+from orchestrator.checkers.suite import check
+from orchestrator.eventlog.events import Event, FaultInjected, LearnerLost, LearnerRequested
+from outer.protocol.facts import (
+    Committed,
+    DrainStarted,
+    Finished,
+    LearnerAttached,
+    LearnerFenced,
+    Participant,
+    ReadFailed,
+    Refused,
+    SpanGranted,
+    SpanReturned,
+    StepOpened,
+    StepReopened,
+    SyncerStarted,
+)
+from tests.orchestrator.histories import (
+    BASE,
+    END,
+    ROUND,
+    SIZES,
+    Script,
+    altered,
+    history,
+    inserted,
+    is_a,
+    renumbered,
+    restarted,
+    without,
+)
+
+Log = list[Event]
+Plant = Callable[[Log], Log]
+EIGHT = is_a(Committed, syncer_step=8)
+NEVER_RESTARTED = {"durable.restarts", "durable.records"}
+NOBODY_REFUSED = {"closed.refusals", "closed.strangers"}
+
+
+def verdict(events: Log, name: str) -> tuple[str, str]:
+    return next((v.status, v.reason) for v in check(events) if v.name == name)
+
+
+def idle(events: Log) -> set[str]:
+    verdicts = check(events)
+    assert [v for v in verdicts if not v.stands] == []
+    return {v.name for v in verdicts if v.status == "idle"}
+
+
+# ------------------------------------------------------------------ histories
+
+
+def steady(commits_until: int, seconds: int = 80, *troubles: object) -> Log:
+    """Two learners that step once a second, both needed; after some time nothing commits."""
+    run = Script()
+    run.say(-1.0, SyncerStarted(1, (("w/0",), ("w/1",)), SIZES, ("a", "b"), 2, ROUND, 1))
+    for name in ("a", "b"):
+        run.join(-0.5, name, 1)
+    for second in range(1, seconds + 1):
+        for name in ("a", "b"):
+            run.step(float(second), name)
+        if second <= commits_until:
+            run.sync(second, ("a", "b"))
+        if second == commits_until:
+            for fact in troubles:
+                run.say(second + 0.4, fact)
+    run.say(seconds + 0.5, Finished(commits_until, run.tokens_committed, "stopped"))
+    return run.events
+
+
+def slowed(events: Log, **seconds: float) -> Log:
+    """Learners whose steps take so long by their own account after c has died."""
+    return [
+        replace(e, fact=replace(e.fact, seconds=seconds[e.writer]))
+        if is_a(StepFinished)(e) and e.at > BASE + 10.6 and e.writer in seconds
+        else e
+        for e in events
+    ]
+
+
+def from_peer(gave: str = "cafe", got: str = "cafe", step: int = 15) -> Log:
+    """The second life of c starts from a copy of a's state."""
+    received = StateReceived("peer", "a", 1, 15, got, 99, 0.4)
+    events = inserted(history(), lambda e: e.writer == "c" and e.incarnation == 2 and is_a(PhaseEntered)(e), received)
+    if not gave:
+        return events
+    return inserted(
+        events, lambda e: is_a(StepFinished, step=15)(e) and e.writer == "a", Donated("c", 2, step, gave, 99)
+    )
+
+
+def beheaded(events: Log, steps: int) -> Log:
+    """The second life of c without its beginning: as if it had adopted everything after these steps."""
+    c = [e for e in events if (e.writer, e.incarnation) == ("c", 2)]
+    cut = {e.key for e in c if is_a(StepFinished)(e) and e.fact.step <= steps}
+    cut |= {e.key for e in c if is_a(Adopted)(e) and 0 < e.fact.after_step < steps}
+    kept = [e for e in events if e.key not in cut]
+    moved = {e.key for e in c if is_a(Adopted, after_step=0)(e)}
+    return renumbered([replace(e, fact=replace(e.fact, after_step=steps)) if e.key in moved else e for e in kept])
+
+
+def participant(**change: object) -> Plant:
+    def plant(events: Log) -> Log:
+        all_: tuple[Participant, ...] = next(e.fact for e in events if EIGHT(e)).participants
+        return altered(events, EIGHT, participants=(replace(all_[0], **change), *all_[1:]))
+
+    return plant
+
+
+def said(*facts: object) -> Plant:
+    """The syncer says these after the commit at step 8."""
+    return lambda events: inserted(events, EIGHT, *facts)
+
+
+REFUSED = Refused("d", 1, "attach", "wrong_config", detail="sync.H: here 4, there 8")
+GRANTS = [SpanGranted("a", 1, 90 + n, 1000 * n, 1000 * n + 16) for n in range(1, 4)]
+UNREAD = ReadFailed("a", 1, 8, 0, "timeout")
+REOPENED = StepReopened(8, 0, 1, "too few")
+LATE = Refused("a", 1, "contribution", "late", 8, 0)
+AFTER_FENCE = [LearnerFenced("a", 1, "failed"), SpanGranted("a", 1, 90, 900, 916)]
+
+BROKEN: list[tuple[str, str, Plant]] = [
+    (
+        "durable.restarts",
+        "epoch 2 starts from version 12 of fragment 0, version 16 was announced",
+        lambda e: altered(restarted(e), is_a(SyncerStarted, epoch=2), versions=(12, 18)),
+    ),
+    (
+        "durable.restarts",
+        "epoch 2 starts from version 20 of fragment 0, version 16 was announced",
+        lambda e: altered(restarted(e), is_a(SyncerStarted, epoch=2), versions=(20, 18)),
+    ),
+    (
+        "durable.restarts",
+        "epoch 2 starts from 1 committed tokens",
+        lambda e: altered(restarted(e), is_a(SyncerStarted, epoch=2), tokens_committed=1),
+    ),
+    ("durable.records", "epoch 2 says the commit of syncer step 18 otherwise", lambda e: restarted(e, norm=2.0)),
+    (
+        "durable.records",
+        "otherwise than epoch 1",
+        lambda e: altered(restarted(e), lambda x: is_a(SpanGranted)(x) and x.incarnation == 2, stop=10**6),
+    ),
+    ("versions.clocks", "b 1 finished step 6 after step 4", lambda e: without(e, lambda x: step_of(x, "b", 5))),
+    ("versions.clocks", "opened syncer step 9 after 7", lambda e: without(e, is_a(StepOpened, syncer_step=8))),
+    ("versions.clocks", "tokens falls", lambda e: altered(e, EIGHT, tokens_committed=10**6)),
+    ("versions.clocks", "adopted after step 0", lambda e: altered(e, is_a(Adopted, version=8), after_step=0)),
+    ("versions.clocks", "was read at step 8 after step 90", lambda e: altered_step(e, 4, 90)),
+    ("versions.clocks", "the run finished at syncer step 3", lambda e: altered(e, is_a(Finished), syncer_step=3)),
+    (
+        "fencing.epochs",
+        "committed as epoch 1 by epoch 2",
+        lambda e: altered(restarted(e), is_a(Committed, epoch=2), epoch=1),
+    ),
+    ("fencing.fences", "granted after it was fenced", lambda e: using(said(*AFTER_FENCE)(e), 90)),
+    ("live.rate", "fragment 0 had no commit for", lambda e: steady(6)),
+    ("live.rate", "fragment 0 had no commit for 80.0 s after the start", lambda e: steady(0)),
+    ("live.recovery", "fragment 0 had no commit for", lambda e: steady(6, 80, UNREAD)),
+    ("isolation.steps", "when c 1 was lost, the median step", lambda e: slowed(e, a=4.0, b=4.0)),
+    ("replayable.steps", "step 5 of b 1 is in a commit", lambda e: without(e, lambda x: step_of(x, "b", 5))),
+    (
+        "replayable.states",
+        "a 1 stepped before it had fragment 0",
+        lambda e: without(e, lambda x: x.writer == "a" and is_a(Adopted, fragment=0, version=0)(x)),
+    ),
+    ("replayable.states", "c 2 started from digest cafe of a 1, which gave dead", lambda e: from_peer("dead")),
+    ("replayable.states", "started from step 15 of a 1, which gave 14", lambda e: from_peer(step=14)),
+    (
+        "replayable.states",
+        "started from versions (12, 14) of a 1, which gave (4, 6)",
+        lambda e: altered(altered(from_peer(), is_a(StateReceived), versions=(12, 14)), is_a(Donated), versions=(4, 6)),
+    ),
+    ("replayable.steps", "step 1 of b 1 is in a commit", lambda e: without(e, lambda x: step_of(x, "b", 1))),
+    ("replayable.steps", "step 1 of c 2 is in a commit", lambda e: beheaded(from_peer(), 3)),
+    ("replayable.digests", "the contribution of a 1 at syncer step 8 has no digest", participant(digest="")),
+    ("replayable.digests", "the commit of syncer step 8 has no digest", lambda e: altered(e, EIGHT, digest="")),
+    ("bounded.steps", "2 steps are open", said(StepOpened(9, None), StepOpened(10, 1))),
+    ("bounded.spans", "a 1 was lent 48 samples", said(*GRANTS)),
+    ("bounded.reads", "syncer step 8 was read 4 times in 1 attempts", said(UNREAD)),
+    ("accounted.time", "are unexplained, most of them of c", lambda e: without(e, is_a((LearnerLost, LearnerFenced)))),
+    ("closed.refusals", "for 'whim', which is no reason", said(Refused("a", 1, "contribution", "whim", 8, 0))),
+    ("closed.refusals", "and no field was named", said(replace(REFUSED, detail=""))),
+    ("closed.strangers", "d 1 was refused, and lent span 90", said(REFUSED, SpanGranted("d", 1, 90, 900, 916))),
+    (
+        "closed.strangers",
+        "d 1 was refused, and merged",
+        lambda e: said(REFUSED)(participant(learner="d")(e)),
+    ),
+    (
+        "closed.strangers",
+        "d 1 was refused, and merged",
+        lambda e: said(LearnerAttached("d", 1, 8))(said(REFUSED)(participant(learner="d")(e))),
+    ),
+]
+
+
+def step_of(event: Event, writer: str, step: int) -> bool:
+    return event.writer == writer and is_a(StepFinished, step=step)(event)
+
+
+def altered_step(events: Log, syncer_step: int, step: int) -> Log:
+    which = is_a(Committed, syncer_step=syncer_step)
+    all_ = next(e.fact for e in events if which(e)).participants
+    return altered(events, which, participants=(replace(all_[0], step=step), *all_[1:]))
+
+
+def using(events: Log, span: int) -> Log:
+    """The last step of a is of this span."""
+    last = max((e for e in events if e.writer == "a" and is_a(StepFinished)(e)), key=lambda e: e.fact.step)
+    return altered(events, lambda e: e is last, span=span, position=900)
+
+
+# ------------------------------------------------------------------ tests
+
+
+@pytest.mark.parametrize(("name", "words", "plant"), BROKEN, ids=[f"{name}: {words}" for name, words, _ in BROKEN])
+def test_a_broken_invariant_is_told_in_words(name: str, words: str, plant: Plant) -> None:
+    status, reason = verdict(plant(history()), name)
+    assert (status, words in reason) == ("violated", True), reason
+
+
+def test_what_had_no_occasion_is_idle_and_no_pass() -> None:
+    assert idle(history()) == NEVER_RESTARTED | NOBODY_REFUSED
+    assert idle(said(REFUSED)(history())) == NEVER_RESTARTED
+
+
+def test_a_log_without_a_pass_is_not_sound() -> None:
+    assert sound(check(history()))
+    assert not sound([]) and not sound([v for v in check(history()) if v.status == "idle"])
+
+
+def test_two_epochs_are_one_history() -> None:
+    once, twice = History(history()), History(restarted(history()))
+    assert idle(restarted(history())) == NOBODY_REFUSED
+    assert [s.fact.syncer_step for s in twice.commits] == [s.fact.syncer_step for s in once.commits]
+    assert settle(twice).fates == settle(once).fates
+    assert len(twice.repeats) == 2
+    assert len(twice.of(SpanGranted)) == len(once.of(SpanGranted))
+
+
+def test_an_epoch_that_does_not_say_what_it_starts_from_is_unknown() -> None:
+    mute = altered(restarted(history()), is_a(SyncerStarted, epoch=2), versions=())
+    assert verdict(mute, "durable.restarts")[0] == "unknown"
+
+
+def test_what_an_epoch_announced_too_late_for_the_log_may_be_said_by_the_next_alone() -> None:
+    events = without(restarted(history()), lambda e: is_a(Committed, syncer_step=18)(e) and e.incarnation == 1)
+    assert {name: verdict(events, name)[0] for name in ("durable.restarts", "fencing.epochs", "versions.chain")} == {
+        "durable.restarts": "pass",
+        "fencing.epochs": "pass",
+        "versions.chain": "pass",
+    }
+
+
+def test_steps_that_commit_are_no_gap_and_neither_is_one_without_k_learners() -> None:
+    assert verdict(steady(80), "live.rate")[0] == "pass"
+    assert verdict(steady(80), "live.recovery")[0] == "idle"
+    down = steady(6, 80, LearnerFenced("b", 1, "killed"))
+    assert {verdict(down, name)[0] for name in ("live.rate", "live.recovery")} == {"pass", "idle"}
+
+
+def test_every_trouble_has_its_patience_and_no_more() -> None:
+    assert verdict(steady(6, 40, UNREAD, REOPENED), "live.recovery")[0] == "pass"
+    assert verdict(steady(6, 60, UNREAD, REOPENED), "live.recovery")[0] == "violated"
+
+
+@pytest.mark.parametrize("fact", [UNREAD, REOPENED, LATE, REFUSED], ids=lambda fact: type(fact).__name__)
+def test_who_tries_the_same_for_ever_is_not_recovering(fact: object) -> None:
+    assert verdict(steady(6, 80, *[fact] * 50), "live.recovery")[0] == "violated"
+
+
+def test_nobody_counts_as_healthy_under_a_fault_that_keeps_contributions_from_coming() -> None:
+    """Told by the log, not by what a commit says of itself."""
+    deceived = [replace(e, fact=replace(e.fact, live=0)) if is_a(Committed)(e) else e for e in steady(6)]
+    assert verdict(deceived, "live.rate")[0] == "violated"
+    for kind, judged in (("corrupt", False), ("link", False), ("slow", True)):
+        struck = inserted(steady(6), is_a(Committed, syncer_step=6), FaultInjected(0, kind, "b", 1, 1, 90.0))
+        assert verdict(struck, "live.recovery")[0] == ("violated" if judged else "idle"), kind
+        other = inserted(steady(6), is_a(Committed, syncer_step=6), FaultInjected(0, kind, "b", 7, 1, 90.0))
+        assert verdict(other, "live.recovery")[0] == "violated", "of an incarnation that is gone"
+    left = steady(6, 80, DrainStarted("b", 1, "scaled down"))
+    assert verdict(left, "live.recovery")[0] == "idle"
+
+
+def test_a_wall_clock_that_jumps_makes_no_gap() -> None:
+    jumped = [replace(e, at=e.at + 3600.0) if e.writer == "syncer" and e.at > BASE + 20 else e for e in history()]
+    assert {verdict(jumped, name)[0] for name in ("live.rate", "live.recovery")} == {"pass"}
+    assert verdict(jumped, "accounted.time")[0] == "unknown"
+
+
+def test_one_slow_survivor_is_its_own_affair() -> None:
+    assert verdict(slowed(history(), a=4.0), "isolation.steps")[0] == "pass"
+
+
+def test_without_injected_faults_nobody_knows_what_befell_the_hosts() -> None:
+    events = without(slowed(history(), a=4.0, b=4.0), is_a(FaultInjected))
+    assert verdict(events, "isolation.steps")[0] == "idle"
+
+
+def test_a_donor_that_died_with_its_word_leaves_the_start_unknown() -> None:
+    assert verdict(from_peer(), "replayable.states")[0] == "pass"
+    assert verdict(from_peer(gave=""), "replayable.states") == (
+        "unknown",
+        "c 2 started from a, which does not say that it gave",
+    )
+
+
+def test_the_time_of_one_whose_last_words_never_came_is_not_known() -> None:
+    cut = without(history(), lambda event: event.writer == "b" and event.at > BASE + END - 4.0)
+    assert verdict(cut, "accounted.time") == ("unknown", "the last words of b are not in the log")
+
+
+def test_a_commit_that_only_a_later_epoch_said_is_dated_by_nobody():
+    """A syncer can announce a version and die, or freeze, before its own word of it is in the log."""
+    events = restarted(history())
+    (again,) = [e.fact for e in events if is_a(Committed)(e) and e.incarnation != e.fact.epoch]
+    late = 5.0 + max(e.at for e in events if is_a(Adopted)(e) and e.fact.version == again.syncer_step)
+    told = [replace(e, at=late) if e.fact == again and e.incarnation == 2 else e for e in events]
+    told = renumbered([e for e in told if not (e.fact == again and e.incarnation == 1)])
+    assert verdict(told, "accounted.time")[0] == "pass"
+    original = [replace(e, at=late) if e.fact == again and e.incarnation == 1 else e for e in events]
+    assert verdict(original, "accounted.time")[0] == "unknown", "its own word is a date"
+
+
+def test_a_log_without_requests_has_no_accounts_to_hold_against_time() -> None:
+    assert verdict(without(history(), is_a(LearnerRequested)), "accounted.time")[0] == "unknown"
+
+
+def test_a_wait_that_a_drain_ended_is_explained() -> None:
+    """Learner b has nothing to step on from second 26 on, and leaves at 31."""
+    events = without(history(), lambda e: e.writer == "b" and is_a(StepFinished)(e) and e.at > BASE + 26.5)
+    at = next(e for e in events if e.at > BASE + 31)
+    leaving = Event("b", 1, 0, at.at, PhaseEntered("draining"))
+    goodput = account(renumbered(sorted([*events, leaving], key=lambda e: e.at)))
+    assert goodput is not None
+    assert goodput.seconds["b"]["data_stall"] == pytest.approx(5.1, abs=0.1)
+    assert goodput.seconds["b"]["unattributed"] == pytest.approx(0.0, abs=0.1)
+
+
+def test_a_span_that_was_under_way_at_the_fence_harms_nobody() -> None:
+    events = said(*AFTER_FENCE, SpanReturned("a", 1, 90, 900, 916))(history())
+    assert "granted" not in verdict(events, "fencing.fences")[1]
+
+
+def test_another_attempt_is_another_read() -> None:
+    again = said(StepReopened(8, 0, 0, "too few"), UNREAD, UNREAD)(history())
+    assert verdict(again, "bounded.reads")[0] == "pass"
+
+
+def test_a_loss_that_is_no_number_says_nothing_of_the_clocks() -> None:
+    assert verdict(altered(history(), is_a(StepFinished), loss=math.nan), "versions.clocks")[0] == "pass"

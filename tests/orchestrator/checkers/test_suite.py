@@ -1,0 +1,249 @@
+"""Each checker passes a true history and fails one with its bug planted; without evidence it says unknown."""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Callable
+from dataclasses import replace
+from pathlib import Path
+
+import pytest
+
+from learners.protocol.facts import Adopted, StepFinished
+from orchestrator.checkers.suite import CHECKERS, check, check_run
+from orchestrator.eventlog.events import Evaluated, Event, RunFinished, SegmentWriter
+from outer.protocol.facts import (
+    Committed,
+    Finished,
+    LearnerAttached,
+    LearnerFenced,
+    Participant,
+    SpanGranted,
+    SpanReturned,
+    StepOpened,
+    SyncerStarted,
+)
+from tests.orchestrator.checkers.test_invariants import BROKEN
+from tests.orchestrator.histories import altered, history, inserted, is_a, script, without
+
+Log = list[Event]
+EIGHT = is_a(Committed, syncer_step=8)  # fragment 0, from all three learners
+
+
+def statuses(events: Log) -> dict[str, str]:
+    return {verdict.name: verdict.status for verdict in check(events)}
+
+
+def commit(events: Log, syncer_step: int) -> Committed:
+    return next(event.fact for event in events if is_a(Committed, syncer_step=syncer_step)(event))
+
+
+def participants(events: Log, change: Callable[[tuple[Participant, ...]], tuple[Participant, ...]]) -> Log:
+    """The log with the participants of the commit at step 8 changed."""
+    return altered(events, EIGHT, participants=change(commit(events, 8).participants))
+
+
+def first(**change: object) -> Callable[[Log], Log]:
+    """A bug in the first participant of that commit."""
+    return lambda events: participants(events, lambda all_: (replace(all_[0], **change), *all_[1:]))
+
+
+def moved(events: Log, which: Callable[[Event], bool], before: Callable[[Event], bool]) -> Log:
+    """The log with a fact said earlier by its writer: the two trade places in number and time."""
+    early, late = (next(e for e in events if test(e)) for test in (before, which))
+    swap = {early.key: replace(early, fact=late.fact), late.key: replace(late, fact=early.fact)}
+    return [swap.get(event.key, event) for event in events]
+
+
+def epoch_two(events: Log, at_or_after: int, until: int) -> Log:
+    """The log with some commits made by a second epoch."""
+    second: Log = []
+    for event in events:
+        if is_a(Committed)(event) and at_or_after <= event.fact.syncer_step < until:
+            second.append(replace(event, incarnation=2, sequence=len(second), fact=replace(event.fact, epoch=2)))
+    return [*without(events, lambda e: any(e.at == s.at and is_a(Committed)(e) for s in second)), *second]
+
+
+def older_incarnation(events: Log) -> Log:
+    """c 1 merges again after c 2 has."""
+    last = commit(events, 32).participants
+    c = replace(last[2], incarnation=1, base_step=9, step=10, steps=1)
+    return altered(events, is_a(Committed, syncer_step=32), participants=(*last[:2], c))
+
+
+GRANT = SpanGranted("a", 1, 90, 900, 916)
+PLANTED: list[tuple[str, str, Callable[[Log], Log]]] = [
+    ("log.sequence", "a lost fact", lambda e: [x for x in e if x.key != ("b", 1, 7)]),
+    ("log.sequence", "a lost beginning", lambda e: [x for x in e if x.key != ("b", 1, 0)]),
+    ("log.sequence", "a number used twice", lambda e: [*e, replace(e[0], fact=RunFinished("failed", ""))]),
+    ("log.ending", "a run without its end", lambda e: without(e, is_a(RunFinished))),
+    ("log.ending", "a run that ends twice", lambda e: inserted(e, is_a(RunFinished), RunFinished("stopped", ""))),
+    ("log.ending", "finished short of the budget", lambda e: without(e, is_a(Finished))),
+    ("books.balance", "a step said twice", lambda e: inserted(e, is_a(StepFinished), step_like(e))),
+    ("books.balance", "half a token", lambda e: altered(e, is_a(StepFinished), tokens=8.5)),
+    ("books.committed", "a miscounted commit", lambda e: altered(e, EIGHT, tokens_committed=1)),
+    ("books.committed", "a miscounted end", lambda e: altered(e, is_a(Finished), tokens_committed=1)),
+    ("books.committed", "a step that was never said", lambda e: without(e, is_a(StepFinished, step=5))),
+    ("books.loans", "a span lent twice", lambda e: inserted(e, EIGHT, GRANT, replace(GRANT, learner="b", span=91))),
+    ("books.loans", "spans that overlap", lambda e: inserted(e, EIGHT, GRANT, replace(GRANT, span=91, start=915))),
+    (
+        "books.loans",
+        "a span returned twice",
+        lambda e: inserted(e, is_a(SpanReturned), next(x.fact for x in e if is_a(SpanReturned)(x))),
+    ),
+    ("books.loans", "a return beyond the grant", lambda e: altered(e, is_a(SpanReturned), stop=10**6)),
+    ("books.loans", "a return by another", lambda e: altered(e, is_a(SpanReturned), learner="b")),
+    ("books.positions", "a sample outside the span", lambda e: altered(e, is_a(StepFinished), position=10**6)),
+    ("books.positions", "someone else's span", lambda e: altered(e, is_a(SpanGranted, learner="b"), learner="a")),
+    ("books.positions", "a batch read twice", lambda e: altered(e, is_a(StepFinished, step=5), position=3)),
+    ("versions.chain", "a commit onto an old version", lambda e: altered(e, EIGHT, base_version=0)),
+    ("versions.chain", "a round left out", lambda e: without(e, EIGHT)),
+    ("versions.chain", "a round cut short", lambda e: altered(e, EIGHT, syncer_step=7)),
+    ("versions.order", "commits out of order", lambda e: moved(e, is_a(Committed, syncer_step=10), EIGHT)),
+    ("versions.order", "the wrong fragment", lambda e: altered(e, EIGHT, fragment=1)),
+    ("versions.adopted", "a version nobody made", lambda e: altered(e, is_a(Adopted, version=8), version=9)),
+    ("versions.adopted", "another fragment's version", lambda e: altered(e, is_a(Adopted, version=8), version=10)),
+    ("versions.adopted", "a version back", lambda e: altered(e, is_a(Adopted, version=8), version=0)),
+    ("merges.once", "a doubled contribution", lambda e: participants(e, lambda all_: (*all_, all_[0]))),
+    ("merges.ranges", "steps merged twice", first(base_step=2, steps=6, tokens=48)),
+    ("merges.weights", "weights above one", first(weight=0.9)),
+    (
+        "merges.weights",
+        "equal weights",
+        lambda e: participants(e, lambda all_: tuple(replace(x, weight=1 / len(all_)) for x in all_)),
+    ),
+    ("merges.weights", "a weight that is no number", first(weight=math.nan)),
+    ("merges.weights", "a contribution of nothing", first(steps=0)),
+    ("merges.quorum", "a commit below K", lambda e: participants(e, lambda all_: (replace(all_[0], weight=1.0),))),
+    ("merges.quorum", "K copies of one", lambda e: participants(e, lambda all_: (all_[0], all_[0]))),
+    ("merges.live", "fewer than took part", lambda e: altered(e, EIGHT, live=2)),
+    ("merges.live", "more than ever came", lambda e: altered(e, EIGHT, live=4)),
+    ("merges.live", "fewer than none", lambda e: altered(e, EIGHT, live=-4)),
+    ("merges.counters", "a step too many", first(steps=4)),
+    ("merges.counters", "tokens too many", first(tokens=25)),
+    ("merges.counters", "a step not yet finished", first(step=60, steps=55)),
+    ("merges.current", "a stale base", lambda e: without(e, is_a(Adopted, version=4))),
+    ("merges.current", "a joiner without a base", lambda e: without(e, is_a(Adopted, version=0))),
+    ("merges.current", "counted from before the adoption", first(base_step=3, steps=5)),
+    ("merges.closed", "a commit after the end", lambda e: moved(e, is_a(Finished), EIGHT)),
+    ("merges.closed", "a step never opened", lambda e: without(e, is_a(StepOpened, syncer_step=8))),
+    ("fencing.epochs", "an old epoch that goes on", lambda e: epoch_two(e, 16, 20)),
+    ("fencing.epochs", "a foreign epoch", lambda e: altered(e, EIGHT, epoch=3)),
+    (
+        "fencing.epochs",
+        "an epoch granted twice",
+        lambda e: inserted(e, is_a(SyncerStarted), next(x.fact for x in e if is_a(SyncerStarted)(x))),
+    ),
+    ("fencing.incarnations", "an old incarnation merges", older_incarnation),
+    ("fencing.incarnations", "an old incarnation attaches", lambda e: altered(e, is_a(LearnerAttached), incarnation=3)),
+    ("fencing.incarnations", "one that never attached", lambda e: without(e, is_a(LearnerAttached, learner="b"))),
+    ("fencing.fences", "merging after the fence", lambda e: inserted(e, EIGHT, LearnerFenced("b", 1, "failed"))),
+    (
+        "fencing.fences",
+        "attaching after the fence",
+        lambda e: inserted(e, is_a(LearnerFenced, learner="c"), LearnerAttached("c", 1, 10)),
+    ),
+    ("finite.commits", "a norm that is no number", lambda e: altered(e, EIGHT, norm=math.nan)),
+    ("finite.commits", "an infinite norm", lambda e: altered(e, EIGHT, norm=math.inf)),
+    ("finite.commits", "a diverged evaluation", lambda e: altered(e, is_a(Evaluated, syncer_step=32), loss=math.inf)),
+]
+
+
+def step_like(events: Log) -> StepFinished:
+    fact = next(event.fact for event in events if is_a(StepFinished)(event))
+    assert isinstance(fact, StepFinished)
+    return fact
+
+
+def test_a_true_history_passes_every_checker() -> None:
+    for absent in ((), ((4, "a"), (6, "a"), (8, "a")), ((18, "c"), (20, "b"))):
+        assert {verdict.name: verdict.reason for verdict in check(history(absent)) if not verdict.stands} == {}
+
+
+@pytest.mark.parametrize(("name", "bug", "plant"), PLANTED, ids=[f"{name}: {bug}" for name, bug, _ in PLANTED])
+def test_a_planted_bug_is_found(name: str, bug: str, plant: Callable[[Log], Log]) -> None:
+    assert statuses(plant(history()))[name] == "violated"
+
+
+def test_every_promise_has_a_bug_planted_against_it() -> None:
+    assert {name for name, _, _ in [*PLANTED, *BROKEN]} == set(statuses(history()))
+
+
+def test_every_checker_is_in_the_suite() -> None:
+    families = {checker.__module__.rsplit(".", 1)[-1] for checker in CHECKERS}
+    assert families == {name.split(".")[0] for name in statuses([])}
+
+
+def test_an_empty_history_is_unknown_throughout() -> None:
+    assert set(statuses([]).values()) == {"unknown"}
+
+
+def test_a_running_history_is_sound_but_its_end_unknown() -> None:
+    running = statuses(script().events)
+    assert running.pop("log.ending") == "unknown"
+    assert set(running.values()) == {"pass", "idle"}
+
+
+def test_a_contribution_received_before_a_fence_may_merge_after_it() -> None:
+    events = inserted(history(), is_a(StepOpened, syncer_step=32), LearnerFenced("b", 1, "failed"))
+    assert statuses(events)["fencing.fences"] == "pass"
+
+
+def test_rebased_counters_may_begin_before_the_adoption() -> None:
+    rebased = [
+        replace(e, fact=replace(e.fact, mode="rebase")) if is_a(Adopted)(e) and e.fact.version else e for e in history()
+    ]
+    assert statuses(rebased)["merges.current"] == "pass"
+    earlier = first(base_step=3, steps=5)
+    assert statuses(earlier(rebased))["merges.current"] == "pass"
+    assert statuses(earlier(history()))["merges.current"] == "violated"
+
+
+def test_a_step_in_two_copies_is_one_fact() -> None:
+    events = [*history(), *(Event.from_json(event.to_json()) for event in history())]
+    assert set(statuses(events).values()) == {"pass", "idle"}
+
+
+def test_a_loss_that_is_no_number_is_the_same_fact_in_both_copies() -> None:
+    events = altered(history(), is_a(StepFinished), loss=math.nan)
+    copies = [Event.from_json(event.to_json()) for event in events]
+    assert set(statuses([*events, *copies]).values()) == {"pass", "idle"}
+
+
+# ------------------------------------------------------------------ a run's folder
+
+
+def write(path: Path, events: Log) -> None:
+    writer = SegmentWriter(path)
+    writer.write(events)
+    writer.close()
+
+
+def test_a_folder_is_checked_like_its_events(tmp_path: Path) -> None:
+    write(tmp_path / "events" / "all.jsonl", history())
+    readable, chain, seal, recipe, *rest = check_run(tmp_path)
+    assert (recipe.name, recipe.status) == ("log.recipe", "unknown")
+    assert (readable.name, readable.status) == ("log.readable", "pass")
+    assert (chain.name, chain.status, seal.name, seal.status) == ("log.chain", "pass", "log.seal", "unknown")
+    assert rest == check(history())
+
+
+def test_a_folder_without_a_log_is_unknown(tmp_path: Path) -> None:
+    assert {verdict.status for verdict in check_run(tmp_path)} == {"unknown"}
+    assert {verdict.status for verdict in check_run(tmp_path / "nowhere")} == {"unknown"}
+
+
+def test_a_damaged_log_is_violated_and_nothing_else_is_claimed(tmp_path: Path) -> None:
+    write(tmp_path / "events" / "all.jsonl", history())
+    path = tmp_path / "events" / "all.jsonl"
+    path.write_bytes(path.read_bytes().replace(b"StepOpened", b"StepOp\xffned", 1))
+    readable, *rest = check_run(tmp_path)
+    assert (readable.name, readable.status) == ("log.readable", "violated")
+    assert "all.jsonl, line" in readable.reason
+    assert {verdict.status for verdict in rest} == {"unknown"}
+
+
+def test_two_segments_that_tell_one_fact_in_two_ways_are_found_behind_the_merged_log(tmp_path: Path) -> None:
+    write(tmp_path / "events.jsonl", history())
+    write(tmp_path / "events" / "b.jsonl", altered(history(), is_a(StepFinished, step=5), tokens=9))
+    assert {v.name: v.status for v in check_run(tmp_path)}["log.sequence"] == "violated"

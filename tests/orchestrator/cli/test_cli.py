@@ -1,0 +1,475 @@
+"""The command line: exit codes, what is printed where, and that wrong input starts and leaves nothing."""
+
+from __future__ import annotations
+
+import contextlib
+import json
+import re
+import resource
+import subprocess
+import sys
+import threading
+import time
+import types
+from collections.abc import Callable, Iterator
+from pathlib import Path
+from typing import Any
+
+import pytest
+import typer
+from typer.testing import CliRunner
+
+import orchestrator
+from orchestrator.accounting.verdicts import Verdict
+from orchestrator.cli.app import build
+from orchestrator.recipe.toml_text import load
+from orchestrator.store.run_store import RunStore
+
+ROOT = Path(__file__).parents[3]
+LOCAL = str(ROOT / "deploy" / "recipes" / "local.toml")
+Invoke = Callable[..., Any]
+
+
+@pytest.fixture(autouse=True)
+def _in_a_folder_of_its_own(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.chdir(tmp_path)
+    for name in ("RAY_ADDRESS", "RAY_AUTH_MODE", "RAY_AUTH_TOKEN_PATH", "RAY_AUTH_TOKEN"):
+        monkeypatch.delenv(name, raising=False)
+    monkeypatch.setenv("HOME", str(tmp_path))
+    monkeypatch.setattr(sys, "path", list(sys.path))
+
+
+@pytest.fixture
+def invoke() -> Invoke:
+    def call(*arguments: str) -> Any:
+        return CliRunner().invoke(build(starter=starter), arguments, catch_exceptions=False)
+
+    return call
+
+
+def starter() -> None:
+    """Stands for the one that the composition root hands over."""
+
+
+@pytest.fixture
+def trained(monkeypatch: pytest.MonkeyPatch) -> dict[str, Any]:
+    """Stands for orchestrator.runtime.launch: records the call, returns `summary`, raises `error` where one is set."""
+    world: dict[str, Any] = {
+        "summary": {"name": "local", "ok": True, "state": "finished", "checks": [], "eval_loss": 1.5},
+        "error": None,
+    }
+
+    def record(*call: Any) -> dict[str, Any]:
+        world["call"] = call
+        *_, on_status = call
+        on_status({"run": {"name": "local", "state": "running"}})
+        if world["error"] is not None:
+            raise world["error"]
+        return dict(world["summary"])
+
+    launch = types.ModuleType("orchestrator.runtime.launch")
+    vars(launch).update(run_embedded=record, run_attached=record)
+    monkeypatch.setitem(sys.modules, "orchestrator.runtime.launch", launch)
+    monkeypatch.setattr(orchestrator, "launch", launch, raising=False)
+    return world
+
+
+# ------------------------------------------------------------------ wrong input
+
+WRONG = """
+name = "wrong"
+task = "no.such.module:Model"
+[data]
+path = "/no/such/folder"
+[inner]
+optimizer = "adamv"
+[sync]
+H = -5
+quorm = 3
+P = 500
+[budget]
+tokens = 1000
+[[pools]]
+name = "a"
+learners = 2
+"""
+
+
+def children_s() -> float:
+    """CPU time of the processes waited for so far: unlike the time of day, it does not count what others do."""
+    used = resource.getrusage(resource.RUSAGE_CHILDREN)
+    return used.ru_utime + used.ru_stime
+
+
+def test_every_error_at_once_with_exit_code_2_within_5_s_of_work_without_ray_or_a_folder(tmp_path: Path) -> None:
+    recipe = tmp_path / "wrong.toml"
+    recipe.write_text(WRONG)
+    before_s = children_s()
+    done = subprocess.run(
+        [
+            sys.executable,
+            "-c",
+            "import sys\nfrom orchestrator.cli.app import build\n"
+            "try:\n    build()()\nfinally:\n    print('ray' in sys.modules, 'jax' in sys.modules)",
+            *("run", str(recipe), "--run-dir", str(tmp_path / "out" / "run")),
+        ],
+        cwd=tmp_path,
+        env={"PYTHONPATH": str(ROOT), "PATH": "/usr/bin:/bin"},
+        capture_output=True,
+        text=True,
+        timeout=60,
+    )
+    assert children_s() - before_s < 5.0
+    assert done.returncode == 2
+    assert done.stdout.strip() == "False True"
+    for field in ("sync.H = -5", "sync.quorm = 3", "inner.optimizer", "data.path", "task"):
+        assert len(re.findall(rf"^{re.escape(field)}\b", done.stderr, re.MULTILINE)) == 1, done.stderr
+    assert done.stderr.count("\n    fix: ") == 5
+    assert "Traceback" not in done.stderr
+    assert [path.name for path in tmp_path.iterdir()] == ["wrong.toml"]
+
+
+@pytest.mark.parametrize(
+    ("override", "field", "says"),
+    [
+        ("sync.quorm=3", "sync.quorm", "did you mean sync.quorum?"),
+        ("sync.H=-5", "sync.H", "a whole number above 0"),
+        ("sync.quorum=5", "sync.quorum", "give 1 to 4"),
+        ("outer.optimizer=sdg", "outer.optimizer", "sgd"),
+        ("data.path=/no/such", "data.path", "no such"),
+        ("task=no.such:Model", "task", "importable"),
+        ("pools=[]", "pools", "[[pools]]"),
+    ],
+)
+def test_one_error_names_the_field_and_the_fix(
+    invoke: Invoke, tmp_path: Path, override: str, field: str, says: str
+) -> None:
+    result = invoke("run", LOCAL, "--set", override)
+    assert result.exit_code == 2
+    assert result.stdout == ""
+    assert "1 problem in the input" in result.stderr
+    assert f"\n{field}" in result.stderr
+    assert says in result.stderr
+    assert list(tmp_path.iterdir()) == []
+
+
+def test_p_above_the_number_of_tensors_names_the_largest(invoke: Invoke) -> None:
+    result = invoke("run", LOCAL, "--set", "sync.P=500", "--set", "sync.H=500")
+    assert result.exit_code == 2
+    assert re.search(r"^sync\.P = 500: .*20 tensors(.|\n)*largest P is 20", result.stderr, re.MULTILINE)
+
+
+def test_errors_are_json_on_stdout_when_asked_for(invoke: Invoke) -> None:
+    result = invoke("run", LOCAL, "--json", "--set", "sync.quorm=3", "--set", "sync.H=-5")
+    error = json.loads(result.stdout)["error"]
+    assert (result.exit_code, error["code"], error["kind"]) == (2, 2, "input")
+    assert {problem["field"] for problem in error["problems"]} == {"sync.quorm", "sync.H"}
+    assert all(problem["message"] and problem["fix"] for problem in error["problems"])
+
+
+@pytest.mark.parametrize("number", ["nan", "inf", "-inf"])
+def test_an_error_is_strict_json_whatever_number_was_given(invoke: Invoke, number: str) -> None:
+    def refuse(constant: str) -> None:
+        raise AssertionError(f"{constant} is not JSON")
+
+    result = invoke("plan", LOCAL, "--node", f"CPU={number}", "--json")
+    error = json.loads(result.stdout, parse_constant=refuse)["error"]
+    assert (result.exit_code, error["problems"][0]["value"]) == (2, number)
+
+
+@pytest.mark.parametrize(
+    ("words", "says"),
+    [
+        (["status", "--jsn"], "--jsn"),
+        (["no-such-command"], "no-such-command"),
+        (["scale", "local", "many"], "'N'"),
+        (["scale"], "Missing"),
+        (["plan"], "Missing"),
+        (["other", "hello", "--loud"], "--loud"),
+    ],
+)
+def test_words_that_are_not_understood_are_json_too_when_asked_for(words: list[str], says: str) -> None:
+    group = typer.Typer()
+    group.command("hello")(lambda: None)
+    group.command("goodbye")(lambda: None)
+    app = build(extensions=[("other", group)])
+    plain, result = (CliRunner().invoke(app, [*words, *more]) for more in ([], ["--json"]))
+    assert (plain.exit_code, plain.stdout, result.exit_code) == (2, "", 2)
+    error = json.loads(result.stdout)["error"]
+    assert (error["code"], error["kind"]) == (2, "input")
+    assert says in error["problems"][0]["message"]
+    assert error["problems"][0]["fix"].endswith("--help")
+    assert "Usage: " in result.stderr
+
+
+@contextlib.contextmanager
+def alive(store: RunStore) -> Iterator[None]:
+    """Somebody writes this run's status."""
+    over = threading.Event()
+
+    def write() -> None:
+        while not over.wait(0.1):
+            store.write_json("status.json", {"run": {"state": "running"}, "written_at": time.time()})
+
+    store.write_json("status.json", {"run": {"state": "running"}, "written_at": time.time()})
+    thread = threading.Thread(target=write)
+    thread.start()
+    try:
+        yield
+    finally:
+        over.set()
+        thread.join(5.0)
+
+
+def test_a_folder_that_is_not_empty_is_gone_on_with_or_refused_and_a_run_in_it_removed_only_when_asked(
+    invoke: Invoke, trained: dict[str, Any], tmp_path: Path
+) -> None:
+    assert invoke("run", LOCAL).exit_code == 0
+    store = RunStore.named("local")
+    store.write_json("status.json", {"run": {"state": "finished"}, "written_at": time.time()})
+    again = invoke("run", LOCAL)
+    assert again.exit_code == 2
+    assert "it has finished" in again.stderr
+    with alive(store):
+        assert "is going on" in invoke("run", LOCAL, "--fresh").stderr
+    store.write_json("status.json", {"run": {"state": "running"}, "written_at": time.time() - 3600})
+    store.write_text("left-over", "")
+    on = invoke("run", LOCAL)
+    assert on.exit_code == 0 and "going on with the run" in on.stderr
+    assert "is not what the run in this folder was begun with" in invoke("run", LOCAL, "--set", "seed=8").stderr
+    assert store.path("left-over").exists()
+    assert invoke("run", LOCAL, "--fresh").exit_code == 0
+    assert not store.path("left-over").exists()
+    assert invoke("run", LOCAL, "--name", "second").exit_code == 0
+    (tmp_path / "papers").mkdir()
+    (tmp_path / "papers" / "a.txt").write_text("mine")
+    assert "holds no run" in invoke("run", LOCAL, "--run-dir", "papers", "--fresh").stderr
+    assert (tmp_path / "papers" / "a.txt").exists()
+    assert "is a file" in invoke("run", LOCAL, "--run-dir", "papers/a.txt").stderr
+    assert "object storage is not supported" in invoke("run", LOCAL, "--run-dir", "s3://bucket/a").stderr
+
+
+def test_a_foreign_package_of_our_names_is_refused_by_run_and_doctor(invoke: Invoke, tmp_path: Path) -> None:
+    (tmp_path / "outer").mkdir()
+    assert invoke("doctor").exit_code == 0  # a folder without __init__.py hides nothing
+    (tmp_path / "outer" / "__init__.py").write_text("")
+    (tmp_path / "chaos.py").write_text("")
+    for command in (["run", LOCAL], ["doctor"]):
+        result = invoke(*command)
+        assert result.exit_code == 2
+        assert str(tmp_path / "outer") in result.output
+        assert str(tmp_path / "chaos.py") in result.output
+    assert not (tmp_path / "runs").exists()
+
+
+# ------------------------------------------------------------------ run
+
+
+def test_run_hands_over_recipe_store_starter_and_prints_the_summary(invoke: Invoke, trained: dict[str, Any]) -> None:
+    result = invoke("run", LOCAL, "--name", "mine", "--set", "pools.0.learners=2")
+    recipe, store, given, _ = trained["call"]
+    assert result.exit_code == 0
+    assert (recipe.name, len(recipe.learners), given) == ("mine", 2, starter)
+    assert store.root == Path.cwd() / "runs" / "mine"
+    assert load(store.path("config.toml")).config_hash == recipe.config_hash
+    assert "local: running" in result.stdout  # progress
+    assert "held-out loss   1.500" in result.stdout
+    assert str(store.root) in result.stdout
+
+
+@pytest.mark.parametrize("by_environment", [True, False])
+def test_an_address_goes_to_a_cluster(
+    invoke: Invoke, trained: dict[str, Any], monkeypatch: pytest.MonkeyPatch, by_environment: bool
+) -> None:
+    if by_environment:
+        monkeypatch.setenv("RAY_ADDRESS", "10.0.0.1:6379")
+    assert invoke("run", LOCAL, *([] if by_environment else ["--address", "10.0.0.1:6379"])).exit_code == 0
+    assert trained["call"][2:4] == ("10.0.0.1:6379", starter)
+
+
+def test_json_prints_the_summary_alone_on_stdout(invoke: Invoke, trained: dict[str, Any]) -> None:
+    result = invoke("run", LOCAL, "--json")
+    assert json.loads(result.stdout) == trained["summary"]
+    assert "local: running" in result.stderr
+
+
+@pytest.mark.parametrize(
+    ("summary", "code"),
+    [
+        ({"ok": True, "state": "finished"}, 0),
+        ({"ok": False, "state": "finished", "checks": [{"name": "books", "status": "violated", "reason": "x"}]}, 5),
+        ({"ok": False, "state": "finished", "checks": [{"name": "books", "status": "unknown", "reason": "x"}]}, 5),
+        ({"ok": False, "state": "finished", "checks": [{"name": "books", "status": "pass", "reason": ""}]}, 5),
+        ({"ok": False, "state": "failed", "checks": [{"name": "books", "status": "violated", "reason": "x"}]}, 4),
+        ({"ok": False, "state": "stopped"}, 0),
+    ],
+)
+def test_the_exit_code_tells_how_a_run_ended(
+    invoke: Invoke, trained: dict[str, Any], summary: dict[str, Any], code: int
+) -> None:
+    trained["summary"] |= summary
+    assert invoke("run", LOCAL).exit_code == code
+
+
+@pytest.mark.parametrize(
+    ("error", "code", "kind"),
+    [
+        (ConnectionError("no answer"), 3, "unreachable"),
+        (RuntimeError("boom"), 4, "failed"),
+        (KeyboardInterrupt(), 130, "interrupted"),
+    ],
+)
+def test_what_run_raises_becomes_a_message_and_a_code(
+    invoke: Invoke, trained: dict[str, Any], error: BaseException, code: int, kind: str
+) -> None:
+    trained["error"] = error
+    result = invoke("run", LOCAL, "--json")
+    assert result.exit_code == code
+    assert json.loads(result.stdout)["error"]["kind"] == kind
+    assert str(error) in result.stderr
+
+
+# ------------------------------------------------------------------ init, status, stop
+
+
+def test_init_writes_a_recipe_that_runs_and_overwrites_nothing(invoke: Invoke, trained: dict[str, Any]) -> None:
+    assert invoke("init", "my-run.toml").exit_code == 0
+    assert load("my-run.toml").name == "my-run"
+    assert not load("my-run.toml").chaos.active
+    assert invoke("run", "my-run.toml").exit_code == 0
+    Path("my-run.toml").write_text("mine")
+    assert invoke("init", "my-run.toml").exit_code == 2
+    assert Path("my-run.toml").read_text() == "mine"
+    assert invoke("init", "no/such/folder.toml").exit_code == 2
+
+
+def test_status_reads_the_store_and_says_how_old_it_is(invoke: Invoke) -> None:
+    RunStore.named("demo").write_json(
+        "status.json", {"run": {"name": "demo", "state": "running"}, "written_at": time.time() - 75}
+    )
+    shown = invoke("status", "--name", "demo")
+    assert shown.exit_code == 0
+    assert "demo: running" in shown.stdout
+    assert re.search(r"written 1:1\d ago", shown.stdout)
+    assert invoke("status").stdout.startswith("demo: running")  # the only run there is
+    assert invoke("status", "--run-dir", "runs/demo").exit_code == 0
+    assert 70 < json.loads(invoke("status", "--name", "demo", "--json").stdout)["age_s"] < 80
+
+
+def test_an_unknown_run_is_refused_with_the_known_ones(invoke: Invoke) -> None:
+    for name in ("demo", "other"):
+        RunStore.named(name).write_json("status.json", {})
+    for arguments in (["--name", "dmeo"], [], ["--run-dir", "elsewhere"]):
+        result = invoke("status", *arguments)
+        assert result.exit_code == 2
+        assert "known runs: demo, other" in result.stderr
+    assert 'did you mean "demo"?' in invoke("stop", "--name", "dmeo").stderr
+
+
+def test_stop_leaves_a_request_in_the_store(invoke: Invoke) -> None:
+    store = RunStore.named("demo")
+    store.write_json("status.json", {"run": {"state": "running"}})
+    assert invoke("stop", "--name", "demo", "--reason", "enough").exit_code == 0
+    request = store.read_json("stop")
+    assert request["reason"] == "enough"
+    assert abs(request["at"] - time.time()) < 60
+
+
+def test_a_run_that_has_ended_is_not_asked_to_stop(invoke: Invoke) -> None:
+    store = RunStore.named("demo")
+    store.write_json("status.json", {"run": {"state": "finished"}})
+    assert "has finished" in invoke("stop", "--name", "demo").stdout
+    assert not store.path("stop").exists()
+
+
+# ------------------------------------------------------------------ check
+
+
+@pytest.mark.parametrize(
+    ("statuses", "code"),
+    [
+        (["pass", "pass"], 0),
+        (["pass", "idle"], 0),
+        (["pass", "violated"], 5),
+        (["pass", "unknown"], 5),
+        (["idle"], 5),
+        ([], 5),
+    ],
+)
+def test_check_passes_only_what_is_known_to_be_kept(
+    invoke: Invoke, monkeypatch: pytest.MonkeyPatch, tmp_path: Path, statuses: list[str], code: int
+) -> None:
+    verdicts = [Verdict(f"check-{number}", "a promise", status, "why") for number, status in enumerate(statuses)]  # type: ignore[arg-type]
+    monkeypatch.setattr("orchestrator.checkers.suite.check_run", lambda _: verdicts)
+    assert invoke("check", str(tmp_path)).exit_code == code
+    told = json.loads(invoke("check", str(tmp_path), "--json").stdout)
+    assert told["ok"] == (code == 0)
+    assert [check["status"] for check in told["checks"]] == statuses
+
+
+def test_check_of_an_empty_folder_keeps_nothing_and_of_none_is_an_input_error(invoke: Invoke, tmp_path: Path) -> None:
+    assert invoke("check", str(tmp_path)).exit_code == 5
+    assert invoke("check", "no-such-run").exit_code == 2
+
+
+# ------------------------------------------------------------------ the composition
+
+
+def test_other_rooms_add_their_commands(tmp_path: Path) -> None:
+    group = typer.Typer()
+
+    @group.command()
+    def hello() -> None:
+        typer.echo("from elsewhere")
+
+    @group.command()
+    def goodbye() -> None:
+        typer.echo("also")
+
+    result = CliRunner().invoke(build(extensions=[("other", group)]), ["other", "hello"])
+    assert (result.exit_code, result.stdout) == (0, "from elsewhere\n")
+
+
+def test_the_commands_and_their_options_are_these() -> None:
+    """Scripts rely on them: a change here is a change for users."""
+    root = typer.main.get_command(build())
+    commands = {
+        name: sorted(option for parameter in command.params for option in parameter.opts if option.startswith("--"))
+        for name, command in root.commands.items()  # type: ignore[attr-defined]
+    }
+    assert commands == {
+        "init": [],
+        "plan": [
+            *(
+                "--address",
+                "--calibrate",
+                "--courses",
+                "--json",
+                "--name",
+                "--node",
+                "--nodes",
+                "--run-dir",
+                "--save",
+                "--set",
+            ),
+            *("--step-seconds", "--syncer-region"),
+        ],
+        "run": ["--address", "--fresh", "--json", "--name", "--run-dir", "--set"],
+        "submit": [
+            *("--address", "--fresh", "--json", "--name", "--no-wait", "--run-dir", "--set", "--working-dir"),
+        ],
+        "attach": ["--address", "--json", "--name", "--run-dir"],
+        "status": ["--json", "--name", "--run-dir"],
+        "stop": ["--name", "--reason", "--run-dir"],
+        "scale": ["--json", "--name", "--run-dir", "--wait"],
+        "check": ["--json"],
+        "check-task": ["--json", "--set"],
+        "checkpoint": [],  # its own commands: test_checkpoint_cli.py
+        "simulate": [],  # its own commands: test_simulate_cli.py
+        "export": ["--checkpoint", "--json", "--out"],
+        "sample": ["--from", "--json", "--length", "--prompt", "--seed", "--task", "--temperature", "--top-k"],
+        "report": ["--json", "--name", "--out"],
+        "metrics": ["--json"],
+        "doctor": ["--json"],
+        "replay": ["--diff", "--evaluate-every", "--json", "--out", "--task", "--until"],
+    }

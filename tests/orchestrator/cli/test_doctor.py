@@ -1,0 +1,97 @@
+"""What doctor finds on a machine, and when it fails."""
+
+from __future__ import annotations
+
+import json
+import re
+import tomllib
+from pathlib import Path
+from typing import Any
+
+import pytest
+from typer.testing import CliRunner
+
+from orchestrator.cli import doctor
+from orchestrator.cli.accelerators import accelerators
+from orchestrator.cli.app import build
+
+ROOT = Path(__file__).parents[3]
+
+
+@pytest.fixture(autouse=True)
+def _on_a_machine_without_settings(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.chdir(tmp_path)
+    monkeypatch.setenv("HOME", str(tmp_path))
+    for name in ("RAY_AUTH_MODE", "RAY_AUTH_TOKEN_PATH", "RAY_AUTH_TOKEN"):
+        monkeypatch.delenv(name, raising=False)
+
+
+def invoke(*arguments: str) -> Any:
+    return CliRunner().invoke(build(), arguments, catch_exceptions=False)
+
+
+def test_doctor_reports_every_matter() -> None:
+    result = invoke("doctor", "--json")
+    report = json.loads(result.stdout)
+    assert (result.exit_code, report["ok"]) == (0, True)
+    assert {"python", "ray", "jax", "authentication", "ports", "memory", "cores", "accelerators", "packages"} <= {
+        finding["name"] for finding in report["findings"]
+    }
+
+
+def test_doctor_knows_the_bounds_that_the_project_declares() -> None:
+    declared = tomllib.loads((ROOT / "pyproject.toml").read_text())["project"]["dependencies"]
+    bounds = dict(re.sub(r"\[.*?\]", "", text).split(">=") for text in declared)
+    assert bounds == doctor.TESTED
+
+
+def test_doctor_fails_below_a_bound_and_without_a_package(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setitem(doctor.TESTED, "rich", "999.0")
+    monkeypatch.setitem(doctor.TESTED, "no-such-package-here", "1")
+    result = invoke("doctor")
+    assert result.exit_code == 2
+    assert "below the tested 999.0" in result.stdout
+    assert "no-such-package-here: not installed" in result.stdout
+
+
+@pytest.mark.parametrize(
+    ("mode", "bits", "status"),
+    [
+        (None, None, "warning"),
+        (None, 0o644, "warning"),
+        ("disabled", None, "warning"),
+        ("token", None, "failure"),
+        ("token", 0o644, "failure"),
+        ("token", 0o600, "ok"),
+        ("tokn", 0o600, "failure"),
+    ],
+)
+def test_doctor_judges_authentication(
+    monkeypatch: pytest.MonkeyPatch, tmp_path: Path, mode: str | None, bits: int | None, status: str
+) -> None:
+    token = tmp_path / "token"
+    monkeypatch.setenv("RAY_AUTH_TOKEN_PATH", str(token))
+    if mode is not None:
+        monkeypatch.setenv("RAY_AUTH_MODE", mode)
+    if bits is not None:
+        token.write_text("secret")
+        token.chmod(bits)
+    report = json.loads(invoke("doctor", "--json").stdout)
+    assert [finding["status"] for finding in report["findings"] if finding["name"] == "authentication"] == [status]
+
+
+def test_doctor_finds_accelerators_and_what_jax_lacks_for_them(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    (tmp_path / "dev" / "vfio").mkdir(parents=True)
+    assert accelerators(tmp_path, ["jax"]) == []
+    for name in ("nvidia0", "nvidia1", "nvidiactl", "nvidia-uvm", "vfio/7", "vfio/8", "vfio/vfio"):
+        (tmp_path / "dev" / name).touch()
+    for group, vendor in (("7", "0x1ae0"), ("8", "0x15b3")):  # a TPU, and a network card
+        device = tmp_path / "sys/kernel/iommu_groups" / group / "devices" / "0000:00:05.0"
+        device.mkdir(parents=True)
+        (device / "vendor").write_text(vendor + "\n")
+    found = accelerators(tmp_path, ["jax", "jax-cuda13-plugin"])
+    assert [(one.kind, one.count, one.usable) for one in found] == [("NVIDIA GPU", 2, True), ("TPU chip", 1, False)]
+    monkeypatch.setattr(doctor, "accelerators", lambda: found)
+    (finding,) = [entry for entry in doctor.findings(tmp_path) if entry.name == "accelerators"]
+    assert (finding.status, finding.fix) == ("warning", "pip install 'decoupled-diloco[tpu]'")
+    assert "2 NVIDIA GPUs, 1 TPU chip" in finding.found

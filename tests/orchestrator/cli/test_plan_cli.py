@@ -1,0 +1,239 @@
+"""`diloco plan`: its exit codes, its output, that it agrees with `run`, and that it starts and leaves nothing."""
+
+from __future__ import annotations
+
+import json
+import shlex
+import subprocess
+import sys
+import time
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any
+
+import click
+import pytest
+import typer
+from typer.testing import CliRunner
+
+from orchestrator.cli import plan as command
+from orchestrator.cli.app import build
+from orchestrator.cli.run import prepare
+
+ROOT = Path(__file__).parents[3]
+LOCAL = str(ROOT / "deploy" / "recipes" / "local.toml")
+DEMO = str(ROOT / "deploy" / "recipes" / "demo.toml")
+Invoke = Callable[..., Any]
+
+
+@pytest.fixture(autouse=True)
+def _in_a_folder_of_its_own(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.chdir(tmp_path)
+    monkeypatch.delenv("RAY_ADDRESS", raising=False)
+    monkeypatch.setattr(sys, "path", list(sys.path))
+
+
+@pytest.fixture
+def invoke() -> Invoke:
+    def call(*arguments: str, **options: Any) -> Any:
+        return CliRunner().invoke(build(), ["plan", *arguments], catch_exceptions=False, **options)
+
+    return call
+
+
+def test_a_model_of_5_billion_parameters_is_planned_within_seconds_without_ray_or_its_memory(tmp_path: Path) -> None:
+    began = time.monotonic()
+    code = (
+        "import resource, sys\nfrom orchestrator.cli.app import build\n"
+        "try:\n    build()()\nfinally:\n"
+        "    print('ray' in sys.modules, resource.getrusage(resource.RUSAGE_SELF).ru_maxrss, file=sys.stderr)"
+    )
+    large = ["--set", "model={layers=32,width=3584,heads=28}", "--set", "sync.P=24", "--set", "sync.H=24"]
+    done = subprocess.run(
+        [sys.executable, "-c", code, "plan", LOCAL, *large, "--json", "--node", "CPU=64,memory=4000"],
+        cwd=tmp_path,
+        env={"PYTHONPATH": str(ROOT), "PATH": "/usr/bin:/bin"},
+        capture_output=True,
+        text=True,
+        timeout=60,
+    )
+    assert time.monotonic() - began < 30.0  # about 2 s of work; this machine may be busy
+    assert done.returncode == 0, done.stderr
+    told = json.loads(done.stdout)
+    assert told["model"]["elements"] == 32 * (12 * 3584**2 + 2 * 3584) + 3584 + 256 * 3584
+    assert told["traffic"]["joining_bytes"] == 4 * told["model"]["elements"]
+    loaded, resident_kib = done.stderr.split()
+    assert loaded == "False"
+    assert int(resident_kib) < 2 * 2**20  # 20 GB is one copy of it
+    assert list(tmp_path.iterdir()) == []
+
+
+def test_plan_and_run_resolve_a_recipe_to_the_same_hash(invoke: Invoke) -> None:
+    given = ["--set", "sync.P=", "--set", "pools.0.learners=2"]
+    told = json.loads(invoke(LOCAL, "--name", "mine", *given, "--json").stdout)
+    overrides = ["sync.P=", "pools.0.learners=2", 'name="mine"']
+    recipe, _ = prepare(Path(LOCAL), overrides, None, fresh=False)
+    assert told["config_hash"] == recipe.config_hash
+    assert told["recipe"] == recipe.canonical()
+
+
+def test_a_wrong_recipe_is_refused_as_by_run_with_exit_code_2(invoke: Invoke) -> None:
+    result = invoke(LOCAL, "--set", "sync.quorm=3", "--set", "sync.H=-5", "--json")
+    error = json.loads(result.stdout)["error"]
+    assert (result.exit_code, error["code"]) == (2, 2)
+    assert {problem["field"] for problem in error["problems"]} == {"sync.quorm", "sync.H"}
+
+
+@pytest.mark.parametrize(
+    "given",
+    [["--node", "regoin=us"], ["--nodes", "missing.json"], ["--step-seconds", "0"], ["--step-seconds", "nan"]],
+)
+def test_wrong_options_are_refused_with_exit_code_2(invoke: Invoke, given: list[str]) -> None:
+    result = invoke(LOCAL, *given)
+    assert result.exit_code == 2
+    assert "fix: " in result.stderr
+
+
+def test_a_plan_that_finds_no_place_exits_with_6_says_why_and_offers_no_command(invoke: Invoke) -> None:
+    result = invoke(LOCAL, "--node", "CPU=3")
+    assert result.exit_code == 6
+    assert "room for 1 of 4" in result.stdout
+    assert "CANNOT RUN AS PLANNED" in result.stdout
+    told = json.loads(invoke(LOCAL, "--node", "CPU=3", "--json").stdout)
+    assert (told["ok"], told["commands"], told["placement"]["unplaced"][0]["units"]) == (False, [], 3)
+
+
+def test_nodes_come_from_a_file_from_stdin_and_from_options_together(invoke: Invoke, tmp_path: Path) -> None:
+    (tmp_path / "nodes.toml").write_text("[[nodes]]\nCPU = 4\ncount = 2\n")
+    told = json.loads(invoke(LOCAL, "--nodes", "nodes.toml", "--node", "CPU=1", "--json").stdout)
+    assert [node["name"] for node in told["placement"]["nodes"]] == ["node-0", "node-0-2", "node-1"]
+    told = json.loads(invoke(LOCAL, "--nodes", "-", "--json", input='[{"CPU": 9}]').stdout)
+    assert told["placement"]["source"] == "declared"
+
+
+def test_warnings_do_not_change_the_exit_code(invoke: Invoke, monkeypatch: pytest.MonkeyPatch) -> None:
+    result = invoke(LOCAL, "--set", "sync.quorum=all", "--node", "CPU=9")
+    assert result.exit_code == 0
+    assert 'sync.quorum = "all": is every one of 4 learners' in result.stdout
+
+
+def test_everything_is_printed_for_a_reader(invoke: Invoke) -> None:
+    node = ["--node", "name=west,CPU=9,region=us-west,labels.rack=7"]
+    text = invoke(DEMO, *node, "--step-seconds", "0.1", "--set", "pools.0.max=8").stdout
+    for part in (
+        "# config hash ",
+        'name = "demo"',
+        "CPU=9, rack=7",
+        "4 x local",
+        "with every pool at its max, 8 x local: 1 find no place",
+        "syncer on west",
+        "12 fragments of 20 tensors, 357,024 elements",
+        "6, 18, 30, ...",
+        "86.8 rounds",
+        "Mbit/s",
+        "us-west -> us-west",
+        "18 times as much as here",
+        "fetches 4.09 MiB from a peer, parameters and inner optimizer; where none gives, 1.36 MiB from the syncer",
+        "versions last received",
+        "warnings: 1",
+    ):
+        assert part in text, part
+
+
+def test_every_command_that_it_offers_is_one_that_this_build_understands(invoke: Invoke, tmp_path: Path) -> None:
+    given = ["--name", "a-b", "--set", "inner.options={b1=0.9}"]
+    for more in ([], ["--run-dir", str(tmp_path / "a folder")], ["--address", "10.0.0.1:6379"]):
+        commands = json.loads(invoke(LOCAL, *given, *more, "--node", "CPU=9", "--json").stdout)["commands"]
+        assert len(commands) >= 3
+        for line in commands:
+            words = shlex.split(line)
+            if words[:3] == ["ray", "job", "submit"]:
+                assert words[3:5] == ["--address", "10.0.0.1:6379"]
+                words = ["diloco", *words[words.index("orchestrator") + 1 :]]
+                assert "--run-dir" in words
+            assert words[0] == "diloco"
+            root: Any = typer.main.get_command(build())
+            sub = root.commands[words[1]]
+            with click.Context(sub) as context:
+                sub.parse_args(context, words[2:])  # raises UsageError for what it does not know
+
+
+def test_a_job_gets_the_recipes_path_within_the_folder_that_is_submitted(invoke: Invoke, tmp_path: Path) -> None:
+    (tmp_path / "mine.toml").write_text(Path(LOCAL).read_text())
+    address = ["--address", "10.0.0.1:6379", "--node", "CPU=9", "--json"]
+    _, submit, *_ = json.loads(invoke(str(tmp_path / "mine.toml"), *address).stdout)["commands"]
+    assert "orchestrator run mine.toml --run-dir" in submit
+    _, submit, *_ = json.loads(invoke(LOCAL, *address).stdout)["commands"]
+    assert f"orchestrator run {LOCAL} --run-dir" in submit
+
+
+def test_a_folder_of_this_host_is_not_taken_for_a_network_one(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    class Mount:
+        def __init__(self, mountpoint: str, fstype: str) -> None:
+            self.mountpoint, self.fstype = mountpoint, fstype
+
+    mounts = [Mount("/", "ext4"), Mount(str(tmp_path.resolve()), "nfs4")]
+    monkeypatch.setattr(command.psutil, "disk_partitions", lambda all: mounts)
+    assert command.on_network(tmp_path / "runs" / "new")
+    assert not command.on_network(Path("/elsewhere"))
+
+
+def test_an_unreachable_cluster_is_exit_code_3(invoke: Invoke, monkeypatch: pytest.MonkeyPatch) -> None:
+    from orchestrator.runtime import launch
+
+    def refuse(address: str, namespace: str) -> None:
+        raise launch.ClusterUnreachable(f"no Ray cluster answers at {address!r}")
+
+    monkeypatch.setattr(launch, "connect", refuse)
+    assert invoke(LOCAL, "--address", "10.0.0.1:1").exit_code == 3
+
+
+def test_a_fleet_is_printed_and_what_is_recommended_can_be_planned(invoke: Invoke, tmp_path: Path) -> None:
+    fleet = """
+[fleet]
+step_s = 0.1
+links = [{between = ["west", "east"], gbit_s = 0.01, latency_ms = 20}]
+pools = [{name = "local", price_per_hour = 2.0}, {name = "far", price_per_hour = 1.0, spot = 0.5}]
+[[pools]]
+name = "far"
+learners = 2
+region = "east"
+"""
+    (tmp_path / "two.toml").write_text(Path(LOCAL).read_text() + fleet)
+    given = ["two.toml", "--set", 'pools.0.region="west"', "--set", "sync.quorum=5"]
+    nodes = ["--node", "CPU=9,region=west", "--node", "CPU=9,region=east"]
+    result = invoke(*given, *nodes)
+    for part in (
+        "2, east - west",
+        "10 Mbit/s, 20 ms",
+        "pool far, 50% of the day, with 2 of 6 learners",
+        "for a billion committed tokens",
+        "at most 2, so that pool local, 4 of 6 learners, may be lost;",
+        "fleet.links east - west",
+    ):
+        assert part in result.stdout, part
+    assert result.exit_code == 6
+    trial = shlex.split(json.loads(invoke(*given, *nodes, "--json").stdout)["trial"])
+    better = invoke(*trial[2:], "--json")
+    told = json.loads(better.stdout)
+    assert (better.exit_code, told["ok"], told["trial"]) == (0, True, None)
+
+
+def test_what_is_recommended_and_cannot_be_is_said_and_the_plan_is_there_all_the_same(
+    invoke: Invoke, tmp_path: Path
+) -> None:
+    """So narrow a link that a round would be longer than the run."""
+    fleet = """
+[fleet]
+links = [{between = ["west", "east"], gbit_s = 1e-6}]
+[[pools]]
+name = "far"
+region = "east"
+"""
+    (tmp_path / "far.toml").write_text(Path(LOCAL).read_text() + fleet)
+    given = ["far.toml", "--set", 'pools.0.region="west"', "--set", "budget.tokens=", "--set", "budget.syncer_steps=50"]
+    result = invoke(*given, "--step-seconds", "0.5", "--courses", "2")
+    assert result.exit_code == 6 and "limits broken" in result.stdout
+    assert "the recipe cannot run: budget.syncer_steps" in result.stdout
+    trial = result.stdout.partition("to plan it so: ")[2].splitlines()[0]
+    assert "--step-seconds 0.5" in trial and "--set sync.H=" in trial

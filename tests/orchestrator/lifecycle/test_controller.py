@@ -1,0 +1,154 @@
+"""Desired against actual: who is started when, who is ended, and what is old news."""
+
+from __future__ import annotations
+
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+
+from orchestrator.lifecycle.controller import BACKOFF_S_MAX, SOUND_S, Action, Controller, End, Start, State
+
+
+def controller(*names: str) -> Controller:
+    return Controller(names, backoff_s=1.0, hang_s=20.0)
+
+
+def running(name: str = "a", incarnation: int = 1, now: float = 0.0) -> Controller:
+    made = controller(name)
+    made.advance(now)
+    made.started(name, incarnation)
+    made.answered(name, incarnation)
+    return made
+
+
+def again(made: Controller, incarnation: int) -> None:
+    """The next incarnation runs as soon as it may."""
+    assert made.advance(made.units["a"].start_at) == [Start("a")]
+    made.started("a", incarnation)
+    made.answered("a", incarnation)
+
+
+def test_every_wanted_learner_is_started_at_once_and_once() -> None:
+    made = controller("a", "b")
+    assert made.advance(0.0) == [Start("a"), Start("b")]
+    assert made.advance(1.0) == []
+
+
+def test_the_first_failure_restarts_at_once_and_later_ones_back_off_to_a_limit() -> None:
+    made = running()
+    waits = []
+    for incarnation in range(1, 10):
+        waits.append(made.lost(0.0, "a", incarnation))
+        again(made, incarnation + 1)
+    assert waits == [0.0, 1.0, 2.0, 4.0, 8.0, 16.0, BACKOFF_S_MAX, BACKOFF_S_MAX, BACKOFF_S_MAX]
+
+
+def test_no_start_before_its_time() -> None:
+    made = running()
+    made.lost(0.0, "a", 1)
+    again(made, 2)
+    assert made.lost(10.0, "a", 2) == 1.0
+    assert made.advance(10.999) == []
+    assert made.advance(11.0) == [Start("a")]
+
+
+def test_a_long_life_is_forgiven_its_earlier_failures() -> None:
+    made = running()
+    made.lost(0.0, "a", 1)
+    again(made, 2)
+    assert made.lost(SOUND_S - 0.1, "a", 2) == 1.0
+    again(made, 3)
+    assert made.lost(made.units["a"].began_at + SOUND_S, "a", 3) == 0.0
+
+
+def test_a_loss_is_heard_once_and_an_older_incarnations_is_old_news() -> None:
+    made = running(incarnation=2)
+    assert made.lost(1.0, "a", 1) is None
+    assert made.units["a"].state is State.RUNNING
+    assert made.lost(1.0, "a", 2) == 0.0
+    assert made.lost(1.0, "a", 2) is None, "told twice"
+
+
+def test_a_learner_silent_too_long_is_ended_once_and_then_restarted() -> None:
+    made = running()
+    assert made.silent("a", 1, 19.9) == []
+    [action] = made.silent("a", 1, 20.0)
+    assert action == End("a", 1, "silent for 20.0 s")
+    assert made.silent("a", 1, 25.0) == [], "it is being ended"
+    assert made.advance(100.0) == [], "and not restarted before it is gone"
+    made.answered("a", 1)
+    assert made.units["a"].state is State.ENDING
+    assert made.lost(30.0, "a", 1) == 0.0
+    assert made.advance(30.0) == [Start("a")]
+
+
+def test_silence_of_an_older_incarnation_ends_nobody() -> None:
+    made = running(incarnation=2)
+    assert made.silent("a", 1, 1e6) == []
+
+
+def test_one_that_never_answered_can_be_ended_too() -> None:
+    made = controller("a")
+    made.advance(0.0)
+    made.started("a", 1)
+    assert len(made.silent("a", 1, 60.0)) == 1
+
+
+@pytest.mark.parametrize("state", [State.RUNNING, State.WAITING, State.ENDING])
+def test_a_loop_that_returned_is_done_for_good(state: State) -> None:
+    made = running()
+    if state is State.WAITING:
+        made.lost(1.0, "a", 1)
+    if state is State.ENDING:
+        made.silent("a", 1, 60.0)
+    assert made.units["a"].state is state
+    made.finished("a", 1)
+    made.finished("a", 1)
+    assert made.lost(2.0, "a", 1) is None
+    assert made.advance(1e9) == []
+
+
+MOVES = st.lists(
+    st.tuples(
+        st.sampled_from(["advance", "answered", "lost", "silent", "finished"]),
+        st.sampled_from("ab"),
+        st.integers(-1, 0),
+        st.floats(0.0, 40.0),
+    ),
+    max_size=60,
+)
+
+
+@given(moves=MOVES)
+def test_whatever_happens_one_incarnation_lives_at_a_time(
+    moves: list[tuple[str, str, int, float]],
+) -> None:
+    """Each message is about the newest incarnation or, one time in two, about the one before it."""
+    made, now = controller("a", "b"), 0.0
+    newest, gone = {"a": 0, "b": 0}, {"a": True, "b": True}
+    done: set[str] = set()
+    for move, name, age, seconds in moves:
+        now += seconds
+        about = newest[name] + age
+        actions: list[Action] = []
+        if move == "advance":
+            actions = made.advance(now)
+        elif move == "answered":
+            made.answered(name, about)
+        elif move == "lost" and newest[name]:
+            if made.lost(now, name, about) is not None:
+                assert age == 0 and not gone[name]
+                gone[name] = True
+        elif move == "silent" and newest[name]:
+            actions = list(made.silent(name, about, seconds))
+        elif move == "finished" and age == 0 and newest[name]:
+            made.finished(name, about)
+            done.add(name)
+        for action in actions:
+            if isinstance(action, Start):
+                assert gone[action.learner] and action.learner not in done
+                newest[action.learner] += 1
+                gone[action.learner] = False
+                made.started(action.learner, newest[action.learner])
+            else:
+                assert action.incarnation == newest[action.learner] and not gone[action.learner]

@@ -1,0 +1,255 @@
+"""Pools that grow and shrink: what may be asked for, who is started and drained, and how time and shares count."""
+
+from __future__ import annotations
+
+import json
+import threading
+import time
+from pathlib import Path
+from typing import Any
+
+import pytest
+from typer.testing import CliRunner
+
+from orchestrator.accounting.goodput import account, participation, wanted_times
+from orchestrator.accounting.history import History
+from orchestrator.cli import scale
+from orchestrator.cli.app import build
+from orchestrator.cli.run import SILENT_S
+from orchestrator.eventlog.events import Event, PoolScaled
+from orchestrator.lifecycle.controller import Controller, Drain, End, Start, State
+from orchestrator.lifecycle.scaling import LEARNERS_MAX, problems, request_file, requested
+from orchestrator.recipe.config import Recipe
+from orchestrator.recipe.toml_text import dump
+from orchestrator.store.readers import object_of
+from orchestrator.store.run_store import RunStore
+from tests.orchestrator.histories import BASE, END, history
+
+
+def recipe(**change: Any) -> Recipe:
+    pools = [{"name": "east", "learners": 2, "min": 1, "max": 4}, {"name": "west", "learners": 2}]
+    tables = {"name": "demo", "pools": pools, "budget": {"syncer_steps": 10}, "sync": {"quorum": 2}}
+    return Recipe.model_validate(tables | change)
+
+
+POOLS = {"east": 2, "west": 2}
+
+# ------------------------------------------------------------------ what may be asked for
+
+
+@pytest.mark.parametrize("learners", [1, 2, 4])
+def test_a_pool_may_be_scaled_between_its_min_and_max(learners: int) -> None:
+    assert list(problems(recipe(), POOLS, "east", learners, local=True)) == []
+
+
+@pytest.mark.parametrize(
+    ("pool", "learners", "pools", "told"),
+    [
+        ("east", 0, POOLS, "1 to 4"),
+        ("east", 5, POOLS, "1 to 4"),
+        ("eastt", 2, POOLS, 'did you mean "east"?'),
+        ("west", 0, {"east": 1, "west": 2}, "give at least 1"),
+        ("west", LEARNERS_MAX + 1, POOLS, f"0 to {LEARNERS_MAX}"),
+    ],
+)
+def test_what_cannot_be_is_refused_with_what_can(pool: str, learners: int, pools: dict[str, int], told: str) -> None:
+    [problem] = problems(recipe(), pools, pool, learners, local=False)
+    assert told in problem.fix
+
+
+def test_a_local_ray_has_room_for_no_more_than_it_was_made_for() -> None:
+    assert list(problems(recipe(), POOLS, "west", 5, local=False)) == []
+    [problem] = problems(recipe(), POOLS, "west", 5, local=True)
+    assert ("its local Ray" in problem.message, problem.fix) == (True, "give 0 to 4")
+
+
+def test_lock_step_and_a_quorum_of_all_do_not_scale() -> None:
+    assert any(p.field == "sync.overlap" for p in problems(recipe(sync={"overlap": "strict"}), POOLS, "east", 3, False))
+    assert any(p.field == "sync.quorum" for p in problems(recipe(sync={"quorum": "all"}), POOLS, "east", 3, False))
+
+
+@pytest.mark.parametrize("asked", [None, "many", -1, True, 2.0, [3], {"east": 3}, 0, 5, 10**9])
+def test_a_request_for_what_cannot_be_changes_nothing(asked: Any) -> None:
+    east = recipe().pools[0]
+    assert requested({"learners": 3}, east, 2, local=False) == 3
+    assert requested({"learners": asked}, east, 2, local=False) == 2
+    assert requested({}, east, 2, local=False) == requested(None, east, 2, local=False) == 2
+
+
+@pytest.mark.parametrize("content", ["", "{", "[]", "[1]", "1", "null", '"4"', "\x00", '{"learners": [1]}', "[" * 9999])
+def test_a_file_that_holds_no_request_is_none(tmp_path: Path, content: str) -> None:
+    store = RunStore(tmp_path)
+    store.write_text(request_file("east"), content)
+    assert requested(object_of(store, request_file("east")), recipe().pools[0], 2, local=False) == 2
+    store.path("a-folder").mkdir()
+    assert object_of(store, "a-folder") is None
+
+
+def test_the_pool_of_a_learner_is_known_by_its_name_however_many_there_are() -> None:
+    made = recipe()
+    assert made.pool_of("learner-east-17").name == "east"
+    for stranger in ("learner-north-0", "learner-east-", "east-0"):
+        with pytest.raises(KeyError):
+            made.pool_of(stranger)
+
+
+# ------------------------------------------------------------------ who is started, who leaves
+
+
+def running(*names: str) -> Controller:
+    made = Controller(names, backoff_s=1.0, hang_s=20.0)
+    made.advance(0.0)
+    for name in names:
+        made.started(name, 1)
+        made.answered(name, 1)
+    return made
+
+
+def test_one_that_is_not_wanted_any_more_drains_and_stays_away() -> None:
+    made = running("a", "b")
+    assert made.unwant("b", "scaled") == [Drain("b", 1, "scaled")]
+    assert made.unwant("b", "scaled") == [], "asked once"
+    made.left("b", 1)
+    assert made.advance(1e9) == []
+    assert made.wanted == ["a"]
+
+
+def test_one_that_is_wanted_again_comes_back_once_it_has_left() -> None:
+    made = running("a")
+    made.unwant("a", "scaled")
+    made.want("a")
+    assert made.advance(1.0) == [], "it is still there"
+    made.left("a", 1)
+    assert made.advance(1.0) == [Start("a")]
+
+
+def test_one_whose_node_goes_leaves_and_another_incarnation_follows_at_once() -> None:
+    made = running("a")
+    assert made.drain("a", "its node goes") == [Drain("a", 1, "its node goes")]
+    made.left("a", 1)
+    assert made.advance(0.0) == [Start("a")]
+
+
+def test_one_that_was_never_started_is_just_not_started() -> None:
+    made = Controller(["a"], backoff_s=1.0, hang_s=20.0)
+    assert made.unwant("a", "scaled") == []
+    assert made.advance(0.0) == []
+
+
+def test_one_that_dies_or_hangs_while_it_drains_is_not_restarted_when_unwanted() -> None:
+    made = running("a", "b")
+    made.unwant("a", "scaled")
+    made.unwant("b", "scaled")
+    assert made.silent("a", 1, 30.0) == [End("a", 1, "silent for 30.0 s")]
+    assert made.lost(1.0, "a", 1) is not None
+    assert made.lost(1.0, "b", 1) is not None
+    assert {unit.state for unit in made.units.values()} == {State.DONE}
+
+
+# ------------------------------------------------------------------ time and shares
+
+
+def scaled(*events: tuple[float, PoolScaled]) -> History:
+    """The run of histories.py, in which learners were wanted for a part of it only."""
+    said = [Event("orchestrator", 9, number, BASE + at, fact) for number, (at, fact) in enumerate(events)]
+    return History([*history(), *said])
+
+
+def test_time_counts_while_a_learner_is_wanted() -> None:
+    whole, part = account(history()), account(scaled((20.0, PoolScaled("p", 2, (), ("b",)))))
+    assert whole is not None and part is not None
+    assert sum(part.seconds["b"].values()) == pytest.approx(20.0, abs=1e-5)
+    assert sum(part.seconds["a"].values()) == pytest.approx(sum(whole.seconds["a"].values()))
+    assert sum(part.categories.values()) == pytest.approx(1.0)
+
+
+def test_one_that_joins_later_counts_from_there() -> None:
+    times = wanted_times(scaled((5.0, PoolScaled("p", 4, ("d",), ())), (9.0, PoolScaled("p", 3, (), ("d",)))))
+    assert times["d"] == [(BASE + 5.0, BASE + 9.0)]
+    assert set(times) == {"a", "b", "c", "d"}
+
+
+def test_participation_is_of_the_learners_wanted_at_each_commit() -> None:
+    whole, part = participation(History(history())), participation(scaled((END / 2, PoolScaled("p", 4, ("d",), ()))))
+    assert whole is not None and part is not None
+    assert part.by_learner == whole.by_learner | {"d": 0.0}
+    assert part.mean < whole.mean
+
+
+# ------------------------------------------------------------------ the command
+
+
+@pytest.fixture
+def store(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> RunStore:
+    monkeypatch.chdir(tmp_path)
+    made = RunStore.named("demo")
+    made.write_text("config.toml", dump(recipe()))
+    status(made, "running", POOLS)
+    return made
+
+
+def status(store: RunStore, state: str, pools: dict[str, int], age_s: float = 0.0) -> None:
+    rows = [
+        {"name": f"learner-{pool}-{index}", "pool": pool, "state": "stepping"}
+        for pool, count in pools.items()
+        for index in range(count)
+    ]
+    run = {"name": "demo", "state": state, "pools": pools}
+    store.write_json("status.json", {"run": run, "learners": rows, "written_at": time.time() - age_s})
+
+
+def invoke(*arguments: str) -> Any:
+    return CliRunner().invoke(build(), ["scale", *arguments])
+
+
+def test_scale_leaves_a_request_and_waits_until_it_is_heard(store: RunStore) -> None:
+    def hear() -> None:
+        deadline = time.monotonic() + 10.0
+        while store.read_json(request_file("east")) is None and time.monotonic() < deadline:
+            time.sleep(0.01)
+        status(store, "running", POOLS | {"east": 4})
+
+    thread = threading.Thread(target=hear)
+    thread.start()
+    result = invoke("east", "4", "--name", "demo", "--wait", "--json")
+    thread.join()
+    assert result.exit_code == 0, result.stderr
+    assert json.loads(result.stdout) == {"pool": "east", "before": 2, "learners": 4, "settled": True}
+    assert store.read_json(request_file("east"))["learners"] == 4
+    assert store.read_json(request_file("west")) is None
+
+
+def test_scale_refuses_before_it_asks(store: RunStore) -> None:
+    assert invoke("east", "9", "--name", "demo").exit_code == 2
+    assert invoke("west", "9999999", "--name", "demo").exit_code == 2
+    store.write_json("cluster.json", {"token_path": "/tmp/token"})
+    local = invoke("west", "5", "--name", "demo")
+    assert local.exit_code == 2 and "its local Ray" in local.stderr
+    status(store, "finished", POOLS)
+    ended = invoke("east", "3", "--name", "demo")
+    assert ended.exit_code == 2 and "has finished" in ended.stderr
+    assert not list(store.root.glob("scale*"))
+
+
+def test_scale_refuses_a_run_that_says_nothing_any_more(store: RunStore, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(scale, "LOOK_S", 0.0)
+    status(store, "running", POOLS, age_s=SILENT_S + 1)
+    dead = invoke("east", "3", "--name", "demo")
+    assert dead.exit_code == 2 and "starting, ending or dead" in dead.stderr
+    assert not list(store.root.glob("scale*"))
+
+
+def test_a_host_whose_clock_is_behind_scales_all_the_same(store: RunStore, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(scale, "LOOK_S", 60.0)
+    status(store, "running", POOLS, age_s=3600)
+    first, heard = store.read_json("status.json"), threading.Event()
+
+    def write_on(seconds: float) -> None:
+        """The run goes on while the command looks, and heeds the request once it is there."""
+        asked = store.read_json(request_file("east")) is not None
+        status(store, "running", POOLS | ({"east": 3} if asked else {}), age_s=3599)
+        heard.set()
+
+    monkeypatch.setattr(scale.time, "sleep", write_on)
+    assert invoke("east", "3", "--name", "demo").exit_code == 0
+    assert heard.is_set() and store.read_json("status.json") != first

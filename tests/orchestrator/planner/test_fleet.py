@@ -1,0 +1,197 @@
+"""The fleet simulator: the production machines with durations, held against closed forms and a real log's checkers."""
+
+from __future__ import annotations
+
+import math
+from dataclasses import replace
+from itertools import pairwise
+from random import Random
+
+import numpy as np
+import pytest
+
+from orchestrator.checkers.suite import check
+from orchestrator.eventlog.events import RunFinished
+from orchestrator.planner.fleet import conserving
+from orchestrator.planner.fleet.baselines import streaming
+from orchestrator.planner.fleet.description import Fault, Fleet, Link, Member, Steady, Timing, constant
+from orchestrator.planner.fleet.failures import Draws, Failures
+from orchestrator.planner.fleet.goodput import alone
+from orchestrator.planner.fleet.idle import all_idle_s
+from orchestrator.planner.fleet.islands import Island
+from orchestrator.planner.fleet.models import even
+from orchestrator.planner.fleet.network import Network
+from orchestrator.planner.fleet.run import covered_s, events_of, simulate
+from orchestrator.planner.fleet.speeds import SlowPeriods, Varying
+from outer.config import SyncConfig
+from outer.protocol.budget import Budget
+
+CHIPS = 400_000  # of each learner: a failing one each 79 s of stepping
+TIMING = Timing(
+    process_s=constant(1.0),
+    import_s=constant(2.0),
+    compile_s=constant(3.0),
+    detect_s=constant(0.3),
+    outage_s=constant(3.0),
+    merge_s=lambda elements, learners: 0.01,
+    append_s=lambda elements: 0.02,
+)
+
+
+def islands(learners: int, seed: int, stall_s: float = 14.8) -> list[Island]:
+    model = Failures(down_s=stall_s, up_s=stall_s)
+    return [Island(model, CHIPS, Draws(seed, 0, index)) for index in range(learners)]
+
+
+def fleet(rhythms, **changed) -> Fleet:
+    sync = changed.pop("sync", SyncConfig())
+    given = {
+        "sync": sync,
+        "quorum": 1,
+        "fragments": even(24_000, sync.round_steps),
+        "members": tuple(Member(f"learner-t-{i}", 8, 800, rhythm) for i, rhythm in enumerate(rhythms)),
+        "budget": Budget(None, 10**9),
+        "warm": True,
+    }
+    return Fleet(**given | changed)
+
+
+@pytest.mark.parametrize(("learners", "seed", "stall_s"), [(2, 1, 14.8), (4, 2, 14.8), (2, 3, 60.0)])
+def test_under_the_machines_learners_step_as_they_do_alone_event_by_event(learners, seed, stall_s):
+    """What the fast path leaves out, the protocol, takes nothing from anybody's steps in free overlap."""
+    until = 4000.0
+    made = fleet(islands(learners, seed, stall_s), timing=Timing(hang_s=math.inf))  # standing still is no hang
+    outcome, world = simulate(made, until)
+    records = [alone(island, 0.0, until) for island in islands(learners, seed, stall_s)]
+    for record, steps in zip(records, world.steps.values(), strict=True):
+        paused = [(a.ended, b.began) for a, b in pairwise(steps) if b.began > a.ended]
+        quick = [pair for pair in zip(record.idle_from, record.idle_until, strict=True) if pair[1] <= steps[-1].began]
+        assert len(quick) > 10
+        assert np.array(paused) == pytest.approx(np.array(quick), abs=1e-6)
+    assert outcome.goodput == pytest.approx(sum(r.useful_s / (r.end - r.begin) for r in records) / learners, abs=0.005)
+    assert outcome.uptime == pytest.approx(1.0 - all_idle_s(records, 0.0, until) / until, abs=1e-6)
+    assert outcome.participation > (0.9 if stall_s < 20.0 else 0.5), "who stands still gives what it did before"
+
+
+def test_hardware_that_stands_still_goes_on_doing_so_under_a_new_incarnation():
+    """Held for hanging after 20 s, it is restarted, and cannot step before its slices are taken in."""
+    _, world = simulate(fleet(islands(2, 3, 60.0)), 2000.0)
+    starts = {name: [step.began for step in steps] for name, steps in world.steps.items()}
+    assert max(unit.incarnation for unit in world.units.values()) > 1
+    for island, began in zip(islands(2, 3, 60.0), starts.values(), strict=True):
+        stalled = [until for until in alone(island, 0.0, 600.0).idle_until if until < 600.0]
+        assert stalled[0] <= next(at for at in began if at > stalled[0] - 60.0 + 1e-6) + 1e-6
+
+
+def test_in_strict_overlap_the_machines_wait_as_the_streaming_baseline_does():
+    rule = SyncConfig(overlap="strict", quorum="all", grace="infinite")
+    until = 3000.0
+    outcome, _ = simulate(fleet(islands(4, 3), sync=rule, quorum=4), until, 600.0)
+    quick = streaming(islands(4, 3), 600.0, until, rule.overlap_steps)
+    free, _ = simulate(fleet(islands(4, 3)), until, 600.0)
+    assert outcome.goodput == pytest.approx(quick.goodput, abs=0.01)
+    assert outcome.goodput < free.goodput - 0.04, "waiting costs"
+
+
+def test_a_fleet_is_the_same_course_every_time():
+    def course():
+        rhythms = [Varying(Steady(1.0), Random(i), noise=0.1, spells=SlowPeriods(30.0, 10.0, 2.0)) for i in range(3)]
+        return simulate(fleet(rhythms), 120.0)[0]
+
+    assert course() == course()
+
+
+def test_through_deaths_freezes_and_a_syncers_end_every_promise_of_a_log_is_kept():
+    faults = (
+        Fault("kill", "learner-t-1", 60.0),
+        Fault("freeze", "learner-t-2", 90.0, duration_s=10.0),
+        Fault("kill", "syncer", 120.0),
+        Fault("straggle", "learner-t-0", 150.0, duration_s=20.0, delay_s=0.5),
+        Fault("link", "learner-t-0", 180.0, duration_s=4.0),
+        Fault("corrupt", "learner-t-3", 190.0, duration_s=4.0),
+        Fault("leave", "learner-t-3", 200.0),
+        Fault("join", "learner-t-3", 230.0),
+    )
+    rhythms = [Varying(Steady(1.0), Random(i), noise=0.05) for i in range(4)]
+    made = fleet(rhythms, faults=faults, timing=TIMING, budget=Budget(None, 300), recorded=True)
+    outcome, world = simulate(made, 1000.0)
+    world.facts["orchestrator", 1].append((world.time.now, RunFinished("finished", "the budget is reached")))
+    events = events_of(world)
+    assert {type(event.fact).__name__ for event in events} >= {
+        "SyncerLost",
+        "LearnerLost",
+        "Donated",
+        "DrainStarted",
+        "ReadFailed",
+        "Refused",
+    }
+    assert [verdict for verdict in check(events) if verdict.status == "violated"] == []
+    assert outcome.finished_at is not None and outcome.commits == 300
+    assert 0.9 < outcome.goodput < 0.99
+
+
+def test_what_a_unit_loses_by_dying_is_its_detection_and_restart():
+    """Paced deaths: each costs what is left of a step, 0.3 s, a process, imports, compiling and joining."""
+    faults = tuple(Fault("kill", "learner-t-0", 100.5 + 200.0 * i) for i in range(4))
+    outcome, world = simulate(fleet([Steady(1.0)] * 2, faults=faults, timing=TIMING), 900.0)
+    steps = world.steps["learner-t-0"]
+    pauses = [b.began - a.ended for a, b in pairwise(steps) if b.began > a.ended + 1e-9]
+    assert len(pauses) == 4
+    assert all(0.5 + 0.3 + 6.0 <= pause < 0.5 + 0.3 + 6.0 + 2.5 for pause in pauses)
+    assert outcome.uptime == 1.0
+
+
+def test_bytes_are_those_of_the_fragments_and_cross_each_way_once_a_round():
+    rhythms, rounds = [Steady(1.0)] * 2, 5
+    links = {("us", "eu"): Link(1e6, 0.1), ("eu", "us"): Link(1e6, 0.1)}
+    members = tuple(Member(f"learner-t-{i}", 8, 800, rhythm, region="us") for i, rhythm in enumerate(rhythms))
+    budget = Budget(None, 24 * rounds)
+    made = fleet(rhythms, members=members, links=links, syncer_region="eu", budget=budget)
+    outcome, _ = simulate(made, 1000.0)
+    model = 4 * 24_000
+    assert outcome.moved["us", "eu"] == 2 * rounds * model
+    assert outcome.moved["eu", "us"] == 2 * rounds * model
+    cold, _ = simulate(replace(made, warm=False), 1000.0)
+    assert cold.moved["eu", "us"] == 2 * (rounds + 1) * model, "and the first versions"
+
+
+def test_an_equal_share_of_every_fragment_goes_to_each_shard():
+    regions = ("a", "b", "c", "d")
+    members = tuple(Member(f"learner-{r}-0", 8, 800, Steady(1.0), region=r) for r in regions)
+    made = fleet([], members=members, shards=regions, syncer_region="a", budget=Budget(None, 48))
+    outcome, _ = simulate(made, 1000.0)
+    out = {pair: size for pair, size in outcome.moved.items() if pair[0] != pair[1]}
+    up_and_down = out["a", "b"], out["c", "d"], out["d", "a"]
+    assert max(up_and_down) == min(up_and_down)
+    assert sum(size for (source, _), size in out.items() if source == "b") == pytest.approx(
+        0.75 * (2 + 2) * 4 * 24_000, rel=0.02
+    ), "three quarters of two rounds, up and down"
+
+
+@pytest.mark.parametrize("share", [0.6, 0.95, 1.2])
+def test_over_links_that_conserve_bytes_the_machines_are_as_busy_as_the_simpler_account_has_it(share):
+    """Lock-step, a shard in each of four datacenters; `share`: of what has to leave one in a step of a second."""
+    elements, regions = 240_000, [f"d{i}" for i in range(4)]
+    bits = share * 0.75 * elements * (32 + 32) / 24
+    simple = conserving.simulate(
+        conserving.Fleet(1.0, 4, bits, conserving.even(elements, 24), bits_up=32, bits_down=32)
+    )
+    links = {(a, b): Link(bits, 0.0, f"out of {a}") for a in regions for b in regions if a != b}
+    rule = SyncConfig(overlap="strict", quorum="all", grace="infinite", read_timeout_s=100.0, transfer_s=100.0)
+    members = tuple(Member(f"learner-{r}-0", 8, 800, Steady(1.0), region=r) for r in regions)
+    told = {"sync": rule, "quorum": 4, "fragments": even(elements, 24), "members": members, "links": links}
+    outcome, _ = simulate(fleet([], syncer_region="d0", shards=tuple(regions), **told), 160.0, 60.0)
+    assert outcome.goodput == pytest.approx(min(1.0, share), abs=0.01)
+    assert outcome.goodput == pytest.approx(simple.utilisation, abs=0.01)
+
+
+def test_a_link_carries_one_transfer_after_the_other_and_links_of_one_pipe_share_it():
+    network = Network({("a", "b"): Link(8.0, 1.0), ("c", "b"): Link(8.0, 0.0, "in"), ("d", "b"): Link(8.0, 0.0, "in")})
+    assert [network.carry(0.0, 10, "a", "b"), network.carry(5.0, 10, "a", "b")] == [11.0, 21.0]
+    assert [network.carry(0.0, 10, "c", "b"), network.carry(0.0, 10, "d", "b")] == [10.0, 20.0]
+    assert network.carry(3.0, 10, "b", "a") == 3.0, "what is not described takes no time"
+    assert network.moved["a", "b"] == 20
+
+
+def test_covered_time_is_a_union():
+    assert covered_s([(0.0, 2.0), (1.0, 3.0), (5.0, 6.0), (5.5, 5.7)]) == 4.0

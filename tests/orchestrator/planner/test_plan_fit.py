@@ -1,0 +1,346 @@
+"""Packing: nothing is over-committed, an obvious fit is found, and who finds no place is told why and what to do."""
+
+from __future__ import annotations
+
+from pathlib import Path
+from typing import Any
+
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+
+from orchestrator.planner.sizing.fit import SERVICE_CPUS, UNIT, Placement, Service, claim, fit, services
+from orchestrator.planner.sizing.nodes import Node, from_file, from_ray, from_text, this_machine
+from orchestrator.recipe.config import PoolConfig, Recipe
+from orchestrator.recipe.problems import InputError
+from orchestrator.recipe.resources import ACCELERATOR, REGION, bears
+from orchestrator.recipe.toml_text import load
+
+RECIPES = Path(__file__).parents[3] / "deploy" / "recipes"
+
+
+def learners(*pools: PoolConfig) -> dict[str, PoolConfig]:
+    return {f"learner-{pool.name}-{index}": pool for pool in pools for index in range(pool.learners)}
+
+
+def pool(name: str = "a", count: int = 1, **fields: Any) -> PoolConfig:
+    return PoolConfig.model_validate({"name": name, "learners": count} | fields)
+
+
+def wanted(chaos: bool = False, region: str | None = None, **run: Any) -> list[Service]:
+    """The services of a recipe, without the metrics unless asked for."""
+    raw = {"name": "r", "pools": [{"name": "a"}], "budget": {"tokens": 1}, "run": {"metrics": False} | run}
+    return services(Recipe.model_validate(raw | {"chaos": {"mtbf_s": 9} if chaos else {}}), False, region)
+
+
+def packed(pools: list[PoolConfig], texts: list[str], anywhere: bool = False) -> Placement:
+    return fit(learners(*pools), wanted(), from_text(texts), anywhere)
+
+
+# ------------------------------------------------------------------ properties
+
+AMOUNTS = st.sampled_from([0.1, 0.5, 1.0, 1.7, 2.0, 4.0])
+REGIONS = st.sampled_from([None, "eu", "us"])
+NODES = st.lists(
+    st.builds(
+        lambda cpu, gpu, region, kind: {"CPU": cpu, "GPU": gpu, "region": region, "accelerator": kind},
+        st.sampled_from([0.0, 0.3, 1.0, 4.0, 9.9]),
+        st.sampled_from([0.0, 1.0, 4.0]),
+        REGIONS,
+        st.sampled_from([None, "H100", "A100"]),
+    ),
+    min_size=1,
+    max_size=5,
+)
+POOLS = st.lists(
+    st.builds(
+        lambda count, resources, region, kind: {
+            "learners": count,
+            "resources": resources,
+            "region": region,
+            "accelerator": kind,
+        },
+        st.integers(1, 4),
+        st.dictionaries(st.sampled_from(["CPU", "GPU"]), AMOUNTS, min_size=1),
+        REGIONS,
+        st.sampled_from([None, None, "H100"]),
+    ),
+    min_size=1,
+    max_size=4,
+)
+
+
+def built(tables: list[dict[str, Any]]) -> list[Node]:
+    return [
+        Node(
+            {
+                label: table[key]
+                for key, label in (("region", REGION), ("accelerator", ACCELERATOR))
+                if table[key] is not None
+            },
+            {"CPU": table["CPU"], "GPU": table["GPU"]},
+            f"n{index}",
+        )
+        for index, table in enumerate(tables)
+    ]
+
+
+@given(NODES, POOLS, st.booleans())
+def test_no_node_is_ever_over_committed_and_labels_bind(
+    node_tables: list[dict[str, Any]], pool_tables: list[dict[str, Any]], anywhere: bool
+) -> None:
+    nodes = built(node_tables)
+    pools = learners(*(pool(f"p{i}", table.pop("learners"), **table) for i, table in enumerate(map(dict, pool_tables))))
+    also = wanted(chaos=True, metrics=True)
+    found = fit(pools, also, nodes, anywhere)
+    cpus = {service.name: service.cpus for service in also}
+    for node in nodes:
+        asked: dict[str, int] = {}
+        for name, place in found.learners.items():
+            if place == node.name:
+                assert anywhere or pools[name].region in (None, node.region)
+                assert bears(node, claim(pools[name], anywhere).labels)
+                for kind, amount in pools[name].resources.items():
+                    asked[kind] = asked.get(kind, 0) + round(amount * UNIT)
+        for name, place in found.services.items():
+            if place == node.name:
+                asked["CPU"] = asked.get("CPU", 0) + round(cpus[name] * UNIT)
+        for kind, amount in asked.items():
+            assert amount <= round(node.resources.get(kind, 0.0) * UNIT)
+    told = sum(one.units for one in found.shortfalls)
+    assert told == len(pools) + len(also) - len(found.learners) - len(found.services)
+
+
+@given(POOLS)
+def test_a_node_made_for_each_learner_and_one_for_the_services_is_enough(pool_tables: list[dict[str, Any]]) -> None:
+    pools = learners(*(pool(f"p{i}", table.pop("learners"), **table) for i, table in enumerate(map(dict, pool_tables))))
+    claims = {name: claim(one, anywhere=False) for name, one in pools.items()}
+    nodes = [Node(asked.labels, asked.resources, f"for {name}") for name, asked in claims.items()]
+    head = Node({}, {"CPU": sum(SERVICE_CPUS.values())}, "head")
+    found = fit(pools, wanted(chaos=True, metrics=True), [head, *nodes], anywhere=False)
+    assert found.shortfalls == ()
+    assert len(found.learners) == len(pools)
+
+
+# ------------------------------------------------------------------ choices
+
+
+def test_learners_without_a_gpu_stay_off_the_gpu_nodes() -> None:
+    found = packed(
+        [pool("cpu", 2, resources={"CPU": 4}), pool("gpu", 1, resources={"CPU": 4, "GPU": 1})],
+        ["name=gpu,CPU=8,GPU=1", "name=cpu,CPU=10"],
+    )
+    assert found.shortfalls == ()
+    assert found.learners["learner-gpu-0"] == "gpu"
+
+
+def test_what_fits_to_the_last_unit_fits_and_one_unit_less_does_not() -> None:
+    tenths = [pool(count=10, resources={"CPU": 0.1})]
+    assert len(packed(tenths, ["CPU=1.1", "CPU=1.0"]).learners) == 10
+    assert len(packed(tenths, ["CPU=1.1", "CPU=0.9999"]).learners) == 9
+
+
+def test_who_can_go_to_one_place_only_goes_first() -> None:
+    pools = [pool("any", resources={"CPU": 2}), pool("eu", resources={"CPU": 2}, region="eu")]
+    assert packed(pools, ["CPU=1.1", "CPU=2,region=eu", "CPU=3"]).shortfalls == ()
+
+
+def test_services_make_room_for_a_learner_that_needs_a_whole_node() -> None:
+    found = packed([pool(resources={"CPU": 4})], ["name=large,CPU=4", "name=small,CPU=1.1"])
+    assert (found.shortfalls, found.services["syncer"]) == ((), "small")
+
+
+def test_the_syncer_goes_to_the_region_that_it_is_asked_for_in() -> None:
+    nodes = from_text(["name=a,CPU=4,region=us", "name=b,CPU=4,region=eu"])
+    found = fit(learners(pool()), wanted(region="eu"), nodes, anywhere=False)
+    assert (found.services["syncer"], found.services["evaluator"]) == ("b", "a")
+    (lost,) = fit(learners(pool()), wanted(region="asia"), nodes, anywhere=False).shortfalls
+    assert (lost.who, lost.field) == ("syncer", "--syncer-region")
+    assert "region is eu, us" in lost.reason
+
+
+def test_services_keep_to_the_control_nodes_except_those_that_may_be_anywhere() -> None:
+    nodes = from_text(["name=a,CPU=4", "name=b,CPU=4,labels.role=control"])
+    asked = wanted(chaos=True, metrics=True, control={"role": "control"})
+    found = fit(learners(pool()), asked, nodes, anywhere=False)
+    assert found.services == dict.fromkeys(("orchestrator", "syncer", "evaluator"), "b") | {
+        "metrics": "a",
+        "chaos": "a",
+    }
+    lost = fit(learners(pool()), asked, nodes[:1], anywhere=False).shortfalls
+    assert [(one.who, one.field) for one in lost] == [
+        (name, "run.control") for name in ("orchestrator", "syncer", "evaluator")
+    ]
+
+
+def test_a_local_node_takes_every_region_but_not_every_accelerator() -> None:
+    assert packed([pool(region="mars")], ["CPU=4"], anywhere=True).shortfalls == ()
+    gpu = pool(region="mars", accelerator="H100", resources={"GPU": 1})
+    assert packed([gpu], ["CPU=4,GPU=1,accelerator=H100"], anywhere=True).shortfalls == ()
+    (lost,) = packed([gpu], ["CPU=4,GPU=1,accelerator=A100"], anywhere=True).shortfalls
+    assert lost.field == "pools.0.accelerator"
+
+
+# ------------------------------------------------------------------ accelerators, by their labels
+
+CONTROL = "CPU=4,region=us-east,labels.role=control"
+V6E = "TPU=8,CPU=180,region=us-east,accelerator=TPU-V6E,topology=2x4"
+V5P = "TPU=4,CPU=208,region=us-west,accelerator=TPU-V5P,topology=2x2x1"
+
+
+def tpus(*texts: str) -> list[tuple[str, str]]:
+    """Who of the shipped TPU recipe finds no place, by field."""
+    recipe = load(RECIPES / "tpu-two-generations.toml")
+    found = fit(recipe.learners, services(recipe, anywhere=False), from_text([CONTROL, *texts]), anywhere=False)
+    return [(one.who, one.field) for one in found.shortfalls]
+
+
+def test_each_learner_of_the_tpu_recipe_takes_a_slice_of_its_own_and_of_its_size() -> None:
+    assert tpus(f"{V6E},count=2", f"{V5P},count=2") == []
+    assert tpus(V6E, f"{V5P},count=2") == [("v6e", "pools.0.learners")]
+    two_in_one = V6E.replace("TPU=8", "TPU=16").replace(",topology=2x4", "")
+    assert tpus(two_in_one, f"{V5P},count=2") == [("v6e", "pools.0.topology")], "nobody says that it is such a slice"
+    larger = V6E.replace("TPU=8", "TPU=4").replace("2x4", "4x4") + ",count=4"
+    assert tpus(larger, f"{V5P},count=2") == [("v6e", "pools.0.topology")]
+
+
+def test_an_accelerator_that_was_named_by_hand_is_had_by_its_label() -> None:
+    corrected = pool(accelerator="A100-80G", resources={"GPU": 1})
+    row = {"Alive": True, "NodeID": "ab", "Resources": {"CPU": 12.0, "GPU": 1.0, "accelerator_type:A100": 1.0}}
+    by_hand = from_ray([row | {"Labels": {ACCELERATOR: "A100-80G"}}])
+    assert fit(learners(corrected), wanted(), by_hand, anywhere=False).shortfalls == ()
+    assert packed([corrected], ["CPU=12,GPU=1,accelerator=A100-80G"]).shortfalls == ()
+    assert packed([corrected], [f"CPU=12,GPU=1,labels.{ACCELERATOR}=A100-80G"]).shortfalls == ()
+    (lost,) = fit(learners(corrected), wanted(), from_ray([row]), anywhere=False).shortfalls
+    assert lost.field == "pools.0.accelerator"
+
+
+@pytest.mark.parametrize(
+    ("one", "texts", "field", "reason", "fix"),
+    [
+        (pool(region="mars"), ["CPU=8,region=eu"], "pools.0.region", "there are: eu", "--labels region=mars"),
+        (
+            pool(accelerator="H100"),
+            ["CPU=8,GPU=1,accelerator=A100"],
+            "pools.0.accelerator",
+            "has ray.io/accelerator-type = H100; there are: A100",
+            "one of them",
+        ),
+        (
+            pool(resources={"GPU": 8}),
+            ["CPU=8,GPU=4,name=big"],
+            "pools.0.resources.GPU",
+            "asks for 8 GPU on one node; the most is 4, on big",
+            "at most 4",
+        ),
+        (pool(resources={"TPU": 4}), ["CPU=8"], "pools.0.resources.TPU", "the most is 0", "add nodes with TPU"),
+        (
+            pool(resources={"CPU": 6, "GPU": 1}),
+            ["CPU=8", "CPU=2,GPU=1"],
+            "pools.0.resources",
+            "no node has CPU=6, GPU=1 together",
+            "add such a node",
+        ),
+        (
+            pool(count=5, resources={"CPU": 2}),
+            ["CPU=8"],
+            "pools.0.learners",
+            "room for 3 of 5; lacking: CPU on 1 of 1 nodes",
+            "pools.0.learners=3, or add CPU=2 for each of 2 more",
+        ),
+    ],
+)
+def test_who_does_not_fit_is_told_why_and_what_would_help(
+    one: PoolConfig, texts: list[str], field: str, reason: str, fix: str
+) -> None:
+    (shortfall,) = packed([one], texts).shortfalls
+    assert (shortfall.who, shortfall.field) == ("a", field)
+    assert reason in shortfall.reason
+    assert fix in shortfall.fix
+
+
+def test_a_cluster_without_cpus_has_no_place_for_the_services() -> None:
+    found = fit({}, [Service("syncer", 0.5, {})], from_text(["GPU=4"]), anywhere=False)
+    assert [one.who for one in found.shortfalls] == ["syncer"]
+
+
+# ------------------------------------------------------------------ nodes
+
+
+def test_nodes_are_read_from_text_json_and_toml_alike() -> None:
+    text = from_text(
+        ["name=n,CPU=8,GPU=4,region=us-east,accelerator=H100,memory=64,bandwidth=10,count=2,labels.rack=7"]
+    )
+    as_json = '[{"name": "n", "CPU": 8, "GPU": 4, "region": "us-east", "accelerator": "H100", "memory": 64'
+    as_json += ', "labels": {"rack": "7"}'
+    as_toml = (
+        '[[nodes]]\nname="n"\nCPU=8\nGPU=4\nregion="us-east"\naccelerator="H100"\nmemory=64\nbandwidth=10\ncount=2'
+        '\nlabels={rack="7"}'
+    )
+    assert text == from_file(as_json + ', "bandwidth": 10, "count": 2}]', "-") == from_file(as_toml, "-")
+    assert [node.name for node in text] == ["n", "n-2"]
+    assert text[0].memory_bytes == 64 * 2**30
+    assert text[0].resources == {"CPU": 8, "GPU": 4}
+    assert text[0].labels == {"region": "us-east", "ray.io/accelerator-type": "H100", "rack": "7"}
+    assert text[0].bandwidth_bits == 1e10
+
+
+@pytest.mark.parametrize(
+    ("text", "message", "fix"),
+    [
+        ("CPU", "is not KEY=VALUE", "CPU=8"),
+        ("CPU=8,regoin=us", "must be a number", "did you mean region?"),
+        ("CPU=-1", "must be a number from 0", "CPU=8"),
+        ("CPU=nan", "must be a number from 0", "CPU=8"),
+        ("CPU=8,count=1.5", "a whole number", "leave it out"),
+        ("CPU=8,count=1e12", "from 1 to 10000", "leave it out"),
+        ("region=us", "names no resource", "CPU=8"),
+        ("CPU=8,region=3", "must be text", "region=us-east"),
+        ("CPU=8,labels=3", "must be a table of text", "labels.role=control"),
+        ("TPU=8,topology=2x4", "no TPU is named", "accelerator=TPU-V6E"),
+        ("TPU=8,accelerator=TPU-V6E,topology=2by4", "is no topology", "topology=2x4"),
+        ("TPU=16,accelerator=TPU-V6E,topology=2x4", "such a v6e slice has 8 TPU, not 16", "TPU=8, and count=N"),
+        ("TPU=8,accelerator=TPU-V6E,topology=4x4", "such a v6e slice has 4 TPU, not 8", "TPU=4"),
+        ("CPU=8,accelerator=TPU-V6E,topology=2x4", "has 8 TPU, not 0", "TPU=8"),
+    ],
+)
+def test_a_node_that_cannot_be_read_is_refused_with_the_fix(text: str, message: str, fix: str) -> None:
+    with pytest.raises(InputError) as caught:
+        from_text([text])
+    assert message in str(caught.value)
+    assert fix in str(caught.value)
+
+
+@pytest.mark.parametrize("text", ["nonsense =", "{}", "[]", "[1]", '{"nodes": 3}'])
+def test_a_file_without_nodes_is_refused(text: str) -> None:
+    with pytest.raises(InputError, match=r"nodes\.toml"):
+        from_file(text, "nodes.toml")
+
+
+def test_rays_nodes_keep_labels_and_resources_and_the_dead_are_left_out() -> None:
+    row = {
+        "Alive": True,
+        "NodeID": "ab",
+        "NodeManagerHostname": "host",
+        "Resources": {"CPU": 4.0, "memory": 1e9, "object_store_memory": 5.0, "node:10.0.0.1": 1.0},
+        "Labels": {"region": "eu"},
+    }
+    found = from_ray([row, row, row | {"Alive": False}])
+    assert [node.name for node in found] == ["host", "host-2"]
+    assert found[0].resources == {"CPU": 4.0, "memory": 1e9}
+    assert (found[0].region, found[0].memory_bytes) == ("eu", 10**9)
+
+
+def test_this_machines_gpus_are_those_that_the_driver_lists(tmp_path: Any, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.delenv("CUDA_VISIBLE_DEVICES", raising=False)
+    for number in range(2):
+        (tmp_path / f"driver/nvidia/gpus/{number}").mkdir(parents=True)
+        (tmp_path / f"driver/nvidia/gpus/{number}/information").write_text(
+            "Model: \t\t NVIDIA H100 80GB HBM3\nIRQ: 9\n"
+        )
+    asked = {"CPU": 5.0, "GPU": 8.0, "license": 2.0}
+    assert this_machine(asked, tmp_path).resources == {"CPU": 5.0, "license": 2.0, "GPU": 2.0}
+    assert this_machine(asked, tmp_path).labels == {"ray.io/accelerator-type": "H100"}
+    monkeypatch.setenv("CUDA_VISIBLE_DEVICES", "1")
+    assert this_machine(asked, tmp_path).resources["GPU"] == 1.0
+    assert "GPU" not in this_machine(asked, tmp_path / "nowhere").resources

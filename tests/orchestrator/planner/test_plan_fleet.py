@@ -1,0 +1,320 @@
+"""What `[fleet]` adds to a plan: links between regions, losses, cost, a recommendation. A run reads none of it."""
+
+from __future__ import annotations
+
+from itertools import product
+from typing import Any
+
+import pytest
+
+from orchestrator.planner.plan import Plan, Setting, as_json, make
+from orchestrator.planner.recommendation import Recommendation
+from orchestrator.planner.sizing.cost import cost
+from orchestrator.planner.sizing.fault_tolerance import Survival, expected
+from orchestrator.planner.sizing.link_load import LinkLoad
+from orchestrator.planner.sizing.model_sizes import Shapes
+from orchestrator.planner.sizing.nodes import from_text
+from orchestrator.recipe.config import Recipe
+from orchestrator.recipe.toml_text import InputError, dump, parse, validate
+from outer.protocol.fragments import Fragment, Tensor
+
+LINK = {"between": ["west", "east"], "gbit_s": 2e-6, "latency_ms": 250.0}  # 2000 bits a second
+FLEET: dict[str, Any] = {"step_s": 2.0, "links": [LINK]}
+# 3 learners beside the syncer, 2 over the link; 4 fragments of 100, 100, 100 and 50 elements: 1400 bytes.
+TWO_REGIONS: dict[str, Any] = {
+    "name": "two-regions",
+    "sync": {"P": 4, "H": 24, "tau": 2, "quorum": 2, "codec": "bf16"},
+    "pools": [{"name": "a", "learners": 3, "region": "west"}, {"name": "b", "learners": 2, "region": "east"}],
+    "budget": {"syncer_steps": 4800},
+    "run": {"metrics": False},
+    "fleet": FLEET,
+}
+NODES = ["CPU=100,region=west", "CPU=100,region=east"]
+
+
+def recipe(**sections: Any) -> Recipe:
+    raw = TWO_REGIONS | {
+        name: TWO_REGIONS[name] | value if isinstance(TWO_REGIONS.get(name), dict) else value
+        for name, value in sections.items()
+    }
+    return Recipe.model_validate(raw)
+
+
+def shapes() -> Shapes:
+    fragments = tuple(Fragment(i, (Tensor(f"t{i}", (size,), "float32"),)) for i, size in enumerate((100, 100, 100, 50)))
+    return Shapes(fragments, 1400, 2800, (400, 400, 400, 200), {"a": 1000, "b": 500, "c": 500})
+
+
+def planned(wanted: Recipe, **setting: Any) -> Plan:
+    there = {"cores": 2, "store": "/shared/run", "shared_store": True} | setting
+    return make(wanted, shapes(), Setting(from_text(NODES), "declared", **there))
+
+
+def letters(plan: Plan) -> dict[str, Recommendation]:
+    return {one.letter: one for one in plan.recommendations}
+
+
+# ------------------------------------------------------------------ the section
+
+
+def test_a_run_reads_none_of_the_section_and_its_hash_does_not_know_it() -> None:
+    with_it, without = recipe(), Recipe.model_validate({k: v for k, v in TWO_REGIONS.items() if k != "fleet"})
+    assert with_it.fleet != without.fleet
+    assert with_it.config_hash == without.config_hash
+    assert dump(with_it) == dump(without)
+    assert "fleet" not in with_it.canonical()
+
+
+def test_names_that_are_not_in_the_recipe_are_refused_all_at_once_with_the_nearest() -> None:
+    links = [LINK, {"between": ["west", "eats"], "gbit_s": 1}, {"between": ["west", "west"], "gbit_s": 1}]
+    links.append({"between": ["east", "west"], "gbit_s": 1})
+    pools = [{"name": "a"}, {"name": "aa"}, {"name": "a"}]
+    wanted = recipe(fleet={"links": links, "pools": pools})
+    with pytest.raises(InputError) as refused:
+        validate(wanted)
+    told = {problem.field: problem for problem in refused.value.problems}
+    assert sorted(told) == [
+        "fleet.links.1.between.1",
+        "fleet.links.2.between",
+        "fleet.links.3.between",
+        "fleet.pools.1.name",
+        "fleet.pools.2.name",
+    ]
+    assert told["fleet.links.1.between.1"].fix == 'did you mean "east"?'
+    assert "declared twice" in told["fleet.links.3.between"].message
+
+
+def test_values_out_of_range_and_unknown_keys_are_refused_by_their_field() -> None:
+    wrong = {"links": [{"betwen": ["west", "east"], "gbit_s": 0}], "pools": [{"name": "a", "spot": 2}]}
+    with pytest.raises(InputError) as refused:
+        parse(TWO_REGIONS | {"fleet": wrong})
+    told = {problem.field: problem.fix for problem in refused.value.problems}
+    assert set(told) >= {"fleet.links.0.gbit_s", "fleet.links.0.betwen", "fleet.pools.0.spot"}
+    assert told["fleet.links.0.between"] == "write fleet.links.0.between = a list"
+
+
+# ------------------------------------------------------------------ links
+
+
+def test_the_load_of_a_link_is_what_one_computes_by_hand() -> None:
+    (load,) = planned(recipe()).loads
+    assert (load.region, load.syncer_region, load.learners) == ("east", "west", 2)
+    assert load.up_bytes == pytest.approx(2 * 700 / 24)
+    assert load.down_bits == pytest.approx(8 * 2 * 1400 / 24 / 2.0)
+    assert load.share == pytest.approx(8 * 2800 / 48 / 2000)
+    assert load.fragment_s == pytest.approx(8 * 2 * (200 + 400) / 2000 + 0.5)
+    assert (load.window_s, load.joining_s) == (4.0, pytest.approx(8 * 4200 / 2000 + 0.25))
+
+
+def loads_of(**fleet: Any) -> tuple[LinkLoad, ...]:
+    return planned(recipe(fleet=fleet)).loads
+
+
+def test_the_syncers_region_is_the_options_then_the_recipes_then_where_it_is_placed() -> None:
+    assert loads_of()[0].syncer_region == "west"
+    assert loads_of(syncer_region="east")[0].region == "west"
+    assert planned(recipe(fleet={"syncer_region": "east"}), syncer_region="west").loads[0].region == "east"
+
+
+def test_a_link_that_cannot_carry_the_mean_breaks_a_limit_and_its_fix_mends_it() -> None:
+    narrow, patient = FLEET | {"links": [LINK | {"gbit_s": 0.4e-6}]}, {"read_timeout_s": 30.0}
+    (limit,) = planned(recipe(fleet=narrow, sync=patient)).limits
+    assert limit.field == "fleet.links east - west"
+    assert "set sync.H to at least 35" in limit.fix
+    mended = recipe(fleet=narrow, sync={"H": 35, "tau": 0} | patient)
+    assert not planned(mended).limits
+    assert planned(mended).loads[0].share == pytest.approx(0.8, abs=0.02)
+
+
+def test_a_fragment_that_cannot_cross_by_its_deadline_breaks_a_limit_and_a_longer_one_is_recommended() -> None:
+    """200 bytes up and 400 down over 80 bit/s take 20.5 and 40.5 s, latency there and back included."""
+    wanted = recipe(fleet=FLEET | {"links": [LINK | {"gbit_s": 8e-8}]}, sync={"H": 240, "transfer_s": 40.0})
+    reads, transfers = planned(wanted).limits
+    assert (reads.field, transfers.field) == ("sync.read_timeout_s", "sync.transfer_s")
+    assert "20.5 s" in reads.message and "above 41" in reads.fix and "40.5 s" in transfers.message
+    advised = letters(planned(wanted))
+    assert advised["reads"].advised == 241.0, "twice what two learners' fragments take, up and down"
+    assert advised["joins"].advised >= 3 * 8 * 4200 / 80
+    assert not {"reads", "transfers", "joins"} & letters(planned(recipe(sync={"read_timeout_s": 30.0}))).keys()
+
+
+def test_doubtful_links_are_warned_of() -> None:
+    def warned(**sections: Any) -> list[str]:
+        return [warning.field for warning in planned(recipe(**sections)).warnings]
+
+    assert warned() == ["sync.tau"]  # 5.3 s, of 4.0 s
+    assert warned(fleet={"links": [LINK | {"gbit_s": 1e-5}]}) == []
+    assert warned(sync={"tau": 0}, fleet={"links": [LINK | {"gbit_s": 0.5e-6}]}) == ["fleet.links east - west"]
+    south = [*TWO_REGIONS["pools"], {"name": "c", "region": "west"}, {"name": "d", "learners": 2, "region": "south"}]
+    wide = {"links": [LINK | {"gbit_s": 1e-5}]}
+    plan = make_with_south(recipe(pools=south, fleet=wide))
+    assert "fleet.links south - west" in [warning.field for warning in plan.warnings]
+    assert warned(fleet={"links": []}) == []  # nothing declared, nothing missed
+
+
+def make_with_south(wanted: Recipe) -> Plan:
+    nodes = from_text([*NODES, "CPU=100,region=south"])
+    tokens = Shapes(shapes().fragments, 1400, 2800, (400, 400, 400, 200), dict.fromkeys("abcd", 1000))
+    return make(wanted, tokens, Setting(nodes, "declared", 2, "/shared/run", shared_store=True))
+
+
+# ------------------------------------------------------------------ cost
+
+
+def test_cost_by_hand() -> None:
+    pools = [{"name": "a", "price_per_hour": 30.0}, {"name": "b", "price_per_hour": 10.0, "spot": 0.5}]
+    wanted = recipe(fleet={"pools": pools})
+    told = cost(wanted, {"a": 1000, "b": 500}, 2.0, 7_000_000, goodput=0.8)
+    assert told.per_hour == 3 * 30.0 + 2 * 10.0 * 0.5
+    assert told.tokens_per_hour == pytest.approx(0.8 * 3600 * (3 * 1000 + 2 * 500) / 2.0)
+    assert told.per_billion_tokens == pytest.approx(1e9 * 100 / 5_760_000)
+    assert told.run_cost == pytest.approx(100 * 7_000_000 / 5_760_000)
+    slow = recipe(pools=[{"name": "a", "slowdown": 4.0}], fleet={})
+    assert cost(slow, {"a": 1000}, 2.0, 100).tokens_per_hour == pytest.approx(3600 * 1000 / 2.0 / 4.0)
+    free = cost(wanted, {"a": 1000, "b": 500}, 2.0, 7_000_000)
+    assert (free.goodput, free.goodput_is_given) == (3500 / 4000, False)  # half of pool b is not there
+
+
+def test_what_is_forecast_is_what_the_cost_is_counted_with() -> None:
+    plan = planned(recipe(fleet=FLEET | {"mtbf_hours": 1.0, "links": []}), courses=4)
+    assert plan.forecast is not None and 0.5 < plan.forecast.committed.mean < 0.95
+    assert (plan.cost.goodput, plan.cost.goodput_is_given) == (plan.forecast.committed.mean, True)
+    assert as_json(plan, [])["forecast"]["goodput"]["mean"] == plan.forecast.goodput.mean
+    assert planned(recipe()).forecast is None, "none was asked for"
+
+
+def test_without_a_price_or_a_step_time_no_cost_is_made_up() -> None:
+    told = cost(recipe(fleet={"pools": [{"name": "a", "price_per_hour": 30.0}]}), {"a": 1, "b": 1}, 2.0, 100)
+    assert (told.per_hour, told.per_billion_tokens, told.unpriced) == (None, None, ("b",))
+    assert cost(recipe(), {"a": 1, "b": 1}, None, 100).tokens_per_hour is None
+
+
+# ------------------------------------------------------------------ what it survives
+
+
+def test_losses_by_hand() -> None:
+    pools = [{"name": "a", "chips": 8}, {"name": "b", "mtbf_hours": 3.0, "spot": 0.5}]
+    fleet = {"mtbf_hours": 8000.0, "detect_s": 100.0, "replace_s": 3400.0, "start_s": 100.0, "pools": pools}
+    told = expected(recipe(fleet=fleet))
+    assert told.unit_mtbf_hours == {"a": 1000.0, "b": 3.0}
+    assert told.losses_per_day == pytest.approx(3 * 24 / 1000 + 2 * 24 / 3)
+    west, east = 1000 / 1001, 0.5 * 3 / 4
+    assert told.alive_mean == pytest.approx(3 * west + 2 * east)
+    lives = [(sum(who), [p if up else 1 - p for up, p in zip(who, [west] * 3 + [east] * 2, strict=True)])
+             for who in product((0, 1), repeat=5)]  # fmt: skip
+    below = 0.0
+    for count, shares in lives:
+        probability = 1.0
+        for share in shares:
+            probability *= share
+        below += probability if count < 2 else 0.0
+    assert told.below_quorum == pytest.approx(below)
+
+
+def row(plan: Plan, start: str) -> Survival:
+    return next(one for one in plan.survivals if one.lost.startswith(start))
+
+
+def test_who_may_be_lost_follows_from_m_k_pools_and_regions() -> None:
+    plan = planned(recipe())
+    assert row(plan, "any 3 of 5").commits_go_on
+    assert not row(plan, "4 learners or more").commits_go_on
+    assert row(plan, "pool a").commits_go_on
+    assert not row(plan, "region west").commits_go_on  # the syncer is there
+    assert row(plan, "region east").commits_go_on
+    strict = planned(recipe(sync={"quorum": 3}))
+    assert "only 2 are left, K = 3" in row(strict, "pool a").words
+    assert row(planned(recipe(sync={"quorum": "all"})), "any learner").stopped_s == 663.0
+    spot = planned(recipe(sync={"quorum": 4}, fleet={"pools": [{"name": "b", "spot": 0.75}]}))
+    assert row(spot, "pool b, 25% of the day,").stopped_s == 6 * 3600.0
+
+
+def test_what_the_syncer_takes_with_it_follows_from_durability_and_store() -> None:
+    assert row(planned(recipe()), "the syncer's node").stopped_s == 5.0
+    assert "one node's disk" in row(planned(recipe(), shared_store=False), "the syncer's node").words
+    on_s3 = recipe(durability={"store": "s3://bucket/run"})
+    assert "starts elsewhere" in row(planned(on_s3, shared_store=False), "the syncer's node").words
+    rare = planned(recipe(durability={"mode": "checkpoint", "every_s": 90}))
+    assert "up to 90 s of commits" in row(rare, "everything").words
+    assert row(rare, "the store").commits_go_on
+    assert "all is lost" in row(planned(recipe(durability={"mode": "replica", "every_s": 0})), "everything").words
+
+
+# ------------------------------------------------------------------ the recommendation
+
+
+def test_a_setting_within_its_bounds_stays() -> None:
+    plan = planned(recipe(fleet={"links": [LINK | {"gbit_s": 1e-5}]}))
+    assert [one.letter for one in plan.recommendations] == ["M", "K", "H", "P", "tau", "codec"]
+    assert not [one for one in plan.recommendations if one.changes]
+    assert all(one.reason for one in plan.recommendations)
+
+
+def test_p_follows_from_the_largest_tensor_or_from_how_many_there_are() -> None:
+    assert "up to 4 fragments even the traffic out" in letters(planned(recipe()))["P"].reason
+    uneven = tuple(Fragment(i, (Tensor(f"t{i}", (size,), "float32"),)) for i, size in enumerate((700, 100, 100, 100)))
+    one = Shapes(uneven, 4000, 8000, (2800, 400, 400, 400), {"a": 1000, "b": 500})
+    setting = Setting(from_text(NODES), "declared", 2, "/shared/run", shared_store=True)
+    found = letters(make(recipe(), one, setting))["P"]
+    assert found.advised == 2
+    assert found.reason.startswith("the largest tensor has 70.0% of the model: with more than 2 fragments")
+
+
+def test_a_local_node_has_no_region_to_place_the_syncer_in() -> None:
+    here = Setting(from_text(["CPU=9"]), "this machine", 2, "/shared/run", shared_store=True)
+    plan = make(recipe(fleet={"syncer_region": "east"}), shapes(), here)
+    assert not plan.placement.shortfalls
+    assert [load.region for load in plan.loads] == ["west"]
+
+
+THREE = [{"name": "a", "learners": 2}, {"name": "b", "learners": 2}, {"name": "c", "learners": 1}]
+SPOT = [{"name": "a", "spot": 0.5}, {"name": "b", "spot": 0.9}]
+
+
+@pytest.mark.parametrize(
+    ("sections", "letter", "advised", "says"),
+    [
+        ({"sync": {"quorum": 4}}, "K", 2, "pool a, 3 of 5"),
+        ({"sync": {"quorum": 4}, "pools": THREE, "fleet": {"links": [], "pools": SPOT}}, "K", 1, "spot capacity"),
+        ({"sync": {"codec": "fp32"}}, "codec", "bf16", "cross regions"),
+        ({"sync": {"tau": 1}}, "tau", 3, "5.3 s between east and west"),
+        ({"sync": {"tau": 20}}, "tau", 4, "H / 6 = 4"),
+        ({"sync": {"H": 240}}, "H", 80, "it takes 60"),
+        ({"fleet": {"links": [LINK | {"gbit_s": 0.4e-6}]}}, "H", 36, "from H = 35"),
+        ({"budget": {"syncer_steps": 600}}, "H", 8, "75 rounds"),
+        ({"fleet": {"mtbf_hours": 3.0, "pools": []}}, "M", 5, "cannot be cut"),
+        ({"fleet": {"mtbf_hours": 24.0, "pools": [{"name": n, "chips": 8} for n in "ab"]}}, "M", 10, "each into 2"),
+        ({"pools": [{"name": "a"}], "sync": {"quorum": 1}, "fleet": {"links": []}}, "M", 2, "nobody to go on"),
+    ],
+)  # fmt: skip
+def test_a_setting_out_of_its_bounds_goes_to_the_nearest_with_the_reason(
+    sections: dict[str, Any], letter: str, advised: Any, says: str
+) -> None:
+    found = letters(planned(recipe(**sections)))[letter]
+    assert found.advised == advised
+    assert says in found.reason
+    assert found.changes is (found.now != advised)
+
+
+def test_what_is_recommended_is_not_recommended_away_again_and_breaks_no_limit() -> None:
+    wanted = recipe(fleet={"links": [LINK | {"gbit_s": 0.4e-6}]}, sync={"quorum": 5, "codec": "fp32"})
+    assert planned(wanted).limits
+    advised = {one.letter: one.advised for one in planned(wanted).recommendations}
+    better = {"quorum": advised["K"], "H": advised["H"], "tau": advised["tau"], "codec": advised["codec"]}
+    better |= {"read_timeout_s": advised["reads"], "transfer_s": advised["transfers"], "join_s": advised["joins"]}
+    plan = planned(recipe(fleet={"links": [LINK | {"gbit_s": 0.4e-6}]}, sync=better))
+    assert not plan.limits
+    assert not [one for one in plan.recommendations if one.changes]
+
+
+def test_links_and_budget_that_cannot_both_be_met_are_said() -> None:
+    found = letters(planned(recipe(fleet={"links": [LINK | {"gbit_s": 1e-7}]})))["H"]
+    assert found.advised == 140
+    assert "cannot have both: a budget of 8,400 syncer steps" in found.reason
+
+
+def test_all_of_it_is_in_the_json() -> None:
+    told = as_json(planned(recipe()), [])
+    assert told["links"][0]["share"] == pytest.approx(8 * 2800 / 48 / 2000)
+    assert {"fleet", "expected", "survives", "cost", "recommendation"} <= told.keys()
+    assert told["recommendation"][0].keys() == {"letter", "field", "now", "advised", "reason", "changes"}

@@ -1,0 +1,419 @@
+"""The plan's figures against sums done by hand, and each warning and limit: that it comes, and that it goes."""
+
+from __future__ import annotations
+
+import json
+import math
+from dataclasses import replace
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from orchestrator.accounting.summary import ELEMENT_BYTES
+from orchestrator.cli.plan import _wanted
+from orchestrator.planner.plan import Plan, Setting, as_json, make
+from orchestrator.planner.sizing import fit, memory
+from orchestrator.planner.sizing import lint as advice
+from orchestrator.planner.sizing.model_sizes import Shapes, shapes_of
+from orchestrator.planner.sizing.nodes import from_text
+from orchestrator.planner.sizing.traffic import UP_BYTES, table, traffic
+from orchestrator.recipe.config import Recipe
+from orchestrator.recipe.toml_text import load
+from orchestrator.recipe.validation import resolve
+from orchestrator.runtime import actor, launch, metrics_actor, placement
+from orchestrator.runtime import syncer_manager as succession
+from outer.config import SyncConfig
+from outer.protocol.fragments import Fragment, Tensor
+from outer.protocol.schedule import Schedule
+
+RECIPES = Path(__file__).parents[3] / "deploy" / "recipes"
+SPACIOUS = ["name=west,CPU=100,GPU=8,region=west", "name=east,CPU=100,region=east"]
+
+# A plan of this has nothing to say. 4 learners in two pools, 4 fragments of 100, 100, 100 and 50 elements.
+SOUND: dict[str, Any] = {
+    "name": "sound",
+    "sync": {"P": 4, "H": 12, "tau": 2, "quorum": 2, "codec": "bf16"},
+    "pools": [{"name": "a", "learners": 2}, {"name": "b", "learners": 2}],
+    "budget": {"syncer_steps": 1200},
+    "run": {"metrics": False},  # 1.1 CPU of services
+}
+
+
+def recipe(**sections: Any) -> Recipe:
+    raw = dict(SOUND)
+    for name, value in sections.items():
+        old = raw.get(name)
+        raw[name] = old | value if isinstance(old, dict) and "tokens" not in value else value
+    return Recipe.model_validate(raw)
+
+
+def shapes(*sizes: int, parameter_bytes: int = 4 * 350, step_tokens: int = 768) -> Shapes:
+    sizes = sizes or (100, 100, 100, 50)
+    fragments = tuple(Fragment(index, (Tensor(f"t{index}", (size,), "float32"),)) for index, size in enumerate(sizes))
+    return Shapes(
+        fragments, parameter_bytes, 2 * parameter_bytes, tuple(4 * n for n in sizes), dict.fromkeys("ab", step_tokens)
+    )
+
+
+def planned(
+    wanted: Recipe | None = None, of: Shapes | None = None, nodes: list[str] | None = None, **setting: Any
+) -> Plan:
+    base = Setting(from_text(nodes or SPACIOUS), "declared", cores=2, store="/shared/run", shared_store=True)
+    return make(wanted or recipe(), of or shapes(), replace(base, **setting))
+
+
+# ------------------------------------------------------------------ figures
+
+
+def test_traffic_is_what_one_computes_by_hand() -> None:
+    sync = SyncConfig.model_validate({"P": 4, "H": 12, "codec": "bf16"})
+    rows = table(shapes().fragments, sync)
+    assert [(row.up_bytes, row.down_bytes, row.due) for row in rows] == [
+        (200, 400, 0),
+        (200, 400, 3),
+        (200, 400, 6),
+        (100, 200, 9),
+    ]
+    found = traffic(rows, sync, {"x": "eu", "y": "us", "z": "us"}, "us", 30, 1200, inner_state_bytes=2404, step_s=0.5)
+    assert found.learner_up.per_round_bytes == 700
+    assert found.learner_up.per_step_bytes == pytest.approx(700 / 12)
+    assert found.learner_up.peak_bytes == 200
+    assert found.learner_up.per_second_bits == pytest.approx(8 * 700 / 12 / 0.5)
+    assert found.learner_up.peak_second_bits == pytest.approx(8 * 200 / 0.5)
+    assert [(flow.region, flow.learners, flow.down.per_round_bytes) for flow in found.regions] == [
+        ("eu", 1, 1400),
+        ("us", 2, 2800),
+    ]
+    assert {flow.syncer_region for flow in found.regions} == {"us"}
+    # T = 30: due at 12, 24 / 3, 15, 27 / 6, 18, 30 / 9, 21.
+    assert found.run_up_bytes == 3 * (2 * 200 + 3 * 200 + 3 * 200 + 2 * 100)
+    assert found.run_down_bytes == 3 * (1400 + 2 * 400 + 3 * 400 + 3 * 400 + 2 * 200)
+    # Ring all-reduce of 1200 bytes among 3: 2 * 2 / 3 * 1200 each way.
+    assert found.data_parallel.each_way_bytes == 1600
+    assert (found.joining_bytes, found.donation_bytes) == (1400, 1200 + 2404)
+    assert found.data_parallel.ratio == pytest.approx(3200 / (2100 / 12))
+
+
+def test_without_a_step_time_nothing_is_said_per_second_and_one_learner_is_compared_with_nothing() -> None:
+    sync = SyncConfig.model_validate({"P": 4, "H": 12})
+    found = traffic(table(shapes().fragments, sync), sync, {"x": None}, None, 24, 1400, 2800, step_s=None)
+    assert found.learner_up.per_second_bits is None
+    assert found.data_parallel.ratio is None
+    assert found.data_parallel.each_way_bytes == 0
+
+
+@pytest.mark.parametrize("steps", [1, 11, 12, 13, 47])
+def test_commits_of_a_run_are_those_of_the_schedule(steps: int) -> None:
+    sync = SyncConfig.model_validate({"P": 5, "H": 12})
+    rows = table(shapes(1, 20, 300, 4000, 50000).fragments, sync)
+    due = [Schedule(5, 12).due(step) for step in range(1, steps + 1)]
+    expected = sum(rows[fragment].up_bytes for fragment in due if fragment is not None)
+    assert traffic(rows, sync, {"x": None}, None, steps, 4, 8, None).run_up_bytes == expected
+
+
+def test_memory_of_a_learner_and_the_syncer_by_hand() -> None:
+    found = planned().memory
+    learner = {part.what: part.bytes for part in found["learner-a"].parts}
+    assert learner["parameters"] == learner["gradients"] == 1400
+    assert learner["inner optimizer state"] == 2800
+    assert learner["versions last received"] == 1400
+    # Fragments are due every third step, so of any three steps one stages one: the largest, float32, twice.
+    assert learner["staged fragments, and the ones they replace"] == 2 * 400
+    assert learner["contributions on their way up"] == 2 * 100 * 2
+    syncer = {part.what: part.bytes for part in found["syncer"].parts}
+    assert syncer["global parameters"] == syncer["outer optimizer state"] == 1400
+    assert syncer["payloads of the open steps"] == 2 * 4 * 100 * 2
+    assert syncer["outer gradients of one merge, float64"] == 4 * 100 * 8
+    assert found["learner-a"].device_bytes == 0
+
+
+def test_parameters_and_optimizer_state_of_a_learner_with_gpus_are_on_the_device() -> None:
+    on_gpu = memory.learner(SyncConfig(), shapes(), accelerated=True)
+    assert on_gpu.device_bytes == 1400 * 3 + 2800 * 2
+    assert on_gpu.host_bytes == memory.learner(SyncConfig(), shapes(), accelerated=False).host_bytes - 1400 * 3 - 5600
+
+
+def test_rebasing_keeps_what_was_read_as_well() -> None:
+    rebase = SyncConfig.model_validate({"adopt": "rebase"})
+    extra = (
+        memory.learner(rebase, shapes(), False).host_bytes - memory.learner(SyncConfig(), shapes(), False).host_bytes
+    )
+    assert extra == 1400
+
+
+def test_pace_of_a_token_budget_counts_every_learner_once_a_step() -> None:
+    slow = [{"name": "a", "learners": 1}, {"name": "b", "learners": 2, "slowdown": 3.0}]
+    found = planned(recipe(budget={"tokens": 230_401}, pools=slow), step_s=0.5).pace
+    assert found.syncer_steps == 101  # 3 * 768 tokens a step
+    assert found.rounds == pytest.approx(101 / 12)
+    assert found.learner_tokens == {"a": 101 * 768, "b": 101 * 768}
+    assert found.step_s == 1.5  # the median learner's
+    assert found.run_s == pytest.approx(151.5)
+
+
+def test_shapes_of_the_demo_are_those_of_its_task() -> None:
+    found = shapes_of(resolve(load(RECIPES / "demo.toml")))
+    assert found.elements == 357_024
+    assert found.parameter_bytes == 4 * 357_024
+    # Adam's two moments and its count; clipping and the rest keep nothing but a second count.
+    assert 8 * 357_024 <= found.inner_state_bytes <= 8 * 357_024 + 16
+    assert sum(found.outer_state_bytes) == 4 * 357_024
+    assert found.step_tokens == {"local": 768}
+
+
+def test_constants_are_those_of_the_code_that_runs() -> None:
+    from chaos.actor import CPUS
+
+    assert fit.SERVICE_CPUS == {
+        "orchestrator": actor.ORCHESTRATOR_CPUS,
+        "syncer": succession.OUTER_CPUS,
+        "evaluator": actor.EVALUATOR_CPUS,
+        "metrics": metrics_actor.CPUS,
+        "chaos": CPUS,
+    }
+    assert fit.HAND_CPUS == placement.HAND_CPUS
+    assert advice.LOCAL_STORE_BYTES == launch.OBJECT_STORE_BYTES
+    assert UP_BYTES == ELEMENT_BYTES
+
+
+@pytest.mark.parametrize("overrides", [[], ["pools.0.max=5"], ["pools.0.resources={CPU=2, license=3}"]])
+def test_this_machine_is_planned_with_the_room_that_a_local_ray_gets(overrides: list[str]) -> None:
+    wanted = load(RECIPES / "local.toml", overrides)
+    room = _wanted(wanted)
+    assert math.ceil(room.pop("CPU")) == launch.logical_cpus(wanted)
+    assert room == launch._other_resources(wanted)
+
+
+# ------------------------------------------------------------------ warnings
+
+
+def test_a_sound_plan_warns_of_nothing() -> None:
+    plan = planned(step_s=1.0)
+    assert (plan.warnings, plan.limits, plan.ok) == ((), (), True)
+
+
+SPREAD = [{"name": "a", "learners": 3, "region": "west"}, {"name": "b", "learners": 1, "region": "east"}]
+FAULT = {"kind": "kill", "learner": "any"}
+
+
+@pytest.mark.parametrize(
+    ("sections", "field", "says"),
+    [
+        ({"sync": {"quorum": "all"}}, "sync.quorum", "every one of 4"),
+        ({"sync": {"quorum": 4}}, "sync.quorum", "every one of 4"),
+        ({"sync": {"quorum": 3}}, "sync.quorum", "without pool a (2 of 4"),
+        ({"sync": {"grace": "infinite"}}, "sync.grace", "slowest live learner"),
+        ({"sync": {"grace": 0, "participants": "reported"}}, "sync.grace", "takes the first 2 of 4"),
+        ({"sync": {"gamma": 0, "participants": "reported"}}, "sync.grace", "takes the first 2 of 4"),
+        ({"outer": {"momentum": 0.96}}, "outer.momentum", "about 125"),
+        ({"eval": {"every": 11}}, "eval.every", "less than a round of 12"),
+        ({"chaos": {"faults": [FAULT | {"at_step": 1201}]}}, "chaos.faults.0.at_step", "about syncer step 1200"),
+        ({"chaos": {"faults": [FAULT | {"at_s": 1201}]}}, "chaos.faults.0.at_s", "after about 1200 s"),
+        ({"data": {"span_steps": 81}}, "data.span_steps", "up to 122 steps"),
+        ({"sync": {"tau": 3}}, "sync.tau", "25%"),
+        ({"sync": {"H": 13}}, "sync.H", "3 or 4 steps apart"),
+    ],
+)  # fmt: skip
+def test_a_doubtful_setting_is_warned_of_once_and_by_its_field(sections: dict[str, Any], field: str, says: str) -> None:
+    (warning,) = planned(recipe(**sections), step_s=1.0).warnings
+    assert warning.field == field
+    assert says in warning.message
+    assert warning.fix
+
+
+@pytest.mark.parametrize(
+    "sections",
+    [
+        {"sync": {"grace": "infinite", "overlap": "strict", "quorum": "all"}},  # lock-step on purpose
+        {"sync": {"grace": 0}},  # every eligible learner is read, whoever reported
+        {"sync": {"tau": 3, "adopt": "rebase"}},  # what was not read is kept
+        {"outer": {"momentum": 0.95}},  # 100 rounds do
+        {"outer": {"optimizer": "adam"}},
+        {"eval": {"every": 12}},
+        {"eval": {"every": 0}},
+        {"chaos": {"faults": [FAULT | {"at_step": 1200}]}},
+        {"data": {"span_steps": 80}},
+        {"pools": [{"name": "a", "learners": 1}], "sync": {"quorum": 1, "grace": "infinite"}},
+    ],
+)
+def test_what_is_as_meant_is_not_warned_of(sections: dict[str, Any]) -> None:
+    assert planned(recipe(**sections)).warnings == ()
+
+
+def test_a_token_budget_below_one_round_is_warned_of() -> None:
+    fields = {warning.field for warning in planned(recipe(budget={"tokens": 11 * 4 * 768})).warnings}
+    assert "budget.tokens" in fields
+    fields = {warning.field for warning in planned(recipe(budget={"tokens": 12 * 4 * 768})).warnings}
+    assert "budget.tokens" not in fields
+
+
+def test_a_quorum_that_needs_the_largest_region_is_warned_of_by_pool_and_region() -> None:
+    found = [warning.message for warning in planned(recipe(pools=SPREAD)).warnings]
+    assert [("pool a" in message, "region west" in message) for message in found] == [(True, False), (False, True)]
+    assert planned(recipe(pools=SPREAD, sync={"quorum": 1})).warnings == ()
+
+
+def test_a_fragment_of_twice_the_mean_is_warned_of_with_the_number_that_evens_it() -> None:
+    (warning,) = planned(of=shapes(500, 100, 100, 100)).warnings
+    assert (warning.field, warning.fix.split(",")[0]) == ("sync.P", "give 1")
+    assert planned(of=shapes(200, 100, 100, 100)).warnings == ()
+
+
+def test_full_precision_across_regions_is_warned_of_and_within_one_is_not() -> None:
+    full = {"codec": "fp32", "quorum": 1}
+    (warning,) = planned(recipe(pools=SPREAD, sync=full)).warnings
+    assert warning.field == "sync.codec"
+    assert planned(recipe(sync=full), nodes=["CPU=100,region=west"]).warnings == ()
+    local = planned(recipe(pools=SPREAD, sync=full), nodes=["CPU=100"], source="this machine", cores=100)
+    assert local.warnings == ()
+
+
+def test_a_store_of_one_host_is_warned_of_where_there_are_several() -> None:
+    (warning,) = planned(shared_store=False).warnings
+    assert (warning.field, warning.value) == ("run-dir", "/shared/run")
+    assert planned(nodes=["CPU=100"], shared_store=False).warnings == ()
+
+
+def test_more_learners_than_cores_are_warned_of_only_where_ray_is_told_of_more() -> None:
+    (warning,) = planned(nodes=["CPU=100"], source="this machine", cores=2).warnings
+    assert "4 CPU and this machine has 2 cores" in warning.message
+    assert planned(nodes=["CPU=100"], source="this machine", cores=4).warnings == ()
+
+
+def test_versions_beyond_the_local_object_store_are_warned_of() -> None:
+    size = 512 * 2**20 // 4 // 4 // 4  # 4 learners, 4 fragments, 4 bytes
+    here: dict[str, Any] = {"nodes": ["CPU=100"], "source": "this machine", "cores": 4}
+    assert planned(of=shapes(size, size, size, size), **here).warnings == ()
+    (warning,) = planned(of=shapes(size, size, size, size + 1), **here).warnings
+    assert warning.field == "model"
+
+
+def test_a_node_without_a_cpu_to_spare_is_warned_of() -> None:
+    # 1.1 CPU of services, 4 of learners.
+    (warning,) = planned(nodes=["CPU=5.1,name=full"]).warnings
+    assert warning.field == "full CPU"
+    (warning,) = planned(nodes=["CPU=1.2", "CPU=1,count=4"]).warnings
+    assert "node-1 and 3 more" in warning.message
+    assert planned(nodes=["CPU=5.11,name=full"]).warnings == ()
+
+
+# ------------------------------------------------------------------ limits
+
+
+@pytest.mark.parametrize(
+    ("sections", "nodes", "field"),
+    [
+        ({"pools": [{"name": "a", "learners": 5}]}, ["CPU=4"], "pools.0.learners"),
+        ({"pools": [{"name": "a", "accelerator": "H100"}]}, ["CPU=9,GPU=1"], "pools.0.accelerator"),
+        ({}, ["CPU=9,memory=2.1,name=n"], "n memory"),
+        (
+            {"pools": [{"name": "a", "resources": {"GPU": 1}}]},
+            ["CPU=9,GPU=1,accelerator_memory=0.000001,name=n"],
+            "n accelerator_memory",
+        ),
+        # 200 bytes up are 1600 bits, 400 down 3200; 2 s and 60 s are the deadlines.
+        ({}, ["CPU=2,name=n", "CPU=9,bandwidth=7.9e-7"], "sync.read_timeout_s"),
+        ({"sync": {"read_timeout_s": 1000}}, ["CPU=2,name=n", "CPU=9,bandwidth=5.3e-8"], "sync.transfer_s"),
+    ],
+)
+def test_what_cannot_work_is_a_limit(sections: dict[str, Any], nodes: list[str], field: str) -> None:
+    wanted = recipe(**({"sync": {"quorum": 1}} | sections))
+    plan = planned(wanted, nodes=nodes)
+    assert not plan.ok
+    assert plan.limits[0].field == field
+
+
+def test_devices_hold_the_parameters_whole_unless_the_task_may_cut_them() -> None:
+    two = recipe(pools=[{"name": "a", "resources": {"GPU": 2}}], sync={"quorum": 1})
+    needed = memory.learner(two.sync, shapes(), accelerated=True).device_bytes
+    node = [f"CPU=9,GPU=2,accelerator_memory={(needed - 1) / 2**30},name=n"]
+    (limit,) = planned(two, nodes=node).limits
+    assert limit.field == "n accelerator_memory"
+    assert planned(two, replace(shapes(), shardable=True), node).limits == ()
+
+
+def test_a_link_on_which_learners_crowd_is_warned_of_and_a_wider_one_is_not() -> None:
+    # All 4 learners are away from the syncer: 4 * 1600 bits of contributions in 2 s.
+    found = planned(nodes=["CPU=1.1,name=n", "CPU=9,bandwidth=3.1e-6"])
+    assert found.ok
+    assert [warning.field for warning in found.warnings] == ["sync.read_timeout_s"]
+    assert "4 contributions" in found.warnings[0].message
+    assert planned(nodes=["CPU=1.1,name=n", "CPU=9,bandwidth=3.3e-6"]).warnings == ()
+    # The learners' own links are wide, the syncer's is not.
+    hub = ["CPU=1.1,name=hub,bandwidth=3.1e-6", "CPU=2.1,bandwidth=1,count=2"]
+    assert "hub's" in planned(nodes=hub).warnings[0].message
+
+
+def test_a_link_below_the_mean_rate_is_a_limit_with_the_round_that_would_do() -> None:
+    # Down 1400 bytes a round of 12 steps of 0.01 s: 93 kbit/s for each of 4 learners.
+    slow = ["CPU=1.1,name=n", "CPU=9,bandwidth=0.0001"]
+    (limit,) = planned(nodes=slow, step_s=0.01).limits
+    assert (limit.field, limit.value) == ("sync.H", 12)
+    assert "sync.H to at least 45" in limit.fix
+    wider = recipe(sync={"H": 45, "P": None, "quorum": 1})
+    assert "sync.H" not in {limit.field for limit in planned(wider, nodes=slow, step_s=0.01).limits}
+
+
+# ------------------------------------------------------------------ JSON
+
+
+def keys(value: Any, path: str = "") -> set[str]:
+    if isinstance(value, dict):
+        return {f"{path}.{key}".strip(".") for key in value} | {
+            inner for key, part in value.items() for inner in keys(part, f"{path}.{key}")
+        }
+    return {inner for part in value for inner in keys(part, f"{path}[]")} if isinstance(value, list) else set()
+
+
+def test_the_keys_of_the_json_are_these() -> None:
+    """Scripts rely on them: a change here is a change for users."""
+    one = recipe(pools=[{"name": "a", "learners": 1, "max": 2}])
+    told = json.loads(json.dumps(as_json(planned(one), ["x"]), allow_nan=False))
+    assert set(told) == {
+        *(
+            "name",
+            "config_hash",
+            "ok",
+            "recipe",
+            "placement",
+            "model",
+            "fragments",
+            "pace",
+            "traffic",
+            "durability",
+            "memory",
+        ),
+        *("fleet", "links", "expected", "survives", "forecast", "cost", "recommendation"),
+        *("limits", "warnings", "commands"),
+    }
+    assert set(told["placement"]) == {"source", "nodes", "learners", "services", "unplaced", "at_max"}
+    assert told["placement"]["at_max"] == {
+        "learners": {"learner-a-0": "east", "learner-a-1": "east"},
+        "unplaced": [],
+    }
+    assert set(told["placement"]["nodes"][0]) == {
+        *("name", "resources", "labels", "region", "memory_bytes", "accelerator_bytes", "bandwidth_bits", "free")
+    }
+    assert set(told["model"]) == {"tensors", "elements", "parameter_bytes", "largest_to_smallest"}
+    assert keys(told["fragments"]) == {
+        f"[].{key}" for key in ("fragment", "tensors", "elements", "share", "up_bytes", "down_bytes", "due")
+    }
+    assert keys(told["pace"]) - {"learner_tokens.a"} == {
+        *("syncer_steps", "rounds", "step_tokens", "learner_tokens", "step_s", "run_s")
+    }
+    flow = ("per_round_bytes", "per_step_bytes", "peak_bytes", "per_second_bits", "peak_second_bits")
+    ways = ("learner_up", "learner_down", "regions[].up", "regions[].down")
+    assert keys(told["traffic"]) == {
+        *("learner_up", "learner_down", "regions", "data_parallel"),
+        *("joining_bytes", "donation_bytes", "evaluation_bytes", "run_up_bytes", "run_down_bytes"),
+        *(f"regions[].{key}" for key in ("region", "syncer_region", "learners", "up", "down")),
+        *(f"data_parallel.{key}" for key in ("each_way_bytes", "ratio")),
+        *(f"{way}.{key}" for way in ways for key in flow),
+    }
+    assert set(told["memory"]) == {"learner-a", "syncer", "evaluator", "orchestrator"}
+    assert keys(told["memory"]["syncer"]) == {
+        *("host_bytes", "store_bytes", "device_bytes", "parts", "parts[].what", "parts[].bytes", "parts[].where")
+    }
+    problem = {"field", "value", "message", "fix"}
+    assert all(set(one) == problem for one in (*told["limits"], *told["warnings"]))

@@ -1,0 +1,231 @@
+"""What a pool asks of the cluster, what is refused before anything starts, and what is said when it has no place."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import pytest
+from ray._private.accelerators import tpu as ray_tpu
+from ray.util.accelerators import accelerators as ray_accelerators
+from ray.util.tpu import get_tpu_version_from_type
+
+from orchestrator.recipe.config import PoolConfig
+from orchestrator.recipe.problems import InputError, Problem
+from orchestrator.recipe.resources import (
+    GPUS,
+    Node,
+    Shape,
+    memory_settings,
+    misses,
+    refusals,
+    shape,
+    unschedulable_reason,
+)
+from orchestrator.recipe.toml_text import load
+from orchestrator.recipe.tpu_slices import CHIP_COUNTS, GENERATIONS, chips, is_topology
+from orchestrator.runtime.placement import control, inside
+from tests.orchestrator.recipe.test_toml_text import LOCAL
+
+
+def pool(**fields: Any) -> PoolConfig:
+    return PoolConfig(name="p", **fields)
+
+
+def v6e(**fields: Any) -> PoolConfig:
+    return pool(**{"resources": {"TPU": 8}, "accelerator": "TPU-V6E", "topology": "2x4"} | fields)
+
+
+def refused(asked: PoolConfig) -> dict[str, Problem]:
+    return {problem.field: problem for problem in refusals(asked, "pools.0")}
+
+
+# ------------------------------------------------------------------ what is asked for
+
+
+def test_a_unit_asks_for_its_resources_in_one_bundle_and_for_nodes_by_label() -> None:
+    asked = shape(pool(resources={"CPU": 8, "GPU": 2}, accelerator="H100", region="us-east"))
+    assert asked == Shape({"CPU": 8, "GPU": 2}, {"region": "us-east", "ray.io/accelerator-type": "H100"})
+    assert shape(pool()) == Shape({"CPU": 1}, {})
+
+
+def test_a_slice_is_told_from_others_of_its_generation_by_its_size() -> None:
+    assert shape(v6e()).labels == {"ray.io/accelerator-type": "TPU-V6E", "ray.io/tpu-pod-type": "v6e-8"}
+    v5p = pool(resources={"TPU": 4}, accelerator="TPU-V5P", topology="2x2x1")
+    assert shape(v5p).labels == {"ray.io/accelerator-type": "TPU-V5P", "ray.io/tpu-pod-type": "v5p-8"}
+
+
+def test_on_a_cluster_of_one_local_node_labels_are_not_asked_for() -> None:
+    assert shape(v6e(region="us-east"), anywhere=True) == Shape({"TPU": 8}, {})
+    assert control({"role": "control"}, anywhere=True) == {}
+    assert control({"role": "control"}, anywhere=False) == {"label_selector": {"role": "control"}}
+    assert control({}, anywhere=False) == {}
+
+
+# ------------------------------------------------------------------ learners that share a GPU
+
+
+@pytest.mark.parametrize(("share", "fraction"), [(0.25, "0.225"), (0.5, "0.450"), (1 / 3, "0.300")])
+def test_learners_that_share_a_gpu_leave_each_other_room(share: float, fraction: str) -> None:
+    asked = pool(resources={"CPU": 1, "GPU": share})
+    assert memory_settings(asked, {}) == {"XLA_CLIENT_MEM_FRACTION": fraction}
+    assert float(fraction) * round(1 / share) < 0.91
+    assert inside(None, asked, {})["runtime_env"] == {"env_vars": {"XLA_CLIENT_MEM_FRACTION": fraction}}
+
+
+@pytest.mark.parametrize("resources", [{"CPU": 1}, {"GPU": 1}, {"GPU": 8}, {"TPU": 4}])
+def test_a_unit_with_devices_of_its_own_keeps_jaxs_settings(resources: dict[str, float]) -> None:
+    assert memory_settings(pool(resources=resources), {}) == {}
+    assert "runtime_env" not in inside(None, pool(resources=resources), {})
+
+
+@pytest.mark.parametrize(
+    "name", ["XLA_CLIENT_MEM_FRACTION", "XLA_PYTHON_CLIENT_MEM_FRACTION", "XLA_PYTHON_CLIENT_PREALLOCATE"]
+)
+def test_what_the_user_has_set_stays(name: str) -> None:
+    """XLA also refuses to start when both names of the fraction are set."""
+    assert memory_settings(pool(resources={"GPU": 0.5}), {name: "0.3"}) == {}
+
+
+# ------------------------------------------------------------------ slices, against Ray's own tables
+
+
+@pytest.mark.parametrize("accelerator", GENERATIONS)
+def test_slices_have_the_hosts_and_names_that_ray_gives_them(accelerator: str) -> None:
+    generation = GENERATIONS[accelerator]
+    assert get_tpu_version_from_type(accelerator) == generation.name
+    known = ray_tpu.VALID_TPU_TOPOLOGY[generation.name]
+    assert set(generation.one_host) <= known
+    for topology in known:
+        per_host = ray_tpu.get_chips_per_host(topology, generation.name)
+        assert is_topology(topology)
+        assert generation.hosts(topology) == max(1, chips(topology) // per_host), topology
+        assert (topology in generation.one_host) == (chips(topology) <= per_host), topology
+        assert generation.pod_type(topology) == ray_tpu.infer_tpu_pod_type_from_topology(topology, accelerator)
+
+
+def test_the_names_we_know_are_rays() -> None:
+    rays = {value for name, value in vars(ray_accelerators).items() if name.isupper()}
+    assert set(GPUS) <= rays
+    assert set(GENERATIONS) == {name for name in rays if name.startswith("TPU-")}
+    assert CHIP_COUNTS == ray_tpu.TPU_VALID_CHIP_OPTIONS
+
+
+# ------------------------------------------------------------------ what no cluster can give
+
+
+@pytest.mark.parametrize(
+    "sound",
+    [
+        {},
+        {"resources": {"GPU": 0.25}, "accelerator": "H100"},
+        {"resources": {"GPU": 8, "CPU": 32}, "accelerator": "A100-80G", "region": "eu.west_4"},
+        {"resources": {"TPU": 4}, "accelerator": "TPU-V4"},
+        {"resources": {"TPU": 1}, "accelerator": "TPU-V5LITEPOD", "topology": "1x1"},
+        {"resources": {"TPU": 8}, "accelerator": "TPU-V6E", "topology": "2x4"},
+        {"resources": {"neuron_cores": 2}, "accelerator": "aws-neuron-core"},
+    ],
+)
+def test_sound_pools_are_not_complained_of(sound: dict[str, Any]) -> None:
+    assert refused(pool(**sound)) == {}
+
+
+@pytest.mark.parametrize(
+    ("fields", "field", "message", "fix"),
+    [
+        ({"resources": {}}, "resources", "has no place", "CPU = 1"),
+        ({"resources": {"memory": 1e9}}, "resources.memory", "cannot be asked for", "leave it out"),
+        ({"resources": {"GPU": 1, "TPU": 4}}, "resources", "no node has both", "two pools"),
+        ({"resources": {"GPU": 1.5}}, "resources.GPU", "whole number", "GPU = 1"),
+        ({"resources": {"TPU": 3}}, "resources.TPU", "1, 2, 4, 8", "one of 1, 2, 4, 8"),
+        ({"resources": {"GPU": 1}, "accelerator": "h100"}, "accelerator", "letter by letter", '"H100"'),
+        ({"resources": {"TPU": 4}, "accelerator": "TPU-V6"}, "accelerator", "no TPU generation", '"TPU-V6E"'),
+        ({"resources": {"TPU": 4}, "accelerator": "H100"}, "accelerator", "TPUs", "GPUs"),
+        ({"resources": {"CPU": 4}, "accelerator": "H100"}, "accelerator", "no GPU", "resources"),
+        ({"resources": {"CPU": 4}, "accelerator": "TPU-V6E"}, "accelerator", "no TPU", "resources"),
+        ({"resources": {"TPU": 4}, "topology": "2x2"}, "topology", "names no TPU", "TPU-V6E"),
+    ],
+)
+def test_what_cannot_be_is_refused_with_its_fix(fields: dict[str, Any], field: str, message: str, fix: str) -> None:
+    found = refused(pool(**fields))
+    assert list(found) == [f"pools.0.{field}"]
+    problem = found[f"pools.0.{field}"]
+    assert message in problem.message
+    assert fix in problem.fix
+
+
+@pytest.mark.parametrize(
+    ("fields", "message", "fix"),
+    [
+        ({"topology": "4x4"}, "needs 4 hosts; a learner unit is one process today", "use 1x1 or 2x2 or 2x4"),
+        ({"accelerator": "TPU-V5P", "topology": "2x2x2"}, "needs 2 hosts", "use 2x2x1"),
+        ({"accelerator": "TPU-V5P", "topology": "2x4"}, "needs 2 hosts", "use 2x2x1"),
+        ({"accelerator": "TPU-V5P", "topology": "2x2"}, "is no topology of v5p", "use 2x2x1"),
+        ({"accelerator": "TPU-V3", "topology": "4x4"}, "needs 4 hosts", "leave topology out"),
+        ({"topology": "2*4"}, "is no topology of v6e", "use 1x1"),
+        ({"topology": "2x4", "resources": {"TPU": 4}}, "has 8 chips", "resources.TPU = 8"),
+        ({"topology": "2x4", "resources": {"neuron": 4}}, "ask for TPU = 0", "resources.TPU = 8"),
+    ],
+)
+def test_a_slice_must_lie_on_one_host_and_be_taken_whole(fields: dict[str, Any], message: str, fix: str) -> None:
+    problem = refused(v6e(**fields))["pools.0.topology"]
+    assert message in problem.message
+    assert fix in problem.fix
+
+
+def test_a_recipes_hardware_and_labels_are_checked_with_the_rest() -> None:
+    with pytest.raises(InputError) as caught:
+        load(LOCAL, ["pools.0.region=us east", "run.control={role = '-'}"])
+    assert {problem.field for problem in caught.value.problems} == {"pools.0.region", "run.control.role"}
+    assert all("letters, digits" in problem.message for problem in caught.value.problems)
+    recipe = load(LOCAL, ["pools.0.resources={TPU = 8}", "pools.0.accelerator=TPU-V6E", "pools.0.topology=4x4"])
+    from orchestrator.recipe.validation import problems
+
+    assert [problem.field for problem in problems(recipe)] == ["pools.0.topology"]
+
+
+# ------------------------------------------------------------------ what this cluster cannot give
+
+HEAD = Node({"region": "us-east"}, {"CPU": 8})
+H100 = Node({"region": "us-east", "ray.io/accelerator-type": "H100"}, {"CPU": 96, "GPU": 8})
+A100 = Node({"region": "us-west", "ray.io/accelerator-type": "A100"}, {"CPU": 12, "GPU": 1})
+
+
+@pytest.mark.parametrize(
+    ("claim", "nodes", "says"),
+    [
+        (
+            Shape({"GPU": 1}, {"region": "us-west", "ray.io/accelerator-type": "H100"}),
+            [HEAD, H100, A100],
+            "no living node has the labels region = us-west, ray.io/accelerator-type = H100; "
+            "there, region is us-east, us-west; ray.io/accelerator-type is A100, H100",
+        ),
+        (
+            Shape({"TPU": 8}, {"ray.io/tpu-pod-type": "v6e-8"}),
+            [HEAD],
+            "no living node has the label ray.io/tpu-pod-type = v6e-8; there, no node has a label ray.io/tpu-pod-type",
+        ),
+        (
+            Shape({"CPU": 1, "GPU": 16}, {"region": "us-east"}),
+            [HEAD, H100, A100],
+            "of 2 living nodes with the label region = us-east none has 16 GPU: the largest has 8",
+        ),
+        (
+            Shape({"CPU": 50, "GPU": 8}, {}),
+            [Node({}, {"CPU": 64}), Node({}, {"CPU": 8, "GPU": 8})],
+            "of 2 living nodes none has 50 CPU, 8 GPU together",
+        ),
+        (
+            Shape({"GPU": 8}, {"region": "us-east"}),
+            [HEAD, H100],
+            "of 2 living nodes with the label region = us-east some have 8 GPU, but others are using them",
+        ),
+        (Shape({"CPU": 1}, {}), [], "no node is alive"),
+    ],
+)
+def test_a_claim_without_a_place_is_told_why(claim: Shape, nodes: list[Node], says: str) -> None:
+    assert unschedulable_reason(claim, nodes) == says
+
+
+def test_labels_must_meet_on_one_node() -> None:
+    assert misses({"region": "us-east", "ray.io/accelerator-type": "H100"}, [HEAD, H100]) == ""
+    assert misses({"region": "us-west", "ray.io/accelerator-type": "H100"}, [HEAD, H100, A100]).startswith("no living")

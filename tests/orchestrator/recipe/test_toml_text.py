@@ -1,0 +1,253 @@
+"""What is wrong with a recipe is said all at once, naming the field, what is allowed, and the fix."""
+
+from __future__ import annotations
+
+import inspect
+import os
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from orchestrator.recipe.config import Recipe
+from orchestrator.recipe.problems import InputError, Problem, nearest
+from orchestrator.recipe.toml_text import dump, load, stored_hash, template, validate
+
+RECIPES = Path(__file__).parents[3] / "deploy" / "recipes"
+LOCAL = RECIPES / "local.toml"
+
+
+def problems(*overrides: str, path: Path = LOCAL) -> dict[str, Problem]:
+    """Every problem by its field."""
+    with pytest.raises(InputError) as caught:
+        validate(load(path, overrides))
+    fields = [problem.field for problem in caught.value.problems]
+    assert len(fields) == len(set(fields)), f"a field is complained of twice: {fields}"
+    return {problem.field: problem for problem in caught.value.problems}
+
+
+# ------------------------------------------------------------------ the recipes we ship
+
+
+def test_the_shipped_recipes_are_valid() -> None:
+    for path in RECIPES.glob("*.toml"):
+        validate(load(path))
+
+
+def test_local_is_the_template_and_demo_is_local_with_ngrams_and_faults() -> None:
+    assert LOCAL.read_text() == template("local")
+    demo, local = load(RECIPES / "demo.toml").canonical(), load(LOCAL).canonical()
+    kinds = [fault["kind"] for fault in demo["chaos"].pop("faults")]
+    assert sorted(kinds) == ["freeze", "kill", "kill"]
+    assert demo["eval"].pop("ngrams")
+    assert not local["eval"].pop("ngrams")
+    assert local["chaos"].pop("faults") == []
+    assert demo | {"name": "local"} == local
+
+
+def test_the_demos_faults_fall_inside_its_run() -> None:
+    demo = load(RECIPES / "demo.toml")
+    assert demo.target_syncer_steps == 1042
+    assert all(fault.at_step and fault.at_step < 900 for fault in demo.chaos.faults)
+
+
+# ------------------------------------------------------------------ overrides
+
+
+def test_overrides_are_toml_or_text_and_reach_into_lists() -> None:
+    recipe = load(
+        LOCAL,
+        ["pools.0.learners=2", "sync.quorum=all", "outer.lr = 1", "name='other'", "model.heads=8", "sync.P=", "seed=3"],
+    )
+    assert recipe.pools[0].learners == 2
+    assert (recipe.sync.quorum, recipe.outer.lr, recipe.name, recipe.seed) == ("all", 1.0, "other", 3)
+    assert recipe.model["heads"] == 8
+    assert recipe.sync.fragments is None
+
+
+def test_an_empty_override_makes_room_for_the_other_budget() -> None:
+    assert "budget" in problems("budget.syncer_steps=50")
+    assert load(LOCAL, ["budget.tokens=", "budget.syncer_steps=50"]).target_syncer_steps == 50
+
+
+@pytest.mark.parametrize("override", ["quorum", "=3", "a..b=3", "pools.1.learners=2", "pools.x=2", "name.first=2"])
+def test_an_override_that_cannot_be_applied_is_a_problem(override: str) -> None:
+    assert problems(override)["--set"].value == override
+
+
+# ------------------------------------------------------------------ files
+
+
+def test_a_missing_file_names_the_command_that_writes_one(tmp_path: Path) -> None:
+    assert "diloco init" in problems(path=tmp_path / "my.toml")["recipe"].fix
+
+
+def test_broken_toml_names_line_and_column(tmp_path: Path) -> None:
+    broken = tmp_path / "broken.toml"
+    broken.write_text('name = "a"\n[sync\n')
+    assert "line 2, column 6" in problems(path=broken)["recipe"].message
+
+
+# ------------------------------------------------------------------ one wrong field
+
+FAULT = 'chaos.faults=[{kind="kill",%s}]'
+
+
+@pytest.mark.parametrize(
+    ("overrides", "field", "message", "fix"),
+    [
+        (["sync.quorm=3"], "sync.quorm", "not a known key", "did you mean sync.quorum?"),
+        (["sync.fragments=3"], "sync.fragments", "not a known key", "did you mean sync.P?"),
+        (["sync.taus=1"], "sync.taus", "not a known key", "did you mean sync.tau?"),
+        (["sync.K=1"], "sync.K", "not a known key", "did you mean sync.quorum?"),
+        (["quorum=1"], "quorum", "not a known key here", "did you mean sync.quorum?"),
+        (["lr=1"], "lr", "not a known key here", "did you mean inner.lr or outer.lr?"),
+        (["zzz=1"], "zzz", "not a known key", "known here: name, seed, task"),
+        (["sync.H=-5"], "sync.H", "a whole number above 0", "default is sync.H = 24"),
+        (["sync.H=2.5"], "sync.H", "a whole number above 0", "default is sync.H = 24"),
+        (["sync.gamma=1.0"], "sync.gamma", "at least 0 and below 1", "default is sync.gamma = 0.5"),
+        (["sync.gamma=nan"], "sync.gamma", "at least 0 and below 1", "default is sync.gamma = 0.5"),
+        (["sync.quorum=0"], "sync.quorum", 'a whole number above 0 or "all"', "default is sync.quorum = 1"),
+        (["sync.grace=soon"], "sync.grace", 'a number at least 0 or one of "adaptive"', "adaptive"),
+        (["sync.codec=fp64"], "sync.codec", 'one of "fp32", "bf16"', "fp32"),
+        (["eval.ngrams=perhaps"], "eval.ngrams", "true or false", "false"),
+        (["sync=3"], "sync", "a table", "leave it out"),
+        (["name=Big Run"], "name", "lower-case letters, digits and hyphens", "name ="),
+        (["task=module"], "task", "package.module:factory", "ByteLanguageModel"),
+        (["pools=[]"], "pools", "a list of at least 1", "at least one [[pools]] table"),
+        (["pools="], "pools", "is required", "at least one [[pools]] table"),
+        (["name="], "name", "is required", "name = 1 to 40"),
+        (["pools.0.resources.CPU=-1"], "pools.0.resources.CPU", "a number above 0", "= a number above 0"),
+        (["sync.quorum=5"], "sync.quorum", "4 learners", 'give 1 to 4, or "all"'),
+        (["sync.P=13"], "sync.P", "H = 12", "change sync.P or sync.H"),
+        (["sync.P=500", "sync.H=500"], "sync.P", "the model has 20 tensors", "20"),
+        (["sync.tau=12"], "sync.tau", "below H = 12", "change sync.tau or sync.H"),
+        (["sync.adopt=mix"], "sync.alpha", "above 0", "sync.alpha = 0.5"),
+        (["inner.optimizer=adamv"], "inner.optimizer", "optax", "adam"),
+        (["outer.optimizer=sdg"], "outer.optimizer", "optax", "sgd"),
+        (["inner.options.bta1=0.9"], "inner.options.bta1", "no such option", "b1"),
+        (["data.path=/no/such/folder"], "data.path", "no such", "give"),
+        (["task=no.such:Model"], "task", "does not import", "importable"),
+        (["task=orchestrator.store.run_store:Nothing"], "task", "does not import", "importable"),
+        (["model.layerz=2"], "model.layerz", "not a known key", "did you mean model.layers?"),
+        (["model.layers=0"], "model.layers", "a whole number above 0", "default is model.layers = 3"),
+        (["model.width=97"], "model.width", "multiple", "change model.width or model.heads"),
+        ([FAULT % 'learner="learner-locl-1",at_step=1'], "chaos.faults.0.learner", "known: any", '"learner-local-1"'),
+        ([FAULT % 'learner="any"'], "chaos.faults.0", "exactly one", "chaos.faults.0.at_step"),
+        (['pools=[{name="a",learners=2},{name="a"}]'], "pools.1.name", "another pool's name", "of its own"),
+    ],
+)  # fmt: skip
+def test_one_message_names_the_field_and_the_fix(overrides: list[str], field: str, message: str, fix: str) -> None:
+    found = problems(*overrides)
+    assert list(found) == [field]
+    assert message in found[field].message
+    assert fix in found[field].fix
+    assert field in str(found[field])
+
+
+def test_whatever_a_users_task_raises_is_an_input_error(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    (tmp_path / "broken_task.py").write_text("def build(data, seed):\n    raise KeyError('weights')\n")
+    monkeypatch.syspath_prepend(tmp_path)
+    assert "KeyError: 'weights'" in problems("task=broken_task:build", "model={}")["task"].message
+
+
+# ------------------------------------------------------------------ all of them at once
+
+ALL_WRONG = [
+    "sync.quorm=3",
+    "sync.P=500",
+    "sync.H=-5",
+    "inner.optimizer=adamv",
+    "outer.optimizer=sdg",
+    "data.path=/no/such/folder",
+    "task=no.such:Model",
+    "budget.syncer_steps=3",
+    "eval.every=-1",
+]
+
+
+def test_schema_and_meaning_are_complained_of_together() -> None:
+    assert set(problems(*ALL_WRONG)) == {override.partition("=")[0] for override in ALL_WRONG} - {
+        "budget.syncer_steps",
+        "sync.P",  # H, which bounds it, is wrong itself
+    } | {"budget"}
+
+
+def test_contradictions_hidden_behind_wrong_fields_are_found_too() -> None:
+    assert set(problems("sync.P=13", "sync.tau=12", "sync.alpha=0.5", "sync.codec=x", "sync.quorum=5")) == {
+        "sync.P",
+        "sync.tau",
+        "sync.alpha",
+        "sync.codec",
+        "sync.quorum",
+    }
+
+
+def test_a_default_in_place_of_a_refused_value_is_never_complained_of() -> None:
+    assert list(problems("sync.H=-1", "sync.tau=30", "sync.P=40")) == ["sync.H"]
+    assert list(problems("pools.0.lerners=4", "pools.0.learners=", "sync.quorum=3")) == ["pools.0.lerners"]
+
+
+def test_nothing_is_left_in_the_environment(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Processes of a local cluster inherit it: JAX_PLATFORMS=cpu would take their accelerators away."""
+    for before in (None, "tpu"):
+        if before is None:
+            monkeypatch.delenv("JAX_PLATFORMS", raising=False)
+        else:
+            monkeypatch.setenv("JAX_PLATFORMS", before)
+        validate(load(LOCAL))
+        assert os.environ.get("JAX_PLATFORMS") == before
+
+
+# ------------------------------------------------------------------ writing
+
+
+@pytest.mark.parametrize(
+    "overrides",
+    [[], ["sync.grace=1.5", "pools.0.region=eu-1", "model.note='a \"quoted\" text\\n'", "inner.options={b1=0.95}"]],
+)
+def test_a_dumped_recipe_loads_to_the_same_hash(tmp_path: Path, overrides: list[str]) -> None:
+    recipe = load(RECIPES / "demo.toml", overrides)
+    (tmp_path / "resolved.toml").write_text(dump(recipe))
+    again = load(tmp_path / "resolved.toml")
+    assert again.config_hash == recipe.config_hash == stored_hash(dump(recipe))
+    assert stored_hash(LOCAL.read_text()) is None
+
+
+def test_every_field_of_the_schema_can_be_put_in_words() -> None:
+    """A wrong type anywhere in the recipe yields words, never pydantic's own message."""
+
+    class Odd:
+        pass
+
+    raw: dict[str, Any] = {
+        name: {key: Odd() for key in section}
+        for name, section in load(LOCAL).canonical().items()
+        if isinstance(section, dict)
+    }
+    from pydantic import ValidationError
+
+    from orchestrator.recipe.problems import explain
+
+    with pytest.raises(ValidationError) as caught:
+        Recipe.model_validate(raw | {"name": Odd(), "pools": [Odd()]})
+    found = list(explain(caught.value, Recipe))
+    assert len(found) > 30
+    assert all("Input should" not in problem.message for problem in found)
+
+
+def test_nearest_ignores_case_and_refuses_what_is_far() -> None:
+    assert nearest("tAu", ["P", "H", "tau"]) == "tau"
+    assert nearest("momentum", ["lr", "merge"]) is None
+
+
+def test_every_check_of_a_recipe_is_asked() -> None:
+    from orchestrator.recipe import validation
+
+    written = {
+        name
+        for name, value in vars(validation).items()
+        if inspect.isfunction(value) and list(inspect.signature(value).parameters) == ["recipe"] and name[0] == "_"
+    }
+    asked = {check.ask.__name__ for check in validation.CHECKS}
+    assert written - asked <= {"_raw"}, "a check without its decorator is never asked"

@@ -1,0 +1,323 @@
+"""The report's two files: the same bytes for the same log, harmless, self-contained, and for any log at all."""
+
+from __future__ import annotations
+
+import json
+import os
+import re
+import subprocess
+import sys
+from collections import Counter
+from dataclasses import replace
+from html.parser import HTMLParser
+from itertools import pairwise
+from pathlib import Path
+from typing import Any
+
+import pytest
+import tomli_w
+from typer.testing import CliRunner
+
+from learners.protocol.facts import LoopFailed, StepFinished
+from orchestrator.accounting.summary import summarise
+from orchestrator.accounting.verdicts import Verdict
+from orchestrator.checkers.suite import check
+from orchestrator.cli.app import build
+from orchestrator.eventlog.events import Event, LearnerLost, RunFinished, RunStarted, SegmentWriter
+from orchestrator.report import headline
+from orchestrator.report import write as writing
+from orchestrator.report.canvas import label
+from orchestrator.report.markdown import escape
+from orchestrator.report.render import Report, report
+from orchestrator.store.run_store import RunStore
+from outer.protocol.facts import Committed
+from tests.orchestrator.histories import altered, history, inserted, is_a, script
+
+EVIL = "<script>alert(1)</script>"
+RECIPE = tomli_w.dumps({"name": "small", "sync": {"codec": "bf16"}, "model": {"text": f"{EVIL}```\"'</pre></style>"}})
+VOID = {"meta", "link", "br", "img"}
+
+
+class Page(HTMLParser):
+    """What a browser would make of the page, as far as these tests ask."""
+
+    def __init__(self, html: str) -> None:
+        super().__init__()
+        self.open: list[str] = []
+        self.tags: list[tuple[str, dict[str, str | None]]] = []
+        self.text: list[str] = []
+        self.drawn: list[str] = []  # labels of figures
+        self.feed(html)
+        self.close()
+
+    def handle_starttag(self, tag: str, attrs: list[tuple[str, str | None]]) -> None:
+        self.tags.append((tag, dict(attrs)))
+        if tag not in VOID:
+            self.open.append(tag)
+
+    def handle_startendtag(self, tag: str, attrs: list[tuple[str, str | None]]) -> None:
+        self.tags.append((tag, dict(attrs)))
+
+    def handle_endtag(self, tag: str) -> None:
+        assert self.open and self.open.pop() == tag, f"</{tag}> closes nothing"
+
+    def handle_data(self, data: str) -> None:
+        (self.drawn if self.open[-1:] == ["text"] else self.text).append(data)
+
+
+@pytest.fixture(scope="module")
+def small() -> Report:
+    return report(history(), RECIPE)
+
+
+@pytest.fixture(scope="module")
+def hostile() -> Report:
+    """Every text that a log can carry, made to look like markup, formulas and broken characters."""
+    names = {"a": f"{EVIL}\x00\ud800 |`", "b": EVIL, "c": "$x_{c}$<b>"}
+    lines = [event.to_json() for event in history()]
+    for name, evil in names.items():
+        said = json.dumps(evil)
+        lines = [line.replace(f'"writer":"{name}"', f'"writer":{said}') for line in lines]
+        lines = [re.sub(rf'"(learner|target)":"{name}"', lambda m: f'"{m[1]}":{said}', line) for line in lines]  # noqa: B023
+        lines = [
+            line.replace('"learners":["a","b","c"]', '"learners":' + json.dumps(list(names.values()))) for line in lines
+        ]
+    events = [Event.from_json(line) for line in lines]
+    events = inserted(events, is_a(StepFinished), LoopFailed(1, f"Traceback\n  {EVIL}\n```\nValueError: {EVIL}"))
+    events = inserted(events, is_a(RunStarted), LearnerLost("nobody", 1, EVIL, f"[x](javascript:{EVIL})"))
+    events = altered(events, is_a(RunFinished), state="failed", reason=f"a\n{EVIL}")
+    return report(altered(events, is_a(RunStarted), name=f"</title>{EVIL}"), RECIPE)
+
+
+def test_the_same_log_gives_the_same_bytes_in_any_process_and_order(small: Report, tmp_path: Path) -> None:
+    segment = SegmentWriter(tmp_path / "events.jsonl")
+    segment.write(reversed(history()))
+    segment.close()
+    (tmp_path / "config.toml").write_text(RECIPE)
+    code = (
+        "import sys; from pathlib import Path; from orchestrator.report.write import write;"
+        "from orchestrator.store.run_store import RunStore; write(RunStore(sys.argv[1]))"
+    )
+    environment = os.environ | {"PYTHONHASHSEED": "7", "PYTHONPATH": os.pathsep.join(sys.path)}
+    subprocess.run([sys.executable, "-c", code, str(tmp_path)], check=True, env=environment, timeout=120)
+    written = [(tmp_path / name).read_text() for name in ("report.html", "report.md")]
+    assert written == [small.html, small.markdown]
+    assert str(tmp_path) not in small.html + small.markdown
+
+
+def test_what_a_log_says_is_text_and_never_markup(hostile: Report) -> None:
+    page = Page(hostile.html)
+    assert not page.open
+    kinds = {tag for tag, _ in page.tags}
+    assert not kinds & {"script", "iframe", "object", "embed", "img", "foreignobject", "link", "base", "form"}
+    for _, attributes in page.tags:
+        assert not any(name.startswith("on") for name in attributes)
+    text = "".join(page.text)
+    assert text.count(EVIL) >= 10
+    assert "$x_{c}$<b>" in page.drawn, "a name is not a formula"
+
+
+def test_markdown_too_shows_markup_as_text(hostile: Report) -> None:
+    outside, inside, fence = [], [], ""
+    for line in hostile.markdown.splitlines():
+        ticks = re.match("`{3,}", line)
+        if ticks and not fence:
+            fence = ticks.group()
+        elif fence and line == fence:
+            fence = ""
+        else:
+            (inside if fence else outside).append(line)
+    assert not fence
+    assert not any("<" in line for line in outside)
+    assert any(EVIL in line for line in inside), "the recipe stands as it is, inside a fence that it cannot close"
+    tables = [line for line in outside if line.startswith("|")]
+    assert len(tables) > 50
+    assert all(line.endswith("|") for line in tables)
+
+
+def test_markdown_signs_lose_their_meaning() -> None:
+    assert escape("a|b\n*c* <d> &e `f` [g](h) https://i www.j") == (
+        r"a\|b \*c\* &lt;d&gt; &amp;e \`f\` \[g\](h) http&#115;://i ww&#119;.j"
+    )
+
+
+def test_the_page_needs_nothing_from_elsewhere(small: Report) -> None:
+    page = Page(small.html)
+    for tag, attributes in page.tags:
+        assert not attributes.get("src"), tag
+        for name in ("href", "xlink:href"):
+            assert (attributes.get(name) or "#").startswith("#")
+    assert "@import" not in small.html
+    assert set(re.findall(r"url\((.)", small.html)) <= {"#"}
+    assert "default-src 'none'" in small.html
+
+
+def test_every_reference_has_its_one_target(small: Report) -> None:
+    page = Page(small.html)
+    names = Counter(attributes["id"] for _, attributes in page.tags if attributes.get("id"))
+    assert max(names.values()) == 1
+    wanted = {(a.get("href") or "#")[1:] for _, a in page.tags} | {a.get("aria-labelledby") or "" for _, a in page.tags}
+    wanted |= set(re.findall(r"url\(#([^)]+)\)", small.html))
+    assert wanted - {""} <= names.keys()
+
+
+def test_headings_are_in_order_and_figures_say_what_they_show(small: Report) -> None:
+    page = Page(small.html)
+    levels = [int(tag[1]) for tag, _ in page.tags if re.fullmatch("h[1-6]", tag)]
+    assert levels[0] == 1 and levels.count(1) == 1
+    assert all(after <= before + 1 for before, after in pairwise(levels))
+    figures = [attributes for tag, attributes in page.tags if tag == "svg"]
+    assert len(figures) == 16
+    for figure in figures:
+        assert figure.get("role") == "img" and len(figure.get("aria-label") or "") > 20
+
+
+def test_every_colour_of_a_figure_is_one_of_the_palette(small: Report) -> None:
+    page = Page(small.html)
+    styles = [attributes.get("style") or "" for _, attributes in page.tags]
+    assert any("var(--productive)" in style for style in styles)
+    assert not [style for style in styles if re.search(r"#[0-9a-f]{6}", style)]
+
+
+@pytest.mark.parametrize(
+    ("events", "verdict"),
+    [
+        (script().events, "no end yet"),
+        (history()[:40], "no end yet"),
+        ([], "no end yet"),
+    ],
+    ids=["live", "cut", "none"],
+)
+def test_any_log_has_a_report(events: list[Event], verdict: str) -> None:
+    rendered = report(events, "")
+    page = Page(rendered.html)
+    assert not page.open
+    assert verdict in "".join(page.text)
+    assert verdict in rendered.markdown
+
+
+def test_the_verdict_is_one_sentence_for_every_end_of_a_run() -> None:
+    events = history()
+    verdicts = check(events)
+
+    def told(state: str, checks: list[Verdict], reason: str = "because") -> tuple[str, str]:
+        ended = altered(events, is_a(RunFinished), state=state, reason=reason)
+        said = headline.verdict(summarise(ended, {}, checks))
+        return said.tone, said.sentence
+
+    broken = [*verdicts, Verdict("a.name", "", "violated", ""), Verdict("b.name", "", "unknown", "")]
+    judged = [verdict for verdict in verdicts if verdict.status != "idle"]
+    kept = f"{len(judged)} of {len(judged)} promises are kept, {len(verdicts) - len(judged)} had no occasion"
+    assert told("finished", verdicts) == (
+        "good",
+        f"The run reached its budget (because); {kept}, and the books balance.",
+    )
+    assert told("stopped", verdicts)[0] == "open"
+    assert told("stopped", broken)[0] == "bad"
+    tone, sentence = told("finished", broken)
+    assert tone == "bad" and "1 broken (a.name), 1 could not be checked" in sentence
+    assert told("failed", verdicts, "Traceback\n  File\nValueError: no room\n") == (
+        "bad",
+        f"The run failed: ValueError: no room. {kept}.",
+    )
+
+
+def test_a_recipe_that_is_damaged_is_shown_as_it_is() -> None:
+    assert "name = [not toml" in report([], "name = [not toml").html
+
+
+def test_a_long_run_is_not_a_long_report() -> None:
+    """Twenty times the steps and commits, shifted in time: no figure may grow with them."""
+    events, last = history(), max(event.at for event in history())
+    first = min(event.at for event in events)
+    long = [event for event in events if not isinstance(event.fact, (RunFinished,))]
+    for turn in range(1, 20):
+        for event in events:
+            if isinstance(event.fact, StepFinished):
+                fact: Any = replace(event.fact, step=event.fact.step + 40 * turn)
+            elif isinstance(event.fact, Committed):
+                fact = replace(event.fact, syncer_step=event.fact.syncer_step + 32 * turn)
+            else:
+                continue
+            long.append(
+                replace(event, sequence=10**6 * turn + event.sequence, at=event.at + turn * (last - first), fact=fact)
+            )
+    html = report(long, RECIPE).html
+    assert len(html) < 500_000, "full bins, whatever is in them"
+
+
+def test_names_in_figures_are_one_printable_line() -> None:
+    assert label("learner-local-0") == "learner-local-0"
+    assert label("a\nb\x00c") == "a b c"
+    assert label("") == "?"
+    assert len(label("x" * 99)) <= 24
+
+
+# ------------------------------------------------------------------ files and the command
+
+
+def run_folder(tmp_path: Path, segments: bool) -> Path:
+    folder = tmp_path / "runs" / "small"
+    writer = SegmentWriter(folder / "events" / "syncer.jsonl" if segments else folder / "events.jsonl")
+    writer.write(history()[:60])
+    writer.close()
+    (folder / "config.toml").write_text(RECIPE)
+    (folder / "status.json").write_text("{}")
+    return folder
+
+
+def invoke(*arguments: str) -> Any:
+    return CliRunner().invoke(build(), arguments, catch_exceptions=False)
+
+
+@pytest.mark.parametrize("segments", [True, False], ids=["going on", "merged"])
+def test_the_command_reports_on_any_run_folder(tmp_path: Path, segments: bool, monkeypatch: pytest.MonkeyPatch) -> None:
+    folder = run_folder(tmp_path, segments)
+    monkeypatch.chdir(tmp_path)
+    arguments = ["--name", "small", "--out", "mine.html"] if segments else [str(folder)]
+    written = json.loads(invoke("report", *arguments, "--json").stdout)["written"]
+    place = (
+        [tmp_path / "mine.html", tmp_path / "mine.md"] if segments else [folder / "report.html", folder / "report.md"]
+    )
+    assert written == [str(path) for path in place]
+    assert place[0].read_text().startswith("<!doctype html>")
+    assert place[1].read_text().startswith("# small: no end yet")
+
+
+@pytest.mark.parametrize(
+    ("arguments", "says"),
+    [
+        ((), "name one run"),
+        (("runs/small", "--name", "small"), "name one run"),
+        (("--name", "smal"), "known runs: small"),
+        (("runs",), "holds no run"),
+        (("runs/small", "--out", "here.pdf"), "must end in .html"),
+        (("runs/small", "--out", "no/such/here.html"), "mkdir -p"),
+        (("runs/small",), "line 2"),
+    ],
+)
+def test_wrong_input_says_the_fix_and_writes_nothing(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, arguments: tuple[str, ...], says: str
+) -> None:
+    folder = run_folder(tmp_path, segments=False)
+    log = folder / "events.jsonl"
+    log.write_text(log.read_text().replace("\n", "\nbroken\n", 1))
+    monkeypatch.chdir(tmp_path)
+    result = invoke("report", *arguments)
+    assert result.exit_code == 2
+    assert says in result.stderr
+    assert "fix: " in result.stderr
+    assert not list(tmp_path.rglob("*report*")) and not list(tmp_path.rglob("here*"))
+
+
+def test_a_report_that_cannot_be_made_fails_no_run(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setitem(sys.modules, "orchestrator.report.render", None)  # as where matplotlib is missing
+    assert writing.attempt(RunStore(tmp_path), []) is False
+    assert not list(tmp_path.iterdir())
+
+
+def test_commands_start_without_what_only_the_report_needs() -> None:
+    code = "import sys, orchestrator.__main__; print(sorted({'matplotlib', 'jinja2', 'jax'} & set(sys.modules)))"
+    environment = os.environ | {"PYTHONPATH": os.pathsep.join(sys.path)}
+    done = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, env=environment, timeout=60)
+    assert done.stdout.strip() == "[]", done.stderr

@@ -1,0 +1,208 @@
+"""The report's series: against what was done by hand on the small run, and against the summary."""
+
+from __future__ import annotations
+
+import math
+from typing import Any
+
+import pytest
+
+from orchestrator.accounting.goodput import RANKS, account
+from orchestrator.accounting.history import History
+from orchestrator.accounting.summary import summarise
+from orchestrator.checkers.suite import check
+from orchestrator.eventlog.events import Evaluated, Event, FaultInjected, LearnerRequested
+from orchestrator.report import tables
+from orchestrator.report.canvas import WIDE
+from orchestrator.report.data import Data, Mark, collect
+from orchestrator.report.figures import lanes
+from orchestrator.report.figures.marks import labels
+from orchestrator.report.figures.merges import broken
+from orchestrator.report.figures.rounds import share_class
+from orchestrator.report.figures.time import GROUPS, grouped
+from orchestrator.report.series import Bin, binned, chunks, merged
+from orchestrator.report.timeline import FIRST, LAST, timeline
+from outer.protocol.facts import LearnerFenced
+from tests.orchestrator.histories import BASE, altered, history, inserted, is_a, without
+
+RECIPE: dict[str, Any] = {"name": "small", "sync": {"codec": "bf16"}}
+
+
+def data(events: list[Event] | None = None, recipe: dict[str, Any] = RECIPE) -> Data:
+    log = History(history() if events is None else events)
+    verdicts = check(log)
+    return collect(log, recipe, summarise(log, recipe, verdicts), verdicts)
+
+
+def test_neighbours_are_shared_out_evenly_and_drawn_by_median_and_quantiles() -> None:
+    assert [list(chunk) for chunk in chunks(range(7), 3)] == [[0, 1], [2, 3], [4, 5, 6]]
+    assert list(chunks([], 3)) == []
+    points = [(float(x), float(y)) for x, y in enumerate((5, 1, 3, 2, 4))]
+    assert binned(points, 1) == [Bin(2.0, 3.0, 1.0, 5.0)]
+    assert binned(points, 9) == [Bin(x, y, y, y) for x, y in points]
+
+
+def test_spans_that_nearly_touch_are_one() -> None:
+    assert merged([(5.0, 6.0), (0.0, 1.0), (1.2, 2.0), (0.5, 0.6)], 0.3) == [(0.0, 2.0), (5.0, 6.0)]
+
+
+def test_faults_are_marked_on_the_incarnation_that_they_hit_until_its_recovery() -> None:
+    kill, freeze = data().marks
+    assert (kill.number, kill.kind, kill.target, kill.incarnation) == (1, "kill", "c", 1)
+    assert (kill.at_s, kill.until_s) == pytest.approx((9.5, 18.2), abs=1e-5)
+    assert (freeze.number, freeze.kind, freeze.target, freeze.incarnation) == (2, "freeze", "a", 1)
+
+
+def test_a_death_that_nobody_injected_is_marked_too() -> None:
+    death = data(without(history(), is_a(FaultInjected, fault_kind="kill"))).marks[0]
+    assert (death.kind, death.target, death.incarnation) == ("kill", "c", 1)
+    assert death.at_s == pytest.approx(9.0, abs=1e-5)
+
+
+def test_a_kind_of_fault_that_the_summary_does_not_list_is_marked_and_listed_behind_the_others() -> None:
+    strange = FaultInjected(7, "slow", "b", 1, 1, 2.0)
+    events = inserted(history(), is_a(FaultInjected, fault_kind="kill"), strange)
+    told = data(events)
+    told.summary["faults"][:] = [row for row in told.summary["faults"] if row["target"] != "b"]
+    again = collect(told.history, RECIPE, told.summary, told.verdicts)
+    assert [(mark.number, mark.kind, mark.target) for mark in again.marks][-1] == (3, "slow", "b")
+    assert tables.faults(again).rows[-1][:3] == ("3", "slow", "b")
+
+
+def test_the_lanes_tell_each_incarnation_from_its_request_to_its_end() -> None:
+    told = {(lane.learner, lane.incarnation): lane for lane in data().lanes}
+    assert list(told) == [("a", 1), ("b", 1), ("c", 1), ("c", 2)]
+    first, second = told["c", 1], told["c", 2]
+    assert [phase for _, _, phase in second.phases] == ["placing", "importing", "compiling", "joining", "stepping"]
+    assert [start for start, _, _ in second.phases] == pytest.approx([11.5, 12.5, 13.5, 15.5, 16.0], abs=1e-5)
+    assert first.phases[-1][1] == pytest.approx(9.5, abs=1e-5)
+    assert first.dead == pytest.approx((9.5, 11.5), abs=1e-5)
+    assert (first.reason, first.steps, second.dead) == ("killed", 9, None)
+    assert told["a", 1].frozen == (pytest.approx((20.5, 23.5), abs=1e-5),)
+    assert told["a", 1].expired == (pytest.approx((22.5, 24.0), abs=1e-5),)
+
+
+def test_a_learner_that_only_waits_for_a_place_when_the_log_ends_has_a_lane_and_an_account() -> None:
+    """A run that fails while a learner is being restarted."""
+    events = [event for event in history() if event.at < BASE + 11.6]
+    told = data(events)
+    assert account(events) is not None
+    assert (told.lanes[-1].incarnation, told.lanes[-1].begun, told.lanes[-1].dead) == (2, None, None)
+
+
+def test_each_round_counts_who_took_part() -> None:
+    rounds = data().rounds
+    assert rounds is not None
+    assert rounds.commits == (2,) * 8
+    assert rounds.by_learner["b"] == (2,) * 8
+    assert rounds.by_learner["c"] == (2, 2, 0, 0, 2, 2, 2, 2)  # dead from 9.5, stepping again from 17
+    assert rounds.by_learner["a"] == (2, 2, 2, 2, 2, 0, 2, 2)  # frozen at 22, overwritten at 24
+
+
+@pytest.mark.parametrize(
+    ("taken", "commits", "level"), [(0, 0, 0), (0, 8, 0), (1, 8, 1), (2, 8, 2), (4, 8, 3), (7, 8, 4), (8, 8, 5)]
+)
+def test_none_and_all_are_shares_of_their_own(taken: int, commits: int, level: int) -> None:
+    assert share_class(taken, commits) == level
+
+
+def test_the_bytes_of_all_links_are_those_of_the_summary() -> None:
+    told = data()
+    wire = told.summary["wire_bytes"]
+    assert sum(link.up or 0 for link in told.links) == wire["up"] > 0
+    assert sum(link.down + link.joins for link in told.links) == wire["down"] > 0
+    assert {link.learner: link.joins for link in told.links} == {"a": 120, "b": 120, "c": 240}
+    a_step = 2 * 2 / 3 * 30 * 4  # ring, three learners, 30 elements of float32
+    assert [link.data_parallel for link in told.links] == pytest.approx([link.steps * a_step for link in told.links])
+    assert data(recipe={}).links[0].total is None
+
+
+def test_ages_are_counted_in_steps() -> None:
+    told = data()
+    assert told.contribution_age == {0: sum(len(said.fact.participants) for said in told.history.commits)}
+    assert told.version_age.total() == sum(said.fact.mode == "overwrite" for said in _adopted(told))
+    assert told.version_age[0] > 0.9 * told.version_age.total()
+
+
+def _adopted(told: Data) -> list[Any]:
+    return [said for life in told.history.lives.values() for said in life.adoptions]
+
+
+def test_held_out_losses_stand_where_their_parameters_were_committed() -> None:
+    first, last = data().held_out
+    assert (first.at_s, first.tokens, first.value) == (0.0, 0, 5.0)
+    assert (last.at_s, last.tokens) == pytest.approx((32.2, 864), abs=1e-5)
+
+
+def test_a_loss_that_is_not_finite_is_left_out_and_counted() -> None:
+    from learners.protocol.facts import StepFinished
+
+    told = data(altered(altered(history(), is_a(StepFinished), loss=math.nan), is_a(Evaluated), loss=math.inf))
+    assert told.not_finite == 1
+    assert len(told.held_out) == 1
+    assert all(math.isfinite(bin.middle) for bin in told.training)
+
+
+def test_every_second_of_the_accounts_is_in_one_colour() -> None:
+    for spent in data().seconds.values():
+        assert sum(grouped(spent).values()) == pytest.approx(sum(spent.values()))
+    assert grouped({"something new": 2.0})["unexplained"] == 2.0
+    known = {name for _, names in GROUPS.values() for name in names}
+    assert known == set(RANKS), "each category of the accounts has a colour"
+
+
+def test_the_books_table_has_every_fate_and_sums_to_what_was_processed() -> None:
+    rows = {row[0]: int(row[1].replace(",", "")) for row in tables.books(data()).rows}
+    assert rows["processed"] == sum(count for fate, count in rows.items() if fate != "processed") == 888
+
+
+def test_broken_promises_come_first() -> None:
+    events = without(history(), is_a(LearnerFenced, reason="killed"))
+    results = [
+        row[0]
+        for row in tables.promises(data(altered(events, is_a(Evaluated, syncer_step=32), loss=math.nan)).verdicts).rows
+    ]
+    assert results == sorted(results, key=["✗ violated", "? unknown", "✓ pass", "– idle"].index)
+
+
+def test_the_timeline_tells_rare_events_of_any_kind_and_counts_what_it_leaves_out() -> None:
+    told = timeline(data())
+    kinds = {row[2] for row in told.rows}
+    assert {"LearnerLost", "FaultInjected", "LeaseExpired", "RunFinished"} <= kinds
+    assert not kinds & {"StepFinished", "Adopted", "Committed"}
+    many = [LearnerRequested("b", 2, "pool", None)] * 300
+    long = timeline(data(inserted(history(), is_a(LearnerRequested), *many)))
+    assert len(long.rows) == FIRST + LAST
+    assert f"{len(told.rows) + 300 - FIRST - LAST:,} between them" in long.note
+
+
+def test_many_incarnations_share_their_learners_lane() -> None:
+    few = lanes.draw(data(), WIDE, "lanes")
+    assert few is not None and "#2<" in few
+    again = [LearnerRequested("b", number, "pool", None) for number in range(2, 42)]
+    many = lanes.draw(data(inserted(history(), is_a(LearnerRequested), *again)), WIDE, "lanes")
+    assert many is not None and "#2<" not in many
+    assert len(many) < 3 * len(few)
+
+
+def test_faults_that_are_too_close_for_numbers_share_them_or_have_none() -> None:
+    def mark(number: int) -> Mark:
+        return Mark(number, "kill", "a", 1, 0.0, 0, None)
+
+    assert labels([(mark(1), 0.0), (mark(2), 5.0), (mark(3), 100.0)], 1.0) == [("1,2", 0.0), ("3", 100.0)]
+    assert labels([(mark(n), 10.0 * n) for n in range(9)], 1.0) == [], "a chain of them would point nowhere"
+    assert labels([(mark(n), 50.0 * n) for n in range(30)], 1.0) == []
+
+
+def test_a_line_does_not_bridge_a_time_without_commits() -> None:
+    places, values = broken([1.0, 2.0, 3.0, 9.0], [5.0, 6.0, 7.0, 8.0])
+    assert places == [1.0, 2.0, 3.0, 9.0, 9.0]
+    assert math.isnan(values[3]) and values[4] == 8.0
+    assert broken([1.0], [5.0]) == ([1.0], [5.0])
+
+
+def test_a_very_long_table_says_what_it_leaves_out() -> None:
+    told = tables.table("t", "a|b", [(str(n), "x" * 40) for n in range(1000)], (0,))
+    assert len(told.rows) == tables.ROWS_MOST
+    assert "of 1,000" in told.note
+    assert told.long == {1}

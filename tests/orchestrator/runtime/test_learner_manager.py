@@ -1,0 +1,240 @@
+"""The learners' shell, with places and processes that are only names: what is given up, ended, or left to end itself.
+
+The syncer is the real machine behind its real shell's calls; Ray is not started.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import time
+from collections.abc import Callable, Coroutine
+from dataclasses import dataclass
+from pathlib import Path
+from types import SimpleNamespace
+from typing import Any, TypeVar
+
+import pytest
+import ray
+
+from orchestrator.eventlog.events import LearnerLost, LearnerRequested
+from orchestrator.lifecycle import controller
+from orchestrator.lifecycle.scaling import request_file
+from orchestrator.recipe.config import Recipe
+from orchestrator.runtime import learner_manager as crew
+from orchestrator.runtime.placement import RunPlacement
+from orchestrator.store.run_store import RunStore
+from outer.actor import SyncerActor
+from outer.journal.object_store import Folder
+from outer.protocol.events_effects import Effect, Event, Expect
+from outer.protocol.facts import LearnerFenced
+from outer.protocol.messages import DRAINING, JOINING, STEPPING, Attach, Drain
+from tests.golden.bench import MANIFEST, Bench
+
+T = TypeVar("T")
+STAYS, GOES = "learner-p-0", "learner-p-1"
+DEADLINE_S = 5.0
+
+
+class Outer(SyncerActor):
+    """What the orchestrator calls, in front of a machine that has no merges to compute and nobody to send to."""
+
+    def __init__(self, bench: Bench) -> None:
+        self._bench, self._peers = bench, {}
+        self._recorder = SimpleNamespace(record=lambda writer, incarnation, facts: -1)
+
+    def _drive(self, event: Event) -> list[Effect]:
+        return self._bench.do(event)
+
+
+class Handle:
+    """Called like an actor's."""
+
+    def __init__(self, actor: Any) -> None:
+        self._actor = actor
+
+    def __getattr__(self, name: str) -> Any:
+        return SimpleNamespace(remote=lambda *values: asyncio.ensure_future(getattr(self._actor, name)(*values)))
+
+
+@dataclass
+class Serving:
+    """The one epoch of the syncer that there is."""
+
+    handle: Any
+
+    async def tell(self, method: str, *values: Any, patience_s: float) -> Any:
+        return await getattr(self.handle, method).remote(*values)
+
+
+@dataclass
+class Group:
+    """A place for a learner, if `come` returns."""
+
+    learner: str
+    come: Callable[[], Coroutine[Any, Any, None]]
+
+    def ready(self) -> Coroutine[Any, Any, None]:
+        return self.come()
+
+
+async def pending() -> None:
+    await asyncio.Event().wait()
+
+
+async def broken() -> None:
+    raise ray.exceptions.RayError("its node died")
+
+
+class Scene:
+    """A crew of two. One stays and waits for its place; `come` is what becomes of the other's."""
+
+    def __init__(self, folder: Path, patch: pytest.MonkeyPatch) -> None:
+        self.come, self.given_up, self.killed, self.said = pending, [], [], []
+        tables = {"name": "demo", "pools": [{"name": "p", "learners": 2}], "budget": {"syncer_steps": 10}}
+        self.store = RunStore(folder)
+        self.bench = Bench(learners={STAYS: 8, GOES: 8}, quorum=1)
+        self.outer = Handle(Outer(self.bench))
+        self.crew = crew.LearnerManager(
+            Recipe.model_validate(tables),
+            RunPlacement("", 1),
+            self.store,
+            "code",
+            self.said.append,
+            lambda: False,
+            Folder(folder),
+        )
+        patch.setattr(crew, "reserve", self.reserve)
+        patch.setattr(crew, "remove_placement_group", lambda group: self.given_up.append(group.learner))
+        patch.setattr(crew, "draining_nodes", dict)
+        patch.setattr(ray, "kill", self.killed.append)
+
+    def reserve(self, learner: str, pool: Any, anywhere: bool) -> Group:
+        return Group(learner, pending if learner == STAYS else self.come)
+
+    def scale(self, learners: int) -> None:
+        self.store.write_json(request_file("p"), {"learners": learners})
+        self.crew.watch([])
+
+    def facts(self, kind: type[T], learner: str = GOES) -> list[T]:
+        return [fact for fact in self.said if isinstance(fact, kind) and fact.learner == learner]
+
+    @property
+    def fenced(self) -> list[tuple[str, str]]:
+        return [(fact.learner, fact.reason) for fact in self.bench.facts(LearnerFenced)]
+
+
+@pytest.fixture
+def scene(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Scene:
+    return Scene(tmp_path, monkeypatch)
+
+
+async def until(holds: Callable[[], bool]) -> None:
+    deadline = time.monotonic() + DEADLINE_S
+    while not holds():
+        assert time.monotonic() < deadline
+        await asyncio.sleep(0.001)
+
+
+@pytest.mark.parametrize(("incarnation", "reached"), [(1, True), (2, True), (3, False)])
+def test_only_news_of_a_later_incarnation_makes_the_living_one_unreachable(incarnation: int, reached: bool) -> None:
+    made = Bench(learners={STAYS: 8}, quorum=1)
+    outer = Outer(made)
+    asyncio.run(outer.expect(Expect(STAYS, 2, 60.0, 8)))
+    asyncio.run(outer.attach(Attach(STAYS, 2, MANIFEST), (), "its handle"))
+    asyncio.run(outer.expect(Expect(STAYS, incarnation, 60.0, 8)))
+    assert (STAYS in outer._peers) is reached
+
+
+def test_one_that_is_scaled_away_while_it_waits_for_its_next_start_gives_up_its_place(scene: Scene) -> None:
+    async def story() -> None:
+        scene.crew.start(Serving(scene.outer), {})
+        await until(lambda: len(scene.facts(LearnerLost)) == 2)  # from the second on there is a back-off
+        assert scene.given_up == []
+        scene.scale(1)
+        assert scene.given_up == [GOES]
+        scene.crew.watch([])
+
+    scene.come = broken
+    asyncio.run(story())
+    assert len(scene.facts(LearnerRequested)) == 2, "nor does it start again"
+
+
+def test_one_that_is_scaled_away_before_there_is_a_place_for_it_leaves_at_once(scene: Scene) -> None:
+    async def story() -> None:
+        scene.crew.start(Serving(scene.outer), {})
+        await until(lambda: bool(scene.facts(LearnerRequested)))
+        scene.scale(1)
+        await until(lambda: scene.given_up == [GOES])
+
+    asyncio.run(story())
+    assert scene.fenced == [(GOES, "drained")]
+    assert scene.facts(LearnerLost) == []
+
+
+@pytest.mark.parametrize(("leaves", "fence"), [(False, "killed"), (True, "drained")])
+def test_its_successor_starts_once_the_syncer_knows_of_its_end_and_a_place_given_up_is_not_the_successors(
+    scene: Scene, leaves: bool, fence: str
+) -> None:
+    gate, reserved = asyncio.Event(), []
+
+    class Slow(Outer):
+        async def fence(self, learner: str, incarnation: int, reason: str) -> None:
+            await gate.wait()
+            await super().fence(learner, incarnation, reason)
+
+    async def come() -> None:
+        reserved.append(len(scene.given_up))
+        if len(reserved) == 1 and not leaves:
+            await broken()
+        await pending()
+
+    async def story() -> None:
+        scene.crew.start(Serving(Handle(Slow(scene.bench))), {})
+        await until(lambda: reserved == [0])
+        if leaves:
+            scene.crew._act(scene.crew._controller.drain(GOES, "its node is to go"))
+        await until(lambda: GOES in scene.crew._units and scene.crew._units[GOES].gone)
+        scene.crew.watch([])
+        await asyncio.sleep(0.01)
+        assert (len(scene.facts(LearnerRequested)), scene.given_up) == (1, [])
+        gate.set()
+        await until(lambda: len(reserved) == 2)
+
+    scene.come = come
+    asyncio.run(story())
+    assert scene.fenced == [(GOES, fence)]
+    assert reserved == [0, len(scene.given_up)] == [0, int(leaves)]
+
+
+@pytest.mark.parametrize(
+    ("phase", "ended", "fenced"),
+    [(STEPPING, False, []), (DRAINING, False, []), (JOINING, True, [(GOES, "drained")])],
+)
+def test_one_that_can_leave_by_itself_is_told_to_and_no_other_is_ended(
+    scene: Scene, phase: str, ended: bool, fenced: list[tuple[str, str]]
+) -> None:
+    """Draining: its host told it before the orchestrator did."""
+
+    async def story() -> None:
+        scene.crew._succession = Serving(scene.outer)
+        await scene.crew._drain(controller.Drain(GOES, 1, "its node is to go"), 5.0)
+
+    scene.bench.join(GOES)
+    scene.bench.step(GOES, phase=phase)
+    scene.crew._units[GOES] = crew.Unit(1, handle="its process")
+    asyncio.run(story())
+    assert scene.killed == (["its process"] if ended else [])
+    assert [message.deadline_s for message in scene.bench.sent(Drain, GOES)] == ([] if ended else [5.0])
+    assert scene.fenced == fenced
+
+
+def test_a_request_that_would_leave_fewer_than_the_quorum_is_not_heeded(scene: Scene) -> None:
+    """`diloco scale` refuses it; two at once, for two pools, can each have looked fine."""
+
+    async def story() -> None:
+        scene.crew.start(Serving(scene.outer), {})
+        await until(lambda: bool(scene.facts(LearnerRequested)))
+        scene.scale(0)
+        assert scene.crew.pools == {"p": 2}
+
+    asyncio.run(story())

@@ -1,0 +1,151 @@
+"""Epochs of the syncer, one after another, with actors that are only names: who notices, who waits, who gives up."""
+
+from __future__ import annotations
+
+import asyncio
+from collections.abc import Callable, Coroutine
+from pathlib import Path
+from types import SimpleNamespace
+from typing import Any
+
+import pytest
+import ray
+
+from orchestrator.eventlog.events import SyncerLost
+from orchestrator.recipe.config import Recipe
+from orchestrator.runtime import syncer_manager as succession
+from orchestrator.runtime.placement import RunPlacement
+from orchestrator.runtime.syncer_manager import NoSyncer, SyncerManager
+from orchestrator.store.run_store import RunStore
+
+RECIPE = Recipe.model_validate(
+    {"name": "demo", "pools": [{"name": "p"}], "budget": {"syncer_steps": 10}, "run": {"syncer_lease_s": 0.2}}
+)
+
+
+class Epoch:
+    """`alive`: answers; else its process is dead. `mute`: it does not answer at all."""
+
+    def __init__(self, comes_up: bool = True) -> None:
+        self.alive, self.mute, self.told, self._comes_up = True, False, list[str](), comes_up
+
+    def __getattr__(self, name: str) -> Any:
+        return SimpleNamespace(remote=lambda *values: asyncio.ensure_future(self._answer(name)))
+
+    async def _answer(self, name: str) -> Any:
+        if self.mute:
+            await asyncio.Event().wait()
+        if not self.alive or (name == "start" and not self._comes_up):
+            raise ray.exceptions.RayActorError(error_msg="its process ended")
+        self.told.append(name)
+        return {"pid": 1, "node": "n", "run": "r"} if name == "start" else f"{name} answered"
+
+
+class Scene:
+    def __init__(self, folder: Path, patch: pytest.MonkeyPatch, *epochs: Epoch) -> None:
+        self.said: list[Any] = []
+        self.reached: list[Epoch] = []
+        self.killed: list[Epoch] = []
+        left = list(epochs)
+        self.succession = SyncerManager(
+            RECIPE, RunPlacement("", 1), RunStore(folder), Any, self.said.append, tuple, self.reached.append, tuple
+        )
+        self.succession._spec = SimpleNamespace(epoch=0)
+
+        def create(salvage: Any = None) -> Epoch:
+            self.succession._spec.epoch += 1
+            return left.pop(0)
+
+        patch.setattr(self.succession, "_create", create)
+        patch.setattr(succession, "BACKOFF_S", 0.001)
+        patch.setattr(ray, "kill", self.killed.append)
+
+    @property
+    def lost(self) -> list[tuple[int, str]]:
+        return [(fact.epoch, fact.cause) for fact in self.said if isinstance(fact, SyncerLost)]
+
+
+@pytest.fixture
+def play(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Callable[..., Any]:
+    def run(story: Callable[[Scene], Coroutine[Any, Any, Any]], *epochs: Epoch) -> Scene:
+        async def whole() -> Scene:
+            scene = Scene(tmp_path, monkeypatch, *epochs)
+            scene.succession.begin()
+            await asyncio.wait_for(story(scene), 5.0)
+            return scene
+
+        return asyncio.run(whole())
+
+    return run
+
+
+def test_what_is_told_reaches_the_successor_though_nobody_else_looks(play: Callable[..., Any]) -> None:
+    first, second = Epoch(), Epoch()
+
+    async def story(scene: Scene) -> None:
+        assert await scene.succession.tell("expect", 1, patience_s=2.0) == "expect answered"
+        first.alive = False
+        assert await scene.succession.tell("fence", 1, patience_s=2.0) == "fence answered"
+
+    scene = play(story, first, second)
+    assert first.told == ["start", "expect"] and second.told == ["start", "fence"]
+    assert scene.reached == [first, second] and scene.lost == [(1, "died")] and scene.killed == [first]
+
+
+def test_two_who_notice_one_death_bring_one_successor(play: Callable[..., Any]) -> None:
+    first, second = Epoch(), Epoch()
+
+    async def story(scene: Scene) -> None:
+        await scene.succession.tell("expect", patience_s=2.0)
+        await scene.succession.view()
+        first.alive = False
+        told = asyncio.ensure_future(scene.succession.tell("fence", patience_s=2.0))
+        assert await scene.succession.view() is None
+        assert await told == "fence answered"
+        assert await scene.succession.view() == "view answered"
+
+    assert play(story, first, second).lost == [(1, "died")]
+
+
+def test_one_that_does_not_answer_is_followed_after_its_lease(play: Callable[..., Any]) -> None:
+    first, second = Epoch(), Epoch()
+
+    async def story(scene: Scene) -> None:
+        await scene.succession.tell("expect", patience_s=2.0)
+        await scene.succession.view()
+        first.mute = True
+        assert await scene.succession.view() is None
+        assert scene.succession.down_s >= 0.0
+        while await scene.succession.view() is None:
+            await asyncio.sleep(0.01)
+        assert scene.succession.down_s == 0.0
+
+    scene = play(story, first, second)
+    assert scene.lost == [(1, "lease_expired")] and scene.killed == [first], "once another serves"
+
+
+def test_epochs_that_do_not_come_up_are_tried_again_and_in_the_end_given_up(play: Callable[..., Any]) -> None:
+    async def comes(scene: Scene) -> None:
+        assert await scene.succession.tell("expect", patience_s=2.0) == "expect answered"
+
+    scene = play(comes, Epoch(comes_up=False), Epoch(comes_up=False), Epoch())
+    assert scene.lost == [(1, "failed"), (2, "failed")] and len(scene.killed) == 2
+
+    async def never(scene: Scene) -> None:
+        with pytest.raises(NoSyncer, match="does not come up: its process ended"):
+            await scene.succession.tell("expect", patience_s=4.0)
+        with pytest.raises(NoSyncer):
+            await scene.succession.view()
+
+    play(never, *(Epoch(comes_up=False) for _ in range(succession.START_ATTEMPTS_MAX)))
+
+
+def test_who_waits_for_one_that_never_comes_has_a_deadline(play: Callable[..., Any]) -> None:
+    first = Epoch()
+    first.mute = True
+
+    async def story(scene: Scene) -> None:
+        with pytest.raises(TimeoutError, match="no syncer served"):
+            await scene.succession.tell("expect", patience_s=0.1)
+
+    play(story, first)

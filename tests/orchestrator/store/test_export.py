@@ -1,0 +1,267 @@
+"""Export: what a run ended with is what the file holds, and nothing is written over or half."""
+
+from __future__ import annotations
+
+import base64
+import hashlib
+import json
+import sys
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pytest
+from safetensors import safe_open
+from safetensors.numpy import load_file, save_file
+from typer.testing import CliRunner
+
+from learners.training import weights
+from orchestrator.cli.app import build
+from orchestrator.recipe.config import Recipe
+from orchestrator.recipe.problems import InputError
+from orchestrator.recipe.toml_text import dump, load
+from orchestrator.store import final_parameters as final
+from orchestrator.store.run_store import RunStore
+from outer.protocol.fragments import Fragment, Tensor
+
+FRAGMENTS = (
+    Fragment(0, (Tensor("blocks/0/up", (2, 3), "float32"), Tensor("scale", (), "float32"))),
+    Fragment(1, (Tensor("embed", (4,), "bfloat16"),)),
+)
+THETAS = [np.arange(7, dtype=np.float32), np.full(4, 0.1, np.float32)]
+
+
+@pytest.fixture
+def store(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> RunStore:
+    """A run that has ended, in runs/one of the working directory."""
+    monkeypatch.chdir(tmp_path)
+    recipe = Recipe.model_validate(
+        {"name": "one", "seed": 7, "pools": [{"name": "a"}], "budget": {"tokens": 10}, "model": {"layers": 1}}
+    )
+    store = RunStore.named("one")
+    store.create()
+    store.write_text("config.toml", dump(recipe))
+    store.write_json("summary.json", {"eval_loss": 2.5, "tokens": {"committed": 123}})
+    final.write(store, 40, FRAGMENTS, THETAS)
+    return store
+
+
+def invoke(*arguments: str) -> Any:
+    return CliRunner().invoke(build(), arguments, catch_exceptions=False)
+
+
+@pytest.mark.parametrize("run", ["one", "runs/one"])
+def test_the_file_holds_the_runs_tensors_and_says_where_they_come_from(store: RunStore, run: str) -> None:
+    told = json.loads(invoke("export", run, "--json").stdout)
+    assert told["tensors"] == 3 and told["elements"] == 11
+    tensors = load_file("model.safetensors")
+    np.testing.assert_array_equal(tensors["blocks/0/up"], THETAS[0][:6].reshape(2, 3))
+    assert tensors["scale"].shape == () and tensors["scale"] == 6.0
+    np.testing.assert_array_equal(tensors["embed"], THETAS[1])
+    with safe_open("model.safetensors", "np") as file:
+        about = file.metadata()
+    assert about == told["metadata"]
+    assert (about["run"], about["tokens"], about["syncer_step"], about["eval_loss"]) == ("one", "123", "40", "2.5")
+    assert json.loads(about["fragments"]) == [hashlib.sha256(theta.tobytes()).hexdigest() for theta in THETAS]
+    assert json.loads(about["dtypes"])["embed"] == "bfloat16"
+    assert (about["task"], json.loads(about["model"]), about["seed"]) == (
+        Recipe.model_fields["task"].default,
+        {"layers": 1},
+        "7",
+    )
+    assert [path.name for path in Path().iterdir() if path.name.startswith(".")] == [], "no draft is left"
+
+
+def test_nothing_is_overwritten(store: RunStore) -> None:
+    Path("mine").write_text("precious")
+    result = invoke("export", "one", "--out", "mine")
+    assert (result.exit_code, Path("mine").read_text()) == (2, "precious")
+    assert "exists already" in result.stderr
+
+
+def test_a_place_that_cannot_be_written_is_named(store: RunStore) -> None:
+    result = invoke("export", "one", "--out", "no/such/model.safetensors")
+    assert result.exit_code == 2
+    assert "--out" in result.stderr and "cannot be written" in result.stderr
+
+
+def test_a_run_without_final_parameters_and_an_unknown_run_are_refused_with_the_fix(store: RunStore) -> None:
+    store.path("final/manifest.json").unlink()
+    unfinished = invoke("export", "one")
+    assert unfinished.exit_code == 2
+    assert "holds no final parameters" in unfinished.stderr and "fix: give the folder of a run" in unfinished.stderr
+    store.write_json("status.json", {})
+    unknown = invoke("export", "noe")
+    assert unknown.exit_code == 2 and "known runs: one" in unknown.stderr
+    assert not Path("model.safetensors").exists()
+
+
+def test_damaged_parameters_are_not_exported(store: RunStore) -> None:
+    manifest = store.read_json("final/manifest.json")
+    manifest["tensors"]["scale"]["sha256"] = "0" * 64
+    store.write_json("final/manifest.json", manifest)
+    result = invoke("export", "one")
+    assert result.exit_code == 2
+    assert "scale are not what the manifest says" in result.stderr
+    store.path("final/parameters.npz").write_bytes(b"PK\x03\x04 cut off")
+    assert "cannot be read as final parameters" in invoke("export", "one").stderr
+
+
+def test_bytes_that_read_back_otherwise_get_no_name(store: RunStore, monkeypatch: pytest.MonkeyPatch) -> None:
+    from orchestrator.store import export
+
+    def forgetful(tensors: Any, path: Path, metadata: Any) -> None:
+        save_file(tensors | {"scale": np.zeros((), np.float32)}, path, metadata=metadata)
+
+    monkeypatch.setattr(export, "save_file", forgetful)
+    with pytest.raises(RuntimeError, match="reads back"):
+        export.write(export.of_run(store), Path("model.safetensors"))
+    assert sorted(path.name for path in Path().iterdir()) == ["runs"]
+
+
+def test_an_exported_file_tells_its_task_and_a_foreign_one_is_refused(store: RunStore) -> None:
+    from orchestrator.store import export
+
+    invoke("export", "one")
+    again = export.of_file(Path("model.safetensors"))
+    assert again.task["model"] == {"layers": 1} and again.task["seed"] == 7
+    assert weights.digest(again.tensors) == again.metadata["digest"]
+    save_file({"a": np.zeros(2, np.float32)}, "foreign.safetensors")
+    with pytest.raises(InputError, match="does not say which task"):
+        export.of_file(Path("foreign.safetensors"))
+
+
+# ------------------------------------------------------------------ sampling, which begins with the same files
+
+SPEAKS = """
+class Parrot:
+    def __init__(self, data, seed, **model): ...
+    def init(self, rng):
+        import jax.numpy as jnp
+        return {"blocks": [{"up": jnp.zeros((2, 3))}], "scale": jnp.zeros(()), "embed": jnp.zeros(4, jnp.bfloat16)}
+    def loss(self, params, batch, rng): ...
+    def optimizer(self, inner): ...
+    def batch(self, start, count): ...
+    def tokens(self, count): ...
+    def held_out(self, start, count): ...
+
+print("parrots is imported")
+
+class Talking(Parrot):
+    def sample(self, params, prompt, length, temperature, top_k, rng):
+        return b" scale %d" % int(params["scale"]) + b" %d %.1f %d" % (length, temperature, top_k) + b"\\xff"
+"""
+
+
+@pytest.fixture
+def parrot(store: RunStore, monkeypatch: pytest.MonkeyPatch) -> Any:
+    """The run's task becomes the one named."""
+    Path("parrots.py").write_text(SPEAKS)
+    monkeypatch.setattr(sys, "path", list(sys.path))
+    monkeypatch.delitem(sys.modules, "parrots", raising=False)
+
+    def become(name: str) -> None:
+        recipe = load(store.path("config.toml"))
+        store.write_text("config.toml", dump(recipe.model_copy(update={"task": f"parrots:{name}"})))
+
+    return become
+
+
+def test_a_run_and_its_exported_file_say_the_same(parrot: Any) -> None:
+    parrot("Talking")
+    assert invoke("export", "one").exit_code == 0
+    options = (
+        "--task",
+        "parrots:Talking",
+        "--prompt",
+        "hello",
+        "--length",
+        "9",
+        "--temperature",
+        "0.5",
+        "--top-k",
+        "3",
+    )
+    said = invoke("sample", "one", *options)
+    assert said.exit_code == 0, said.stderr
+    text = "hello scale 6 9 0.5 3\N{REPLACEMENT CHARACTER}\n"
+    assert said.stdout == "parrots is imported\n" + text
+    assert invoke("sample", "--from", "model.safetensors", *options).stdout == text
+    sys.modules.pop("parrots")
+    told = json.loads(invoke("sample", "one", *options, "--json").stdout)
+    assert told["text"] + "\n" == text
+    assert base64.b64decode(told["bytes"]) == b" scale 6 9 0.5 3\xff"
+
+
+def test_code_that_only_a_folder_or_a_file_names_is_not_run(parrot: Any, store: RunStore) -> None:
+    parrot("Talking")
+    assert invoke("export", "one").exit_code == 0
+    for source in (["one"], ["--from", "model.safetensors"]):
+        for given, says in (
+            ([], "if you trust that code, as it is on this machine, add --task parrots:Talking"),
+            (["--task", "parrots:Parrot"], "is not the task of these parameters, parrots:Talking"),
+        ):
+            result = invoke("sample", *source, *given)
+            assert result.exit_code == 2
+            assert "--task" in result.stderr and says in result.stderr
+    store.write_text("config.toml", (store.read_text("config.toml") or "") + "\nquorm = 3\n")
+    refused = invoke("sample", "one")  # a recipe that is wrong is not held against its task either
+    assert refused.exit_code == 2 and "quorm" in refused.stderr
+    assert "parrots" not in sys.modules
+
+
+@pytest.mark.parametrize(
+    "named",
+    [
+        "learners.training.models.language.x:Y",
+        "learners.training.models.language:os.system",
+        "learners.modelsx:Y",
+        "os:system",
+        "",
+    ],
+)
+def test_only_the_names_of_built_in_models_are_run_without_asking(store: RunStore, named: str) -> None:
+    from orchestrator.store import export
+
+    model = export.of_run(store)
+    model.metadata["task"] = named
+    export.write(model, Path("model.safetensors"))
+    result = invoke("sample", "--from", "model.safetensors")
+    assert result.exit_code == 2 and "--task: is required" in result.stderr
+
+
+@pytest.mark.parametrize(
+    ("change", "says"),
+    [
+        ({"model": None}, "KeyError: 'model'"),
+        ({"run": None}, "KeyError: 'run'"),
+        ({"data": '{"path": '}, "JSONDecodeError"),
+        ({"seed": "[" * 100_000}, "RecursionError"),
+        ({"seed": '"seven"'}, "seed"),
+        ({"model": "3"}, "model"),
+    ],
+)
+def test_a_file_whose_metadata_are_damaged_is_wrong_input(
+    store: RunStore, change: dict[str, str | None], says: str
+) -> None:
+    from orchestrator.store import export
+
+    about = export.of_run(store).metadata | change
+    tensors = {"a": np.zeros(2, np.float32)}
+    save_file(tensors, "bad.safetensors", {name: text for name, text in about.items() if text is not None})
+    result = invoke("sample", "--from", "bad.safetensors")
+    assert result.exit_code == 2
+    assert says in result.stderr and "fix: " in result.stderr
+
+
+def test_what_cannot_speak_is_refused_with_the_fix(parrot: Any) -> None:
+    parrot("Parrot")
+    for arguments, says in (
+        (["one", "--task", "parrots:Parrot"], "no method `sample`"),
+        ([], "give either a run or --from"),
+        (["one", "--from", "x"], "give either a run or --from"),
+        (["--from", "x"], "no such file"),
+    ):
+        result = invoke("sample", *arguments)
+        assert result.exit_code == 2
+        assert says in result.stderr and "fix: " in result.stderr

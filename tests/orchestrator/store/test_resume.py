@@ -1,0 +1,146 @@
+"""Going on with a run: what of its recipe may have changed since, and what of its end is taken back."""
+
+from __future__ import annotations
+
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from orchestrator.eventlog.seal import SEAL_FILE
+from orchestrator.recipe.config import Recipe
+from orchestrator.recipe.problems import InputError
+from orchestrator.recipe.toml_text import dump
+from orchestrator.recipe.validation import resolve, validate
+from orchestrator.store.checkpoints import REQUEST_FILE
+from orchestrator.store.resume import reopen, taken, unlike
+from orchestrator.store.run_store import RunStore
+from outer.journal.journal import StoredJournal
+from outer.journal.object_store import Folder
+
+TABLES: dict[str, Any] = {
+    "name": "one",
+    "model": {"layers": 2},
+    "sync": {"H": 12, "quorum": 1},
+    "pools": [{"name": "a", "learners": 2}],
+    "budget": {"tokens": 1000},
+    "durability": {"store": "s3://bucket/one"},
+}
+
+
+def recipe(**change: Any) -> Recipe:
+    return Recipe.model_validate({**TABLES, **change})
+
+
+@pytest.fixture
+def store(tmp_path: Path) -> RunStore:
+    """Of a run that was begun by `recipe()`, P filled in."""
+    made = RunStore(tmp_path / "run")
+    made.create()
+    made.write_text("config.toml", dump(recipe(sync=TABLES["sync"] | {"P": 6})))
+    return made
+
+
+@pytest.mark.parametrize(
+    "change",
+    [
+        {},
+        {"pools": [{"name": "a", "learners": 4, "batch_size": 2}, {"name": "b"}]},
+        {"budget": {"syncer_steps": 500}},
+        {"eval": {"every": 0}},
+        {"chaos": {"mtbf_s": 5.0}},
+        {"run": {"hang_s": 60.0}},
+        {"sync": TABLES["sync"] | {"quorum": 2}},
+        {"sync": TABLES["sync"] | {"P": 6}},
+        {"durability": TABLES["durability"] | {"every_s": 5.0, "keep": 9}},
+    ],
+    ids=str,
+)
+def test_what_a_run_is_made_of_besides_its_numbers_may_change(store: RunStore, change: dict[str, Any]) -> None:
+    assert list(unlike(store, recipe(**change))) == []
+
+
+@pytest.mark.parametrize(
+    ("change", "field", "value"),
+    [
+        ({"seed": 1}, "seed", 1),
+        ({"name": "two"}, "name", "two"),
+        ({"task": "my.task:Other"}, "task", "my.task:Other"),
+        ({"model": {"layers": 3}}, "model.layers", 3),
+        ({"model": {}}, "model.layers", None),
+        ({"model": {"layers": 2, "width": 8}}, "model.width", 8),
+        ({"data": {"sequence_length": 7}}, "data.sequence_length", 7),
+        ({"inner": {"lr": 0.5}}, "inner.lr", 0.5),
+        ({"outer": {"lr": 0.5}}, "outer.lr", 0.5),
+        ({"sync": TABLES["sync"] | {"H": 24}}, "sync.H", 24),
+        ({"sync": TABLES["sync"] | {"P": 3}}, "sync.P", 3),
+        ({"init_from": "model.safetensors"}, "init_from", str(Path("model.safetensors").absolute())),
+        ({"durability": {"store": "s3://bucket/two"}}, "durability.store", "s3://bucket/two"),
+        ({"durability": {}}, "durability.store", None),
+    ],
+    ids=str,
+)
+def test_what_the_numbers_come_from_may_not_change(
+    store: RunStore, change: dict[str, Any], field: str, value: Any
+) -> None:
+    [problem] = unlike(store, recipe(**change))
+    assert (problem.field, problem.value) == (field, value)
+    assert "as it was" in problem.fix and "--fresh" in problem.fix
+
+
+def test_every_change_is_named_at_once(store: RunStore) -> None:
+    found = unlike(store, recipe(seed=1, model={"layers": 3}))
+    assert [problem.field for problem in found] == ["model.layers", "seed"]
+
+
+def test_a_run_that_began_from_parameters_goes_on_from_the_same_path(
+    store: RunStore, monkeypatch: pytest.MonkeyPatch, tmp_path: Path
+) -> None:
+    monkeypatch.chdir(tmp_path)
+    warm = {"init_from": str(tmp_path / "model.safetensors"), "init_digest": "d1"}
+    store.write_text("config.toml", dump(recipe(**warm)))
+    assert list(unlike(store, recipe(init_from="model.safetensors"))) == []
+    [problem] = unlike(store, recipe(init_from="other.safetensors"))
+    assert problem.field == "init_from"
+    [problem] = unlike(store, recipe())
+    assert problem.field == "init_from"
+
+
+def test_a_store_given_by_a_relative_path_is_the_same_from_its_folder(
+    store: RunStore, monkeypatch: pytest.MonkeyPatch, tmp_path: Path
+) -> None:
+    monkeypatch.chdir(tmp_path)
+    store.write_text("config.toml", dump(recipe(durability={"store": str(tmp_path / "kept")})))
+    assert list(unlike(store, recipe(durability={"store": "kept"}))) == []
+    assert resolve(recipe(durability={"store": "kept"})).durability.store == str(tmp_path / "kept")
+
+
+def test_nothing_begins_in_a_store_that_holds_a_journal(tmp_path: Path) -> None:
+    durability = {"store": str(tmp_path / "kept")}
+    assert list(taken(recipe(durability={}))) == list(taken(recipe(durability=durability))) == []
+    StoredJournal(Folder(tmp_path / "kept"), "journal", 1, 2).open()
+    [problem] = taken(recipe(durability=durability))
+    assert problem.field == "durability.store" and "holds the journal" in problem.message
+    (tmp_path / "file").write_text("")
+    [problem] = taken(recipe(durability={"store": str(tmp_path / "file")}))
+    assert "cannot be read" in problem.message
+
+
+def test_a_store_that_nobody_knows_is_refused_with_the_rest() -> None:
+    with pytest.raises(InputError) as caught:
+        validate(recipe(durability={"store": "nosuch://a"}))
+    [problem] = caught.value.problems
+    assert problem.field == "durability.store" and "nosuch" in problem.message and "[s3]" in problem.fix
+
+
+def test_what_was_said_at_an_end_is_taken_back_and_the_rest_stays(store: RunStore) -> None:
+    said = ("events.jsonl", SEAL_FILE, "summary.json", "stop", REQUEST_FILE)
+    stays = ("events/syncer.jsonl", "events/orchestrator.jsonl", "journal/000000000000", "checkpoints/000001/syncer")
+    for name in (*said, *stays):
+        store.write_text(name, "x")
+    store.grant("epoch", "syncer")
+    reopen(store)
+    reopen(store)
+    assert not [name for name in said if store.path(name).exists()]
+    assert all(store.path(name).exists() for name in (*stays, "config.toml"))
+    assert store.granted("epoch", "syncer") == 1

@@ -1,0 +1,158 @@
+"""The status model from what the syncer and the orchestrator know: whole before anything is known."""
+
+from __future__ import annotations
+
+import json
+from typing import Any
+
+import pytest
+
+from orchestrator.recipe.config import BudgetConfig, PoolConfig, Recipe
+from orchestrator.store.status_model import Placed, ProgressTracker, RunInfo, model
+from outer.config import SyncConfig
+
+RECIPE = Recipe(
+    name="demo",
+    pools=(PoolConfig(name="east", learners=2, region="r1", batch_size=4), PoolConfig(name="west")),
+    budget=BudgetConfig(syncer_steps=100),
+    sync=SyncConfig(quorum=2),
+)
+NAMES = ("learner-east-0", "learner-east-1", "learner-west-0")
+
+
+def about(state: str = "running", reason: str = "") -> RunInfo:
+    return RunInfo(state, reason, started_at=100.0, written_at=130.0, eval_loss=2.5)
+
+
+def row(name: str, **change: Any) -> dict[str, Any]:
+    return {
+        "name": name,
+        "incarnation": 1,
+        "alive": True,
+        "phase": "stepping",
+        "lease_age_s": 0.1,
+        "step": 7,
+        "step_s": 0.5,
+        "tokens": 700,
+        "loss": 2.2,
+        "version_lag": 0,
+    } | change
+
+
+def view(*rows: dict[str, Any], **change: Any) -> dict[str, Any]:
+    return {
+        "running_s": 20.0,
+        "syncer_step": 25,
+        "progress": 0.25,
+        "tokens": 800,
+        "tokens_processed": 1000,
+        "epoch": 1,
+        "grace_s": 0.1,
+        "learners": list(rows) or [row(name) for name in NAMES],
+    } | change
+
+
+def conditions(status: dict[str, Any]) -> dict[str, tuple[str, str]]:
+    return {each["type"]: (each["status"], each["reason"]) for each in status["run"]["conditions"]}
+
+
+def test_before_the_syncer_answers_every_field_is_there_and_unknown_ones_are_none() -> None:
+    early = model(RECIPE, about("starting"), {}, {}, {})
+    assert early["learners"] == []
+    assert (early["run"]["goodput"], early["run"]["tokens_per_s"], early["run"]["eta_s"]) == (None, None, None)
+    assert (early["run"]["progress"], early["run"]["syncer_step"]) == (0.0, 0)
+    assert (early["syncer"]["pid"], early["syncer"]["epoch"]) == (None, None)
+    assert early["run"].keys() == model(RECIPE, about(), view(), {}, {})["run"].keys()
+    json.dumps(early, allow_nan=False)
+
+
+def test_rates_follow_from_the_counts() -> None:
+    run = model(RECIPE, about(), view(), {"pid": 7, "node": "n"}, {})["run"]
+    assert (run["goodput"], run["tokens_per_s"], run["eta_s"]) == (0.8, 40.0, 60.0)
+    assert (run["target_syncer_steps"], run["eval_loss"]) == (100, 2.5)
+
+
+@pytest.mark.parametrize("change", [{"progress": 0.0}, {"running_s": None}, {"running_s": 0.0, "tokens_processed": 0}])
+def test_nothing_is_divided_by_nothing(change: dict[str, Any]) -> None:
+    run = model(RECIPE, about(), view(**change), {}, {})["run"]
+    assert run["eta_s"] is None
+    json.dumps(run, allow_nan=False)
+
+
+def test_goodput_is_at_most_one_though_reports_lag_behind_commits() -> None:
+    assert model(RECIPE, about(), view(tokens=1200), {}, {})["run"]["goodput"] == 1.0
+
+
+@pytest.mark.parametrize(
+    ("change", "state", "rate"),
+    [
+        ({}, "stepping", 4 * 96 / 0.5),
+        ({"phase": "joining", "step_s": 0.0}, "joining", None),
+        ({"alive": False}, "silent", None),
+        ({"alive": False, "phase": ""}, "down", None),
+    ],
+)
+def test_a_learners_state_is_its_phase_or_why_it_has_none(
+    change: dict[str, Any], state: str, rate: float | None
+) -> None:
+    placed = {NAMES[0]: Placed(11, "node-1", "killed")}
+    [shown] = model(RECIPE, about(), view(row(NAMES[0], **change)), {}, placed)["learners"]
+    assert (shown["state"], shown["tokens_per_s"]) == (state, rate)
+    assert (shown["pool"], shown["region"], shown["pid"], shown["last_fault"]) == ("east", "r1", 11, "killed")
+
+
+def test_one_that_was_never_placed_has_no_process() -> None:
+    [shown] = model(RECIPE, about(), view(row(NAMES[2])), {}, {})["learners"]
+    assert (shown["pid"], shown["node"], shown["last_fault"]) == (None, None, None)
+
+
+def test_conditions_tell_whether_all_live_and_whether_the_quorum_is_met() -> None:
+    dead = {"alive": False}
+    for rows, all_live, quorum in (
+        ([row(name) for name in NAMES], "True", "True"),
+        ([row(NAMES[0]), row(NAMES[1]), row(NAMES[2], **dead)], "False", "True"),
+        ([row(NAMES[0]), row(NAMES[1], phase="joining"), row(NAMES[2], **dead)], "False", "False"),
+    ):
+        told = conditions(model(RECIPE, about(), view(*rows), {}, {}))
+        assert (told["AllLearnersLive"][0], told["QuorumMet"][0]) == (all_live, quorum)
+
+
+@pytest.mark.parametrize("state", ["finished", "stopped", "failed"])
+def test_an_ended_run_has_one_condition_its_end_and_why(state: str) -> None:
+    status = model(RECIPE, about(state, "because"), view(), {}, {})
+    assert conditions(status) == {"Ended": ("True", state.capitalize())}
+    assert status["run"]["conditions"][0]["message"] == "because"
+
+
+def test_over_the_epochs_of_a_syncer_time_and_pace_are_those_of_the_run() -> None:
+    now = [50.0]
+    overall = ProgressTracker(lambda: now[0])
+    before = {"tokens": 1000, "progress": 0.1, "running_s": None}
+    assert overall.of(before)["running_s"] is None
+    now[0] = 60.0
+    assert overall.of(before | {"running_s": 2.0})["running_s"] == 2.0
+    now[0] = 78.0
+    later = overall.of({"tokens": 3000, "progress": 0.3, "running_s": None})
+    assert later["running_s"] == 20.0, "a new epoch does not know of any"
+    status = model(RECIPE, about(), view() | later, {"pid": 7, "node": "n"}, {})
+    assert status["run"]["tokens_per_s"] == 100.0, "what was there before this life of the run does not count"
+    assert status["run"]["eta_s"] == pytest.approx(20.0 * 0.7 / 0.2)
+
+
+def test_conditions_say_that_nothing_is_being_made_durable_and_why() -> None:
+    def durable(**journal: Any) -> dict[str, str]:
+        status = model(RECIPE, about(), view() | {"journal": {"waiting_s": 0.0, "trouble": "", **journal}}, {}, {})
+        return next(each for each in status["run"]["conditions"] if each["type"] == "Durable")
+
+    assert durable()["status"] == "True"
+    full = durable(waiting_s=12.0, trouble="OSError: [Errno 28] No space left on device")
+    assert (full["status"], full["reason"]) == ("False", "Stalled")
+    assert "12.0 s" in full["message"] and "No space left" in full["message"]
+    assert durable(waiting_s=3.0)["status"] == "False"
+    assert durable(damage=["group 7: it is missing"])["message"].endswith("group 7: it is missing")
+
+
+def test_conditions_say_that_a_syncer_is_on_its_way() -> None:
+    status = model(RECIPE, about(), view(), {"epoch": 3, "down_s": 4.0}, {})
+    serving = next(each for each in status["run"]["conditions"] if each["type"] == "SyncerServes")
+    assert (serving["status"], serving["message"]) == ("False", "epoch 3 comes up since 4.0 s")

@@ -1,0 +1,161 @@
+"""`init_from`: what a run starts from is checked before anything starts, hashed by content, and used everywhere."""
+
+from __future__ import annotations
+
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pytest
+from safetensors.numpy import save_file
+
+from learners.config import InnerConfig, WarmStart
+from learners.lockstep import LockStep
+from learners.training import weights
+from learners.training.initial_state import InitialState
+from learners.training.models.language import ByteLanguageModel
+from learners.training.trainer import Evaluator, deal, initial_parameters
+from orchestrator.recipe.config import Recipe
+from orchestrator.recipe.problems import InputError
+from orchestrator.recipe.toml_text import dump, load, validate
+from orchestrator.recipe.validation import resolve
+from orchestrator.store import final_parameters as final
+from orchestrator.store.run_store import RunStore
+from outer.config import OuterConfig, SyncConfig
+from outer.protocol.syncer import Budget
+
+MODEL = {"layers": 1, "width": 16, "heads": 2}
+SYNC = SyncConfig(P=4, H=4)
+
+
+@pytest.fixture(scope="module")
+def corpus(tmp_path_factory: pytest.TempPathFactory) -> str:
+    folder = tmp_path_factory.mktemp("text")
+    for number in range(4):
+        (folder / f"{number}.txt").write_text(f"the {number} quick brown foxes jump over lazy dogs\n" * 60)
+    return str(folder)
+
+
+@pytest.fixture(scope="module")
+def others(corpus: str) -> dict[str, Any]:
+    """The tensors of the model under another seed."""
+    return tensors(recipe(corpus, seed=99))
+
+
+@pytest.fixture
+def path(tmp_path: Path, others: dict[str, Any]) -> Path:
+    save_file(others, tmp_path / "other.safetensors")
+    return tmp_path / "other.safetensors"
+
+
+def recipe(corpus: str, **changes: Any) -> Recipe:
+    return Recipe.model_validate(
+        {
+            "name": "warm",
+            "model": MODEL,
+            "data": {"path": corpus, "sequence_length": 16, "held_out": 0.25},
+            "sync": {"P": 4, "H": 4},
+            "pools": [{"name": "a", "learners": 2}],
+            "budget": {"syncer_steps": 40},
+        }
+        | changes
+    )
+
+
+def task_of(recipe: Recipe) -> ByteLanguageModel:
+    return ByteLanguageModel(recipe.data, recipe.seed, **recipe.model)
+
+
+def tensors(recipe: Recipe) -> dict[str, Any]:
+    task = task_of(recipe)
+    fragments = deal(task, SYNC)
+    thetas = initial_parameters(task, fragments, recipe.seed)
+    return {
+        t.name: theta[cut].reshape(t.shape) for f, theta in zip(fragments, thetas, strict=True) for t, cut in f.slices()
+    }
+
+
+def test_the_resolved_recipe_and_its_hash_follow_the_content(corpus: str, path: Path, tmp_path: Path) -> None:
+    first = resolve(recipe(corpus, init_from=str(path)))
+    assert first.init_digest == weights.digest(weights.read(path))
+    (tmp_path / "config.toml").write_text(dump(first))
+    again = load(tmp_path / "config.toml")
+    validate(again)
+    assert again.config_hash == resolve(again).config_hash == first.config_hash
+
+    save_file(weights.read(path) | {"norm": np.zeros(16, np.float32)}, path)
+    assert resolve(recipe(corpus, init_from=str(path))).config_hash != first.config_hash
+    with pytest.raises(InputError, match=r"init_digest.*is not the digest of init_from"):
+        validate(again)
+    assert "init" not in dump(resolve(recipe(corpus))), "a run without it is what it was"
+
+
+def test_the_syncer_the_first_evaluation_and_lock_step_start_from_it(corpus: str, path: Path) -> None:
+    resolved = resolve(recipe(corpus, init_from=str(path)))
+    task, fragments = task_of(resolved), deal(task_of(resolved), SYNC)
+    wanted = weights.dealt(weights.read(path), fragments)
+    fresh = initial_parameters(task, fragments, resolved.seed)
+    assert not all(np.array_equal(a, b) for a, b in zip(fresh, wanted, strict=True))
+
+    state = InitialState(resolved.task, resolved.model, resolved.data, resolved.seed, SYNC, resolved.warm_start)
+    _, thetas, _ = state()
+    for found in (thetas, initial_parameters(task, fragments, resolved.seed, resolved.warm_start)):
+        assert all(np.array_equal(a, b) for a, b in zip(found, wanted, strict=True))
+
+
+def lock_step(task: ByteLanguageModel, steps: int, warm_start: WarmStart | None = None) -> LockStep:
+    return LockStep(
+        task=task,
+        sync=SYNC,
+        outer_config=OuterConfig(lr=1.0, momentum=0.0, merge="avg"),
+        inner=InnerConfig(lr=1e-2),
+        learners={"a": 8, "b": 8},
+        quorum=2,
+        budget=Budget(tokens=None, syncer_steps=steps),
+        warm_start=warm_start,
+    )
+
+
+def test_a_run_goes_on_from_where_another_ended(corpus: str, tmp_path: Path) -> None:
+    task = task_of(recipe(corpus))
+    shell = lock_step(task, 24)
+    before = Evaluator(task, shell.fragments, 16).loss(shell.parameters.thetas)
+    thetas = shell.run().thetas
+    store = RunStore(tmp_path / "run")
+    store.create()
+    final.write(store, 24, shell.fragments, thetas)
+    for place in (tmp_path / "run", tmp_path / "run" / "final"):
+        start = WarmStart(str(place), weights.digest(weights.read(place)))
+        second = lock_step(task, 4, start)
+        assert all(np.array_equal(a, b) for a, b in zip(second.parameters.thetas, thetas, strict=True))
+    second.run()
+    losses = [s.fact.loss for s in second.said if type(s.fact).__name__ == "StepFinished" and s.fact.step == 1]
+    assert max(losses) < before - 0.5, "its first step is on trained parameters"
+
+
+@pytest.mark.parametrize(
+    ("change", "count", "message"),
+    [
+        ({"layers": 2}, 6, "blocks/1/mlp/up is missing"),
+        ({"width": 32}, 8, r"embed has shape \[256, 16\], the model's has \[256, 32\]"),
+    ],
+)
+def test_another_models_parameters_are_refused_with_every_difference(
+    corpus: str, path: Path, change: dict[str, int], count: int, message: str
+) -> None:
+    with pytest.raises(InputError, match=message) as caught:
+        validate(recipe(corpus, init_from=str(path), model=MODEL | change))
+    (problem,) = caught.value.problems
+    assert problem.field == "init_from"
+    assert problem.message.count("missing") + problem.message.count("has shape") == count
+
+
+def test_a_bad_file_and_a_digest_alone_are_input_errors(corpus: str, tmp_path: Path) -> None:
+    (tmp_path / "bad").write_text("no")
+    for changes, words in (
+        ({"init_from": str(tmp_path / "none")}, "no such file or folder"),
+        ({"init_from": str(tmp_path / "bad")}, "is no safetensors file"),
+        ({"init_digest": "0123"}, "without init_from"),
+    ):
+        with pytest.raises(InputError, match=words):
+            validate(recipe(corpus, **changes))

@@ -1,0 +1,160 @@
+"""What deploy/ and docs/ say of metrics: names and labels that exist, rules that Prometheus takes, alerts that fire."""
+
+from __future__ import annotations
+
+import json
+import re
+import shutil
+import subprocess
+from collections.abc import Iterator
+from itertools import combinations
+from pathlib import Path
+from typing import Any
+
+import pytest
+import yaml
+
+from orchestrator.telemetry.catalog import CATALOG, OTHER, PREFIX, Metric
+from orchestrator.telemetry.table import table
+
+ROOT = Path(__file__).resolve().parents[3]
+ALERTS = ROOT / "deploy" / "prometheus" / "alerts.yml"
+ALERTS_TEST = ALERTS.with_name("alerts_test.yml")
+DASHBOARD = json.loads((ROOT / "deploy" / "grafana" / "decoupled-diloco.json").read_text())
+RULES = [rule for group in yaml.safe_load(ALERTS.read_text())["groups"] for rule in group["rules"]]
+RECORDED = {rule["record"]: rule["expr"] for rule in RULES if "record" in rule}
+PROMTOOL = shutil.which("promtool")
+ADDED = {"WorkerId", "le", "job", "instance"}  # by Ray and Prometheus
+
+
+def panels() -> Iterator[dict[str, Any]]:
+    yield from DASHBOARD["panels"]
+
+
+def expressions() -> list[str]:
+    shown = [target["expr"] for panel in panels() for target in panel.get("targets", [])]
+    return [
+        *shown,
+        *(each["expr"] for each in DASHBOARD["annotations"]["list"]),
+        *(variable["definition"] for variable in DASHBOARD["templating"]["list"] if "definition" in variable),
+        *(rule["expr"] for rule in RULES),
+    ]
+
+
+def known(name: str) -> Metric:
+    bare = name.removeprefix(PREFIX)
+    metric = CATALOG.get(bare) or CATALOG.get(re.sub(r"_(bucket|sum|count)$", "", bare))
+    assert metric is not None, f"{name} is not in the catalog"
+    if metric.kind == "histogram":
+        assert not name.endswith("_sum"), "Ray makes up the sums of histograms"
+        assert name.endswith(("_bucket", "_count"))
+    return metric
+
+
+@pytest.mark.parametrize("expression", sorted(set(expressions())))
+def test_an_expression_names_metrics_and_labels_that_exist(expression: str) -> None:
+    whole = expression
+    for name, recorded in RECORDED.items():
+        whole += f" {recorded}" if name in expression else ""
+    found = re.findall(r"\b(ray_diloco_\w+)(?:\{([^}]*)\})?", whole)
+    assert found or "diloco:" in expression
+    assert not re.search(r"(?<!ray_)\bdiloco_", whole), "as Ray exports it, with its prefix"
+    labels = {*ADDED}
+    for name, matchers in found:
+        metric = known(name)
+        labels |= set(metric.label_names)
+        for label, operator, value in re.findall(r'(\w+)\s*(=~|!=|=)\s*"([^"]*)"', matchers):
+            assert label in metric.label_names, f"{name} has no {label}"
+            allowed = next((each.values for each in metric.labels if each.name == label), ())
+            if allowed and operator in ("=", "=~", "!="):
+                assert set(value.split("|")) <= {*allowed, OTHER}, f"{name}: no such {label}"
+    for names in re.findall(r"\b(?:by|on|group_left|without)\s*\(([^)]*)\)", expression):
+        assert {label.strip() for label in names.split(",") if label.strip()} <= labels, names
+
+
+def test_colons_name_only_what_is_recorded() -> None:
+    used = {name for each in expressions() for name in re.findall(r"\bdiloco:[\w:]+", each)}
+    assert used == set(RECORDED)
+
+
+def test_legends_and_annotations_use_labels_that_their_expression_leaves() -> None:
+    for panel in panels():
+        for target in panel.get("targets", []):
+            wanted = set(re.findall(r"{{(\w+)}}", target["legendFormat"]))
+            kept = {
+                label.strip() for names in re.findall(r"by \(([^)]*)\)", target["expr"]) for label in names.split(",")
+            }
+            assert wanted <= kept, panel["title"]
+    for rule in RULES:
+        if "alert" in rule:
+            said = " ".join(rule["annotations"].values())
+            assert set(re.findall(r"\$labels\.(\w+)", said)) <= {"run", "learner", "reason"}
+            assert rule["labels"]["severity"] in ("critical", "warning", "info")
+            assert rule["annotations"].keys() == {"summary", "description"}
+
+
+def test_the_dashboards_panels_have_identities_and_places_of_their_own() -> None:
+    identities = [panel["id"] for panel in panels()]
+    assert len(set(identities)) == len(identities)
+    places = [(panel["title"], panel["gridPos"]) for panel in panels()]
+    for title, place in places:
+        assert place["x"] >= 0 and place["w"] > 0 and place["x"] + place["w"] <= 24, title
+    for (title, a), (other, b) in combinations(places, 2):
+        apart = a["x"] + a["w"] <= b["x"] or b["x"] + b["w"] <= a["x"]
+        apart |= a["y"] + a["h"] <= b["y"] or b["y"] + b["h"] <= a["y"]
+        assert apart, f"{title} and {other} overlap"
+    for panel in panels():
+        references = [target["refId"] for target in panel.get("targets", [])]
+        assert len(set(references)) == len(references)
+        assert (panel["type"] == "row") == (not references), panel["title"]
+
+
+def test_the_dashboard_is_of_one_run_from_any_data_source() -> None:
+    variables = {variable["name"]: variable["type"] for variable in DASHBOARD["templating"]["list"]}
+    assert variables == {"datasource": "datasource", "run": "query"}
+    for panel in panels():
+        for target in panel.get("targets", []):
+            assert target["datasource"]["uid"] == "${datasource}"
+            series = re.findall(r"\bray_diloco_\w+(\{[^}]*\})?", target["expr"])
+            assert all('run="$run"' in matchers for matchers in series), panel["title"]
+    assert [panel["title"] for panel in panels() if panel["type"] == "row"] == [
+        "The run at a glance",
+        "Learners",
+        "Outer optimizer",
+        "Traffic",
+        "Faults",
+    ]
+
+
+def test_every_alert_has_a_unit_test() -> None:
+    tested = set(re.findall(r'alertname="(\w+)"', ALERTS_TEST.read_text()))
+    assert tested == {rule["alert"] for rule in RULES if "alert" in rule}
+
+
+@pytest.mark.skipif(PROMTOOL is None, reason="there is no promtool on this machine's PATH (Debian: prometheus)")
+@pytest.mark.parametrize(
+    "arguments",
+    [
+        ("check", "rules", str(ALERTS)),
+        ("check", "config", str(ALERTS.with_name("prometheus.yml"))),
+        ("test", "rules", str(ALERTS_TEST)),
+    ],
+    ids=" ".join,
+)
+def test_promtool_accepts_rules_and_configuration_and_every_alert_fires_and_does_not(arguments: tuple[str]) -> None:
+    done = subprocess.run([str(PROMTOOL), *arguments], capture_output=True, text=True, timeout=60)
+    assert done.returncode == 0, done.stdout + done.stderr
+
+
+def test_the_table_in_the_documentation_is_the_catalog() -> None:
+    text = (ROOT / "docs" / "metrics.md").read_text()
+    written = text.partition("<!-- catalog -->\n")[2].partition("<!-- end of catalog -->")[0]
+    assert written == table(), "write it anew: python -m orchestrator.telemetry.table"
+
+
+def test_what_the_documentation_names_exists() -> None:
+    text = (ROOT / "docs" / "metrics.md").read_text()
+    for name in set(re.findall(r"\bray_(diloco_\w+)", text)):
+        assert name in CATALOG, name
+    for name in re.findall(r"`(deploy/[\w./-]+)`", text):
+        assert (ROOT / name).exists(), name

@@ -1,0 +1,336 @@
+"""Metrics from a log: exact against the books and the summary, bounded in their labels, and named as they should be."""
+
+from __future__ import annotations
+
+import re
+from collections import defaultdict
+from collections.abc import Iterable
+from dataclasses import fields, replace
+from itertools import count
+from typing import Any
+
+import pytest
+from hypothesis import given, settings
+from hypothesis import strategies as st
+
+from learners.protocol.facts import Adopted, StepFinished
+from orchestrator.accounting.books import settle
+from orchestrator.accounting.goodput import outer_downtime, participation
+from orchestrator.accounting.history import History
+from orchestrator.accounting.summary import summarise
+from orchestrator.eventlog.events import REGISTRY, Event, FaultSkipped, LearnerLost, RunFinished
+from orchestrator.telemetry.catalog import CATALOG, KINDS, LEARNERS_MAX, OTHER, Bounds, Sample
+from orchestrator.telemetry.gauges import gauges
+from orchestrator.telemetry.log_tail import Line, parse
+from orchestrator.telemetry.measure import RULES, WRITER, Measures
+from outer.protocol.facts import Committed, LearnerFenced, ReadFailed, Refused, StepOpened, StepReopened
+from tests.orchestrator.histories import altered, history, inserted, is_a, restarted
+
+Totals = dict[tuple[str, tuple[tuple[str, str], ...]], float]
+A_MISSES = frozenset((second, "a") for second in (4, 6, 8))
+
+
+def lines(events: Iterable[Event]) -> list[Line]:
+    return [parse(event.to_json()) for event in events]
+
+
+def samples(events: Iterable[Event]) -> list[Sample]:
+    measures = Measures("fp32", "1.0")
+    told = [sample for line in lines(events) for sample in measures.take(line)]
+    return [*told, *measures.close(), *measures.rhythm()]
+
+
+def totals(told: Iterable[Sample]) -> Totals:
+    """Each series' value at the end: counters added up, gauges as last set."""
+    values: Totals = defaultdict(float)
+    for sample in told:
+        key = (sample.name, tuple(sorted(sample.labels.items())))
+        values[key] = sample.value + (values[key] if CATALOG[sample.name].kind == "counter" else 0.0)
+    return dict(values)
+
+
+def test_what_a_new_epoch_says_again_counts_once() -> None:
+    once, twice = totals(samples(history())), totals(samples(restarted(history())))
+    attached = {"diloco_attached_total", "diloco_facts_total", "diloco_syncer_epoch"}
+    names = {name for name, _ in once} - attached
+    assert {k: v for k, v in twice.items() if k[0] in names} == {k: v for k, v in once.items() if k[0] in names}
+
+
+def summed(values: Totals, name: str, by: str) -> dict[str, float]:
+    found: dict[str, float] = defaultdict(float)
+    for (metric, labels), value in values.items():
+        if metric == name:
+            found[dict(labels)[by]] += value
+    return dict(found)
+
+
+def nonzero(values: dict[str, int]) -> dict[str, int]:
+    return {key: value for key, value in values.items() if value}
+
+
+# ------------------------------------------------------------------ exact
+
+
+def assert_as_in_the_books(events: list[Event]) -> None:
+    books, values = settle(events), totals(samples(events))
+    for name, ledger in books.by_learner.items():
+        of = {"learner": name}
+        assert values[key("diloco_tokens_processed_total", **of)] == ledger.processed
+        assert values.get(key("diloco_tokens_committed_total", **of), 0) == ledger.committed
+        for reason, tokens in ledger.discarded.items():
+            assert values.get(key("diloco_tokens_discarded_total", **of, reason=reason), 0) == tokens, reason
+
+
+def key(name: str, **labels: str) -> tuple[str, tuple[tuple[str, str], ...]]:
+    return (name, tuple(sorted(labels.items())))
+
+
+@settings(deadline=None, max_examples=40)
+@given(
+    st.frozensets(st.tuples(st.integers(1, 16).map(lambda half: 2 * half), st.sampled_from("abc")), max_size=20),
+    st.lists(
+        st.tuples(st.integers(1, 7).map(lambda n: 4 * n + 2), st.sampled_from(("stale_base", "late"))), max_size=3
+    ),
+)
+def test_tokens_equal_the_books_to_the_last_whoever_misses_what(
+    absent: frozenset[tuple[int, str]], refusals: list[tuple[int, str]]
+) -> None:
+    events = history(absent)
+    for step, reason in refusals:
+        refused = Refused("a", 1, "contribution", reason, step, 1)
+        events = inserted(events, is_a(StepOpened, syncer_step=step), refused)
+    assert_as_in_the_books(events)
+
+
+@pytest.mark.parametrize("reason", ["stale_base", "non_finite", "doubled"])
+def test_a_refused_contribution_discards_for_the_reason_that_the_books_give(reason: str) -> None:
+    refused = Refused("a", 1, "contribution", reason, 6, 1)
+    events = inserted(history(A_MISSES), is_a(StepOpened, syncer_step=6), refused)
+    assert_as_in_the_books(events)
+    discarded = summed(totals(samples(events)), "diloco_tokens_discarded_total", "reason")
+    assert (discarded.get("stale_base", 0) > 0) == (reason == "stale_base")
+    assert (discarded.get("refused", 0) > 0) == (reason == "non_finite")
+
+
+def test_what_rebasing_keeps_is_not_discarded_before_the_end() -> None:
+    events = [
+        replace(event, fact=replace(event.fact, mode="rebase")) if is_a(Adopted)(event) else event
+        for event in history(A_MISSES)
+    ]
+    assert_as_in_the_books(events)
+
+
+def test_what_a_dead_learner_had_sent_may_still_merge_and_only_then_is_the_rest_killed() -> None:
+    fenced = inserted(history(), is_a(StepOpened, syncer_step=6), LearnerFenced("c", 1, "killed"))
+    events = [gone(event) if is_a(Committed)(event) and event.fact.syncer_step > 6 else event for event in fenced]
+    of_the_dead = {("c", 1, Adopted)}
+    events = [
+        event
+        for event in events
+        if (event.writer, event.incarnation, type(event.fact)) not in of_the_dead or event.fact.after_step <= 6
+    ]
+    assert_as_in_the_books(events)
+    measures, told = Measures("fp32", "1.0"), []
+    for line in lines(events):
+        if line.kind == "Committed" and line.fact["syncer_step"] == 6:
+            assert "c" in {one["learner"] for one in line.fact["participants"]}
+            assert discarded(told) == {}, "it may still merge"
+        told += list(measures.take(line))
+    assert discarded(told)["killed"] == 3 * 16, "steps 7 to 9"
+
+
+def gone(event: Event) -> Event:
+    """The commit without what the first incarnation of c sent."""
+    left = tuple(one for one in event.fact.participants if (one.learner, one.incarnation) != ("c", 1))
+    return replace(event, fact=replace(event.fact, participants=left))
+
+
+def discarded(told: Iterable[Sample]) -> dict[str, float]:
+    return summed(totals(told), "diloco_tokens_discarded_total", "reason")
+
+
+def test_a_death_after_the_end_of_the_run_kills_no_tokens() -> None:
+    events = inserted(history(), is_a(RunFinished), LearnerLost("b", 1, "died", "too late to matter"))
+    assert_as_in_the_books(events)
+    assert settle(events).by_learner["b"].discarded["killed"] == 0
+
+
+def test_counts_equal_the_summarys() -> None:
+    events = inserted(history(), is_a(StepOpened, syncer_step=6), Refused("a", 1, "contribution", "late", 6, 1))
+    summary, values = summarise(events, {"sync": {"codec": "fp32"}}, []), totals(samples(events))
+    assert sum(summed(values, "diloco_commits_total", "fragment").values()) == summary["commits"]
+    assert sum(summed(values, "diloco_contribution_bytes_total", "learner").values()) == summary["wire_bytes"]["up"]
+    assert sum(summed(values, "diloco_version_bytes_total", "learner").values()) == summary["wire_bytes"]["down"]
+    assert summed(values, "diloco_refusals_total", "reason") == summary["refusals"]
+    contributions = summed(values, "diloco_contributions_total", "learner")
+    shares = {name: merged / summary["commits"] for name, merged in contributions.items()}
+    assert shares == summary["participation"]["by_learner"]
+    live = values[key("diloco_live_at_commits_total")]
+    share = participation(History(events))
+    assert share is not None
+    assert sum(contributions.values()) / live == share.alive_mean
+    [killed] = [fault for fault in summary["faults"] if fault["kind"] == "kill"]
+    assert values[key("diloco_recovery_seconds_total", learner="c")] == pytest.approx(killed["recovery_s"])
+    assert values[key("diloco_recoveries_total", learner="c")] == 1
+    assert values[key("diloco_outer_downtime_seconds")] == pytest.approx(outer_downtime(History(events)))
+    assert values[key("diloco_restarts_total", learner="c", cause="died")] == 1
+    assert summed(values, "diloco_facts_total", "kind") == {
+        kind: len([event for event in events if type(event.fact).__name__ == kind])
+        for kind in {type(event.fact).__name__ for event in events}
+    }
+
+
+def test_a_death_that_no_fault_explains_counts_from_the_last_sign_of_life() -> None:
+    events = [event for event in history() if not is_a(REGISTRY["FaultInjected"], fault_kind="kill")(event)]
+    [row] = [fault for fault in summarise(events, {}, [])["faults"] if not fault["injected"]]
+    values = totals(samples(events))
+    assert values[key("diloco_recovery_seconds_total", learner="c")] == pytest.approx(row["recovery_s"])
+
+
+# ------------------------------------------------------------------ the table
+
+
+def test_rules_name_metrics_and_labels_of_the_catalog_and_fields_of_the_facts() -> None:
+    for kind, rules in RULES.items():
+        assert kind in KINDS
+        for rule in rules:
+            assert {label.name for label in CATALOG[rule.metric].labels} == rule.labels.keys(), rule.metric
+            if kind in REGISTRY:
+                known = {field.name for field in fields(REGISTRY[kind])} | {WRITER, ""}
+                assert {*rule.labels.values(), rule.amount} <= known, kind
+
+
+UNITS = {"tokens": "tokens", "seconds": "seconds", "bytes": "bytes", "ratio": "ratio"}
+
+
+@pytest.mark.parametrize("metric", CATALOG.values(), ids=lambda metric: metric.name)
+def test_names_follow_the_conventions_of_prometheus(metric: Any) -> None:
+    assert re.fullmatch(r"diloco(_[a-z]+)+", metric.name)
+    assert metric.name.endswith("_total") == (metric.kind == "counter")
+    assert metric.help.endswith(".")
+    if metric.unit in UNITS:
+        assert f"_{metric.unit}" in metric.name, "the unit is in the name"
+    else:
+        assert metric.unit in ("", "nats per token")
+        assert not re.search(r"_(seconds|bytes|ratio)(_|$)", metric.name)
+    assert not re.search(r"_(ms|milliseconds|kb|mb|percent|hours|minutes)(_|$)", metric.name), "base units"
+    assert bool(metric.buckets) == (metric.kind == "histogram")
+    assert list(metric.buckets) == sorted(metric.buckets)
+    names = [label.name for label in metric.labels]
+    assert "run" not in names
+    assert not {"le", "WorkerId", "incarnation", "pid", "node", "digest"} & set(names)
+
+
+def test_every_metric_is_moved_by_something() -> None:
+    numbers, texts = count(1), {"message": "contribution", "reason": "late", "mode": "overwrite"}
+    planned = [
+        Line("learner-t-0", 1, 1.0, kind, texts | {"learner": "a", "source": "peer", "bytes": next(numbers)})
+        for kind in ("DrainStarted", "StateReceived", "DonorFailed", "Donated")
+    ]
+    events = inserted(
+        history(A_MISSES),
+        is_a(StepOpened, syncer_step=6),
+        Refused("a", 1, "contribution", "late", 6, 1),
+        ReadFailed("a", 1, 6, 1, "timeout"),
+        StepReopened(6, 1, 0, "too few"),
+        FaultSkipped("kill", "b", "gone"),
+    )
+    events = altered(events, is_a(StepFinished), waited_s=0.5, waited_for="span")
+    events = altered(events, is_a(Committed), grace_s=0.2)
+    measures = Measures("fp32", "1.0")
+    others = [
+        Line("a", 1, 0.0, kind, fact)
+        for kind, fact in (
+            ("AdoptionRefused", {"reason": "older"}),
+            ("LoopFailed", {"step": 1}),
+        )
+    ]
+    moved = {sample.name for line in [*lines(events), *planned, *others] for sample in measures.take(line)}
+    moved |= {sample.name for sample in [*measures.close(), *measures.rhythm(), *gauges(STATUS)]}
+    moved |= {
+        "diloco_log_bytes_total",
+        "diloco_log_damaged_lines_total",
+        "diloco_store_free_bytes",
+        "diloco_store_size_bytes",
+    }  # the reader's own
+    assert moved | {"diloco_exporter_errors_total"} == set(CATALOG)
+
+
+def test_a_label_value_outside_its_set_is_called_other_and_names_are_limited_in_number() -> None:
+    bounds = Bounds()
+    strange = Sample("diloco_refusals_total", 1, {"learner": "a", "reason": "phase of the moon"})
+    assert bounds.admit(strange) == {"learner": "a", "reason": OTHER}
+    many = [Sample("diloco_steps_total", 1, {"learner": f"learner-{i}"}) for i in range(LEARNERS_MAX + 50)]
+    seen = {bounds.admit(sample)["learner"] for sample in many}
+    assert len(seen) == LEARNERS_MAX
+    assert OTHER in seen
+    with pytest.raises(KeyError, match="pid"):
+        bounds.admit(Sample("diloco_steps_total", 1, {"learner": "a", "pid": "7"}))
+
+
+def test_a_kind_that_nobody_knows_yet_is_counted_and_harms_nothing() -> None:
+    told = list(Measures("fp32", "1.0").take(Line("syncer", 1, 0.0, "MoonRose", {"phase": "full"})))
+    assert told == [Sample("diloco_facts_total", 1, {"kind": OTHER})]
+
+
+def test_numbers_that_are_not_finite_are_told_apart_and_never_exported() -> None:
+    events = altered(history(), is_a(REGISTRY["Evaluated"]), loss=float("nan"))
+    events = altered(events, is_a(Committed), norm=float("inf"))
+    values = totals(samples(events))
+    assert values[key("diloco_evaluations_total", outcome="non_finite")] == 1
+    assert all(value == value and abs(value) != float("inf") for value in values.values())
+
+
+# ------------------------------------------------------------------ status
+
+
+STATUS: dict[str, Any] = {
+    "run": {
+        "name": "demo",
+        "state": "running",
+        "syncer_step": 25,
+        "target_syncer_steps": 100,
+        "progress": 0.25,
+        "eval_loss": 2.5,
+        "goodput": 0.8,
+        "eta_s": 60.0,
+        "started_at": 100.0,
+    },
+    "learners": [
+        {
+            "name": f"learner-east-{index}",
+            "pool": "east",
+            "region": "r1" if index else None,
+            "state": state,
+            "loss": 2.2,
+            "lease_age_s": 0.1,
+            "version_lag": 1,
+        }
+        for index, state in enumerate(("stepping", "silent", "dancing"))
+    ],
+    "syncer": {"epoch": 1, "quorum": 2, "grace_s": 0.1},
+    "written_at": 130.0,
+}
+
+
+def test_a_status_becomes_gauges_one_phase_each_and_live_against_wanted() -> None:
+    values = totals(gauges(STATUS))
+    for index, phase in enumerate(("stepping", "silent", OTHER)):
+        phases = {
+            dict(labels)["phase"]: value
+            for (name, labels), value in values.items()
+            if name == "diloco_learner_phase" and ("learner", f"learner-east-{index}") in labels
+        }
+        assert {name for name, value in phases.items() if value} == {phase}
+    assert values[key("diloco_learners", pool="east", region="r1")] == 2
+    assert values[key("diloco_learners_live", pool="east", region="r1")] == 0
+    assert values[key("diloco_learners_live", pool="east", region="none")] == 1
+    assert summed(values, "diloco_run_state", "state")["running"] == 1
+    assert values[key("diloco_grace_seconds")] == 0.1
+
+
+def test_what_a_status_does_not_know_is_missing_and_not_zero() -> None:
+    unknown = STATUS | {"run": STATUS["run"] | {"eval_loss": None, "goodput": None}, "syncer": {"grace_s": None}}
+    names = {sample.name for sample in gauges(unknown)}
+    assert not names & {"diloco_eval_loss", "diloco_run_goodput_ratio", "diloco_grace_seconds", "diloco_syncer_epoch"}
+    assert {sample.name for sample in gauges({})} == {"diloco_run_state"}

@@ -1,0 +1,155 @@
+"""The journal on a store that fails, answers late, or dies with its writer in the midst; several epochs at once.
+
+Each seed is a random schedule. What was acknowledged is in every later epoch; an old epoch acknowledges nothing.
+"""
+
+from __future__ import annotations
+
+import random
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass, field
+
+import numpy as np
+import pytest
+
+from outer.journal import journal as journals
+from outer.journal.journal import StaleEpoch, StoredJournal
+from outer.journal.object_store import Bytes
+from outer.protocol.facts import Committed, Participant
+from outer.protocol.recovery import Entry
+
+FRAGMENTS, SEEDS, MOVES = 3, 60, 120
+
+
+@dataclass
+class Store:
+    """Objects in memory. `trouble` may raise before or after something is created, or leave half of it."""
+
+    retries: bool = False
+    kept: dict[str, bytes] = field(default_factory=dict)
+    trouble: Callable[[str], str] = lambda name: ""
+
+    def create(self, name: str, parts: Sequence[Bytes]) -> None:
+        what = self.trouble(name)
+        if what == "before":
+            raise OSError("it did not answer")
+        if name in self.kept:
+            raise FileExistsError(name)
+        self.kept[name] = b"".join(parts)
+        if what == "after":
+            raise OSError("its answer was lost")
+        if what == "torn":
+            self.kept[name] = self.kept[name][:-7]
+            raise Crash
+
+    def read(self, name: str) -> bytes:
+        if name not in self.kept:
+            raise FileNotFoundError(name)
+        return self.kept[name]
+
+    def names(self, prefix: str) -> list[str]:
+        return sorted(name for name in self.kept if name.rpartition("/")[0] == prefix)
+
+    def folders(self, prefix: str) -> list[str]:
+        return []
+
+    def remove(self, name: str) -> None:
+        self.kept.pop(name, None)
+
+
+class Crash(Exception):
+    """The writer died while it wrote."""
+
+
+@dataclass
+class Epoch:
+    journal: StoredJournal
+    number: int
+    step: int
+    entries: list[Entry] = field(default_factory=list)
+    alive: bool = True
+
+
+def commit(epoch: Epoch, fragment: int) -> Entry:
+    epoch.step += 1
+    one = Participant("a", 1, epoch.step, epoch.step - 1, 1, 8, 1.0, "d", 8 * epoch.step)
+    record = Committed(epoch.step, fragment, epoch.number, 0, (one,), 1, "d", 1.0, 8, 0.1, 0.2, 0.3, "why")
+    return Entry(epoch.number, len(epoch.entries), len(epoch.entries) - 1, record)
+
+
+@pytest.mark.parametrize("tears", [False, True])
+@pytest.mark.parametrize("block", range(6))
+def test_nothing_acknowledged_is_lost_and_no_old_epoch_is_acknowledged(
+    block: int, tears: bool, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(journals, "SNAPSHOT_GROUPS", 4)
+    monkeypatch.setattr(journals, "prove", lambda store: None)  # tested by itself
+    for seed in range(SEEDS // 6 * block, SEEDS // 6 * (block + 1)):
+        storm(random.Random(f"{seed} {tears}"), tears)
+
+
+def storm(chance: random.Random, tears: bool) -> None:
+    store, epochs = Store(), list[Epoch]()
+    acknowledged: dict[int, tuple[int, int]] = {}  # by fragment: (epoch, version) of the newest
+    waiting: dict[int, list[tuple[Entry, list[np.ndarray]]]] = {}  # by epoch, what is to be written again
+    troubles = ["", "", "", "", "before", "after", *(["torn"] if tears else [])]
+
+    def succeed() -> None:
+        store.trouble = lambda name: ""
+        number = len(epochs) + 1
+        journal = StoredJournal(store, "journal", number, FRAGMENTS)
+        opened = journal.open()
+        versions = opened.found.versions
+        for fragment, (epoch, version) in acknowledged.items():
+            assert versions[fragment] >= version, f"epoch {number} lost version {version} of epoch {epoch}"
+            assert opened.values[fragment].version == versions[fragment]
+            assert opened.values[fragment].arrays[0][0] == versions[fragment]
+        assert not opened.damage or tears
+        if opened.damage:  # half of what nobody was told of
+            journal.seed(journal._replay, opened.values)
+        epochs.append(Epoch(journal, number, max(versions)))
+
+    succeed()
+    for _ in range(MOVES):
+        if chance.random() < 0.06:
+            succeed()
+        alive = [epoch for epoch in epochs if epoch.alive]
+        if not alive:
+            succeed()
+            continue
+        epoch = chance.choice([*alive, alive[-1]])
+        store.trouble = lambda name: chance.choice(troubles)
+        group = waiting.get(epoch.number)
+        if group is None:
+            entry = commit(epoch, chance.randrange(FRAGMENTS))
+            group = [(entry, [np.full(2, entry.record.syncer_step, np.float32)])]
+        try:
+            epoch.journal.write(group)
+            while epoch.journal.untidy:
+                tidy(epoch)
+        except StaleEpoch:
+            assert epoch is not epochs[-1], "the newest epoch was refused"
+            epoch.alive = False
+            continue
+        except Crash:
+            epoch.alive = False
+            continue
+        except OSError:
+            waiting[epoch.number] = group
+            continue
+        waiting.pop(epoch.number, None)
+        assert epoch is epochs[-1], f"epoch {epoch.number} was acknowledged while {epochs[-1].number} is there"
+        epoch.entries += [entry for entry, _ in group]
+        record = group[0][0].record
+        assert isinstance(record, Committed)
+        acknowledged[record.fragment] = (epoch.number, record.syncer_step)
+    succeed()
+
+
+def tidy(epoch: Epoch) -> None:
+    for _ in range(100):
+        try:
+            return epoch.journal.tidy()
+        except OSError:
+            continue
+    raise AssertionError("a hundred errors in a row")

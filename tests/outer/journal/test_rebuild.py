@@ -1,0 +1,73 @@
+"""Rebuilding from what is left: the newest value that anybody has, with outer state where there is a choice."""
+
+from __future__ import annotations
+
+import numpy as np
+
+from outer.journal import record_codec as keeping
+from outer.journal.journal import Cut, Value
+from outer.journal.rebuild import CHECKPOINT, INITIAL, JOURNAL, LEARNER, RecoverySource, rebuild, replayed
+from outer.protocol.facts import Committed, Participant, SpanGranted
+from outer.protocol.recovery import Replay
+
+FRAGMENTS = 3
+
+
+def commit(step: int, fragment: int) -> Committed:
+    one = Participant("a", 1, step, step - 1, 1, 8, 1.0, "d", 8 * step)
+    return Committed(step, fragment, 1, 0, (one,), 1, f"digest {step}", 1.0, 8 * step, 0.1, 0.2, 0.3, "why")
+
+
+def log() -> Replay:
+    """Version 4 of fragment 0, 5 of 1; 2 never committed."""
+    records = [SpanGranted("a", 1, 0, 0, 80, 8), *(commit(step, step % 2) for step in range(1, 6))]
+    return replayed([(1 if step < 4 else 2, record) for step, record in enumerate(records)], FRAGMENTS)
+
+
+def candidate(source: str, version: int, digest: str = "") -> RecoverySource:
+    arrays = [np.full(2, version, np.float32)] + ([] if source == LEARNER else [np.zeros(2, np.float32)])
+    return RecoverySource(source, Value(version, arrays), digest or f"digest {version}")
+
+
+def cut(upto: int) -> Cut:
+    replay = replayed([(1, commit(step, step % 2)) for step in range(1, upto + 1)], FRAGMENTS)
+    values = {f: Value(v, [np.full(2, v, np.float32)]) for f, v in enumerate(replay.found.versions) if v}
+    return Cut(keeping.plain(replay), values)
+
+
+def test_the_books_are_those_of_the_log_whatever_epoch_said_what() -> None:
+    found = log().found
+    assert (found.versions, found.tokens_committed, found.unsaid) == ([4, 5, 0], 40, ())
+    assert found.batch_sizes == {("a", 1): 8}
+
+
+def test_the_newest_of_all_is_taken_and_a_learners_has_no_momentum() -> None:
+    learners = {0: [candidate(LEARNER, 4)], 1: [candidate(LEARNER, 5)]}
+    rebuilt = rebuild(log(), {0: candidate(JOURNAL, 4), 1: candidate(JOURNAL, 3)}, cut(2), learners)
+    assert rebuilt.sources == [JOURNAL, LEARNER, INITIAL]
+    assert (rebuilt.momentum_lost, rebuilt.lost, rebuilt.found.versions) == ({1}, {}, [4, 5, 0])
+
+
+def test_what_nobody_has_any_more_is_named_and_no_step_is_opened_twice() -> None:
+    rebuilt = rebuild(log(), {0: candidate(JOURNAL, 2)}, None, {1: [candidate(LEARNER, 3)]})
+    fact = rebuilt.fact("it burnt")
+    assert (fact.commits_lost, fact.versions_left, fact.momentum_lost) == ((0, 1), (2, 3), (1,))
+    assert (rebuilt.found.versions, rebuilt.clock) == ([2, 3, 0], 5)
+
+
+def test_a_value_that_is_not_what_was_announced_is_not_taken() -> None:
+    rebuilt = rebuild(log(), {0: candidate(JOURNAL, 4, "another")}, None, {1: [candidate(LEARNER, 9)]})
+    assert rebuilt.sources == [INITIAL, INITIAL, INITIAL], "one is damaged, the other was never announced"
+
+
+def test_with_no_learner_left_the_checkpoint_is_taken_as_a_whole() -> None:
+    rebuilt = rebuild(log(), {0: candidate(JOURNAL, 4)}, cut(3), {})
+    assert rebuilt.sources == [CHECKPOINT, CHECKPOINT, INITIAL]
+    assert (rebuilt.found.versions, rebuilt.found.tokens_committed, rebuilt.clock) == ([2, 3, 0], 24, 5)
+    assert rebuilt.lost == {0: (4, 2), 1: (5, 3)}
+
+
+def test_with_the_journal_whole_the_checkpoint_is_not_asked() -> None:
+    rebuilt = rebuild(log(), {0: candidate(JOURNAL, 4), 1: candidate(JOURNAL, 5)}, cut(3), {})
+    assert rebuilt.sources == [JOURNAL, JOURNAL, INITIAL] and not rebuilt.lost
+    assert rebuilt.found.versions == [4, 5, 0]

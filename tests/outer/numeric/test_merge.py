@@ -1,0 +1,221 @@
+"""The merge rules against an independent NumPy implementation, and the properties the paper wants of them."""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Sequence
+from typing import Any
+
+import jax.numpy as jnp
+import numpy as np
+import pytest
+from hypothesis import assume, given, settings
+from hypothesis import strategies as st
+from numpy.typing import NDArray
+
+from outer.numeric.merge import merge, rules
+from outer.protocol.fragments import Fragment, Tensor
+
+Vector = NDArray[np.float64]
+
+FRAGMENT = Fragment(
+    0,
+    (
+        Tensor("embed", (5, 3), "float32"),
+        Tensor("blocks/0/up", (3, 4), "float32"),
+        Tensor("blocks/0/norm", (3,), "float32"),
+        Tensor("blocks/1/up", (3, 4), "float32"),
+    ),
+)
+RULES = rules(FRAGMENT.tensors, "rda")
+GRANULARITIES = ["tensor", "row", "column", "fragment"]
+
+
+# ------------------------------------------------------------------ the same, written plainly
+
+
+def rda_of_vectors(vectors: Sequence[Vector], weights: Sequence[float]) -> tuple[Vector, float]:
+    """(result, distance to the threshold between RDA and Avg, relative)."""
+    radius, direction, mean = 0.0, np.zeros_like(vectors[0]), np.zeros_like(vectors[0])
+    for vector, weight in zip(vectors, weights, strict=True):
+        norm = math.sqrt(sum(x * x for x in vector.tolist()))
+        radius += weight * norm
+        mean = mean + weight * vector
+        if norm > 0.0:
+            direction = direction + weight * (vector / norm)
+    length = math.sqrt(sum(x * x for x in direction.tolist()))
+    threshold = 0.5 * math.sqrt(sum(weight**2 for weight in weights)) / sum(weights)
+    margin = abs(length / threshold - 1.0)
+    return (radius * direction / length if length >= threshold else mean), margin
+
+
+def expected(gradients: Sequence[Vector], weights: Sequence[float], granularity: str) -> tuple[Vector, float]:
+    result, margin = np.full(FRAGMENT.size, np.nan), math.inf
+    pieces: list[NDArray[np.intp]] = []  # the elements of each vector that RDA sees
+    for tensor, place in FRAGMENT.slices():
+        elements = np.arange(FRAGMENT.size)[place].reshape(tensor.shape)
+        if RULES[tensor.name] == "avg":
+            flat = elements.reshape(-1)
+            result[flat] = sum(w * g[flat] for w, g in zip(weights, gradients, strict=True))
+        elif granularity == "row":
+            pieces += [elements[i] for i in range(tensor.shape[0])]
+        elif granularity == "column":
+            pieces += [elements[:, j] for j in range(tensor.shape[1])]
+        else:
+            pieces.append(elements.reshape(-1))
+    if granularity == "fragment":
+        pieces = [np.concatenate(pieces)]
+    for piece in pieces:
+        result[piece], near = rda_of_vectors([gradient[piece] for gradient in gradients], weights)
+        margin = min(margin, near)
+    return result, margin
+
+
+@st.composite
+def contributions(draw: st.DrawFn) -> tuple[list[Vector], list[float]]:
+    """2 to 5 contributors: Gaussian, of very different lengths, some zero, some opposed, some repeated."""
+    count = draw(st.integers(2, 5))
+    random = np.random.default_rng(draw(st.integers(0, 2**32 - 1)))
+    raw = [draw(st.floats(0.01, 1.0)) for _ in range(count)]
+    gradients: list[Vector] = []
+    for _ in range(count):
+        kind = draw(st.sampled_from(["fresh", "fresh", "zero", "opposed", "repeated", "partly_zero"]))
+        gradient = random.normal(size=FRAGMENT.size) * 10.0 ** draw(st.integers(-6, 3))
+        if kind == "zero":
+            gradient = np.zeros(FRAGMENT.size)
+        elif kind == "partly_zero":
+            gradient[draw(st.integers(0, FRAGMENT.size)) :] = 0.0
+        elif kind in ("opposed", "repeated") and gradients:
+            gradient = gradients[0] * (-1.0 if kind == "opposed" else 1.0)
+        gradients.append(gradient)
+    return gradients, [weight / sum(raw) for weight in raw]
+
+
+def assert_close(actual: Vector, wanted: Vector, gradients: Sequence[Vector]) -> None:
+    """Within 1e-12 of the longest contribution: the merge of cancelling ones may itself be next to nothing."""
+    scale = max(float(np.abs(gradient).max()) for gradient in gradients)
+    assert np.abs(actual - wanted).max() <= 1e-12 * scale
+
+
+# ------------------------------------------------------------------ claims
+
+
+@pytest.mark.parametrize("granularity", GRANULARITIES)
+@settings(deadline=None, max_examples=150)
+@given(given=contributions())
+def test_merging_equals_the_plain_implementation(granularity: str, given: Any) -> None:
+    gradients, weights = given
+    wanted, margin = expected(gradients, weights, granularity)
+    assume(margin > 1e-9)  # on the threshold itself rounding decides which rule holds
+    assert_close(merge(FRAGMENT, gradients, weights, RULES, granularity), wanted, gradients)
+
+
+@settings(deadline=None, max_examples=60)
+@given(given=contributions(), order=st.randoms(use_true_random=False))
+def test_the_order_of_contributors_does_not_matter(given: Any, order: Any) -> None:
+    gradients, weights = given
+    assume(expected(gradients, weights, "tensor")[1] > 1e-9)
+    shuffled = list(range(len(weights)))
+    order.shuffle(shuffled)
+    merged = merge(FRAGMENT, gradients, weights, RULES, "tensor")
+    again = merge(FRAGMENT, [gradients[i] for i in shuffled], [weights[i] for i in shuffled], RULES, "tensor")
+    assert_close(again, merged, gradients)
+
+
+@settings(deadline=None, max_examples=60)
+@given(given=contributions(), power=st.integers(-30, 30))
+def test_scaling_every_contribution_scales_the_result(given: Any, power: int) -> None:
+    gradients, weights = given
+    assume(expected(gradients, weights, "tensor")[1] > 1e-9)
+    scaled = [gradient * 2.0**power for gradient in gradients]
+    merged = merge(FRAGMENT, gradients, weights, RULES, "tensor") * 2.0**power
+    assert_close(merge(FRAGMENT, scaled, weights, RULES, "tensor"), merged, scaled)
+
+
+@settings(deadline=None, max_examples=60)
+@given(given=contributions())
+def test_the_result_of_rda_is_never_longer_than_the_cap(given: Any) -> None:
+    gradients, weights = given
+    merged = merge(FRAGMENT, gradients, weights, RULES, "tensor")
+    contributors = 1.0 / sum(weight**2 for weight in weights)
+    for tensor, place in FRAGMENT.slices():
+        if RULES[tensor.name] == "rda":
+            norms = [float(np.linalg.norm(gradient[place])) for gradient in gradients]
+            directions = [g[place] / (n or 1.0) for g, n in zip(gradients, norms, strict=True)]
+            radius = sum(w * n for w, n in zip(weights, norms, strict=True))
+            length = np.linalg.norm(sum(w * d for w, d in zip(weights, directions, strict=True)))
+            mean = np.linalg.norm(sum(w * g[place] for w, g in zip(weights, gradients, strict=True)))
+            cap = max(2.0 * math.sqrt(contributors) * radius * length, mean)
+            assert np.linalg.norm(merged[place]) <= cap * (1 + 1e-9) + 1e-12 * max(norms)
+
+
+def orthogonal(count: int, shape: tuple[int, int]) -> list[Vector]:
+    basis, _ = np.linalg.qr(np.random.default_rng(0).normal(size=(math.prod(shape), count)))
+    return [basis[:, i] for i in range(count)]
+
+
+@pytest.mark.parametrize("count", [2, 4, 8, 16])
+def test_rda_keeps_the_norm_of_orthogonal_gradients_and_avg_shrinks_it(count: int) -> None:
+    fragment = Fragment(0, (Tensor("w", (8, 4), "float32"),))
+    vectors = [3.0 * vector for vector in orthogonal(count, (8, 4))]
+    weights = [1.0 / count] * count
+    radial = merge(fragment, vectors, weights, {"w": "rda"}, "tensor")
+    average = merge(fragment, vectors, weights, {"w": "avg"}, "tensor")
+    assert np.linalg.norm(radial) == pytest.approx(3.0, rel=1e-12)
+    assert np.linalg.norm(average) == pytest.approx(3.0 / math.sqrt(count), rel=1e-12)
+
+
+def test_directions_that_cancel_fall_back_to_the_average() -> None:
+    fragment = Fragment(0, (Tensor("w", (4, 4), "float32"),))
+    vector = np.random.default_rng(1).normal(size=16)
+    merged = merge(fragment, [vector, -vector * (1 + 1e-9)], [0.5, 0.5], {"w": "rda"}, "tensor")
+    assert np.linalg.norm(merged) <= 1e-9 * np.linalg.norm(vector)
+
+
+@pytest.mark.parametrize("angle", [0.99, 1.01])
+def test_the_fallback_begins_at_half_the_length_that_orthogonal_directions_leave(angle: float) -> None:
+    fragment = Fragment(0, (Tensor("w", (2, 1), "float32"),))
+    # Two unit vectors at plus and minus `half` from the x axis: their mean has length cos(half).
+    half = math.acos(0.5 / math.sqrt(2.0)) * angle
+    vectors = [np.array([math.cos(half), math.sin(half)]), np.array([math.cos(half), -math.sin(half)])]
+    merged = merge(fragment, vectors, [0.5, 0.5], {"w": "rda"}, "tensor")
+    wanted = 1.0 if angle < 1.0 else math.cos(half)
+    assert np.linalg.norm(merged) == pytest.approx(wanted, rel=1e-12)
+
+
+def test_one_contributor_gets_its_own_gradient_back_to_the_bit() -> None:
+    gradient = np.random.default_rng(2).normal(size=FRAGMENT.size)
+    other = np.full(FRAGMENT.size, 7.0)
+    for granularity in GRANULARITIES:
+        alone = merge(FRAGMENT, [gradient], [1.0], RULES, granularity)
+        assert alone.tobytes() == gradient.tobytes()
+        assert alone is not gradient
+        beside = merge(FRAGMENT, [other, gradient], [0.0, 1.0], RULES, granularity)
+        assert beside.tobytes() == gradient.tobytes()
+
+
+def test_only_zero_vectors_merge_to_zero() -> None:
+    merged = merge(FRAGMENT, [np.zeros(FRAGMENT.size)] * 3, [0.5, 0.25, 0.25], RULES, "row")
+    assert (merged == 0.0).all()
+
+
+def test_merging_in_float64_leaves_the_process_in_float32() -> None:
+    merged = merge(FRAGMENT, [np.ones(FRAGMENT.size)] * 2, [0.5, 0.5], RULES, "tensor")
+    assert merged.dtype == np.float64
+    assert jnp.arange(2.0).dtype == jnp.float32
+
+
+def test_embeddings_vectors_and_scalars_are_averaged_unless_the_task_says_otherwise() -> None:
+    tensors = (*FRAGMENT.tensors, Tensor("temperature", (), "float32"))
+    assert rules(tensors, "rda") == {
+        "embed": "avg",
+        "blocks/0/up": "rda",
+        "blocks/0/norm": "avg",
+        "blocks/1/up": "rda",
+        "temperature": "avg",
+    }
+    assert set(rules(tensors, "avg").values()) == {"avg"}
+    patterned = rules(tensors, "rda", {"blocks/0/*": "avg", "blocks/*": "rda", "embed": "rda"})
+    assert patterned["blocks/0/up"] == "avg"
+    assert patterned["blocks/1/up"] == "rda"
+    assert patterned["embed"] == "rda"

@@ -1,0 +1,178 @@
+"""The outer optimizer, and the syncer's numbers that it steps."""
+
+from __future__ import annotations
+
+import pickle
+from typing import Any
+
+import jax
+import numpy as np
+import pytest
+from hypothesis import given, settings
+from hypothesis import strategies as st
+from numpy.typing import NDArray
+
+from outer.config import OuterConfig
+from outer.numeric import codec
+from outer.numeric.merge import rules
+from outer.numeric.optimizer import OuterOptimizer, resolve
+from outer.numeric.parameters import GlobalParameters
+from outer.protocol.fragments import Tensor, balanced
+
+# ------------------------------------------------------------------ SGD
+
+
+@settings(deadline=None, max_examples=60)
+@given(seed=st.integers(0, 2**32 - 1), exponent=st.integers(-60, 60), ratio=st.integers(-25, 25))
+def test_sgd_with_rate_one_gives_a_lone_learners_parameters_back_to_the_bit(
+    seed: int, exponent: int, ratio: int
+) -> None:
+    random = np.random.default_rng(seed)
+    base = (random.uniform(1, 2, 64) * random.choice([-1, 1], 64) * 2.0**exponent).astype(np.float32)
+    theta = (random.uniform(1, 2, 64) * random.choice([-1, 1], 64) * 2.0 ** (exponent + ratio)).astype(np.float32)
+    theta[:8], base[8:16] = 0.0, 0.0
+    theta[16:24] = np.nextafter(base[16:24], np.float32(np.inf))  # one unit in the last place away
+    optimizer = OuterOptimizer(OuterConfig(optimizer="sgd", lr=1.0, momentum=0.0))
+    stepped, _ = optimizer.step(base, codec.decode("fp32", theta, base), optimizer.init(base))
+    assert stepped.dtype == np.float32
+    assert stepped.tobytes() == theta.tobytes()
+
+
+@pytest.mark.parametrize("momentum", [0.0, 0.5, 0.9])
+def test_sgd_is_nesterov_momentum_as_written_by_hand(momentum: float) -> None:
+    random = np.random.default_rng(0)
+    optimizer = OuterOptimizer(OuterConfig(lr=0.7, momentum=momentum))
+    theta = random.normal(size=32).astype(np.float32)
+    state = optimizer.init(theta)
+    wanted, velocity = theta.astype(np.float64), np.zeros(32)
+    for _ in range(6):
+        gradient = random.normal(size=32)
+        theta, state = optimizer.step(theta, gradient, state)
+        velocity = momentum * velocity + gradient
+        wanted = wanted - 0.7 * (gradient + momentum * velocity)
+        np.testing.assert_allclose(theta, wanted, rtol=2e-6, atol=2e-6)
+
+
+def test_a_step_changes_neither_its_parameters_nor_its_state() -> None:
+    optimizer = OuterOptimizer(OuterConfig())
+    theta = np.ones(16, np.float32)
+    theta.setflags(write=False)
+    _, state = optimizer.step(theta, np.ones(16), optimizer.init(theta))
+    before = pickle.dumps(state)
+    optimizer.step(theta, np.full(16, 3.0), state)
+    assert pickle.dumps(state) == before
+
+
+@pytest.mark.parametrize("name", ["sgd", "adam", "adamw", "nadam", "lion", "adafactor", "rmsprop", "lars"])
+def test_states_are_float32_on_the_host_and_survive_pickling(name: str) -> None:
+    optimizer = OuterOptimizer(OuterConfig(optimizer=name, lr=0.1))
+    theta = np.linspace(-1, 1, 24, dtype=np.float32)
+    _, state = optimizer.step(theta, np.cos(theta.astype(np.float64)), optimizer.init(theta))
+    for leaf in jax.tree.leaves(state):
+        assert type(leaf) is np.ndarray
+        assert leaf.dtype in (np.float32, np.int32)
+    again = pickle.loads(pickle.dumps(state))
+    one, _ = optimizer.step(theta, np.sin(theta.astype(np.float64)), state)
+    two, _ = optimizer.step(theta, np.sin(theta.astype(np.float64)), again)
+    assert one.tobytes() == two.tobytes()
+
+
+# ------------------------------------------------------------------ names and options
+
+
+@pytest.mark.parametrize(
+    ("arguments", "words"),
+    [
+        (("inner", "adamW", {}), ["inner.optimizer = 'adamW'", "nearest", "adamw"]),
+        (("outer", "qqqqqq", {}), ["outer.optimizer = 'qqqqqq'", "known are", "sgd"]),
+        (("outer", "lbfgs", {}), ["outer.optimizer = 'lbfgs'"]),
+        (("inner", "apply_updates", {}), ["inner.optimizer = 'apply_updates'"]),
+        (("inner", "adamw", {"weight_decai": 0.1}), ["inner.options.weight_decai", "weight_decay"]),
+        (("outer", "sgd", {"learning_rate": 1.0}), ["outer.options.learning_rate", "outer.lr"]),
+        (("outer", "noisy_sgd", {}), ["outer.optimizer = 'noisy_sgd'"]),
+    ],
+)
+def test_a_wrong_name_is_answered_with_the_field_and_the_nearest(arguments: Any, words: list[str]) -> None:
+    section, name, options = arguments
+    with pytest.raises(ValueError) as caught:
+        resolve(section, name, 0.1, options)
+    assert all(word in str(caught.value) for word in words), str(caught.value)
+
+
+def test_a_momentum_that_the_optimizer_does_not_have_is_refused() -> None:
+    with pytest.raises(ValueError, match=r"outer\.momentum = 0\.9.*adam has no momentum.*sgd"):
+        OuterOptimizer(OuterConfig(optimizer="adam", momentum=0.9))
+    with pytest.raises(ValueError, match=r"outer\.options\.momentum"):
+        OuterOptimizer(OuterConfig(options={"momentum": 0.9}))
+
+
+def test_a_resolved_configuration_can_be_read_back() -> None:
+    resolved = OuterConfig(optimizer="adam").model_dump()
+    assert OuterOptimizer(OuterConfig(**resolved)).init(np.zeros(3, np.float32)) is not None
+
+
+# ------------------------------------------------------------------ the syncer's numbers
+
+TENSORS = (Tensor("embed", (6, 4), "float32"), Tensor("up", (4, 8), "float32"), Tensor("gain", (4,), "float32"))
+
+
+def parameters(codec_name: str = "fp32", **outer: Any) -> GlobalParameters:
+    fragments = balanced(TENSORS, 2)
+    random = np.random.default_rng(5)
+    initial = [random.normal(size=fragment.size).astype(np.float32) for fragment in fragments]
+    return GlobalParameters(fragments, initial, OuterConfig(**outer), codec_name, rules(TENSORS, "rda"))
+
+
+def payloads(held: GlobalParameters, fragment: int, count: int) -> list[NDArray[np.float32]]:
+    random = np.random.default_rng(6)
+    size = held.fragments[fragment].size
+    moves = [(0.1 * random.normal(size=size)).astype(np.float32) for _ in range(count)]
+    return [held.thetas[fragment] + move for move in moves]
+
+
+def test_proposing_changes_nothing_and_installing_changes_one_fragment() -> None:
+    held = parameters()
+    before, other = held.digest(), held.thetas[1]
+    proposal = held.propose(0, payloads(held, 0, 3), [0.5, 0.3, 0.2])
+    assert held.digest() == before
+    assert held.versions == [0, 0]
+    held.install(proposal, 7)
+    assert held.versions == [7, 0]
+    assert held.thetas[0] is proposal.theta
+    assert held.thetas[1] is other
+    assert held.digest() != before
+    assert proposal.digest == codec.digest(held.thetas[0])
+
+
+def test_parameters_are_read_only() -> None:
+    held = parameters()
+    held.install(held.propose(0, payloads(held, 0, 1), [1.0]), 1)
+    for theta in held.thetas:
+        with pytest.raises(ValueError, match="read-only"):
+            theta[0] = 0.0
+
+
+def test_a_lone_learners_fragment_is_installed_to_the_bit_and_its_move_is_the_norm() -> None:
+    held = parameters(lr=1.0, momentum=0.0)
+    base, (payload,) = held.thetas[1], payloads(held, 1, 1)
+    proposal = held.propose(1, [payload], [1.0])
+    assert proposal.theta.tobytes() == payload.tobytes()
+    assert proposal.norm == pytest.approx(float(np.linalg.norm(base.astype(np.float64) - payload)), rel=1e-12)
+
+
+def test_the_same_proposals_give_the_same_bits() -> None:
+    digests = set()
+    for _ in range(2):
+        held = parameters(lr=0.7, momentum=0.9)
+        for version in range(1, 5):
+            fragment = version % 2
+            held.install(held.propose(fragment, payloads(held, fragment, 3), [0.5, 0.3, 0.2]), version)
+        digests.add(held.digest())
+    assert len(digests) == 1
+
+
+def test_an_outer_step_that_overflows_is_marked() -> None:
+    held = parameters(lr=1e30, momentum=0.0)
+    payload = np.full(held.fragments[0].size, 1e20, np.float32)
+    assert not held.propose(0, [payload], [1.0]).finite
+    assert held.propose(0, [held.thetas[0]], [1.0]).finite

@@ -1,0 +1,78 @@
+"""Dealing tensors into fragments: complete, balanced, and the same everywhere."""
+
+from __future__ import annotations
+
+import itertools
+
+import pytest
+from hypothesis import given, settings
+from hypothesis import strategies as st
+
+from outer.protocol.fragments import Tensor, balanced, default_count
+
+SIZES = st.lists(st.integers(1, 60), min_size=1, max_size=7)
+
+
+def tensors(sizes: list[int]) -> tuple[Tensor, ...]:
+    return tuple(Tensor(f"t{index}", (size,), "float32") for index, size in enumerate(sizes))
+
+
+def optimum(sizes: list[int], count: int) -> int:
+    """The smallest possible largest bin, by trying every assignment."""
+    return min(
+        max(sum(size for size, bin in zip(sizes, bins, strict=True) if bin == place) for place in range(count))
+        for bins in itertools.product(range(count), repeat=len(sizes))
+    )
+
+
+@settings(deadline=None, max_examples=60)
+@given(sizes=SIZES, data=st.data())
+def test_the_largest_fragment_is_at_most_four_thirds_of_the_optimum(sizes: list[int], data: st.DataObject) -> None:
+    count = data.draw(st.integers(1, min(3, len(sizes))))
+    largest = max(fragment.size for fragment in balanced(tensors(sizes), count))
+    assert 3 * largest <= 4 * optimum(sizes, count)
+
+
+@given(sizes=st.lists(st.integers(0, 1000), min_size=1, max_size=40), data=st.data())
+def test_every_tensor_is_in_exactly_one_fragment_and_no_fragment_is_empty(
+    sizes: list[int], data: st.DataObject
+) -> None:
+    count = data.draw(st.integers(1, len(sizes)))
+    dealt = balanced(tensors(sizes), count)
+    names = [tensor.name for fragment in dealt for tensor in fragment.tensors]
+    assert sorted(names) == sorted(tensor.name for tensor in tensors(sizes))
+    assert [fragment.index for fragment in dealt] == list(range(count))
+    if 0 not in sizes:
+        assert all(fragment.tensors for fragment in dealt)
+
+
+@given(sizes=st.lists(st.integers(1, 9), min_size=1, max_size=20), order=st.randoms(use_true_random=False))
+def test_the_deal_does_not_depend_on_the_order_of_the_tensors(sizes: list[int], order: object) -> None:
+    shuffled = list(tensors(sizes))
+    order.shuffle(shuffled)  # type: ignore[attr-defined]
+    count = min(4, len(sizes))
+    assert balanced(shuffled, count) == balanced(tensors(sizes), count)
+
+
+@given(sizes=st.lists(st.integers(1, 50), min_size=1, max_size=20))
+def test_slices_cover_the_flat_array_without_gap_or_overlap(sizes: list[int]) -> None:
+    for fragment in balanced(tensors(sizes), min(3, len(sizes))):
+        places = [(place.start, place.stop, tensor.size) for tensor, place in fragment.slices()]
+        assert all(stop - start == size for start, stop, size in places)
+        edges = [0, *(stop for _, stop, _ in places)]
+        assert [start for start, _, _ in places] == edges[:-1]
+        assert edges[-1] == fragment.size
+
+
+def test_more_fragments_than_tensors_is_refused_with_the_largest_possible_number() -> None:
+    with pytest.raises(ValueError, match="at most 3"):
+        balanced(tensors([1, 2, 3]), 4)
+    with pytest.raises(ValueError):
+        balanced(tensors([1, 2, 3]), 0)
+
+
+@pytest.mark.parametrize(
+    ("tensor_count", "round_steps", "wanted"), [(20, 24, 20), (100, 24, 24), (100, 8, 8), (100, 100, 24)]
+)
+def test_the_default_number_of_fragments(tensor_count: int, round_steps: int, wanted: int) -> None:
+    assert default_count(tensor_count, round_steps) == wanted

@@ -1,0 +1,53 @@
+"""The verdict on an open step, and how long more than K may be waited for (paper section 3)."""
+
+from __future__ import annotations
+
+import itertools
+
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+
+from outer.protocol.quorum import Decision, adaptive_grace, decide
+
+SECONDS = st.floats(0.0, 1e4, allow_nan=False)
+
+
+@given(gamma=st.floats(0.0, 1.0), tau=st.integers(0, 50), step_s=SECONDS, quorum_s=SECONDS, sync_s=SECONDS)
+def test_grace_is_never_below_zero_nor_above_one_step(
+    gamma: float, tau: int, step_s: float, quorum_s: float, sync_s: float
+) -> None:
+    assert 0.0 <= adaptive_grace(gamma, tau, step_s, quorum_s, sync_s) <= step_s
+
+
+@pytest.mark.parametrize(
+    ("tau", "quorum_s", "sync_s", "grace_s"),
+    [(2, 0.5, 0.3, 0.6), (10, 0.0, 0.0, 1.0), (1, 0.9, 0.4, 0.0), (0, 0.0, 0.0, 0.0)],
+)
+def test_grace_is_gamma_times_what_the_overlap_leaves(tau: int, quorum_s: float, sync_s: float, grace_s: float) -> None:
+    assert adaptive_grace(0.5, tau, 1.0, quorum_s, sync_s) == pytest.approx(grace_s)
+
+
+def test_every_verdict_agrees_with_the_rules_written_out() -> None:
+    """All small cases: K, live, reported, before and after the end of grace."""
+    for quorum, live, reported in itertools.product(range(1, 4), range(4), range(4)):
+        for quorum_at, grace_s, now in itertools.product((None, 5.0), (None, 0.0, 2.0), (5.0, 6.9, 7.0, 9.0)):
+            verdict = decide(now, quorum=quorum, live=live, reported=reported, quorum_at=quorum_at, grace_s=grace_s)
+            assert verdict.reason
+            if min(live, reported) < quorum:
+                expected = Decision.WAIT
+            elif reported >= live or (quorum_at is None and grace_s == 0.0):
+                expected = Decision.MERGE
+            elif quorum_at is None:
+                expected = Decision.OPEN_GRACE
+            else:
+                over = grace_s is not None and now >= quorum_at + grace_s
+                expected = Decision.MERGE if over else Decision.WAIT
+            assert verdict.decision is expected
+
+
+def test_every_reason_says_how_many_there_are_and_how_many_it_takes() -> None:
+    assert decide(0.0, quorum=2, live=1, reported=1, quorum_at=None, grace_s=1.0).reason == (
+        "1 learners alive, the quorum is 2"
+    )
+    assert decide(6.0, quorum=1, live=3, reported=2, quorum_at=5.0, grace_s=2.0).reason == "2 of 3 reported, in grace"

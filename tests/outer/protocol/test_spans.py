@@ -1,0 +1,141 @@
+"""Samples are lent to one incarnation at a time, and what a dead one left is lent again first."""
+
+from __future__ import annotations
+
+from itertools import permutations
+
+import pytest
+from hypothesis import settings
+from hypothesis import strategies as st
+from hypothesis.stateful import RuleBasedStateMachine, invariant, precondition, rule
+
+from outer.protocol.spans import Span, SpanPool
+
+
+def ranges(spans: list[Span]) -> list[tuple[int, int]]:
+    return [(span.start, span.stop) for span in spans]
+
+
+def test_spans_follow_one_another_in_the_order_of_asking() -> None:
+    pool = SpanPool()
+    spans = [pool.grant(name, 1, 8, 2) for name in ("a", "b", "a")]
+    assert ranges(spans) == [(0, 8), (8, 16), (16, 24)]
+    assert [span.identifier for span in spans] == [0, 1, 2]
+    assert pool.newest("a", 1) == spans[2]
+    assert pool.newest("a", 2) is None
+
+
+def test_exactly_what_was_not_committed_returns_and_is_lent_before_anything_new() -> None:
+    pool = SpanPool()
+    pool.grant("a", 1, 8, 2)
+    pool.grant("b", 1, 8, 2)
+    pool.grant("a", 1, 8, 2)
+    assert ranges(pool.release("a", 1, committed=6)) == [(6, 8), (16, 24)]
+    assert pool.release("a", 1, committed=6) == [], "a loan ends once"
+    assert ranges([pool.grant("a", 2, 8, 2) for _ in range(3)]) == [(6, 8), (16, 24), (24, 32)]
+
+
+def test_a_loan_committed_to_its_end_leaves_nothing() -> None:
+    pool = SpanPool()
+    pool.grant("a", 1, 8, 2)
+    pool.grant("a", 1, 8, 2)
+    assert ranges(pool.release("a", 1, committed=16)) == []
+
+
+def test_trimmed_spans_are_not_returned_and_the_newest_is_kept() -> None:
+    pool = SpanPool()
+    for _ in range(3):
+        pool.grant("a", 1, 8, 2)
+    pool.trim("a", 1, committed=24)
+    newest = pool.newest("a", 1)
+    assert newest is not None and newest.start == 16
+    assert ranges(pool.release("a", 1, committed=18)) == [(18, 24)]
+    pool.trim("nobody", 1, committed=24)
+
+
+def test_a_returned_range_is_cut_to_whole_batches_of_whoever_gets_it() -> None:
+    pool = SpanPool()
+    pool.grant("a", 1, 10, 2)
+    pool.release("a", 1, committed=3)
+    assert ranges([pool.grant("big", 1, 16, 8)]) == [(10, 26)], "7 samples are no batch of 8"
+    assert ranges([pool.grant("b", 1, 6, 3), pool.grant("b", 1, 2, 1)]) == [(3, 9), (9, 10)]
+
+
+@pytest.mark.parametrize("order", list(permutations("abc")))
+def test_neighbours_that_return_are_one_range_whoever_returns_first(order: tuple[str, ...]) -> None:
+    pool = SpanPool()
+    for name in "abc":
+        pool.grant(name, 1, 8, 2)
+    for name in order:
+        pool.release(name, 1, committed=0)
+    assert ranges([pool.grant("d", 1, 24, 24)]) == [(0, 24)], "a batch may need samples of all three"
+
+
+def test_a_pool_rebuilt_from_its_records_lends_on_as_the_first_would() -> None:
+    pool, heir = SpanPool(), SpanPool()
+
+    def grant(name: str, incarnation: int, samples: int) -> None:
+        heir.lent(name, incarnation, pool.grant(name, incarnation, samples, 2))
+
+    def release(name: str, committed: int) -> None:
+        for back in pool.release(name, 1, committed):
+            heir.given_back(name, 1, back)
+
+    for name in "abcab":
+        grant(name, 1, 8)
+    for name in "ca":
+        release(name, committed=4)
+    grant("c", 2, 2)  # a part of what returned
+    grant("a", 2, 8)  # and all of a range
+    assert heir.newest("a", 1) == Span(3, 24, 24), "what is left of it after the return"
+    assert heir.newest("a", 2) == pool.newest("a", 2)
+    assert [heir.release(name, 1, committed=4) for name in "ca"] == [[], []], "nothing returns twice"
+    assert heir.release("b", 1, committed=4) == pool.release("b", 1, committed=4)
+    assert [heir.grant("d", 1, 8, 2) for _ in range(5)] == [pool.grant("d", 1, 8, 2) for _ in range(5)]
+
+
+class Loans(RuleBasedStateMachine):
+    """The pool against a set of samples per borrower."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.pool = SpanPool()
+        self.lent: dict[tuple[str, int], list[int]] = {}  # in the order of use
+        self.free: set[int] = set()
+        self.top = 0
+        self.generation = 0
+
+    @rule(name=st.sampled_from("abc"), batch=st.integers(1, 4), batches=st.integers(1, 4))
+    def grant(self, name: str, batch: int, batches: int) -> None:
+        span = self.pool.grant(name, self.generation, batch * batches, batch)
+        samples = set(range(span.start, span.stop))
+        assert 0 < span.samples <= batch * batches and span.samples % batch == 0
+        if span.start >= self.top:
+            assert span.start == self.top, "the order has no gap"
+            self.top = span.stop
+        else:
+            assert samples <= self.free
+            self.free -= samples
+        self.lent.setdefault((name, self.generation), []).extend(sorted(samples))
+
+    @precondition(lambda self: self.lent)
+    @rule(data=st.data())
+    def die(self, data: st.DataObject) -> None:
+        key = data.draw(st.sampled_from(sorted(self.lent)))
+        samples = self.lent.pop(key)
+        committed = data.draw(st.integers(0, len(samples)))
+        for trimmed in (committed // 2, committed):
+            self.pool.trim(*key, trimmed)
+        back = [sample for span in self.pool.release(*key, committed) for sample in range(span.start, span.stop)]
+        assert back == samples[committed:]
+        self.free |= set(back)
+        self.generation += 1
+
+    @invariant()
+    def nobody_shares_a_sample(self) -> None:
+        lent = [sample for samples in self.lent.values() for sample in samples]
+        assert len(lent) == len(set(lent)) and not self.free.intersection(lent)
+
+
+Loans.TestCase.settings = settings(max_examples=60, stateful_step_count=25, deadline=None)
+TestLoans = Loans.TestCase
