@@ -1,4 +1,4 @@
-"""A recipe as a simulated run. Its log is a tape (orchestrator/simulation/tape_log.py) that real training can follow."""
+"""A recipe as a simulated run. Its log is a tape (orchestrator/simulation/tape_log.py) for real training to follow."""
 
 from __future__ import annotations
 

@@ -21,7 +21,7 @@ _TRAINING, _HELD_OUT = 0, 1
 
 
 class Spirals:
-    """Classifies points of the plane by spiral; implements the Task of learners/training/task.py. A point is a token."""
+    """Classifies points of the plane by spiral; a Task (learners/training/task.py). A point is a token."""
 
     def __init__(self, data: DataConfig, seed: int, width: int = 48, depth: int = 3, turns: float = 1.75) -> None:
         self.seed, self.turns = seed, turns

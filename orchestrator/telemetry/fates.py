@@ -1,7 +1,8 @@
 """The books, kept while the run goes on: each step's tokens get their fate as soon as it can no longer change.
 
 orchestrator/accounting/books.py computes the same from a whole log, and defines the fates; a test compares the two.
-Here a step is remembered only until its fate is known, so that memory does not grow with the run, and nothing once said is taken back. Lines must come in the order in which the syncer wrote them down.
+Here a step is remembered only until its fate is known, so that memory does not grow with the run, and nothing once
+said is taken back. Lines must come in the order in which the syncer wrote them down.
 """
 
 from __future__ import annotations

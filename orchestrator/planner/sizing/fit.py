@@ -1,8 +1,8 @@
 """Who runs where: learner units and services packed onto nodes, and why some find no place.
 
 What each asks for, and which nodes may have it, is decided in orchestrator/recipe/resources.py, as for a run.
-A packing found here exists; Ray decides by its own order, and can miss a packing that only just fits. Amounts are counted in Ray's own unit,
-a ten-thousandth, so that nothing is ever over-committed by a rounding.
+A packing found here exists; Ray decides by its own order, and can miss a packing that only just fits. Amounts are
+counted in Ray's own unit, a ten-thousandth, so that nothing is ever over-committed by a rounding.
 """
 
 from __future__ import annotations

@@ -25,7 +25,7 @@ def found(tmp_path_factory: pytest.TempPathFactory) -> Any:
     for number in range(4):
         (corpus / f"{number}.txt").write_text(f"the {number} quick brown foxes jump over lazy dogs\n" * 60)
     done = subprocess.run(
-        [sys.executable, str(ROOT / "tests" / "learners" / "on_four_devices.py"), str(corpus)],
+        [sys.executable, str(ROOT / "tests" / "learners" / "training" / "on_four_devices.py"), str(corpus)],
         env=os.environ
         | {
             "XLA_FLAGS": "--xla_force_host_platform_device_count=4",
