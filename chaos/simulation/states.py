@@ -55,27 +55,27 @@ class States:
         who, whom = (unit.name, unit.incarnation), (named.donor, named.donor_incarnation)
         request = StateRequest(named.epoch, *who, *whom, named.syncer_step, effect.deadline_s)
         links = network.link(unit.name, donor.name), network.link(donor.name, unit.name)
-        given, missed = partial(self._given, donor), partial(self._missed, *whom)
+        given, missed = partial(self._given, donor), partial(self._missed, named.donor, named.donor_incarnation)
         ask(network, unit, donor, links, donor.states.give, request, effect.deadline_s, given, missed)
 
     def _given(self, donor: Any, answer: tuple[State, int] | str) -> None:
         """What the donor had said by then has to be in the log before its state is used."""
         if isinstance(answer, str):
-            self._missed(*donor.key, answer)
+            self._missed(donor.name, donor.incarnation, answer)
             return
         unit, (state, upto) = self._unit, answer
         unit.moment("received")
         assert unit.server is not None
-        examined, missed = partial(self._examined, donor, state), partial(self._missed, *donor.key)
+        examined, missed = partial(self._examined, donor, state), partial(self._missed, donor.name, donor.incarnation)
         links = unit.up, unit.down
         note = (donor, upto)
         ask(self._setting.network, unit, unit.server, links, unit.server.record, note, CALL_S, examined, missed)
 
     def _examined(self, donor: Any, state: State, recorded: None) -> None:
         if state.payload.poisoned:
-            self._missed(*donor.key, "non_finite")
+            self._missed(donor.name, donor.incarnation, "non_finite")
         elif self._setting.flips and self._setting.damaged("state_damage"):
-            self._missed(*donor.key, "bad_digest")
+            self._missed(donor.name, donor.incarnation, "bad_digest")
         else:
             self._release()
             self._unit.hear(events_effects.StateArrived(state))
