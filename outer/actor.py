@@ -113,7 +113,9 @@ class SyncerActor:
     def __init__(
         self,
         spec: SyncerSpec,
-        initial: Callable[[], tuple[tuple[Fragment, ...], list[NDArray[np.float32]], Mapping[str, str]]],
+        initial: Callable[
+            [], tuple[tuple[Fragment, ...], list[NDArray[np.float32]], Mapping[str, str], Mapping[str, Any]]
+        ],
         recorder: Recorder,
         salvage: RecoverySources | None = None,
     ) -> None:
@@ -124,7 +126,7 @@ class SyncerActor:
         from outer.numeric.parameters import GlobalParameters
 
         self._spec = spec
-        self._fragments, arrays, patterns = initial()
+        self._fragments, arrays, patterns, self._task = initial()
         tensors = [tensor for fragment in self._fragments for tensor in fragment.tensors]
         self._parameters = GlobalParameters(
             self._fragments, arrays, spec.outer, spec.sync.codec, rules(tensors, spec.outer.merge, patterns)
@@ -210,7 +212,8 @@ class SyncerActor:
     # -------------------------------------------------------------- called by the orchestrator
 
     async def identify(self) -> dict[str, Any]:
-        return {"pid": os.getpid(), "node": ray.get_runtime_context().get_node_id(), "run": self._keeper.run}
+        process = {"pid": os.getpid(), "node": ray.get_runtime_context().get_node_id()}
+        return process | {"run": self._keeper.run, "task": self._task}
 
     async def start(self, living: tuple[events_effects.Expect, ...] = ()) -> dict[str, Any]:
         """Begin the epoch; `living`: who trains already, where it goes on from another."""
