@@ -20,7 +20,7 @@ from orchestrator.planner.fleet.models import even
 from orchestrator.planner.fleet.run import simulate
 from orchestrator.planner.fleet.study_figures import scavenging_figure, upsize_figure
 from outer.config import SyncConfig
-from outer.protocol.budget import Budget
+from outer.protocol.schedule import Budget
 
 DOCS = Path(__file__).resolve().parents[1] / "docs"
 SEEDS, STEPS = 5, 300

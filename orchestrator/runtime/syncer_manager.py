@@ -15,7 +15,7 @@ from typing import Any, get_args
 
 import ray
 
-from learners.training.initial_state import InitialState
+from learners.training.weights import InitialState
 from orchestrator.eventlog.events import ReplicaLost, SegmentRecorder, SyncerLost, read_run
 from orchestrator.recipe.config import SYNCER, Recipe
 from orchestrator.runtime.placement import RunPlacement, apart_from, control, named, syncer_name

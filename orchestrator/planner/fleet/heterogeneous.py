@@ -17,7 +17,7 @@ from orchestrator.planner.fleet.models import even
 from orchestrator.planner.fleet.run import simulate
 from orchestrator.planner.fleet.speeds import SlowPeriods, Varying
 from outer.config import SyncConfig
-from outer.protocol.budget import Budget
+from outer.protocol.schedule import Budget
 
 REGION = "region"
 NONE = SlowPeriods()
