@@ -100,7 +100,7 @@ def _strike(
             near = nearest(learner, known)
             fix = f'did you mean "{near}"?' if near else f"its learners are {', '.join(known)}"
             raise InputError([Problem("LEARNER", learner, "is not a learner of this run", fix)])
-        from chaos.live import strike  # Ray begins here
+        from chaos.actor import strike  # imports Ray
 
         told = strike(store, kind, learner, seconds, delay_s)
         typer.echo(json.dumps({"result": told}) if as_json else told)

@@ -9,7 +9,6 @@ import hashlib
 import json
 import zipfile
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
@@ -18,8 +17,7 @@ import numpy as np
 from numpy.typing import NDArray
 from safetensors import SafetensorError, deserialize, safe_open
 
-from learners.config import DataConfig, WarmStart
-from outer.config import SyncConfig
+from learners.config import WarmStart
 from outer.protocol.fragments import Fragment, Tensor
 
 Flat = NDArray[np.float32]
@@ -90,30 +88,6 @@ def start(warm: WarmStart, fragments: Sequence[Fragment]) -> list[Flat]:
     if (found := digest(named)) != warm.digest:
         raise ValueError(f"{warm.path!r} has changed: its digest is {found}, and the run began with {warm.digest}")
     return dealt(named, fragments)
-
-
-@dataclass(frozen=True)
-class InitialState:
-    """Calling it builds the task; needs JAX only then.
-
-    Returns (fragments, float32[n] for each, the task's merge rules by path pattern).
-    """
-
-    task: str
-    model: Mapping[str, Any]
-    data: DataConfig
-    seed: int
-    sync: SyncConfig
-    warm_start: WarmStart | None = None
-
-    def __call__(self) -> tuple[tuple[Fragment, ...], list[Flat], Mapping[str, str]]:
-        from learners.training.task import load
-        from learners.training.trainer import deal, initial_parameters
-
-        task = load(self.task, self.data, self.seed, dict(self.model))
-        fragments = deal(task, self.sync)
-        patterns: Mapping[str, str] = getattr(task, "merge_rules", {})
-        return fragments, initial_parameters(task, fragments, self.seed, self.warm_start), patterns
 
 
 def _read_final(folder: Path) -> dict[str, Flat]:

@@ -4,12 +4,8 @@ from __future__ import annotations
 
 import typer
 
-from orchestrator.cli import simulate_bandwidth, simulate_goodput, simulate_studies, simulate_tape
+from orchestrator.cli import simulate_goodput, simulate_tape
 
 app = typer.Typer(help="Simulate fleets of any size: nothing is started, nothing is trained.", no_args_is_help=True)
 app.command("goodput")(simulate_goodput.goodput)
-app.command("heterogeneous")(simulate_studies.heterogeneous)
-app.command("scavenging")(simulate_studies.scavenging)
-app.command("upsize")(simulate_studies.upsize)
 app.command("tape")(simulate_tape.tape)
-app.command("bandwidth")(simulate_bandwidth.bandwidth)

@@ -29,7 +29,7 @@ Invoke = Callable[..., Any]
 
 @pytest.fixture
 def world(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> dict[str, Any]:
-    """A run in a folder, and chaos.live replaced by a record of the calls; `told` is what it answers."""
+    """A run in a folder, and chaos.actor replaced by a record of the calls; `told` is what it answers."""
     monkeypatch.chdir(tmp_path)
     store = RunStore.named("small")
     store.create()
@@ -41,9 +41,9 @@ def world(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> dict[str, Any]:
         world["calls"].append(call)
         return str(world["told"])
 
-    live = types.ModuleType("chaos.live")
-    vars(live).update(strike=strike)
-    monkeypatch.setitem(sys.modules, "chaos.live", live)
+    actor = types.ModuleType("chaos.actor")
+    vars(actor).update(strike=strike)
+    monkeypatch.setitem(sys.modules, "chaos.actor", actor)
     return world
 
 

@@ -6,8 +6,8 @@ from statistics import fmean
 
 import pytest
 
+from benchmarks.studies.models import even
 from orchestrator.planner.failure_cost import LEARNERS_MAX
-from orchestrator.planner.fleet.models import even
 from orchestrator.planner.fleet.recipes import fleet
 from orchestrator.planner.fleet.run import simulate
 from orchestrator.planner.forecast import forecast

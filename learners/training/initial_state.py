@@ -1,0 +1,41 @@
+"""The state a run starts from, named by value: made where it is needed, never sent."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from dataclasses import dataclass
+from typing import TYPE_CHECKING, Any
+
+from learners.config import DataConfig, WarmStart
+from outer.config import SyncConfig
+from outer.protocol.fragments import Fragment
+
+if TYPE_CHECKING:
+    import numpy as np
+    from numpy.typing import NDArray
+
+
+@dataclass(frozen=True)
+class InitialState:
+    """Calling it builds the task; needs JAX only then.
+
+    Returns (fragments, float32[n] for each, the task's merge rules by path pattern, what status pages need to know of
+    the task: `tokens_per_sample`, `loss_unit`).
+    """
+
+    task: str
+    model: Mapping[str, Any]
+    data: DataConfig
+    seed: int
+    sync: SyncConfig
+    warm_start: WarmStart | None = None
+
+    def __call__(self) -> tuple[tuple[Fragment, ...], list[NDArray[np.float32]], Mapping[str, str], dict[str, Any]]:
+        from learners.training.task import load, loss_unit
+        from learners.training.trainer import deal, initial_parameters
+
+        task = load(self.task, self.data, self.seed, dict(self.model))
+        fragments = deal(task, self.sync)
+        patterns: Mapping[str, str] = getattr(task, "merge_rules", {})
+        described = {"tokens_per_sample": task.tokens(1), "loss_unit": loss_unit(task)}
+        return fragments, initial_parameters(task, fragments, self.seed, self.warm_start), patterns, described
