@@ -225,7 +225,7 @@ class Trainer:
         self._run(0, batch_size, progress=0.0)
 
     def step(self, start: int, count: int, progress: float) -> float:
-        """One inner step on samples [start, start + count); returns the loss before it, in nats per token.
+        """One inner step on samples [start, start + count); returns the loss before it, in the task's unit.
 
         `progress` in [0, 1] is the run's, for the learning rate. Returns when the step has finished. A loss that
         is not finite is returned like any other.
@@ -296,7 +296,7 @@ class Evaluator:
         self._loss = jax.jit(lambda params, batch: task.loss(params, batch, jax.random.key(0))[0])
 
     def loss(self, thetas: Sequence[Flat]) -> float:
-        """Mean nats per token of thetas, float32[n] per fragment, over the first held-out samples."""
+        """Mean loss of thetas, float32[n] per fragment, over the first held-out samples."""
         leaves: list[Any] = [None] * len(self._tree.tensors)
         for fragment, theta in zip(self.fragments, thetas, strict=True):
             leaves = self._tree.written(leaves, fragment, theta)

@@ -25,7 +25,7 @@ class RunInfo:
     reason: str  # why it ended
     started_at: float
     written_at: float
-    eval_loss: float | None  # nats per token, newest
+    eval_loss: float | None  # newest, in the task's unit
     pools: Mapping[str, int] = field(default_factory=dict)  # learners wanted, by pool
     pid: int | None = None  # the orchestrator's
     checkpoint: Mapping[str, Any] | None = None  # the newest: {"snapshot", "at", "syncer_step"}
@@ -69,7 +69,8 @@ def model(
     placed: Mapping[str, Placed],
 ) -> dict[str, Any]:
     """`view` as from the outer optimizer, empty before it answers; `syncer`: its pid, node and facts about the task."""
-    sample = (syncer.get("task") or {}).get("tokens_per_sample")
+    task = syncer.get("task") or {}
+    sample = task.get("tokens_per_sample")
     progress, running_s, tokens = view.get("progress", 0.0), view.get("running_s"), view.get("tokens", 0)
     processed, done = view.get("tokens_processed"), progress - view.get("progress_before", 0.0)
     return {
@@ -80,6 +81,7 @@ def model(
             "target_syncer_steps": _target(recipe, view, sample),
             "progress": progress,
             "eval_loss": _finite(about.eval_loss),
+            "loss_unit": task.get("loss_unit", ""),
             "goodput": min(1.0, tokens / processed) if processed else None,
             "tokens_per_s": (tokens - view.get("tokens_before", 0)) / running_s if running_s else None,
             "eta_s": running_s * (1 - progress) / done if running_s and done > 0 else None,
