@@ -31,7 +31,7 @@ from outer.journal.rebuild import JOURNAL, RecoverySource, rebuild, replayed
 from outer.journal.recovery_sources import Incomplete, RecoverySources
 from outer.journal.writer import JournalWriter
 from outer.numeric import codec as codecs
-from outer.numeric.inspection import examine
+from outer.numeric.codec import examine
 from outer.protocol import events_effects
 from outer.protocol.facts import StateRebuilt
 from outer.protocol.fragments import Fragment

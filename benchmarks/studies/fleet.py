@@ -24,7 +24,7 @@ from benchmarks.studies.models import even  # noqa: E402
 from orchestrator.planner.fleet.description import Fleet, Member, Steady  # noqa: E402
 from orchestrator.planner.fleet.run import simulate  # noqa: E402
 from outer.config import SyncConfig  # noqa: E402
-from outer.protocol.budget import Budget  # noqa: E402
+from outer.protocol.schedule import Budget  # noqa: E402
 
 DOCS = ROOT / "docs"
 SEEDS, STEPS = 5, 300
