@@ -6,7 +6,7 @@ What is wrong with an answer is put in here. Knows nothing of what is due, or of
 from __future__ import annotations
 
 from dataclasses import replace
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Any
 
 from chaos.simulation import confusion
 from chaos.simulation.network import Call
@@ -14,7 +14,6 @@ from learners.protocol import events_effects
 
 if TYPE_CHECKING:
     from chaos.simulation.setting import Setting
-    from chaos.simulation.unit import Unit
 
 Key = tuple[int, int]  # syncer step and attempt
 
@@ -22,7 +21,7 @@ Key = tuple[int, int]  # syncer step and attempt
 class Answers:
     """Of one unit."""
 
-    def __init__(self, setting: Setting, unit: Unit) -> None:
+    def __init__(self, setting: Setting, unit: Any) -> None:
         self._setting, self._unit = setting, unit
         self._asked: dict[Key, list[Call]] = {}
 

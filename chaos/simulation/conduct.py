@@ -7,7 +7,7 @@ that; what it finds it tells `truth`.
 from __future__ import annotations
 
 import math
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Any
 
 from chaos.simulation.setting import MANIFEST
 from learners.protocol.learner import HOLD_S
@@ -17,10 +17,8 @@ from outer.protocol.facts import Committed, LearnerFenced, Refused, StepOpened
 from outer.protocol.messages import COMPILING, DRAINING, IMPORTING, STARTING, STEPPING, STOPPED, Attach, Report
 
 if TYPE_CHECKING:
-    from chaos.simulation.server import Server
     from chaos.simulation.setting import Fact, Setting
     from chaos.simulation.truth import Truth
-    from chaos.simulation.unit import Unit
     from learners.protocol.events_effects import Donate
 
 FASTEST = 0.9 * 0.97  # times a learner's usual step: by so much steps vary, and clocks differ
@@ -30,13 +28,13 @@ WAKE_S = 0.01  # a timer comes so late at most
 SOONER = frozenset({"late", "doubled", "stale_incarnation", "stale_epoch", "stale_base"})  # looked at before counters
 
 
-def steps(truth: Truth, unit: Unit) -> None:
+def steps(truth: Truth, unit: Any) -> None:
     """Only who is stepping steps: nobody who joins, leaves or has stopped."""
     if unit.machine.phase != STEPPING:
         truth.broken("conduct.steps", f"{unit.name} {unit.incarnation} steps while it is {unit.machine.phase}")
 
 
-def gives(truth: Truth, unit: Unit, effect: Donate) -> None:
+def gives(truth: Truth, unit: Any, effect: Donate) -> None:
     """A donor is whole, finite as far as it knows, and has seen the clock that the joiner was told."""
     name, request = f"{unit.name} {unit.incarnation}", effect.request
     if effect.syncer_step < request.syncer_step:
@@ -48,13 +46,13 @@ def gives(truth: Truth, unit: Unit, effect: Donate) -> None:
         truth.broken("conduct.gives", f"{name} gave a state of which it knew that it is not finite")
 
 
-def leaves(truth: Truth, unit: Unit, reason: str) -> None:
+def leaves(truth: Truth, unit: Any, reason: str) -> None:
     """Who was drained holds nothing that a commit could still take."""
     if reason == "drained" and (left := unit.values.unmerged):
         truth.broken("conduct.leaves", f"{unit.name} {unit.incarnation} left as drained with steps on fragments {left}")
 
 
-def quorum(truth: Truth, server: Server, syncer_step: int, k: int) -> None:
+def quorum(truth: Truth, server: Any, syncer_step: int, k: int) -> None:
     """At least K reported a further step after this one opened, or reopened; who leaves has none to report."""
     opened, reported = server.opened[syncer_step], 0
     for unit in server.peers.values():
@@ -65,7 +63,7 @@ def quorum(truth: Truth, server: Server, syncer_step: int, k: int) -> None:
         truth.broken("conduct.quorum", f"syncer step {syncer_step} went on with {reported} reports, the quorum is {k}")
 
 
-def life(server: Server, learner: str) -> tuple[int, float]:
+def life(server: Any, learner: str) -> tuple[int, float]:
     """The incarnation that the syncer knows, and for how long it has been silent, in seconds."""
     for row in server.machine.view(server.clock()):
         if row["name"] == learner and row["lease_age_s"] is not None:
@@ -73,7 +71,7 @@ def life(server: Server, learner: str) -> tuple[int, float]:
     return 0, math.inf
 
 
-def hears(truth: Truth, server: Server, report: Report, before: tuple[int, float]) -> None:
+def hears(truth: Truth, server: Any, report: Report, before: tuple[int, float]) -> None:
     """A report of one incarnation is no sign of life of another."""
     incarnation, silent_s = life(server, report.learner)
     if incarnation == before[0] != report.incarnation and silent_s < before[1]:
@@ -81,7 +79,7 @@ def hears(truth: Truth, server: Server, report: Report, before: tuple[int, float
         truth.broken("conduct.hears", f"{sign} was taken for a sign of life of {incarnation}")
 
 
-def leases(truth: Truth, server: Server) -> None:
+def leases(truth: Truth, server: Any) -> None:
     """Nobody is held for alive who has been silent for longer than the last report that arrived was good for."""
     now = server.clock()
     for row in server.machine.view(now):
@@ -93,7 +91,7 @@ def leases(truth: Truth, server: Server) -> None:
             truth.broken("conduct.leases", f"{silent} after its lease")
 
 
-def reports(truth: Truth, unit: Unit) -> None:
+def reports(truth: Truth, unit: Any) -> None:
     """A loop reports after every step, and twice a second while it waits; before there is one, on entering a phase."""
     if not unit.running or unit.exited or unit.machine.phase in (STARTING, IMPORTING, COMPILING, STOPPED):
         return
@@ -108,7 +106,7 @@ def lets_in(truth: Truth, message: Attach) -> None:
         truth.broken("conduct.attaches", f"{message.learner} {message.incarnation} is welcome with another recipe")
 
 
-def fences(truth: Truth, server: Server, event: events_effects.Event, effects: list[events_effects.Effect]) -> None:
+def fences(truth: Truth, server: Any, event: events_effects.Event, effects: list[events_effects.Effect]) -> None:
     """A fence ends the incarnation that it names, and no other."""
     if not isinstance(event, Fence) or not server.running or server.deposed:
         return
@@ -124,7 +122,7 @@ def fences(truth: Truth, server: Server, event: events_effects.Event, effects: l
 
 def refuses(
     truth: Truth,
-    server: Server,
+    server: Any,
     event: events_effects.Event,
     effects: list[events_effects.Effect],
     reasons: frozenset[str],
@@ -138,7 +136,7 @@ def refuses(
         truth.broken("conduct.refuses", f"{event} was refused for {sorted(said)}, due is one of {sorted(reasons)}")
 
 
-def shows(truth: Truth, server: Server) -> None:
+def shows(truth: Truth, server: Any) -> None:
     """What status pages show is within its range, and within an epoch no count of it falls."""
     machine, name = server.machine, f"epoch {server.epoch}"
     counts = {"progress": machine.progress, "tokens_processed": machine.tokens_processed}

@@ -7,7 +7,7 @@ from __future__ import annotations
 
 from collections.abc import Callable
 from functools import partial
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Any
 
 from chaos.simulation import conduct
 from chaos.simulation.network import Call, ask
@@ -17,7 +17,6 @@ from outer.protocol.messages import Donor, State, StateRequest
 
 if TYPE_CHECKING:
     from chaos.simulation.setting import Setting
-    from chaos.simulation.unit import Unit
 
 CALL_S = 10.0  # deadline for an answer from the syncer
 PACK_S = 0.02  # a state, in a thread of its own
@@ -26,7 +25,7 @@ PACK_S = 0.02  # a state, in a thread of its own
 class States:
     """Of one unit. `release` gives back the thread in which a state was sought."""
 
-    def __init__(self, setting: Setting, unit: Unit, release: Callable[[], None]) -> None:
+    def __init__(self, setting: Setting, unit: Any, release: Callable[[], None]) -> None:
         self._setting, self._unit, self._release = setting, unit, release
         self._gifts: dict[tuple[str, int], Call] = {}  # by joiner
 
@@ -48,7 +47,7 @@ class States:
         links = unit.up, unit.down
         ask(self._setting.network, unit, unit.server, links, unit.server.seek, effect.seek, CALL_S, named, missed)
 
-    def _named(self, effect: events_effects.Recover, answer: tuple[Donor, Unit] | None) -> None:
+    def _named(self, effect: events_effects.Recover, answer: tuple[Donor, Any] | None) -> None:
         if answer is None:
             self._missed("", 0, "none")
             return
@@ -56,27 +55,27 @@ class States:
         who, whom = (unit.name, unit.incarnation), (named.donor, named.donor_incarnation)
         request = StateRequest(named.epoch, *who, *whom, named.syncer_step, effect.deadline_s)
         links = network.link(unit.name, donor.name), network.link(donor.name, unit.name)
-        given, missed = partial(self._given, donor), partial(self._missed, *whom)
+        given, missed = partial(self._given, donor), partial(self._missed, named.donor, named.donor_incarnation)
         ask(network, unit, donor, links, donor.states.give, request, effect.deadline_s, given, missed)
 
-    def _given(self, donor: Unit, answer: tuple[State, int] | str) -> None:
+    def _given(self, donor: Any, answer: tuple[State, int] | str) -> None:
         """What the donor had said by then has to be in the log before its state is used."""
         if isinstance(answer, str):
-            self._missed(*donor.key, answer)
+            self._missed(donor.name, donor.incarnation, answer)
             return
         unit, (state, upto) = self._unit, answer
         unit.moment("received")
         assert unit.server is not None
-        examined, missed = partial(self._examined, donor, state), partial(self._missed, *donor.key)
+        examined, missed = partial(self._examined, donor, state), partial(self._missed, donor.name, donor.incarnation)
         links = unit.up, unit.down
         note = (donor, upto)
         ask(self._setting.network, unit, unit.server, links, unit.server.record, note, CALL_S, examined, missed)
 
-    def _examined(self, donor: Unit, state: State, recorded: None) -> None:
+    def _examined(self, donor: Any, state: State, recorded: None) -> None:
         if state.payload.poisoned:
-            self._missed(*donor.key, "non_finite")
+            self._missed(donor.name, donor.incarnation, "non_finite")
         elif self._setting.flips and self._setting.damaged("state_damage"):
-            self._missed(*donor.key, "bad_digest")
+            self._missed(donor.name, donor.incarnation, "bad_digest")
         else:
             self._release()
             self._unit.hear(events_effects.StateArrived(state))

@@ -11,7 +11,7 @@ from collections import deque
 from collections.abc import Callable
 from functools import partial
 from heapq import heappush
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
 from chaos.simulation import conduct, confusion
 from chaos.simulation.answers import Answers
@@ -25,9 +25,6 @@ from chaos.simulation.values import Values
 from learners.fault_effects import FaultEffects
 from learners.protocol import events_effects
 from outer.protocol.messages import COMPILING, DRAINING, IMPORTING, STARTING, STEPPING, STOPPED, Attach, Report
-
-if TYPE_CHECKING:
-    from chaos.simulation.server import Server
 
 REPORTS_MAX = 32  # on their way to the syncer; while as many are, none is added
 ATTACH_ATTEMPTS_MAX = 5
@@ -52,7 +49,7 @@ class Unit(Process):
         super().__init__(setting.time, host)
         options = setting.options
         self.name, self.incarnation, self.key = name, incarnation, (name, incarnation)
-        self.server: Server | None = None  # the newest that it was told of
+        self.server: Any = None  # the newest that it was told of
         self.values = Values(self.key, setting.truth)
         self.answers = Answers(setting, self)
         self.states = States(setting, self, self._release)
@@ -245,7 +242,7 @@ class Unit(Process):
             message = confusion.shortened(message, self._setting)
         self.reports += self._setting.network.carry(self.up, 0.0, server, server.report, self, message, len(self.facts))
 
-    def reattach(self, server: Server) -> None:
+    def reattach(self, server: Any) -> None:
         """Another syncer is there: the one it knew is gone."""
         before = self.server
         if before is not None and before.epoch >= server.epoch:
@@ -274,7 +271,7 @@ class Unit(Process):
             self.welcomed = answer.epoch
             self.hear(answer)
 
-    def _unattached(self, server: Server, message: Attach, reason: str) -> None:
+    def _unattached(self, server: Any, message: Attach, reason: str) -> None:
         """No answer came. Of a dead syncer's successor it will be told."""
         if reason != "GetTimeoutError" or self.server is not server or self.exited:
             return

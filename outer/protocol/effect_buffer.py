@@ -9,12 +9,10 @@ from collections import deque
 from dataclasses import replace
 from typing import Any
 
-from outer.protocol.events_effects import Append, Cut, Effect, Emit, Merge, Publish, Send, ToLearner
+from outer.protocol.events_effects import NOTHING_LOGGED, Append, Cut, Effect, Emit, Merge, Publish, Send, ToLearner
 from outer.protocol.facts import Record, SpanGranted, SpanReturned, SyncerFact
 from outer.protocol.members import Member, Members
 from outer.protocol.messages import Grant, Notice, ReadRequest, Stop, Welcome
-
-NOTHING = -2  # is said so far, not even what the epoch before may have left unsaid
 
 
 class EffectBuffer:
@@ -25,7 +23,7 @@ class EffectBuffer:
         self._effects: list[Effect] = []
         self._sequence = 0  # of the next record of this epoch
         self._written: deque[tuple[int, Record]] = deque()  # records that are not known to be durable
-        self._said = NOTHING  # as far as every effect was performed that came before those now collected
+        self._said = NOTHING_LOGGED  # as far as every effect was performed that came before those now collected
         self._durable = -1
         self.snapshot = 0  # the newest; every message says so
 

@@ -136,6 +136,8 @@ Event = (
 
 # ------------------------------------------------------------------ effects
 
+NOTHING_LOGGED = -2  # Append.said: the log may lack even records of the epoch before
+
 ToLearner = Welcome | Donor | ReadRequest | Notice | Grant | Drain | Stop
 
 
@@ -169,7 +171,7 @@ class Append:
     """
 
     sequence: int
-    said: int  # up to this sequence every record of this epoch stands in the log; -2: not even those of the one before
+    said: int  # the log has every record of this epoch up to this sequence; NOTHING_LOGGED: see there
     record: Record
     proposal: Any  # of a commit; None for other records
 

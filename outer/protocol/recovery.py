@@ -10,7 +10,7 @@ from collections.abc import Iterable
 from dataclasses import dataclass, field
 
 from outer.protocol.coverage import Coverage, Mark
-from outer.protocol.effect_buffer import NOTHING
+from outer.protocol.events_effects import NOTHING_LOGGED
 from outer.protocol.facts import Committed, Finished, Record, SpanGranted
 from outer.protocol.spans import Span, SpanPool
 
@@ -75,7 +75,7 @@ class Replay:
         self.epoch, self.due = epoch, due + 1
         self._count(entry.record)
         self.tail.append(entry)
-        if entry.said > NOTHING:  # else it does not even tell what of the epoch before was said
+        if entry.said > NOTHING_LOGGED:  # else it does not even tell what of the epoch before was said
             self.tail = [each for each in self.tail if each.epoch == entry.epoch and each.sequence > entry.said]
         self.found.unsaid = tuple(each.record for each in self.tail)
 

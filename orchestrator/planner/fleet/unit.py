@@ -9,7 +9,7 @@ from __future__ import annotations
 from collections.abc import Callable
 from dataclasses import replace
 from heapq import heappush
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
 from learners.fault_effects import FaultEffects
 from learners.protocol import events_effects
@@ -30,9 +30,6 @@ from outer.protocol.messages import (
     StateRequest,
 )
 
-if TYPE_CHECKING:
-    from orchestrator.planner.fleet.server import Server
-
 NOTHING = events_effects.Staged({})
 PIECES = 64  # of a peer's state on its way
 LOSS = 0.0  # of every step: nothing is computed, and no learner may think that it diverges
@@ -46,7 +43,7 @@ class Unit:
         self.member, self.name, self.incarnation = member, member.name, incarnation
         self.key = (member.name, incarnation)
         self.alive = self.running = True  # running: alive, and not frozen
-        self.server: Server | None = None
+        self.server: Any = None
         self.disturbance = FaultEffects(lambda: world.time.now)
         self.facts: list[tuple[float, Any]] = world.facts.setdefault(self.key, [])
         self.machine = Learner(
@@ -200,7 +197,7 @@ class Unit:
             assert isinstance(message, Attach)
             self._time.reach(late_s, server, server.attach, self, message)
 
-    def reattach(self, server: Server) -> None:
+    def reattach(self, server: Any) -> None:
         """Another syncer is there: the one it knew is gone."""
         self.server = server
         self.hear(events_effects.Reattach())

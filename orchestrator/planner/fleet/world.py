@@ -3,16 +3,13 @@
 from __future__ import annotations
 
 from dataclasses import dataclass, field
-from typing import TYPE_CHECKING, Any, NamedTuple
+from typing import Any, NamedTuple
 
 from orchestrator.planner.fleet.crowd import SharedHost
 from orchestrator.planner.fleet.description import Fleet
 from orchestrator.planner.fleet.network import Network
 from orchestrator.simulation.timeline import Timeline
 from outer.protocol.messages import StateRequest
-
-if TYPE_CHECKING:
-    from orchestrator.planner.fleet.unit import Unit
 
 Key = tuple[str, int]  # writer, incarnation
 
@@ -43,7 +40,7 @@ class World:
     crowd: SharedHost  # of those that start
     keeps_journal: bool  # a syncer is to die
     events: int = 0  # handed to machines
-    units: dict[str, Unit] = field(default_factory=dict)  # the newest incarnation of each
+    units: dict[str, Any] = field(default_factory=dict)  # the newest incarnation of each
     sought: dict[Key, StateRequest] = field(default_factory=dict)  # what a joiner waits for
     steps: dict[str, list[Stepped]] = field(default_factory=dict)  # by learner, in order
     ready_at: dict[str, float] = field(default_factory=dict)  # by learner: its hardware stands still until then
