@@ -19,7 +19,7 @@ import pytest
 import typer
 from typer.testing import CliRunner
 
-import orchestrator
+import orchestrator.runtime
 from orchestrator.accounting.verdicts import Verdict
 from orchestrator.cli.app import build
 from orchestrator.recipe.toml_text import load
@@ -71,7 +71,7 @@ def trained(monkeypatch: pytest.MonkeyPatch) -> dict[str, Any]:
     launch = types.ModuleType("orchestrator.runtime.launch")
     vars(launch).update(run_embedded=record, run_attached=record)
     monkeypatch.setitem(sys.modules, "orchestrator.runtime.launch", launch)
-    monkeypatch.setattr(orchestrator, "launch", launch, raising=False)
+    monkeypatch.setattr(orchestrator.runtime, "launch", launch, raising=False)
     return world
 
 
