@@ -27,8 +27,8 @@ PAGE = ROOT / "docs" / "simulation.md"
 BEGIN, END = "<!-- reach: written by python benchmarks/reach.py --write -->", "<!-- end of reach -->"
 MACHINES = {
     "outer/protocol": (
-        "coverage", "effect_buffer", "leases", "members", "open_step", "quorum", "read_requests", "recovery", "schedule",
-        "sessions", "spans", "syncer",
+        "coverage", "effect_buffer", "leases", "members", "open_step", "quorum", "read_requests", "recovery",
+        "schedule", "sessions", "spans", "syncer",
     ),
     "learners/protocol": ("adoption", "held_spans", "joining", "learner", "staged_reads", "step_timer"),
 }  # fmt: skip
