@@ -39,7 +39,7 @@ class Store:
         if what == "after":
             raise OSError("its answer was lost")
         if what == "torn":
-            self.kept[name] = self.state[name][:-7]
+            self.kept[name] = self.kept[name][:-7]
             raise Crash
 
     def read(self, name: str) -> bytes:

@@ -7,12 +7,13 @@ from dataclasses import replace
 from typing import Any
 
 import pytest
-from hypothesis import given, settings
+from hypothesis import given
 from hypothesis import strategies as st
 
 from outer.journal import record_codec
 from outer.protocol.facts import Committed, Finished, Participant, Record, SpanGranted, SpanReturned
 from outer.protocol.recovery import Entry, JournalReplay
+from tests.property_settings import examples
 
 FRAGMENTS, STEP_SAMPLES = 3, 4
 LEARNERS = ("a", "b")
@@ -120,7 +121,7 @@ def state(replay: JournalReplay) -> Any:
     return replay.epoch, replay.due, replay.tail, found.spans.state(), plain
 
 
-@settings(max_examples=80, deadline=None)
+@examples(80)
 @given(entries(), st.integers(0, 60))
 def test_what_is_kept_goes_on_as_if_nothing_had_been(given_: list[Entry], cut: int) -> None:
     straight, kept = JournalReplay.empty(FRAGMENTS), JournalReplay.empty(FRAGMENTS)
@@ -136,7 +137,7 @@ def test_what_is_kept_goes_on_as_if_nothing_had_been(given_: list[Entry], cut: i
     assert state(kept) == state(straight)
 
 
-@settings(max_examples=40, deadline=None)
+@examples(40)
 @given(entries())
 def test_an_entry_comes_back_from_its_plain_values(given_: list[Entry]) -> None:
     for entry in given_:

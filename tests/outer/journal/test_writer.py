@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import asyncio
 import threading
-import time
 from collections.abc import Callable, Coroutine
 from pathlib import Path
 from typing import Any
@@ -19,6 +18,7 @@ from outer.journal.object_store import Folder
 from outer.journal.writer import FOLDER, JournalWriter
 from outer.protocol.facts import Committed, Participant, SpanGranted
 from outer.protocol.recovery import Entry
+from tests.waiting import DEADLINE_S, until_async
 
 
 class Moody(Folder):
@@ -34,7 +34,7 @@ class Moody(Folder):
 
     def create(self, name: str, parts: Any) -> None:
         self.attempts += 1
-        assert self.lets.wait(20.0)
+        assert self.lets.wait(DEADLINE_S)
         if self.full:
             raise OSError(28, "No space left on device")
         super().create(name, parts)
@@ -82,11 +82,8 @@ class World:
         return int(self.writer.view()["groups"])
 
 
-async def until(holds: Callable[[], Any], seconds: float = 20.0) -> None:
-    deadline = time.monotonic() + seconds
-    while not holds():
-        assert time.monotonic() < deadline, "it did not come to hold"
-        await asyncio.sleep(0.002)
+async def until(holds: Callable[[], Any]) -> None:
+    await until_async(holds, "the condition of this line")
 
 
 @pytest.fixture(autouse=True)
@@ -96,7 +93,7 @@ def _impatient(monkeypatch: pytest.MonkeyPatch) -> None:
 
 
 def go(script: Coroutine[Any, Any, None]) -> None:
-    asyncio.run(asyncio.wait_for(script, 60.0))
+    asyncio.run(asyncio.wait_for(script, DEADLINE_S))
 
 
 def test_what_is_kept_is_told_durable_in_order_and_the_next_epoch_has_it(tmp_path: Path) -> None:

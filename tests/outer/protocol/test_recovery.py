@@ -7,7 +7,7 @@ from dataclasses import replace
 from typing import Any
 
 import pytest
-from hypothesis import given, settings
+from hypothesis import given
 from hypothesis import strategies as st
 
 from outer.protocol.events_effects import Append, DrainRequested, Durable, Emit, Fence, StopRequested, Tick
@@ -27,6 +27,7 @@ from outer.protocol.messages import STARTING, Attach, Contribution, Drain, Grant
 from outer.protocol.recovery import Entry, recover
 from outer.protocol.syncer import RESEND_S, Budget
 from tests.golden.bench import ALL, MANIFEST, Bench, bench, reading
+from tests.property_settings import examples
 
 
 def lending(*names: str, **change: Any) -> Bench:
@@ -307,7 +308,7 @@ def test_a_journal_with_a_gap_is_refused(broken: Callable[[list[Entry]], list[En
 MOVES = st.lists(st.sampled_from(["commit", "span a", "span b", "kill a", "kill b"]), min_size=1, max_size=14)
 
 
-@settings(deadline=None, max_examples=60)
+@examples(60)
 @given(moves=MOVES, cut=st.floats(0.0, 1.0), later=MOVES)
 def test_wherever_the_journal_ends_no_sample_is_lent_to_two(moves: list[str], cut: float, later: list[str]) -> None:
     """What was never said may be lent again; what was said stays as it was said."""
