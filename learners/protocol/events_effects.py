@@ -11,7 +11,7 @@ The training loop, at every boundary between two steps:
 from __future__ import annotations
 
 from collections.abc import Mapping
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from typing import Any
 
 from learners.protocol.facts import LearnerFact
@@ -108,6 +108,7 @@ class StepDone:
 
     loss: float  # in the task's unit
     tokens: int  # in the step's batch
+    aux: dict[str, float] | None = field(default=None, repr=False)  # auxiliary values by name; None: the task has none
 
 
 @dataclass(frozen=True)

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 
 
 @dataclass(frozen=True)
@@ -47,6 +47,7 @@ class StepFinished:
     waited_s: float  # of that time, waiting before the step could begin
     waited_for: str  # "" | span | adoption
     progress: float | None = None  # of the budget, as the step was given it: exact, for its learning rate follows it
+    aux: dict[str, float] | None = field(default=None, repr=False)  # the task's auxiliary values, if it has any
 
 
 @dataclass(frozen=True)

@@ -138,6 +138,7 @@ class Learner:
         self._fetch_at = float("-inf")  # while joining, what did not come is not fetched again before
         self._drain_until: float | None = None  # once it is to leave
         self._loss: float | None = None
+        self._aux: dict[str, float] | None = None  # of the last step
         self._reports = 0
         self._reported_at = float("-inf")
         self._running: RunStep | None = None
@@ -384,10 +385,10 @@ class Learner:
         running, self._running = self._running, None
         self.step = running.step
         self._processed += event.tokens
-        self._loss = event.loss
+        self._loss, self._aux = event.loss, event.aux or None
         lap = self._stopwatch.lap(now)
         span, start = self._spans.current, running.start
-        self._say(StepFinished(self.step, event.tokens, span, start, event.loss, *lap, running.progress))
+        self._say(StepFinished(self.step, event.tokens, span, start, event.loss, *lap, running.progress, self._aux))
         self._spans.use()
         self._report(now)
         self._reads.expire(now)
@@ -521,6 +522,7 @@ class Learner:
             newest_span=self._spans.newest,
             wants_span=self._wants_span(),
             loss=self._loss,
+            aux=self._aux,
             snapshot=0 if self._save else self._snapshot,
         )
         self._effects.append(Send(report))

@@ -7,7 +7,7 @@ for; whoever sees one that it has not saved its own for does so before it acts o
 
 from __future__ import annotations
 
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from typing import Any, NamedTuple
 
 # Phases of a learner, in order. Leases name the phase they were given in.
@@ -61,6 +61,7 @@ class Report:
     newest_span: int = -1
     wants_span: bool = False
     loss: float | None = None  # of the last step
+    aux: dict[str, float] | None = field(default=None, repr=False)  # the task's auxiliary values in the last step
     snapshot: int = 0  # the newest that it has saved its state for
 
 
