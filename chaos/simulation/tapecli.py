@@ -63,7 +63,7 @@ def tape(
             fix = "give a folder that can be made, where there is room"
             raise InputError([Problem("FOLDER", str(store.root), f"cannot be written: {error}", fix)]) from error
         told = tapes.told(resolved, store, options.seed, made.virtual_s, summary)
-        told |= {"profile": options.profile, "fired": made.fired if options.faults else {}}
+        told |= {"profile": options.profile, "fired": made.fault_counts if options.faults else {}}
         typer.echo(json.dumps(told) if as_json else words(told))
 
 
