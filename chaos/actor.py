@@ -16,8 +16,10 @@ from chaos.faults import Fault
 from chaos.plans import due, plan, random_faults
 from orchestrator.eventlog.events import EventEmitter, FaultHealed, FaultInjected, FaultSkipped, SegmentWriter
 from orchestrator.recipe.config import SYNCER, ChaosConfig, Recipe
+from orchestrator.runtime.launch import connected
 from orchestrator.runtime.placement import control, hand, label, named, syncer_name
 from orchestrator.runtime.ray_await import CALL_S, within
+from orchestrator.store.readers import recipe_of
 from orchestrator.store.run_store import RunStore
 
 NAME = "chaos"
@@ -179,3 +181,14 @@ def start(recipe: Recipe, store: RunStore, namespace: str, anywhere: bool) -> An
     chaos = ray.remote(ChaosActor).options(**options).remote(recipe, str(store.root), namespace)
     chaos.run.remote()
     return chaos
+
+
+def strike(store: RunStore, kind: str, learner: str, seconds: float, delay_s: float) -> str:
+    """Inject one fault into a running job, from another shell; returns what happened in words.
+
+    Raises ClusterUnreachable when the run is not there.
+    """
+    with connected(store) as place:
+        chaos = start(recipe_of(store), store, place.namespace, anywhere=place.local)
+        told: str = ray.get(chaos.inject.remote(kind, learner, seconds, delay_s), timeout=3 * CALL_S)
+        return told

@@ -37,21 +37,21 @@ ELSEWHERE = {
     "Real training follows a tape that a simulator made": ("6", "tests/replay/test_tapes.py"),
     "One learner that joins stops nobody, and is there within a round if a copy takes less than 6 steps": (
         "6, upsizing",
-        "tests/orchestrator/planner/test_studies.py",
+        "tests/benchmarks/test_studies.py",
     ),
     "Table 1, with three of the numbers that are not published fitted to it": (
         "7",
-        "tests/orchestrator/planner/test_fleet_goodput.py",
+        "tests/benchmarks/test_goodput.py",
     ),
     "Waiting for all costs a sixth of two generations' goodput, a grace window nothing": (
         "8, heterogeneous",
-        "tests/orchestrator/planner/test_studies.py",
+        "tests/benchmarks/test_studies.py",
     ),
     "Learners for half of the tokens save the time that they should": (
         "8, scavenging",
-        "tests/orchestrator/planner/test_studies.py",
+        "tests/benchmarks/test_studies.py",
     ),
-    "The bandwidth table by closed forms": ("9", "tests/orchestrator/planner/test_bandwidth.py"),
+    "The bandwidth table by closed forms": ("9", "tests/benchmarks/test_bandwidth.py"),
 }
 
 

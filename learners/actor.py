@@ -58,7 +58,7 @@ from outer.protocol.messages import (
     Stop,
     Welcome,
 )
-from outer.protocol.step_timing import Average
+from outer.protocol.quorum import Average
 
 if TYPE_CHECKING:
     from learners.fragment_io import Exchange
@@ -331,7 +331,7 @@ class LearnerActor:
         self._drive(events_effects.Enter(IMPORTING))
         fit(spec.core, spec.accelerated, spec.devices or 1)
         from learners.fragment_io import Exchange
-        from learners.training.host import device_taken
+        from learners.training.device import device_taken
         from learners.training.task import load
         from learners.training.trainer import Trainer, deal
 

@@ -18,7 +18,7 @@ from learners.protocol.learner import Learner
 from learners.training.task import Task
 from learners.training.trainer import Trainer, deal, initial_parameters, make_step
 from outer.config import OuterConfig, SyncConfig
-from outer.numeric.inspection import examine
+from outer.numeric.codec import examine
 from outer.numeric.merge import rules
 from outer.numeric.parameters import GlobalParameters
 from outer.protocol import events_effects as outer

@@ -31,7 +31,7 @@ from outer.journal.rebuild import JOURNAL, RecoverySource, rebuild, replayed
 from outer.journal.recovery_sources import Incomplete, RecoverySources
 from outer.journal.writer import JournalWriter
 from outer.numeric import codec as codecs
-from outer.numeric.inspection import examine
+from outer.numeric.codec import examine
 from outer.protocol import events_effects
 from outer.protocol.facts import StateRebuilt
 from outer.protocol.fragments import Fragment
@@ -64,6 +64,7 @@ RECEIVED, MERGED, JOURNALING, JOURNALED, APPLIED, ANNOUNCED = POINTS = (
     "announced",
 )
 CUT_POLL_S = 0.05
+HOLDINGS_S = 10.0  # for a learner to give what it holds of a fragment
 ANNOUNCED_S = 0.02  # for notices to be on their way
 UNDELIVERED_MAX = 64  # messages on their way to one learner; more are dropped, the machine sends again
 LATE_S = 120.0  # an answer that comes after its deadline is still heard, to be refused, for this long
@@ -112,7 +113,9 @@ class SyncerActor:
     def __init__(
         self,
         spec: SyncerSpec,
-        initial: Callable[[], tuple[tuple[Fragment, ...], list[NDArray[np.float32]], Mapping[str, str]]],
+        initial: Callable[
+            [], tuple[tuple[Fragment, ...], list[NDArray[np.float32]], Mapping[str, str], Mapping[str, Any]]
+        ],
         recorder: Recorder,
         salvage: RecoverySources | None = None,
     ) -> None:
@@ -123,7 +126,7 @@ class SyncerActor:
         from outer.numeric.parameters import GlobalParameters
 
         self._spec = spec
-        self._fragments, arrays, patterns = initial()
+        self._fragments, arrays, patterns, self._task = initial()
         tensors = [tensor for fragment in self._fragments for tensor in fragment.tensors]
         self._parameters = GlobalParameters(
             self._fragments, arrays, spec.outer, spec.sync.codec, rules(tensors, spec.outer.merge, patterns)
@@ -188,7 +191,7 @@ class SyncerActor:
             for fragment, value in opened.values.items()
         }
         kept = salvage.cut(self._spec.store)
-        rebuilt = rebuild(log, journal, kept, salvage.held_by_learners(log.found.versions, journal))
+        rebuilt = rebuild(log, journal, kept, salvage.held_by_learners(log.found.versions, journal, _ask))
         for fragment, value in rebuilt.values.items():
             if fragment in rebuilt.momentum_lost:
                 self._parameters.restore_theta(fragment, value.version, value.arrays[0])
@@ -209,7 +212,8 @@ class SyncerActor:
     # -------------------------------------------------------------- called by the orchestrator
 
     async def identify(self) -> dict[str, Any]:
-        return {"pid": os.getpid(), "node": ray.get_runtime_context().get_node_id(), "run": self._keeper.run}
+        process = {"pid": os.getpid(), "node": ray.get_runtime_context().get_node_id()}
+        return process | {"run": self._keeper.run, "task": self._task}
 
     async def start(self, living: tuple[events_effects.Expect, ...] = ()) -> dict[str, Any]:
         """Begin the epoch; `living`: who trains already, where it goes on from another."""
@@ -495,6 +499,14 @@ class SyncerActor:
                 self._examiner, examine, contribution, self._spec.sync.codec, size
             )
         self._drive(contribution)
+
+
+def _ask(learner: Any, method: str, *arguments: Any) -> Any:
+    """A learner's answer; None when it is dead or frozen: another may hold the same."""
+    try:
+        return ray.get(getattr(learner, method).remote(*arguments), timeout=HOLDINGS_S)
+    except ray.exceptions.RayError:
+        return None
 
 
 def _now() -> float:

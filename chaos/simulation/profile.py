@@ -12,8 +12,8 @@ from random import Random
 from typing import Any, NamedTuple, TypeVar
 
 from outer.config import SyncConfig
-from outer.protocol.budget import Budget
 from outer.protocol.fragments import Fragment, Tensor
+from outer.protocol.schedule import Budget
 
 T = TypeVar("T")
 

@@ -44,6 +44,8 @@ def draw(random: np.random.Generator, shape: int, noise: float) -> Floats:
 class Shapes:
     """Which of six shapes an image shows; implements learners/training/task.py's Task. A sample is a token."""
 
+    loss_unit = "nats/image"
+
     # Kernels are averaged direction by direction, as the default has it; the classifier's weights are plain averages.
     merge_rules: ClassVar = {"head/*": "avg"}
 

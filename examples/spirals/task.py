@@ -23,6 +23,8 @@ _TRAINING, _HELD_OUT = 0, 1
 class Spirals:
     """Classifies points of the plane by spiral; a Task (learners/training/task.py). A point is a token."""
 
+    loss_unit = "nats/point"
+
     def __init__(self, data: DataConfig, seed: int, width: int = 48, depth: int = 3, turns: float = 1.75) -> None:
         self.seed, self.turns = seed, turns
         self._shape = {"in_size": 2, "out_size": 2, "width_size": width, "depth": depth}

@@ -243,6 +243,8 @@ def _loss(subject: Subject, task: Task) -> str:
         raise Broken(f"loss returns {type(shapes).__name__}", "return (loss, metrics), metrics a dict, {} for none")
     if not (hasattr(shapes[0], "shape") and shapes[0].shape == () and shapes[0].dtype == jnp.float32):
         raise Broken(f"the loss is {shapes[0]}", "return the mean over the batch as a float32 scalar")
+    if not isinstance(unit := getattr(task, "loss_unit", ""), str):
+        raise Broken(f"loss_unit is {unit!r}", "make it a string, such as 'nats/token', or leave it out")
     if bad := [name for name, value in shapes[1].items() if getattr(value, "shape", None) != ()]:
         raise Broken(f"metrics that are no scalars: {_some(bad)}", "reduce each to a scalar")
     loss = float(jax.jit(lambda *given: task.loss(*given))(params, batch, key)[0])

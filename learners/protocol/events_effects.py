@@ -106,7 +106,7 @@ class Reattach:
 class StepDone:
     """Result of a RunStep effect."""
 
-    loss: float  # nats per token
+    loss: float  # in the task's unit
     tokens: int  # in the step's batch
 
 

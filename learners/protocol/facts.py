@@ -42,7 +42,7 @@ class StepFinished:
     tokens: int
     span: int
     position: int  # first sample of the step's batch, in the one deterministic order
-    loss: float  # nats per token, training batch
+    loss: float  # of the training batch, in the task's unit
     seconds: float  # from the previous boundary to this one, less waited_s
     waited_s: float  # of that time, waiting before the step could begin
     waited_for: str  # "" | span | adoption

@@ -54,10 +54,9 @@ from learners.protocol.facts import (
     StepFinished,
 )
 from learners.protocol.held_spans import Spans
-from learners.protocol.joining import Joining
+from learners.protocol.joining import Joining, PendingTransfers
 from learners.protocol.resume_state import ResumeState
 from learners.protocol.staged_reads import Copy, StagedReads
-from learners.protocol.state_transfer import PendingTransfers
 from learners.protocol.step_timer import StepTimer
 from outer.protocol.coverage import Mark
 from outer.protocol.messages import (

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from typing import NamedTuple
 
-from outer.protocol.step_timing import Average
+from outer.protocol.quorum import Average
 
 
 class StepTime(NamedTuple):

@@ -19,7 +19,8 @@ if TYPE_CHECKING:
 class InitialState:
     """Calling it builds the task; needs JAX only then.
 
-    Returns (fragments, float32[n] for each, the task's merge rules by path pattern).
+    Returns (fragments, float32[n] for each, the task's merge rules by path pattern, what status pages need to know of
+    the task: `tokens_per_sample`, `loss_unit`).
     """
 
     task: str
@@ -29,11 +30,12 @@ class InitialState:
     sync: SyncConfig
     warm_start: WarmStart | None = None
 
-    def __call__(self) -> tuple[tuple[Fragment, ...], list[NDArray[np.float32]], Mapping[str, str]]:
-        from learners.training.task import load
+    def __call__(self) -> tuple[tuple[Fragment, ...], list[NDArray[np.float32]], Mapping[str, str], dict[str, Any]]:
+        from learners.training.task import load, loss_unit
         from learners.training.trainer import deal, initial_parameters
 
         task = load(self.task, self.data, self.seed, dict(self.model))
         fragments = deal(task, self.sync)
         patterns: Mapping[str, str] = getattr(task, "merge_rules", {})
-        return fragments, initial_parameters(task, fragments, self.seed, self.warm_start), patterns
+        described = {"tokens_per_sample": task.tokens(1), "loss_unit": loss_unit(task)}
+        return fragments, initial_parameters(task, fragments, self.seed, self.warm_start), patterns, described

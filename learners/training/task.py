@@ -28,7 +28,8 @@ class Task(Protocol):
     - `sharding(mesh)`, a mapping of such patterns to PartitionSpecs over the axes "batch" and "model", for learners
       of several devices (learners/training/mesh.py); without it, parameters are replicated;
     - `sample(params, prompt, length, temperature, top_k, rng)`, which continues the bytes of a prompt by `length`
-      bytes, for `diloco sample`.
+      bytes, for `diloco sample`;
+    - `loss_unit`, what its loss is measured in, such as "nats/token"; without it, a loss is shown without a unit.
     """
 
     def init(self, rng: jax.Array) -> Params:
@@ -36,7 +37,7 @@ class Task(Protocol):
         ...
 
     def loss(self, params: Params, batch: Batch, rng: jax.Array) -> tuple[jax.Array, dict[str, jax.Array]]:
-        """(mean loss in nats per token, float32 scalar; further scalars by name). Traced by jax.jit."""
+        """(mean loss, float32 scalar; auxiliary scalars by name, {} for none). Traced by jax.jit."""
         ...
 
     def optimizer(self, inner: InnerConfig) -> optax.GradientTransformation:
@@ -82,3 +83,8 @@ def load(path: str, data: DataConfig, seed: int, model: dict[str, Any]) -> Task:
             f"{path!r} builds a {type(task).__name__} without {', '.join(missing)}; see learners/training/task.py"
         )
     return task
+
+
+def loss_unit(task: Task) -> str:
+    """What the task's loss is measured in; empty where it does not say."""
+    return str(getattr(task, "loss_unit", ""))

@@ -225,7 +225,7 @@ class Trainer:
         self._run(0, batch_size, progress=0.0)
 
     def step(self, start: int, count: int, progress: float) -> float:
-        """One inner step on samples [start, start + count); returns the loss before it, in nats per token.
+        """One inner step on samples [start, start + count); returns the loss before it, in the task's unit.
 
         `progress` in [0, 1] is the run's, for the learning rate. Returns when the step has finished. A loss that
         is not finite is returned like any other.
@@ -296,7 +296,7 @@ class Evaluator:
         self._loss = jax.jit(lambda params, batch: task.loss(params, batch, jax.random.key(0))[0])
 
     def loss(self, thetas: Sequence[Flat]) -> float:
-        """Mean nats per token of thetas, float32[n] per fragment, over the first held-out samples."""
+        """Mean loss of thetas, float32[n] per fragment, over the first held-out samples."""
         leaves: list[Any] = [None] * len(self._tree.tensors)
         for fragment, theta in zip(self.fragments, thetas, strict=True):
             leaves = self._tree.written(leaves, fragment, theta)
@@ -306,3 +306,36 @@ class Evaluator:
             count = min(self._batch_size, self._sequences - start)
             total += count * float(self._loss(params, self._task.held_out(start, count)))
         return total / self._sequences
+
+
+# ------------------------------------------------------------------ sizes, from shapes alone
+
+
+def parameter_bytes(task: Task) -> int:
+    """Of one copy of the parameters, in the model's own dtypes."""
+    return _bytes(_parameter_shapes(task))
+
+
+def inner_state_bytes(task: Task, inner: InnerConfig) -> int:
+    """Of the inner optimizer's state, gradient clipping's included."""
+    return _bytes(jax.eval_shape(transformation(task, inner).init, _parameter_shapes(task)))
+
+
+def _parameter_shapes(task: Task) -> Any:
+    return jax.eval_shape(task.init, jax.random.key(0))
+
+
+def _bytes(shapes: Any) -> int:
+    return sum(leaf.size * leaf.dtype.itemsize for leaf in jax.tree.leaves(shapes))
+
+
+# ------------------------------------------------------------------ sampling
+
+
+def sample(
+    task: Any, named: weights.Named, prompt: bytes, length: int, temperature: float, top_k: int, seed: int
+) -> bytes:
+    """What the task says after the prompt. Raises ValueError if the parameters are not the task's."""
+    params = parameters(task, named)
+    said: bytes = task.sample(params, prompt, length, temperature, top_k, jax.random.key(seed))
+    return said

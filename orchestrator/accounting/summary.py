@@ -54,6 +54,7 @@ def summarise(
         "reason": _last(history, RunFinished, "reason"),
         "initial_eval_loss": losses[0] if losses else None,
         "eval_loss": losses[-1] if evaluated_last else None,
+        "loss_unit": evaluated[-1].fact.unit if evaluated else None,
         "reference_losses": {
             "bigram": _finite(references[-1].fact.bigram),
             "trigram": _finite(references[-1].fact.trigram),

@@ -34,7 +34,6 @@ TESTED = {
     "pydantic": "2.14",
     "prometheus-client": "0.26",
     "numpy": "2.4",
-    "scipy": "1.17",
     "ml_dtypes": "0.6",
     "typer": "0.29",
     "rich": "15.0",

@@ -6,7 +6,7 @@ from collections import Counter
 from collections.abc import Iterator, Mapping
 from typing import Any
 
-from orchestrator.store.status_text import DASH, number, part, percent, seconds, text
+from orchestrator.store.status_text import DASH, loss, number, part, percent, seconds, text
 
 
 def block(summary: Mapping[str, Any], folder: str) -> str:
@@ -36,8 +36,8 @@ def _of(table: Mapping[str, Any], key: str) -> str:
 def _facts(summary: Mapping[str, Any]) -> Iterator[tuple[str, str]]:
     if summary.get("state") != "finished":
         yield "because", _of(summary, "reason")
-    first, last = number(summary.get("initial_eval_loss"), 3), number(summary.get("eval_loss"), 3)
-    yield "held-out loss", f"{last} nats/token (at the start {first}){_references(summary)}"
+    first, last = number(summary.get("initial_eval_loss"), 3), loss(summary.get("eval_loss"), summary.get("loss_unit"))
+    yield "held-out loss", f"{last} (at the start {first}){_references(summary)}"
     tokens = part(summary, "tokens")
     yield (
         "tokens",

@@ -142,13 +142,14 @@ class Evaluated:
     """Held-out loss of the syncer's parameters."""
 
     syncer_step: int
-    loss: float  # nats per token
+    loss: float
     tokens: int
+    unit: str = ""  # of the loss, as the task says; left out of the log where it says none
 
 
 @dataclass(frozen=True)
 class ReferenceLosses:
-    """Held-out loss of counting models fitted on the same training text, nats per token."""
+    """Held-out loss of counting models fitted on the same training text, in nats per token."""
 
     bigram: float
     trigram: float
@@ -211,6 +212,9 @@ Fact = SyncerFact | LearnerFact | ClusterFact
 REGISTRY: dict[str, type[Any]] = {kind.__name__: kind for kind in typing.get_args(Fact)}
 
 
+# Fields that came later than their kind: empty, they are not written, so that an older log keeps its bytes.
+LEFT_OUT = {"Evaluated": "unit"}
+
 # ------------------------------------------------------------------ envelope
 
 
@@ -242,13 +246,16 @@ class Event:
     @property
     def content(self) -> str:
         """The same without the chain."""
+        kind, fact = type(self.fact).__name__, finite(asdict(self.fact))
+        if not fact.get(LEFT_OUT.get(kind), True):
+            del fact[LEFT_OUT[kind]]
         record = {
             "writer": self.writer,
             "incarnation": self.incarnation,
             "sequence": self.sequence,
             "at": round(self.at, 6),
-            "kind": type(self.fact).__name__,
-            "fact": finite(asdict(self.fact)),  # apart: a fact has fields of the envelope's names
+            "kind": kind,
+            "fact": fact,  # apart: a fact has fields of the envelope's names
         }
         return json.dumps(record, separators=(",", ":"), allow_nan=False)
 

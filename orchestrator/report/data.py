@@ -40,7 +40,7 @@ class Point:
 
 @dataclass(frozen=True)
 class LossBin:
-    """Losses of neighbouring steps, nats per token."""
+    """Losses of neighbouring steps, in the task's unit."""
 
     at_s: float
     tokens: float

@@ -107,7 +107,8 @@ def tiles(summary: Mapping[str, Any]) -> list[Tile]:
 def _losses(summary: Mapping[str, Any]) -> str:
     if summary["initial_eval_loss"] is None:
         return "not known from this log"
-    told = f"nats per token; {number(summary['initial_eval_loss'], 3)} at the start"
+    unit = f"{summary['loss_unit']}; " if summary.get("loss_unit") else ""
+    told = f"{unit}{number(summary['initial_eval_loss'], 3)} at the start"
     for name, value in part(summary, "reference_losses").items():
         told += f", {name} table {number(value, 3)}"
     return told

@@ -69,9 +69,8 @@ def _loss(data: Data) -> Section:
         return Section("loss", "Loss")
     words = "Loss against committed tokens and against time."
     if data.training:
-        words += (
-            f" Training loss goes from {data.training[0].middle:.2f} to {data.training[-1].middle:.2f} nats per token."
-        )
+        unit = f" {data.summary['loss_unit']}" if data.summary.get("loss_unit") else ""
+        words += f" Training loss goes from {data.training[0].middle:.2f} to {data.training[-1].middle:.2f}{unit}."
     if data.held_out:
         words += f" Held-out loss goes from {data.held_out[0].value:.2f} to {data.held_out[-1].value:.2f}."
     caption = (

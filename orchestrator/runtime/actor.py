@@ -336,8 +336,8 @@ class OrchestratorActor:
                 self._evaluator = None
 
     async def _measure(self, ref: Any) -> None:
-        syncer_step, self._eval_loss, tokens = await within(EVALUATION_S, ref)
-        self._say(Evaluated(syncer_step, self._eval_loss, tokens))
+        syncer_step, self._eval_loss, tokens, unit = await within(EVALUATION_S, ref)
+        self._say(Evaluated(syncer_step, self._eval_loss, tokens, unit))
 
     async def _compare(self, ref: Any) -> None:
         if (tables := await within(EVALUATION_S, ref)) is not None:

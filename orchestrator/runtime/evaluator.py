@@ -34,7 +34,7 @@ class EvaluatorActor:
         """Another epoch of the syncer serves."""
         self._outer = outer
 
-    def initial(self) -> tuple[int, float, int]:
+    def initial(self) -> tuple[int, float, int, str]:
         """As `current`, of the parameters that the run starts from."""
         from learners.training.trainer import initial_parameters
 
@@ -42,15 +42,18 @@ class EvaluatorActor:
             0, initial_parameters(self._task, self._fragments, self._spec.seed, self._spec.warm_start)
         )
 
-    def current(self) -> tuple[int, float, int]:
-        """(syncer step, nats per token, tokens) of an evaluation of the syncer's parameters now."""
+    def current(self) -> tuple[int, float, int, str]:
+        """(syncer step, loss, tokens, the loss's unit) of an evaluation of the syncer's parameters now."""
         syncer_step, thetas, _ = ray.get(self._outer.snapshot.remote(), timeout=self._spec.sync.transfer_s)
         return self._evaluate(syncer_step, thetas)
 
-    def _evaluate(self, syncer_step: int, thetas: Sequence[Any]) -> tuple[int, float, int]:
-        return syncer_step, self._evaluator.loss(thetas), self._task.tokens(self._sequences)
+    def _evaluate(self, syncer_step: int, thetas: Sequence[Any]) -> tuple[int, float, int, str]:
+        from learners.training.task import loss_unit
+
+        loss, tokens = self._evaluator.loss(thetas), self._task.tokens(self._sequences)
+        return syncer_step, loss, tokens, loss_unit(self._task)
 
     def references(self) -> tuple[float, float] | None:
-        """(bigram, trigram) tables' nats per token on the same samples, if the task can tell."""
+        """(bigram, trigram) tables' losses on the same samples, if the task can tell."""
         tables = getattr(self._task, "ngram_losses", None)
         return tables(self._sequences) if tables else None

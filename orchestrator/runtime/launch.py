@@ -29,7 +29,7 @@ from orchestrator.runtime import actor, job, metrics_actor
 from orchestrator.runtime import syncer_manager as succession
 from orchestrator.runtime.placement import RunPlacement, admit, control, named
 from orchestrator.store.compile_cache import compilation_cache
-from orchestrator.store.readers import CLUSTER_FILE, status_if_any
+from orchestrator.store.readers import CLUSTER_FILE, object_of, status_if_any
 from orchestrator.store.run_store import RunStore
 from orchestrator.store.watch import RunLost
 
@@ -70,6 +70,23 @@ def run_attached(
         reached = {"address": address, "namespace": namespace, "token_path": None, "dashboard": dashboard}
         store.write_json(CLUSTER_FILE, reached | {"submission_id": job.submission_id()})
         return follow(recipe, store, RunPlacement(namespace, cores=0), starter, on_status, detach=True)
+    finally:
+        ray.shutdown()
+
+
+@contextlib.contextmanager
+def connected(store: RunStore) -> Iterator[RunPlacement]:
+    """Join the cluster of a run that another process started. Raises ClusterUnreachable when it is not running."""
+    cluster = object_of(store, CLUSTER_FILE)
+    if not cluster:
+        raise ClusterUnreachable(f"the run in {store.root} is not running: it has no {CLUSTER_FILE}")
+    local = cluster["token_path"] is not None  # a local run's own cluster, which has no labels
+    if local:
+        os.environ |= {"RAY_AUTH_MODE": "token", "RAY_AUTH_TOKEN_PATH": cluster["token_path"]}
+        use_auth_settings()
+    connect(cluster["address"], cluster["namespace"])
+    try:
+        yield RunPlacement(cluster["namespace"], cores=int(local))
     finally:
         ray.shutdown()
 

@@ -23,8 +23,8 @@ from orchestrator.runtime.ray_await import CALL_S, gist, within
 from orchestrator.store import checkpoints
 from orchestrator.store.run_store import RunStore
 from outer.actor import SyncerActor, SyncerSpec
+from outer.journal.actor import Replica, ReplicaActor
 from outer.journal.recovery_sources import Incomplete, RecoverySources
-from outer.journal.replica import Replica, ReplicaActor
 from outer.protocol.events_effects import Expect
 from outer.protocol.facts import Record
 

@@ -25,7 +25,7 @@ class RunInfo:
     reason: str  # why it ended
     started_at: float
     written_at: float
-    eval_loss: float | None  # nats per token, newest
+    eval_loss: float | None  # newest, in the task's unit
     pools: Mapping[str, int] = field(default_factory=dict)  # learners wanted, by pool
     pid: int | None = None  # the orchestrator's
     checkpoint: Mapping[str, Any] | None = None  # the newest: {"snapshot", "at", "syncer_step"}
@@ -68,7 +68,9 @@ def model(
     syncer: Mapping[str, Any],
     placed: Mapping[str, Placed],
 ) -> dict[str, Any]:
-    """`view` as from the outer optimizer, empty before it answers; `syncer`: its pid and node."""
+    """`view` as from the outer optimizer, empty before it answers; `syncer`: its pid, node and facts about the task."""
+    task = syncer.get("task") or {}
+    sample = task.get("tokens_per_sample")
     progress, running_s, tokens = view.get("progress", 0.0), view.get("running_s"), view.get("tokens", 0)
     processed, done = view.get("tokens_processed"), progress - view.get("progress_before", 0.0)
     return {
@@ -76,9 +78,10 @@ def model(
             "name": recipe.name,
             "state": about.state,
             "syncer_step": view.get("syncer_step", 0),
-            "target_syncer_steps": recipe.target_syncer_steps,
+            "target_syncer_steps": _target(recipe, view, sample),
             "progress": progress,
             "eval_loss": _finite(about.eval_loss),
+            "loss_unit": task.get("loss_unit", ""),
             "goodput": min(1.0, tokens / processed) if processed else None,
             "tokens_per_s": (tokens - view.get("tokens_before", 0)) / running_s if running_s else None,
             "eta_s": running_s * (1 - progress) / done if running_s and done > 0 else None,
@@ -87,7 +90,7 @@ def model(
             "conditions": _conditions(recipe, about, view, syncer),
         },
         "learners": [
-            _learner(recipe, about, row, placed.get(row["name"]))
+            _learner(recipe, about, row, placed.get(row["name"]), sample)
             for row in view.get("learners", [])
             if row["alive"] or row["name"] in _wanted(recipe, about)
         ],
@@ -121,9 +124,27 @@ def _wanted(recipe: Recipe, about: RunInfo) -> set[str]:
     return {name for pool in recipe.pools for name in pool.names(pools[pool.name])}
 
 
-def _learner(recipe: Recipe, about: RunInfo, row: Mapping[str, Any], placed: Placed | None) -> dict[str, Any]:
+def _target(recipe: Recipe, view: Mapping[str, Any], sample: int | None) -> int | None:
+    """The syncer step at which the budget is reached; None while the task's tokens per sample are not known.
+
+    Of a budget in tokens it is an estimate: the steps made, and what the rest takes when every learner steps once per
+    syncer step.
+    """
+    if recipe.budget.syncer_steps is not None:
+        return recipe.budget.syncer_steps
+    assert recipe.budget.tokens is not None
+    if sample is None:
+        return None
+    per_step = sample * sum(pool.batch_size for pool in recipe.learners.values())
+    steps, left = int(view.get("syncer_step", 0)), max(0, recipe.budget.tokens - int(view.get("tokens", 0)))
+    return steps - (-left // per_step)
+
+
+def _learner(
+    recipe: Recipe, about: RunInfo, row: Mapping[str, Any], placed: Placed | None, sample: int | None
+) -> dict[str, Any]:
     pool = recipe.pool_of(row["name"])
-    tokens = pool.batch_size * recipe.data.sequence_length
+    rate = pool.batch_size * sample / row["step_s"] if row["alive"] and row["step_s"] and sample else None
     return {
         "name": row["name"],
         "pool": pool.name,
@@ -133,7 +154,7 @@ def _learner(recipe: Recipe, about: RunInfo, row: Mapping[str, Any], placed: Pla
         "node": placed.node if placed else None,
         "incarnation": row["incarnation"],
         "step": row["step"],
-        "tokens_per_s": tokens / row["step_s"] if row["alive"] and row["step_s"] else None,
+        "tokens_per_s": rate,
         "loss": _finite(row["loss"]),
         "lease_age_s": row["lease_age_s"],
         "version_lag": row["version_lag"],

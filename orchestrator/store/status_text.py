@@ -21,6 +21,12 @@ def number(value: Any, digits: int = 0) -> str:
     return f"{value:,.{digits}f}"
 
 
+def loss(value: Any, unit: Any) -> str:
+    """2.123 nats/token; the unit is the task's, and may be missing."""
+    shown = number(value, 3)
+    return shown if shown == DASH or not unit else f"{shown} {unit}"
+
+
 def percent(share: Any) -> str:
     return DASH if number(share) == DASH else f"{100 * share:.1f} %"
 
@@ -75,8 +81,9 @@ def headline(status: Mapping[str, Any]) -> str:
         f"{text(run.get('name'))}: {text(run.get('state'))}, "
         f"syncer step {number(run.get('syncer_step'))} of {number(run.get('target_syncer_steps'))} "
         f"({percent(run.get('progress'))}), {stepping} of {len(learners)} learners stepping, "
-        f"held-out loss {number(run.get('eval_loss'), 3)}, {number(run.get('tokens_per_s'))} tokens/s, "
-        f"goodput {percent(run.get('goodput'))}, {seconds(run.get('eta_s'))} left"
+        f"held-out loss {loss(run.get('eval_loss'), run.get('loss_unit'))}, "
+        f"{number(run.get('tokens_per_s'))} tokens/s, goodput {percent(run.get('goodput'))}, "
+        f"{seconds(run.get('eta_s'))} left"
     )
 
 

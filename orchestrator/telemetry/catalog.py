@@ -115,11 +115,13 @@ _ALL = (
     _gauge("diloco_run_start_timestamp_seconds", "seconds", "When the run started, in Unix time."),
     _gauge("diloco_status_timestamp_seconds", "seconds", "When the orchestrator last wrote status.json, in Unix time."),
     _gauge(
-        "diloco_eval_loss", "nats per token", "Newest held-out loss of the syncer's parameters; absent if not finite."
+        "diloco_eval_loss",
+        "",
+        "Newest held-out loss of the syncer's parameters, in the task's unit; absent if not finite.",
     ),
     _gauge(
         "diloco_reference_loss",
-        "nats per token",
+        "",
         "Held-out loss of counting tables of the training text.",
         Label("model", ("bigram", "trigram")),
     ),
@@ -173,7 +175,7 @@ _ALL = (
         LEARNER,
         Label("phase", (*PHASES, OTHER)),
     ),
-    _gauge("diloco_learner_loss", "nats per token", "Training loss of the learner's last step.", LEARNER),
+    _gauge("diloco_learner_loss", "", "Training loss of the learner's last step, in the task's unit.", LEARNER),
     _gauge("diloco_learner_lease_age_seconds", "seconds", "Time since the learner's last report.", LEARNER),
     _gauge("diloco_learner_version_lag", "", "Fragments of which the learner holds an old version.", LEARNER),
     _counter("diloco_lease_expiries_total", "", "Leases that ran out.", LEARNER),

@@ -19,8 +19,7 @@ def _rows() -> Iterator[str]:
     yield "|---|---|---|---|"
     for metric in CATALOG.values():
         labels = "; ".join(_label(label) for label in metric.labels)
-        unit = f" In {metric.unit}." if metric.unit == "nats per token" else ""
-        yield f"| `{PREFIX}{metric.name}` | {metric.kind} | {labels} | {metric.help}{unit} |"
+        yield f"| `{PREFIX}{metric.name}` | {metric.kind} | {labels} | {metric.help} |"
 
 
 def _label(label: Label) -> str:

@@ -1,16 +1,13 @@
-"""What is left when a syncer has lost its journal, and how it is got: the log's records, a checkpoint, learners.
+"""What a syncer can recover from besides its journal: the log's records, a checkpoint, and the learners.
 
-Knows whom to ask; which of the answers is taken is decided in `salvage`.
+Collects the candidates; outer/journal/rebuild.py chooses among them.
 """
 
 from __future__ import annotations
 
-import contextlib
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any
-
-import ray
 
 from outer.journal import checkpoint_parts
 from outer.journal.journal import Cut, Value
@@ -19,20 +16,21 @@ from outer.journal.rebuild import LEARNER, RecoverySource
 from outer.numeric import codec as codecs
 from outer.protocol.facts import Record
 
-HOLDINGS_S = 10.0  # for a learner to give what it holds of a fragment
+# (learner's handle, method, arguments) -> its answer; None when it does not answer in time.
+Ask = Callable[..., Any]
 
 
 class Incomplete(Exception):
-    """The journal does not tell all that an epoch needs; the message says what is lacking."""
+    """The journal lacks something that the epoch needs; the message says what."""
 
 
 @dataclass(frozen=True)
 class RecoverySources:
-    """What else there is to rebuild from."""
+    """What the orchestrator found for an epoch whose journal is incomplete."""
 
-    records: tuple[tuple[int, Record], ...]  # by the log, each once: (epoch that said it, record)
-    snapshot: int  # the newest checkpoint that is whole; 0: none
-    learners: tuple[Any, ...]  # handles of those that live
+    records: tuple[tuple[int, Record], ...]  # from the log, each once: (epoch that wrote it, record)
+    snapshot: int  # the newest complete checkpoint; 0: none
+    learners: tuple[Any, ...]  # handles of the living learners
 
     def cut(self, store: Objects) -> Cut | None:
         """The syncer's part of the checkpoint. Raises Damaged."""
@@ -44,23 +42,25 @@ class RecoverySources:
         return Cut(header["kept"], values)
 
     def held_by_learners(
-        self, announced: Sequence[int], journal: Mapping[int, RecoverySource]
+        self, announced: Sequence[int], journal: Mapping[int, RecoverySource], ask: Ask
     ) -> dict[int, list[RecoverySource]]:
-        """Of each fragment whose newest value the journal has not, the newest that a learner has."""
-        newest: dict[int, list[tuple[int, Any]]] = {}
+        """For each fragment whose announced version the journal lacks: the newest value that a learner holds.
+
+        `announced`: the newest version of each fragment by the log.
+        """
+        holders: dict[int, list[tuple[int, Any]]] = {}
         for learner in self.learners:
-            with contextlib.suppress(ray.exceptions.RayError):  # dead, or frozen: others may have it
-                for fragment, version in enumerate(ray.get(learner.holdings.remote(), timeout=HOLDINGS_S)):
-                    newest.setdefault(fragment, []).append((version, learner))
+            for fragment, version in enumerate(ask(learner, "holdings") or ()):
+                holders.setdefault(fragment, []).append((version, learner))
         found: dict[int, list[RecoverySource]] = {}
         for fragment, version in enumerate(announced):
             if fragment in journal and journal[fragment].value.version == version:
                 continue
-            for held, learner in sorted(newest.get(fragment, []), key=lambda each: -each[0]):
+            for held, learner in sorted(holders.get(fragment, []), key=lambda each: -each[0]):
                 if not 0 < held <= version:
                     continue
-                with contextlib.suppress(ray.exceptions.RayError):
-                    held, theta = ray.get(learner.held.remote(fragment), timeout=HOLDINGS_S)
+                if (answer := ask(learner, "held", fragment)) is not None:
+                    held, theta = answer
                     found[fragment] = [RecoverySource(LEARNER, Value(held, [theta]), codecs.digest(theta))]
                     break
         return found

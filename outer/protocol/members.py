@@ -24,8 +24,8 @@ from outer.protocol.facts import (
 )
 from outer.protocol.leases import Leases
 from outer.protocol.messages import DRAINING, STARTING, STEPPING, Attach, Contribution, Report, SeekDonor
+from outer.protocol.quorum import step_time
 from outer.protocol.spans import Span, SpanPool
-from outer.protocol.step_timing import step_time
 
 if TYPE_CHECKING:
     from outer.protocol.recovery import Recovered

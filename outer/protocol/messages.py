@@ -60,7 +60,7 @@ class Report:
     counters: tuple[FragmentCounters, ...] = ()
     newest_span: int = -1
     wants_span: bool = False
-    loss: float | None = None  # of the last step, nats per token
+    loss: float | None = None  # of the last step
     snapshot: int = 0  # the newest that it has saved its state for
 
 

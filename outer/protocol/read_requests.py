@@ -7,11 +7,10 @@ from __future__ import annotations
 
 from typing import TYPE_CHECKING
 
-from outer.protocol.contributions import has_progress
 from outer.protocol.effect_buffer import EffectBuffer
 from outer.protocol.events_effects import ReadMissed
 from outer.protocol.messages import Contribution
-from outer.protocol.open_step import OpenStep
+from outer.protocol.open_step import OpenStep, has_progress
 
 if TYPE_CHECKING:
     from outer.config import SyncConfig

@@ -6,11 +6,10 @@ or merges; where the run stands it is told with each call.
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections.abc import Collection, Iterable, Mapping
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any
 
-from outer.protocol.donor_selection import choose, is_drained
 from outer.protocol.effect_buffer import EffectBuffer
 from outer.protocol.events_effects import DrainRequested
 from outer.protocol.facts import DonorNamed, DrainStarted, LearnerAttached, SpanGranted
@@ -87,7 +86,7 @@ class Sessions:
         clock = max(standing.versions)  # of steps at which nothing is due no learner hears
         donor = None
         if standing.committed_step >= self._config.round_steps:
-            donor = choose(self._members.live, member, event.failed)
+            donor = choose_donor(self._members.live, member, event.failed)
         if donor is None:
             self._out.send(member, Donor(self._epoch, member.incarnation, "", 0, clock))
             return
@@ -205,3 +204,32 @@ class Sessions:
         """Tell a learner to end its loop; `suspend`: for now."""
         member.stopped_at = now
         self._out.send(member, Stop(self._epoch, reason, suspend))
+
+
+# ------------------------------------------------------------------ judged by its last report
+
+
+def choose_donor(live: Iterable[Member], joiner: Member, failed: Collection[str]) -> Member | None:
+    """The donor: one of the joiner's own region first, then who has given least often."""
+    fit = [member for member in live if member.name != joiner.name and member.name not in failed and is_whole(member)]
+    return min(fit, key=lambda member: (member.region != joiner.region, member.donations, member.name), default=None)
+
+
+def is_whole(member: Member) -> bool:
+    """It steps, holds every fragment from the syncer, and nothing of it was found not finite."""
+    report = member.report
+    return (
+        report is not None
+        and report.phase == STEPPING
+        and not member.draining
+        and not member.non_finite
+        and all(counters.base_version is not None for counters in report.counters)
+    )
+
+
+def is_drained(member: Member) -> bool:
+    """It steps no more, and no fragment of it holds progress that a commit could still take."""
+    report = member.report
+    if report is None or report.phase != DRAINING:
+        return False
+    return all(counters.base_version is None or counters.steps == 0 for counters in report.counters)

@@ -14,7 +14,6 @@ from __future__ import annotations
 from collections.abc import Callable, Mapping
 from typing import TYPE_CHECKING, Any
 
-from outer.protocol.budget import Budget
 from outer.protocol.effect_buffer import EffectBuffer
 from outer.protocol.events_effects import (
     Cut,
@@ -46,11 +45,10 @@ from outer.protocol.fragments import Fragment
 from outer.protocol.members import Members
 from outer.protocol.messages import STEPPING, STOPPED, Attach, Contribution, Report, SeekDonor
 from outer.protocol.open_step import OpenStep, Stage
-from outer.protocol.quorum import Decision
+from outer.protocol.quorum import Decision, StepTiming
 from outer.protocol.read_requests import REOPEN_S, ReadRequests
-from outer.protocol.schedule import Schedule
+from outer.protocol.schedule import Budget, Schedule
 from outer.protocol.sessions import RESEND_S, RunSnapshot, Sessions
-from outer.protocol.step_timing import StepTiming
 
 if TYPE_CHECKING:
     from outer.config import SyncConfig

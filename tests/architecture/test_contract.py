@@ -16,14 +16,11 @@ import pytest
 ROOT = Path(__file__).parents[2]
 ROOMS = ("outer", "learners", "orchestrator", "chaos")
 MACHINES = (
-    "outer.protocol.budget",
-    "outer.protocol.contributions",
-    "outer.protocol.donor_selection",
+    "outer.protocol.open_step",
     "outer.protocol.facts",
     "outer.protocol.fragments",
     "outer.protocol.leases",
     "outer.protocol.messages",
-    "outer.protocol.open_step",
     "outer.protocol.effect_buffer",
     "outer.protocol.quorum",
     "outer.protocol.schedule",
@@ -32,9 +29,8 @@ MACHINES = (
     "outer.protocol.syncer",
     "learners.protocol.adoption",
     "learners.fault_effects",
-    "learners.protocol.state_transfer",
-    "learners.protocol.facts",
     "learners.protocol.joining",
+    "learners.protocol.facts",
     "learners.protocol.learner",
     "learners.protocol.staged_reads",
     "learners.protocol.held_spans",

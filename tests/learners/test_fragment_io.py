@@ -14,7 +14,7 @@ from learners.protocol.events_effects import Apply
 from learners.training.trainer import Trainer
 from outer.config import SyncConfig
 from outer.numeric import codec as codecs
-from outer.numeric.inspection import examine
+from outer.numeric.codec import examine
 from outer.protocol.messages import Contribution, FragmentCounters
 
 Flat = NDArray[np.float32]

@@ -12,15 +12,15 @@ from hypothesis import strategies as st
 from hypothesis.stateful import RuleBasedStateMachine, precondition, rule
 
 from outer.config import SyncConfig
-from outer.protocol.contributions import has_progress, weigh
 from outer.protocol.coverage import Coverage, Mark
 from outer.protocol.events_effects import Tick
 from outer.protocol.facts import Committed
 from outer.protocol.fragments import Tensor, balanced
 from outer.protocol.messages import FragmentCounters
+from outer.protocol.open_step import has_progress, weigh
+from outer.protocol.quorum import Average, StepTiming, step_time
 from outer.protocol.schedule import Schedule
 from outer.protocol.spans import SpanPool
-from outer.protocol.step_timing import Average, StepTiming, step_time
 from tests.golden.bench import EVERY_STEP, Bench
 from tests.paper import twin
 

@@ -17,7 +17,7 @@ from learners.fragment_io import Exchange
 from learners.lockstep import IDLE_ROUNDS_MAX, LockStep, Said, _Unit
 from learners.protocol import events_effects as unit
 from learners.protocol.learner import Learner
-from learners.training.host import device_taken
+from learners.training.device import device_taken
 from learners.training.task import Batch
 from learners.training.trainer import Trainer
 from orchestrator.eventlog.events import Event, RunFinished, RunStarted

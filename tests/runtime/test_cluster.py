@@ -128,7 +128,7 @@ def test_runs_submitted_as_jobs_live_in_their_regions_and_outlive_client_and_dri
         command += ["recipe.toml", "--name", "orphan", "--run-dir", str(stores["orphan"].root)]
         by_ray = there.run(BIN / command[0], *command[1:], cwd=long)
 
-        code, out = ended(diloco(there, work, "attach", "--address", there.address, "--name", "ends"))
+        code, out = ended(diloco(there, work, "status", "--follow", "--address", there.address, "--name", "ends"))
         assert code == 0
         kept = re.search(r"promises +(\d+) of (\d+) kept, (\d+) had no occasion", out)
         assert kept is not None and kept[1] == kept[2], out
@@ -159,7 +159,7 @@ def test_runs_submitted_as_jobs_live_in_their_regions_and_outlive_client_and_dri
 
         until(lambda: stepping(stores["orphan"], 1, 2), 60, "the replacement steps, on sources that outlive the job")
         assert f"{LEARNERS[1]}.2" in actors(there, "orphan")
-        follower = diloco(there, work, "attach", "--run-dir", str(stores["orphan"].root), "--json")
+        follower = diloco(there, work, "status", "--follow", "--run-dir", str(stores["orphan"].root), "--json")
         assert ended(diloco(there, work, "stop", "--run-dir", str(stores["orphan"].root)))[0] == 0
         code, out = ended(follower)
         assert code == 0

@@ -10,7 +10,6 @@ import pytest
 
 import learners.protocol.adoption
 import learners.protocol.staged_reads
-import outer.protocol.contributions
 import outer.protocol.members
 import outer.protocol.open_step
 import outer.protocol.read_requests

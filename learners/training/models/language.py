@@ -27,6 +27,8 @@ class ByteLanguageModel:
     when the first batch is asked for, not before.
     """
 
+    loss_unit = "nats/token"
+
     def __init__(self, data: DataConfig, seed: int, **model: Any) -> None:
         try:
             self.config = transformer.TransformerConfig(**model)

@@ -41,7 +41,7 @@ def goodput_figure(cells: Sequence[Cell], published: Mapping[tuple[Mode, int], S
             dots = (published or {}).get((mode, count), ())
             if dots:
                 axes.plot(*zip(*dots, strict=True), "o", color=colour, markersize=7, fillstyle="none", clip_on=False)
-        _chips_axis(axes, sorted({cell.chips for cell in cells}))
+        chips_axis(axes, sorted({cell.chips for cell in cells}))
         axes.set_ylim(0.0, 1.0)
         axes.set_ylabel("goodput")
         axes.yaxis.set_major_formatter(PercentFormatter(1.0))
@@ -55,29 +55,7 @@ def name(mode: Mode, learners: int) -> str:
     return words.get(mode) or f"{mode} M = {learners}"
 
 
-def cost_figure(by_chips: Mapping[int, Sequence[Point]], by_learners: Mapping[int, Sequence[Point]]) -> str:
-    """Seconds of computing for a cell: against chips, a line for each M; against learners, a line for each size."""
-    with sheet(WIDTH, 340) as figure:
-        left, right = (bare(axes) for axes in figure.subplots(1, 2, sharey=True))
-        for axes, lines, words in ((left, by_chips, "M = {}"), (right, by_learners, "{:,} chips")):
-            for shade, (key, points) in zip(SHADES, lines.items(), strict=False):
-                axes.plot(*zip(*points, strict=True), ".-", color=light(shade), label=words.format(key))
-            axes.legend(loc="upper left")
-            axes.grid(axis="y")
-        _chips_axis(left, sorted({chips for points in by_chips.values() for chips, _ in points}))
-        counts = sorted({count for points in by_learners.values() for count, _ in points})
-        right.set_xscale("log")
-        right.set_xticks(counts, [str(count) for count in counts])
-        right.xaxis.set_minor_locator(NullLocator())
-        right.set_xlabel("learners, M")
-        left.set_ylabel("seconds of one core")
-        left.set_ylim(bottom=0.0)
-        return standalone(
-            to_svg(figure, "cost", "Seconds of computing for one cell against chips and against learners")
-        )
-
-
-def _chips_axis(axes: Axes, sizes: Sequence[int]) -> None:
+def chips_axis(axes: Axes, sizes: Sequence[int]) -> None:
     axes.set_xscale("log")
     axes.set_xticks(sizes, [short(size) for size in sizes])
     axes.xaxis.set_minor_locator(NullLocator())

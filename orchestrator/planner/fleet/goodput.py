@@ -14,18 +14,19 @@ import math
 import statistics
 from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass
+from functools import cache
 from typing import Literal, get_args
 
 from orchestrator.planner.fleet.baselines import streaming, synchronous
 from orchestrator.planner.fleet.failures import Draws, Failures
 from orchestrator.planner.fleet.idle import Measured, Record, measured
-from orchestrator.planner.fleet.intervals import half_width
 from orchestrator.planner.fleet.islands import Island
 
 Mode = Literal["data_parallel", "elastic", "decoupled", "sync", "streaming"]
 MODES: tuple[Mode, ...] = get_args(Mode)
 ALONE: tuple[Mode, ...] = ("data_parallel", "elastic")  # of one learner; the others are of several
 Interval = tuple[float, float]
+CONFIDENCE = 0.95
 
 # Seconds that a core takes, as measured: rather too many, up to twentyfold where most slices are away.
 ISLAND_S = 1e-4  # to set one up
@@ -164,3 +165,34 @@ def interval(samples: Sequence[float]) -> Interval:
     """Student's, for the mean of so many independent samples of a share."""
     mean, half = statistics.fmean(samples), half_width(samples)
     return max(0.0, mean - half), min(1.0, mean + half)
+
+
+def half_width(samples: Sequence[float]) -> float:
+    """Half of Student's 95 % interval for the mean of two or more independent samples."""
+    return student_t(len(samples) - 1) * statistics.stdev(samples) / math.sqrt(len(samples))
+
+
+@cache
+def student_t(freedom: int) -> float:
+    """The t that a variable of Student's distribution with `freedom` degrees stays within at 95 %, by bisection.
+
+    With a whole number of degrees the distribution is a finite sum (Abramowitz and Stegun, 26.7.3 and 26.7.4), where
+    t = sqrt(freedom) tan(angle).
+    """
+    low, high = 0.0, math.pi / 2
+    while True:
+        angle = (low + high) / 2
+        if angle in (low, high):
+            return math.sqrt(freedom) * math.tan(angle)
+        low, high = (angle, high) if _within(angle, freedom) < CONFIDENCE else (low, angle)
+
+
+def _within(angle: float, freedom: int) -> float:
+    """P(|T| <= sqrt(freedom) tan(angle))."""
+    odd = freedom % 2
+    term = math.cos(angle) if odd else 1.0
+    total = 0.0 if freedom == 1 else term
+    for power in range(2 + odd, freedom - 1, 2):
+        term *= math.cos(angle) ** 2 * (power - 1) / power
+        total += term
+    return 2 / math.pi * (angle + math.sin(angle) * total) if odd else math.sin(angle) * total

@@ -178,7 +178,7 @@ def _orchestrator() -> Iterator[Survival]:
 def _store(recipe: Recipe) -> Iterator[Survival]:
     mode, every_s = recipe.durability.mode, recipe.durability.every_s
     if mode == "journal":
-        words = "commits wait until it takes them again, learners step on; once damaged, see docs/durability.md"
+        words = "commits wait until it takes them again, learners step on; once damaged, see docs/failures.md"
         yield Survival("the store, full or away", False, None, words)
     else:
         words = "only checkpoints are in it" + ("" if every_s else ", and none is written before a stop")

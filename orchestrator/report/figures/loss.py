@@ -46,6 +46,7 @@ def draw(data: Data, width: int, words: str) -> str | None:
 
 def _loss_axis(axes: Axes, data: Data) -> None:
     """Linear, or logarithmic where the fall at the start would hide all the rest."""
+    unit = data.summary.get("loss_unit") or "loss"
     values = [point.value for point in data.held_out]
     values += [value for bin in data.training for value in (bin.low, bin.high)]
     if 0 < min(values) * LOG_LEAST < max(values):
@@ -53,9 +54,9 @@ def _loss_axis(axes: Axes, data: Data) -> None:
         axes.yaxis.set_major_locator(LogLocator(subs=(1, 1.5, 2, 3, 4, 6)))
         axes.yaxis.set_major_formatter(FuncFormatter(lambda value, _: f"{value:g}"))
         axes.yaxis.set_minor_locator(NullLocator())
-        axes.set_ylabel("nats per token, log scale")
+        axes.set_ylabel(f"{unit}, log scale")
     else:
-        axes.set_ylabel("nats per token")
+        axes.set_ylabel(unit)
 
 
 def _curves(axes: Axes, data: Data, place: Callable[[Any], float], named: bool) -> None:

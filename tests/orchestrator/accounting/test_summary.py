@@ -33,6 +33,7 @@ KEYS = [
     "reason",
     "initial_eval_loss",
     "eval_loss",
+    "loss_unit",
     "reference_losses",
     "tokens",
     "token_fragments",

@@ -186,6 +186,8 @@ def test_an_error_is_strict_json_whatever_number_was_given(invoke: Invoke, numbe
         (["scale"], "Missing"),
         (["plan"], "Missing"),
         (["other", "hello", "--loud"], "--loud"),
+        (["attach"], "Use: diloco status --follow"),
+        (["simulate", "upsize"], "Use: python benchmarks/studies/upsize.py"),
     ],
 )
 def test_words_that_are_not_understood_are_json_too_when_asked_for(words: list[str], says: str) -> None:
@@ -458,14 +460,14 @@ def test_the_commands_and_their_options_are_these() -> None:
         "submit": [
             *("--address", "--fresh", "--json", "--name", "--no-wait", "--run-dir", "--set", "--working-dir"),
         ],
-        "attach": ["--address", "--json", "--name", "--run-dir"],
-        "status": ["--json", "--name", "--run-dir"],
+        "status": ["--address", "--follow", "--json", "--name", "--run-dir"],
         "stop": ["--name", "--reason", "--run-dir"],
         "scale": ["--json", "--name", "--run-dir", "--wait"],
         "check": ["--json"],
         "check-task": ["--json", "--set"],
         "checkpoint": [],  # its own commands: test_checkpoint_cli.py
         "simulate": [],  # its own commands: test_simulate_cli.py
+        "tape": ["--chips", "--json", "--profile", "--seed", "--set", "--startup-seconds", "--step-seconds"],
         "export": ["--checkpoint", "--json", "--out"],
         "sample": ["--from", "--json", "--length", "--prompt", "--seed", "--task", "--temperature", "--top-k"],
         "report": ["--json", "--name", "--out"],

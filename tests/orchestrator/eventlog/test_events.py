@@ -20,6 +20,7 @@ from hypothesis import strategies as st
 from learners.protocol.facts import DeviceTaken, StepFinished
 from orchestrator.eventlog.events import (
     REGISTRY,
+    Evaluated,
     Event,
     EventEmitter,
     RunFinished,
@@ -57,6 +58,12 @@ def test_every_fact_survives_its_line(kind: type[Any]) -> None:
     line = event.to_json()
     assert "\n" not in line
     assert Event.from_json(line) == event
+
+
+def test_a_field_that_came_later_is_left_out_where_it_is_empty_so_that_older_logs_keep_their_bytes() -> None:
+    told, silent = (Event("orchestrator", 1, 0, 1.5, Evaluated(3, 2.5, 96, unit)) for unit in ("nats/image", ""))
+    assert '"unit":"nats/image"' in told.to_json() and "unit" not in silent.to_json()
+    assert [Event.from_json(each.to_json()) for each in (told, silent)] == [told, silent]
 
 
 def test_a_number_that_is_not_finite_is_strict_json_and_comes_back() -> None:

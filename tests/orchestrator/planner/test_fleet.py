@@ -10,21 +10,21 @@ from random import Random
 import numpy as np
 import pytest
 
+from benchmarks.studies import bandwidth_model
+from benchmarks.studies.models import even
 from orchestrator.checkers.suite import check
 from orchestrator.eventlog.events import RunFinished
-from orchestrator.planner.fleet import conserving
 from orchestrator.planner.fleet.baselines import streaming
 from orchestrator.planner.fleet.description import Fault, Fleet, Link, Member, Steady, Timing, constant
 from orchestrator.planner.fleet.failures import Draws, Failures
 from orchestrator.planner.fleet.goodput import alone
 from orchestrator.planner.fleet.idle import all_idle_s
 from orchestrator.planner.fleet.islands import Island
-from orchestrator.planner.fleet.models import even
 from orchestrator.planner.fleet.network import Network
 from orchestrator.planner.fleet.run import covered_s, events_of, simulate
 from orchestrator.planner.fleet.speeds import SlowPeriods, Varying
 from outer.config import SyncConfig
-from outer.protocol.budget import Budget
+from outer.protocol.schedule import Budget
 
 CHIPS = 400_000  # of each learner: a failing one each 79 s of stepping
 TIMING = Timing(
@@ -173,8 +173,8 @@ def test_over_links_that_conserve_bytes_the_machines_are_as_busy_as_the_simpler_
     """Lock-step, a shard in each of four datacenters; `share`: of what has to leave one in a step of a second."""
     elements, regions = 240_000, [f"d{i}" for i in range(4)]
     bits = share * 0.75 * elements * (32 + 32) / 24
-    simple = conserving.simulate(
-        conserving.Fleet(1.0, 4, bits, conserving.even(elements, 24), bits_up=32, bits_down=32)
+    simple = bandwidth_model.simulate(
+        bandwidth_model.Fleet(1.0, 4, bits, bandwidth_model.even(elements, 24), bits_up=32, bits_down=32)
     )
     links = {(a, b): Link(bits, 0.0, f"out of {a}") for a in regions for b in regions if a != b}
     rule = SyncConfig(overlap="strict", quorum="all", grace="infinite", read_timeout_s=100.0, transfer_s=100.0)

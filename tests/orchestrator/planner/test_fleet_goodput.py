@@ -9,13 +9,11 @@ import pytest
 from hypothesis import example, given, settings
 from hypothesis import strategies as st
 
-from orchestrator.planner.fleet import fitting
 from orchestrator.planner.fleet.baselines import streaming, synchronous
 from orchestrator.planner.fleet.description import StepSample
 from orchestrator.planner.fleet.failures import YEAR_S, Draws, Failures
 from orchestrator.planner.fleet.goodput import (
     ALONE,
-    Cell,
     Effort,
     Waiting,
     alone,
@@ -260,31 +258,3 @@ def test_who_waits_for_others_loses_goodput_to_them() -> None:
         simulate(mode, 8, 1_200_000, Failures(), effort).goodput for mode in ("decoupled", "streaming", "sync")
     )
     assert free > stream > sync
-
-
-# ------------------------------------------------------------------ the paper's table
-
-
-def test_the_defaults_come_out_close_to_the_papers_table() -> None:
-    """Whole fleets at 1.2m chips, the largest published size; the rest is in docs/goodput.md."""
-    effort = Effort(half_width=1.0, failing=1000)
-    cells = [simulate(*row, 1_200_000, Failures(), effort) for row in fitting.ROWS]
-    found = fitting.errors(cells)
-    assert found.mean <= 2.0 and found.largest <= 5.0
-    headline = [cell.goodput for cell in cells if cell.learners in (1, 8)]
-    assert headline == pytest.approx([0.27, 0.58, 0.88], abs=0.03)
-
-
-def test_the_fits_table_is_that_of_whole_fleets(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(fitting, "FAILING", 1000)
-    short = fitting.table(Failures(), [600_000], seed=1)[0]
-    for (mode, learners), (goodput, uptime) in zip(fitting.ROWS, short, strict=True):
-        cell = simulate(mode, learners, 600_000, Failures(), Effort(half_width=1.0, failing=1000))
-        assert goodput == pytest.approx(100 * cell.goodput, abs=2.5), (mode, learners)
-        assert uptime == pytest.approx(100 * cell.uptime, abs=2.5), (mode, learners)
-
-
-def test_differences_are_simulated_less_published_in_points() -> None:
-    cell = Cell("elastic", 1, 1_200_000, 0.60, (0.6, 0.6), 0.58, (0.58, 0.58), 5)
-    assert fitting.differences(cell) == pytest.approx((2.0, -1.0))
-    assert fitting.errors([cell]) == pytest.approx((1.5, 2.0))

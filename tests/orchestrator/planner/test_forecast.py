@@ -6,14 +6,14 @@ from statistics import fmean
 
 import pytest
 
+from benchmarks.studies.models import even
 from orchestrator.planner.failure_cost import LEARNERS_MAX
-from orchestrator.planner.fleet.models import even
 from orchestrator.planner.fleet.recipes import fleet
 from orchestrator.planner.fleet.run import simulate
 from orchestrator.planner.forecast import forecast
 from orchestrator.planner.sizing.model_sizes import Shapes
 from orchestrator.recipe.config import Recipe
-from outer.protocol.budget import Budget
+from outer.protocol.schedule import Budget
 
 ELEMENTS = 8_000
 SHAPES = Shapes(

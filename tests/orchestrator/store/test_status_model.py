@@ -17,6 +17,7 @@ RECIPE = Recipe(
     budget=BudgetConfig(syncer_steps=100),
     sync=SyncConfig(quorum=2),
 )
+SYNCER = {"pid": 7, "node": "n", "task": {"tokens_per_sample": 96}}
 NAMES = ("learner-east-0", "learner-east-1", "learner-west-0")
 
 
@@ -72,6 +73,22 @@ def test_rates_follow_from_the_counts() -> None:
     assert (run["target_syncer_steps"], run["eval_loss"]) == (100, 2.5)
 
 
+def test_the_target_of_a_token_budget_counts_the_tasks_own_tokens_not_the_recipes_sequence_length() -> None:
+    recipe = RECIPE.model_copy(update={"budget": BudgetConfig(tokens=10_000)})
+    batch = sum(pool.batch_size for pool in recipe.learners.values())
+
+    def target(sample: int | None, **view_: Any) -> Any:
+        syncer = {} if sample is None else {"task": {"tokens_per_sample": sample}}
+        return model(recipe, about(), view(**view_), syncer, {})["run"]["target_syncer_steps"]
+
+    start = {"syncer_step": 0, "tokens": 0}
+    assert target(1, **start) == -(-10_000 // batch)
+    assert target(10, **start) == -(-1_000 // batch)
+    assert target(None, **start) is None, "not known before the syncer has built the task"
+    assert target(10, syncer_step=180, tokens=10_000) == 180, "at the end the steps made are the target"
+    assert target(10, syncer_step=180, tokens=9_999) == 181, "and never before it"
+
+
 @pytest.mark.parametrize("change", [{"progress": 0.0}, {"running_s": None}, {"running_s": 0.0, "tokens_processed": 0}])
 def test_nothing_is_divided_by_nothing(change: dict[str, Any]) -> None:
     run = model(RECIPE, about(), view(**change), {}, {})["run"]
@@ -96,7 +113,7 @@ def test_a_learners_state_is_its_phase_or_why_it_has_none(
     change: dict[str, Any], state: str, rate: float | None
 ) -> None:
     placed = {NAMES[0]: Placed(11, "node-1", "killed")}
-    [shown] = model(RECIPE, about(), view(row(NAMES[0], **change)), {}, placed)["learners"]
+    [shown] = model(RECIPE, about(), view(row(NAMES[0], **change)), SYNCER, placed)["learners"]
     assert (shown["state"], shown["tokens_per_s"]) == (state, rate)
     assert (shown["pool"], shown["region"], shown["pid"], shown["last_fault"]) == ("east", "r1", 11, "killed")
 

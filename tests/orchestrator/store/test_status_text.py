@@ -21,6 +21,7 @@ STATUS: dict[str, Any] = {
         "target_syncer_steps": 1042,
         "progress": 0.4991,
         "eval_loss": 2.1234,
+        "loss_unit": "nats/image",
         "goodput": 0.871,
         "tokens_per_s": 20480.4,
         "eta_s": 95.0,
@@ -74,7 +75,7 @@ def test_the_lines_say_what_is_asked_of_a_status() -> None:
         "demo: running",
         "syncer step 520 of 1,042 (49.9 %)",
         "4 of 4 learners stepping",
-        "held-out loss 2.123",
+        "held-out loss 2.123 nats/image,",
         "goodput 87.1 %",
         "1:35 left",
         "quorum 2, grace 0.1 s",
@@ -82,6 +83,13 @@ def test_the_lines_say_what_is_asked_of_a_status() -> None:
         "learner-local-3  stepping  517",
     ):
         assert part in text, text
+
+
+def test_a_task_that_names_no_unit_gets_none() -> None:
+    silent = copy.deepcopy(STATUS)
+    del silent["run"]["loss_unit"]
+    assert "held-out loss 2.123, " in words.headline(silent)
+    assert "1.700 (at the start 5.545)" in block(SUMMARY | {"loss_unit": ""}, "here")
 
 
 @pytest.mark.parametrize("status", HOLLOW)
@@ -147,6 +155,7 @@ SUMMARY: dict[str, Any] = {
     "ok": True,
     "state": "finished",
     "initial_eval_loss": 5.545,
+    "loss_unit": "nats/token",
     "eval_loss": 1.7,
     "reference_losses": {"bigram": 2.4, "trigram": 1.8},
     "tokens": {

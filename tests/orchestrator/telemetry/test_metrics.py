@@ -211,7 +211,7 @@ def test_names_follow_the_conventions_of_prometheus(metric: Any) -> None:
     if metric.unit in UNITS:
         assert f"_{metric.unit}" in metric.name, "the unit is in the name"
     else:
-        assert metric.unit in ("", "nats per token")
+        assert metric.unit == ""
         assert not re.search(r"_(seconds|bytes|ratio)(_|$)", metric.name)
     assert not re.search(r"_(ms|milliseconds|kb|mb|percent|hours|minutes)(_|$)", metric.name), "base units"
     assert bool(metric.buckets) == (metric.kind == "histogram")

@@ -8,9 +8,8 @@ from unittest.mock import patch
 
 from learners.protocol.events_effects import Hold
 from learners.protocol.held_spans import Spans
-from learners.protocol.joining import Joining
+from learners.protocol.joining import Joining, PendingTransfers
 from learners.protocol.learner import Learner
-from learners.protocol.state_transfer import PendingTransfers
 from outer.protocol.coverage import Mark
 from outer.protocol.messages import DRAINING, Grant, Welcome
 from tests.simulation.planting import Plant, mutant

@@ -1,26 +1,30 @@
 """Section 9's bandwidth table: the closed forms, the simulation that conserves bytes, and what would explain the rest.
 
-    python benchmarks/bandwidth.py [--write]
+    python benchmarks/studies/bandwidth.py [--json] [--parameters 5e9] [--datacenters 2,8] ...
+    python benchmarks/studies/bandwidth.py --write
 
-Prints the tables of docs/bandwidth.md, and a summary as JSON on the last line. `--write` puts them between the marks in
-that file, and draws docs/figures/bandwidth.svg. Nothing is drawn by chance: it is the same on every machine.
+Prints Gbit/s for a compute utilisation. `--write` prints the tables of docs/bandwidth.md and a summary as JSON on the
+last line, puts the tables between the marks in that file, and draws docs/figures/bandwidth.svg. Nothing is random.
 """
 
 from __future__ import annotations
 
-import argparse
 import json
 import re
+import sys
 from collections.abc import Iterator
 from dataclasses import dataclass, replace
 from pathlib import Path
 
-from orchestrator.planner.fleet.bandwidth import PAPER, PAPER_PARAMETERS, UTILISATIONS, Printed
-from orchestrator.planner.fleet.bandwidth_figure import bandwidth_figure
-from orchestrator.planner.fleet.bandwidth_table import GBIT, Exchange, fleet_of
-from orchestrator.planner.fleet.conserving import Fleet, even, needed
+ROOT = Path(__file__).resolve().parents[2]
+sys.path.insert(0, str(ROOT))
 
-ROOT = Path(__file__).resolve().parents[1]
+from benchmarks.studies.bandwidth_model import Fleet, even, needed  # noqa: E402
+from benchmarks.studies.bandwidth_paper import PAPER, PAPER_PARAMETERS, UTILISATIONS, Printed  # noqa: E402
+from benchmarks.studies.bandwidth_table import GBIT, Exchange, cells, fleet_of  # noqa: E402
+from benchmarks.studies.figures import bandwidth_figure  # noqa: E402
+from benchmarks.studies.script import numbers, options, show  # noqa: E402
+
 EMBEDDING = 256_000 * 2560  # parameters: a vocabulary and a width that a model of 5B may have; the paper gives neither
 
 
@@ -59,17 +63,41 @@ DECOUPLED = [cell for cell in PAPER if cell.method == "decoupled"]
 
 
 def main() -> None:
-    parser = argparse.ArgumentParser(description=__doc__.splitlines()[0])
+    parser = options(__doc__)
+    parser.add_argument("--parameters", type=float, default=5e9, help="of the model")
+    parser.add_argument("--step-seconds", type=numbers, default="1,5", help="lengths of a learner's step")
+    parser.add_argument("--datacenters", type=numbers, default="2,8", help="with one learner and one shard each")
+    parser.add_argument(
+        "--bits", type=numbers, default="16,4", help="of a parameter on the wire; data-parallel is in 16"
+    )
+    parser.add_argument("--utilisation", type=numbers, default="50,75,90,95", help="per cent of time a learner steps")
+    parser.add_argument("--P", type=int, default=24, help="fragments, in the simulation that conserves bytes")
+    parser.add_argument("--H", type=int, default=24, help="steps in which every fragment is exchanged once")
+    parser.add_argument("--tau", type=int, default=2, help="steps after which a fragment is adopted")
+    parser.add_argument("--latency-ms", type=float, default=0.0, help="one way")
     parser.add_argument("--write", action="store_true", help="into docs/bandwidth.md and docs/figures/bandwidth.svg")
-    asked = parser.parse_args()
+    given = parser.parse_args()
+    if given.write:
+        write()
+        return
+    exchange = Exchange(given.parameters, given.P, given.H, given.tau, given.latency_ms / 1e3)
+    counts, widths = [[int(number) for number in column] for column in (given.datacenters, given.bits)]
+    show(
+        list(cells(given.step_seconds, counts, widths, [share / 100 for share in given.utilisation], exchange)),
+        given.json,
+    )
+    if given.plot:
+        given.plot.write_text(bandwidth_figure(exchange, given.step_seconds[0], max(counts)), encoding="utf-8")
+
+
+def write() -> None:
     tables = {"cells": "\n".join(cell_rows()), "assumptions": "\n".join(assumption_rows())}
     for text in tables.values():
         print(text, end="\n\n")
-    if asked.write:
-        put(ROOT / "docs" / "bandwidth.md", tables)
-        figure = ROOT / "docs" / "figures" / "bandwidth.svg"
-        figure.parent.mkdir(exist_ok=True)
-        figure.write_text(bandwidth_figure(Exchange()), encoding="utf-8")
+    put(ROOT / "docs" / "bandwidth.md", tables)
+    figure = ROOT / "docs" / "figures" / "bandwidth.svg"
+    figure.parent.mkdir(exist_ok=True)
+    figure.write_text(bandwidth_figure(Exchange()), encoding="utf-8")
     print(json.dumps(summary()))
 
 

@@ -1,6 +1,6 @@
 """The fleet simulator's studies: two speeds, scavenging, upsizing; and what an event costs.
 
-    python benchmarks/fleet.py [--write]
+    python benchmarks/studies/fleet.py [--write]
 
 Prints the tables of docs/fleet.md, and a summary as JSON on the last line. `--write` puts them between the marks in
 that file, and draws docs/figures/scavenging.svg and upsize.svg. Nothing but the speed depends on the machine.
@@ -11,18 +11,22 @@ from __future__ import annotations
 import argparse
 import json
 import re
+import sys
 import time
 from pathlib import Path
 
-from orchestrator.planner.fleet import heterogeneous, scavenging, upsize
-from orchestrator.planner.fleet.description import Fleet, Member, Steady
-from orchestrator.planner.fleet.models import even
-from orchestrator.planner.fleet.run import simulate
-from orchestrator.planner.fleet.study_figures import scavenging_figure, upsize_figure
-from outer.config import SyncConfig
-from outer.protocol.budget import Budget
+ROOT = Path(__file__).resolve().parents[2]
+sys.path.insert(0, str(ROOT))
 
-DOCS = Path(__file__).resolve().parents[1] / "docs"
+from benchmarks.studies import heterogeneous, scavenging, upsize  # noqa: E402
+from benchmarks.studies.figures import scavenging_figure, upsize_figure  # noqa: E402
+from benchmarks.studies.models import even  # noqa: E402
+from orchestrator.planner.fleet.description import Fleet, Member, Steady  # noqa: E402
+from orchestrator.planner.fleet.run import simulate  # noqa: E402
+from outer.config import SyncConfig  # noqa: E402
+from outer.protocol.schedule import Budget  # noqa: E402
+
+DOCS = ROOT / "docs"
 SEEDS, STEPS = 5, 300
 GAPS = (0.18, 0.28, 0.38)
 PAPER_GOODPUT = {"K=M": "84", "K=1": "100", "K=1 with grace": "100"}

@@ -1,6 +1,6 @@
 """Gbit/s between datacenters for a compute utilisation: the closed forms, and the paper's table beside them.
 
-Closed forms only, fitted to what the paper printed (section 9). What a schedule really has to move is conserving.py's.
+Closed forms only, fitted to what the paper printed (section 9). bandwidth_model.py simulates what must cross the links.
 """
 
 from __future__ import annotations

@@ -6,8 +6,8 @@ from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
 from itertools import product
 
-from orchestrator.planner.fleet.bandwidth import CLOSED_FORMS, FULL_BITS, PAPER_PARAMETERS, Method, printed
-from orchestrator.planner.fleet.conserving import DataParallel, Fleet, even, needed
+from benchmarks.studies.bandwidth_model import DataParallel, Fleet, even, needed
+from benchmarks.studies.bandwidth_paper import CLOSED_FORMS, FULL_BITS, PAPER_PARAMETERS, Method, printed
 
 GBIT = 1e9
 

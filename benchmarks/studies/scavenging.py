@@ -1,5 +1,7 @@
 """How much sooner a run ends where more learners join it for a while (paper section 8, scavenging).
 
+    python benchmarks/studies/scavenging.py [--json] [--extra 25,50,100,300] ...
+
 The production machines: newcomers start, join from a peer, step, and leave by draining. The run's length is given in
 tokens; the learners that are there anyhow would need all of its time alone.
 """
@@ -7,15 +9,20 @@ tokens; the learners that are there anyhow would need all of its time alone.
 from __future__ import annotations
 
 import math
+import sys
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
+from pathlib import Path
 
+sys.path.insert(0, str(Path(__file__).resolve().parents[2]))
+
+from benchmarks.studies.models import even
+from benchmarks.studies.script import numbers, options, show
 from orchestrator.eventlog.events import LearnerRequested
 from orchestrator.planner.fleet.description import Fault, Fleet, Link, Member, Steady, Timing, constant
-from orchestrator.planner.fleet.models import even
 from orchestrator.planner.fleet.run import simulate
 from outer.config import SyncConfig
-from outer.protocol.budget import Budget
+from outer.protocol.schedule import Budget
 
 BATCH, TOKENS = 8, 8192  # of a step; no figure depends on them
 STATE_BYTES = 1_000_000  # nor on this: their time is given
@@ -97,3 +104,28 @@ def _run(setting: Scavenging, newcomers: int) -> tuple[float, float, float | Non
     asked = {fact.learner: at for at, fact in world.facts["orchestrator", 1] if isinstance(fact, LearnerRequested)}
     took = [world.steps[name][0].began - asked[name] for name in guests if world.steps.get(name)]
     return outcome.finished_at, outcome.participation, sum(took) / len(took) if took else None
+
+
+def main() -> None:
+    parser = options(__doc__)
+    parser.add_argument("--extra", type=numbers, default="25,50,100,300", help="newcomers, as per cent of the learners")
+    parser.add_argument("--learners", type=int, default=8, help="of the run")
+    parser.add_argument("--share", type=float, default=0.5, help="of all tokens, processed while newcomers are there")
+    parser.add_argument("--step-seconds", type=float, default=10.0, help="of every learner")
+    parser.add_argument("--steps", type=int, default=1000, help="that each learner would take alone")
+    parser.add_argument("--start-seconds", type=float, default=60.0, help="a newcomer's process, imports and compiling")
+    parser.add_argument("--state-seconds", type=float, default=10.0, help="a peer's state on its way to it")
+    given = parser.parse_args()
+    setting = Scavenging(
+        given.learners, given.step_seconds, given.steps, given.share, given.start_seconds, given.state_seconds
+    )
+    rows = list(study(setting, [extra / 100 for extra in given.extra]))
+    show(rows, given.json)
+    if given.plot:
+        from benchmarks.studies.figures import scavenging_figure
+
+        given.plot.write_text(scavenging_figure(rows), encoding="utf-8")
+
+
+if __name__ == "__main__":
+    main()

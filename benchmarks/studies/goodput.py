@@ -1,6 +1,6 @@
 """The goodput of fleets: the fit to the paper's Table 1, how every number depends on what is not published, the speed.
 
-    python benchmarks/goodput.py [--write]
+    python benchmarks/studies/goodput.py [--write]
 
 Fits on two of the three published fleet sizes and predicts the third, for each of them; simulates the table, its
 sensitivity, the baselines, and the grid of 6 rows x 5 sizes, with the time it takes on one core. `--write` renews the
@@ -17,19 +17,20 @@ import time
 from collections.abc import Iterator, Sequence
 from pathlib import Path
 
-ROOT = Path(__file__).resolve().parent.parent
+ROOT = Path(__file__).resolve().parents[2]
 sys.path.insert(0, str(ROOT))
 for library in ("OMP", "OPENBLAS", "MKL"):
     os.environ[f"{library}_NUM_THREADS"] = "1"  # one core is what is measured
 
+from benchmarks.studies.figures import cost_figure  # noqa: E402
+from benchmarks.studies.fitting import PUBLISHED, ROWS, Errors, differences, errors, fit  # noqa: E402
 from orchestrator.planner.fleet import figures  # noqa: E402
 from orchestrator.planner.fleet.failures import Draws, Failures  # noqa: E402
-from orchestrator.planner.fleet.fitting import PUBLISHED, ROWS, Errors, differences, errors, fit  # noqa: E402
 from orchestrator.planner.fleet.goodput import Cell, Effort, Mode, fleets, simulate  # noqa: E402
 from orchestrator.planner.fleet.islands import Island  # noqa: E402
 
 PAGE, FIGURES = ROOT / "docs" / "goodput.md", ROOT / "docs" / "figures"
-BY = "written by python benchmarks/goodput.py --write"
+BY = "written by python benchmarks/studies/goodput.py --write"
 SIZES = (150_000, 300_000, 600_000, 1_200_000, 2_400_000)
 LEARNERS = (1, 2, 4, 8, 16)
 MEAN_MOST, LARGEST_MOST, GRID_S_MOST = 2.0, 5.0, 60.0
@@ -201,7 +202,7 @@ def draw(cells: Sequence[Cell], took: dict[tuple[Mode, int, int], float]) -> Non
     counts = sorted({count for count, _ in decoupled})
     by_chips = {count: [(size, decoupled[count, size]) for size in SIZES] for count in counts}
     by_learners = {size: [(count, decoupled[count, size]) for count in counts] for size in SIZES}
-    (FIGURES / "goodput-cost.svg").write_text(figures.cost_figure(by_chips, by_learners))
+    (FIGURES / "goodput-cost.svg").write_text(cost_figure(by_chips, by_learners))
 
 
 def write(blocks: dict[str, str]) -> None:

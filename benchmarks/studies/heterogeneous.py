@@ -1,23 +1,31 @@
 """What a quorum of all, of one, and of one with a grace window make of learners of two speeds (paper section 8).
 
+    python benchmarks/studies/heterogeneous.py [--json] [--gap SHARE] ...
+
 The production machines, nothing in closed form. Half of the learners are faster than the other half by a constant gap.
 """
 
 from __future__ import annotations
 
+import math
+import sys
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
+from pathlib import Path
 from random import Random
 from statistics import fmean
 from typing import NamedTuple
 
+sys.path.insert(0, str(Path(__file__).resolve().parents[2]))
+
+from benchmarks.studies.models import even
+from benchmarks.studies.script import options, show
 from orchestrator.planner.fleet.description import Fleet, Link, Member, Steady, Timing
-from orchestrator.planner.fleet.intervals import half_width
-from orchestrator.planner.fleet.models import even
+from orchestrator.planner.fleet.goodput import half_width
 from orchestrator.planner.fleet.run import simulate
 from orchestrator.planner.fleet.speeds import SlowPeriods, Varying
 from outer.config import SyncConfig
-from outer.protocol.budget import Budget
+from outer.protocol.schedule import Budget
 
 REGION = "region"
 NONE = SlowPeriods()
@@ -143,3 +151,26 @@ def _course(rule: str, speeds: Speeds, steps: int, seed: int) -> Course:
         participation=outcome.participation,
         merges_per_step=outcome.merges_per_step,
     )
+
+
+def main() -> None:
+    parser = options(__doc__, plot=False)
+    parser.add_argument("--learners", type=int, default=8, help="of the run")
+    parser.add_argument(
+        "--gap", type=float, default=0.28, help="half of the learners are slower by this share of speed"
+    )
+    parser.add_argument("--noise", type=float, default=0.02, help="standard deviation of a step, as a share of it")
+    parser.add_argument("--spell-gap", type=float, default=math.inf, help="mean seconds between two slow periods")
+    parser.add_argument("--spell-seconds", type=float, default=30.0, help="mean length of a slow period")
+    parser.add_argument("--spell-slowdown", type=float, default=1.5, help="of every step in a slow period")
+    parser.add_argument("--step-seconds", type=float, default=1.0, help="of the faster half")
+    parser.add_argument("--steps", type=int, default=200, help="of a slow learner, for each seed and rule")
+    parser.add_argument("--seeds", type=int, default=5, help="two or more")
+    given = parser.parse_args()
+    spells = SlowPeriods(given.spell_gap, given.spell_seconds, given.spell_slowdown)
+    speeds = Speeds(given.learners, given.step_seconds, given.gap, given.noise, spells)
+    show(over_seeds([study(speeds, given.steps, seed) for seed in range(given.seeds)]), given.json)
+
+
+if __name__ == "__main__":
+    main()

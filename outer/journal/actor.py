@@ -1,7 +1,7 @@
-"""A store of objects in the memory of another node's process: commits survive the loss of one of the two.
+"""The replica as a Ray actor: a store of objects in the memory of another node's process.
 
-The journal writes to it as to any store; who opens it shuts out whoever wrote before. When it is gone, its writer
-begins anew with another one. Knows bytes, not what they mean.
+Commits written to it survive the loss of one of the two nodes. The journal uses it as any other store: opening it
+fences earlier writers. When the replica dies, the writer starts again with a new one.
 """
 
 from __future__ import annotations
@@ -19,7 +19,7 @@ ANSWER_S = 10.0
 
 
 class ReplicaActor:
-    """Created detached and named, on another node than the syncer where there is one."""
+    """Created detached and named, on another node than the syncer's if there is one."""
 
     def __init__(self) -> None:
         self._objects: dict[str, bytes] = {}
@@ -32,7 +32,7 @@ class ReplicaActor:
         return {"pid": os.getpid(), "node": ray.get_runtime_context().get_node_id()}
 
     def create(self, name: str, content: bytes) -> None:
-        """Raises FileExistsError, and changes nothing, where there is one."""
+        """Store a new object. Raises FileExistsError, and changes nothing, when the name is taken."""
         with self._lock:
             if name in self._objects:
                 raise FileExistsError(name)
@@ -53,7 +53,7 @@ class ReplicaActor:
 
 
 class Replica:
-    """The objects that a ReplicaActor holds, to others."""
+    """The client of a ReplicaActor, as a store of objects."""
 
     retries = False
 
@@ -67,7 +67,7 @@ class Replica:
         return Replica, (self._handle,)
 
     def _ask(self, ref: Any) -> Any:
-        """Its answer, or what it raised; OSError where it does not answer."""
+        """The replica's answer, or the exception it raised. Raises OSError when it does not answer."""
         try:
             return ray.get(ref, timeout=ANSWER_S)
         except ray.exceptions.RayTaskError as error:

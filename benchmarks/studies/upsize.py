@@ -1,5 +1,7 @@
 """What it costs those who train that another learner joins, by the bandwidth of its link (paper section 6, upsizing).
 
+    python benchmarks/studies/upsize.py [--json] [--copy-steps 0.5,1,2] ...
+
 Beside it elastic data-parallel training, which stands still while at least three times the model (parameters and both
 moments) is sent. The production machines: a newcomer's donor steps on, and its state crosses the same links as the
 fragments of the round.
@@ -7,17 +9,22 @@ fragments of the round.
 
 from __future__ import annotations
 
+import sys
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
+from pathlib import Path
 
+sys.path.insert(0, str(Path(__file__).resolve().parents[2]))
+
+from benchmarks.studies.models import even
+from benchmarks.studies.script import numbers, options, show
 from learners.protocol.facts import StateReceived
 from orchestrator.planner.fleet.description import Fleet, Link, Member, Steady, Timing, constant
-from orchestrator.planner.fleet.models import even
 from orchestrator.planner.fleet.run import simulate
 from orchestrator.planner.sizing.traffic import DOWN_BYTES
 from outer.config import SyncConfig
-from outer.protocol.budget import Budget
 from outer.protocol.facts import Committed
+from outer.protocol.schedule import Budget
 
 BATCH, TOKENS = 8, 8192  # of a step; no figure depends on them
 STATE_COPIES = 3  # parameters, and AdamW's two moments
@@ -100,3 +107,27 @@ def _row(setting: Upsize, copy_steps: float) -> Row:
         source=received[0].source if received else "",
         joined_steps=joined,
     )
+
+
+def main() -> None:
+    parser = options(__doc__)
+    parser.add_argument(
+        "--copy-steps",
+        type=numbers,
+        default="0.5,1,2,4,5,6,8,12,24",
+        help="steps that one copy of the model takes over a learner's link",
+    )
+    parser.add_argument("--learners", type=int, default=8, help="of the run")
+    parser.add_argument("--parameters", type=float, default=5e9, help="of the model: for the Gbit/s alone")
+    parser.add_argument("--step-seconds", type=float, default=1.0, help="of every learner")
+    given = parser.parse_args()
+    rows = list(study(Upsize(given.learners, given.step_seconds, round(given.parameters)), given.copy_steps))
+    show(rows, given.json)
+    if given.plot:
+        from benchmarks.studies.figures import upsize_figure
+
+        given.plot.write_text(upsize_figure(rows), encoding="utf-8")
+
+
+if __name__ == "__main__":
+    main()

@@ -1,0 +1,124 @@
+"""The studies' figures, each an SVG that stands alone."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+
+from matplotlib.ticker import FuncFormatter, NullLocator
+
+from benchmarks.studies import scavenging, upsize
+from benchmarks.studies.bandwidth_paper import PAPER, PAPER_PARAMETERS, Method
+from benchmarks.studies.bandwidth_table import Exchange, cells
+from orchestrator.planner.fleet.figures import SHADES, WIDTH, Point, chips_axis, standalone
+from orchestrator.report.canvas import bare, sheet, to_svg
+from orchestrator.report.palette import light
+
+NARROW, HEIGHT = 640, 340  # pixels
+LINES: tuple[tuple[Method, int, str, str], ...] = (
+    ("data_parallel", 16, "dead", "data-parallel, bf16"),
+    ("decoupled", 16, "train", "Decoupled, bf16"),
+    ("decoupled", 4, "held", "Decoupled, int4"),
+)
+UTILISATIONS = tuple(percent / 100 for percent in (40, 45, 50, 55, 60, 65, 70, 75, 80, 85, 90, 93, 95, 96, 97, 98))
+
+
+def scavenging_figure(rows: Sequence[scavenging.Row]) -> str:
+    """The run's time against the newcomers' number, and what it would be if they stepped at once."""
+    with sheet(NARROW, HEIGHT) as figure:
+        axes, extra = bare(figure.subplots()), [100 * row.extra for row in rows]
+        axes.plot(extra, [row.ideal for row in rows], "--", color=light("faint"), label="if they stepped at once")
+        axes.plot(extra, [row.time for row in rows], ".-", color=light("train"), label="simulated")
+        axes.set_xlabel("learners that join, % of those that are there")
+        axes.set_ylabel("time of the run")
+        axes.set_ylim(0.0, 1.05)
+        axes.grid(axis="y")
+        axes.legend(loc="lower left")
+        title = "Time of a run against learners that join for a part of it, as a share of its time without them"
+        return standalone(to_svg(figure, "scavenging", title))
+
+
+def upsize_figure(rows: Sequence[upsize.Row]) -> str:
+    """Steps that those who train stand still, and steps until the newcomer trains, against bandwidth."""
+    with sheet(NARROW, HEIGHT) as figure:
+        axes, rows = bare(figure.subplots()), sorted(rows, key=lambda row: row.gbit_s)
+        bits = [row.gbit_s for row in rows]
+        axes.plot(
+            bits,
+            [row.elastic_downtime_steps for row in rows],
+            ".-",
+            color=light("held"),
+            label="all stand still, elastic data-parallel",
+        )
+        axes.plot(bits, [row.downtime_steps for row in rows], ".-", color=light("train"), label="all stand still, here")
+        joined = [(row.gbit_s, row.joined_steps, row.source) for row in rows if row.joined_steps is not None]
+        for source, mark, words in (("peer", "o", "a peer's state"), ("syncer", "x", "the syncer's snapshot")):
+            points = [(bits, steps) for bits, steps, origin in joined if origin == source]
+            if points:
+                label = f"newcomer steps, with {words}"
+                axes.plot(*zip(*points, strict=True), mark, color=light("joining"), label=label)
+        axes.set_xscale("log")
+        axes.xaxis.set_major_formatter(FuncFormatter(lambda value, _: f"{value:g}"))
+        axes.xaxis.set_minor_locator(NullLocator())
+        axes.set_xlabel("Gbit/s of each learner's link")
+        axes.set_ylabel("steps")
+        axes.grid(axis="y")
+        axes.legend(loc="upper right")
+        title = "Steps that all stand still while one learner joins, and until it steps, against the links' bandwidth"
+        return standalone(to_svg(figure, "upsize", title))
+
+
+def bandwidth_figure(exchange: Exchange, step_s: float = 1.0, datacenters: int = 8) -> str:
+    """One panel, a colour for each method and number of bits. The paper's dots: where it has such cells."""
+    found = list(cells([step_s], [datacenters], [16, 4], UTILISATIONS, exchange))
+    with sheet(WIDTH, 440) as figure:
+        axes = bare(figure.subplots())
+        for method, bits, role, name in LINES:
+            row = [cell for cell in found if (cell.method, cell.bits) == (method, bits)]
+            across, colour = [100 * cell.utilisation for cell in row], light(role)
+            axes.plot(across, [cell.gbit_s for cell in row], color=colour, label=f"{name}: closed form")
+            held = [float("nan") if cell.conserving_gbit_s is None else cell.conserving_gbit_s for cell in row]
+            axes.plot(across, held, color=colour, linestyle=(0, (4, 2)), label="conserving simulation")
+            asked = (method, bits, step_s, datacenters)
+            told = [cell for cell in PAPER if (cell.method, cell.bits, cell.step_s, cell.datacenters) == asked]
+            if told and exchange.parameters == PAPER_PARAMETERS:
+                points = ([100 * cell.utilisation for cell in told], [cell.gbit_s for cell in told])
+                axes.plot(*points, "o", color=colour, markersize=5, label="the paper's table")
+        axes.set_yscale("log")
+        axes.set_xlabel("compute utilisation, %")
+        axes.set_ylabel("Gbit/s, each way of a datacenter")
+        axes.yaxis.set_major_formatter(lambda value, _: f"{value:g}")
+        axes.grid(axis="y")
+        axes.set_title(_bandwidth_title(exchange, step_s, datacenters))
+        figure.legend(loc="outside lower center", ncols=3)
+        words = (
+            "Gbit/s for a compute utilisation: the closed form, the simulation that conserves bytes, the paper's table"
+        )
+        return standalone(to_svg(figure, "bandwidth", words))
+
+
+def _bandwidth_title(exchange: Exchange, step_s: float, datacenters: int) -> str:
+    letters = f"P = {exchange.fragments}, H = {exchange.round_steps}, tau = {exchange.overlap_steps}"
+    size = f"{exchange.parameters / 1e9:g} billion parameters"
+    return f"{size}, {datacenters} datacenters, steps of {step_s:g} s; simulation at {letters}"
+
+
+def cost_figure(by_chips: Mapping[int, Sequence[Point]], by_learners: Mapping[int, Sequence[Point]]) -> str:
+    """Seconds of computing for a cell: against chips, a line for each M; against learners, a line for each size."""
+    with sheet(WIDTH, HEIGHT) as figure:
+        left, right = (bare(axes) for axes in figure.subplots(1, 2, sharey=True))
+        for axes, lines, words in ((left, by_chips, "M = {}"), (right, by_learners, "{:,} chips")):
+            for shade, (key, points) in zip(SHADES, lines.items(), strict=False):
+                axes.plot(*zip(*points, strict=True), ".-", color=light(shade), label=words.format(key))
+            axes.legend(loc="upper left")
+            axes.grid(axis="y")
+        chips_axis(left, sorted({chips for points in by_chips.values() for chips, _ in points}))
+        counts = sorted({count for points in by_learners.values() for count, _ in points})
+        right.set_xscale("log")
+        right.set_xticks(counts, [str(count) for count in counts])
+        right.xaxis.set_minor_locator(NullLocator())
+        right.set_xlabel("learners, M")
+        left.set_ylabel("seconds of one core")
+        left.set_ylim(bottom=0.0)
+        return standalone(
+            to_svg(figure, "cost", "Seconds of computing for one cell against chips and against learners")
+        )
