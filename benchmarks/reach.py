@@ -1,4 +1,4 @@
-"""How much of the two machines the simulator alone gets to: branch coverage, file by file, and what is missing.
+"""Measures how much of the two machines the simulator alone reaches: branch coverage by file, and what is missing.
 
     python benchmarks/reach.py [--seeds 1..60] [--write]
 
@@ -26,20 +26,22 @@ PROFILES = ("mixed", "lockstep", "ended", "joining", "confusion")
 PAGE = ROOT / "docs" / "simulation.md"
 BEGIN, END = "<!-- reach: written by python benchmarks/reach.py --write -->", "<!-- end of reach -->"
 MACHINES = {
-    "outer": (
-        "budget", "contributions", "coverage", "donors", "leases", "members", "openstep", "outgoing", "pace", "quorum",
-        "reading", "recovery", "schedule", "spans", "steward", "syncer",
+    "outer/protocol": (
+        "coverage", "effect_buffer", "leases", "members", "open_step", "quorum", "read_requests", "recovery", "schedule",
+        "sessions", "spans", "syncer",
     ),
-    "learners": ("adoption", "donations", "joining", "learner", "reads", "spans", "stopwatch"),
+    "learners/protocol": (
+        "adoption", "fact_buffer", "held_spans", "joining", "learner", "staged_reads", "step_timer",
+    ),
 }  # fmt: skip
 ANSWERED_TWICE = "a shell that answers one Recover twice: the simulated one does not"
-REASONS = {  # why the simulator does not get there, or hardly ever
+REASONS = {  # why the simulator never or hardly ever reaches it
     "Joining.miss": ANSWERED_TWICE,
     "Joining.receive": ANSWERED_TWICE,
     "Learner._boundary": "a loop that asks again after Exit: the simulated one is over",
     "Learner._on_state": "a state that comes after the Stop which ended the joining: rare",
     "Learner._on_state_missed": "the same of a state that does not come",
-    "Reads.stage": "in strict overlap a read of a step yet to come: with K = all everybody has finished it",
+    "StagedReads.stage": "in strict overlap a read of a step yet to come: with K = all everybody has finished it",
     "_follow": "a journal with a hole: the simulated store loses nothing that it has acknowledged",
 }
 
