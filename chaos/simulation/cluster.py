@@ -150,7 +150,9 @@ class Cluster:
         for write in seen:
             if isinstance(write.entry.record, Committed):
                 values[write.entry.record.fragment] = write.entry.proposal.version
-        entries = [recovery.Entry(write.epoch, write.sequence, write.entry.said, write.entry.record) for write in seen]
+        entries = [
+            recovery.Entry(write.epoch, write.sequence, write.entry.logged, write.entry.record) for write in seen
+        ]
         machine = self._make_syncer(
             epoch=epoch,
             config=options.sync,

@@ -99,7 +99,7 @@ class Joining:
 
 
 @dataclass(frozen=True)
-class _Donation:
+class _PendingTransfer:
     request: StateRequest
     expires_at: float
 
@@ -108,17 +108,17 @@ class PendingTransfers:
     """A joiner is given to at the first boundary at which this learner has seen the joiner's clock."""
 
     def __init__(self) -> None:
-        self._waiting: list[_Donation] = []
+        self._waiting: list[_PendingTransfer] = []
 
     @property
     def waiting(self) -> list[StateRequest]:
-        return [donation.request for donation in self._waiting]
+        return [transfer.request for transfer in self._waiting]
 
     def add(self, request: StateRequest, now: float) -> None:
-        self._waiting.append(_Donation(request, now + request.deadline_s))
+        self._waiting.append(_PendingTransfer(request, now + request.deadline_s))
 
-    def take(self, now: float, syncer_step: int) -> list[StateRequest]:
+    def ready(self, now: float, syncer_step: int) -> list[StateRequest]:
         """Whose turn it is, with `syncer_step` seen. Who has waited for too long is forgotten."""
-        current = [donation for donation in self._waiting if now < donation.expires_at]
-        self._waiting = [donation for donation in current if syncer_step < donation.request.syncer_step]
-        return [donation.request for donation in current if syncer_step >= donation.request.syncer_step]
+        current = [transfer for transfer in self._waiting if now < transfer.expires_at]
+        self._waiting = [transfer for transfer in current if syncer_step < transfer.request.syncer_step]
+        return [transfer.request for transfer in current if syncer_step >= transfer.request.syncer_step]

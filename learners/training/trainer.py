@@ -271,7 +271,7 @@ class Trainer:
         self.load(index, moved.astype(np.float32))
         return None
 
-    def hold(self) -> list[Any]:
+    def state_leaves(self) -> list[Any]:
         """Every leaf of parameters and inner optimizer as of the last completed step, without copying.
 
         JAX arrays never change, so another thread may pack them while the next step runs.

@@ -161,7 +161,7 @@ class OpenStep:
             deadline_s=deadline_s,
         )
 
-    def take(self, contribution: Contribution, versions: Sequence[int]) -> str:
+    def accept(self, contribution: Contribution, versions: Sequence[int]) -> str:
         """Keep what was asked for and can be merged. Returns why not, where it is refused."""
         name = contribution.learner
         asked = self.stage is Stage.READING and contribution.attempt == self.attempt

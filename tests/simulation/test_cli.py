@@ -12,6 +12,7 @@ from typer.testing import CliRunner
 
 import outer.protocol.open_step
 from chaos.cli import app
+from tests.waiting import DEADLINE_S
 
 
 def invoke(*arguments: str) -> Any:
@@ -78,5 +79,5 @@ def test_a_simulated_cluster_needs_neither_ray_nor_jax() -> None:
         "import sys, chaos.simulation.cluster as cluster; cluster.simulate(1, 'calm');"
         "print(sorted({'ray', 'jax', 'jaxlib', 'optax', 'numpy'} & set(sys.modules)))"
     )
-    told = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, check=True, timeout=60)
+    told = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, check=True, timeout=DEADLINE_S)
     assert told.stdout.strip() in ("[]", "['numpy']")

@@ -63,7 +63,7 @@ def test_a_merge_below_the_quorum(monkeypatch: pytest.MonkeyPatch) -> None:
     def close(reading: Any, now: float, step: Any) -> None:
         for name in list(step.contributions)[1:]:
             del step.contributions[name]
-        reading._out.do(step.merge())
+        reading._out.add(step.merge())
 
     monkeypatch.setattr(outer.protocol.read_requests.ReadRequests, "close", close)
     assert {"oracle.quorum"} <= broken()
@@ -75,7 +75,7 @@ def test_a_version_that_is_announced_before_it_is_durable() -> None:
             step = self._open[0] if self._open else None
             began = super()._commit_next(now)
             if began and step is not None and step.result is not None and step.fragment is not None:
-                self._out.do(outer.protocol.syncer.Publish(step.fragment, step.syncer_step, step.result.proposal))
+                self._out.add(outer.protocol.syncer.Publish(step.fragment, step.syncer_step, step.result.proposal))
             return began
 
     assert {"oracle.durable"} <= broken(machines={"make_syncer": lambda **given: Hasty(**given)})

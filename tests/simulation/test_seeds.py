@@ -15,6 +15,7 @@ from chaos.simulation.cluster import Outcome, play, simulate
 from chaos.simulation.faults import STRIKES
 from chaos.simulation.profile import KINDS, PROFILES, Fault, Options, draw, shares
 from chaos.simulation.runner import Tally, run
+from tests.waiting import DEADLINE_S
 
 FEW = range(1, 25)
 EVERY_KIND = [kind for kinds in KINDS.values() for kind in kinds]
@@ -67,7 +68,7 @@ def test_other_processes_and_other_hashing_give_the_same_digest() -> None:
             capture_output=True,
             text=True,
             check=True,
-            timeout=120,
+            timeout=DEADLINE_S,
         ).stdout.strip()
         for seed in ("1", "2")
     }
