@@ -25,7 +25,7 @@ from orchestrator.planner.fleet.goodput import half_width
 from orchestrator.planner.fleet.run import simulate
 from orchestrator.planner.fleet.speeds import SlowPeriods, Varying
 from outer.config import SyncConfig
-from outer.protocol.budget import Budget
+from outer.protocol.schedule import Budget
 
 REGION = "region"
 NONE = SlowPeriods()

@@ -22,7 +22,7 @@ from orchestrator.eventlog.events import LearnerRequested
 from orchestrator.planner.fleet.description import Fault, Fleet, Link, Member, Steady, Timing, constant
 from orchestrator.planner.fleet.run import simulate
 from outer.config import SyncConfig
-from outer.protocol.budget import Budget
+from outer.protocol.schedule import Budget
 
 BATCH, TOKENS = 8, 8192  # of a step; no figure depends on them
 STATE_BYTES = 1_000_000  # nor on this: their time is given

@@ -23,8 +23,8 @@ from orchestrator.planner.fleet.description import Fleet, Link, Member, Steady, 
 from orchestrator.planner.fleet.run import simulate
 from orchestrator.planner.sizing.traffic import DOWN_BYTES
 from outer.config import SyncConfig
-from outer.protocol.budget import Budget
 from outer.protocol.facts import Committed
+from outer.protocol.schedule import Budget
 
 BATCH, TOKENS = 8, 8192  # of a step; no figure depends on them
 STATE_COPIES = 3  # parameters, and AdamW's two moments

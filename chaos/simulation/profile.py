@@ -12,8 +12,8 @@ from random import Random
 from typing import Any, NamedTuple, TypeVar
 
 from outer.config import SyncConfig
-from outer.protocol.budget import Budget
 from outer.protocol.fragments import Fragment, Tensor
+from outer.protocol.schedule import Budget
 
 T = TypeVar("T")
 
@@ -21,6 +21,8 @@ SYNCER_STEPS = 200
 LEARNERS = ("a", "b", "c", "d")
 NEWCOMERS = ("e", "f")
 EVERYBODY = "all"
+MANIFEST = {"seed": 0}  # what everybody agrees on
+OTHER_MANIFEST = {"seed": 1}
 
 # By topic, and for each kind of fault the share of the seeds that plan one.
 KINDS: dict[str, dict[str, float]] = {

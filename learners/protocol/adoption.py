@@ -95,10 +95,10 @@ class Adoption:
             for base in self._bases
         ]
 
-    def restore(self, kept: Sequence[ResumeBase]) -> None:
+    def restore(self, state: Sequence[ResumeBase]) -> None:
         """As `state` told."""
         self._bases = [
-            Base(each.version, Mark(*each.since), each.asked, {at[0]: Mark(*at) for at in each.reads}) for each in kept
+            Base(each.version, Mark(*each.since), each.asked, {at[0]: Mark(*at) for at in each.reads}) for each in state
         ]
 
     # -------------------------------------------------------------- the inbox

@@ -191,7 +191,7 @@ class Save:
     """Keep the whole state as it is now as part of this snapshot; the loop is not held up."""
 
     snapshot: int
-    kept: ResumeState
+    state: ResumeState
     final: bool  # another process goes on from it: nothing is said, or done, after it
 
 

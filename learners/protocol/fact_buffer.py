@@ -18,7 +18,7 @@ class FactBuffer:
         self._lock = threading.Lock()
 
     @property
-    def settled(self) -> int | None:
+    def recorded(self) -> int | None:
         """How many facts there were, if all of them are recorded; None while some are not."""
         with self._lock:
             return None if self._facts else self._next
@@ -28,7 +28,7 @@ class FactBuffer:
             self._facts.append((self._next, self._clock(), fact))
             self._next += 1
 
-    def riding(self, everything: bool = False) -> list[tuple[int, float, Any]]:
+    def pending(self, everything: bool = False) -> list[tuple[int, float, Any]]:
         """The oldest unacknowledged facts, to go along with a message; all of them where it must not be without."""
         with self._lock:
             return list(self._facts) if everything else list(self._facts)[: self._limit]

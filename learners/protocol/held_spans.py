@@ -8,7 +8,7 @@ from collections.abc import Iterable
 from outer.protocol.messages import Grant
 
 
-class Spans:
+class HeldSpans:
     """Grants in the order in which they are used up; a rest too small for a batch is left."""
 
     def __init__(self, batch_size: int, span_steps: int) -> None:

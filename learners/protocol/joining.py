@@ -2,12 +2,13 @@
 
 from __future__ import annotations
 
+from dataclasses import dataclass
 from typing import TYPE_CHECKING
 
 from learners.protocol.adoption import Adoption
 from learners.protocol.events_effects import Effect, Emit, Inherit, Recover, StateMissed
 from learners.protocol.facts import DonorFailed, StateReceived
-from outer.protocol.messages import SeekDonor, State, Welcome
+from outer.protocol.messages import SeekDonor, State, StateRequest, Welcome
 
 if TYPE_CHECKING:
     from outer.config import SyncConfig
@@ -92,3 +93,32 @@ class Joining:
     def seconds(self, now: float) -> float:
         """Since the Welcome; 0 before it."""
         return round(now - self._attached_at, 6) if self._attached_at is not None else 0.0
+
+
+# ------------------------------------------------------------------ the donor's side
+
+
+@dataclass(frozen=True)
+class _PendingTransfer:
+    request: StateRequest
+    expires_at: float
+
+
+class PendingTransfers:
+    """A joiner is given to at the first boundary at which this learner has seen the joiner's clock."""
+
+    def __init__(self) -> None:
+        self._waiting: list[_PendingTransfer] = []
+
+    @property
+    def waiting(self) -> list[StateRequest]:
+        return [transfer.request for transfer in self._waiting]
+
+    def add(self, request: StateRequest, now: float) -> None:
+        self._waiting.append(_PendingTransfer(request, now + request.deadline_s))
+
+    def ready(self, now: float, syncer_step: int) -> list[StateRequest]:
+        """Whose turn it is, with `syncer_step` seen. Who has waited for too long is forgotten."""
+        current = [transfer for transfer in self._waiting if now < transfer.expires_at]
+        self._waiting = [transfer for transfer in current if syncer_step < transfer.request.syncer_step]
+        return [transfer.request for transfer in current if syncer_step >= transfer.request.syncer_step]

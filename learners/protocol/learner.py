@@ -53,11 +53,10 @@ from learners.protocol.facts import (
     StateSaved,
     StepFinished,
 )
-from learners.protocol.held_spans import Spans
-from learners.protocol.joining import Joining
+from learners.protocol.held_spans import HeldSpans
+from learners.protocol.joining import Joining, PendingTransfers
 from learners.protocol.resume_state import ResumeState
 from learners.protocol.staged_reads import Copy, StagedReads
-from learners.protocol.state_transfer import PendingTransfers
 from learners.protocol.step_timer import StepTimer
 from outer.protocol.coverage import Mark
 from outer.protocol.messages import (
@@ -131,10 +130,10 @@ class Learner:
         self._processed = 0
         self._adoption = Adoption(config, fragments)
         self._reads = StagedReads(strict=config.overlap == "strict")
-        self._spans = Spans(batch_size, span_steps)
+        self._spans = HeldSpans(batch_size, span_steps)
         self._joining = Joining(name, incarnation, config, self._adoption)
-        self._donations = PendingTransfers()
-        self._stopwatch = StepTimer(config.smoothing)
+        self._transfers = PendingTransfers()
+        self._step_timer = StepTimer(config.smoothing)
         self._fetch_at = float("-inf")  # while joining, what did not come is not fetched again before
         self._drain_until: float | None = None  # once it is to leave
         self._loss: float | None = None
@@ -171,13 +170,13 @@ class Learner:
             Resume: lambda now, event: self._boundary(now),
         }
 
-    def resume(self, snapshot: int, kept: ResumeState) -> None:
+    def resume(self, snapshot: int, state: ResumeState) -> None:
         """Go on from what was saved, as the same incarnation. To be called before anything else."""
-        self._resumed, self.step, self._processed = snapshot, kept.step, kept.processed
-        self._loss, self._reports, self._snapshot = kept.loss, kept.reports, snapshot
-        self._hear(kept.syncer_step, kept.progress)
-        self._adoption.restore(kept.bases)
-        self._spans.restore(kept.newest_span, kept.spans, kept.used)
+        self._resumed, self.step, self._processed = snapshot, state.step, state.processed
+        self._loss, self._reports, self._snapshot = state.loss, state.reports, snapshot
+        self._advance_clock(state.syncer_step, state.progress)
+        self._adoption.restore(state.bases)
+        self._spans.restore(state.newest_span, state.spans, state.used)
 
     def handle(self, now: float, event: Event) -> list[Effect]:
         """Take one event; return what to do, in order."""
@@ -190,7 +189,7 @@ class Learner:
         return self.phase in (STEPPING, DRAINING) and (self._save == snapshot or self._snapshot < snapshot)
 
     @property
-    def holdings(self) -> list[int]:
+    def held_versions(self) -> list[int]:
         """The version of each fragment that came from the syncer; 0 where none did."""
         return [max(0, version) for version in self._adoption.versions]
 
@@ -202,15 +201,15 @@ class Learner:
             return
         assert phase in TRANSITIONS[self.phase], f"{self.phase} -> {phase}"
         self.phase = phase
-        self._say(PhaseEntered(phase))
+        self._emit(PhaseEntered(phase))
         self._report(now)
 
     def _on_compiled(self, now: float, event: Compiled) -> None:
         self._manifest = event.manifest
         if self._resumed:
             self.phase = STEPPING
-            self._stopwatch.start(now)
-            self._say(Resumed(self._resumed, self.step))
+            self._step_timer.start(now)
+            self._emit(Resumed(self._resumed, self.step))
         else:
             self._enter(now, JOINING)
         self._attach()
@@ -227,7 +226,7 @@ class Learner:
         first, self._epoch = self._epoch is None, event.epoch
         if self.phase == JOINING:
             self._snapshot = max(self._snapshot, event.snapshot)  # it was not there at the cut
-        self._hear(event.syncer_step, event.progress)
+        self._advance_clock(event.syncer_step, event.progress)
         self._reads.drop()
         if first and self._config.overlap == "strict":
             self.step = event.syncer_step
@@ -254,8 +253,8 @@ class Learner:
                 if now >= self._fetch_at:
                     self._effects += self._joining.fetch_missing()
                 return
-            self._say(self._joining.snapshot(now))
-        self._stopwatch.start(now)
+            self._emit(self._joining.snapshot(now))
+        self._step_timer.start(now)
         self._enter(now, STEPPING)
 
     # -------------------------------------------------------------- giving one's state to a joiner
@@ -264,7 +263,7 @@ class Learner:
         if reason := self._unfit(event):
             self._effects.append(Decline(event, reason))
         else:
-            self._donations.add(event, now)
+            self._transfers.add(event, now)
 
     def _unfit(self, request: StateRequest) -> str:
         """Why this learner cannot give its state; empty when it can."""
@@ -276,7 +275,7 @@ class Learner:
 
     def _donate(self, now: float) -> None:
         """At a boundary, after adopting: give to those whose clock this learner has reached."""
-        for request in self._donations.take(now, self._syncer_step):
+        for request in self._transfers.ready(now, self._syncer_step):
             if reason := self._unfit(request):
                 self._effects.append(Decline(request, reason))
             else:
@@ -285,34 +284,34 @@ class Learner:
     def _on_state_sent(self, now: float, event: StateSent) -> None:
         request = event.request
         joiner = (request.joiner, request.joiner_incarnation)
-        self._say(Donated(*joiner, event.step, event.digest, event.size, event.versions))
+        self._emit(Donated(*joiner, event.step, event.digest, event.size, event.versions))
 
     # -------------------------------------------------------------- the inbox
 
-    def _hear(self, syncer_step: int, progress: float) -> None:
+    def _advance_clock(self, syncer_step: int, progress: float) -> None:
         self._syncer_step = max(self._syncer_step, syncer_step)
         self._progress = max(self._progress, progress)
 
     def _on_notice(self, now: float, event: Notice) -> None:
         if event.epoch != self._epoch:
             return
-        self._see(event.snapshot)
-        self._hear(event.syncer_step, event.progress)
+        self._note_snapshot(event.snapshot)
+        self._advance_clock(event.syncer_step, event.progress)
         self._effects += self._adoption.notice(event)
 
     def _on_fetched(self, now: float, event: Fetched) -> None:
-        self._see(event.snapshot)
+        self._note_snapshot(event.snapshot)
         self._adoption.arrive(event)
 
     def _on_fetch_failed(self, now: float, event: FetchFailed) -> None:
         """While joining from the snapshot it is fetched again; later the syncer sends the notice again."""
-        self._say(AdoptionRefused(event.fragment, event.version, event.reason))
+        self._emit(AdoptionRefused(event.fragment, event.version, event.reason))
         self._adoption.fail(event)
         self._fetch_at = now + HOLD_S
 
     def _on_grant(self, now: float, event: Grant) -> None:
         if event.epoch == self._epoch and event.incarnation == self.incarnation:
-            self._see(event.snapshot)
+            self._note_snapshot(event.snapshot)
             if self._save and event.snapshot >= self._save:
                 self._after_cut.append(event)
             else:
@@ -332,11 +331,11 @@ class Learner:
 
     def _on_stop(self, now: float, event: Stop) -> None:
         if self._epoch in (None, event.epoch):  # it may overtake the Welcome
-            self._see(event.snapshot)
+            self._note_snapshot(event.snapshot)
             self._suspend = self._suspend or (event.suspend and not self._stop)
             self._stop = self._stop or event.reason
 
-    def _see(self, snapshot: int) -> None:
+    def _note_snapshot(self, snapshot: int) -> None:
         """At the first sight of a new snapshot, save before acting on what comes after its cut (Lai and Yang, 1987).
 
         What is fetched or lent from here on takes effect after the next boundary's beginning, and so after the saving.
@@ -352,8 +351,8 @@ class Learner:
         """Answer from the last completed step where it is on the host, else at the next boundary."""
         if event.epoch != self._epoch or event.incarnation != self.incarnation:
             return
-        self._see(event.snapshot)
-        self._hear(event.syncer_step, event.progress)
+        self._note_snapshot(event.snapshot)
+        self._advance_clock(event.syncer_step, event.progress)
         if (copy := self._reads.copy_for(event)) is not None:
             self._answer(event, copy)
         else:
@@ -386,9 +385,11 @@ class Learner:
         self.step = running.step
         self._processed += event.tokens
         self._loss, self._aux = event.loss, event.aux or None
-        lap = self._stopwatch.lap(now)
+        step_time = self._step_timer.record_step(now)
         span, start = self._spans.current, running.start
-        self._say(StepFinished(self.step, event.tokens, span, start, event.loss, *lap, running.progress, self._aux))
+        self._emit(
+            StepFinished(self.step, event.tokens, span, start, event.loss, *step_time, running.progress, self._aux)
+        )
         self._spans.use()
         self._report(now)
         self._reads.expire(now)
@@ -401,7 +402,7 @@ class Learner:
             due = self._schedule.due(self.step)
             return tuple(dict.fromkeys([*asked, *(() if due is None else (due,))]))
         steps = max(1, self._config.overlap_steps) + 1
-        if 2.0 * self._stopwatch.step_s.value > self._config.read_timeout_s:
+        if 2.0 * self._step_timer.step_s.value > self._config.read_timeout_s:
             steps = max(steps, self._schedule.gap)  # a read may not last until the next boundary
         ahead = self._schedule.upcoming(self._syncer_step, steps)
         return tuple(p for p in dict.fromkeys([*asked, *self._reads.missed, *ahead]) if self._adoption.holds(p))
@@ -424,12 +425,12 @@ class Learner:
             self._effects.append(Exit(self._stop))
             return
         if self._suspend and self.phase == STEPPING:
-            self._effects.extend(Decline(request, "stopped") for request in self._donations.waiting)
+            self._effects.extend(Decline(request, "stopped") for request in self._transfers.waiting)
             self._effects.append(Exit(SUSPENDED))  # without a word: it goes on as if nothing had been
             return
         if self._stop:
             self._enter(now, STOPPED)
-            self._effects.extend(Decline(request, "stopped") for request in self._donations.waiting)
+            self._effects.extend(Decline(request, "stopped") for request in self._transfers.waiting)
             self._effects.append(Exit(self._stop))
             return
         if self.phase == JOINING:
@@ -445,7 +446,7 @@ class Learner:
         if reason := self._obstacle():
             self._hold(now, reason)
             return
-        self._stopwatch.release(now)
+        self._step_timer.release(now)
         self._running = RunStep(self.step + 1, self._spans.start, self._progress)
         self._effects.append(self._running)
 
@@ -456,11 +457,11 @@ class Learner:
             spans, used = self._spans.state()
             loss = self._loss if self._loss is not None and math.isfinite(self._loss) else None
             place = (loss, self._reports, self._syncer_step, self._progress)
-            kept = ResumeState(
+            state = ResumeState(
                 self.step, self._processed, *place, self._adoption.state(), self._spans.newest, spans, used
             )
-            self._say(StateSaved(self._save, self.step, self._adoption.versions))
-            self._effects.append(Save(self._save, kept, self._suspend and self.phase == STEPPING))
+            self._emit(StateSaved(self._save, self.step, self._adoption.versions))
+            self._effects.append(Save(self._save, state, self._suspend and self.phase == STEPPING))
         self._save = 0
         for grant in self._after_cut:
             self._spans.add(grant)
@@ -483,7 +484,7 @@ class Learner:
         return "span" if self._spans.empty else ""
 
     def _hold(self, now: float, reason: str) -> None:
-        self._stopwatch.hold(now, reason if self.phase == STEPPING else "")
+        self._step_timer.hold(now, reason if self.phase == STEPPING else "")
         if now - self._reported_at >= HOLD_S:
             self._report(now)
         if self.phase == JOINING and self._joining.seconds(now) > self._start_s:
@@ -502,7 +503,7 @@ class Learner:
 
     def _report(self, now: float) -> None:
         lease_s = self._start_s
-        step_s = self._stopwatch.step_s
+        step_s = self._step_timer.step_s
         if step_s.samples:  # the first step may take its time: something may still compile
             lease_s = max(self._config.lease_s, self._config.lease_steps * step_s.value)
         self._reports += 1
@@ -530,8 +531,8 @@ class Learner:
     def _wants_span(self) -> bool:
         if self._epoch is None or self._drain_until is not None:
             return False
-        step_s = self._stopwatch.step_s.value
+        step_s = self._step_timer.step_s.value
         return self._spans.low(self._ahead_s / step_s if step_s else 0.0)
 
-    def _say(self, fact: LearnerFact) -> None:
+    def _emit(self, fact: LearnerFact) -> None:
         self._effects.append(Emit(fact))

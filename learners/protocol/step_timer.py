@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from typing import NamedTuple
 
-from outer.protocol.step_timing import Average
+from outer.protocol.quorum import Average
 
 
 class StepTime(NamedTuple):
@@ -29,14 +29,14 @@ class StepTimer:
         """The learner can step from here on: what it waited before does not count."""
         self._boundary_at = now
 
-    def lap(self, now: float) -> StepTime:
+    def record_step(self, now: float) -> StepTime:
         """A step is done."""
         assert self._boundary_at is not None
         seconds = now - self._boundary_at - self._waited_s
         self.step_s.add(seconds)
-        lap = StepTime(round(seconds, 6), round(self._waited_s, 6), self._waited_for)
+        step_time = StepTime(round(seconds, 6), round(self._waited_s, 6), self._waited_for)
         self._boundary_at, self._waited_s, self._waited_for = now, 0.0, ""
-        return lap
+        return step_time
 
     def hold(self, now: float, waited_for: str) -> None:
         """The loop waits; `waited_for` is empty where that is no step's time."""

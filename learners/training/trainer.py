@@ -288,7 +288,7 @@ class Trainer:
         self.load(index, moved.astype(np.float32))
         return None
 
-    def hold(self) -> list[Any]:
+    def state_leaves(self) -> list[Any]:
         """Every leaf of parameters and inner optimizer as of the last completed step, without copying.
 
         JAX arrays never change, so another thread may pack them while the next step runs.
@@ -323,3 +323,36 @@ class Evaluator:
             count = min(self._batch_size, self._sequences - start)
             total += count * float(self._loss(params, self._task.held_out(start, count)))
         return total / self._sequences
+
+
+# ------------------------------------------------------------------ sizes, from shapes alone
+
+
+def parameter_bytes(task: Task) -> int:
+    """Of one copy of the parameters, in the model's own dtypes."""
+    return _bytes(_parameter_shapes(task))
+
+
+def inner_state_bytes(task: Task, inner: InnerConfig) -> int:
+    """Of the inner optimizer's state, gradient clipping's included."""
+    return _bytes(jax.eval_shape(transformation(task, inner).init, _parameter_shapes(task)))
+
+
+def _parameter_shapes(task: Task) -> Any:
+    return jax.eval_shape(task.init, jax.random.key(0))
+
+
+def _bytes(shapes: Any) -> int:
+    return sum(leaf.size * leaf.dtype.itemsize for leaf in jax.tree.leaves(shapes))
+
+
+# ------------------------------------------------------------------ sampling
+
+
+def sample(
+    task: Any, named: weights.Named, prompt: bytes, length: int, temperature: float, top_k: int, seed: int
+) -> bytes:
+    """What the task says after the prompt. Raises ValueError if the parameters are not the task's."""
+    params = parameters(task, named)
+    said: bytes = task.sample(params, prompt, length, temperature, top_k, jax.random.key(seed))
+    return said

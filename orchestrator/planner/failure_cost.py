@@ -15,7 +15,7 @@ from orchestrator.planner.sizing.model_sizes import Shapes
 from orchestrator.planner.sizing.step_times import unit_step_s
 from orchestrator.planner.sizing.traffic import DOWN_BYTES
 from orchestrator.recipe.config import Recipe
-from outer.protocol.budget import Budget
+from outer.protocol.schedule import Budget
 
 ROUNDS = 3  # observed, without and with a death
 LEARNERS_MAX = 32  # of more a sample, pool by pool

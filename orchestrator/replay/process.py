@@ -206,7 +206,7 @@ def _write(job: Job, player: Replayer) -> str:
 def _hints(tape: Tape) -> list[str]:
     from importlib.metadata import version
 
-    from learners.training.host import device_taken
+    from learners.training.device import device_taken
     from outer.protocol.manifest import code_digest
 
     devices = next((device.devices for device in tape.devices.values()), 1)

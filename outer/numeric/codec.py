@@ -8,11 +8,14 @@ Knows nothing of tensors, weights or versions.
 from __future__ import annotations
 
 import hashlib
+from dataclasses import replace
 from typing import Any
 
 import ml_dtypes
 import numpy as np
 from numpy.typing import NDArray
+
+from outer.protocol.messages import Contribution
 
 FLOAT32 = np.dtype(np.float32)
 BITS16 = np.dtype(np.uint16)
@@ -64,3 +67,18 @@ def digest(*payloads: NDArray[Any]) -> str:
     for payload in payloads:
         running.update(np.ascontiguousarray(payload).data)
     return running.hexdigest()
+
+
+def examine(contribution: Contribution, codec: str, size: int) -> Contribution:
+    """The same contribution with its defect named: wrong_shape, bad_digest, non_finite, or "" for none.
+
+    `size`: elements of the fragment.
+    """
+    payload = contribution.payload
+    if not isinstance(payload, np.ndarray) or payload.ndim != 1:
+        return replace(contribution, payload=None, defect="wrong_shape")
+    if digest(payload) != contribution.digest:
+        return replace(contribution, payload=None, defect="bad_digest")
+    if defect := inspect(codec, payload, size):
+        return replace(contribution, payload=None, defect=defect)
+    return contribution

@@ -23,11 +23,11 @@ class EffectBuffer:
         self._effects: list[Effect] = []
         self._sequence = 0  # of the next record of this epoch
         self._written: deque[tuple[int, Record]] = deque()  # records that are not known to be durable
-        self._said = NOTHING_LOGGED  # as far as every effect was performed that came before those now collected
+        self._logged = NOTHING_LOGGED  # as far as every effect was performed that came before those now collected
         self._durable = -1
         self.snapshot = 0  # the newest; every message says so
 
-    def say(self, fact: SyncerFact) -> None:
+    def emit(self, fact: SyncerFact) -> None:
         self._collect()
         self._effects.append(Emit(fact))
 
@@ -37,7 +37,7 @@ class EffectBuffer:
             message = replace(message, snapshot=self.snapshot)
         self._effects.append(Send(member.name, member.incarnation, message))
 
-    def do(self, effect: Merge | Publish | Cut) -> None:
+    def add(self, effect: Merge | Publish | Cut) -> None:
         self._effects.append(effect)
 
     def append(self, record: Record, proposal: Any = None) -> None:
@@ -45,7 +45,7 @@ class EffectBuffer:
         self._collect()
         self._write(record, proposal)
 
-    def durable(self, sequence: int) -> list[Record]:
+    def mark_durable(self, sequence: int) -> list[Record]:
         """The records that are durable now and were not before, in order; they are about to be said."""
         records = []
         while self._written and self._written[0][0] <= sequence:
@@ -53,22 +53,22 @@ class EffectBuffer:
             records.append(record)
         return records
 
-    def take(self) -> list[Effect]:
+    def drain(self) -> list[Effect]:
         """Everything so far. What it says is in the log before any effect that is collected from here on."""
         self._collect()
         effects, self._effects = self._effects, []
-        self._said = self._durable
+        self._logged = self._durable
         return effects
 
     def _collect(self) -> None:
         """In the order in which it came about."""
-        for fact in self._members.take_facts():
+        for fact in self._members.drain_facts():
             if isinstance(fact, SpanGranted | SpanReturned):
                 self._write(fact, None)
             else:
                 self._effects.append(Emit(fact))
 
     def _write(self, record: Record, proposal: Any) -> None:
-        self._effects.append(Append(self._sequence, self._said, record, proposal))
+        self._effects.append(Append(self._sequence, self._logged, record, proposal))
         self._written.append((self._sequence, record))
         self._sequence += 1

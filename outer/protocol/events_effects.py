@@ -136,7 +136,7 @@ Event = (
 
 # ------------------------------------------------------------------ effects
 
-NOTHING_LOGGED = -2  # Append.said: the log may lack even records of the epoch before
+NOTHING_LOGGED = -2  # Append.logged: the log may lack even records of the epoch before
 
 ToLearner = Welcome | Donor | ReadRequest | Notice | Grant | Drain | Stop
 
@@ -171,7 +171,7 @@ class Append:
     """
 
     sequence: int
-    said: int  # the log has every record of this epoch up to this sequence; NOTHING_LOGGED: see there
+    logged: int  # the log has every record of this epoch up to this sequence; NOTHING_LOGGED: see there
     record: Record
     proposal: Any  # of a commit; None for other records
 

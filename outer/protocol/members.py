@@ -24,8 +24,8 @@ from outer.protocol.facts import (
 )
 from outer.protocol.leases import Leases
 from outer.protocol.messages import DRAINING, STARTING, STEPPING, Attach, Contribution, Report, SeekDonor
+from outer.protocol.quorum import step_time
 from outer.protocol.spans import Span, SpanPool
-from outer.protocol.step_timing import step_time
 
 if TYPE_CHECKING:
     from outer.protocol.recovery import Recovered
@@ -66,7 +66,7 @@ class Member:
 
 
 class Members:
-    """Facts that come about here are kept until `take_facts`."""
+    """Facts that come about here are kept until `drain_facts`."""
 
     def __init__(self, epoch: int, learners: Mapping[str, int], span_steps: int) -> None:
         """`learners` maps every configured learner to its batch size in samples."""
@@ -111,7 +111,7 @@ class Members:
             if member.restored:
                 self.fence(member.name, "killed")
 
-    def take_facts(self) -> list[SyncerFact]:
+    def drain_facts(self) -> list[SyncerFact]:
         if not self._facts:
             return []
         facts, self._facts = self._facts, []
@@ -221,7 +221,7 @@ class Members:
 
     # -------------------------------------------------------------- leases
 
-    def hear(self, now: float, member: Member, report: Report) -> bool:
+    def record_report(self, now: float, member: Member, report: Report) -> bool:
         """Renew the sender's lease. Returns whether the report is news: neither doubled nor overtaken."""
         silent_s = self._leases.renew(report.learner, report.phase, now, report.lease_s)
         if silent_s is not None:

@@ -10,9 +10,8 @@ from dataclasses import dataclass, field
 from enum import Enum
 from typing import TYPE_CHECKING
 
-from outer.protocol.contributions import participants, unusable, weigh
 from outer.protocol.events_effects import Merge, Merged
-from outer.protocol.facts import Committed, ReadFailed, StepReopened
+from outer.protocol.facts import Committed, Participant, ReadFailed, StepReopened
 from outer.protocol.messages import DRAINING, Contribution, ReadRequest
 from outer.protocol.quorum import Decision, Verdict, decide
 
@@ -162,7 +161,7 @@ class OpenStep:
             deadline_s=deadline_s,
         )
 
-    def take(self, contribution: Contribution, versions: Sequence[int]) -> str:
+    def accept(self, contribution: Contribution, versions: Sequence[int]) -> str:
         """Keep what was asked for and can be merged. Returns why not, where it is refused."""
         name = contribution.learner
         asked = self.stage is Stage.READING and contribution.attempt == self.attempt
@@ -218,3 +217,53 @@ class OpenStep:
             reason=self.reason,
         )
         return self.record
+
+
+# ------------------------------------------------------------------ contributions
+
+
+def has_progress(member: Member, fragment: int, version: int) -> bool:
+    """Its last report shows this version as its base, and at least one step since."""
+    assert member.report is not None
+    counters = member.report.counters[fragment]
+    return counters.base_version == version and counters.steps >= 1
+
+
+def unusable(contribution: Contribution, fragment: int, version: int) -> str:
+    """Why it cannot be merged into this version of the fragment; empty when it can."""
+    if contribution.defect:
+        return contribution.defect
+    if contribution.fragment != fragment:
+        return "wrong_fragment"
+    counters = contribution.counters
+    if counters.base_version != version:
+        return "stale_base"
+    plausible = counters.steps >= 1 and 1 <= counters.tokens <= contribution.processed
+    if not plausible or counters.base_step + counters.steps != contribution.step:
+        return "wrong_counters"
+    return ""
+
+
+def weigh(contributions: Sequence[Contribution]) -> tuple[float, ...]:
+    """c_tokens^2 / c_steps of each, normalised."""
+    raw = [c.counters.tokens * c.counters.tokens / c.counters.steps for c in contributions]
+    total = sum(raw)
+    return tuple(weight / total for weight in raw)
+
+
+def participants(contributions: Sequence[Contribution], weights: Sequence[float]) -> tuple[Participant, ...]:
+    """What the record of a commit says of each contribution."""
+    return tuple(
+        Participant(
+            learner=contribution.learner,
+            incarnation=contribution.incarnation,
+            step=contribution.step,
+            base_step=contribution.counters.base_step,
+            steps=contribution.counters.steps,
+            tokens=contribution.counters.tokens,
+            weight=weight,
+            digest=contribution.digest,
+            processed=contribution.processed,
+        )
+        for contribution, weight in zip(contributions, weights, strict=True)
+    )

@@ -7,11 +7,10 @@ from __future__ import annotations
 
 from typing import TYPE_CHECKING
 
-from outer.protocol.contributions import has_progress
 from outer.protocol.effect_buffer import EffectBuffer
 from outer.protocol.events_effects import ReadMissed
 from outer.protocol.messages import Contribution
-from outer.protocol.open_step import OpenStep
+from outer.protocol.open_step import OpenStep, has_progress
 
 if TYPE_CHECKING:
     from outer.config import SyncConfig
@@ -48,18 +47,18 @@ class ReadRequests:
         if step is not None and step.awaited.get(event.learner) == event.incarnation:
             if reason == "timeout":
                 self._members.note_missed(event.learner)
-            self._out.say(step.miss(event.learner, reason))
+            self._out.emit(step.miss(event.learner, reason))
 
     def close(self, now: float, step: OpenStep) -> None:
         """Nobody is awaited any more, or the deadline has passed: merge what has come, if it is enough."""
         for learner in list(step.awaited):
             self._members.note_missed(learner)
-            self._out.say(step.miss(learner, "timeout"))
+            self._out.emit(step.miss(learner, "timeout"))
         if len(step.contributions) < self._quorum:
             self.reopen(now, step, f"{len(step.contributions)} valid contributions, the quorum is {self._quorum}")
             return
-        self._out.do(step.merge())
+        self._out.add(step.merge())
 
     def reopen(self, now: float, step: OpenStep, reason: str) -> None:
         """A new quorum is counted, after a while."""
-        self._out.say(step.reopen(now, now + REOPEN_S, reason))
+        self._out.emit(step.reopen(now, now + REOPEN_S, reason))

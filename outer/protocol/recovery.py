@@ -21,7 +21,7 @@ class Entry:
 
     epoch: int
     sequence: int
-    said: int
+    logged: int
     record: Record
 
 
@@ -40,21 +40,21 @@ class Recovered:
     incarnations: dict[str, int] = field(default_factory=dict)  # the newest of each learner that any record names
     batch_sizes: dict[Key, int] = field(default_factory=dict)  # in samples
     merged_step: dict[Key, dict[int, int]] = field(default_factory=dict)  # then by fragment
-    unsaid: tuple[Record, ...] = ()  # what the log may lack
+    unlogged: tuple[Record, ...] = ()  # what the log may lack
     finished: Finished | None = None
     clock: int = 0  # where it is above every version: later commits were announced, and are lost
 
 
 def recover(entries: Iterable[Entry], fragments: int) -> Recovered:
-    """Replay the journal. Raises ValueError, naming the entry, where one is missing or out of order."""
-    replay = Replay.of_nothing(fragments)
+    """JournalReplay the journal. Raises ValueError, naming the entry, where one is missing or out of order."""
+    replay = JournalReplay.empty(fragments)
     for entry in entries:
-        replay.take(entry)
+        replay.apply(entry)
     return replay.found
 
 
 @dataclass
-class Replay:
+class JournalReplay:
     """The records up to some entry, one after another; whoever keeps it need not keep them."""
 
     found: Recovered
@@ -63,10 +63,10 @@ class Replay:
     tail: list[Entry] = field(default_factory=list)  # of which the log may lack any
 
     @classmethod
-    def of_nothing(cls, fragments: int) -> Replay:
+    def empty(cls, fragments: int) -> JournalReplay:
         return cls(Recovered([0] * fragments, [""] * fragments))
 
-    def take(self, entry: Entry) -> None:
+    def apply(self, entry: Entry) -> None:
         """The entry that follows. Raises ValueError, and changes nothing, for any other."""
         epoch, due = max(entry.epoch, self.epoch), 0 if entry.epoch > self.epoch else self.due
         if (entry.epoch, entry.sequence) != (epoch, due):
@@ -75,9 +75,9 @@ class Replay:
         self.epoch, self.due = epoch, due + 1
         self._count(entry.record)
         self.tail.append(entry)
-        if entry.said > NOTHING_LOGGED:  # else it does not even tell what of the epoch before was said
-            self.tail = [each for each in self.tail if each.epoch == entry.epoch and each.sequence > entry.said]
-        self.found.unsaid = tuple(each.record for each in self.tail)
+        if entry.logged > NOTHING_LOGGED:  # else it does not even tell what of the epoch before was said
+            self.tail = [each for each in self.tail if each.epoch == entry.epoch and each.sequence > entry.logged]
+        self.found.unlogged = tuple(each.record for each in self.tail)
 
     def _count(self, record: Record) -> None:
         found = self.found

@@ -1,4 +1,7 @@
-"""Which fragment is due at which syncer step (paper section 1: offsets t_p, distinct, in 0..H-1)."""
+"""Which fragment is due at which syncer step, and when the run ends.
+
+Fragments have distinct offsets t_p in 0..H-1 (paper section 1).
+"""
 
 from __future__ import annotations
 
@@ -39,3 +42,26 @@ class Schedule:
         """Fragments due within the next so many steps, soonest first."""
         due = (self._table[(syncer_step + ahead) % self.round_steps] for ahead in range(1, steps + 1))
         return tuple(dict.fromkeys(fragment for fragment in due if fragment is not None))
+
+
+@dataclass(frozen=True)
+class Budget:
+    """When the run ends: at so many committed tokens, or after so many syncer steps."""
+
+    tokens: int | None
+    syncer_steps: int | None
+
+    def progress(self, tokens: int, syncer_step: int) -> float:
+        """Share of it that is committed, 0 to 1."""
+        if self.tokens is not None:
+            return min(1.0, tokens / self.tokens)
+        assert self.syncer_steps is not None
+        return min(1.0, syncer_step / self.syncer_steps)
+
+    def reached(self, tokens: int, syncer_step: int) -> str:
+        """Why the run is over, with so much committed; empty while it is not."""
+        if self.tokens is not None and tokens >= self.tokens:
+            return f"{tokens:,} tokens are committed"
+        if self.syncer_steps is not None and syncer_step >= self.syncer_steps:
+            return f"syncer step {syncer_step} is reached"
+        return ""

@@ -6,11 +6,10 @@ or merges; where the run stands it is told with each call.
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections.abc import Collection, Iterable, Mapping
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any
 
-from outer.protocol.donor_selection import choose, is_drained
 from outer.protocol.effect_buffer import EffectBuffer
 from outer.protocol.events_effects import DrainRequested
 from outer.protocol.facts import DonorNamed, DrainStarted, LearnerAttached, SpanGranted
@@ -63,7 +62,7 @@ class Sessions:
 
     # -------------------------------------------------------------- coming
 
-    def attach(self, now: float, event: Attach, standing: RunSnapshot) -> None:
+    def attach(self, now: float, event: Attach, run: RunSnapshot) -> None:
         """Let a learner in whose manifest agrees with ours."""
         member = self._members.admit(event, "attach")
         if member is None:
@@ -72,40 +71,40 @@ class Sessions:
             self._members.refuse(event, "attach", "wrong_config", detail=differs)
             return
         if self._config.overlap == "strict" and not member.attached:
-            member.first_step = standing.committed_step
+            member.first_step = run.committed_step
         member.attached, member.attached_at = True, now
-        self._out.say(LearnerAttached(event.learner, event.incarnation, standing.syncer_step))
-        self._out.send(member, Welcome(self._epoch, standing.committed_step, standing.progress, standing.versions))
-        if over := standing.finished or standing.suspended:
-            self.stop(now, member, over, suspend=bool(standing.suspended))
+        self._out.emit(LearnerAttached(event.learner, event.incarnation, run.syncer_step))
+        self._out.send(member, Welcome(self._epoch, run.committed_step, run.progress, run.versions))
+        if over := run.finished or run.suspended:
+            self.stop(now, member, over, suspend=bool(run.suspended))
 
-    def seek(self, event: SeekDonor, standing: RunSnapshot) -> None:
+    def name_donor(self, event: SeekDonor, run: RunSnapshot) -> None:
         """Name a whole peer that will have seen the clock; within the first round nobody's state is worth copying."""
         member = self._members.admit(event, "seek")
         if member is None:
             return
-        clock = max(standing.versions)  # of steps at which nothing is due no learner hears
+        clock = max(run.versions)  # of steps at which nothing is due no learner hears
         donor = None
-        if standing.committed_step >= self._config.round_steps:
-            donor = choose(self._members.live, member, event.failed)
+        if run.committed_step >= self._config.round_steps:
+            donor = choose_donor(self._members.live, member, event.failed)
         if donor is None:
             self._out.send(member, Donor(self._epoch, member.incarnation, "", 0, clock))
             return
         donor.donations += 1
-        self._out.say(DonorNamed(member.name, member.incarnation, donor.name, donor.incarnation, clock))
+        self._out.emit(DonorNamed(member.name, member.incarnation, donor.name, donor.incarnation, clock))
         self._out.send(member, Donor(self._epoch, member.incarnation, donor.name, donor.incarnation, clock))
 
     # -------------------------------------------------------------- while it is there
 
-    def attend(self, now: float, member: Member, report: Report, standing: RunSnapshot) -> None:
+    def on_report(self, now: float, member: Member, report: Report, run: RunSnapshot) -> None:
         """Give what a report asks for; send again what it does not show."""
         if report.phase == DRAINING and not member.draining:
             self._start_drain(member, "its process was told to end", now + self._config.drain_s)
         if not member.attached:
             return
-        if reason := self._over_for(member, standing):
+        if reason := self._stop_reason(member, run):
             if now - member.stopped_at >= RESEND_S:
-                self.stop(now, member, reason, suspend=bool(standing.suspended))
+                self.stop(now, member, reason, suspend=bool(run.suspended))
             return
         if report.wants_span:
             self._lend(now, member)
@@ -113,9 +112,9 @@ class Sessions:
             self._send_drain(now, member)
         if report.phase in (STEPPING, DRAINING):
             for fragment, counters in enumerate(report.counters):
-                behind = counters.base_version is None or counters.base_version < standing.versions[fragment]
+                behind = counters.base_version is None or counters.base_version < run.versions[fragment]
                 if behind and now >= self._overdue_at(member, fragment, report.step_s):
-                    self.notify(now, member, fragment, standing)
+                    self.notify(now, member, fragment, run)
 
     def _lend(self, now: float, member: Member) -> None:
         """It is told of a span once that is durable: another epoch must not lend it to somebody else."""
@@ -141,15 +140,15 @@ class Sessions:
         # It came with a peer's state. The next commit would tell it, unless there is none without it.
         return member.attached_at + max(RESEND_S, self._config.round_steps * self._members.step_s)
 
-    def notify(self, now: float, member: Member, fragment: int, standing: RunSnapshot) -> None:
+    def notify(self, now: float, member: Member, fragment: int, run: RunSnapshot) -> None:
         """Tell a learner of a fragment's current version."""
         notice = Notice(
             epoch=self._epoch,
-            syncer_step=standing.committed_step,
+            syncer_step=run.committed_step,
             fragment=fragment,
-            version=standing.versions[fragment],
-            digest=standing.digests[fragment],
-            progress=standing.progress,
+            version=run.versions[fragment],
+            digest=run.digests[fragment],
+            progress=run.progress,
             merged_step=member.merged_step.get(fragment),
         )
         member.noticed_at[fragment] = now
@@ -181,21 +180,21 @@ class Sessions:
         member.drain_until = min(member.drain_until, until)
         if not member.draining:
             member.draining = reason
-            self._out.say(DrainStarted(member.name, member.incarnation, reason))
+            self._out.emit(DrainStarted(member.name, member.incarnation, reason))
 
     def _send_drain(self, now: float, member: Member) -> None:
         member.drain_sent_at = now
         left_s = max(0.0, member.drain_until - now)
         self._out.send(member, Drain(self._epoch, member.incarnation, member.draining, left_s))
 
-    def quarantine(self, now: float, member: Member, standing: RunSnapshot) -> None:
+    def quarantine(self, now: float, member: Member, run: RunSnapshot) -> None:
         """A learner that stays non-finite never recovers by itself: it has to start anew from the syncer's values."""
         self._members.quarantine(member)
-        self.stop(now, member, self._over_for(member, standing))
+        self.stop(now, member, self._stop_reason(member, run))
 
-    def _over_for(self, member: Member, standing: RunSnapshot) -> str:
+    def _stop_reason(self, member: Member, run: RunSnapshot) -> str:
         """Why this learner has to end its loop; empty while it has not."""
-        if over := standing.finished or standing.suspended:
+        if over := run.finished or run.suspended:
             return over
         if member.quarantined:
             return f"failed: {member.non_finite} contributions in a row were not finite"
@@ -205,3 +204,32 @@ class Sessions:
         """Tell a learner to end its loop; `suspend`: for now."""
         member.stopped_at = now
         self._out.send(member, Stop(self._epoch, reason, suspend))
+
+
+# ------------------------------------------------------------------ judged by its last report
+
+
+def choose_donor(live: Iterable[Member], joiner: Member, failed: Collection[str]) -> Member | None:
+    """The donor: one of the joiner's own region first, then who has given least often."""
+    fit = [member for member in live if member.name != joiner.name and member.name not in failed and is_whole(member)]
+    return min(fit, key=lambda member: (member.region != joiner.region, member.donations, member.name), default=None)
+
+
+def is_whole(member: Member) -> bool:
+    """It steps, holds every fragment from the syncer, and nothing of it was found not finite."""
+    report = member.report
+    return (
+        report is not None
+        and report.phase == STEPPING
+        and not member.draining
+        and not member.non_finite
+        and all(counters.base_version is not None for counters in report.counters)
+    )
+
+
+def is_drained(member: Member) -> bool:
+    """It steps no more, and no fragment of it holds progress that a commit could still take."""
+    report = member.report
+    if report is None or report.phase != DRAINING:
+        return False
+    return all(counters.base_version is None or counters.steps == 0 for counters in report.counters)

@@ -69,7 +69,7 @@ class SpanPool:
     def grant(self, learner: str, incarnation: int, samples: int, batch_size: int) -> Span:
         """Lend up to `samples` samples, a whole number of batches."""
         assert samples % batch_size == 0 and samples > 0
-        start, stop = self._take(samples, batch_size)
+        start, stop = self._next_range(samples, batch_size)
         span = Span(self._next_identifier, start, stop)
         self._next_identifier += 1
         self._borrowers.setdefault((learner, incarnation), _Borrower()).spans.append(span)
@@ -126,7 +126,7 @@ class SpanPool:
         borrower.spans = deque(kept)
         self._give_back(back.start, back.stop)
 
-    def _take(self, samples: int, batch_size: int) -> tuple[int, int]:
+    def _next_range(self, samples: int, batch_size: int) -> tuple[int, int]:
         for start, stop in sorted(self._returned):
             usable = (stop - start) // batch_size * batch_size
             if usable:

@@ -14,7 +14,6 @@ from __future__ import annotations
 from collections.abc import Callable, Mapping
 from typing import TYPE_CHECKING, Any
 
-from outer.protocol.budget import Budget
 from outer.protocol.effect_buffer import EffectBuffer
 from outer.protocol.events_effects import (
     Cut,
@@ -46,11 +45,10 @@ from outer.protocol.fragments import Fragment
 from outer.protocol.members import Members
 from outer.protocol.messages import STEPPING, STOPPED, Attach, Contribution, Report, SeekDonor
 from outer.protocol.open_step import OpenStep, Stage
-from outer.protocol.quorum import Decision
+from outer.protocol.quorum import Decision, StepTiming
 from outer.protocol.read_requests import REOPEN_S, ReadRequests
-from outer.protocol.schedule import Schedule
+from outer.protocol.schedule import Budget, Schedule
 from outer.protocol.sessions import RESEND_S, RunSnapshot, Sessions
-from outer.protocol.step_timing import StepTiming
 
 if TYPE_CHECKING:
     from outer.config import SyncConfig
@@ -101,8 +99,8 @@ class Syncer:
         self._schedule = Schedule(len(fragments), config.round_steps)
         self._members = Members(epoch, learners, span_steps)
         self._out = EffectBuffer(self._members)
-        self._steward = Sessions(epoch, config, manifest, self._members, self._out)
-        self._reading = ReadRequests(epoch, config, quorum, self._members, self._out)
+        self._sessions = Sessions(epoch, config, manifest, self._members, self._out)
+        self._read_requests = ReadRequests(epoch, config, quorum, self._members, self._out)
         self._digests = [""] * len(fragments)  # of the versions
         self._budget, self._ahead_s, self._reopened = budget, ahead_s, reopened
         self._durability = durability
@@ -112,18 +110,18 @@ class Syncer:
         self._ending = ""  # why, once the run's end is decided: nothing is opened or merged any more
         self._tokens_counted = 0  # in what is written
         self._resumed = recovered is None
-        self._delays = StepTiming(config)
-        self._unsaid: tuple[Record, ...] = ()
+        self._timing = StepTiming(config)
+        self._unlogged: tuple[Record, ...] = ()
         self._handlers: dict[type[Any], Callable[[float, Any], None]] = {
             Expect: self._on_expect,
             Living: self._on_living,
             Fence: self._on_fence,
-            DrainRequested: self._steward.drain,
-            Attach: lambda now, event: self._steward.attach(now, event, self._standing),
-            SeekDonor: lambda now, event: self._steward.seek(event, self._standing),
+            DrainRequested: self._sessions.drain,
+            Attach: lambda now, event: self._sessions.attach(now, event, self._run_snapshot),
+            SeekDonor: lambda now, event: self._sessions.name_donor(event, self._run_snapshot),
             Report: self._on_report,
             Contribution: self._on_contribution,
-            ReadMissed: lambda now, event: self._reading.miss(self._find(event.syncer_step), event, event.reason),
+            ReadMissed: lambda now, event: self._read_requests.miss(self._find(event.syncer_step), event, event.reason),
             Merged: self._on_merged,
             Durable: self._on_durable,
             StopRequested: self._on_stop,
@@ -140,7 +138,7 @@ class Syncer:
         if recovered.finished is not None and not self._may_go_on(recovered):
             self.finished = self._ending = recovered.finished.reason
         self.syncer_step = self.committed_step = max(*recovered.versions, recovered.clock)
-        self._unsaid = recovered.unsaid
+        self._unlogged = recovered.unlogged
         self._members.restore(recovered)
 
     def _may_go_on(self, recovered: Recovered) -> bool:
@@ -149,7 +147,7 @@ class Syncer:
 
     def start(self) -> list[Effect]:
         """The first effects of an epoch."""
-        self._out.say(
+        self._out.emit(
             SyncerStarted(
                 epoch=self.epoch,
                 fragments=tuple(tuple(t.name for t in fragment.tensors) for fragment in self._fragments),
@@ -166,10 +164,10 @@ class Syncer:
                 durability=self._durability,
             )
         )
-        for record in self._unsaid:
-            self._out.say(record)
+        for record in self._unlogged:
+            self._out.emit(record)
         self._finish_if_due()
-        return self._out.take()
+        return self._out.drain()
 
     def handle(self, now: float, event: Event) -> list[Effect]:
         """Take one event; return what to do, in order."""
@@ -178,7 +176,7 @@ class Syncer:
             self._stop_awaiting(name, "lease_expired")
         self._handlers[type(event)](now, event)
         self._advance(now)
-        return self._out.take()
+        return self._out.drain()
 
     # -------------------------------------------------------------- what the shell may look at
 
@@ -210,7 +208,7 @@ class Syncer:
     @property
     def grace_s(self) -> float | None:
         """What a quorum reached now would be granted; None is without end."""
-        return self._delays.grace_s(self.step_s)
+        return self._timing.grace_s(self.step_s)
 
     @property
     def tokens_processed(self) -> int:
@@ -222,7 +220,7 @@ class Syncer:
         return self._members.rows(now, self.versions)
 
     @property
-    def _standing(self) -> RunSnapshot:
+    def _run_snapshot(self) -> RunSnapshot:
         versions, digests = tuple(self.versions), tuple(self._digests)
         over = (self.finished, self.suspended)
         return RunSnapshot(self.syncer_step, self.committed_step, versions, digests, self.progress, *over)
@@ -250,7 +248,7 @@ class Syncer:
             self._members.refuse(event, "report", "wrong_counters")
             return
         before = member.report
-        if not self._members.hear(now, member, event):
+        if not self._members.record_report(now, member, event):
             return  # its lease was all it had to say
         if event.phase == STOPPED:
             self._members.fence(member.name, "drained" if member.draining else "stopped")
@@ -261,7 +259,7 @@ class Syncer:
         if before is not None and event.step > before.step and event.phase == STEPPING:
             for step in self._open:
                 step.reported.add(member.name)
-        self._steward.attend(now, member, event, self._standing)
+        self._sessions.on_report(now, member, event, self._run_snapshot)
 
     def _stop_awaiting(self, learner: str, reason: str) -> None:
         """No open step counts on this learner; one whose lease alone ran out has reported what it reported."""
@@ -269,7 +267,7 @@ class Syncer:
             if reason != "lease_expired":
                 step.reported.discard(learner)
             if learner in step.awaited:
-                self._out.say(step.miss(learner, reason))
+                self._out.emit(step.miss(learner, reason))
 
     # -------------------------------------------------------------- a syncer step: opening
 
@@ -300,7 +298,7 @@ class Syncer:
         self._opened_at = now
         step = OpenStep(self.syncer_step, self._schedule.due(self.syncer_step), now)
         self._open.append(step)
-        self._out.say(StepOpened(step.syncer_step, step.fragment))
+        self._out.emit(StepOpened(step.syncer_step, step.fragment))
         return True
 
     # -------------------------------------------------------------- a syncer step: quorum and grace
@@ -310,7 +308,7 @@ class Syncer:
         if step.collects:
             return self._collect(now, step)
         if step.stage is Stage.READING and (not step.awaited or now >= step.deadline):
-            self._reading.close(now, step)
+            self._read_requests.close(now, step)
             return True
         return False
 
@@ -329,12 +327,12 @@ class Syncer:
             step.quorum_at = now
             step.grace_s = self.grace_s
             if not step.starved:
-                self._delays.quorum_s.add(now - step.opened_at)
+                self._timing.quorum_s.add(now - step.opened_at)
         if verdict.decision is Decision.OPEN_GRACE:
             step.move(Stage.GRACE)
             return True
         step.reason = verdict.reason
-        self._reading.ask(now, step, self.versions[step.fragment], self.progress)
+        self._read_requests.ask(now, step, self.versions[step.fragment], self.progress)
         return True
 
     def _pass_if_first(self, now: float, step: OpenStep) -> bool:
@@ -345,7 +343,7 @@ class Syncer:
         self._open.pop(0)
         self.committed_step = step.syncer_step
         self.moved_at = now
-        self._out.say(StepPassed(step.syncer_step))
+        self._out.emit(StepPassed(step.syncer_step))
         self._finish_if_due()
         return True
 
@@ -358,9 +356,9 @@ class Syncer:
         step = self._find(event.syncer_step)
         member = self._members.admit(event, "contribution")
         if member is None:
-            self._reading.miss(step, event, "refused")
+            self._read_requests.miss(step, event, "refused")
             return
-        reason = "late" if step is None else step.take(event, self.versions)
+        reason = "late" if step is None else step.accept(event, self.versions)
         if not reason:
             member.non_finite = 0
             return
@@ -368,7 +366,7 @@ class Syncer:
         if reason == "non_finite":
             member.non_finite += 1
             if member.non_finite >= NON_FINITE_MAX and not member.quarantined:
-                self._steward.quarantine(now, member, self._standing)
+                self._sessions.quarantine(now, member, self._run_snapshot)
 
     # -------------------------------------------------------------- a syncer step: merge and commit
 
@@ -378,7 +376,7 @@ class Syncer:
             return  # the run finished meanwhile
         assert step.stage is Stage.MERGING
         if not event.finite:
-            self._reading.reopen(now, step, "the merged update is not finite")
+            self._read_requests.reopen(now, step, "the merged update is not finite")
             return
         step.result = event
         step.move(Stage.MERGED)
@@ -395,13 +393,13 @@ class Syncer:
         return True
 
     def _on_durable(self, now: float, event: Durable) -> None:
-        for record in self._out.durable(event.sequence):
+        for record in self._out.mark_durable(event.sequence):
             if isinstance(record, Committed):
                 self._on_committed(now, record)
                 continue
-            self._out.say(record)
+            self._out.emit(record)
             if isinstance(record, SpanGranted):
-                self._steward.grant(now, record)
+                self._sessions.grant(now, record)
             elif isinstance(record, Finished):
                 self._on_finished(now, record)
 
@@ -415,13 +413,13 @@ class Syncer:
         self.tokens_committed = record.tokens_committed
         self._digests[fragment] = record.digest
         self.moved_at = now
-        self._delays.sync_s.add(now - step.decided_at)
-        self._out.do(Publish(fragment, step.syncer_step, step.result.proposal))
-        self._out.say(record)
+        self._timing.sync_s.add(now - step.decided_at)
+        self._out.add(Publish(fragment, step.syncer_step, step.result.proposal))
+        self._out.emit(record)
         self._members.note_merged(record)
-        standing = self._standing
+        standing = self._run_snapshot
         for member in self._members.attached:
-            self._steward.notify(now, member, fragment, standing)
+            self._sessions.notify(now, member, fragment, standing)
         self._finish_if_due()
         if self._stopping is not None:
             self._handlers[type(self._stopping)](now, self._stopping)
@@ -455,17 +453,17 @@ class Syncer:
         self._out.snapshot = event.identifier
         asked = tuple(sorted({name for step in self._open for name in (*step.awaited, *step.contributions)}))
         cut = SnapshotTaken(event.identifier, bool(event.final), tuple(self.versions), self.tokens_committed, asked)
-        self._out.say(cut)
-        self._out.do(Cut(event.identifier))
+        self._out.emit(cut)
+        self._out.add(Cut(event.identifier))
         if event.final:  # a learner hears of it by this alone: that it is the last, too
             self.suspended = self._ending = event.final
             self._drop_open()
             for member in self._members.attached:
-                self._steward.stop(now, member, event.final, suspend=True)
+                self._sessions.stop(now, member, event.final, suspend=True)
             return
         newest = max(range(len(self.versions)), key=self.versions.__getitem__)
         for member in self._members.attached:  # the next commit may be long in coming
-            self._steward.notify(now, member, newest, self._standing)
+            self._sessions.notify(now, member, newest, self._run_snapshot)
 
     def _finish(self, reason: str) -> None:
         """Nothing merges from here on; learners are told once no later epoch can think otherwise."""
@@ -483,4 +481,4 @@ class Syncer:
     def _on_finished(self, now: float, record: Finished) -> None:
         self.finished = record.reason
         for member in self._members.attached:
-            self._steward.stop(now, member, record.reason)
+            self._sessions.stop(now, member, record.reason)

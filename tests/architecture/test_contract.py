@@ -13,17 +13,16 @@ from pathlib import Path
 import grimp
 import pytest
 
+from tests.waiting import DEADLINE_S
+
 ROOT = Path(__file__).parents[2]
 ROOMS = ("outer", "learners", "orchestrator", "chaos")
 MACHINES = (
-    "outer.protocol.budget",
-    "outer.protocol.contributions",
-    "outer.protocol.donor_selection",
+    "outer.protocol.open_step",
     "outer.protocol.facts",
     "outer.protocol.fragments",
     "outer.protocol.leases",
     "outer.protocol.messages",
-    "outer.protocol.open_step",
     "outer.protocol.effect_buffer",
     "outer.protocol.quorum",
     "outer.protocol.schedule",
@@ -32,9 +31,8 @@ MACHINES = (
     "outer.protocol.syncer",
     "learners.protocol.adoption",
     "learners.fault_effects",
-    "learners.protocol.state_transfer",
-    "learners.protocol.facts",
     "learners.protocol.joining",
+    "learners.protocol.facts",
     "learners.protocol.learner",
     "learners.protocol.staged_reads",
     "learners.protocol.held_spans",
@@ -68,7 +66,7 @@ def lint(folder: Path, config: Path = ROOT / ".importlinter") -> subprocess.Comp
         env={"PATH": "/usr/bin:/bin", "LC_ALL": "C.UTF-8"},
         capture_output=True,
         text=True,
-        timeout=120,
+        timeout=DEADLINE_S,
     )
 
 
@@ -171,7 +169,7 @@ def loads() -> dict[str, set[str]]:
         env={"PYTHONPATH": str(ROOT)},
         capture_output=True,
         text=True,
-        timeout=60,
+        timeout=DEADLINE_S,
     )
     print(done.stderr)  # of those that are not among the lines
     return {line.split()[0]: set(line.split()[1:]) for line in done.stdout.splitlines()}

@@ -11,8 +11,8 @@ from dataclasses import dataclass, field
 from typing import Literal, NamedTuple, Protocol
 
 from outer.config import SyncConfig
-from outer.protocol.budget import Budget
 from outer.protocol.fragments import Fragment
+from outer.protocol.schedule import Budget
 
 Draw = Callable[[], float]
 Kind = Literal["kill", "freeze", "slow", "straggle", "link", "corrupt", "join", "leave"]

@@ -23,7 +23,7 @@ from orchestrator.planner.fleet.samples import Samples
 from orchestrator.planner.sizing.model_sizes import Shapes
 from orchestrator.recipe.config import SYNCER, ChaosConfig, PoolConfig, Recipe
 from orchestrator.recipe.problems import InputError, Problem
-from outer.protocol.budget import Budget
+from outer.protocol.schedule import Budget
 
 SEEDS = 5
 STEPS_MAX = 12_000  # of all learners; of a longer run its beginning is simulated

@@ -17,7 +17,7 @@ from orchestrator.planner.sizing.link_load import home
 from orchestrator.planner.sizing.model_sizes import Shapes
 from orchestrator.planner.sizing.step_times import unit_step_s
 from orchestrator.recipe.config import FleetConfig, Recipe
-from outer.protocol.budget import Budget
+from outer.protocol.schedule import Budget
 
 NOISE = 0.02  # standard deviation of a step's time, as a share of it
 IMPORTING = 0.3  # share of a learner's start; the rest is compiling

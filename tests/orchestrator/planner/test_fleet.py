@@ -24,7 +24,7 @@ from orchestrator.planner.fleet.network import Network
 from orchestrator.planner.fleet.run import covered_s, events_of, simulate
 from orchestrator.planner.fleet.speeds import SlowPeriods, Varying
 from outer.config import SyncConfig
-from outer.protocol.budget import Budget
+from outer.protocol.schedule import Budget
 
 CHIPS = 400_000  # of each learner: a failing one each 79 s of stepping
 TIMING = Timing(

@@ -13,7 +13,7 @@ from orchestrator.planner.fleet.run import simulate
 from orchestrator.planner.forecast import forecast
 from orchestrator.planner.sizing.model_sizes import Shapes
 from orchestrator.recipe.config import Recipe
-from outer.protocol.budget import Budget
+from outer.protocol.schedule import Budget
 
 ELEMENTS = 8_000
 SHAPES = Shapes(

@@ -9,7 +9,7 @@ import numpy as np
 import pytest
 
 from outer.numeric import codec as codecs
-from outer.numeric.inspection import examine
+from outer.numeric.codec import examine
 from outer.protocol.messages import Contribution, FragmentCounters
 
 SIZE = 6

@@ -2,11 +2,11 @@
 
 from __future__ import annotations
 
-from outer.protocol.donor_selection import choose
 from outer.protocol.events_effects import DrainRequested
 from outer.protocol.facts import DonorNamed, Refused
 from outer.protocol.members import Member
 from outer.protocol.messages import DRAINING, STEPPING, Donor, FragmentCounters, Report, SeekDonor
+from outer.protocol.sessions import choose_donor
 from tests.golden.bench import ALL, Bench, bench
 
 
@@ -61,8 +61,8 @@ def test_one_of_the_joiners_own_region_gives_before_one_that_has_given_less() ->
     near = Member("b", 2, "near", 1, report=report, donations=5)
     far = Member("a", 2, "far", 1, report=report)
     joiner = Member("c", 2, "near", 1)
-    assert choose([far, near], joiner, failed=()) is near
-    assert choose([far, near], joiner, failed=("b",)) is far
+    assert choose_donor([far, near], joiner, failed=()) is near
+    assert choose_donor([far, near], joiner, failed=("b",)) is far
 
 
 def test_those_that_ask_are_given_each_donor_in_turn() -> None:

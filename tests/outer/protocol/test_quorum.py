@@ -1,14 +1,15 @@
-"""The verdict on an open step, and how long more than K may be waited for (paper section 3)."""
+"""The verdict on an open step, the grace for more than K learners, and the averages behind it (paper section 3)."""
 
 from __future__ import annotations
 
 import itertools
+from statistics import median
 
 import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from outer.protocol.quorum import Decision, adaptive_grace, decide
+from outer.protocol.quorum import Average, Decision, adaptive_grace, decide, step_time
 
 SECONDS = st.floats(0.0, 1e4, allow_nan=False)
 
@@ -51,3 +52,37 @@ def test_every_reason_says_how_many_there_are_and_how_many_it_takes() -> None:
         "1 learners alive, the quorum is 2"
     )
     assert decide(6.0, quorum=1, live=3, reported=2, quorum_at=5.0, grace_s=2.0).reason == "2 of 3 reported, in grace"
+
+
+SAMPLES = st.lists(st.floats(0.0, 1e6), min_size=1, max_size=20)
+
+
+@given(samples=SAMPLES, smoothing=st.floats(0.01, 1.0))
+def test_an_average_stays_within_what_it_has_seen(samples: list[float], smoothing: float) -> None:
+    average = Average(smoothing)
+    for sample in samples:
+        average.add(sample)
+    slack = 1e-9 * (1 + max(samples))
+    assert min(samples) - slack <= average.value <= max(samples) + slack
+    assert average.samples == len(samples)
+
+
+def test_the_first_sample_counts_whole_and_later_ones_by_their_weight() -> None:
+    average = Average(0.25)
+    average.add(8.0)
+    assert average.value == 8.0
+    average.add(0.0)
+    assert average.value == 6.0
+
+
+def test_an_average_of_zero_is_not_an_average_of_nothing() -> None:
+    average = Average(0.5)
+    average.add(0.0)
+    average.add(4.0)
+    assert average.value == 2.0
+
+
+@given(known=SAMPLES, unknown=st.integers(0, 3))
+def test_step_time_is_the_median_of_those_that_have_stepped(known: list[float], unknown: int) -> None:
+    positive = [value for value in known if value > 0]
+    assert step_time([*known, *[0.0] * unknown]) == (median(positive) if positive else 0.0)

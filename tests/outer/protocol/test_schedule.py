@@ -1,4 +1,4 @@
-"""Which fragment is due when: once a round each, spread evenly, at most one at a time."""
+"""Each fragment is due once a round, at most one at a time; the budget says when the run ends."""
 
 from __future__ import annotations
 
@@ -6,7 +6,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from outer.protocol.schedule import Schedule
+from outer.protocol.schedule import Budget, Schedule
 
 SHAPES = st.integers(1, 40).flatmap(lambda H: st.tuples(st.integers(1, H), st.just(H)))
 
@@ -44,3 +44,26 @@ def test_upcoming_is_what_will_be_due_soonest_first_and_each_once(shape: tuple[i
 def test_more_fragments_than_steps_in_a_round_is_a_mistake_of_the_caller(shape: tuple[int, int]) -> None:
     with pytest.raises(AssertionError):
         Schedule(*shape)
+
+
+@pytest.mark.parametrize(
+    ("budget", "tokens", "syncer_step", "share", "over"),
+    [
+        (Budget(400, None), 0, 9, 0.0, ""),
+        (Budget(400, None), 100, 9, 0.25, ""),
+        (Budget(400, None), 399, 9, 0.9975, ""),
+        (Budget(400, None), 400, 0, 1.0, "400 tokens are committed"),
+        (Budget(400, None), 1_500, 0, 1.0, "1,500 tokens are committed"),
+        (Budget(None, 8), 900, 0, 0.0, ""),
+        (Budget(None, 8), 0, 7, 0.875, ""),
+        (Budget(None, 8), 0, 8, 1.0, "syncer step 8 is reached"),
+        (Budget(None, 8), 0, 9, 1.0, "syncer step 9 is reached"),
+        (Budget(400, 8), 100, 8, 0.25, "syncer step 8 is reached"),
+        (Budget(400, 8), 400, 8, 1.0, "400 tokens are committed"),
+    ],
+)
+def test_how_much_of_it_is_committed_and_why_it_is_over(
+    budget: Budget, tokens: int, syncer_step: int, share: float, over: str
+) -> None:
+    assert budget.progress(tokens, syncer_step) == share
+    assert budget.reached(tokens, syncer_step) == over

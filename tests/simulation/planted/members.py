@@ -5,7 +5,6 @@ from __future__ import annotations
 from typing import Any
 
 from learners.protocol.learner import Learner
-from outer.protocol import donor_selection as donors
 from outer.protocol import sessions as steward
 from outer.protocol import syncer
 from outer.protocol.coverage import Coverage
@@ -105,7 +104,7 @@ def overtaken_report_taken(plant: Plant) -> None:
 
         return hear
 
-    plant.around(Members, "hear", wrapper)
+    plant.around(Members, "record_report", wrapper)
 
 
 # ---------------------------------------------------------------- who is alive
@@ -153,7 +152,7 @@ def donor_before_it_is_whole(plant: Plant) -> None:
         stale = request.epoch != self._epoch or request.donor_incarnation != self.incarnation
         return "stale" if stale else "" if self.phase == STEPPING else "not_whole"
 
-    plant.put(donors, "is_whole", is_whole)
+    plant.put(steward, "is_whole", is_whole)
     plant.put(Learner, "_unfit", unfit)
 
 
@@ -197,7 +196,7 @@ def span_returned_but_kept(plant: Plant) -> None:
 
         return take
 
-    plant.around(SpanPool, "_take", wrapper)
+    plant.around(SpanPool, "_next_range", wrapper)
 
 
 @mutant
