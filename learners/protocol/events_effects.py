@@ -14,7 +14,7 @@ Fetch comes back as Fetched or FetchFailed, Recover as StateArrived or StateMiss
 from __future__ import annotations
 
 from collections.abc import Mapping
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from typing import Any
 
 from learners.protocol.facts import LearnerFact
@@ -113,6 +113,7 @@ class StepDone:
 
     loss: float  # in the task's unit
     tokens: int  # in the step's batch
+    aux: dict[str, float] | None = field(default=None, repr=False)  # auxiliary values by name; None: the task has none
 
 
 @dataclass(frozen=True)

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 
 
 @dataclass(frozen=True)
@@ -47,6 +47,7 @@ class StepFinished:
     waited_s: float  # waiting time before the step could begin
     waited_for: str  # "" | span | adoption
     progress: float | None = None  # share of the budget that set the step's learning rate, exact
+    aux: dict[str, float] | None = field(default=None, repr=False)  # the task's auxiliary values, if it has any
 
 
 @dataclass(frozen=True)

@@ -142,6 +142,7 @@ class Learner:
         self._fetch_at = float("-inf")  # while joining, failed fetches are not repeated before this time
         self._drain_until: float | None = None  # set once it has to leave
         self._loss: float | None = None
+        self._aux: dict[str, float] | None = None  # of the last step
         self._reports = 0
         self._reported_at = float("-inf")
         self._running: RunStep | None = None
@@ -388,10 +389,12 @@ class Learner:
         running, self._running = self._running, None
         self.step = running.step
         self._processed += event.tokens
-        self._loss = event.loss
+        self._loss, self._aux = event.loss, event.aux or None
         step_time = self._step_timer.record_step(now)
         span, start = self._spans.current, running.start
-        self._emit(StepFinished(self.step, event.tokens, span, start, event.loss, *step_time, running.progress))
+        self._emit(
+            StepFinished(self.step, event.tokens, span, start, event.loss, *step_time, running.progress, self._aux)
+        )
         self._spans.use()
         self._report(now)
         self._reads.expire(now)
@@ -525,6 +528,7 @@ class Learner:
             newest_span=self._spans.newest,
             wants_span=self._wants_span(),
             loss=self._loss,
+            aux=self._aux,
             snapshot=0 if self._save else self._snapshot,
         )
         self._effects.append(Send(report))

@@ -314,5 +314,6 @@ class Members:
             "step_s": report.step_s if report else 0.0,
             "tokens": report.tokens if report else 0,
             "loss": report.loss if report else None,
+            "aux": report.aux if report else None,
             "version_lag": sum(ours > theirs for ours, theirs in zip(versions, held, strict=False)) if held else None,
         }

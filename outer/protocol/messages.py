@@ -7,7 +7,7 @@ saved its state; a receiver that has not saved its own state for it does so befo
 
 from __future__ import annotations
 
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from typing import Any, NamedTuple
 
 # The phases of a learner, in order. A lease belongs to the phase in which it was reported.
@@ -61,6 +61,7 @@ class Report:
     newest_span: int = -1
     wants_span: bool = False
     loss: float | None = None  # of the last step
+    aux: dict[str, float] | None = field(default=None, repr=False)  # the task's auxiliary values in the last step
     snapshot: int = 0  # the newest that this learner has saved its state for
 
 

@@ -53,7 +53,7 @@ class Server:
         self._perform(self.machine.start())
         self._set_timer()
 
-    def take(self, happen: Callable[..., Any], *args: Any) -> None:
+    def deliver(self, happen: Callable[..., Any], *args: Any) -> None:
         """Whatever reaches a dead one is lost."""
 
     def die(self) -> None:
