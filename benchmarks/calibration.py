@@ -112,7 +112,7 @@ def tables(runs: Sequence[Run], rows: Sequence[Mapping[str, Any]], seeds: int) -
 
 
 def _table(head: Sequence[str], body: Sequence[Sequence[str]]) -> str:
-    return "\n".join(f"| {' | '.join(cells)} |" for cells in (head, ["---"] * len(head), *body))
+    return "\n".join(f"|{'|'.join(cells)}|" for cells in (head, ["---"] * len(head), *body))
 
 
 def _measured(runs: Sequence[Run]) -> str:

@@ -108,15 +108,15 @@ def blocks() -> dict[str, str]:
 
 
 def _proved() -> str:
-    lines = ["| section | claim |", "|---|---|"]
+    lines = ["|section|claim|", "|---|---|"]
     for claim in claims():
         records = "".join(f" ([{number}](decisions/{_record(number)}))" for number in claim.departures)
-        lines.append(f"| [{claim.place}](../{claim.file}) | {claim.words}{records} |")
+        lines.append(f"|[{claim.place}](../{claim.file})|{claim.words}{records}|")
     return "\n".join(lines)
 
 
 def _missing() -> str:
-    lines = ["| section | claim | here |", "|---|---|---|"]
+    lines = ["|section|claim|here|", "|---|---|---|"]
     for section, missing in NOT_BUILT.items():
-        lines += [f"| {section} | {words} | {instead or 'not built'} |" for words, instead in missing.items()]
+        lines += [f"|{section}|{words}|{instead or 'not built'}|" for words, instead in missing.items()]
     return "\n".join(lines)

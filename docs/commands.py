@@ -11,7 +11,7 @@ from chaos.cli import app as chaos_app
 from chaos.simulation.hostile_tape import HOSTILE
 from orchestrator.cli.app import build
 
-HIDDEN = {"--help"}
+HIDDEN = {"--help", "--json", "--name", "--run-dir"}  # explained once, above the table
 
 
 def tree() -> dict[str, Any]:
@@ -42,15 +42,15 @@ def arguments(command: Any) -> list[str]:
 
 def blocks() -> dict[str, str]:
     """The table, by the name of its place in the page."""
-    lines = ["| command | does | options |", "|---|---|---|"]
+    lines = ["|command|does|options|", "|---|---|---|"]
     panel = None
     for words, command in sorted(tree().items(), key=lambda item: _panels().index(item[1].rich_help_panel)):
         if command.rich_help_panel != panel:
             panel = command.rich_help_panel
-            lines.append(f"| **{panel}** | | |")
+            lines.append(f"|**{panel}**|||")
         usage = " ".join(["diloco", words, *arguments(command)])
         long = sorted(word for word in options(command) - HIDDEN if word.startswith("--"))
-        lines.append(f"| `{usage}` | {_summary(command)} | {' '.join(f'`{word}`' for word in long)} |")
+        lines.append(f"|`{usage}`|{_summary(command)}|{' '.join(f'`{word}`' for word in long)}|")
     return {"commands": "\n".join(lines)}
 
 
