@@ -6,7 +6,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from orchestrator.lifecycle.controller import BACKOFF_S_MAX, SOUND_S, Action, Controller, End, Start, State
+from orchestrator.lifecycle.controller import BACKOFF_S_MAX, SOUND_S, Action, Controller, Drain, End, Start, State
 
 
 def controller(*names: str) -> Controller:
@@ -150,5 +150,5 @@ def test_whatever_happens_one_incarnation_lives_at_a_time(
                 newest[action.learner] += 1
                 gone[action.learner] = False
                 made.started(action.learner, newest[action.learner])
-            else:
+            elif isinstance(action, Drain | End):
                 assert action.incarnation == newest[action.learner] and not gone[action.learner]
