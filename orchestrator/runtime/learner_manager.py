@@ -67,6 +67,7 @@ class LearnerManager:
         self._syncer: SyncerManager | None = None
         self._processes: dict[str, Process] = {}
         self._tasks: set[asyncio.Task[None]] = set()
+        self._starts: dict[str, asyncio.Task[None]] = {}  # of each learner's newest incarnation
         self._probes: set[asyncio.Task[None]] = set()
         self._notices_at = self._places_at = float("-inf")
         self._pending: set[str] = set()  # learners without a place at the last look
@@ -161,7 +162,10 @@ class LearnerManager:
     # -------------------------------------------------------------- the end
 
     async def leave(self, seconds: float) -> None:
-        """Wait until every training loop has returned, but no longer."""
+        """Wait until every training loop has returned, but no longer. Learners that wait for a place wait no more."""
+        for name, task in self._starts.items():
+            if (process := self._processes.get(name)) is None or process.handle is None:
+                task.cancel()
         if self._tasks:
             await asyncio.wait(self._tasks, timeout=seconds)
 
@@ -243,7 +247,7 @@ class LearnerManager:
         for action in actions:
             match action:
                 case Start(name):
-                    self._spawn(self._start(name))
+                    self._starts[name] = self._spawn(self._start(name))
                 case Drain():
                     self._spawn(self._drain(action))
                 case End():
@@ -359,11 +363,14 @@ class LearnerManager:
         if not self._over():
             self._advance()
 
-    def _spawn(self, work: Coroutine[Any, Any, None], tasks: set[asyncio.Task[None]] | None = None) -> None:
+    def _spawn(
+        self, work: Coroutine[Any, Any, None], tasks: set[asyncio.Task[None]] | None = None
+    ) -> asyncio.Task[None]:
         task = asyncio.create_task(work)
         group = self._tasks if tasks is None else tasks
         group.add(task)
         task.add_done_callback(lambda done: self._done(done, group))
+        return task
 
     def _done(self, task: asyncio.Task[None], group: set[asyncio.Task[None]]) -> None:
         group.discard(task)
