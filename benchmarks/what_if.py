@@ -2,7 +2,7 @@
 
     python benchmarks/what_if.py [--seeds 3] [--set KEY=VALUE ...] [--folder runs/what-if] [--only NAME] [--json]
 
-The recipe is deploy/recipes/what-if.toml. For each case and seed `diloco chaos tape` simulates who steps when, who
+The recipe is deploy/recipes/what-if.toml. For each case and seed `diloco tape` simulates who steps when, who
 dies and what is merged; `diloco replay` then computes exactly that, to the same number of committed tokens. The first
 seed's tapes are replayed twice, and the digests have to be the same. No measured time decides anything, so cases differ
 by what was simulated and by nothing else; how far seeds of one case are apart is what chance alone makes.
@@ -54,7 +54,20 @@ def measure(case: str, seed: int, settings: Sequence[str], folder: Path, twice: 
     """One tape, and what training by it comes to."""
     shutil.rmtree(folder, ignore_errors=True)
     sets = [word for setting in (*settings, *CASES[case]) for word in ("--set", setting)]
-    tape = diloco("chaos", "tape", RECIPE, folder, "--seed", seed, "--step-s", STEP_S, "--startup-s", STARTUP_S, *sets)
+    tape = diloco(
+        "tape",
+        RECIPE,
+        folder,
+        "--profile",
+        "calm",
+        "--seed",
+        seed,
+        "--step-seconds",
+        STEP_S,
+        "--startup-seconds",
+        STARTUP_S,
+        *sets,
+    )
     played = diloco("replay", folder)
     if twice and (again := diloco("replay", folder)["digest"]) != played["digest"]:
         raise RuntimeError(f"{case}: two replays of one tape differ: {played['digest']}, {again}")

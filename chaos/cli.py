@@ -1,15 +1,14 @@
-"""`diloco chaos`: faults by hand, on a running job; the simulator, and tapes that it writes."""
+"""`diloco chaos`: inject a fault into a running job; simulate runs under faults."""
 
 from __future__ import annotations
 
 import json
-from collections.abc import Callable
 from typing import Annotated
 
 import typer
 
+from chaos.faults import DELAYING, LASTING
 from chaos.simulation.cli import sim
-from chaos.simulation.tapecli import tape
 from orchestrator.cli.errors import reported
 from orchestrator.cli.status import find
 from orchestrator.recipe.config import SYNCER
@@ -17,95 +16,76 @@ from orchestrator.recipe.problems import InputError, Problem, nearest
 from orchestrator.store.readers import recipe_of, status_of
 from orchestrator.store.run_store import RunStore
 
-app = typer.Typer(
-    help="Inject faults into a running job; run the simulator, or have it write a tape.", no_args_is_help=True
-)
+app = typer.Typer(help="Inject faults into a running job, or simulate runs under faults.", no_args_is_help=True)
 app.command("sim")(sim)
-app.command("tape")(tape)
 
-Command = Callable[..., None]
-Learner = Annotated[str, typer.Argument(help="The learner's name, e.g. learner-local-0; kill and freeze: or syncer.")]
-Seconds = Annotated[float, typer.Option(min=0.1, help="For how long; then it heals by itself.")]
-Delay = Annotated[float, typer.Option(min=0.001, help="Seconds of delay per step.")]
-Name = Annotated[str | None, typer.Option(help="The run's name.")]
-RunDir = Annotated[str | None, typer.Option(help="The run's store, instead of its name.")]
-Json = Annotated[bool, typer.Option("--json", help="Answer in JSON.")]
-
-
-# By kind: what each does, to whoever reads --help.
-AT_ONCE = {
-    "kill": "SIGKILL a learner's process, or the syncer's.",
-    "non_finite": "Make a learner's parameters NaN; it has to start anew.",
-    "wrong_config": "Kill a learner and let it come back, once, with another recipe.",
+KINDS = {
+    "kill": "end the process with SIGKILL",
+    "freeze": "stop the process with SIGSTOP",
+    "link": "hold back all messages to and from the learner; they arrive late",
+    "slow": "make every step longer, by --delay seconds",
+    "straggle": "make some steps much longer, by --delay seconds on average",
+    "corrupt": "flip one bit in every contribution",
+    "non-finite": "make the parameters NaN; the learner starts anew",
+    "wrong-config": "kill the learner, and start it once with another recipe",
 }
-FOR_A_WHILE = {
-    "freeze": "SIGSTOP a learner's process for a while, or the syncer's.",
-    "link": "Let nothing to or from a learner through for a while; what is held back arrives late.",
-    "corrupt": "Flip one bit in everything that a learner contributes for a while.",
-}
-DELAYING = {
-    "slow": "Make every step of a learner last longer for a while.",
-    "straggle": "Make some steps of a learner last much longer for a while; --delay is the average over all steps.",
-}
+ON_SYNCER = ("kill", "freeze")
+SECONDS, DELAYING_SECONDS, DELAY_S = 5.0, 10.0, 0.2
 
 
-def _at_once(kind: str) -> Command:
-    def command(learner: Learner, name: Name = None, run_dir: RunDir = None, as_json: Json = False) -> None:
-        _strike(kind, learner, name, run_dir, as_json)
-
-    return command
-
-
-def _for_a_while(kind: str) -> Command:
-    def command(
-        learner: Learner, seconds: Seconds = 5.0, name: Name = None, run_dir: RunDir = None, as_json: Json = False
-    ) -> None:
-        _strike(kind, learner, name, run_dir, as_json, seconds)
-
-    return command
-
-
-def _delaying(kind: str) -> Command:
-    def command(
-        learner: Learner,
-        seconds: Seconds = 10.0,
-        delay: Delay = 0.2,
-        name: Name = None,
-        run_dir: RunDir = None,
-        as_json: Json = False,
-    ) -> None:
-        _strike(kind, learner, name, run_dir, as_json, seconds, delay)
-
-    return command
-
-
-for make, kinds in ((_at_once, AT_ONCE), (_for_a_while, FOR_A_WHILE), (_delaying, DELAYING)):
-    for each, words in kinds.items():
-        app.command(each.replace("_", "-"), help=words)(make(each))
-
-
-def _strike(
-    kind: str,
-    learner: str,
-    name: str | None,
-    run_dir: str | None,
-    as_json: bool,
-    seconds: float = 0.0,
-    delay_s: float = 0.0,
+@app.command(
+    help="Inject one fault into a running job.\n\n"
+    + "\n\n".join(f"{kind}: {what}." for kind, what in KINDS.items())
+    + "\n\nkill and freeze can strike the syncer too; the others, learners only."
+)
+def inject(
+    kind: Annotated[str, typer.Argument(metavar="KIND", help=", ".join(KINDS))],
+    target: Annotated[str, typer.Argument(metavar="TARGET", help="A learner's name, e.g. learner-local-0, or syncer.")],
+    seconds: Annotated[
+        float | None,
+        typer.Option(
+            min=0.1,
+            help=f"Until a {', '.join(sorted(LASTING))} heals by itself [{SECONDS:g}; "
+            f"{' and '.join(sorted(DELAYING))}: {DELAYING_SECONDS:g}].",
+        ),
+    ] = None,
+    delay: Annotated[
+        float | None, typer.Option(min=0.001, help=f"Seconds for each step of slow and straggle [{DELAY_S:g}].")
+    ] = None,
+    name: Annotated[str | None, typer.Option(help="The run's name.")] = None,
+    run_dir: Annotated[str | None, typer.Option(help="The run's store, instead of its name.")] = None,
+    as_json: Annotated[bool, typer.Option("--json", help="Print JSON on stdout.")] = False,
 ) -> None:
     with reported(as_json):
+        fault = kind.replace("-", "_")
+        _check_kind(kind, seconds, delay)
         store = find(name, run_dir)
-        known = [*_learners(store), *([SYNCER] if kind in ("kill", "freeze") else [])]
-        if learner not in known:
-            near = nearest(learner, known)
+        known = [*_learners(store), *([SYNCER] if kind in ON_SYNCER else [])]
+        if target not in known:
+            near = nearest(target, known)
             fix = f'did you mean "{near}"?' if near else f"its learners are {', '.join(known)}"
-            raise InputError([Problem("LEARNER", learner, "is not a learner of this run", fix)])
+            message = f"cannot be struck by {kind}" if target == SYNCER else "is not a learner of this run"
+            raise InputError([Problem("TARGET", target, message, fix)])
+        lasts_s = DELAYING_SECONDS if fault in DELAYING else SECONDS if fault in LASTING else 0.0
+        delay_s = DELAY_S if fault in DELAYING else 0.0
         from chaos.actor import strike  # imports Ray
 
-        told = strike(store, kind, learner, seconds, delay_s)
+        told = strike(store, fault, target, seconds or lasts_s, delay or delay_s)
         typer.echo(json.dumps({"result": told}) if as_json else told)
         if not told.startswith("injected"):
             raise typer.Exit(2)
+
+
+def _check_kind(kind: str, seconds: float | None, delay: float | None) -> None:
+    """Raises InputError for an unknown kind, or for an option that this kind has no use for."""
+    if kind not in KINDS:
+        near = nearest(kind, KINDS)
+        fix = f'did you mean "{near}"?' if near else "choose one of them"
+        raise InputError([Problem("KIND", kind, f"must be one of {', '.join(KINDS)}", fix)])
+    for option, given, kinds in (("--seconds", seconds, LASTING), ("--delay", delay, DELAYING)):
+        if given is not None and kind not in kinds:
+            message = f"belongs to {', '.join(sorted(kinds))}"
+            raise InputError([Problem(option, given, message, f"leave it out: {kind} has none")])
 
 
 def _learners(store: RunStore) -> list[str]:

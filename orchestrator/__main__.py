@@ -1,10 +1,11 @@
-"""The composition root, the only file above the doors: hands chaos's commands and starter to the CLI."""
+"""The composition root, the only file above the doors: hands chaos's commands, starter and simulator to the CLI."""
 
 from __future__ import annotations
 
 from typing import Any
 
 from chaos.cli import app as chaos_app
+from chaos.simulation.hostile_tape import HOSTILE
 from orchestrator.cli.app import build
 
 
@@ -16,7 +17,7 @@ def start_chaos(*arguments: Any, **options: Any) -> Any:
 
 
 def main() -> None:
-    build(extensions=[("chaos", chaos_app)], starter=start_chaos)()
+    build(extensions=[("chaos", chaos_app)], starter=start_chaos, hostile=HOSTILE)()
 
 
 if __name__ == "__main__":

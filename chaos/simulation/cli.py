@@ -11,7 +11,7 @@ from typing import TYPE_CHECKING, Annotated, Any
 import typer
 
 from orchestrator.cli.errors import BROKEN_PROMISE, reported
-from orchestrator.recipe.problems import InputError, Problem, nearest
+from orchestrator.recipe.problems import InputError, Problem
 
 if TYPE_CHECKING:
     from chaos.simulation.runner import Tally
@@ -57,12 +57,10 @@ def _range(seeds: str) -> range:
 
 
 def _check(profile: str, seed: int | None, trace: bool, as_json: bool) -> None:
-    from chaos.simulation.profile import PROFILES
+    from chaos.simulation.hostile_tape import unknown_profile
 
-    if profile not in PROFILES:
-        near = nearest(profile, PROFILES)
-        fix = f'did you mean "{near}"?' if near else "choose one of them"
-        raise InputError([Problem("--profile", profile, f"allowed are {', '.join(PROFILES)}", fix)])
+    if unknown := unknown_profile(profile):
+        raise InputError(unknown)
     if trace and seed is None:
         raise InputError([Problem("--trace", None, "a trace is of one seed", "add --seed N")])
     if trace and as_json:

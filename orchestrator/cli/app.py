@@ -1,14 +1,14 @@
-"""The `diloco` command: its subcommands in one list."""
+"""The `diloco` command: its subcommands, in the groups in which `--help` shows them."""
 
 from __future__ import annotations
 
 from collections.abc import Callable, Sequence
+from dataclasses import dataclass
 from typing import Any
 
 import typer
 
 from orchestrator.cli import (
-    attach,
     check,
     check_task,
     checkpoint,
@@ -22,18 +22,46 @@ from orchestrator.cli import (
     run,
     sample,
     scale,
-    simulate,
+    simulate_goodput,
     status,
     submit,
+    tape,
 )
-from orchestrator.cli.usage import Root
+from orchestrator.cli.usage import Group, Root
+
+RUN, WATCH, PLAN, PROVE, USE = (
+    "Run",
+    "Watch",
+    "Plan, without training",
+    "Prove",
+    "Use the model",
+)
+COMMANDS: tuple[tuple[str, tuple[Callable[..., None], ...]], ...] = (
+    (RUN, (init.init, run.run, submit.submit, scale.scale, status.stop)),
+    (WATCH, (status.status, report.report, metrics.metrics)),
+    (PLAN, (plan.plan, doctor.doctor, check_task.check_task)),
+    (PROVE, (check.check, replay.replay, tape.tape)),
+    (USE, (export.export, sample.sample)),
+)
 
 
-def build(extensions: Sequence[tuple[str, typer.Typer]] = (), starter: Callable[..., Any] | None = None) -> typer.Typer:
-    """The command line. `extensions` are named groups of further commands; `starter` starts a run's chaos."""
+@dataclass(frozen=True)
+class Wiring:
+    """What the composition root hands in from the room above, for commands to find in their context."""
+
+    starter: Callable[..., Any] | None  # starts chaos beside a run
+    hostile: tape.Hostile | None  # simulates a recipe under faults
+
+
+def build(
+    extensions: Sequence[tuple[str, typer.Typer]] = (),
+    starter: Callable[..., Any] | None = None,
+    hostile: tape.Hostile | None = None,
+) -> typer.Typer:
+    """The command line. `extensions` are named groups of further commands; the others as in Wiring."""
     app = typer.Typer(
         cls=Root,
-        help="Decoupled DiLoCo: one model, trained on islands of compute that wait for nobody.",
+        help="Decoupled DiLoCo: train one model on islands of compute that do not wait for each other.",
         no_args_is_help=True,
         add_completion=False,
         pretty_exceptions_enable=False,
@@ -41,30 +69,15 @@ def build(extensions: Sequence[tuple[str, typer.Typer]] = (), starter: Callable[
 
     @app.callback()
     def root(context: typer.Context) -> None:
-        context.obj = starter
+        context.obj = Wiring(starter, hostile)
 
-    commands: tuple[Callable[..., None], ...] = (
-        init.init,
-        plan.plan,
-        run.run,
-        status.status,
-        status.stop,
-        scale.scale,
-        check_task.check_task,
-        export.export,
-        sample.sample,
-        attach.attach,
-        submit.submit,
-        report.report,
-        metrics.metrics,
-        check.check,
-        replay.replay,
-        doctor.doctor,
-    )
-    for command in commands:
-        app.command()(command)
-    app.add_typer(checkpoint.app, name="checkpoint")
-    app.add_typer(simulate.app, name="simulate")
+    for panel, commands in COMMANDS:
+        for command in commands:
+            app.command(rich_help_panel=panel)(command)
+    simulate = typer.Typer(cls=Group, help="Simulate fleets of any size.", no_args_is_help=True)
+    simulate.command("goodput")(simulate_goodput.goodput)
+    app.add_typer(checkpoint.app, name="checkpoint", cls=Group, rich_help_panel=RUN)
+    app.add_typer(simulate, name="simulate", rich_help_panel=PLAN)
     for name, group in extensions:
-        app.add_typer(group, name=name)
+        app.add_typer(group, name=name, cls=Group, rich_help_panel=PROVE)
     return app

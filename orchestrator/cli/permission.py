@@ -7,7 +7,7 @@ import shlex
 
 from orchestrator.recipe.problems import InputError, Problem
 
-_OWN = re.compile(r"learners\.models\.\w+:\w+")  # the tasks that come with this package
+_OWN = re.compile(r"learners\.training\.models\.\w+:\w+")  # the tasks that come with this package
 
 
 def permit(named: str, allowed: str | None, who: str = "the parameters name", whose: str = "these parameters") -> None:

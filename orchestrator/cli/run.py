@@ -73,7 +73,7 @@ def run(
         view = LiveView(Console(stderr=as_json), as_json)
         try:
             with apart(as_json):  # Ray prints too
-                summary = _train(resolved, store, address, context.obj, view.update)
+                summary = _train(resolved, store, address, context.obj.starter, view.update)
         except BaseException:
             if not resumed and store.read_text("status.json") is None:
                 shutil.rmtree(store.root)  # nothing has begun: nothing is left
@@ -163,7 +163,9 @@ def _train(
     except KeyboardInterrupt:
         if not address:
             raise
-        typer.echo(f"detached: the run goes on; follow it with: diloco attach --run-dir {store.root}", err=True)
+        typer.echo(
+            f"detached: the run goes on; follow it with: diloco status --follow --run-dir {store.root}", err=True
+        )
         raise typer.Exit(INTERRUPTED) from None
 
 

@@ -1,14 +1,16 @@
-"""`diloco status` and `diloco stop`: read what a run wrote, ask it to end; through its store alone."""
+"""`diloco status` and `diloco stop`: show or follow a run, or ask it to end, through its store alone."""
 
 from __future__ import annotations
 
 import json
 import time
-from typing import Annotated
+from typing import Annotated, NoReturn
 
 import typer
 
+from orchestrator.cli import submit
 from orchestrator.cli.errors import reported
+from orchestrator.cli.run import follow as follow_run
 from orchestrator.recipe.problems import InputError, Problem, nearest
 from orchestrator.store import status_text as words
 from orchestrator.store.readers import RECIPE_FILE, STATUS_FILE, status_of
@@ -19,10 +21,25 @@ RunDir = Annotated[str | None, typer.Option("--run-dir", help="The run's store, 
 AsJson = Annotated[bool, typer.Option("--json", help="Print JSON on stdout.")]
 
 
-def status(name: Name = None, run_dir: RunDir = None, as_json: AsJson = False) -> None:
-    """Show a run's latest status. Needs no cluster."""
+def status(
+    name: Name = None,
+    run_dir: RunDir = None,
+    follow: Annotated[
+        bool, typer.Option("--follow", "-f", help="Until the run ends, and with its exit code; Ctrl-C leaves it going.")
+    ] = False,
+    address: Annotated[
+        str | None,
+        typer.Option(help="With --follow: the job of that --name on the cluster of this dashboard, http://HOST:8265."),
+    ] = None,
+    as_json: AsJson = False,
+) -> None:
+    """Show a run's latest status, or follow the run to its end."""
     with reported(as_json):
+        if address is not None:
+            _follow_job(address, name, run_dir, follow, as_json)
         store = find(name, run_dir)
+        if follow:
+            follow_run(store, as_json)
         said = status_of(store)
         written_at = said.get("written_at")
         age_s = None if written_at is None else max(0.0, time.time() - written_at)
@@ -32,6 +49,22 @@ def status(name: Name = None, run_dir: RunDir = None, as_json: AsJson = False) -
         for line in words.lines(said):
             typer.echo(line)
         typer.echo(f"written {words.seconds(age_s)} ago, in {store.root}")
+
+
+def _follow_job(address: str, name: str | None, run_dir: str | None, follow: bool, as_json: bool) -> NoReturn:
+    """Through the cluster's job server, where the run's store cannot be reached from here."""
+    if not follow:
+        fix = "add --follow; without --address, the status is read from the run's store"
+        raise InputError([Problem("--address", address, "belongs to --follow", fix)])
+    if name is None or run_dir is not None:
+        fix = "give --name RUN, or the job's id; without --address, --run-dir"
+        raise InputError([Problem("--name", name, "with --address, a run is found by its name alone", fix)])
+    client = submit.server(address)
+    from orchestrator.cli import jobs  # imports Ray
+
+    job = jobs.find(client, name)
+    record = {"submission_id": job.submission_id, "address": address, **(job.metadata or {})}
+    submit.follow(client, job.submission_id, record, as_json)
 
 
 def stop(
@@ -47,7 +80,7 @@ def stop(
             typer.echo(f"nothing to stop: the run has {state}")
             return
         store.write_json("stop", {"reason": reason, "at": time.time()})
-        typer.echo("asked the run to stop; follow it with: diloco attach")
+        typer.echo("asked the run to stop; follow it with: diloco status --follow")
 
 
 def find(name: str | None, run_dir: str | None) -> RunStore:

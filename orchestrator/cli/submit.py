@@ -5,7 +5,7 @@ from __future__ import annotations
 import json
 import shlex
 from pathlib import Path
-from typing import Annotated, Any
+from typing import Annotated, Any, NoReturn
 
 import typer
 
@@ -67,7 +67,7 @@ def submit(
         follow(client, job.submission_id, record, as_json)
 
 
-def follow(client: Any, submission_id: str, record: dict[str, Any], as_json: bool) -> None:
+def follow(client: Any, submission_id: str, record: dict[str, Any], as_json: bool) -> NoReturn:
     """Print what the job prints until it ends, and exit with the run's own code. Ctrl-C leaves it going."""
     from orchestrator.cli import jobs
 
@@ -82,7 +82,7 @@ def follow(client: Any, submission_id: str, record: dict[str, Any], as_json: boo
     if words:
         typer.echo(f"error: {words}", err=True)
         if (ended.metadata or {}).get("run_dir"):
-            typer.echo(f"follow the run with: diloco attach --run-dir {ended.metadata['run_dir']}", err=True)
+            typer.echo(f"follow the run with: diloco status --follow --run-dir {ended.metadata['run_dir']}", err=True)
     if as_json:
         told = {"status": str(ended.status), "driver_exit_code": ended.driver_exit_code, "exit_code": code}
         typer.echo(json.dumps(record | told))
@@ -93,7 +93,7 @@ def hint(address: str, submission_id: str) -> str:
     """How to come back to a job."""
     given = shlex.join(["--address", address])
     return (
-        f"follow it: diloco attach {given} --name {submission_id}\n"
+        f"follow it: diloco status --follow {given} --name {submission_id}\n"
         f"end it:    ray job stop {given} {submission_id}, or diloco stop where its folder is"
     )
 

@@ -1,6 +1,6 @@
-"""Words that the command line does not know: with --json among them, on stdout too, as every other error.
+"""The groups of commands, and what they say of words that they do not know.
 
-Knows where Typer raises and reports them; does not know any command.
+An unknown command is answered with the nearest one, or with what has replaced it; with --json in JSON, as other errors.
 """
 
 from __future__ import annotations
@@ -17,9 +17,34 @@ from orchestrator.cli.errors import INPUT, as_record
 
 _USAGE_ERROR: Any = typer.BadParameter.__mro__[1]  # unknown commands and options are of it; Typer exports it by no name
 
+_FAULTS = ("kill", "freeze", "slow", "straggle", "link", "corrupt", "non-finite", "wrong-config")
+_STUDIES = ("bandwidth", "heterogeneous", "scavenging", "upsize")
+REPLACED = {
+    "attach": "diloco status --follow",
+    "simulate tape": "diloco tape",
+    "chaos tape": "diloco tape --profile calm",
+    **{f"chaos {kind}": f"diloco chaos inject {kind} LEARNER" for kind in _FAULTS},
+    **{f"simulate {study}": f"python benchmarks/studies/{study}.py" for study in _STUDIES},
+}
 
-class Root(TyperGroup):
-    """The outermost group of commands."""
+
+class Group(TyperGroup):
+    """Commands under one name, such as `diloco chaos`."""
+
+    def resolve_command(self, ctx: Any, args: list[str]) -> Any:
+        try:
+            return super().resolve_command(ctx, args)
+        except _USAGE_ERROR as error:
+            words: Any = error
+            group = str(ctx.command_path).removeprefix(str(ctx.find_root().command_path)).split()
+            path = " ".join([*group, *args[:1]])
+            if path in REPLACED:
+                words.message = f"No such command '{path}'. Use: {REPLACED[path]}"
+            raise
+
+
+class Root(Group):
+    """`diloco` itself."""
 
     def main(self, args: Sequence[str] | None = None, *rest: Any, **settings: Any) -> Any:
         words = sys.argv[1:] if args is None else list(args)

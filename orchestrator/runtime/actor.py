@@ -15,7 +15,7 @@ from typing import Any
 
 import ray
 
-from learners.checkpoint_writer import Saved
+from learners.checkpoint_writer import SavedPart
 from orchestrator.accounting.summary import summarise
 from orchestrator.checkers.suite import check
 from orchestrator.eventlog.events import (
@@ -183,7 +183,7 @@ class OrchestratorActor:
             self._syncer.begin()
         return True
 
-    async def _resume(self, epochs: int) -> dict[str, Saved]:
+    async def _resume(self, epochs: int) -> dict[str, SavedPart]:
         """What learners start from, in a run that was begun before."""
         run = await asyncio.to_thread(identity, self._objects, JOURNAL)
         found = await asyncio.to_thread(checkpoints.resumption, self._objects, run)
@@ -195,7 +195,7 @@ class OrchestratorActor:
         exact = set() if found.damage else set(checkpoints.exact_learners(manifest, epochs, newest))
         self._emit(RunResumed(epochs, manifest.snapshot, tuple(sorted(exact)), damaged))
         return {
-            name: Saved(manifest.snapshot, part.part, part.seal, part.incarnation, name in exact)
+            name: SavedPart(manifest.snapshot, part.part, part.seal, part.incarnation, name in exact)
             for name, part in manifest.learners.items()
         }
 

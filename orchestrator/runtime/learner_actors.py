@@ -14,7 +14,7 @@ from typing import Any
 import ray
 
 from learners.actor import GROUPS, LearnerActor
-from learners.checkpoint_writer import Saved
+from learners.checkpoint_writer import SavedPart
 from orchestrator.lifecycle.controller import Rank
 from orchestrator.recipe.config import Recipe
 from orchestrator.runtime.placement import (
@@ -43,7 +43,7 @@ class Process:
 
     learner: str
     incarnation: int
-    saved: Saved | None = None  # what it starts from
+    saved: SavedPart | None = None  # what it starts from
     handle: Any = None
     syncer: Any = None  # the epoch that it was told of last
     dismissed: asyncio.Event = field(default_factory=asyncio.Event)  # it has nothing to lose and is ended at once

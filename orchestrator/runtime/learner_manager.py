@@ -13,7 +13,7 @@ from typing import Any
 
 import ray
 
-from learners.checkpoint_writer import Saved
+from learners.checkpoint_writer import SavedPart
 from orchestrator.eventlog.events import LearnerLost, LearnerRequested, LearnerStarted, NodePreempted, PoolScaled
 from orchestrator.lifecycle.actions import Action, Drain, End, RecordNotice, RecordScaling, Release, Start
 from orchestrator.lifecycle.controller import Controller, Rank, State
@@ -71,10 +71,10 @@ class LearnerManager:
         self._probes: set[asyncio.Task[None]] = set()
         self._notices_at = self._places_at = float("-inf")
         self._pending: set[str] = set()  # learners without a place at the last look
-        self._saved: dict[str, Saved] = {}  # what each may start from the first time
+        self._saved: dict[str, SavedPart] = {}  # what each may start from the first time
         self._found: dict[str, tuple[Process, Rank]] = {}  # left by an earlier orchestrator
 
-    def start(self, syncer: SyncerManager, saved: Mapping[str, Saved]) -> None:
+    def start(self, syncer: SyncerManager, saved: Mapping[str, SavedPart]) -> None:
         """Start all wanted learners, beside the syncer's first epoch; `saved`: what some of them continue from."""
         self._syncer, self._saved = syncer, dict(saved)
         self._advance()

@@ -7,13 +7,15 @@ import sys
 import types
 from collections.abc import Callable
 from pathlib import Path
-from typing import Any
+from typing import Any, get_args
 
 import pytest
 import typer
 from typer.testing import CliRunner
 
-from chaos.cli import app
+from chaos.cli import KINDS, app
+from orchestrator.cli.app import build
+from orchestrator.recipe.config import FaultKind
 from orchestrator.store.run_store import RunStore
 
 RECIPE = """
@@ -49,7 +51,7 @@ def world(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> dict[str, Any]:
 
 @pytest.fixture
 def invoke(world: dict[str, Any]) -> Invoke:
-    return lambda *arguments: CliRunner().invoke(app, arguments, catch_exceptions=False)
+    return lambda *arguments: CliRunner().invoke(app, ["inject", *arguments], catch_exceptions=False)
 
 
 @pytest.mark.parametrize(
@@ -66,13 +68,14 @@ def invoke(world: dict[str, Any]) -> Invoke:
         (["wrong-config"], ("wrong_config", 0.0, 0.0)),
     ],
 )
-def test_each_command_asks_for_its_fault(
+def test_each_kind_asks_for_its_fault(
     invoke: Invoke, world: dict[str, Any], arguments: list[str], call: tuple[str, float, float]
 ) -> None:
     kind, seconds, delay_s = call
-    done = invoke(*arguments, "learner-p-1")
+    kind_word, *options = arguments
+    done = invoke(kind_word, "learner-p-1", *options)
     assert (done.exit_code, done.stdout) == (0, "injected it\n")
-    assert json.loads(invoke(*arguments, "learner-p-1", "--json").stdout) == {"result": "injected it"}
+    assert json.loads(invoke(kind_word, "learner-p-1", *options, "--json").stdout) == {"result": "injected it"}
     assert world["calls"] == [(kind, "learner-p-1", seconds, delay_s)] * 2
 
 
@@ -87,6 +90,10 @@ def test_a_learner_that_joined_later_can_be_struck_too(invoke: Invoke, world: di
         (["link", "nobody"], "its learners are learner-p-0, learner-p-1, learner-p-7"),
         (["slow", "learner-p-1", "--seconds", "0"], "0.1"),
         (["slow", "learner-p-1", "--delay", "-1"], "0.001"),
+        (["slwo", "learner-p-1"], 'did you mean "slow"?'),
+        (["kill", "learner-p-1", "--seconds", "3"], "leave it out: kill has none"),
+        (["freeze", "learner-p-1", "--delay", "1"], "belongs to slow, straggle"),
+        (["slow", "syncer"], "cannot be struck by slow"),
     ],
 )
 def test_wrong_input_is_refused_before_anything_is_asked(
@@ -104,6 +111,17 @@ def test_a_fault_that_found_no_target_is_exit_code_2(invoke: Invoke, world: dict
     assert (done.exit_code, done.stdout.strip()) == (2, world["told"])
 
 
+def test_the_syncer_can_be_killed_and_frozen(invoke: Invoke, world: dict[str, Any]) -> None:
+    assert [invoke(kind, "syncer").exit_code for kind in ("kill", "freeze")] == [0, 0]
+
+
+def test_a_command_of_an_earlier_version_is_answered_with_the_one_that_replaced_it() -> None:
+    whole = build(extensions=[("chaos", app)])
+    for words, instead in ((["kill", "learner-p-1"], "inject kill LEARNER"), (["tape"], "tape --profile calm")):
+        done = CliRunner().invoke(whole, ["chaos", *words], env={"COLUMNS": "200"})
+        assert done.exit_code == 2 and instead in done.stderr
+
+
 def test_the_commands_and_their_options_are_these() -> None:
     """Scripts rely on them: a change here is a change for users."""
     root = typer.main.get_command(app)
@@ -111,18 +129,11 @@ def test_the_commands_and_their_options_are_these() -> None:
         name: sorted(option for parameter in command.params for option in parameter.opts if option.startswith("--"))
         for name, command in root.commands.items()  # type: ignore[attr-defined]
     }
-    plain = ["--json", "--name", "--run-dir"]
-    for_a_while = sorted([*plain, "--seconds"])
-    delaying = sorted([*for_a_while, "--delay"])
     assert commands == {
-        "kill": plain,
-        "freeze": for_a_while,
-        "slow": delaying,
-        "straggle": delaying,
-        "link": for_a_while,
-        "corrupt": for_a_while,
-        "non-finite": plain,
+        "inject": ["--delay", "--json", "--name", "--run-dir", "--seconds"],
         "sim": ["--jobs", "--json", "--profile", "--seed", "--seeds", "--trace"],
-        "tape": ["--json", "--profile", "--seed", "--set", "--startup-s", "--step-s"],
-        "wrong-config": plain,
     }
+
+
+def test_every_kind_of_fault_of_a_recipe_can_be_injected() -> None:
+    assert {kind.replace("-", "_") for kind in KINDS} == set(get_args(FaultKind))

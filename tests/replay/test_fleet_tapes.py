@@ -11,7 +11,7 @@ from typer.testing import CliRunner
 from learners.protocol.facts import StateReceived, StepFinished
 from learners.training.trainer import deal
 from orchestrator.checkers.suite import check_run
-from orchestrator.cli.simulate import app
+from orchestrator.cli.app import build
 from orchestrator.eventlog.events import LearnerLost, read_run
 from orchestrator.planner.fleet.failures import Failures
 from orchestrator.planner.fleet.spot import absences, comings
@@ -103,15 +103,15 @@ def test_the_command_writes_a_sealed_folder_and_overwrites_none(tmp_path: Path):
     """
     (tmp_path / "told.toml").write_text(text)
     words = ["tape", str(tmp_path / "told.toml"), str(tmp_path / "run"), "--json"]
-    result = CliRunner().invoke(app, words)
+    result = CliRunner().invoke(build(), words)
     assert result.exit_code == 0, result.output
     told = json.loads(result.stdout)
-    assert "diloco chaos tape" in result.stderr, "its faults are not in this one"
+    assert "--profile calm" in result.stderr, "its faults are not in this one"
     assert told["syncer_steps"] == 40 and 0.5 < told["goodput"] <= 1.0
     assert [each.name for each in check_run(tmp_path / "run") if each.status == "violated"] == []
     assert read_run(tmp_path / "run")
-    again = CliRunner().invoke(app, words)
+    again = CliRunner().invoke(build(), words)
     assert again.exit_code == 2 and "not empty" in again.output
     for wrong in ("inf", "nan", "1e6"):
-        refused = CliRunner().invoke(app, [*words, "--chips", "1000", "--step-seconds", wrong])
+        refused = CliRunner().invoke(build(), [*words, "--chips", "1000", "--step-seconds", wrong])
         assert refused.exit_code == 2 and "--step-seconds" in refused.output

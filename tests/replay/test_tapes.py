@@ -15,7 +15,7 @@ from numpy.typing import NDArray
 from typer.testing import CliRunner
 
 import outer.protocol.open_step
-from chaos.cli import app
+from chaos.simulation.hostile_tape import HOSTILE
 from chaos.simulation.profile import EVERYBODY, Options
 from chaos.simulation.recipes import options
 from chaos.simulation.tape import Simulated, record
@@ -23,6 +23,7 @@ from learners.protocol.facts import StateReceived, StepFinished
 from learners.training.trainer import deal
 from orchestrator.accounting.verdicts import sound
 from orchestrator.checkers.suite import check, check_run
+from orchestrator.cli.app import build
 from orchestrator.eventlog.events import (
     Event,
     FaultHealed,
@@ -187,7 +188,8 @@ def test_what_is_there_by_then_stays_and_no_draft_does(tmp_path: Path) -> None:
 
 
 def invoke(*arguments: str | Path) -> Any:
-    return CliRunner().invoke(app, ["tape", *map(str, arguments)], catch_exceptions=False)
+    words = ["tape", "--profile", "calm", *map(str, arguments)]
+    return CliRunner().invoke(build(hostile=HOSTILE), words, catch_exceptions=False)
 
 
 @pytest.fixture
@@ -214,7 +216,7 @@ def test_a_machine_that_breaks_a_promise_makes_no_tape(
 ) -> None:
     monkeypatch.setattr(outer.protocol.open_step, "weigh", lambda each: tuple(1.0 / len(each) for _ in each))
     done = invoke(toml, tmp_path / "run", "--json")
-    assert done.exit_code == 5 and "truth.weights" in json.loads(done.stdout)["error"]["message"]
+    assert done.exit_code == 5 and "oracle.weights" in json.loads(done.stdout)["error"]["message"]
     assert [path.name for path in tmp_path.iterdir()] == ["recipe.toml"]
 
 
@@ -222,7 +224,7 @@ def test_a_machine_that_breaks_a_promise_makes_no_tape(
     ("arguments", "says"),
     [
         (["--profile", "cal"], 'did you mean "calm"?'),
-        (["--step-s", "inf"], "is no number of seconds"),
+        (["--step-seconds", "inf"], "must be at most 86,400"),
         (["--set", "sync.overlap=strict"], "lock-step is not simulated"),
         (["--set", "sync.quorum=9"], "more than the 3 learners"),
         (["--set", "chaos.mtbf_s=0.5", "--set", "sync.quorum=all", "--set", "run.idle_s=20"], "stands still"),

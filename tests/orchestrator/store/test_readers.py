@@ -27,7 +27,7 @@ DAMAGED = [
     *("", '{"run": {"state": "runn', "[]", "[1]", "null ,", "3", '"text"', '{"run": []}', '{"learners": [1]}'),
     *('{"learners": {"a": 1}}', '{"written_at": "now"}', '{"written_at": NaN}', '{"run": {"pools": [1]}}', "[" * 9999),
 ]
-READERS = [["status"], ["attach"], ["scale", "local", "2"], ["stop"]]
+READERS = [["status"], ["status", "--follow"], ["scale", "local", "2"], ["stop"]]
 
 
 @pytest.fixture
@@ -143,7 +143,7 @@ def test_a_damaged_summary_is_none(store: RunStore, monkeypatch: pytest.MonkeyPa
     monkeypatch.setattr(watch, "SUMMARY_S", -1.0)
     store.write_text("status.json", '{"run": {"state": "finished"}, "written_at": 1.0}')
     store.write_text("summary.json", content)
-    lost = invoke("attach", "--run-dir", str(store.root))
+    lost = invoke("status", "--follow", "--run-dir", str(store.root))
     assert lost.exit_code == 4
     assert "left no summary" in lost.stderr and "Traceback" not in lost.stderr
 

@@ -121,17 +121,17 @@ CHECKS = [{"name": "books", "status": "violated", "reason": "x"}]
         ({"ok": False, "state": "finished", "checks": CHECKS}, 5),
     ],
 )
-def test_attach_ends_with_the_code_of_the_run(tmp_path: Path, summary: dict[str, Any], code: int) -> None:
+def test_status_follow_ends_with_the_code_of_the_run(tmp_path: Path, summary: dict[str, Any], code: int) -> None:
     store = RunStore(tmp_path / "run")
     store.write_json("status.json", {"run": {"name": "a", "state": summary["state"]}, "written_at": 0.0})
     store.write_json("summary.json", summary | {"name": "a"})
-    result = CliRunner().invoke(build(), ["attach", "--run-dir", str(store.root), "--json"])
+    result = CliRunner().invoke(build(), ["status", "--follow", "--run-dir", str(store.root), "--json"])
     assert result.exit_code == code
     assert json.loads(result.stdout) == summary | {"name": "a"}
 
 
 @pytest.mark.parametrize(("raised", "code", "says"), [(KeyboardInterrupt(), 130, "goes on"), (RunLost("x"), 4, "lost")])
-def test_attach_leaves_a_run_going_and_says_when_it_is_lost(
+def test_status_follow_leaves_a_run_going_and_says_when_it_is_lost(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch, raised: BaseException, code: int, says: str
 ) -> None:
     def interrupted(*_: Any) -> Any:
@@ -140,7 +140,7 @@ def test_attach_leaves_a_run_going_and_says_when_it_is_lost(
     monkeypatch.setattr(watch, "follow", interrupted)
     store = RunStore(tmp_path / "run")
     store.write_json("status.json", {"run": {"name": "a", "state": "running"}, "written_at": 0.0})
-    result = CliRunner().invoke(build(), ["attach", "--run-dir", str(store.root)])
+    result = CliRunner().invoke(build(), ["status", "--follow", "--run-dir", str(store.root)])
     assert result.exit_code == code
     assert says in result.stderr
     assert "Traceback" not in result.stderr
