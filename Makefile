@@ -1,10 +1,10 @@
-# The same few commands everywhere: make demo, make test, make check, make bench.
+# The same few commands everywhere: make demo, make test, make test-all, make check, make bench.
 PYTHON ?= python3
 VENV   ?= .venv
 BIN    := $(VENV)/bin
 READY  := $(VENV)/.ready
 
-.PHONY: demo test test-real test-rest check docs bench
+.PHONY: demo test test-real test-rest test-all test-all-real test-all-rest check docs bench
 
 $(READY): pyproject.toml constraints.txt
 	$(PYTHON) -m venv $(VENV)
@@ -15,15 +15,24 @@ $(READY): pyproject.toml constraints.txt
 demo: $(READY)       ## train one model on four learners through kills and a freeze
 	$(BIN)/diloco run deploy/recipes/demo.toml --fresh
 
-test: $(READY)       ## every test, real Ray actors included: those in one process, all others beside it
+test: $(READY)       ## what a newcomer runs: every room, the proofs in small, a few real runs on Ray; 6 minutes
 	+$(MAKE) --no-print-directory --jobs=2 --output-sync=target test-real test-rest
 
-test-real: $(READY)  ## the tests with real Ray actors, but for those that take processes away from under a run
-	$(BIN)/python -m pytest -q tests/runtime --ignore tests/runtime/test_durability.py
+test-real: $(READY)  ## of these, the tests that start Ray
+	$(BIN)/python -m pytest -q tests/runtime -m "not full"
 
-test-rest: $(READY)  ## all others, and then these
-	$(BIN)/python -m pytest -q --ignore tests/runtime
-	$(BIN)/python -m pytest -q tests/runtime/test_durability.py
+test-rest: $(READY)  ## and all others
+	$(BIN)/python -m pytest -q --ignore tests/runtime -m "not full" --hypothesis-profile=small
+
+test-all: $(READY)   ## everything else: the long tests, property tests with all their examples, the regression gate
+	+$(MAKE) --no-print-directory --jobs=2 --output-sync=target test-all-real test-all-rest
+	$(BIN)/python -m pytest -q tests/gate
+
+test-all-real: $(READY)
+	$(BIN)/python -m pytest -q tests/runtime -m full
+
+test-all-rest: $(READY)
+	$(BIN)/python -m pytest -q --ignore tests/runtime --ignore tests/gate -m "full or hypothesis"
 
 check: $(READY)      ## format, lint, types, import contract
 	$(BIN)/ruff format --check .

@@ -6,8 +6,9 @@ import tempfile
 import pytest
 from hypothesis import Phase, settings
 
-# A slow machine is no failure: deadlines of single examples are left to the tests that claim one.
+# A slow machine is no failure: no example has a deadline.
 settings.register_profile("project", deadline=None, derandomize="CI" in os.environ)  # there, the same every time
+settings.register_profile("small", settings.get_profile("project"), max_examples=20)  # and property_settings.py
 settings.register_profile("mutants", deadline=None, phases=[Phase.explicit, Phase.generate])  # one failure will do
 settings.load_profile("project")
 

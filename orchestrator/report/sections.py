@@ -87,7 +87,7 @@ def _loss(data: Data) -> Section:
         if data.not_finite
         else ()
     )
-    return Section("loss", "Loss", lead, (Picture(loss.draw, words, caption),))
+    return Section("loss", "Loss", lead, (Picture(loss.draw, words, caption),), _kept(tables.auxiliaries(data)))
 
 
 def _learners(data: Data) -> Section:

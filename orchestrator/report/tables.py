@@ -2,16 +2,18 @@
 
 from __future__ import annotations
 
+import math
 import statistics
 from collections.abc import Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any
 
+from learners.protocol.facts import StepFinished
 from orchestrator.accounting.verdicts import Verdict
 from orchestrator.report.data import Data
 from orchestrator.report.headline import STATUS_WORDS
 from orchestrator.report.series import quantile
-from orchestrator.store.status_text import DASH, number, percent, seconds, text
+from orchestrator.store.status_text import DASH, brief, number, percent, seconds, text
 
 SIGNS = {"pass": "✓", "violated": "✗", "unknown": "?", "idle": "–"}
 ROWS_MOST = 240
@@ -81,6 +83,22 @@ def incarnations(data: Data) -> Table:
     )
     columns = "learner|incarnation|requested at|stepping from|first state from|steps|tokens|fenced as"
     return table("Incarnations", columns, rows, (1, 2, 3, 5, 6))
+
+
+def auxiliaries(data: Data) -> Table:
+    """Means of the auxiliary values that the task's loss returns; no rows where it returns none."""
+    steps = [(said.at, said.fact.aux) for said in data.history.of(StepFinished) if said.fact.aux]
+    steps.sort(key=lambda step: step[0])
+    tenth = -(-len(steps) // 10)
+    names = sorted({name for _, aux in steps for name in aux})
+    spans = (steps[:tenth], steps[-tenth:], steps)
+
+    def mean(name: str, span: Sequence[tuple[float, Mapping[str, float]]]) -> str:
+        values = [aux[name] for _, aux in span if math.isfinite(aux.get(name, math.nan))]
+        return brief(statistics.fmean(values)) if values else DASH
+
+    rows = [(name, *(mean(name, span) for span in spans)) for name in names]
+    return table("Auxiliary values", "name|mean of the first tenth of steps|of the last tenth|of all", rows, (1, 2, 3))
 
 
 def time(data: Data) -> Table:

@@ -17,7 +17,7 @@ from typing import Any
 
 import ray
 
-from learners.checkpoint_writer import Saved
+from learners.checkpoint_writer import SavedPart
 from orchestrator.accounting.summary import summarise
 from orchestrator.checkers.suite import check
 from orchestrator.eventlog.events import (
@@ -202,7 +202,7 @@ class OrchestratorActor:
             self._succession.begin()
         return True
 
-    async def _resume(self, epochs: int) -> dict[str, Saved]:
+    async def _resume(self, epochs: int) -> dict[str, SavedPart]:
         """What learners start from, in a run that was begun before."""
         run = await asyncio.to_thread(identity, self._kept, JOURNAL)
         found = await asyncio.to_thread(checkpoints.resumption, self._kept, run)
@@ -214,7 +214,7 @@ class OrchestratorActor:
         exact = set() if found.damage else set(checkpoints.exact_learners(manifest, epochs, newest))
         self._say(RunResumed(epochs, manifest.snapshot, tuple(sorted(exact)), damaged))
         return {
-            name: Saved(manifest.snapshot, part.part, part.seal, part.incarnation, name in exact)
+            name: SavedPart(manifest.snapshot, part.part, part.seal, part.incarnation, name in exact)
             for name, part in manifest.learners.items()
         }
 

@@ -15,7 +15,7 @@ from typing import Any
 import ray
 
 from learners.actor import GROUPS, LearnerActor, LearnerSpec
-from learners.checkpoint_writer import Saved
+from learners.checkpoint_writer import SavedPart
 from orchestrator.eventlog.events import LearnerLost, LearnerRequested, LearnerStarted, NodePreempted, PoolScaled
 from orchestrator.lifecycle import controller
 from orchestrator.lifecycle.scaling import request_file, requested
@@ -55,7 +55,7 @@ class Unit:
     """A learner's newest incarnation, as the shell knows it."""
 
     incarnation: int
-    saved: Saved | None = None  # what it starts from
+    saved: SavedPart | None = None  # what it starts from
     handle: Any = None
     outer: Any = None  # the epoch that it was told of last
     pid: int | None = None
@@ -97,10 +97,10 @@ class LearnerManager:
         self._misconfigured: dict[str, float] = {}  # whose next incarnation has another recipe, if it comes by then
         self._tasks: set[asyncio.Task[None]] = set()
         self._heeded_at = float("-inf")
-        self._saved: dict[str, Saved] = {}  # what each may start from the first time
+        self._saved: dict[str, SavedPart] = {}  # what each may start from the first time
         self._found: dict[str, Unit] = {}  # those that an earlier orchestrator has left
 
-    def start(self, succession: SyncerManager, saved: Mapping[str, Saved]) -> None:
+    def start(self, succession: SyncerManager, saved: Mapping[str, SavedPart]) -> None:
         """Let all wanted learners come, beside the syncer's first epoch, those from what they have saved."""
         self._succession, self._saved = succession, dict(saved)
         self._advance()

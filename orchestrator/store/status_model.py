@@ -6,7 +6,7 @@ A pure function of both; orchestrator/store/status_text.py turns the model into 
 from __future__ import annotations
 
 import math
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Iterable, Mapping
 from dataclasses import dataclass, field
 from typing import TYPE_CHECKING, Any
 
@@ -82,6 +82,7 @@ def model(
             "progress": progress,
             "eval_loss": _finite(about.eval_loss),
             "loss_unit": task.get("loss_unit", ""),
+            "aux": _means(row["aux"] for row in view.get("learners", []) if row["alive"] and row.get("aux")),
             "goodput": min(1.0, tokens / processed) if processed else None,
             "tokens_per_s": (tokens - view.get("tokens_before", 0)) / running_s if running_s else None,
             "eta_s": running_s * (1 - progress) / done if running_s and done > 0 else None,
@@ -156,6 +157,7 @@ def _learner(
         "step": row["step"],
         "tokens_per_s": rate,
         "loss": _finite(row["loss"]),
+        "aux": {name: _finite(value) for name, value in (row.get("aux") or {}).items()},
         "lease_age_s": row["lease_age_s"],
         "version_lag": row["version_lag"],
         "last_fault": placed.fault if placed else None,
@@ -165,6 +167,18 @@ def _learner(
 def _finite(value: float | None) -> float | None:
     """A loss that is not a number is not known: status.json is strict JSON."""
     return value if value is not None and math.isfinite(value) else None
+
+
+def _means(told: Iterable[Mapping[str, float]]) -> dict[str, float | None]:
+    """Of the auxiliary values of the learners' last steps, over those learners that have them."""
+    values: dict[str, list[float]] = {}
+    for aux in told:
+        for name, value in aux.items():
+            values.setdefault(name, []).append(value)
+    return {
+        name: _finite(math.fsum(each) / len(each)) if all(map(math.isfinite, each)) else None
+        for name, each in values.items()
+    }
 
 
 def _state(about: RunInfo, row: Mapping[str, Any]) -> str:

@@ -27,6 +27,11 @@ def loss(value: Any, unit: Any) -> str:
     return shown if shown == DASH or not unit else f"{shown} {unit}"
 
 
+def brief(value: Any) -> str:
+    """A number of unknown magnitude, four digits: 0.9312, 1.234e-05."""
+    return DASH if number(value) == DASH else f"{value:.4g}"
+
+
 def percent(share: Any) -> str:
     return DASH if number(share) == DASH else f"{100 * share:.1f} %"
 
@@ -96,6 +101,12 @@ def syncer_line(status: Mapping[str, Any]) -> str:
     )
 
 
+def aux_line(status: Mapping[str, Any]) -> list[str]:
+    """The means of the task's auxiliary values over the learners' last steps; nothing where it has none."""
+    aux = part(status, "run").get("aux") or {}
+    return ["auxiliary values: " + ", ".join(f"{name} {brief(value)}" for name, value in aux.items())] if aux else []
+
+
 def checkpoint_line(status: Mapping[str, Any]) -> str:
     newest, written_at = part(status, "durability").get("checkpoint"), status.get("written_at")
     if not isinstance(newest, dict) or written_at is None:
@@ -138,4 +149,11 @@ def lines(status: Mapping[str, Any]) -> list[str]:
     rows = [COLUMNS, *(row(learner) for learner in status.get("learners") or [])]
     widths = [max(len(cells[column]) for cells in rows) for column in range(len(COLUMNS))]
     table = ["  ".join(cell.ljust(width) for cell, width in zip(cells, widths, strict=True)).rstrip() for cells in rows]
-    return [headline(status), syncer_line(status), checkpoint_line(status), *conditions(status), *table]
+    return [
+        headline(status),
+        *aux_line(status),
+        syncer_line(status),
+        checkpoint_line(status),
+        *conditions(status),
+        *table,
+    ]

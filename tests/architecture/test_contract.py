@@ -13,6 +13,8 @@ from pathlib import Path
 import grimp
 import pytest
 
+from tests.waiting import DEADLINE_S
+
 ROOT = Path(__file__).parents[2]
 ROOMS = ("outer", "learners", "orchestrator", "chaos")
 MACHINES = (
@@ -64,7 +66,7 @@ def lint(folder: Path, config: Path = ROOT / ".importlinter") -> subprocess.Comp
         env={"PATH": "/usr/bin:/bin", "LC_ALL": "C.UTF-8"},
         capture_output=True,
         text=True,
-        timeout=120,
+        timeout=DEADLINE_S,
     )
 
 
@@ -167,7 +169,7 @@ def loads() -> dict[str, set[str]]:
         env={"PYTHONPATH": str(ROOT)},
         capture_output=True,
         text=True,
-        timeout=60,
+        timeout=DEADLINE_S,
     )
     print(done.stderr)  # of those that are not among the lines
     return {line.split()[0]: set(line.split()[1:]) for line in done.stdout.splitlines()}

@@ -9,7 +9,6 @@ import copy
 import json
 import re
 import shlex
-import shutil
 import stat
 import subprocess
 from collections.abc import Iterator
@@ -27,6 +26,7 @@ from orchestrator.recipe.resources import Node, misses, shape, unschedulable_rea
 from orchestrator.recipe.toml_text import load
 from orchestrator.recipe.tpu_slices import GENERATIONS
 from orchestrator.recipe.validation import problems, resolve
+from tests.tools import needs, path_of
 
 DEPLOY = Path(__file__).parents[2] / "deploy"
 FILES = sorted(path for path in DEPLOY.rglob("*") if path.is_file())
@@ -76,8 +76,11 @@ def test_scripts_are_executable_and_well_formed(script: Path) -> None:
     assert script.stat().st_mode & stat.S_IXUSR
     assert "set -euo pipefail" in script.read_text()
     subprocess.run(["bash", "-n", script], check=True)
-    if shutil.which("shellcheck"):
-        subprocess.run(["shellcheck", script], check=True)
+
+
+@needs("shellcheck", package="shellcheck")
+def test_shellcheck_finds_nothing_in_the_scripts() -> None:
+    subprocess.run([path_of("shellcheck"), *SCRIPTS], check=True)
 
 
 def test_the_runbook_names_files_that_exist() -> None:
@@ -387,7 +390,7 @@ def openssl(*arguments: str | Path) -> str:
     return subprocess.run(["openssl", *arguments], check=True, capture_output=True, text=True).stdout
 
 
-@pytest.mark.skipif(shutil.which("openssl") is None, reason="needs the openssl command")
+@needs("openssl", package="openssl")
 def test_certificates_verify_name_their_nodes_and_keep_their_keys_private(tmp_path: Path) -> None:
     script, folder = DEPLOY / "tls" / "make-certs.sh", tmp_path / "certs"
     subprocess.run([script, folder, "10.0.0.2,ray-head.example.com"], check=True)

@@ -12,6 +12,7 @@ from safetensors.numpy import save_file
 from orchestrator.recipe.config import Recipe
 from orchestrator.store.export import of_parameters, write
 from outer.protocol.fragments import Fragment, Tensor
+from tests.waiting import DEADLINE_S
 
 READER = Path(__file__).parents[2] / "examples" / "read_export.py"
 
@@ -25,7 +26,7 @@ def read(path: Path, folder: Path) -> subprocess.CompletedProcess[str]:
         "ours = {'outer', 'learners', 'orchestrator'} & {name.split('.')[0] for name in sys.modules}\n"
         "assert not ours, ours"
     )
-    return subprocess.run([sys.executable, "-c", code], cwd=folder, capture_output=True, text=True, timeout=60)
+    return subprocess.run([sys.executable, "-c", code], cwd=folder, capture_output=True, text=True, timeout=DEADLINE_S)
 
 
 def test_it_shows_every_tensor_and_where_they_come_from(tmp_path: Path) -> None:

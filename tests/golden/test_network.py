@@ -6,7 +6,7 @@ from collections import Counter
 from itertools import pairwise
 from random import Random
 
-from hypothesis import given, settings
+from hypothesis import given
 from hypothesis import strategies as st
 
 from learners.protocol.facts import Adopted, StateReceived
@@ -18,6 +18,7 @@ from outer.protocol.facts import Committed, Refused
 from outer.protocol.messages import STEPPING
 from outer.protocol.syncer import Budget
 from tests.golden.world import CALM, Weather, World
+from tests.property_settings import examples
 
 P, H, QUORUM = 2, 4, 2
 SPEED = {"a": 0.1, "b": 0.13, "c": 0.21}
@@ -158,7 +159,7 @@ STORMS = {
 }
 
 
-@settings(deadline=None, max_examples=20)
+@examples(20)
 @given(sync=PLANS, **STORMS)
 def test_whatever_the_network_does_nothing_merges_twice_and_commits_resume_when_it_heals(
     sync: SyncConfig, weather: Weather, seed: int, deaths: int, freezes: int, leaves: int
@@ -168,7 +169,7 @@ def test_whatever_the_network_does_nothing_merges_twice_and_commits_resume_when_
     assert_recovers(world)
 
 
-@settings(deadline=None, max_examples=8)
+@examples(8)
 @given(sync=PLANS, **STORMS)
 def test_nothing_falls_due_before_the_syncer_asks_to_be_woken(
     sync: SyncConfig, weather: Weather, seed: int, deaths: int, freezes: int, leaves: int
@@ -178,7 +179,7 @@ def test_nothing_falls_due_before_the_syncer_asks_to_be_woken(
     assert isinstance(world, Impatient) and world.probes > 100
 
 
-@settings(deadline=None, max_examples=8)
+@examples(8)
 @given(sync=PLANS, **STORMS)
 def test_rebasing_neither_loses_nor_doubles_a_step_of_ones_own(
     sync: SyncConfig, weather: Weather, seed: int, deaths: int, freezes: int, leaves: int
@@ -230,7 +231,7 @@ def events_of(world: World) -> list[Event]:
     return [*events, Event("orchestrator", 1, 0, world.now + 1.0, RunFinished("stopped", "enough"))]
 
 
-@settings(deadline=None, max_examples=8)
+@examples(8)
 @given(sync=PLANS, **STORMS)
 def test_every_checker_passes_the_log_of_a_storm(
     sync: SyncConfig, weather: Weather, seed: int, deaths: int, freezes: int, leaves: int

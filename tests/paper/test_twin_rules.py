@@ -7,7 +7,7 @@ from types import SimpleNamespace
 from typing import Any
 
 import pytest
-from hypothesis import given, settings
+from hypothesis import given
 from hypothesis import strategies as st
 from hypothesis.stateful import RuleBasedStateMachine, precondition, rule
 
@@ -23,6 +23,7 @@ from outer.protocol.schedule import Schedule
 from outer.protocol.spans import SpanPool
 from tests.golden.bench import EVERY_STEP, Bench
 from tests.paper import twin
+from tests.property_settings import examples
 
 SHAPES = st.integers(1, 30).flatmap(lambda H: st.tuples(st.integers(1, H), st.just(H)))
 REPORTED = {"participants": "reported"}
@@ -84,7 +85,7 @@ def stories(draw: st.DrawFn) -> tuple[dict[str, Fraction], list[tuple[Fraction, 
     return leases, reports
 
 
-@settings(max_examples=100)
+@examples(100)
 @given(story=stories(), quorum=st.integers(1, 3), grace_s=st.sampled_from([0.0, 0.5, 2.0, "infinite"]))
 def test_a_step_merges_when_and_with_whom_the_list_of_reports_says(
     story: tuple[dict[str, Fraction], list[tuple[Fraction, str, int]]], quorum: int, grace_s: float | str
@@ -186,7 +187,7 @@ class Spans(RuleBasedStateMachine):
         self.incarnation += 1
 
 
-Spans.TestCase.settings = settings(max_examples=80, stateful_step_count=25, deadline=None)
+Spans.TestCase.settings = examples(80, stateful_step_count=25)
 TestSpans = Spans.TestCase
 
 

@@ -8,7 +8,7 @@ from fractions import Fraction
 from typing import Any
 
 import pytest
-from hypothesis import HealthCheck, given, settings
+from hypothesis import HealthCheck, given
 from hypothesis import strategies as st
 
 from outer.protocol import read_requests as reading
@@ -17,6 +17,7 @@ from outer.protocol.facts import Committed, StepOpened, StepPassed
 from outer.protocol.messages import DRAINING, ReadRequest
 from tests.golden.bench import Bench, Peer
 from tests.paper.twin_syncer import Asked, Commit, Habits, Move, Opened, Part, Passed, Rules, Trace, TwinSyncer
+from tests.property_settings import examples
 
 NAMES = ("a", "b", "c", "d")
 GONE = "gone"
@@ -212,7 +213,7 @@ def both(rules: Rules, habits: dict[str, Habits], moves: list[Move]) -> tuple[li
     return lines(Machine(rules, habits).run(moves, until)), lines(TwinSyncer(rules, habits).run(moves, until))
 
 
-@settings(max_examples=40, suppress_health_check=[HealthCheck.function_scoped_fixture])
+@examples(40, suppress_health_check=[HealthCheck.function_scoped_fixture])
 @given(rules=rules(), habits=st.fixed_dictionaries(dict.fromkeys(NAMES, HABITS)), moves=moves())
 def test_the_machine_does_what_its_plain_twin_does(rules: Rules, habits: dict[str, Habits], moves: list[Move]) -> None:
     machine, other = both(rules, habits, moves)

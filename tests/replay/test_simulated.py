@@ -18,7 +18,7 @@ def test_the_log_of_every_seed_is_a_tape_though_learners_donors_and_syncers_die(
     for seed in SEEDS:
         cluster = Cluster(draw(seed, "mixed"), make_syncer, make_learner, None)
         cluster.run()
-        tape = record(events_of(cluster.setting))
+        tape = record(events_of(cluster.context))
         found["commits"] += len(tape.commits)
         for life in tape.lives.values():
             found["states"] += sum(isinstance(moment, Give) for moment in life.moments)

@@ -18,14 +18,15 @@ import tempfile
 import time
 import urllib.error
 import urllib.request
-from collections.abc import Callable, Iterator
+from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
 
 import psutil
 
+from tests.waiting import DEADLINE_S, until
+
 HEAD, WORKER = "127.0.0.2", "127.0.0.3"  # Ray replaces 127.0.0.1 by an address that others can reach
-START_S, END_S = 60.0, 20.0
 BIN = Path(sys.executable).parent
 
 
@@ -57,10 +58,10 @@ class Cluster:
         head = ["--head", f"--port={self.port}", f"--dashboard-port={self.dashboard_port}", f"--dashboard-host={HEAD}"]
         try:
             self._start(f"--node-ip-address={HEAD}", *head, temp, f"--labels=region={regions[0]}", *node)
-            until(lambda: self.get("/api/version")[0] == 200, START_S, "the head answers")
+            until(lambda: self.get("/api/version")[0] == 200, "the head answers")
             worker = [f"--node-ip-address={WORKER}", f"--address={HEAD}:{self.port}", "--include-log-monitor=false"]
             self._start(*worker, f"--labels=region={regions[1]}", *node)
-            until(lambda: len(self.regions()) == 2, START_S, "both nodes are alive")
+            until(lambda: len(self.regions()) == 2, "both nodes are alive")
         except BaseException:
             self.close()
             raise
@@ -82,7 +83,7 @@ class Cluster:
         headers = {"Authorization": f"Bearer {self.token.read_text()}"} if token else {}
         request = urllib.request.Request(self.address + path, headers=headers, method=method)
         try:
-            with urllib.request.urlopen(request, timeout=10) as got:
+            with urllib.request.urlopen(request, timeout=60) as got:
                 text = got.read().decode()
                 return got.status, json.loads(text) if text.startswith(("{", "[")) else text
         except urllib.error.HTTPError as error:
@@ -126,16 +127,16 @@ class Cluster:
 
     def close(self) -> None:
         """End every process and remove every file. Raises if one survives."""
-        deadline = time.monotonic() + END_S
+        deadline = time.monotonic() + DEADLINE_S
         while (left := self.processes()) and time.monotonic() < deadline:
             for process in left:
                 with contextlib.suppress(psutil.NoSuchProcess):
                     process.kill()
             psutil.wait_procs(left, timeout=1.0)
         for process in self._started:
-            process.wait(timeout=END_S)
+            process.wait(DEADLINE_S)
         for client in self._clients:
-            client.communicate(timeout=END_S)
+            client.communicate(timeout=DEADLINE_S)
         shutil.rmtree(self.folder, ignore_errors=True)
         assert not left, left
 
@@ -154,12 +155,3 @@ def free_port(host: str) -> int:
         listener.bind((host, 0))
         port: int = listener.getsockname()[1]
         return port
-
-
-def until(holds: Callable[[], Any], seconds: float, claim: str) -> Any:
-    """Wait until something is true, and return it."""
-    deadline = time.monotonic() + seconds
-    while not (value := holds()):
-        assert time.monotonic() < deadline, f"not within {seconds} s: {claim}"
-        time.sleep(0.2)
-    return value

@@ -1,4 +1,7 @@
-"""One Ray and one compilation cache for the whole session; every test is a run of its own in it."""
+"""One Ray and one compilation cache for the whole session; every test is a run of its own in it.
+
+What is not under test has generous deadlines: a learner on a busy machine may be silent or starting for long.
+"""
 
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass
@@ -20,17 +23,25 @@ from orchestrator.store.run_store import RunStore
 LEARNERS = 3
 
 
+def namespace(name: str) -> str:
+    """Ray's namespace of the test run of this name."""
+    return f"test-{name}"
+
+
 def recipe(name: str, corpus: str, **sections: Any) -> Recipe:
-    """Three small, paced learners: a step takes a few hundredths of a second, nearly all of it asleep."""
+    """Three small, paced learners: a step takes a few hundredths of a second, nearly all of it asleep.
+
+    Nothing commits before all of them are there; what a test gives as `sections` goes before this.
+    """
     tables: dict[str, Any] = {
         "name": name,
         "model": {"layers": 1, "width": 16, "heads": 2},
         "data": {"path": corpus, "sequence_length": 16, "held_out": 0.25},
-        "sync": {"P": 4, "H": 4, "tau": 2, "quorum": 1},
+        "sync": {"P": 4, "H": 4, "tau": 2, "quorum": "all"},
         "pools": [{"name": "t", "learners": LEARNERS, "batch_size": 2, "slowdown": 20.0}],
         "budget": {"syncer_steps": 60},
         "eval": {"every": 0, "sequences": 8},
-        "run": {"start_s": 60.0, "metrics": False},
+        "run": {"start_s": 600.0, "hang_s": 120.0, "syncer_lease_s": 60.0, "idle_s": 600.0, "metrics": False},
     }
     for section, table in sections.items():
         tables[section] = tables[section] | table if isinstance(tables.get(section), dict) else table
@@ -42,6 +53,7 @@ class Result:
     summary: dict[str, Any]
     events: list[Event]
     folder: Path
+    seed: int
 
     def facts(self, kind: type[Any]) -> list[Any]:
         return [event.fact for event in self.events if isinstance(event.fact, kind)]
@@ -71,10 +83,7 @@ def ray_cluster(tmp_path_factory: pytest.TempPathFactory, corpus: str) -> Any:
 
 @pytest.fixture(scope="session")
 def run(ray_cluster: None, tmp_path_factory: pytest.TempPathFactory, corpus: str) -> Callable[..., Result]:
-    """Run a recipe to its end; `on_status` may interfere on the way.
-
-    If that fails, the run is stopped and waited for, lest it keep its CPUs from the next test.
-    """
+    """Run a recipe to its end. `on_status` may interfere on the way; if it fails, the run is stopped and waited for."""
 
     def run_recipe(
         name: str,
@@ -86,7 +95,7 @@ def run(ray_cluster: None, tmp_path_factory: pytest.TempPathFactory, corpus: str
         store.create()
         wanted = recipe(name, corpus, **sections)
         store.write_text(RECIPE_FILE, dump(wanted))
-        place, failed = RunPlacement(f"test-{name}", cores=0), []
+        place, failed = RunPlacement(namespace(name), cores=0), []
 
         def guarded(status: Mapping[str, Any]) -> None:
             try:
@@ -99,6 +108,6 @@ def run(ray_cluster: None, tmp_path_factory: pytest.TempPathFactory, corpus: str
         summary = follow(wanted, store, place, start, guarded, detach=False)
         if failed:
             raise failed[0]
-        return Result(summary, read_run(store.root), store.root)
+        return Result(summary, read_run(store.root), store.root, wanted.seed)
 
     return run_recipe

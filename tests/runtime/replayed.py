@@ -9,7 +9,7 @@ from pathlib import Path
 from typing import Any
 
 ROOT = Path(__file__).parents[2]
-REPLAY_S = 120.0
+REPLAY_S = 600.0
 
 
 def assert_bit_equal(folder: Path) -> dict[str, Any]:

@@ -16,9 +16,10 @@ from orchestrator.eventlog.events import LearnerStarted, read_run
 from orchestrator.recipe.toml_text import load, stored_hash
 from orchestrator.recipe.validation import resolve
 from orchestrator.store.run_store import RunStore
-from tests.runtime.clusters import BIN, Cluster, cluster, until
+from tests.runtime.clusters import BIN, Cluster, cluster
+from tests.waiting import DEADLINE_S, until
 
-pytestmark = pytest.mark.runtime
+pytestmark = [pytest.mark.runtime, pytest.mark.full]
 ROOT = Path(__file__).parents[2]
 REGIONS = ("us-east", "us-west")
 RECIPE = """
@@ -26,7 +27,8 @@ name = "ends"
 task = "own:Model"        # in no folder but the one that is sent
 model = {{ layers = 1, width = 16, heads = 2 }}
 data = {{ path = "{corpus}", sequence_length = 16, held_out = 0.25 }}
-sync = {{ P = 4, H = 4, tau = 2, quorum = 1 }}
+sync = {{ P = 4, H = 4, tau = 2, quorum = "all" }}
+run = {{ start_s = 600.0, hang_s = 120.0, syncer_lease_s = 60.0 }}
 budget = {{ syncer_steps = {steps} }}
 eval = {{ every = 0, sequences = 8 }}
 [[pools]]
@@ -58,9 +60,9 @@ def diloco(there: Cluster, cwd: Path, *arguments: str) -> subprocess.Popen[str]:
     return there.run(sys.executable, "-m", "orchestrator", *arguments, cwd=cwd, PYTHONPATH=str(ROOT))
 
 
-def ended(client: subprocess.Popen[str], seconds: float = 60.0) -> tuple[int, str]:
+def ended(client: subprocess.Popen[str]) -> tuple[int, str]:
     """Exit code and what was printed on stdout; on failure of the wait, nothing is left behind: see Cluster.close."""
-    out, err = client.communicate(timeout=seconds)
+    out, err = client.communicate(timeout=DEADLINE_S)
     print(err, file=sys.stderr)
     return client.returncode, out
 
@@ -95,7 +97,7 @@ def test_runs_submitted_as_jobs_live_in_their_regions_and_outlive_client_and_dri
 ) -> None:
     stores = {run: RunStore(tmp_path / run) for run in ("ends", "orphan", "halted")}
     cache = {"JAX_COMPILATION_CACHE_DIR": str(tmp_path / "compiled"), "JAX_PERSISTENT_CACHE_MIN_COMPILE_TIME_SECS": "0"}
-    work = folder(tmp_path / "work", corpus, steps=200)
+    work = folder(tmp_path / "work", corpus, steps=400)
     long = folder(tmp_path / "long", corpus, steps=100_000)
     for room in ("outer", "learners", "orchestrator", "chaos"):
         (long / room).symlink_to(ROOT / room)  # as a checkout has them
@@ -104,7 +106,7 @@ def test_runs_submitted_as_jobs_live_in_their_regions_and_outlive_client_and_dri
         # ---------------------------------------- diloco submit; its client dies; the run goes on to its end
         place = ("--address", there.address, "--run-dir", f"file://{stores['ends'].root}")
         client = diloco(there, work, "submit", "recipe.toml", *place)
-        until(lambda: stepping(stores["ends"], 1, 1), 90, "both learners step")
+        until(lambda: stepping(stores["ends"], 1, 1), "both learners step")
         client.kill()
 
         living = actors(there, "ends")
@@ -132,7 +134,7 @@ def test_runs_submitted_as_jobs_live_in_their_regions_and_outlive_client_and_dri
         assert code == 0
         kept = re.search(r"checks +(\d+) of (\d+) passed, (\d+) not exercised", out)
         assert kept is not None and kept[1] == kept[2], out
-        submitted = until(lambda: (row := job(there, "ends"))["status"] != "RUNNING" and row, 10, "the job has ended")
+        submitted = until(lambda: (row := job(there, "ends"))["status"] != "RUNNING" and row, "the job has ended")
         assert (submitted["status"], submitted["driver_exit_code"]) == ("SUCCEEDED", 0)
         summary = stores["ends"].read_json("summary.json")
         assert (summary["state"], summary["ok"]) == ("finished", True)
@@ -141,11 +143,11 @@ def test_runs_submitted_as_jobs_live_in_their_regions_and_outlive_client_and_dri
         assert {fact.learner: regions[fact.node] for fact in begun} == dict(zip(LEARNERS, REGIONS, strict=True))
 
         assert ended(by_ray)[0] == 0
-        until(lambda: stepping(stores["orphan"], 1, 1), 90, "both learners step")
+        until(lambda: stepping(stores["orphan"], 1, 1), "both learners step")
         driver = psutil.Process(int(job(there, "orphan")["driver_info"]["pid"]))
         driver.kill()
-        driver.wait(timeout=10)
-        until(lambda: job(there, "orphan")["status"] == "FAILED", 20, "the job has ended with its driver")
+        driver.wait(DEADLINE_S)
+        until(lambda: job(there, "orphan")["status"] == "FAILED", "the job has ended with its driver")
         rows = stores["orphan"].read_json("status.json")["learners"]
         psutil.Process(next(row["pid"] for row in rows if row["name"] == LEARNERS[1])).kill()
 
@@ -157,7 +159,7 @@ def test_runs_submitted_as_jobs_live_in_their_regions_and_outlive_client_and_dri
         assert code == 0
         identifier = json.loads(out)["submission_id"]
 
-        until(lambda: stepping(stores["orphan"], 1, 2), 60, "the replacement steps, on sources that outlive the job")
+        until(lambda: stepping(stores["orphan"], 1, 2), "the replacement steps, on sources that outlive the job")
         assert f"{LEARNERS[1]}.2" in actors(there, "orphan")
         follower = diloco(there, work, "status", "--follow", "--run-dir", str(stores["orphan"].root), "--json")
         assert ended(diloco(there, work, "stop", "--run-dir", str(stores["orphan"].root)))[0] == 0
@@ -165,14 +167,13 @@ def test_runs_submitted_as_jobs_live_in_their_regions_and_outlive_client_and_dri
         assert code == 0
         assert (json.loads(out)["state"], violated(json.loads(out))) == ("stopped", [])
 
-        until(lambda: stepping(stores["halted"], 1, 1), 90, "both learners step")
+        until(lambda: stepping(stores["halted"], 1, 1), "both learners step")
         living, regions = actors(there, "halted"), there.regions()
         (driver_node,) = [row["node_id"] for row in there.state("actors") if (row["name"] or "").endswith(identifier)]
         assert {living["outer.1"][1], living["orchestrator"][1], regions[driver_node]} == {"us-west"}
         assert there.get(f"/api/jobs/{identifier}/stop", method="POST")[0] == 200
-        summary = until(lambda: stores["halted"].read_json("summary.json"), 60, "the run has closed its books")
+        summary = until(lambda: stores["halted"].read_json("summary.json"), "the run has closed its books")
         assert (summary["state"], violated(summary)) == ("stopped", [])
         assert (
-            until(lambda: (row := job(there, "halted"))["status"] != "RUNNING" and row, 20, "ended")["status"]
-            == "STOPPED"
+            until(lambda: (row := job(there, "halted"))["status"] != "RUNNING" and row, "ended")["status"] == "STOPPED"
         )

@@ -1,8 +1,9 @@
-"""What outlives what, on real Ray actors: the syncer, its journal, the orchestrator, the whole run."""
+"""What outlives what, on real Ray actors: the syncer, its journal, the orchestrator, the whole run.
 
-import os
+How long an outage takes is measured by benchmarks/failover.py.
+"""
+
 import shutil
-import signal
 
 import psutil
 import pytest
@@ -20,10 +21,11 @@ from orchestrator.recipe.config import SYNCER
 from outer.actor import APPLIED, JOURNALED, RECEIVED
 from outer.protocol.facts import Committed, StateRebuilt, SyncerStarted
 from tests.runtime.replayed import assert_bit_equal
+from tests.runtime.script import FOREVER, Script, all_step, kill, nothing, said
 from tests.runtime.test_runs import assert_kept
+from tests.waiting import DEADLINE_S
 
-pytestmark = pytest.mark.runtime
-OUTAGE_S_MAX = 10.0
+pytestmark = [pytest.mark.runtime, pytest.mark.full]
 
 
 def outages(result):
@@ -34,10 +36,13 @@ def incarnations(result):
     return {(event.writer, event.incarnation) for event in result.of(StepFinished)}
 
 
-def longest_step_s(result, learner):
-    """Waiting included, and what comes before all is warm left out."""
-    steps = [event.fact for event in result.of(StepFinished) if event.writer == learner and event.fact.step > 10]
-    return max(step.seconds + step.waited_s for step in steps)
+def assert_steps_in_outages(result, *learners):
+    """Each of these finished steps between every loss of a syncer and the start of its successor."""
+    lost, started = result.of(SyncerLost), result.of(SyncerStarted)[1:]
+    assert len(lost) == len(started) > 0
+    for since, until in zip(lost, started, strict=True):
+        stepped = {event.writer for event in result.of(StepFinished) if since.at < event.at < until.at}
+        assert stepped >= set(learners), "it waited for the syncer"
 
 
 def test_the_syncer_is_killed_within_a_commit_and_frozen_and_nothing_is_lost_or_merged_twice(run):
@@ -46,8 +51,8 @@ def test_the_syncer_is_killed_within_a_commit_and_frozen_and_nothing_is_lost_or_
         {"kind": "kill", "learner": SYNCER, "point": point, "at_step": step}
         for point, step in ((RECEIVED, 30), (JOURNALED, 80), (APPLIED, 130))
     ]
-    faults.append({"kind": "freeze", "learner": SYNCER, "at_step": 180, "duration_s": 14.0})
-    result = run("failover", budget={"syncer_steps": 320}, chaos={"faults": faults}, run={"syncer_lease_s": 4.0})
+    faults.append({"kind": "freeze", "learner": SYNCER, "at_step": 180, "duration_s": 30.0})
+    result = run("failover", budget={"syncer_steps": 320}, chaos={"faults": faults}, run={"syncer_lease_s": 10.0})
     assert_kept(result)
     assert [(f.fault_kind, f.target) for f in result.facts(FaultInjected)] == [("kill", SYNCER)] * 3 + [
         ("freeze", SYNCER)
@@ -57,40 +62,46 @@ def test_the_syncer_is_killed_within_a_commit_and_frozen_and_nothing_is_lost_or_
     took_over = result.of(SyncerStarted)[-1].at
     assert [e for e in result.of(Committed) if e.incarnation == 4 and e.at > took_over] == []
     assert {fact.epoch for fact in result.facts(Committed)} == {1, 2, 3, 4, 5}
-    assert len(outages(result)) == 4 and all(row["recovery_s"] < OUTAGE_S_MAX + 4.0 for row in outages(result))
+    assert len(outages(result)) == 4 and all(row["recovery_s"] is not None for row in outages(result))
     assert {incarnation for _, incarnation in incarnations(result)} == {1}, "no learner was lost over it"
-    assert max(longest_step_s(result, f"learner-t-{i}") for i in range(3)) < 2.0, "they step on meanwhile"
+    assert_steps_in_outages(result, *(f"learner-t-{i}" for i in range(3)))
     assert_bit_equal(result.folder)
 
 
-def test_orchestrator_syncer_and_a_learner_are_killed_at_once_and_the_others_step_through_it(run):
-    struck = []
+def test_orchestrator_syncer_and_a_learner_are_killed_at_once_and_the_others_step_through_it(run, tmp_path):
+    def later_checkpoint(event):
+        """Of all learners, and written by the second orchestrator."""
+        return isinstance(event.fact, CheckpointWritten) and event.incarnation == 2 and event.fact.omitted == ()
 
-    def strike(status):
-        if status["run"]["syncer_step"] >= 30 and not struck:
-            struck.extend([status["orchestrator"]["pid"], status["syncer"]["pid"], status["learners"][0]["pid"]])
-            for pid in struck:
-                os.kill(pid, signal.SIGKILL)
-
-    result = run("headless", strike, budget={"syncer_steps": 160}, durability={"every_s": 3.0})
+    folder = tmp_path / "headless"
+    script = Script(
+        folder,
+        (
+            all_step(syncer_step=30),
+            lambda status: kill(status["orchestrator"]["pid"], status["syncer"]["pid"], status["learners"][0]["pid"]),
+        ),
+        (all_step(2, 1, 1), nothing),
+        (said(folder, later_checkpoint), nothing),
+    )
+    result = run("headless", script, folder, budget=FOREVER, durability={"every_s": 3.0, "keep": 100})
     assert_kept(result)
     (followed,) = result.facts(OrchestratorFollowed)
     assert followed.epoch == 0 and followed.learners == ("learner-t-1", "learner-t-2")
     asked = [(fact.learner, fact.incarnation) for fact in result.facts(LearnerRequested)]
     assert asked == [("learner-t-0", 1), ("learner-t-1", 1), ("learner-t-2", 1), ("learner-t-0", 2)]
     assert [fact.epoch for fact in result.facts(SyncerStarted)] == [1, 2]
-    assert any(written.omitted == () for written in result.facts(CheckpointWritten)), "checkpoints go on"
-    assert longest_step_s(result, "learner-t-1") < 2.0
+    assert any(map(later_checkpoint, result.events)), "checkpoints go on"
+    assert_steps_in_outages(result, "learner-t-1", "learner-t-2")
 
 
 def test_without_its_journal_the_syncer_is_rebuilt_from_what_the_learners_hold_and_says_what_is_lost(run, tmp_path):
     folder, struck = tmp_path / "wiped", []
 
     def strike(status):
-        if status["run"]["syncer_step"] >= 40 and not struck:
+        if not struck and all_step(syncer_step=40)(status):
             struck.append(psutil.Process(status["syncer"]["pid"]))
             struck[0].kill()
-            struck[0].wait(timeout=5.0)  # dead, it adds nothing any more
+            struck[0].wait(DEADLINE_S)  # dead, it adds nothing any more
             shutil.rmtree(folder / "journal")
 
     result = run("wiped", strike, folder, budget={"syncer_steps": 160})
@@ -118,7 +129,7 @@ def test_commits_outlive_the_syncer_in_a_replica_and_the_replica_in_the_syncer(r
             struck.append(status["syncer"]["pid"])
         else:
             return
-        os.kill(struck[-1], signal.SIGKILL)
+        kill(struck[-1])
 
     result = run("replica", strike, budget={"syncer_steps": 200}, durability={"mode": "replica"})
     assert_kept(result)

@@ -1,11 +1,11 @@
 """Every fault that strikes a learner from within: it fires, it is found out or does no harm, and it heals.
 
 Two runs for all of them: in the first, learners are slowed down, held up and cut off; in the second, what they say
-is damaged, not finite, or of another recipe.
+is damaged, not finite, or of another recipe. Each fault is injected once the one before it has healed and everyone
+steps. How much a fault costs is a matter of timing: benchmarks/isolation.py and benchmarks/recovery.py measure it.
 """
 
 import math
-import statistics
 
 import pytest
 
@@ -21,33 +21,42 @@ from outer.protocol.facts import (
     ReadFailed,
     Refused,
 )
+from tests.runtime.script import BY_HAND, FOREVER, Later, Script, all_step, inject, nothing
 from tests.runtime.test_runs import assert_kept
 
-pytestmark = pytest.mark.runtime
+pytestmark = [pytest.mark.runtime, pytest.mark.full]
 
 ROUND = 12
 A, B, C = "learner-t-0", "learner-t-1", "learner-t-2"
 SLOW_S, STRAGGLE_S = 0.15, 0.1
-HELD_UP = [
-    {"kind": "slow", "learner": A, "at_s": 5.0, "duration_s": 5.0, "delay_s": SLOW_S},
-    {"kind": "straggle", "learner": B, "at_s": 11.0, "duration_s": 4.0, "delay_s": STRAGGLE_S},
-    {"kind": "link", "learner": C, "at_s": 16.0, "duration_s": 5.0},
-]
-WRONG = [
-    {"kind": "wrong_config", "learner": C, "at_s": 4.0},
-    {"kind": "corrupt", "learner": A, "at_s": 5.0, "duration_s": 4.0},
-    {"kind": "non_finite", "learner": B, "at_s": 10.0},
-]
+SYNC = {"H": ROUND, "quorum": 1, "lease_s": 3.0}
 
 
 @pytest.fixture(scope="module")
-def held_up(run):
-    return run("held-up", sync={"H": ROUND}, budget={"syncer_steps": 420}, chaos={"faults": HELD_UP})
+def held_up(run, tmp_path_factory):
+    folder, name = tmp_path_factory.mktemp("held-up"), "held-up"
+    script = Script(
+        folder,
+        (all_step(syncer_step=ROUND), inject(name, "slow", A, duration_s=5.0, delay_s=SLOW_S)),
+        (Later(5.0, 2 * ROUND), inject(name, "straggle", B, duration_s=5.0, delay_s=STRAGGLE_S)),
+        (Later(5.0, 2 * ROUND), inject(name, "link", C, duration_s=15.0)),
+        (Later(15.0, 4 * ROUND), nothing),
+    )
+    return run(name, script, folder, sync=SYNC, budget=FOREVER, chaos=BY_HAND)
 
 
 @pytest.fixture(scope="module")
-def wrong(run):
-    return run("wrong", sync={"H": ROUND}, budget={"syncer_steps": 400}, chaos={"faults": WRONG})
+def wrong(run, tmp_path_factory):
+    folder, name = tmp_path_factory.mktemp("wrong"), "wrong"
+    script = Script(
+        folder,
+        (all_step(syncer_step=ROUND), inject(name, "wrong_config", C)),
+        (all_step(1, 1, 3), inject(name, "corrupt", A, duration_s=5.0)),
+        (Later(5.0, 2 * ROUND), inject(name, "non_finite", B)),
+        (all_step(1, 2, 3), nothing),
+        (Later(0.0, 4 * ROUND), nothing),
+    )
+    return run(name, script, folder, sync=SYNC, budget=FOREVER, chaos=BY_HAND)
 
 
 def injected(result, kind):
@@ -71,12 +80,6 @@ def commits(result, since, until):
     return [event for event in result.of(Committed) if since < event.at < until]
 
 
-def weights(result, learner, since, until):
-    """This learner's share of each commit; 0 where it took no part."""
-    shares = [{each.learner: each.weight for each in e.fact.participants} for e in commits(result, since, until)]
-    return [share.get(learner, 0.0) for share in shares]
-
-
 def contributed(result, learner, after):
     """(time, incarnation, syncer step) of everything of this learner that merged after a moment."""
     return [
@@ -87,8 +90,9 @@ def contributed(result, learner, after):
     ]
 
 
-def everyone_steps_at(result):
-    return max(e.at for e in result.of(PhaseEntered) if (e.fact.phase, e.incarnation) == ("stepping", 1))
+def merged_anew(result, learner, since, syncer_step):
+    """Its first contribution after that moment was merged at most a round after that step."""
+    return contributed(result, learner, since)[0][2] <= syncer_step + ROUND
 
 
 # ------------------------------------------------------------------ slowed down, held up, cut off
@@ -100,47 +104,52 @@ def test_the_held_up_run_keeps_every_promise_and_loses_nobody(held_up):
     assert {row["kind"] for row in held_up.summary["faults"]} == {"slow", "straggle", "link"}
 
 
-def test_a_slow_learner_weighs_less_and_does_not_slow_the_outer_loop(held_up):
+def test_a_slow_learner_weighs_less_in_a_commit_than_one_that_made_more_steps(held_up):
     struck, healed = injected(held_up, "slow")
-    before, during, after = (everyone_steps_at(held_up), struck.at), (struck.at, healed.at), (healed.at, healed.at + 5)
-    slowed = steps(held_up, A, *during)[1:-1]
-    assert len(slowed) > 3
-    assert min(slowed) >= SLOW_S
-    assert statistics.median(steps(held_up, A, *after)) < statistics.median(slowed) - SLOW_S / 2
-
-    def pace(window):  # by the others' steps, since the machine's own speed varies
-        return len(commits(held_up, *window)) / (len(steps(held_up, B, *window)) + len(steps(held_up, C, *window)))
-
-    assert pace(during) >= 0.8 * pace(before)
-    share = {window: statistics.mean(weights(held_up, A, *window)) for window in (before, during, after)}
-    assert share[during] < 0.75 * min(share[before], share[after])
+    slowed = steps(held_up, A, struck.at, healed.at)[1:-1]
+    assert slowed and min(slowed) >= SLOW_S
     assert row(held_up, "slow")["detection_s"] is None, "it is not an error to be slow"
     assert row(held_up, "slow")["recovery_s"] >= 5.0
+    fewer = 0
+    for commit in held_up.facts(Committed):
+        each = {one.learner: one for one in commit.participants}
+        for other in each.values():
+            if A in each and each[A].steps < other.steps:
+                fewer += 1
+                assert each[A].weight < other.weight
+    assert fewer, "it fell behind"
+    assert commits(held_up, struck.at, healed.at), "the others do not wait for it"
 
 
 def test_a_straggler_is_late_with_the_steps_that_its_seed_says(held_up):
     struck, healed = injected(held_up, "straggle")
     seen = steps(held_up, B, struck.at, healed.at)
     same = FaultEffects(lambda: 0.0)
-    same.begin("straggle", 1e9, STRAGGLE_S, f"0 fault {struck.fact.fault}")
-    expected = [same.delay_s() for _ in seen[:-3]]  # the last ones may fall after the end
-    assert max(expected) > 3 * STRAGGLE_S
-    assert max(seen) >= max(expected)
-    assert len(commits(held_up, struck.at, healed.at)) > 3, "nobody waits for it"
+    same.begin("straggle", 1e9, STRAGGLE_S, f"{held_up.seed} fault {struck.fact.fault}")
+    delays = [same.delay_s() for _ in seen]
+
+    def late(first):  # so many steps of those seen were under way when the fault struck; the last may be over it
+        return all(step >= delay for step, delay in zip(seen[first:-1], delays, strict=False))
+
+    assert len(seen) > 3 and any(map(late, (0, 1, 2)))
+    assert commits(held_up, struck.at, healed.at), "nobody waits for it"
 
 
 def test_a_learner_that_is_cut_off_trains_on_loses_its_lease_and_is_back_within_a_round(held_up):
     struck, healed = injected(held_up, "link")
-    (expired,), (renewed,) = held_up.of(LeaseExpired), held_up.of(LeaseRenewed)
-    assert expired.fact.learner == renewed.fact.learner == C
-    assert struck.at < expired.at < healed.at < renewed.at + 0.5
-    assert len(steps(held_up, C, struck.at, expired.at)) > 3, "it does not notice"
+    expired, renewed = (
+        next(event for event in held_up.of(kind) if event.fact.learner == C and event.at > struck.at)
+        for kind in (LeaseExpired, LeaseRenewed)
+    )
+    assert struck.at < expired.at < healed.at
+    assert expired.at < renewed.at
+    assert steps(held_up, C, struck.at, expired.at), "it does not notice"
     answered = [e for e in held_up.events if isinstance(e.fact, Refused | ReadFailed) and e.fact.learner == C]
     assert {event.fact.reason for event in answered} >= {"timeout", "late"}, "what was held back arrives late"
-    assert [at for at, *_ in contributed(held_up, C, struck.at + 0.5) if at < renewed.at] == []
+    assert [at for at, *_ in contributed(held_up, C, expired.at) if at < renewed.at] == []
     assert commits(held_up, expired.at, healed.at), "the others go on"
     merged_until = max(event.fact.syncer_step for event in commits(held_up, 0, renewed.at))
-    assert contributed(held_up, C, renewed.at)[0][2] <= merged_until + ROUND
+    assert merged_anew(held_up, C, renewed.at, merged_until)
     assert row(held_up, "link")["detection_s"] == pytest.approx(expired.at - struck.at)
 
 
@@ -158,7 +167,8 @@ def test_a_damaged_payload_is_refused_until_the_damage_ends(wrong):
     struck, healed = injected(wrong, "corrupt")
     refused = [event for event in wrong.of(Refused) if event.fact.reason == "bad_digest"]
     assert {(event.fact.learner, event.fact.message) for event in refused} == {(A, "contribution")}
-    assert struck.at - 0.5 < refused[0].at < refused[-1].at < healed.at + 0.5
+    assert struck.at < refused[0].at
+    assert contributed(wrong, A, healed.at), "what is said after the end of the damage is sound"
     merged = [at for at, *_ in contributed(wrong, A, refused[0].at) if at < refused[-1].at]
     assert merged == []
     assert {incarnation for _, incarnation, _ in contributed(wrong, A, healed.at)} == {1}
@@ -186,8 +196,8 @@ def test_a_learner_of_another_recipe_is_refused_by_the_field_and_comes_back_with
     (refused,) = [event for event in wrong.of(Refused) if event.fact.reason == "wrong_config"]
     assert (refused.fact.learner, refused.fact.incarnation, refused.fact.message) == (C, 2, "attach")
     assert refused.fact.detail == "seed: here 0, there 1"
-    (ready,) = [e.at for e in wrong.of(PhaseEntered) if (e.writer, e.incarnation, e.fact.phase) == (C, 2, "joining")]
-    assert refused.at - ready < 1.0
+    phases = [e.fact.phase for e in wrong.of(PhaseEntered) if (e.writer, e.incarnation) == (C, 2)]
+    assert "stepping" not in phases, "it is refused before it trains"
     attached = [(e.fact.incarnation) for e in wrong.of(LearnerAttached) if e.fact.learner == C]
     assert attached == [1, 3]
     assert [(f.incarnation, f.cause) for f in wrong.facts(LearnerLost) if f.learner == C] == [
@@ -195,8 +205,7 @@ def test_a_learner_of_another_recipe_is_refused_by_the_field_and_comes_back_with
         (2, "failed"),
     ]
     assert contributed(wrong, C, refused.at)[0][1] == 3
-    gaps = [event.at for event in commits(wrong, struck.at, refused.at)]
-    assert gaps, "the others go on"
+    assert commits(wrong, struck.at, refused.at), "the others go on"
     assert row(wrong, "wrong_config")["recovery_s"] == pytest.approx(
         sum(seconds for seconds in row(wrong, "wrong_config")["recovery_phases"].values() if seconds is not None)
     )

@@ -5,7 +5,6 @@ import re
 import shutil
 import socket
 import subprocess
-import time
 import urllib.parse
 import urllib.request
 from collections import defaultdict
@@ -17,23 +16,13 @@ from prometheus_client.parser import text_string_to_metric_families
 from orchestrator.eventlog.events import read_run
 from orchestrator.telemetry.catalog import CATALOG, PREFIX
 from orchestrator.telemetry.exposition import exposition_of
+from tests.tools import needs, path_of
+from tests.waiting import DEADLINE_S, until
 
-pytestmark = pytest.mark.runtime
+pytestmark = [pytest.mark.runtime, pytest.mark.full]
 
 DEPLOY = Path(__file__).resolve().parents[2] / "deploy"
-PROMETHEUS = shutil.which("prometheus")
-DEADLINE_S = 40.0
 RUN = "measured"
-
-
-def until(condition, what):
-    """The first true value of the condition, or a failure that names what did not happen."""
-    deadline = time.monotonic() + DEADLINE_S
-    while time.monotonic() < deadline:
-        if value := condition():
-            return value
-        time.sleep(0.2)
-    pytest.fail(f"{what}: not within {DEADLINE_S:.0f} s")
 
 
 def scraped(folder):
@@ -43,7 +32,7 @@ def scraped(folder):
     if not path.exists():
         return values
     for target in json.loads(path.read_text())[0]["targets"]:  # as Prometheus finds them
-        with urllib.request.urlopen(f"http://{target}/metrics", timeout=10) as answer:
+        with urllib.request.urlopen(f"http://{target}/metrics", timeout=60) as answer:
             families = list(text_string_to_metric_families(answer.read().decode()))
         for sample in (sample for family in families for sample in family.samples):
             if sample.labels.get("run") == RUN:
@@ -72,7 +61,7 @@ class Server:
         shutil.copy(DEPLOY / "prometheus" / "alerts.yml", folder)
         self.log = folder / "log"
         command = [
-            PROMETHEUS,
+            path_of("prometheus"),
             f"--config.file={folder / 'prometheus.yml'}",
             f"--storage.tsdb.path={folder / 'data'}",
             f"--web.listen-address=127.0.0.1:{self.port}",
@@ -84,7 +73,7 @@ class Server:
         """The result of an instant query. Raises HTTPError for an expression that Prometheus refuses."""
         url = f"http://127.0.0.1:{self.port}/api/v1/query?" + urllib.parse.urlencode({"query": expression})
         try:
-            with urllib.request.urlopen(url, timeout=10) as answer:
+            with urllib.request.urlopen(url, timeout=60) as answer:
                 return json.load(answer)["data"]["result"]
         except urllib.error.HTTPError as error:
             raise AssertionError(f"{expression}: {error.read().decode()}") from error
@@ -94,14 +83,14 @@ class Server:
 
     def close(self):
         self.process.terminate()
-        self.process.wait(timeout=20)
+        self.process.wait(DEADLINE_S)
 
 
 @pytest.fixture(scope="module")
 def server(tmp_path_factory):
     """A Prometheus that waits for the run, or None."""
     folder = tmp_path_factory.mktemp("prometheus")
-    server = Server(folder / "server", folder / RUN / "targets.json") if PROMETHEUS else None
+    server = Server(folder / "server", folder / RUN / "targets.json") if shutil.which("prometheus") else None
     yield server, folder
     if server is not None:
         server.close()
@@ -177,10 +166,11 @@ def test_what_ray_exports_equals_the_summary_and_the_runs_folder(measured):
     assert exported == pytest.approx(expected, rel=1e-9), "seconds are added up in another order"
 
 
-@pytest.mark.skipif(PROMETHEUS is None, reason="there is no prometheus on this machine's PATH (Debian: prometheus)")
+@needs("prometheus", package="prometheus")
 def test_a_real_prometheus_finds_the_run_and_answers_every_panel_and_alert(measured, server):
     summary, _ = measured
     prometheus, _ = server
+    assert prometheus is not None, "prometheus is not on the PATH: .ci/run installs it"
     committed = 'sum by (run) (max by (run, learner) (ray_diloco_tokens_committed_total{run="measured"}))'
     wanted = str(summary["tokens"]["committed"])
     until(lambda: [row for row in prometheus.query(committed) if row["value"][1] == wanted], "the final count")
@@ -190,7 +180,7 @@ def test_a_real_prometheus_finds_the_run_and_answers_every_panel_and_alert(measu
     told = [expression for expression, answered in found.items() if answered]
     assert any("commits_total" in expression for expression in told)
     assert any("histogram_quantile" in expression for expression in told)
-    rules = json.load(urllib.request.urlopen(f"http://127.0.0.1:{prometheus.port}/api/v1/rules", timeout=10))
+    rules = json.load(urllib.request.urlopen(f"http://127.0.0.1:{prometheus.port}/api/v1/rules", timeout=60))
     for group in rules["data"]["groups"]:
         for rule in group["rules"]:
             assert rule["health"] == "ok", rule.get("lastError")

@@ -12,21 +12,21 @@ from orchestrator.store.resume import reopen
 from orchestrator.store.run_store import RunStore
 from outer.protocol.facts import Committed, SnapshotTaken
 from tests.runtime.replayed import assert_bit_equal
+from tests.runtime.script import Script, all_step, nothing, said
 from tests.runtime.test_durability import incarnations
 from tests.runtime.test_runs import assert_kept
 
-pytestmark = pytest.mark.runtime
+pytestmark = [pytest.mark.runtime, pytest.mark.full]
+
+BUDGET = {"syncer_steps": 300}
 
 
 def test_a_run_that_was_stopped_goes_on_to_the_bit_and_with_another_learner(run, tmp_path):
     folder = tmp_path / "stopped"
 
-    def stop(status):
-        if status["run"]["syncer_step"] >= 40:
-            RunStore(folder).write_json("stop", {"reason": "for the night"})
-
-    first = run("stopped", stop, folder, budget={"syncer_steps": 120})
-    assert (first.summary["state"], first.summary["reason"]) == ("stopped", "for the night")
+    script = Script(folder, (all_step(syncer_step=40), nothing))
+    first = run("stopped", script, folder, budget=BUDGET)
+    assert (first.summary["state"], first.summary["reason"]) == ("stopped", "the script is over")
     (written,) = first.facts(CheckpointWritten)
     assert written.final and written.omitted == ()
     (cut,) = first.facts(SnapshotTaken)
@@ -40,7 +40,7 @@ def test_a_run_that_was_stopped_goes_on_to_the_bit_and_with_another_learner(run,
 
     reopen(RunStore(folder))
     pools = [{"name": "t", "learners": 4, "batch_size": 2, "slowdown": 20.0}]
-    second = run("stopped", folder=folder, budget={"syncer_steps": 120}, pools=pools)
+    second = run("stopped", folder=folder, budget=BUDGET, pools=pools)
     assert_kept(second)
     (resumed,) = second.facts(RunResumed)
     assert resumed.exact == ("learner-t-0", "learner-t-1", "learner-t-2") and resumed.damaged == ()
@@ -52,22 +52,23 @@ def test_a_run_that_was_stopped_goes_on_to_the_bit_and_with_another_learner(run,
 
 
 def test_of_a_run_that_died_as_a_whole_the_learners_moments_come_from_its_checkpoint(run, tmp_path):
-    folder, struck = tmp_path / "dead", []
+    """Everything written after that checkpoint is removed, as if the run had never come to an orderly end."""
+    folder, durability = tmp_path / "dead", {"every_s": 2.0, "keep": 1000}
 
-    def strike(status):
-        checkpoint = status["durability"]["checkpoint"]
-        if checkpoint and not struck:
-            struck.append(checkpoint["snapshot"])
-            RunStore(folder).write_json("stop", {"reason": "to have an end"})
+    def whole(event):
+        return isinstance(event.fact, CheckpointWritten) and event.fact.omitted == () and not event.fact.final
 
-    run("dead", strike, folder, budget={"syncer_steps": 200}, durability={"every_s": 2.0})
-    (final,) = (path for path in (folder / "checkpoints").iterdir() if int(path.name) == struck[0] + 1)
-    shutil.rmtree(final)  # as if it had never come to an orderly end
+    first = run("dead", Script(folder, (said(folder, whole), nothing)), folder, budget=BUDGET, durability=durability)
+    kept = [event.fact.snapshot for event in first.events if whole(event)][-1]
+    later = [path for path in (folder / "checkpoints").iterdir() if int(path.name) > kept]
+    assert later, "the final one"
+    for path in later:
+        shutil.rmtree(path)
     reopen(RunStore(folder))
-    second = run("dead", folder=folder, budget={"syncer_steps": 120}, durability={"every_s": 2.0})
+    second = run("dead", folder=folder, budget=BUDGET, durability=durability)
     assert_kept(second)
     (resumed,) = second.facts(RunResumed)
-    assert (resumed.snapshot, resumed.exact) == (struck[0], ())
+    assert (resumed.snapshot, resumed.exact) == (kept, ())
     received = [event.fact for event in second.of(StateReceived) if event.incarnation == 2]
     assert [(fact.source, fact.donor_incarnation) for fact in received] == [("peer", 1)] * 3
     assert_bit_equal(folder)

@@ -12,6 +12,7 @@ from typer.testing import CliRunner
 
 import outer.protocol.open_step
 from chaos.cli import app
+from tests.waiting import DEADLINE_S
 
 
 def invoke(*arguments: str) -> Any:
@@ -37,7 +38,7 @@ def test_a_violation_is_exit_code_5_with_the_command_that_shows_it(monkeypatch: 
     reproducer = "diloco chaos sim --seed 1 --profile calm --trace"
     done = invoke("--seed", "1", "--profile", "calm")
     assert done.exit_code == 5
-    assert "seed 1  truth.weights: " in done.stdout and f"\n    {reproducer}\n" in done.stdout
+    assert "seed 1  oracle.weights: " in done.stdout and f"\n    {reproducer}\n" in done.stdout
     in_json = invoke("--seed", "1", "--profile", "calm", "--json")
     [first, *_] = json.loads(in_json.stdout)["violations"]
     assert in_json.exit_code == 5 and (first["seed"], first["reproduce"]) == (1, reproducer)
@@ -78,5 +79,5 @@ def test_a_simulated_cluster_needs_neither_ray_nor_jax() -> None:
         "import sys, chaos.simulation.cluster as cluster; cluster.simulate(1, 'calm');"
         "print(sorted({'ray', 'jax', 'jaxlib', 'optax', 'numpy'} & set(sys.modules)))"
     )
-    told = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, check=True, timeout=60)
+    told = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, check=True, timeout=DEADLINE_S)
     assert told.stdout.strip() in ("[]", "['numpy']")

@@ -53,7 +53,7 @@ class Server:
         self._perform(self.machine.start())
         self._set_timer()
 
-    def take(self, happen: Callable[..., Any], *args: Any) -> None:
+    def deliver(self, happen: Callable[..., Any], *args: Any) -> None:
         """Whatever reaches a dead one is lost."""
 
     def die(self) -> None:
@@ -165,7 +165,7 @@ class Server:
             elements = self._world.fleet.fragments[record.fragment].size // len(self.shards)
             takes_s = self._world.fleet.timing.append_s(elements)
         self._writing_until = max(self._time.now, self._writing_until) + takes_s
-        entry = Entry(self.epoch, effect.sequence, effect.said, record)
+        entry = Entry(self.epoch, effect.sequence, effect.logged, record)
         self._time.reach(self._writing_until - self._time.now, self, self._durable, entry)
 
     def _durable(self, entry: Entry) -> None:

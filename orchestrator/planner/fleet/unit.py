@@ -67,7 +67,7 @@ class Unit:
 
     # -------------------------------------------------------------- the process
 
-    def take(self, happen: Callable[..., Any], *args: Any) -> None:
+    def deliver(self, happen: Callable[..., Any], *args: Any) -> None:
         """Something reaches it while it is frozen, or dead."""
         if self.alive:
             self._kept.append((happen, args))

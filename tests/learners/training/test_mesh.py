@@ -15,6 +15,7 @@ import pytest
 from orchestrator.recipe.config import PoolConfig, Recipe
 from orchestrator.recipe.problems import InputError
 from orchestrator.recipe.validation import validate
+from tests.waiting import DEADLINE_S
 
 ROOT = Path(__file__).parents[3]
 
@@ -34,7 +35,7 @@ def found(tmp_path_factory: pytest.TempPathFactory) -> Any:
         },
         capture_output=True,
         text=True,
-        timeout=300,
+        timeout=DEADLINE_S,
     )
     assert done.returncode == 0, done.stderr
     return json.loads(done.stdout.splitlines()[-1])
@@ -115,6 +116,6 @@ def test_a_cpu_learner_has_as_many_devices_as_asked_for_and_only_one_is_pinned_t
         env=environment | {"PYTHONPATH": str(ROOT)},
         capture_output=True,
         text=True,
-        timeout=120,
+        timeout=DEADLINE_S,
     )
     assert done.stdout.split() == [str(devices), "True"], done.stderr

@@ -31,6 +31,7 @@ from outer.journal.object_store import Folder
 from outer.protocol.facts import Committed, Participant
 from outer.protocol.fragments import Fragment, Tensor
 from outer.protocol.recovery import Entry
+from tests.waiting import DEADLINE_S, until
 
 FRAGMENTS = (
     Fragment(0, (Tensor("blocks/0/up", (2, 3), "float32"), Tensor("scale", (), "float32"))),
@@ -123,9 +124,7 @@ def answering(store: RunStore, answer: Callable[[], None]) -> threading.Thread:
     """Does what an orchestrator would, once it is asked."""
 
     def wait() -> None:
-        deadline = time.monotonic() + 20.0
-        while store.read_json(REQUEST_FILE) is None and time.monotonic() < deadline:
-            time.sleep(0.005)
+        until(lambda: store.read_json(REQUEST_FILE) is not None, "a request", pause_s=0.005)
         answer()
 
     thread = threading.Thread(target=wait)
@@ -146,7 +145,7 @@ def test_now_asks_and_tells_of_the_one_that_was_cut_since(taken: RunStore) -> No
     thread.join()
     told = json.loads(result.stdout)
     assert (result.exit_code, told["snapshot"], told["syncer_step"]) == (0, 4, 5)
-    assert abs(taken.read_json(REQUEST_FILE)["at"] - time.time()) < 60
+    assert abs(taken.read_json(REQUEST_FILE)["at"] - time.time()) < DEADLINE_S
 
 
 def test_now_says_why_it_failed(taken: RunStore) -> None:

@@ -19,11 +19,12 @@ import pytest
 import typer
 from typer.testing import CliRunner
 
-import orchestrator
+import orchestrator.runtime
 from orchestrator.accounting.verdicts import Verdict
 from orchestrator.cli.app import build
 from orchestrator.recipe.toml_text import load
 from orchestrator.store.run_store import RunStore
+from tests.waiting import DEADLINE_S
 
 ROOT = Path(__file__).parents[3]
 LOCAL = str(ROOT / "deploy" / "recipes" / "local.toml")
@@ -70,7 +71,7 @@ def trained(monkeypatch: pytest.MonkeyPatch) -> dict[str, Any]:
     launch = types.ModuleType("orchestrator.runtime.launch")
     vars(launch).update(run_embedded=record, run_attached=record)
     monkeypatch.setitem(sys.modules, "orchestrator.runtime.launch", launch)
-    monkeypatch.setattr(orchestrator, "launch", launch, raising=False)
+    monkeypatch.setattr(orchestrator.runtime, "launch", launch, raising=False)
     return world
 
 
@@ -117,7 +118,7 @@ def test_every_error_at_once_with_exit_code_2_within_5_s_of_work_without_ray_or_
         env={"PYTHONPATH": str(ROOT), "PATH": "/usr/bin:/bin"},
         capture_output=True,
         text=True,
-        timeout=60,
+        timeout=DEADLINE_S,
     )
     assert children_s() - before_s < 5.0
     assert done.returncode == 2
@@ -220,7 +221,7 @@ def alive(store: RunStore) -> Iterator[None]:
         yield
     finally:
         over.set()
-        thread.join(5.0)
+        thread.join(DEADLINE_S)
 
 
 def test_a_folder_that_is_not_empty_is_gone_on_with_or_refused_and_a_run_in_it_removed_only_when_asked(
@@ -374,7 +375,7 @@ def test_stop_leaves_a_request_in_the_store(invoke: Invoke) -> None:
     assert invoke("stop", "--name", "demo", "--reason", "enough").exit_code == 0
     request = store.read_json("stop")
     assert request["reason"] == "enough"
-    assert abs(request["at"] - time.time()) < 60
+    assert abs(request["at"] - time.time()) < DEADLINE_S
 
 
 def test_a_run_that_has_ended_is_not_asked_to_stop(invoke: Invoke) -> None:

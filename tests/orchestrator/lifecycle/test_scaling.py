@@ -24,6 +24,7 @@ from orchestrator.recipe.toml_text import dump
 from orchestrator.store.readers import object_of
 from orchestrator.store.run_store import RunStore
 from tests.orchestrator.histories import BASE, END, history
+from tests.waiting import until
 
 
 def recipe(**change: Any) -> Recipe:
@@ -204,9 +205,7 @@ def invoke(*arguments: str) -> Any:
 
 def test_scale_leaves_a_request_and_waits_until_it_is_heard(store: RunStore) -> None:
     def hear() -> None:
-        deadline = time.monotonic() + 10.0
-        while store.read_json(request_file("east")) is None and time.monotonic() < deadline:
-            time.sleep(0.01)
+        until(lambda: store.read_json(request_file("east")) is not None, "a request", pause_s=0.01)
         status(store, "running", POOLS | {"east": 4})
 
     thread = threading.Thread(target=hear)

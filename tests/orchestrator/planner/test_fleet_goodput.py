@@ -6,7 +6,7 @@ import math
 import statistics
 
 import pytest
-from hypothesis import example, given, settings
+from hypothesis import example, given
 from hypothesis import strategies as st
 
 from orchestrator.planner.fleet.baselines import streaming, synchronous
@@ -24,6 +24,7 @@ from orchestrator.planner.fleet.goodput import (
 )
 from orchestrator.planner.fleet.idle import Record, all_idle_s, measured
 from orchestrator.planner.fleet.islands import Island, Leap
+from tests.property_settings import examples
 
 NEVER = Failures(mtbi_s=1e15)
 SHORT = Effort(half_width=0.5, failing=400)
@@ -69,7 +70,7 @@ def leapt(island: Island, steps: int) -> tuple[list[Stall], float, float]:
     return stalls, end, worth
 
 
-@settings(max_examples=60)
+@examples(60)
 @given(models, st.integers(1, 20_000), st.integers(0, 2**32), st.booleans(), st.integers(1, 600))
 @example(Failures(mtbi_s=1e4, repair_scale_s=2000.0), 300, 1, True, 600)  # one slice: each failure takes all of it
 def test_the_fast_path_gives_the_stalls_step_ends_and_worth_of_single_steps(
@@ -83,7 +84,7 @@ def test_the_fast_path_gives_the_stalls_step_ends_and_worth_of_single_steps(
     assert slow[1:] == pytest.approx(fast[1:], rel=1e-9)
 
 
-@settings(max_examples=30)
+@examples(30)
 @given(models, st.integers(1, 20_000), st.integers(0, 2**32))
 @example(Failures(mtbi_s=1e4, repair_scale_s=2000.0), 300, 1)  # one slice: each failure takes all of it
 def test_a_step_never_counts_more_than_whole_and_the_learner_never_steps_with_nothing(

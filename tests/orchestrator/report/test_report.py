@@ -32,6 +32,7 @@ from orchestrator.report.render import Report, report
 from orchestrator.store.run_store import RunStore
 from outer.protocol.facts import Committed
 from tests.orchestrator.histories import altered, history, inserted, is_a, script
+from tests.waiting import DEADLINE_S
 
 EVIL = "<script>alert(1)</script>"
 RECIPE = tomli_w.dumps({"name": "small", "sync": {"codec": "bf16"}, "model": {"text": f"{EVIL}```\"'</pre></style>"}})
@@ -99,7 +100,7 @@ def test_the_same_log_gives_the_same_bytes_in_any_process_and_order(small: Repor
         "from orchestrator.store.run_store import RunStore; write(RunStore(sys.argv[1]))"
     )
     environment = os.environ | {"PYTHONHASHSEED": "7", "PYTHONPATH": os.pathsep.join(sys.path)}
-    subprocess.run([sys.executable, "-c", code, str(tmp_path)], check=True, env=environment, timeout=120)
+    subprocess.run([sys.executable, "-c", code, str(tmp_path)], check=True, env=environment, timeout=DEADLINE_S)
     written = [(tmp_path / name).read_text() for name in ("report.html", "report.md")]
     assert written == [small.html, small.markdown]
     assert str(tmp_path) not in small.html + small.markdown
@@ -319,5 +320,7 @@ def test_a_report_that_cannot_be_made_fails_no_run(tmp_path: Path, monkeypatch: 
 def test_commands_start_without_what_only_the_report_needs() -> None:
     code = "import sys, orchestrator.__main__; print(sorted({'matplotlib', 'jinja2', 'jax'} & set(sys.modules)))"
     environment = os.environ | {"PYTHONPATH": os.pathsep.join(sys.path)}
-    done = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, env=environment, timeout=60)
+    done = subprocess.run(
+        [sys.executable, "-c", code], capture_output=True, text=True, env=environment, timeout=DEADLINE_S
+    )
     assert done.stdout.strip() == "[]", done.stderr

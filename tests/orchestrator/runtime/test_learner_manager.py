@@ -32,7 +32,7 @@ from tests.golden.bench import MANIFEST, Bench
 
 T = TypeVar("T")
 STAYS, GOES = "learner-p-0", "learner-p-1"
-DEADLINE_S = 5.0
+DEADLINE_S = 120.0
 
 
 class Outer(SyncerActor):

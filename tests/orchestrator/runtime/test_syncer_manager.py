@@ -19,7 +19,7 @@ from orchestrator.runtime.syncer_manager import NoSyncer, SyncerManager
 from orchestrator.store.run_store import RunStore
 
 RECIPE = Recipe.model_validate(
-    {"name": "demo", "pools": [{"name": "p"}], "budget": {"syncer_steps": 10}, "run": {"syncer_lease_s": 0.2}}
+    {"name": "demo", "pools": [{"name": "p"}], "budget": {"syncer_steps": 10}, "run": {"syncer_lease_s": 1.0}}
 )
 
 
@@ -71,7 +71,7 @@ def play(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Callable[..., Any]:
         async def whole() -> Scene:
             scene = Scene(tmp_path, monkeypatch, *epochs)
             scene.succession.begin()
-            await asyncio.wait_for(story(scene), 5.0)
+            await asyncio.wait_for(story(scene), 120.0)
             return scene
 
         return asyncio.run(whole())
@@ -83,9 +83,9 @@ def test_what_is_told_reaches_the_successor_though_nobody_else_looks(play: Calla
     first, second = Epoch(), Epoch()
 
     async def story(scene: Scene) -> None:
-        assert await scene.succession.tell("expect", 1, patience_s=2.0) == "expect answered"
+        assert await scene.succession.tell("expect", 1, patience_s=30.0) == "expect answered"
         first.alive = False
-        assert await scene.succession.tell("fence", 1, patience_s=2.0) == "fence answered"
+        assert await scene.succession.tell("fence", 1, patience_s=30.0) == "fence answered"
 
     scene = play(story, first, second)
     assert first.told == ["start", "expect"] and second.told == ["start", "fence"]
@@ -96,10 +96,10 @@ def test_two_who_notice_one_death_bring_one_successor(play: Callable[..., Any]) 
     first, second = Epoch(), Epoch()
 
     async def story(scene: Scene) -> None:
-        await scene.succession.tell("expect", patience_s=2.0)
+        await scene.succession.tell("expect", patience_s=30.0)
         await scene.succession.view()
         first.alive = False
-        told = asyncio.ensure_future(scene.succession.tell("fence", patience_s=2.0))
+        told = asyncio.ensure_future(scene.succession.tell("fence", patience_s=30.0))
         assert await scene.succession.view() is None
         assert await told == "fence answered"
         assert await scene.succession.view() == "view answered"
@@ -111,7 +111,7 @@ def test_one_that_does_not_answer_is_followed_after_its_lease(play: Callable[...
     first, second = Epoch(), Epoch()
 
     async def story(scene: Scene) -> None:
-        await scene.succession.tell("expect", patience_s=2.0)
+        await scene.succession.tell("expect", patience_s=30.0)
         await scene.succession.view()
         first.mute = True
         assert await scene.succession.view() is None
@@ -126,7 +126,7 @@ def test_one_that_does_not_answer_is_followed_after_its_lease(play: Callable[...
 
 def test_epochs_that_do_not_come_up_are_tried_again_and_in_the_end_given_up(play: Callable[..., Any]) -> None:
     async def comes(scene: Scene) -> None:
-        assert await scene.succession.tell("expect", patience_s=2.0) == "expect answered"
+        assert await scene.succession.tell("expect", patience_s=30.0) == "expect answered"
 
     scene = play(comes, Epoch(comes_up=False), Epoch(comes_up=False), Epoch())
     assert scene.lost == [(1, "failed"), (2, "failed")] and len(scene.killed) == 2

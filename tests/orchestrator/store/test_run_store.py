@@ -12,6 +12,7 @@ import pytest
 
 from orchestrator.recipe.problems import InputError, Problem
 from orchestrator.store.run_store import RunStore, known_runs
+from tests.waiting import DEADLINE_S
 
 
 def test_a_store_is_a_path_or_a_file_uri(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
@@ -102,7 +103,7 @@ def test_no_number_is_granted_twice_to_concurrent_callers(tmp_path: Path) -> Non
 
     def ask(_: int) -> list[int]:
         store = RunStore(tmp_path)
-        barrier.wait(timeout=30)
+        barrier.wait(DEADLINE_S)
         return [store.grant("epoch", "syncer") for _ in range(25)]
 
     with ThreadPoolExecutor(8) as pool:

@@ -9,6 +9,7 @@ import pytest
 
 from orchestrator.recipe.config import BudgetConfig, PoolConfig, Recipe
 from orchestrator.store.status_model import Placed, ProgressTracker, RunInfo, model
+from orchestrator.store.status_text import lines
 from outer.config import SyncConfig
 
 RECIPE = Recipe(
@@ -116,6 +117,20 @@ def test_a_learners_state_is_its_phase_or_why_it_has_none(
     [shown] = model(RECIPE, about(), view(row(NAMES[0], **change)), SYNCER, placed)["learners"]
     assert (shown["state"], shown["tokens_per_s"]) == (state, rate)
     assert (shown["pool"], shown["region"], shown["pid"], shown["last_fault"]) == ("east", "r1", 11, "killed")
+
+
+def test_auxiliary_values_are_shown_of_each_learner_and_as_their_mean() -> None:
+    rows = [
+        row(NAMES[0], aux={"accuracy": 0.5, "norm": 2.0}),
+        row(NAMES[1], aux={"accuracy": 0.75, "norm": float("nan")}),
+        row(NAMES[2], aux=None),
+    ]
+    status = model(RECIPE, about(), view(*rows), {}, {})
+    assert status["run"]["aux"] == {"accuracy": 0.625, "norm": None}
+    assert [each["aux"] for each in status["learners"]] == [rows[0]["aux"], {"accuracy": 0.75, "norm": None}, {}]
+    json.dumps(status, allow_nan=False)
+    assert "auxiliary values: accuracy 0.625, norm -" in lines(status)
+    assert not any("auxiliary" in line for line in lines(model(RECIPE, about(), view(), {}, {})))
 
 
 def test_one_that_was_never_placed_has_no_process() -> None:

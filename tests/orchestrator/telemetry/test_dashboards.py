@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import json
 import re
-import shutil
 import subprocess
 from collections.abc import Iterator
 from itertools import combinations
@@ -16,6 +15,8 @@ import yaml
 
 from orchestrator.telemetry.catalog import CATALOG, OTHER, PREFIX, Metric
 from orchestrator.telemetry.table import table
+from tests.tools import needs, path_of
+from tests.waiting import DEADLINE_S
 
 ROOT = Path(__file__).resolve().parents[3]
 ALERTS = ROOT / "deploy" / "prometheus" / "alerts.yml"
@@ -23,7 +24,6 @@ ALERTS_TEST = ALERTS.with_name("alerts_test.yml")
 DASHBOARD = json.loads((ROOT / "deploy" / "grafana" / "decoupled-diloco.json").read_text())
 RULES = [rule for group in yaml.safe_load(ALERTS.read_text())["groups"] for rule in group["rules"]]
 RECORDED = {rule["record"]: rule["expr"] for rule in RULES if "record" in rule}
-PROMTOOL = shutil.which("promtool")
 ADDED = {"WorkerId", "le", "job", "instance"}  # by Ray and Prometheus
 
 
@@ -131,7 +131,7 @@ def test_every_alert_has_a_unit_test() -> None:
     assert tested == {rule["alert"] for rule in RULES if "alert" in rule}
 
 
-@pytest.mark.skipif(PROMTOOL is None, reason="there is no promtool on this machine's PATH (Debian: prometheus)")
+@needs("promtool", package="prometheus")
 @pytest.mark.parametrize(
     "arguments",
     [
@@ -142,7 +142,7 @@ def test_every_alert_has_a_unit_test() -> None:
     ids=" ".join,
 )
 def test_promtool_accepts_rules_and_configuration_and_every_alert_fires_and_does_not(arguments: tuple[str]) -> None:
-    done = subprocess.run([str(PROMTOOL), *arguments], capture_output=True, text=True, timeout=60)
+    done = subprocess.run([path_of("promtool"), *arguments], capture_output=True, text=True, timeout=DEADLINE_S)
     assert done.returncode == 0, done.stdout + done.stderr
 
 

@@ -10,7 +10,7 @@ from itertools import count
 from typing import Any
 
 import pytest
-from hypothesis import given, settings
+from hypothesis import given
 from hypothesis import strategies as st
 
 from learners.protocol.facts import Adopted, StepFinished
@@ -25,6 +25,7 @@ from orchestrator.telemetry.log_tail import Line, parse
 from orchestrator.telemetry.measure import RULES, WRITER, Measures
 from outer.protocol.facts import Committed, LearnerFenced, ReadFailed, Refused, StepOpened, StepReopened
 from tests.orchestrator.histories import altered, history, inserted, is_a, restarted
+from tests.property_settings import examples
 
 Totals = dict[tuple[str, tuple[tuple[str, str], ...]], float]
 A_MISSES = frozenset((second, "a") for second in (4, 6, 8))
@@ -85,7 +86,7 @@ def key(name: str, **labels: str) -> tuple[str, tuple[tuple[str, str], ...]]:
     return (name, tuple(sorted(labels.items())))
 
 
-@settings(deadline=None, max_examples=40)
+@examples(40)
 @given(
     st.frozensets(st.tuples(st.integers(1, 16).map(lambda half: 2 * half), st.sampled_from("abc")), max_size=20),
     st.lists(

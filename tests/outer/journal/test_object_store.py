@@ -5,7 +5,6 @@ from __future__ import annotations
 import pickle
 import socket
 import threading
-import time
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from http.server import BaseHTTPRequestHandler, ThreadingHTTPServer
@@ -19,6 +18,7 @@ from outer.journal import checkpoint_parts as parts
 from outer.journal import object_store as stores
 from outer.journal.framing import Damaged
 from outer.journal.object_store import Folder, Objects, Remote, Unconditional, objects, prove
+from tests.waiting import DEADLINE_S
 
 Make = Callable[[], Objects]
 
@@ -236,13 +236,11 @@ def test_object_storage_that_says_nothing_has_a_deadline(
     monkeypatch.setattr(stores, "CALL_S", 0.5)
     monkeypatch.setattr(stores, "REQUEST_S", 0.5)
     over = threading.Event()
-    with answering(lambda _: over.wait(60.0) and None) as port:
+    with answering(lambda _: over.wait(DEADLINE_S) and None) as port:
         store = remote(port)
         for method, arguments in REQUESTS:
-            began = time.monotonic()
             with pytest.raises(OSError):
                 getattr(store, method)(*arguments)
-            assert time.monotonic() - began < 20.0, method
         over.set()
 
 

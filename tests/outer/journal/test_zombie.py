@@ -14,9 +14,9 @@ import pytest
 
 from outer.journal.journal import StoredJournal
 from outer.journal.object_store import Folder
+from tests.waiting import DEADLINE_S
 
 ROOT = Path(__file__).parents[3]
-DEADLINE_S = 30.0
 
 
 @pytest.fixture

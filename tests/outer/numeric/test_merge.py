@@ -9,12 +9,13 @@ from typing import Any
 import jax.numpy as jnp
 import numpy as np
 import pytest
-from hypothesis import assume, given, settings
+from hypothesis import assume, given
 from hypothesis import strategies as st
 from numpy.typing import NDArray
 
 from outer.numeric.merge import merge, rules
 from outer.protocol.fragments import Fragment, Tensor
+from tests.property_settings import examples
 
 Vector = NDArray[np.float64]
 
@@ -101,7 +102,7 @@ def assert_close(actual: Vector, wanted: Vector, gradients: Sequence[Vector]) ->
 
 
 @pytest.mark.parametrize("granularity", GRANULARITIES)
-@settings(deadline=None, max_examples=150)
+@examples(150)
 @given(given=contributions())
 def test_merging_equals_the_plain_implementation(granularity: str, given: Any) -> None:
     gradients, weights = given
@@ -110,7 +111,7 @@ def test_merging_equals_the_plain_implementation(granularity: str, given: Any) -
     assert_close(merge(FRAGMENT, gradients, weights, RULES, granularity), wanted, gradients)
 
 
-@settings(deadline=None, max_examples=60)
+@examples(60)
 @given(given=contributions(), order=st.randoms(use_true_random=False))
 def test_the_order_of_contributors_does_not_matter(given: Any, order: Any) -> None:
     gradients, weights = given
@@ -122,7 +123,7 @@ def test_the_order_of_contributors_does_not_matter(given: Any, order: Any) -> No
     assert_close(again, merged, gradients)
 
 
-@settings(deadline=None, max_examples=60)
+@examples(60)
 @given(given=contributions(), power=st.integers(-30, 30))
 def test_scaling_every_contribution_scales_the_result(given: Any, power: int) -> None:
     gradients, weights = given
@@ -132,7 +133,7 @@ def test_scaling_every_contribution_scales_the_result(given: Any, power: int) ->
     assert_close(merge(FRAGMENT, scaled, weights, RULES, "tensor"), merged, scaled)
 
 
-@settings(deadline=None, max_examples=60)
+@examples(60)
 @given(given=contributions())
 def test_the_result_of_rda_is_never_longer_than_the_cap(given: Any) -> None:
     gradients, weights = given

@@ -8,7 +8,7 @@ from typing import Any
 import jax
 import numpy as np
 import pytest
-from hypothesis import given, settings
+from hypothesis import given
 from hypothesis import strategies as st
 from numpy.typing import NDArray
 
@@ -18,11 +18,12 @@ from outer.numeric.merge import rules
 from outer.numeric.optimizer import OuterOptimizer, resolve
 from outer.numeric.parameters import GlobalParameters
 from outer.protocol.fragments import Tensor, balanced
+from tests.property_settings import examples
 
 # ------------------------------------------------------------------ SGD
 
 
-@settings(deadline=None, max_examples=60)
+@examples(60)
 @given(seed=st.integers(0, 2**32 - 1), exponent=st.integers(-60, 60), ratio=st.integers(-25, 25))
 def test_sgd_with_rate_one_gives_a_lone_learners_parameters_back_to_the_bit(
     seed: int, exponent: int, ratio: int

@@ -5,10 +5,11 @@ from __future__ import annotations
 import itertools
 
 import pytest
-from hypothesis import given, settings
+from hypothesis import given
 from hypothesis import strategies as st
 
 from outer.protocol.fragments import Tensor, balanced, default_count
+from tests.property_settings import examples
 
 SIZES = st.lists(st.integers(1, 60), min_size=1, max_size=7)
 
@@ -25,7 +26,7 @@ def optimum(sizes: list[int], count: int) -> int:
     )
 
 
-@settings(deadline=None, max_examples=60)
+@examples(60)
 @given(sizes=SIZES, data=st.data())
 def test_the_largest_fragment_is_at_most_four_thirds_of_the_optimum(sizes: list[int], data: st.DataObject) -> None:
     count = data.draw(st.integers(1, min(3, len(sizes))))

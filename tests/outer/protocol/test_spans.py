@@ -5,11 +5,11 @@ from __future__ import annotations
 from itertools import permutations
 
 import pytest
-from hypothesis import settings
 from hypothesis import strategies as st
 from hypothesis.stateful import RuleBasedStateMachine, invariant, precondition, rule
 
 from outer.protocol.spans import Span, SpanPool
+from tests.property_settings import examples
 
 
 def ranges(spans: list[Span]) -> list[tuple[int, int]]:
@@ -137,5 +137,5 @@ class Loans(RuleBasedStateMachine):
         assert len(lent) == len(set(lent)) and not self.free.intersection(lent)
 
 
-Loans.TestCase.settings = settings(max_examples=60, stateful_step_count=25, deadline=None)
+Loans.TestCase.settings = examples(60, stateful_step_count=25)
 TestLoans = Loans.TestCase

@@ -6,7 +6,7 @@ from dataclasses import replace
 from itertools import pairwise
 
 import pytest
-from hypothesis import given, settings
+from hypothesis import given
 from hypothesis import strategies as st
 
 from outer.protocol.events_effects import Append, Durable, Fence, Merge, Publish, ReadMissed, Send, StopRequested, Tick
@@ -27,6 +27,7 @@ from outer.protocol.facts import (
 from outer.protocol.messages import STOPPED, Attach, Grant, Notice, ReadRequest, Stop, Welcome
 from outer.protocol.syncer import RESEND_S, Budget
 from tests.golden.bench import ALL, MANIFEST, PATIENT, Bench, bench, merged, reading
+from tests.property_settings import examples
 
 # ------------------------------------------------------------------ order and pace
 
@@ -379,7 +380,7 @@ LIVES = st.lists(
 )
 
 
-@settings(deadline=None, max_examples=60)
+@examples(60)
 @given(lives=LIVES)
 def test_committed_tokens_are_those_of_a_set_of_steps_however_fragments_overlap(
     lives: list[tuple[str, int, int, str]],

@@ -1,0 +1,92 @@
+"""What a test does to a run while it goes on: steps, each of which waits for a condition, and then a stop."""
+
+from __future__ import annotations
+
+import os
+import signal
+import time
+from collections.abc import Callable, Mapping
+from pathlib import Path
+from typing import Any
+
+import ray
+
+from orchestrator.eventlog.events import Event, read_run
+from orchestrator.store.run_store import RunStore
+from tests.runtime.conftest import LEARNERS, namespace
+
+Status = Mapping[str, Any]
+FOREVER = {"syncer_steps": 1_000_000}  # the script ends the run
+# There is a chaos actor where a recipe plans a fault; this one never falls due.
+BY_HAND = {"faults": [{"kind": "kill", "learner": "learner-t-0", "at_step": FOREVER["syncer_steps"]}]}
+
+
+class Script:
+    """Carries out (condition, action) pairs in order, one a look at most, and then stops the run. An `on_status`."""
+
+    def __init__(self, folder: Path, *steps: tuple[Callable[[Status], Any], Callable[[Status], Any]]) -> None:
+        self._store, self._left = RunStore(folder), list(steps)
+        self._left.append((lambda status: True, self._stop))
+
+    def __call__(self, status: Status) -> None:
+        if self._left and self._left[0][0](status):
+            self._left.pop(0)[1](status)
+
+    def _stop(self, status: Status) -> None:
+        self._store.write_json("stop", {"reason": "the script is over"})
+
+
+def nothing(status: Status) -> None:
+    """An action: only wait."""
+
+
+def stepping(status: Status) -> dict[str, int]:
+    """Learners that train, and their incarnations."""
+    return {row["name"]: row["incarnation"] for row in status["learners"] if row["state"] == "stepping"}
+
+
+def all_step(*incarnations: int, syncer_step: int = 0) -> Callable[[Status], bool]:
+    """These incarnations of learner-t-0, -1, ... step, all first ones by default, and that many versions exist."""
+    wanted = {f"learner-t-{index}": number for index, number in enumerate(incarnations or (1,) * LEARNERS)}
+    return lambda status: stepping(status) == wanted and status["run"]["syncer_step"] >= syncer_step
+
+
+def said(folder: Path, holds: Callable[[Event], bool]) -> Callable[[Status], bool]:
+    """An event of which this is true is in the run's log."""
+    return lambda status: any(map(holds, read_run(folder)))
+
+
+class Later:
+    """So many seconds have passed since the first look, and that many syncer steps were made after these seconds."""
+
+    def __init__(self, seconds: float, syncer_steps: int) -> None:
+        self._seconds, self._steps = seconds, syncer_steps
+        self._until: float | None = None
+        self._enough: int | None = None
+
+    def __call__(self, status: Status) -> bool:
+        step: int = status["run"]["syncer_step"]
+        if self._until is None:
+            self._until = time.monotonic() + self._seconds
+        if self._enough is None and time.monotonic() >= self._until:
+            self._enough = step + self._steps
+        return self._enough is not None and step >= self._enough
+
+
+def inject(
+    run: str, kind: str, learner: str, duration_s: float = 0.0, delay_s: float = 0.0
+) -> Callable[[Status], None]:
+    """Ask the run's chaos actor for a fault now, as `diloco chaos` does. Give the recipe `chaos=BY_HAND`."""
+
+    def act(status: Status) -> None:
+        chaos = ray.get_actor("chaos", namespace(run))
+        told = ray.get(chaos.inject.remote(kind, learner, duration_s, delay_s))
+        assert told.startswith("injected"), told
+
+    return act
+
+
+def kill(*pids: int) -> None:
+    """End processes at once."""
+    for pid in pids:
+        os.kill(pid, signal.SIGKILL)
