@@ -377,7 +377,7 @@ class LearnerActor:
                     loss = self._trainer.step(start, self._spec.batch_size, progress)
                     self._slow_down(time.monotonic() - began)
                     time.sleep(self._disturbance.delay_s())
-                    self._drive(events_effects.StepDone(loss, self._tokens_per_step))
+                    self._drive(events_effects.StepDone(loss, self._tokens_per_step, self._trainer.aux))
 
     def _slow_down(self, seconds: float) -> None:
         """Make the step last longer, as the pool asks. A step that was held up is not made to count twice."""

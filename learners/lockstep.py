@@ -130,7 +130,7 @@ class LockStep:
             if isinstance(each.next, unit.RunStep):
                 run, each.next = each.next, None
                 loss = each.trainer.step(run.start, each.batch_size, run.progress)
-                self._to_learner(name, unit.StepDone(loss, self._task.tokens(each.batch_size)))
+                self._to_learner(name, unit.StepDone(loss, self._task.tokens(each.batch_size), each.trainer.aux))
                 stepped = True
         self._settle()
         return stepped

@@ -56,7 +56,7 @@ _GETTERS: dict[type[Any], Callable[[Any], Any]] = {}
 def _values(fact: Any) -> Any:
     kind = type(fact)
     if kind not in _GETTERS:
-        _GETTERS[kind] = attrgetter(*(field.name for field in fields(kind)))
+        _GETTERS[kind] = attrgetter(*(field.name for field in fields(kind) if field.repr))
     values = _GETTERS[kind](fact)
     if kind is Committed:
         return [[_values(one) for one in each] if _is_participants(each) else each for each in values]
