@@ -15,10 +15,10 @@ from typing import Any
 
 from orchestrator.accounting.summary import summarise
 from orchestrator.eventlog.events import Event, RunFinished, merge
-from orchestrator.planner.fleet.calibrate import measured, work
-from orchestrator.planner.fleet.calibration import Calibration, Measured, Pace, Strike
+from orchestrator.planner.fleet.calibration.calibrate import measured, work
+from orchestrator.planner.fleet.calibration.distribution import Samples
+from orchestrator.planner.fleet.calibration.measurements import Calibration, Measured, Pace, Strike
 from orchestrator.planner.fleet.description import Draw, Fault, Fleet, Link, Member, Steady, Timing, constant
-from orchestrator.planner.fleet.distribution import Samples
 from orchestrator.planner.fleet.run import simulate
 from orchestrator.planner.sizing.model_sizes import Shapes
 from orchestrator.recipe.config import SYNCER, ChaosConfig, PoolConfig, Recipe
