@@ -17,7 +17,7 @@ from learners.protocol.facts import Adopted
 from orchestrator.accounting.books import COMMITTED, IN_FLIGHT, REASONS, Books, Ledger, settle
 from orchestrator.accounting.goodput import account, first_step_at, participation
 from orchestrator.accounting.history import SYNCER, History, indexed
-from orchestrator.accounting.incarnations import Freeze, Life, Said
+from orchestrator.accounting.incarnations import Freeze, Incarnation, Said
 from orchestrator.accounting.outages import Outage, outages
 from orchestrator.accounting.verdicts import Verdict, sound
 from orchestrator.eventlog.events import Evaluated, Event, FaultInjected, ReferenceLosses, RunFinished, RunStarted
@@ -139,19 +139,21 @@ def _faults(history: History, books: Books) -> list[dict[str, Any]]:
     """Injected faults, and deaths that no injected fault explains, by time."""
     origin = first_step_at(history)
     rows: list[tuple[float, dict[str, Any]]] = []
-    for life in history.lives.values():
-        killer, fatal = life.killer, life.fatal_freeze
-        for said in life.kills[:1]:
-            rows.append((said.at, _death(history, books, life, said.at, True, said.fact.fault_kind)))
-        for freeze in life.freezes:
+    for incarnation in history.incarnations.values():
+        killer, fatal = incarnation.killer, incarnation.fatal_freeze
+        for said in incarnation.kills[:1]:
+            rows.append((said.at, _death(history, books, incarnation, said.at, True, said.fact.fault_kind)))
+        for freeze in incarnation.freezes:
             if freeze is fatal:
-                rows.append((freeze.start, _death(history, books, life, freeze.start, True, "freeze")))
+                rows.append((freeze.start, _death(history, books, incarnation, freeze.start, True, "freeze")))
             else:
-                rows.append((freeze.start, _freeze(history, life, freeze)))
-        rows += [(said.at, _strike(history, books, life, said)) for said in life.strikes]
-        explained = any(_is_its_end(history, life, said) for said in life.strikes) or _was_misconfigured(history, life)
-        if life.died is not None and killer is None and fatal is None and not explained:
-            rows.append((life.died, _death(history, books, life, life.died, False)))
+                rows.append((freeze.start, _freeze(history, incarnation, freeze)))
+        rows += [(said.at, _strike(history, books, incarnation, said)) for said in incarnation.strikes]
+        explained = any(_is_its_end(history, incarnation, said) for said in incarnation.strikes) or _was_misconfigured(
+            history, incarnation
+        )
+        if incarnation.died is not None and killer is None and fatal is None and not explained:
+            rows.append((incarnation.died, _death(history, books, incarnation, incarnation.died, False)))
     rows += [(outage.began, _outage(outage)) for outage in outages(history)]
     for at, row in rows:
         row["at_s"] = None if origin is None else at - origin
@@ -180,7 +182,7 @@ def _outage(outage: Outage) -> dict[str, Any]:
 def _death(
     history: History,
     books: Books,
-    life: Life,
+    incarnation: Incarnation,
     at: float,
     injected: bool,
     kind: str = "kill",
@@ -190,17 +192,17 @@ def _death(
 
     `detected`: when the fault that brought it showed, where that was before the end was noticed.
     """
-    noticed = life.noticed if life.over == "killed" else None
+    noticed = incarnation.noticed if incarnation.over == "killed" else None
     contributed = next(
         (
-            (said.at, history.lives[(one.learner, one.incarnation)])
+            (said.at, history.incarnations[(one.learner, one.incarnation)])
             for said in history.commits
             for one in said.fact.participants
-            if one.learner == life.learner and one.incarnation > life.incarnation
+            if one.learner == incarnation.learner and one.incarnation > incarnation.number
         ),
         None,
     )
-    later = [other for other in history.lives_of(life.learner) if other.incarnation > life.incarnation]
+    later = [other for other in history.incarnations_of(incarnation.learner) if other.number > incarnation.number]
     heir = contributed[1] if contributed else next(iter(later), None)
     milestones: list[float | None] = [at, noticed if detected is None else detected]
     milestones += (
@@ -210,11 +212,11 @@ def _death(
     )
     milestones.append(contributed[0] if contributed else None)
     phases = _phases(milestones)
-    tokens = {(*life.key, step.fact.step): step.fact.tokens for step in life.steps}
+    tokens = {(*incarnation.key, step.fact.step): step.fact.tokens for step in incarnation.steps}
     lost = sum(count for unit, count in tokens.items() if books.fates[unit] == "killed")
     return {
         "kind": kind,
-        "target": life.learner,
+        "target": incarnation.learner,
         "injected": injected,
         "at_s": None,
         "detection_s": phases["detect"],
@@ -241,65 +243,71 @@ def _phases(milestones: Sequence[float | None]) -> dict[str, float | None]:
     return phases
 
 
-def _freeze(history: History, life: Life, freeze: Freeze) -> dict[str, Any]:
+def _freeze(history: History, incarnation: Incarnation, freeze: Freeze) -> dict[str, Any]:
     """A freeze that nobody took for a death: once healed, it has killed nothing, so no token is lost to it."""
     healed = history.healed.get(freeze.fault)
-    detected = next((at for at, _ in life.expired if at >= freeze.start), None)
+    detected = next((at for at, _ in incarnation.expired if at >= freeze.start), None)
     if detected is not None and healed is not None and detected > healed:
         detected = None  # another silence
-    return _survived(history, life, "freeze", freeze.start, detected, healed) | {
+    return _survived(history, incarnation, "freeze", freeze.start, detected, healed) | {
         "tokens_lost": None if healed is None else 0
     }
 
 
-def _strike(history: History, books: Books, life: Life, said: Said[FaultInjected]) -> dict[str, Any]:
+def _strike(history: History, books: Books, incarnation: Incarnation, said: Said[FaultInjected]) -> dict[str, Any]:
     """What struck a learner from within: followed to its healing, or to the successor that it took."""
-    kind, healed, ended = said.fact.fault_kind, history.healed.get(said.fact.fault), _is_its_end(history, life, said)
-    detected = _shown(history, life, said, ended)
+    kind, healed, ended = (
+        said.fact.fault_kind,
+        history.healed.get(said.fact.fault),
+        _is_its_end(history, incarnation, said),
+    )
+    detected = _shown(history, incarnation, said, ended)
     if ended:
-        row = _death(history, books, life, said.at, True, kind, detected)
+        row = _death(history, books, incarnation, said.at, True, kind, detected)
     else:
-        row = _survived(history, life, kind, said.at, detected, healed)
+        row = _survived(history, incarnation, kind, said.at, detected, healed)
     until = math.inf if ended else healed
     if until is None:
         return row | {"tokens_lost": None}
-    steps = [step.fact for step in life.steps if said.at <= step.at <= until]
+    steps = [step.fact for step in incarnation.steps if said.at <= step.at <= until]
     kept = (COMMITTED, IN_FLIGHT, "run_ended")
-    return row | {"tokens_lost": sum(step.tokens for step in steps if books.fates[(*life.key, step.step)] not in kept)}
+    return row | {
+        "tokens_lost": sum(step.tokens for step in steps if books.fates[(*incarnation.key, step.step)] not in kept)
+    }
 
 
-def _is_its_end(history: History, life: Life, said: Said[FaultInjected]) -> bool:
+def _is_its_end(history: History, incarnation: Incarnation, said: Said[FaultInjected]) -> bool:
     """Whether this incarnation was over because of it: NaN never heals, and a cut is taken for a death in the end."""
-    if life.over != "killed" or life.noticed is None or life.noticed < said.at:
+    if incarnation.over != "killed" or incarnation.noticed is None or incarnation.noticed < said.at:
         return False
     healed = history.healed.get(said.fact.fault, math.inf)
-    return said.fact.fault_kind == "non_finite" or (said.fact.fault_kind == "link" and life.noticed <= healed)
+    return said.fact.fault_kind == "non_finite" or (said.fact.fault_kind == "link" and incarnation.noticed <= healed)
 
 
-def _shown(history: History, life: Life, said: Said[FaultInjected], ended: bool) -> float | None:
+def _shown(history: History, incarnation: Incarnation, said: Said[FaultInjected], ended: bool) -> float | None:
     """When the first thing showed it: a refusal, an expired lease, or the end that it brought."""
     reason = {"corrupt": "bad_digest", "non_finite": "non_finite"}.get(said.fact.fault_kind)
-    refused = (s for s in history.of(Refused) if (s.fact.learner, s.fact.incarnation) == life.key)
+    refused = (s for s in history.of(Refused) if (s.fact.learner, s.fact.incarnation) == incarnation.key)
     signs = [refusal.at for refusal in refused if refusal.fact.reason == reason]
     if said.fact.fault_kind == "link":
-        signs += [at for at, _ in life.expired]
-    if ended and life.noticed is not None:
-        signs.append(life.noticed)
+        signs += [at for at, _ in incarnation.expired]
+    if ended and incarnation.noticed is not None:
+        signs.append(incarnation.noticed)
     healed = history.healed.get(said.fact.fault, math.inf)
     return min((at for at in signs if said.at <= at <= healed), default=None)
 
 
-def _was_misconfigured(history: History, life: Life) -> bool:
+def _was_misconfigured(history: History, incarnation: Incarnation) -> bool:
     """Whether it came with another configuration because of an injected fault, and was refused for it."""
-    before = history.lives.get((life.learner, life.incarnation - 1))
+    before = history.incarnations.get((incarnation.learner, incarnation.number - 1))
     if before is None or not any(kill.fact.fault_kind == "wrong_config" for kill in before.kills):
         return False
     refused = [said.fact for said in history.of(Refused) if said.fact.reason == "wrong_config"]
-    return any((fact.learner, fact.incarnation) == life.key for fact in refused)
+    return any((fact.learner, fact.incarnation) == incarnation.key for fact in refused)
 
 
 def _survived(
-    history: History, life: Life, kind: str, at: float, detected: float | None, healed: float | None
+    history: History, incarnation: Incarnation, kind: str, at: float, detected: float | None, healed: float | None
 ) -> dict[str, Any]:
     """A fault that ended no incarnation, up to the learner's first contribution after the healing."""
     contributed = next(
@@ -308,7 +316,7 @@ def _survived(
             for said in history.commits
             if healed is not None
             and said.at >= healed
-            and any(one.learner == life.learner for one in said.fact.participants)
+            and any(one.learner == incarnation.learner for one in said.fact.participants)
         ),
         None,
     )
@@ -319,7 +327,7 @@ def _survived(
         phases["first_contribution"] = contributed - healed
     return {
         "kind": kind,
-        "target": life.learner,
+        "target": incarnation.learner,
         "injected": True,
         "at_s": None,
         "detection_s": phases["detect"],

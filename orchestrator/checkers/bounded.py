@@ -58,7 +58,7 @@ def _spans(history: History) -> Verdict:
     ahead_s = max((said.fact.ahead_s for said in history.of(SyncerStarted)), default=0.0)
     broken: list[str] = []
     for key, spans in granted.items():
-        steps = history.lives[key].steps if key in history.lives else []
+        steps = history.incarnations[key].steps if key in history.incarnations else []
         begun = {said.fact.span for said in steps}
         ahead = sum(span.stop - span.start for span in spans if span.span not in begun)
         fastest_s = min((said.fact.seconds for said in steps if said.fact.seconds > 0.0), default=math.inf)

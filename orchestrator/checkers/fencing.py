@@ -119,5 +119,5 @@ def _fences(history: History) -> Verdict:
 
 
 def _used(history: History, granted: SpanGranted) -> bool:
-    life = history.lives.get((granted.learner, granted.incarnation))
-    return life is not None and any(said.fact.span == granted.span for said in life.steps)
+    incarnation = history.incarnations.get((granted.learner, granted.incarnation))
+    return incarnation is not None and any(said.fact.span == granted.span for said in incarnation.steps)

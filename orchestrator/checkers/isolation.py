@@ -16,7 +16,7 @@ from collections.abc import Iterator, Sequence
 from typing import Any
 
 from orchestrator.accounting.history import History
-from orchestrator.accounting.incarnations import Key, Life, Said
+from orchestrator.accounting.incarnations import Incarnation, Key, Said
 from orchestrator.accounting.verdicts import Verdict, judge
 from orchestrator.eventlog.events import FaultInjected
 from outer.protocol.facts import LearnerFenced, LeaseExpired
@@ -41,16 +41,16 @@ def check(history: History) -> list[Verdict]:
     reads = _Reads(history) if losses else None
     for said in losses:
         assert reads is not None
-        told = [_held_up(life, before, after) for life, before, after in reads.around(said)]
+        told = [_held_up(incarnation, before, after) for incarnation, before, after in reads.around(said)]
         checked += bool(told)
         if told and all(told):
             broken.append(f"when {said.fact.learner} {said.fact.incarnation} was lost, {told[0]}")
     return [judge("isolation.steps", promise, checked, "losses", broken, idle)]
 
 
-def _held_up(life: Life, before: Sequence[float], after: Sequence[float]) -> str:
+def _held_up(incarnation: Incarnation, before: Sequence[float], after: Sequence[float]) -> str:
     """In words; empty if it was not. Step seconds, ascending."""
-    name = f"step of {life.learner} {life.incarnation} rose from"
+    name = f"step of {incarnation.learner} {incarnation.number} rose from"
     medians = before[len(before) // 2], after[len(after) // 2]
     if medians[1] > RATIO * medians[0] + EXTRA_S:
         return f"the median {name} {medians[0]:.3f} s to {medians[1]:.3f} s"
@@ -63,34 +63,34 @@ class _Reads:
     """At which of its steps each incarnation was read, commit by commit."""
 
     def __init__(self, history: History) -> None:
-        self._lives = history.lives
+        self._incarnations = history.incarnations
         self._at: dict[Key, tuple[list[tuple[int, int]], list[int]]] = {}
         for said, one, *_ in history.contributions:
             places, steps = self._at.setdefault((one.learner, one.incarnation), ([], []))
             places.append((said.incarnation, said.position))
             steps.append(one.step)
 
-    def around(self, said: Said[Any]) -> Iterator[tuple[Life, list[float], list[float]]]:
+    def around(self, said: Said[Any]) -> Iterator[tuple[Incarnation, list[float], list[float]]]:
         """The survivors, and how long their steps took before and after, in seconds, ascending."""
         for key, (places, steps) in self._at.items():
             last = bisect_right(places, (said.incarnation, said.position))
-            if key[0] == said.fact.learner or last in (0, len(places)) or key not in self._lives:
+            if key[0] == said.fact.learner or last in (0, len(places)) or key not in self._incarnations:
                 continue
-            life = self._lives[key]
-            middle = life.inside(0, steps[last - 1])[1]
-            before = life.steps[max(0, middle - WINDOW) : middle]
-            after = life.steps[middle : middle + WINDOW]
-            if len(before) >= FEWEST and len(after) >= FEWEST and not _struck(life, before[0].at, after[-1].at):
-                yield life, _seconds(before), _seconds(after)
+            incarnation = self._incarnations[key]
+            middle = incarnation.inside(0, steps[last - 1])[1]
+            before = incarnation.steps[max(0, middle - WINDOW) : middle]
+            after = incarnation.steps[middle : middle + WINDOW]
+            if len(before) >= FEWEST and len(after) >= FEWEST and not _struck(incarnation, before[0].at, after[-1].at):
+                yield incarnation, _seconds(before), _seconds(after)
 
 
 def _seconds(steps: Sequence[Said[Any]]) -> list[float]:
     return sorted(said.fact.seconds for said in steps)
 
 
-def _struck(life: Life, start: float, stop: float) -> bool:
+def _struck(incarnation: Incarnation, start: float, stop: float) -> bool:
     """Whether something befell this one itself, by the dates of those who said so."""
-    times = [(at, math.inf if until is None else until) for at, until in life.expired]
-    times += [(freeze.start, math.inf if freeze.stop is None else freeze.stop) for freeze in life.freezes]
-    times += [(said.at, said.at + said.fact.duration_s) for said in life.strikes]
+    times = [(at, math.inf if until is None else until) for at, until in incarnation.expired]
+    times += [(freeze.start, math.inf if freeze.stop is None else freeze.stop) for freeze in incarnation.freezes]
+    times += [(said.at, said.at + said.fact.duration_s) for said in incarnation.strikes]
     return any(begin <= stop + BLUR_S and end >= start - BLUR_S for begin, end in times)

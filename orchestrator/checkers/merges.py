@@ -110,8 +110,8 @@ def _live(history: History) -> Verdict:
 
 def _counters(history: History) -> Verdict:
     broken: list[str] = []
-    for said, one, life, first, last in history.contributions:
-        count, total = last - first, life.tokens[last] - life.tokens[first]
+    for said, one, incarnation, first, last in history.contributions:
+        count, total = last - first, incarnation.tokens[last] - incarnation.tokens[first]
         if one.steps != count or one.tokens != total or one.steps != one.step - one.base_step:
             broken.append(
                 f"{_name(said, one)} counts {one.steps} steps and {one.tokens} tokens in "
@@ -129,8 +129,8 @@ def _current(history: History) -> Verdict:
     may be read again after it has rebased.
     """
     broken: list[str] = []
-    for said, one, life, _, _ in history.contributions:
-        adopted = life.adopted.get(said.fact.fragment, [])
+    for said, one, incarnation, _, _ in history.contributions:
+        adopted = incarnation.adopted.get(said.fact.fragment, [])
         before = bisect_left(adopted, one.step, key=_after_step)
         if (later := _rebased(adopted[before:], one, said.fact.base_version)) is not None:
             base = later

@@ -11,7 +11,7 @@ from collections.abc import Iterator
 
 from learners.protocol.facts import Donated, StateReceived, StateSaved
 from orchestrator.accounting.history import History
-from orchestrator.accounting.incarnations import Key, Life, Said
+from orchestrator.accounting.incarnations import Incarnation, Key, Said
 from orchestrator.accounting.verdicts import Verdict, judge
 from orchestrator.eventlog.events import RunStarted
 
@@ -31,14 +31,14 @@ def _contributors(history: History) -> dict[Key, int]:
 
 
 def _steps(history: History) -> Verdict:
-    """With a peer's state a life steps from 1 on, else right after its first adoption: in strict overlap later."""
+    """With a peer's state steps begin at 1, else right after the first adoption: later in strict overlap."""
     upto = _contributors(history)
     from_peers = {(said.writer, said.incarnation) for said in history.of(StateReceived) if said.fact.source == "peer"}
     broken: list[str] = []
     for key, last in upto.items():
-        life = history.lives.get(key, Life(*key))
-        here = life.numbers[: life.inside(0, last)[1]]
-        first = 1 if key in from_peers or not life.adoptions else 1 + life.adoptions[0].fact.after_step
+        incarnation = history.incarnations.get(key, Incarnation(*key))
+        here = incarnation.step_numbers[: incarnation.inside(0, last)[1]]
+        first = 1 if key in from_peers or not incarnation.adoptions else 1 + incarnation.adoptions[0].fact.after_step
         if here != list(range(first, last + 1)):
             held = {*here}
             missing = next((step for step in range(first, last + 1) if step not in held), last)
@@ -57,10 +57,10 @@ def _states(history: History) -> Verdict:
     broken: list[str] = []
     missing: list[str] = []
     for key in upto:
-        life = history.lives.get(key, Life(*key))
+        incarnation = history.incarnations.get(key, Incarnation(*key))
         said = received.get(key)
         if said is None or said.fact.source != "peer":
-            broken += _snapshot(history, life)
+            broken += _snapshot(history, incarnation)
             continue
         gift = given.get((said.fact.donor, said.fact.donor_incarnation, *key))
         if gift is None and (said.fact.donor, said.fact.donor_incarnation, said.fact.donor_step) in saved:
@@ -75,13 +75,13 @@ def _states(history: History) -> Verdict:
     return judge(name, promise, len(upto), "contributing incarnations", broken)
 
 
-def _snapshot(history: History, life: Life) -> Iterator[str]:
-    first = life.numbers[0] if life.numbers else 0
+def _snapshot(history: History, incarnation: Incarnation) -> Iterator[str]:
+    first = incarnation.step_numbers[0] if incarnation.step_numbers else 0
     fragments = len(history.rules.sizes) if history.rules else 0
     for fragment in range(fragments):
-        adopted = life.adopted.get(fragment)
+        adopted = incarnation.adopted.get(fragment)
         if not adopted or adopted[0].after_step >= first:
-            yield f"{life.learner} {life.incarnation} stepped before it had fragment {fragment} from anyone"
+            yield f"{incarnation.learner} {incarnation.number} stepped before it had fragment {fragment} from anyone"
 
 
 def _differs(key: Key, said: Said[StateReceived], gift: Said[Donated]) -> Iterator[str]:
@@ -97,8 +97,8 @@ def _differs(key: Key, said: Said[StateReceived], gift: Said[Donated]) -> Iterat
 
 def _donor_gap(history: History, said: Said[StateReceived]) -> Iterator[str]:
     fact = said.fact
-    donor = history.lives.get((fact.donor, fact.donor_incarnation))
-    if donor is None or not donor.numbers or donor.numbers[-1] < fact.donor_step:
+    donor = history.incarnations.get((fact.donor, fact.donor_incarnation))
+    if donor is None or not donor.step_numbers or donor.step_numbers[-1] < fact.donor_step:
         yield (
             f"{said.writer} {said.incarnation} started from step {fact.donor_step} "
             f"of {fact.donor} {fact.donor_incarnation}, which is not in the log"

@@ -16,7 +16,7 @@ from typing import NamedTuple
 from learners.protocol.facts import StepFinished
 from orchestrator.accounting.books import Books, Ledger, settle
 from orchestrator.accounting.history import History
-from orchestrator.accounting.incarnations import Life
+from orchestrator.accounting.incarnations import Incarnation
 from orchestrator.accounting.verdicts import Verdict, judge
 from outer.protocol.facts import Finished, SpanGranted, SpanReturned
 
@@ -49,12 +49,12 @@ def _numbers(table: Ledger) -> list[int]:
 
 def _committed(history: History, books: Books) -> Verdict:
     """A second, plainer count: a unit is committed by the first commit that covers it."""
-    counted = {key: bytearray(len(life.steps)) for key, life in history.lives.items()}
+    counted = {key: bytearray(len(incarnation.steps)) for key, incarnation in history.incarnations.items()}
     total, broken = 0, []
     for said, contributions in groupby(history.contributions, itemgetter(0)):
-        for _, _, life, first, last in contributions:
-            if life.steps:
-                total += _fresh(life.tokens, counted[life.key], first, last)
+        for _, _, incarnation, first, last in contributions:
+            if incarnation.steps:
+                total += _fresh(incarnation.tokens, counted[incarnation.key], first, last)
         if said.fact.tokens_committed != total:
             broken.append(
                 f"at syncer step {said.fact.syncer_step} the syncer counts {said.fact.tokens_committed} "
@@ -137,26 +137,31 @@ def _positions(history: History) -> Verdict:
     for said in history.of(SpanGranted):
         fact = said.fact
         granted[fact.learner, fact.incarnation][fact.span].append((fact.start, fact.stop))
-    broken = [wrong for key, life in history.lives.items() if life.steps for wrong in _misread(life, granted[key])]
+    broken = [
+        wrong
+        for key, incarnation in history.incarnations.items()
+        if incarnation.steps
+        for wrong in _misread(incarnation, granted[key])
+    ]
     promise = "a step reads samples of a span granted to its incarnation, each once"
     return judge("books.positions", promise, len(history.of(StepFinished)), "steps", broken)
 
 
-def _misread(life: Life, granted: Mapping[int, list[tuple[int, int]]]) -> Iterator[str]:
+def _misread(incarnation: Incarnation, granted: Mapping[int, list[tuple[int, int]]]) -> Iterator[str]:
     newest: dict[int, int] = {}  # by span
     span, begin, end = -1, 0, 0  # that the step before was of
-    for said in life.steps:
+    for said in incarnation.steps:
         step = said.fact
         position = step.position
         if step.span != span or not begin <= position < end:
             span = step.span
             begin, end = next(((a, b) for a, b in granted.get(span, ()) if a <= position < b), (0, 0))
         if begin == end:
-            yield f"{_name(life, step)} lies outside every span {span} granted to it"
+            yield f"{_name(incarnation, step)} lies outside every span {span} granted to it"
         if position <= newest.get(span, -1):
-            yield f"{_name(life, step)} goes back to samples it has had"
+            yield f"{_name(incarnation, step)} goes back to samples it has had"
         newest[span] = position
 
 
-def _name(life: Life, step: StepFinished) -> str:
-    return f"step {step.step} of {life.learner} {life.incarnation} at sample {step.position}"
+def _name(incarnation: Incarnation, step: StepFinished) -> str:
+    return f"step {step.step} of {incarnation.learner} {incarnation.number} at sample {step.position}"

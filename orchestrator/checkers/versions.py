@@ -11,7 +11,7 @@ from collections.abc import Iterator
 from itertools import pairwise
 
 from orchestrator.accounting.history import History
-from orchestrator.accounting.incarnations import Life
+from orchestrator.accounting.incarnations import Incarnation
 from orchestrator.accounting.verdicts import Verdict, judge
 from outer.protocol.facts import Finished, StepOpened, SyncerStarted
 
@@ -60,12 +60,14 @@ def _adopted(history: History) -> Verdict:
         made[said.fact.fragment].add(said.fact.syncer_step)
     checked = 0
     broken: list[str] = []
-    for life in history.lives.values():
-        for fragment, adopted in life.adopted.items():
+    for incarnation in history.incarnations.values():
+        for fragment, adopted in incarnation.adopted.items():
             checked += len(adopted)
             held = 0
             for fact in adopted:
-                name = f"{life.learner} {life.incarnation} adopted version {fact.version} of fragment {fragment}"
+                name = (
+                    f"{incarnation.learner} {incarnation.number} adopted version {fact.version} of fragment {fragment}"
+                )
                 if fact.version not in made[fragment]:
                     broken.append(f"{name}, which was never committed")
                 if fact.version < held:
@@ -76,21 +78,21 @@ def _adopted(history: History) -> Verdict:
 
 
 def _clocks(history: History) -> Verdict:
-    broken = [wrong for life in history.lives.values() for wrong in _of_learner(life)]
+    broken = [wrong for incarnation in history.incarnations.values() for wrong in _of_learner(incarnation)]
     broken += [*_of_steps(history), *_of_commits(history)]
-    checked = sum(len(life.steps) for life in history.lives.values()) + len(history.of(StepOpened))
+    checked = sum(len(incarnation.steps) for incarnation in history.incarnations.values()) + len(history.of(StepOpened))
     promise = "learner steps and syncer steps come one by one, and no count of steps or tokens ever falls"
     return judge("versions.clocks", promise, checked, "steps", broken)
 
 
-def _of_learner(life: Life) -> Iterator[str]:
+def _of_learner(incarnation: Incarnation) -> Iterator[str]:
     """Its own order is the order in which it said things."""
-    name = f"{life.learner} {life.incarnation}"
-    steps = [said.fact.step for said in life.steps]
+    name = f"{incarnation.learner} {incarnation.number}"
+    steps = [said.fact.step for said in incarnation.steps]
     if steps and steps != list(range(steps[0], steps[0] + len(steps))):
         before, after = next((a, b) for a, b in pairwise(steps) if b != a + 1)
         yield f"{name} finished step {after} after step {before}"
-    adopted = [said.fact.after_step for said in life.adoptions]
+    adopted = [said.fact.after_step for said in incarnation.adoptions]
     if adopted != sorted(adopted):
         before, after = next((a, b) for a, b in pairwise(adopted) if b < a)
         yield f"{name} adopted after step {after}, and before that after step {before}"

@@ -139,7 +139,7 @@ def test_ages_are_counted_in_steps() -> None:
 
 
 def _adopted(told: Data) -> list[Any]:
-    return [said for life in told.history.lives.values() for said in life.adoptions]
+    return [said for incarnation in told.history.incarnations.values() for said in incarnation.adoptions]
 
 
 def test_held_out_losses_stand_where_their_parameters_were_committed() -> None:
