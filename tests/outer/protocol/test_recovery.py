@@ -136,7 +136,7 @@ def test_an_epoch_that_goes_on_takes_nothing_before_it_knows_who_lives() -> None
     made.commit("a", "b")
     goes_on = made.epoch(2)
     goes_on.start()
-    with pytest.raises(AssertionError, match="who lives"):
+    with pytest.raises(AssertionError, match="is Living"):
         goes_on.handle(0.0, Attach("a", 1, MANIFEST))
 
 
