@@ -29,7 +29,6 @@ from __future__ import annotations
 
 import math
 import statistics
-from collections import Counter
 from collections.abc import Iterable, Iterator, Sequence
 from dataclasses import dataclass
 from itertools import pairwise
@@ -39,7 +38,8 @@ from learners.protocol.facts import StepFinished
 from orchestrator.accounting.books import Books, settle
 from orchestrator.accounting.history import History, indexed
 from orchestrator.accounting.incarnations import Incarnation
-from orchestrator.eventlog.events import Event, LearnerRequested, PoolScaled
+from orchestrator.eventlog.events import Event
+from orchestrator.eventlog.facts import LearnerRequested, PoolScaled
 from outer.protocol.facts import Finished
 
 RANKS = (
@@ -112,15 +112,6 @@ class Goodput:
     @property
     def wall_s(self) -> float:
         return self.stop - self.start - self.paused_s
-
-
-@dataclass(frozen=True)
-class Participation:
-    """Contributions that merged, as shares of those that could have."""
-
-    mean: float  # of commits x learners wanted at each
-    alive_mean: float | None  # of the live learners, summed over commits; None: there never were any
-    by_learner: dict[str, float]  # share of the commits that each took part in
 
 
 def first_step_at(history: History) -> float | None:
@@ -205,30 +196,6 @@ def outer_downtime(history: History) -> float | None:
         return None
     allowed = 2 * statistics.median(gaps)
     return math.fsum(max(0.0, gap - allowed) for gap in gaps)
-
-
-def participation(history: History) -> Participation | None:
-    """None without a commit, or when the configured learners are not known."""
-    commits, rules = [said.fact for said in history.commits], history.rules
-    if not commits or rules is None:
-        return None
-    took_part = Counter(one.learner for commit in commits for one in commit.participants if one.weight > 0)
-    live = sum(commit.live for commit in commits)
-    could = {name: _commits_within(history, name, times) for name, times in wanted_times(history).items()}
-    return Participation(
-        took_part.total() / sum(could.values()),
-        took_part.total() / live if live else None,
-        {name: took_part[name] / count if count else 0.0 for name, count in could.items()},
-    )
-
-
-def _commits_within(history: History, learner: str, times: list[Interval]) -> int:
-    """Commits that a learner could have taken part in: it was wanted, or it did, as one that is leaving may."""
-    return sum(
-        any(start <= said.at < stop for start, stop in times)
-        or any(one.learner == learner for one in said.fact.participants)
-        for said in history.commits
-    )
 
 
 # ------------------------------------------------------------------ what explains a learner's time

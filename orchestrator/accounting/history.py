@@ -15,8 +15,8 @@ from typing import Any, NamedTuple, TypeVar
 
 from learners.protocol.facts import Adopted, PhaseEntered, Resumed, StepFinished
 from orchestrator.accounting.incarnations import Freeze, Incarnation, Key, Said
-from orchestrator.eventlog.events import (
-    Event,
+from orchestrator.eventlog.events import Event
+from orchestrator.eventlog.facts import (
     FaultHealed,
     FaultInjected,
     LearnerLost,
@@ -25,9 +25,8 @@ from orchestrator.eventlog.events import (
     PoolScaled,
     RunFinished,
     RunResumed,
-    by_writer,
-    woven,
 )
+from orchestrator.eventlog.segments import by_writer, woven
 from outer.protocol.facts import (
     Committed,
     Finished,

@@ -11,7 +11,7 @@ from operator import attrgetter
 from typing import Generic, Literal, NamedTuple, TypeVar
 
 from learners.protocol.facts import Adopted, StepFinished
-from orchestrator.eventlog.events import FaultInjected
+from orchestrator.eventlog.facts import FaultInjected
 
 F = TypeVar("F")
 Key = tuple[str, int]  # learner, incarnation

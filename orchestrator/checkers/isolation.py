@@ -4,7 +4,7 @@ Before and after are told apart by the commits on both sides: each names the ste
 no clocks are compared. A survivor was held up if, in the WINDOW steps after, its median step took more than RATIO times
 that of those before and EXTRA_S, or its longest more than RATIO times their longest and STALL_S. What befalls a host by
 itself is in no log, so that losses are judged only where faults were injected by name: steps of learners that were
-struck themselves are left out, and the promise is broken where every other survivor was held up. What a step waited for
+struck themselves are left out, and the check fails where every other survivor was held up. What a step waited for
 does not count.
 """
 
@@ -18,7 +18,7 @@ from typing import Any
 from orchestrator.accounting.history import History
 from orchestrator.accounting.incarnations import Incarnation, Key, Said
 from orchestrator.accounting.verdicts import Verdict, judge
-from orchestrator.eventlog.events import FaultInjected
+from orchestrator.eventlog.facts import FaultInjected
 from outer.protocol.facts import LearnerFenced, LeaseExpired
 
 RATIO, EXTRA_S, STALL_S = 3.0, 0.05, 2.0
@@ -28,24 +28,24 @@ BLUR_S = 1.0  # of the dates of two processes, where a survivor's own faults are
 
 
 def check(history: History) -> list[Verdict]:
-    promise = "when a learner is lost or silent, the others' steps take as long as before"
+    claim = "when a learner is lost or silent, the others' steps take as long as before"
     losses = [
         said
         for said in history.by_syncer(LeaseExpired, LearnerFenced)
         if isinstance(said.fact, LeaseExpired) or said.fact.reason not in LEAVING
     ]
-    idle = "no learner was lost while others stepped on" if history.commits else ""
+    not_exercised = "no learner was lost while others stepped on" if history.commits else ""
     if losses and not history.of(FaultInjected):
-        losses, idle = [], "no fault was injected: what befell the hosts is not in the log"
-    checked, broken = 0, []
+        losses, not_exercised = [], "no fault was injected: what befell the hosts is not in the log"
+    checked, failures = 0, []
     reads = _Reads(history) if losses else None
     for said in losses:
         assert reads is not None
         told = [_held_up(incarnation, before, after) for incarnation, before, after in reads.around(said)]
         checked += bool(told)
         if told and all(told):
-            broken.append(f"when {said.fact.learner} {said.fact.incarnation} was lost, {told[0]}")
-    return [judge("isolation.steps", promise, checked, "losses", broken, idle)]
+            failures.append(f"when {said.fact.learner} {said.fact.incarnation} was lost, {told[0]}")
+    return [judge("isolation.steps", claim, checked, "losses", failures, not_exercised)]
 
 
 def _held_up(incarnation: Incarnation, before: Sequence[float], after: Sequence[float]) -> str:

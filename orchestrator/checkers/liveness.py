@@ -29,7 +29,7 @@ from typing import Any, NamedTuple
 from orchestrator.accounting.history import KILLING, History
 from orchestrator.accounting.incarnations import Incarnation, Key, Said
 from orchestrator.accounting.verdicts import Verdict, judge
-from orchestrator.eventlog.events import FaultHealed, FaultInjected
+from orchestrator.eventlog.facts import FaultHealed, FaultInjected
 from outer.protocol.facts import (
     Committed,
     DrainStarted,
@@ -90,12 +90,12 @@ def check(history: History) -> list[Verdict]:
     rate = "while K learners are alive every fragment commits within stated numbers of their steps and seconds"
     recovery = "after any trouble every fragment commits again within a stated time"
     went_wrong = history.rules is not None and any(history.of(kind) for kind in LOSSES)
-    idle = (
+    not_exercised = (
         "whenever there was trouble, fewer than K learners may have been alive" if went_wrong else "nothing went wrong"
     )
     return [
         judge("live.rate", rate, calm, "gaps between commits", slow),
-        judge("live.recovery", recovery, troubled, "gaps with trouble", lost, idle if calm else ""),
+        judge("live.recovery", recovery, troubled, "gaps with trouble", lost, not_exercised if calm else ""),
     ]
 
 

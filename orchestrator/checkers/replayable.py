@@ -13,7 +13,7 @@ from learners.protocol.facts import Donated, StateReceived, StateSaved
 from orchestrator.accounting.history import History
 from orchestrator.accounting.incarnations import Incarnation, Key, Said
 from orchestrator.accounting.verdicts import Verdict, judge
-from orchestrator.eventlog.events import RunStarted
+from orchestrator.eventlog.facts import RunStarted
 
 
 def check(history: History) -> list[Verdict]:
@@ -34,7 +34,7 @@ def _steps(history: History) -> Verdict:
     """With a peer's state steps begin at 1, else right after the first adoption: later in strict overlap."""
     upto = _contributors(history)
     from_peers = {(said.writer, said.incarnation) for said in history.of(StateReceived) if said.fact.source == "peer"}
-    broken: list[str] = []
+    failures: list[str] = []
     for key, last in upto.items():
         incarnation = history.incarnations.get(key, Incarnation(*key))
         here = incarnation.step_numbers[: incarnation.inside(0, last)[1]]
@@ -42,25 +42,25 @@ def _steps(history: History) -> Verdict:
         if here != list(range(first, last + 1)):
             held = {*here}
             missing = next((step for step in range(first, last + 1) if step not in held), last)
-            broken.append(f"step {missing} of {key[0]} {key[1]} is in a commit, and not in the log")
-    promise = "every step that a commit holds, and every step of its incarnation before that, is in the log"
-    return judge("replayable.steps", promise, len(upto), "contributing incarnations", broken)
+            failures.append(f"step {missing} of {key[0]} {key[1]} is in a commit, and not in the log")
+    claim = "every step that a commit holds, and every step of its incarnation before that, is in the log"
+    return judge("replayable.steps", claim, len(upto), "contributing incarnations", failures)
 
 
 def _states(history: History) -> Verdict:
     """From the syncer: every fragment adopted before the first step. From a peer: the state that a donor gave."""
-    name, promise = "replayable.states", "every contributing incarnation starts from what the syncer or a donor gave"
+    name, claim = "replayable.states", "every contributing incarnation starts from what the syncer or a donor gave"
     upto = _contributors(history)
     received = {(said.writer, said.incarnation): said for said in history.of(StateReceived)}
     given = {(s.writer, s.incarnation, s.fact.joiner, s.fact.joiner_incarnation): s for s in history.of(Donated)}
     saved = {(said.writer, said.incarnation, said.fact.step) for said in history.of(StateSaved)}
-    broken: list[str] = []
+    failures: list[str] = []
     missing: list[str] = []
     for key in upto:
         incarnation = history.incarnations.get(key, Incarnation(*key))
         said = received.get(key)
         if said is None or said.fact.source != "peer":
-            broken += _snapshot(history, incarnation)
+            failures += _snapshot(history, incarnation)
             continue
         gift = given.get((said.fact.donor, said.fact.donor_incarnation, *key))
         if gift is None and (said.fact.donor, said.fact.donor_incarnation, said.fact.donor_step) in saved:
@@ -68,11 +68,11 @@ def _states(history: History) -> Verdict:
         if gift is None:
             missing.append(f"{key[0]} {key[1]} started from {said.fact.donor}, which does not say that it gave")
         else:
-            broken += _differs(key, said, gift)
+            failures += _differs(key, said, gift)
         missing += _donor_gap(history, said)
-    if missing and not broken:
-        return Verdict(name, promise, "unknown", missing[0])
-    return judge(name, promise, len(upto), "contributing incarnations", broken)
+    if missing and not failures:
+        return Verdict(name, claim, "unknown", missing[0])
+    return judge(name, claim, len(upto), "contributing incarnations", failures)
 
 
 def _snapshot(history: History, incarnation: Incarnation) -> Iterator[str]:
@@ -113,8 +113,8 @@ def _digests(history: History) -> Verdict:
         for said, one, *_ in history.contributions
     ]
     recorded = [each for each in (commits, contributions) if any(digest for digest, _ in each)]
-    broken = [f"{name} has no digest" for each in recorded for digest, name in each if not digest]
-    promise = "commits and contributions carry the digests of their numbers"
+    failures = [f"{name} has no digest" for each in recorded for digest, name in each if not digest]
+    claim = "commits and contributions carry the digests of their numbers"
     made = next((s.fact.versions["synthetic"] for s in history.of(RunStarted) if "synthetic" in s.fact.versions), "")
-    idle = f"nothing was computed, the log is synthetic: {made}" if made else ""
-    return judge("replayable.digests", promise, sum(map(len, recorded)), "digests", broken, idle)
+    not_exercised = f"nothing was computed, the log is synthetic: {made}" if made else ""
+    return judge("replayable.digests", claim, sum(map(len, recorded)), "digests", failures, not_exercised)

@@ -21,32 +21,32 @@ UNEXPLAINED_S = 0.25  # or so many seconds of each, whichever is more
 
 def check(history: History) -> list[Verdict]:
     name = "accounted.time"
-    promise = f"the categories of time sum to the whole, and at most {UNEXPLAINED_MAX:.0%} of it is unexplained"
+    claim = f"the categories of time sum to the whole, and at most {UNEXPLAINED_MAX:.0%} of it is unexplained"
     if not history.commits or any(
         incarnation.requested is None for incarnation in history.incarnations.values() if incarnation.steps
     ):
-        return [Verdict(name, promise, "unknown", "the log does not tell when every learner was asked for")]
+        return [Verdict(name, claim, "unknown", "the log does not tell when every learner was asked for")]
     if told := next(_contradictions(history), None):
-        return [Verdict(name, promise, "unknown", told)]
+        return [Verdict(name, claim, "unknown", told)]
     goodput = account(history, settle(history))
     if goodput is None:
-        return [Verdict(name, promise, "unknown", "the log has no step before a commit")]
-    broken: list[str] = []
+        return [Verdict(name, claim, "unknown", "the log has no step before a commit")]
+    failures: list[str] = []
     wanted = wanted_within(history)
     for learner, seconds in goodput.seconds.items():
         total = math.fsum(seconds.values())
         if not abs(total - wanted[learner]) <= 1e-6 * max(1.0, wanted[learner]) or min(seconds.values()) < 0.0:
-            broken.append(f"the categories of {learner} sum to {total:.6f} s of {wanted[learner]:.6f} s")
+            failures.append(f"the categories of {learner} sum to {total:.6f} s of {wanted[learner]:.6f} s")
     most = max(UNEXPLAINED_MAX * math.fsum(wanted.values()), UNEXPLAINED_S * len(wanted))
     unexplained = math.fsum(seconds["unattributed"] for seconds in goodput.seconds.values())
     silent = dict(_cut_off(history, goodput.stop))
     if unexplained > most >= unexplained - math.fsum(silent.values()):
         told = f"the last words of {', '.join(silent)} are not in the log"
-        return [Verdict(name, promise, "unknown", told)]
+        return [Verdict(name, claim, "unknown", told)]
     if unexplained > most:
         worst = max(goodput.seconds, key=lambda learner: goodput.seconds[learner]["unattributed"])
-        broken.append(f"{unexplained:.2f} s are unexplained, most of them of {worst}; allowed are {most:.2f} s")
-    return [judge(name, promise, len(wanted), "learners", broken)]
+        failures.append(f"{unexplained:.2f} s are unexplained, most of them of {worst}; allowed are {most:.2f} s")
+    return [judge(name, claim, len(wanted), "learners", failures)]
 
 
 def _cut_off(history: History, end: float) -> Iterator[tuple[str, float]]:

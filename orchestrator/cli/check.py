@@ -32,7 +32,7 @@ def check(
             typer.echo(json.dumps({"ok": kept, "checks": [asdict(verdict) for verdict in verdicts]}))
         else:
             for verdict in verdicts:
-                typer.echo(f"{verdict.status:8}  {verdict.name}: {verdict.promise}")
+                typer.echo(f"{verdict.status:8}  {verdict.name}: {verdict.claim}")
                 if verdict.status != "pass":
                     typer.echo(f"          {verdict.reason}")
         if not kept:

@@ -12,7 +12,8 @@ from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass
 
 from learners.protocol.facts import DeviceTaken, StateReceived
-from orchestrator.eventlog.events import Event, RunFinished, RunStarted
+from orchestrator.eventlog.events import Event
+from orchestrator.eventlog.facts import RunFinished, RunStarted
 from orchestrator.replay.incarnation import OLDER, IncarnationReader, IncarnationTape, Key, Need, Read, TapeError, named
 from outer.protocol.facts import Committed, Participant, SyncerStarted
 

@@ -19,7 +19,7 @@ from learners.protocol.facts import Adopted, AdoptionRefused, LoopFailed, StepFi
 from orchestrator.accounting.goodput import account, first_step_at
 from orchestrator.accounting.history import OVERWRITING, History
 from orchestrator.accounting.verdicts import Verdict
-from orchestrator.eventlog.events import REGISTRY, Evaluated, FaultHealed, FaultInjected, FaultSkipped, RunStarted
+from orchestrator.eventlog.facts import REGISTRY, Evaluated, FaultHealed, FaultInjected, FaultSkipped, RunStarted
 from orchestrator.report.lanes import Lane, lanes
 from orchestrator.report.series import binned, chunks
 from orchestrator.report.wire import Link, links

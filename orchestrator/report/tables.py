@@ -270,7 +270,7 @@ def _fate(name: str) -> Any:
 
 def promises(verdicts: Sequence[Verdict]) -> Table:
     rows = [
-        (MARKS[v.status], v.name, v.promise, v.reason) for v in sorted(verdicts, key=lambda v: _WORST.index(v.status))
+        (MARKS[v.status], v.name, v.claim, v.reason) for v in sorted(verdicts, key=lambda v: _WORST.index(v.status))
     ]
     return table("Promises", "result|name|promise|on this log", rows)
 

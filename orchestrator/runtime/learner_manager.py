@@ -16,7 +16,7 @@ import ray
 
 from learners.actor import GROUPS, LearnerActor, LearnerSpec
 from learners.checkpoint_writer import SavedPart
-from orchestrator.eventlog.events import LearnerLost, LearnerRequested, LearnerStarted, NodePreempted, PoolScaled
+from orchestrator.eventlog.facts import LearnerLost, LearnerRequested, LearnerStarted, NodePreempted, PoolScaled
 from orchestrator.lifecycle import controller
 from orchestrator.lifecycle.scaling import request_file, requested
 from orchestrator.recipe.config import PoolConfig, Recipe

@@ -11,7 +11,8 @@ from typing import Any
 import pytest
 
 from learners.protocol.facts import Adopted, Spoiled, StateReceived, StepFinished
-from orchestrator.eventlog.events import Event, RunFinished
+from orchestrator.eventlog.events import Event
+from orchestrator.eventlog.facts import RunFinished
 from orchestrator.replay.incarnation import Adopt, TapeError
 from orchestrator.replay.replayer import Replayer
 from orchestrator.replay.tape import record

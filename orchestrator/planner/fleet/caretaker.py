@@ -8,7 +8,7 @@ from __future__ import annotations
 import math
 from typing import Any
 
-from orchestrator.eventlog.events import FaultInjected, LearnerLost, LearnerRequested, LearnerStarted, SyncerLost
+from orchestrator.eventlog.facts import FaultInjected, LearnerLost, LearnerRequested, LearnerStarted, SyncerLost
 from orchestrator.lifecycle import controller
 from orchestrator.planner.fleet.description import Fault, Member
 from orchestrator.planner.fleet.server import Server

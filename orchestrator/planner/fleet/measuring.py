@@ -18,7 +18,8 @@ from orchestrator.accounting.goodput import first_step_at
 from orchestrator.accounting.history import SYNCER, History
 from orchestrator.accounting.incarnations import Incarnation
 from orchestrator.accounting.summary import summarise
-from orchestrator.eventlog.events import FaultInjected, RunFinished, RunStarted, read_run
+from orchestrator.eventlog.facts import FaultInjected, RunFinished, RunStarted
+from orchestrator.eventlog.segments import read_run
 from orchestrator.planner.fleet.calibration import RESTART, Calibration, Measured, Pace, Strike
 from orchestrator.planner.fleet.samples import Samples
 from orchestrator.planner.fleet.starting import Marks, abreast, works

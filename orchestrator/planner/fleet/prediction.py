@@ -14,7 +14,8 @@ from statistics import fmean, median
 from typing import Any
 
 from orchestrator.accounting.summary import summarise
-from orchestrator.eventlog.events import Event, merge
+from orchestrator.eventlog.events import Event
+from orchestrator.eventlog.segments import merge
 from orchestrator.planner.fleet.calibration import Calibration, Measured, Pace, Strike
 from orchestrator.planner.fleet.description import Draw, Fault, Fleet, Link, Member, Steady, Timing, constant
 from orchestrator.planner.fleet.measuring import measured, work

@@ -13,7 +13,7 @@ import pytest
 from benchmarks.studies import bandwidth_model
 from benchmarks.studies.models import even
 from orchestrator.checkers.suite import check
-from orchestrator.eventlog.events import RunFinished
+from orchestrator.eventlog.facts import RunFinished
 from orchestrator.planner.fleet.baselines import streaming
 from orchestrator.planner.fleet.description import Fault, Fleet, Link, Member, Steady, Timing, constant
 from orchestrator.planner.fleet.failures import Draws, Failures

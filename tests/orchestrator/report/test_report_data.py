@@ -13,7 +13,8 @@ from orchestrator.accounting.goodput import RANKS, account
 from orchestrator.accounting.history import History
 from orchestrator.accounting.summary import summarise
 from orchestrator.checkers.suite import check
-from orchestrator.eventlog.events import Evaluated, Event, FaultInjected, LearnerRequested
+from orchestrator.eventlog.events import Event
+from orchestrator.eventlog.facts import Evaluated, FaultInjected, LearnerRequested
 from orchestrator.report import tables
 from orchestrator.report.canvas import WIDE
 from orchestrator.report.data import Data, Mark, collect

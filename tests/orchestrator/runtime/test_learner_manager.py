@@ -16,7 +16,7 @@ from typing import Any, TypeVar
 import pytest
 import ray
 
-from orchestrator.eventlog.events import LearnerLost, LearnerRequested
+from orchestrator.eventlog.facts import LearnerLost, LearnerRequested
 from orchestrator.lifecycle import controller
 from orchestrator.lifecycle.scaling import request_file
 from orchestrator.recipe.config import Recipe
