@@ -11,10 +11,11 @@ from typing import Any
 from learners.protocol.facts import StepFinished
 from orchestrator.accounting.verdicts import Verdict
 from orchestrator.report.data import Data
+from orchestrator.report.headline import STATUS_WORDS
 from orchestrator.report.series import quantile
 from orchestrator.store.status_text import DASH, brief, number, percent, seconds, text
 
-MARKS = {"pass": "✓ pass", "violated": "✗ violated", "unknown": "? unknown", "idle": "– idle"}
+SIGNS = {"pass": "✓", "violated": "✗", "unknown": "?", "idle": "–"}
 ROWS_MOST = 240
 LONG = 32  # characters from which a cell may be broken into lines
 PHASES = ("detect", "decide", "start", "import", "compile", "state", "first_contribution")
@@ -218,7 +219,7 @@ def _source(data: Data, number: int) -> str:
     return data.sources[mark.target, later[0]] if dead and later else DASH
 
 
-# ------------------------------------------------------------------ bytes, books, promises, log
+# ------------------------------------------------------------------ bytes, books, checks, log
 
 
 def wire(data: Data) -> Table:
@@ -268,11 +269,12 @@ def _fate(name: str) -> Any:
     return lambda ledger: ledger[name] if name in ledger else ledger["discarded"][name]
 
 
-def promises(verdicts: Sequence[Verdict]) -> Table:
+def checks(verdicts: Sequence[Verdict]) -> Table:
     rows = [
-        (MARKS[v.status], v.name, v.claim, v.reason) for v in sorted(verdicts, key=lambda v: _WORST.index(v.status))
+        (f"{SIGNS[v.status]} {STATUS_WORDS[v.status]}", v.name, v.claim, v.reason)
+        for v in sorted(verdicts, key=lambda v: _WORST.index(v.status))
     ]
-    return table("Promises", "result|name|promise|on this log", rows)
+    return table("Checks", "result|name|what must hold|on this log", rows)
 
 
 _WORST = ("violated", "unknown", "pass", "idle")

@@ -171,13 +171,13 @@ def test_the_books_table_has_every_fate_and_sums_to_what_was_processed() -> None
     assert rows["processed"] == sum(count for fate, count in rows.items() if fate != "processed") == 888
 
 
-def test_broken_promises_come_first() -> None:
+def test_failed_checks_come_first() -> None:
     events = without(history(), is_a(LearnerFenced, reason="killed"))
     results = [
         row[0]
-        for row in tables.promises(data(altered(events, is_a(Evaluated, syncer_step=32), loss=math.nan)).verdicts).rows
+        for row in tables.checks(data(altered(events, is_a(Evaluated, syncer_step=32), loss=math.nan)).verdicts).rows
     ]
-    assert results == sorted(results, key=["✗ violated", "? unknown", "✓ pass", "– idle"].index)
+    assert results == sorted(results, key=["✗ failed", "? unknown", "✓ passed", "– not exercised"].index)
 
 
 def test_the_timeline_tells_rare_events_of_any_kind_and_counts_what_it_leaves_out() -> None:
