@@ -10,7 +10,7 @@ from rich.console import Console
 from rich.table import Table
 from rich.text import Text
 
-from orchestrator.cli.plantrial import Trial
+from orchestrator.cli.advised_plan import AdvisedPlan
 from orchestrator.planner.forecast import Forecast
 from orchestrator.planner.plan import Plan
 from orchestrator.planner.sizing.traffic import Flow
@@ -23,7 +23,7 @@ NODES_SHOWN = 24
 STEPS_SHOWN = 3  # syncer steps at which a fragment is due
 
 
-def show(plan: Plan, commands: Sequence[str], tried: Trial | None, console: Console) -> None:
+def show(plan: Plan, commands: Sequence[str], tried: AdvisedPlan | None, console: Console) -> None:
     """Print the whole plan. `tried`: what comes of what is recommended."""
     say = _printer(console)
     for heading, lines in (
@@ -186,15 +186,15 @@ def _compared(plan: Plan) -> Iterator[str]:
 
 def _modes(plan: Plan) -> Table:
     table = _grid("durability.mode", "a commit", "written a second", "held at the most")
-    for mode in plan.upkeep.modes:
-        name = f"{mode.mode}, as the recipe has it" if mode.mode == plan.upkeep.mode else mode.mode
+    for mode in plan.storage_cost.modes:
+        name = f"{mode.mode}, as the recipe has it" if mode.mode == plan.storage_cost.mode else mode.mode
         second = DASH if mode.per_second_bytes is None else _amount(mode.per_second_bytes)
         table.add_row(name, _amount(mode.commit_bytes), second, _amount(mode.held_bytes))
     return table
 
 
 def _checkpoints(plan: Plan) -> Iterator[str]:
-    cost, every_s = plan.upkeep, plan.recipe.durability.every_s
+    cost, every_s = plan.storage_cost, plan.recipe.durability.every_s
     often = (
         f"one each {seconds(every_s)} is {_amount(cost.checkpoint_per_second_bytes)} a second"
         if every_s
@@ -241,7 +241,7 @@ def _survived(plan: Plan) -> list[Any]:
     """What may be lost, and how often learners will be."""
     table = Table("lost", "commits", "meanwhile", box=None, pad_edge=False, header_style="dim")
     table.columns[0].no_wrap = True
-    for one in plan.survivals:
+    for one in plan.fault_outcomes:
         stop = "until somebody acts" if one.stopped_s is None else f"stop, {seconds(one.stopped_s)}"
         table.add_row(Text(one.lost), "go on" if one.commits_go_on else stop, Text(one.words))
     return [table, *_expected(plan)]
@@ -258,7 +258,7 @@ def _expected(plan: Plan) -> Iterator[str]:
 
 
 def _foreseen(plan: Plan) -> list[Any]:
-    """Shares over many courses of the run, and what one death costs."""
+    """Shares over many trials of the run, and the cost of one death."""
     told = plan.forecast
     if told is None:
         return []
@@ -271,16 +271,16 @@ def _foreseen(plan: Plan) -> list[Any]:
         ("tokens committed, of what all could process", told.committed),
     ):
         table.add_row(name, percent(share.mean), f"{percent(share.low)} to {percent(share.high)}")
-    return [table, *_tolls(told)]
+    return [table, *_failure_costs(told)]
 
 
-def _tolls(told: Forecast) -> Iterator[str]:
+def _failure_costs(told: Forecast) -> Iterator[str]:
     step = f"steps of {told.step_s:g} s" + (", as none is given: --step-seconds" if told.step_is_assumed else "")
-    yield f"{told.courses} runs of {seconds(told.run_s)} with {told.deaths:.3g} losses of learners each; {step}"
-    for pool, toll in told.tolls.items():
+    yield f"{told.trials} runs of {seconds(told.run_s)} with {told.deaths:.3g} losses of learners each; {step}"
+    for pool, cost in told.failure_costs.items():
         yield (
-            f"one loss in {pool}: {seconds(toll.stepping_s)} without its steps, {seconds(toll.contributing_s)} without "
-            f"its contributions, {seconds(toll.tokens_s)} of its tokens; and the wait for hardware each time"
+            f"one loss in {pool}: {seconds(cost.stepping_s)} without its steps, {seconds(cost.contributing_s)} without "
+            f"its contributions, {seconds(cost.tokens_s)} of its tokens; and the wait for hardware each time"
         )
 
 
@@ -300,7 +300,7 @@ def _cost(plan: Plan) -> Iterator[str]:
         yield f"no cost: fleet.pools gives no price_per_hour of {', '.join(told.unpriced)}"
 
 
-def _recommended(plan: Plan, tried: Trial | None) -> list[Any]:
+def _recommended(plan: Plan, tried: AdvisedPlan | None) -> list[Any]:
     """Letter by letter, with the reason; and what comes of it."""
     table = Table("", "recipe", "advised", "because", box=None, pad_edge=False, header_style="dim")
     for one in plan.recommendations:
@@ -310,7 +310,7 @@ def _recommended(plan: Plan, tried: Trial | None) -> list[Any]:
     return [table, *(_outcome_of_trial(plan, tried) if tried is not None else [])]
 
 
-def _outcome_of_trial(plan: Plan, tried: Trial) -> Iterator[str]:
+def _outcome_of_trial(plan: Plan, tried: AdvisedPlan) -> Iterator[str]:
     what = f"all but {', '.join(tried.untried)}" if tried.untried else "all of it"
     if tried.refusal:
         yield f"with {what} the recipe cannot run: {tried.refusal}"
