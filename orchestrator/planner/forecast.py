@@ -2,9 +2,9 @@
 
 Failures are rare and runs are long, so the forecast takes two steps. First the fleet is simulated without failures, and
 with one learner's death in each pool, whose cost is seconds without its steps, seconds without its contributions, and
-lost tokens. Then many trials draw deaths, replacements and the hours of spot pools for the whole run. In free overlap no
-learner waits for a dead one, so the losses add up. tests/orchestrator/planner/test_forecast.py compares the result with
-the simulated fleet under all failures at once.
+lost tokens. Then many trials draw deaths, replacements and the hours of spot pools for the whole run. In free overlap
+no learner waits for a dead one, so the losses add up. tests/orchestrator/planner/test_forecast.py compares the result
+with the simulated fleet under all failures at once.
 """
 
 from __future__ import annotations
