@@ -31,9 +31,7 @@ ROOT = Path(__file__).resolve().parent.parent
 sys.path.insert(0, str(ROOT))
 
 from learners.training import weights  # noqa: E402
-from orchestrator.store import (  # noqa: E402
-    checkpoints,
-)
+from orchestrator.store import checkpoints  # noqa: E402
 from outer.journal import checkpoint_parts  # noqa: E402
 from outer.journal.framing import Damaged  # noqa: E402
 from outer.journal.identity import identity  # noqa: E402

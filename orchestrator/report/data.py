@@ -19,10 +19,17 @@ from learners.protocol.facts import Adopted, AdoptionRefused, LoopFailed, StepFi
 from orchestrator.accounting.goodput import account, first_step_at
 from orchestrator.accounting.history import OVERWRITING, History
 from orchestrator.accounting.verdicts import Verdict
-from orchestrator.eventlog.facts import REGISTRY, Evaluated, FaultHealed, FaultInjected, FaultSkipped, RunStarted
-from orchestrator.report.lanes import Lane, lanes
+from orchestrator.eventlog.facts import (
+    REGISTRY,
+    Evaluated,
+    FaultHealed,
+    FaultInjected,
+    FaultSkipped,
+    RunStarted,
+)
+from orchestrator.report.incarnation_phases import Lane, lanes
+from orchestrator.report.learner_traffic import Link, links
 from orchestrator.report.series import binned, chunks
-from orchestrator.report.wire import Link, links
 from outer.protocol.facts import ReadFailed, Refused
 
 LOSS_BINS, LOSS_STEPS = 240, 8  # at most so many bins, of at least about so many steps

@@ -24,7 +24,7 @@ from orchestrator.report.figures.merges import broken
 from orchestrator.report.figures.rounds import share_class
 from orchestrator.report.figures.time import GROUPS, grouped
 from orchestrator.report.series import Bin, binned, chunks, merged
-from orchestrator.report.timeline import FIRST, LAST, timeline
+from orchestrator.report.tables import FIRST, LAST, timeline
 from outer.protocol.facts import LearnerFenced
 from tests.orchestrator.histories import BASE, altered, history, inserted, is_a, without
 
