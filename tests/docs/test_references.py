@@ -13,7 +13,7 @@ import pytest
 from chaos.simulation.profile import KINDS, PROFILES
 from orchestrator.checkers import suite
 from orchestrator.cli import errors
-from orchestrator.eventlog.events import REGISTRY
+from orchestrator.eventlog.facts import REGISTRY
 from orchestrator.recipe.config import FaultKind, Recipe
 from outer.protocol import messages
 from tests.docs import references
