@@ -347,7 +347,7 @@ class LearnerManager:
             ray.kill(unit.handle)
         self._give_up_place(name)
         self._controller.left(name, unit.incarnation)
-        self.faults[name] = f"drained: {unit.leaving or 'its process was told to end'}"
+        self.faults[name] = f"drained: {unit.leaving or 'its process was asked to end'}"
         if not self._over():
             self._advance()
 
