@@ -9,7 +9,7 @@ from collections.abc import Callable, Iterator
 from dataclasses import dataclass
 from typing import Any
 
-from orchestrator.report import tables, timeline
+from orchestrator.report import tables
 from orchestrator.report.data import Data
 from orchestrator.report.figures import lanes, loss, merges, recoveries, rounds, time, wire
 from orchestrator.report.tables import Table
@@ -42,7 +42,7 @@ def sections(data: Data, recipe: str) -> list[Section]:
     """Sections with nothing to say are left out. `recipe` is the text of config.toml."""
     all_ = [
         _failure(data), _loss(data), _learners(data), _participation(data), _time(data), _merges(data),
-        _faults(data), _wire(data), _books(data), _promises(data), _log(data), _recipe(data, recipe),
+        _faults(data), _wire(data), _books(data), _checks(data), _log(data), _recipe(data, recipe),
     ]  # fmt: skip
     return [section for section in all_ if section.lead or section.pictures or section.tables or section.blocks]
 
@@ -230,12 +230,12 @@ def _books(data: Data) -> Section:
     )
 
 
-def _promises(data: Data) -> Section:
-    return Section("promises", "Promises checked", (), (), _kept(tables.promises(data.verdicts)))
+def _checks(data: Data) -> Section:
+    return Section("checks", "Checks", (), (), _kept(tables.checks(data.verdicts)))
 
 
 def _log(data: Data) -> Section:
-    return Section("log", "Log", (), (), _kept(timeline.timeline(data), tables.log(data)))
+    return Section("log", "Log", (), (), _kept(tables.timeline(data), tables.log(data)))
 
 
 def _recipe(data: Data, recipe: str) -> Section:

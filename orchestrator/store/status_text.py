@@ -125,16 +125,24 @@ def conditions(status: Mapping[str, Any]) -> list[str]:
     ]
 
 
+def waiting(status: Mapping[str, Any]) -> list[str]:
+    """What the run waits for: which pool has no place and why, and whether the quorum is possible without it."""
+    conditions = part(status, "run").get("conditions") or []
+    return [text(each.get("message")) for each in conditions if each.get("reason") == "NoPlace"]
+
+
 def states(status: Mapping[str, Any]) -> tuple[Any, ...]:
-    """What a reader wants to hear of at once: the run's state, each learner's state and last fault."""
+    """What a reader wants to hear at once: the run's state, each learner's state and last fault, missing places."""
     told = [(item.get("name"), item.get("state"), item.get("last_fault")) for item in status.get("learners") or []]
-    return (part(status, "run").get("state"), *told)
+    return (part(status, "run").get("state"), *told, *waiting(status))
 
 
 def changes(before: Mapping[str, Any], after: Mapping[str, Any]) -> list[str]:
-    """Learners whose state or last fault changed, a line each."""
+    """What has changed, a line each: missing places, learners' states and last faults."""
     old = {item.get("name"): item for item in before.get("learners") or []}
-    lines = []
+    missed = waiting(before)
+    lines = [message for message in waiting(after) if message not in missed]
+    lines += ["every learner has a place"] if missed and not waiting(after) else []
     for learner in after.get("learners") or []:
         name, earlier = text(learner.get("name")), old.get(learner.get("name"), {})
         if learner.get("last_fault") and learner.get("last_fault") != earlier.get("last_fault"):

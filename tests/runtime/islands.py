@@ -24,7 +24,8 @@ from ray.cluster_utils import Cluster
 from ray.util.placement_group import placement_group_table
 
 from chaos.actor import start
-from orchestrator.eventlog.events import LearnerLost, LearnerStarted, NodePreempted, RunFinished, read_run
+from orchestrator.eventlog.facts import LearnerLost, LearnerStarted, NodePreempted, RunFinished
+from orchestrator.eventlog.segments import read_run
 from orchestrator.recipe.config import PoolConfig, Recipe
 from orchestrator.recipe.problems import InputError
 from orchestrator.recipe.validation import resolve, validate
@@ -115,7 +116,8 @@ def alone(pool: PoolConfig) -> str:
     """Reserve for a pool that has no place here, and say why."""
     group = placement.reserve("alone", pool, anywhere=False)
     try:
-        return "placed" if group.wait(0.5) else placement.pending_reason(group, pool, anywhere=False)
+        group.wait(0.5)
+        return placement.pending_reasons({"alone": (group, pool)}, anywhere=False).get("alone", "placed")
     finally:
         placement.remove_placement_group(group)
 

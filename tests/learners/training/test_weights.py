@@ -62,7 +62,7 @@ def test_what_is_no_file_of_parameters_is_refused_with_the_fix(tmp_path: Path) -
         "missing": "no such file or folder; give",
         "text": "is not a safetensors file.*; diloco export",
         "empty": "no final parameters.*; give",
-        "whole": r"n \(I64\) are not floating-point; leave",
+        "whole": r"n \(I64\) are not floating-point; remove",
         "nan": "n have elements that are not finite; give",
     }
     for name, words in refusals.items():

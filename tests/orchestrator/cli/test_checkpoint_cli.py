@@ -19,7 +19,9 @@ from learners.training import weights
 from orchestrator.cli import checkpoint, scale
 from orchestrator.cli.app import build
 from orchestrator.cli.run import SILENT_S
-from orchestrator.eventlog.events import CheckpointFailed, Event, SegmentWriter
+from orchestrator.eventlog.events import Event
+from orchestrator.eventlog.facts import CheckpointFailed
+from orchestrator.eventlog.segments import SegmentWriter
 from orchestrator.recipe.config import Recipe
 from orchestrator.recipe.toml_text import dump
 from orchestrator.store import checkpoints
@@ -222,9 +224,7 @@ def test_verify_passes_what_is_whole(taken: RunStore) -> None:
         ("journal/identity", "DAMAGED  journal\n         identity: its checksum"),
     ],
 )
-def test_verify_names_what_is_damaged_with_the_code_of_a_broken_promise(
-    taken: RunStore, victim: str, told: str
-) -> None:
+def test_verify_names_what_is_damaged_with_the_code_of_a_failed_check(taken: RunStore, victim: str, told: str) -> None:
     flip(taken.path(victim))
     shown = invoke("checkpoint", "verify")
     assert shown.exit_code == 5

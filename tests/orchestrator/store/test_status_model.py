@@ -188,3 +188,16 @@ def test_conditions_say_that_a_syncer_is_on_its_way() -> None:
     status = model(RECIPE, about(), view(), {"epoch": 3, "down_s": 4.0}, {})
     serving = next(each for each in status["run"]["conditions"] if each["type"] == "SyncerServes")
     assert (serving["status"], serving["message"]) == ("False", "epoch 3 comes up since 4.0 s")
+
+
+def test_a_pool_without_a_place_is_told_with_the_quorum_that_is_impossible_without_it() -> None:
+    why = "no node is alive"
+    placed = {NAMES[0]: Placed(None, None, None, why), NAMES[1]: Placed(1, "n", None), NAMES[2]: Placed(2, "n", None)}
+    run = model(RECIPE, about(), view(), {}, placed)["run"]
+    assert conditions({"run": run})["LearnersPlaced"] == ("False", "NoPlace")
+    assert conditions({"run": run})["QuorumMet"] == ("True", "Met")
+    messages = {each["type"]: each["message"] for each in run["conditions"]}
+    assert messages["LearnersPlaced"] == f"pool east: 1 of 2 learners wait for a place: {why}"
+    short = model(RECIPE, about(), view(), {}, placed | {NAMES[2]: Placed(None, None, None, why)})
+    assert conditions(short)["QuorumMet"] == ("False", "NoPlace")
+    assert conditions(model(RECIPE, about(), view(), {}, {}))["LearnersPlaced"] == ("True", "Placed")
