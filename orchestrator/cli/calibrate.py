@@ -13,7 +13,7 @@ from orchestrator.recipe.config import FleetPoolConfig
 from orchestrator.recipe.problems import InputError, Problem
 
 if TYPE_CHECKING:
-    from orchestrator.planner.fleet.calibration.distribution import Samples
+    from orchestrator.planner.fleet.calibration.distribution import EmpiricalDistribution
     from orchestrator.planner.fleet.calibration.measurements import Calibration
     from orchestrator.planner.fleet.calibration.prediction import Prediction
     from orchestrator.planner.sizing.model_sizes import Shapes
@@ -209,7 +209,7 @@ def _predicted(planned: Prediction) -> Iterator[str]:
             yield f"  {words:28}{mean + unit:>12}    {low} to {high}{unit}"
 
 
-def _durations(found: Calibration) -> Iterator[tuple[str, Samples]]:
+def _durations(found: Calibration) -> Iterator[tuple[str, EmpiricalDistribution]]:
     for pool, pace in found.pools.items():
         yield f"step, pool {pool}", pace.step_s
     yield "an incarnation's first step", found.first_step_s
@@ -230,5 +230,5 @@ def _durations(found: Calibration) -> Iterator[tuple[str, Samples]]:
         yield f"syncer: {PHASES.get(phase, phase)}", samples
 
 
-def _duration(name: str, samples: Samples) -> str:
+def _duration(name: str, samples: EmpiricalDistribution) -> str:
     return f"  {name:36}{samples.count:>8,}{samples.at(0.5):>12.4f}{samples.at(0.9):>12.4f}"

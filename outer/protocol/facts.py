@@ -92,7 +92,7 @@ class LeaseRenewed:
 
 @dataclass(frozen=True)
 class SpanGranted:
-    """Samples [start, stop) of the deterministic order are lent to one incarnation."""
+    """EmpiricalDistribution [start, stop) of the deterministic order are lent to one incarnation."""
 
     learner: str
     incarnation: int
@@ -104,7 +104,7 @@ class SpanGranted:
 
 @dataclass(frozen=True)
 class SpanReturned:
-    """Samples [start, stop) went back to the pool; they will be lent, and counted, again."""
+    """EmpiricalDistribution [start, stop) went back to the pool; they will be lent, and counted, again."""
 
     learner: str
     incarnation: int

@@ -11,7 +11,7 @@ from chaos.simulation import profile
 from chaos.simulation.faults.schedule import FaultSchedule
 from chaos.simulation.ports.context import HostileContext
 from learners import fault_effects
-from orchestrator.eventlog.events import FaultHealed, FaultInjected, FaultSkipped
+from orchestrator.eventlog.facts import FaultHealed, FaultInjected, FaultSkipped
 from orchestrator.lifecycle.controller import State
 from orchestrator.recipe.config import ChaosConfig
 from orchestrator.simulation.learner_process import LearnerProcess
