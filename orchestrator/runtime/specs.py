@@ -7,7 +7,7 @@ from typing import Any
 
 from learners.shell import LearnerSpec
 from orchestrator.recipe.config import PoolConfig, Recipe
-from outer.actor import SyncerSpec
+from outer.epoch import SyncerSpec
 from outer.journal.object_store import Objects
 from outer.protocol.syncer import Budget
 

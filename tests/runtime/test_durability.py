@@ -18,7 +18,7 @@ from orchestrator.eventlog.events import (
     SyncerLost,
 )
 from orchestrator.recipe.config import SYNCER
-from outer.actor import APPLIED, JOURNALED, RECEIVED
+from outer.epoch import APPLIED, JOURNALED, RECEIVED
 from outer.protocol.facts import Committed, StateRebuilt, SyncerStarted
 from tests.runtime.replayed import assert_bit_equal
 from tests.runtime.script import FOREVER, Script, all_step, kill, nothing, said
