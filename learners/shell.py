@@ -56,7 +56,7 @@ Donation = tuple[events_effects.Donate, list[Any]]
 
 @dataclass(frozen=True)
 class LearnerSpec:
-    """Everything an incarnation is made from."""
+    """What an incarnation is started with."""
 
     name: str
     incarnation: int
@@ -81,7 +81,7 @@ class LearnerSpec:
 
 
 class Refused(Exception):
-    """The syncer does not let this learner in."""
+    """The syncer refuses this learner."""
 
 
 class LearnerShell:
@@ -276,13 +276,13 @@ class LearnerShell:
                     self._drive(events_effects.StepDone(loss, self._tokens_per_step, self._trainer.aux))
 
     def _slow_down(self, seconds: float) -> None:
-        """Make the step last longer, as the pool asks. A step that was held up is not made to count twice."""
+        """Lengthen the step by the pool's `slowdown`. A step that was delayed counts as an average one."""
         self._compute_s.add(seconds)
         if self._spec.slowdown > 1.0:
             time.sleep((self._spec.slowdown - 1.0) * min(seconds, self._compute_s.value))
 
     def _drive(self, event: events_effects.Event) -> None:
-        """Hand one event to the machine and do what it says. Any thread; only the loop's own causes a step."""
+        """Hand one event to the machine and carry out its effects. Any thread may call; only the loop runs steps."""
         assert self._machine is not None
         with self._lock:
             effects = self._machine.handle(time.monotonic(), event)

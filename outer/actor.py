@@ -96,7 +96,7 @@ class SyncerActor:
         )
         self._recorder = recorder
         self._said = 0
-        self._deposed = ""  # why nothing is to be done any more
+        self._deposed = ""  # why this epoch is over
         self._merger = ThreadPoolExecutor(1, "merge")
         self._examiner = ThreadPoolExecutor(2, "examine")
         self._peers: dict[str, _Peer] = {}
@@ -143,7 +143,7 @@ class SyncerActor:
         self._drive(events_effects.Fence(learner, incarnation, reason))
 
     async def snapshot_now(self, identifier: int, final: str = "") -> bool:
-        """Take a consistent cut; `final`: why the run is suspended with it. False: the run is over."""
+        """Take a consistent cut; `final`: why the run is suspended after it. False: the run is over."""
         self._drive(events_effects.TakeSnapshot(identifier, final))
         return not self._machine.finished
 
@@ -175,7 +175,7 @@ class SyncerActor:
         }
 
     async def view(self) -> dict[str, Any]:
-        """Everything status pages show."""
+        """The syncer's status."""
         now, syncer = _now(), self._machine
         self._drive(events_effects.Tick())
         return await self.clock() | {
@@ -196,7 +196,7 @@ class SyncerActor:
         self._dies_at[point] = times
 
     async def snapshot(self) -> tuple[int, list[NDArray[np.float32]], tuple[Fragment, ...]]:
-        """(newest committed syncer step, float32[n] per fragment, what is in each)."""
+        """(newest committed syncer step, float32[n] per fragment, the fragments)."""
         return self._machine.committed_step, list(self._parameters.thetas), self._fragments
 
     # -------------------------------------------------------------- called by learners
