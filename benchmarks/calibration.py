@@ -27,10 +27,10 @@ ROOT = Path(__file__).resolve().parent.parent
 sys.path.insert(0, str(ROOT))
 
 from benchmarks.fresh import emptied  # noqa: E402
+from orchestrator.planner.fleet.calibrate import calibrate  # noqa: E402
 from orchestrator.planner.fleet.calibration import Calibration  # noqa: E402
-from orchestrator.planner.fleet.measuring import calibrate  # noqa: E402
+from orchestrator.planner.fleet.distribution import Samples  # noqa: E402
 from orchestrator.planner.fleet.prediction import Prediction, compared, predict  # noqa: E402
-from orchestrator.planner.fleet.samples import Samples  # noqa: E402
 from orchestrator.planner.sizing.model_sizes import Shapes, shapes_of  # noqa: E402
 from orchestrator.recipe.config import Recipe  # noqa: E402
 from orchestrator.recipe.toml_text import dump, load  # noqa: E402
@@ -112,7 +112,7 @@ def tables(runs: Sequence[Run], rows: Sequence[Mapping[str, Any]], seeds: int) -
 
 
 def _table(head: Sequence[str], body: Sequence[Sequence[str]]) -> str:
-    return "\n".join(f"| {' | '.join(cells)} |" for cells in (head, ["---"] * len(head), *body))
+    return "\n".join(f"|{'|'.join(cells)}|" for cells in (head, ["---"] * len(head), *body))
 
 
 def _measured(runs: Sequence[Run]) -> str:

@@ -95,10 +95,10 @@ def write(rows: list[Row]) -> None:
     page = PAGE.read_text()
     before, _, rest = page.partition(BEGIN)
     table, _, after = rest.partition(END)
-    lines = {line.split("`")[1]: line for line in table.splitlines() if line.startswith("| `")}
+    lines = {line.split("`")[1]: line for line in table.splitlines() if line.startswith("|`")}
     for row in rows:
-        lines[str(row["mutant"])] = f"| `{row['mutant']}` | {seeds_of(row)} | {shown(row)} |"
-    head = "| mutant | seeds | caught by |\n|---|---|---|\n"
+        lines[str(row["mutant"])] = f"|`{row['mutant']}`|{seeds_of(row)}|{shown(row)}|"
+    head = "|mutant|seeds|caught by|\n|---|---|---|\n"
     body = "\n".join(lines[name] for name in MUTANTS if name in lines)
     PAGE.write_text(f"{before}{BEGIN}\n\n{head}{body}\n\n{END}{after}")
     found = {str(row["mutant"]): catching.Catch(**row["short"]) for row in rows if row["short"]}  # type: ignore[arg-type]

@@ -113,13 +113,13 @@ def put(path: Path, tables: dict[str, str]) -> None:
 def cell_rows() -> Iterator[str]:
     """One row for each method, width, step and number of datacenters: paper / closed form / conserving."""
     shares = [f"{utilisation:.0%}" for utilisation in UTILISATIONS]
-    yield f"| method, bits | step, s | datacenters | {' | '.join(shares)} |"
+    yield f"|method, bits|step, s|datacenters|{'|'.join(shares)}|"
     yield f"|{'---|' * (3 + len(shares))}"
     for index in range(0, len(PAPER), len(shares)):
         row = PAPER[index : index + len(shares)]
         found = (f"{cell.gbit_s:g} / {figures(cell.closed)} / {figures(conserving(cell))}" for cell in row)
         method = f"{row[0].method.replace('_', '-')}, {row[0].bits}"
-        yield f"| {method} | {row[0].step_s:g} | {row[0].datacenters} | {' | '.join(found)} |"
+        yield f"|{method}|{row[0].step_s:g}|{row[0].datacenters}|{'|'.join(found)}|"
 
 
 def conserving(cell: Printed) -> float:

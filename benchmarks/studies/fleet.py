@@ -75,38 +75,38 @@ def _events_per_second(learners: int) -> tuple[float, float]:
 
 
 def _speeds_table(rows: dict[float, list[heterogeneous.Row]]) -> str:
-    lines = ["| slower half | rule | goodput, % | paper | time stepping, % | participation, % | merges per step |"]
+    lines = ["|slower half|rule|goodput, %|paper|time stepping, %|participation, %|merges per step|"]
     lines.append("|---|---|---|---|---|---|---|")
     for gap, found in rows.items():
         for row in found:
             shares = [f"{100 * value:.1f} ± {100 * half:.1f}" for value, half in row.shares]
             paper = PAPER_GOODPUT[row.rule] if gap == heterogeneous.Speeds().gap else ""
             cells = (f"{gap:.0%}", row.rule, shares[0], paper, *shares[1:], f"{row.merges_per_step:.2f}")
-            lines.append(f"| {' | '.join(cells)} |")
+            lines.append(f"|{'|'.join(cells)}|")
     return "\n".join(lines)
 
 
 def _scavenging_table(rows: list[scavenging.Row]) -> str:
-    lines = ["| newcomers | time | paper | ideal | participation |", "|---|---|---|---|---|"]
+    lines = ["|newcomers|time|paper|ideal|participation|", "|---|---|---|---|---|"]
     for row in rows:
         figures = (f"{row.time:.3f}", f"{PAPER_TIME[row.extra]:.2f}", f"{row.ideal:.3f}", f"{row.participation:.2f}")
-        lines.append(f"| +{100 * row.extra:g} % | {' | '.join(figures)} |")
+        lines.append(f"|+{100 * row.extra:g} %|{'|'.join(figures)}|")
     return "\n".join(lines)
 
 
 def _upsize_table(rows: list[upsize.Row]) -> str:
-    lines = ["| steps for a copy | Gbit/s | all stand still, elastic | here | state from | newcomer steps after |"]
+    lines = ["|steps for a copy|Gbit/s|all stand still, elastic|here|state from|newcomer steps after|"]
     lines.append("|---|---|---|---|---|---|")
     for row in rows:
         joined = "" if row.joined_steps is None else f"{row.joined_steps:.1f}"
         still = (f"{row.elastic_downtime_steps:g}", f"{row.downtime_steps:.3g}")
-        lines.append(f"| {' | '.join((f'{row.copy_steps:g}', f'{row.gbit_s:.3g}', *still, row.source, joined))} |")
+        lines.append(f"|{'|'.join((f'{row.copy_steps:g}', f'{row.gbit_s:.3g}', *still, row.source, joined))}|")
     return "\n".join(lines)
 
 
 def _cost_table(cost: dict[int, tuple[float, float]]) -> str:
-    lines = ["| learners | events of the machines a second | steps of a learner a second |", "|---|---|---|"]
-    lines += [f"| {count} | {events:,.0f} | {steps:,.0f} |" for count, (events, steps) in cost.items()]
+    lines = ["|learners|events of the machines a second|steps of a learner a second|", "|---|---|---|"]
+    lines += [f"|{count}|{events:,.0f}|{steps:,.0f}|" for count, (events, steps) in cost.items()]
     return "\n".join(lines)
 
 

@@ -43,11 +43,11 @@ STEPS = 100_000  # of each island that is taken step by step and by the fast pat
 
 
 def head(*names: str) -> list[str]:
-    return [f"| {' | '.join(names)} |", f"|{'---|' * len(names)}"]
+    return [row(*names), f"|{'---|' * len(names)}"]
 
 
 def row(*parts: object) -> str:
-    return f"| {' | '.join(map(str, parts))} |"
+    return f"|{'|'.join(map(str, parts))}|"
 
 
 # ------------------------------------------------------------------ the fit

@@ -18,7 +18,7 @@ from chaos.simulation.context import HostileContext
 from chaos.simulation.damage import Damage
 from chaos.simulation.durations import DrawnDurations
 from chaos.simulation.faults import FaultSchedule
-from chaos.simulation.history import Digest, digest_of, events_of, judged
+from chaos.simulation.history import Digest, digest_of, judged
 from chaos.simulation.invariants import Invariants, waits
 from chaos.simulation.network import HostileNetwork
 from chaos.simulation.oracle import Oracle, Violation
@@ -216,7 +216,7 @@ def play(
         violations.append(_raised("machine.raises", error))
     try:
         waits(cluster.options, cluster.context.oracle, cluster.context.facts)
-        violations += judged(events_of(cluster.context), cluster.context.fault_counts)
+        violations += judged(cluster.context.events(), cluster.context.fault_counts)
     except Exception as error:  # of this seed, and not of all that follow
         violations.append(_raised("checkers.raise", error))
     return _outcome(cluster, violations)

@@ -24,17 +24,6 @@ MAY_BE_UNKNOWN = frozenset({"accounted.time", "replayable.states"})
 BY_TIME = frozenset({"accounted.time"})
 STOPS = frozenset({"stop", "stop_committing"})  # a run that is stopped at once gives evidence of nothing
 UNTIMED = frozenset({"wall_skew", "wall_jump", "clock_jump", "linger", "crash_ending"}) | STOPS
-UNHEARD = frozenset({"syncer", "orchestrator", "chaos"})  # who writes to the log without anybody's help
-
-
-def events_of(context: SimContext) -> list[Event]:
-    """Of learners what has reached the log, of everybody else all of it."""
-    events = []
-    for (writer, incarnation), said in context.facts.items():
-        known = said if writer in UNHEARD else said[: context.recorded.get((writer, incarnation), 0)]
-        for number, (at, fact) in enumerate(known):
-            events.append(Event(writer, incarnation, number, at, fact))
-    return events
 
 
 def judged(events: list[Event], fault_counts: Mapping[str, int]) -> list[Violation]:

@@ -6,13 +6,15 @@ from collections.abc import Iterable
 from dataclasses import dataclass, replace
 
 from chaos.simulation.cluster import Cluster, make_learner, make_syncer
-from chaos.simulation.history import BY_TIME, UNTIMED, events_of
+from chaos.simulation.history import BY_TIME, UNTIMED
 from chaos.simulation.injection import Injection
 from chaos.simulation.oracle import Violation
 from chaos.simulation.profile import Options
 from orchestrator.accounting.verdicts import Verdict
 from orchestrator.checkers.suite import check
-from orchestrator.eventlog.events import Event, RunStarted, merge
+from orchestrator.eventlog.events import Event
+from orchestrator.eventlog.facts import RunStarted
+from orchestrator.eventlog.segments import merge
 from orchestrator.recipe.config import Recipe
 from orchestrator.recipe.problems import InputError, Problem
 from orchestrator.simulation.tape_log import bare
@@ -50,7 +52,7 @@ def record(recipe: Recipe, options: Options) -> Simulated:
     _run(cluster, recipe.run.idle_s)
     if context.oracle.violations:
         raise Broken(context.oracle.violations)
-    events = merge([[replace(event, fact=bare(event.fact)) for event in events_of(context)]])
+    events = merge([[replace(event, fact=bare(event.fact)) for event in context.events()]])
     verdicts, unjudged = check(events), BY_TIME if UNTIMED & context.fault_counts.keys() else frozenset()
     if broken := [each for each in verdicts if each.status == "violated" and each.name not in unjudged]:
         raise Broken(Violation(each.name, each.reason) for each in broken)

@@ -9,7 +9,7 @@ from collections.abc import Callable, Iterator
 from dataclasses import dataclass
 from typing import Any
 
-from orchestrator.report import tables, timeline
+from orchestrator.report import tables
 from orchestrator.report.data import Data
 from orchestrator.report.figures import lanes, loss, merges, recoveries, rounds, time, wire
 from orchestrator.report.tables import Table
@@ -235,7 +235,7 @@ def _checks(data: Data) -> Section:
 
 
 def _log(data: Data) -> Section:
-    return Section("log", "Log", (), (), _kept(timeline.timeline(data), tables.log(data)))
+    return Section("log", "Log", (), (), _kept(tables.timeline(data), tables.log(data)))
 
 
 def _recipe(data: Data, recipe: str) -> Section:

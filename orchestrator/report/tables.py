@@ -5,7 +5,7 @@ from __future__ import annotations
 import math
 import statistics
 from collections.abc import Iterable, Iterator, Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import asdict, dataclass
 from typing import Any
 
 from learners.protocol.facts import StepFinished
@@ -271,7 +271,7 @@ def _fate(name: str) -> Any:
 
 def checks(verdicts: Sequence[Verdict]) -> Table:
     rows = [
-        (f"{SIGNS[v.status]} {STATUS_WORDS[v.status]}", v.name, v.promise, v.reason)
+        (f"{SIGNS[v.status]} {STATUS_WORDS[v.status]}", v.name, v.claim, v.reason)
         for v in sorted(verdicts, key=lambda v: _WORST.index(v.status))
     ]
     return table("Checks", "result|name|what must hold|on this log", rows)
@@ -290,3 +290,41 @@ def versions(data: Data) -> Iterator[tuple[str, str]]:
     for name, value in sorted(data.versions.items()):
         if value:
             yield name, value
+
+
+# ------------------------------------------------------------------ rare events, one line each
+
+COMMON = frozenset(
+    {
+        "StepFinished", "Adopted", "Committed", "StepOpened", "StepReopened", "StepPassed", "SpanGranted",
+        "SpanReturned", "SyncerStarted", "ReferenceLosses", "Refused", "ReadFailed", "AdoptionRefused",
+    }
+)  # fmt: skip
+FIRST, LAST = 160, 80  # of a longer timeline
+TEXT_MOST = 160
+
+
+def timeline(data: Data) -> Table:
+    """By time. What a long one leaves out is counted in its note."""
+    rare = [event for event in data.history.events if type(event.fact).__name__ not in COMMON]
+    left_out = max(0, len(rare) - FIRST - LAST)
+    shown = [*rare[:FIRST], *rare[-LAST:]] if left_out else rare
+    rows = (
+        (
+            seconds(event.at - data.origin),
+            event.writer if event.incarnation == 1 else f"{event.writer} #{event.incarnation}",
+            type(event.fact).__name__,
+            "; ".join(_fields(asdict(event.fact))),
+        )
+        for event in shown
+    )
+    note = f"The first {FIRST} and the last {LAST}; {left_out:,} between them are left out." if left_out else ""
+    return table("Timeline", "at|writer|event|what it says", rows, (0,), note)
+
+
+def _fields(fact: dict[str, Any]) -> Iterator[str]:
+    for name, value in fact.items():
+        if value in (None, "", 0) or isinstance(value, dict):
+            continue
+        words = f"{value:.6g}" if isinstance(value, float) else " ".join(str(value).split())
+        yield f"{name.replace('_', ' ')} {words if len(words) <= TEXT_MOST else words[:TEXT_MOST] + '…'}"

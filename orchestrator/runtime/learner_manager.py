@@ -14,7 +14,13 @@ from typing import Any
 import ray
 
 from learners.checkpoint_writer import SavedPart
-from orchestrator.eventlog.events import LearnerLost, LearnerRequested, LearnerStarted, NodePreempted, PoolScaled
+from orchestrator.eventlog.facts import (
+    LearnerLost,
+    LearnerRequested,
+    LearnerStarted,
+    NodePreempted,
+    PoolScaled,
+)
 from orchestrator.lifecycle.actions import Action, Drain, End, RecordNotice, RecordScaling, Release, Start
 from orchestrator.lifecycle.controller import Controller, Rank, State
 from orchestrator.lifecycle.scaling import request_file

@@ -11,6 +11,7 @@ from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import Any, NamedTuple, Protocol
 
+from orchestrator.eventlog.events import Event
 from orchestrator.simulation.calls import Network
 from orchestrator.simulation.process import Host
 from orchestrator.simulation.timeline import Timeline
@@ -20,6 +21,9 @@ from outer.protocol.messages import Contribution, Report
 
 Key = tuple[str, int]  # writer, and its incarnation or epoch
 Fact = tuple[float, Any]  # wall-clock seconds of its writer, and the fact
+
+
+SELF_RECORDING = frozenset({"syncer", "orchestrator", "chaos"})  # write to the log themselves
 
 
 class LearnerSpec(NamedTuple):
@@ -218,6 +222,15 @@ class SimContext:
     fetchers: int = 2  # fetches at a time of one learner
     facts: dict[Key, list[Fact]] = field(default_factory=dict)  # by writer and incarnation
     recorded: dict[Key, int] = field(default_factory=dict)  # how many of a learner's facts are in the log
+
+    def events(self) -> list[Event]:
+        """The run's log: of learners what has reached it, of everybody else all of it."""
+        events = []
+        for (writer, incarnation), facts in self.facts.items():
+            if writer not in SELF_RECORDING:
+                facts = facts[: self.recorded.get((writer, incarnation), 0)]
+            events += [Event(writer, incarnation, number, at, fact) for number, (at, fact) in enumerate(facts)]
+        return events
 
     def record(self, key: Key, upto: int) -> None:
         """What a learner recorded up to here is in the log."""

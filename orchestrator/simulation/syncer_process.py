@@ -41,7 +41,7 @@ class SyncerProcess(Process):
         self.performed = 0  # effects
         self.crash_at = math.inf  # it dies after so many effects
         self.facts = context.facts.setdefault(self.key, [])
-        self.writer = context.make_journal(self, self._durable, self._refused)
+        self.writer = context.make_journal(self, self.on_durable, self._refused)
         self._context, self._network, self._died, self._trace = context, context.network, died, context.trace
         self._flushed = 0  # facts that a crash cannot take back
         self._wake_at = math.inf  # virtual seconds
@@ -210,7 +210,8 @@ class SyncerProcess(Process):
         self.writer.put(effect)
         self._context.faults.appended(self, effect)
 
-    def _durable(self, sequence: int) -> None:
+    def on_durable(self, sequence: int) -> None:
+        """Called by the journal: a record is durable."""
         self.drive(events_effects.Durable(sequence))
 
     def _refused(self, sequence: int) -> None:

@@ -38,7 +38,7 @@ class Timeline:
     def after(self, seconds: float, happen: Callable[..., Any], *args: Any) -> None:
         heapq.heappush(self.queue, (self.now + seconds, self.number(), None, happen, args))
 
-    def reach(self, seconds: float, receiver: Receiver, happen: Callable[..., Any], *args: Any) -> None:
+    def reach(self, seconds: float, receiver: Receiver | None, happen: Callable[..., Any], *args: Any) -> None:
         """Schedule a callback that is addressed to a process."""
         heapq.heappush(self.queue, (self.now + seconds, self.number(), receiver, happen, args))
 

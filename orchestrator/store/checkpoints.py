@@ -13,9 +13,11 @@ from typing import Any
 from pydantic import BaseModel, ConfigDict, NonNegativeFloat, NonNegativeInt, PositiveInt, ValidationError
 
 from outer.journal import checkpoint_parts as parts
+from outer.journal import journal
 from outer.journal.framing import Damaged
 from outer.journal.object_store import Objects
 
+JOURNAL = "journal"  # its folder in the store
 REQUEST_FILE = "checkpoint.json"  # {"at"}: one is wanted now
 
 
@@ -157,3 +159,42 @@ def exact_learners(manifest: Manifest, epochs: int, incarnations: Mapping[str, i
     for name, part in manifest.learners.items():
         if part.exact and incarnations.get(name) == part.incarnation:
             yield name
+
+
+# ------------------------------------------------------------------ listing and verifying
+
+
+def listed(store: Objects, now: float) -> list[dict[str, Any]]:
+    """Every checkpoint in order, as its manifest describes it; `damage` is what shows without reading the parts."""
+    found = []
+    for snapshot in known(store):
+        names = store.names(f"{parts.FOLDER}/{snapshot:06d}")
+        if parts.object_key(snapshot, parts.MANIFEST) not in names:
+            continue  # being written, or its writer died: nobody was ever told of it
+        try:
+            manifest = manifest_of(store, snapshot)
+        except Damaged as error:
+            if complete(store, snapshot):
+                found.append({"snapshot": snapshot, "damage": [f"{parts.MANIFEST}: {error}"]})
+            continue
+        absent = [part.part for part in manifest.parts if parts.object_key(snapshot, part.part) not in names]
+        damage = [f"{part}: it is missing" for part in absent]
+        found.append(describe(manifest, now) | {"damage": damage})
+    return found
+
+
+def checkpoint_damage(store: Objects, snapshot: int, run: str | None) -> list[str]:
+    """What is damaged in a checkpoint, part by part, in words; every byte is read."""
+    wrong = damage(store, snapshot, run)
+    return wrong if complete(store, snapshot) else []  # a manifest is the first to be removed
+
+
+def journal_damage(store: Objects) -> list[str]:
+    """What is damaged in the journal, group by group, in words; every byte is read.
+
+    May be asked while the run goes on: groups that are removed meanwhile are not damage.
+    """
+    if not (wrong := journal.inspect(store, JOURNAL)):
+        return []
+    again = journal.inspect(store, JOURNAL)  # what was only let go of is not there twice
+    return [each for each in again if each in wrong]

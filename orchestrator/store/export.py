@@ -6,15 +6,18 @@ Tensors are float32 under their paths in the parameter tree. Knows the run store
 from __future__ import annotations
 
 import hashlib
+import io
 import json
 import os
 import uuid
+import zipfile
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
 import numpy as np
+from numpy.typing import NDArray
 from safetensors import SafetensorError
 from safetensors.numpy import save_file
 
@@ -173,3 +176,36 @@ def _fragment_digests(described: Mapping[str, Any], tensors: weights.Named) -> l
     for name, about in described.items():  # in the order in which a fragment has its tensors
         running.setdefault(about["fragment"], hashlib.sha256()).update(tensors[name].tobytes())
     return [running[index].hexdigest() for index in sorted(running)]
+
+
+# ------------------------------------------------------------------ the end of a run
+
+
+def write_final(
+    store: RunStore, syncer_step: int, fragments: Sequence[Fragment], thetas: Sequence[NDArray[np.float32]]
+) -> None:
+    """Write `final/`: the run's parameters as plain NumPy arrays, no pickle. thetas: float32[n], one per fragment.
+
+    parameters.npz: one float32 array per tensor, under its path in the parameter tree; numpy.load reads it.
+    manifest.json, written last: syncer step, and per tensor its shape, its dtype in the model, and SHA-256 of its
+    float32 bytes.
+    """
+    arrays, described = {}, {}
+    for fragment, theta in zip(fragments, thetas, strict=True):
+        for tensor, place in fragment.slices():
+            values = np.ascontiguousarray(theta[place]).reshape(tensor.shape)
+            arrays[tensor.name] = values
+            described[tensor.name] = {
+                "shape": list(tensor.shape),
+                "dtype": tensor.dtype,
+                "fragment": fragment.index,
+                "sha256": hashlib.sha256(values.tobytes()).hexdigest(),
+            }
+    buffer = io.BytesIO()
+    with zipfile.ZipFile(buffer, "w") as archive:  # as numpy.savez, which cannot take every name
+        for name, values in arrays.items():
+            with archive.open(f"{name}.npy", "w") as entry:
+                np.lib.format.write_array(entry, values, allow_pickle=False)
+    store.path("final").mkdir(exist_ok=True)
+    store.path("final/parameters.npz").write_bytes(buffer.getvalue())
+    store.write_json("final/manifest.json", {"syncer_step": syncer_step, "tensors": described})

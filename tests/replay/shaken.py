@@ -20,7 +20,8 @@ from learners.protocol.learner import Learner
 from learners.training.device import device_taken
 from learners.training.task import Batch
 from learners.training.trainer import Trainer
-from orchestrator.eventlog.events import Event, RunFinished, RunStarted
+from orchestrator.eventlog.events import Event
+from orchestrator.eventlog.facts import RunFinished, RunStarted
 from orchestrator.recipe.config import Recipe
 from outer.protocol import events_effects as outer
 from outer.protocol.messages import COMPILING, IMPORTING, STEPPING, Donor, StateRequest

@@ -11,7 +11,8 @@ from typing import Any
 import pytest
 
 from learners.protocol.facts import Adopted, Spoiled, StateReceived, StepFinished
-from orchestrator.eventlog.events import Event, RunFinished
+from orchestrator.eventlog.events import Event
+from orchestrator.eventlog.facts import RunFinished
 from orchestrator.replay.incarnation import Adopt, TapeError
 from orchestrator.replay.replayer import Replayer
 from orchestrator.replay.tape import record
@@ -66,7 +67,11 @@ def test_the_runs_have_what_is_hard_to_get_right(shaken_run: Make) -> None:
     assert any(isinstance(event.fact, Adopted) and event.fact.read_at is not None for event in run.events)
     tape = record(run.events)
     assert any(one.steps > 6 for commit in tape.commits for one in commit.participants), "kept over a rebase"
-    before = [life.moments[place - 1] for life in tape.lives.values() for place in life.places.values()]
+    before = [
+        incarnation.moments[place - 1]
+        for incarnation in tape.incarnations.values()
+        for place in incarnation.places.values()
+    ]
     assert any(isinstance(moment, Adopt) for moment in before), "read, or given, after an adoption at the same step"
 
 
@@ -190,9 +195,12 @@ def test_a_recipe_of_another_model_or_batch_is_told_apart_from_the_run(shaken_ru
     other = run.recipe.model_copy(update={"pools": run.recipe.pools[:1]})
     with pytest.raises(TapeError, match="learner-b-0 1 is of no pool of the recipe"):
         Replayer(tape, other, Points(run.recipe.data, 0))
-    lives = {key: replace(life, device=replace(life.device, devices=64)) for key, life in tape.lives.items()}
+    incarnations = {
+        key: replace(incarnation, device=replace(incarnation.device, devices=64))
+        for key, incarnation in tape.incarnations.items()
+    }
     with pytest.raises(TapeError, match=r"1 computed on 64 devices: .*64"):
-        list(Replayer(replace(tape, lives=lives), run.recipe, Points(run.recipe.data, 0)).play())
+        list(Replayer(replace(tape, incarnations=incarnations), run.recipe, Points(run.recipe.data, 0)).play())
     pools = [pool.model_copy(update={"batch_size": 3}) for pool in run.recipe.pools]
     other = run.recipe.model_copy(update={"pools": tuple(pools)})
     with pytest.raises(TapeError, match="had 8 tokens, and by the recipe it has 12"):

@@ -51,9 +51,9 @@ def refused(events: list[Event], *words: str) -> None:
 def test_a_tape_has_every_commit_and_only_what_they_depend_on(events: list[Event]) -> None:
     tape = record(events)
     assert len(tape.commits) == sum(isinstance(event.fact, Committed) for event in events)
-    assert set(tape.lives) == {(A0, 1), (A1, 1), (A1, 2), (B0, 1), (B0, 2)}
-    for life in tape.lives.values():
-        assert isinstance(life.moments[-1], Read | Give), "what came after it went nowhere"
+    assert set(tape.incarnations) == {(A0, 1), (A1, 1), (A1, 2), (B0, 1), (B0, 2)}
+    for incarnation in tape.incarnations.values():
+        assert isinstance(incarnation.moments[-1], Read | Give), "what came after it went nowhere"
 
 
 def test_a_missing_step_is_named(events: list[Event]) -> None:

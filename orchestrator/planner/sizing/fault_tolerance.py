@@ -16,7 +16,7 @@ HOUR_S, DAY_S = 3600.0, 86400.0
 
 
 @dataclass(frozen=True)
-class Survival:
+class FaultOutcome:
     """One loss, and what comes of it."""
 
     lost: str
@@ -79,7 +79,9 @@ def _counts(alive: list[float]) -> list[float]:
 # ------------------------------------------------------------------ in words
 
 
-def survivals(recipe: Recipe, hub: str | None, shared_store: bool, step_s: float | None) -> tuple[Survival, ...]:
+def fault_outcomes(
+    recipe: Recipe, hub: str | None, shared_store: bool, step_s: float | None
+) -> tuple[FaultOutcome, ...]:
     """Every loss that the recipe knows of. `hub`: the syncer's region, if known. `step_s`: of a syncer step."""
     return (
         *_learners(recipe, step_s),
@@ -91,14 +93,14 @@ def survivals(recipe: Recipe, hub: str | None, shared_store: bool, step_s: float
     )
 
 
-def _learners(recipe: Recipe, step_s: float | None) -> Iterator[Survival]:
+def _learners(recipe: Recipe, step_s: float | None) -> Iterator[FaultOutcome]:
     count, quorum, sync = len(recipe.learners), recipe.quorum, recipe.sync
     lease = max(sync.lease_s, sync.lease_steps * (step_s or 0.0))
     back = recipe.fleet.outage_s
     given = "a peer's state" if sync.recover == "peer" else "the syncer's versions and fresh moments"
     spare = count - quorum
     if spare:
-        yield Survival(
+        yield FaultOutcome(
             f"any {spare} of {count} learners" if spare > 1 else f"any one of {count} learners",
             True,
             0.0,
@@ -106,7 +108,7 @@ def _learners(recipe: Recipe, step_s: float | None) -> Iterator[Survival]:
             f"some {back:.0f} s with {given}. Its steps since a fragment was last read, at most "
             f"{sync.round_steps + sync.overlap_steps}, are lost for that fragment; the samples are lent again",
         )
-    yield Survival(
+    yield FaultOutcome(
         "any learner" if not spare else f"{spare + 1} learners or more" if count > 1 else "the learner",
         False,
         back,
@@ -115,7 +117,7 @@ def _learners(recipe: Recipe, step_s: float | None) -> Iterator[Survival]:
     )
 
 
-def _groups(recipe: Recipe, hub: str | None) -> Iterator[Survival]:
+def _groups(recipe: Recipe, hub: str | None) -> Iterator[FaultOutcome]:
     """Pools and regions as wholes, where there is more than one."""
     by_pool = Counter(pool.name for pool in recipe.learners.values())
     by_region = Counter(pool.region for pool in recipe.learners.values() if pool.region is not None)
@@ -124,7 +126,7 @@ def _groups(recipe: Recipe, hub: str | None) -> Iterator[Survival]:
             yield from (_group(recipe, kind, name, size, hub) for name, size in groups.items())
 
 
-def _group(recipe: Recipe, kind: str, name: str, size: int, hub: str | None) -> Survival:
+def _group(recipe: Recipe, kind: str, name: str, size: int, hub: str | None) -> FaultOutcome:
     left, quorum = len(recipe.learners) - size, recipe.quorum
     holds = left >= quorum
     with_syncer = kind == "region" and name == hub
@@ -133,15 +135,15 @@ def _group(recipe: Recipe, kind: str, name: str, size: int, hub: str | None) -> 
     lost = f"{kind} {name}{often} with {size} of {len(recipe.learners)} learners"
     if with_syncer:
         words = "the syncer, and most likely the orchestrator, are there too: see these, and their node"
-        return Survival(f"{lost} and the syncer", False, None, words)
+        return FaultOutcome(f"{lost} and the syncer", False, None, words)
     if holds:
-        return Survival(lost, True, 0.0, f"{left} are left, K = {quorum}: the run goes on at {left} learners' pace")
+        return FaultOutcome(lost, True, 0.0, f"{left} are left, K = {quorum}: the run goes on at {left} learners' pace")
     fix = f"sync.quorum = {left} or less would go on" if left else "spread the learners"
     away = (1.0 - said.spot) * DAY_S if said is not None and often else recipe.fleet.outage_s
-    return Survival(lost, False, away, f"only {left} are left, K = {quorum}: no commit; {fix}")
+    return FaultOutcome(lost, False, away, f"only {left} are left, K = {quorum}: no commit; {fix}")
 
 
-def _syncer(recipe: Recipe, shared_store: bool) -> Iterator[Survival]:
+def _syncer(recipe: Recipe, shared_store: bool) -> Iterator[FaultOutcome]:
     lease, durability = recipe.run.syncer_lease_s, recipe.durability
     kept = {
         "journal": "from the journal, so no commit is lost",
@@ -149,7 +151,7 @@ def _syncer(recipe: Recipe, shared_store: bool) -> Iterator[Survival]:
         "checkpoint": "from the newest checkpoint, and what learners hold that is newer: outer momentum since then is "
         "lost",
     }[durability.mode]
-    yield Survival(
+    yield FaultOutcome(
         "the syncer's process",
         False,
         lease,
@@ -160,13 +162,13 @@ def _syncer(recipe: Recipe, shared_store: bool) -> Iterator[Survival]:
             "the journal lies on one node's disk: if it is this one, no commit until the disk is back; set "
             "durability.store to object or shared storage"
         )
-        yield Survival("the syncer's node", False, None, words)
+        yield FaultOutcome("the syncer's node", False, None, words)
     else:
-        yield Survival("the syncer's node", False, lease, f"as its process: the next starts elsewhere, {kept}")
+        yield FaultOutcome("the syncer's node", False, lease, f"as its process: the next starts elsewhere, {kept}")
 
 
-def _orchestrator() -> Iterator[Survival]:
-    yield Survival(
+def _orchestrator() -> Iterator[FaultOutcome]:
+    yield FaultOutcome(
         "the orchestrator",
         True,
         0.0,
@@ -175,28 +177,28 @@ def _orchestrator() -> Iterator[Survival]:
     )
 
 
-def _store(recipe: Recipe) -> Iterator[Survival]:
+def _store(recipe: Recipe) -> Iterator[FaultOutcome]:
     mode, every_s = recipe.durability.mode, recipe.durability.every_s
     if mode == "journal":
         words = "commits wait until it takes them again, learners step on; once damaged, see docs/failures.md"
-        yield Survival("the store, full or away", False, None, words)
+        yield FaultOutcome("the store, full or away", False, None, words)
     else:
         words = "only checkpoints are in it" + ("" if every_s else ", and none is written before a stop")
-        yield Survival("the store, full or away", True, 0.0, words)
+        yield FaultOutcome("the store, full or away", True, 0.0, words)
 
 
-def _everything(recipe: Recipe, shared_store: bool) -> Iterator[Survival]:
+def _everything(recipe: Recipe, shared_store: bool) -> Iterator[FaultOutcome]:
     mode, every_s = recipe.durability.mode, recipe.durability.every_s
     back = recipe.fleet.outage_s
     if mode == "journal":
         disk = "" if _outlives_node(recipe, shared_store) else ", if the disk with the journal is among what comes back"
         words = f"`diloco run` goes on at the newest commit{disk}; learners with the newest checkpoint's moments"
-        yield Survival("everything at once", False, back, words)
+        yield FaultOutcome("everything at once", False, back, words)
     elif every_s:
         words = f"`diloco run` goes on from the newest checkpoint: up to {every_s:g} s of commits are lost"
-        yield Survival("everything at once", False, back, words)
+        yield FaultOutcome("everything at once", False, back, words)
     else:
-        yield Survival("everything at once", False, None, "all is lost: no checkpoint is written before a stop")
+        yield FaultOutcome("everything at once", False, None, "all is lost: no checkpoint is written before a stop")
 
 
 def _outlives_node(recipe: Recipe, shared_store: bool) -> bool:

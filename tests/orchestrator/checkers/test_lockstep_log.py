@@ -19,7 +19,8 @@ from learners.training.trainer import make_step
 from orchestrator.accounting.books import settle
 from orchestrator.accounting.history import indexed
 from orchestrator.checkers import suite
-from orchestrator.eventlog.events import Event, RunFinished
+from orchestrator.eventlog.events import Event
+from orchestrator.eventlog.facts import RunFinished
 from outer.config import OuterConfig, SyncConfig
 from outer.protocol.facts import Committed
 from outer.protocol.syncer import Budget

@@ -10,7 +10,7 @@ import pytest
 from orchestrator.planner.plan import Plan, Setting, as_json, make
 from orchestrator.planner.recommendation import Recommendation
 from orchestrator.planner.sizing.cost import cost
-from orchestrator.planner.sizing.fault_tolerance import Survival, expected
+from orchestrator.planner.sizing.fault_tolerance import FaultOutcome, expected
 from orchestrator.planner.sizing.link_load import LinkLoad
 from orchestrator.planner.sizing.model_sizes import Shapes
 from orchestrator.planner.sizing.nodes import from_text
@@ -176,7 +176,7 @@ def test_cost_by_hand() -> None:
 
 
 def test_what_is_forecast_is_what_the_cost_is_counted_with() -> None:
-    plan = planned(recipe(fleet=FLEET | {"mtbf_hours": 1.0, "links": []}), courses=4)
+    plan = planned(recipe(fleet=FLEET | {"mtbf_hours": 1.0, "links": []}), trials=4)
     assert plan.forecast is not None and 0.5 < plan.forecast.committed.mean < 0.95
     assert (plan.cost.goodput, plan.cost.goodput_is_given) == (plan.forecast.committed.mean, True)
     assert as_json(plan, [])["forecast"]["goodput"]["mean"] == plan.forecast.goodput.mean
@@ -211,8 +211,8 @@ def test_losses_by_hand() -> None:
     assert told.below_quorum == pytest.approx(below)
 
 
-def row(plan: Plan, start: str) -> Survival:
-    return next(one for one in plan.survivals if one.lost.startswith(start))
+def row(plan: Plan, start: str) -> FaultOutcome:
+    return next(one for one in plan.fault_outcomes if one.lost.startswith(start))
 
 
 def test_who_may_be_lost_follows_from_m_k_pools_and_regions() -> None:

@@ -19,7 +19,7 @@ from orchestrator.recipe.config import Recipe
 from orchestrator.recipe.problems import InputError
 from orchestrator.recipe.toml_text import dump, load, validate
 from orchestrator.recipe.validation import resolve
-from orchestrator.store import final_parameters as final
+from orchestrator.store.export import write_final
 from orchestrator.store.run_store import RunStore
 from outer.config import OuterConfig, SyncConfig
 from outer.protocol.syncer import Budget
@@ -124,7 +124,7 @@ def test_a_run_goes_on_from_where_another_ended(corpus: str, tmp_path: Path) -> 
     thetas = shell.run().thetas
     store = RunStore(tmp_path / "run")
     store.create()
-    final.write(store, 24, shell.fragments, thetas)
+    write_final(store, 24, shell.fragments, thetas)
     for place in (tmp_path / "run", tmp_path / "run" / "final"):
         start = WarmStart(str(place), weights.digest(weights.read(place)))
         second = lock_step(task, 4, start)
