@@ -22,7 +22,7 @@ Key = tuple[str, int]  # writer, incarnation
 
 
 def link(before: str, content: str) -> str:
-    """An event's chain value, from that of its writer's previous event ("" for the first) and its line without chain."""
+    """An event's chain value, from its writer's previous one ("" for the first) and its line without a chain."""
     return hashlib.sha256(f"{before}{content}".encode()).hexdigest()[:DIGITS]
 
 
