@@ -100,7 +100,7 @@ class Fetcher:
                 reason = given
             else:
                 state, facts = given
-                reason = self.fragment_io.examine(state)
+                reason = self.fragment_io.state_defect(state)
                 # If the donor died now, the log would lack the steps that this learner starts from.
                 self._link.record(donor, incarnation, facts)
         except Exception as error:  # nothing reads this thread's exceptions, and the joiner has to go on
@@ -115,7 +115,7 @@ class Fetcher:
         with contextlib.suppress(OSError, ValueError, KeyError, TypeError):  # damage was reported where it was chosen
             if self._saved is not None and self._store is not None and self.fragment_io is not None:
                 state = checkpoint_writer.read(self._store, self._saved).donor_state
-                if not self.fragment_io.examine(state):
+                if not self.fragment_io.state_defect(state):
                     return events_effects.StateArrived(state)
         return events_effects.StateMissed("", 0, "none")
 

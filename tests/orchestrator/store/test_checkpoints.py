@@ -230,4 +230,4 @@ def test_a_journal_that_is_another_runs_is_damage(tmp_path: Path) -> None:
     assert checkpoints.journal_damage(store) == []
     checkpoint_parts.write(store, 1, "x", {"run": "run-two", "position": 0}, [])
     store.create("journal/000000000000", [store.read(checkpoint_parts.object_key(1, "x"))])
-    assert checkpoints.journal_damage(store) == ["group 0: it is of another place, or of another run"]
+    assert checkpoints.journal_damage(store) == ["group 0: it belongs to another position or another run"]

@@ -102,7 +102,7 @@ def test_damaged_parameters_are_not_exported(store: RunStore) -> None:
     store.write_json("final/manifest.json", manifest)
     result = invoke("export", "one")
     assert result.exit_code == 2
-    assert "scale are not what the manifest says" in result.stderr
+    assert "scale do not match the manifest" in result.stderr
     store.path("final/parameters.npz").write_bytes(b"PK\x03\x04 cut off")
     assert "cannot be read as final parameters" in invoke("export", "one").stderr
 
