@@ -11,7 +11,7 @@ from orchestrator.eventlog.decode import build, reader
 from orchestrator.eventlog.facts import REGISTRY
 from orchestrator.eventlog.seal import chained
 
-# Fields that came later than their kind: empty, they are not written, so that an older log keeps its bytes.
+# Fields added after their kind. They are not written when empty, so that older logs keep their bytes and chains.
 LEFT_OUT = {"Evaluated": "unit", "StepFinished": "aux"}
 
 
@@ -20,9 +20,8 @@ _ENVELOPE = {"writer": reader(str), "incarnation": reader(int), "sequence": read
 
 @dataclass(frozen=True)
 class Event:
-    """A fact with who said it, as which incarnation (a syncer's: epoch), as its how-many-th, and when.
-
-    `at` is that process's wall clock in Unix seconds: good for durations, never for decisions.
+    """An immutable log record: writer, incarnation (the epoch, for the syncer), per-writer sequence number, wall-clock
+    time of that process in Unix seconds, and fact. Times are for durations only; nothing is decided by them.
     """
 
     writer: str  # syncer | orchestrator | chaos | a learner's name
@@ -37,12 +36,12 @@ class Event:
         return (self.writer, self.incarnation, self.sequence)
 
     def to_json(self) -> str:
-        """One line, strict JSON: a number that is not finite is written as its name, a string."""
+        """One line of strict JSON: a number that is not finite is written as a string, its name."""
         return chained(self.content, self.chain) if self.chain else self.content
 
     @property
     def content(self) -> str:
-        """The same without the chain."""
+        """The line without its chain."""
         kind, fact = type(self.fact).__name__, finite(asdict(self.fact))
         if not fact.get(LEFT_OUT.get(kind), True):
             del fact[LEFT_OUT[kind]]
@@ -58,7 +57,7 @@ class Event:
 
     @staticmethod
     def from_json(line: str) -> Event:
-        """The event of one line. Raises ValueError with the reason for anything else."""
+        """Parse one line. Raises ValueError with the reason."""
         try:
             record = json.loads(line)
             envelope = {name: read(record[name]) for name, read in _ENVELOPE.items()}
@@ -71,7 +70,7 @@ class Event:
 
 
 def finite(value: Any) -> Any:
-    """The same, for strict JSON: numbers that are not finite as `nan`, `inf`, `-inf`."""
+    """The value for strict JSON: numbers that are not finite become `nan`, `inf`, `-inf`."""
     if isinstance(value, float) and (value != value or value in (float("inf"), float("-inf"))):
         return str(value)
     if isinstance(value, dict):

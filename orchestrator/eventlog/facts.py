@@ -23,7 +23,7 @@ class RunStarted:
 
 @dataclass(frozen=True)
 class LearnerRequested:
-    """An incarnation was granted and its actor asked for; the wait for a place begins."""
+    """An incarnation was granted and its actor requested; it now waits for placement."""
 
     learner: str
     incarnation: int
@@ -33,7 +33,7 @@ class LearnerRequested:
 
 @dataclass(frozen=True)
 class LearnerStarted:
-    """The actor's process answers."""
+    """The actor's process is up."""
 
     learner: str
     incarnation: int
@@ -43,7 +43,7 @@ class LearnerStarted:
 
 @dataclass(frozen=True)
 class LearnerLost:
-    """The orchestrator holds an incarnation for dead, or has ended it itself."""
+    """The orchestrator considers an incarnation dead, or has ended it."""
 
     learner: str
     incarnation: int
@@ -53,7 +53,7 @@ class LearnerLost:
 
 @dataclass(frozen=True)
 class SyncerLost:
-    """The orchestrator holds an epoch of the syncer for dead, and lets another follow."""
+    """The orchestrator considers an epoch of the syncer dead, and starts the next."""
 
     epoch: int
     cause: str  # died | lease_expired | failed
@@ -62,7 +62,7 @@ class SyncerLost:
 
 @dataclass(frozen=True)
 class ReplicaLost:
-    """The process that held the second copy of all commits is gone; nothing is announced until another has them."""
+    """The process with the second copy of all commits is gone; commits wait until another one has them."""
 
     replica: int
     detail: str
@@ -70,19 +70,19 @@ class ReplicaLost:
 
 @dataclass(frozen=True)
 class CheckpointWritten:
-    """It is whole, and can be gone on from."""
+    """A checkpoint is complete; a run can resume from it."""
 
     snapshot: int
     syncer_step: int  # of the newest commit in it
     final: bool  # the run is suspended with it
     bytes: int
-    omitted: tuple[str, ...]  # learners that gave no state in time
+    omitted: tuple[str, ...]  # learners whose state did not come in time
     seconds: float  # from the cut
 
 
 @dataclass(frozen=True)
 class CheckpointFailed:
-    """Nothing can be gone on from by this number, or something about it went wrong."""
+    """The checkpoint could not be completed. Resume must not use it."""
 
     snapshot: int
     reason: str
@@ -90,17 +90,17 @@ class CheckpointFailed:
 
 @dataclass(frozen=True)
 class RunResumed:
-    """A run that an earlier orchestrator began goes on."""
+    """A run that an earlier orchestrator began is resumed."""
 
     epochs: int  # of the syncer, before
-    snapshot: int  # the checkpoint that learners start from; 0: none
-    exact: tuple[str, ...]  # learners that go on as the same incarnation
-    damaged: tuple[str, ...]  # newer checkpoints that are not whole, and why
+    snapshot: int  # the checkpoint that learners start from; 0 if none
+    exact: tuple[str, ...]  # learners that continue as the same incarnation
+    damaged: tuple[str, ...]  # newer checkpoints that are damaged, and how
 
 
 @dataclass(frozen=True)
 class OrchestratorFollowed:
-    """An orchestrator took over a run that went on without one."""
+    """An orchestrator took over a run whose learners or syncer were still running."""
 
     epoch: int  # of the syncer that it found; 0: none
     learners: tuple[str, ...]  # that it found
@@ -108,7 +108,7 @@ class OrchestratorFollowed:
 
 @dataclass(frozen=True)
 class PoolScaled:
-    """A pool wants another number of learners from here on."""
+    """The wanted number of learners of a pool changed."""
 
     pool: str
     learners: int
@@ -118,11 +118,11 @@ class PoolScaled:
 
 @dataclass(frozen=True)
 class NodePreempted:
-    """A node gave notice: its learners drain, and come back elsewhere."""
+    """A node announced that it will go: its learners drain, and restart elsewhere."""
 
     node: str
     learners: tuple[str, ...]
-    remaining_s: float | None  # until it goes; None when it did not say
+    remaining_s: float | None  # until the node goes; None if it did not say
 
 
 @dataclass(frozen=True)
@@ -150,7 +150,7 @@ class FaultInjected:
     target: str
     incarnation: int
     pid: int
-    duration_s: float  # 0: does not heal by itself
+    duration_s: float  # 0: it does not end by itself
     delay_s: float = 0.0  # of every step (slow), or of a step on average (straggle)
 
 
@@ -162,7 +162,7 @@ class FaultHealed:
 
 @dataclass(frozen=True)
 class FaultSkipped:
-    """A planned fault that found no living target."""
+    """A planned fault whose target was not running."""
 
     fault_kind: str
     target: str

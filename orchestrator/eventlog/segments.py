@@ -15,10 +15,10 @@ from orchestrator.eventlog.seal import chained, link
 
 
 class SegmentWriter:
-    """Appends events to one file, a line each, a write per call: a killed process loses nothing written.
+    """Appends events to one file: one line per event, one write per call, so a killed process loses nothing written.
 
-    Every writer's events are chained (orchestrator/eventlog/seal.py). An existing file is continued: a last line
-    that was cut short is dropped, and the chains continue from what the file holds.
+    Each writer's events are chained (orchestrator/eventlog/seal.py). An existing file is continued: a truncated last
+    line is dropped, and the chains continue from the file.
     """
 
     def __init__(self, path: Path) -> None:
@@ -52,7 +52,7 @@ class SegmentWriter:
         self.last.update(last)
 
     def _append(self, data: bytes) -> None:
-        """All of it or nothing: behind a part of a line, every later one would be lost."""
+        """Write all or nothing: everything behind a partial line would be unreadable."""
         if self._damage:
             raise OSError(f"nothing more is written to {self._file.name}: {self._damage}")
         begin, done, rest = os.fstat(self._file.fileno()).st_size, 0, memoryview(data)
@@ -67,7 +67,7 @@ class SegmentWriter:
     def _take_back(self, begin: int, done: int, error: BaseException) -> None:
         file = self._file.fileno()
         try:
-            # Another epoch's recorder may have written behind it: that is not ours to cut off.
+            # Another epoch's recorder may have appended since: do not cut that off.
             if done and os.fstat(file).st_size == begin + done:
                 os.ftruncate(file, begin)
                 done = 0
@@ -81,7 +81,7 @@ class SegmentWriter:
 
 
 class EventEmitter:
-    """Numbers and dates one writer's facts, in the order in which it says them."""
+    """Numbers and timestamps one writer's facts."""
 
     def __init__(self, writer: str, incarnation: int, clock: Callable[[], float]) -> None:
         self.writer, self.incarnation, self._clock = writer, incarnation, clock
@@ -94,9 +94,9 @@ class EventEmitter:
 
 
 class SegmentRecorder:
-    """The syncer's recorder: its own facts, and those that learners' messages carry, in one segment.
+    """Writes the syncer's facts, and those that learners piggyback on messages, to one segment.
 
-    A learner's facts ride again until acknowledged; each is written once. A later epoch goes on with the same segment.
+    Learners resend facts until acknowledged; each is written once. A later epoch continues the same segment.
     """
 
     def __init__(self, path: Path) -> None:
@@ -105,9 +105,9 @@ class SegmentRecorder:
         self._closed = False
 
     def record(self, writer: str, incarnation: int, facts: Iterable[tuple[int, float, Any]]) -> int:
-        """Append those of (sequence, wall time, fact) that follow what is recorded; return the last recorded.
+        """Append the new ones among (sequence, wall time, fact); return the last sequence recorded.
 
-        Once it is closed nothing is taken, and nothing acknowledged.
+        After `close` it appends and acknowledges nothing.
         """
         if self._closed:
             return -1
@@ -140,12 +140,12 @@ def read_segment(path: Path) -> Iterator[Event]:
 
 
 def merge(segments: Iterable[Iterable[Event]]) -> list[Event]:
-    """All events once, by time; what one writer said stays in the order in which it was said."""
+    """All events once, by time; each writer's events keep their own order."""
     return woven(by_writer(event for segment in segments for event in segment))
 
 
 def by_writer(events: Iterable[Event]) -> dict[tuple[str, int], list[Event]]:
-    """Events by (writer, incarnation), doubles included, in the order in which they come."""
+    """Events by (writer, incarnation), duplicates included, in input order."""
     apart: dict[tuple[str, int], list[Event]] = {}
     for event in events:
         key = (event.writer, event.incarnation)
@@ -157,7 +157,7 @@ def by_writer(events: Iterable[Event]) -> dict[tuple[str, int], list[Event]]:
 
 
 def woven(apart: Mapping[tuple[str, int], Sequence[Event]]) -> list[Event]:
-    """The merge of what each writer said."""
+    """Merge the events of each writer, as from `by_writer`."""
     events: list[Event] = []
     dates: list[float] = []
     for _, said in sorted(apart.items(), key=itemgetter(0)):
@@ -168,7 +168,7 @@ def woven(apart: Mapping[tuple[str, int], Sequence[Event]]) -> list[Event]:
 
 
 def _once(said: Sequence[Event]) -> Sequence[Event]:
-    """The first event of each number, in their order."""
+    """The first event of each sequence number, in order."""
     if [event.sequence for event in said] == list(range(len(said))):
         return said
     first: dict[int, Event] = {}
@@ -178,17 +178,17 @@ def _once(said: Sequence[Event]) -> Sequence[Event]:
 
 
 def read_run(run_dir: Path) -> list[Event]:
-    """Everything a run has said: `events.jsonl` where it is written, else the live segments."""
+    """A run's whole log: `events.jsonl` where it exists, else the merged segments."""
     return merge([read_lines(run_dir)])
 
 
 def read_lines(run_dir: Path) -> Iterator[Event]:
-    """The same as it stands in the files, doubles included: who is to find two facts under one number needs them."""
+    """The same unmerged, duplicates included, for checks that two events share no number."""
     whole = run_dir / "events.jsonl"
     for path in [whole] if whole.exists() else sorted((run_dir / "events").glob("*.jsonl")):
         yield from read_segment(path)
 
 
 def ends(events: Iterable[Event]) -> list[tuple[str, int, int, str]]:
-    """Of a merged log, for each writer: (name, incarnation, events, last chain)."""
+    """For each writer of a merged log: (name, incarnation, events, last chain)."""
     return [(*key, len(said), said[-1].chain) for key, said in sorted(by_writer(events).items())]

@@ -49,10 +49,10 @@ def test_real_training_follows_units_that_die_and_come_back_from_a_peer():
     }
     assert [each for each in simulated.verdicts if each.status == "violated"] == []
     assert 0.5 < simulated.outcome.goodput < 0.97
-    player = Replayer(tape_of(simulated.events), made, Points(made.data, made.seed))
-    for _ in player.play():
+    replayer = Replayer(tape_of(simulated.events), made, Points(made.data, made.seed))
+    for _ in replayer.play():
         pass
-    assert player.finish() and player.computed["state"] >= 1
+    assert replayer.finish() and replayer.computed["state"] >= 1
 
 
 def test_islands_of_many_chips_stand_still_and_their_steps_are_whole():
