@@ -97,7 +97,7 @@ class Shapes:
         return self._drawn(_HELD_OUT, start, count)
 
     def _drawn(self, stream: int, start: int, count: int) -> dict[str, Any]:
-        """EmpiricalDistribution of one stream. Each has its own generator, so that batches can start anywhere."""
+        """Samples of one stream. Each has its own generator, so that batches can start anywhere."""
         images, shapes = np.empty((count, SIDE, SIDE), np.float32), np.empty(count, np.int32)
         for row in range(count):
             random = np.random.default_rng((self.seed, stream, start + row))

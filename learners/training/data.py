@@ -68,7 +68,7 @@ class ByteCorpus:
         return self._windows
 
     def batch(self, start: int, count: int) -> Bytes:
-        """EmpiricalDistribution [start, start + count) of the training text, uint8[count, L + 1].
+        """Samples [start, start + count) of the training text, uint8[count, L + 1].
 
         Each epoch cuts the text into windows of L bytes at its own phase and takes each window once, in its own
         order. The last byte of a sample is only a target; the next window begins with it.
@@ -81,7 +81,7 @@ class ByteCorpus:
         return self._cut(self.train, offsets)
 
     def held_out_batch(self, start: int, count: int) -> Bytes:
-        """EmpiricalDistribution [start, start + count) for evaluation, uint8[count, L + 1], repeating endlessly.
+        """Samples [start, start + count) for evaluation, uint8[count, L + 1], repeating endlessly.
 
         Their order is strided, so the first samples, however many, spread evenly over the held-out text.
         """

@@ -45,7 +45,7 @@ class Task(Protocol):
         ...
 
     def batch(self, start: int, count: int) -> Batch:
-        """EmpiricalDistribution [start, start + count) of the task's deterministic, endless order."""
+        """Samples [start, start + count) of the task's deterministic, endless order."""
         ...
 
     def tokens(self, count: int) -> int:
@@ -53,7 +53,7 @@ class Task(Protocol):
         ...
 
     def held_out(self, start: int, count: int) -> Batch:
-        """EmpiricalDistribution [start, start + count) for evaluation; disjoint from every training sample."""
+        """Samples [start, start + count) for evaluation; disjoint from every training sample."""
         ...
 
 

@@ -177,7 +177,7 @@ def reported(aux: Any) -> Aux:
 
 
 def step_key(seed: int, start: int) -> jax.Array:
-    """The random key of the step that begins at sample `start`. EmpiricalDistribution belong to one learner, so keys differ."""
+    """The random key of the step that begins at sample `start`. Samples belong to one learner, so keys differ."""
     high, low = divmod(start, 1 << 32)
     return jax.random.fold_in(jax.random.fold_in(jax.random.key(seed), high), low)
 

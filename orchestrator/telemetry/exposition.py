@@ -1,4 +1,4 @@
-"""EmpiricalDistribution as the text that Prometheus reads, without Ray: for a run that is over, and for tests."""
+"""Samples as the text that Prometheus reads, without Ray: for a run that is over, and for tests."""
 
 from __future__ import annotations
 

@@ -92,7 +92,7 @@ class LeaseRenewed:
 
 @dataclass(frozen=True)
 class SpanGranted:
-    """EmpiricalDistribution [start, stop) of the deterministic order are lent to one incarnation."""
+    """Samples [start, stop) of the deterministic order are lent to one incarnation."""
 
     learner: str
     incarnation: int
@@ -104,7 +104,7 @@ class SpanGranted:
 
 @dataclass(frozen=True)
 class SpanReturned:
-    """EmpiricalDistribution [start, stop) went back to the pool; they will be lent, and counted, again."""
+    """Samples [start, stop) went back to the pool; they will be lent, and counted, again."""
 
     learner: str
     incarnation: int

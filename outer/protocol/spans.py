@@ -9,7 +9,7 @@ from dataclasses import dataclass, field
 
 @dataclass(frozen=True)
 class Span:
-    """EmpiricalDistribution [start, stop), lent to one incarnation."""
+    """Samples [start, stop), lent to one incarnation."""
 
     identifier: int
     start: int

@@ -139,7 +139,7 @@ def deal(sizes: Mapping[str, int], count: int) -> list[list[str]]:
 
 
 class Pool:
-    """EmpiricalDistribution by number: those that came back, those that were never lent, and who has which."""
+    """Samples by number: those that came back, those that were never lent, and who has which."""
 
     def __init__(self) -> None:
         self.back: set[int] = set()

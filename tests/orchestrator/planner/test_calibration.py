@@ -19,6 +19,7 @@ from orchestrator.cli.app import build
 from orchestrator.eventlog.events import Event
 from orchestrator.eventlog.facts import RunFinished, RunStarted
 from orchestrator.eventlog.segments import SegmentWriter, merge
+from orchestrator.planner.fleet.calibration import prediction
 from orchestrator.planner.fleet.calibration.calibrate import calibrate, measured, work
 from orchestrator.planner.fleet.calibration.distribution import KEPT_MAX, EmpiricalDistribution
 from orchestrator.planner.fleet.calibration.measurements import (
@@ -27,7 +28,6 @@ from orchestrator.planner.fleet.calibration.measurements import (
     Measured,
     ObservedFault,
     Pace,
-    prediction,
 )
 from orchestrator.planner.fleet.calibration.prediction import compared, course, planned, predict, step_s
 from orchestrator.planner.fleet.calibration.starting import abreast, works

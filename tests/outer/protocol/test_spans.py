@@ -1,4 +1,4 @@
-"""EmpiricalDistribution are lent to one incarnation at a time, and what a dead one left is lent again first."""
+"""Samples are lent to one incarnation at a time, and what a dead one left is lent again first."""
 
 from __future__ import annotations
 

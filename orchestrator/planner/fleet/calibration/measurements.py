@@ -22,7 +22,7 @@ RESTART = ("detect", "decide", "start", "import", "compile", "state", "first_con
 class Pace:
     """How fast the learners of one pool step."""
 
-    step_s: EmpiricalDistribution  # waiting not counted; of steps that no fault touched, an incarnation's first not among them
+    step_s: EmpiricalDistribution  # no waiting, no faults, no first steps
     slowdown: float
     batch_size: int
 
