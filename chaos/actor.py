@@ -14,7 +14,8 @@ import ray
 
 from chaos.faults import Fault
 from chaos.plans import due, plan, random_faults
-from orchestrator.eventlog.events import EventEmitter, FaultHealed, FaultInjected, FaultSkipped, SegmentWriter
+from orchestrator.eventlog.facts import FaultHealed, FaultInjected, FaultSkipped
+from orchestrator.eventlog.segments import EventEmitter, SegmentWriter
 from orchestrator.recipe.config import SYNCER, ChaosConfig, Recipe
 from orchestrator.runtime.launch import connected
 from orchestrator.runtime.placement import control, label, named, node_agent, syncer_name

@@ -509,7 +509,7 @@ class LearnerActor:
                 reason = given
             else:
                 state, facts = given
-                reason = self._fragment_io.examine(state)
+                reason = self._fragment_io.state_defect(state)
                 # Should the donor die now, the log would lack the steps that this learner starts from.
                 self._ask(lambda: self._outer.record.remote(donor, incarnation, facts), CALL_S)
         except Exception as error:  # nobody reads this thread's: whatever it is, the joiner has to go on
@@ -525,7 +525,7 @@ class LearnerActor:
         with contextlib.suppress(OSError, ValueError, KeyError, TypeError):  # damage is said where it is chosen
             if spec.saved is not None and spec.store is not None and self._fragment_io is not None:
                 state = checkpoint_writer.read(spec.store, spec.saved).donor_state
-                if not self._fragment_io.examine(state):
+                if not self._fragment_io.state_defect(state):
                     return events_effects.StateArrived(state)
         return events_effects.StateMissed("", 0, "none")
 

@@ -19,7 +19,14 @@ from learners.protocol.facts import Adopted, AdoptionRefused, LoopFailed, StepFi
 from orchestrator.accounting.goodput import account, first_step_at
 from orchestrator.accounting.history import OVERWRITING, History
 from orchestrator.accounting.verdicts import Verdict
-from orchestrator.eventlog.events import REGISTRY, Evaluated, FaultHealed, FaultInjected, FaultSkipped, RunStarted
+from orchestrator.eventlog.facts import (
+    REGISTRY,
+    Evaluated,
+    FaultHealed,
+    FaultInjected,
+    FaultSkipped,
+    RunStarted,
+)
 from orchestrator.report.incarnation_phases import Lane, lanes
 from orchestrator.report.learner_traffic import Link, links
 from orchestrator.report.series import binned, chunks
@@ -213,8 +220,12 @@ def _mark(
 
 
 def _died(history: History, learner: str, at: float) -> int | None:
-    lives = [life for life in history.lives_of(learner) if life.died is not None and abs(life.died - at) < 1e-6]
-    return lives[0].incarnation if lives else None
+    incarnations = [
+        incarnation
+        for incarnation in history.incarnations_of(learner)
+        if incarnation.died is not None and abs(incarnation.died - at) < 1e-6
+    ]
+    return incarnations[0].number if incarnations else None
 
 
 def _rounds(history: History) -> Rounds | None:
@@ -236,8 +247,8 @@ def _rounds(history: History) -> Rounds | None:
 
 def _contribution_age(history: History) -> Counter[int]:
     """Learner steps that a contribution was behind its learner when it merged."""
-    finished = {key: [said.at for said in life.steps] for key, life in history.lives.items()}
-    numbers = {key: [said.fact.step for said in life.steps] for key, life in history.lives.items()}
+    finished = {key: [said.at for said in incarnation.steps] for key, incarnation in history.incarnations.items()}
+    numbers = {key: [said.fact.step for said in incarnation.steps] for key, incarnation in history.incarnations.items()}
     ages: Counter[int] = Counter()
     for commit in history.commits:
         for one in commit.fact.participants:
@@ -272,7 +283,9 @@ def _merges(history: History, origin: float) -> list[MergeBin]:
 def _sources(history: History) -> dict[tuple[str, int], str]:
     """`syncer` or `peer NAME`, for every incarnation that got as far as adopting."""
     first = {
-        key: "syncer" for key, life in history.lives.items() if any(a.fact.mode in OVERWRITING for a in life.adoptions)
+        key: "syncer"
+        for key, incarnation in history.incarnations.items()
+        if any(a.fact.mode in OVERWRITING for a in incarnation.adoptions)
     }
     for said in history.of(REGISTRY.get("StateReceived", type(None))):
         first[said.writer, said.incarnation] = f"peer {said.fact.donor}" if said.fact.source == "peer" else "syncer"

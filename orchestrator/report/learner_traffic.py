@@ -15,7 +15,7 @@ from typing import Any
 from learners.protocol.facts import Adopted, StepFinished
 from orchestrator.accounting.history import History
 from orchestrator.accounting.summary import ELEMENT_BYTES
-from orchestrator.eventlog.events import REGISTRY
+from orchestrator.eventlog.facts import REGISTRY
 
 GRADIENT_BYTES = 4  # of one float32
 

@@ -271,7 +271,7 @@ def _fate(name: str) -> Any:
 
 def checks(verdicts: Sequence[Verdict]) -> Table:
     rows = [
-        (f"{SIGNS[v.status]} {STATUS_WORDS[v.status]}", v.name, v.promise, v.reason)
+        (f"{SIGNS[v.status]} {STATUS_WORDS[v.status]}", v.name, v.claim, v.reason)
         for v in sorted(verdicts, key=lambda v: _WORST.index(v.status))
     ]
     return table("Checks", "result|name|what must hold|on this log", rows)

@@ -6,7 +6,8 @@ from collections.abc import Iterable
 from pathlib import Path
 
 from orchestrator.accounting.history import History
-from orchestrator.eventlog.events import Event, read_run
+from orchestrator.eventlog.events import Event
+from orchestrator.eventlog.segments import read_run
 from orchestrator.store.run_store import RunStore
 
 HTML, MARKDOWN, RECIPE = "report.html", "report.md", "config.toml"

@@ -18,17 +18,9 @@ import ray
 from learners.checkpoint_writer import SavedPart
 from orchestrator.accounting.summary import summarise
 from orchestrator.checkers.suite import check
-from orchestrator.eventlog.events import (
-    EventEmitter,
-    OrchestratorFollowed,
-    RunFinished,
-    RunResumed,
-    RunStarted,
-    SegmentWriter,
-    ends,
-    read_run,
-)
+from orchestrator.eventlog.facts import OrchestratorFollowed, RunFinished, RunResumed, RunStarted
 from orchestrator.eventlog.seal import SEAL_FILE, seal
+from orchestrator.eventlog.segments import EventEmitter, SegmentWriter, ends, read_run
 from orchestrator.recipe.config import Recipe
 from orchestrator.report.write import attempt
 from orchestrator.runtime.checkpointer import REQUEST_FILE, Checkpointer
@@ -39,7 +31,7 @@ from orchestrator.runtime.ray_await import CALL_S, within
 from orchestrator.runtime.specs import syncer_spec
 from orchestrator.runtime.syncer_manager import NoSyncer, SyncerManager
 from orchestrator.store import checkpoints
-from orchestrator.store import final_parameters as final
+from orchestrator.store.export import write_final
 from orchestrator.store.readers import STATUS_FILE, object_of, status_if_any
 from orchestrator.store.run_store import RunStore
 from orchestrator.store.status_model import ProgressTracker, RunInfo, model
@@ -292,7 +284,7 @@ class OrchestratorActor:
             await self._learners.leave(LEAVE_S)
         await self._evaluations.finish(self._syncer.handle)
         syncer_step, thetas, fragments = await self._call("snapshot", patience_s=SNAPSHOT_S, call_s=SNAPSHOT_S)
-        final.write(self._store, syncer_step, fragments, thetas)
+        write_final(self._store, syncer_step, fragments, thetas)
         self._digest = codecs.digest(*thetas)
 
     async def _suspend(self) -> None:

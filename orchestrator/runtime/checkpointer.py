@@ -13,7 +13,7 @@ from typing import Any
 
 import ray
 
-from orchestrator.eventlog.events import CheckpointFailed, CheckpointWritten
+from orchestrator.eventlog.facts import CheckpointFailed, CheckpointWritten
 from orchestrator.recipe.config import Recipe
 from orchestrator.runtime.ray_await import CALL_S, gist, within
 from orchestrator.runtime.syncer_manager import SyncerManager

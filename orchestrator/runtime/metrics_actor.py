@@ -21,7 +21,7 @@ from orchestrator.recipe.config import Recipe
 from orchestrator.runtime.placement import control
 from orchestrator.store.run_store import RunStore
 from orchestrator.telemetry.catalog import CATALOG, Bounds, Metric, Sample
-from orchestrator.telemetry.run_samples import Reader
+from orchestrator.telemetry.run_samples import RunSamples
 
 CPUS = 0.05
 LOOK_S = 1.0  # between two looks at the run's folder
@@ -66,7 +66,7 @@ class MetricsActor:
     def __init__(self, run: str, run_dir: str, codec: str, namespace: str) -> None:
         self._run, self._namespace = run, namespace
         self._store = RunStore(run_dir)
-        self._reader = Reader(self._store, codec)
+        self._reader = RunSamples(self._store, codec)
         self._meters = RayMeters(run)
         threading.Thread(target=self._export, daemon=True).start()
 

@@ -15,7 +15,8 @@ from typing import Any, get_args
 import ray
 
 from learners.training.initial_state import InitialState
-from orchestrator.eventlog.events import ReplicaLost, SegmentRecorder, SyncerLost, read_run
+from orchestrator.eventlog.facts import ReplicaLost, SyncerLost
+from orchestrator.eventlog.segments import SegmentRecorder, read_run
 from orchestrator.recipe.config import SYNCER, Recipe
 from orchestrator.runtime.placement import RunPlacement, apart_from, control, named, syncer_name
 from orchestrator.runtime.ray_await import CALL_S, gist, within

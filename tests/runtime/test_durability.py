@@ -9,7 +9,7 @@ import psutil
 import pytest
 
 from learners.protocol.facts import StepFinished
-from orchestrator.eventlog.events import (
+from orchestrator.eventlog.facts import (
     CheckpointWritten,
     FaultInjected,
     LearnerRequested,

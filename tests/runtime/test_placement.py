@@ -15,7 +15,7 @@ import pytest
 from rich.console import Console
 
 from orchestrator.cli.terminal import LiveView
-from orchestrator.eventlog.events import LearnerLost
+from orchestrator.eventlog.facts import LearnerLost
 from orchestrator.store.run_store import RunStore
 
 pytestmark = pytest.mark.runtime
