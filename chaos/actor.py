@@ -80,12 +80,12 @@ class ChaosActor:
             await asyncio.sleep(POLL_S)
 
     async def inject(self, kind: str, learner: str, duration_s: float, delay_s: float) -> str:
-        """One fault now; returns what happened in words, beginning with `injected` or `skipped`."""
+        """Inject one fault now; returns what happened in words, beginning with `injected` or `skipped`."""
         self._identifier += 1
         return await self._inject(Fault(self._identifier, kind, learner, 0, None, duration_s, delay_s))
 
     async def stop(self) -> None:
-        """Inject nothing more, and say nothing more: the run is over."""
+        """The run is over: inject nothing and write nothing from now on."""
         self._stopped.set()
         for task in self._healing:
             task.cancel()
@@ -97,7 +97,7 @@ class ChaosActor:
             return self._skip(fault, "it is not running")
         try:
             struck = await self._strike(fault, target)
-        except ValueError:  # its actor, or the orchestrator, is not there any more
+        except ValueError:  # its actor or the orchestrator is gone
             struck = False
         except (TimeoutError, ray.exceptions.RayError) as error:
             return self._skip(fault, f"its process or node does not answer: {type(error).__name__}")

@@ -86,7 +86,7 @@ class MetricsActor:
         ray.kill(ray.get_runtime_context().current_actor)  # not to be restarted
 
     def _look(self) -> None:
-        """Read what is new. A failure is logged and counted; the next look goes on after the last line that was read."""
+        """Read what is new. A failure is logged and counted; the next look goes on from there."""
         try:
             self._meters.apply(self._reader.look())
         except Exception:

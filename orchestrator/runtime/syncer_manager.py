@@ -22,7 +22,8 @@ from orchestrator.runtime.placement import RunPlacement, apart_from, control, na
 from orchestrator.runtime.ray_await import CALL_S, gist, within
 from orchestrator.store import checkpoints
 from orchestrator.store.run_store import RunStore
-from outer.actor import SyncerActor, SyncerSpec
+from outer.actor import SyncerActor
+from outer.epoch import SyncerSpec
 from outer.journal.actor import Replica, ReplicaActor
 from outer.journal.recovery_sources import Incomplete, RecoverySources
 from outer.protocol.events_effects import Expect
