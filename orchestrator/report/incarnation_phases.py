@@ -1,7 +1,4 @@
-"""The incarnations of the learners as lanes: what each incarnation was doing, from when to when.
-
-Knows the log's facts and their order; knows nothing of drawing.
-"""
+"""What each incarnation of each learner was doing, from when to when. The report draws it as lanes."""
 
 from __future__ import annotations
 

@@ -75,7 +75,7 @@ def _loss(data: Data) -> Section:
         "Held-out loss is that of the syncer's parameters, drawn at their commit."
     )
     if data.marks:
-        caption += " Red lines are faults, numbered as in the table of faults. Shading ends where the learner contributed again."
+        caption += " Red lines are faults, numbered as in the table. Shading ends where the learner contributed again."
     lead = (
         (f"{data.not_finite:,} steps had a loss that is not finite. The figure leaves them out.",)
         if data.not_finite
@@ -139,7 +139,7 @@ def _merges(data: Data) -> Section:
     if not data.waits:
         return Section("merges", "Outer steps")
     waits = (
-        "The parts of an outer step over time. Lines are medians of neighbouring outer steps, bars reach to the longest. "
+        "The parts of an outer step over time. Lines are medians of neighbouring outer steps, bars the longest. "
         "Grace is the wait after the quorum for learners that had not reported. The last part reads the contributions, "
         "merges them and makes the result durable."
     )
@@ -179,7 +179,7 @@ def _faults(data: Data) -> Section:
         f" Recoveries took {min(recovered):.1f} to {max(recovered):.1f} seconds." if recovered else ""
     )
     caption = (
-        "From the fault to the first merged contribution after it. A frozen learner that is not declared dead continues "
+        "From the fault to the first merged contribution after it. A frozen learner that is not declared dead goes on "
         "once it thaws: its time is detection, the rest of the freeze, and the wait for its next contribution."
     )
     pictures = (Picture(recoveries.draw, words, caption),) if recovered else ()
@@ -213,8 +213,8 @@ def _wire(data: Data) -> Section:
 def _books(data: Data) -> Section:
     lead = (
         "Processed tokens are committed, discarded or in flight; each column is summed independently. A token is "
-        "committed when a contribution with its step is merged into at least one fragment. In token-fragments it counts "
-        "once for each fragment.",
+        "committed when a contribution with its step is merged into at least one fragment. In token-fragments it "
+        "counts once for each fragment.",
     )
     return Section(
         "books", "Books", lead, tables=_kept(tables.books(data)) if data.summary["tokens"]["processed"] else ()
