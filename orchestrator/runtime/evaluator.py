@@ -13,7 +13,7 @@ from typing import Any
 
 import ray
 
-from learners.actor import LearnerSpec
+from learners.shell import LearnerSpec
 from learners.training.device import fit
 from orchestrator.eventlog.facts import Evaluated, ReferenceLosses
 from orchestrator.recipe.config import Recipe
