@@ -27,21 +27,21 @@ def show(plan: Plan, commands: Sequence[str], tried: AdvisedPlan | None, console
     """Print the whole plan. `tried`: what comes of what is recommended."""
     say = _printer(console)
     for heading, lines in (
-        ("recipe, resolved", dump(plan.recipe).rstrip().splitlines()),
         (f"placement on {_source(plan)}", [_nodes(plan), *_services(plan)]),
         (_fragments_heading(plan), [_fragments(plan)]),
         ("budget", list(_pace(plan))),
-        ("traffic, payloads alone", [_traffic(plan), *_compared(plan)]),
-        ("what keeping it costs", [_modes(plan), *_checkpoints(plan)]),
-        ("memory, activations and data not counted", [_memory(plan)]),
+        ("traffic of payloads", [_traffic(plan), *_compared(plan)]),
+        ("storage", [_modes(plan), *_checkpoints(plan)]),
+        ("memory, without activations and data", [_memory(plan)]),
         ("links between regions", _links(plan)),
-        ("what you survive", _survived(plan)),
+        ("faults and what follows", _survived(plan)),
         ("forecast", _foreseen(plan)),
         ("what it costs", list(_cost(plan))),
         ("recommendation", _recommended(plan, tried)),
         (f"limits broken: {len(plan.limits)}", list(_problems(plan.limits))),
         (f"warnings: {len(plan.warnings) or 'none'}", list(_problems(plan.warnings))),
-        ("and now", list(commands)),
+        ("the resolved recipe", dump(plan.recipe).rstrip().splitlines()),
+        ("next commands", list(commands)),
     ):
         if lines or heading == "warnings: none":
             say(Text(heading, style="bold"), *lines, "")
@@ -170,11 +170,11 @@ def _flow(flow: Flow) -> list[str]:
 def _compared(plan: Plan) -> Iterator[str]:
     told = plan.traffic
     yield (
-        f"the whole run: {_amount(told.run_up_bytes)} up, {_amount(told.run_down_bytes)} down; each evaluation fetches "
+        f"the whole run: {_amount(told.run_up_bytes)} up, {_amount(told.run_down_bytes)} down; an evaluation fetches "
         f"{_amount(told.evaluation_bytes)}"
     )
     given = told.donation_bytes
-    peer = "" if given is None else f"{_amount(given)} from a peer, parameters and inner optimizer; where none gives, "
+    peer = "" if given is None else f"parameters and inner optimizer, {_amount(given)}, from a peer, or "
     yield f"a learner that joins fetches {peer}{_amount(told.joining_bytes)} from the syncer"
     plain = told.data_parallel
     if plain.ratio is not None:
@@ -185,7 +185,7 @@ def _compared(plan: Plan) -> Iterator[str]:
 
 
 def _modes(plan: Plan) -> Table:
-    table = _grid("durability.mode", "a commit", "written a second", "held at the most")
+    table = _grid("durability.mode", "a commit", "written a second", "kept at most")
     for mode in plan.storage_cost.modes:
         name = f"{mode.mode}, as the recipe has it" if mode.mode == plan.storage_cost.mode else mode.mode
         second = DASH if mode.per_second_bytes is None else _amount(mode.per_second_bytes)
@@ -196,12 +196,12 @@ def _modes(plan: Plan) -> Table:
 def _checkpoints(plan: Plan) -> Iterator[str]:
     cost, every_s = plan.storage_cost, plan.recipe.durability.every_s
     often = (
-        f"one each {seconds(every_s)} is {_amount(cost.checkpoint_per_second_bytes)} a second"
+        f"one every {seconds(every_s)} is {_amount(cost.checkpoint_per_second_bytes)} a second"
         if every_s
-        else "at stops"
+        else "written when the run is stopped"
     )
     most = _amount(cost.checkpoints_bytes)
-    yield f"a checkpoint is {_amount(cost.checkpoint_bytes)}, {often}; at the most {most} lie there"
+    yield f"a checkpoint has {_amount(cost.checkpoint_bytes)}, {often}; the store keeps at most {most} of them"
 
 
 def _memory(plan: Plan) -> Table:
@@ -224,7 +224,7 @@ def _problems(problems: Sequence[Problem]) -> Iterator[str]:
 
 
 def _links(plan: Plan) -> list[Any]:
-    """A row for each region whose learners are not in the syncer's; nothing where there is none."""
+    """A row for each region apart from the syncer's; nothing where there is none."""
     if not plan.loads:
         return []
     table = _grid("learners", "up/step", "down/step", "up", "down", "link", "used", "a fragment", "tau steps", "a join")
@@ -238,11 +238,11 @@ def _links(plan: Plan) -> list[Any]:
 
 
 def _survived(plan: Plan) -> list[Any]:
-    """What may be lost, and how often learners will be."""
-    table = Table("lost", "commits", "meanwhile", box=None, pad_edge=False, header_style="dim")
+    """What may be lost, what happens then, and how often to expect it."""
+    table = Table("lost", "commits", "what happens", box=None, pad_edge=False, header_style="dim")
     table.columns[0].no_wrap = True
     for one in plan.fault_outcomes:
-        stop = "until somebody acts" if one.stopped_s is None else f"stop, {seconds(one.stopped_s)}"
+        stop = "stop until you act" if one.stopped_s is None else f"stop for {seconds(one.stopped_s)}"
         table.add_row(Text(one.lost), "go on" if one.commits_go_on else stop, Text(one.words))
     return [table, *_expected(plan)]
 
@@ -250,10 +250,11 @@ def _survived(plan: Plan) -> list[Any]:
 def _expected(plan: Plan) -> Iterator[str]:
     told = plan.expected
     each = ", ".join(f"{name} {number(hours)} h" for name, hours in told.unit_mtbf_hours.items())
-    yield f"between two losses of one learner, in the mean: {each}; in all {told.losses_per_day:.3g} a day"
+    yield f"mean time between failures of one learner: {each}; {told.losses_per_day:.3g} failures a day in all"
     yield (
-        f"each back in {told.outage_s:.0f} s: {told.alive_mean:.3g} of {len(plan.recipe.learners)} live in the mean, "
-        f"fewer than K = {plan.recipe.quorum} in {told.below_quorum:.2g} of the time, if losses are independent"
+        f"each is back in {told.outage_s:.0f} s: on average {told.alive_mean:.3g} of {len(plan.recipe.learners)} are "
+        f"alive, and fewer than K = {plan.recipe.quorum} for {told.below_quorum:.2g} of the time, if failures are "
+        "independent"
     )
 
 
@@ -275,20 +276,20 @@ def _foreseen(plan: Plan) -> list[Any]:
 
 
 def _failure_costs(told: Forecast) -> Iterator[str]:
-    step = f"steps of {told.step_s:g} s" + (", as none is given: --step-seconds" if told.step_is_assumed else "")
-    yield f"{told.trials} runs of {seconds(told.run_s)} with {told.deaths:.3g} losses of learners each; {step}"
+    step = f"steps of {told.step_s:g} s" + (" assumed; give --step-seconds" if told.step_is_assumed else "")
+    yield f"from {told.trials} random trials of {seconds(told.run_s)} with {told.deaths:.3g} failures each; {step}"
     for pool, cost in told.failure_costs.items():
         yield (
-            f"one loss in {pool}: {seconds(cost.stepping_s)} without its steps, {seconds(cost.contributing_s)} without "
-            f"its contributions, {seconds(cost.tokens_s)} of its tokens; and the wait for hardware each time"
+            f"one failure in {pool} costs {seconds(cost.stepping_s)} of its steps, {seconds(cost.contributing_s)} of "
+            f"its contributions and {seconds(cost.tokens_s)} of its tokens, besides the wait for hardware"
         )
 
 
 def _cost(plan: Plan) -> Iterator[str]:
-    """Lines for what is known of it; none where neither prices nor a step's length are."""
+    """Lines for what is known; none without prices and the length of a step."""
     told = plan.cost
     if told.tokens_per_hour is not None:
-        how = "as forecast" if told.goodput_is_given else "as if nobody failed"
+        how = "as forecast" if told.goodput_is_given else "without failures"
         yield f"{number(told.tokens_per_hour)} committed tokens an hour: {percent(told.goodput)}, {how}"
     if told.run_hours is not None:
         yield f"the budget takes {number(told.run_hours, 1)} h"
@@ -301,7 +302,7 @@ def _cost(plan: Plan) -> Iterator[str]:
 
 
 def _recommended(plan: Plan, tried: AdvisedPlan | None) -> list[Any]:
-    """Letter by letter, with the reason; and what comes of it."""
+    """The advice for each letter with its reason, and the plan that follows it."""
     table = Table("", "recipe", "advised", "because", box=None, pad_edge=False, header_style="dim")
     for one in plan.recommendations:
         table.add_row(

@@ -1,7 +1,6 @@
-"""A run's log as the plain series that its report draws and tabulates. Pure: the same log gives the same series.
+"""A run's log as the series that its report draws and tabulates. A pure function of the log.
 
-Times are seconds after the origin, the beginning of the first learner step (of the log, where there was none).
-Knows nothing of figures, templates or files.
+Times are seconds after the origin: the beginning of the first learner step, or of the log where no learner stepped.
 """
 
 from __future__ import annotations
@@ -38,7 +37,7 @@ MERGE_BINS = 160
 
 @dataclass(frozen=True)
 class Point:
-    """One value, with where it stands on both axes."""
+    """One value, with its place on both axes."""
 
     at_s: float
     tokens: int  # committed by then
@@ -58,7 +57,7 @@ class LossBin:
 
 @dataclass(frozen=True)
 class Mark:
-    """A fault, or a death that none explains, as the figures show it."""
+    """A fault, or a death that no fault explains, as the figures show it."""
 
     number: int  # its line in the table of faults, from 1
     kind: str
@@ -80,7 +79,7 @@ class MergeBin:
 
 @dataclass(frozen=True)
 class Rounds:
-    """Who took part in how many of a round's commits."""
+    """How many of a round's commits each learner took part in."""
 
     commits: tuple[int, ...]
     by_learner: dict[str, tuple[int, ...]]
@@ -88,7 +87,7 @@ class Rounds:
 
 @dataclass(frozen=True)
 class Data:
-    """Everything that a report tells, figures and tables alike."""
+    """Everything that the report's figures and tables show."""
 
     summary: Mapping[str, Any]
     verdicts: Sequence[Verdict]
@@ -158,7 +157,7 @@ def collect(
 
 
 class _Clock:
-    """Seconds after the origin, and tokens committed by then: between commits, on a straight line."""
+    """Times after the origin and the tokens committed by then, interpolated between commits."""
 
     def __init__(self, history: History, origin: float) -> None:
         self.origin = origin
@@ -246,7 +245,7 @@ def _rounds(history: History) -> Rounds | None:
 
 
 def _contribution_age(history: History) -> Counter[int]:
-    """Learner steps that a contribution was behind its learner when it merged."""
+    """Histogram of the steps that a learner had finished since the read, when its contribution merged."""
     finished = {key: [said.at for said in incarnation.steps] for key, incarnation in history.incarnations.items()}
     numbers = {key: [said.fact.step for said in incarnation.steps] for key, incarnation in history.incarnations.items()}
     ages: Counter[int] = Counter()
@@ -260,7 +259,7 @@ def _contribution_age(history: History) -> Counter[int]:
 
 
 def _version_age(history: History) -> Counter[int]:
-    """Syncer steps that had committed after a version by the time a stepping learner adopted it."""
+    """Histogram of the commits after a version's own, when a stepping learner adopted it."""
     at = sorted(said.at for said in history.commits)
     order = {said.fact.syncer_step: index for index, said in enumerate(history.commits, start=1)}
     ages: Counter[int] = Counter()
@@ -281,7 +280,7 @@ def _merges(history: History, origin: float) -> list[MergeBin]:
 
 
 def _sources(history: History) -> dict[tuple[str, int], str]:
-    """`syncer` or `peer NAME`, for every incarnation that got as far as adopting."""
+    """`syncer` or `peer NAME`, for every incarnation that adopted a version."""
     first = {
         key: "syncer"
         for key, incarnation in history.incarnations.items()

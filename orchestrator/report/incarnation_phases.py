@@ -1,7 +1,4 @@
-"""The incarnations of the learners as lanes: what each incarnation was doing, from when to when.
-
-Knows the log's facts and their order; knows nothing of drawing.
-"""
+"""What each incarnation of each learner was doing, from when to when. The report draws it as lanes."""
 
 from __future__ import annotations
 
@@ -34,12 +31,12 @@ class Lane:
 
     @property
     def begun(self) -> float | None:
-        """When it took up its first step."""
+        """When its first step began."""
         return next((start for start, _, phase in self.phases if phase == "stepping"), None)
 
 
 def lanes(history: History, origin: float) -> list[Lane]:
-    """All incarnations: configured learners first and in their order, each one's oldest first."""
+    """All incarnations: configured learners first, each one's oldest first."""
     names = list(history.learners)
     names += sorted({name for name, _ in history.incarnations} - set(names))
     end = max((event.at for event in history.events), default=origin)
@@ -91,7 +88,7 @@ def _lane(incarnation: Incarnation, heir: float, end: float, origin: float, reas
 
 
 def _joined(phases: list[tuple[float, float, str]]) -> list[tuple[float, float, str]]:
-    """Neighbours of one kind as one."""
+    """Join neighbouring phases of one kind."""
     out: list[tuple[float, float, str]] = []
     for start, stop, phase in phases:
         if out and out[-1][2] == phase and out[-1][1] == start:

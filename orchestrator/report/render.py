@@ -1,4 +1,4 @@
-"""The report of a log: one HTML page and one Markdown text. Pure: the same log and recipe give the same bytes.
+"""The report of a log as one HTML page and one Markdown text. The same log and recipe give the same bytes.
 
 The page needs no network, no script and no other file. The template escapes everything that comes from
 the log, except the figures' SVG, in which matplotlib has escaped it.

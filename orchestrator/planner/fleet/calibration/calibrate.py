@@ -151,7 +151,7 @@ def _steps(history: History, recipe: Recipe, incarnations: Iterable[Incarnation]
 def _disturbed(history: History, incarnation: Incarnation) -> list[Interval]:
     """When a fault changed how long its steps took."""
     frozen = [(freeze.start, freeze.stop or float("inf")) for freeze in incarnation.freezes]
-    delayed = ((said.at, said.at + said.fact.duration_s) for said in incarnation.strikes if said.fact.delay_s)
+    delayed = ((said.at, said.at + said.fact.duration_s) for said in incarnation.other_faults if said.fact.delay_s)
     return [*frozen, *delayed]
 
 
