@@ -9,7 +9,7 @@
 Learners are paced, so that two cores are enough. Each run takes up to three minutes; `--reuse` takes those that are
 there already. A prediction gets the faults of the run that it is compared with, as its log has them, and the
 durations of the run that it is calibrated on; also in the table, what would be predicted without faults. `--write`
-renews the tables of docs/calibration.md.
+renews the tables of docs/studies.md.
 """
 
 from __future__ import annotations
@@ -27,10 +27,10 @@ ROOT = Path(__file__).resolve().parent.parent
 sys.path.insert(0, str(ROOT))
 
 from benchmarks.fresh import emptied  # noqa: E402
+from orchestrator.planner.fleet.calibrate import calibrate  # noqa: E402
 from orchestrator.planner.fleet.calibration import Calibration  # noqa: E402
-from orchestrator.planner.fleet.measuring import calibrate  # noqa: E402
+from orchestrator.planner.fleet.distribution import Samples  # noqa: E402
 from orchestrator.planner.fleet.prediction import Prediction, compared, predict  # noqa: E402
-from orchestrator.planner.fleet.samples import Samples  # noqa: E402
 from orchestrator.planner.sizing.model_sizes import Shapes, shapes_of  # noqa: E402
 from orchestrator.recipe.config import Recipe  # noqa: E402
 from orchestrator.recipe.toml_text import dump, load  # noqa: E402
@@ -40,7 +40,9 @@ from orchestrator.store.readers import RECIPE_FILE  # noqa: E402
 RUNS = ("kills", "storm", "pools")
 SHARES = ("goodput_time", "availability", "uptime", "participation", "alive_participation")
 RATES = ("commits_per_s", "tokens_per_s")
-PAGE = ROOT / "docs" / "calibration.md"
+SHOWN = ("goodput_time", "participation")  # in the page; `--json` has all
+PRINTED = {"goodput_time": "goodput", "participation": "participation"}
+PAGE = ROOT / "docs" / "studies.md"
 BEGIN, END = "<!-- tables: written by python benchmarks/calibration.py --write -->", "<!-- end of tables -->"
 
 
@@ -100,54 +102,43 @@ def tables(runs: Sequence[Run], rows: Sequence[Mapping[str, Any]], seeds: int) -
         [
             _measured(runs),
             f"Predicted, {seeds} seeds each, and by how much more than measured: points, and % of a rate.",
-            _predicted(rows),
+            _predicted([row for row in rows if ", " not in row["durations"]]),
             f"The largest difference with the run's faults: goodput {worst['goodput_time']:.1f} points, participation "
             f"{worst['participation']:.1f}, of the live {worst['alive_participation']:.1f}, availability "
             f"{worst['availability']:.1f}, uptime {worst['uptime']:.1f}; commits a second "
             f"{worst['commits_per_s']:.0f} %.",
-            "Durations in seconds: median (90 %) of n.",
-            _durations(runs),
         ]
     )
 
 
 def _table(head: Sequence[str], body: Sequence[Sequence[str]]) -> str:
-    return "\n".join(f"| {' | '.join(cells)} |" for cells in (head, ["---"] * len(head), *body))
+    return "\n".join(f"|{'|'.join(cells)}|" for cells in (head, ["---"] * len(head), *body))
 
 
 def _measured(runs: Sequence[Run]) -> str:
-    head = ("run", "learners", "K", "faults", "length", "goodput", "availability", "uptime", "participation", "live")
+    head = ("run", "learners", "K", "faults", "length", *(PRINTED[name] for name in SHOWN))
     body = []
     for run in runs:
         found, count = run.found, Counter(strike.kind for strike in run.found.strikes)
         faults = ", ".join(f"{number} {kind}" for kind, number in sorted(count.items()))
-        shares = (f"{100.0 * asdict(found.measured)[name]:.1f} %" for name in SHARES)
+        shares = (f"{100.0 * asdict(found.measured)[name]:.1f} %" for name in SHOWN)
         place = (str(found.learners), str(run.recipe.quorum), faults, f"{found.measured.wall_s:.0f} s")
         body.append((run.name, *place, *shares))
     return _table(head, body)
 
 
 def _predicted(rows: Sequence[Mapping[str, Any]]) -> str:
-    head = (
-        "run",
-        "durations of",
-        "goodput",
-        "availability",
-        "uptime",
-        "participation",
-        "live",
-        "commits/s",
-        "tokens/s",
-    )
+    head = ("run", "durations of", *(PRINTED[name] for name in SHOWN), "commits/s")
     body = []
     for row in rows:
         figures = row["figures"]
         shares = (
-            f"{100.0 * figures[name]['predicted']:.1f} ({100.0 * figures[name]['difference']:+.1f})" for name in SHARES
+            f"{100.0 * figures[name]['predicted']:.1f} ({100.0 * figures[name]['difference']:+.1f})" for name in SHOWN
         )
-        rates = (f"{figures[name]['predicted']:,.2f} ({_percent(figures[name]):+.0f} %)" for name in RATES)
+        commits = figures["commits_per_s"]
+        rate = f"{commits['predicted']:,.2f} ({_percent(commits):+.0f} %)"
         same = "itself" if row["durations"] == row["run"] else row["durations"]
-        body.append((row["run"], same, *shares, *rates))
+        body.append((row["run"], same, *shares, rate))
     return _table(head, body)
 
 
@@ -204,7 +195,10 @@ def main() -> None:
     block = tables(runs, rows, asked.seeds)
     if asked.write:
         write(block)
-    print(json.dumps({"predictions": rows, "largest": largest(rows)}) if asked.json else block)
+    if asked.json:
+        print(json.dumps({"predictions": rows, "largest": largest(rows)}))
+    else:
+        print(f"{block}\n\nDurations in seconds: median (90 %) of n.\n\n{_durations(runs)}\n\n{_predicted(rows)}")
 
 
 if __name__ == "__main__":

@@ -1,6 +1,6 @@
 """The chaos actor: injects a run's planned faults, and those asked for by hand, and says what it did.
 
-It signals processes through the hand of their node, and asks a learner's own shell for what only that can do.
+It signals processes through the agent of their node, and asks a learner's own shell for what only that can do.
 What has a duration heals by itself even if this actor is dead by then.
 """
 
@@ -17,7 +17,7 @@ from chaos.plans import due, plan, random_faults
 from orchestrator.eventlog.events import EventEmitter, FaultHealed, FaultInjected, FaultSkipped, SegmentWriter
 from orchestrator.recipe.config import SYNCER, ChaosConfig, Recipe
 from orchestrator.runtime.launch import connected
-from orchestrator.runtime.placement import control, hand, label, named, syncer_name
+from orchestrator.runtime.placement import control, label, named, node_agent, syncer_name
 from orchestrator.runtime.ray_await import CALL_S, within
 from orchestrator.store.readers import recipe_of
 from orchestrator.store.run_store import RunStore
@@ -124,9 +124,9 @@ class ChaosActor:
         pid = target["pid"]
         match fault.kind:
             case "kill" if not fault.point:
-                return bool(await within(CALL_S, self._hand(target).kill.remote(pid)))
+                return bool(await within(CALL_S, self._agent(target).kill.remote(pid)))
             case "freeze":
-                return bool(await within(CALL_S, self._hand(target).freeze.remote(pid, fault.duration_s)))
+                return bool(await within(CALL_S, self._agent(target).freeze.remote(pid, fault.duration_s)))
             case "kill" if fault.point:
                 syncer = ray.get_actor(syncer_name(target["incarnation"]), self._namespace)
                 await within(CALL_S, syncer.die.remote(fault.point, 1))
@@ -144,10 +144,10 @@ class ChaosActor:
         orchestrator = ray.get_actor("orchestrator", self._namespace)
         if not await within(CALL_S, orchestrator.misconfigure.remote(target["name"], target["incarnation"])):
             return False
-        return bool(await within(CALL_S, self._hand(target).kill.remote(target["pid"])))
+        return bool(await within(CALL_S, self._agent(target).kill.remote(target["pid"])))
 
-    def _hand(self, target: dict[str, Any]) -> Any:
-        return hand(target["node"], self._namespace)
+    def _agent(self, target: dict[str, Any]) -> Any:
+        return node_agent(target["node"], self._namespace)
 
     async def _heal(self, fault: Fault) -> None:
         await asyncio.sleep(fault.duration_s)

@@ -1,8 +1,7 @@
-"""The table of docs/paper.md: each claim of the paper, and the test that proves it.
+"""The tables of docs/paper.md: each claim of the paper with the test that proves it, and the claims that are not built.
 
-A claim is a test of tests/paper/test_section*.py: its name says it in words, and its docstring begins with the place
-in the paper. "Departure 0001" in the docstring points to the decision record by which this project goes another way.
-Claims that are not built have no test, and are listed here.
+A claim is a test in tests/paper/test_section*.py. Its name says the claim in words, and its docstring begins with the
+place in the paper. "Departure 0001" in the docstring names the decision record for a different rule of this project.
 """
 
 from __future__ import annotations
@@ -56,6 +55,8 @@ ELSEWHERE = {
 
 
 class Claim(NamedTuple):
+    """A claim of the paper, and the test that proves it here."""
+
     place: str  # in the paper, without the word section
     words: str
     file: str  # relative to the repository
@@ -67,9 +68,9 @@ class Claim(NamedTuple):
 
 
 def claims() -> Iterator[Claim]:
-    """Every claim, in the order of the tests, then those proved elsewhere.
+    """Yield every claim, in the order of the tests, then those in ELSEWHERE.
 
-    Raises ValueError for one with no place, or with an unknown record.
+    Raises ValueError for a test that names no place in the paper, or a decision record that does not exist.
     """
     for path in sorted(ROOT.glob(TESTS)):
         for node in ast.parse(path.read_text()).body:
@@ -77,7 +78,7 @@ def claims() -> Iterator[Claim]:
                 yield _claim(node, path.relative_to(ROOT).as_posix())
     for words, (place, file) in ELSEWHERE.items():
         if not (ROOT / file).exists():
-            raise ValueError(f"{file}, which is to prove that {words[0].lower()}{words[1:]}, is not there")
+            raise ValueError(f"the test {file} of the claim {words!r} does not exist")
         yield Claim(place, words, file, ())
 
 
@@ -86,7 +87,7 @@ def _claim(node: ast.FunctionDef, file: str) -> Claim:
     place = PLACE.match(text)
     if place is None or f"test_section{place[1][0]}_" not in file:
         raise ValueError(
-            f"{file}: {node.name} must begin its docstring with its place in the paper, as its file has it"
+            f"{file}: the docstring of {node.name} must begin with its place in the paper, in the section of its file"
         )
     departures = tuple(re.findall(r"[Dd]eparture (\d{4})", text))
     for number in departures:
@@ -102,21 +103,20 @@ def _record(number: str) -> str:
 
 
 def blocks() -> dict[str, str]:
-    """The tables by the name of their place in the page."""
+    """The tables, by the name of their place in the page."""
     return {"claims": _proved(), "not built": _missing()}
 
 
 def _proved() -> str:
-    lines = ["| section | claim | proved in | departure |", "|---|---|---|---|"]
+    lines = ["|section|claim|", "|---|---|"]
     for claim in claims():
-        test = f"[{Path(claim.file).stem.removeprefix('test_')}](../{claim.file})"
-        records = ", ".join(f"[{number}](decisions/{_record(number)})" for number in claim.departures)
-        lines.append(f"| {claim.place} | {claim.words} | {test} | {records} |")
+        records = "".join(f" ([{number}](decisions/{_record(number)}))" for number in claim.departures)
+        lines.append(f"|[{claim.place}](../{claim.file})|{claim.words}{records}|")
     return "\n".join(lines)
 
 
 def _missing() -> str:
-    lines = ["| section | claim | here |", "|---|---|---|"]
+    lines = ["|section|claim|here|", "|---|---|---|"]
     for section, missing in NOT_BUILT.items():
-        lines += [f"| {section} | {words} | {instead or 'not built'} |" for words, instead in missing.items()]
+        lines += [f"|{section}|{words}|{instead or 'not built'}|" for words, instead in missing.items()]
     return "\n".join(lines)

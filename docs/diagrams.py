@@ -1,7 +1,4 @@
-"""The state diagrams of docs/protocol.md, drawn from the machines' own transition tables.
-
-Knows the tables and mermaid's way of writing them; not where in the page they stand (docs/renew.py).
-"""
+"""The state diagrams of docs/protocol.md, in mermaid, from the machines' own transition tables."""
 
 from __future__ import annotations
 
@@ -16,22 +13,22 @@ Table = Mapping[Enum, Mapping[Enum, str]] | Mapping[str, Mapping[str, str]]
 
 
 def diagram(table: Table) -> str:
-    """A machine begins in the table's first state, and ends in those that have no way out."""
+    """A state diagram. The machine starts in the table's first state and ends in the states without a move."""
     begin = next(iter(table))
     lines = ["```mermaid", "stateDiagram-v2", f"    [*] --> {_name(begin)}"]
-    for state, ways in table.items():
-        lines += [f"    {_name(state)} --> {_name(other)} : {when}" for other, when in ways.items()]
-        lines += [] if ways else [f"    {_name(state)} --> [*]"]
+    for state, moves in table.items():
+        lines += [f"    {_name(state)} --> {_name(other)} : {when}" for other, when in moves.items()]
+        lines += [] if moves else [f"    {_name(state)} --> [*]"]
     return "\n".join([*lines, "```"])
 
 
 def _name(state: Enum | str) -> str:
-    """A stage or state by its name in the code, a phase as it stands in the log."""
+    """An enum's member by its name; a phase as the log has it."""
     return state.name if isinstance(state, Enum) else state
 
 
 def blocks() -> dict[str, str]:
-    """Each diagram by the name of its place in the page."""
+    """The diagrams, by the name of their place in the page."""
     return {
         "open step": diagram(open_step.TRANSITIONS),
         "learner": diagram(learner.TRANSITIONS),

@@ -1,8 +1,8 @@
-"""Writes anew what the docs take from the code and the tests:
+"""Rewrites the parts of the docs that are generated from the code and the tests:
 
     python -m docs.renew
 
-What is generated stands between two comments in the page; all other lines are left as they are.
+Each part is between two comments in its page. The rest of the page does not change.
 """
 
 from __future__ import annotations
@@ -11,10 +11,14 @@ import re
 from collections.abc import Callable, Mapping
 from pathlib import Path
 
-from docs import claims, diagrams
+from docs import claims, commands, diagrams
 
 FOLDER = Path(__file__).parent
-PAGES: Mapping[str, Callable[[], dict[str, str]]] = {"protocol.md": diagrams.blocks, "paper.md": claims.blocks}
+PAGES: Mapping[str, Callable[[], dict[str, str]]] = {
+    "protocol.md": diagrams.blocks,
+    "paper.md": claims.blocks,
+    "commands.md": commands.blocks,
+}
 
 
 def renewed(page: str, blocks: Mapping[str, str]) -> str:
@@ -27,11 +31,12 @@ def renewed(page: str, blocks: Mapping[str, str]) -> str:
         page = place.sub(lambda _, text=f"{begin}\n\n{text}\n\n{end}": text, page)  # type: ignore[misc]
     unknown = set(re.findall(r"<!-- (.+): written by python -m docs\.renew -->", page)) - blocks.keys()
     if unknown:
-        raise ValueError(f"nothing writes {', '.join(sorted(unknown))}")
+        raise ValueError(f"no generator writes {', '.join(sorted(unknown))}")
     return page
 
 
 def main() -> None:
+    """Rewrite every page in PAGES."""
     for name, blocks in PAGES.items():
         path = FOLDER / name
         path.write_text(renewed(path.read_text(), blocks()))

@@ -27,7 +27,7 @@ import numpy as np
 import ray
 
 from learners import checkpoint_writer
-from learners.checkpoint_writer import Saved, Saver
+from learners.checkpoint_writer import CheckpointWriter, SavedPart
 from learners.config import DataConfig, InnerConfig, WarmStart
 from learners.fault_effects import FaultEffects, flipped
 from learners.protocol import events_effects
@@ -61,7 +61,7 @@ from outer.protocol.messages import (
 from outer.protocol.quorum import Average
 
 if TYPE_CHECKING:
-    from learners.fragment_io import Exchange
+    from learners.fragment_io import FragmentIO
     from learners.training.trainer import Trainer
 
 REPORTS_MAX = 32  # on their way to the syncer; while as many are, none is added
@@ -90,7 +90,7 @@ class LearnerSpec:
     accelerated: bool  # the pool asks for GPUs or TPUs
     warm_start: WarmStart | None = None
     store: Objects | None = None  # where snapshots are kept
-    saved: Saved | None = None  # what an earlier process has left there
+    saved: SavedPart | None = None  # what an earlier process has left there
     devices: int | None = 1  # local ones that a step is spread over; None: all
     model_parallel: int = 1
 
@@ -125,14 +125,14 @@ class LearnerActor:
         self._fetcher = ThreadPoolExecutor(2, "fetch")
         self._saver = None
         if spec.store is not None:
-            self._saver = Saver(spec.name, spec.incarnation, spec.store, lambda: self._outbox.settled)
+            self._saver = CheckpointWriter(spec.name, spec.incarnation, spec.store, lambda: self._outbox.recorded)
         self._reports: deque[Any] = deque()
         self._disturbance = FaultEffects(time.monotonic)
         self._held: deque[Report] = deque(maxlen=REPORTS_MAX // 2)  # behind a link that is down
         self._tokens_per_step = 0
         self._compute_s = Average(spec.sync.smoothing)
         self._trainer: Trainer | None = None
-        self._exchange: Exchange | None = None
+        self._fragment_io: FragmentIO | None = None
         self._next: queue.SimpleQueue[events_effects.RunStep | events_effects.Hold | events_effects.Exit] = (
             queue.SimpleQueue()
         )
@@ -204,7 +204,7 @@ class LearnerActor:
                 del self._answers[request.syncer_step, request.attempt]
             if self._disturbance.corrupts():
                 contribution = replace(contribution, payload=flipped(contribution.payload))
-            return contribution, self._outbox.riding(everything=True)
+            return contribution, self._outbox.pending(everything=True)
 
     # -------------------------------------------------------------- called by the orchestrator, for checkpoints
 
@@ -225,13 +225,13 @@ class LearnerActor:
     @ray.method(concurrency_group="give")
     def holdings(self) -> list[int]:
         """The version of each fragment that the syncer sent last; 0 where it sent none."""
-        return [] if self._exchange is None or self._machine is None else self._machine.holdings
+        return [] if self._fragment_io is None or self._machine is None else self._machine.held_versions
 
     @ray.method(concurrency_group="give")
     def held(self, fragment: int) -> tuple[int, Any]:
         """(version, float32[n]) of what the syncer sent last of a fragment, as it came."""
-        assert self._exchange is not None and self._machine is not None
-        return self._machine.holdings[fragment], self._exchange.base(fragment)
+        assert self._fragment_io is not None and self._machine is not None
+        return self._machine.held_versions[fragment], self._fragment_io.base(fragment)
 
     # -------------------------------------------------------------- called by a joiner
 
@@ -253,10 +253,10 @@ class LearnerActor:
             if isinstance(given, str):
                 return given
             effect, held = given
-            assert self._exchange is not None
-            state = self._exchange.pack(held, request, effect.step, effect.syncer_step, effect.versions)
+            assert self._fragment_io is not None
+            state = self._fragment_io.pack(held, request, effect.step, effect.syncer_step, effect.versions)
             self._drive(events_effects.StateSent(request, effect.step, state.digest, state.size, effect.versions))
-            return state, self._outbox.riding(everything=True)
+            return state, self._outbox.pending(everything=True)
         except FutureTimeout:
             return "timeout"
         finally:
@@ -326,11 +326,11 @@ class LearnerActor:
         if spec.saved is not None and spec.saved.exact:
             assert spec.store is not None
             part = checkpoint_writer.read(spec.store, spec.saved)
-            self._machine.resume(spec.saved.snapshot, part.kept)
+            self._machine.resume(spec.saved.snapshot, part.resume_state)
             self._outbox = FactBuffer(time.time, first=part.facts)
         self._drive(events_effects.Enter(IMPORTING))
         fit(spec.core, spec.accelerated, spec.devices or 1)
-        from learners.fragment_io import Exchange
+        from learners.fragment_io import FragmentIO
         from learners.training.device import device_taken
         from learners.training.task import load
         from learners.training.trainer import Trainer, deal
@@ -341,9 +341,9 @@ class LearnerActor:
         self._trainer = Trainer(
             task, fragments, spec.inner, spec.seed, devices=spec.devices, model_parallel=spec.model_parallel
         )
-        self._exchange = Exchange(self._trainer, spec.sync, len(fragments))
+        self._fragment_io = FragmentIO(self._trainer, spec.sync, len(fragments))
         if part is not None:
-            self._exchange.restore(part.header, part.arrays)
+            self._fragment_io.restore(part.header, part.arrays)
         self._outbox.add(device_taken(spec.devices))
         self._drive(events_effects.Enter(COMPILING))
         self._trainer.warm_up(spec.batch_size)
@@ -370,14 +370,14 @@ class LearnerActor:
                     self._changed.clear()  # before looking, so that news after it wakes the next wait at once
                     self._drive(events_effects.Resume())
                 case events_effects.RunStep(step, start, progress):
-                    if self._disturbance.take_poison():
+                    if self._disturbance.pop_poison():
                         self._outbox.add(Spoiled(step, 0))
                         self._trainer.load(0, np.full(self._trainer.fragments[0].size, np.nan, np.float32))
                     began = time.monotonic()
                     loss = self._trainer.step(start, self._spec.batch_size, progress)
                     self._slow_down(time.monotonic() - began)
                     time.sleep(self._disturbance.delay_s())
-                    self._drive(events_effects.StepDone(loss, self._tokens_per_step))
+                    self._drive(events_effects.StepDone(loss, self._tokens_per_step, self._trainer.aux))
 
     def _slow_down(self, seconds: float) -> None:
         """Make the step last longer, as the pool asks. A step that was held up is not made to count twice."""
@@ -402,30 +402,30 @@ class LearnerActor:
                 case events_effects.Answer(contribution):
                     answer = self._answers.get((contribution.syncer_step, contribution.attempt))
                     if answer is not None and not answer.done():
-                        assert self._exchange is not None
-                        answer.set_result(self._exchange.encode(contribution))
+                        assert self._fragment_io is not None
+                        answer.set_result(self._fragment_io.encode(contribution))
                 case events_effects.Fetch(fragment, version, digest):
                     self._fetcher.submit(self._fetch, fragment, version, digest)
                 case events_effects.Recover():
                     self._fetcher.submit(self._recover, effect)
                 case events_effects.Save():
-                    assert self._exchange is not None
+                    assert self._fragment_io is not None
                     if self._saver is not None:
-                        self._saver.save(effect, self._exchange.keep())
+                        self._saver.save(effect, self._fragment_io.snapshot())
                 case events_effects.Donate(request):
-                    assert self._exchange is not None
-                    self._give(request, (effect, self._exchange.hold()))
+                    assert self._fragment_io is not None
+                    self._give(request, (effect, self._fragment_io.state_leaves()))
                 case events_effects.Decline(request, reason):
                     self._give(request, reason)
                 case events_effects.Inherit(state):
-                    assert self._exchange is not None
-                    self._exchange.inherit(state)
+                    assert self._fragment_io is not None
+                    self._fragment_io.inherit(state)
                 case events_effects.Stage(fragments):
-                    assert self._exchange is not None
-                    self._drive(events_effects.Staged(self._exchange.stage(fragments)))
+                    assert self._fragment_io is not None
+                    self._drive(events_effects.Staged(self._fragment_io.stage(fragments)))
                 case events_effects.Apply():
-                    assert self._exchange is not None
-                    self._exchange.apply(effect)
+                    assert self._fragment_io is not None
+                    self._fragment_io.apply(effect)
                 case events_effects.RunStep() | events_effects.Hold() | events_effects.Exit():
                     self._next.put(effect)
         if not isinstance(event, events_effects.Resume | events_effects.StepDone | events_effects.Staged):
@@ -438,7 +438,7 @@ class LearnerActor:
         for attempt in range(1, ATTACH_ATTEMPTS_MAX + 1):
             try:
                 welcome: Welcome | str = self._ask(
-                    lambda: self._outer.attach.remote(message, self._outbox.riding(), handle), CALL_S
+                    lambda: self._outer.attach.remote(message, self._outbox.pending(), handle), CALL_S
                 )
                 break
             except ray.exceptions.GetTimeoutError:
@@ -468,14 +468,14 @@ class LearnerActor:
                 continue  # lost on the way, perhaps; its facts ride again
         for each in (*self._held, message):
             if len(reports) < REPORTS_MAX or each.phase == STOPPED:
-                reports.append(self._outer.report.remote(each, self._outbox.riding()))
+                reports.append(self._outer.report.remote(each, self._outbox.pending()))
         self._held.clear()
 
     def _flush(self) -> None:
         """Wait, briefly, until the last facts are recorded."""
         spec = self._spec
         with contextlib.suppress(ray.exceptions.RayError):  # the syncer is gone: nobody is left to tell
-            while facts := self._outbox.riding():
+            while facts := self._outbox.pending():
                 record = functools.partial(self._outer.record.remote, spec.name, spec.incarnation, facts)
                 self._outbox.acknowledge(self._ask(record, CALL_S))
 
@@ -504,12 +504,12 @@ class LearnerActor:
             )
             donate = functools.partial(named[1].donate.remote, request)
             given: tuple[State, list[Any]] | str = self._ask(donate, effect.deadline_s)
-            assert self._exchange is not None
+            assert self._fragment_io is not None
             if isinstance(given, str):
                 reason = given
             else:
                 state, facts = given
-                reason = self._exchange.examine(state)
+                reason = self._fragment_io.examine(state)
                 # Should the donor die now, the log would lack the steps that this learner starts from.
                 self._ask(lambda: self._outer.record.remote(donor, incarnation, facts), CALL_S)
         except Exception as error:  # nobody reads this thread's: whatever it is, the joiner has to go on
@@ -523,9 +523,9 @@ class LearnerActor:
         """With nobody to give: what an earlier process has left in a checkpoint, if there is any and it is whole."""
         spec = self._spec
         with contextlib.suppress(OSError, ValueError, KeyError, TypeError):  # damage is said where it is chosen
-            if spec.saved is not None and spec.store is not None and self._exchange is not None:
-                state = checkpoint_writer.read(spec.store, spec.saved).state
-                if not self._exchange.examine(state):
+            if spec.saved is not None and spec.store is not None and self._fragment_io is not None:
+                state = checkpoint_writer.read(spec.store, spec.saved).donor_state
+                if not self._fragment_io.examine(state):
                     return events_effects.StateArrived(state)
         return events_effects.StateMissed("", 0, "none")
 

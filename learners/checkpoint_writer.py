@@ -26,11 +26,11 @@ if TYPE_CHECKING:
     from learners.fragment_io import StateSnapshot
 
 POLL_S = 0.05
-_KEPT = TypeAdapter(ResumeState)
+_RESUME_STATE = TypeAdapter(ResumeState)
 
 
 @dataclass(frozen=True)
-class Saved:
+class SavedPart:
     """A part of a checkpoint, and what it is for."""
 
     snapshot: int
@@ -41,12 +41,12 @@ class Saved:
 
 
 @dataclass(frozen=True)
-class Part:
+class LoadedPart:
     """What was saved, as it is read again."""
 
     header: dict[str, Any]
     arrays: list[NDArray[Any]]
-    kept: ResumeState
+    resume_state: ResumeState
 
     @property
     def facts(self) -> int:
@@ -54,44 +54,49 @@ class Part:
         return int(self.header["facts"])
 
     @property
-    def state(self) -> State:
+    def donor_state(self) -> State:
         """As a donor would have given it."""
         leaves = self.arrays[: int(self.header["leaves"])]
-        origin = (str(self.header["learner"]), int(self.header["incarnation"]), self.kept.step, self.kept.syncer_step)
-        versions = tuple(-1 if base.version is None else base.version for base in self.kept.bases)
+        origin = (
+            str(self.header["learner"]),
+            int(self.header["incarnation"]),
+            self.resume_state.step,
+            self.resume_state.syncer_step,
+        )
+        versions = tuple(-1 if base.version is None else base.version for base in self.resume_state.bases)
         return State(*origin, leaves, str(self.header["digest"]), sum(leaf.nbytes for leaf in leaves), versions)
 
 
-def read(store: Objects, saved: Saved) -> Part:
+def read(store: Objects, saved: SavedPart) -> LoadedPart:
     """Raises OSError or ValueError (Damaged is one) for what is not there as it was written."""
     header, arrays, _ = checkpoint_parts.read(store, saved.snapshot, saved.part, saved.seal)
-    return Part(header, arrays, _KEPT.validate_python(header["kept"]))
+    return LoadedPart(header, arrays, _RESUME_STATE.validate_python(header["kept"]))
 
 
-class Saver:
-    """`settled` tells how many facts there were, if all of them are recorded."""
+class CheckpointWriter:
+    """`recorded` tells how many facts there were, if all of them are recorded."""
 
-    def __init__(self, learner: str, incarnation: int, store: Objects, settled: Callable[[], int | None]) -> None:
-        self._learner, self._incarnation, self._store, self._settled = learner, incarnation, store, settled
+    def __init__(self, learner: str, incarnation: int, store: Objects, recorded: Callable[[], int | None]) -> None:
+        self._learner, self._incarnation, self._store, self._recorded = learner, incarnation, store, recorded
         self._writer = ThreadPoolExecutor(1, "save")
         self._writes: dict[int, Future[dict[str, Any]]] = {}  # by snapshot
-        self._last: tuple[Save, StateSnapshot] | None = None  # to be written once nothing more is said
+        self._final: tuple[Save, StateSnapshot] | None = None  # to be written once nothing more is said
         self._lock = threading.Lock()
 
-    def save(self, save: Save, holding: StateSnapshot) -> None:
+    def save(self, save: Save, snapshot: StateSnapshot) -> None:
         """Write it in a thread of its own; a final one only once `finish` is called."""
         with self._lock:
             if save.final:
-                self._last = save, holding
+                self._final = save, snapshot
             else:
-                self._writes = {save.snapshot: self._writer.submit(self._write, save, holding)}
+                self._writes = {save.snapshot: self._writer.submit(self._write, save, snapshot)}
 
     def finish(self) -> None:
         """Nothing more is said: what another process is to go on from is whole now."""
         with self._lock:
-            if self._last is not None:
-                save, holding = self._last
-                self._writes[save.snapshot] = self._writer.submit(self._write, save, holding)
+            if self._final is not None:
+                save, snapshot = self._final
+                self._writes[save.snapshot] = self._writer.submit(self._write, save, snapshot)
 
     def described(self, snapshot: int, deadline_s: float, coming: Callable[[int], bool]) -> dict[str, Any] | None:
         """What the manifest is to say of a part, once that is written; None where there is none in time.
@@ -103,22 +108,22 @@ class Saver:
         while (write := self._writes.get(snapshot)) is None:
             if time.monotonic() >= give_up_at or in_vain:
                 return None
-            in_vain = not (self._is_last(snapshot) or coming(snapshot))
+            in_vain = not (self._is_final(snapshot) or coming(snapshot))
             time.sleep(POLL_S)
         try:
             return write.result(timeout=max(0.0, give_up_at - time.monotonic()))
         except FutureTimeout:
             return None
 
-    def _is_last(self, snapshot: int) -> bool:
+    def _is_final(self, snapshot: int) -> bool:
         with self._lock:
-            return self._last is not None and self._last[0].snapshot == snapshot
+            return self._final is not None and self._final[0].snapshot == snapshot
 
-    def _write(self, save: Save, holding: StateSnapshot) -> dict[str, Any]:
-        numbers, arrays = holding.pack()
-        facts = self._settled() if save.final else None
+    def _write(self, save: Save, snapshot: StateSnapshot) -> dict[str, Any]:
+        numbers, arrays = snapshot.pack()
+        facts = self._recorded() if save.final else None
         who = {"learner": self._learner, "incarnation": self._incarnation}
-        header = {**who, "facts": facts, "kept": asdict(save.kept), **numbers}
+        header = {**who, "facts": facts, "kept": asdict(save.state), **numbers}
         name = f"{self._learner}.{self._incarnation}"
         return (
             checkpoint_parts.write(self._store, save.snapshot, name, header, arrays)

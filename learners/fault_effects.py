@@ -74,7 +74,7 @@ class FaultEffects:
         with self._lock:
             return self._left("corrupt") > 0.0
 
-    def take_poison(self) -> bool:
+    def pop_poison(self) -> bool:
         """Whether the parameters are to be spoiled: true once."""
         with self._lock:
             poisoned, self._poisoned = self._poisoned, False

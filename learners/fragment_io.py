@@ -43,7 +43,7 @@ class StateSnapshot:
     asked: dict[int, tuple[int, int, int]]
 
     def pack(self) -> tuple[dict[str, Any], Sequence[NDArray[Any]]]:
-        """(header, arrays), as `Exchange.restore` takes them."""
+        """(header, arrays), as `FragmentIO.restore` takes them."""
         leaves = state_arrays.pack(self.leaves)
         header = {
             "digest": state_arrays.digest(leaves),
@@ -55,7 +55,7 @@ class StateSnapshot:
         return header, [*leaves, *(base for base in self.bases if base is not None), *self.read.values()]
 
 
-class Exchange:
+class FragmentIO:
     """Keeps pristine host copies of what the syncer sent last: for codecs and for rebase."""
 
     def __init__(self, trainer: Trainer, config: SyncConfig, fragments: int) -> None:
@@ -74,14 +74,14 @@ class Exchange:
             copies[fragment] = HostCopy(self._trainer.read(fragment), base)
         return copies
 
-    def keep(self) -> StateSnapshot:
+    def snapshot(self) -> StateSnapshot:
         """Everything as it is now, without copying."""
         with self._lock:
-            return StateSnapshot(self._trainer.hold(), list(self._bases), dict(self._read), dict(self._asked))
+            return StateSnapshot(self._trainer.state_leaves(), list(self._bases), dict(self._read), dict(self._asked))
 
     def restore(self, header: Mapping[str, Any], arrays: Sequence[NDArray[Any]]) -> None:
         """Go on from what a Holding packed. Raises ValueError where it is none of this task's."""
-        like, asked, at = self._trainer.hold(), header["asked"], header["reads"]
+        like, asked, at = self._trainer.state_leaves(), header["asked"], header["reads"]
         count = len(like)
         leaves = [np.array(array) for array in arrays[:count]]
         if defect := state_arrays.defect(leaves, like):
@@ -92,9 +92,9 @@ class Exchange:
         self._read = {(fragment, step): next(rest) for fragment, step in at}
         self._asked = {fragment: tuple(newest) for fragment, *newest in asked}
 
-    def hold(self) -> list[Any]:
+    def state_leaves(self) -> list[Any]:
         """Parameters and inner state as they are now, to be packed later, in any thread."""
-        return self._trainer.hold()
+        return self._trainer.state_leaves()
 
     def pack(
         self, held: list[Any], request: StateRequest, step: int, syncer_step: int, versions: tuple[int, ...] = ()
@@ -106,13 +106,13 @@ class Exchange:
 
     def examine(self, state: State) -> str:
         """Why a peer's state cannot be used: bad_digest | wrong_shape | non_finite; empty when it can."""
-        if defect := state_arrays.defect(state.payload, self._trainer.hold()):
+        if defect := state_arrays.defect(state.payload, self._trainer.state_leaves()):
             return defect
         return "" if state_arrays.digest(state.payload) == state.digest else "bad_digest"
 
     def inherit(self, state: State) -> None:
         """Go on from a peer's parameters and inner state; no fragment has a base yet."""
-        self._trainer.inherit(state_arrays.unpack(state.payload, self._trainer.hold()))
+        self._trainer.inherit(state_arrays.unpack(state.payload, self._trainer.state_leaves()))
 
     def base(self, fragment: int) -> Flat | None:
         """What the syncer sent last of a fragment."""

@@ -12,7 +12,7 @@ from dataclasses import dataclass
 from typing import Any, NamedTuple
 
 from learners.config import InnerConfig, WarmStart
-from learners.fragment_io import Exchange
+from learners.fragment_io import FragmentIO
 from learners.protocol import events_effects as unit
 from learners.protocol.learner import Learner
 from learners.training.task import Task
@@ -41,7 +41,7 @@ class Said(NamedTuple):
 class _Unit:
     machine: Learner
     trainer: Trainer
-    exchange: Exchange
+    fragment_io: FragmentIO
     batch_size: int
     next: unit.RunStep | unit.Hold | unit.Exit | None = None
 
@@ -99,8 +99,8 @@ class LockStep:
                 span_steps=span_steps,
                 start_s=float(IDLE_ROUNDS_MAX),
             )
-            exchange = Exchange(trainer, sync, len(self.fragments))
-            self._units[name] = _Unit(machine, trainer, exchange, batch_size)
+            fragment_io = FragmentIO(trainer, sync, len(self.fragments))
+            self._units[name] = _Unit(machine, trainer, fragment_io, batch_size)
 
     def run(self) -> GlobalParameters:
         """Train to the end of the budget. Raises RuntimeError when nothing moves any more."""
@@ -130,7 +130,7 @@ class LockStep:
             if isinstance(each.next, unit.RunStep):
                 run, each.next = each.next, None
                 loss = each.trainer.step(run.start, each.batch_size, run.progress)
-                self._to_learner(name, unit.StepDone(loss, self._task.tokens(each.batch_size)))
+                self._to_learner(name, unit.StepDone(loss, self._task.tokens(each.batch_size), each.trainer.aux))
                 stepped = True
         self._settle()
         return stepped
@@ -184,7 +184,7 @@ class LockStep:
                     self._to_syncer(message)
                 case unit.Answer(contribution):
                     size = self.fragments[contribution.fragment].size
-                    self._to_syncer(examine(each.exchange.encode(contribution), self._sync.codec, size))
+                    self._to_syncer(examine(each.fragment_io.encode(contribution), self._sync.codec, size))
                 case unit.Fetch(fragment, _, _):
                     parameters = self.parameters
                     self._to_learner(
@@ -194,8 +194,8 @@ class LockStep:
                 case unit.Recover():  # all start together: there is nothing to copy
                     self._to_learner(name, unit.StateMissed("", 0, "none"))
                 case unit.Stage(fragments):
-                    self._to_learner(name, unit.Staged(each.exchange.stage(fragments)))
+                    self._to_learner(name, unit.Staged(each.fragment_io.stage(fragments)))
                 case unit.Apply():
-                    each.exchange.apply(effect)
+                    each.fragment_io.apply(effect)
                 case unit.RunStep() | unit.Hold() | unit.Exit():
                     each.next = effect

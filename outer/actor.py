@@ -27,7 +27,7 @@ from outer.config import OuterConfig, SyncConfig
 from outer.journal import checkpoint_parts
 from outer.journal.journal import Arrays, Cut, Opened, Value
 from outer.journal.object_store import Objects
-from outer.journal.rebuild import JOURNAL, RecoverySource, rebuild, replayed
+from outer.journal.rebuild import JOURNAL, RecoverySource, rebuild, replay_log
 from outer.journal.recovery_sources import Incomplete, RecoverySources
 from outer.journal.writer import JournalWriter
 from outer.numeric import codec as codecs
@@ -185,7 +185,7 @@ class SyncerActor:
         return self._rebuild(opened, salvage, why)
 
     def _rebuild(self, opened: Opened, salvage: RecoverySources, why: str) -> Recovered:
-        log = replayed(salvage.records, len(self._fragments))
+        log = replay_log(salvage.records, len(self._fragments))
         journal = {
             fragment: RecoverySource(JOURNAL, value, codecs.digest(value.arrays[0]))
             for fragment, value in opened.values.items()
@@ -258,7 +258,7 @@ class SyncerActor:
             checkpoint_parts.write, self._spec.store, identifier, checkpoint_parts.SYNCER, header, arrays
         )
         described = await asyncio.get_running_loop().run_in_executor(None, work)
-        where = {"syncer_step": max(cut.kept["versions"]), "tokens_committed": cut.kept["tokens_committed"]}
+        where = {"syncer_step": max(cut.state["versions"]), "tokens_committed": cut.state["tokens_committed"]}
         return described | where | {"epoch": self._spec.epoch}
 
     async def move(self, journal: Objects) -> None:
@@ -381,7 +381,7 @@ class SyncerActor:
                     self._spawn(self._merge(effect))
                 case events_effects.Append(sequence, said, record, proposal):
                     arrays: Arrays = proposal.arrays if proposal is not None else []
-                    self._keeper.keep(Entry(self._spec.epoch, sequence, said, record), arrays)
+                    self._keeper.append(Entry(self._spec.epoch, sequence, said, record), arrays)
                 case events_effects.Cut(identifier):
                     self._cuts[identifier] = self._keeper.cut()
                     versions, thetas = self._parameters.versions, self._parameters.thetas

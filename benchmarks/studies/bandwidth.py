@@ -3,7 +3,7 @@
     python benchmarks/studies/bandwidth.py [--json] [--parameters 5e9] [--datacenters 2,8] ...
     python benchmarks/studies/bandwidth.py --write
 
-Prints Gbit/s for a compute utilisation. `--write` prints the tables of docs/bandwidth.md and a summary as JSON on the
+Prints Gbit/s for a compute utilisation. `--write` prints the tables of docs/studies.md and a summary as JSON on the
 last line, puts the tables between the marks in that file, and draws docs/figures/bandwidth.svg. Nothing is random.
 """
 
@@ -75,7 +75,7 @@ def main() -> None:
     parser.add_argument("--H", type=int, default=24, help="steps in which every fragment is exchanged once")
     parser.add_argument("--tau", type=int, default=2, help="steps after which a fragment is adopted")
     parser.add_argument("--latency-ms", type=float, default=0.0, help="one way")
-    parser.add_argument("--write", action="store_true", help="into docs/bandwidth.md and docs/figures/bandwidth.svg")
+    parser.add_argument("--write", action="store_true", help="into docs/studies.md and docs/figures/bandwidth.svg")
     given = parser.parse_args()
     if given.write:
         write()
@@ -91,10 +91,10 @@ def main() -> None:
 
 
 def write() -> None:
-    tables = {"cells": "\n".join(cell_rows()), "assumptions": "\n".join(assumption_rows())}
-    for text in tables.values():
+    cells_table = "\n".join(cell_rows())
+    for text in (cells_table, "\n".join(assumption_rows())):
         print(text, end="\n\n")
-    put(ROOT / "docs" / "bandwidth.md", tables)
+    put(ROOT / "docs" / "studies.md", {"cells": cells_table})
     figure = ROOT / "docs" / "figures" / "bandwidth.svg"
     figure.parent.mkdir(exist_ok=True)
     figure.write_text(bandwidth_figure(Exchange()), encoding="utf-8")
@@ -111,16 +111,15 @@ def put(path: Path, tables: dict[str, str]) -> None:
 
 
 def cell_rows() -> Iterator[str]:
-    yield "| method, bits | step, s | datacenters | utilisation | paper | closed form | error | conserving | to paper |"
-    yield "|---|---|---|---|---|---|---|---|---|"
-    for cell in PAPER:
-        held = conserving(cell)
-        mark = "" if cell.rounds_to(cell.closed) else " *"
-        yield (
-            f"| {cell.method.replace('_', '-')}, {cell.bits} | {cell.step_s:g} | {cell.datacenters} "
-            f"| {cell.utilisation:.0%} | {cell.gbit_s:g} | {figures(cell.closed)}{mark} "
-            f"| {100 * cell.error(cell.closed):+.1f} % | {figures(held)} | x {held / cell.gbit_s:.2f} |"
-        )
+    """One row for each method, width, step and number of datacenters: paper / closed form / conserving."""
+    shares = [f"{utilisation:.0%}" for utilisation in UTILISATIONS]
+    yield f"|method, bits|step, s|datacenters|{'|'.join(shares)}|"
+    yield f"|{'---|' * (3 + len(shares))}"
+    for index in range(0, len(PAPER), len(shares)):
+        row = PAPER[index : index + len(shares)]
+        found = (f"{cell.gbit_s:g} / {figures(cell.closed)} / {figures(conserving(cell))}" for cell in row)
+        method = f"{row[0].method.replace('_', '-')}, {row[0].bits}"
+        yield f"|{method}|{row[0].step_s:g}|{row[0].datacenters}|{'|'.join(found)}|"
 
 
 def conserving(cell: Printed) -> float:

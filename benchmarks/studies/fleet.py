@@ -2,7 +2,7 @@
 
     python benchmarks/studies/fleet.py [--write]
 
-Prints the tables of docs/fleet.md, and a summary as JSON on the last line. `--write` puts them between the marks in
+Prints the tables of docs/studies.md, and a summary as JSON on the last line. `--write` puts them between the marks in
 that file, and draws docs/figures/scavenging.svg and upsize.svg. Nothing but the speed depends on the machine.
 """
 
@@ -28,7 +28,8 @@ from outer.protocol.schedule import Budget  # noqa: E402
 
 DOCS = ROOT / "docs"
 SEEDS, STEPS = 5, 300
-GAPS = (0.18, 0.28, 0.38)
+PAGE_GAP = heterogeneous.Speeds().gap
+GAPS = (0.18, PAGE_GAP, 0.38)
 PAPER_GOODPUT = {"K=M": "84", "K=1": "100", "K=1 with grace": "100"}
 PAPER_TIME = {0.25: 0.90, 0.5: 0.83, 1.0: 0.75, 3.0: 0.62}
 COPY_STEPS = (0.5, 1, 2, 4, 5, 5.5, 6, 7, 8, 12, 24)
@@ -37,19 +38,19 @@ LEARNERS = (2, 4, 8, 16)
 
 def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__.splitlines()[0])
-    parser.add_argument("--write", action="store_true", help="into docs/fleet.md and docs/figures/")
+    parser.add_argument("--write", action="store_true", help="into docs/studies.md and docs/figures/")
     asked = parser.parse_args()
     speeds = {gap: _two_speeds(gap) for gap in GAPS}
     joins = list(scavenging.study(scavenging.Scavenging(), list(PAPER_TIME)))
     grown = list(upsize.study(upsize.Upsize(parameters=5_000_000_000), COPY_STEPS))
     cost = {count: _events_per_second(count) for count in LEARNERS}
     tables = {
-        "speeds": _speeds_table(speeds),
+        "speeds": _speeds_table({PAGE_GAP: speeds[PAGE_GAP]}),
         "scavenging": _scavenging_table(joins),
         "upsize": _upsize_table(grown),
-        "cost": _cost_table(cost),
     }
-    for table in tables.values():
+    gaps = {gap: rows for gap, rows in speeds.items() if gap != PAGE_GAP}
+    for table in (*tables.values(), _speeds_table(gaps), _cost_table(cost)):
         print(table, end="\n\n")
     if asked.write:
         _put(tables)
@@ -74,43 +75,43 @@ def _events_per_second(learners: int) -> tuple[float, float]:
 
 
 def _speeds_table(rows: dict[float, list[heterogeneous.Row]]) -> str:
-    lines = ["| slower half | rule | goodput, % | paper | time stepping, % | participation, % | merges per step |"]
+    lines = ["|slower half|rule|goodput, %|paper|time stepping, %|participation, %|merges per step|"]
     lines.append("|---|---|---|---|---|---|---|")
     for gap, found in rows.items():
         for row in found:
             shares = [f"{100 * value:.1f} ± {100 * half:.1f}" for value, half in row.shares]
             paper = PAPER_GOODPUT[row.rule] if gap == heterogeneous.Speeds().gap else ""
             cells = (f"{gap:.0%}", row.rule, shares[0], paper, *shares[1:], f"{row.merges_per_step:.2f}")
-            lines.append(f"| {' | '.join(cells)} |")
+            lines.append(f"|{'|'.join(cells)}|")
     return "\n".join(lines)
 
 
 def _scavenging_table(rows: list[scavenging.Row]) -> str:
-    lines = ["| newcomers | time | paper | ideal | participation |", "|---|---|---|---|---|"]
+    lines = ["|newcomers|time|paper|ideal|participation|", "|---|---|---|---|---|"]
     for row in rows:
         figures = (f"{row.time:.3f}", f"{PAPER_TIME[row.extra]:.2f}", f"{row.ideal:.3f}", f"{row.participation:.2f}")
-        lines.append(f"| +{100 * row.extra:g} % | {' | '.join(figures)} |")
+        lines.append(f"|+{100 * row.extra:g} %|{'|'.join(figures)}|")
     return "\n".join(lines)
 
 
 def _upsize_table(rows: list[upsize.Row]) -> str:
-    lines = ["| steps for a copy | Gbit/s | all stand still, elastic | here | state from | newcomer steps after |"]
+    lines = ["|steps for a copy|Gbit/s|all stand still, elastic|here|state from|newcomer steps after|"]
     lines.append("|---|---|---|---|---|---|")
     for row in rows:
         joined = "" if row.joined_steps is None else f"{row.joined_steps:.1f}"
         still = (f"{row.elastic_downtime_steps:g}", f"{row.downtime_steps:.3g}")
-        lines.append(f"| {' | '.join((f'{row.copy_steps:g}', f'{row.gbit_s:.3g}', *still, row.source, joined))} |")
+        lines.append(f"|{'|'.join((f'{row.copy_steps:g}', f'{row.gbit_s:.3g}', *still, row.source, joined))}|")
     return "\n".join(lines)
 
 
 def _cost_table(cost: dict[int, tuple[float, float]]) -> str:
-    lines = ["| learners | events of the machines a second | steps of a learner a second |", "|---|---|---|"]
-    lines += [f"| {count} | {events:,.0f} | {steps:,.0f} |" for count, (events, steps) in cost.items()]
+    lines = ["|learners|events of the machines a second|steps of a learner a second|", "|---|---|---|"]
+    lines += [f"|{count}|{events:,.0f}|{steps:,.0f}|" for count, (events, steps) in cost.items()]
     return "\n".join(lines)
 
 
 def _put(tables: dict[str, str]) -> None:
-    path = DOCS / "fleet.md"
+    path = DOCS / "studies.md"
     text = path.read_text(encoding="utf-8")
     for name, table in tables.items():
         text, count = re.subn(rf"(<!-- {name} -->\n).*?(<!-- /{name} -->)", rf"\1{table}\n\2", text, flags=re.DOTALL)

@@ -95,8 +95,8 @@ def _row(setting: Upsize, copy_steps: float) -> Row:
     waited_s = sum(outcome.seconds - outcome.useful_s[name] for name in names)
     stepped = world.steps.get(NEWCOMER, [])
     joined = None if not stepped else (stepped[0].began - comes_s) / setting.step_s
-    received = [fact for _, fact in world.facts.get((NEWCOMER, 1), []) if isinstance(fact, StateReceived)]
-    commits = [fact for at, fact in world.facts["syncer", 1] if isinstance(fact, Committed) and at >= comes_s]
+    received = [fact for _, fact in world.context.facts.get((NEWCOMER, 1), []) if isinstance(fact, StateReceived)]
+    commits = [fact for at, fact in world.context.facts["syncer", 1] if isinstance(fact, Committed) and at >= comes_s]
     merged = sum(one.learner != NEWCOMER for fact in commits for one in fact.participants)
     return Row(
         copy_steps=copy_steps,

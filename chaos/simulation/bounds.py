@@ -15,16 +15,11 @@ The liveness bounds, in virtual seconds from healing, with slow = the slowest le
 
 from __future__ import annotations
 
-from typing import TYPE_CHECKING
-
-from chaos.simulation import conduct
+from chaos.simulation.context import HostileContext
+from chaos.simulation.storage import Store
+from orchestrator.simulation.process import Process
+from orchestrator.simulation.supervisor import Supervisor
 from outer.protocol.messages import STEPPING
-
-if TYPE_CHECKING:
-    from chaos.simulation.hosts import Process
-    from chaos.simulation.setting import Setting
-    from chaos.simulation.storage import Store
-    from chaos.simulation.supervisor import Supervisor
 
 WATCH_S = 1.0
 RESEND_S = 1.0
@@ -41,11 +36,11 @@ JOURNAL_MAX = 256  # entries that wait for the store
 class Bounds:
     """Tells `truth` of every bound that is passed; `given_up` once there is no point in going on."""
 
-    def __init__(self, setting: Setting, supervisor: Supervisor, store: Store) -> None:
-        options = setting.options
+    def __init__(self, context: HostileContext, supervisor: Supervisor, store: Store) -> None:
+        options = context.options
         self.given_up = False
         self.processes: list[Process] = []
-        self._setting, self._supervisor, self._store = setting, supervisor, store
+        self._context, self._supervisor, self._store = context, supervisor, store
         self._handled: dict[int, int] = {}
         self._healed_at: float | None = None
         self._end_s = 0.0  # from then
@@ -65,17 +60,17 @@ class Bounds:
         self.commit_s = (sync.round_steps + sync.overlap_steps) * self.step_s
 
     def start(self) -> None:
-        self._setting.time.after(WATCH_S, self._watch)
+        self._context.time.after(WATCH_S, self._watch)
 
     def heal(self) -> None:
-        self._healed_at = self._setting.time.now
-        newest = max(tip.number for tip in self._setting.truth.tips)
-        self._end_s = self.ready_s + (self._setting.options.syncer_steps - newest) * self.step_s + EXIT_S
-        self._committed = dict.fromkeys(range(self._setting.options.fragments), self._healed_at)
+        self._healed_at = self._context.time.now
+        newest = max(tip.number for tip in self._context.oracle.tips)
+        self._end_s = self.ready_s + (self._context.options.syncer_steps - newest) * self.step_s + EXIT_S
+        self._committed = dict.fromkeys(range(self._context.options.fragments), self._healed_at)
 
     def end(self) -> None:
         """Let what is under way run out: nothing may be left."""
-        time = self._setting.time
+        time = self._context.time
         time.run(time.now + QUIET_S)
         left = len(time)
         if left and not self.given_up:
@@ -89,15 +84,15 @@ class Bounds:
             return
         self._look_at_sizes()
         if self._healed_at is not None:
-            self._look_at_progress(self._setting.time.now - self._healed_at)
-        self._setting.time.after(WATCH_S, self._watch)
+            self._look_at_progress(self._context.time.now - self._healed_at)
+        self._context.time.after(WATCH_S, self._watch)
 
     def _look_at_sizes(self) -> None:
-        supervisor, options = self._supervisor, self._setting.options
-        steps_s = sum(WATCH_S / options.step_s[name] for name in supervisor.units)
+        supervisor, options = self._supervisor, self._context.options
+        steps_s = sum(WATCH_S / options.step_s[name] for name in supervisor.learners)
         limit = EVENTS_PER_S_MAX + EVENTS_PER_STEP_MAX * steps_s
-        server = supervisor.server
-        for process in [*supervisor.units.values(), *([server] if server else [])]:
+        syncer = supervisor.syncer
+        for process in [*supervisor.learners.values(), *([syncer] if syncer else [])]:
             handled = process.handled - self._handled.get(id(process), 0)
             if id(process) not in self._handled:
                 self.processes.append(process)
@@ -106,31 +101,33 @@ class Bounds:
                 self._broken(
                     "bounds.spin", f"{process.host.name} handled {handled} events in a second, not {limit:.0f}"
                 )
-        for unit in supervisor.units.values():
-            conduct.reports(self._setting.truth, unit)
-            if unit.alive and unit.waiting > WAITING_MAX:
-                self._broken("bounds.waiting", f"{unit.name} {unit.incarnation} has {unit.waiting} questions open")
-        if server is not None:
-            if server.running and not server.deposed:
-                conduct.leases(self._setting.truth, server)
-                conduct.shows(self._setting.truth, server)
-            if len(server.writer.queue) > JOURNAL_MAX:
-                self._broken("bounds.journal", f"{len(server.writer.queue)} entries wait for the store")
-            opened = server.machine.syncer_step - server.machine.committed_step
+        for learner in supervisor.learners.values():
+            self._context.observer.reports(learner)
+            if learner.alive and learner.waiting > WAITING_MAX:
+                self._broken(
+                    "bounds.waiting", f"{learner.name} {learner.incarnation} has {learner.waiting} questions open"
+                )
+        if syncer is not None:
+            if syncer.running and not syncer.deposed:
+                self._context.observer.leases(syncer)
+                self._context.observer.shows(syncer)
+            if len(syncer.writer.queue) > JOURNAL_MAX:
+                self._broken("bounds.journal", f"{len(syncer.writer.queue)} entries wait for the store")
+            opened = syncer.machine.syncer_step - syncer.machine.committed_step
             if opened > max(1, options.sync.overlap_steps):
                 self._broken("bounds.open", f"{opened} syncer steps are open, tau is {options.sync.overlap_steps}")
 
     # -------------------------------------------------------------- once all is healed
 
     def _look_at_progress(self, since_s: float) -> None:
-        supervisor, options = self._supervisor, self._setting.options
+        supervisor, options = self._supervisor, self._context.options
         self._note_commits()
         if since_s > self._end_s:
-            newest = max(tip.number for tip in self._setting.truth.tips)
+            newest = max(tip.number for tip in self._context.oracle.tips)
             self._give_up(f"the run is at version {newest}, {since_s:.0f} s after all was healed")
             return
         if supervisor.finished_at is not None:
-            if self._setting.time.now > supervisor.finished_at + EXIT_S + options.sync.drain_s:
+            if self._context.time.now > supervisor.finished_at + EXIT_S + options.sync.drain_s:
                 self._give_up("learners are there long after the end: " + self._phases())
             return
         if since_s <= self.ready_s:
@@ -142,26 +139,28 @@ class Bounds:
             if away:
                 self._broken("bounds.ready", f"{', '.join(away)} of {len(wanted)} do not step: {self._phases()}")
             for name, event in supervisor.drains.items():
-                if supervisor.units[name].alive and supervisor.units[name].incarnation == event.incarnation:
+                if supervisor.learners[name].alive and supervisor.learners[name].incarnation == event.incarnation:
                     self._broken("bounds.ready", f"{name} {event.incarnation} was asked to leave, and is there")
-            self._shared_from = max(tip.number for tip in self._setting.truth.tips)
+            self._shared_from = max(tip.number for tip in self._context.oracle.tips)
         self._look_at_steps()
         self._look_at_shares()
 
     def _look_at_steps(self) -> None:
         """Nobody stands still."""
-        now = self._setting.time.now
+        now = self._context.time.now
         for name in self._supervisor.controller.wanted:
-            unit = self._supervisor.units[name]
-            if (done := (unit.incarnation, unit.values.step)) != self._stepped.get(name, (done, 0.0))[0]:
+            learner = self._supervisor.learners[name]
+            if (done := (learner.incarnation, learner.values.step)) != self._stepped.get(name, (done, 0.0))[0]:
                 self._stepped[name] = (done, now)
             since_s = now - self._stepped.setdefault(name, (done, now))[1]
             if since_s > self.step_s + WATCH_S:
-                self._broken("bounds.steps", f"{name} {unit.incarnation} has not finished a step for {since_s:.0f} s")
+                self._broken(
+                    "bounds.steps", f"{name} {learner.incarnation} has not finished a step for {since_s:.0f} s"
+                )
 
     def _look_at_shares(self) -> None:
         """Everybody who is fast enough to be read in every round is in one commit of every two rounds."""
-        sync, truth = self._setting.options.sync, self._setting.truth
+        sync, truth = self._context.options.sync, self._context.oracle
         newest = max(tip.number for tip in truth.tips)
         if sync.participants != "eligible" or sync.round_steps < ROUND_STEPS_MIN:
             return
@@ -171,8 +170,8 @@ class Bounds:
                 self._broken("bounds.share", f"{name} has contributed to nothing for {since} syncer steps")
 
     def _note_commits(self) -> None:
-        now = self._setting.time.now
-        for fragment, tip in enumerate(self._setting.truth.tips):
+        now = self._context.time.now
+        for fragment, tip in enumerate(self._context.oracle.tips):
             if tip.number != self._tips[fragment]:
                 self._tips[fragment], self._committed[fragment] = tip.number, now
             waited_s = now - max(self._committed[fragment], (self._healed_at or 0.0) + self.ready_s)
@@ -180,19 +179,20 @@ class Bounds:
                 self._give_up(f"fragment {fragment} has not committed for {waited_s:.0f} s: {self._phases()}")
 
     def _steps(self, name: str) -> bool:
-        unit = self._supervisor.units.get(name)
-        return unit is not None and unit.running and unit.machine.phase == STEPPING
+        learner = self._supervisor.learners.get(name)
+        return learner is not None and learner.running and learner.machine.phase == STEPPING
 
     def _phases(self) -> str:
-        units = self._supervisor.units
+        learners = self._supervisor.learners
         return ", ".join(
-            f"{name} {unit.incarnation} {unit.machine.phase if unit.alive else 'dead'}" for name, unit in units.items()
+            f"{name} {learner.incarnation} {learner.machine.phase if learner.alive else 'dead'}"
+            for name, learner in learners.items()
         )
 
     def _give_up(self, reason: str) -> None:
         self._broken("bounds.live", reason)
         self.given_up = True
-        self._setting.time.halted = True
+        self._context.time.halted = True
 
     def _broken(self, promise: str, reason: str) -> None:
-        self._setting.truth.broken(promise, reason)
+        self._context.oracle.broken(promise, reason)

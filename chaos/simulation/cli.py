@@ -1,4 +1,4 @@
-"""`diloco chaos sim`: runs of the simulator by seed, what befell them, and what they broke."""
+"""`diloco chaos sim`: runs of the simulator by seed, the faults they had, and the checks they failed."""
 
 from __future__ import annotations
 
@@ -10,7 +10,7 @@ from typing import TYPE_CHECKING, Annotated, Any
 
 import typer
 
-from orchestrator.cli.errors import BROKEN_PROMISE, reported
+from orchestrator.cli.errors import CHECK_FAILED, reported
 from orchestrator.recipe.problems import InputError, Problem
 
 if TYPE_CHECKING:
@@ -28,7 +28,7 @@ def sim(
     trace: Annotated[bool, typer.Option("--trace", help="With --seed: a line for everything that happens.")] = False,
     as_json: Annotated[bool, typer.Option("--json", help="Answer in JSON.")] = False,
 ) -> None:
-    """Run both machines in a hostile simulated world; exit code 5 if any promise is broken. Needs no cluster."""
+    """Run both machines in a simulated world full of faults; exit code 5 if a check fails."""
     with reported(as_json):
         if seed is not None and seeds is not None:
             raise InputError([Problem("--seeds", seeds, "--seed names one seed already", "leave out one of the two")])
@@ -42,7 +42,7 @@ def sim(
             tally, seconds = run(wanted, profile, jobs, _Progress(len(wanted)))
         typer.echo(json.dumps(record(tally, seconds, profile, wanted)) if as_json else words(tally, seconds, profile))
         if tally.violations:
-            raise typer.Exit(BROKEN_PROMISE)
+            raise typer.Exit(CHECK_FAILED)
 
 
 def _range(seeds: str) -> range:

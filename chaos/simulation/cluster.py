@@ -10,22 +10,27 @@ import math
 from collections import Counter
 from collections.abc import Callable
 from dataclasses import dataclass
+from functools import partial
 from typing import Any
 
-from chaos.simulation import conduct
 from chaos.simulation.bounds import Bounds
-from chaos.simulation.history import Digest, digest_of, events_of, judged
-from chaos.simulation.hosts import Host
-from chaos.simulation.network import Network
-from chaos.simulation.profile import Options, between, draw, stream
-from chaos.simulation.server import Server
-from chaos.simulation.setting import MANIFEST, Setting
-from chaos.simulation.storage import Store, Write
-from chaos.simulation.supervisor import Supervisor
+from chaos.simulation.context import HostileContext
+from chaos.simulation.damage import Damage
+from chaos.simulation.durations import DrawnDurations
+from chaos.simulation.faults import FaultSchedule
+from chaos.simulation.history import Digest, digest_of, judged
+from chaos.simulation.invariants import Invariants, waits
+from chaos.simulation.network import HostileNetwork
+from chaos.simulation.oracle import Oracle, Violation
+from chaos.simulation.profile import MANIFEST, Options, between, draw, stream
+from chaos.simulation.storage import Store, Write, Writer
 from chaos.simulation.trace import Trace
-from chaos.simulation.truth import Truth, Violation
-from chaos.simulation.weather import Weather
+from chaos.simulation.values import LearnerValues, SyncerValues
 from learners.protocol import learner as learners
+from orchestrator.simulation.context import LearnerSpec
+from orchestrator.simulation.process import Host
+from orchestrator.simulation.supervisor import Supervisor
+from orchestrator.simulation.syncer_process import SyncerProcess
 from orchestrator.simulation.timeline import Timeline
 from outer.protocol import recovery
 from outer.protocol import syncer as syncers
@@ -43,6 +48,18 @@ def make_learner(**given: Any) -> Any:
     return learners.Learner(**given)
 
 
+def _learner(options: Options, make: Callable[..., Any], name: str, incarnation: int) -> Any:
+    return make(
+        name=name,
+        incarnation=incarnation,
+        config=options.sync,
+        fragments=options.fragments,
+        batch_size=options.batch[name],
+        span_steps=options.span_steps,
+        start_s=options.start_s,
+    )
+
+
 @dataclass(frozen=True)
 class Outcome:
     """What became of one seed."""
@@ -54,7 +71,7 @@ class Outcome:
     events: int  # handed to machines
     virtual_s: float
     commits: int
-    fired: dict[str, int]  # by kind of fault
+    fault_counts: dict[str, int]  # by kind of fault
     facts: dict[str, int]  # by kind of fact, and by reason where it has one
 
 
@@ -69,41 +86,53 @@ class Cluster:
         trace: Trace | None = None,
     ) -> None:
         self.options = options
-        time, fired = Timeline(), Counter[str]()
-        network = Network(time, stream(options.seed, "network"), fired, options.latency_s, options.jitter_s)
-        self.setting = Setting(
-            options,
-            time,
-            network,
-            Truth(options),
-            stream(options.seed, "hosts"),
-            fired,
-            make_syncer,
-            make_learner,
-            trace,
-        )
-        network.trace = trace
-        clocks = stream(options.seed, "clocks")
+        time, fault_counts, hosts = Timeline(), Counter[str](), stream(options.seed, "hosts")
+        oracle, clocks = Oracle(options), stream(options.seed, "clocks")
         self.hosts = {
             name: Host(name, between(clocks, 0.99, 1.01), between(clocks, 0.0, 1e5), between(clocks, -0.05, 0.05))
             for name in ("syncer", *options.step_s)
         }
-        self.store = Store(stream(options.seed, "store"), fired, options.append_s, self._taken)
-        self.supervisor = Supervisor(self.setting, stream(options.seed, "supervisor"), self.hosts, self._begin_epoch)
-        self.weather = Weather(self.setting, stream(options.seed, "weather"), self.hosts, self.store, self.supervisor)
-        self.bounds = Bounds(self.setting, self.supervisor, self.store)
-        self.servers: list[Server] = []
+        self.store = Store(stream(options.seed, "store"), fault_counts, options.append_s, self._on_durable)
+        damage = Damage(options, time, oracle, hosts, fault_counts)
+        self.context = HostileContext(
+            time=time,
+            network=HostileNetwork(options, time, stream(options.seed, "network"), fault_counts, trace),
+            durations=DrawnDurations(options, time, hosts, stream(options.seed, "supervisor"), fault_counts),
+            sync=options.sync,
+            specs={
+                name: LearnerSpec(self.hosts[name], options.batch[name], *options.place(name))
+                for name in options.step_s
+            },
+            manifest=MANIFEST,
+            model=SyncerValues(oracle, damage),
+            make_learner=partial(_learner, options, make_learner),
+            make_values=lambda key: LearnerValues(key, oracle),
+            make_journal=partial(Writer, self.store),
+            faults=damage,
+            observer=Invariants(options, oracle),
+            fault_counts=fault_counts,
+            trace=trace,
+            options=options,
+            oracle=oracle,
+            rng=hosts,
+        )
+        self.supervisor = Supervisor(self.context, options.learners, self._begin_epoch)
+        # The stream's name is part of what a seed means.
+        rng = stream(options.seed, "weather")
+        self.schedule = FaultSchedule(self.context, rng, self.hosts, self.store, self.supervisor)
+        self.bounds = Bounds(self.context, self.supervisor, self.store)
         self.crash_after = math.inf  # effects of the first epoch
+        self._make_syncer = make_syncer
 
     def run(self) -> None:
         """Safety phase, healing, liveness phase, end."""
-        time, options = self.setting.time, self.options
-        if self.setting.trace is not None:
-            self.setting.trace.line(0.0, "", "", "options", options.words())
+        time, options = self.context.time, self.options
+        if self.context.trace is not None:
+            self.context.trace.line(0.0, "", "", "options", options.words())
         self.supervisor.start()
         self.bounds.start()
         time.run(options.storm_s)
-        self.weather.heal()
+        self.schedule.heal()
         self.bounds.heal()
         while not self.supervisor.over and not self.bounds.given_up:
             time.run(time.now + 1.0)
@@ -111,18 +140,20 @@ class Cluster:
 
     # -------------------------------------------------------------- the syncer's epochs
 
-    def _begin_epoch(self, epoch: int) -> Server | None:
+    def _begin_epoch(self, epoch: int) -> SyncerProcess | None:
         """Read the journal and open the next epoch, on condition that what was read is all there is."""
         seen = self.store.read()
         if not self.store.open(epoch, seen):
             return None
         options = self.options
-        values = list(self.setting.truth.origin)
+        values = list(self.context.oracle.origin)
         for write in seen:
             if isinstance(write.entry.record, Committed):
                 values[write.entry.record.fragment] = write.entry.proposal.version
-        entries = [recovery.Entry(write.epoch, write.sequence, write.entry.said, write.entry.record) for write in seen]
-        machine = self.setting.make_syncer(
+        entries = [
+            recovery.Entry(write.epoch, write.sequence, write.entry.logged, write.entry.record) for write in seen
+        ]
+        machine = self._make_syncer(
             epoch=epoch,
             config=options.sync,
             fragments=options.model,
@@ -133,22 +164,22 @@ class Cluster:
             manifest=MANIFEST,
             recovered=recovery.recover(entries, options.fragments) if epoch > 1 else None,
         )
-        self.setting.truth.recovered(epoch, values, list(machine.versions))
-        server = Server(self.setting, self.hosts["syncer"], epoch, machine, self.store, values, self.supervisor.mourn)
-        if not self.servers:
-            server.crash_at = self.crash_after
-        self.servers.append(server)
-        return server
+        self.context.oracle.recovered(epoch, values, list(machine.versions))
+        on_death = self.supervisor.on_syncer_death
+        syncer = SyncerProcess(self.context, self.hosts["syncer"], epoch, machine, values, on_death)
+        if epoch == 1:
+            syncer.crash_at = self.crash_after
+        return syncer
 
-    def _taken(self, write: Write) -> None:
+    def _on_durable(self, write: Write) -> None:
         """An entry became durable."""
         record = write.entry.record
         if isinstance(record, Committed):
-            self.setting.truth.committed(record, write.entry.proposal)
+            self.context.oracle.committed(record, write.entry.proposal)
         elif isinstance(record, SpanGranted):
-            self.setting.truth.lent(record)
+            self.context.oracle.lent(record)
         elif isinstance(record, SpanReturned):
-            self.setting.truth.returned(record)
+            self.context.oracle.returned(record)
 
 
 def simulate(
@@ -184,8 +215,8 @@ def play(
     except Exception as error:  # a machine's assertion, or its shell's: as bad as a broken promise
         violations.append(_raised("machine.raises", error))
     try:
-        conduct.waits(cluster.setting)
-        violations += judged(events_of(cluster.setting), cluster.setting.fired)
+        waits(cluster.options, cluster.context.oracle, cluster.context.facts)
+        violations += judged(cluster.context.events(), cluster.context.fault_counts)
     except Exception as error:  # of this seed, and not of all that follow
         violations.append(_raised("checkers.raise", error))
     return _outcome(cluster, violations)
@@ -200,9 +231,9 @@ def _raised(promise: str, error: Exception) -> Violation:
 
 
 def _outcome(cluster: Cluster, violations: list[Violation]) -> Outcome:
-    setting, options = cluster.setting, cluster.options
+    context, options = cluster.context, cluster.options
     facts: Counter[str] = Counter()
-    for said in setting.facts.values():
+    for said in context.facts.values():
         for _, fact in said:
             name = type(fact).__name__
             facts[name] += 1
@@ -211,11 +242,11 @@ def _outcome(cluster: Cluster, violations: list[Violation]) -> Outcome:
     return Outcome(
         options.seed,
         options.profile,
-        (*setting.truth.violations, *violations),
-        digest_of(setting),
+        (*context.oracle.violations, *violations),
+        digest_of(context),
         sum(process.handled for process in cluster.bounds.processes),
-        setting.time.now,
-        setting.truth.checked,
-        dict(sorted(setting.fired.items())),
+        context.time.now,
+        context.oracle.checked,
+        dict(sorted(context.fault_counts.items())),
         dict(sorted(facts.items())),
     )

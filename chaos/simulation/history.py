@@ -7,15 +7,13 @@ import marshal
 from collections.abc import Callable, Mapping
 from dataclasses import fields
 from operator import attrgetter
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
-from chaos.simulation.truth import Violation
+from chaos.simulation.oracle import Violation
 from orchestrator.checkers import suite
 from orchestrator.eventlog.events import Event
+from orchestrator.simulation.context import SimContext
 from outer.protocol.facts import Committed, Participant
-
-if TYPE_CHECKING:
-    from chaos.simulation.setting import Setting
 
 Digest = str
 
@@ -26,24 +24,13 @@ MAY_BE_UNKNOWN = frozenset({"accounted.time", "replayable.states"})
 BY_TIME = frozenset({"accounted.time"})
 STOPS = frozenset({"stop", "stop_committing"})  # a run that is stopped at once gives evidence of nothing
 UNTIMED = frozenset({"wall_skew", "wall_jump", "clock_jump", "linger", "crash_ending"}) | STOPS
-UNHEARD = frozenset({"syncer", "orchestrator", "chaos"})  # who writes to the log without anybody's help
 
 
-def events_of(setting: Setting) -> list[Event]:
-    """Of learners what has reached the log, of everybody else all of it."""
-    events = []
-    for (writer, incarnation), said in setting.facts.items():
-        known = said if writer in UNHEARD else said[: setting.recorded.get((writer, incarnation), 0)]
-        for number, (at, fact) in enumerate(known):
-            events.append(Event(writer, incarnation, number, at, fact))
-    return events
-
-
-def judged(events: list[Event], fired: Mapping[str, int]) -> list[Violation]:
-    """What the checkers of real logs find broken, or cannot tell. `fired`: the faults that there were."""
+def judged(events: list[Event], fault_counts: Mapping[str, int]) -> list[Violation]:
+    """What the checkers of real logs find broken, or cannot tell. `fault_counts`: the faults that there were."""
     violations = []
-    unjudged = BY_TIME if UNTIMED & fired.keys() else frozenset()
-    nothing = bool(STOPS & fired.keys()) and not any(isinstance(event.fact, Committed) for event in events)
+    unjudged = BY_TIME if UNTIMED & fault_counts.keys() else frozenset()
+    nothing = bool(STOPS & fault_counts.keys()) and not any(isinstance(event.fact, Committed) for event in events)
     for verdict in suite.check(events):
         if verdict.name in unjudged:
             continue
@@ -53,10 +40,10 @@ def judged(events: list[Event], fired: Mapping[str, int]) -> list[Violation]:
     return violations
 
 
-def digest_of(setting: Setting) -> Digest:
+def digest_of(context: SimContext) -> Digest:
     """SHA-256 over everything that was said, by whom, and when."""
     running = hashlib.sha256()
-    for writer, said in setting.facts.items():
+    for writer, said in context.facts.items():
         running.update(repr(writer).encode())
         # Format 2 of marshal is fixed, and knows no references: equal values give equal bytes.
         running.update(marshal.dumps([(at, type(fact).__name__, _values(fact)) for at, fact in said], 2))
@@ -69,7 +56,7 @@ _GETTERS: dict[type[Any], Callable[[Any], Any]] = {}
 def _values(fact: Any) -> Any:
     kind = type(fact)
     if kind not in _GETTERS:
-        _GETTERS[kind] = attrgetter(*(field.name for field in fields(kind)))
+        _GETTERS[kind] = attrgetter(*(field.name for field in fields(kind) if field.repr))
     values = _GETTERS[kind](fact)
     if kind is Committed:
         return [[_values(one) for one in each] if _is_participants(each) else each for each in values]

@@ -38,7 +38,7 @@ def record(recipe: Recipe, seed: int, profile: str, step_s: float, startup_s: fl
         made = record(recipe, wanted)
     except Broken as error:
         raise CheckFailed(str(error)) from error
-    fired = made.fired if wanted.faults else {}
+    fired = made.fault_counts if wanted.faults else {}
     return Tape(
         made.events,
         made.verdicts,

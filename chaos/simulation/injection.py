@@ -1,8 +1,4 @@
-"""The faults of a recipe's [chaos], done to a simulated run when the chaos actor would do them to a real one.
-
-Which faults there are, chaos/plans.py says; what each does, the weather and the learner's own disturbance. Says what it
-did, as the chaos actor does.
-"""
+"""Injects the faults of a recipe's [chaos] into a simulated run, as the chaos actor does in a real one."""
 
 from __future__ import annotations
 
@@ -12,14 +8,14 @@ from typing import Any
 from chaos import plans
 from chaos.faults import Fault
 from chaos.simulation import profile
-from chaos.simulation.setting import Setting
-from chaos.simulation.supervisor import Supervisor
-from chaos.simulation.unit import Unit
-from chaos.simulation.weather import Weather
+from chaos.simulation.context import HostileContext
+from chaos.simulation.faults import FaultSchedule
 from learners import fault_effects
 from orchestrator.eventlog.events import FaultHealed, FaultInjected, FaultSkipped
 from orchestrator.lifecycle.controller import State
 from orchestrator.recipe.config import ChaosConfig
+from orchestrator.simulation.learner_process import LearnerProcess
+from orchestrator.simulation.supervisor import Supervisor
 
 POLL_S = 0.05
 BY_WEATHER = {  # of the recipe's kinds, those that strike from without; at strength 0 each lasts as long as it is told
@@ -36,34 +32,34 @@ class Injection:
 
     def __init__(
         self,
-        setting: Setting,
+        context: HostileContext,
         supervisor: Supervisor,
-        weather: Weather,
+        schedule: FaultSchedule,
         chaos: ChaosConfig,
         learners: Sequence[str],
         seed: int,
     ) -> None:
-        self._setting, self._supervisor, self._weather = setting, supervisor, weather
+        self._context, self._supervisor, self._schedule = context, supervisor, schedule
         self._seed = seed
         self._waiting = plans.plan(chaos, learners, seed)
         self._random = plans.random_faults(chaos, learners, seed, len(self._waiting))
         self._following = next(self._random, None)
         self._first_step_at: float | None = None  # when it was first known of
-        self._facts = setting.facts.setdefault(("chaos", 1), []) if chaos.active else []
+        self._facts = context.facts.setdefault(("chaos", 1), []) if chaos.active else []
 
     def start(self) -> None:
         """Look again and again, until nothing is left to be done or the run is over."""
-        server, time = self._supervisor.server, self._setting.time
+        syncer, time = self._supervisor.syncer, self._context.time
         if self._supervisor.finished_at is not None or not (self._waiting or self._following):
             return
-        if server is not None and server.running:
-            if self._first_step_at is None and server.machine.first_step_at is not None:
+        if syncer is not None and syncer.running:
+            if self._first_step_at is None and syncer.machine.first_step_at is not None:
                 self._first_step_at = time.now
-            self._inject_due(server.machine.committed_step)
+            self._inject_due(syncer.machine.committed_step)
         time.after(POLL_S, self.start)
 
     def _inject_due(self, syncer_step: int) -> None:
-        now_s = None if self._first_step_at is None else self._setting.time.now - self._first_step_at
+        now_s = None if self._first_step_at is None else self._context.time.now - self._first_step_at
         now, self._waiting = plans.due(self._waiting, now_s, syncer_step)
         for fault in now:
             self._inject(fault)
@@ -72,26 +68,26 @@ class Injection:
             self._following = next(self._random, None)
 
     def _inject(self, fault: Fault) -> None:
-        unit, states = self._supervisor.units.get(fault.learner), self._supervisor.controller.units
-        if unit is None or not unit.alive or states[fault.learner].state is not State.RUNNING:
+        learner, states = self._supervisor.learners.get(fault.learner), self._supervisor.controller.units
+        if learner is None or not learner.alive or states[fault.learner].state is not State.RUNNING:
             self._say(FaultSkipped(fault.kind, fault.learner, "it is not running"))
             return
-        number = unit.incarnation
-        self._strike(fault, unit)
+        number = learner.incarnation
+        self._strike(fault, learner)
         injected = (fault.identifier, fault.kind, fault.learner, number, number, fault.duration_s, fault.delay_s)
         self._say(FaultInjected(*injected))
         if fault.duration_s:
-            self._setting.time.after(fault.duration_s, self._say, FaultHealed(fault.identifier, fault.learner))
+            self._context.time.after(fault.duration_s, self._say, FaultHealed(fault.identifier, fault.learner))
 
-    def _strike(self, fault: Fault, unit: Unit) -> None:
+    def _strike(self, fault: Fault, learner: LearnerProcess) -> None:
         if fault.kind in BY_WEATHER:
-            now = self._setting.time.now
-            self._weather.strike(profile.Fault(now, BY_WEATHER[fault.kind], fault.learner, fault.duration_s, 0.0))
+            now = self._context.time.now
+            self._schedule.strike(profile.Fault(now, BY_WEATHER[fault.kind], fault.learner, fault.duration_s, 0.0))
             return
         assert fault.kind in fault_effects.KINDS
-        unit.disturb(fault.kind, fault.duration_s, fault.delay_s, f"{self._seed} fault {fault.identifier}")
-        self._setting.fired[fault.kind] += 1
+        learner.harm(fault.kind, fault.duration_s, fault.delay_s, f"{self._seed} fault {fault.identifier}")
+        self._context.fault_counts[fault.kind] += 1
 
     def _say(self, fact: Any) -> None:
         if not self._supervisor.over:
-            self._facts.append((self._setting.time.now, fact))
+            self._facts.append((self._context.time.now, fact))

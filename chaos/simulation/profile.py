@@ -21,6 +21,8 @@ SYNCER_STEPS = 200
 LEARNERS = ("a", "b", "c", "d")
 NEWCOMERS = ("e", "f")
 EVERYBODY = "all"
+MANIFEST = {"seed": 0}  # what everybody agrees on
+OTHER_MANIFEST = {"seed": 1}
 
 # By topic, and for each kind of fault the share of the seeds that plan one.
 KINDS: dict[str, dict[str, float]] = {

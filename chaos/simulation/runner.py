@@ -43,9 +43,9 @@ class Tally:
         self.commits += outcome.commits
         self.virtual_s += outcome.virtual_s
         self.violations += [(outcome.seed, *violation) for violation in outcome.violations]
-        self.fault_seeds.update(outcome.fired.keys())
-        self.fault_times.update(outcome.fired)
-        self.fault_kinds[len(outcome.fired)] += 1
+        self.fault_seeds.update(outcome.fault_counts.keys())
+        self.fault_times.update(outcome.fault_counts)
+        self.fault_kinds[len(outcome.fault_counts)] += 1
         self.facts.update(outcome.facts)
         self._digest.update(outcome.digest.encode())
 

@@ -11,7 +11,7 @@ from collections.abc import Callable
 from random import Random
 from typing import Any, NamedTuple
 
-from chaos.simulation.hosts import Process
+from outer.protocol.events_effects import Append
 
 BACKOFF_S, BACKOFF_S_MAX = 0.05, 1.0  # between two attempts to write; doubles
 
@@ -27,20 +27,22 @@ class Write(NamedTuple):
 class Store:
     """Durable entries of all epochs, in order, and what is wrong with the store at present."""
 
-    def __init__(self, chance: Random, fired: Counter[str], append_s: float, taken: Callable[[Write], None]) -> None:
+    def __init__(
+        self, rng: Random, fault_counts: Counter[str], append_s: float, taken: Callable[[Write], None]
+    ) -> None:
         """`taken` is told of each entry as it becomes durable."""
         self.entries: list[Write] = []
         self.epoch = 0  # the newest that was opened
         self.slow_s = 0.0  # further delay of every write, up to this
         self.failing = 0.0  # share of writes that give an error
         self.full = self.losing = self.tearing = self.stale = False
-        self.random = chance.random
-        self._fired, self._append_s, self._taken = fired, append_s, taken
+        self.random = rng.random
+        self._fault_counts, self._append_s, self._taken = fault_counts, append_s, taken
 
     def write_s(self) -> float:
         """How long the next write takes."""
         if self.slow_s:
-            self._fired["storage_slow"] += 1
+            self._fault_counts["storage_slow"] += 1
         return self._append_s * (0.5 + self.random()) + self.slow_s * self.random()
 
     def put(self, write: Write) -> str:
@@ -54,11 +56,11 @@ class Store:
         if write.sequence != expected:
             return "stale_epoch"
         if self.full:
-            self._fired["storage_full"] += 1
+            self._fault_counts["storage_full"] += 1
             return "error"
         failed = self.random() < self.failing
         if failed:
-            self._fired["storage_failing"] += 1
+            self._fault_counts["storage_failing"] += 1
         if not failed or self.random() < 0.5:  # an error does not say that nothing happened
             self.entries.append(write)
             self._taken(write)
@@ -67,9 +69,11 @@ class Store:
     def crashed(self, write: Write) -> None:
         """Its writer died while this was under way."""
         if self.losing and self.random() < 0.7:
-            self._fired["storage_lost"] += 1
+            self._fault_counts["storage_lost"] += 1
         elif self.tearing and self.random() < 0.7:
-            self._fired["storage_torn"] += 1  # half a record is there: its checksum does not match, it is dropped
+            self._fault_counts["storage_torn"] += (
+                1  # half a record is there: its checksum does not match, it is dropped
+            )
         elif self.random() < 0.5 and not self.full:
             self.put(write)
 
@@ -77,7 +81,7 @@ class Store:
         """The entries, as a reader sees them: at times an old prefix."""
         if self.stale and self.entries and self.random() < 0.8:
             seen = int(self.random() * len(self.entries))
-            self._fired["storage_stale"] += 1
+            self._fault_counts["storage_stale"] += 1
             return self.entries[:seen]
         return list(self.entries)
 
@@ -97,7 +101,7 @@ class Writer:
     """The journal of one epoch, as its shell writes it: one entry at a time, in order."""
 
     def __init__(
-        self, store: Store, owner: Process, durable: Callable[[Write], None], refused: Callable[[Write], None]
+        self, store: Store, owner: Any, durable: Callable[[int], None], refused: Callable[[int], None]
     ) -> None:
         self.queue: deque[Write] = deque()
         self._store, self._owner = store, owner
@@ -105,8 +109,8 @@ class Writer:
         self._under_way: Write | None = None
         self._backoff_s = BACKOFF_S
 
-    def put(self, write: Write) -> None:
-        self.queue.append(write)
+    def put(self, effect: Append) -> None:
+        self.queue.append(Write(self._owner.epoch, effect.sequence, effect))
         if len(self.queue) == 1:
             self._begin()
 
@@ -127,7 +131,7 @@ class Writer:
         if self._under_way is not write:
             return  # it died first
         self._under_way = None
-        self._owner.take(self._acknowledge, write, self._store.put(write))
+        self._owner.deliver(self._acknowledge, write, self._store.put(write))
 
     def _acknowledge(self, write: Write, result: str) -> None:
         if result == "error":
@@ -136,8 +140,8 @@ class Writer:
         elif result == "ok":
             self._backoff_s = BACKOFF_S
             self.queue.popleft()
-            self._durable(write)
+            self._durable(write.sequence)
             self._begin()
         else:
             self.queue.clear()
-            self._refused(write)
+            self._refused(write.sequence)

@@ -6,10 +6,10 @@ from collections.abc import Iterable
 from dataclasses import dataclass, replace
 
 from chaos.simulation.cluster import Cluster, make_learner, make_syncer
-from chaos.simulation.history import BY_TIME, UNTIMED, events_of
+from chaos.simulation.history import BY_TIME, UNTIMED
 from chaos.simulation.injection import Injection
+from chaos.simulation.oracle import Violation
 from chaos.simulation.profile import Options
-from chaos.simulation.truth import Violation
 from orchestrator.accounting.verdicts import Verdict
 from orchestrator.checkers.suite import check
 from orchestrator.eventlog.events import Event, RunStarted, merge
@@ -35,26 +35,26 @@ class Simulated:
     events: list[Event]
     verdicts: list[Verdict]  # the checkers', on its log
     virtual_s: float
-    fired: dict[str, int]  # how often faults had an effect, by the simulator's kinds
+    fault_counts: dict[str, int]  # how often faults had an effect, by the simulator's kinds
 
 
 def record(recipe: Recipe, options: Options) -> Simulated:
     """Simulate a recipe. Raises InputError where the run comes to no end, Broken where a promise breaks."""
     cluster = Cluster(options, make_syncer, make_learner)
-    setting, supervisor = cluster.setting, cluster.supervisor
-    injection = Injection(setting, supervisor, cluster.weather, recipe.chaos, options.learners, options.seed)
+    context, supervisor = cluster.context, cluster.supervisor
+    injection = Injection(context, supervisor, cluster.schedule, recipe.chaos, options.learners, options.seed)
     made = RunStarted(recipe.name, recipe.config_hash, recipe.seed, _versions(options))
-    setting.facts["orchestrator", 1].insert(0, (0.0, made))
+    context.facts["orchestrator", 1].insert(0, (0.0, made))
     supervisor.start()
     injection.start()
     _run(cluster, recipe.run.idle_s)
-    if setting.truth.violations:
-        raise Broken(setting.truth.violations)
-    events = merge([[replace(event, fact=bare(event.fact)) for event in events_of(setting)]])
-    verdicts, unjudged = check(events), BY_TIME if UNTIMED & setting.fired.keys() else frozenset()
+    if context.oracle.violations:
+        raise Broken(context.oracle.violations)
+    events = merge([[replace(event, fact=bare(event.fact)) for event in context.events()]])
+    verdicts, unjudged = check(events), BY_TIME if UNTIMED & context.fault_counts.keys() else frozenset()
     if broken := [each for each in verdicts if each.status == "violated" and each.name not in unjudged]:
         raise Broken(Violation(each.name, each.reason) for each in broken)
-    return Simulated(events, verdicts, setting.time.now, dict(sorted(setting.fired.items())))
+    return Simulated(events, verdicts, context.time.now, dict(sorted(context.fault_counts.items())))
 
 
 def _versions(options: Options) -> dict[str, str]:
@@ -65,11 +65,11 @@ def _versions(options: Options) -> dict[str, str]:
 
 def _run(cluster: Cluster, idle_s: float) -> None:
     """To the end. With no syncer step for so long it is given up, as a real run is."""
-    time, supervisor = cluster.setting.time, cluster.supervisor
+    time, supervisor = cluster.context.time, cluster.supervisor
     newest, moved_at = 0, 0.0
     while not supervisor.over:
         time.run(time.now + LOOK_S)
-        committed = supervisor.server.machine.committed_step if supervisor.server is not None else 0
+        committed = supervisor.syncer.machine.committed_step if supervisor.syncer is not None else 0
         if committed > newest:
             newest, moved_at = committed, time.now
         elif time.now - moved_at > idle_s:

@@ -1,4 +1,4 @@
-"""What happens, line by line: for whoever looks into one seed. Knows no more than what it is told."""
+"""A run line by line, for debugging one seed: `diloco chaos sim --seed N --trace`."""
 
 from __future__ import annotations
 
@@ -6,7 +6,7 @@ from collections.abc import Callable
 from dataclasses import fields
 from typing import Any
 
-from chaos.simulation.contents import Content, Version
+from chaos.simulation.provenance import Content, Version
 
 
 class Trace:
@@ -18,8 +18,21 @@ class Trace:
     def line(self, now: float, host: str, number: int | str, what: str, detail: str) -> None:
         self._write(f"{now:10.4f}  {host:<12}  {number!s:>3}  {what:<12}  {detail}".rstrip())
 
+    def event(self, process: Any, event: Any) -> None:
+        """A process handles an event."""
+        name, number = process.key
+        self.line(process.time.now, name, number, "hears", words(event))
 
-def told(thing: Any) -> str:
+    def fact(self, process: Any, fact: Any) -> None:
+        """A process records a fact."""
+        name, number = process.key
+        self.line(process.time.now, name, number, "says", words(fact))
+
+    def words(self, thing: Any) -> str:
+        return words(thing)
+
+
+def words(thing: Any) -> str:
     """An event or a fact in words: its name and its fields, in their order."""
     return f"{type(thing).__name__}({', '.join(f'{f.name}={_value(getattr(thing, f.name))}' for f in fields(thing))})"
 
@@ -37,5 +50,5 @@ def _value(value: Any) -> str:
     if isinstance(value, tuple):
         return "[" + " ".join(_value(each) for each in value) + "]"
     if hasattr(value, "__dataclass_fields__"):
-        return told(value)
+        return words(value)
     return str(value)

@@ -1,18 +1,20 @@
-"""What a learner holds of each fragment, by what it contains: where it grew from, and its own steps since.
+"""What the learners' and the syncer's fragments hold, by provenance: where each grew from, and which steps since.
 
-The counterpart of the trainer and of the host copies that a real learner keeps. Knows adoption's arithmetic, and
-nothing of when to adopt.
+The counterpart of the trainer, of a real learner's host copies, and of the merge.
 """
 
 from __future__ import annotations
 
-from typing import TYPE_CHECKING, Any, NamedTuple
+import math
+from typing import Any, NamedTuple
 
-from chaos.simulation.contents import Content, Key, Version, rebased
-
-if TYPE_CHECKING:
-    from chaos.simulation.truth import Truth
-    from learners.protocol import events_effects
+from chaos.simulation.oracle import Oracle, Proposal
+from chaos.simulation.provenance import Content, Key, Range, Version, rebased
+from learners.protocol.events_effects import Apply
+from orchestrator.simulation.context import Faults
+from orchestrator.simulation.syncer_process import SyncerProcess
+from outer.protocol.events_effects import Merge, Merged, Publish
+from outer.protocol.messages import Contribution, State
 
 
 class Held(NamedTuple):
@@ -22,17 +24,17 @@ class Held(NamedTuple):
     poisoned: bool  # its numbers are not finite
 
 
-class Values:
-    """`step` is the learner's last completed step, in truth."""
+class LearnerValues:
+    """`step` is the learner's last completed step."""
 
-    def __init__(self, unit: Key, truth: Truth) -> None:
+    def __init__(self, unit: Key, oracle: Oracle) -> None:
         self.step = 0
-        self._unit, self._truth = unit, truth
-        self._roots: list[Version] = list(truth.origin)
+        self._unit, self._oracle = unit, oracle
+        self._roots: list[Version] = list(oracle.origin)
         self._carried: list[Any] = [()] * len(self._roots)
         self._since = [0] * len(self._roots)
         self._bases: list[Version | None] = [None] * len(self._roots)
-        self._first = [0] * len(self._roots)  # after this step a fragment first came from the syncer
+        self._first = [0] * len(self._roots)  # the step after which a fragment first came from the syncer
         self._read: dict[tuple[int, int], Content] = {}  # by fragment and step: what was handed out since
 
     @property
@@ -45,38 +47,72 @@ class Values:
         """Fragments that came from the syncer, with own steps on them that it does not have."""
         return [p for p, base in enumerate(self._bases) if base is not None and self.step > self._since[p]]
 
-    def content(self, fragment: int) -> Content:
+    def _content(self, fragment: int) -> Content:
         return Content(self._roots[fragment], self._carried[fragment], self._unit, self._since[fragment], self.step)
 
-    def contents(self) -> tuple[Content, ...]:
-        return tuple(map(self.content, range(len(self._roots))))
+    def copies(self, fragments: tuple[int, ...]) -> dict[int, Content]:
+        return {fragment: self._content(fragment) for fragment in fragments}
 
-    def note_read(self, fragment: int, content: Content) -> None:
-        """This was handed out: rebase asks later what it was."""
-        self._read[fragment, content.step] = content
+    def read(self, contribution: Contribution) -> None:
+        """A fragment was handed out. A rebase asks later what it was."""
+        content = contribution.payload
+        self._read[contribution.fragment, content.step] = content
+        self._oracle.contributed(content, contribution)
 
-    def apply(self, effect: events_effects.Apply) -> None:
+    def apply(self, effect: Apply) -> None:
         """Adopt a version."""
         fragment, version = effect.fragment, effect.payload
-        base, mine = self._bases[fragment], self.content(fragment)
+        base, mine = self._bases[fragment], self._content(fragment)
         if effect.mode == "rebase":
             assert base is not None, "there is nothing to rebase onto before the first version"
             anchor = Content(base, (), self._unit, mine.since, mine.since)
             if effect.read_at is not None:
                 anchor = self._read[fragment, effect.read_at]
             mine = rebased(mine, anchor, version)
-        else:  # mixing keeps a share of the numbers, which is nobody's to count
+        else:  # mixing keeps a share of the numbers, which is counted for nobody
             mine = Content(version, (), self._unit, self.step, self.step)
         if base is None:
             self._first[fragment] = self.step
-        self._truth.applied(effect, base, mine, self._first[fragment])
+        self._oracle.applied(effect, base, mine, self._first[fragment])
         self._bases[fragment] = self._roots[fragment] = version
         self._carried[fragment], self._since[fragment] = mine.carried, mine.since
         if self._read:
             self._read = {key: value for key, value in self._read.items() if key[0] != fragment}
 
-    def inherit(self, contents: tuple[Content, ...]) -> None:
-        """Go on from a donor's values. Its steps are in there, and are not this learner's to give."""
-        for fragment, content in enumerate(contents):
+    def packed(self, poisoned: bool) -> Held:
+        return Held(tuple(map(self._content, range(len(self._roots)))), poisoned)
+
+    def gave(self, step: int, held: Held) -> None:
+        self._oracle.gave(self._unit, step, held.contents)
+
+    def inherit(self, state: State) -> None:
+        """Start from a donor's values. Its steps are in there, and are not this learner's to contribute."""
+        held: Held = state.payload
+        donor = (state.donor, state.donor_incarnation)
+        self._oracle.inherited(self._unit, donor, state.step, held.contents, held.poisoned)
+        for fragment, content in enumerate(held.contents):
             self._roots[fragment], self._carried[fragment] = content.root, content.ranges
             self._since[fragment] = self.step
+
+
+class SyncerValues:
+    """Merges payloads into versions. `faults` may make an update overflow."""
+
+    def __init__(self, oracle: Oracle, faults: Faults) -> None:
+        self._oracle, self._faults = oracle, faults
+
+    def merged(self, syncer: SyncerProcess, effect: Merge) -> Merged:
+        base = syncer.values[effect.fragment]
+        ranges: tuple[Range, ...] = ()
+        for content in effect.payloads:
+            ranges += content.beyond(base)
+        version = Version(effect.fragment, effect.syncer_step, base, ranges)
+        proposal = Proposal(version, effect.payloads, effect.weights)
+        digest = f"{effect.fragment}@{effect.syncer_step}/{syncer.epoch}"
+        overflow = self._faults.damages("overflow")
+        return Merged(effect.syncer_step, proposal, digest, math.inf if overflow else 1.0, not overflow)
+
+    def published(self, syncer: SyncerProcess, effect: Publish) -> Version:
+        version: Version = effect.proposal.version
+        self._oracle.published(syncer.epoch, version)
+        return version

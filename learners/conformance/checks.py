@@ -240,18 +240,20 @@ def _loss(subject: Subject, task: Task) -> str:
     before = trees.state(task)
     shapes: Any = jax.eval_shape(task.loss, params, batch, key)
     if not (isinstance(shapes, tuple) and len(shapes) == 2 and isinstance(shapes[1], Mapping)):
-        raise Broken(f"loss returns {type(shapes).__name__}", "return (loss, metrics), metrics a dict, {} for none")
+        raise Broken(f"loss returns {type(shapes).__name__}", "return (loss, aux), aux a dict, {} for none")
     if not (hasattr(shapes[0], "shape") and shapes[0].shape == () and shapes[0].dtype == jnp.float32):
         raise Broken(f"the loss is {shapes[0]}", "return the mean over the batch as a float32 scalar")
     if not isinstance(unit := getattr(task, "loss_unit", ""), str):
         raise Broken(f"loss_unit is {unit!r}", "make it a string, such as 'nats/token', or leave it out")
-    if bad := [name for name, value in shapes[1].items() if getattr(value, "shape", None) != ()]:
-        raise Broken(f"metrics that are no scalars: {_some(bad)}", "reduce each to a scalar")
+    if bad := [repr(name) for name in shapes[1] if not isinstance(name, str)]:
+        raise Broken(f"auxiliary values whose names are no strings: {_some(bad)}", "name each with a string")
+    if bad := [name for name, value in shapes[1].items() if not _is_real_scalar(value)]:
+        raise Broken(f"auxiliary values that are no real scalars: {_some(bad)}", "reduce each to a scalar")
     loss = float(jax.jit(lambda *given: task.loss(*given))(params, batch, key)[0])
     if changed := trees.differing(before, trees.state(task)):
         raise Broken(
             f"loss changes the task itself: {_some(changed)}",
-            "return what you want to keep as a metric: under jit an attribute is set once, to a tracer",
+            "return what you want to keep as an auxiliary value: under jit an attribute is set once, to a tracer",
         )
     again = float(jax.jit(lambda *given: task.loss(*given))(params, batch, key)[0])
     if not np.isfinite(loss):
@@ -261,6 +263,9 @@ def _loss(subject: Subject, task: Task) -> str:
             f"compiled twice, the same loss is {loss} and {again}",
             "draw random numbers with jax.random from the key that loss is given, not with NumPy's",
         )
+    if len(shapes[1]) > trainer.AUX_MAX:
+        names = sorted(shapes[1])[trainer.AUX_MAX :]
+        raise Broken(f"{len(shapes[1])} auxiliary values", f"not reported: {_some(names)}; return fewer", "warn")
     return f"{loss:.3f} at the start"
 
 
@@ -381,6 +386,10 @@ def _trained(subject: Subject, task: Task) -> tuple[Any, list[float]]:
     count = subject.batch_size
     losses = [learner.step(step * count, count, progress=0.5) for step in range(STEPS)]
     return learner.params, losses
+
+
+def _is_real_scalar(value: Any) -> bool:
+    return getattr(value, "shape", None) == () and not jnp.issubdtype(value.dtype, jnp.complexfloating)
 
 
 def _leading(name: str, batch: Batch, count: int) -> None:

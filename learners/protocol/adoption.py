@@ -1,6 +1,6 @@
-"""Versions on their way to the learner: what to fetch, what to adopt and when, and what accrued since (section 2).
+"""Adoption of fragment versions: what to fetch, what to adopt and when, and the progress since (paper section 2).
 
-It holds the base of each fragment. It is told of every boundary, and knows nothing of steps, reads or phases.
+The learner machine calls `adopt` at every boundary.
 """
 
 from __future__ import annotations
@@ -18,7 +18,7 @@ from outer.protocol.messages import Contribution, FragmentCounters, Notice
 if TYPE_CHECKING:
     from outer.config import SyncConfig
 
-BIRTH = Mark(0, 0)  # of an incarnation
+START = Mark(0, 0)
 
 
 @dataclass
@@ -26,35 +26,35 @@ class Base:
     """What the learner holds of one fragment."""
 
     version: int | None = None  # None until adopted from the syncer
-    since: Mark = BIRTH  # adopted at this point
-    asked: tuple[int, int, int] = (0, 0, 0)  # epoch, syncer step and attempt of the newest read that was answered
-    reads: dict[int, Mark] = field(default_factory=dict)  # answers to that, by this learner's step
+    since: Mark = START  # when it was adopted
+    asked: tuple[int, int, int] = (0, 0, 0)  # epoch, syncer step and attempt of the newest answered read
+    reads: dict[int, Mark] = field(default_factory=dict)  # its answers, by this learner's step
 
     def counters(self, at: Mark) -> FragmentCounters:
         return FragmentCounters(self.version, self.since.step, at.step - self.since.step, at.tokens - self.since.tokens)
 
 
 class Adoption:
-    """The inbox keeps the newest version per fragment; in which order they come does not matter."""
+    """The base of each fragment and the newest version that arrived for it. The order of arrival does not matter."""
 
     def __init__(self, config: SyncConfig, fragments: int) -> None:
         self._config = config
         self._bases = [Base() for _ in range(fragments)]
-        self._noticed: dict[int, Notice] = {}  # the newest, by fragment
-        self._fetching: dict[int, int] = {}  # fragment -> the newest version asked for, unless that has failed
+        self._noticed: dict[int, Notice] = {}  # the newest notice, by fragment
+        self._fetching: dict[int, int] = {}  # fragment -> the newest requested version, until it fails
         self._pending: dict[int, tuple[int, Any]] = {}  # fragment -> (version, payload)
-        self._counted: tuple[Mark, tuple[FragmentCounters, ...]] | None = None  # as last asked for
+        self._counted: tuple[Mark, tuple[FragmentCounters, ...]] | None = None  # cache of `counters`
 
     # -------------------------------------------------------------- what is held
 
     @property
     def whole(self) -> bool:
-        """Whether every fragment came from the syncer."""
+        """Whether this learner has every fragment from the syncer."""
         return all(base.version is not None for base in self._bases)
 
     @property
     def versions(self) -> tuple[int, ...]:
-        """Of each fragment; -1 of one that did not come from the syncer."""
+        """The version of each fragment; -1 for one that did not come from the syncer."""
         return tuple(-1 if base.version is None else base.version for base in self._bases)
 
     def holds(self, fragment: int) -> bool:
@@ -62,13 +62,13 @@ class Adoption:
         return self._bases[fragment].version is not None
 
     def counters(self, at: Mark) -> tuple[FragmentCounters, ...]:
-        """By fragment, what accrued until then."""
+        """The progress on each fragment up to `at`, since its base was adopted."""
         if self._counted is None or self._counted[0] != at:
             self._counted = at, tuple(base.counters(at) for base in self._bases)
         return self._counted[1]
 
     def note_read(self, contribution: Contribution, at: Mark) -> None:
-        """A read is answered; rebase asks later what it held. Answers to an older read can merge no more."""
+        """Remember the answer to a read, for rebase. Answers to older reads can no longer merge and are dropped."""
         base = self._bases[contribution.fragment]
         asked = (contribution.epoch, contribution.syncer_step, contribution.attempt)
         if asked > base.asked:
@@ -77,14 +77,14 @@ class Adoption:
             base.reads[at.step] = at
 
     def lacks(self, fragment: int, read_at: int) -> bool:
-        """Whether the version that a read at this step goes into is still to come."""
+        """Whether the version that contains a read at this step has not been adopted yet."""
         base = self._bases[fragment]
         return (base.version or 0) < read_at and base.since.step < read_at
 
-    # -------------------------------------------------------------- kept over a suspension
+    # -------------------------------------------------------------- checkpoints
 
     def state(self) -> list[ResumeBase]:
-        """By fragment."""
+        """The base of each fragment, as plain values."""
         return [
             ResumeBase(
                 base.version,
@@ -95,16 +95,16 @@ class Adoption:
             for base in self._bases
         ]
 
-    def restore(self, kept: Sequence[ResumeBase]) -> None:
-        """As `state` told."""
+    def restore(self, state: Sequence[ResumeBase]) -> None:
+        """Restore what `state` returned."""
         self._bases = [
-            Base(each.version, Mark(*each.since), each.asked, {at[0]: Mark(*at) for at in each.reads}) for each in kept
+            Base(each.version, Mark(*each.since), each.asked, {at[0]: Mark(*at) for at in each.reads}) for each in state
         ]
 
     # -------------------------------------------------------------- the inbox
 
     def notice(self, notice: Notice) -> list[Effect]:
-        """A version is announced."""
+        """A version was announced: fetch it if it is newer than what is here or on its way."""
         fragment, base = notice.fragment, self._bases[notice.fragment].version
         if base is not None and notice.version <= base:
             return [Emit(AdoptionRefused(fragment, notice.version, "older"))] if notice.version < base else []
@@ -115,11 +115,12 @@ class Adoption:
         return [self.fetch(fragment, notice.version, notice.digest)] if notice.version > newest else []
 
     def fetch(self, fragment: int, version: int, digest: str = "") -> Fetch:
+        """Request a version."""
         self._fetching[fragment] = version
         return Fetch(fragment, version, digest)
 
     def fetch_missing(self, versions: tuple[int, ...]) -> list[Fetch]:
-        """Every fragment, by these versions, but for what a notice has brought."""
+        """Fetch every fragment that is neither here, nor pending, nor requested, in these versions."""
         return [
             self.fetch(fragment, version)
             for fragment, version in enumerate(versions)
@@ -127,19 +128,19 @@ class Adoption:
         ]
 
     def arrive(self, event: Fetched) -> None:
-        """Keep it until a boundary, if it is the newest."""
+        """Keep a payload until the next boundary, if it is the newest of its fragment."""
         if event.version > self._pending.get(event.fragment, (-1,))[0]:
             self._pending[event.fragment] = (event.version, event.payload)
 
     def fail(self, event: FetchFailed) -> None:
-        """It does not come."""
+        """A fetch failed."""
         if self._fetching.get(event.fragment) == event.version:
             del self._fetching[event.fragment]
 
     # -------------------------------------------------------------- adopting, at a boundary
 
     def adopt(self, at: Mark) -> list[Effect]:
-        """Everything whose time has come; one Apply for each fragment that is adopted."""
+        """Adopt every pending version whose time has come: one Apply for each."""
         effects: list[Effect] = []
         for fragment in sorted(self._pending):
             version, payload = self._pending[fragment]
@@ -154,7 +155,7 @@ class Adoption:
         return effects
 
     def _is_time(self, fragment: int, version: int, at: Mark) -> bool:
-        """Strict overlap fixes the step; rebase needs the version's own notice, which says what it contains."""
+        """Strict overlap fixes the step of adoption. Rebase needs the version's notice, which says what it contains."""
         if self._config.overlap == "strict" and at.step < version + self._config.overlap_steps:
             return False
         noticed = self._noticed.get(fragment)
@@ -167,7 +168,7 @@ class Adoption:
         if mode == "rebase":
             merged_step = self._noticed[fragment].merged_step
             if merged_step is not None and merged_step in base.reads:
-                # What was read then is in the new version; what came after it is kept.
+                # The new version contains what was read at that step; later progress is kept.
                 read_at, base.since = merged_step, base.reads[merged_step]
         else:
             base.since = at

@@ -1,17 +1,20 @@
-"""What enters and leaves the learner machine beside the messages: the manual for whoever writes a shell.
+"""The learner's events and effects: the manual for the author of a shell.
 
-The training loop, at every boundary between two steps:
+The shell hands each event, and each message to this learner, to `Learner.handle` under one lock, and performs the
+returned effects in order. Its training loop does this at every boundary between two steps:
 
     StepDone            -> ... Stage          copy these fragments to the host
     Staged (the copies) -> ... Apply*         adopt these payloads, then
                            RunStep | Hold | Exit
     Resume, after Hold  -> the same choice again
+
+Fetch comes back as Fetched or FetchFailed, Recover as StateArrived or StateMissed, Donate as StateSent.
 """
 
 from __future__ import annotations
 
 from collections.abc import Mapping
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from typing import Any
 
 from learners.protocol.facts import LearnerFact
@@ -36,30 +39,32 @@ from outer.protocol.messages import (
 
 @dataclass(frozen=True)
 class Enter:
-    """The shell enters the importing or compiling phase."""
+    """The process enters the importing or compiling phase."""
 
     phase: str
 
 
 @dataclass(frozen=True)
 class Compiled:
-    """The step is compiled: ready to attach."""
+    """The step is compiled: the learner is ready to attach."""
 
     manifest: dict[str, Any]
 
 
 @dataclass(frozen=True)
 class Fetched:
-    """Result of a Fetch effect; `version` may be newer than was asked for. It passed its checksum."""
+    """The result of a Fetch effect, checksum verified. `version` may be newer than requested."""
 
     fragment: int
     version: int
     payload: Any
-    snapshot: int = 0  # of the syncer, when it answered
+    snapshot: int = 0  # the newest snapshot of the syncer when it answered
 
 
 @dataclass(frozen=True)
 class FetchFailed:
+    """The other result of a Fetch effect."""
+
     fragment: int
     version: int
     reason: str  # fetch_failed | bad_digest
@@ -67,14 +72,14 @@ class FetchFailed:
 
 @dataclass(frozen=True)
 class StateArrived:
-    """Result of a Recover effect. It passed its checks."""
+    """The result of a Recover effect. The shell has checked digest, shapes and finiteness."""
 
     state: State
 
 
 @dataclass(frozen=True)
 class StateMissed:
-    """Result of a Recover effect; `donor` is empty when the syncer named nobody."""
+    """The other result of a Recover effect. `donor` is empty when the syncer named none."""
 
     donor: str
     donor_incarnation: int
@@ -83,43 +88,44 @@ class StateMissed:
 
 @dataclass(frozen=True)
 class StateSent:
-    """A Donate effect was carried out."""
+    """The result of a Donate effect."""
 
     request: StateRequest
     step: int
     digest: str
     size: int  # bytes
-    versions: tuple[int, ...] = ()  # held then, by fragment
+    versions: tuple[int, ...] = ()  # of every fragment at that time
 
 
 @dataclass(frozen=True)
 class Leave:
-    """The process was told to end: step no more, and go once what was done is merged, or sync.drain_s have passed."""
+    """The process was asked to end: drain within sync.drain_s, then exit."""
 
 
 @dataclass(frozen=True)
 class Reattach:
-    """The syncer is gone, and its next epoch is there to attach to. Whoever steps goes on stepping."""
+    """A new syncer epoch is there to attach to. A stepping learner keeps stepping."""
 
 
 @dataclass(frozen=True)
 class StepDone:
-    """Result of a RunStep effect."""
+    """The result of a RunStep effect."""
 
     loss: float  # in the task's unit
     tokens: int  # in the step's batch
+    aux: dict[str, float] | None = field(default=None, repr=False)  # auxiliary values by name; None: the task has none
 
 
 @dataclass(frozen=True)
 class Staged:
-    """Result of a Stage effect: the host copies, by fragment."""
+    """The result of a Stage effect: the host copies, by fragment."""
 
     copies: Mapping[int, Any]
 
 
 @dataclass(frozen=True)
 class Resume:
-    """The loop looks up from a Hold."""
+    """The loop woke from a Hold."""
 
 
 Event = (
@@ -150,35 +156,39 @@ Event = (
 
 @dataclass(frozen=True)
 class Emit:
+    """Add a fact to the FactBuffer."""
+
     fact: LearnerFact
 
 
 @dataclass(frozen=True)
 class Send:
-    """To the syncer, without waiting."""
+    """Send a message to the syncer, without waiting."""
 
     message: Attach | Report
 
 
 @dataclass(frozen=True)
 class Answer:
-    """The reply to a ReadRequest: encode the payload, add its digest, hand it to whoever asked."""
+    """The reply to a ReadRequest: encode the payload, add its digest, return it to the syncer."""
 
     contribution: Contribution
 
 
 @dataclass(frozen=True)
 class Fetch:
+    """Fetch a fragment's version from the syncer."""
+
     fragment: int
     version: int
-    digest: str  # "" when not known
+    digest: str  # "" when unknown
 
 
 @dataclass(frozen=True)
 class Recover:
-    """Ask the syncer for a donor, and the donor for its state within this many seconds.
+    """Ask the syncer for a donor, then the donor for its state, within `deadline_s` seconds.
 
-    Always answered: with StateArrived or StateMissed.
+    The shell always answers, with StateArrived or StateMissed.
     """
 
     seek: SeekDonor
@@ -187,26 +197,26 @@ class Recover:
 
 @dataclass(frozen=True)
 class Save:
-    """Keep the whole state as it is now as part of this snapshot; the loop is not held up."""
+    """Save the whole state as of now as this learner's part of a snapshot, in the background."""
 
     snapshot: int
-    kept: ResumeState
-    final: bool  # another process goes on from it: nothing is said, or done, after it
+    state: ResumeState
+    final: bool  # another process continues from it: no fact or step follows
 
 
 @dataclass(frozen=True)
 class Donate:
-    """Hold on to parameters and inner state as they are now, and send them; answer with StateSent."""
+    """Send parameters and inner state, as of now, to a joiner. The result comes back as StateSent."""
 
     request: StateRequest
     step: int
     syncer_step: int
-    versions: tuple[int, ...] = ()  # held now, by fragment
+    versions: tuple[int, ...] = ()  # of every fragment now
 
 
 @dataclass(frozen=True)
 class Decline:
-    """This learner cannot give its state."""
+    """Answer a StateRequest: this learner cannot give its state."""
 
     request: StateRequest
     reason: str
@@ -228,7 +238,7 @@ class Stage:
 
 @dataclass(frozen=True)
 class Apply:
-    """Adopt a payload now. Rebase subtracts what was read after step `read_at`, or the base where that is None."""
+    """Adopt a payload now. Rebase subtracts the value read after step `read_at`, or the base when that is None."""
 
     fragment: int
     version: int
@@ -239,7 +249,7 @@ class Apply:
 
 @dataclass(frozen=True)
 class RunStep:
-    """Step on samples [start, start + batch size), at this share of the budget."""
+    """Run a step on samples [start, start + batch size); `progress`, of the budget, sets the learning rate."""
 
     step: int
     start: int
@@ -248,7 +258,7 @@ class RunStep:
 
 @dataclass(frozen=True)
 class Hold:
-    """Nothing to do before something arrives, or this long has passed; then Resume."""
+    """Wait until an event arrives or `seconds` have passed, then send Resume."""
 
     seconds: float
     reason: str
@@ -256,6 +266,8 @@ class Hold:
 
 @dataclass(frozen=True)
 class Exit:
+    """End the training loop."""
+
     reason: str
 
 

@@ -1,4 +1,4 @@
-"""A learner's facts on their way to the log: numbered, and kept until the syncer has recorded them."""
+"""Buffers a learner's numbered facts until the syncer has recorded them. They travel with its messages."""
 
 from __future__ import annotations
 
@@ -9,7 +9,7 @@ from typing import Any
 
 
 class FactBuffer:
-    """Bounded: beyond `limit` unacknowledged facts nothing new is taken along, but nothing is forgotten either."""
+    """A message carries at most `limit` facts; all others wait. No fact is dropped. Any thread may call."""
 
     def __init__(self, clock: Callable[[], float], limit: int = 512, first: int = 0) -> None:
         self._clock, self._limit = clock, limit
@@ -18,8 +18,8 @@ class FactBuffer:
         self._lock = threading.Lock()
 
     @property
-    def settled(self) -> int | None:
-        """How many facts there were, if all of them are recorded; None while some are not."""
+    def recorded(self) -> int | None:
+        """The number of facts so far, if all are recorded; None while some are not."""
         with self._lock:
             return None if self._facts else self._next
 
@@ -28,13 +28,13 @@ class FactBuffer:
             self._facts.append((self._next, self._clock(), fact))
             self._next += 1
 
-    def riding(self, everything: bool = False) -> list[tuple[int, float, Any]]:
-        """The oldest unacknowledged facts, to go along with a message; all of them where it must not be without."""
+    def pending(self, everything: bool = False) -> list[tuple[int, float, Any]]:
+        """(number, time, fact) of the oldest unrecorded facts, for one message; `everything`: of all of them."""
         with self._lock:
             return list(self._facts) if everything else list(self._facts)[: self._limit]
 
     def acknowledge(self, sequence: int) -> None:
-        """Everything up to and including this number is recorded."""
+        """The facts up to and including this number are recorded."""
         with self._lock:
             while self._facts and self._facts[0][0] <= sequence:
                 self._facts.popleft()

@@ -1,28 +1,28 @@
-"""What a learner unit says happened. They ride on its reports until the syncer has acknowledged them."""
+"""The learner's facts. They travel with its reports until the syncer has acknowledged them."""
 
 from __future__ import annotations
 
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 
 
 @dataclass(frozen=True)
 class PhaseEntered:
-    """starting -> importing -> compiling -> joining -> stepping -> (draining) -> stopped."""
+    """The learner entered a phase: starting, importing, compiling, joining, stepping, draining or stopped."""
 
     phase: str
 
 
 @dataclass(frozen=True)
 class DeviceTaken:
-    """What this incarnation computes on: what decides the bits of a step beside parameters, samples and code."""
+    """Device, host and settings of this incarnation: with parameters, samples and code they decide a step's bits."""
 
     platform: str  # cpu | gpu | tpu
-    device: str  # its kind, as JAX calls it
-    devices: int  # that a step is spread over
-    cores: int  # of the host, that its process may run on
-    processor: str  # the host's, by name
-    instructions: str  # of the processor's vector instruction sets those that change how XLA compiles
-    settings: dict[str, str]  # of the environment: XLA_FLAGS and those of JAX that change numbers
+    device: str  # its kind, by JAX's name
+    devices: int  # local devices that a step is spread over
+    cores: int  # host cores that its process may run on
+    processor: str  # the host processor's name
+    instructions: str  # its vector instruction sets, which change what XLA compiles
+    settings: dict[str, str]  # environment variables that can change numbers: XLA_FLAGS and others
     versions: dict[str, str]  # python, jax, jaxlib, numpy
 
 
@@ -36,17 +36,18 @@ class Spoiled:
 
 @dataclass(frozen=True)
 class StepFinished:
-    """One inner step: the unit of the books is (learner, incarnation, step)."""
+    """One finished inner step, identified by (learner, incarnation, step)."""
 
     step: int  # from 1 in each incarnation (in lock-step overlap: the syncer's clock)
     tokens: int
     span: int
     position: int  # first sample of the step's batch, in the one deterministic order
     loss: float  # of the training batch, in the task's unit
-    seconds: float  # from the previous boundary to this one, less waited_s
-    waited_s: float  # of that time, waiting before the step could begin
+    seconds: float  # from the previous boundary to this one, without waited_s
+    waited_s: float  # waiting time before the step could begin
     waited_for: str  # "" | span | adoption
-    progress: float | None = None  # of the budget, as the step was given it: exact, for its learning rate follows it
+    progress: float | None = None  # share of the budget that set the step's learning rate, exact
+    aux: dict[str, float] | None = field(default=None, repr=False)  # the task's auxiliary values, if it has any
 
 
 @dataclass(frozen=True)
@@ -57,11 +58,13 @@ class Adopted:
     version: int
     after_step: int
     mode: str  # bootstrap | overwrite | rebase | mix
-    read_at: int | None = None  # rebase: what was read after this step was subtracted; None: the base was
+    read_at: int | None = None  # rebase: the anchor was the read after this step; None: it was the base
 
 
 @dataclass(frozen=True)
 class AdoptionRefused:
+    """A version did not take effect."""
+
     fragment: int
     version: int
     reason: str  # older | bad_digest | fetch_failed
@@ -69,30 +72,30 @@ class AdoptionRefused:
 
 @dataclass(frozen=True)
 class StateReceived:
-    """What a joiner starts from: a peer's parameters and inner state, or the syncer's snapshot and fresh moments."""
+    """A joiner's starting state: a peer's parameters and inner state, or the syncer's fragments and fresh moments."""
 
     source: str  # peer | syncer
     donor: str  # "" when from the syncer
     donor_incarnation: int
-    donor_step: int  # the donor's last completed step; 0 when from the syncer
-    digest: str  # SHA-256 of parameters and inner state, the donor's own; "" when from the syncer
-    bytes: int  # of a peer's state; 0 when from the syncer
-    seconds: float  # since attaching
-    versions: tuple[int, ...] = ()  # of every fragment, as the donor held them; none when from the syncer
+    donor_step: int  # the donor's last completed step; 0 from the syncer
+    digest: str  # SHA-256 of the donor's parameters and inner state; "" from the syncer
+    bytes: int  # size of a peer's state; 0 from the syncer
+    seconds: float  # since the Welcome
+    versions: tuple[int, ...] = ()  # of every fragment, as the donor held them; empty from the syncer
 
 
 @dataclass(frozen=True)
 class StateSaved:
-    """Its part of a snapshot: everything at the boundary after this step, before anything that came after the cut."""
+    """The learner's part of a snapshot: its state after this step, before anything from after the cut took effect."""
 
     snapshot: int
     step: int
-    versions: tuple[int, ...]  # of every fragment, as it held them
+    versions: tuple[int, ...]  # of every fragment
 
 
 @dataclass(frozen=True)
 class Resumed:
-    """The same incarnation goes on, in another process, from what it saved last."""
+    """Another process continues this incarnation from the state that it saved last."""
 
     snapshot: int
     step: int
@@ -100,7 +103,7 @@ class Resumed:
 
 @dataclass(frozen=True)
 class DonorFailed:
-    """No state came from this donor."""
+    """A donor did not give its state."""
 
     donor: str
     donor_incarnation: int
@@ -109,19 +112,19 @@ class DonorFailed:
 
 @dataclass(frozen=True)
 class Donated:
-    """This learner's state, as of one completed step, went to a joiner."""
+    """This learner sent its state, as of one completed step, to a joiner."""
 
     joiner: str
     joiner_incarnation: int
     step: int
     digest: str
     bytes: int
-    versions: tuple[int, ...] = ()  # of every fragment, as held then: one step may see several adoptions
+    versions: tuple[int, ...] = ()  # of every fragment at that time
 
 
 @dataclass(frozen=True)
 class LoopFailed:
-    """The training loop ended by an exception in a living process."""
+    """The training loop ended with an exception; its process is alive."""
 
     step: int
     traceback: str

@@ -1,4 +1,4 @@
-"""The samples that are lent to one incarnation and not yet used. Knows nothing of who lends them, or why."""
+"""The samples that the syncer has lent to this incarnation and that it has not used yet."""
 
 from __future__ import annotations
 
@@ -8,17 +8,17 @@ from collections.abc import Iterable
 from outer.protocol.messages import Grant
 
 
-class Spans:
-    """Grants in the order in which they are used up; a rest too small for a batch is left."""
+class HeldSpans:
+    """Grants in the order of use. A rest that is too small for a batch is skipped."""
 
     def __init__(self, batch_size: int, span_steps: int) -> None:
         self.newest = -1
         self._batch_size, self._span_samples = batch_size, span_steps * batch_size
         self._queue: deque[Grant] = deque()
-        self._used = 0  # samples of the first span that are used
+        self._used = 0  # used samples of the first span
 
     def low(self, ahead_steps: float) -> bool:
-        """Whether half a span or less is left, or no more than so many steps' worth."""
+        """Whether to ask for more: half a span or less is left, or at most `ahead_steps` steps' worth."""
         held = sum(grant.stop - grant.start for grant in self._queue) - self._used
         return held <= max(self._span_samples // 2, ahead_steps * self._batch_size)
 
@@ -28,7 +28,7 @@ class Spans:
 
     @property
     def current(self) -> int:
-        """The span that the next batch is of."""
+        """The span of the next batch."""
         return self._queue[0].span
 
     @property
@@ -37,22 +37,22 @@ class Spans:
         return self._queue[0].start + self._used
 
     def state(self) -> tuple[list[tuple[int, int, int]], int]:
-        """((span, start, stop) in the order in which they are used up, samples used of the first)."""
+        """((span, start, stop) in the order of use, used samples of the first span)."""
         return [(grant.span, grant.start, grant.stop) for grant in self._queue], self._used
 
     def restore(self, newest: int, spans: Iterable[tuple[int, int, int]], used: int) -> None:
-        """As `state` told."""
+        """Restore what `state` returned."""
         self.newest, self._used = newest, used
         self._queue.extend(Grant(0, 0, *span) for span in spans)
 
     def add(self, grant: Grant) -> None:
-        """Take a grant, unless it has come before."""
+        """Add a grant, unless it is a duplicate."""
         if grant.span > self.newest:
             self.newest = grant.span
             self._queue.append(grant)
 
     def use(self) -> None:
-        """A batch was stepped on."""
+        """Count one batch as used."""
         self._used += self._batch_size
         if self.start + self._batch_size > self._queue[0].stop:
             self._queue.popleft()

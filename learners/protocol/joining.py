@@ -1,4 +1,8 @@
-"""From the Welcome to the first step: whose state a learner starts from. Knows nothing of boundaries or phases."""
+"""Joining: where a new learner gets its state, and which joiners wait for this learner's state.
+
+A joiner asks up to DONORS_MAX peers for their state. If none gives it, it starts from the syncer's fragments with fresh
+inner optimizer moments.
+"""
 
 from __future__ import annotations
 
@@ -13,24 +17,24 @@ from outer.protocol.messages import SeekDonor, State, StateRequest, Welcome
 if TYPE_CHECKING:
     from outer.config import SyncConfig
 
-DONORS_MAX = 2  # peers asked for their state before the syncer's snapshot is taken
+DONORS_MAX = 2  # peers to ask before starting from the syncer's fragments
 
 
 class Joining:
-    """One incarnation's way in. `syncer_step` is the newest that it has heard of."""
+    """One incarnation's choices between Welcome and its first step. `syncer_step`: the newest it knows."""
 
     def __init__(self, learner: str, incarnation: int, config: SyncConfig, adoption: Adoption) -> None:
-        self.source = ""  # peer | syncer, once it is decided
+        self.source = ""  # peer | syncer; empty while undecided
         self._learner, self._incarnation = learner, incarnation
         self._config = config
         self._adoption = adoption
-        self._welcome = Welcome(0, 0, 0.0, ())  # until the syncer's comes; every later commit is noticed
+        self._welcome = Welcome(0, 0, 0.0, ())  # replaced by the syncer's; a notice follows for every later commit
         self._attached_at: float | None = None
-        self._failed: tuple[str, ...] = ()  # donors that gave nothing
-        self._state: State | None = None  # a peer's, until it is loaded
+        self._failed: tuple[str, ...] = ()  # donors that did not give their state
+        self._state: State | None = None  # a peer's state, until it is loaded
 
     def attach(self, now: float, welcome: Welcome) -> list[Effect]:
-        """Look for a state to start from. With another epoch, what is under way goes on."""
+        """Look for a state to start from. A Welcome of a later epoch changes nothing that is under way."""
         first, self._welcome = self._attached_at is None, welcome
         if not first:
             return []
@@ -40,7 +44,7 @@ class Joining:
         return [self._seek()]
 
     def miss(self, now: float, event: StateMissed, syncer_step: int) -> list[Effect]:
-        """Another donor, or after the second failure, or with nobody whole, the syncer's snapshot."""
+        """Ask another donor; after DONORS_MAX failures, or without a donor, start from the syncer's fragments."""
         if self.source:
             return []
         if not event.donor:
@@ -60,7 +64,7 @@ class Joining:
         return []
 
     def inherit(self, now: float) -> list[Effect]:
-        """Load what a peer gave, at a boundary."""
+        """Load a peer's state, at a boundary."""
         if (state := self._state) is None:
             return []
         self._state = None
@@ -68,57 +72,57 @@ class Joining:
         return [Inherit(state), Emit(StateReceived("peer", *origin, self.seconds(now), state.versions))]
 
     def snapshot(self, now: float) -> StateReceived:
-        """What to say once all of it is adopted."""
+        """The fact to log once every fragment from the syncer is adopted."""
         return StateReceived("syncer", "", 0, 0, "", 0, self.seconds(now))
 
     def _seek(self) -> Effect:
         seek = SeekDonor(self._learner, self._incarnation, self._welcome.epoch, self._failed)
-        # Two donors in a row must fit in the time after which a state is too old, or the second is never asked.
+        # Two donors in a row must answer before a state is too old, or the second would never be asked.
         return Recover(seek, min(self._config.transfer_s, self._config.join_s / 3.0))
 
     def _take_snapshot(self) -> list[Effect]:
-        """Every fragment from the syncer, with fresh moments. What a notice has brought meanwhile stays."""
+        """Fetch every fragment from the syncer. Newer versions that a notice brought stay."""
         self.source = "syncer"
         return self.fetch_missing()
 
     def fetch_missing(self) -> list[Effect]:
-        """What of the snapshot is neither here nor on its way."""
+        """Fetch the fragments that are neither here nor requested."""
         return [*self._adoption.fetch_missing(self._welcome.versions)]
 
     def _took_too_long(self, now: float, syncer_step: int) -> bool:
-        """What a peer had when this learner attached may be too old by now."""
+        """Whether a peer's state may be too old: over H syncer steps and over join_s seconds since the Welcome."""
         passed = syncer_step - self._welcome.syncer_step
         return passed > self._config.round_steps and self.seconds(now) > self._config.join_s
 
     def seconds(self, now: float) -> float:
-        """Since the Welcome; 0 before it."""
+        """Seconds since the Welcome; 0 before it."""
         return round(now - self._attached_at, 6) if self._attached_at is not None else 0.0
 
 
-# ------------------------------------------------------------------ the donor's side
+# ------------------------------------------------------------------ the donor's side: requests for this learner's state
 
 
 @dataclass(frozen=True)
-class _Donation:
+class _PendingTransfer:
     request: StateRequest
     expires_at: float
 
 
 class PendingTransfers:
-    """A joiner is given to at the first boundary at which this learner has seen the joiner's clock."""
+    """Requests that wait for a boundary at which this learner knows the joiner's syncer step."""
 
     def __init__(self) -> None:
-        self._waiting: list[_Donation] = []
+        self._waiting: list[_PendingTransfer] = []
 
     @property
     def waiting(self) -> list[StateRequest]:
-        return [donation.request for donation in self._waiting]
+        return [transfer.request for transfer in self._waiting]
 
     def add(self, request: StateRequest, now: float) -> None:
-        self._waiting.append(_Donation(request, now + request.deadline_s))
+        self._waiting.append(_PendingTransfer(request, now + request.deadline_s))
 
-    def take(self, now: float, syncer_step: int) -> list[StateRequest]:
-        """Whose turn it is, with `syncer_step` seen. Who has waited for too long is forgotten."""
-        current = [donation for donation in self._waiting if now < donation.expires_at]
-        self._waiting = [donation for donation in current if syncer_step < donation.request.syncer_step]
-        return [donation.request for donation in current if syncer_step >= donation.request.syncer_step]
+    def ready(self, now: float, syncer_step: int) -> list[StateRequest]:
+        """Remove and return the requests that can be answered at `syncer_step`. Expired requests are dropped."""
+        current = [transfer for transfer in self._waiting if now < transfer.expires_at]
+        self._waiting = [transfer for transfer in current if syncer_step < transfer.request.syncer_step]
+        return [transfer.request for transfer in current if syncer_step >= transfer.request.syncer_step]

@@ -1,13 +1,16 @@
-"""The learner as a pure state machine: what to step on, what to answer, what to adopt (paper section 2).
+"""The learner: a pure state machine that decides what to step on, answer and adopt (paper section 2).
 
-`handle(now, event) -> effects`. No I/O, no clock, no arrays: payloads are opaque. The shell's training loop asks
-at every boundary between two steps; fetch and request threads may call in between (the shell holds one lock).
-A learner never waits for a peer; only in strict overlap, a setting for lock-step studies, does it wait for the
-syncer.
+`handle(now, event) -> effects`. No I/O, no clock, no arrays: payloads are opaque handles. The shell's training loop
+calls it at every boundary between two steps; fetch and request threads may call it in between, under the shell's lock.
+events_effects.py is the manual. A learner never waits for a peer. It waits for the syncer only in strict overlap, a
+setting for lock-step studies.
 
-Here are the phases and the boundary between two steps. Versions and their adoption are in `adoption`, host copies
-and unanswered reads in `reads`, samples in `spans`, a joiner's choices in `joining`, those who wait for this
-learner's state in `donations`, step times in `stopwatch`.
+This file holds the phases and the boundary between two steps:
+
+    StepDone -> report, stage copies -> Staged -> answer reads, save, adopt, give state -> RunStep, Hold or Exit
+
+The parts: Adoption holds the base of each fragment and what arrives for it, StagedReads the host copies and unanswered
+reads, HeldSpans the samples, Joining the way in, PendingTransfers the joiners that wait for this learner's state.
 """
 
 from __future__ import annotations
@@ -53,7 +56,7 @@ from learners.protocol.facts import (
     StateSaved,
     StepFinished,
 )
-from learners.protocol.held_spans import Spans
+from learners.protocol.held_spans import HeldSpans
 from learners.protocol.joining import Joining, PendingTransfers
 from learners.protocol.resume_state import ResumeState
 from learners.protocol.staged_reads import Copy, StagedReads
@@ -83,7 +86,7 @@ from outer.protocol.schedule import Schedule
 if TYPE_CHECKING:
     from outer.config import SyncConfig
 
-# From each phase to which, and when. docs/protocol.md draws it. Before joining there is no boundary to stop at.
+# phase -> next phase -> condition. docs/protocol.md has the diagram. Before joining there is no boundary to stop at.
 TRANSITIONS: dict[str, dict[str, str]] = {
     STARTING: {IMPORTING: "the process is up"},
     IMPORTING: {COMPILING: "task and trainer are loaded"},
@@ -97,8 +100,8 @@ TRANSITIONS: dict[str, dict[str, str]] = {
     STOPPED: {},
 }
 
-SUSPENDED = "suspended"  # why a loop ends that another process will go on with
-HOLD_S = 0.5  # a waiting loop looks up, and renews its lease, this often
+SUSPENDED = "suspended"  # the exit reason of a loop that another process will continue
+HOLD_S = 0.5  # a waiting loop wakes, and renews its lease, this often
 
 
 class Learner:
@@ -116,7 +119,9 @@ class Learner:
         start_s: float,
         ahead_s: float = 0.0,
     ) -> None:
-        """`ahead_s`: it asks for samples while it has too few to step for so long."""
+        """`fragments`: P. `start_s`: the lease, and the deadline for a state, before the first step. `ahead_s`: the
+        learner asks for more samples while those it holds last for less than this. Both in seconds.
+        """
         self.name, self.incarnation = name, incarnation
         self.phase = STARTING
         self.step = 0
@@ -130,22 +135,23 @@ class Learner:
         self._processed = 0
         self._adoption = Adoption(config, fragments)
         self._reads = StagedReads(strict=config.overlap == "strict")
-        self._spans = Spans(batch_size, span_steps)
+        self._spans = HeldSpans(batch_size, span_steps)
         self._joining = Joining(name, incarnation, config, self._adoption)
-        self._donations = PendingTransfers()
-        self._stopwatch = StepTimer(config.smoothing)
-        self._fetch_at = float("-inf")  # while joining, what did not come is not fetched again before
-        self._drain_until: float | None = None  # once it is to leave
+        self._transfers = PendingTransfers()
+        self._step_timer = StepTimer(config.smoothing)
+        self._fetch_at = float("-inf")  # while joining, failed fetches are not repeated before this time
+        self._drain_until: float | None = None  # set once it has to leave
         self._loss: float | None = None
+        self._aux: dict[str, float] | None = None  # of the last step
         self._reports = 0
         self._reported_at = float("-inf")
         self._running: RunStep | None = None
         self._stop = ""
-        self._suspend = False  # the stop is one for now
-        self._snapshot = 0  # the newest that its state was saved for, or is about to be
-        self._save = 0  # the one that it is to be saved for at the next boundary
-        self._after_cut: list[Grant] = []  # lent after the cut that is to be saved
-        self._resumed = 0  # the snapshot that it goes on from
+        self._suspend = False  # the stop is a suspension
+        self._snapshot = 0  # the newest snapshot for which its state is saved or about to be
+        self._save = 0  # the snapshot to save for at the next boundary; 0 for none
+        self._after_cut: list[Grant] = []  # samples lent after the cut that is about to be saved
+        self._resumed = 0  # the snapshot that it was resumed from
         self._effects: list[Effect] = []
         self._handlers: dict[type[Any], Callable[[float, Any], None]] = {
             Enter: lambda now, event: self._enter(now, event.phase),
@@ -169,63 +175,63 @@ class Learner:
             Resume: lambda now, event: self._boundary(now),
         }
 
-    def resume(self, snapshot: int, kept: ResumeState) -> None:
-        """Go on from what was saved, as the same incarnation. To be called before anything else."""
-        self._resumed, self.step, self._processed = snapshot, kept.step, kept.processed
-        self._loss, self._reports, self._snapshot = kept.loss, kept.reports, snapshot
-        self._hear(kept.syncer_step, kept.progress)
-        self._adoption.restore(kept.bases)
-        self._spans.restore(kept.newest_span, kept.spans, kept.used)
+    def resume(self, snapshot: int, state: ResumeState) -> None:
+        """Continue as the same incarnation from a saved state. Call it before any event."""
+        self._resumed, self.step, self._processed = snapshot, state.step, state.processed
+        self._loss, self._reports, self._snapshot = state.loss, state.reports, snapshot
+        self._advance_clock(state.syncer_step, state.progress)
+        self._adoption.restore(state.bases)
+        self._spans.restore(state.newest_span, state.spans, state.used)
 
     def handle(self, now: float, event: Event) -> list[Effect]:
-        """Take one event; return what to do, in order."""
+        """Process one event; return the effects to perform, in order. `now`: seconds of a monotonic clock."""
         self._handlers[type(event)](now, event)
         effects, self._effects = self._effects, []
         return effects
 
     def may_save(self, snapshot: int) -> bool:
-        """Whether this snapshot is to be saved, or may come to be."""
+        """Whether this learner will save, or may yet save, its state for this snapshot."""
         return self.phase in (STEPPING, DRAINING) and (self._save == snapshot or self._snapshot < snapshot)
 
     @property
-    def holdings(self) -> list[int]:
-        """The version of each fragment that came from the syncer; 0 where none did."""
+    def held_versions(self) -> list[int]:
+        """The version of each fragment that came from the syncer; 0 for none. The syncer's recovery asks for it."""
         return [max(0, version) for version in self._adoption.versions]
 
     # -------------------------------------------------------------- from start to first step
 
     def _enter(self, now: float, phase: str) -> None:
         if self._resumed and self.phase in (STARTING, IMPORTING):
-            self.phase = phase  # it was through with all this: the log knows it as stepping
+            self.phase = phase  # the log already knows this incarnation as stepping
             return
         assert phase in TRANSITIONS[self.phase], f"{self.phase} -> {phase}"
         self.phase = phase
-        self._say(PhaseEntered(phase))
+        self._emit(PhaseEntered(phase))
         self._report(now)
 
     def _on_compiled(self, now: float, event: Compiled) -> None:
         self._manifest = event.manifest
         if self._resumed:
             self.phase = STEPPING
-            self._stopwatch.start(now)
-            self._say(Resumed(self._resumed, self.step))
+            self._step_timer.start(now)
+            self._emit(Resumed(self._resumed, self.step))
         else:
             self._enter(now, JOINING)
         self._attach()
 
     def _attach(self) -> None:
-        """To the run's newest epoch; who is not compiled yet will, and who has stopped has no more to say to it."""
+        """Attach to the newest epoch, if compiled and not stopped."""
         if self._manifest is not None and self.phase != STOPPED:
             self._effects.append(Send(Attach(self.name, self.incarnation, self._manifest)))
 
     def _on_welcome(self, now: float, event: Welcome) -> None:
-        """The clock from which on nothing is missed; now find a state to start from, unless it has one."""
+        """Adopt the syncer's clock, from which on no notice is missed; when joining, find a state to start from."""
         if self.phase == STOPPED or (self._epoch is not None and event.epoch <= self._epoch):
-            return  # doubled
+            return  # a duplicate
         first, self._epoch = self._epoch is None, event.epoch
         if self.phase == JOINING:
-            self._snapshot = max(self._snapshot, event.snapshot)  # it was not there at the cut
-        self._hear(event.syncer_step, event.progress)
+            self._snapshot = max(self._snapshot, event.snapshot)  # it was not part of the cut
+        self._advance_clock(event.syncer_step, event.progress)
         self._reads.drop()
         if first and self._config.overlap == "strict":
             self.step = event.syncer_step
@@ -242,7 +248,7 @@ class Learner:
             self._effects += self._joining.receive(now, event.state, self._syncer_step)
 
     def _join(self, now: float) -> None:
-        """Start from a peer's state and what the notices have brought since, or once the snapshot is whole."""
+        """Start stepping: from a peer's state and the newer versions, or once all the syncer's fragments are here."""
         if not self._joining.source:
             return
         self._effects += self._joining.inherit(now)
@@ -252,17 +258,17 @@ class Learner:
                 if now >= self._fetch_at:
                     self._effects += self._joining.fetch_missing()
                 return
-            self._say(self._joining.snapshot(now))
-        self._stopwatch.start(now)
+            self._emit(self._joining.snapshot(now))
+        self._step_timer.start(now)
         self._enter(now, STEPPING)
 
-    # -------------------------------------------------------------- giving one's state to a joiner
+    # -------------------------------------------------------------- giving state to a joiner
 
     def _on_state_request(self, now: float, event: StateRequest) -> None:
         if reason := self._unfit(event):
             self._effects.append(Decline(event, reason))
         else:
-            self._donations.add(event, now)
+            self._transfers.add(event, now)
 
     def _unfit(self, request: StateRequest) -> str:
         """Why this learner cannot give its state; empty when it can."""
@@ -273,8 +279,8 @@ class Learner:
         return "" if self._loss is None or math.isfinite(self._loss) else "non_finite"
 
     def _donate(self, now: float) -> None:
-        """At a boundary, after adopting: give to those whose clock this learner has reached."""
-        for request in self._donations.take(now, self._syncer_step):
+        """At a boundary, after adopting: give state to the joiners whose clock this learner has reached."""
+        for request in self._transfers.ready(now, self._syncer_step):
             if reason := self._unfit(request):
                 self._effects.append(Decline(request, reason))
             else:
@@ -283,34 +289,34 @@ class Learner:
     def _on_state_sent(self, now: float, event: StateSent) -> None:
         request = event.request
         joiner = (request.joiner, request.joiner_incarnation)
-        self._say(Donated(*joiner, event.step, event.digest, event.size, event.versions))
+        self._emit(Donated(*joiner, event.step, event.digest, event.size, event.versions))
 
     # -------------------------------------------------------------- the inbox
 
-    def _hear(self, syncer_step: int, progress: float) -> None:
+    def _advance_clock(self, syncer_step: int, progress: float) -> None:
         self._syncer_step = max(self._syncer_step, syncer_step)
         self._progress = max(self._progress, progress)
 
     def _on_notice(self, now: float, event: Notice) -> None:
         if event.epoch != self._epoch:
             return
-        self._see(event.snapshot)
-        self._hear(event.syncer_step, event.progress)
+        self._note_snapshot(event.snapshot)
+        self._advance_clock(event.syncer_step, event.progress)
         self._effects += self._adoption.notice(event)
 
     def _on_fetched(self, now: float, event: Fetched) -> None:
-        self._see(event.snapshot)
+        self._note_snapshot(event.snapshot)
         self._adoption.arrive(event)
 
     def _on_fetch_failed(self, now: float, event: FetchFailed) -> None:
-        """While joining from the snapshot it is fetched again; later the syncer sends the notice again."""
-        self._say(AdoptionRefused(event.fragment, event.version, event.reason))
+        """While joining from the syncer, fetch again later; else the syncer repeats the notice."""
+        self._emit(AdoptionRefused(event.fragment, event.version, event.reason))
         self._adoption.fail(event)
         self._fetch_at = now + HOLD_S
 
     def _on_grant(self, now: float, event: Grant) -> None:
         if event.epoch == self._epoch and event.incarnation == self.incarnation:
-            self._see(event.snapshot)
+            self._note_snapshot(event.snapshot)
             if self._save and event.snapshot >= self._save:
                 self._after_cut.append(event)
             else:
@@ -321,37 +327,37 @@ class Learner:
             self._drain(now, event.deadline_s)
 
     def _drain(self, now: float, deadline_s: float) -> None:
-        """Step no more after this step; who has no step to lose leaves at once."""
+        """Stop stepping after the current step; a learner without finished steps leaves at once."""
         if self._config.overlap == "strict" or self.phase not in (STEPPING, DRAINING):
             self._stop = self._stop or "drained"
             return
-        # Told again, there may be less time than it thought.
+        # A repeated request may bring an earlier deadline.
         self._drain_until = min(now + deadline_s, self._drain_until or math.inf)
 
     def _on_stop(self, now: float, event: Stop) -> None:
-        if self._epoch in (None, event.epoch):  # it may overtake the Welcome
-            self._see(event.snapshot)
+        if self._epoch in (None, event.epoch):  # Stop may overtake the Welcome
+            self._note_snapshot(event.snapshot)
             self._suspend = self._suspend or (event.suspend and not self._stop)
             self._stop = self._stop or event.reason
 
-    def _see(self, snapshot: int) -> None:
-        """At the first sight of a new snapshot, save before acting on what comes after its cut (Lai and Yang, 1987).
+    def _note_snapshot(self, snapshot: int) -> None:
+        """Save for a new snapshot before any message from after its cut takes effect (Lai and Yang, 1987).
 
-        What is fetched or lent from here on takes effect after the next boundary's beginning, and so after the saving.
+        Versions and samples that arrive from now on take effect at the next boundary, after the save.
         """
         if snapshot > self._snapshot:
             self._snapshot = snapshot
-            if self.phase in (STEPPING, DRAINING):  # before that there is nothing to save
+            if self.phase in (STEPPING, DRAINING):  # before stepping there is nothing to save
                 self._save = snapshot
 
     # -------------------------------------------------------------- reads
 
     def _on_read(self, now: float, event: ReadRequest) -> None:
-        """Answer from the last completed step where it is on the host, else at the next boundary."""
+        """Answer from a host copy if there is one, else at the next boundary."""
         if event.epoch != self._epoch or event.incarnation != self.incarnation:
             return
-        self._see(event.snapshot)
-        self._hear(event.syncer_step, event.progress)
+        self._note_snapshot(event.snapshot)
+        self._advance_clock(event.syncer_step, event.progress)
         if (copy := self._reads.copy_for(event)) is not None:
             self._answer(event, copy)
         else:
@@ -383,24 +389,26 @@ class Learner:
         running, self._running = self._running, None
         self.step = running.step
         self._processed += event.tokens
-        self._loss = event.loss
-        lap = self._stopwatch.lap(now)
+        self._loss, self._aux = event.loss, event.aux or None
+        step_time = self._step_timer.record_step(now)
         span, start = self._spans.current, running.start
-        self._say(StepFinished(self.step, event.tokens, span, start, event.loss, *lap, running.progress))
+        self._emit(
+            StepFinished(self.step, event.tokens, span, start, event.loss, *step_time, running.progress, self._aux)
+        )
         self._spans.use()
         self._report(now)
         self._reads.expire(now)
         self._effects.append(Stage(self._to_stage()))
 
     def _to_stage(self) -> tuple[int, ...]:
-        """What is asked for now, was in vain, and what will be before this learner reaches its next boundary."""
+        """Fragments to copy now: those asked for, those asked for in vain, and those due before the next boundary."""
         asked = self._reads.asked
         if self._config.overlap == "strict":
             due = self._schedule.due(self.step)
             return tuple(dict.fromkeys([*asked, *(() if due is None else (due,))]))
         steps = max(1, self._config.overlap_steps) + 1
-        if 2.0 * self._stopwatch.step_s.value > self._config.read_timeout_s:
-            steps = max(steps, self._schedule.gap)  # a read may not last until the next boundary
+        if 2.0 * self._step_timer.step_s.value > self._config.read_timeout_s:
+            steps = max(steps, self._schedule.gap)  # a read may time out before the next boundary
         ahead = self._schedule.upcoming(self._syncer_step, steps)
         return tuple(p for p in dict.fromkeys([*asked, *self._reads.missed, *ahead]) if self._adoption.holds(p))
 
@@ -414,36 +422,36 @@ class Learner:
         return Mark(self.step, self._processed)
 
     def _boundary(self, now: float) -> None:
-        """Adopt what may be adopted, then step, wait or leave."""
+        """Save, adopt, give state; then step, hold or exit."""
         if self.phase == DRAINING and self._drain_until is not None and now >= self._drain_until:
-            self._stop = self._stop or "drained, with steps that nothing took in time"
+            self._stop = self._stop or "drained, but its last steps were not merged in time"
         self._save_if_due()
         if self.phase == STOPPED:
             self._effects.append(Exit(self._stop))
             return
         if self._suspend and self.phase == STEPPING:
-            self._effects.extend(Decline(request, "stopped") for request in self._donations.waiting)
-            self._effects.append(Exit(SUSPENDED))  # without a word: it goes on as if nothing had been
+            self._effects.extend(Decline(request, "stopped") for request in self._transfers.waiting)
+            self._effects.append(Exit(SUSPENDED))  # without a fact or report: another process continues it
             return
         if self._stop:
             self._enter(now, STOPPED)
-            self._effects.extend(Decline(request, "stopped") for request in self._donations.waiting)
+            self._effects.extend(Decline(request, "stopped") for request in self._transfers.waiting)
             self._effects.append(Exit(self._stop))
             return
         if self.phase == JOINING:
             self._join(now)
         elif self._adopt() and self.phase == DRAINING:
-            self._report(now)  # it may have been the last that was waited for
+            self._report(now)  # this adoption may have been the last one missing
         if self.phase == STEPPING and self._drain_until is not None:
             self._enter(now, DRAINING)
         self._donate(now)
         if self.phase == DRAINING and (asked := self._asked_for(now)):
-            self._effects.append(Stage(asked))  # there is no next step to do it after
+            self._effects.append(Stage(asked))  # there is no next step after which to copy them
             return
         if reason := self._obstacle():
             self._hold(now, reason)
             return
-        self._stopwatch.release(now)
+        self._step_timer.release(now)
         self._running = RunStep(self.step + 1, self._spans.start, self._progress)
         self._effects.append(self._running)
 
@@ -454,23 +462,23 @@ class Learner:
             spans, used = self._spans.state()
             loss = self._loss if self._loss is not None and math.isfinite(self._loss) else None
             place = (loss, self._reports, self._syncer_step, self._progress)
-            kept = ResumeState(
+            state = ResumeState(
                 self.step, self._processed, *place, self._adoption.state(), self._spans.newest, spans, used
             )
-            self._say(StateSaved(self._save, self.step, self._adoption.versions))
-            self._effects.append(Save(self._save, kept, self._suspend and self.phase == STEPPING))
+            self._emit(StateSaved(self._save, self.step, self._adoption.versions))
+            self._effects.append(Save(self._save, state, self._suspend and self.phase == STEPPING))
         self._save = 0
         for grant in self._after_cut:
             self._spans.add(grant)
         self._after_cut = []
 
     def _asked_for(self, now: float) -> tuple[int, ...]:
-        """Fragments that were asked for, are not on the host, and are there to give."""
+        """Fragments with unanswered reads that this learner can give."""
         self._reads.expire(now)
         return tuple(p for p in self._reads.asked if self._adoption.holds(p))
 
     def _obstacle(self) -> str:
-        """What keeps the next step from starting; empty when nothing does."""
+        """What keeps the next step from starting: drain, bootstrap, adoption, span; empty when nothing does."""
         if self.phase != STEPPING:
             return "drain" if self.phase == DRAINING else "bootstrap"
         if self._config.overlap == "strict":
@@ -481,15 +489,15 @@ class Learner:
         return "span" if self._spans.empty else ""
 
     def _hold(self, now: float, reason: str) -> None:
-        self._stopwatch.hold(now, reason if self.phase == STEPPING else "")
+        self._step_timer.hold(now, reason if self.phase == STEPPING else "")
         if now - self._reported_at >= HOLD_S:
             self._report(now)
         if self.phase == JOINING and self._joining.seconds(now) > self._start_s:
-            self._stop = self._stop or f"failed: no state to start from came in {self._start_s:.0f} s"
+            self._stop = self._stop or f"failed: no state to start from arrived within {self._start_s:.0f} s"
         self._effects.append(Hold(HOLD_S, reason))
 
     def _adopt(self) -> bool:
-        """Whether anything was adopted."""
+        """Adopt everything whose time has come. Returns whether there was anything."""
         effects = self._adoption.adopt(self._mark)
         adopted = [effect.fragment for effect in effects if isinstance(effect, Apply)]
         self._reads.forget(adopted)
@@ -500,8 +508,8 @@ class Learner:
 
     def _report(self, now: float) -> None:
         lease_s = self._start_s
-        step_s = self._stopwatch.step_s
-        if step_s.samples:  # the first step may take its time: something may still compile
+        step_s = self._step_timer.step_s
+        if step_s.samples:  # the first step may still compile something, so it has the longer lease
             lease_s = max(self._config.lease_s, self._config.lease_steps * step_s.value)
         self._reports += 1
         self._reported_at = now
@@ -520,6 +528,7 @@ class Learner:
             newest_span=self._spans.newest,
             wants_span=self._wants_span(),
             loss=self._loss,
+            aux=self._aux,
             snapshot=0 if self._save else self._snapshot,
         )
         self._effects.append(Send(report))
@@ -527,8 +536,8 @@ class Learner:
     def _wants_span(self) -> bool:
         if self._epoch is None or self._drain_until is not None:
             return False
-        step_s = self._stopwatch.step_s.value
+        step_s = self._step_timer.step_s.value
         return self._spans.low(self._ahead_s / step_s if step_s else 0.0)
 
-    def _say(self, fact: LearnerFact) -> None:
+    def _emit(self, fact: LearnerFact) -> None:
         self._effects.append(Emit(fact))

@@ -1,6 +1,6 @@
-"""Where a learner stands at a boundary, as plain values: what a checkpoint keeps of the machine beside its arrays.
+"""The learner machine's state at a step boundary, as plain values for a checkpoint.
 
-Knows what the machine's parts hold, and nothing of files; the trainer's numbers are the shell's.
+learners/checkpoint_writer.py stores it beside the trainer's arrays.
 """
 
 from __future__ import annotations
@@ -10,17 +10,17 @@ from dataclasses import dataclass
 
 @dataclass(frozen=True)
 class ResumeBase:
-    """What is held of one fragment, and which reads of it were answered since."""
+    """The base of one fragment, and the answered reads since its adoption."""
 
     version: int | None
     since: tuple[int, int]  # step, tokens processed by then
-    asked: tuple[int, int, int]  # epoch, syncer step and attempt of the newest read that was answered
-    reads: list[tuple[int, int]]  # the answers to that: step, tokens processed by then
+    asked: tuple[int, int, int]  # epoch, syncer step and attempt of the newest answered read
+    reads: list[tuple[int, int]]  # its answers: step, tokens processed by then
 
 
 @dataclass(frozen=True)
 class ResumeState:
-    """One incarnation, between two steps."""
+    """One incarnation between two steps."""
 
     step: int
     processed: int  # tokens
@@ -30,5 +30,5 @@ class ResumeState:
     progress: float
     bases: list[ResumeBase]  # by fragment
     newest_span: int
-    spans: list[tuple[int, int, int]]  # (span, start, stop), in the order in which they are used up
-    used: int  # samples of the first
+    spans: list[tuple[int, int, int]]  # (span, start, stop), in the order of use
+    used: int  # used samples of the first span

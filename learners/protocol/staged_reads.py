@@ -1,6 +1,6 @@
-"""Fragments on the host, and the reads that no copy could answer so far.
+"""Host copies of fragments, and the read requests that no copy could answer yet.
 
-Knows which copy answers which read; what else an answer says, and which fragments to copy, is the machine's.
+The learner machine decides which fragments to copy, and writes the answers.
 """
 
 from __future__ import annotations
@@ -29,48 +29,48 @@ class _Waiting:
 
 
 class StagedReads:
-    """In strict overlap a copy answers only the read of its own step; else the newest answers any."""
+    """In strict overlap a copy answers only the read of its own step; else the newest copy answers any read."""
 
     def __init__(self, strict: bool) -> None:
         self._strict = strict
         self._copies: dict[int, Copy] = {}  # by fragment
         self._waiting: list[_Waiting] = []
-        self._missed: dict[int, None] = {}  # fragments that were asked for in vain, the oldest first
+        self._missed: dict[int, None] = {}  # fragments of expired reads, oldest first
 
     @property
     def missed(self) -> tuple[int, ...]:
-        """Fragments asked for in vain since they were last adopted: more reads of them may come at any time."""
+        """Fragments whose reads expired since they were last adopted. The syncer may ask for them again at any time."""
         return tuple(self._missed)
 
     @property
     def asked(self) -> tuple[int, ...]:
-        """Fragments that unanswered reads are of, the oldest first."""
+        """Fragments with unanswered reads, oldest first."""
         return tuple(dict.fromkeys(waiting.request.fragment for waiting in self._waiting))
 
     def copy_for(self, request: ReadRequest) -> Copy | None:
-        """What answers it now."""
+        """The copy that answers this read now; None if there is none."""
         copy = self._copies.get(request.fragment)
         if copy is None or (self._strict and copy.read_at.step != request.syncer_step):
             return None
         return copy
 
     def wait(self, request: ReadRequest, now: float) -> None:
-        """Nothing answers it now; a later copy may."""
+        """Keep a read until a later copy answers it or it expires."""
         self._waiting.append(_Waiting(request, now + request.deadline_s))
 
     def drop(self) -> None:
-        """Whoever asked is gone."""
+        """Forget all reads: the epoch that sent them is over."""
         self._waiting, self._missed = [], {}
 
     def expire(self, now: float) -> None:
-        """Nobody waits any more for what is asked for too long."""
+        """Drop the reads whose deadline has passed."""
         self._missed.update((each.request.fragment, None) for each in self._waiting if now >= each.expires_at)
         self._waiting = [waiting for waiting in self._waiting if now < waiting.expires_at]
 
     def stage(
         self, read_at: Mark, counters: tuple[FragmentCounters, ...], payloads: Mapping[int, Any]
     ) -> list[tuple[ReadRequest, Copy]]:
-        """Keep new copies, by fragment. Returns the unanswered reads that can be answered now."""
+        """Store new copies, by fragment. Returns the waiting reads that they answer."""
         if not self._strict:
             self._copies = {}
         for fragment, payload in payloads.items():
@@ -85,7 +85,7 @@ class StagedReads:
         return answered
 
     def forget(self, fragments: Iterable[int]) -> None:
-        """These copies hold the value, and the base, from before an adoption."""
+        """Drop the copies of fragments that were just adopted: their base is out of date."""
         for fragment in fragments:
             self._copies.pop(fragment, None)
             self._missed.pop(fragment, None)

@@ -1,4 +1,4 @@
-"""How long a learner's steps take, and how much of that is waiting. Times are seconds of the shell's clock."""
+"""Measures how long a learner's steps take and how long it waits before them, in seconds of the shell's clock."""
 
 from __future__ import annotations
 
@@ -8,15 +8,15 @@ from outer.protocol.quorum import Average
 
 
 class StepTime(NamedTuple):
-    """From one boundary to the next, to the microsecond."""
+    """The time from one boundary to the next, rounded to microseconds."""
 
-    seconds: float  # less what was waited
+    seconds: float  # without the waiting time
     waited_s: float
-    waited_for: str  # "" when nothing was
+    waited_for: str  # "" if it did not wait
 
 
 class StepTimer:
-    """Runs from `start`; `hold` and `release` enclose what is waited, before a step can begin."""
+    """Starts with `start`. `hold` and `release` enclose the waiting time before a step."""
 
     def __init__(self, smoothing: float) -> None:
         self.step_s = Average(smoothing)
@@ -26,26 +26,26 @@ class StepTimer:
         self._held_at: float | None = None
 
     def start(self, now: float) -> None:
-        """The learner can step from here on: what it waited before does not count."""
+        """The learner can step from now on; earlier waiting does not count."""
         self._boundary_at = now
 
-    def lap(self, now: float) -> StepTime:
-        """A step is done."""
+    def record_step(self, now: float) -> StepTime:
+        """A step is done: return its time and start the next."""
         assert self._boundary_at is not None
         seconds = now - self._boundary_at - self._waited_s
         self.step_s.add(seconds)
-        lap = StepTime(round(seconds, 6), round(self._waited_s, 6), self._waited_for)
+        step_time = StepTime(round(seconds, 6), round(self._waited_s, 6), self._waited_for)
         self._boundary_at, self._waited_s, self._waited_for = now, 0.0, ""
-        return lap
+        return step_time
 
     def hold(self, now: float, waited_for: str) -> None:
-        """The loop waits; `waited_for` is empty where that is no step's time."""
+        """The loop starts to wait. `waited_for`: for what; empty when the wait belongs to no step."""
         if self._held_at is None:
             self._held_at = now
         self._waited_for = waited_for or self._waited_for
 
     def release(self, now: float) -> None:
-        """A step begins."""
+        """The wait is over: a step begins."""
         assert self._boundary_at is not None
         if self._held_at is not None:
             self._waited_s += now - max(self._held_at, self._boundary_at)

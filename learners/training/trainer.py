@@ -7,7 +7,7 @@ host; the model keeps its own dtypes.
 from __future__ import annotations
 
 import math
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any
 
@@ -25,7 +25,10 @@ from outer.config import SyncConfig
 from outer.protocol.fragments import Fragment, Tensor, balanced, default_count
 
 Flat = NDArray[np.float32]
-TrainStep = Callable[[Params, Any, Batch, jax.Array, jax.Array], tuple[Params, Any, jax.Array]]
+Aux = dict[str, jax.Array]  # scalars
+TrainStep = Callable[[Params, Any, Batch, jax.Array, jax.Array], tuple[Params, Any, jax.Array, Aux]]
+AUX_MAX = 16  # auxiliary values of a step that are reported
+AUX_LEFT_OUT = "not reported"  # under this name: how many there are beyond
 
 
 # ------------------------------------------------------------------ the model as fragments
@@ -143,23 +146,33 @@ def transformation(task: Task, inner: InnerConfig) -> optax.GradientTransformati
 
 
 def make_step(task: Task, inner: InnerConfig, placed: Any = None) -> TrainStep:
-    """One inner step, compiled: (params, opt_state, batch, rng, scale) -> (params, opt_state, loss).
+    """One inner step, compiled: (params, opt_state, batch, rng, scale) -> (params, opt_state, loss, aux).
 
     `scale`, float32 scalar, multiplies the optimizer's updates (see `schedule`). Nothing is donated: the
     parameters before a step stay whole, so that a fragment can be read while the next step runs. `placed`: the
-    shardings that the results are to have, on several devices.
+    shardings that the results are to have, on several devices. `aux`: see `reported`.
     """
     optimizer = transformation(task, inner)
 
     def step(
         params: Params, opt_state: Any, batch: Batch, rng: jax.Array, scale: jax.Array
-    ) -> tuple[Params, Any, jax.Array]:
-        (loss, _), gradients = jax.value_and_grad(task.loss, has_aux=True)(params, batch, rng)
+    ) -> tuple[Params, Any, jax.Array, Aux]:
+        (loss, aux), gradients = jax.value_and_grad(task.loss, has_aux=True)(params, batch, rng)
         updates, opt_state = optimizer.update(gradients, opt_state, params)
         updates = jax.tree.map(lambda update: update * scale.astype(update.dtype), updates)
-        return optax.apply_updates(params, updates), opt_state, loss
+        return optax.apply_updates(params, updates), opt_state, loss, reported(aux)
 
     return jax.jit(step) if placed is None else jax.jit(step, out_shardings=placed)
+
+
+def reported(aux: Any) -> Aux:
+    """Of what a task's loss returns beside itself: the scalars, the first AUX_MAX by name, as float32 scalars."""
+    named = aux if isinstance(aux, Mapping) else {}
+    scalars = {str(name): value for name, value in named.items() if jnp.shape(value) == () and jnp.isrealobj(value)}
+    kept = {name: jnp.asarray(scalars[name], jnp.float32) for name in sorted(scalars)[:AUX_MAX]}
+    if left_out := len(named) - len(kept):
+        kept[AUX_LEFT_OUT] = jnp.float32(left_out)
+    return kept
 
 
 def step_key(seed: int, start: int) -> jax.Array:
@@ -191,6 +204,7 @@ class Trainer:
         """
         self.fragments = tuple(fragments)
         self._task, self._inner, self._seed = task, inner, seed
+        self.aux: dict[str, float] = {}  # of the last step
         self._tree = _Tree.of(task)
         self.layout = layout(task, self._tree.tensors, devices, model_parallel)
         self._optimizer = transformation(task, inner)
@@ -218,7 +232,8 @@ class Trainer:
         if self.layout is None:
             return None
         params = jax.tree.unflatten(self._tree.structure, self.layout.leaves)
-        return params, jax.tree.map(lambda leaf: leaf.sharding, self.opt_state), self.layout.replicated
+        replicated = self.layout.replicated
+        return params, jax.tree.map(lambda leaf: leaf.sharding, self.opt_state), replicated, replicated
 
     def warm_up(self, batch_size: int) -> None:
         """Read the data and compile the step, by taking one and forgetting it."""
@@ -228,13 +243,15 @@ class Trainer:
         """One inner step on samples [start, start + count); returns the loss before it, in the task's unit.
 
         `progress` in [0, 1] is the run's, for the learning rate. Returns when the step has finished. A loss that
-        is not finite is returned like any other.
+        is not finite is returned like any other. `aux` then has the step's auxiliary values.
         """
-        params, self.opt_state, loss = self._run(start, count, progress)
+        params, self.opt_state, *told = self._run(start, count, progress)
         self._leaves = jax.tree.leaves(params)
+        loss, aux = jax.device_get(told)  # together: one wait for the device
+        self.aux = {name: float(value) for name, value in aux.items()}
         return float(loss)
 
-    def _run(self, start: int, count: int, progress: float) -> tuple[Params, Any, jax.Array]:
+    def _run(self, start: int, count: int, progress: float) -> tuple[Params, Any, jax.Array, Aux]:
         scale = jnp.float32(schedule(self._inner, progress))
         batch = self._task.batch(start, count)
         if self.layout is not None:
@@ -271,7 +288,7 @@ class Trainer:
         self.load(index, moved.astype(np.float32))
         return None
 
-    def hold(self) -> list[Any]:
+    def state_leaves(self) -> list[Any]:
         """Every leaf of parameters and inner optimizer as of the last completed step, without copying.
 
         JAX arrays never change, so another thread may pack them while the next step runs.

@@ -14,8 +14,8 @@ from orchestrator.recipe.problems import InputError, Problem
 
 if TYPE_CHECKING:
     from orchestrator.planner.fleet.calibration import Calibration
+    from orchestrator.planner.fleet.distribution import Samples
     from orchestrator.planner.fleet.prediction import Prediction
-    from orchestrator.planner.fleet.samples import Samples
     from orchestrator.planner.sizing.model_sizes import Shapes
     from orchestrator.recipe.config import Recipe
 
@@ -93,7 +93,7 @@ def calibrated(source: Path, recipe: Recipe, shapes: Shapes) -> Calibrated:
 
 
 def _of_run(folder: Path) -> tuple[Calibration, Recipe]:
-    from orchestrator.planner.fleet.measuring import calibrate
+    from orchestrator.planner.fleet.calibrate import calibrate
 
     return calibrate(folder)
 

@@ -1,4 +1,4 @@
-"""`diloco check RUN_DIR`: hold a run's log against every promise. Needs no cluster."""
+"""`diloco check RUN_DIR`: check a run's log."""
 
 from __future__ import annotations
 
@@ -8,7 +8,7 @@ from typing import Annotated
 
 import typer
 
-from orchestrator.cli.errors import BROKEN_PROMISE, reported
+from orchestrator.cli.errors import CHECK_FAILED, reported
 from orchestrator.recipe.problems import InputError, Problem
 from orchestrator.store.run_store import RunStore
 
@@ -17,7 +17,7 @@ def check(
     run_dir: Annotated[str, typer.Argument(help="The run's store, for example runs/demo.")],
     as_json: Annotated[bool, typer.Option("--json", help="Print JSON on stdout.")] = False,
 ) -> None:
-    """Check every promise on a run's log; exit code 5 if one is broken, or could not be checked."""
+    """Make every check on a run's log; exit code 5 if one fails, or cannot be made."""
     with reported(as_json):
         store = RunStore(run_dir)
         if not store.exists:
@@ -25,15 +25,16 @@ def check(
             raise InputError([problem])
         from orchestrator.accounting.verdicts import sound
         from orchestrator.checkers.suite import check_run
+        from orchestrator.report.headline import STATUS_WORDS
 
         verdicts = check_run(store.root)
-        kept = sound(verdicts)
+        passed = sound(verdicts)
         if as_json:
-            typer.echo(json.dumps({"ok": kept, "checks": [asdict(verdict) for verdict in verdicts]}))
+            typer.echo(json.dumps({"ok": passed, "checks": [asdict(verdict) for verdict in verdicts]}))
         else:
             for verdict in verdicts:
-                typer.echo(f"{verdict.status:8}  {verdict.name}: {verdict.promise}")
+                typer.echo(f"{STATUS_WORDS[verdict.status]:13}  {verdict.name}: {verdict.promise}")
                 if verdict.status != "pass":
-                    typer.echo(f"          {verdict.reason}")
-        if not kept:
-            raise typer.Exit(BROKEN_PROMISE)  # what is unknown is not kept
+                    typer.echo(f"{'':15}{verdict.reason}")
+        if not passed:
+            raise typer.Exit(CHECK_FAILED)

@@ -1,4 +1,4 @@
-"""`diloco check-task`: hold a model of one's own against what learners and syncer rely on. Needs no cluster."""
+"""`diloco check-task`: check a user's own task before a run."""
 
 from __future__ import annotations
 
@@ -11,7 +11,7 @@ from typing import Annotated, Any
 
 import typer
 
-from orchestrator.cli.errors import BROKEN_PROMISE, apart, reported
+from orchestrator.cli.errors import CHECK_FAILED, apart, reported
 from orchestrator.recipe.config import Recipe
 from orchestrator.recipe.toml_text import load, parse
 from orchestrator.recipe.validation import build_task, host_only
@@ -29,7 +29,7 @@ def check_task(
     ] = None,
     as_json: Annotated[bool, typer.Option("--json", help="Print JSON on stdout.")] = False,
 ) -> None:
-    """Check a task promise by promise; exit code 5 if it breaks one."""
+    """Check that a task does what learners and syncer rely on; exit code 5 if a check fails."""
     with reported(as_json):
         folder = str(Path.cwd())
         if folder not in sys.path:
@@ -50,7 +50,7 @@ def check_task(
             passed = len(findings) - len(failed) - warned
             typer.echo(f"{recipe.task}: {passed} passed, {warned} to look at, {len(failed)} failed")
         if failed:
-            raise typer.Exit(BROKEN_PROMISE)
+            raise typer.Exit(CHECK_FAILED)
 
 
 def _findings(recipe: Recipe, quiet: bool) -> list[Any]:

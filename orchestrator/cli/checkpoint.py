@@ -11,7 +11,7 @@ from typing import Annotated, Any
 import typer
 
 from orchestrator.cli import scale
-from orchestrator.cli.errors import BROKEN_PROMISE, FAILED, as_record, reported
+from orchestrator.cli.errors import CHECK_FAILED, FAILED, as_record, reported
 from orchestrator.cli.status import AsJson, Name, RunDir, find
 from orchestrator.recipe.problems import InputError, Problem
 from orchestrator.store import checkpoints
@@ -152,7 +152,7 @@ def verify(snapshot: Number = None, name: Name = None, run_dir: RunDir = None, a
             if snapshot is None:
                 _tell("journal", journal)
         if not ok:
-            raise typer.Exit(BROKEN_PROMISE)
+            raise typer.Exit(CHECK_FAILED)
 
 
 def _tell(what: str, wrong: list[str]) -> None:

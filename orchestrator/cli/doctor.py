@@ -43,6 +43,8 @@ TESTED = {
     "fsspec": "2026.9",
     "jinja2": "3.1",
     "matplotlib": "3.11",
+    "aiohttp": "3.14",
+    "requests": "2.34",
 }
 PYTHON = ((3, 11), (3, 14))  # from, below
 ROOMS = ("outer", "learners", "orchestrator", "chaos")

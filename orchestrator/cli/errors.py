@@ -15,7 +15,7 @@ from orchestrator.eventlog.events import finite
 from orchestrator.recipe.problems import InputError
 from orchestrator.store.watch import RunLost
 
-OK, INPUT, UNREACHABLE, FAILED, BROKEN_PROMISE, UNFIT, INTERRUPTED = 0, 2, 3, 4, 5, 6, 130
+OK, INPUT, UNREACHABLE, FAILED, CHECK_FAILED, UNFIT, INTERRUPTED = 0, 2, 3, 4, 5, 6, 130
 
 
 @contextmanager

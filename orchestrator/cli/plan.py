@@ -203,9 +203,9 @@ def _setting(
 
 def _wanted(recipe: Recipe) -> dict[str, float]:
     """Logical CPUs and further resources that a local Ray is started with: room for each pool's `most`."""
-    from orchestrator.planner.sizing.fit import HAND_CPUS, SERVICE_CPUS
+    from orchestrator.planner.sizing.fit import AGENT_CPUS, SERVICE_CPUS
 
-    wanted = {"CPU": sum(SERVICE_CPUS.values()) + HAND_CPUS}
+    wanted = {"CPU": sum(SERVICE_CPUS.values()) + AGENT_CPUS}
     for pool in recipe.pools:
         for kind, amount in pool.resources.items():
             wanted[kind] = wanted.get(kind, 0.0) + amount * pool.most

@@ -13,7 +13,7 @@ from typing import Annotated, Any
 
 import typer
 
-from orchestrator.cli.errors import BROKEN_PROMISE, reported
+from orchestrator.cli.errors import CHECK_FAILED, reported
 from orchestrator.cli.permission import permit
 from orchestrator.eventlog.events import Event, RunStarted, finite, read_lines
 from orchestrator.recipe.problems import InputError, Problem
@@ -128,7 +128,7 @@ def _replay(
     else:
         typer.echo("\n".join(_told(outcome)))
     if not _as_recorded(outcome):
-        raise typer.Exit(BROKEN_PROMISE)
+        raise typer.Exit(CHECK_FAILED)
 
 
 def _check_recipe(log: _Log) -> None:
@@ -268,4 +268,4 @@ def _compare(log: _Log, other_dir: str, as_json: bool) -> None:
     if found.recipes_differ and not as_json:
         typer.echo("  their recipes differ")
     if found.first is not None:
-        raise typer.Exit(BROKEN_PROMISE)
+        raise typer.Exit(CHECK_FAILED)

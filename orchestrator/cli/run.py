@@ -14,7 +14,7 @@ import typer
 from rich.console import Console
 
 from orchestrator.cli.doctor import foreign_packages
-from orchestrator.cli.errors import BROKEN_PROMISE, FAILED, INTERRUPTED, OK, apart, reported
+from orchestrator.cli.errors import CHECK_FAILED, FAILED, INTERRUPTED, OK, apart, reported
 from orchestrator.cli.summary import block
 from orchestrator.cli.terminal import LiveView
 from orchestrator.recipe.config import Recipe
@@ -186,8 +186,8 @@ def follow(store: RunStore, as_json: bool) -> NoReturn:
 
 
 def code_of(summary: Mapping[str, Any]) -> int:
-    """The exit code of a run that came to an end. A promise that could not be checked is not kept."""
+    """The exit code of a run that came to an end. A check that could not be made has not passed."""
     violated = any(check["status"] == "violated" for check in summary["checks"])
     if summary["ok"] or (summary["state"] == "stopped" and not violated):
-        return OK  # stopped early, some promises may have had no occasion yet
-    return FAILED if summary["state"] == "failed" else BROKEN_PROMISE
+        return OK  # stopped early, some checks may not have been exercised yet
+    return FAILED if summary["state"] == "failed" else CHECK_FAILED

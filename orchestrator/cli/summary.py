@@ -2,10 +2,10 @@
 
 from __future__ import annotations
 
-from collections import Counter
 from collections.abc import Iterator, Mapping
 from typing import Any
 
+from orchestrator.report.headline import STATUS_WORDS, checks_words
 from orchestrator.store.status_text import DASH, loss, number, part, percent, seconds, text
 
 
@@ -96,10 +96,8 @@ def _faults(summary: Mapping[str, Any]) -> Iterator[str]:
 
 def _checks(summary: Mapping[str, Any]) -> Iterator[str]:
     checks = summary.get("checks") or []
-    count = Counter(check.get("status") for check in checks)
-    told = f"{count['pass']} of {len(checks) - count['idle']} kept" if checks else DASH
-    idle = f", {count['idle']} had no occasion" if count["idle"] else ""
-    yield f"  {'promises':<16}{told}{idle}"
+    yield f"  {'checks':<16}{checks_words(checks) if checks else DASH}"
     for check in checks:
         if check.get("status") not in ("pass", "idle"):
-            yield f"  {'':<16}{_of(check, 'status')} {_of(check, 'name')}: {_of(check, 'reason')}"
+            status = STATUS_WORDS.get(str(check.get("status")), DASH)
+            yield f"  {'':<16}{status} {_of(check, 'name')}: {_of(check, 'reason')}"

@@ -18,7 +18,7 @@ from rich.console import Console
 from rich.progress import Progress
 
 from orchestrator.accounting.verdicts import Verdict
-from orchestrator.cli.errors import BROKEN_PROMISE, apart, as_record, reported
+from orchestrator.cli.errors import CHECK_FAILED, apart, as_record, reported
 from orchestrator.cli.run import checked
 from orchestrator.eventlog.events import Event
 from orchestrator.recipe.config import Recipe
@@ -98,8 +98,8 @@ def tape(
             message = f"the simulated run failed a check, and no tape is written: {error}"
             typer.echo(f"error: {message}", err=True)
             if as_json:
-                typer.echo(as_record(BROKEN_PROMISE, "broken", message))
-            raise typer.Exit(BROKEN_PROMISE) from None
+                typer.echo(as_record(CHECK_FAILED, "broken", message))
+            raise typer.Exit(CHECK_FAILED) from None
         told = _written(resolved, made, store, seed)
         typer.echo(json.dumps(told) if as_json else _words(told, made))
 

@@ -213,7 +213,7 @@ REGISTRY: dict[str, type[Any]] = {kind.__name__: kind for kind in typing.get_arg
 
 
 # Fields that came later than their kind: empty, they are not written, so that an older log keeps its bytes.
-LEFT_OUT = {"Evaluated": "unit"}
+LEFT_OUT = {"Evaluated": "unit", "StepFinished": "aux"}
 
 # ------------------------------------------------------------------ envelope
 

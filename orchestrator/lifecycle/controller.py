@@ -1,80 +1,108 @@
-"""Keeps the wanted learners alive: desired against actual, as a pure machine that returns actions.
+"""Keeps the wanted learners alive: what is true of every learner unit, as a pure machine that returns actions.
 
-Knows names, incarnations and times; not Ray, placement or the protocol. Times are seconds of the shell's
-monotonic clock.
+A unit has a newest incarnation, which has ranks (its processes). The shells, the Ray manager and the simulators,
+report what happened and carry out the actions. Times are seconds of the shell's monotonic clock.
 """
 
 from __future__ import annotations
 
-from collections.abc import Iterable
-from dataclasses import dataclass
+import math
+from collections.abc import Iterable, Mapping, Sequence
+from dataclasses import dataclass, field
 from enum import Enum
+from typing import Any
+
+from orchestrator.lifecycle.actions import Action, Drain, End, RecordNotice, RecordScaling, Release, Start
+from orchestrator.lifecycle.scaling import requested
+from orchestrator.recipe.config import PoolConfig
+
+__all__ = ["TRANSITIONS", "Action", "Controller", "Drain", "End", "Incarnation", "Rank", "Start", "State", "Unit"]
 
 BACKOFF_S_MAX = 30.0
-SOUND_S = 60.0  # a learner that has lived this long is forgiven its earlier failures
+SOUND_S = 60.0  # an incarnation that lived this long clears the count of failures
+NOTICE_MARGIN_S = 2.0  # learners leave a node this long before it ends
+DRAIN_S_MIN = 1.0
+NOTICE = "its node is about to end"
 
 
 class State(Enum):
     WAITING = "waiting"  # for its time to start
-    STARTING = "starting"  # asked for, not heard from yet
+    STARTING = "starting"  # requested; not every rank is up
+    STANDBY = "standby"  # every rank is up and held in reserve
     RUNNING = "running"
-    DRAINING = "draining"  # asked to leave, not gone yet
-    ENDING = "ending"  # asked to be ended, not gone yet
-    DONE = "done"  # the run is over, or it is not wanted any more
+    UNREACHABLE = "unreachable"  # its node cannot be seen
+    DRAINING = "draining"  # asked to leave, and still there
+    ENDING = "ending"  # being killed, and still there
+    DONE = "done"  # the run is over, or the unit is not wanted any more
 
+
+REPLACED, OVER = "gone and still wanted", "gone and not wanted, or the run is over"
+LEAVES, KILLED, UNSEEN = "asked to leave", "silent for too long, or refused", "its node cannot be seen"
 
 # From each state to which, and when. docs/protocol.md draws it.
 TRANSITIONS: dict[State, dict[State, str]] = {
     State.WAITING: {State.STARTING: "its time has come", State.DONE: "not wanted any more, or the run is over"},
     State.STARTING: {
-        State.RUNNING: "its process is up",
-        State.WAITING: "gone and still wanted",
-        State.DRAINING: "asked to leave",
-        State.ENDING: "silent for too long",
-        State.DONE: "gone and not wanted, or the run is over",
+        State.RUNNING: "every rank is up",
+        State.STANDBY: "every rank is up, and it is held in reserve",
+        State.UNREACHABLE: UNSEEN,
+        State.WAITING: REPLACED,
+        State.DRAINING: LEAVES,
+        State.ENDING: KILLED,
+        State.DONE: OVER,
+    },
+    State.STANDBY: {
+        State.RUNNING: "promoted",
+        State.UNREACHABLE: UNSEEN,
+        State.WAITING: REPLACED,
+        State.DRAINING: LEAVES,
+        State.ENDING: KILLED,
+        State.DONE: OVER,
     },
     State.RUNNING: {
-        State.WAITING: "gone and still wanted",
-        State.DRAINING: "asked to leave",
-        State.ENDING: "silent for too long",
-        State.DONE: "gone and not wanted, or the run is over",
+        State.UNREACHABLE: UNSEEN,
+        State.WAITING: REPLACED,
+        State.DRAINING: LEAVES,
+        State.ENDING: KILLED,
+        State.DONE: OVER,
     },
-    State.DRAINING: {
-        State.WAITING: "gone and still wanted",
-        State.ENDING: "silent for too long",
-        State.DONE: "gone and not wanted, or the run is over",
+    State.UNREACHABLE: {
+        State.STARTING: "seen again before every rank was up",
+        State.STANDBY: "seen again while in reserve",
+        State.RUNNING: "seen again",
+        State.WAITING: REPLACED,
+        State.DRAINING: "asked to leave, or seen again while leaving",
+        State.ENDING: KILLED,
+        State.DONE: OVER,
     },
-    State.ENDING: {State.WAITING: "gone and still wanted", State.DONE: "gone and not wanted, or the run is over"},
+    State.DRAINING: {State.UNREACHABLE: UNSEEN, State.WAITING: REPLACED, State.ENDING: KILLED, State.DONE: OVER},
+    State.ENDING: {State.WAITING: REPLACED, State.DONE: OVER},
     State.DONE: {State.WAITING: "wanted again"},
 }
+GONE = (State.WAITING, State.DONE)  # no process is there
 
 
-@dataclass(frozen=True)
-class Start:
-    """Grant the next incarnation and create its actor."""
+@dataclass
+class Rank:
+    """One process of an incarnation."""
 
-    learner: str
-
-
-@dataclass(frozen=True)
-class Drain:
-    """Ask the incarnation to leave without losing anything; answer with `left` when it is gone."""
-
-    learner: str
-    incarnation: int
-    reason: str
+    up: bool = False
+    pid: int | None = None
+    node: str | None = None  # Ray's id in hex
 
 
-@dataclass(frozen=True)
-class End:
-    """Kill the incarnation's process; answer with `lost` when it is gone."""
+@dataclass
+class Incarnation:
+    """What is known of a unit's newest incarnation."""
 
-    learner: str
-    incarnation: int
-    reason: str
-
-
-Action = Start | Drain | End
+    number: int = 0  # 0: there has been none
+    ranks: tuple[Rank, ...] = ()
+    leaving: str = ""  # why it was asked to leave
+    leave_by: float = math.inf
+    ending: str = ""  # why it is being killed
+    unseen: str = ""  # why its node cannot be seen
+    noticed: bool = False  # its node has announced its end
+    gone: bool = False  # its end was reported
 
 
 @dataclass
@@ -83,7 +111,10 @@ class Unit:
 
     state: State = State.WAITING
     wanted: bool = True
-    incarnation: int = 0
+    incarnation: Incarnation = field(default_factory=Incarnation)
+    resume: State = State.RUNNING  # the state that an unreachable unit returns to
+    fault: str = ""  # the last thing that went wrong
+    no_place: str = ""  # why nothing could be reserved for it; empty once something is
     failures: int = 0  # in a row
     start_at: float = float("-inf")
     began_at: float = 0.0
@@ -92,49 +123,101 @@ class Unit:
         assert state in TRANSITIONS[self.state], f"{self.state} -> {state}"
         self.state = state
 
+    def end(self) -> None:
+        self.incarnation.gone = True
+        self.move(State.WAITING if self.wanted else State.DONE)
+
+    @property
+    def leaves(self) -> bool:
+        return State.DRAINING in (self.state, self.resume if self.state is State.UNREACHABLE else None)
+
 
 class Controller:
-    """Restarts without waiting after the first failure, later with a back-off that doubles."""
+    """Restarts a learner at once after its first failure, later with a back-off that doubles.
 
-    def __init__(self, learners: Iterable[str], *, backoff_s: float, hang_s: float) -> None:
+    `drain_s`: how long a learner may take to leave. `pools`, `quorum`: what may be scaled, and to how few learners.
+    `local`: the Ray cluster was started for this run and has no room for more than the recipe's maximum.
+    """
+
+    def __init__(
+        self,
+        learners: Iterable[str],
+        *,
+        backoff_s: float,
+        hang_s: float,
+        drain_s: float = math.inf,
+        pools: Sequence[PoolConfig] = (),
+        quorum: int = 0,
+        local: bool = False,
+    ) -> None:
         self.units = {name: Unit() for name in learners}
-        self._backoff_s, self._hang_s = backoff_s, hang_s
+        self.pools = {pool.name: pool.learners for pool in pools}  # learners wanted
+        self._backoff_s, self._hang_s, self._drain_s = backoff_s, hang_s, drain_s
+        self._pools, self._quorum, self._local = {pool.name: pool for pool in pools}, quorum, local
+
+    # -------------------------------------------------------------- what others may ask
 
     @property
     def wanted(self) -> list[str]:
-        """The learners that are to be there."""
         return [name for name, unit in self.units.items() if unit.wanted]
 
+    @property
+    def quorum_possible(self) -> bool:
+        """Whether enough wanted learners have a place, or may still get one at once, to reach the quorum."""
+        return sum(unit.wanted and not unit.no_place for unit in self.units.values()) >= self._quorum
+
+    def alive(self, learner: str, incarnation: int) -> bool:
+        """Whether this incarnation is the newest, and its end was not reported."""
+        newest = self.units[learner].incarnation
+        return newest.number == incarnation and not newest.gone
+
+    def leaving(self, now: float) -> list[Drain]:
+        """The drains under way, which a new epoch of the syncer has to be asked for again."""
+        return [
+            Drain(name, newest.number, newest.leaving, max(DRAIN_S_MIN, newest.leave_by - now))
+            for name, newest in ((name, unit.incarnation) for name, unit in self.units.items())
+            if newest.leaving and not newest.gone
+        ]
+
+    # -------------------------------------------------------------- which learners are wanted
+
     def want(self, learner: str) -> None:
-        """This learner is to be there; one that is on its way out comes back once it has left."""
+        """Have this learner run; one that is leaving comes back once it has left."""
         unit = self.units.setdefault(learner, Unit())
         unit.wanted = True
         if unit.state is State.DONE:
             unit.failures, unit.start_at = 0, float("-inf")
             unit.move(State.WAITING)
 
-    def unwant(self, learner: str, reason: str) -> list[Action]:
-        """This learner is to leave for good."""
+    def unwant(self, learner: str, reason: str, now: float = 0.0) -> list[Action]:
+        """Have this learner leave for good. `now` is needed where `drain_s` is finite."""
         unit = self.units[learner]
-        unit.wanted = False
+        unit.wanted, unit.no_place = False, ""
         if unit.state is State.WAITING:
             unit.move(State.DONE)
-        return self.drain(learner, reason)
+        return self.drain(learner, reason, now)
 
-    def drain(self, learner: str, reason: str) -> list[Action]:
-        """This incarnation is to leave; if the learner is still wanted, another follows."""
-        unit = self.units[learner]
-        if unit.state not in (State.STARTING, State.RUNNING):
+    def scale(self, now: float, pool: str, request: Mapping[str, Any] | None) -> list[Action]:
+        """Make a pool as large as was last requested; nothing changes where the request cannot be met.
+
+        Two requests at once, for two pools, can each be sound and together leave fewer learners than the quorum.
+        """
+        config, before = self._pools[pool], self.pools[pool]
+        learners = requested(request, config, before, self._local)
+        if learners == before or sum((self.pools | {pool: learners}).values()) < self._quorum:
             return []
-        unit.move(State.DRAINING)
-        return [Drain(learner, unit.incarnation, reason)]
+        self.pools[pool] = learners
+        added, removed = tuple(config.names(learners)[before:]), tuple(config.names(before)[learners:])
+        actions: list[Action] = [RecordScaling(pool, learners, added, removed)]
+        for name in added:
+            self.want(name)
+        for name in reversed(removed):
+            actions += self.unwant(name, f"pool {pool} is scaled to {learners}", now)
+            if self.units[name].state is State.DONE:
+                actions.append(Release(name))
+        return actions
 
-    def left(self, learner: str, incarnation: int) -> None:
-        """It has left without losing anything."""
-        unit = self.units[learner]
-        if unit.incarnation == incarnation and unit.state not in (State.WAITING, State.DONE):
-            unit.failures, unit.start_at = 0, float("-inf")
-            unit.move(State.WAITING if unit.wanted else State.DONE)
+    # -------------------------------------------------------------- starting
 
     def advance(self, now: float) -> list[Action]:
         """The starts that are due."""
@@ -144,40 +227,142 @@ class Controller:
             self.units[name].began_at = now
         return [Start(name) for name in due]
 
-    def started(self, learner: str, incarnation: int) -> None:
+    def started(self, learner: str, incarnation: int, ranks: int = 1) -> None:
         """The incarnation was granted."""
-        self.units[learner].incarnation = incarnation
+        self.units[learner].incarnation = Incarnation(incarnation, tuple(Rank() for _ in range(ranks)))
 
-    def answered(self, learner: str, incarnation: int) -> None:
-        """Its process is up."""
+    def place(self, learner: str, missing: str) -> None:
+        """Whether resources are reserved for the learner; `missing`: why not, empty when they are."""
         unit = self.units[learner]
-        if unit.incarnation == incarnation and unit.state is State.STARTING:
+        unit.no_place = missing if unit.wanted else ""
+
+    def answered(
+        self, learner: str, incarnation: int, pid: int | None = None, node: str | None = None, rank: int = 0
+    ) -> None:
+        """A rank's process is up. The unit runs once every rank is."""
+        if (unit := self._there(learner, incarnation)) is None:
+            return
+        ranks, up = unit.incarnation.ranks, Rank(True, pid, node)
+        unit.incarnation.ranks = (*ranks[:rank], up, *ranks[rank + 1 :])
+        self.reachable(learner, incarnation)
+        if unit.state is State.STARTING and all(each.up for each in unit.incarnation.ranks):
             unit.move(State.RUNNING)
 
-    def lost(self, now: float, learner: str, incarnation: int) -> float | None:
-        """It is gone. Returns after how many seconds it starts again; None if that is old news."""
+    def reserved(self, learner: str, incarnation: int) -> None:
+        """Every rank is up, and the unit is held in reserve instead of training."""
+        unit = self._there(learner, incarnation)
+        if unit is not None and unit.state is State.STARTING:
+            unit.move(State.STANDBY)
+
+    def promoted(self, learner: str, incarnation: int) -> None:
+        """A unit in reserve trains from now on."""
+        unit = self._there(learner, incarnation)
+        if unit is not None and unit.state is State.STANDBY:
+            unit.move(State.RUNNING)
+
+    # -------------------------------------------------------------- leaving
+
+    def drain(self, learner: str, reason: str, now: float = 0.0, deadline_s: float = math.inf) -> list[Action]:
+        """Have this incarnation leave; if the learner is still wanted, another follows."""
         unit = self.units[learner]
-        if unit.incarnation != incarnation or unit.state in (State.WAITING, State.DONE):
+        if unit.state in (*GONE, State.ENDING) or unit.leaves:
+            return []
+        unit.move(State.DRAINING)
+        return [self._drain(now, learner, reason, deadline_s)]
+
+    def _drain(self, now: float, learner: str, reason: str, deadline_s: float) -> Drain:
+        newest, deadline_s = self.units[learner].incarnation, min(deadline_s, self._drain_s)
+        newest.leaving, newest.leave_by = reason, now + deadline_s
+        return Drain(learner, newest.number, reason, deadline_s)
+
+    def node_notice(self, now: float, node: str, remaining_s: float | None) -> list[Action]:
+        """A node has announced its end; `remaining_s` is None where it did not say when."""
+        here = [
+            name
+            for name, unit in self.units.items()
+            if not unit.incarnation.noticed and any(rank.node == node for rank in unit.incarnation.ranks)
+        ]
+        if not here:
+            return []
+        deadline_s = math.inf if remaining_s is None else max(DRAIN_S_MIN, remaining_s - NOTICE_MARGIN_S)
+        actions: list[Action] = [RecordNotice(node, tuple(here), remaining_s)]
+        for name in here:
+            unit = self.units[name]
+            unit.incarnation.noticed = True
+            if unit.leaves:  # there may be less time than it was given
+                actions.append(self._drain(now, name, NOTICE, deadline_s))
+            else:
+                actions += self.drain(name, NOTICE, now, deadline_s)
+        return actions
+
+    def left(self, learner: str, incarnation: int) -> None:
+        """It has left without losing anything."""
+        unit = self.units[learner]
+        if unit.incarnation.number == incarnation and unit.state not in GONE:
+            unit.failures, unit.start_at = 0, float("-inf")
+            unit.end()
+
+    # -------------------------------------------------------------- failing
+
+    def silent(self, learner: str, incarnation: int, silent_s: float) -> list[Action]:
+        """Its lease has run out, and nothing was heard from it for this long."""
+        if (unit := self._there(learner, incarnation)) is None:
+            return []
+        unit.fault = f"silent for {silent_s:.1f} s" + (unit.incarnation.unseen and f"; {unit.incarnation.unseen}")
+        return self.end(learner, incarnation, unit.fault) if silent_s >= self._hang_s else []
+
+    def end(self, learner: str, incarnation: int, reason: str) -> list[Action]:
+        """Kill this incarnation."""
+        if (unit := self._there(learner, incarnation)) is None:
+            return []
+        unit.move(State.ENDING)
+        unit.incarnation.ending = reason
+        return [End(learner, incarnation, reason)]
+
+    def unreachable(self, learner: str, incarnation: int, reason: str) -> None:
+        """Its lease has run out, and the node of one of its ranks cannot be seen. The hang deadline still holds."""
+        if (unit := self._there(learner, incarnation)) is None:
+            return
+        unit.incarnation.unseen = reason
+        if unit.state is not State.UNREACHABLE:
+            unit.resume = unit.state
+            unit.move(State.UNREACHABLE)
+
+    def reachable(self, learner: str, incarnation: int) -> None:
+        """Its nodes are seen again, or its lease was renewed."""
+        unit = self._there(learner, incarnation)
+        if unit is not None and unit.state is State.UNREACHABLE:
+            unit.incarnation.unseen = ""
+            unit.move(unit.resume)
+
+    def ended(self, learner: str, incarnation: int, fault: str) -> bool:
+        """It is gone, and the syncer is about to be told; `left` or `lost` follows. False: this was known."""
+        if not self.alive(learner, incarnation):
+            return False
+        unit = self.units[learner]
+        unit.incarnation.gone, unit.fault = True, fault
+        return True
+
+    def lost(self, now: float, learner: str, incarnation: int) -> float | None:
+        """It is gone. Returns the seconds until it starts again; None if that is old news."""
+        unit = self.units[learner]
+        if unit.incarnation.number != incarnation or unit.state in GONE:
             return None
         unit.failures = 1 if now - unit.began_at >= SOUND_S else unit.failures + 1
         wait = 0.0 if unit.failures == 1 else min(BACKOFF_S_MAX, self._backoff_s * 2.0 ** (unit.failures - 2))
         unit.start_at = now + wait
-        unit.move(State.WAITING if unit.wanted else State.DONE)
+        unit.end()
         return wait
-
-    def silent(self, learner: str, incarnation: int, silent_s: float) -> list[Action]:
-        """Its lease has run out, and it has not been heard of for so long."""
-        unit = self.units[learner]
-        if unit.incarnation != incarnation or unit.state not in (State.STARTING, State.RUNNING, State.DRAINING):
-            return []
-        if silent_s < self._hang_s:
-            return []
-        unit.move(State.ENDING)
-        return [End(learner, incarnation, f"silent for {silent_s:.1f} s")]
 
     def finished(self, learner: str, incarnation: int) -> None:
         """Its training loop returned because the run is over."""
         unit = self.units[learner]
-        if unit.incarnation == incarnation and unit.state is not State.DONE:
-            unit.wanted = False
+        if unit.incarnation.number == incarnation and unit.state is not State.DONE:
+            unit.wanted, unit.incarnation.gone = False, True
             unit.move(State.DONE)
+
+    def _there(self, learner: str, incarnation: int) -> Unit | None:
+        """The learner's record, if this incarnation is alive and not being killed."""
+        unit = self.units[learner]
+        ended = unit.state in (*GONE, State.ENDING) or not self.alive(learner, incarnation)
+        return None if ended else unit

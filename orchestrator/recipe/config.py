@@ -151,7 +151,9 @@ class RunConfig(Section):
     hang_s: PositiveFloat = Field(20.0, description="a learner silent for this long is ended and restarted")
     syncer_lease_s: PositiveFloat = Field(5.0, description="a syncer silent for this long is followed by another")
     start_s: PositiveFloat = Field(120.0, description="lease of a learner that starts, compiles or joins")
-    idle_s: PositiveFloat = Field(300.0, description="with no syncer step for this long the run is given up as failed")
+    idle_s: PositiveFloat = Field(
+        300.0, description="with no syncer step for this long the run fails; waiting for a place does not count"
+    )
     dashboard: bool = Field(False, description="start Ray's dashboard with a local cluster")
     metrics: bool = Field(True, description="export Prometheus metrics through Ray: docs/metrics.md")
     control: dict[str, Annotated[str, Field(pattern=LABEL)]] = Field(

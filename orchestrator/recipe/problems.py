@@ -16,7 +16,6 @@ from typing import Any
 
 from pydantic import BaseModel, ValidationError
 from pydantic.fields import FieldInfo
-from pydantic_core import PydanticUndefined
 
 
 @dataclass(frozen=True)
@@ -202,9 +201,12 @@ def _contradiction(section: str, detail: Any, model: type[BaseModel] | None) -> 
 
 
 def _correction(field: str, info: FieldInfo) -> str:
-    if info.default not in (PydanticUndefined, None) and not isinstance(info.default, (BaseModel, tuple)):
-        return f"the default is {field} = {literal(info.default)}"
-    return "leave it out for the default" if not info.is_required() else f"write {_example(field, info)}"
+    if info.is_required():
+        return f"write {_example(field, info)}"
+    default = info.get_default()
+    if default is None or isinstance(default, (BaseModel, tuple)):
+        return "leave it out for the default"
+    return f"the default is {field} = {literal(default)}"
 
 
 def _example(field: str, info: FieldInfo) -> str:

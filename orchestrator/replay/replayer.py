@@ -1,6 +1,6 @@
 """A tape played with real numbers: every learner steps as it did, and every commit is computed again.
 
-What production computes with computes here: Trainer, Exchange, GlobalParameters. One process, no Ray, no clock: a
+What production computes with computes here: Trainer, FragmentIO, GlobalParameters. One process, no Ray, no clock: a
 learner is stepped when a commit needs it, and everything is dropped once nothing on the tape needs it any more.
 Does not know where tapes come from, nor what a difference is due to.
 """
@@ -16,7 +16,7 @@ from typing import Any
 import numpy as np
 from numpy.typing import NDArray
 
-from learners.fragment_io import Exchange
+from learners.fragment_io import FragmentIO
 from learners.protocol.events_effects import Apply
 from learners.training import state_arrays
 from learners.training.task import Task
@@ -52,7 +52,7 @@ class _Unit:
 
     batch_size: int
     trainer: Trainer
-    exchange: Exchange
+    fragment_io: FragmentIO
 
 
 class Replayer:
@@ -154,8 +154,8 @@ class Replayer:
             )
         except ValueError as error:  # devices that are not here
             raise TapeError(f"{named(key)} computed on {devices} devices: {error}") from error
-        exchange = Exchange(trainer, self._recipe.sync, len(self.fragments))
-        unit = self._units[key] = _Unit(pool.batch_size, trainer, exchange)
+        fragment_io = FragmentIO(trainer, self._recipe.sync, len(self.fragments))
+        unit = self._units[key] = _Unit(pool.batch_size, trainer, fragment_io)
         return unit
 
     def _perform(self, key: Key, unit: _Unit, moment: Moment) -> None:
@@ -163,7 +163,7 @@ class Replayer:
             case Step():
                 self._step(key, unit, moment)
             case Adopt(fragment, version, mode, read_at):
-                unit.exchange.apply(Apply(fragment, version, self._value(key, fragment, version), mode, read_at))
+                unit.fragment_io.apply(Apply(fragment, version, self._value(key, fragment, version), mode, read_at))
             case Spoil(fragment):
                 unit.trainer.load(fragment, np.full(self.fragments[fragment].size, np.nan, np.float32))
             case Inherit(donor, digest):
@@ -171,7 +171,7 @@ class Replayer:
             case Read():
                 self._read(key, unit, moment)
             case Give(joiner):
-                self._given[joiner] = unit.exchange.hold()
+                self._given[joiner] = unit.fragment_io.state_leaves()
 
     def _step(self, key: Key, unit: _Unit, step: Step) -> None:
         if (tokens := self._task.tokens(unit.batch_size)) != step.tokens:
@@ -197,14 +197,14 @@ class Replayer:
         self._advance(donor, self._tape.lives[donor].places[Give(key)])
         arrays = state_arrays.pack(self._given.pop(key))
         self._compare("state", digest, state_arrays.digest(arrays), key)
-        unit.trainer.inherit(state_arrays.unpack(arrays, unit.trainer.hold()))
+        unit.trainer.inherit(state_arrays.unpack(arrays, unit.trainer.state_leaves()))
 
     def _read(self, key: Key, unit: _Unit, read: Read) -> None:
         """What was sent then."""
-        copy = unit.exchange.stage([read.fragment])[read.fragment]
+        copy = unit.fragment_io.stage([read.fragment])[read.fragment]
         counters = FragmentCounters(read.version, 0, 0, 0)
         asked = Contribution(*key, 0, 0, read.fragment, 0, read.step, 0, counters, copy, "")
-        sent = unit.exchange.encode(asked)  # which remembers it, where adopting will ask for it
+        sent = unit.fragment_io.encode(asked)  # which remembers it, where adopting will ask for it
         if (key, read) in self._sent:
             self._sent[key, read] = sent
 

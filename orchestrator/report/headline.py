@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections import Counter
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any, Literal
 
@@ -28,43 +28,52 @@ class Tile:
     detail: str = ""
 
 
+# The states of a check as users read them; JSON keeps the keys.
+STATUS_WORDS = {"pass": "passed", "violated": "failed", "unknown": "unknown", "idle": "not exercised"}
+
+
+def checks_words(checks: Sequence[Mapping[str, Any]]) -> str:
+    """How many checks passed, failed, could not be made, or had nothing to check: 12 of 12 passed, 3 not exercised."""
+    counts = Counter(check["status"] for check in checks)
+    words = f"{counts['pass']} of {len(checks) - counts['idle']} passed"
+    if counts["violated"]:
+        names = ", ".join(check["name"] for check in checks if check["status"] == "violated")
+        words += f", {counts['violated']} failed ({names})"
+    if counts["unknown"]:
+        words += f", {counts['unknown']} unknown"
+    if counts["idle"]:
+        words += f", {counts['idle']} not exercised"
+    return words
+
+
 def verdict(summary: Mapping[str, Any]) -> Verdict:
     state, reason = summary["state"], text(summary["reason"])
     checks = summary["checks"]
     counts = Counter(check["status"] for check in checks)
-    kept = f"{counts['pass']} of {len(checks) - counts['idle']} promises are kept"
-    if counts["idle"]:
-        kept += f", {counts['idle']} had no occasion"
-    if counts["violated"]:
-        names = ", ".join(check["name"] for check in checks if check["status"] == "violated")
-        kept += f", {counts['violated']} broken ({names})"
-    if counts["unknown"]:
-        kept += f", {counts['unknown']} could not be checked"
+    told = f"Checks: {checks_words(checks)}."
     if state is None:
-        told = "The log has no end: the run is still going, or its orchestrator ended without a word"
-        return Verdict("bad" if counts["violated"] else "open", "no end yet", f"{told}. So far {kept}.")
+        why = "The log has no end: the run is still going, or its orchestrator died."
+        return Verdict("bad" if counts["violated"] else "open", "no end yet", f"{why} {told}")
     if state == "failed":
-        return Verdict("bad", "failed", f"The run failed: {_line(reason)}. {_upper(kept)}.")
+        return Verdict("bad", "failed", f"The run failed: {_line(reason)}. {told}")
     if state == "stopped":
         tone: Any = "bad" if counts["violated"] else "open"
-        return Verdict(
-            tone, "stopped", f"The run was stopped before its budget was reached: {_line(reason)}. {_upper(kept)}."
-        )
+        return Verdict(tone, "stopped", f"The run was stopped before it reached its budget: {_line(reason)}. {told}")
     if summary["ok"]:
         return Verdict(
-            "good", f"{state}, ok", f"The run reached its budget ({_line(reason)}); {kept}, and the books balance."
+            "good",
+            f"{state}, ok",
+            f"The run reached its budget ({_line(reason)}), and every token is accounted for. {told}",
         )
-    return Verdict("bad", f"{state}, not ok", f"The run reached its budget ({_line(reason)}), but {kept}.")
+    return Verdict(
+        "bad", f"{state}, not ok", f"The run reached its budget ({_line(reason)}), but not all is well. {told}"
+    )
 
 
 def _line(reason: str) -> str:
     """The last line of a traceback says what it is about, a plain reason is one line."""
     lines = [line.strip() for line in reason.splitlines() if line.strip()]
     return lines[-1][:300].rstrip(".") if lines else DASH
-
-
-def _upper(words: str) -> str:
-    return words[:1].upper() + words[1:]
 
 
 def tiles(summary: Mapping[str, Any]) -> list[Tile]:

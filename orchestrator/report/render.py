@@ -1,7 +1,7 @@
 """The report of a log: one HTML page and one Markdown text. Pure: the same log and recipe give the same bytes.
 
-The page needs no network, no script and no other file. Everything that comes from the log is escaped by the
-template, but for the figures' SVG, in which matplotlib has escaped it.
+The page needs no network, no script and no other file. The template escapes everything that comes from
+the log, except the figures' SVG, in which matplotlib has escaped it.
 """
 
 from __future__ import annotations
@@ -12,7 +12,6 @@ from dataclasses import dataclass
 from typing import Any
 
 from jinja2 import Environment, PackageLoader, StrictUndefined
-from markupsafe import Markup
 
 from orchestrator.accounting.history import History, indexed
 from orchestrator.accounting.summary import summarise
@@ -50,9 +49,7 @@ def _html(summary: Mapping[str, Any], data: Data, told: list[Section]) -> str:
         lstrip_blocks=True,
     )
     pictures = {
-        section.key: [
-            (Markup(wide), Markup(narrow), picture) for (wide, narrow), picture in drawn(section, data, (WIDE, NARROW))
-        ]
+        section.key: [(wide, narrow, picture) for (wide, narrow), picture in drawn(section, data, (WIDE, NARROW))]
         for section in told
     }
     return environment.get_template("report.html").render(
@@ -61,8 +58,8 @@ def _html(summary: Mapping[str, Any], data: Data, told: list[Section]) -> str:
         tiles=headline.tiles(summary),
         sections=told,
         pictures=pictures,
-        light=Markup(palette.variables(dark=False)),
-        dark=Markup(palette.variables(dark=True)),
+        light=palette.variables(dark=False),
+        dark=palette.variables(dark=True),
     )
 
 

@@ -42,7 +42,7 @@ def sections(data: Data, recipe: str) -> list[Section]:
     """Sections with nothing to say are left out. `recipe` is the text of config.toml."""
     all_ = [
         _failure(data), _loss(data), _learners(data), _participation(data), _time(data), _merges(data),
-        _faults(data), _wire(data), _books(data), _promises(data), _log(data), _recipe(data, recipe),
+        _faults(data), _wire(data), _books(data), _checks(data), _log(data), _recipe(data, recipe),
     ]  # fmt: skip
     return [section for section in all_ if section.lead or section.pictures or section.tables or section.blocks]
 
@@ -87,7 +87,7 @@ def _loss(data: Data) -> Section:
         if data.not_finite
         else ()
     )
-    return Section("loss", "Loss", lead, (Picture(loss.draw, words, caption),))
+    return Section("loss", "Loss", lead, (Picture(loss.draw, words, caption),), _kept(tables.auxiliaries(data)))
 
 
 def _learners(data: Data) -> Section:
@@ -230,8 +230,8 @@ def _books(data: Data) -> Section:
     )
 
 
-def _promises(data: Data) -> Section:
-    return Section("promises", "Promises checked", (), (), _kept(tables.promises(data.verdicts)))
+def _checks(data: Data) -> Section:
+    return Section("checks", "Checks", (), (), _kept(tables.checks(data.verdicts)))
 
 
 def _log(data: Data) -> Section:

@@ -2,17 +2,20 @@
 
 from __future__ import annotations
 
+import math
 import statistics
 from collections.abc import Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any
 
+from learners.protocol.facts import StepFinished
 from orchestrator.accounting.verdicts import Verdict
 from orchestrator.report.data import Data
+from orchestrator.report.headline import STATUS_WORDS
 from orchestrator.report.series import quantile
-from orchestrator.store.status_text import DASH, number, percent, seconds, text
+from orchestrator.store.status_text import DASH, brief, number, percent, seconds, text
 
-MARKS = {"pass": "✓ pass", "violated": "✗ violated", "unknown": "? unknown", "idle": "– idle"}
+SIGNS = {"pass": "✓", "violated": "✗", "unknown": "?", "idle": "–"}
 ROWS_MOST = 240
 LONG = 32  # characters from which a cell may be broken into lines
 PHASES = ("detect", "decide", "start", "import", "compile", "state", "first_contribution")
@@ -80,6 +83,22 @@ def incarnations(data: Data) -> Table:
     )
     columns = "learner|incarnation|requested at|stepping from|first state from|steps|tokens|fenced as"
     return table("Incarnations", columns, rows, (1, 2, 3, 5, 6))
+
+
+def auxiliaries(data: Data) -> Table:
+    """Means of the auxiliary values that the task's loss returns; no rows where it returns none."""
+    steps = [(said.at, said.fact.aux) for said in data.history.of(StepFinished) if said.fact.aux]
+    steps.sort(key=lambda step: step[0])
+    tenth = -(-len(steps) // 10)
+    names = sorted({name for _, aux in steps for name in aux})
+    spans = (steps[:tenth], steps[-tenth:], steps)
+
+    def mean(name: str, span: Sequence[tuple[float, Mapping[str, float]]]) -> str:
+        values = [aux[name] for _, aux in span if math.isfinite(aux.get(name, math.nan))]
+        return brief(statistics.fmean(values)) if values else DASH
+
+    rows = [(name, *(mean(name, span) for span in spans)) for name in names]
+    return table("Auxiliary values", "name|mean of the first tenth of steps|of the last tenth|of all", rows, (1, 2, 3))
 
 
 def time(data: Data) -> Table:
@@ -200,7 +219,7 @@ def _source(data: Data, number: int) -> str:
     return data.sources[mark.target, later[0]] if dead and later else DASH
 
 
-# ------------------------------------------------------------------ bytes, books, promises, log
+# ------------------------------------------------------------------ bytes, books, checks, log
 
 
 def wire(data: Data) -> Table:
@@ -250,11 +269,12 @@ def _fate(name: str) -> Any:
     return lambda ledger: ledger[name] if name in ledger else ledger["discarded"][name]
 
 
-def promises(verdicts: Sequence[Verdict]) -> Table:
+def checks(verdicts: Sequence[Verdict]) -> Table:
     rows = [
-        (MARKS[v.status], v.name, v.promise, v.reason) for v in sorted(verdicts, key=lambda v: _WORST.index(v.status))
+        (f"{SIGNS[v.status]} {STATUS_WORDS[v.status]}", v.name, v.promise, v.reason)
+        for v in sorted(verdicts, key=lambda v: _WORST.index(v.status))
     ]
-    return table("Promises", "result|name|promise|on this log", rows)
+    return table("Checks", "result|name|what must hold|on this log", rows)
 
 
 _WORST = ("violated", "unknown", "pass", "idle")

@@ -38,13 +38,13 @@ class Checkpointer:
         run: str,
         runs: RunStore,
         store: Objects,
-        succession: SyncerManager,
+        syncer: SyncerManager,
         givers: Givers,
-        say: Callable[[Any], None],
+        emit: Callable[[Any], None],
     ) -> None:
         self.newest: dict[str, Any] | None = None  # as `checkpoints.describe`, for status pages
         self._recipe, self._run, self._runs, self._store = recipe, run, runs, store
-        self._succession, self._givers, self._say = succession, givers, say
+        self._syncer, self._givers, self._emit = syncer, givers, emit
         self._due_at = time.monotonic() + recipe.durability.every_s
         self._requested: Any = None  # the request that was heeded last
         self._task: asyncio.Task[None] | None = None
@@ -76,9 +76,9 @@ class Checkpointer:
         """Begin a snapshot; its number, or None where there is no syncer to take it, or the run is over."""
         identifier = self._runs.grant("checkpoint", "run")
         try:
-            taken = await self._succession.tell("snapshot_now", identifier, final, patience_s=SYNCER_S)
+            taken = await self._syncer.call("snapshot_now", identifier, final, patience_s=SYNCER_S)
         except (ray.exceptions.RayError, TimeoutError) as error:
-            self._say(CheckpointFailed(identifier, gist(error) or type(error).__name__))
+            self._emit(CheckpointFailed(identifier, gist(error) or type(error).__name__))
             return None
         return identifier if taken else None
 
@@ -86,7 +86,7 @@ class Checkpointer:
         """Collect the parts of a snapshot, and commit it. Whether that is done; if not, the log says why."""
         began = time.monotonic()
         try:
-            kept = await self._succession.tell("kept", identifier, SAVE_S, patience_s=SAVE_S, call_s=SAVE_S)
+            kept = await self._syncer.call("kept", identifier, SAVE_S, patience_s=SAVE_S, call_s=SAVE_S)
             given = await asyncio.gather(*(self._part(handle, identifier) for _, _, handle in givers))
             parts = [Part(part=kept["part"], seal=kept["seal"], bytes=kept["bytes"])]
             parts += [Part(**each) for each in given if each is not None]
@@ -104,10 +104,10 @@ class Checkpointer:
             )
             await asyncio.to_thread(checkpoints.write, self._store, manifest)
         except (ray.exceptions.RayError, OSError) as error:  # TimeoutError is one
-            self._say(CheckpointFailed(identifier, gist(error) or type(error).__name__))
+            self._emit(CheckpointFailed(identifier, gist(error) or type(error).__name__))
             return False
         seconds = time.monotonic() - began
-        self._say(
+        self._emit(
             CheckpointWritten(
                 identifier, manifest.syncer_step, final, manifest.bytes, tuple(manifest.omitted), round(seconds, 3)
             )
@@ -116,7 +116,7 @@ class Checkpointer:
         try:
             await asyncio.to_thread(checkpoints.retire, self._store, self._recipe.durability.keep)
         except OSError as error:  # there are too many now, which harms nothing
-            self._say(CheckpointFailed(identifier, f"older ones could not be removed: {error}"))
+            self._emit(CheckpointFailed(identifier, f"older ones could not be removed: {error}"))
         return True
 
     async def _part(self, handle: Any, identifier: int) -> dict[str, Any] | None:

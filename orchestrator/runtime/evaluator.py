@@ -1,22 +1,36 @@
-"""Held-out evaluation as a Ray actor. Knows the syncer's parameters and the task; no learner, and no training."""
+"""Held-out evaluation: a Ray actor that evaluates the syncer's parameters, and the task that keeps it at work.
+
+No learner waits for it, and its death does not matter to the run: the next evaluation starts another one.
+"""
 
 from __future__ import annotations
 
+import asyncio
 import os
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
+from dataclasses import replace
 from typing import Any
 
 import ray
 
 from learners.actor import LearnerSpec
 from learners.training.device import fit
+from orchestrator.eventlog.events import Evaluated, ReferenceLosses
+from orchestrator.recipe.config import Recipe
+from orchestrator.runtime.placement import RunPlacement, control, named
+from orchestrator.runtime.ray_await import gist, within
+from orchestrator.runtime.specs import learner_spec
+from orchestrator.store.run_store import RunStore
+
+CPUS = 0.5
+EVALUATION_S = 300.0
 
 
 class EvaluatorActor:
-    """Evaluates beside the run, in nobody's way. `spec` is a learner's: the same task, fragments and device."""
+    """`spec` is a learner's: the same task, fragments and device."""
 
-    def __init__(self, spec: LearnerSpec, outer: Any, sequences: int) -> None:
-        self._spec, self._outer = spec, outer
+    def __init__(self, spec: LearnerSpec, syncer: Any, sequences: int) -> None:
+        self._spec, self._syncer = spec, syncer
         os.nice(10)  # where cores are shared, learners come first
         fit(spec.core, spec.accelerated)
         from learners.training.task import load
@@ -30,12 +44,12 @@ class EvaluatorActor:
     def __repr__(self) -> str:
         return self._spec.name
 
-    def turn_to(self, outer: Any) -> None:
-        """Another epoch of the syncer serves."""
-        self._outer = outer
+    def reattach(self, syncer: Any) -> None:
+        """A new epoch of the syncer serves."""
+        self._syncer = syncer
 
     def initial(self) -> tuple[int, float, int, str]:
-        """As `current`, of the parameters that the run starts from."""
+        """The same as `current`, for the parameters that the run starts from."""
         from learners.training.trainer import initial_parameters
 
         return self._evaluate(
@@ -44,7 +58,7 @@ class EvaluatorActor:
 
     def current(self) -> tuple[int, float, int, str]:
         """(syncer step, loss, tokens, the loss's unit) of an evaluation of the syncer's parameters now."""
-        syncer_step, thetas, _ = ray.get(self._outer.snapshot.remote(), timeout=self._spec.sync.transfer_s)
+        syncer_step, thetas, _ = ray.get(self._syncer.snapshot.remote(), timeout=self._spec.sync.transfer_s)
         return self._evaluate(syncer_step, thetas)
 
     def _evaluate(self, syncer_step: int, thetas: Sequence[Any]) -> tuple[int, float, int, str]:
@@ -54,6 +68,79 @@ class EvaluatorActor:
         return syncer_step, loss, tokens, loss_unit(self._task)
 
     def references(self) -> tuple[float, float] | None:
-        """(bigram, trigram) tables' losses on the same samples, if the task can tell."""
+        """(bigram, trigram) tables' losses on the same samples, if the task provides them."""
         tables = getattr(self._task, "ngram_losses", None)
         return tables(self._sequences) if tables else None
+
+
+class Evaluations:
+    """A run's evaluations, one at a time; `emit` writes a fact to the log."""
+
+    def __init__(
+        self, recipe: Recipe, placement: RunPlacement, store: RunStore, code: str, emit: Callable[[Any], None]
+    ) -> None:
+        self.loss: float | None = None  # of the newest
+        self.fault = ""  # why the newest failed
+        self._recipe, self._placement, self._store, self._code, self._emit = recipe, placement, store, code, emit
+        self._task: asyncio.Task[None] | None = None
+        self._evaluated_at = 0  # syncer step
+        self._actor: Any = None
+
+    @property
+    def actor(self) -> Any:
+        """Its handle; None where there is none."""
+        return self._actor
+
+    def reattach(self, syncer: Any) -> None:
+        """A new epoch of the syncer serves."""
+        if self._actor is not None:
+            self._actor.reattach.remote(syncer)
+
+    def start_if_due(self, syncer: Any, syncer_step: int, first_life: bool) -> None:
+        """Evaluate once learners step, since they need the cores for their own start, and then every `eval.every`.
+
+        `first_life`: the run is not resumed, so that the first evaluation is of the initial parameters.
+        """
+        every = self._recipe.eval.every
+        if self._task is not None and not self._task.done():
+            return
+        if self._task is None:
+            self._task = asyncio.create_task(self._evaluate(syncer, initial=first_life))
+        elif every and syncer_step // every > self._evaluated_at // every:
+            self._evaluated_at = syncer_step
+            self._task = asyncio.create_task(self._evaluate(syncer))
+
+    async def finish(self, syncer: Any) -> None:
+        """Wait for the evaluation under way, then evaluate the final parameters and the reference models.
+
+        The references come last, since counting n-grams takes as long as many evaluations.
+        """
+        if self._task is not None:
+            await self._task
+        await self._evaluate(syncer, last=True)
+
+    async def _evaluate(self, syncer: Any, initial: bool = False, last: bool = False) -> None:
+        try:
+            if self._actor is None:
+                self._actor = self._create(syncer)
+            method = self._actor.initial if initial else self._actor.current
+            syncer_step, self.loss, tokens, unit = await within(EVALUATION_S, method.remote())
+            self._emit(Evaluated(syncer_step, self.loss, tokens, unit))
+            if last and self._recipe.eval.ngrams:
+                tables = await within(EVALUATION_S, self._actor.references.remote())
+                if tables is not None:
+                    self._emit(ReferenceLosses(*tables))
+            self.fault = ""
+        except (ray.exceptions.RayError, TimeoutError) as error:
+            self.fault = gist(error)
+            if self._actor is not None:
+                ray.kill(self._actor)
+                self._actor = None
+
+    def _create(self, syncer: Any) -> Any:
+        recipe = self._recipe
+        options = named(f"evaluator.{self._store.grant('incarnation', 'evaluator')}", self._placement.namespace, CPUS)
+        options |= control(recipe.run.control, anywhere=self._placement.local)
+        spec = learner_spec(recipe, self._code, "evaluator", 0, recipe.pools[0], core=None)
+        actor = ray.remote(EvaluatorActor).options(**options)
+        return actor.remote(replace(spec, accelerated=False), syncer, recipe.eval.sequences)

@@ -25,8 +25,7 @@ import ray
 from orchestrator.recipe.config import Recipe
 from orchestrator.recipe.problems import InputError, Problem
 from orchestrator.recipe.resources import ACCELERATOR, Node, misses
-from orchestrator.runtime import actor, job, metrics_actor
-from orchestrator.runtime import syncer_manager as succession
+from orchestrator.runtime import actor, evaluator, job, metrics_actor, syncer_manager
 from orchestrator.runtime.placement import RunPlacement, admit, control, named
 from orchestrator.store.compile_cache import compilation_cache
 from orchestrator.store.readers import CLUSTER_FILE, object_of, status_if_any
@@ -57,8 +56,8 @@ class ClusterUnreachable(ConnectionError):
 def run_embedded(recipe: Recipe, store: RunStore, starter: Starter | None, on_status: OnStatus) -> dict[str, Any]:
     """Start a local Ray, run to the end, end it. Interrupted once: a clean stop; twice: at once."""
     with local_cluster(recipe, store) as namespace:
-        place = RunPlacement(namespace, cores=len(os.sched_getaffinity(0)))
-        return follow(recipe, store, place, starter, on_status, detach=False)
+        placement = RunPlacement(namespace, cores=len(os.sched_getaffinity(0)))
+        return follow(recipe, store, placement, starter, on_status, detach=False)
 
 
 def run_attached(
@@ -116,24 +115,24 @@ def _knock(address: str) -> None:
 
 
 def follow(
-    recipe: Recipe, store: RunStore, place: RunPlacement, starter: Starter | None, on_status: OnStatus, detach: bool
+    recipe: Recipe, store: RunStore, placement: RunPlacement, starter: Starter | None, on_status: OnStatus, detach: bool
 ) -> dict[str, Any]:
     """Start a run on the cluster that this process is connected to, and wait for its summary.
 
     SIGTERM, or interrupted without `detach`: the run is stopped and waited for. Interrupted with `detach`: it goes
     on without this process; except inside a Ray job, where only `ray job stop` interrupts.
     """
-    if not place.local:
+    if not placement.local:
         admit(recipe.run.control)
     if threading.current_thread() is threading.main_thread():
         signal.signal(signal.SIGTERM, _terminate)  # after Ray's own: asked to end, end cleanly
     for left in reversed(range(ORCHESTRATORS_MAX)):
-        orchestrator = _orchestrator(recipe, store, place)
+        orchestrator = _orchestrator(recipe, store, placement)
         ended = orchestrator.result.remote()
         if recipe.run.metrics:
-            metrics_actor.start(recipe, store, place.namespace, place.local)
+            metrics_actor.start(recipe, store, placement.namespace, placement.local)
         if recipe.chaos.active and starter is not None:
-            starter(recipe, store, place.namespace, place.local)
+            starter(recipe, store, placement.namespace, placement.local)
         try:
             summary = _wait(ended, store, on_status)
             break
@@ -150,12 +149,12 @@ def follow(
     return summary
 
 
-def _orchestrator(recipe: Recipe, store: RunStore, place: RunPlacement) -> Any:
+def _orchestrator(recipe: Recipe, store: RunStore, placement: RunPlacement) -> Any:
     """A new one, that has begun: it goes on with what an earlier one has left."""
-    options = named("orchestrator", place.namespace, actor.ORCHESTRATOR_CPUS)
-    options |= control(recipe.run.control, anywhere=place.local)
+    options = named("orchestrator", placement.namespace, actor.ORCHESTRATOR_CPUS)
+    options |= control(recipe.run.control, anywhere=placement.local)
     try:
-        orchestrator = ray.remote(actor.OrchestratorActor).options(**options).remote(recipe, str(store.root), place)
+        orchestrator = ray.remote(actor.OrchestratorActor).options(**options).remote(recipe, str(store.root), placement)
     except ValueError as error:  # Ray's word for a name that is taken
         fix = "give another --name, or stop that one: diloco stop"
         raise InputError([Problem("name", recipe.name, "a run of this name is going on there", fix)]) from error
@@ -282,11 +281,11 @@ def use_auth_settings() -> None:
 
 
 def logical_cpus(recipe: Recipe) -> int:
-    """CPUs that the recipe's actors ask for, those of chaos, the hand and the metrics included."""
+    """CPUs that the recipe's actors ask for, with those of chaos, the node agent and the metrics."""
     asked = sum(pool.resources.get("CPU", 0.0) * pool.most for pool in recipe.pools)
     if recipe.durability.mode == "replica":
-        asked += succession.REPLICA_CPUS
-    return math.ceil(asked + succession.OUTER_CPUS + actor.EVALUATOR_CPUS + actor.ORCHESTRATOR_CPUS + 0.5)
+        asked += syncer_manager.REPLICA_CPUS
+    return math.ceil(asked + syncer_manager.SYNCER_CPUS + evaluator.CPUS + actor.ORCHESTRATOR_CPUS + 0.5)
 
 
 def _other_resources(recipe: Recipe) -> dict[str, float]:

@@ -1,6 +1,6 @@
-"""Where actors run: placement groups from pools, and a hand on every node that can signal processes there.
+"""Where actors run: a placement group for each learner, and on each node an agent that can signal processes there.
 
-What a pool asks for is decided in shape.py; this module says it to Ray.
+What a pool asks for is decided in orchestrator/recipe/resources.py; this module asks Ray for it.
 """
 
 from __future__ import annotations
@@ -28,6 +28,7 @@ from ray.util.scheduling_strategies import NodeAffinitySchedulingStrategy, Place
 from orchestrator.recipe.config import PoolConfig
 from orchestrator.recipe.problems import InputError, Problem
 from orchestrator.recipe.resources import Node, memory_settings, misses, shape, unschedulable_reason
+from orchestrator.runtime.ray_await import CALL_S, within
 
 __all__ = [
     "NodeAgent",
@@ -38,23 +39,24 @@ __all__ = [
     "control",
     "draining_nodes",
     "get_placement_group",
-    "hand",
     "inside",
     "label",
     "named",
-    "pending_reason",
+    "node_agent",
+    "pending_reasons",
     "remove_placement_group",
     "reserve",
     "syncer_name",
+    "unseen_reason",
 ]
 
 NO_DEADLINE_MS = 2**62  # Ray's own is 2**63 - 1
-HAND_CPUS = 0.01  # never zero: an actor without resources hangs while any node is partitioned
+AGENT_CPUS = 0.01  # never zero: an actor without resources hangs while any node is partitioned
 
 
 @dataclass(frozen=True)
 class RunPlacement:
-    """Where and how this run's actors live."""
+    """Where this run's actors live."""
 
     namespace: str
     cores: int  # of the one host, to pin learners to; 0 on clusters
@@ -69,14 +71,14 @@ def syncer_name(epoch: int) -> str:
 
 
 def named(name: str, namespace: str, cpus: float) -> dict[str, Any]:
-    """Actor options of a detached actor that the orchestrator alone restarts."""
+    """Actor options of a detached actor that Ray does not restart: the orchestrator does."""
     return {"name": name, "namespace": namespace, "lifetime": "detached", "num_cpus": cpus, "max_restarts": 0}
 
 
 def reserve(learner: str, pool: PoolConfig, anywhere: bool) -> PlacementGroup:
-    """A placement group for one learner unit, under its name; it stays over restarts.
+    """A placement group for one learner unit, under its name. The unit's later incarnations use it, too.
 
-    `anywhere`: whatever the pool's labels, as on a cluster of one local node.
+    `anywhere`: ignore the pool's labels, as on a cluster of one local node.
     """
     with contextlib.suppress(ValueError):  # an earlier orchestrator may have left it
         return get_placement_group(learner)
@@ -106,11 +108,13 @@ def inside(group: PlacementGroup, pool: PoolConfig, environ: Mapping[str, str] =
     return options | ({"runtime_env": {"env_vars": settings}} if settings else {})
 
 
-def pending_reason(group: PlacementGroup, pool: PoolConfig, anywhere: bool) -> str:
-    """Why a placement group is not there yet, to go behind a message; empty when it is."""
-    if placement_group_table(group).get("state") == "CREATED":
-        return ""
-    return f": {unschedulable_reason(shape(pool, anywhere), _living())}"
+def pending_reasons(claims: Mapping[str, tuple[PlacementGroup, PoolConfig]], anywhere: bool) -> dict[str, str]:
+    """Why learners have no place yet, by name, for those that have none; `claims`: their groups and pools."""
+    table, reasons = placement_group_table(), dict[str, str]()
+    for name, (group, pool) in claims.items():
+        if table.get(group.id.hex(), {}).get("state") != "CREATED":
+            reasons[name] = unschedulable_reason(shape(pool, anywhere), _living())
+    return reasons
 
 
 def control(labels: Mapping[str, str], anywhere: bool) -> dict[str, Any]:
@@ -119,7 +123,7 @@ def control(labels: Mapping[str, str], anywhere: bool) -> dict[str, Any]:
 
 
 def apart_from(node: str | None, labels: Mapping[str, str], anywhere: bool) -> dict[str, Any]:
-    """Actor options for a living node that is not this one, of another region if there is one; else as `control`."""
+    """Actor options for another living node, in another region if there is one; else the same as `control`."""
     others = [each for each in ray.nodes() if each["Alive"] and each["NodeID"] != node]
     here = next((each["Labels"].get("region") for each in ray.nodes() if each["NodeID"] == node), None)
     fit = [each for each in others if labels.items() <= each["Labels"].items()]
@@ -130,7 +134,7 @@ def apart_from(node: str | None, labels: Mapping[str, str], anywhere: bool) -> d
 
 
 def admit(labels: Mapping[str, str]) -> None:
-    """Raise InputError if no living node has these labels: what is to run there would wait for ever."""
+    """Raise InputError if no living node has these labels: the run's own actors would wait for ever."""
     if why := misses(labels, _living()):
         fix = "start such a node (ray start --labels), or correct run.control"
         raise InputError([Problem("run.control", dict(labels), f"the syncer has no place: {why}", fix)])
@@ -141,7 +145,7 @@ def _living() -> list[Node]:
 
 
 def draining_nodes() -> dict[str, float | None]:
-    """Nodes that have announced their end, by id in hex, with the seconds they have left where they said so."""
+    """Nodes that have announced their end, by id in hex, with the seconds that they have left, if they said."""
     from ray._private.state import state  # there is no public way; Ray Serve asks the same
 
     now_ms = time.time() * 1000.0
@@ -152,7 +156,10 @@ def draining_nodes() -> dict[str, float | None]:
 
 
 class NodeAgent:
-    """Signals processes of its node: for ending what hangs, and for injected faults."""
+    """Signals processes of its node: to kill what hangs, and to inject faults."""
+
+    def answer(self) -> None:
+        """Show that the node can be reached."""
 
     def signal(self, pid: int, number: int) -> bool:
         """False when the process is gone."""
@@ -180,18 +187,29 @@ def label(learner: str, incarnation: int) -> str:
 
 
 def agent_name(node: str) -> str:
-    return f"hand-{node[:12]}"
+    return f"node-agent-{node[:12]}"
 
 
-def hand(node: str, namespace: str) -> Any:
-    """The hand of a node, by its id in hex; started where there is none."""
+def node_agent(node: str, namespace: str) -> Any:
+    """The agent of a node, by its id in hex; started if there is none."""
     options: dict[str, Any] = {
         "name": agent_name(node),
         "namespace": namespace,
         "lifetime": "detached",
         "get_if_exists": True,
-        "num_cpus": HAND_CPUS,
+        "num_cpus": AGENT_CPUS,
         "max_restarts": 0,
         "scheduling_strategy": NodeAffinitySchedulingStrategy(node_id=node, soft=False),
     }
     return ray.remote(NodeAgent).options(**options).remote()
+
+
+async def unseen_reason(node: str, namespace: str) -> str:
+    """Why a node, by its id in hex, cannot be seen; empty when it can."""
+    if not any(each["NodeID"] == node and each["Alive"] for each in ray.nodes()):
+        return f"its node {node[:12]} is not alive"
+    try:
+        await within(CALL_S, node_agent(node, namespace).answer.remote())
+    except (ray.exceptions.RayError, TimeoutError) as error:
+        return f"its node {node[:12]} does not answer: {type(error).__name__}"
+    return ""

@@ -28,8 +28,8 @@ from outer.journal.recovery_sources import Incomplete, RecoverySources
 from outer.protocol.events_effects import Expect
 from outer.protocol.facts import Record
 
-OUTER_CPUS, REPLICA_CPUS = 0.5, 0.2
-OUTER_START_S = 120.0
+SYNCER_CPUS, REPLICA_CPUS = 0.5, 0.2
+SYNCER_START_S = 120.0
 START_ATTEMPTS_MAX = 5  # epochs in a row that do not come up, and the run is given up
 BACKOFF_S, PAUSE_S = 0.5, 0.05
 
@@ -47,26 +47,26 @@ class SyncerManager:
     def __init__(
         self,
         recipe: Recipe,
-        place: RunPlacement,
+        placement: RunPlacement,
         store: RunStore,
         spec: SyncerSpec,
-        say: Callable[[Any], None],
+        emit: Callable[[Any], None],
         living: Callable[[], tuple[Expect, ...]],
         reached: Callable[[Any], None],
         learners: Callable[[], tuple[Any, ...]],
     ) -> None:
         self.info: Mapping[str, Any] = {}  # pid and node of the epoch that serves
-        self._recipe, self._place, self._store, self._spec = recipe, place, store, spec
-        self._say, self._living, self._reached = say, living, reached
+        self._recipe, self._placement, self._store, self._spec = recipe, placement, store, spec
+        self._emit, self._living, self._reached = emit, living, reached
         self._learners = learners
         self._handle: Any = None
         self._serving = asyncio.Event()
         self._down_since: float | None = None
-        self._following: asyncio.Task[None] | None = None
+        self._starting: asyncio.Task[None] | None = None
         self.replica_info: Mapping[str, Any] | None = None  # pid and node of the replica
         self._replica: Any = None
         self._replicas = 0  # its number
-        self._seating: asyncio.Task[None] | None = None
+        self._moving: asyncio.Task[None] | None = None
 
     # -------------------------------------------------------------- speaking to it
 
@@ -75,7 +75,7 @@ class SyncerManager:
         """For how long there has been none; 0 while one serves."""
         return 0.0 if self._down_since is None else time.monotonic() - self._down_since
 
-    async def tell(self, method: str, *arguments: Any, patience_s: float, call_s: float = CALL_S) -> Any:
+    async def call(self, method: str, *arguments: Any, patience_s: float, call_s: float = CALL_S) -> Any:
         """What it answers, or its successor. What is told must not mind to be told twice.
 
         Raises TimeoutError; NoSyncer; RayTaskError for what it raised itself.
@@ -93,14 +93,14 @@ class SyncerManager:
                 if time.monotonic() >= deadline:
                     raise
                 if isinstance(error, ray.exceptions.RayActorError):
-                    self._mourn(handle, "died", gist(error))  # nobody else may be looking
+                    self._on_death(handle, "died", gist(error))  # nobody else may be looking
                 await asyncio.sleep(PAUSE_S)
 
     async def _served(self, seconds: float) -> None:
         """Wait for an epoch that serves. Raises TimeoutError, NoSyncer."""
         give_up_at = time.monotonic() + seconds
         while not self._serving.is_set():
-            coming, left_s = self._following, give_up_at - time.monotonic()
+            coming, left_s = self._starting, give_up_at - time.monotonic()
             if coming is not None and coming.done():
                 coming.result()  # it failed, or it would serve
             if left_s <= 0.0:
@@ -133,29 +133,29 @@ class SyncerManager:
 
     async def keep_replica(self) -> None:
         """To be called now and then: where commits are kept in another process's memory, see that there is one."""
-        if self._recipe.durability.mode != "replica" or (self._seating is not None and not self._seating.done()):
+        if self._recipe.durability.mode != "replica" or (self._moving is not None and not self._moving.done()):
             return
-        if self._seating is not None:
-            seating, self._seating = self._seating, None
-            seating.result()
+        if self._moving is not None:
+            moving, self._moving = self._moving, None
+            moving.result()
         if not self._serving.is_set():
             return
         try:
             self.replica_info = await within(self._recipe.run.syncer_lease_s, self._replica.identify.remote())
         except (TimeoutError, ray.exceptions.RayError) as error:
-            self._say(ReplicaLost(self._replicas, gist(error) or type(error).__name__))
+            self._emit(ReplicaLost(self._replicas, gist(error) or type(error).__name__))
             ray.kill(self._replica)
             self._replica = self._another_replica()
-            self._seating = asyncio.create_task(self._reseat())
+            self._moving = asyncio.create_task(self._move_journal())
 
-    async def _reseat(self) -> None:
-        await self.tell("move", Replica(self._replica), patience_s=OUTER_START_S, call_s=OUTER_START_S)
+    async def _move_journal(self) -> None:
+        await self.call("move", Replica(self._replica), patience_s=SYNCER_START_S, call_s=SYNCER_START_S)
 
     def _another_replica(self) -> Any:
         """Elsewhere than the syncer, in another region if there is one."""
         self._replicas = self._store.grant("incarnation", "replica")
-        options = named(f"replica.{self._replicas}", self._place.namespace, REPLICA_CPUS)
-        options |= apart_from(self.info.get("node"), self._recipe.run.control, anywhere=self._place.local)
+        options = named(f"replica.{self._replicas}", self._placement.namespace, REPLICA_CPUS)
+        options |= apart_from(self.info.get("node"), self._recipe.run.control, anywhere=self._placement.local)
         return ray.remote(ReplicaActor).options(**options).remote()
 
     # -------------------------------------------------------------- one after another
@@ -163,23 +163,23 @@ class SyncerManager:
     async def adopt(self, epoch: int) -> bool:
         """Go on with the epoch that an earlier orchestrator has left. False: it is gone, or does not answer."""
         try:
-            handle = ray.get_actor(syncer_name(epoch), self._place.namespace)
+            handle = ray.get_actor(syncer_name(epoch), self._placement.namespace)
             self.info = await within(self._recipe.run.syncer_lease_s, handle.identify.remote())
         except (ValueError, TimeoutError, ray.exceptions.RayError):
             return False
         self._handle, self._spec = handle, replace(self._spec, epoch=epoch)
         self._replicas = self._store.granted("incarnation", "replica")
         with contextlib.suppress(ValueError):
-            self._replica = ray.get_actor(f"replica.{self._replicas}", self._place.namespace)
+            self._replica = ray.get_actor(f"replica.{self._replicas}", self._placement.namespace)
         self._serving.set()
         return True
 
     def begin(self) -> None:
         """Let the first epoch of this run's life come."""
         self._handle = self._create()
-        self._following = asyncio.create_task(self._succeed())
+        self._starting = asyncio.create_task(self._start())
 
-    def _create(self, salvage: RecoverySources | None = None) -> Any:
+    def _create(self, sources: RecoverySources | None = None) -> Any:
         """The next epoch's actor, that opens the journal while it comes up."""
         epoch = self._store.grant("epoch", "syncer")
         if self._recipe.durability.mode == "replica":
@@ -189,32 +189,32 @@ class SyncerManager:
         recipe = self._recipe
         initial = InitialState(recipe.task, recipe.model, recipe.data, recipe.seed, recipe.sync, recipe.warm_start)
         recorder = SegmentRecorder(self._store.path("events/syncer.jsonl"))
-        options = named(syncer_name(epoch), self._place.namespace, OUTER_CPUS)
-        options |= control(recipe.run.control, anywhere=self._place.local)
+        options = named(syncer_name(epoch), self._placement.namespace, SYNCER_CPUS)
+        options |= control(recipe.run.control, anywhere=self._placement.local)
         self._spec = replace(self._spec, epoch=epoch)
-        return ray.remote(SyncerActor).options(**options).remote(self._spec, initial, recorder, salvage)
+        return ray.remote(SyncerActor).options(**options).remote(self._spec, initial, recorder, sources)
 
     async def view(self) -> dict[str, Any] | None:
         """What the syncer shows of itself; None while there is none. Starts a successor where one is due.
 
         Raises NoSyncer.
         """
-        if self._following is not None:
-            if not self._following.done():
+        if self._starting is not None:
+            if not self._starting.done():
                 return None
-            following, self._following = self._following, None
+            following, self._starting = self._starting, None
             following.result()
         lease_s, handle = self._recipe.run.syncer_lease_s, self._handle
         try:
             view: dict[str, Any] = await within(lease_s, handle.view.remote())
             return view
         except TimeoutError:
-            self._mourn(handle, "lease_expired", f"silent for {lease_s:g} s")
+            self._on_death(handle, "lease_expired", f"silent for {lease_s:g} s")
         except ray.exceptions.RayActorError as error:
-            self._mourn(handle, "died", gist(error))
+            self._on_death(handle, "died", gist(error))
         return None
 
-    def _salvage(self) -> RecoverySources:
+    def _recovery_sources(self) -> RecoverySources:
         """What is left besides the journal: the log, the newest checkpoint that is whole, and the learners."""
         said = [event for event in read_run(self._store.root) if event.writer == SYNCER]
         said.sort(key=lambda event: (event.incarnation, event.sequence))
@@ -226,34 +226,34 @@ class SyncerManager:
         snapshot = 0 if newest is None else newest.snapshot
         return RecoverySources(tuple((epoch, record) for record, epoch in records.items()), snapshot, self._learners())
 
-    def _mourn(self, handle: Any, cause: str, detail: str) -> None:
+    def _on_death(self, handle: Any, cause: str, detail: str) -> None:
         """It is gone, unless somebody has noticed before: let another follow."""
         if handle is not self._handle or not self._serving.is_set():
             return
         self._serving.clear()
         self._down_since = time.monotonic()
-        self._say(SyncerLost(self.epoch, cause, detail))
+        self._emit(SyncerLost(self.epoch, cause, detail))
         dead, self._handle = self._handle, self._create()
-        self._following = asyncio.create_task(self._succeed(dead))
+        self._starting = asyncio.create_task(self._start(dead))
 
-    async def _succeed(self, dead: Any = None) -> None:
+    async def _start(self, dead: Any = None) -> None:
         """Wait for the newest epoch to come up, and try with others if it does not."""
-        for birth in range(1, START_ATTEMPTS_MAX + 1):
+        for attempt in range(1, START_ATTEMPTS_MAX + 1):
             try:
-                self.info = await within(OUTER_START_S, self._handle.start.remote(self._living()))
+                self.info = await within(SYNCER_START_S, self._handle.start.remote(self._living()))
                 break
             except (ray.exceptions.RayError, TimeoutError) as error:
-                last = gist(error) if str(error) else f"not up within {OUTER_START_S:g} s"
+                last = gist(error) if str(error) else f"not up within {SYNCER_START_S:g} s"
             ray.kill(self._handle)
-            self._say(SyncerLost(self.epoch, "failed", last))
-            if birth == START_ATTEMPTS_MAX:
+            self._emit(SyncerLost(self.epoch, "failed", last))
+            if attempt == START_ATTEMPTS_MAX:
                 raise NoSyncer(f"the outer optimizer does not come up: {last}")
-            salvage = None
+            sources = None
             if Incomplete.__name__ in last:
-                salvage = await asyncio.to_thread(self._salvage)
+                sources = await asyncio.to_thread(self._recovery_sources)
             else:
-                await asyncio.sleep(BACKOFF_S * 2**birth)
-            self._handle = self._create(salvage)
+                await asyncio.sleep(BACKOFF_S * 2**attempt)
+            self._handle = self._create(sources)
         self._down_since = None
         self._serving.set()
         self._reached(self._handle)

@@ -1,4 +1,4 @@
-"""Virtual time: what happens next, and when. Knows nothing of what it is."""
+"""Virtual time: a queue of callbacks, run in order of their times."""
 
 from __future__ import annotations
 
@@ -8,26 +8,26 @@ from collections.abc import Callable
 from typing import Any, Protocol
 
 
-class Process(Protocol):
-    """What things happen to."""
+class Receiver(Protocol):
+    """What a callback may be addressed to: a process."""
 
     running: bool  # alive, and not frozen
 
-    def take(self, happen: Callable[..., Any], *args: Any) -> None:
-        """It happens while this is not running."""
+    def deliver(self, happen: Callable[..., Any], *args: Any) -> None:
+        """Take a callback that arrives while this is not running."""
 
 
 class Timeline:
-    """Events of the same instant happen in the order in which they were put in.
+    """Callbacks of the same instant run in the order in which they were scheduled.
 
-    What reaches a process waits for it where it is frozen, and is lost on it where it is dead.
+    One that is addressed to a process waits while the process is frozen, and is dropped when it is dead.
     """
 
     def __init__(self) -> None:
         self.now = 0.0  # virtual seconds
         self.halted = False
-        self.queue: list[tuple[float, int, Process | None, Callable[..., Any], tuple[Any, ...]]] = []
-        self.number = itertools.count().__next__  # whoever is in a hurry puts into the queue what `reach` would
+        self.queue: list[tuple[float, int, Receiver | None, Callable[..., Any], tuple[Any, ...]]] = []
+        self.number = itertools.count().__next__  # hot paths push onto `queue` themselves, as `reach` does
 
     def __len__(self) -> int:
         return len(self.queue)
@@ -38,18 +38,18 @@ class Timeline:
     def after(self, seconds: float, happen: Callable[..., Any], *args: Any) -> None:
         heapq.heappush(self.queue, (self.now + seconds, self.number(), None, happen, args))
 
-    def reach(self, seconds: float, process: Process, happen: Callable[..., Any], *args: Any) -> None:
-        """So many seconds later it comes to this process."""
-        heapq.heappush(self.queue, (self.now + seconds, self.number(), process, happen, args))
+    def reach(self, seconds: float, receiver: Receiver | None, happen: Callable[..., Any], *args: Any) -> None:
+        """Schedule a callback that is addressed to a process."""
+        heapq.heappush(self.queue, (self.now + seconds, self.number(), receiver, happen, args))
 
     def run(self, until: float) -> None:
-        """Let everything happen up to that time, unless somebody halts it."""
+        """Run every callback up to that time, unless `halted` is set on the way."""
         queue, pop = self.queue, heapq.heappop
         while queue and not self.halted and queue[0][0] <= until:
-            self.now, _, process, happen, args = pop(queue)
-            if process is None or process.running:
+            self.now, _, receiver, happen, args = pop(queue)
+            if receiver is None or receiver.running:
                 happen(*args)
             else:
-                process.take(happen, *args)
+                receiver.deliver(happen, *args)
         if not self.halted:
             self.now = max(self.now, until)

@@ -89,7 +89,7 @@ def known(store: Objects) -> list[int]:
 
 def complete(store: Objects, snapshot: int) -> bool:
     """Whether it has a manifest; not whether that is whole."""
-    return parts.place(snapshot, parts.MANIFEST) in store.names(f"{parts.FOLDER}/{snapshot:06d}")
+    return parts.object_key(snapshot, parts.MANIFEST) in store.names(f"{parts.FOLDER}/{snapshot:06d}")
 
 
 def damage(store: Objects, snapshot: int, run: str | None = None) -> list[str]:

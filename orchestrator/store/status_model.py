@@ -6,7 +6,7 @@ A pure function of both; orchestrator/store/status_text.py turns the model into 
 from __future__ import annotations
 
 import math
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Iterable, Mapping
 from dataclasses import dataclass, field
 from typing import TYPE_CHECKING, Any
 
@@ -14,6 +14,7 @@ if TYPE_CHECKING:
     from orchestrator.recipe.config import Recipe
 
 
+NO_PLACE = "NoPlace"  # the reason of conditions that are not met because nothing is reserved for a learner
 STALLED_S = 2.0  # a write that takes longer is worth a word
 
 
@@ -54,11 +55,12 @@ class ProgressTracker:
 
 @dataclass(frozen=True)
 class Placed:
-    """Where a learner's newest incarnation is, and what last befell the learner."""
+    """Where a learner's newest incarnation is, and what went wrong with the learner last."""
 
     pid: int | None
     node: str | None
     fault: str | None
+    no_place: str = ""  # why nothing is reserved for it yet
 
 
 def model(
@@ -82,12 +84,13 @@ def model(
             "progress": progress,
             "eval_loss": _finite(about.eval_loss),
             "loss_unit": task.get("loss_unit", ""),
+            "aux": _means(row["aux"] for row in view.get("learners", []) if row["alive"] and row.get("aux")),
             "goodput": min(1.0, tokens / processed) if processed else None,
             "tokens_per_s": (tokens - view.get("tokens_before", 0)) / running_s if running_s else None,
             "eta_s": running_s * (1 - progress) / done if running_s and done > 0 else None,
             "pools": _pools(recipe, about),
             "started_at": about.started_at,
-            "conditions": _conditions(recipe, about, view, syncer),
+            "conditions": _conditions(recipe, about, view, syncer, placed),
         },
         "learners": [
             _learner(recipe, about, row, placed.get(row["name"]), sample)
@@ -156,6 +159,7 @@ def _learner(
         "step": row["step"],
         "tokens_per_s": rate,
         "loss": _finite(row["loss"]),
+        "aux": {name: _finite(value) for name, value in (row.get("aux") or {}).items()},
         "lease_age_s": row["lease_age_s"],
         "version_lag": row["version_lag"],
         "last_fault": placed.fault if placed else None,
@@ -165,6 +169,18 @@ def _learner(
 def _finite(value: float | None) -> float | None:
     """A loss that is not a number is not known: status.json is strict JSON."""
     return value if value is not None and math.isfinite(value) else None
+
+
+def _means(told: Iterable[Mapping[str, float]]) -> dict[str, float | None]:
+    """Of the auxiliary values of the learners' last steps, over those learners that have them."""
+    values: dict[str, list[float]] = {}
+    for aux in told:
+        for name, value in aux.items():
+            values.setdefault(name, []).append(value)
+    return {
+        name: _finite(math.fsum(each) / len(each)) if all(map(math.isfinite, each)) else None
+        for name, each in values.items()
+    }
 
 
 def _state(about: RunInfo, row: Mapping[str, Any]) -> str:
@@ -177,19 +193,46 @@ def _state(about: RunInfo, row: Mapping[str, Any]) -> str:
 
 
 def _conditions(
-    recipe: Recipe, about: RunInfo, view: Mapping[str, Any], syncer: Mapping[str, Any]
+    recipe: Recipe,
+    about: RunInfo,
+    view: Mapping[str, Any],
+    syncer: Mapping[str, Any],
+    placed: Mapping[str, Placed],
 ) -> list[dict[str, str]]:
     if about.ended:
         return [_condition("Ended", True, about.state.capitalize(), about.reason)]
     live = sum(row["alive"] and row["phase"] == "stepping" for row in view.get("learners", []))
-    wanted, quorum = sum(_pools(recipe, about).values()), recipe.quorum
-    all_live, met = live == wanted, live >= quorum
+    wanted = sum(_pools(recipe, about).values())
+    all_live = live == wanted
+    without = {name: placed[name].no_place for name in _wanted(recipe, about) if name in placed}
+    without = {name: why for name, why in without.items() if why}
     return [
+        _placing(recipe, about, without),
         _condition("AllLearnersLive", all_live, "Live" if all_live else "Missing", f"{live} of {wanted} step"),
-        _condition("QuorumMet", met, "Met" if met else "BelowQuorum", f"{live} live, K = {quorum}"),
+        _quorum(live, wanted - len(without), recipe.quorum),
         _serving(syncer),
         _durable(view.get("journal") or {}),
     ]
+
+
+def _placing(recipe: Recipe, about: RunInfo, without: Mapping[str, str]) -> dict[str, str]:
+    """Whether resources are reserved for every learner; `without`: why not, by name of those that have none."""
+    told = []
+    for pool, learners in _pools(recipe, about).items():
+        reasons = [why for name, why in without.items() if recipe.pool_of(name).name == pool]
+        if reasons:
+            told.append(f"pool {pool}: {len(reasons)} of {learners} learners wait for a place: {min(reasons)}")
+    if told:
+        return _condition("LearnersPlaced", False, NO_PLACE, "; ".join(told))
+    return _condition("LearnersPlaced", True, "Placed", "no learner waits for a place")
+
+
+def _quorum(live: int, possible: int, quorum: int) -> dict[str, str]:
+    if possible < quorum:
+        message = f"K = {quorum} cannot be reached: only {possible} learners have a place; the run waits"
+        return _condition("QuorumMet", False, NO_PLACE, message)
+    met = live >= quorum
+    return _condition("QuorumMet", met, "Met" if met else "BelowQuorum", f"{live} live, K = {quorum}")
 
 
 def _serving(syncer: Mapping[str, Any]) -> dict[str, str]:

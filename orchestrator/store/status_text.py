@@ -27,6 +27,11 @@ def loss(value: Any, unit: Any) -> str:
     return shown if shown == DASH or not unit else f"{shown} {unit}"
 
 
+def brief(value: Any) -> str:
+    """A number of unknown magnitude, four digits: 0.9312, 1.234e-05."""
+    return DASH if number(value) == DASH else f"{value:.4g}"
+
+
 def percent(share: Any) -> str:
     return DASH if number(share) == DASH else f"{100 * share:.1f} %"
 
@@ -96,6 +101,12 @@ def syncer_line(status: Mapping[str, Any]) -> str:
     )
 
 
+def aux_line(status: Mapping[str, Any]) -> list[str]:
+    """The means of the task's auxiliary values over the learners' last steps; nothing where it has none."""
+    aux = part(status, "run").get("aux") or {}
+    return ["auxiliary values: " + ", ".join(f"{name} {brief(value)}" for name, value in aux.items())] if aux else []
+
+
 def checkpoint_line(status: Mapping[str, Any]) -> str:
     newest, written_at = part(status, "durability").get("checkpoint"), status.get("written_at")
     if not isinstance(newest, dict) or written_at is None:
@@ -114,16 +125,24 @@ def conditions(status: Mapping[str, Any]) -> list[str]:
     ]
 
 
+def waiting(status: Mapping[str, Any]) -> list[str]:
+    """What the run waits for: which pool has no place and why, and whether the quorum is possible without it."""
+    conditions = part(status, "run").get("conditions") or []
+    return [text(each.get("message")) for each in conditions if each.get("reason") == "NoPlace"]
+
+
 def states(status: Mapping[str, Any]) -> tuple[Any, ...]:
-    """What a reader wants to hear of at once: the run's state, each learner's state and last fault."""
+    """What a reader wants to hear at once: the run's state, each learner's state and last fault, missing places."""
     told = [(item.get("name"), item.get("state"), item.get("last_fault")) for item in status.get("learners") or []]
-    return (part(status, "run").get("state"), *told)
+    return (part(status, "run").get("state"), *told, *waiting(status))
 
 
 def changes(before: Mapping[str, Any], after: Mapping[str, Any]) -> list[str]:
-    """Learners whose state or last fault changed, a line each."""
+    """What has changed, a line each: missing places, learners' states and last faults."""
     old = {item.get("name"): item for item in before.get("learners") or []}
-    lines = []
+    missed = waiting(before)
+    lines = [message for message in waiting(after) if message not in missed]
+    lines += ["every learner has a place"] if missed and not waiting(after) else []
     for learner in after.get("learners") or []:
         name, earlier = text(learner.get("name")), old.get(learner.get("name"), {})
         if learner.get("last_fault") and learner.get("last_fault") != earlier.get("last_fault"):
@@ -138,4 +157,11 @@ def lines(status: Mapping[str, Any]) -> list[str]:
     rows = [COLUMNS, *(row(learner) for learner in status.get("learners") or [])]
     widths = [max(len(cells[column]) for cells in rows) for column in range(len(COLUMNS))]
     table = ["  ".join(cell.ljust(width) for cell, width in zip(cells, widths, strict=True)).rstrip() for cells in rows]
-    return [headline(status), syncer_line(status), checkpoint_line(status), *conditions(status), *table]
+    return [
+        headline(status),
+        *aux_line(status),
+        syncer_line(status),
+        checkpoint_line(status),
+        *conditions(status),
+        *table,
+    ]

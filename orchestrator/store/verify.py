@@ -20,7 +20,7 @@ def listed(store: Objects, now: float) -> list[dict[str, Any]]:
     found = []
     for snapshot in checkpoints.known(store):
         names = store.names(f"{checkpoint_parts.FOLDER}/{snapshot:06d}")
-        if checkpoint_parts.place(snapshot, checkpoint_parts.MANIFEST) not in names:
+        if checkpoint_parts.object_key(snapshot, checkpoint_parts.MANIFEST) not in names:
             continue  # being written, or its writer died: nobody was ever told of it
         try:
             manifest = checkpoints.manifest_of(store, snapshot)
@@ -28,7 +28,7 @@ def listed(store: Objects, now: float) -> list[dict[str, Any]]:
             if checkpoints.complete(store, snapshot):
                 found.append({"snapshot": snapshot, "damage": [f"{checkpoint_parts.MANIFEST}: {error}"]})
             continue
-        absent = [part.part for part in manifest.parts if checkpoint_parts.place(snapshot, part.part) not in names]
+        absent = [part.part for part in manifest.parts if checkpoint_parts.object_key(snapshot, part.part) not in names]
         damage = [f"{part}: it is missing" for part in absent]
         found.append(checkpoints.describe(manifest, now) | {"damage": damage})
     return found

@@ -15,11 +15,11 @@ def table() -> str:
 
 
 def _rows() -> Iterator[str]:
-    yield "| metric | kind | labels | meaning |"
+    yield "|metric|kind|labels|meaning|"
     yield "|---|---|---|---|"
     for metric in CATALOG.values():
         labels = "; ".join(_label(label) for label in metric.labels)
-        yield f"| `{PREFIX}{metric.name}` | {metric.kind} | {labels} | {metric.help} |"
+        yield f"|`{PREFIX}{metric.name}`|{metric.kind}|{labels}|{metric.help}|"
 
 
 def _label(label: Label) -> str:

@@ -21,7 +21,7 @@ FOLDER = "checkpoints"
 SYNCER, MANIFEST = "syncer", "manifest"
 
 
-def place(snapshot: int, part: str) -> str:
+def object_key(snapshot: int, part: str) -> str:
     return f"{FOLDER}/{snapshot:06d}/{part}"
 
 
@@ -31,7 +31,7 @@ def write(
     """Returns what the manifest says of it. Raises OSError; FileExistsError where there is one already."""
     content, seal = pack({"snapshot": snapshot, "part": part, **header}, arrays)
     try:
-        store.create(place(snapshot, part), content)
+        store.create(object_key(snapshot, part), content)
     except FileExistsError:
         if not _is_there(store, snapshot, part, seal):
             raise
@@ -41,7 +41,7 @@ def write(
 def read(store: Objects, snapshot: int, part: str, seal: str = "") -> tuple[dict[str, Any], list[NDArray[Any]], str]:
     """(header, arrays, seal). Raises Damaged, in words, for one that is not as it was written, or not there."""
     try:
-        header, arrays, found = unpack(store.read(place(snapshot, part)))
+        header, arrays, found = unpack(store.read(object_key(snapshot, part)))
     except FileNotFoundError as error:
         raise Damaged("it is missing") from error
     if (header.get("snapshot"), header.get("part")) != (snapshot, part):

@@ -16,7 +16,7 @@ from outer.journal.object_store import Bytes, Objects
 IDENTITY = "identity"
 
 
-def place(folder: str, position: int) -> str:
+def object_key(folder: str, position: int) -> str:
     return f"{folder}/{position:012d}"
 
 
@@ -26,7 +26,7 @@ def positions(store: Objects, folder: str) -> list[int]:
     return sorted(int(name) for name in names if name.isdecimal())
 
 
-def written(run: str) -> list[Bytes]:
+def identity_object(run: str) -> list[Bytes]:
     """The content of the object that says so."""
     return [*pack({"run": run}, [])[0]]
 
@@ -50,7 +50,7 @@ def inspect(store: Objects, folder: str) -> tuple[str | None, str]:
     there = positions(store, folder)
     for position in reversed(there):
         with contextlib.suppress(Damaged, FileNotFoundError):
-            return _said(store, place(folder, position)), f"{IDENTITY}: {wrong}"
+            return _said(store, object_key(folder, position)), f"{IDENTITY}: {wrong}"
     return None, f"{IDENTITY}: {wrong}" if there or wrong != "it is missing" else ""
 
 

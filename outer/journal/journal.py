@@ -22,13 +22,13 @@ from typing import Any, NamedTuple
 from numpy.typing import NDArray
 
 from outer.journal import identity as identities
-from outer.journal import record_codec as keeping
+from outer.journal import record_codec
 from outer.journal.framing import Damaged, pack, unpack
-from outer.journal.identity import IDENTITY, identity, place, positions, written
+from outer.journal.identity import IDENTITY, identity, identity_object, object_key, positions
 from outer.journal.object_store import Objects, prove
 from outer.protocol.facts import Committed
 from outer.protocol.fragments import Fragment
-from outer.protocol.recovery import Entry, Recovered, Replay
+from outer.protocol.recovery import Entry, JournalReplay, Recovered
 
 SNAPSHOT_GROUPS = 32  # from one snapshot of the records to the next, or as many as there are fragments
 OPENING_ATTEMPTS_MAX = 100
@@ -60,7 +60,7 @@ class Opened:
 class Cut:
     """Everything that is durable at one point: another journal could begin with it."""
 
-    kept: dict[str, Any]  # the records
+    state: dict[str, Any]  # of the records, see record_codec
     values: Mapping[int, Value]  # by fragment; those not in it never committed
 
     def part(
@@ -76,7 +76,7 @@ class Cut:
         first = {fragment: theta for fragment, theta in (initial or {}).items() if fragment not in self.values}
         arrays += [theta for _, theta in sorted(first.items())]
         tensors = [[[each.name, list(each.shape), each.dtype] for each in fragment.tensors] for fragment in fragments]
-        header = {"epoch": epoch, "snapshot": snapshot, "kept": self.kept, "values": described}
+        header = {"epoch": epoch, "snapshot": snapshot, "kept": self.state, "values": described}
         return header | {"tensors": tensors, "initial": sorted(first)}, arrays
 
 
@@ -89,7 +89,7 @@ class _Group:
 
 
 @dataclass
-class _Past:
+class _History:
     """What the store has of the epochs before."""
 
     positions: list[int]  # of all groups
@@ -134,13 +134,13 @@ def inspect(store: Objects, folder: str) -> list[str]:
 class StoredJournal:
     """The journal of one epoch on a store, from its opening on. One thread writes."""
 
-    def __init__(self, store: Objects, folder: str, epoch: int, fragments: int, keeps: bool = True) -> None:
-        """`keeps`: else it only tells epochs apart, and nothing that is written survives this process."""
-        self._keeps = keeps
+    def __init__(self, store: Objects, folder: str, epoch: int, fragments: int, persistent: bool = True) -> None:
+        """`persistent`: else it only tells epochs apart, and nothing that is written survives this process."""
+        self._persistent = persistent
         self.bytes_written = self.groups_written = 0
         self._store, self._folder, self._epoch = store, folder, epoch
         self.run = ""  # its identity
-        self._replay = Replay.of_nothing(fragments)
+        self._replay = JournalReplay.empty(fragments)
         self._next = 0  # position
         self._before = ""  # the seal of the group before
         self._after = -1  # its position
@@ -178,10 +178,10 @@ class StoredJournal:
         """That of the run whose journal this is; a new one where there is none."""
         if identity(self._store, self._folder) is None:
             with contextlib.suppress(FileExistsError):
-                self._store.create(f"{self._folder}/{IDENTITY}", written(uuid.uuid4().hex))
+                self._store.create(f"{self._folder}/{IDENTITY}", identity_object(uuid.uuid4().hex))
         return identity(self._store, self._folder) or ""  # "": what said it is damaged, and so is all else
 
-    def _go_on(self, past: _Past) -> Opened:
+    def _go_on(self, past: _History) -> Opened:
         opened = Opened(Recovered([], []), past.values, past.damage)
         for group in reversed(past.chain):
             self._replay_group(group)
@@ -199,9 +199,9 @@ class StoredJournal:
 
     # -------------------------------------------------------------- reading
 
-    def _past(self) -> _Past:
+    def _past(self) -> _History:
         """From the newest group back to a snapshot; where one in between is damaged, only what is before that."""
-        past = _Past(positions(self._store, self._folder))
+        past = _History(positions(self._store, self._folder))
         group = self._newest_sound(past, past.positions)
         past.epoch = 0 if group is None else int(group.header["epoch"])
         while group is not None:
@@ -218,7 +218,7 @@ class StoredJournal:
                 group = self._newest_sound(past, [position for position in past.positions if position < before])
         return past
 
-    def _newest_sound(self, past: _Past, positions: Sequence[int]) -> _Group | None:
+    def _newest_sound(self, past: _History, positions: Sequence[int]) -> _Group | None:
         for position in reversed(positions):
             try:
                 return self._group(position)
@@ -228,7 +228,7 @@ class StoredJournal:
 
     def _group(self, position: int, seal: str = "") -> _Group:
         """Raises Damaged for one that is not as it was written there, with that seal if one is given."""
-        header, arrays, found = unpack(self._store.read(place(self._folder, position)))
+        header, arrays, found = unpack(self._store.read(object_key(self._folder, position)))
         if (header.get("run"), header.get("position")) != (self.run, position):
             raise Damaged("it is of another place, or of another run")
         if seal and found != seal:
@@ -239,7 +239,7 @@ class StoredJournal:
         header = group.header
         match header["kind"]:
             case "snapshot":
-                self._replay = keeping.replay_of(header["kept"])
+                self._replay = record_codec.decode_replay(header["kept"])
                 self._places = {fragment: (at, seal) for fragment, at, seal in header["places"]}
                 self._openings |= set(header["openings"])
                 self._places |= {fragment: (group.position, group.seal) for fragment, *_ in header.get("values", [])}
@@ -247,12 +247,12 @@ class StoredJournal:
                 self._openings.add(group.position)
             case _:
                 self._since_snapshot += 1
-                self._note([keeping.entry_of(each) for each in header["entries"]], group.position, group.seal)
+                self._note([record_codec.decode_entry(each) for each in header["entries"]], group.position, group.seal)
 
     def _note(self, entries: Iterable[Entry], position: int, seal: str) -> None:
         """What is in a group that is durable."""
         for entry in entries:
-            self._replay.take(entry)
+            self._replay.apply(entry)
             if isinstance(entry.record, Committed):
                 self._places[entry.record.fragment] = position, seal
 
@@ -291,11 +291,11 @@ class StoredJournal:
         Raises StaleEpoch, and changes nothing, where a newer epoch has opened; OSError: not durable, and to be given
         again as it was.
         """
-        if not self._keeps:
+        if not self._persistent:
             self._look()
             self._remember(group)
             return
-        entries = [keeping.plain_entry(entry) | {"arrays": len(arrays)} for entry, arrays in group]
+        entries = [record_codec.encode_entry(entry) | {"arrays": len(arrays)} for entry, arrays in group]
         try:
             seal = self._put(
                 {"kind": "records", "entries": entries}, [array for _, arrays in group for array in arrays]
@@ -309,7 +309,7 @@ class StoredJournal:
     def _look(self) -> None:
         """Raise StaleEpoch where another epoch has opened: for one that writes nothing, and so cannot collide."""
         with contextlib.suppress(FileNotFoundError):
-            self._store.read(place(self._folder, self._next))
+            self._store.read(object_key(self._folder, self._next))
             raise self._stale()
 
     def _remember(self, group: Sequence[tuple[Entry, Arrays]], seal: str = "") -> None:
@@ -318,38 +318,38 @@ class StoredJournal:
             if isinstance(entry.record, Committed):
                 self._values[entry.record.fragment] = Value(entry.record.syncer_step, list(arrays))
 
-    def seed(self, replay: Replay, values: Mapping[int, Value]) -> Recovered:
+    def seed(self, replay: JournalReplay, values: Mapping[int, Value]) -> Recovered:
         """Begin with this, whatever was found: it is all that a later epoch needs. Raises as `write` does."""
         self._replay, self._values = replay, dict(values)
-        if self._keeps:
+        if self._persistent:
             described = [[fragment, value.version, len(value.arrays)] for fragment, value in sorted(values.items())]
-            header = {"kind": "snapshot", "kept": keeping.plain(replay), "places": [], "values": described}
+            header = {"kind": "snapshot", "kept": record_codec.encode_replay(replay), "places": [], "values": described}
             arrays = [array for _, value in sorted(values.items()) for array in value.arrays]
             seal = self._put(header | {"openings": sorted(self._openings)}, arrays)
             self._places = dict.fromkeys(values, (self._after, seal))
             self._removable.add(self._after)
         return copy.deepcopy(replay.found)
 
-    def follow(self, other: StoredJournal) -> None:
+    def copy_from(self, other: StoredJournal) -> None:
         """Begin with all that is durable in another, of the same epoch. Raises as `write` does."""
         self.seed(copy.deepcopy(other._replay), other._values)
 
     def cut(self) -> Cut:
         """In the thread that writes."""
-        return Cut(keeping.plain(self._replay), dict(self._values))
+        return Cut(record_codec.encode_replay(self._replay), dict(self._values))
 
     @property
-    def untidy(self) -> bool:
-        """Whether it is time for `tidy`."""
-        return self._keeps and self._since_snapshot >= max(SNAPSHOT_GROUPS, len(self._places))
+    def needs_compaction(self) -> bool:
+        """Whether it is time for `compact`."""
+        return self._persistent and self._since_snapshot >= max(SNAPSHOT_GROUPS, len(self._places))
 
-    def tidy(self) -> None:
+    def compact(self) -> None:
         """A snapshot of the records, then let go of what it makes superfluous.
 
         Raises as `write` does, and is then to be called again before anything is written.
         """
         places = [(fragment, *place) for fragment, place in sorted(self._places.items())]
-        header = {"kind": "snapshot", "kept": keeping.plain(self._replay), "places": places}
+        header = {"kind": "snapshot", "kept": record_codec.encode_replay(self._replay), "places": places}
         try:
             self._put(header | {"openings": sorted(self._openings)}, [])
         except FileExistsError as error:
@@ -358,7 +358,7 @@ class StoredJournal:
         needed = {position for position, _ in self._places.values()}
         with contextlib.suppress(OSError):  # what could not be removed is tried again the next time
             for position in sorted(self._removable - needed):
-                self._store.remove(place(self._folder, position))
+                self._store.remove(object_key(self._folder, position))
                 self._removable.discard(position)
         self._removable.add(self._after)
 
@@ -371,11 +371,11 @@ class StoredJournal:
         parts, seal = pack({"run": self.run, "epoch": self._epoch, **link, **header}, arrays)
         unsure, self._unsure = self._unsure or self._store.retries, True
         try:
-            self._store.create(place(self._folder, self._next), parts)
+            self._store.create(object_key(self._folder, self._next), parts)
         except FileExistsError:
             if not self._is_there(seal):
                 raise
-        behind = place(self._folder, self._next + 1)
+        behind = object_key(self._folder, self._next + 1)
         if unsure and behind in self._store.names(self._folder):
             # What failed before was there after all. A later epoch has opened behind it, and perhaps let go of it.
             raise FileExistsError(behind)

@@ -10,10 +10,10 @@ from __future__ import annotations
 from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass, field
 
-from outer.journal import record_codec as keeping
+from outer.journal import record_codec
 from outer.journal.journal import Cut, Value
 from outer.protocol.facts import Record, StateRebuilt
-from outer.protocol.recovery import Entry, Recovered, Replay
+from outer.protocol.recovery import Entry, JournalReplay, Recovered
 
 JOURNAL, CHECKPOINT, LEARNER, INITIAL = "journal", "checkpoint", "learner", "initial"
 
@@ -31,7 +31,7 @@ class RecoverySource:
 class Rebuilt:
     """What an epoch goes on from. `clock`: it opens no syncer step up to this one."""
 
-    replay: Replay
+    replay: JournalReplay
     values: dict[int, Value] = field(default_factory=dict)  # by fragment; those not in it are as at the start
     momentum_lost: set[int] = field(default_factory=set)  # fragments whose value came without outer state
     sources: list[str] = field(default_factory=list)  # by fragment
@@ -52,20 +52,20 @@ class Rebuilt:
         )
 
 
-def replayed(records: Iterable[tuple[int, Record]], fragments: int) -> Replay:
+def replay_log(records: Iterable[tuple[int, Record]], fragments: int) -> JournalReplay:
     """The books by the log: (epoch that said it, record), each once, in the syncer's own order."""
-    replay, epoch, sequence = Replay.of_nothing(fragments), 0, 0
+    replay, epoch, sequence = JournalReplay.empty(fragments), 0, 0
     for said_by, record in records:
         epoch, sequence = (said_by, 0) if said_by > epoch else (epoch, sequence)
-        replay.take(Entry(epoch, sequence, sequence, record))  # it was said: nothing is left to be said again
+        replay.apply(Entry(epoch, sequence, sequence, record))  # it was said: nothing is left to be said again
         sequence += 1
     return replay
 
 
 def rebuild(
-    log: Replay,
+    log: JournalReplay,
     journal: Mapping[int, RecoverySource],
-    kept: Cut | None,
+    checkpoint: Cut | None,
     learners: Mapping[int, Sequence[RecoverySource]],
 ) -> Rebuilt:
     """The newest that can be had. Where learners and journal lack much of it, the checkpoint as a whole is better."""
@@ -76,13 +76,13 @@ def rebuild(
         for fragment in fragments
     }
     if (
-        kept is not None
+        checkpoint is not None
         and not any(learners.values())
         and any(_best(offered[f], announced[f], log.found.digests[f]) is None for f in fragments if announced[f])
     ):
-        return _rolled_back(kept, announced)
-    if kept is not None:
-        for fragment, value in kept.values.items():
+        return _rolled_back(checkpoint, announced)
+    if checkpoint is not None:
+        for fragment, value in checkpoint.values.items():
             offered[fragment].append(RecoverySource(CHECKPOINT, value, ""))
     rebuilt = Rebuilt(log, clock=max(announced, default=0))
     for fragment in fragments:
@@ -100,11 +100,11 @@ def rebuild(
     return rebuilt
 
 
-def _rolled_back(kept: Cut, announced: Sequence[int]) -> Rebuilt:
+def _rolled_back(checkpoint: Cut, announced: Sequence[int]) -> Rebuilt:
     """Everything as of the checkpoint: books and values are of one cut."""
-    replay = keeping.replay_of(kept.kept)
-    rebuilt = Rebuilt(replay, dict(kept.values), clock=max(announced, default=0))
-    rebuilt.sources = [CHECKPOINT if fragment in kept.values else INITIAL for fragment in range(len(announced))]
+    replay = record_codec.decode_replay(checkpoint.state)
+    rebuilt = Rebuilt(replay, dict(checkpoint.values), clock=max(announced, default=0))
+    rebuilt.sources = [CHECKPOINT if fragment in checkpoint.values else INITIAL for fragment in range(len(announced))]
     rebuilt.lost = {
         fragment: (version, replay.found.versions[fragment])
         for fragment, version in enumerate(announced)

@@ -12,20 +12,20 @@ from pydantic import TypeAdapter
 
 from outer.protocol.coverage import Coverage, Mark
 from outer.protocol.facts import Committed, Finished, Record, SpanGranted, SpanReturned
-from outer.protocol.recovery import Entry, Recovered, Replay
+from outer.protocol.recovery import Entry, JournalReplay, Recovered
 from outer.protocol.spans import Borrowed, SpanPool
 
 KINDS: dict[str, type[Record]] = {kind.__name__: kind for kind in (Committed, SpanGranted, SpanReturned, Finished)}
 _ADAPTERS: dict[str, TypeAdapter[Any]] = {name: TypeAdapter(kind) for name, kind in KINDS.items()}
 
 
-def plain_entry(entry: Entry) -> dict[str, Any]:
+def encode_entry(entry: Entry) -> dict[str, Any]:
     record = asdict(entry.record)
     kind = type(entry.record).__name__
-    return {"epoch": entry.epoch, "sequence": entry.sequence, "said": entry.said, "kind": kind, "record": record}
+    return {"epoch": entry.epoch, "sequence": entry.sequence, "said": entry.logged, "kind": kind, "record": record}
 
 
-def entry_of(plain: dict[str, Any]) -> Entry:
+def decode_entry(plain: dict[str, Any]) -> Entry:
     """Raises ValueError (pydantic's is one), KeyError or TypeError for what is none."""
     record = _ADAPTERS[plain["kind"]].validate_python(plain["record"])
     return Entry(int(plain["epoch"]), int(plain["sequence"]), int(plain["said"]), record)
@@ -33,7 +33,7 @@ def entry_of(plain: dict[str, Any]) -> Entry:
 
 @dataclass(frozen=True)
 class _Incarnation:
-    """What is kept of one, named by (learner, number)."""
+    """What is state of one, named by (learner, number)."""
 
     learner: str
     number: int
@@ -44,7 +44,7 @@ class _Incarnation:
 
 @dataclass(frozen=True)
 class SavedState:
-    """All that a Replay holds."""
+    """All that a JournalReplay holds."""
 
     epoch: int
     due: int
@@ -61,11 +61,11 @@ class SavedState:
     borrowed: list[Borrowed]
 
 
-_KEPT = TypeAdapter(SavedState)
+_STATE = TypeAdapter(SavedState)
 
 
-def plain(replay: Replay) -> dict[str, Any]:
-    """Everything that `replay_of` needs to go on from here."""
+def encode_replay(replay: JournalReplay) -> dict[str, Any]:
+    """Everything that `decode_replay` needs to go on from here."""
     found = replay.found
     keys = sorted(found.batch_sizes.keys() | found.merged_step.keys() | found.coverage.keys())
     each = [
@@ -77,10 +77,10 @@ def plain(replay: Replay) -> dict[str, Any]:
         )
         for key in keys
     ]
-    kept = SavedState(
+    state = SavedState(
         replay.epoch,
         replay.due,
-        [plain_entry(entry) for entry in replay.tail],
+        [encode_entry(entry) for entry in replay.tail],
         found.versions,
         found.digests,
         found.tokens_committed,
@@ -89,21 +89,21 @@ def plain(replay: Replay) -> dict[str, Any]:
         each,
         *found.spans.state(),
     )
-    return dict(_KEPT.dump_python(kept, mode="json"))
+    return dict(_STATE.dump_python(state, mode="json"))
 
 
-def replay_of(values: dict[str, Any]) -> Replay:
+def decode_replay(values: dict[str, Any]) -> JournalReplay:
     """Raises ValueError (pydantic's is one), KeyError or TypeError for what `plain` did not give."""
-    kept = _KEPT.validate_python(values)
+    state = _STATE.validate_python(values)
     found = Recovered(
-        list(kept.versions),
-        list(kept.digests),
-        kept.tokens_committed,
-        SpanPool.of(kept.next_sample, kept.next_span, kept.returned, kept.borrowed),
-        incarnations=dict(kept.newest),
-        finished=None if kept.finished is None else Finished(**kept.finished),
+        list(state.versions),
+        list(state.digests),
+        state.tokens_committed,
+        SpanPool.of(state.next_sample, state.next_span, state.returned, state.borrowed),
+        incarnations=dict(state.newest),
+        finished=None if state.finished is None else Finished(**state.finished),
     )
-    for each in kept.incarnations:
+    for each in state.incarnations:
         key = (each.learner, each.number)
         if each.batch_size is not None:
             found.batch_sizes[key] = each.batch_size
@@ -113,6 +113,6 @@ def replay_of(values: dict[str, Any]) -> Replay:
             coverage = found.coverage[key] = Coverage()
             for begin, begin_tokens, end, end_tokens in each.covered:
                 coverage.add(Mark(begin, begin_tokens), Mark(end, end_tokens))
-    tail = [entry_of(entry) for entry in kept.tail]
-    found.unsaid = tuple(entry.record for entry in tail)
-    return Replay(found, kept.epoch, kept.due, tail)
+    tail = [decode_entry(entry) for entry in state.tail]
+    found.unlogged = tuple(entry.record for entry in tail)
+    return JournalReplay(found, state.epoch, state.due, tail)

@@ -14,7 +14,7 @@ from typing import Any
 
 from outer.journal.journal import Arrays, Cut, Opened, StaleEpoch, StoredJournal, Value
 from outer.journal.object_store import Objects
-from outer.protocol.recovery import Entry, Recovered, Replay
+from outer.protocol.recovery import Entry, JournalReplay, Recovered
 
 FOLDER = "journal"
 BACKOFF_S, BACKOFF_S_MAX = 0.05, 2.0  # between two attempts to write; doubles
@@ -31,13 +31,13 @@ class JournalWriter:
         durable: Callable[[int], None],
         deposed: Callable[[str], None],
         reach: Callable[[str], None],
-        keeps: bool = True,
+        persistent: bool = True,
     ) -> None:
         """`durable` is told of each sequence up to which all is; `deposed`, that a newer epoch has opened."""
-        self._place = (FOLDER, epoch, fragments, keeps)
+        self._place = (FOLDER, epoch, fragments, persistent)
         self._journal = StoredJournal(store, *self._place)
         self._durable, self._deposed, self._reach = durable, deposed, reach
-        self._scribe = ThreadPoolExecutor(1, "journal")
+        self._executor = ThreadPoolExecutor(1, "journal")
         self._waiting: list[tuple[Entry, Arrays]] = []
         self._writing: asyncio.Task[None] | None = None
         self._since: float | None = None  # when the oldest that is not durable came
@@ -56,18 +56,18 @@ class JournalWriter:
         self._damage = opened.damage
         return opened
 
-    def seed(self, replay: Replay, values: Mapping[int, Value]) -> Recovered:
+    def seed(self, replay: JournalReplay, values: Mapping[int, Value]) -> Recovered:
         """As StoredJournal.seed, once `open` has returned."""
         return self._journal.seed(replay, values)
 
     async def move(self, store: Objects) -> None:
         """Go on in another store, with everything that is durable in the one before. Raises as StoredJournal.open."""
-        await asyncio.get_running_loop().run_in_executor(self._scribe, self._begin_anew, store)
+        await asyncio.get_running_loop().run_in_executor(self._executor, self._begin_anew, store)
 
     def _begin_anew(self, store: Objects) -> None:
         journal = StoredJournal(store, *self._place)
         journal.open()
-        journal.follow(self._journal)
+        journal.copy_from(self._journal)
         self._journal = journal
 
     # After a move it is another journal that what waits goes to.
@@ -75,10 +75,10 @@ class JournalWriter:
     def _put(self, group: list[tuple[Entry, Arrays]]) -> None:
         self._journal.write(group)
 
-    def _tidy(self) -> None:
-        self._journal.tidy()
+    def _compact(self) -> None:
+        self._journal.compact()
 
-    def keep(self, entry: Entry, arrays: Arrays) -> None:
+    def append(self, entry: Entry, arrays: Arrays) -> None:
         """Have it made durable."""
         self._waiting.append((entry, arrays))
         if self._since is None:
@@ -88,7 +88,7 @@ class JournalWriter:
 
     def cut(self) -> asyncio.Future[Cut]:
         """What is durable by now: nothing that is kept from here on, perhaps what is being written."""
-        return asyncio.ensure_future(asyncio.get_running_loop().run_in_executor(self._scribe, self._journal.cut))
+        return asyncio.ensure_future(asyncio.get_running_loop().run_in_executor(self._executor, self._journal.cut))
 
     def view(self) -> dict[str, Any]:
         """For status pages: what is not durable yet, since when, and why."""
@@ -112,8 +112,8 @@ class JournalWriter:
                 self._reach("journaled")
                 self._since = time.monotonic() if self._waiting else None
                 self._durable(group[-1][0].sequence)
-                if self._journal.untidy:
-                    await self._persist(self._tidy)
+                if self._journal.needs_compaction:
+                    await self._persist(self._compact)
         except StaleEpoch as error:
             self._deposed(str(error))
         except Exception as error:  # nobody reads this task's: the status has to tell why nothing commits
@@ -127,7 +127,7 @@ class JournalWriter:
         backoff_s = BACKOFF_S
         while True:
             try:
-                await asyncio.get_running_loop().run_in_executor(self._scribe, work, *arguments)
+                await asyncio.get_running_loop().run_in_executor(self._executor, work, *arguments)
                 self._trouble = ""
                 return
             except OSError as error:

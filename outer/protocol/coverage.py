@@ -1,4 +1,4 @@
-"""Which steps of one learner incarnation are contained in something that was merged, and their tokens."""
+"""Counts the steps and tokens of one learner incarnation that commits contain, each once."""
 
 from __future__ import annotations
 
@@ -7,26 +7,26 @@ from typing import NamedTuple
 
 
 class Mark(NamedTuple):
-    """A point in an incarnation's life: after this step it had processed so many tokens."""
+    """A point in an incarnation's progress: its step count and the tokens it had processed by then."""
 
     step: int
     tokens: int
 
 
 class Coverage:
-    """A union of intervals (from, to] of steps. Tokens are exact, because every end is a known mark."""
+    """A union of step intervals (begin, end]. Token counts are exact because every interval ends at a known Mark."""
 
     def __init__(self) -> None:
-        self.intervals: list[tuple[Mark, Mark]] = []  # in order, and apart
+        self.intervals: list[tuple[Mark, Mark]] = []  # sorted, disjoint
         self.tokens = 0
 
     @property
     def last_step(self) -> int:
-        """The last covered step; 0 when there is none."""
+        """The last covered step, or 0."""
         return self.intervals[-1][1].step if self.intervals else 0
 
     def add(self, begin: Mark, end: Mark) -> int:
-        """Cover (begin, end]. Returns the tokens that were not covered before."""
+        """Cover the steps (begin, end]. Returns how many of their tokens were not covered before."""
         assert begin.step < end.step and begin.tokens < end.tokens
         first = bisect_left(self.intervals, begin.step, key=lambda interval: interval[1].step)
         last = bisect_right(self.intervals, end.step, key=lambda interval: interval[0].step)

@@ -1,6 +1,6 @@
-"""What the syncer says and does, in the order in which it is to be performed. Knows no reason for any of it.
+"""Collects the syncer's effects in the order in which the shell must perform them.
 
-What the journal keeps is said once it is durable, and not before: what stands in the log is never taken back.
+A fact that the journal keeps is logged only once it is durable, so the log never has to retract one.
 """
 
 from __future__ import annotations
@@ -16,18 +16,18 @@ from outer.protocol.messages import Grant, Notice, ReadRequest, Stop, Welcome
 
 
 class EffectBuffer:
-    """Effects until they are taken. What the members have to say comes before what follows from it."""
+    """Effects since the last `drain`. Facts that Members produced come before the effects that follow from them."""
 
     def __init__(self, members: Members) -> None:
         self._members = members
         self._effects: list[Effect] = []
         self._sequence = 0  # of the next record of this epoch
-        self._written: deque[tuple[int, Record]] = deque()  # records that are not known to be durable
-        self._said = NOTHING_LOGGED  # as far as every effect was performed that came before those now collected
+        self._written: deque[tuple[int, Record]] = deque()  # not yet known to be durable
+        self._logged = NOTHING_LOGGED  # records up to this one were logged by effects that were already drained
         self._durable = -1
-        self.snapshot = 0  # the newest; every message says so
+        self.snapshot = 0  # the newest; every message carries it
 
-    def say(self, fact: SyncerFact) -> None:
+    def emit(self, fact: SyncerFact) -> None:
         self._collect()
         self._effects.append(Emit(fact))
 
@@ -37,38 +37,38 @@ class EffectBuffer:
             message = replace(message, snapshot=self.snapshot)
         self._effects.append(Send(member.name, member.incarnation, message))
 
-    def do(self, effect: Merge | Publish | Cut) -> None:
+    def add(self, effect: Merge | Publish | Cut) -> None:
         self._effects.append(effect)
 
     def append(self, record: Record, proposal: Any = None) -> None:
-        """Have it made durable; `durable` gives it back then."""
+        """Make a record durable. `mark_durable` returns it once it is."""
         self._collect()
         self._write(record, proposal)
 
-    def durable(self, sequence: int) -> list[Record]:
-        """The records that are durable now and were not before, in order; they are about to be said."""
+    def mark_durable(self, sequence: int) -> list[Record]:
+        """Records up to `sequence` are durable. Returns the newly durable ones in order; the caller logs them."""
         records = []
         while self._written and self._written[0][0] <= sequence:
             self._durable, record = self._written.popleft()
             records.append(record)
         return records
 
-    def take(self) -> list[Effect]:
-        """Everything so far. What it says is in the log before any effect that is collected from here on."""
+    def drain(self) -> list[Effect]:
+        """Return all effects so far. The shell performs them before any effect collected after this call."""
         self._collect()
         effects, self._effects = self._effects, []
-        self._said = self._durable
+        self._logged = self._durable
         return effects
 
     def _collect(self) -> None:
-        """In the order in which it came about."""
-        for fact in self._members.take_facts():
+        """Collect the facts of Members in order: records go to the journal, other facts to the log."""
+        for fact in self._members.drain_facts():
             if isinstance(fact, SpanGranted | SpanReturned):
                 self._write(fact, None)
             else:
                 self._effects.append(Emit(fact))
 
     def _write(self, record: Record, proposal: Any) -> None:
-        self._effects.append(Append(self._sequence, self._said, record, proposal))
+        self._effects.append(Append(self._sequence, self._logged, record, proposal))
         self._written.append((self._sequence, record))
         self._sequence += 1

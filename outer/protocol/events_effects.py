@@ -1,6 +1,12 @@
-"""What enters and leaves the syncer machine beside the messages: the manual for whoever writes a shell.
+"""The syncer's events and effects: the manual for the author of a shell.
 
-Events are handed to `Syncer.handle`; effects are to be performed in the order in which they are returned.
+The shell hands each event to `Syncer.handle`, and each message of messages.py that a learner sends. It performs the
+returned effects in order, and hands the results of Merge and Append back as Merged and Durable. `Syncer.wake_at` says
+when it must send the next Tick.
+
+    Append(record) -> Durable      nothing that depends on the record is announced before
+    Merge(payloads) -> Merged      may take long; the shell can handle other events meanwhile
+    Send(ReadRequest) -> Contribution, from the learner, or ReadMissed, from the shell
 """
 
 from __future__ import annotations
@@ -28,9 +34,9 @@ from outer.protocol.messages import (
 
 @dataclass(frozen=True)
 class Expect:
-    """The orchestrator granted an incarnation and starts it; every older one is fenced.
+    """The orchestrator has granted an incarnation and starts it. Older incarnations of this learner are fenced.
 
-    A learner that is not known yet joins the run by this. It comes before anything that the incarnation sends.
+    It must come before anything that the incarnation sends. An unknown learner joins the run by it.
     """
 
     learner: str
@@ -42,15 +48,17 @@ class Expect:
 
 @dataclass(frozen=True)
 class Living:
-    """The first event of an epoch that goes on from another: every incarnation that lives. Whoever else was known
-    is fenced."""
+    """Every incarnation that is alive: the first event of an epoch that continues an earlier one.
+
+    Every other incarnation that the earlier epoch knew is fenced.
+    """
 
     expected: tuple[Expect, ...]
 
 
 @dataclass(frozen=True)
 class Fence:
-    """The orchestrator holds an incarnation for dead or is ending it."""
+    """The orchestrator considers an incarnation dead, or is ending it."""
 
     learner: str
     incarnation: int
@@ -59,7 +67,7 @@ class Fence:
 
 @dataclass(frozen=True)
 class DrainRequested:
-    """The orchestrator wants this incarnation to leave without losing anything."""
+    """The orchestrator wants this incarnation to leave once its finished steps are merged."""
 
     learner: str
     incarnation: int
@@ -69,7 +77,7 @@ class DrainRequested:
 
 @dataclass(frozen=True)
 class ReadMissed:
-    """The shell could not get an answer to a ReadRequest."""
+    """The shell got no answer to a ReadRequest."""
 
     learner: str
     incarnation: int
@@ -79,7 +87,7 @@ class ReadMissed:
 
 @dataclass(frozen=True)
 class Merged:
-    """Result of a Merge effect."""
+    """The result of a Merge effect. `norm`: L2 norm of the merged outer gradient."""
 
     syncer_step: int
     proposal: Any
@@ -90,21 +98,24 @@ class Merged:
 
 @dataclass(frozen=True)
 class Durable:
-    """Result of Append effects: every record of this epoch up to and including this one will survive."""
+    """The result of Append effects: all records of this epoch up to and including `sequence` are durable."""
 
     sequence: int
 
 
 @dataclass(frozen=True)
 class StopRequested:
+    """The orchestrator ends the run."""
+
     reason: str
 
 
 @dataclass(frozen=True)
 class TakeSnapshot:
-    """A consistent cut of the whole run is wanted; each has a higher number than all before.
+    """The orchestrator wants a consistent cut of the run. Identifiers only rise.
 
-    `final`: why the run is to be suspended with it. Nothing merges after the cut then, and learners save and leave.
+    `final`: the reason for suspending the run with this cut, if not empty. Then nothing merges after it, and the
+    learners save their state and leave.
     """
 
     identifier: int
@@ -113,7 +124,7 @@ class TakeSnapshot:
 
 @dataclass(frozen=True)
 class Tick:
-    """Time passed."""
+    """Time has passed; the shell sends it no later than `Syncer.wake_at`."""
 
 
 Event = (
@@ -136,18 +147,22 @@ Event = (
 
 # ------------------------------------------------------------------ effects
 
-NOTHING_LOGGED = -2  # Append.said: the log may lack even records of the epoch before
+NOTHING_LOGGED = -2  # Append.logged: the log may lack even records of the previous epoch
 
 ToLearner = Welcome | Donor | ReadRequest | Notice | Grant | Drain | Stop
 
 
 @dataclass(frozen=True)
 class Emit:
+    """Write a fact to the event log."""
+
     fact: SyncerFact
 
 
 @dataclass(frozen=True)
 class Send:
+    """Send a message to a learner, without waiting."""
+
     learner: str
     incarnation: int
     message: ToLearner
@@ -155,30 +170,30 @@ class Send:
 
 @dataclass(frozen=True)
 class Merge:
-    """Compute the fragment's next value from these payloads; answer with Merged."""
+    """Compute the fragment's next value from these payloads. The result comes back as Merged."""
 
     syncer_step: int
     fragment: int
     payloads: tuple[Any, ...]
-    weights: tuple[float, ...]  # normalised
+    weights: tuple[float, ...]  # sum 1
 
 
 @dataclass(frozen=True)
 class Append:
-    """Make a record durable, conditional on (epoch, sequence); answer with Durable.
+    """Make a record durable, conditional on (epoch, sequence). The result comes back as Durable.
 
-    Where a newer epoch is there this one is over: nothing of it is to be performed, or delivered to it, any more.
+    If a newer epoch exists, this one is over: perform none of its effects and hand it no events any more.
     """
 
     sequence: int
-    said: int  # the log has every record of this epoch up to this sequence; NOTHING_LOGGED: see there
+    logged: int  # the log has this epoch's records up to this sequence number, or NOTHING_LOGGED
     record: Record
-    proposal: Any  # of a commit; None for other records
+    proposal: Any  # the value of a Committed record; else None
 
 
 @dataclass(frozen=True)
 class Publish:
-    """Make the proposal the fragment's current value, before anyone is told."""
+    """Make the proposal the fragment's current value. It precedes every notice of this version."""
 
     fragment: int
     version: int
@@ -187,7 +202,7 @@ class Publish:
 
 @dataclass(frozen=True)
 class Cut:
-    """Keep what is durable by now as the syncer's part of this snapshot, while everything goes on."""
+    """Save everything that is durable now as the syncer's part of this snapshot, in the background."""
 
     identifier: int
 

@@ -1,4 +1,4 @@
-"""What the syncer says happened. Plain values only; the envelope is added by orchestrator/eventlog/events.py."""
+"""The syncer's facts: what it writes to the event log. orchestrator/eventlog/events.py adds the envelope."""
 
 from __future__ import annotations
 
@@ -7,7 +7,7 @@ from dataclasses import dataclass
 
 @dataclass(frozen=True)
 class SyncerStarted:
-    """The first fact of a syncer epoch: the rules that every later fact is read by."""
+    """The first fact of a syncer epoch: the settings that later facts depend on."""
 
     epoch: int
     fragments: tuple[tuple[str, ...], ...]  # tensor names of each fragment, in payload order
@@ -16,16 +16,18 @@ class SyncerStarted:
     quorum: int  # K
     round_steps: int  # H
     overlap_steps: int  # tau
-    versions: tuple[int, ...] = ()  # of each fragment, that the epoch starts from; (): all 0
-    tokens_committed: int = 0  # by then
-    read_timeout_s: float = 0.0  # 0 here and below: the log is from before this was said
-    lease_s: float = 0.0  # the shortest of a stepping learner
-    ahead_s: float = 0.0  # for so long a learner is lent samples ahead
+    versions: tuple[int, ...] = ()  # of each fragment at the start of the epoch; (): all 0
+    tokens_committed: int = 0  # at the start of the epoch
+    read_timeout_s: float = 0.0  # 0 here and below: an older log without this field
+    lease_s: float = 0.0  # the shortest lease of a stepping learner
+    ahead_s: float = 0.0  # seconds of stepping for which learners hold samples ahead
     durability: str = ""  # journal | replica | checkpoint
 
 
 @dataclass(frozen=True)
 class LearnerAttached:
+    """The syncer accepted a learner's Attach."""
+
     learner: str
     incarnation: int
     syncer_step: int
@@ -33,7 +35,7 @@ class LearnerAttached:
 
 @dataclass(frozen=True)
 class LearnerFenced:
-    """From here on nothing new is accepted from this incarnation."""
+    """From here on the syncer accepts nothing from this incarnation."""
 
     learner: str
     incarnation: int
@@ -42,18 +44,18 @@ class LearnerFenced:
 
 @dataclass(frozen=True)
 class DonorNamed:
-    """A joiner was told whose state to copy."""
+    """The syncer told a joiner which peer to copy its state from."""
 
     learner: str
     incarnation: int
     donor: str
     donor_incarnation: int
-    syncer_step: int  # what the donor must have seen
+    syncer_step: int  # the donor must know this syncer step
 
 
 @dataclass(frozen=True)
 class Quarantined:
-    """So many contributions in a row were not finite: it is asked for none any more, and has to start anew."""
+    """`contributions` in a row were not finite: the syncer asks this incarnation for no more, and it must restart."""
 
     learner: str
     incarnation: int
@@ -62,7 +64,7 @@ class Quarantined:
 
 @dataclass(frozen=True)
 class DrainStarted:
-    """It steps no more, and leaves once what it has done is merged."""
+    """The syncer asked a learner to stop stepping and to leave once its finished steps are merged."""
 
     learner: str
     incarnation: int
@@ -71,6 +73,8 @@ class DrainStarted:
 
 @dataclass(frozen=True)
 class LeaseExpired:
+    """A learner did not report in time. It no longer counts as live."""
+
     learner: str
     incarnation: int
     phase: str
@@ -88,19 +92,19 @@ class LeaseRenewed:
 
 @dataclass(frozen=True)
 class SpanGranted:
-    """Samples [start, stop) of the one deterministic order are lent to one incarnation."""
+    """Samples [start, stop) of the deterministic order are lent to one incarnation."""
 
     learner: str
     incarnation: int
     span: int
     start: int
     stop: int
-    batch_size: int = 0  # samples a step
+    batch_size: int = 0  # samples per step
 
 
 @dataclass(frozen=True)
 class SpanReturned:
-    """Samples [start, stop) went back to the pool; they will be granted, and counted, again."""
+    """Samples [start, stop) went back to the pool; they will be lent, and counted, again."""
 
     learner: str
     incarnation: int
@@ -111,13 +115,15 @@ class SpanReturned:
 
 @dataclass(frozen=True)
 class StepOpened:
+    """A syncer step opened."""
+
     syncer_step: int
     fragment: int | None  # due at this step, or none
 
 
 @dataclass(frozen=True)
 class StepReopened:
-    """Fewer than K valid contributions came: the step waits for a new quorum."""
+    """Fewer than K contributions were valid: the syncer step waits for a new quorum."""
 
     syncer_step: int
     fragment: int
@@ -127,7 +133,7 @@ class StepReopened:
 
 @dataclass(frozen=True)
 class Refused:
-    """Something a peer sent changed nothing, and why."""
+    """The syncer refused a learner's message: it changed nothing."""
 
     learner: str
     incarnation: int
@@ -140,7 +146,7 @@ class Refused:
 
 @dataclass(frozen=True)
 class ReadFailed:
-    """A learner that was asked for a fragment did not answer in time, or could not."""
+    """A learner did not answer a read in time, or could not answer it."""
 
     learner: str
     incarnation: int
@@ -151,7 +157,7 @@ class ReadFailed:
 
 @dataclass(frozen=True)
 class Participant:
-    """One contribution as merged. It covers the learner's steps (base_step, step]."""
+    """One merged contribution. It covers the learner's steps (base_step, step]."""
 
     learner: str
     incarnation: int
@@ -159,14 +165,14 @@ class Participant:
     base_step: int  # the base was adopted after this step
     steps: int  # c_steps = step - base_step
     tokens: int  # c_tokens of those steps
-    weight: float  # normalised; the exact number used
+    weight: float  # the exact number used; all weights of a commit sum to 1
     digest: str  # SHA-256 of the payload
-    processed: int = 0  # tokens that this incarnation had processed by the end of that step
+    processed: int = 0  # tokens processed by this incarnation by the end of `step`
 
 
 @dataclass(frozen=True)
 class Committed:
-    """A durable outer step of one fragment. Its version is its syncer step."""
+    """A commit: one durable outer step of one fragment. The new version is the syncer step."""
 
     syncer_step: int
     fragment: int
@@ -176,52 +182,52 @@ class Committed:
     live: int  # learners with a valid lease when it merged
     digest: str  # SHA-256 of the fragment's new parameters
     norm: float  # L2 norm of the merged outer gradient
-    tokens_committed: int  # over the whole run, this commit included
+    tokens_committed: int  # of the whole run, including this commit
     quorum_s: float  # opening to the K-th report
-    grace_s: float  # granted after the quorum
+    grace_s: float  # seconds waited after the quorum
     sync_s: float  # decision to durable
-    reason: str  # the verdict's, in words
+    reason: str  # of the verdict, in words
 
 
 @dataclass(frozen=True)
 class StepPassed:
-    """A syncer step at which no fragment was due has its quorum."""
+    """A syncer step at which no fragment was due has reached its quorum."""
 
     syncer_step: int
 
 
 @dataclass(frozen=True)
 class SnapshotTaken:
-    """The syncer's side of a consistent cut. What was in flight then is asked for again by whoever goes on from it."""
+    """The syncer's part of a consistent cut. A run resumed from it asks again for what was in flight."""
 
     snapshot: int
     final: bool  # the run is suspended with it
     versions: tuple[int, ...]  # of each fragment
     tokens_committed: int
-    in_flight: tuple[str, ...]  # learners that were asked for a fragment, and whose part had not merged
+    in_flight: tuple[str, ...]  # learners that were asked for a fragment that had not merged yet
 
 
 @dataclass(frozen=True)
 class StateRebuilt:
-    """The journal was not enough: where this epoch's values come from instead, and what is lost."""
+    """The journal was missing or damaged: where this epoch's values come from instead, and what is lost."""
 
     reason: str
     sources: tuple[str, ...]  # by fragment: journal | checkpoint | learner | initial
-    momentum_lost: tuple[int, ...]  # fragments whose outer state begins anew
-    commits_lost: tuple[int, ...]  # fragments of which a version was announced that nobody has;
-    versions_left: tuple[int, ...]  # and what is gone on from instead
+    momentum_lost: tuple[int, ...]  # fragments whose outer state starts fresh
+    commits_lost: tuple[int, ...]  # fragments whose newest announced version no source has
+    versions_left: tuple[int, ...]  # the versions used instead, in the order of commits_lost
 
 
 @dataclass(frozen=True)
 class Finished:
-    """The budget is reached; nothing merges after this."""
+    """The run is over; nothing merges after this."""
 
     syncer_step: int
     tokens_committed: int
     reason: str
 
 
-Record = Committed | SpanGranted | SpanReturned | Finished  # what the journal keeps, so that another epoch can go on
+Record = Committed | SpanGranted | SpanReturned | Finished  # what the journal keeps for the next epoch
 
 SyncerFact = (
     SyncerStarted

@@ -1,4 +1,4 @@
-"""How a model's tensors are dealt into P fragments (paper section 5, balanced tensor fragments)."""
+"""Tensors, fragments, and the rule that deals a model's tensors into P fragments (paper section 5)."""
 
 from __future__ import annotations
 
@@ -22,7 +22,7 @@ class Tensor:
 
 @dataclass(frozen=True)
 class Fragment:
-    """Some tensors that travel together, flattened one behind the other into a 1-D array of `size` elements."""
+    """Tensors that are exchanged together, flattened and concatenated into a 1-D array of `size` elements."""
 
     index: int
     tensors: tuple[Tensor, ...]
@@ -32,7 +32,7 @@ class Fragment:
         return sum(tensor.size for tensor in self.tensors)
 
     def slices(self) -> Iterator[tuple[Tensor, slice]]:
-        """Each tensor with its place in the flat array."""
+        """Each tensor with its slice of the flat array."""
         start = 0
         for tensor in self.tensors:
             yield tensor, slice(start, start + tensor.size)
@@ -40,15 +40,15 @@ class Fragment:
 
 
 def default_count(tensors: int, round_steps: int) -> int:
-    """P when the recipe does not say: at most 24, one per syncer step, one tensor each."""
+    """The default P: 24, or fewer when the round has fewer steps or the model fewer tensors."""
     return min(24, round_steps, tensors)
 
 
 def balanced(tensors: Sequence[Tensor], count: int) -> tuple[Fragment, ...]:
-    """Largest tensor first, each into the smallest of `count` bins; ties go to the earlier name and bin.
+    """Deal tensors into `count` fragments: largest tensor first, each into the smallest fragment so far.
 
-    The largest bin is at most 4/3 of the optimum (longest-processing-time rule).
-    Raises ValueError when there are fewer tensors than fragments.
+    Ties go to the earlier name and fragment. The largest fragment is at most 4/3 of the optimum
+    (longest-processing-time rule). Raises ValueError when there are fewer tensors than fragments.
     """
     if not 1 <= count <= len(tensors):
         raise ValueError(f"{count} fragments, but the model has {len(tensors)} tensors: at most {len(tensors)}")

@@ -1,4 +1,4 @@
-"""Progress leases: who is alive is decided by what training loops report, against the syncer's own clock."""
+"""Progress leases: a learner is alive while its training loop reports in time, by the syncer's own clock."""
 
 from __future__ import annotations
 
@@ -13,22 +13,22 @@ class Lease:
 
 
 class Leases:
-    """At most one lease per learner. Expiry is noticed once, by `expire`."""
+    """At most one lease per learner. `expire` reports each expiry once. Times are seconds of the shell's clock."""
 
     def __init__(self) -> None:
         self._leases: dict[str, Lease] = {}
         self._expired: set[str] = set()
-        self._soonest = float("inf")  # no lease runs out before; renewals leave it behind until it is reached
+        self._soonest = float("inf")  # lower bound on the next expiry; renewals do not raise it
 
     def renew(self, learner: str, phase: str, now: float, lease_s: float) -> float | None:
-        """Renew or begin a lease. Returns for how long the learner was silent if its lease had expired."""
+        """Start or renew a lease. If the old one had expired, returns how many seconds the learner was silent."""
         before = self._leases.get(learner)
         self._leases[learner] = Lease(phase, now, now + lease_s)
         self._soonest = min(self._soonest, now + lease_s)
         if learner not in self._expired:
             return None
         self._expired.discard(learner)
-        assert before is not None, "a lease that expired was once held"
+        assert before is not None, "an expired lease was held before"
         return now - before.renewed_at
 
     def end(self, learner: str) -> None:
@@ -36,7 +36,7 @@ class Leases:
         self._expired.discard(learner)
 
     def expire(self, now: float) -> list[tuple[str, Lease]]:
-        """The leases that have run out since the last call."""
+        """(learner, lease) of every lease that expired since the last call."""
         if now < self._soonest:
             return []
         out = [
@@ -53,7 +53,7 @@ class Leases:
         return self._leases.get(learner)
 
     def holds(self, learner: str) -> bool:
-        """Whether the learner's lease is valid, as of the last call of `expire`."""
+        """Whether the learner's lease is valid, as of the last call to `expire`."""
         return learner in self._leases and learner not in self._expired
 
     @property

@@ -1,4 +1,4 @@
-"""What a learner and the syncer must agree on before they exchange numbers, and how they differ."""
+"""The manifest: what a learner and the syncer must agree on before they exchange parameters."""
 
 from __future__ import annotations
 
@@ -11,7 +11,7 @@ from outer.protocol.fragments import Fragment
 
 
 def flatten(tree: Mapping[str, Any], prefix: str = "") -> dict[str, Any]:
-    """A nested table as one of dotted keys."""
+    """Turn nested tables into one table with dotted keys."""
     flat: dict[str, Any] = {}
     for key, value in tree.items():
         name = f"{prefix}{key}"
@@ -20,7 +20,7 @@ def flatten(tree: Mapping[str, Any], prefix: str = "") -> dict[str, Any]:
 
 
 def manifest(shared: Mapping[str, Any], fragments: Iterable[Fragment], code: str) -> dict[str, Any]:
-    """Everything that must be equal: the recipe's shared tables, every tensor's place and shape, the code's digest."""
+    """What must be equal: shared recipe tables, every tensor's fragment, dtype and shape, and the code digest."""
     tensors = {
         f"fragment.{fragment.index}.{tensor.name}": f"{tensor.dtype}{list(tensor.shape)}"
         for fragment in fragments
@@ -30,14 +30,14 @@ def manifest(shared: Mapping[str, Any], fragments: Iterable[Fragment], code: str
 
 
 def difference(ours: Mapping[str, Any], theirs: Mapping[str, Any]) -> str:
-    """The fields that differ, in words; empty when none does."""
+    """Describe the fields that differ, for the log; empty when none does."""
     keys = [key for key in sorted(ours.keys() | theirs.keys()) if ours.get(key) != theirs.get(key)]
     shown = [f"{key}: here {ours.get(key)!r}, there {theirs.get(key)!r}" for key in keys[:8]]
     return "; ".join(shown) + (f"; and {len(keys) - 8} more" if len(keys) > 8 else "")
 
 
 def code_digest() -> str:
-    """SHA-256 over the sources of this system's packages, as this process sees them."""
+    """SHA-256 of this project's sources as this process sees them: 16 hexadecimal digits."""
     root = Path(__file__).resolve().parents[2]
     running = hashlib.sha256()
     for room in ("outer", "learners", "orchestrator", "chaos"):

@@ -1,6 +1,7 @@
-"""The learners as the syncer knows them: incarnations, leases, spans, and what of theirs is committed.
+"""The learners as the syncer knows them: incarnations, leases, lent samples, and committed tokens.
 
-Who may speak, who is alive, and what they are lent is decided here; nothing of quorums, merges or versions is.
+Members decides whose messages are accepted, who is live, and which samples each learner gets. It decides nothing
+about quorums, merges or versions.
 """
 
 from __future__ import annotations
@@ -42,47 +43,47 @@ class Member:
     fenced: bool = True
     attached: bool = False
     attached_at: float = 0.0
-    draining: str = ""  # why it is to leave
+    draining: str = ""  # why it was asked to leave; empty while it was not
     drain_until: float = float("inf")
     drain_sent_at: float = float("-inf")
     quarantined: bool = False
-    donations: int = 0  # how often it was named as a donor
+    donations: int = 0  # times it was named as a donor
     report: Report | None = None
-    first_step: int = 0  # step number before this incarnation's first
+    first_step: int = 0  # the step number before this incarnation's first step
     noticed_at: dict[int, float] = field(default_factory=dict)  # by fragment
-    merged_step: dict[int, int] = field(default_factory=dict)  # by fragment, its own step as of the newest merged read
-    missed: int = -1  # the report after which it let a read time out
-    non_finite: int = 0  # contributions refused as that, in a row
-    stopped_at: float = float("-inf")  # when it was last told to stop
-    granted_at: float = float("-inf")  # when it was last sent its newest span
-    durable_span: int = -1  # the newest grant that will survive: it may be told of it
-    restored: bool = False  # known from an earlier epoch, and whether it lives is not
+    merged_step: dict[int, int] = field(default_factory=dict)  # by fragment: its own step in the newest merged read
+    missed: int = -1  # sequence number of its newest report when it let a read time out
+    non_finite: int = 0  # contributions in a row that were refused as non-finite
+    stopped_at: float = float("-inf")  # when Stop was last sent
+    granted_at: float = float("-inf")  # when its newest span was last sent
+    durable_span: int = -1  # the newest durable grant; only durable grants are sent
+    restored: bool = False  # known from an earlier epoch; whether it is alive is not known yet
     refused: set[tuple[int, str]] = field(default_factory=set)  # (incarnation, reason) of refused reports
 
     @property
     def unheard(self) -> bool:
-        """It let a read time out, and has said nothing since: frozen, perhaps, and no reason to wait again."""
+        """Whether it let a read time out and has not reported since. It may be frozen, so it is not asked again."""
         return self.report is not None and self.report.sequence == self.missed
 
 
 class Members:
-    """Facts that come about here are kept until `take_facts`."""
+    """All members of a run. Facts that arise here are collected until `drain_facts`."""
 
     def __init__(self, epoch: int, learners: Mapping[str, int], span_steps: int) -> None:
         """`learners` maps every configured learner to its batch size in samples."""
-        self.step_s = 0.0  # xi_step in seconds; while it is not known of anybody who lives, as it was last
+        self.step_s = 0.0  # xi_step in seconds; the last known value while no live learner has one
         self._epoch = epoch
         self._members = {name: Member(name, batch_size) for name, batch_size in learners.items()}
         self._span_steps = span_steps
         self._leases = Leases()
         self._spans = SpanPool()
         self._coverage: dict[tuple[str, int], Coverage] = {}  # by (learner, incarnation)
-        self._processed_before = 0  # tokens of incarnations that are gone
+        self._processed_before = 0  # by earlier incarnations
         self._facts: list[SyncerFact] = []
-        self._live: list[Member] | None = None  # as last found; None: to be found anew
+        self._live: list[Member] | None = None  # cached; None after a change
 
     def restore(self, recovered: Recovered) -> None:
-        """Take over what an earlier epoch knew; `resume` says who of them lives."""
+        """Take over the state of an earlier epoch. `resume` then says which incarnations are alive."""
         self._spans, self._coverage = recovered.spans, recovered.coverage
         for name, incarnation in recovered.incarnations.items():
             key = (name, incarnation)
@@ -92,14 +93,14 @@ class Members:
                 recovered.batch_sizes.get(key, 0),
                 incarnation=incarnation,
                 fenced=False,
-                noticed_at=dict.fromkeys(range(len(recovered.versions)), float("-inf")),  # by who is gone: told again
+                noticed_at=dict.fromkeys(range(len(recovered.versions)), float("-inf")),  # send again
                 merged_step=recovered.merged_step.get(key, {}),
                 durable_span=newest.identifier if newest else -1,
                 restored=True,
             )
 
     def resume(self, now: float, living: Iterable[Expect]) -> None:
-        """These live, not attached yet; whoever else an earlier epoch knew is fenced."""
+        """These incarnations are alive, not attached yet. All others that an earlier epoch knew are fenced."""
         for event in living:
             member = self._members.get(event.learner)
             if member is not None and member.restored and event.incarnation == member.incarnation:
@@ -111,13 +112,13 @@ class Members:
             if member.restored:
                 self.fence(member.name, "killed")
 
-    def take_facts(self) -> list[SyncerFact]:
+    def drain_facts(self) -> list[SyncerFact]:
         if not self._facts:
             return []
         facts, self._facts = self._facts, []
         return facts
 
-    # -------------------------------------------------------------- who is there
+    # -------------------------------------------------------------- who is attached, who is live
 
     @property
     def names(self) -> tuple[str, ...]:
@@ -125,12 +126,12 @@ class Members:
 
     @property
     def attached(self) -> list[Member]:
-        """Those that are told what happens."""
+        """Members that get notices and Stop."""
         return [member for member in self._members.values() if member.attached and not member.fenced]
 
     @property
     def live(self) -> list[Member]:
-        """Those with something to give: a valid lease, stepping or draining, and not quarantined; by name."""
+        """Members that count for quorums: a valid lease, stepping or draining, not quarantined; ordered by name."""
         if self._live is None:
             self._live = [
                 member
@@ -144,7 +145,7 @@ class Members:
         return self._live
 
     def _changed(self) -> None:
-        """Who is live may be others now. Their pace is taken at once: the last one known is no matter of who asks."""
+        """The live members may have changed. xi_step is updated at once, so that it never depends on who asks when."""
         self._live = None
         self.step_s = step_time(member.report.step_s for member in self.live if member.report) or self.step_s
 
@@ -154,14 +155,14 @@ class Members:
 
     @property
     def tokens_processed(self) -> int:
-        """As far as reported."""
+        """Tokens that all incarnations together have reported as processed."""
         now = sum(member.report.tokens for member in self._members.values() if member.report)
         return self._processed_before + now
 
-    # -------------------------------------------------------------- coming and going
+    # -------------------------------------------------------------- incarnations
 
     def expect(self, now: float, event: Expect) -> bool:
-        """A new incarnation is on its way; the one before is fenced. False when the event is old news."""
+        """A new incarnation starts; the one before it is fenced. Returns False, and refuses, for an older one."""
         name = event.learner
         member = self._members.get(name)
         if member is not None:
@@ -176,7 +177,7 @@ class Members:
         return True
 
     def fence(self, name: str, reason: str, incarnation: int | None = None) -> bool:
-        """Accept nothing more from this incarnation, by default the newest; what it was lent returns."""
+        """Accept nothing more from this incarnation, by default the newest; its uncommitted samples return."""
         member = self._members.get(name)
         if member is None or member.fenced or incarnation not in (None, member.incarnation):
             return False
@@ -189,12 +190,12 @@ class Members:
         return True
 
     def get(self, name: str, incarnation: int) -> Member | None:
-        """This incarnation, if it is the one that may speak."""
+        """This incarnation, if its messages are accepted."""
         member = self._members.get(name)
         return member if member and not member.fenced and member.incarnation == incarnation else None
 
     def admit(self, event: Attach | SeekDonor | Report | Contribution, message: str) -> Member | None:
-        """The sender, if its incarnation is the one that may speak, and to this epoch; else a refusal is recorded."""
+        """The sender, if its incarnation is current and it addresses this epoch; else None, and a Refused fact."""
         member = self._members.get(event.learner)
         reason = ""
         if member is None:
@@ -209,7 +210,7 @@ class Members:
         return member
 
     def refuse(self, event: Any, message: str, reason: str, detail: str = "") -> None:
-        """Record that something changed nothing. A report is one of many alike: said once per reason."""
+        """Record a refused message. Refused reports are recorded once per incarnation and reason."""
         member = self._members.get(event.learner)
         if message == "report" and member is not None:
             if (event.incarnation, reason) in member.refused:
@@ -221,8 +222,8 @@ class Members:
 
     # -------------------------------------------------------------- leases
 
-    def hear(self, now: float, member: Member, report: Report) -> bool:
-        """Renew the sender's lease. Returns whether the report is news: neither doubled nor overtaken."""
+    def record_report(self, now: float, member: Member, report: Report) -> bool:
+        """Renew the sender's lease. Returns whether the report is newer than all before it."""
         silent_s = self._leases.renew(report.learner, report.phase, now, report.lease_s)
         if silent_s is not None:
             self._facts.append(LeaseRenewed(report.learner, report.incarnation, silent_s))
@@ -233,13 +234,13 @@ class Members:
         return news
 
     def quarantine(self, member: Member) -> None:
-        """It is asked for nothing any more."""
+        """Ask this member for no more contributions."""
         member.quarantined = True
         self._facts.append(Quarantined(member.name, member.incarnation, member.non_finite))
         self._changed()
 
     def expire(self, now: float) -> list[str]:
-        """The learners whose lease has run out since the last call."""
+        """The learners whose leases expired since the last call."""
         expired = self._leases.expire(now)
         if expired:
             self._changed()
@@ -251,7 +252,7 @@ class Members:
     # -------------------------------------------------------------- spans
 
     def lend(self, member: Member) -> Span:
-        """The span that the member does not have yet: a new one, or the newest, not arrived so far."""
+        """The next span for a member: its newest if its reports do not show it yet, else a new one."""
         assert member.report is not None
         newest = self._spans.newest(member.name, member.incarnation)
         if newest is None or member.report.newest_span >= newest.identifier:
@@ -262,10 +263,10 @@ class Members:
             member.granted_at = float("-inf")
         return newest
 
-    # -------------------------------------------------------------- books
+    # -------------------------------------------------------------- what is committed
 
     def cover(self, contribution: Contribution) -> int:
-        """A contribution is merged. Returns the tokens that are committed by it and were not before."""
+        """Count a merged contribution. Returns the tokens that it commits for the first time."""
         counters, key = contribution.counters, (contribution.learner, contribution.incarnation)
         fresh = self._coverage.setdefault(key, Coverage()).add(
             Mark(counters.base_step, contribution.processed - counters.tokens),
@@ -277,27 +278,27 @@ class Members:
         return fresh
 
     def note_missed(self, name: str) -> None:
-        """A read of this learner timed out: it is asked for nothing more before it reports again."""
+        """A read of this learner timed out: ask it for nothing before its next report."""
         member = self._members[name]
-        assert member.report is not None, "only who has reported is read"
+        assert member.report is not None, "only learners that have reported are read"
         member.missed = member.report.sequence
 
     def note_merged(self, commit: Committed) -> None:
-        """Remember for each participant that its read of this fragment is in the new version."""
+        """Remember for each participant which of its steps the new version contains."""
         for participant in commit.participants:
             member = self._members[participant.learner]
             if member.incarnation == participant.incarnation:
                 member.merged_step[commit.fragment] = participant.step
 
     def _samples_committed(self, member: Member) -> int:
-        """Samples up to the last committed step of the incarnation."""
+        """How many samples the incarnation used up to its last committed step."""
         coverage = self._coverage.get((member.name, member.incarnation))
         return max(0, coverage.last_step - member.first_step) * member.batch_size if coverage else 0
 
     # -------------------------------------------------------------- for status pages
 
     def rows(self, now: float, versions: Sequence[int]) -> list[dict[str, Any]]:
-        """What is known of each configured learner."""
+        """One row for each known learner."""
         return [self._row(now, member, versions) for member in self._members.values()]
 
     def _row(self, now: float, member: Member, versions: Sequence[int]) -> dict[str, Any]:
@@ -307,11 +308,12 @@ class Members:
             "name": member.name,
             "incarnation": member.incarnation,
             "alive": self._leases.holds(member.name),
-            "phase": lease.phase if lease else "",  # a fence ends it
+            "phase": lease.phase if lease else "",  # fencing ends the lease
             "lease_age_s": round(now - lease.renewed_at, 3) if lease else None,
             "step": report.step if report else 0,
             "step_s": report.step_s if report else 0.0,
             "tokens": report.tokens if report else 0,
             "loss": report.loss if report else None,
+            "aux": report.aux if report else None,
             "version_lag": sum(ours > theirs for ours, theirs in zip(versions, held, strict=False)) if held else None,
         }

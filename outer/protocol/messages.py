@@ -1,16 +1,16 @@
-"""Everything that crosses between a learner and the syncer.
+"""Every message between a learner and the syncer, and between two learners.
 
-Plain frozen values; array payloads are opaque handles here. Every message carries the sender's epoch or
-incarnation; anything may come late, twice, or not at all. `snapshot`: the newest that the sender has saved its state
-for; whoever sees one that it has not saved its own for does so before it acts on the message.
+Messages are frozen plain values; array payloads are opaque handles here. Each carries the sender's epoch or
+incarnation. Any message may arrive late, twice, or never. `snapshot` is the newest snapshot for which the sender has
+saved its state; a receiver that has not saved its own state for it does so before it acts on the message.
 """
 
 from __future__ import annotations
 
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from typing import Any, NamedTuple
 
-# Phases of a learner, in order. Leases name the phase they were given in.
+# The phases of a learner, in order. A lease belongs to the phase in which it was reported.
 STARTING, IMPORTING, COMPILING, JOINING, STEPPING, DRAINING, STOPPED = (
     "starting",
     "importing",
@@ -27,7 +27,7 @@ STARTING, IMPORTING, COMPILING, JOINING, STEPPING, DRAINING, STOPPED = (
 
 @dataclass(frozen=True)
 class Attach:
-    """First word of a compiled learner. The manifest is what both sides must agree on, flat."""
+    """The first message of a compiled learner. `manifest` is what both sides must agree on, see manifest.py."""
 
     learner: str
     incarnation: int
@@ -35,38 +35,39 @@ class Attach:
 
 
 class FragmentCounters(NamedTuple):
-    """What accrued on one fragment since its base was adopted (c_steps and c_tokens of the paper)."""
+    """A learner's progress on one fragment since it adopted its base (the paper's c_steps and c_tokens)."""
 
     base_version: int | None  # None until adopted from the syncer
-    base_step: int  # adopted after this step
+    base_step: int  # the base was adopted after this step
     steps: int
     tokens: int
 
 
 @dataclass(frozen=True)
 class Report:
-    """Sent after each step, and on entering a phase: progress, counters, and the lease they earn."""
+    """Progress, counters and a lease renewal. A learner sends it after each step and on entering a phase."""
 
     learner: str
     incarnation: int
     epoch: int | None  # the syncer epoch attached to; None before attaching
     sequence: int  # rises by one per report of an incarnation
     phase: str
-    lease_s: float  # from arrival
+    lease_s: float  # from arrival, seconds
     step: int
     step_s: float  # moving average of step times; 0 until known
     tokens: int  # processed by this incarnation
-    syncer_step: int  # newest syncer step known: this learner's entry for the syncer in the vector clock
+    syncer_step: int  # the newest syncer step that this learner knows: its vector-clock entry for the syncer
     counters: tuple[FragmentCounters, ...] = ()
     newest_span: int = -1
     wants_span: bool = False
     loss: float | None = None  # of the last step
-    snapshot: int = 0  # the newest that it has saved its state for
+    aux: dict[str, float] | None = field(default=None, repr=False)  # the task's auxiliary values in the last step
+    snapshot: int = 0  # the newest that this learner has saved its state for
 
 
 @dataclass(frozen=True)
 class Contribution:
-    """The answer to a read: one fragment as of one completed step, with that step's exact counters."""
+    """The answer to a ReadRequest: one fragment as of one completed step, with that step's exact counters."""
 
     learner: str
     incarnation: int
@@ -80,12 +81,12 @@ class Contribution:
     payload: Any  # handle; on the wire a 1-D array in the codec's format
     digest: str  # SHA-256 of the payload's bytes
     defect: str = ""  # found by the receiving shell: bad_digest | non_finite | wrong_shape
-    snapshot: int = 0  # the newest that its sender had saved its state for
+    snapshot: int = 0  # the newest that the sender had saved its state for
 
 
 @dataclass(frozen=True)
 class SeekDonor:
-    """A joiner asks whose state it may copy. It names the donors that have failed it, so as to be given another."""
+    """A joiner asks which peer to copy its state from. `failed` names donors that it must not be given again."""
 
     learner: str
     incarnation: int
@@ -98,7 +99,7 @@ class SeekDonor:
 
 @dataclass(frozen=True)
 class StateRequest:
-    """A joiner asks a donor for its state, as of any boundary at which it has seen this syncer step."""
+    """A joiner asks a donor for its state, as of a step boundary at which the donor knows this syncer step."""
 
     epoch: int
     joiner: str
@@ -111,14 +112,14 @@ class StateRequest:
 
 @dataclass(frozen=True)
 class State:
-    """The answer: parameters and inner optimizer state of one completed step."""
+    """The answer to a StateRequest: parameters and inner optimizer state as of one completed step."""
 
     donor: str
     donor_incarnation: int
     step: int  # of the donor
-    syncer_step: int  # the newest that the donor had seen
+    syncer_step: int  # the newest that the donor knew
     payload: Any  # handle; on the wire a list of arrays
-    digest: str  # SHA-256 over all of it
+    digest: str  # SHA-256 of the payload
     size: int  # bytes
     versions: tuple[int, ...] = ()  # of every fragment, as the donor held them
 
@@ -133,28 +134,30 @@ class Welcome:
     epoch: int
     syncer_step: int
     progress: float  # of the budget, 0 to 1
-    versions: tuple[int, ...]  # current version of each fragment: what to fetch first
+    versions: tuple[int, ...]  # the current version of each fragment
     snapshot: int = 0
 
 
 @dataclass(frozen=True)
 class Donor:
-    """The answer to SeekDonor; `donor` is empty where nobody can give."""
+    """The answer to SeekDonor. `donor` is empty when no learner can give its state."""
 
     epoch: int
     incarnation: int  # of the joiner
     donor: str
     donor_incarnation: int
-    syncer_step: int  # what the donor must have seen
+    syncer_step: int  # the donor must know this syncer step
 
 
 @dataclass(frozen=True)
 class ReadRequest:
+    """Asks a learner for one fragment, as of any completed step."""
+
     epoch: int
-    incarnation: int  # of the learner that is meant
+    incarnation: int  # of the learner
     syncer_step: int
     fragment: int
-    attempt: int  # from 1; rises when a syncer step has to ask again
+    attempt: int  # from 1; rises each time a syncer step has to ask again
     progress: float
     deadline_s: float  # from sending
     snapshot: int = 0
@@ -162,7 +165,7 @@ class ReadRequest:
 
 @dataclass(frozen=True)
 class Notice:
-    """A fragment has a new version; its payload is to be fetched."""
+    """A fragment has a new version. The learner fetches its payload."""
 
     epoch: int
     syncer_step: int
@@ -170,13 +173,13 @@ class Notice:
     version: int
     digest: str
     progress: float
-    merged_step: int | None = None  # the receiver's own step up to which its steps are in it; rebase needs to know
+    merged_step: int | None = None  # the version contains the receiver's own steps up to this one; rebase needs it
     snapshot: int = 0
 
 
 @dataclass(frozen=True)
 class Grant:
-    """Samples [start, stop) of the deterministic order."""
+    """Lends samples [start, stop) of the deterministic order to a learner."""
 
     epoch: int
     incarnation: int
@@ -188,7 +191,7 @@ class Grant:
 
 @dataclass(frozen=True)
 class Drain:
-    """Step no more, but stay until what was done is merged, or the deadline has passed."""
+    """Stop stepping, but stay until the finished steps are merged or the deadline has passed."""
 
     epoch: int
     incarnation: int
@@ -202,5 +205,5 @@ class Stop:
 
     epoch: int
     reason: str
-    suspend: bool = False  # the run goes on another time: save everything for the snapshot, and say nothing after it
+    suspend: bool = False  # the run is suspended: save all state for the snapshot, and log nothing after it
     snapshot: int = 0

@@ -1,6 +1,6 @@
-"""One open syncer step: where it stands, whom it waits for, and what it has gathered so far.
+"""One open syncer step, and the contributions to it: which are refused, which are merged, and with what weight.
 
-It is told when to move; why, and what follows for the run, is the syncer's to know.
+The syncer drives an OpenStep through the stages in TRANSITIONS. The paper's section 3 defines the weights.
 """
 
 from __future__ import annotations
@@ -20,20 +20,20 @@ if TYPE_CHECKING:
 
 
 class Stage(Enum):
-    """Where an open syncer step stands."""
+    """The stages of an open syncer step."""
 
     COLLECTING = "collecting"  # fewer than K reports since it opened
-    GRACE = "grace"  # K reported, more are waited for
-    READING = "reading"  # participants were asked for the fragment
-    MERGING = "merging"  # the shell computes
-    MERGED = "merged"  # waits until every earlier step is committed
-    JOURNALING = "journaling"  # the shell makes it durable
-    COMMITTED = "committed"  # durable: it is open no more
-    PASSED = "passed"  # it had its quorum, and no fragment was due
-    DROPPED = "dropped"  # the run finished first
+    GRACE = "grace"  # K reported; more are waited for
+    READING = "reading"  # learners were asked for the fragment
+    MERGING = "merging"  # the shell computes the merge
+    MERGED = "merged"  # waits for the commit of every earlier step
+    JOURNALING = "journaling"  # the shell makes the commit durable
+    COMMITTED = "committed"  # durable; the step is closed
+    PASSED = "passed"  # reached its quorum, and no fragment was due
+    DROPPED = "dropped"  # the run ended first
 
 
-# From each stage to which, and when. docs/protocol.md draws it.
+# stage -> next stage -> condition. docs/protocol.md has the diagram.
 TRANSITIONS: dict[Stage, dict[Stage, str]] = {
     Stage.COLLECTING: {
         Stage.GRACE: "K reported",
@@ -60,7 +60,7 @@ TRANSITIONS: dict[Stage, dict[Stage, str]] = {
         Stage.JOURNALING: "every earlier step is committed or passed",
         Stage.DROPPED: "the run is over",
     },
-    Stage.JOURNALING: {Stage.COMMITTED: "durable (Committed)"},  # a run does not finish before it is
+    Stage.JOURNALING: {Stage.COMMITTED: "durable (Committed)"},  # a run does not end in between
     Stage.COMMITTED: {},
     Stage.PASSED: {},
     Stage.DROPPED: {},
@@ -69,7 +69,7 @@ TRANSITIONS: dict[Stage, dict[Stage, str]] = {
 
 @dataclass
 class OpenStep:
-    """One open syncer step."""
+    """The state of one open syncer step. Times are seconds of the shell's monotonic clock."""
 
     syncer_step: int
     fragment: int | None
@@ -82,9 +82,9 @@ class OpenStep:
     decided_at: float = 0.0
     live: int = 0
     deadline: float = 0.0
-    attempt: int = 0  # how often participants were asked
-    retry_at: float = float("-inf")  # not judged again before
-    starved: bool = False  # fewer than K were alive at some time since it opened
+    attempt: int = 0  # how often learners were asked
+    retry_at: float = float("-inf")  # not judged before this time
+    starved: bool = False  # fewer than K learners were live at some time since it opened
     awaited: dict[str, int] = field(default_factory=dict)  # learner -> incarnation
     contributions: dict[str, Contribution] = field(default_factory=dict)
     weights: tuple[float, ...] = ()
@@ -93,12 +93,12 @@ class OpenStep:
 
     @property
     def collects(self) -> bool:
-        """Whether it still counts reports."""
+        """Whether the step still counts reports."""
         return self.stage in (Stage.COLLECTING, Stage.GRACE)
 
     @property
     def wake_at(self) -> float | None:
-        """When time alone may move it; None: only an event can."""
+        """When the passing of time may move the step; None: only an event can."""
         if self.stage is Stage.READING:
             return self.deadline
         if self.stage is Stage.COLLECTING and self.retry_at > float("-inf"):
@@ -109,7 +109,7 @@ class OpenStep:
 
     @property
     def chosen(self) -> list[Contribution]:
-        """What is merged, in the order of the learners' names: the sum is the same bits every time."""
+        """The contributions to merge, ordered by learner name, so that the sum has the same bits every time."""
         return [self.contributions[name] for name in sorted(self.contributions)]
 
     def move(self, stage: Stage) -> None:
@@ -117,7 +117,7 @@ class OpenStep:
         self.stage = stage
 
     def judge(self, now: float, quorum: int, live: int, reported: int, grace_s: float | None) -> Verdict:
-        """Whether to stop collecting. `grace_s` is what a quorum reached now would be granted."""
+        """Whether to stop collecting. `grace_s`: the grace for a quorum reached now; None for endless."""
         self.starved |= live < quorum
         if now < self.retry_at:
             return Verdict(Decision.WAIT, "too few could contribute a moment ago")
@@ -132,7 +132,11 @@ class OpenStep:
         )
 
     def counted(self, live: Iterable[Member], overlap: str) -> list[Member]:
-        """The live that finished a step after this one opened, or will finish none; strict: that reached its number."""
+        """Live learners that count towards the quorum.
+
+        Free overlap: those that finished a step after this one opened, or are draining and will finish none.
+        Strict overlap: those whose own step number has reached this syncer step.
+        """
         if overlap == "strict":
             return [member for member in live if member.report and member.report.step >= self.syncer_step]
         return [
@@ -142,14 +146,14 @@ class OpenStep:
         ]
 
     def ask(self, now: float, live: int, asked: Mapping[str, int], timeout_s: float) -> None:
-        """From here on it waits for the contributions of these learners, by incarnation."""
+        """Start reading: wait for the contributions of these learners. `asked`: learner -> incarnation."""
         self.move(Stage.READING)
         self.decided_at, self.live, self.deadline = now, live, now + timeout_s
         self.awaited, self.contributions = dict(asked), {}
         self.attempt += 1
 
     def request(self, epoch: int, incarnation: int, progress: float, deadline_s: float) -> ReadRequest:
-        """What one of those that are asked is sent."""
+        """The request to send to one of the asked learners."""
         assert self.fragment is not None
         return ReadRequest(
             epoch=epoch,
@@ -161,8 +165,8 @@ class OpenStep:
             deadline_s=deadline_s,
         )
 
-    def take(self, contribution: Contribution, versions: Sequence[int]) -> str:
-        """Keep what was asked for and can be merged. Returns why not, where it is refused."""
+    def accept(self, contribution: Contribution, versions: Sequence[int]) -> str:
+        """Keep a contribution that was asked for and can be merged; else return the reason for refusing it."""
         name = contribution.learner
         asked = self.stage is Stage.READING and contribution.attempt == self.attempt
         if not asked or name not in self.awaited:
@@ -175,12 +179,12 @@ class OpenStep:
         return ""
 
     def miss(self, learner: str, reason: str) -> ReadFailed:
-        """Wait no more for this learner's contribution."""
+        """Stop waiting for this learner's contribution."""
         assert self.fragment is not None
         return ReadFailed(learner, self.awaited.pop(learner), self.syncer_step, self.fragment, reason)
 
     def reopen(self, now: float, retry_at: float, reason: str) -> StepReopened:
-        """Back to collecting; a new quorum is counted from here."""
+        """Go back to collecting; a new quorum is counted from here."""
         assert self.fragment is not None
         fact = StepReopened(self.syncer_step, self.fragment, len(self.contributions), reason)
         self.move(Stage.COLLECTING)
@@ -190,7 +194,7 @@ class OpenStep:
         return fact
 
     def merge(self) -> Merge:
-        """Close the reading: what has come is merged."""
+        """Stop reading and merge the contributions that were accepted."""
         assert self.fragment is not None
         self.move(Stage.MERGING)
         self.weights = weigh(self.chosen)
@@ -198,7 +202,7 @@ class OpenStep:
         return Merge(self.syncer_step, self.fragment, payloads, self.weights)
 
     def commit(self, now: float, epoch: int, base_version: int, tokens_committed: int) -> Committed:
-        """Write the record that is to be made durable."""
+        """The commit's record, for the journal."""
         assert self.fragment is not None and self.result is not None and self.quorum_at is not None
         self.move(Stage.JOURNALING)
         self.record = Committed(
@@ -223,14 +227,14 @@ class OpenStep:
 
 
 def has_progress(member: Member, fragment: int, version: int) -> bool:
-    """Its last report shows this version as its base, and at least one step since."""
+    """Whether the learner's last report shows this version as its base, and at least one step since."""
     assert member.report is not None
     counters = member.report.counters[fragment]
     return counters.base_version == version and counters.steps >= 1
 
 
 def unusable(contribution: Contribution, fragment: int, version: int) -> str:
-    """Why it cannot be merged into this version of the fragment; empty when it can."""
+    """Why a contribution cannot be merged into this version of the fragment; empty when it can."""
     if contribution.defect:
         return contribution.defect
     if contribution.fragment != fragment:
@@ -245,14 +249,14 @@ def unusable(contribution: Contribution, fragment: int, version: int) -> str:
 
 
 def weigh(contributions: Sequence[Contribution]) -> tuple[float, ...]:
-    """c_tokens^2 / c_steps of each, normalised."""
+    """The weight of each contribution: c_tokens^2 / c_steps, normalised to sum 1 (paper section 3)."""
     raw = [c.counters.tokens * c.counters.tokens / c.counters.steps for c in contributions]
     total = sum(raw)
     return tuple(weight / total for weight in raw)
 
 
 def participants(contributions: Sequence[Contribution], weights: Sequence[float]) -> tuple[Participant, ...]:
-    """What the record of a commit says of each contribution."""
+    """Each contribution as the commit's record describes it."""
     return tuple(
         Participant(
             learner=contribution.learner,

@@ -1,4 +1,7 @@
-"""When to stop collecting and merge: a pure verdict with its reason (paper section 3, quorum and grace)."""
+"""Quorum and grace: decides when to stop collecting reports and merge, with the reason (paper section 3).
+
+A verdict has three values, never a bool. The step times and delays that adaptive grace needs are averaged here too.
+"""
 
 from __future__ import annotations
 
@@ -24,10 +27,10 @@ class Verdict(NamedTuple):
 
 
 def adaptive_grace(gamma: float, overlap_steps: int, step_s: float, quorum_s: float, sync_s: float) -> float:
-    """Seconds that more than K learners may be waited for.
+    """Seconds to wait for more than K learners (paper section 3, adaptive grace).
 
-    gamma * slack, held within [0, xi_step], with slack = tau * xi_step - (xi_quorum + xi_sync): what is left of
-    the overlap once the quorum and the merge have taken their usual time.
+    gamma * slack, clipped to [0, xi_step], where slack = tau * xi_step - (xi_quorum + xi_sync) is the part of the
+    overlap that the quorum and the merge usually leave unused.
     """
     slack = overlap_steps * step_s - (quorum_s + sync_s)
     return min(max(gamma * slack, 0.0), step_s)
@@ -36,10 +39,10 @@ def adaptive_grace(gamma: float, overlap_steps: int, step_s: float, quorum_s: fl
 def decide(
     now: float, *, quorum: int, live: int, reported: int, quorum_at: float | None, grace_s: float | None
 ) -> Verdict:
-    """Judge one open syncer step.
+    """Judge one open syncer step. `OpenStep.judge` calls it after every event.
 
-    `reported` counts the live learners that finished a step after the syncer step opened; `quorum_at` is when
-    the K-th of them did, None while grace has not been opened; `grace_s` None is without end.
+    `quorum`: K. `reported`: how many live learners finished a step after this syncer step opened. `quorum_at`: when
+    the K-th of them reported, None before grace. `grace_s`: the grace granted, None for endless.
     """
     if live < quorum:
         return Verdict(Decision.WAIT, f"{live} learners alive, the quorum is {quorum}")
@@ -63,7 +66,7 @@ def decide(
 
 @dataclass
 class Average:
-    """Exponential moving average; the first sample is taken whole."""
+    """Exponential moving average. The first sample counts fully."""
 
     smoothing: float
     value: float = 0.0
@@ -75,21 +78,21 @@ class Average:
 
 
 def step_time(averages: Iterable[float]) -> float:
-    """xi_step: the median of the live learners' step-time averages in seconds; 0 while none is known."""
+    """xi_step: the median of the live learners' average step times in seconds; 0 while none is known."""
     known = [value for value in averages if value > 0]
     return median(known) if known else 0.0
 
 
 class StepTiming:
-    """What a syncer step usually takes of the overlap, in seconds."""
+    """How long quorums and commits usually take, in seconds, and the grace that follows from it."""
 
     def __init__(self, config: SyncConfig) -> None:
         self._config = config
-        self.quorum_s = Average(config.smoothing)  # opening to the K-th report
-        self.sync_s = Average(config.smoothing)  # decision to durable
+        self.quorum_s = Average(config.smoothing)  # xi_quorum: opening to the K-th report
+        self.sync_s = Average(config.smoothing)  # xi_sync: decision to durable
 
     def grace_s(self, step_s: float) -> float | None:
-        """What a quorum reached now would be granted; None is without end."""
+        """The grace for a quorum reached now, in seconds; None for endless. `step_s`: xi_step."""
         if self._config.grace == "infinite":
             return None
         if self._config.grace != "adaptive":

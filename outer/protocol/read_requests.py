@@ -1,6 +1,6 @@
-"""Reading a syncer step's fragment: who is asked, who is waited for no longer, and when too few have answered.
+"""Asks learners for a syncer step's fragment, gives up on late ones, and reopens the step when too few answer.
 
-When to read is the syncer's to decide, and what becomes of an answer the step's.
+The syncer decides when to read. OpenStep accepts or refuses each contribution.
 """
 
 from __future__ import annotations
@@ -16,11 +16,11 @@ if TYPE_CHECKING:
     from outer.config import SyncConfig
     from outer.protocol.members import Members
 
-REOPEN_S = 0.1  # a syncer step that found too few contributions is not judged again before
+REOPEN_S = 0.1  # a reopened syncer step waits this long before it is judged again
 
 
 class ReadRequests:
-    """For all of an epoch's steps. Times are seconds of the shell's monotonic clock."""
+    """The reads of all syncer steps of one epoch. Times are seconds of the shell's monotonic clock."""
 
     def __init__(self, epoch: int, config: SyncConfig, quorum: int, members: Members, out: EffectBuffer) -> None:
         self._epoch = epoch
@@ -30,7 +30,7 @@ class ReadRequests:
         self._out = out
 
     def ask(self, now: float, step: OpenStep, version: int, progress: float) -> None:
-        """The quorum is there: read the fragment from everyone who can contribute to this version of it."""
+        """A quorum has reported: request the fragment from every learner that can contribute to this version."""
         assert step.fragment is not None
         live, timeout_s = self._members.live, self._config.read_timeout_s
         able = live if self._config.participants == "eligible" else step.counted(live, self._config.overlap)
@@ -43,22 +43,22 @@ class ReadRequests:
             self._out.send(member, step.request(self._epoch, member.incarnation, progress, timeout_s))
 
     def miss(self, step: OpenStep | None, event: Contribution | ReadMissed, reason: str) -> None:
-        """What this incarnation was asked for does not come."""
+        """Stop waiting for this incarnation's contribution, and record why."""
         if step is not None and step.awaited.get(event.learner) == event.incarnation:
             if reason == "timeout":
                 self._members.note_missed(event.learner)
-            self._out.say(step.miss(event.learner, reason))
+            self._out.emit(step.miss(event.learner, reason))
 
     def close(self, now: float, step: OpenStep) -> None:
-        """Nobody is awaited any more, or the deadline has passed: merge what has come, if it is enough."""
+        """All answers are in, or the deadline has passed: merge if at least K contributions are valid, else reopen."""
         for learner in list(step.awaited):
             self._members.note_missed(learner)
-            self._out.say(step.miss(learner, "timeout"))
+            self._out.emit(step.miss(learner, "timeout"))
         if len(step.contributions) < self._quorum:
             self.reopen(now, step, f"{len(step.contributions)} valid contributions, the quorum is {self._quorum}")
             return
-        self._out.do(step.merge())
+        self._out.add(step.merge())
 
     def reopen(self, now: float, step: OpenStep, reason: str) -> None:
-        """A new quorum is counted, after a while."""
-        self._out.say(step.reopen(now, now + REOPEN_S, reason))
+        """Send the step back to collecting; a new quorum is counted after REOPEN_S."""
+        self._out.emit(step.reopen(now, now + REOPEN_S, reason))

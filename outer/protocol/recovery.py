@@ -1,7 +1,6 @@
-"""What another epoch of the syncer goes on from: the journal's records, and nothing else.
+"""Rebuilds the syncer's state from the journal's records, for the next epoch.
 
-Pure: which records survived, and whether they are whole, is the journal's to know; the fragments' values that go
-with the commits are the shell's.
+Pure. outer/journal reads and verifies the records; the shell restores the fragments' values that belong to them.
 """
 
 from __future__ import annotations
@@ -17,11 +16,11 @@ from outer.protocol.spans import Span, SpanPool
 
 @dataclass(frozen=True)
 class Entry:
-    """One durable record, as Append gave it."""
+    """One durable record with its epoch and sequence number, from an Append effect."""
 
     epoch: int
     sequence: int
-    said: int
+    logged: int
     record: Record
 
 
@@ -30,44 +29,44 @@ Key = tuple[str, int]  # learner, incarnation
 
 @dataclass
 class Recovered:
-    """Where the epoch before stopped. Handed to one Syncer, which goes on writing to it."""
+    """The state at which the previous epoch stopped. One Syncer takes it over and changes it in place."""
 
     versions: list[int]  # by fragment
     digests: list[str]
     tokens_committed: int = 0
     spans: SpanPool = field(default_factory=SpanPool)
     coverage: dict[Key, Coverage] = field(default_factory=dict)
-    incarnations: dict[str, int] = field(default_factory=dict)  # the newest of each learner that any record names
-    batch_sizes: dict[Key, int] = field(default_factory=dict)  # in samples
+    incarnations: dict[str, int] = field(default_factory=dict)  # the newest one that a record names, by learner
+    batch_sizes: dict[Key, int] = field(default_factory=dict)  # samples
     merged_step: dict[Key, dict[int, int]] = field(default_factory=dict)  # then by fragment
-    unsaid: tuple[Record, ...] = ()  # what the log may lack
+    unlogged: tuple[Record, ...] = ()  # records that the log may lack
     finished: Finished | None = None
-    clock: int = 0  # where it is above every version: later commits were announced, and are lost
+    clock: int = 0  # the syncer step of the newest announced commit, where that commit was lost
 
 
 def recover(entries: Iterable[Entry], fragments: int) -> Recovered:
-    """Replay the journal. Raises ValueError, naming the entry, where one is missing or out of order."""
-    replay = Replay.of_nothing(fragments)
+    """Apply all entries. Raises ValueError, naming the entry, when one is missing or out of order."""
+    replay = JournalReplay.empty(fragments)
     for entry in entries:
-        replay.take(entry)
+        replay.apply(entry)
     return replay.found
 
 
 @dataclass
-class Replay:
-    """The records up to some entry, one after another; whoever keeps it need not keep them."""
+class JournalReplay:
+    """The state after some prefix of the journal. It replaces the records themselves."""
 
     found: Recovered
     epoch: int = 0
-    due: int = 0  # the sequence of the entry that follows, if it is of the same epoch
-    tail: list[Entry] = field(default_factory=list)  # of which the log may lack any
+    due: int = 0  # sequence number of the next entry of this epoch
+    tail: list[Entry] = field(default_factory=list)  # the newest entries: the log may lack them
 
     @classmethod
-    def of_nothing(cls, fragments: int) -> Replay:
+    def empty(cls, fragments: int) -> JournalReplay:
         return cls(Recovered([0] * fragments, [""] * fragments))
 
-    def take(self, entry: Entry) -> None:
-        """The entry that follows. Raises ValueError, and changes nothing, for any other."""
+    def apply(self, entry: Entry) -> None:
+        """Apply the next entry. Raises ValueError, and changes nothing, for any other entry."""
         epoch, due = max(entry.epoch, self.epoch), 0 if entry.epoch > self.epoch else self.due
         if (entry.epoch, entry.sequence) != (epoch, due):
             found = f"entry {entry.sequence} of epoch {entry.epoch}"
@@ -75,9 +74,9 @@ class Replay:
         self.epoch, self.due = epoch, due + 1
         self._count(entry.record)
         self.tail.append(entry)
-        if entry.said > NOTHING_LOGGED:  # else it does not even tell what of the epoch before was said
-            self.tail = [each for each in self.tail if each.epoch == entry.epoch and each.sequence > entry.said]
-        self.found.unsaid = tuple(each.record for each in self.tail)
+        if entry.logged > NOTHING_LOGGED:  # else the previous epoch's tail may be missing from the log too
+            self.tail = [each for each in self.tail if each.epoch == entry.epoch and each.sequence > entry.logged]
+        self.found.unlogged = tuple(each.record for each in self.tail)
 
     def _count(self, record: Record) -> None:
         found = self.found

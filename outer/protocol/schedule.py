@@ -26,40 +26,40 @@ class Schedule:
         return tuple(by_offset.get(phase) for phase in range(self.round_steps))
 
     def offset(self, fragment: int) -> int:
-        """t_p: offsets are spread evenly over the round, so that traffic is too."""
+        """t_p of a fragment. Offsets are spread evenly over the round, and so is the traffic."""
         return fragment * self.round_steps // self.fragments
 
     @property
     def gap(self) -> int:
-        """From one fragment to the next, in steps, at most."""
+        """The largest number of steps between two fragments that are due one after the other."""
         return -(-self.round_steps // self.fragments)
 
     def due(self, syncer_step: int) -> int | None:
-        """The fragment of this step, or None. At most one: offsets are distinct."""
+        """The fragment due at this syncer step, or None."""
         return self._table[syncer_step % self.round_steps]
 
     def upcoming(self, syncer_step: int, steps: int) -> tuple[int, ...]:
-        """Fragments due within the next so many steps, soonest first."""
+        """The fragments due within the next `steps` syncer steps, soonest first."""
         due = (self._table[(syncer_step + ahead) % self.round_steps] for ahead in range(1, steps + 1))
         return tuple(dict.fromkeys(fragment for fragment in due if fragment is not None))
 
 
 @dataclass(frozen=True)
 class Budget:
-    """When the run ends: at so many committed tokens, or after so many syncer steps."""
+    """When the run ends: after a number of committed tokens, a number of syncer steps, or whichever comes first."""
 
     tokens: int | None
     syncer_steps: int | None
 
     def progress(self, tokens: int, syncer_step: int) -> float:
-        """Share of it that is committed, 0 to 1."""
+        """The committed share of the budget, 0 to 1. Tokens decide where both limits are set."""
         if self.tokens is not None:
             return min(1.0, tokens / self.tokens)
         assert self.syncer_steps is not None
         return min(1.0, syncer_step / self.syncer_steps)
 
     def reached(self, tokens: int, syncer_step: int) -> str:
-        """Why the run is over, with so much committed; empty while it is not."""
+        """Why the run is over; empty while it is not."""
         if self.tokens is not None and tokens >= self.tokens:
             return f"{tokens:,} tokens are committed"
         if self.syncer_steps is not None and syncer_step >= self.syncer_steps:

@@ -1,7 +1,7 @@
-"""What the syncer does for each learner, beside the steps: let it in, name donors, lend spans, tell it of versions.
+"""The syncer's session with each learner: attach, donors, sample spans, version notices, drain and stop.
 
-It sends again what seems to have been lost, and lets go who is to leave. It knows nothing of open steps, quorums
-or merges; where the run stands it is told with each call.
+Sessions sends messages again that a learner does not seem to have received. It gets a RunSnapshot with each call
+and has no access to open steps, quorums or merges.
 """
 
 from __future__ import annotations
@@ -32,24 +32,24 @@ from outer.protocol.messages import (
 if TYPE_CHECKING:
     from outer.config import SyncConfig
 
-RESEND_S = 1.0  # what a learner does not seem to have received is sent again after this long
+RESEND_S = 1.0  # a message that a learner does not seem to have received is sent again after this long
 
 
 @dataclass(frozen=True)
 class RunSnapshot:
-    """Where the run stands, as learners are told."""
+    """The state of the run, as messages to learners describe it."""
 
-    syncer_step: int  # newest opened
-    committed_step: int  # newest committed or passed
+    syncer_step: int  # the newest opened
+    committed_step: int  # the newest committed or passed
     versions: tuple[int, ...]
     digests: tuple[str, ...]  # of the versions; "" before a fragment's first commit
     progress: float  # of the budget, 0 to 1
-    finished: str  # why, once it is
-    suspended: str = ""  # why, once it is: the run goes on another time
+    finished: str  # the reason, once the run has ended
+    suspended: str = ""  # the reason, once the run is suspended
 
 
 class Sessions:
-    """Times are seconds of the shell's monotonic clock."""
+    """All sessions of one epoch. Times are seconds of the shell's monotonic clock."""
 
     def __init__(
         self, epoch: int, config: SyncConfig, manifest: Mapping[str, Any], members: Members, out: EffectBuffer
@@ -60,10 +60,10 @@ class Sessions:
         self._members = members
         self._out = out
 
-    # -------------------------------------------------------------- coming
+    # -------------------------------------------------------------- joining
 
-    def attach(self, now: float, event: Attach, standing: RunSnapshot) -> None:
-        """Let a learner in whose manifest agrees with ours."""
+    def attach(self, now: float, event: Attach, run: RunSnapshot) -> None:
+        """Accept a learner whose manifest agrees with ours; refuse any other."""
         member = self._members.admit(event, "attach")
         if member is None:
             return
@@ -71,40 +71,43 @@ class Sessions:
             self._members.refuse(event, "attach", "wrong_config", detail=differs)
             return
         if self._config.overlap == "strict" and not member.attached:
-            member.first_step = standing.committed_step
+            member.first_step = run.committed_step
         member.attached, member.attached_at = True, now
-        self._out.say(LearnerAttached(event.learner, event.incarnation, standing.syncer_step))
-        self._out.send(member, Welcome(self._epoch, standing.committed_step, standing.progress, standing.versions))
-        if over := standing.finished or standing.suspended:
-            self.stop(now, member, over, suspend=bool(standing.suspended))
+        self._out.emit(LearnerAttached(event.learner, event.incarnation, run.syncer_step))
+        self._out.send(member, Welcome(self._epoch, run.committed_step, run.progress, run.versions))
+        if over := run.finished or run.suspended:
+            self.stop(now, member, over, suspend=bool(run.suspended))
 
-    def seek(self, event: SeekDonor, standing: RunSnapshot) -> None:
-        """Name a whole peer that will have seen the clock; within the first round nobody's state is worth copying."""
+    def name_donor(self, event: SeekDonor, run: RunSnapshot) -> None:
+        """Answer a joiner with a donor: a peer that holds every fragment from the syncer.
+
+        In the first round there is no donor: no learner's state is worth copying yet.
+        """
         member = self._members.admit(event, "seek")
         if member is None:
             return
-        clock = max(standing.versions)  # of steps at which nothing is due no learner hears
+        clock = max(run.versions)  # learners do not hear of syncer steps at which no fragment is due
         donor = None
-        if standing.committed_step >= self._config.round_steps:
+        if run.committed_step >= self._config.round_steps:
             donor = choose_donor(self._members.live, member, event.failed)
         if donor is None:
             self._out.send(member, Donor(self._epoch, member.incarnation, "", 0, clock))
             return
         donor.donations += 1
-        self._out.say(DonorNamed(member.name, member.incarnation, donor.name, donor.incarnation, clock))
+        self._out.emit(DonorNamed(member.name, member.incarnation, donor.name, donor.incarnation, clock))
         self._out.send(member, Donor(self._epoch, member.incarnation, donor.name, donor.incarnation, clock))
 
-    # -------------------------------------------------------------- while it is there
+    # -------------------------------------------------------------- while attached
 
-    def attend(self, now: float, member: Member, report: Report, standing: RunSnapshot) -> None:
-        """Give what a report asks for; send again what it does not show."""
+    def on_report(self, now: float, member: Member, report: Report, run: RunSnapshot) -> None:
+        """Send what a report asks for, and again what it shows the learner has not received."""
         if report.phase == DRAINING and not member.draining:
             self._start_drain(member, "its process was told to end", now + self._config.drain_s)
         if not member.attached:
             return
-        if reason := self._over_for(member, standing):
+        if reason := self._stop_reason(member, run):
             if now - member.stopped_at >= RESEND_S:
-                self.stop(now, member, reason, suspend=bool(standing.suspended))
+                self.stop(now, member, reason, suspend=bool(run.suspended))
             return
         if report.wants_span:
             self._lend(now, member)
@@ -112,19 +115,19 @@ class Sessions:
             self._send_drain(now, member)
         if report.phase in (STEPPING, DRAINING):
             for fragment, counters in enumerate(report.counters):
-                behind = counters.base_version is None or counters.base_version < standing.versions[fragment]
+                behind = counters.base_version is None or counters.base_version < run.versions[fragment]
                 if behind and now >= self._overdue_at(member, fragment, report.step_s):
-                    self.notify(now, member, fragment, standing)
+                    self.notify(now, member, fragment, run)
 
     def _lend(self, now: float, member: Member) -> None:
-        """It is told of a span once that is durable: another epoch must not lend it to somebody else."""
+        """Lend a span. The grant is sent once it is durable, so that no other epoch can lend the same samples."""
         span = self._members.lend(member)
         if span.identifier <= member.durable_span and now - member.granted_at >= RESEND_S:
             member.granted_at = now
             self._out.send(member, Grant(self._epoch, member.incarnation, span.identifier, span.start, span.stop))
 
     def grant(self, now: float, granted: SpanGranted) -> None:
-        """A grant is durable."""
+        """A grant is durable: send it."""
         member = self._members.get(granted.learner, granted.incarnation)
         if member is not None:
             member.durable_span = granted.span
@@ -132,34 +135,34 @@ class Sessions:
             self._out.send(member, Grant(self._epoch, member.incarnation, granted.span, granted.start, granted.stop))
 
     def _overdue_at(self, member: Member, fragment: int, step_s: float) -> float:
-        """When a learner that does not show a fragment's version is told of it (again)."""
+        """When a learner whose report lacks a fragment's current version gets a notice of it (again)."""
         told_at = member.noticed_at.get(fragment)
         if told_at is not None:
-            # A report leaves before its boundary's adoptions: what it shows may be a step old.
+            # A report is sent before the adoptions at its boundary, so it may be one step old.
             return told_at + max(RESEND_S, 2.0 * step_s)
-        # It came with a peer's state. The next commit would tell it, unless there is none without it.
+        # Never notified: it joined with a peer's state. The next commit notifies it, but may need it for a quorum.
         return member.attached_at + max(RESEND_S, self._config.round_steps * self._members.step_s)
 
-    def notify(self, now: float, member: Member, fragment: int, standing: RunSnapshot) -> None:
-        """Tell a learner of a fragment's current version."""
+    def notify(self, now: float, member: Member, fragment: int, run: RunSnapshot) -> None:
+        """Send a learner a notice of a fragment's current version."""
         notice = Notice(
             epoch=self._epoch,
-            syncer_step=standing.committed_step,
+            syncer_step=run.committed_step,
             fragment=fragment,
-            version=standing.versions[fragment],
-            digest=standing.digests[fragment],
-            progress=standing.progress,
+            version=run.versions[fragment],
+            digest=run.digests[fragment],
+            progress=run.progress,
             merged_step=member.merged_step.get(fragment),
         )
         member.noticed_at[fragment] = now
         self._out.send(member, notice)
 
-    # -------------------------------------------------------------- going
+    # -------------------------------------------------------------- leaving
 
     def drain(self, now: float, event: DrainRequested) -> None:
-        """Ask a learner to leave without losing anything; who has nothing to lose is gone at once.
+        """Ask a learner to leave once its finished steps are merged; one without finished steps is fenced at once.
 
-        One that is leaving already is told again, for there may be less time than it thought.
+        A learner that is leaving already is asked again, because the new deadline may be earlier.
         """
         member = self._members.get(event.learner, event.incarnation)
         if member is None:
@@ -171,7 +174,7 @@ class Sessions:
             self._members.fence(member.name, "drained")
 
     def _may_lose(self, member: Member) -> bool:
-        """Whether it may have stepped: as far as is reported, or an earlier epoch has lent it samples."""
+        """Whether the learner may have finished steps that are not merged."""
         if member.report is None:
             return member.durable_span >= 0
         return member.report.phase in (STEPPING, DRAINING)
@@ -180,43 +183,43 @@ class Sessions:
         member.drain_until = min(member.drain_until, until)
         if not member.draining:
             member.draining = reason
-            self._out.say(DrainStarted(member.name, member.incarnation, reason))
+            self._out.emit(DrainStarted(member.name, member.incarnation, reason))
 
     def _send_drain(self, now: float, member: Member) -> None:
         member.drain_sent_at = now
         left_s = max(0.0, member.drain_until - now)
         self._out.send(member, Drain(self._epoch, member.incarnation, member.draining, left_s))
 
-    def quarantine(self, now: float, member: Member, standing: RunSnapshot) -> None:
-        """A learner that stays non-finite never recovers by itself: it has to start anew from the syncer's values."""
+    def quarantine(self, now: float, member: Member, run: RunSnapshot) -> None:
+        """Stop a learner whose contributions stay non-finite: only a restart from the syncer's values helps."""
         self._members.quarantine(member)
-        self.stop(now, member, self._over_for(member, standing))
+        self.stop(now, member, self._stop_reason(member, run))
 
-    def _over_for(self, member: Member, standing: RunSnapshot) -> str:
-        """Why this learner has to end its loop; empty while it has not."""
-        if over := standing.finished or standing.suspended:
+    def _stop_reason(self, member: Member, run: RunSnapshot) -> str:
+        """Why this learner has to end its loop; empty while it does not."""
+        if over := run.finished or run.suspended:
             return over
         if member.quarantined:
             return f"failed: {member.non_finite} contributions in a row were not finite"
         return "drained" if is_drained(member) else ""
 
     def stop(self, now: float, member: Member, reason: str, suspend: bool = False) -> None:
-        """Tell a learner to end its loop; `suspend`: for now."""
+        """Tell a learner to end its loop. `suspend`: save its state first, to continue later."""
         member.stopped_at = now
         self._out.send(member, Stop(self._epoch, reason, suspend))
 
 
-# ------------------------------------------------------------------ judged by its last report
+# ------------------------------------------------------------------ judging a learner by its last report
 
 
 def choose_donor(live: Iterable[Member], joiner: Member, failed: Collection[str]) -> Member | None:
-    """The donor: one of the joiner's own region first, then who has given least often."""
+    """Pick a donor: the joiner's own region first, then the member that was named least often; None if none fits."""
     fit = [member for member in live if member.name != joiner.name and member.name not in failed and is_whole(member)]
     return min(fit, key=lambda member: (member.region != joiner.region, member.donations, member.name), default=None)
 
 
 def is_whole(member: Member) -> bool:
-    """It steps, holds every fragment from the syncer, and nothing of it was found not finite."""
+    """Whether a learner can be a donor: it steps, has every fragment from the syncer, and sent no non-finite value."""
     report = member.report
     return (
         report is not None
@@ -228,7 +231,7 @@ def is_whole(member: Member) -> bool:
 
 
 def is_drained(member: Member) -> bool:
-    """It steps no more, and no fragment of it holds progress that a commit could still take."""
+    """Whether a draining learner has no progress left on any fragment that a commit could still take."""
     report = member.report
     if report is None or report.phase != DRAINING:
         return False

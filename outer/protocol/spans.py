@@ -1,4 +1,4 @@
-"""Samples are lent in spans from one endless, deterministic order; what a dead learner left comes back."""
+"""Lends samples to learners in spans of one endless, deterministic order, and takes back what they did not use."""
 
 from __future__ import annotations
 
@@ -22,13 +22,13 @@ class Span:
 
 @dataclass
 class _Borrower:
-    finished: int = 0  # samples of spans already given up as wholly used
+    finished: int = 0  # samples of the spans that were trimmed as fully committed
     spans: deque[Span] = field(default_factory=deque)
 
 
 @dataclass(frozen=True)
 class Borrowed:
-    """What one incarnation has on loan, as plain values."""
+    """What one incarnation has on loan, as plain values for the journal."""
 
     learner: str
     incarnation: int
@@ -37,7 +37,7 @@ class Borrowed:
 
 
 class SpanPool:
-    """Grants and returns. A returned range is lent again before any new one."""
+    """All loans of a run. Returned ranges are lent again before new samples."""
 
     def __init__(self) -> None:
         self._next_sample = 0
@@ -49,7 +49,7 @@ class SpanPool:
     def of(
         cls, next_sample: int, next_identifier: int, returned: Iterable[tuple[int, int]], borrowed: Iterable[Borrowed]
     ) -> SpanPool:
-        """A pool as another's `state` told."""
+        """Rebuild a pool from the values that `state` returned."""
         pool = cls()
         pool._next_sample, pool._next_identifier = next_sample, next_identifier
         pool._returned = list(returned)
@@ -59,7 +59,7 @@ class SpanPool:
         return pool
 
     def state(self) -> tuple[int, int, list[tuple[int, int]], list[Borrowed]]:
-        """(next sample, next identifier, returned ranges, what is on loan), as `of` takes it."""
+        """(next sample, next identifier, returned ranges, loans), as `of` takes them."""
         borrowed = [
             Borrowed(*key, loan.finished, [(span.identifier, span.start, span.stop) for span in loan.spans])
             for key, loan in self._borrowers.items()
@@ -67,9 +67,9 @@ class SpanPool:
         return self._next_sample, self._next_identifier, list(self._returned), borrowed
 
     def grant(self, learner: str, incarnation: int, samples: int, batch_size: int) -> Span:
-        """Lend up to `samples` samples, a whole number of batches."""
+        """Lend up to `samples` samples: a whole number of batches, at least one."""
         assert samples % batch_size == 0 and samples > 0
-        start, stop = self._take(samples, batch_size)
+        start, stop = self._next_range(samples, batch_size)
         span = Span(self._next_identifier, start, stop)
         self._next_identifier += 1
         self._borrowers.setdefault((learner, incarnation), _Borrower()).spans.append(span)
@@ -80,7 +80,7 @@ class SpanPool:
         return borrower.spans[-1] if borrower and borrower.spans else None
 
     def trim(self, learner: str, incarnation: int, committed: int) -> None:
-        """Forget spans that lie wholly within the first `committed` samples; the newest is always kept."""
+        """Forget the spans that lie within the first `committed` samples of this loan, except the newest span."""
         borrower = self._borrowers.get((learner, incarnation))
         if borrower is None:
             return
@@ -88,7 +88,7 @@ class SpanPool:
             borrower.finished += borrower.spans.popleft().samples
 
     def release(self, learner: str, incarnation: int, committed: int) -> list[Span]:
-        """End a loan: what lies after the first `committed` samples of this borrower returns to the pool."""
+        """End a loan. Everything after its first `committed` samples returns to the pool; returns those ranges."""
         borrower = self._borrowers.pop((learner, incarnation), None)
         if borrower is None:
             return []
@@ -103,14 +103,14 @@ class SpanPool:
         return back
 
     def _give_back(self, start: int, stop: int) -> None:
-        """Neighbours become one range: a batch may need samples of both."""
+        """Return a range; adjacent ranges merge, because a batch may need samples of both."""
         for other in [each for each in self._returned if each[0] == stop or each[1] == start]:
             self._returned.remove(other)
             start, stop = min(start, other[0]), max(stop, other[1])
         self._returned.append((start, stop))
 
     def lent(self, learner: str, incarnation: int, span: Span) -> None:
-        """A grant that an earlier epoch has made."""
+        """Replay a grant that an earlier epoch made."""
         if (source := next((each for each in self._returned if each[0] == span.start), None)) is not None:
             self._lend_of(source, span.stop)
         self._next_sample = max(self._next_sample, span.stop)
@@ -118,7 +118,7 @@ class SpanPool:
         self._borrowers.setdefault((learner, incarnation), _Borrower()).spans.append(span)
 
     def given_back(self, learner: str, incarnation: int, back: Span) -> None:
-        """A return that an earlier epoch has taken: of this span the borrower keeps what lies before."""
+        """Replay a return that an earlier epoch recorded: the borrower keeps the part of the span before it."""
         borrower = self._borrowers[learner, incarnation]
         kept = (
             Span(s.identifier, s.start, back.start) if s.identifier == back.identifier else s for s in borrower.spans
@@ -126,7 +126,7 @@ class SpanPool:
         borrower.spans = deque(kept)
         self._give_back(back.start, back.stop)
 
-    def _take(self, samples: int, batch_size: int) -> tuple[int, int]:
+    def _next_range(self, samples: int, batch_size: int) -> tuple[int, int]:
         for start, stop in sorted(self._returned):
             usable = (stop - start) // batch_size * batch_size
             if usable:
@@ -138,7 +138,7 @@ class SpanPool:
         return start, self._next_sample
 
     def _lend_of(self, source: tuple[int, int], taken: int) -> None:
-        """Of a returned range, what lies before `taken` is lent."""
+        """Lend the part of a returned range before `taken`."""
         self._returned.remove(source)
         if taken < source[1]:
             self._returned.append((taken, source[1]))

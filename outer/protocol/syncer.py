@@ -1,12 +1,15 @@
-"""The syncer as a pure state machine: quorum, grace, merge and commit of fragments (paper section 3).
+"""The syncer: a pure state machine for quorum, grace, merge and commit of fragments (paper section 3).
 
-`handle(now, event) -> effects`. No I/O, no clock, no randomness, no arrays: payloads and proposals are opaque.
-The shell delivers messages and the results of effects, performs the effects in the order given, and calls
-`handle(now, Tick())` no later than `wake_at`. A peer's message can be late, doubled or wrong: that is a fact.
+`handle(now, event) -> effects`. No I/O, no clock, no randomness, no arrays: payloads and proposals are opaque handles.
+A shell delivers messages and the results of effects, performs the effects in order, and calls `handle(now, Tick())` no
+later than `wake_at`; events_effects.py is its manual. A late, doubled or wrong message is recorded, never an error.
 
-Here is the life of a syncer step, from opening to commit. Where a step stands is in `openstep`, when its quorum is
-there in `quorum`, who is read then in `reading`, what a contribution is worth in `contributions`, and what learners
-are given and told beside it in `steward`.
+This file takes a syncer step from opening to commit:
+
+    open -> collect reports -> (grace) -> read contributions -> merge -> commit in order of t -> publish and notify
+
+The parts: OpenStep (open_step.py) holds a step's stage and contributions, quorum.py judges it, ReadRequests reads the
+fragment, Members knows who is live, Sessions talks to learners about everything else.
 """
 
 from __future__ import annotations
@@ -56,7 +59,7 @@ if TYPE_CHECKING:
 
 __all__ = ["NON_FINITE_MAX", "REOPEN_S", "RESEND_S", "Budget", "Syncer"]
 
-NON_FINITE_MAX = 3  # so many contributions in a row refused as that, and the learner has to start anew
+NON_FINITE_MAX = 3  # a learner with this many non-finite contributions in a row has to restart
 
 
 class Syncer:
@@ -78,50 +81,50 @@ class Syncer:
         reopened: bool = False,
         durability: str = "",
     ) -> None:
-        """`learners`: every configured learner and its batch size in samples; `recovered`: from the epochs before;
-        `ahead_s`: for how long learners want samples ahead, for the log; `reopened`: an end that the budget does not
-        tell is none.
+        """`learners`: every configured learner and its batch size in samples. `quorum`: K. `span_steps`: the
+        steps in a span of samples. `recovered`: the state of earlier epochs. `ahead_s`, `durability`: for the log only.
+        `reopened`: a run that was stopped, or whose budget was raised, continues.
         """
         assert 1 <= quorum <= len(learners)
         assert recovered is None or config.overlap == "free", "strict overlap has one epoch"
         self.epoch = epoch
         self.quorum = quorum
-        self.finished: str = ""  # why, once it is, and that is durable
-        self.suspended: str = ""  # why, once it is: a later epoch goes on
-        self.tokens_committed = 0  # in what is durable
+        self.finished: str = ""  # the reason, once the end of the run is durable
+        self.suspended: str = ""  # the reason, once the run is suspended: a later epoch continues it
+        self.tokens_committed = 0  # by durable commits
         self.versions = [0] * len(fragments)
-        self.syncer_step = 0  # newest opened
-        self.committed_step = 0  # newest committed or passed
-        self.moved_at: float | None = None  # when a syncer step last committed or passed
-        self.first_step_at: float | None = None  # when the first finished inner step was reported
+        self.syncer_step = 0  # the newest opened
+        self.committed_step = 0  # the newest committed or passed
+        self.moved_at: float | None = None  # when a syncer step was last committed or passed
+        self.first_step_at: float | None = None  # when a learner first reported a finished inner step
         self._config = config
         self._fragments = fragments
         self._schedule = Schedule(len(fragments), config.round_steps)
         self._members = Members(epoch, learners, span_steps)
         self._out = EffectBuffer(self._members)
-        self._steward = Sessions(epoch, config, manifest, self._members, self._out)
-        self._reading = ReadRequests(epoch, config, quorum, self._members, self._out)
+        self._sessions = Sessions(epoch, config, manifest, self._members, self._out)
+        self._read_requests = ReadRequests(epoch, config, quorum, self._members, self._out)
         self._digests = [""] * len(fragments)  # of the versions
         self._budget, self._ahead_s, self._reopened = budget, ahead_s, reopened
         self._durability = durability
         self._open: list[OpenStep] = []
         self._opened_at = float("-inf")
-        self._stopping: StopRequested | TakeSnapshot | None = None  # asked for, and has to wait for a commit under way
-        self._ending = ""  # why, once the run's end is decided: nothing is opened or merged any more
-        self._tokens_counted = 0  # in what is written
+        self._stopping: StopRequested | TakeSnapshot | None = None  # waits for a commit that is being journaled
+        self._ending = ""  # the reason, once the end is decided: nothing opens or merges any more
+        self._tokens_counted = 0  # including commits that are not durable yet
         self._resumed = recovered is None
-        self._delays = StepTiming(config)
-        self._unsaid: tuple[Record, ...] = ()
+        self._timing = StepTiming(config)
+        self._unlogged: tuple[Record, ...] = ()
         self._handlers: dict[type[Any], Callable[[float, Any], None]] = {
             Expect: self._on_expect,
             Living: self._on_living,
             Fence: self._on_fence,
-            DrainRequested: self._steward.drain,
-            Attach: lambda now, event: self._steward.attach(now, event, self._standing),
-            SeekDonor: lambda now, event: self._steward.seek(event, self._standing),
+            DrainRequested: self._sessions.drain,
+            Attach: lambda now, event: self._sessions.attach(now, event, self._run_snapshot),
+            SeekDonor: lambda now, event: self._sessions.name_donor(event, self._run_snapshot),
             Report: self._on_report,
             Contribution: self._on_contribution,
-            ReadMissed: lambda now, event: self._reading.miss(self._find(event.syncer_step), event, event.reason),
+            ReadMissed: lambda now, event: self._read_requests.miss(self._find(event.syncer_step), event, event.reason),
             Merged: self._on_merged,
             Durable: self._on_durable,
             StopRequested: self._on_stop,
@@ -132,22 +135,22 @@ class Syncer:
             self._restore(recovered)
 
     def _restore(self, recovered: Recovered) -> None:
-        """The clock goes on from the newest commit: steps that were open, or passed, after it are opened again."""
+        """Continue after the newest commit. Syncer steps that were open, or had passed, after it are opened again."""
         self.versions, self._digests = recovered.versions, recovered.digests
         self.tokens_committed = self._tokens_counted = recovered.tokens_committed
-        if recovered.finished is not None and not self._may_go_on(recovered):
+        if recovered.finished is not None and not self._may_continue(recovered):
             self.finished = self._ending = recovered.finished.reason
         self.syncer_step = self.committed_step = max(*recovered.versions, recovered.clock)
-        self._unsaid = recovered.unsaid
+        self._unlogged = recovered.unlogged
         self._members.restore(recovered)
 
-    def _may_go_on(self, recovered: Recovered) -> bool:
-        """The run had reached its budget, and that was raised since; or it was stopped, and is wanted again."""
+    def _may_continue(self, recovered: Recovered) -> bool:
+        """Whether a finished run continues: it was reopened and has not reached its (perhaps raised) budget."""
         return self._reopened and not self._budget.reached(recovered.tokens_committed, max(recovered.versions))
 
     def start(self) -> list[Effect]:
-        """The first effects of an epoch."""
-        self._out.say(
+        """The first effects of an epoch. Call it once, before `handle`."""
+        self._out.emit(
             SyncerStarted(
                 epoch=self.epoch,
                 fragments=tuple(tuple(t.name for t in fragment.tensors) for fragment in self._fragments),
@@ -164,30 +167,30 @@ class Syncer:
                 durability=self._durability,
             )
         )
-        for record in self._unsaid:
-            self._out.say(record)
+        for record in self._unlogged:
+            self._out.emit(record)
         self._finish_if_due()
-        return self._out.take()
+        return self._out.drain()
 
     def handle(self, now: float, event: Event) -> list[Effect]:
-        """Take one event; return what to do, in order."""
-        assert self._resumed or type(event) is Living, "an epoch that goes on hears first who lives"
+        """Process one event; return the effects to perform, in order. `now`: seconds of a monotonic clock."""
+        assert self._resumed or type(event) is Living, "the first event of an epoch that continues another is Living"
         for name in self._members.expire(now):
             self._stop_awaiting(name, "lease_expired")
         self._handlers[type(event)](now, event)
         self._advance(now)
-        return self._out.take()
+        return self._out.drain()
 
-    # -------------------------------------------------------------- what the shell may look at
+    # -------------------------------------------------------------- what the shell may read
 
     @property
     def marker(self) -> int:
-        """The newest snapshot, of which all that is fetched tells; 0: none, or the last, of which Stop alone tells."""
+        """The newest snapshot, which fetched payloads carry; 0 for none, or a final one (only Stop carries that)."""
         return 0 if self.suspended else self._out.snapshot
 
     @property
     def wake_at(self) -> float | None:
-        """When a Tick is due at the latest; None: only an event can change anything."""
+        """The latest time for the next Tick; None: only an event can change anything."""
         times = [self._members.next_expiry]
         if not self._ending:
             times += [step.wake_at for step in self._open]
@@ -197,30 +200,30 @@ class Syncer:
 
     @property
     def step_s(self) -> float:
-        """xi_step in seconds."""
+        """xi_step, the median step time of the live learners, in seconds."""
         return self._members.step_s
 
     @property
     def progress(self) -> float:
-        """Share of the budget that is committed, 0 to 1."""
+        """The committed share of the budget, 0 to 1."""
         return self._budget.progress(self.tokens_committed, self.committed_step)
 
     @property
     def grace_s(self) -> float | None:
-        """What a quorum reached now would be granted; None is without end."""
-        return self._delays.grace_s(self.step_s)
+        """The grace for a quorum reached now, in seconds; None for endless."""
+        return self._timing.grace_s(self.step_s)
 
     @property
     def tokens_processed(self) -> int:
-        """As far as reported."""
+        """Tokens that all incarnations have reported as processed."""
         return self._members.tokens_processed
 
     def view(self, now: float) -> list[dict[str, Any]]:
-        """What the syncer knows of each configured learner, for status pages."""
+        """One row for each known learner, for status pages."""
         return self._members.rows(now, self.versions)
 
     @property
-    def _standing(self) -> RunSnapshot:
+    def _run_snapshot(self) -> RunSnapshot:
         versions, digests = tuple(self.versions), tuple(self._digests)
         over = (self.finished, self.suspended)
         return RunSnapshot(self.syncer_step, self.committed_step, versions, digests, self.progress, *over)
@@ -248,8 +251,8 @@ class Syncer:
             self._members.refuse(event, "report", "wrong_counters")
             return
         before = member.report
-        if not self._members.hear(now, member, event):
-            return  # its lease was all it had to say
+        if not self._members.record_report(now, member, event):
+            return  # old news: it only renewed the lease
         if event.phase == STOPPED:
             self._members.fence(member.name, "drained" if member.draining else "stopped")
             self._stop_awaiting(member.name, "stopped")
@@ -259,23 +262,23 @@ class Syncer:
         if before is not None and event.step > before.step and event.phase == STEPPING:
             for step in self._open:
                 step.reported.add(member.name)
-        self._steward.attend(now, member, event, self._standing)
+        self._sessions.on_report(now, member, event, self._run_snapshot)
 
     def _stop_awaiting(self, learner: str, reason: str) -> None:
-        """No open step counts on this learner; one whose lease alone ran out has reported what it reported."""
+        """Drop a learner from the open steps. After an expired lease alone its reports still count."""
         for step in self._open:
             if reason != "lease_expired":
                 step.reported.discard(learner)
             if learner in step.awaited:
-                self._out.say(step.miss(learner, reason))
+                self._out.emit(step.miss(learner, reason))
 
     # -------------------------------------------------------------- a syncer step: opening
 
     def _advance(self, now: float) -> None:
-        """Everything that can happen now, happens: steps are judged, committed in order, and opened."""
+        """Judge, commit and open syncer steps until nothing moves."""
         moved = not self._ending
         while moved:
-            moved = any([self._judge(now, step) for step in list(self._open)])  # noqa: C419 (all are judged)
+            moved = any([self._judge(now, step) for step in list(self._open)])  # noqa: C419 (judge every step)
             moved |= self._commit_next(now)
             moved |= self._open_next(now)
             moved &= not self._ending
@@ -298,17 +301,17 @@ class Syncer:
         self._opened_at = now
         step = OpenStep(self.syncer_step, self._schedule.due(self.syncer_step), now)
         self._open.append(step)
-        self._out.say(StepOpened(step.syncer_step, step.fragment))
+        self._out.emit(StepOpened(step.syncer_step, step.fragment))
         return True
 
     # -------------------------------------------------------------- a syncer step: quorum and grace
 
     def _judge(self, now: float, step: OpenStep) -> bool:
-        """Move one step as far as it will go. Returns whether it moved."""
+        """Move one step if its stage allows it now. Returns whether it moved."""
         if step.collects:
             return self._collect(now, step)
         if step.stage is Stage.READING and (not step.awaited or now >= step.deadline):
-            self._reading.close(now, step)
+            self._read_requests.close(now, step)
             return True
         return False
 
@@ -327,23 +330,23 @@ class Syncer:
             step.quorum_at = now
             step.grace_s = self.grace_s
             if not step.starved:
-                self._delays.quorum_s.add(now - step.opened_at)
+                self._timing.quorum_s.add(now - step.opened_at)
         if verdict.decision is Decision.OPEN_GRACE:
             step.move(Stage.GRACE)
             return True
         step.reason = verdict.reason
-        self._reading.ask(now, step, self.versions[step.fragment], self.progress)
+        self._read_requests.ask(now, step, self.versions[step.fragment], self.progress)
         return True
 
     def _pass_if_first(self, now: float, step: OpenStep) -> bool:
-        """A step without a fragment has nothing to commit, but keeps its place in the order."""
+        """Pass a step at which no fragment is due, in the order of t. Returns whether it passed."""
         if self._open[0] is not step:
             return False
         step.move(Stage.PASSED)
         self._open.pop(0)
         self.committed_step = step.syncer_step
         self.moved_at = now
-        self._out.say(StepPassed(step.syncer_step))
+        self._out.emit(StepPassed(step.syncer_step))
         self._finish_if_due()
         return True
 
@@ -356,9 +359,9 @@ class Syncer:
         step = self._find(event.syncer_step)
         member = self._members.admit(event, "contribution")
         if member is None:
-            self._reading.miss(step, event, "refused")
+            self._read_requests.miss(step, event, "refused")
             return
-        reason = "late" if step is None else step.take(event, self.versions)
+        reason = "late" if step is None else step.accept(event, self.versions)
         if not reason:
             member.non_finite = 0
             return
@@ -366,23 +369,23 @@ class Syncer:
         if reason == "non_finite":
             member.non_finite += 1
             if member.non_finite >= NON_FINITE_MAX and not member.quarantined:
-                self._steward.quarantine(now, member, self._standing)
+                self._sessions.quarantine(now, member, self._run_snapshot)
 
     # -------------------------------------------------------------- a syncer step: merge and commit
 
     def _on_merged(self, now: float, event: Merged) -> None:
         step = self._find(event.syncer_step)
         if step is None:
-            return  # the run finished meanwhile
+            return  # the run ended meanwhile
         assert step.stage is Stage.MERGING
         if not event.finite:
-            self._reading.reopen(now, step, "the merged update is not finite")
+            self._read_requests.reopen(now, step, "the merged update is not finite")
             return
         step.result = event
         step.move(Stage.MERGED)
 
     def _commit_next(self, now: float) -> bool:
-        """Start the commit of the oldest open step, if it is merged: commits are in the order of t."""
+        """Journal the oldest open step if it is merged: steps commit in the order of t."""
         if not self._open or self._open[0].stage is not Stage.MERGED:
             return False
         step = self._open[0]
@@ -393,18 +396,18 @@ class Syncer:
         return True
 
     def _on_durable(self, now: float, event: Durable) -> None:
-        for record in self._out.durable(event.sequence):
+        for record in self._out.mark_durable(event.sequence):
             if isinstance(record, Committed):
                 self._on_committed(now, record)
                 continue
-            self._out.say(record)
+            self._out.emit(record)
             if isinstance(record, SpanGranted):
-                self._steward.grant(now, record)
+                self._sessions.grant(now, record)
             elif isinstance(record, Finished):
                 self._on_finished(now, record)
 
     def _on_committed(self, now: float, record: Committed) -> None:
-        """Durable: now it is the fragment's value, and everyone is told."""
+        """A commit is durable: publish the fragment's new value and notify all attached learners."""
         step = self._open.pop(0)
         step.move(Stage.COMMITTED)
         assert step.record is record and step.result is not None
@@ -413,13 +416,13 @@ class Syncer:
         self.tokens_committed = record.tokens_committed
         self._digests[fragment] = record.digest
         self.moved_at = now
-        self._delays.sync_s.add(now - step.decided_at)
-        self._out.do(Publish(fragment, step.syncer_step, step.result.proposal))
-        self._out.say(record)
+        self._timing.sync_s.add(now - step.decided_at)
+        self._out.add(Publish(fragment, step.syncer_step, step.result.proposal))
+        self._out.emit(record)
         self._members.note_merged(record)
-        standing = self._standing
+        standing = self._run_snapshot
         for member in self._members.attached:
-            self._steward.notify(now, member, fragment, standing)
+            self._sessions.notify(now, member, fragment, standing)
         self._finish_if_due()
         if self._stopping is not None:
             self._handlers[type(self._stopping)](now, self._stopping)
@@ -440,11 +443,11 @@ class Syncer:
 
     @property
     def _is_committing(self) -> bool:
-        """A commit is counted already: what ends the run has to wait until it is durable."""
+        """Whether a commit is being journaled. Whatever ends the run has to wait for it."""
         return bool(self._open) and self._open[0].stage is Stage.JOURNALING
 
     def _on_snapshot(self, now: float, event: TakeSnapshot) -> None:
-        """From here on every message tells of it. Whatever is committed meanwhile is in the cut, or comes after it."""
+        """Take a consistent cut: from here on every message carries the snapshot's identifier."""
         if self._ending or event.identifier <= self._out.snapshot:
             return
         if event.final and self._is_committing:
@@ -453,20 +456,20 @@ class Syncer:
         self._out.snapshot = event.identifier
         asked = tuple(sorted({name for step in self._open for name in (*step.awaited, *step.contributions)}))
         cut = SnapshotTaken(event.identifier, bool(event.final), tuple(self.versions), self.tokens_committed, asked)
-        self._out.say(cut)
-        self._out.do(Cut(event.identifier))
-        if event.final:  # a learner hears of it by this alone: that it is the last, too
+        self._out.emit(cut)
+        self._out.add(Cut(event.identifier))
+        if event.final:  # Stop is the only message that announces a final snapshot
             self.suspended = self._ending = event.final
             self._drop_open()
             for member in self._members.attached:
-                self._steward.stop(now, member, event.final, suspend=True)
+                self._sessions.stop(now, member, event.final, suspend=True)
             return
         newest = max(range(len(self.versions)), key=self.versions.__getitem__)
-        for member in self._members.attached:  # the next commit may be long in coming
-            self._steward.notify(now, member, newest, self._standing)
+        for member in self._members.attached:  # announces the snapshot; the next commit may be far away
+            self._sessions.notify(now, member, newest, self._run_snapshot)
 
     def _finish(self, reason: str) -> None:
-        """Nothing merges from here on; learners are told once no later epoch can think otherwise."""
+        """End the run: nothing merges from here on. Learners are told once that is durable."""
         if self._ending:
             return
         self._ending = reason
@@ -481,4 +484,4 @@ class Syncer:
     def _on_finished(self, now: float, record: Finished) -> None:
         self.finished = record.reason
         for member in self._members.attached:
-            self._steward.stop(now, member, record.reason)
+            self._sessions.stop(now, member, record.reason)

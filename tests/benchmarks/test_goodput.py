@@ -10,7 +10,7 @@ from orchestrator.planner.fleet.goodput import Cell, Effort, simulate
 
 
 def test_the_defaults_come_out_close_to_the_papers_table() -> None:
-    """Whole fleets at 1.2m chips, the largest published size; the rest is in docs/goodput.md."""
+    """Whole fleets at 1.2m chips, the largest published size; the rest is in docs/studies.md."""
     effort = Effort(half_width=1.0, failing=1000)
     cells = [simulate(*row, 1_200_000, Failures(), effort) for row in fitting.ROWS]
     found = fitting.errors(cells)

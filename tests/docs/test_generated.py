@@ -41,7 +41,7 @@ def test_a_page_without_one_place_for_a_block_is_refused(page: str) -> None:
 
 
 def test_a_place_that_nothing_fills_is_refused() -> None:
-    with pytest.raises(ValueError, match="nothing writes a"):
+    with pytest.raises(ValueError, match="no generator writes a"):
         renew.renewed("<!-- a: written by python -m docs.renew -->\n<!-- end of a -->\n", {})
 
 

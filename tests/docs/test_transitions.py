@@ -139,18 +139,18 @@ def test_the_controller_makes_every_move_of_its_table(monkeypatch: pytest.Monkey
         plain(self, state)
 
     monkeypatch.setattr(controller.Unit, "move", move)
-    for seed in range(60):
+    for seed in range(400):
         harass(Random(seed))
     assert made == written(controller.TRANSITIONS)
 
 
 def harass(chance: Random) -> None:
     made, incarnations = Controller(NAMES, backoff_s=1.0, hang_s=2.0), dict.fromkeys(NAMES, 0)
-    for now in range(30):
+    for now in range(40):
         name = chance.choice(NAMES)
         at = (name, max(1, incarnations[name] - chance.choice([0, 0, 0, 1])))
         asked: list[controller.Action] = []
-        match chance.randrange(9):
+        match chance.randrange(12):
             case 0 | 1:
                 asked = made.advance(float(now))
             case 2:
@@ -167,6 +167,10 @@ def harass(chance: Random) -> None:
                 made.want(name)
             case 8:
                 made.finished(*at)
+            case 9 | 10:
+                made.unreachable(*at, "its node does not answer")
+            case 11:
+                chance.choice([made.reachable, made.reserved, made.promoted])(*at)
         for action in asked:
             if isinstance(action, Start):
                 incarnations[action.learner] += 1

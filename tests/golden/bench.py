@@ -151,7 +151,7 @@ class Bench:
             if isinstance(effect, Merge) and self.merges_itself:
                 effects += self.do(merged(effect.syncer_step))
             if isinstance(effect, Append) and self.journals_itself:
-                self.journal.append(Entry(self.syncer.epoch, effect.sequence, effect.said, effect.record))
+                self.journal.append(Entry(self.syncer.epoch, effect.sequence, effect.logged, effect.record))
                 effects += self.do(Durable(effect.sequence))
         return effects
 

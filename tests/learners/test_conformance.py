@@ -164,35 +164,55 @@ class LossAlone(Sound):
         return super().loss(params, batch, rng)[0]
 
 
+class AuxiliaryVector(Sound):
+    def loss(self, params: Any, batch: Any, rng: jax.Array) -> Any:
+        return super().loss(params, batch, rng)[0], {"each": batch[1], "fine": jnp.float32(1.0)}
+
+
+class UnnamedAuxiliary(Sound):
+    def loss(self, params: Any, batch: Any, rng: jax.Array) -> Any:
+        return super().loss(params, batch, rng)[0], {7: jnp.float32(1.0)}
+
+
+class UnitOfNoWord(Sound):
+    loss_unit = 3
+
+
+class ManyAuxiliaries(Sound):
+    def loss(self, params: Any, batch: Any, rng: jax.Array) -> Any:
+        loss, _ = super().loss(params, batch, rng)
+        return loss, {f"value{index:02}": loss * index for index in range(18)}
+
+
 class LossThatRemembers(Sound):
     def loss(self, params: Any, batch: Any, rng: jax.Array) -> Any:
-        loss, metrics = super().loss(params, batch, rng)
+        loss, aux = super().loss(params, batch, rng)
         self.last = loss
-        return loss, metrics
+        return loss, aux
 
 
 class LossWithNumPysNoise(Sound):
     def loss(self, params: Any, batch: Any, rng: jax.Array) -> Any:
-        loss, metrics = super().loss(params, batch, rng)
-        return loss * np.random.default_rng().uniform(1.0, 2.0), metrics
+        loss, aux = super().loss(params, batch, rng)
+        return loss * np.random.default_rng().uniform(1.0, 2.0), aux
 
 
 class LossThatOverflows(Sound):
     def loss(self, params: Any, batch: Any, rng: jax.Array) -> Any:
-        loss, metrics = super().loss(params, batch, rng)
-        return loss + jnp.exp(jnp.float32(1e3)), metrics
+        loss, aux = super().loss(params, batch, rng)
+        return loss + jnp.exp(jnp.float32(1e3)), aux
 
 
 class LossThatBranches(Sound):
     def loss(self, params: Any, batch: Any, rng: jax.Array) -> Any:
-        loss, metrics = super().loss(params, batch, rng)
-        return (loss if loss > 0 else -loss), metrics
+        loss, aux = super().loss(params, batch, rng)
+        return (loss if loss > 0 else -loss), aux
 
 
 class RootOfZero(Sound):
     def loss(self, params: Any, batch: Any, rng: jax.Array) -> Any:
-        loss, metrics = super().loss(params, batch, rng)
-        return loss + jnp.sqrt(params["bias"]), metrics
+        loss, aux = super().loss(params, batch, rng)
+        return loss + jnp.sqrt(params["bias"]), aux
 
 
 class NoGradient(Sound):
@@ -240,6 +260,9 @@ class RuleForNothing(Sound):
         (HeldOutOfAnotherShape, "held-out", "float32"),
         (LossOfEachSample, "loss", "float32"),
         (LossAlone, "loss", "loss returns"),
+        (AuxiliaryVector, "loss", "no real scalars: each"),
+        (UnnamedAuxiliary, "loss", "no strings: 7"),
+        (UnitOfNoWord, "loss", "loss_unit is 3"),
         (LossThatRemembers, "loss", "changes the task itself: last"),
         (LossWithNumPysNoise, "loss", "compiled twice"),
         (LossThatOverflows, "loss", "is inf"),
@@ -281,6 +304,7 @@ class UnusedParameter(Sound):
         (ConstantStart, "init-repeats", "another key"),
         (TrainedOnHeldOut, "held-out-disjoint", "156 held-out samples"),
         (UnusedParameter, "gradients", "all zero for unused"),
+        (ManyAuxiliaries, "loss", "18 auxiliary values"),
     ],
 )
 def test_what_may_be_meant_is_only_warned_of(factory: type[Sound], check: str, says: str) -> None:

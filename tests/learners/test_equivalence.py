@@ -100,7 +100,7 @@ def test_strict_overlap_with_everyone_is_synchronous_streaming_diloco_to_the_bit
         for index, name in enumerate(names):
             start = starts[name][step]
             scale = np.float32(schedule(inner, 0.0))
-            params[index], moments[index], _ = train_step(
+            params[index], moments[index], *_ = train_step(
                 params[index], moments[index], task.batch(start, BATCH), step_key(SEED, start), scale
             )
         due = next((f for f in fragments if step % round_steps == f.index * round_steps // fragments_count), None)
@@ -164,7 +164,7 @@ def test_one_learner_that_syncs_everything_every_step_is_plain_training_to_the_b
     for step in range(1, STEPS + 1):
         scale = np.float32(schedule(inner, (step - 1) / STEPS))
         start = (step - 1) * BATCH
-        params, moments, _ = train_step(params, moments, task.batch(start, BATCH), step_key(SEED, start), scale)
+        params, moments, *_ = train_step(params, moments, task.batch(start, BATCH), step_key(SEED, start), scale)
 
     assert np.array_equal(ours, flat_of(task, shell.fragments[0], params))
 

@@ -27,7 +27,7 @@ def disturbance(clock: Clock) -> FaultEffects:
 
 
 def state(disturbance: FaultEffects) -> tuple[float, float, bool, bool]:
-    return disturbance.delay_s(), disturbance.link_down_s(), disturbance.corrupts(), disturbance.take_poison()
+    return disturbance.delay_s(), disturbance.link_down_s(), disturbance.corrupts(), disturbance.pop_poison()
 
 
 def test_nothing_happens_by_itself(disturbance: FaultEffects) -> None:
@@ -102,7 +102,7 @@ def test_a_second_fault_of_a_kind_never_ends_the_first_sooner(disturbance: Fault
 def test_poison_is_taken_once(disturbance: FaultEffects, clock: Clock) -> None:
     disturbance.begin("non_finite", 0.0)
     clock.now += 1e6  # a step that begins late is spoiled all the same
-    assert [disturbance.take_poison() for _ in range(3)] == [True, False, False]
+    assert [disturbance.pop_poison() for _ in range(3)] == [True, False, False]
 
 
 def test_what_is_no_kind_is_refused_with_the_kinds_there_are(disturbance: FaultEffects) -> None:

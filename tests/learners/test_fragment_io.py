@@ -9,7 +9,7 @@ import numpy as np
 import pytest
 from numpy.typing import NDArray
 
-from learners.fragment_io import Exchange, HostCopy
+from learners.fragment_io import FragmentIO, HostCopy
 from learners.protocol.events_effects import Apply
 from learners.training.trainer import Trainer
 from outer.config import SyncConfig
@@ -23,7 +23,7 @@ SIZE = 4
 
 @dataclass
 class TwoArrays:
-    """A trainer's side of the exchange."""
+    """A trainer's side of the fragment_io."""
 
     thetas: list[Flat] = field(default_factory=lambda: [np.zeros(SIZE, np.float32) for _ in range(2)])
     calls: list[tuple[Any, ...]] = field(default_factory=list)
@@ -43,10 +43,10 @@ def flat(value: float) -> Flat:
     return np.full(SIZE, value, np.float32)
 
 
-def exchange(**sync: Any) -> tuple[Exchange, TwoArrays]:
+def fragment_io(**sync: Any) -> tuple[FragmentIO, TwoArrays]:
     """Both fragments bootstrapped at 1."""
     trainer = TwoArrays()
-    made = Exchange(cast(Trainer, trainer), SyncConfig.model_validate(sync), 2)
+    made = FragmentIO(cast(Trainer, trainer), SyncConfig.model_validate(sync), 2)
     for fragment in range(2):
         made.apply(Apply(fragment, 0, flat(1.0), "bootstrap"))
     return made, trainer
@@ -60,7 +60,7 @@ def contribution(copy: HostCopy, fragment: int = 0) -> Contribution:
 
 
 def test_a_copy_is_of_the_step_it_was_taken_at_and_names_the_base_it_grew_from() -> None:
-    made, trainer = exchange()
+    made, trainer = fragment_io()
     trainer.thetas[0] += 0.5
     copies = made.stage([0])
     trainer.thetas[0] += 100.0
@@ -69,14 +69,14 @@ def test_a_copy_is_of_the_step_it_was_taken_at_and_names_the_base_it_grew_from()
 
 
 def test_a_fragment_without_a_base_cannot_be_copied() -> None:
-    made = Exchange(cast(Trainer, TwoArrays()), SyncConfig(), 2)
+    made = FragmentIO(cast(Trainer, TwoArrays()), SyncConfig(), 2)
     with pytest.raises(AssertionError):
         made.stage([0])
 
 
 @pytest.mark.parametrize("codec", ["fp32", "bf16"])
 def test_what_is_encoded_passes_inspection_and_is_the_outer_gradient(codec: str) -> None:
-    made, trainer = exchange(codec=codec)
+    made, trainer = fragment_io(codec=codec)
     trainer.thetas[0] += 0.5
     sent = made.encode(contribution(made.stage([0])[0]))
     assert examine(sent, codec, SIZE) is sent and sent.defect == ""
@@ -85,7 +85,7 @@ def test_what_is_encoded_passes_inspection_and_is_the_outer_gradient(codec: str)
 
 
 def test_the_gradient_is_against_the_base_of_the_copy_though_a_newer_one_was_adopted_since() -> None:
-    made, trainer = exchange(codec="bf16")
+    made, trainer = fragment_io(codec="bf16")
     trainer.thetas[0] += 0.5
     copy = made.stage([0])[0]
     made.apply(Apply(0, 4, flat(9.0), "overwrite"))
@@ -94,7 +94,7 @@ def test_the_gradient_is_against_the_base_of_the_copy_though_a_newer_one_was_ado
 
 
 def test_rebase_subtracts_what_was_read_after_that_step_or_the_base() -> None:
-    made, trainer = exchange(adopt="rebase")
+    made, trainer = fragment_io(adopt="rebase")
     trainer.thetas[0] += 0.5
     made.encode(contribution(made.stage([0])[0]))
     trainer.thetas[0] += 0.25
@@ -107,7 +107,7 @@ def test_rebase_subtracts_what_was_read_after_that_step_or_the_base() -> None:
 
 @pytest.mark.parametrize(("mode", "alpha"), [("overwrite", 0.0), ("mix", 0.25)])
 def test_other_modes_adopt_too_and_make_a_new_base(mode: str, alpha: float) -> None:
-    made, trainer = exchange(adopt=mode, alpha=alpha)
+    made, trainer = fragment_io(adopt=mode, alpha=alpha)
     made.apply(Apply(1, 4, flat(2.0), mode))
     assert [(fragment, used, share) for fragment, used, _, share in trainer.calls] == [(1, mode, alpha)]
     assert np.array_equal(made.stage([1])[1].base, flat(2.0))

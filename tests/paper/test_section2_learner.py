@@ -11,7 +11,7 @@ import optax
 import pytest
 
 from learners.config import InnerConfig
-from learners.fragment_io import Exchange
+from learners.fragment_io import FragmentIO
 from learners.protocol.events_effects import Apply, Hold, RunStep, Staged, StepDone
 from learners.protocol.facts import Adopted, StepFinished
 from learners.training.trainer import Trainer, deal, initial_parameters
@@ -142,16 +142,16 @@ def trainer() -> tuple[Trainer, SyncConfig, list[np.ndarray]]:
 def test_adopting_changes_the_fragment_and_leaves_the_moments_of_the_inner_optimizer_alone(trainer: Any) -> None:
     """Section 2: only parameters are overwritten; AdamW's moments stay."""
     model, sync, initial = trainer
-    exchange = Exchange(model, sync.model_copy(update={"adopt": "overwrite"}), 2)
+    fragment_io = FragmentIO(model, sync.model_copy(update={"adopt": "overwrite"}), 2)
     for fragment in range(2):
-        exchange.apply(Apply(fragment, 0, initial[fragment], "bootstrap"))
+        fragment_io.apply(Apply(fragment, 0, initial[fragment], "bootstrap"))
     model.step(0, 2, 0.0)
     parameters = sum(leaf.size for leaf in jax.tree.leaves(model.params))
-    before = [np.asarray(leaf).copy() for leaf in model.hold()]
+    before = [np.asarray(leaf).copy() for leaf in model.state_leaves()]
     assert sum(leaf.size for leaf in before) >= 3 * parameters, "two moments beside the parameters"
     other = model.read(1).copy()
-    exchange.apply(Apply(0, 4, initial[0] + 1.0, "overwrite"))
-    after = [np.asarray(leaf) for leaf in model.hold()]
+    fragment_io.apply(Apply(0, 4, initial[0] + 1.0, "overwrite"))
+    after = [np.asarray(leaf) for leaf in model.state_leaves()]
     assert np.array_equal(model.read(0), initial[0] + 1.0) and np.array_equal(model.read(1), other)
     count = len(jax.tree.leaves(model.params))
     assert all(np.array_equal(one, two) for one, two in zip(before[count:], after[count:], strict=True))
@@ -160,9 +160,9 @@ def test_adopting_changes_the_fragment_and_leaves_the_moments_of_the_inner_optim
 def test_mixing_keeps_a_share_of_the_local_value(trainer: Any) -> None:
     """Section 2, alpha: the local value becomes (1 - alpha) Theta + alpha theta."""
     model, sync, initial = trainer
-    exchange = Exchange(model, sync, 2)
-    exchange.apply(Apply(0, 0, initial[0], "bootstrap"))
-    exchange.apply(Apply(0, 4, initial[0] + 1.0, "mix"))
+    fragment_io = FragmentIO(model, sync, 2)
+    fragment_io.apply(Apply(0, 0, initial[0], "bootstrap"))
+    fragment_io.apply(Apply(0, 4, initial[0] + 1.0, "mix"))
     assert model.read(0) == pytest.approx(initial[0] + 0.75, abs=1e-6)
 
 

@@ -13,7 +13,7 @@ import numpy as np
 import optax
 
 from learners.config import DataConfig, InnerConfig
-from learners.fragment_io import Exchange
+from learners.fragment_io import FragmentIO
 from learners.lockstep import IDLE_ROUNDS_MAX, LockStep, Said, _Unit
 from learners.protocol import events_effects as unit
 from learners.protocol.learner import Learner
@@ -113,7 +113,9 @@ class Shaken(LockStep):
             start_s=float(IDLE_ROUNDS_MAX),
         )
         trainer = Trainer(self._task, self.fragments, self.recipe.inner, self.recipe.seed)
-        self._units[name] = _Unit(machine, trainer, Exchange(trainer, self._sync, len(self.fragments)), pool.batch_size)
+        self._units[name] = _Unit(
+            machine, trainer, FragmentIO(trainer, self._sync, len(self.fragments)), pool.batch_size
+        )
         self._to_syncer(outer.Expect(name, incarnation, float(IDLE_ROUNDS_MAX), pool.batch_size))
         for event in (unit.Enter(IMPORTING), unit.Enter(COMPILING), unit.Compiled({})):
             self._to_learner(name, event)
@@ -170,13 +172,13 @@ class Shaken(LockStep):
                 case unit.Recover(seek, _):
                     self._to_syncer(seek)
                 case unit.Donate(request, step, syncer_step, versions):
-                    state = each.exchange.pack(each.exchange.hold(), request, step, syncer_step, versions)
+                    state = each.fragment_io.pack(each.fragment_io.state_leaves(), request, step, syncer_step, versions)
                     self._to_learner(name, unit.StateSent(request, step, state.digest, state.size, versions))
                     self._to_learner(request.joiner, unit.StateArrived(state))
                 case unit.Decline(request, reason):
                     self._to_learner(request.joiner, unit.StateMissed(request.donor, request.donor_incarnation, reason))
                 case unit.Inherit(state):
-                    each.exchange.inherit(state)
+                    each.fragment_io.inherit(state)
                 case _:
                     super()._perform_unit(name, [effect])
 

@@ -5,7 +5,6 @@ from __future__ import annotations
 from collections import Counter
 
 from chaos.simulation.cluster import Cluster, make_learner, make_syncer
-from chaos.simulation.history import events_of
 from chaos.simulation.profile import draw
 from orchestrator.replay.incarnation import Give
 from orchestrator.replay.tape import record
@@ -18,7 +17,7 @@ def test_the_log_of_every_seed_is_a_tape_though_learners_donors_and_syncers_die(
     for seed in SEEDS:
         cluster = Cluster(draw(seed, "mixed"), make_syncer, make_learner, None)
         cluster.run()
-        tape = record(events_of(cluster.setting))
+        tape = record(cluster.context.events())
         found["commits"] += len(tape.commits)
         for life in tape.lives.values():
             found["states"] += sum(isinstance(moment, Give) for moment in life.moments)

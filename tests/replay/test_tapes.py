@@ -216,7 +216,7 @@ def test_a_machine_that_breaks_a_promise_makes_no_tape(
 ) -> None:
     monkeypatch.setattr(outer.protocol.open_step, "weigh", lambda each: tuple(1.0 / len(each) for _ in each))
     done = invoke(toml, tmp_path / "run", "--json")
-    assert done.exit_code == 5 and "truth.weights" in json.loads(done.stdout)["error"]["message"]
+    assert done.exit_code == 5 and "oracle.weights" in json.loads(done.stdout)["error"]["message"]
     assert [path.name for path in tmp_path.iterdir()] == ["recipe.toml"]
 
 

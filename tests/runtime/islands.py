@@ -115,7 +115,8 @@ def alone(pool: PoolConfig) -> str:
     """Reserve for a pool that has no place here, and say why."""
     group = placement.reserve("alone", pool, anywhere=False)
     try:
-        return "placed" if group.wait(0.5) else placement.pending_reason(group, pool, anywhere=False)
+        group.wait(0.5)
+        return placement.pending_reasons({"alone": (group, pool)}, anywhere=False).get("alone", "placed")
     finally:
         placement.remove_placement_group(group)
 

@@ -132,7 +132,7 @@ def test_runs_submitted_as_jobs_live_in_their_regions_and_outlive_client_and_dri
 
         code, out = ended(diloco(there, work, "status", "--follow", "--address", there.address, "--name", "ends"))
         assert code == 0
-        kept = re.search(r"promises +(\d+) of (\d+) kept, (\d+) had no occasion", out)
+        kept = re.search(r"checks +(\d+) of (\d+) passed, (\d+) not exercised", out)
         assert kept is not None and kept[1] == kept[2], out
         submitted = until(lambda: (row := job(there, "ends"))["status"] != "RUNNING" and row, "the job has ended")
         assert (submitted["status"], submitted["driver_exit_code"]) == ("SUCCEEDED", 0)

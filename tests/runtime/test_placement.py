@@ -2,14 +2,21 @@
 
 from __future__ import annotations
 
+import io
 import json
 import os
 import subprocess
 import sys
+from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
 import pytest
+from rich.console import Console
+
+from orchestrator.cli.terminal import LiveView
+from orchestrator.eventlog.events import LearnerLost
+from orchestrator.store.run_store import RunStore
 
 pytestmark = pytest.mark.runtime
 
@@ -58,7 +65,7 @@ def test_a_pool_without_a_place_is_reported_with_what_is_there_instead_while_the
         "ray.io/accelerator-type is A100, H100, TPU-V5P, TPU-V6E; ray.io/tpu-pod-type is v5p-8, v6e-8"
     )
     assert len(found["placed"]) == 4
-    assert found["too_large"] == ": of 3 living nodes with the label region = west none has 4 GPU: the largest has 2"
+    assert found["too_large"] == "of 3 living nodes with the label region = west none has 4 GPU: the largest has 2"
 
 
 def test_a_node_that_gives_notice_is_left_without_a_loss_and_its_learner_comes_back_elsewhere(
@@ -91,3 +98,36 @@ def test_a_learner_that_shares_a_gpu_gets_its_part_of_the_memory_beside_the_jobs
     found: dict[str, Any],
 ) -> None:
     assert found["settings"] == {"XLA_CLIENT_MEM_FRACTION": "0.450", "JOB": "here"}
+
+
+def test_a_run_whose_pool_has_no_place_says_so_with_the_quorum_that_is_impossible_and_waits_on(
+    run: Callable[..., Any], tmp_path: Path
+) -> None:
+    """It gives up neither when the start of a learner times out, nor when nothing was committed for `idle_s`."""
+    printed, limits = io.StringIO(), {"start_s": 4.0, "idle_s": 1.0}
+    view = LiveView(Console(file=printed, width=200))
+    told: dict[str, tuple[int, str]] = {}  # by type: how many statuses came before, two a second at most; message
+    states: dict[float, str] = {}  # by when the status was written
+
+    def watch(status: Any) -> None:
+        view.update(status)
+        states[status["written_at"]] = status["run"]["state"]
+        age_s = status["written_at"] - status["run"]["started_at"]
+        for each in status["run"]["conditions"]:
+            if each["reason"] == "NoPlace":
+                told.setdefault(each["type"], (len(states) - 1, each["message"]))
+        if age_s > 4.0 * sum(limits.values()):
+            RunStore(tmp_path).write_json("stop", {"reason": "seen enough"})
+
+    pool = {"name": "none", "learners": 2, "resources": {"CPU": 1.0, "moonstone": 3.0}}
+    result = run("no-place", watch, tmp_path, pools=[pool], run=limits, sync={"quorum": 2})
+    why = "pool none: 2 of 2 learners wait for a place: of 1 living nodes none has 3 moonstone: the largest has 0"
+    assert told["LearnersPlaced"][1] == why
+    assert told["QuorumMet"][1] == "K = 2 cannot be reached: only 0 learners have a place; the run waits"
+    assert max(before for before, _ in told.values()) <= 2 * 5, "within 5 s"
+    lines = printed.getvalue().splitlines()
+    assert lines.count(why) == lines.count(told["QuorumMet"][1]) == 1
+    assert (set(states.values()) <= {"starting", "running", "stopped"}, result.summary["state"]) == (True, "stopped")
+    assert {fact.learner for fact in result.facts(LearnerLost)} == {"learner-none-0", "learner-none-1"}, (
+        "it tries again"
+    )

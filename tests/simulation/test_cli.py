@@ -38,7 +38,7 @@ def test_a_violation_is_exit_code_5_with_the_command_that_shows_it(monkeypatch: 
     reproducer = "diloco chaos sim --seed 1 --profile calm --trace"
     done = invoke("--seed", "1", "--profile", "calm")
     assert done.exit_code == 5
-    assert "seed 1  truth.weights: " in done.stdout and f"\n    {reproducer}\n" in done.stdout
+    assert "seed 1  oracle.weights: " in done.stdout and f"\n    {reproducer}\n" in done.stdout
     in_json = invoke("--seed", "1", "--profile", "calm", "--json")
     [first, *_] = json.loads(in_json.stdout)["violations"]
     assert in_json.exit_code == 5 and (first["seed"], first["reproduce"]) == (1, reproducer)

@@ -12,9 +12,9 @@ from dataclasses import replace
 import pytest
 
 from chaos.simulation.cluster import Outcome, play, simulate
+from chaos.simulation.faults import STRIKES
 from chaos.simulation.profile import KINDS, PROFILES, Fault, Options, draw, shares
 from chaos.simulation.runner import Tally, run
-from chaos.simulation.weather import STRIKES
 from tests.waiting import DEADLINE_S
 
 FEW = range(1, 25)
@@ -31,7 +31,7 @@ def test_whatever_befalls_a_run_no_promise_breaks_and_it_gets_to_its_end() -> No
     for seed in FEW:
         outcome = simulate(seed)
         assert_kept(outcome)
-        fired[f"{min(3, len(outcome.fired))} kinds"] += 1
+        fired[f"{min(3, len(outcome.fault_counts))} kinds"] += 1
     assert fired["3 kinds"] > 0.8 * len(FEW), "most seeds suffer from several kinds of faults at once"
 
 
@@ -46,7 +46,7 @@ def test_each_profile_has_its_own_faults_and_no_others(profile: str) -> None:
 def test_a_calm_run_sees_no_fault_and_loses_nobody() -> None:
     outcome = simulate(2, "calm")
     assert_kept(outcome)
-    assert outcome.fired == {}
+    assert outcome.fault_counts == {}
     assert [name for name in outcome.facts if name in ("LearnerLost", "LeaseExpired", "ReadFailed")] == []
     assert outcome.facts["LearnerAttached"] == 4 and outcome.commits == outcome.facts["Committed"] > 0
 
@@ -101,8 +101,8 @@ def test_every_kind_of_fault_really_has_an_effect(kind: str) -> None:
     for seed in range(4):
         outcome = play(stricken(kind, seed))
         assert_kept(outcome)
-        seen.append(outcome.fired)
-        if outcome.fired.get(kind):
+        seen.append(outcome.fault_counts)
+        if outcome.fault_counts.get(kind):
             return
     raise AssertionError(f"{kind} had no effect: {seen}")
 
@@ -131,7 +131,7 @@ def test_in_lock_step_everybody_is_in_every_commit_whatever_is_slow() -> None:
 def test_a_run_that_is_stopped_while_a_commit_is_written_ends_with_it() -> None:
     stopped = play(replace(stricken("stop_committing", 1), budget_tokens=None))
     assert_kept(stopped)
-    assert stopped.fired == {"stop_committing": 1} and 0 < stopped.commits < 60
+    assert stopped.fault_counts == {"stop_committing": 1} and 0 < stopped.commits < 60
 
 
 def test_a_token_budget_ends_a_run() -> None:
@@ -169,7 +169,7 @@ def test_the_syncer_may_die_after_every_single_effect() -> None:
     calm = play(options)
     assert_kept(calm)
     outcomes, number = [], 1
-    while not outcomes or outcomes[-1].fired.get("syncer_crash"):
+    while not outcomes or outcomes[-1].fault_counts.get("syncer_crash"):
         outcomes += died(options, [number])
         number += 1
     assert number > 100, "one run for each effect there was"
@@ -180,4 +180,4 @@ def test_the_syncer_may_die_after_every_single_effect() -> None:
 def test_so_too_in_other_ways_of_adopting(adopt: str) -> None:
     options = short(1, tau=0, adopt=adopt, pacing="quorum")
     outcomes = died(options, range(1, 60, 7))
-    assert all(outcome.fired == {"syncer_crash": 1} for outcome in outcomes)
+    assert all(outcome.fault_counts == {"syncer_crash": 1} for outcome in outcomes)

@@ -11,7 +11,7 @@ from pathlib import Path
 from typing import Any
 
 from orchestrator.eventlog.decode import build
-from orchestrator.planner.fleet.samples import Samples
+from orchestrator.planner.fleet.distribution import Samples
 from orchestrator.recipe.problems import InputError, Problem
 
 FORM = 1  # of the file; another one is refused

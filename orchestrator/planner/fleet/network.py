@@ -1,16 +1,24 @@
-"""Bytes between regions: a link carries one transfer after the other, which arrive after its latency.
+"""A fleet's network: bytes between regions, and the links between its processes.
 
-In sum it moves what fair sharing would; only who is first differs. Knows neither senders nor messages.
+A link carries one transfer after the other. In sum it moves what fair sharing would; only the order differs.
 """
 
 from __future__ import annotations
 
 from collections import Counter
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
+from heapq import heappush
+from typing import Any
 
-from orchestrator.planner.fleet.description import Link
+from orchestrator.planner.fleet.description import Fleet, Link
+from orchestrator.planner.sizing.traffic import DOWN_BYTES, UP_BYTES
+from orchestrator.simulation.learner_process import LearnerProcess
+from orchestrator.simulation.process import Process
+from orchestrator.simulation.timeline import Timeline
+from outer.protocol.messages import JOINING
 
 FREE = Link()
+PIECES = 64  # in which a learner's state is sent
 
 
 class Network:
@@ -22,7 +30,7 @@ class Network:
         self._free_at: dict[str | tuple[str, str], float] = {}
 
     def latency_s(self, source: str, target: str) -> float:
-        """Of a message without weight."""
+        """Of a small message."""
         return self._links.get((source, target), FREE).latency_s
 
     def carry(self, now: float, size: float, source: str, target: str) -> float:
@@ -43,3 +51,87 @@ class Network:
     def gather(self, now: float, size: float, sources: Sequence[str], target: str) -> float:
         """Have an equal part sent by each; returns when all of it is there."""
         return max(self.carry(now, size / len(sources), source, target) for source in sources)
+
+
+class Way:
+    """From one process to another. `learner` is the end whose own link may be down."""
+
+    __slots__ = ("latency_s", "learner", "source", "target")
+
+    def __init__(self, learner: LearnerProcess, source: str, target: str, latency_s: float) -> None:
+        self.learner, self.source, self.target, self.latency_s = learner, source, target, latency_s
+
+
+class Up(Way):
+    """From a learner to the syncer. A contribution goes to every shard."""
+
+
+class Down(Way):
+    """From the syncer to a learner. A version comes from every shard."""
+
+
+class FleetNetwork:
+    """Sizes are in bytes."""
+
+    def __init__(self, fleet: Fleet, time: Timeline) -> None:
+        self.state_size = fleet.state_bytes
+        self.regions = Network(fleet.links)
+        self._fleet, self._time, self._syncer = fleet, time, fleet.syncer_region
+        self._shards = fleet.shards or (fleet.syncer_region,)
+        self._region = {member.name: member.region for member in fleet.members}
+        self._warm = {member.name for member in fleet.members if fleet.warm and not member.since_s}
+        self._up_bytes = UP_BYTES[fleet.sync.codec]
+
+    def up_size(self, fragment: int) -> float:
+        return self._up_bytes * self._fleet.fragments[fragment].size
+
+    def down_size(self, fragment: int) -> float:
+        return DOWN_BYTES * self._fleet.fragments[fragment].size
+
+    def links(self, learner: LearnerProcess) -> tuple[Way, Way]:
+        here, there = self._region[learner.name], self._syncer
+        up = Up(learner, here, there, self.regions.latency_s(here, there))
+        return up, Down(learner, there, here, self.regions.latency_s(there, here))
+
+    def peer_links(self, one: LearnerProcess, other: LearnerProcess) -> tuple[Way, Way]:
+        here, there = self._region[one.name], self._region[other.name]
+        way = Way(one, here, there, self.regions.latency_s(here, there))
+        return way, Way(other, there, here, self.regions.latency_s(there, here))
+
+    def carry(self, way: Way, size: float, target: Process, happen: Callable[..., Any], *args: Any) -> int:
+        time, learner = self._time, way.learner
+        down_s = learner.link_down_s if learner.effects is not None else 0.0
+        if not size:
+            heappush(time.queue, (time.now + (down_s + way.latency_s), time.number(), target, happen, args))
+        elif type(way) is Up:
+            there_at = self.regions.scatter(time.now + down_s, size, way.source, self._shards)
+            time.reach(there_at - time.now, target, happen, *args)
+        elif type(way) is Down:
+            self._publish(way, size, time.now + down_s, target, happen, args)
+        else:
+            self._send_piece(way, size / PIECES, PIECES, target, happen, args)
+        return 1
+
+    def _publish(
+        self, way: Way, size: float, at: float, target: Process, happen: Callable[..., Any], args: tuple[Any, ...]
+    ) -> None:
+        learner, time = way.learner, self._time
+        if learner.machine.phase == JOINING and learner.incarnation == 1 and learner.name in self._warm:
+            time.reach(0.0, target, happen, *args)  # it holds the first versions
+            return
+        there_at = self.regions.gather(at, size, self._shards, way.target)
+        time.reach(there_at - time.now, target, happen, *args)
+
+    def _send_piece(
+        self, way: Way, size: float, left: int, target: Process, happen: Callable[..., Any], args: tuple[Any, ...]
+    ) -> None:
+        """Piece by piece, so that fragments on the same link get their turn in between."""
+        if not target.alive:
+            return
+        time, learner = self._time, way.learner
+        there_at = self.regions.carry(time.now + learner.link_down_s, size, way.source, way.target)
+        if left > 1:  # the next leaves as soon as this one has left: the latency counts once
+            wait_s = there_at - way.latency_s - time.now
+            time.reach(wait_s, learner, self._send_piece, way, size, left - 1, target, happen, args)
+        else:
+            time.reach(there_at - time.now, target, happen, *args)

@@ -10,16 +10,10 @@ from collections import Counter
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 
-from orchestrator.eventlog.events import Event
-from orchestrator.planner.fleet.caretaker import Caretaker
-from orchestrator.planner.fleet.crowd import SharedHost
 from orchestrator.planner.fleet.description import Fleet
-from orchestrator.planner.fleet.network import Network
-from orchestrator.planner.fleet.world import Merged, Stepped, World
+from orchestrator.planner.fleet.durations import Stepped
+from orchestrator.planner.fleet.world import Commit, World
 from orchestrator.recipe.config import SYNCER
-from orchestrator.simulation.timeline import Timeline
-
-UNHEARD = ("syncer", "orchestrator", "chaos")  # who writes to the log without anybody's help
 
 
 @dataclass(frozen=True)
@@ -51,18 +45,16 @@ def simulate(
     `progress` is told the share of the budget that is committed, 0 to 1, at every look.
     """
     dies = any(fault.kind == "kill" and fault.learner == SYNCER for fault in fleet.faults)
-    time = Timeline()
-    crowd = SharedHost(time, fleet.timing.abreast)
-    world = World(fleet, time, Network(fleet.links), crowd, keeps_journal=dies)
-    caretaker = Caretaker(world)
-    caretaker.start()
+    world = World(fleet, keeps_journal=dies)
+    time, supervisor = world.time, world.supervisor
+    supervisor.start()
     finished_at = None
-    while time.now < until_s and not caretaker.over:
+    while time.now < until_s and not supervisor.over:
         time.run(min(until_s, time.now + fleet.look_s))
-        if caretaker.server is not None:
-            progress(caretaker.server.machine.progress)
-        if finished_at is None and caretaker.server is not None and caretaker.server.machine.finished:
-            finished_at = caretaker.server.machine.moved_at
+        if supervisor.syncer is not None:
+            progress(supervisor.syncer.machine.progress)
+        if finished_at is None and supervisor.syncer is not None and supervisor.syncer.machine.finished:
+            finished_at = supervisor.syncer.machine.moved_at
     stop = time.now if finished_at is None else finished_at
     return _outcome(world, warm_up_s, stop, finished_at), world
 
@@ -74,8 +66,8 @@ def _outcome(world: World, start: float, stop: float, finished_at: float | None)
     useful_s = {name: sum(step.share * (step.ended - step.began) for step in each) for name, each in steps.items()}
     done = {name: [step for step in each if start < step.ended <= stop] for name, each in world.steps.items()}
     counted = {name: len(each) for name, each in done.items()}
-    merges = [merge for merge in world.merges if start <= merge.at <= stop]
-    before = max((merge.tokens_committed for merge in world.merges if merge.at < start), default=0)
+    merges = [commit for commit in world.commits if start <= commit.at <= stop]
+    before = max((merge.tokens_committed for merge in world.commits if merge.at < start), default=0)
     mean_steps = sum(counted.values()) / max(1, len(world.fleet.members))
     return Outcome(
         seconds=seconds,
@@ -90,7 +82,7 @@ def _outcome(world: World, start: float, stop: float, finished_at: float | None)
         tokens=sum(step.tokens for each in done.values() for step in each),
         tokens_committed=merges[-1].tokens_committed - before if merges else 0,
         contributions=dict(Counter(name for merge in merges for name in merge.participants)),
-        moved=dict(world.network.moved),
+        moved=dict(world.network.regions.moved),
         finished_at=finished_at,
         events=world.events,
     )
@@ -102,7 +94,7 @@ def _cut(step: Stepped, start: float, stop: float) -> Stepped:
     return step._replace(began=began, ended=max(began, ended))
 
 
-def _share(merges: Sequence[Merged], of: Sequence[int]) -> float:
+def _share(merges: Sequence[Commit], of: Sequence[int]) -> float:
     return sum(len(merge.participants) for merge in merges) / sum(of) if merges and sum(of) else math.nan
 
 
@@ -124,12 +116,3 @@ def covered_s(spans: Sequence[tuple[float, float]]) -> float:
         total += max(0.0, ended - max(began, reached))
         reached = max(reached, ended)
     return total
-
-
-def events_of(world: World) -> list[Event]:
-    """What the log of such a run has: of learners what has reached it, of everybody else all of it."""
-    events = []
-    for (writer, incarnation), said in world.facts.items():
-        known = said if writer in UNHEARD else said[: world.told.get((writer, incarnation), 0)]
-        events += [Event(writer, incarnation, number, at, fact) for number, (at, fact) in enumerate(known)]
-    return events

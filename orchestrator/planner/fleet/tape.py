@@ -14,12 +14,12 @@ from random import Random
 
 from orchestrator.accounting.verdicts import Verdict
 from orchestrator.checkers.suite import check
-from orchestrator.eventlog.events import Event, RunFinished, RunStarted, merge
+from orchestrator.eventlog.events import Event, RunStarted, merge
 from orchestrator.planner.fleet.description import Fleet, StepModel, StepSample
 from orchestrator.planner.fleet.failures import Draws, Failures
 from orchestrator.planner.fleet.islands import Island
 from orchestrator.planner.fleet.recipes import NOISE, fleet
-from orchestrator.planner.fleet.run import Outcome, events_of, simulate
+from orchestrator.planner.fleet.run import Outcome, simulate
 from orchestrator.planner.fleet.speeds import Varying
 from orchestrator.planner.fleet.spot import DAY_S, Interval, absences, comings
 from orchestrator.planner.sizing.fault_tolerance import HOUR_S
@@ -78,10 +78,8 @@ def record(
         raise InputError([Problem("fleet.mtbf_hours", recipe.fleet.mtbf_hours, message, "let units live longer")])
     how = f"simulated fleet, seed {seed}, fastest step {step_s:g} s" + (f", {chips} chips" if chips is not None else "")
     started = RunStarted(recipe.name, recipe.config_hash, recipe.seed, {"synthetic": how, "code": code_digest()})
-    said = world.facts["orchestrator", 1]
-    said.insert(0, (0.0, started))
-    said.append((world.time.now, RunFinished("finished", "the budget is reached")))
-    events = merge([[replace(event, fact=bare(event.fact)) for event in events_of(world)]])
+    world.context.facts["orchestrator", 1].insert(0, (0.0, started))
+    events = merge([[replace(event, fact=bare(event.fact)) for event in world.context.events()]])
     return Simulated(events, check(events), outcome)
 
 

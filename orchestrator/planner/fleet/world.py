@@ -1,49 +1,197 @@
-"""What all parts of one simulated fleet share, and what is counted of it. Holds; does nothing."""
+"""One simulated fleet: the processes of orchestrator/simulation with a fleet's durations plugged into them.
+
+What a fragment holds is not followed. What is counted of a run is here: steps and commits.
+"""
 
 from __future__ import annotations
 
-from dataclasses import dataclass, field
 from typing import Any, NamedTuple
 
-from orchestrator.planner.fleet.crowd import SharedHost
+from learners.protocol.learner import Learner
+from orchestrator.eventlog.events import SyncerLost
 from orchestrator.planner.fleet.description import Fleet
-from orchestrator.planner.fleet.network import Network
+from orchestrator.planner.fleet.durations import FleetDurations, Stepped
+from orchestrator.planner.fleet.network import FleetNetwork
+from orchestrator.planner.fleet.planned_faults import PlannedFaults
+from orchestrator.simulation.context import LearnerSpec, Observer, SimContext
+from orchestrator.simulation.learner_process import LearnerProcess
+from orchestrator.simulation.process import Host, Process
+from orchestrator.simulation.supervisor import Supervisor
+from orchestrator.simulation.syncer_process import SyncerProcess
 from orchestrator.simulation.timeline import Timeline
-from outer.protocol.messages import StateRequest
-
-Key = tuple[str, int]  # writer, incarnation
-
-
-class Stepped(NamedTuple):
-    """One step, in virtual seconds, and what it is worth; the last one may be under way."""
-
-    began: float
-    ended: float
-    share: float
-    tokens: int
+from outer.protocol import recovery
+from outer.protocol.events_effects import Append, Merge, Merged, Publish
+from outer.protocol.facts import Committed
+from outer.protocol.syncer import Syncer
 
 
-class Merged(NamedTuple):
+class Commit(NamedTuple):
     """One commit, as far as it is counted."""
 
-    at: float
+    at: float  # virtual seconds
     participants: tuple[str, ...]  # with a weight above 0
     live: int
     tokens_committed: int  # with it
 
 
-@dataclass
 class World:
-    fleet: Fleet
-    time: Timeline
-    network: Network
-    crowd: SharedHost  # of those that start
-    keeps_journal: bool  # a syncer is to die
-    events: int = 0  # handed to machines
-    units: dict[str, Any] = field(default_factory=dict)  # the newest incarnation of each
-    sought: dict[Key, StateRequest] = field(default_factory=dict)  # what a joiner waits for
-    steps: dict[str, list[Stepped]] = field(default_factory=dict)  # by learner, in order
-    ready_at: dict[str, float] = field(default_factory=dict)  # by learner: its hardware stands still until then
-    merges: list[Merged] = field(default_factory=list)
-    facts: dict[Key, list[tuple[float, Any]]] = field(default_factory=dict)
-    told: dict[Key, int] = field(default_factory=dict)  # how many of a learner's are in the log
+    """One per simulation. `commits` are in order; `steps` are by learner."""
+
+    def __init__(self, fleet: Fleet, keeps_journal: bool) -> None:
+        self.fleet, self.time = fleet, Timeline()
+        self.commits: list[Commit] = []
+        self.processes: list[Process] = []  # that there were
+        self._journal: list[recovery.Entry] = []  # outlives every epoch
+        self._keeps_journal = keeps_journal
+        self.durations = FleetDurations(fleet, self.time)
+        self.network = FleetNetwork(fleet, self.time)
+        faults = PlannedFaults(fleet, self.time, self.processes)
+        self.context = SimContext(
+            time=self.time,
+            network=self.network,
+            durations=self.durations,
+            sync=fleet.sync,
+            specs={
+                member.name: LearnerSpec(Host(member.pool), member.batch_size, member.pool, member.region or None)
+                for member in fleet.members
+            },
+            manifest={},
+            model=Numbers(),
+            make_learner=self._learner,
+            make_values=lambda key: NoValues(),
+            make_journal=lambda syncer, durable, refused: JournalWriter(self, syncer),
+            faults=faults,
+            observer=CommitCounter(self.time, self.commits),
+            recording=fleet.recorded,
+            fetchers=len(fleet.fragments),  # links are what limits them
+        )
+        self.supervisor = Supervisor(self.context, self._first, self._begin_epoch)
+        faults.arm(self.context, self.supervisor)
+
+    @property
+    def learners(self) -> dict[str, LearnerProcess]:
+        """The newest incarnation of each."""
+        return self.supervisor.learners
+
+    @property
+    def steps(self) -> dict[str, list[Stepped]]:
+        return self.durations.steps
+
+    @property
+    def events(self) -> int:
+        """Handed to machines."""
+        return sum(process.handled for process in self.processes)
+
+    @property
+    def _first(self) -> list[str]:
+        """Learners that are wanted from the start."""
+        return [member.name for member in self.fleet.members if not member.since_s]
+
+    def _learner(self, name: str, incarnation: int) -> Learner:
+        fleet = self.fleet
+        return Learner(
+            name=name,
+            incarnation=incarnation,
+            config=fleet.sync,
+            fragments=len(fleet.fragments),
+            batch_size=self.context.specs[name].batch_size,
+            span_steps=fleet.span_steps,
+            start_s=fleet.timing.start_s,
+            ahead_s=fleet.ahead_s,
+        )
+
+    def _begin_epoch(self, epoch: int) -> SyncerProcess:
+        fleet, recovered = self.fleet, None
+        if epoch > 1:
+            self.supervisor.emit(SyncerLost(epoch - 1, "died", ""))
+            recovered = recovery.recover(self._journal, len(fleet.fragments))
+        batch_sizes = {member.name: member.batch_size for member in fleet.members}
+        machine = Syncer(
+            epoch=epoch,
+            config=fleet.sync,
+            fragments=fleet.fragments,
+            learners={name: batch_sizes[name] for name in self._first},
+            quorum=fleet.quorum,
+            span_steps=fleet.span_steps,
+            budget=fleet.budget,
+            manifest={},
+            recovered=recovered,
+            ahead_s=fleet.ahead_s,
+        )
+        values = [Number(number) for number in machine.versions]
+        syncer = SyncerProcess(self.context, Host("syncer"), epoch, machine, values, self.supervisor.on_syncer_death)
+        self.processes.append(syncer)
+        return syncer
+
+    def durable(self, syncer: SyncerProcess, entry: recovery.Entry) -> None:
+        """A record is in the journal."""
+        if self._keeps_journal:
+            self._journal.append(entry)
+
+
+class CommitCounter(Observer):
+    """Appends every commit to `commits`, unless an earlier epoch has recorded it."""
+
+    def __init__(self, time: Timeline, commits: list[Commit]) -> None:
+        self._time, self._commits = time, commits
+
+    def emitted(self, syncer: SyncerProcess, fact: Any) -> None:
+        if type(fact) is Committed and fact.epoch == syncer.epoch:
+            weighty = tuple(one.learner for one in fact.participants if one.weight > 0.0)
+            self._commits.append(Commit(self._time.now, weighty, fact.live, fact.tokens_committed))
+
+
+class Number(NamedTuple):
+    """A version without its value."""
+
+    number: int
+
+
+class Numbers:
+    """Merges nothing into the next version."""
+
+    def merged(self, syncer: SyncerProcess, effect: Merge) -> Merged:
+        return Merged(effect.syncer_step, Number(effect.syncer_step), "", 1.0, True)
+
+    def published(self, syncer: SyncerProcess, effect: Publish) -> Any:
+        return effect.proposal
+
+
+class NoValues:
+    """A learner's fragments, which hold nothing."""
+
+    def __init__(self) -> None:
+        self.step = 0
+
+    def copies(self, fragments: tuple[int, ...]) -> dict[int, Any]:
+        return dict.fromkeys(fragments)
+
+    def read(self, contribution: Any) -> None: ...
+    def apply(self, effect: Any) -> None: ...
+    def packed(self, poisoned: bool) -> None: ...
+    def gave(self, step: int, payload: Any) -> None: ...
+    def inherit(self, state: Any) -> None: ...
+
+
+class JournalWriter:
+    """Commits take time, in order. Other records are written along with them."""
+
+    queue = ()
+
+    def __init__(self, world: World, syncer: SyncerProcess) -> None:
+        self._world, self._syncer = world, syncer
+        self._until = 0.0  # virtual seconds
+
+    def put(self, effect: Append) -> None:
+        time = self._world.time
+        takes_s = self._world.durations.append_s(effect.record.fragment) if type(effect.record) is Committed else 0.0
+        self._until = max(time.now, self._until) + takes_s
+        entry = recovery.Entry(self._syncer.epoch, effect.sequence, effect.logged, effect.record)
+        time.reach(self._until - time.now, self._syncer, self._land, entry)
+
+    def _land(self, entry: recovery.Entry) -> None:
+        self._world.durable(self._syncer, entry)
+        self._syncer.on_durable(entry.sequence)
+
+    def crash(self) -> None:
+        """What was under way is lost with its process."""

@@ -19,7 +19,7 @@ UNIT = 10_000  # Ray counts resources in this fraction
 # CPUs that the run's own actors ask for. The tests hold them against the actors' constants.
 SERVICE_CPUS = {"orchestrator": 0.1, "syncer": 0.5, "evaluator": 0.5, "metrics": 0.05, "chaos": 0.1}
 CONTROLLED = ("orchestrator", "syncer", "evaluator")  # where run.control says
-HAND_CPUS = 0.01  # on each node with a learner, when something there has to be ended or frozen
+AGENT_CPUS = 0.01  # on each node with a learner, when something there has to be ended or frozen
 
 FIELDS = {REGION: "region", ACCELERATOR: "accelerator", POD_TYPE: "topology"}  # of a pool, by the label it asks for
 

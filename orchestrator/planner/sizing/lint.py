@@ -10,7 +10,7 @@ from collections.abc import Callable, Iterator
 
 from orchestrator.planner.sizing import link_load, links
 from orchestrator.planner.sizing.draft import Draft, gib, some
-from orchestrator.planner.sizing.fit import HAND_CPUS
+from orchestrator.planner.sizing.fit import AGENT_CPUS
 from orchestrator.recipe.problems import Problem
 
 LOCAL_STORE_BYTES = 512 * 2**20  # the object store of the Ray that `diloco run` starts on this machine
@@ -281,13 +281,13 @@ def _hands(draft: Draft) -> Iterator[Problem]:
     left = {
         name: draft.placement.free[name].get("CPU", 0.0) for name in dict.fromkeys(draft.placement.learners.values())
     }
-    full = [name for name, free in left.items() if free < HAND_CPUS]
+    full = [name for name, free in left.items() if free < AGENT_CPUS]
     if full and not draft.local:
         yield Problem(
             f"{full[0]} CPU",
             left[full[0]],
             f"{some(full)} have no CPU left for the actor that ends hung learners there: none could be restarted",
-            f"leave {HAND_CPUS:g} CPU free on every node with learners",
+            f"leave {AGENT_CPUS:g} CPU free on every node with learners",
         )
 
 

@@ -9,7 +9,7 @@ from learners.protocol.fact_buffer import FactBuffer
 
 
 def numbers(outbox: FactBuffer) -> list[int]:
-    return [sequence for sequence, _, _ in outbox.riding()]
+    return [sequence for sequence, _, _ in outbox.pending()]
 
 
 def test_facts_are_numbered_from_zero_and_dated_when_they_are_said() -> None:
@@ -17,8 +17,8 @@ def test_facts_are_numbered_from_zero_and_dated_when_they_are_said() -> None:
     outbox = FactBuffer(lambda: next(times))
     outbox.add("first")
     outbox.add("second")
-    assert outbox.riding() == [(0, 5.0, "first"), (1, 6.5, "second")]
-    assert outbox.riding() == outbox.riding(), "riding takes nothing away"
+    assert outbox.pending() == [(0, 5.0, "first"), (1, 6.5, "second")]
+    assert outbox.pending() == outbox.pending(), "riding takes nothing away"
 
 
 def test_acknowledged_facts_ride_no_more_and_an_old_acknowledgement_takes_nothing_back() -> None:
@@ -62,4 +62,4 @@ def test_whatever_rides_is_a_run_without_a_gap_from_the_first_unacknowledged(
             outbox.acknowledge(number)
             acknowledged = max(acknowledged, number)
         waiting = list(range(acknowledged + 1, said))
-        assert [(sequence, fact) for sequence, _, fact in outbox.riding()] == [(n, n) for n in waiting[:limit]]
+        assert [(sequence, fact) for sequence, _, fact in outbox.pending()] == [(n, n) for n in waiting[:limit]]

@@ -26,8 +26,8 @@ def test_what_comes_after_the_cut_is_adopted_after_the_saving() -> None:
     kinds = [type(effect) for effect in effects if isinstance(effect, Save | Apply)]
     assert kinds == [Save, Apply]
     (save,) = saves(loop)
-    assert (save.snapshot, save.final, save.kept.step) == (1, False, 2)
-    assert [base.version for base in save.kept.bases] == [0, 0]
+    assert (save.snapshot, save.final, save.state.step) == (1, False, 2)
+    assert [base.version for base in save.state.bases] == [0, 0]
     assert loop.facts(StateSaved) == [StateSaved(1, 2, (0, 0))]
     assert only(RunStep, effects) != [], "it steps on"
 
@@ -36,7 +36,7 @@ def test_a_fetch_that_was_asked_for_before_the_cut_and_answered_after_it_tells_o
     loop = joined()
     loop.do(notice(2, 1), Fetched(1, 4, "v4", snapshot=1))
     loop.step()
-    assert [base.version for base in saves(loop)[0].kept.bases] == [0, 0]
+    assert [base.version for base in saves(loop)[0].state.bases] == [0, 0]
 
 
 def test_samples_lent_after_the_cut_are_not_in_it_and_are_used_all_the_same() -> None:
@@ -44,7 +44,7 @@ def test_samples_lent_after_the_cut_are_not_in_it_and_are_used_all_the_same() ->
     loop.do(Grant(1, 3, 1, 500, 600, snapshot=1))
     loop.step()
     (save,) = saves(loop)
-    assert [span for span, _, _ in save.kept.spans] == [0] and save.kept.newest_span == 0
+    assert [span for span, _, _ in save.state.spans] == [0] and save.state.newest_span == 0
     assert loop.reports[-1].newest_span == 0
     loop.step()
     assert loop.reports[-1].newest_span == 1
@@ -92,7 +92,7 @@ def test_told_to_leave_for_now_it_saves_and_goes_without_a_word() -> None:
 
 def test_what_was_saved_goes_on_with_the_same_counters_and_samples_as_if_nothing_had_been() -> None:
     _, save = suspended()
-    kept = TypeAdapter(ResumeState).validate_python(asdict(save.kept))
+    kept = TypeAdapter(ResumeState).validate_python(asdict(save.state))
     again = Loop()
     again.machine.resume(save.snapshot, kept)
     again.do(Enter(IMPORTING), Enter(COMPILING), Compiled({"seed": 0}))

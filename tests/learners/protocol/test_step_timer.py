@@ -13,8 +13,8 @@ def test_all_waits_of_a_lap_are_taken_off_the_step_and_the_next_lap_starts_witho
     watch.release(2.0)
     watch.hold(3.0, "span")
     watch.release(3.5)
-    assert watch.lap(5.0) == StepTime(2.5, 2.5, "span")
-    assert watch.lap(6.5) == StepTime(1.5, 0.0, "")
+    assert watch.record_step(5.0) == StepTime(2.5, 2.5, "span")
+    assert watch.record_step(6.5) == StepTime(1.5, 0.0, "")
     assert watch.step_s.value == 2.0
 
 
@@ -25,7 +25,7 @@ def test_of_a_wait_that_began_before_the_start_only_the_rest_counts_and_for_what
     watch.hold(5.0, "span")
     watch.hold(6.0, "")
     watch.release(8.0)
-    assert watch.lap(9.0) == StepTime(1.0, 3.0, "span")
+    assert watch.record_step(9.0) == StepTime(1.0, 3.0, "span")
 
 
 def test_a_wait_that_ends_with_the_start_is_none() -> None:
@@ -33,7 +33,7 @@ def test_a_wait_that_ends_with_the_start_is_none() -> None:
     watch.hold(1.0, "")
     watch.start(5.0)
     watch.release(5.0)
-    assert watch.lap(6.0) == StepTime(1.0, 0.0, "")
+    assert watch.record_step(6.0) == StepTime(1.0, 0.0, "")
 
 
 def test_what_is_said_is_to_the_microsecond() -> None:
@@ -41,4 +41,4 @@ def test_what_is_said_is_to_the_microsecond() -> None:
     watch.start(0.0)
     watch.hold(0.0, "span")
     watch.release(1.0000004)
-    assert watch.lap(3.0000008) == StepTime(2.0, 1.0, "span")
+    assert watch.record_step(3.0000008) == StepTime(2.0, 1.0, "span")

@@ -13,7 +13,7 @@ import optax
 import pytest
 
 from learners.config import InnerConfig
-from learners.fragment_io import Exchange
+from learners.fragment_io import FragmentIO
 from learners.training import state_arrays
 from learners.training.trainer import Trainer, deal
 from outer.config import SyncConfig
@@ -59,37 +59,39 @@ def donor() -> Trainer:
 
 def test_a_joiner_holds_its_donors_parameters_and_moments_to_the_bit(donor: Trainer) -> None:
     joiner = trainer()
-    sent = state_arrays.pack(donor.hold())
-    assert state_arrays.defect(sent, joiner.hold()) == ""
-    assert state_arrays.digest(state_arrays.pack(joiner.hold())) != state_arrays.digest(sent)
-    joiner.inherit(state_arrays.unpack(sent, joiner.hold()))
-    assert state_arrays.digest(state_arrays.pack(joiner.hold())) == state_arrays.digest(sent)
-    assert [leaf.dtype for leaf in joiner.hold()] == [leaf.dtype for leaf in donor.hold()]
+    sent = state_arrays.pack(donor.state_leaves())
+    assert state_arrays.defect(sent, joiner.state_leaves()) == ""
+    assert state_arrays.digest(state_arrays.pack(joiner.state_leaves())) != state_arrays.digest(sent)
+    joiner.inherit(state_arrays.unpack(sent, joiner.state_leaves()))
+    assert state_arrays.digest(state_arrays.pack(joiner.state_leaves())) == state_arrays.digest(sent)
+    assert [leaf.dtype for leaf in joiner.state_leaves()] == [leaf.dtype for leaf in donor.state_leaves()]
 
 
 def test_both_go_on_alike_from_there() -> None:
     donor, joiner = trainer(3), trainer()
-    joiner.inherit(state_arrays.unpack(state_arrays.pack(donor.hold()), joiner.hold()))
+    joiner.inherit(state_arrays.unpack(state_arrays.pack(donor.state_leaves()), joiner.state_leaves()))
     assert [joiner.step(12, 4, 0.0), joiner.step(16, 4, 0.0)] == [donor.step(12, 4, 0.0), donor.step(16, 4, 0.0)]
-    assert state_arrays.digest(state_arrays.pack(joiner.hold())) == state_arrays.digest(state_arrays.pack(donor.hold()))
+    assert state_arrays.digest(state_arrays.pack(joiner.state_leaves())) == state_arrays.digest(
+        state_arrays.pack(donor.state_leaves())
+    )
 
 
 def test_what_is_held_does_not_change_while_the_holder_steps_on() -> None:
     donor = trainer(1)
-    held = donor.hold()
+    held = donor.state_leaves()
     before = state_arrays.digest(state_arrays.pack(held))
     donor.step(4, 4, 0.0)
     assert state_arrays.digest(state_arrays.pack(held)) == before
 
 
 def test_only_arrays_of_numpys_own_dtypes_are_sent(donor: Trainer) -> None:
-    sent = state_arrays.pack(donor.hold())
+    sent = state_arrays.pack(donor.state_leaves())
     assert all(type(array) is np.ndarray and array.dtype.kind in "biuf" for array in sent)
     assert state_arrays.size(sent) == sum(array.nbytes for array in sent)
 
 
-def exchange(of: Trainer) -> Exchange:
-    return Exchange(of, SyncConfig(), 1)
+def fragment_io(of: Trainer) -> FragmentIO:
+    return FragmentIO(of, SyncConfig(), 1)
 
 
 REQUEST = StateRequest(1, "b", 2, "a", 1, 4, 60.0)
@@ -97,26 +99,26 @@ REQUEST = StateRequest(1, "b", 2, "a", 1, 4, 60.0)
 
 def test_what_a_donor_packs_its_joiner_finds_sound_and_goes_on_from(donor: Trainer) -> None:
     joiner = trainer()
-    giving, taking = exchange(donor), exchange(joiner)
-    state = giving.pack(giving.hold(), REQUEST, step=3, syncer_step=4)
+    giving, taking = fragment_io(donor), fragment_io(joiner)
+    state = giving.pack(giving.state_leaves(), REQUEST, step=3, syncer_step=4)
     assert (state.donor, state.donor_incarnation, state.step, state.syncer_step) == ("a", 1, 3, 4)
     assert taking.examine(state) == ""
     taking.inherit(state)
-    assert state_arrays.digest(state_arrays.pack(joiner.hold())) == state.digest
+    assert state_arrays.digest(state_arrays.pack(joiner.state_leaves())) == state.digest
 
 
 def test_a_state_of_which_something_changed_on_its_way_is_not_taken(donor: Trainer) -> None:
-    giving, taking = exchange(donor), exchange(trainer())
-    state = giving.pack(giving.hold(), REQUEST, step=3, syncer_step=4)
+    giving, taking = fragment_io(donor), fragment_io(trainer())
+    state = giving.pack(giving.state_leaves(), REQUEST, step=3, syncer_step=4)
     nudged = np.nextafter(state.payload[0], np.float32(1e9))  # as plausible as before
     spoiled = replace(state, payload=[nudged, *state.payload[1:]])
-    assert state_arrays.defect(spoiled.payload, taking.hold()) == ""
+    assert state_arrays.defect(spoiled.payload, taking.state_leaves()) == ""
     assert taking.examine(spoiled) == "bad_digest"
 
 
 def test_a_state_that_is_not_finite_is_not_taken_though_nothing_changed_on_its_way(donor: Trainer) -> None:
-    giving, taking = exchange(donor), exchange(donor)
-    state = giving.pack(giving.hold(), REQUEST, step=3, syncer_step=4)
+    giving, taking = fragment_io(donor), fragment_io(donor)
+    state = giving.pack(giving.state_leaves(), REQUEST, step=3, syncer_step=4)
     arrays = [np.full_like(state.payload[0], np.nan), *state.payload[1:]]
     assert taking.examine(replace(state, payload=arrays, digest=state_arrays.digest(arrays))) == "non_finite"
 
@@ -140,12 +142,12 @@ def spoil(index: int, change: Callable[[Any], Any]) -> Callable[[list[Any]], lis
 def test_a_state_that_cannot_be_ones_own_is_named_as_such(
     donor: Trainer, change: Callable[[list[Any]], Any], found: str
 ) -> None:
-    sent = state_arrays.pack(donor.hold())
-    assert state_arrays.defect(change(sent), donor.hold()) == found
+    sent = state_arrays.pack(donor.state_leaves())
+    assert state_arrays.defect(change(sent), donor.state_leaves()) == found
 
 
 def test_one_flipped_bit_changes_the_digest(donor: Trainer) -> None:
-    sent = state_arrays.pack(donor.hold())
+    sent = state_arrays.pack(donor.state_leaves())
     before = state_arrays.digest(sent)
     flipped = sent[0].copy()
     flipped.view(np.uint8)[0] ^= 1

@@ -21,6 +21,8 @@ from learners.training.models import transformer
 from learners.training.models.language import ByteLanguageModel
 from learners.training.task import Task
 from learners.training.trainer import (
+    AUX_LEFT_OUT,
+    AUX_MAX,
     Evaluator,
     Trainer,
     deal,
@@ -260,7 +262,7 @@ def test_the_same_steps_give_the_same_bits_with_a_step_compiled_anew(task: ByteL
 def test_a_trainers_step_is_the_plain_step_on_trees(task: ByteLanguageModel, trainer: Trainer, train_step: Any) -> None:
     params, moments = trainer.params, trainer.opt_state
     scale = jnp.float32(schedule(InnerConfig(), 0.3))
-    params, _, loss = train_step(params, moments, task.batch(8, 4), step_key(0, 8), scale)
+    params, _, loss, _ = train_step(params, moments, task.batch(8, 4), step_key(0, 8), scale)
     assert trainer.step(8, 4, 0.3) == float(loss)
     for one, two in zip(jax.tree.leaves(params), jax.tree.leaves(trainer.params), strict=True):
         assert (one == two).all()
@@ -346,3 +348,23 @@ def test_a_bad_model_table_is_refused_with_field_and_fix(model: dict[str, int], 
     with pytest.raises(ValueError) as caught:
         ByteLanguageModel(DataConfig(), 0, **model)
     assert all(word in str(caught.value) for word in words), str(caught.value)
+
+
+class Told(ByteLanguageModel):
+    """The built-in model, with auxiliary values of every kind."""
+
+    def loss(self, params: Any, batch: Any, rng: jax.Array) -> Any:
+        loss, _ = super().loss(params, batch, rng)
+        return loss, {f"v{index:02}": loss * index for index in range(17)} | {"a": True, "vector": batch[:, 0]}
+
+
+def test_auxiliary_values_come_with_the_loss_and_change_no_number(task: ByteLanguageModel, data: DataConfig) -> None:
+    silent, told = (
+        Trainer(each, deal(each, SyncConfig(P=4)), InnerConfig(), 0) for each in (task, Told(data, 0, **MODEL))
+    )
+    losses = [trainer.step(0, 4, progress=0.5) for trainer in (silent, told)]
+    assert losses[0] == losses[1]
+    assert silent.aux == {}
+    assert told.aux["a"] == 1.0 and told.aux["v14"] == pytest.approx(14 * losses[0])
+    assert len(told.aux) == AUX_MAX + 1
+    assert told.aux[AUX_LEFT_OUT] == 3, "two scalars too many, and one that is no scalar"

@@ -222,9 +222,7 @@ def test_verify_passes_what_is_whole(taken: RunStore) -> None:
         ("journal/identity", "DAMAGED  journal\n         identity: its checksum"),
     ],
 )
-def test_verify_names_what_is_damaged_with_the_code_of_a_broken_promise(
-    taken: RunStore, victim: str, told: str
-) -> None:
+def test_verify_names_what_is_damaged_with_the_code_of_a_failed_check(taken: RunStore, victim: str, told: str) -> None:
     flip(taken.path(victim))
     shown = invoke("checkpoint", "verify")
     assert shown.exit_code == 5

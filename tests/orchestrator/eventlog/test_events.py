@@ -66,6 +66,14 @@ def test_a_field_that_came_later_is_left_out_where_it_is_empty_so_that_older_log
     assert [Event.from_json(each.to_json()) for each in (told, silent)] == [told, silent]
 
 
+def test_a_step_without_auxiliary_values_is_written_as_before_there_were_any() -> None:
+    step = StepFinished(1, 96, 0, 0, 2.5, 0.1, 0.0, "", 0.5)
+    assert "aux" not in Event("learner-a-0", 1, 0, 1.5, step).to_json()
+    told = Event("learner-a-0", 1, 0, 1.5, dataclasses.replace(step, aux={"accuracy": math.nan}))
+    back = Event.from_json(told.to_json()).fact.aux
+    assert math.isnan(back["accuracy"])
+
+
 def test_a_number_that_is_not_finite_is_strict_json_and_comes_back() -> None:
     committed = next(event for event in history() if type(event.fact).__name__ == "Committed")
     for number in (math.nan, math.inf, -math.inf):

@@ -6,7 +6,8 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from orchestrator.lifecycle.controller import BACKOFF_S_MAX, SOUND_S, Action, Controller, End, Start, State
+from orchestrator.lifecycle.actions import Action, Drain, End, RecordNotice, Start
+from orchestrator.lifecycle.controller import BACKOFF_S_MAX, DRAIN_S_MIN, NOTICE, SOUND_S, Controller, State
 
 
 def controller(*names: str) -> Controller:
@@ -150,5 +151,131 @@ def test_whatever_happens_one_incarnation_lives_at_a_time(
                 newest[action.learner] += 1
                 gone[action.learner] = False
                 made.started(action.learner, newest[action.learner])
-            else:
+            elif isinstance(action, Drain | End):
                 assert action.incarnation == newest[action.learner] and not gone[action.learner]
+
+
+# ------------------------------------------------------------------ ranks, standby, nodes that cannot be seen
+
+
+def test_a_unit_runs_once_every_rank_is_up() -> None:
+    made = controller("a")
+    made.advance(0.0)
+    made.started("a", 1, ranks=2)
+    made.answered("a", 1, 11, "n1", rank=1)
+    assert made.units["a"].state is State.STARTING
+    made.answered("a", 1, 10, "n0", rank=0)
+    assert made.units["a"].state is State.RUNNING
+    assert [(rank.pid, rank.node) for rank in made.units["a"].incarnation.ranks] == [(10, "n0"), (11, "n1")]
+
+
+def test_a_standby_is_held_in_reserve_until_it_is_promoted() -> None:
+    made = controller("a")
+    made.advance(0.0)
+    made.started("a", 1)
+    made.reserved("a", 1)
+    assert made.units["a"].state is State.STANDBY
+    made.promoted("a", 1)
+    assert made.units["a"].state is State.RUNNING
+
+
+@pytest.mark.parametrize("before", [State.STARTING, State.STANDBY, State.RUNNING, State.DRAINING])
+def test_a_unit_that_is_seen_again_goes_on_where_it_was(before: State) -> None:
+    made = controller("a")
+    made.advance(0.0)
+    made.started("a", 1)
+    if before is State.STANDBY:
+        made.reserved("a", 1)
+    elif before is not State.STARTING:
+        made.answered("a", 1)
+    if before is State.DRAINING:
+        made.drain("a", "scaled")
+    made.unreachable("a", 1, "its node is not alive")
+    assert made.units["a"].state is State.UNREACHABLE
+    made.reachable("a", 1)
+    assert made.units["a"].state is before
+
+
+def test_an_unreachable_unit_is_ended_at_the_hang_deadline_with_the_reason_and_then_replaced() -> None:
+    made = running()
+    made.unreachable("a", 1, "its node n is not alive")
+    assert made.silent("a", 1, 19.9) == []
+    assert made.units["a"].fault == "silent for 19.9 s; its node n is not alive"
+    assert made.silent("a", 1, 20.0) == [End("a", 1, "silent for 20.0 s; its node n is not alive")]
+    made.reachable("a", 1)
+    assert made.units["a"].state is State.ENDING, "too late"
+    made.lost(21.0, "a", 1)
+    assert made.advance(21.0) == [Start("a")]
+
+
+def test_news_of_an_older_incarnations_node_is_old_news() -> None:
+    made = running(incarnation=2)
+    made.unreachable("a", 1, "its node is not alive")
+    assert made.units["a"].state is State.RUNNING
+
+
+def test_the_end_of_an_incarnation_is_reported_once_and_its_successor_waits_for_the_fence() -> None:
+    made = running()
+    assert made.ended("a", 1, "died: its process ended")
+    assert not made.ended("a", 1, "died: its process ended")
+    assert not made.alive("a", 1)
+    assert made.advance(5.0) == [], "the syncer is yet to be told"
+    assert made.lost(5.0, "a", 1) == 0.0
+    assert made.advance(5.0) == [Start("a")]
+    assert made.units["a"].fault == "died: its process ended"
+
+
+# ------------------------------------------------------------------ nodes that end
+
+
+def on_nodes(**nodes: str) -> Controller:
+    made = Controller(nodes, backoff_s=1.0, hang_s=20.0, drain_s=60.0)
+    made.advance(0.0)
+    for name, node in nodes.items():
+        made.started(name, 1)
+        made.answered(name, 1, 7, node)
+    return made
+
+
+def test_the_learners_of_a_node_that_ends_leave_before_it_does_and_are_told_once() -> None:
+    made = on_nodes(a="n", b="m", c="n")
+    assert made.node_notice(10.0, "n", 30.0) == [
+        RecordNotice("n", ("a", "c"), 30.0),
+        Drain("a", 1, NOTICE, 28.0),
+        Drain("c", 1, NOTICE, 28.0),
+    ]
+    assert made.node_notice(11.0, "n", 29.0) == []
+    assert made.units["b"].state is State.RUNNING
+
+
+def test_a_node_that_does_not_say_when_gives_the_usual_time_and_one_about_to_end_a_second() -> None:
+    assert on_nodes(a="n").node_notice(0.0, "n", None)[1] == Drain("a", 1, NOTICE, 60.0)
+    assert on_nodes(a="n").node_notice(0.0, "n", 0.5)[1] == Drain("a", 1, NOTICE, DRAIN_S_MIN)
+
+
+def test_one_that_is_leaving_already_hears_that_there_is_less_time() -> None:
+    made = on_nodes(a="n")
+    assert made.unwant("a", "scaled", now=0.0) == [Drain("a", 1, "scaled", 60.0)]
+    assert made.node_notice(1.0, "n", 12.0)[1] == Drain("a", 1, NOTICE, 10.0)
+
+
+def test_a_new_epoch_of_the_syncer_hears_of_the_drains_under_way_with_the_time_left() -> None:
+    made = on_nodes(a="n", b="n")
+    made.drain("a", "scaled", now=0.0)
+    assert made.leaving(20.0) == [Drain("a", 1, "scaled", 40.0)]
+    assert made.leaving(100.0) == [Drain("a", 1, "scaled", DRAIN_S_MIN)]
+    made.ended("a", 1, "drained: scaled")
+    assert made.leaving(20.0) == []
+
+
+# ------------------------------------------------------------------ places
+
+
+def test_the_quorum_is_impossible_while_too_many_wanted_learners_have_no_place() -> None:
+    made = Controller(["a", "b", "c"], backoff_s=1.0, hang_s=20.0, quorum=2)
+    made.place("a", "no node is alive")
+    assert made.quorum_possible
+    made.place("b", "no node is alive")
+    assert not made.quorum_possible
+    made.place("a", "")
+    assert made.quorum_possible

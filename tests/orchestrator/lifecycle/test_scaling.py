@@ -17,7 +17,8 @@ from orchestrator.cli import scale
 from orchestrator.cli.app import build
 from orchestrator.cli.run import SILENT_S
 from orchestrator.eventlog.events import Event, PoolScaled
-from orchestrator.lifecycle.controller import Controller, Drain, End, Start, State
+from orchestrator.lifecycle.actions import Drain, End, RecordScaling, Release, Start
+from orchestrator.lifecycle.controller import Controller, State
 from orchestrator.lifecycle.scaling import LEARNERS_MAX, problems, request_file, requested
 from orchestrator.recipe.config import Recipe
 from orchestrator.recipe.toml_text import dump
@@ -145,6 +146,52 @@ def test_one_that_dies_or_hangs_while_it_drains_is_not_restarted_when_unwanted()
     assert made.lost(1.0, "a", 1) is not None
     assert made.lost(1.0, "b", 1) is not None
     assert {unit.state for unit in made.units.values()} == {State.DONE}
+
+
+def of_pools(local: bool = False, **change: Any) -> Controller:
+    made = recipe(**change)
+    controller = Controller(
+        made.learners, backoff_s=1.0, hang_s=20.0, pools=made.pools, quorum=made.quorum, local=local
+    )
+    controller.advance(0.0)
+    for name in made.learners:
+        controller.started(name, 1)
+        controller.answered(name, 1)
+    return controller
+
+
+def test_a_pool_that_grows_wants_more_learners_and_one_that_shrinks_drains_its_last() -> None:
+    made = of_pools()
+    added = ("learner-east-2", "learner-east-3")
+    assert made.scale(1.0, "east", {"learners": 4}) == [RecordScaling("east", 4, added, ())]
+    assert made.advance(1.0) == [Start("learner-east-2"), Start("learner-east-3")]
+    assert made.scale(2.0, "east", {"learners": 4}) == [], "heard once"
+    assert made.scale(3.0, "east", {"learners": 1}) == [
+        RecordScaling("east", 1, (), ("learner-east-1", *added)),
+        Drain("learner-east-3", 0, "pool east is scaled to 1"),
+        Drain("learner-east-2", 0, "pool east is scaled to 1"),
+        Drain("learner-east-1", 1, "pool east is scaled to 1"),
+    ]
+
+
+def test_one_that_waits_for_its_next_start_gives_its_place_back_when_its_pool_shrinks() -> None:
+    made = of_pools()
+    made.lost(0.0, "learner-east-1", 1)
+    assert made.scale(1.0, "east", {"learners": 1})[1:] == [Release("learner-east-1")]
+
+
+@pytest.mark.parametrize("request_", [None, {}, {"learners": "4"}, {"learners": 9}, {"learners": 0}])
+def test_a_request_that_cannot_be_met_changes_nothing(request_: Any) -> None:
+    made = of_pools()
+    assert made.scale(1.0, "east", request_) == []
+    assert made.pools == POOLS
+
+
+def test_two_requests_that_together_leave_fewer_than_the_quorum_are_not_both_met() -> None:
+    made = of_pools(sync={"quorum": 3})
+    assert made.scale(1.0, "east", {"learners": 1})
+    assert made.scale(1.0, "west", {"learners": 1}) == []
+    assert made.pools == {"east": 1, "west": 2}
 
 
 # ------------------------------------------------------------------ time and shares

@@ -18,10 +18,10 @@ from orchestrator.accounting.summary import summarise
 from orchestrator.cli.app import build
 from orchestrator.eventlog.events import Event, RunFinished, RunStarted, SegmentWriter, merge
 from orchestrator.planner.fleet import prediction
+from orchestrator.planner.fleet.calibrate import calibrate, measured, work
 from orchestrator.planner.fleet.calibration import RESTART, Calibration, Measured, Pace, Strike
-from orchestrator.planner.fleet.measuring import calibrate, measured, work
+from orchestrator.planner.fleet.distribution import KEPT_MAX, Samples
 from orchestrator.planner.fleet.prediction import compared, course, planned, predict, step_s
-from orchestrator.planner.fleet.samples import KEPT_MAX, Samples
 from orchestrator.planner.fleet.starting import abreast, works
 from orchestrator.planner.sizing.model_sizes import Shapes
 from orchestrator.recipe.config import Recipe

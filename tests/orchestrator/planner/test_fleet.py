@@ -13,7 +13,6 @@ import pytest
 from benchmarks.studies import bandwidth_model
 from benchmarks.studies.models import even
 from orchestrator.checkers.suite import check
-from orchestrator.eventlog.events import RunFinished
 from orchestrator.planner.fleet.baselines import streaming
 from orchestrator.planner.fleet.description import Fault, Fleet, Link, Member, Steady, Timing, constant
 from orchestrator.planner.fleet.failures import Draws, Failures
@@ -21,7 +20,7 @@ from orchestrator.planner.fleet.goodput import alone
 from orchestrator.planner.fleet.idle import all_idle_s
 from orchestrator.planner.fleet.islands import Island
 from orchestrator.planner.fleet.network import Network
-from orchestrator.planner.fleet.run import covered_s, events_of, simulate
+from orchestrator.planner.fleet.run import covered_s, simulate
 from orchestrator.planner.fleet.speeds import SlowPeriods, Varying
 from outer.config import SyncConfig
 from outer.protocol.schedule import Budget
@@ -77,7 +76,7 @@ def test_hardware_that_stands_still_goes_on_doing_so_under_a_new_incarnation():
     """Held for hanging after 20 s, it is restarted, and cannot step before its slices are taken in."""
     _, world = simulate(fleet(islands(2, 3, 60.0)), 2000.0)
     starts = {name: [step.began for step in steps] for name, steps in world.steps.items()}
-    assert max(unit.incarnation for unit in world.units.values()) > 1
+    assert max(unit.incarnation for unit in world.learners.values()) > 1
     for island, began in zip(islands(2, 3, 60.0), starts.values(), strict=True):
         stalled = [until for until in alone(island, 0.0, 600.0).idle_until if until < 600.0]
         assert stalled[0] <= next(at for at in began if at > stalled[0] - 60.0 + 1e-6) + 1e-6
@@ -115,8 +114,7 @@ def test_through_deaths_freezes_and_a_syncers_end_every_promise_of_a_log_is_kept
     rhythms = [Varying(Steady(1.0), Random(i), noise=0.05) for i in range(4)]
     made = fleet(rhythms, faults=faults, timing=TIMING, budget=Budget(None, 300), recorded=True)
     outcome, world = simulate(made, 1000.0)
-    world.facts["orchestrator", 1].append((world.time.now, RunFinished("finished", "the budget is reached")))
-    events = events_of(world)
+    events = world.context.events()
     assert {type(event.fact).__name__ for event in events} >= {
         "SyncerLost",
         "LearnerLost",

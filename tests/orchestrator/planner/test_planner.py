@@ -21,8 +21,7 @@ from orchestrator.planner.sizing.traffic import UP_BYTES, table, traffic
 from orchestrator.recipe.config import Recipe
 from orchestrator.recipe.toml_text import load
 from orchestrator.recipe.validation import resolve
-from orchestrator.runtime import actor, launch, metrics_actor, placement
-from orchestrator.runtime import syncer_manager as succession
+from orchestrator.runtime import actor, evaluator, launch, metrics_actor, placement, syncer_manager
 from outer.config import SyncConfig
 from outer.protocol.fragments import Fragment, Tensor
 from outer.protocol.schedule import Schedule
@@ -167,12 +166,12 @@ def test_constants_are_those_of_the_code_that_runs() -> None:
 
     assert fit.SERVICE_CPUS == {
         "orchestrator": actor.ORCHESTRATOR_CPUS,
-        "syncer": succession.OUTER_CPUS,
-        "evaluator": actor.EVALUATOR_CPUS,
+        "syncer": syncer_manager.SYNCER_CPUS,
+        "evaluator": evaluator.CPUS,
         "metrics": metrics_actor.CPUS,
         "chaos": CPUS,
     }
-    assert fit.HAND_CPUS == placement.HAND_CPUS
+    assert fit.AGENT_CPUS == placement.AGENT_CPUS
     assert advice.LOCAL_STORE_BYTES == launch.OBJECT_STORE_BYTES
     assert UP_BYTES == ELEMENT_BYTES
 

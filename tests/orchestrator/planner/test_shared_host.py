@@ -8,7 +8,7 @@ from typing import Any
 
 import pytest
 
-from orchestrator.planner.fleet.crowd import SharedHost
+from orchestrator.planner.fleet.shared_host import SharedHost
 from orchestrator.simulation.timeline import Timeline
 
 

@@ -208,18 +208,18 @@ def test_the_verdict_is_one_sentence_for_every_end_of_a_run() -> None:
 
     broken = [*verdicts, Verdict("a.name", "", "violated", ""), Verdict("b.name", "", "unknown", "")]
     judged = [verdict for verdict in verdicts if verdict.status != "idle"]
-    kept = f"{len(judged)} of {len(judged)} promises are kept, {len(verdicts) - len(judged)} had no occasion"
+    passed = f"Checks: {len(judged)} of {len(judged)} passed, {len(verdicts) - len(judged)} not exercised."
     assert told("finished", verdicts) == (
         "good",
-        f"The run reached its budget (because); {kept}, and the books balance.",
+        f"The run reached its budget (because), and every token is accounted for. {passed}",
     )
     assert told("stopped", verdicts)[0] == "open"
     assert told("stopped", broken)[0] == "bad"
     tone, sentence = told("finished", broken)
-    assert tone == "bad" and "1 broken (a.name), 1 could not be checked" in sentence
+    assert tone == "bad" and "1 failed (a.name), 1 unknown" in sentence
     assert told("failed", verdicts, "Traceback\n  File\nValueError: no room\n") == (
         "bad",
-        f"The run failed: ValueError: no room. {kept}.",
+        f"The run failed: ValueError: no room. {passed}",
     )
 
 

@@ -3,10 +3,12 @@
 from __future__ import annotations
 
 import math
+from dataclasses import replace
 from typing import Any
 
 import pytest
 
+from learners.protocol.facts import StepFinished
 from orchestrator.accounting.goodput import RANKS, account
 from orchestrator.accounting.history import History
 from orchestrator.accounting.summary import summarise
@@ -40,6 +42,18 @@ def test_neighbours_are_shared_out_evenly_and_drawn_by_median_and_quantiles() ->
     points = [(float(x), float(y)) for x, y in enumerate((5, 1, 3, 2, 4))]
     assert binned(points, 1) == [Bin(2.0, 3.0, 1.0, 5.0)]
     assert binned(points, 9) == [Bin(x, y, y, y) for x, y in points]
+
+
+def test_auxiliary_values_are_tabulated_by_their_means_over_the_first_and_the_last_tenth() -> None:
+    assert not tables.auxiliaries(data()).rows, "a task without any"
+    told, steps = [], 0
+    for event in history():
+        if isinstance(event.fact, StepFinished):
+            steps += 1
+            event = replace(event, fact=replace(event.fact, aux={"accuracy": float(steps)}))
+        told.append(event)
+    [(name, first, last, whole)] = tables.auxiliaries(data(told)).rows
+    assert name == "accuracy" and float(first) < float(whole) < float(last)
 
 
 def test_spans_that_nearly_touch_are_one() -> None:
@@ -156,13 +170,13 @@ def test_the_books_table_has_every_fate_and_sums_to_what_was_processed() -> None
     assert rows["processed"] == sum(count for fate, count in rows.items() if fate != "processed") == 888
 
 
-def test_broken_promises_come_first() -> None:
+def test_failed_checks_come_first() -> None:
     events = without(history(), is_a(LearnerFenced, reason="killed"))
     results = [
         row[0]
-        for row in tables.promises(data(altered(events, is_a(Evaluated, syncer_step=32), loss=math.nan)).verdicts).rows
+        for row in tables.checks(data(altered(events, is_a(Evaluated, syncer_step=32), loss=math.nan)).verdicts).rows
     ]
-    assert results == sorted(results, key=["✗ violated", "? unknown", "✓ pass", "– idle"].index)
+    assert results == sorted(results, key=["✗ failed", "? unknown", "✓ passed", "– not exercised"].index)
 
 
 def test_the_timeline_tells_rare_events_of_any_kind_and_counts_what_it_leaves_out() -> None:

@@ -17,10 +17,12 @@ import pytest
 import ray
 
 from orchestrator.eventlog.events import LearnerLost, LearnerRequested
-from orchestrator.lifecycle import controller
+from orchestrator.lifecycle.actions import Drain as DrainAction
+from orchestrator.lifecycle.controller import State
 from orchestrator.lifecycle.scaling import request_file
 from orchestrator.recipe.config import Recipe
-from orchestrator.runtime import learner_manager as crew
+from orchestrator.runtime import learner_actors, learner_manager
+from orchestrator.runtime.learner_actors import Process
 from orchestrator.runtime.placement import RunPlacement
 from orchestrator.store.run_store import RunStore
 from outer.actor import SyncerActor
@@ -62,7 +64,7 @@ class Serving:
 
     handle: Any
 
-    async def tell(self, method: str, *values: Any, patience_s: float) -> Any:
+    async def call(self, method: str, *values: Any, patience_s: float) -> Any:
         return await getattr(self.handle, method).remote(*values)
 
 
@@ -86,7 +88,7 @@ async def broken() -> None:
 
 
 class Scene:
-    """A crew of two. One stays and waits for its place; `come` is what becomes of the other's."""
+    """Two learners. One stays and waits for its place; `come` is what becomes of the other's."""
 
     def __init__(self, folder: Path, patch: pytest.MonkeyPatch) -> None:
         self.come, self.given_up, self.killed, self.said = pending, [], [], []
@@ -94,7 +96,7 @@ class Scene:
         self.store = RunStore(folder)
         self.bench = Bench(learners={STAYS: 8, GOES: 8}, quorum=1)
         self.outer = Handle(Outer(self.bench))
-        self.crew = crew.LearnerManager(
+        self.learners = learner_manager.LearnerManager(
             Recipe.model_validate(tables),
             RunPlacement("", 1),
             self.store,
@@ -103,17 +105,22 @@ class Scene:
             lambda: False,
             Folder(folder),
         )
-        patch.setattr(crew, "reserve", self.reserve)
-        patch.setattr(crew, "remove_placement_group", lambda group: self.given_up.append(group.learner))
-        patch.setattr(crew, "draining_nodes", dict)
+        patch.setattr(learner_actors, "reserve", self.reserve)
+        patch.setattr(learner_actors, "remove_placement_group", lambda group: self.given_up.append(group.learner))
+        patch.setattr(learner_actors, "pending_reasons", self.pending_reasons)
+        patch.setattr(learner_manager, "draining_nodes", dict)
+        patch.setattr(learner_manager, "PLACES_S", 0.0)
         patch.setattr(ray, "kill", self.killed.append)
 
     def reserve(self, learner: str, pool: Any, anywhere: bool) -> Group:
         return Group(learner, pending if learner == STAYS else self.come)
 
+    def pending_reasons(self, claims: dict[str, Any], anywhere: bool) -> dict[str, str]:
+        return {name: "no node is alive" for name, (group, _) in claims.items() if group.come is pending}
+
     def scale(self, learners: int) -> None:
         self.store.write_json(request_file("p"), {"learners": learners})
-        self.crew.watch([])
+        self.learners.watch([])
 
     def facts(self, kind: type[T], learner: str = GOES) -> list[T]:
         return [fact for fact in self.said if isinstance(fact, kind) and fact.learner == learner]
@@ -147,12 +154,12 @@ def test_only_news_of_a_later_incarnation_makes_the_living_one_unreachable(incar
 
 def test_one_that_is_scaled_away_while_it_waits_for_its_next_start_gives_up_its_place(scene: Scene) -> None:
     async def story() -> None:
-        scene.crew.start(Serving(scene.outer), {})
+        scene.learners.start(Serving(scene.outer), {})
         await until(lambda: len(scene.facts(LearnerLost)) == 2)  # from the second on there is a back-off
         assert scene.given_up == []
         scene.scale(1)
         assert scene.given_up == [GOES]
-        scene.crew.watch([])
+        scene.learners.watch([])
 
     scene.come = broken
     asyncio.run(story())
@@ -161,7 +168,7 @@ def test_one_that_is_scaled_away_while_it_waits_for_its_next_start_gives_up_its_
 
 def test_one_that_is_scaled_away_before_there_is_a_place_for_it_leaves_at_once(scene: Scene) -> None:
     async def story() -> None:
-        scene.crew.start(Serving(scene.outer), {})
+        scene.learners.start(Serving(scene.outer), {})
         await until(lambda: bool(scene.facts(LearnerRequested)))
         scene.scale(1)
         await until(lambda: scene.given_up == [GOES])
@@ -189,12 +196,12 @@ def test_its_successor_starts_once_the_syncer_knows_of_its_end_and_a_place_given
         await pending()
 
     async def story() -> None:
-        scene.crew.start(Serving(Handle(Slow(scene.bench))), {})
+        scene.learners.start(Serving(Handle(Slow(scene.bench))), {})
         await until(lambda: reserved == [0])
         if leaves:
-            scene.crew._act(scene.crew._controller.drain(GOES, "its node is to go"))
-        await until(lambda: GOES in scene.crew._units and scene.crew._units[GOES].gone)
-        scene.crew.watch([])
+            scene.learners._act(scene.learners.controller.drain(GOES, "its node is about to end"))
+        await until(lambda: not scene.learners.controller.alive(GOES, 1))
+        scene.learners.watch([])
         await asyncio.sleep(0.01)
         assert (len(scene.facts(LearnerRequested)), scene.given_up) == (1, [])
         gate.set()
@@ -216,12 +223,12 @@ def test_one_that_can_leave_by_itself_is_told_to_and_no_other_is_ended(
     """Draining: its host told it before the orchestrator did."""
 
     async def story() -> None:
-        scene.crew._succession = Serving(scene.outer)
-        await scene.crew._drain(controller.Drain(GOES, 1, "its node is to go"), 5.0)
+        scene.learners._syncer = Serving(scene.outer)
+        await scene.learners._drain(DrainAction(GOES, 1, "its node is about to end", 5.0))
 
     scene.bench.join(GOES)
     scene.bench.step(GOES, phase=phase)
-    scene.crew._units[GOES] = crew.Unit(1, handle="its process")
+    scene.learners._processes[GOES] = Process(GOES, 1, handle="its process")
     asyncio.run(story())
     assert scene.killed == (["its process"] if ended else [])
     assert [message.deadline_s for message in scene.bench.sent(Drain, GOES)] == ([] if ended else [5.0])
@@ -232,9 +239,70 @@ def test_a_request_that_would_leave_fewer_than_the_quorum_is_not_heeded(scene: S
     """`diloco scale` refuses it; two at once, for two pools, can each have looked fine."""
 
     async def story() -> None:
-        scene.crew.start(Serving(scene.outer), {})
+        scene.learners.start(Serving(scene.outer), {})
         await until(lambda: bool(scene.facts(LearnerRequested)))
         scene.scale(0)
-        assert scene.crew.pools == {"p": 2}
+        assert scene.learners.controller.pools == {"p": 2}
 
     asyncio.run(story())
+
+
+def test_a_learner_without_a_place_is_reported_with_the_reason_and_the_quorum_is_then_impossible(scene: Scene) -> None:
+    async def story() -> None:
+        scene.learners.start(Serving(scene.outer), {})
+        await until(lambda: bool(scene.facts(LearnerRequested)))
+        scene.learners.watch([])
+        assert scene.learners.placed[STAYS].no_place == "", "one look is not enough"
+        scene.learners.watch([])
+        assert {name: each.no_place for name, each in scene.learners.placed.items()} == {
+            STAYS: "no node is alive",
+            GOES: "no node is alive",
+        }
+        assert not scene.learners.controller.quorum_possible
+        scene.learners.actors.release(GOES)
+        scene.learners.actors._groups[GOES] = Group(GOES, broken)
+        scene.learners.watch([])
+        assert scene.learners.placed[GOES].no_place == ""
+
+    asyncio.run(story())
+
+
+@pytest.mark.parametrize("seen", [True, False])
+def test_a_silent_learner_whose_node_cannot_be_seen_is_unreachable_until_it_is_seen_or_silent_for_too_long(
+    scene: Scene, monkeypatch: pytest.MonkeyPatch, seen: bool
+) -> None:
+    async def unseen_reason(node: str, namespace: str) -> str:
+        return "" if looks and seen else f"its node {node} does not answer"
+
+    looks: list[str] = []
+    monkeypatch.setattr(learner_actors, "unseen_reason", unseen_reason)
+    monkeypatch.setattr(learner_manager, "PROBES_S", 0.0)
+    made = scene.learners.controller
+    unit = made.units[GOES]
+
+    async def look(silent_s: float) -> None:
+        scene.learners._watch_leases(
+            [{"name": GOES, "incarnation": 1, "alive": False, "lease_age_s": silent_s}], time.monotonic()
+        )
+        if scene.learners._probes:
+            await asyncio.wait(scene.learners._probes)
+
+    async def story() -> None:
+        scene.learners._syncer = Serving(scene.outer)
+        scene.learners._processes[GOES] = Process(GOES, 1, handle="its process")
+        made.units[GOES].move(State.STARTING)
+        made.started(GOES, 1)
+        made.answered(GOES, 1, 7, "n")
+        await look(1.0)
+        assert unit.state is State.RUNNING, "a short silence is no reason to look for its node"
+        await look(6.0)
+        assert unit.state is State.UNREACHABLE
+        looks.append("again")
+        await look(10.0)
+        assert unit.state is (State.RUNNING if seen else State.UNREACHABLE)
+        await look(20.0)
+        assert unit.state is State.ENDING
+        scene.learners.cancel()
+
+    asyncio.run(story())
+    assert unit.incarnation.ending == "silent for 20.0 s" + ("" if seen else "; its node n does not answer")

@@ -13,7 +13,7 @@ import ray
 
 from orchestrator.eventlog.events import SyncerLost
 from orchestrator.recipe.config import Recipe
-from orchestrator.runtime import syncer_manager as succession
+from orchestrator.runtime import syncer_manager
 from orchestrator.runtime.placement import RunPlacement
 from orchestrator.runtime.syncer_manager import NoSyncer, SyncerManager
 from orchestrator.store.run_store import RunStore
@@ -47,17 +47,17 @@ class Scene:
         self.reached: list[Epoch] = []
         self.killed: list[Epoch] = []
         left = list(epochs)
-        self.succession = SyncerManager(
+        self.syncer = SyncerManager(
             RECIPE, RunPlacement("", 1), RunStore(folder), Any, self.said.append, tuple, self.reached.append, tuple
         )
-        self.succession._spec = SimpleNamespace(epoch=0)
+        self.syncer._spec = SimpleNamespace(epoch=0)
 
-        def create(salvage: Any = None) -> Epoch:
-            self.succession._spec.epoch += 1
+        def create(sources: Any = None) -> Epoch:
+            self.syncer._spec.epoch += 1
             return left.pop(0)
 
-        patch.setattr(self.succession, "_create", create)
-        patch.setattr(succession, "BACKOFF_S", 0.001)
+        patch.setattr(self.syncer, "_create", create)
+        patch.setattr(syncer_manager, "BACKOFF_S", 0.001)
         patch.setattr(ray, "kill", self.killed.append)
 
     @property
@@ -70,7 +70,7 @@ def play(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Callable[..., Any]:
     def run(story: Callable[[Scene], Coroutine[Any, Any, Any]], *epochs: Epoch) -> Scene:
         async def whole() -> Scene:
             scene = Scene(tmp_path, monkeypatch, *epochs)
-            scene.succession.begin()
+            scene.syncer.begin()
             await asyncio.wait_for(story(scene), 120.0)
             return scene
 
@@ -83,9 +83,9 @@ def test_what_is_told_reaches_the_successor_though_nobody_else_looks(play: Calla
     first, second = Epoch(), Epoch()
 
     async def story(scene: Scene) -> None:
-        assert await scene.succession.tell("expect", 1, patience_s=30.0) == "expect answered"
+        assert await scene.syncer.call("expect", 1, patience_s=30.0) == "expect answered"
         first.alive = False
-        assert await scene.succession.tell("fence", 1, patience_s=30.0) == "fence answered"
+        assert await scene.syncer.call("fence", 1, patience_s=30.0) == "fence answered"
 
     scene = play(story, first, second)
     assert first.told == ["start", "expect"] and second.told == ["start", "fence"]
@@ -96,13 +96,13 @@ def test_two_who_notice_one_death_bring_one_successor(play: Callable[..., Any]) 
     first, second = Epoch(), Epoch()
 
     async def story(scene: Scene) -> None:
-        await scene.succession.tell("expect", patience_s=30.0)
-        await scene.succession.view()
+        await scene.syncer.call("expect", patience_s=30.0)
+        await scene.syncer.view()
         first.alive = False
-        told = asyncio.ensure_future(scene.succession.tell("fence", patience_s=30.0))
-        assert await scene.succession.view() is None
+        told = asyncio.ensure_future(scene.syncer.call("fence", patience_s=30.0))
+        assert await scene.syncer.view() is None
         assert await told == "fence answered"
-        assert await scene.succession.view() == "view answered"
+        assert await scene.syncer.view() == "view answered"
 
     assert play(story, first, second).lost == [(1, "died")]
 
@@ -111,14 +111,14 @@ def test_one_that_does_not_answer_is_followed_after_its_lease(play: Callable[...
     first, second = Epoch(), Epoch()
 
     async def story(scene: Scene) -> None:
-        await scene.succession.tell("expect", patience_s=30.0)
-        await scene.succession.view()
+        await scene.syncer.call("expect", patience_s=30.0)
+        await scene.syncer.view()
         first.mute = True
-        assert await scene.succession.view() is None
-        assert scene.succession.down_s >= 0.0
-        while await scene.succession.view() is None:
+        assert await scene.syncer.view() is None
+        assert scene.syncer.down_s >= 0.0
+        while await scene.syncer.view() is None:
             await asyncio.sleep(0.01)
-        assert scene.succession.down_s == 0.0
+        assert scene.syncer.down_s == 0.0
 
     scene = play(story, first, second)
     assert scene.lost == [(1, "lease_expired")] and scene.killed == [first], "once another serves"
@@ -126,18 +126,18 @@ def test_one_that_does_not_answer_is_followed_after_its_lease(play: Callable[...
 
 def test_epochs_that_do_not_come_up_are_tried_again_and_in_the_end_given_up(play: Callable[..., Any]) -> None:
     async def comes(scene: Scene) -> None:
-        assert await scene.succession.tell("expect", patience_s=30.0) == "expect answered"
+        assert await scene.syncer.call("expect", patience_s=30.0) == "expect answered"
 
     scene = play(comes, Epoch(comes_up=False), Epoch(comes_up=False), Epoch())
     assert scene.lost == [(1, "failed"), (2, "failed")] and len(scene.killed) == 2
 
     async def never(scene: Scene) -> None:
         with pytest.raises(NoSyncer, match="does not come up: its process ended"):
-            await scene.succession.tell("expect", patience_s=4.0)
+            await scene.syncer.call("expect", patience_s=4.0)
         with pytest.raises(NoSyncer):
-            await scene.succession.view()
+            await scene.syncer.view()
 
-    play(never, *(Epoch(comes_up=False) for _ in range(succession.START_ATTEMPTS_MAX)))
+    play(never, *(Epoch(comes_up=False) for _ in range(syncer_manager.START_ATTEMPTS_MAX)))
 
 
 def test_who_waits_for_one_that_never_comes_has_a_deadline(play: Callable[..., Any]) -> None:
@@ -146,6 +146,6 @@ def test_who_waits_for_one_that_never_comes_has_a_deadline(play: Callable[..., A
 
     async def story(scene: Scene) -> None:
         with pytest.raises(TimeoutError, match="no syncer served"):
-            await scene.succession.tell("expect", patience_s=0.1)
+            await scene.syncer.call("expect", patience_s=0.1)
 
     play(story, first)

@@ -15,7 +15,7 @@ from orchestrator.store import checkpoints, verify
 from orchestrator.store.checkpoints import Manifest, Part
 from outer.journal import checkpoint_parts
 from outer.journal.framing import Damaged
-from outer.journal.identity import IDENTITY, written
+from outer.journal.identity import IDENTITY, identity_object
 from outer.journal.object_store import Folder
 
 RUN = "run-one"
@@ -50,7 +50,7 @@ def take(
 
 
 def file(root: Path, snapshot: int, part: str) -> Path:
-    return root / checkpoint_parts.place(snapshot, part)
+    return root / checkpoint_parts.object_key(snapshot, part)
 
 
 def flipped(path: Path) -> None:
@@ -226,8 +226,8 @@ def test_a_list_shows_what_is_damaged_without_reading_the_parts(tmp_path: Path) 
 def test_a_journal_that_is_another_runs_is_damage(tmp_path: Path) -> None:
     store = Folder(tmp_path)
     assert verify.journal_damage(store) == []
-    store.create(f"journal/{IDENTITY}", written(RUN))
+    store.create(f"journal/{IDENTITY}", identity_object(RUN))
     assert verify.journal_damage(store) == []
     checkpoint_parts.write(store, 1, "x", {"run": "run-two", "position": 0}, [])
-    store.create("journal/000000000000", [store.read(checkpoint_parts.place(1, "x"))])
+    store.create("journal/000000000000", [store.read(checkpoint_parts.object_key(1, "x"))])
     assert verify.journal_damage(store) == ["group 0: it is of another place, or of another run"]

@@ -9,6 +9,7 @@ import pytest
 
 from orchestrator.recipe.config import BudgetConfig, PoolConfig, Recipe
 from orchestrator.store.status_model import Placed, ProgressTracker, RunInfo, model
+from orchestrator.store.status_text import lines
 from outer.config import SyncConfig
 
 RECIPE = Recipe(
@@ -118,6 +119,20 @@ def test_a_learners_state_is_its_phase_or_why_it_has_none(
     assert (shown["pool"], shown["region"], shown["pid"], shown["last_fault"]) == ("east", "r1", 11, "killed")
 
 
+def test_auxiliary_values_are_shown_of_each_learner_and_as_their_mean() -> None:
+    rows = [
+        row(NAMES[0], aux={"accuracy": 0.5, "norm": 2.0}),
+        row(NAMES[1], aux={"accuracy": 0.75, "norm": float("nan")}),
+        row(NAMES[2], aux=None),
+    ]
+    status = model(RECIPE, about(), view(*rows), {}, {})
+    assert status["run"]["aux"] == {"accuracy": 0.625, "norm": None}
+    assert [each["aux"] for each in status["learners"]] == [rows[0]["aux"], {"accuracy": 0.75, "norm": None}, {}]
+    json.dumps(status, allow_nan=False)
+    assert "auxiliary values: accuracy 0.625, norm -" in lines(status)
+    assert not any("auxiliary" in line for line in lines(model(RECIPE, about(), view(), {}, {})))
+
+
 def test_one_that_was_never_placed_has_no_process() -> None:
     [shown] = model(RECIPE, about(), view(row(NAMES[2])), {}, {})["learners"]
     assert (shown["pid"], shown["node"], shown["last_fault"]) == (None, None, None)
@@ -173,3 +188,16 @@ def test_conditions_say_that_a_syncer_is_on_its_way() -> None:
     status = model(RECIPE, about(), view(), {"epoch": 3, "down_s": 4.0}, {})
     serving = next(each for each in status["run"]["conditions"] if each["type"] == "SyncerServes")
     assert (serving["status"], serving["message"]) == ("False", "epoch 3 comes up since 4.0 s")
+
+
+def test_a_pool_without_a_place_is_told_with_the_quorum_that_is_impossible_without_it() -> None:
+    why = "no node is alive"
+    placed = {NAMES[0]: Placed(None, None, None, why), NAMES[1]: Placed(1, "n", None), NAMES[2]: Placed(2, "n", None)}
+    run = model(RECIPE, about(), view(), {}, placed)["run"]
+    assert conditions({"run": run})["LearnersPlaced"] == ("False", "NoPlace")
+    assert conditions({"run": run})["QuorumMet"] == ("True", "Met")
+    messages = {each["type"]: each["message"] for each in run["conditions"]}
+    assert messages["LearnersPlaced"] == f"pool east: 1 of 2 learners wait for a place: {why}"
+    short = model(RECIPE, about(), view(), {}, placed | {NAMES[2]: Placed(None, None, None, why)})
+    assert conditions(short)["QuorumMet"] == ("False", "NoPlace")
+    assert conditions(model(RECIPE, about(), view(), {}, {}))["LearnersPlaced"] == ("True", "Placed")

@@ -187,7 +187,7 @@ SUMMARY: dict[str, Any] = {
 }
 
 
-def test_the_summary_block_tells_losses_tokens_faults_and_promises() -> None:
+def test_the_summary_block_tells_losses_tokens_faults_and_checks() -> None:
     text = block(SUMMARY, "/runs/demo")
     for part in (
         "1.700 nats/token (at the start 5.545), bigram table 2.400, trigram table 1.800",
@@ -196,8 +196,8 @@ def test_the_summary_block_tells_losses_tokens_faults_and_promises() -> None:
         "learner-local-0 99.0 %",
         "kill learner-local-1 at 42.0 s: detected after 0.1 s, recovered after 9.5 s",
         "(not injected): detected after -",
-        "1 of 2 kept, 1 had no occasion",
-        "violated log: a gap after 17",
+        "1 of 2 passed, 1 failed (log), 1 not exercised",
+        "failed log: a gap after 17",
         "/runs/demo",
     ):
         assert part in text, text

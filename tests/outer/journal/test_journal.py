@@ -56,8 +56,8 @@ class Writer:
     def _write(self, entries: list[Entry], arrays: list[list[np.ndarray]]) -> None:
         self.journal.write(list(zip(entries, arrays, strict=True)))
         self.entries += entries
-        while self.journal.untidy:
-            self.journal.tidy()
+        while self.journal.needs_compaction:
+            self.journal.compact()
 
 
 @pytest.fixture(params=["folder", "s3"])

@@ -125,8 +125,8 @@ def storm(chance: random.Random, tears: bool) -> None:
             group = [(entry, [np.full(2, entry.record.syncer_step, np.float32)])]
         try:
             epoch.journal.write(group)
-            while epoch.journal.untidy:
-                tidy(epoch)
+            while epoch.journal.needs_compaction:
+                compact(epoch)
         except StaleEpoch:
             assert epoch is not epochs[-1], "the newest epoch was refused"
             epoch.alive = False
@@ -146,10 +146,10 @@ def storm(chance: random.Random, tears: bool) -> None:
     succeed()
 
 
-def tidy(epoch: Epoch) -> None:
+def compact(epoch: Epoch) -> None:
     for _ in range(100):
         try:
-            return epoch.journal.tidy()
+            return epoch.journal.compact()
         except OSError:
             continue
     raise AssertionError("a hundred errors in a row")

@@ -4,11 +4,11 @@ from __future__ import annotations
 
 import numpy as np
 
-from outer.journal import record_codec as keeping
+from outer.journal import record_codec
 from outer.journal.journal import Cut, Value
-from outer.journal.rebuild import CHECKPOINT, INITIAL, JOURNAL, LEARNER, RecoverySource, rebuild, replayed
+from outer.journal.rebuild import CHECKPOINT, INITIAL, JOURNAL, LEARNER, RecoverySource, rebuild, replay_log
 from outer.protocol.facts import Committed, Participant, SpanGranted
-from outer.protocol.recovery import Replay
+from outer.protocol.recovery import JournalReplay
 
 FRAGMENTS = 3
 
@@ -18,10 +18,10 @@ def commit(step: int, fragment: int) -> Committed:
     return Committed(step, fragment, 1, 0, (one,), 1, f"digest {step}", 1.0, 8 * step, 0.1, 0.2, 0.3, "why")
 
 
-def log() -> Replay:
+def log() -> JournalReplay:
     """Version 4 of fragment 0, 5 of 1; 2 never committed."""
     records = [SpanGranted("a", 1, 0, 0, 80, 8), *(commit(step, step % 2) for step in range(1, 6))]
-    return replayed([(1 if step < 4 else 2, record) for step, record in enumerate(records)], FRAGMENTS)
+    return replay_log([(1 if step < 4 else 2, record) for step, record in enumerate(records)], FRAGMENTS)
 
 
 def candidate(source: str, version: int, digest: str = "") -> RecoverySource:
@@ -30,14 +30,14 @@ def candidate(source: str, version: int, digest: str = "") -> RecoverySource:
 
 
 def cut(upto: int) -> Cut:
-    replay = replayed([(1, commit(step, step % 2)) for step in range(1, upto + 1)], FRAGMENTS)
+    replay = replay_log([(1, commit(step, step % 2)) for step in range(1, upto + 1)], FRAGMENTS)
     values = {f: Value(v, [np.full(2, v, np.float32)]) for f, v in enumerate(replay.found.versions) if v}
-    return Cut(keeping.plain(replay), values)
+    return Cut(record_codec.encode_replay(replay), values)
 
 
 def test_the_books_are_those_of_the_log_whatever_epoch_said_what() -> None:
     found = log().found
-    assert (found.versions, found.tokens_committed, found.unsaid) == ([4, 5, 0], 40, ())
+    assert (found.versions, found.tokens_committed, found.unlogged) == ([4, 5, 0], 40, ())
     assert found.batch_sizes == {("a", 1): 8}
 
 

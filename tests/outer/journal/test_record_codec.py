@@ -10,9 +10,9 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from outer.journal import record_codec as keeping
+from outer.journal import record_codec
 from outer.protocol.facts import Committed, Finished, Participant, Record, SpanGranted, SpanReturned
-from outer.protocol.recovery import Entry, Replay
+from outer.protocol.recovery import Entry, JournalReplay
 from tests.property_settings import examples
 
 FRAGMENTS, STEP_SAMPLES = 3, 4
@@ -94,7 +94,7 @@ EVENTS = st.one_of(
 
 @st.composite
 def entries(draw: st.DrawFn) -> list[Entry]:
-    """Of a few epochs, each with what it had said as it wrote them."""
+    """Of a few epochs, each with what it had logged as it wrote them."""
     world = World()
     for kind, *rest in draw(st.lists(EVENTS, max_size=40)):
         match kind:
@@ -108,12 +108,12 @@ def entries(draw: st.DrawFn) -> list[Entry]:
     for epoch, record in world.records:
         before = found[-1] if found and found[-1].epoch == epoch else None
         sequence = 0 if before is None else before.sequence + 1
-        said = draw(st.integers(-1 if before is None else before.said, sequence - 1))
-        found.append(Entry(epoch, sequence, said, record))
+        logged = draw(st.integers(-1 if before is None else before.logged, sequence - 1))
+        found.append(Entry(epoch, sequence, logged, record))
     return found
 
 
-def state(replay: Replay) -> Any:
+def state(replay: JournalReplay) -> Any:
     """Everything that a replay holds; spans and coverage have no equality of their own."""
     found = replay.found
     covered = {key: value.intervals for key, value in found.coverage.items() if value.intervals}
@@ -124,16 +124,16 @@ def state(replay: Replay) -> Any:
 @examples(80)
 @given(entries(), st.integers(0, 60))
 def test_what_is_kept_goes_on_as_if_nothing_had_been(given_: list[Entry], cut: int) -> None:
-    straight, kept = Replay.of_nothing(FRAGMENTS), Replay.of_nothing(FRAGMENTS)
+    straight, kept = JournalReplay.empty(FRAGMENTS), JournalReplay.empty(FRAGMENTS)
     for entry in given_[:cut]:
-        kept.take(entry)
-    text = json.dumps(keeping.plain(kept), allow_nan=False)
-    kept = keeping.replay_of(json.loads(text))
-    assert json.dumps(keeping.plain(kept), allow_nan=False) == text
+        kept.apply(entry)
+    text = json.dumps(record_codec.encode_replay(kept), allow_nan=False)
+    kept = record_codec.decode_replay(json.loads(text))
+    assert json.dumps(record_codec.encode_replay(kept), allow_nan=False) == text
     for entry in given_:
-        straight.take(entry)
+        straight.apply(entry)
     for entry in given_[cut:]:
-        kept.take(entry)
+        kept.apply(entry)
     assert state(kept) == state(straight)
 
 
@@ -141,26 +141,26 @@ def test_what_is_kept_goes_on_as_if_nothing_had_been(given_: list[Entry], cut: i
 @given(entries())
 def test_an_entry_comes_back_from_its_plain_values(given_: list[Entry]) -> None:
     for entry in given_:
-        assert keeping.entry_of(json.loads(json.dumps(keeping.plain_entry(entry)))) == entry
+        assert record_codec.decode_entry(json.loads(json.dumps(record_codec.encode_entry(entry)))) == entry
 
 
 def test_what_was_kept_shares_nothing_with_what_goes_on() -> None:
-    replay = Replay.of_nothing(FRAGMENTS)
-    replay.take(Entry(1, 0, -1, SpanGranted("a", 1, 0, 0, 12, STEP_SAMPLES)))
-    plain = keeping.plain(replay)
+    replay = JournalReplay.empty(FRAGMENTS)
+    replay.apply(Entry(1, 0, -1, SpanGranted("a", 1, 0, 0, 12, STEP_SAMPLES)))
+    plain = record_codec.encode_replay(replay)
     before = json.dumps(plain)
-    again = keeping.replay_of(plain)
+    again = record_codec.decode_replay(plain)
     world = World()
     world.grant("a")
     world.commit(("a",), 1, 2)
-    again.take(Entry(1, 1, 0, world.records[1][1]))
+    again.apply(Entry(1, 1, 0, world.records[1][1]))
     assert json.dumps(plain) == before
 
 
 def kept_of_one() -> dict[str, Any]:
-    replay = Replay.of_nothing(FRAGMENTS)
-    replay.take(Entry(1, 0, -1, SpanGranted("a", 1, 0, 0, 12, STEP_SAMPLES)))
-    return keeping.plain(replay)
+    replay = JournalReplay.empty(FRAGMENTS)
+    replay.apply(Entry(1, 0, -1, SpanGranted("a", 1, 0, 0, 12, STEP_SAMPLES)))
+    return record_codec.encode_replay(replay)
 
 
 @pytest.mark.parametrize("key", sorted(kept_of_one()))
@@ -172,11 +172,11 @@ def test_what_was_not_kept_by_us_is_an_error(key: str, change: str) -> None:
     else:
         plain[key] = {"some": "thing"} if not isinstance(plain[key], dict) else [object()]
     with pytest.raises((ValueError, KeyError, TypeError)):
-        keeping.replay_of(plain)
+        record_codec.decode_replay(plain)
 
 
 def test_a_record_of_an_unknown_kind_is_an_error() -> None:
-    plain = keeping.plain_entry(Entry(1, 0, -1, Finished(1, 2, "why")))
+    plain = record_codec.encode_entry(Entry(1, 0, -1, Finished(1, 2, "why")))
     for change in ({"kind": "Nonsense"}, {"record": {}}, {"record": None}):
         with pytest.raises((ValueError, KeyError, TypeError)):
-            keeping.entry_of(plain | change)
+            record_codec.decode_entry(plain | change)

@@ -1,4 +1,4 @@
-"""The keeper: nothing is told durable before it is, whatever the store does, and it never gives up."""
+"""The writer: nothing is told durable before it is, whatever the store does, and it never gives up."""
 
 from __future__ import annotations
 
@@ -43,15 +43,15 @@ class Moody(Folder):
 
 
 class World:
-    """One keeper, and what it has said."""
+    """One writer, and what it has said."""
 
     def __init__(self, root: Path, epoch: int = 1) -> None:
         self.store = Moody(root)
         self.durable: list[int] = []
         self.deposed: list[str] = []
         self.reached: list[str] = []
-        self.keeper = JournalWriter(self.store, epoch, 2, self._durable, self.deposed.append, self.reached.append)
-        self.keeper.open()
+        self.writer = JournalWriter(self.store, epoch, 2, self._durable, self.deposed.append, self.reached.append)
+        self.writer.open()
         self.store.attempts = 0
         self.epoch, self.sequence = epoch, 0
 
@@ -59,13 +59,13 @@ class World:
         """Said in the loop's thread, and true by then: another epoch would find it."""
         assert asyncio.get_running_loop()
         found = StoredJournal(Folder(self.store.root), FOLDER, 10**6, 2)
-        found.run = self.keeper.run
+        found.run = self.writer.run
         kept = [each for group in found._past().chain for each in group.header.get("entries", [])]
         snapshot = any(group.header["kind"] == "snapshot" for group in found._past().chain)
         assert snapshot or sequence in [each["sequence"] for each in kept if each["epoch"] == self.epoch]
         self.durable.append(sequence)
 
-    def keep(self, fragment: int | None = None) -> int:
+    def append(self, fragment: int | None = None) -> int:
         """A grant, or a commit of a fragment."""
         sequence, self.sequence = self.sequence, self.sequence + 1
         record: SpanGranted | Committed = SpanGranted("a", 1, sequence, 8 * sequence, 8 * sequence + 8, 2)
@@ -74,12 +74,12 @@ class World:
             one = Participant("a", 1, sequence + 1, sequence, 1, 8, 1.0, "d", 8 * sequence + 8)
             record = Committed(sequence + 1, fragment, self.epoch, 0, (one,), 1, "d", 1.0, 8, 0.1, 0.2, 0.3, "why")
             arrays = [np.full(3, sequence, np.float32)]
-        self.keeper.keep(Entry(self.epoch, sequence, sequence - 1, record), arrays)
+        self.writer.append(Entry(self.epoch, sequence, sequence - 1, record), arrays)
         return sequence
 
     @property
     def groups(self) -> int:
-        return int(self.keeper.view()["groups"])
+        return int(self.writer.view()["groups"])
 
 
 async def until(holds: Callable[[], Any]) -> None:
@@ -100,10 +100,10 @@ def test_what_is_kept_is_told_durable_in_order_and_the_next_epoch_has_it(tmp_pat
     async def script() -> None:
         world = World(tmp_path)
         for fragment in (None, 0, 1, 0):
-            world.keep(fragment)
+            world.append(fragment)
         await until(lambda: world.durable and world.durable[-1] == 3)
         assert world.durable == sorted(world.durable)
-        second = World(tmp_path, 2).keeper._journal.cut()
+        second = World(tmp_path, 2).writer._journal.cut()
         assert {fragment: value.version for fragment, value in second.values.items()} == {0: 4, 1: 3}
 
     go(script())
@@ -114,10 +114,10 @@ def test_what_waits_while_a_group_is_written_goes_in_one_group(tmp_path: Path) -
         world = World(tmp_path)
         before = world.groups
         world.store.lets.clear()
-        world.keep()
+        world.append()
         await until(lambda: world.store.attempts == 1)
         for _ in range(20):
-            world.keep()
+            world.append()
         world.store.lets.set()
         await until(lambda: world.durable and world.durable[-1] == 20)
         assert world.durable == [0, 20]
@@ -129,17 +129,17 @@ def test_what_waits_while_a_group_is_written_goes_in_one_group(tmp_path: Path) -
 def test_while_the_store_is_full_nothing_is_told_and_why_is_shown_then_all_is(tmp_path: Path) -> None:
     async def script() -> None:
         world = World(tmp_path)
-        assert world.keeper.view()["waiting_s"] == 0.0 and not world.keeper.view()["trouble"]
+        assert world.writer.view()["waiting_s"] == 0.0 and not world.writer.view()["trouble"]
         world.store.full = True
-        world.keep(0)
+        world.append(0)
         await until(lambda: world.store.attempts >= 5)
-        world.keep(1)
-        view = world.keeper.view()
+        world.append(1)
+        view = world.writer.view()
         assert world.durable == [] and "No space left" in view["trouble"] and view["waiting_s"] > 0.0
-        await until(lambda: world.keeper.view()["waiting_s"] > view["waiting_s"])
+        await until(lambda: world.writer.view()["waiting_s"] > view["waiting_s"])
         world.store.full = False
         await until(lambda: world.durable == [0, 1])
-        assert world.keeper.view()["trouble"] == "" and world.keeper.view()["waiting_s"] == 0.0
+        assert world.writer.view()["trouble"] == "" and world.writer.view()["waiting_s"] == 0.0
 
     go(script())
 
@@ -148,15 +148,15 @@ def test_while_the_store_stalls_the_loop_goes_on_and_the_wait_is_shown(tmp_path:
     async def script() -> None:
         world = World(tmp_path)
         world.store.lets.clear()
-        world.keep(0)
+        world.append(0)
         await until(lambda: world.store.attempts == 1)
-        shown = [world.keeper.view()["waiting_s"]]
-        await until(lambda: world.keeper.view()["waiting_s"] > shown[0] + 0.02)
+        shown = [world.writer.view()["waiting_s"]]
+        await until(lambda: world.writer.view()["waiting_s"] > shown[0] + 0.02)
         assert world.durable == [] and world.reached == ["journaling"]
         world.store.lets.set()
         await until(lambda: world.durable == [0])
         assert world.reached == ["journaling", "journaled"]
-        assert world.keeper.view()["write_s"] >= 0.02
+        assert world.writer.view()["write_s"] >= 0.02
 
     go(script())
 
@@ -165,14 +165,14 @@ def test_a_store_that_has_done_what_it_says_it_has_not_counts_it_once(tmp_path: 
     async def script() -> None:
         world = World(tmp_path)
         world.store.forgets = True
-        world.keep(0)
+        world.append(0)
         await until(lambda: world.store.attempts >= 2 and world.durable)
         world.store.forgets = False
-        world.keep(1)
+        world.append(1)
         await until(lambda: world.durable == [0, 1])
-        found = World(tmp_path, 2).keeper._journal.cut()
+        found = World(tmp_path, 2).writer._journal.cut()
         assert {fragment: value.version for fragment, value in found.values.items()} == {0: 1, 1: 2}
-        assert found.kept["due"] == 2
+        assert found.state["due"] == 2
 
     go(script())
 
@@ -181,10 +181,10 @@ def test_the_oldest_that_waits_tells_the_wait(tmp_path: Path) -> None:
     async def script() -> None:
         world = World(tmp_path)
         world.store.lets.clear()
-        world.keep()
-        await until(lambda: world.keeper.view()["waiting_s"] > 0.1)
-        world.keep()
-        assert world.keeper.view()["waiting_s"] > 0.1
+        world.append()
+        await until(lambda: world.writer.view()["waiting_s"] > 0.1)
+        world.append()
+        assert world.writer.view()["waiting_s"] > 0.1
         world.store.lets.set()
         await until(lambda: world.durable == [0, 1])
 
@@ -194,14 +194,14 @@ def test_the_oldest_that_waits_tells_the_wait(tmp_path: Path) -> None:
 def test_a_newer_epoch_deposes_and_nothing_more_is_told(tmp_path: Path) -> None:
     async def script() -> None:
         world = World(tmp_path)
-        world.keep(0)
+        world.append(0)
         await until(lambda: world.durable == [0])
         successor = World(tmp_path, 2)
-        world.keep(1)
+        world.append(1)
         await until(lambda: world.deposed)
         assert len(world.deposed) == 1 and "epoch 1" in world.deposed[0]
         assert world.durable == [0] and world.reached[-1] == "journaling"
-        successor.keep(1)
+        successor.append(1)
         await until(lambda: successor.durable == [0])
 
     go(script())
@@ -211,7 +211,7 @@ def test_a_zombie_whose_store_comes_back_finds_its_successor(tmp_path: Path) -> 
     async def script() -> None:
         world = World(tmp_path)
         world.store.full = True
-        world.keep(0)
+        world.append(0)
         await until(lambda: world.store.attempts >= 2)
         World(tmp_path, 2)
         world.store.full = False
@@ -235,23 +235,23 @@ def test_a_snapshot_is_tried_until_it_is_taken_and_what_came_meanwhile_is_kept(
     async def script() -> None:
         world = World(tmp_path)
         for sequence in range(2):
-            world.keep(0)
+            world.append(0)
             await until(lambda sequence=sequence: world.durable[-1:] == [sequence])
 
         def fill(point: str) -> None:
             if point == "journaled":
                 world.store.full = True  # the group is there: what fails next is the snapshot
 
-        monkeypatch.setattr(world.keeper, "_reach", fill)
+        monkeypatch.setattr(world.writer, "_reach", fill)
         attempts = world.store.attempts
-        world.keep(0)
+        world.append(0)
         await until(lambda: world.store.attempts >= attempts + 3)
-        world.keep(1)
-        assert world.durable == [0, 1, 2] and "No space left" in world.keeper.view()["trouble"]
-        monkeypatch.setattr(world.keeper, "_reach", lambda _: None)
+        world.append(1)
+        assert world.durable == [0, 1, 2] and "No space left" in world.writer.view()["trouble"]
+        monkeypatch.setattr(world.writer, "_reach", lambda _: None)
         world.store.full = False
         await until(lambda: world.durable == [0, 1, 2, 3])
-        found = World(tmp_path, 2).keeper._journal.cut()
+        found = World(tmp_path, 2).writer._journal.cut()
         assert {fragment: value.version for fragment, value in found.values.items()} == {0: 3, 1: 4}
 
     go(script())
@@ -260,13 +260,13 @@ def test_a_snapshot_is_tried_until_it_is_taken_and_what_came_meanwhile_is_kept(
 def test_a_cut_has_what_was_told_durable_and_nothing_that_comes_after_it(tmp_path: Path) -> None:
     async def script() -> None:
         world = World(tmp_path)
-        world.keep(0)
+        world.append(0)
         await until(lambda: world.durable == [0])
-        future = world.keeper.cut()
-        world.keep(1)
+        future = world.writer.cut()
+        world.append(1)
         cut = await future
         assert {fragment: value.version for fragment, value in cut.values.items()} == {0: 1}
-        assert cut.kept["versions"] == [1, 0]
+        assert cut.state["versions"] == [1, 0]
         await until(lambda: world.durable == [0, 1])
         assert set(cut.values) == {0}, "what was cut stays as it is"
 
@@ -277,11 +277,11 @@ def test_damage_that_was_found_is_shown(tmp_path: Path) -> None:
     async def script() -> None:
         world = World(tmp_path)
         for fragment in (0, 1):
-            sequence = world.keep(fragment)
+            sequence = world.append(fragment)
             await until(lambda sequence=sequence: world.durable[-1:] == [sequence])
         newest = max((tmp_path / FOLDER).glob("0*"))
         newest.write_bytes(newest.read_bytes()[:-1])
-        [said] = World(tmp_path, 2).keeper.view()["damage"]
+        [said] = World(tmp_path, 2).writer.view()["damage"]
         assert "group 2: its checksum" in said
 
     go(script())

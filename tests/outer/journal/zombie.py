@@ -26,8 +26,8 @@ def main(folder: str, epoch: int) -> None:
         try:
             journal.write([(Entry(epoch, sequence, sequence - 1, record), [np.full(1000, step, np.float32)])])
             print("committed", step, flush=True)
-            while journal.untidy:
-                journal.tidy()
+            while journal.needs_compaction:
+                journal.compact()
         except StaleEpoch as error:
             print("stale", error, flush=True)
             return

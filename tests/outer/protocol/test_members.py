@@ -38,7 +38,7 @@ def stepping(members: Members, now: float = 0.0, **change: Any) -> None:
     member = members.admit(said, "report")
     assert member is not None
     said = replace(said, sequence=member.report.sequence + 1 if member.report else 1)
-    members.hear(now, member, said)
+    members.record_report(now, member, said)
 
 
 @pytest.mark.parametrize(
@@ -54,23 +54,23 @@ def stepping(members: Members, now: float = 0.0, **change: Any) -> None:
 )
 def test_who_may_not_speak_is_refused_with_the_reason(members: Members, said: Report, reason: str) -> None:
     assert members.admit(said, "report") is None
-    [fact] = members.take_facts()
+    [fact] = members.drain_facts()
     assert isinstance(fact, Refused) and (fact.reason, fact.message) == (reason, "report")
 
 
 def test_a_learner_that_is_not_attached_yet_reports_without_an_epoch(members: Members) -> None:
     assert members.admit(report(epoch=None, phase=COMPILING), "report") is not None
     assert members.admit(Attach("a", 1, {}), "attach") is not None
-    assert members.take_facts() == []
+    assert members.drain_facts() == []
 
 
 def test_a_stale_report_is_said_once_and_each_stale_contribution_every_time(members: Members) -> None:
     members.fence("a", "killed")
-    members.take_facts()
+    members.drain_facts()
     for _ in range(3):
         members.admit(report(), "report")
         members.admit(contribution((0, 1)), "contribution")
-    said = [fact.message for fact in members.take_facts() if isinstance(fact, Refused)]
+    said = [fact.message for fact in members.drain_facts() if isinstance(fact, Refused)]
     assert sorted(said) == ["contribution"] * 3 + ["report"]
 
 
@@ -83,10 +83,10 @@ def test_a_learner_that_was_not_configured_joins_by_being_expected(members: Memb
 
 def test_a_newer_incarnation_fences_the_older_and_old_news_changes_nothing(members: Members) -> None:
     assert members.expect(1.0, Expect("a", 3, 60.0, 2))
-    assert members.take_facts() == [LearnerFenced("a", 1, "superseded")]
+    assert members.drain_facts() == [LearnerFenced("a", 1, "superseded")]
     for old in (3, 2, 1):
         assert not members.expect(2.0, Expect("a", old, 60.0, 2))
-    reasons = [fact.reason for fact in members.take_facts() if isinstance(fact, Refused)]
+    reasons = [fact.reason for fact in members.drain_facts() if isinstance(fact, Refused)]
     assert reasons == ["stale_incarnation"] * 3
     assert members.admit(report(incarnation=3), "report") is not None
 
@@ -108,7 +108,7 @@ def test_only_stepping_learners_with_a_lease_are_live_and_a_report_renews_it(mem
     assert members.live == []
     stepping(members, now=6.0)
     assert [member.name for member in members.live] == ["a"]
-    assert members.take_facts() == [LeaseExpired("a", 1, STEPPING, 3.0), LeaseRenewed("a", 1, 5.0)]
+    assert members.drain_facts() == [LeaseExpired("a", 1, STEPPING, 3.0), LeaseRenewed("a", 1, 5.0)]
 
 
 def test_a_span_not_arrived_is_lent_again_and_a_new_one_only_after_it(members: Members) -> None:
@@ -120,7 +120,7 @@ def test_a_span_not_arrived_is_lent_again_and_a_new_one_only_after_it(members: M
     stepping(members, newest_span=first.identifier)
     second = members.lend(member)
     assert (first.start, first.stop, second.start, second.stop) == (0, 8, 8, 16)
-    assert [fact.span for fact in members.take_facts() if isinstance(fact, SpanGranted)] == [0, 1]
+    assert [fact.span for fact in members.drain_facts() if isinstance(fact, SpanGranted)] == [0, 1]
 
 
 def test_the_part_of_a_loan_after_the_last_committed_step_returns(members: Members) -> None:
@@ -130,7 +130,7 @@ def test_the_part_of_a_loan_after_the_last_committed_step_returns(members: Membe
     members.lend(member)
     assert members.cover(contribution((0, 3))) == 30
     members.fence("a", "killed")
-    assert SpanReturned("a", 1, 0, 6, 8) in members.take_facts()
+    assert SpanReturned("a", 1, 0, 6, 8) in members.drain_facts()
 
 
 def test_the_same_steps_of_two_incarnations_are_different_steps(members: Members) -> None:

@@ -75,7 +75,7 @@ def test_what_was_durable_and_not_said_is_said_by_the_next_epoch_in_the_same_wor
     made = reading("a", "b", journals_itself=False)
     made.answer("a", "b")
     [append] = [e for e in made.log if isinstance(e, Append)]
-    made.journal.append(Entry(1, append.sequence, append.said, append.record))
+    made.journal.append(Entry(1, append.sequence, append.logged, append.record))
     first = said_at_start(made.crash())
     assert first[1:] == [append.record]
     assert made.syncer.versions == [1]
@@ -136,7 +136,7 @@ def test_an_epoch_that_goes_on_takes_nothing_before_it_knows_who_lives() -> None
     made.commit("a", "b")
     goes_on = made.epoch(2)
     goes_on.start()
-    with pytest.raises(AssertionError, match="who lives"):
+    with pytest.raises(AssertionError, match="is Living"):
         goes_on.handle(0.0, Attach("a", 1, MANIFEST))
 
 
@@ -170,12 +170,12 @@ def test_an_append_counts_as_said_only_what_went_out_before_the_effects_it_is_am
     made = reading("a", "b", journals_itself=False, sync={"P": 1, "H": 1, "tau": 0})
     made.answer("a", "b")
     [first] = [e for e in made.log if isinstance(e, Append)]
-    assert first.said == -1
+    assert first.logged == -1
     effects = made.do(Durable(first.sequence))
     assert first.record in [e.fact for e in effects if isinstance(e, Emit)]
     effects = made.do(StopRequested("enough"))
     [second] = [e for e in effects if isinstance(e, Append)]
-    assert second.said == first.sequence
+    assert second.logged == first.sequence
 
 
 def test_what_no_epoch_has_said_so_far_is_said_by_the_third() -> None:
@@ -184,11 +184,11 @@ def test_what_no_epoch_has_said_so_far_is_said_by_the_third() -> None:
     made.step("a", "b")
     made.answer("a", "b")
     [append] = [e for e in made.log if isinstance(e, Append)]
-    made.journal.append(Entry(1, append.sequence, append.said, append.record))
+    made.journal.append(Entry(1, append.sequence, append.logged, append.record))
     first = made.crash()
     [ending] = [e for e in first if isinstance(e, Append)]
-    assert isinstance(ending.record, Finished) and ending.said == -2
-    made.journal.append(Entry(2, ending.sequence, ending.said, ending.record))
+    assert isinstance(ending.record, Finished) and ending.logged == -2
+    made.journal.append(Entry(2, ending.sequence, ending.logged, ending.record))
     assert said_at_start(made.crash())[1:] == [append.record, ending.record]
     assert made.syncer.finished
 

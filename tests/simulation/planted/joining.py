@@ -7,7 +7,7 @@ from typing import Any
 from unittest.mock import patch
 
 from learners.protocol.events_effects import Hold
-from learners.protocol.held_spans import Spans
+from learners.protocol.held_spans import HeldSpans
 from learners.protocol.joining import Joining, PendingTransfers
 from learners.protocol.learner import Learner
 from outer.protocol.coverage import Mark
@@ -22,7 +22,7 @@ def donor_before_the_clock(plant: Plant) -> None:
     def wrapper(method: Any) -> Any:
         return lambda self, now, syncer_step: method(self, now, 10**9)
 
-    plant.around(PendingTransfers, "take", wrapper)
+    plant.around(PendingTransfers, "ready", wrapper)
 
 
 @mutant
@@ -124,7 +124,7 @@ def spans_forgotten_at_reattach(plant: Plant) -> None:
     def wrapper(method: Any) -> Any:
         def on_welcome(self: Learner, now: float, event: Welcome) -> None:
             if self._epoch is not None and event.epoch > self._epoch and self._running is None:
-                self._spans = Spans(self._spans._batch_size, self._spans._span_samples // self._spans._batch_size)
+                self._spans = HeldSpans(self._spans._batch_size, self._spans._span_samples // self._spans._batch_size)
             method(self, now, event)
 
         return on_welcome
@@ -205,21 +205,21 @@ def silent_while_it_waits(plant: Plant) -> None:
 def doubled_grant_used_twice(plant: Plant) -> None:
     """A grant that comes twice is taken once."""
 
-    def add(self: Spans, grant: Grant) -> None:
+    def add(self: HeldSpans, grant: Grant) -> None:
         self.newest = max(self.newest, grant.span)
         self._queue.append(grant)
 
-    plant.put(Spans, "add", add)
+    plant.put(HeldSpans, "add", add)
 
 
 @mutant
 def next_span_from_its_middle(plant: Plant) -> None:
     """A span is used from its first sample to its last."""
 
-    def use(self: Spans) -> None:
+    def use(self: HeldSpans) -> None:
         self._used += self._batch_size
         if self.start + self._batch_size > self._queue[0].stop:
             self._queue.popleft()
             self._used = self._used % self._batch_size + self._batch_size  # of the step that ends
 
-    plant.put(Spans, "use", use)
+    plant.put(HeldSpans, "use", use)

@@ -104,7 +104,7 @@ def overtaken_report_taken(plant: Plant) -> None:
 
         return hear
 
-    plant.around(Members, "hear", wrapper)
+    plant.around(Members, "record_report", wrapper)
 
 
 # ---------------------------------------------------------------- who is alive
@@ -196,7 +196,7 @@ def span_returned_but_kept(plant: Plant) -> None:
 
         return take
 
-    plant.around(SpanPool, "_take", wrapper)
+    plant.around(SpanPool, "_next_range", wrapper)
 
 
 @mutant

@@ -55,7 +55,7 @@ def incarnations_not_recovered(plant: Plant) -> None:
 @mutant
 def last_record_not_said(plant: Plant) -> None:
     """A record that the log may lack is said again by the next epoch."""
-    plant.around(recovery, "recover", recovering(lambda found: replace(found, unsaid=found.unsaid[1:])))
+    plant.around(recovery, "recover", recovering(lambda found: replace(found, unlogged=found.unlogged[1:])))
 
 
 @mutant
@@ -65,7 +65,7 @@ def said_too_early(plant: Plant) -> None:
     def wrapper(method: Any) -> Any:
         def handle(self: Syncer, now: float, event: Any) -> Any:
             effects = method(self, now, event)
-            return [replace(each, said=each.sequence) if isinstance(each, Append) else each for each in effects]
+            return [replace(each, logged=each.sequence) if isinstance(each, Append) else each for each in effects]
 
         return handle
 

@@ -39,9 +39,9 @@ def quorum_of_the_asked(plant: Plant) -> None:
     def close(self: ReadRequests, now: float, step: OpenStep) -> None:
         for learner in list(step.awaited):
             self._members.note_missed(learner)
-            self._out.say(step.miss(learner, "timeout"))
+            self._out.emit(step.miss(learner, "timeout"))
         if step.contributions:  # K were asked, or it would not be reading
-            self._out.do(step.merge())
+            self._out.add(step.merge())
         else:
             self.reopen(now, step, "nobody answered")
 
@@ -197,7 +197,7 @@ def doubled_answer_merged(plant: Plant) -> None:
 
         return take
 
-    plant.around(OpenStep, "take", wrapper)
+    plant.around(OpenStep, "accept", wrapper)
 
 
 @mutant

@@ -50,7 +50,7 @@ def said_before_durable(plant: Plant) -> None:
         return say
 
     plant.around(EffectBuffer, "_write", writing)
-    plant.around(EffectBuffer, "say", saying)
+    plant.around(EffectBuffer, "emit", saying)
 
 
 @mutant

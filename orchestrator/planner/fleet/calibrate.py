@@ -20,7 +20,7 @@ from orchestrator.accounting.incarnations import Life
 from orchestrator.accounting.summary import summarise
 from orchestrator.eventlog.events import FaultInjected, RunFinished, RunStarted, read_run
 from orchestrator.planner.fleet.calibration import RESTART, Calibration, Measured, Pace, Strike
-from orchestrator.planner.fleet.samples import Samples
+from orchestrator.planner.fleet.distribution import Samples
 from orchestrator.planner.fleet.starting import Marks, abreast, works
 from orchestrator.recipe.config import Recipe, hashed
 from orchestrator.recipe.problems import InputError, Problem

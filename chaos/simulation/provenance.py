@@ -1,4 +1,4 @@
-"""What a fragment's value is made of: which steps of which incarnations, how often each. Exact, and without arrays.
+"""Follows what a fragment's value is made of: which steps of which incarnations, how often each, without arrays.
 
 A version is the one before it and the ranges of steps that its merge added; a learner's value is the version that it
 grew from and the learner's own steps since. So the usual merge costs one range a participant. What is not usual

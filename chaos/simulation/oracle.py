@@ -1,18 +1,16 @@
-"""What only the simulator can see: which steps are really in each value, and what the store really holds.
+"""Checks what only the simulator can see: which steps are really in each value, and what the store really holds.
 
-Each promise is checked where it could first break. Whether the log keeps its promises is for the log's own checkers.
+The log is judged by the log's own checkers (history.py).
 """
 
 from __future__ import annotations
 
-from typing import TYPE_CHECKING, Any, NamedTuple
+from typing import Any, NamedTuple
 
-from chaos.simulation.contents import Content, Key, Version, counts, uneven
 from chaos.simulation.profile import Options
-
-if TYPE_CHECKING:
-    from learners.protocol import events_effects as learner_signals
-    from outer.protocol.facts import Committed, SpanGranted, SpanReturned
+from chaos.simulation.provenance import Content, Key, Version, counts, uneven
+from learners.protocol.events_effects import Apply
+from outer.protocol.facts import Committed, SpanGranted, SpanReturned
 
 TOLERANCE = 1e-9  # of a weight
 SHOWN_MAX = 8  # violations of one promise that are kept
@@ -31,8 +29,8 @@ class Proposal(NamedTuple):
     weights: tuple[float, ...]
 
 
-class Truth:
-    """Collects what was broken. `tips` is each fragment's newest durable version."""
+class Oracle:
+    """Collects the violations of a run. `tips` is each fragment's newest durable version."""
 
     def __init__(self, options: Options) -> None:
         self.violations: list[Violation] = []
@@ -65,17 +63,21 @@ class Truth:
         self.checked += 1
         if version.parent is not tip:
             made_from = version.parent.number if version.parent else None
-            self.broken("truth.lineage", f"{name} was made from version {made_from}, durable was {tip.number}")
+            self.broken("oracle.lineage", f"{name} was made from version {made_from}, durable was {tip.number}")
         if version.odd and (reason := uneven(version.lineage())):
-            self.broken("truth.once", f"{name}: {reason}")
+            self.broken("oracle.once", f"{name}: {reason}")
         self.tips[record.fragment] = version
         version.durable = True
         if len({content.unit[0] for content in proposal.payloads}) < self._quorum:
-            self.broken("truth.quorum", f"{name} holds {len(proposal.payloads)} payloads, the quorum is {self._quorum}")
+            self.broken(
+                "oracle.quorum", f"{name} holds {len(proposal.payloads)} payloads, the quorum is {self._quorum}"
+            )
         if len(record.participants) != len(proposal.payloads):
-            self.broken("truth.record", f"{name} names {len(record.participants)} of {len(proposal.payloads)} payloads")
+            self.broken(
+                "oracle.record", f"{name} names {len(record.participants)} of {len(proposal.payloads)} payloads"
+            )
         if self.garbled and any(id(content) in self.garbled for content in proposal.payloads):
-            self.broken("truth.refused", f"{name} holds an answer that was to be refused")
+            self.broken("oracle.refused", f"{name} holds an answer that was to be refused")
         self._weights(name, proposal)
         if self._lockstep:
             self._together(name, record.syncer_step, proposal.payloads)
@@ -88,7 +90,7 @@ class Truth:
             tokens = steps * self._tokens[content.unit[0]]
             held = content.unit, content.since, content.step, steps, tokens, weight
             if told != held or content.carried or content.root is not version.parent:
-                self.broken("truth.record", f"{name} says {told}, the payload is {held} with {content.carried}")
+                self.broken("oracle.record", f"{name} says {told}, the payload is {held} with {content.carried}")
 
     def _weights(self, name: str, proposal: Proposal) -> None:
         """tokens^2 / steps of what the payloads hold, normalised."""
@@ -99,31 +101,31 @@ class Truth:
         total = sum(raw)
         for content, weight, due in zip(proposal.payloads, proposal.weights, raw, strict=True):
             if not abs(weight * total - due) <= TOLERANCE * total:
-                self.broken("truth.weights", f"{name}: {content.unit[0]} weighs {weight}, due is {due / total}")
+                self.broken("oracle.weights", f"{name}: {content.unit[0]} weighs {weight}, due is {due / total}")
 
     def _together(self, name: str, syncer_step: int, payloads: tuple[Content, ...]) -> None:
         """In strict overlap a commit is of everybody's step of its own number."""
         steps = {content.unit[0]: content.step for content in payloads}
         if sorted(steps) != sorted(self._learners) or set(steps.values()) != {syncer_step}:
-            self.broken("truth.lockstep", f"{name} holds {steps}")
+            self.broken("oracle.lockstep", f"{name} holds {steps}")
 
     def published(self, epoch: int, version: Version) -> None:
         """It is announced. What is not durable never is."""
         if not version.durable:
             name = f"version {version.number} of fragment {version.fragment}"
-            self.broken("truth.durable", f"epoch {epoch} announced {name}, which is not durable")
+            self.broken("oracle.durable", f"epoch {epoch} announced {name}, which is not durable")
 
     def recovered(self, epoch: int, versions: list[Version], told: list[int]) -> None:
         """An epoch begins with these, and its machine with these numbers."""
         if told != [tip.number for tip in self.tips]:
             self.broken(
-                "truth.durable", f"epoch {epoch} begins with {told}, durable is {[t.number for t in self.tips]}"
+                "oracle.durable", f"epoch {epoch} begins with {told}, durable is {[t.number for t in self.tips]}"
             )
         for version in versions:
             if self.tips[version.fragment] is not version:
                 tip = self.tips[version.fragment].number
                 self.broken(
-                    "truth.durable",
+                    "oracle.durable",
                     f"epoch {epoch} begins with version {version.number} of fragment {version.fragment}, not {tip}",
                 )
 
@@ -136,7 +138,7 @@ class Truth:
             used = self._committed.get((name, incarnation), 0) * self._batch[name]
             if name == key[0] and incarnation < key[1] and samples > used:
                 reason = f"{name} {incarnation} keeps {samples} samples after its end, {used} of them are committed"
-                self.broken("truth.returned", reason)
+                self.broken("oracle.returned", reason)
 
     def returned(self, back: SpanReturned) -> None:
         """What returns is not committed."""
@@ -145,39 +147,39 @@ class Truth:
         used = self._committed.get(key, 0) * self._batch[back.learner]
         if self._lent[key] < used:
             reason = f"{back.learner} {back.incarnation} keeps {self._lent[key]} samples, {used} are committed"
-            self.broken("truth.returned", reason)
+            self.broken("oracle.returned", reason)
 
     def granted(self, epoch: int, span: int) -> None:
         """A learner is told of a span."""
         if span not in self._spans:
-            self.broken("truth.spans", f"epoch {epoch} lent span {span}, which no durable record says")
+            self.broken("oracle.spans", f"epoch {epoch} lent span {span}, which no durable record says")
 
     # -------------------------------------------------------------- the learners' side
 
-    def applied(self, effect: learner_signals.Apply, before: Version | None, after: Content, bootstrapped: int) -> None:
+    def applied(self, effect: Apply, before: Version | None, after: Content, bootstrapped: int) -> None:
         """A learner adopted a version. `bootstrapped`: the step after which this fragment first came to it."""
         version, unit = effect.payload, after.unit
         name = f"{unit[0]} {unit[1]} adopted version {version.number} of fragment {effect.fragment}"
         if version.number != effect.version:
-            self.broken("truth.adopted", f"{name} as version {effect.version}")
+            self.broken("oracle.adopted", f"{name} as version {effect.version}")
         if before is not None and version.number <= before.number:
-            self.broken("truth.adopted", f"{name} after version {before.number}")
+            self.broken("oracle.adopted", f"{name} after version {before.number}")
         if not version.durable:
-            self.broken("truth.durable", f"{name}, which is not durable")
+            self.broken("oracle.durable", f"{name}, which is not durable")
         if self._lockstep and before is not None:
             due = version.number + self._overlap_steps
             if after.step != due or version.parent is not before:
                 self.broken(
-                    "truth.lockstep", f"{name} after step {after.step} and version {before.number}, due is {due}"
+                    "oracle.lockstep", f"{name} after step {after.step} and version {before.number}, due is {due}"
                 )
         merged = version.newest.get(unit, 0)
         if merged > after.since or after.carried or version.odd:
             own = [one for one in (*version.lineage(), *after.ranges) if one.unit == unit]
             if reason := uneven(own):
-                self.broken("truth.own", f"{name}: {reason}")
+                self.broken("oracle.own", f"{name}: {reason}")
         if effect.mode == "rebase" and after.since > max(merged, bootstrapped):
             self.broken(
-                "truth.kept", f"{name} and lost its own steps from {max(merged, bootstrapped)} to {after.since}"
+                "oracle.kept", f"{name} and lost its own steps from {max(merged, bootstrapped)} to {after.since}"
             )
 
     def contributed(self, content: Content, contribution: Any) -> None:
@@ -186,19 +188,19 @@ class Truth:
         held = content.step, content.since, content.step * self._tokens[content.unit[0]]
         if told != held:
             self.broken(
-                "truth.counters", f"{content.unit[0]} {content.unit[1]} says {told} of a payload that is {held}"
+                "oracle.counters", f"{content.unit[0]} {content.unit[1]} says {told} of a payload that is {held}"
             )
 
     def gave(self, donor: Key, step: int, contents: tuple[Content, ...]) -> None:
         """A donor's state, on its way to a joiner."""
         self._given[donor, step] = contents
         if any(content.step != step for content in contents):
-            self.broken("truth.state", f"{donor[0]} {donor[1]} gave as of step {step} what is not of that step")
+            self.broken("oracle.state", f"{donor[0]} {donor[1]} gave as of step {step} what is not of that step")
 
     def inherited(self, joiner: Key, donor: Key, step: int, contents: tuple[Content, ...], poisoned: bool) -> None:
         """A joiner starts from a donor's state: the one that the donor gave, of one completed step."""
         name = f"{joiner[0]} {joiner[1]} starts from {donor[0]} {donor[1]} at step {step}"
         if self._given.get((donor, step)) != contents:
-            self.broken("truth.state", f"{name}, which gave something else")
+            self.broken("oracle.state", f"{name}, which gave something else")
         if poisoned:
-            self.broken("truth.finite", f"{name}, whose numbers are not finite")
+            self.broken("oracle.finite", f"{name}, whose numbers are not finite")

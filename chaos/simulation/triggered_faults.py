@@ -1,6 +1,6 @@
 """Faults that wait until a learner comes to a certain moment: it dies then, leaves, or is cut off.
 
-Whoever comes to a moment says so by `Setting.trapped`. Knows nothing of what happens otherwise.
+Whoever comes to a moment says so by `Damage.trapped`. Knows nothing of what happens otherwise.
 """
 
 from __future__ import annotations
@@ -9,10 +9,10 @@ from collections.abc import Callable, Sequence
 from random import Random
 from typing import NamedTuple
 
+from chaos.simulation.context import HostileContext
 from chaos.simulation.network import Link
 from chaos.simulation.profile import EVERYBODY, Fault, pick
-from chaos.simulation.setting import Setting
-from chaos.simulation.supervisor import Supervisor
+from orchestrator.simulation.supervisor import Supervisor
 from outer.protocol.messages import JOINING, STEPPING
 
 LATE_S = 9.5  # a word to the syncer that takes so long is still heard
@@ -37,55 +37,55 @@ AMBUSHES = {
 }
 
 
-class Ambushes:
+class TriggeredFaults:
     """`cut` makes links carry nothing for a while. Once `calm`, nothing more comes of what was begun."""
 
     def __init__(
-        self, setting: Setting, chance: Random, supervisor: Supervisor, cut: Callable[[Fault, list[Link]], None]
+        self, context: HostileContext, rng: Random, supervisor: Supervisor, cut: Callable[[Fault, list[Link]], None]
     ) -> None:
         self.calm = False
-        self._setting, self._chance, self._supervisor, self._cut = setting, chance, supervisor, cut
+        self._context, self._rng, self._supervisor, self._cut = context, rng, supervisor, cut
         self._kinds: dict[tuple[str, str], str] = {}  # (learner, moment) -> the kind that waits for it
-        setting.trapped = self._trapped
+        context.faults.trapped = self._trapped
 
     def lay(self, fault: Fault) -> None:
         """Where it takes somebody who joins, somebody has to join again."""
-        options, (moment, after_s, whom) = self._setting.options, AMBUSHES[fault.kind]
+        options, (moment, after_s, whom) = self._context.options, AMBUSHES[fault.kind]
         names: Sequence[str] = options.learners
         if whom == "one":
-            names = [pick(self._chance, options.learners if fault.target == EVERYBODY else (fault.target,))]
+            names = [pick(self._rng, options.learners if fault.target == EVERYBODY else (fault.target,))]
         else:
             joiners = self.someone_rejoins(1)
             names = names if whom == "any" else joiners
         for name in names:
-            self._setting.traps[name, moment] = after_s * fault.strength
+            self._context.faults.traps[name, moment] = after_s * fault.strength
             self._kinds[name, moment] = fault.kind
         if moment == "joining":
             self._rejoins(fault)
 
     def _rejoins(self, fault: Fault) -> None:
         """The first that it is meant for, if the trap is for that one."""
-        units = self._supervisor.units
-        names = sorted(units) if fault.target == EVERYBODY else [fault.target]
-        for name in [name for name in names if name in units and units[name].alive][:1]:
-            if (name, "joining") in self._setting.traps:
+        learners = self._supervisor.learners
+        names = sorted(learners) if fault.target == EVERYBODY else [fault.target]
+        for name in [name for name in names if name in learners and learners[name].alive][:1]:
+            if (name, "joining") in self._context.faults.traps:
                 self._supervisor.crash(name)
 
     def someone_rejoins(self, count: int) -> list[str]:
         """Who has to join again, because they died now."""
-        units = [self._supervisor.units[name] for name in sorted(self._supervisor.units)]
-        stepping = [unit for unit in units if unit.running and unit.machine.phase in (STEPPING, JOINING)]
-        return [unit.name for unit in stepping[-count:] if self._supervisor.crash(unit.name)]
+        learners = [self._supervisor.learners[name] for name in sorted(self._supervisor.learners)]
+        stepping = [learner for learner in learners if learner.running and learner.machine.phase in (STEPPING, JOINING)]
+        return [learner.name for learner in stepping[-count:] if self._supervisor.crash(learner.name)]
 
     def _trapped(self, name: str, moment: str) -> None:
-        after_s = self._setting.traps.pop((name, moment), None)
+        after_s = self._context.faults.traps.pop((name, moment), None)
         if after_s:
-            self._setting.time.after(after_s, self._spring, name, self._kinds[name, moment])
+            self._context.time.after(after_s, self._spring, name, self._kinds[name, moment])
         elif after_s is not None:
             self._spring(name, self._kinds[name, moment])
 
     def _spring(self, name: str, kind: str) -> None:
-        options, link = self._setting.options, self._setting.network.link
+        options, link = self._context.options, self._context.network.link
         if self.calm:
             return
         if kind == "state_late":  # before it can say that it has one
@@ -94,6 +94,6 @@ class Ambushes:
         elif kind == "starved":  # nothing comes for longer than it waits for a state
             self._cut(Fault(0.0, kind, name, options.start_s + 2.0, 1.0), [link("syncer", name)])
         elif kind == "donor_leaves":
-            self._setting.fired[kind] += self._supervisor.units[name].leave()
-        elif self._supervisor.crash(name, noticed=kind == "crash_answering"):
-            self._setting.fired[kind] += 1
+            self._context.fault_counts[kind] += self._supervisor.learners[name].leave()
+        elif self._supervisor.crash(name, detected=kind == "crash_answering"):
+            self._context.fault_counts[kind] += 1

@@ -49,24 +49,24 @@ def test_a_stale_base_counts_a_step_twice(monkeypatch: pytest.MonkeyPatch) -> No
     )
     monkeypatch.setattr(learners.protocol.staged_reads.StagedReads, "forget", lambda reads, fragments: None)
     slow = (Fault(3.0, "slow_link", "all", 9.0, 0.5),)
-    assert {"truth.record", "truth.once"} <= broken(slow)
+    assert {"oracle.record", "oracle.once"} <= broken(slow)
 
 
 def test_weights_by_another_rule(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(
         outer.protocol.open_step, "weigh", lambda each: (0.9, *(0.1 / (len(each) - 1) for _ in each[1:]))
     )
-    assert {"truth.weights"} <= broken()
+    assert {"oracle.weights"} <= broken()
 
 
 def test_a_merge_below_the_quorum(monkeypatch: pytest.MonkeyPatch) -> None:
     def close(reading: Any, now: float, step: Any) -> None:
         for name in list(step.contributions)[1:]:
             del step.contributions[name]
-        reading._out.do(step.merge())
+        reading._out.add(step.merge())
 
     monkeypatch.setattr(outer.protocol.read_requests.ReadRequests, "close", close)
-    assert {"truth.quorum"} <= broken()
+    assert {"oracle.quorum"} <= broken()
 
 
 def test_a_version_that_is_announced_before_it_is_durable() -> None:
@@ -75,10 +75,10 @@ def test_a_version_that_is_announced_before_it_is_durable() -> None:
             step = self._open[0] if self._open else None
             began = super()._commit_next(now)
             if began and step is not None and step.result is not None and step.fragment is not None:
-                self._out.do(outer.protocol.syncer.Publish(step.fragment, step.syncer_step, step.result.proposal))
+                self._out.add(outer.protocol.syncer.Publish(step.fragment, step.syncer_step, step.result.proposal))
             return began
 
-    assert {"truth.durable"} <= broken(machines={"make_syncer": lambda **given: Hasty(**given)})
+    assert {"oracle.durable"} <= broken(machines={"make_syncer": lambda **given: Hasty(**given)})
 
 
 def test_a_span_that_is_lent_before_that_is_durable(monkeypatch: pytest.MonkeyPatch) -> None:
@@ -88,12 +88,12 @@ def test_a_span_that_is_lent_before_that_is_durable(monkeypatch: pytest.MonkeyPa
         steward._out.send(member, grant)
 
     monkeypatch.setattr(Sessions, "_lend", lend)
-    assert {"truth.spans"} <= broken()
+    assert {"oracle.spans"} <= broken()
 
 
 def test_spans_of_the_dead_that_never_come_back(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(outer.protocol.spans.SpanPool, "release", lambda *given: [])
-    assert {"truth.returned"} <= broken((Fault(6.0, "crash", "a", 1.0, 0.5),))
+    assert {"oracle.returned"} <= broken((Fault(6.0, "crash", "a", 1.0, 0.5),))
 
 
 def test_a_learner_that_keeps_what_it_has_given_counts_its_own_steps_twice(monkeypatch: pytest.MonkeyPatch) -> None:
@@ -104,7 +104,7 @@ def test_a_learner_that_keeps_what_it_has_given_counts_its_own_steps_twice(monke
         return adopt(adoption, fragment, version, payload, at)
 
     monkeypatch.setattr(learners.protocol.adoption.Adoption, "_adopt", forgetful)
-    assert {"truth.own", "truth.once"} <= broken(adopt="rebase")
+    assert {"oracle.own", "oracle.once"} <= broken(adopt="rebase")
 
 
 def test_a_learner_that_counts_wrongly() -> None:
@@ -113,7 +113,7 @@ def test_a_learner_that_counts_wrongly() -> None:
         def _mark(self) -> Any:
             return super()._mark._replace(tokens=2 * self._processed)
 
-    assert {"truth.counters"} <= broken(machines={"make_learner": lambda **given: Boaster(**given)})
+    assert {"oracle.counters"} <= broken(machines={"make_learner": lambda **given: Boaster(**given)})
 
 
 CRASH = (Fault(6.0, "syncer_crash", "a", 1.0, 0.5),)
@@ -122,7 +122,7 @@ CRASH = (Fault(6.0, "syncer_crash", "a", 1.0, 0.5),)
 def test_an_epoch_that_forgets_a_commit(monkeypatch: pytest.MonkeyPatch) -> None:
     recover: Callable[..., Any] = outer.protocol.recovery.recover
     monkeypatch.setattr(outer.protocol.recovery, "recover", lambda entries, fragments: recover(entries[:-8], fragments))
-    assert {"truth.durable"} <= broken(CRASH)
+    assert {"oracle.durable"} <= broken(CRASH)
 
 
 def test_a_learner_that_never_goes_to_the_next_epoch() -> None:
@@ -148,7 +148,7 @@ def test_an_answer_that_cannot_be_right_is_merged(monkeypatch: pytest.MonkeyPatc
     monkeypatch.setattr(
         outer.protocol.open_step, "unusable", lambda contribution, fragment, version: contribution.defect
     )
-    assert {"conduct.refuses", "truth.refused"} <= broken(garbled)
+    assert {"invariants.refuses", "oracle.refused"} <= broken(garbled)
 
 
 def test_words_of_long_ago_are_heeded(monkeypatch: pytest.MonkeyPatch) -> None:
@@ -162,21 +162,21 @@ def test_words_of_long_ago_are_heeded(monkeypatch: pytest.MonkeyPatch) -> None:
             "admit",
             lambda members, event, message: members._members.get(event.learner) or admit(members, event, message),
         )
-        assert "conduct.refuses" in broken(echo)
+        assert "invariants.refuses" in broken(echo)
 
     class Gullible(Learner):
         def _on_welcome(self, now: float, event: Any) -> None:
             self._epoch = None
             super()._on_welcome(now, event)
 
-    assert "conduct.refuses" in broken(echo, {"make_learner": lambda **given: Gullible(**given)})
+    assert "invariants.refuses" in broken(echo, {"make_learner": lambda **given: Gullible(**given)})
 
 
 def test_a_count_that_falls_on_the_status_page(monkeypatch: pytest.MonkeyPatch) -> None:
     progress = Syncer.progress.fget
     assert progress is not None
     monkeypatch.setattr(Syncer, "progress", property(lambda syncer: 0.5 - progress(syncer) / 2))
-    assert "conduct.shows" in broken()
+    assert "invariants.shows" in broken()
 
 
 def test_in_lock_step_a_fragment_is_adopted_at_its_step_and_of_everybody(monkeypatch: pytest.MonkeyPatch) -> None:
@@ -186,9 +186,9 @@ def test_in_lock_step_a_fragment_is_adopted_at_its_step_and_of_everybody(monkeyp
         return {violation.promise for violation in play(options).violations}
 
     assert lockstep() == set()
-    assert "truth.lockstep" in lockstep(quorum=1), "who is let in first does not wait for the others"
+    assert "oracle.lockstep" in lockstep(quorum=1), "who is let in first does not wait for the others"
     monkeypatch.setattr(learners.protocol.adoption.Adoption, "_is_time", lambda *given: True)
-    assert "truth.lockstep" in lockstep()
+    assert "oracle.lockstep" in lockstep()
 
 
 def test_a_machine_that_raises_is_a_broken_promise(monkeypatch: pytest.MonkeyPatch) -> None:

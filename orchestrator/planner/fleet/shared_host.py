@@ -10,7 +10,7 @@ import math
 from collections.abc import Callable
 from typing import Any
 
-from orchestrator.simulation.timeline import Process, Timeline
+from orchestrator.simulation.timeline import Receiver, Timeline
 
 EARLY = 1e-9  # seconds of work left that are none
 
@@ -22,10 +22,11 @@ class SharedHost:
         self._time, self._abreast = time, abreast
         self._done = 0.0  # seconds of work that whoever is there all the time has done
         self._seen_at = 0.0  # virtual seconds; when that was so
-        self._jobs: list[tuple[float, int, Process, Callable[..., Any], tuple[Any, ...]]] = []  # by `_done` at its end
+        # By `_done` at its end.
+        self._jobs: list[tuple[float, int, Receiver | None, Callable[..., Any], tuple[Any, ...]]] = []
         self._turn = 0  # of the alarm that counts
 
-    def work(self, seconds: float, process: Process, happen: Callable[..., Any], *args: Any) -> None:
+    def work(self, seconds: float, process: Receiver | None, happen: Callable[..., Any], *args: Any) -> None:
         """Once so many seconds of work are done, it comes to this process."""
         if math.isinf(self._abreast):
             self._time.reach(seconds, process, happen, *args)
@@ -34,7 +35,7 @@ class SharedHost:
         heapq.heappush(self._jobs, (self._done + seconds, self._time.number(), process, happen, args))
         self._set_alarm()
 
-    def leave(self, process: Process) -> None:
+    def leave(self, process: Receiver) -> None:
         """It is dead: the others have more."""
         if any(job[2] is process for job in self._jobs):
             self._pass()

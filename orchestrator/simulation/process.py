@@ -1,7 +1,4 @@
-"""Hosts and their processes: alive or dead, running or frozen, each with clocks of its own.
-
-Knows nothing of what a process does. Whatever is to reach one goes through `take`.
-"""
+"""Simulated hosts and the processes on them: alive or dead, running or frozen, each with its host's clocks."""
 
 from __future__ import annotations
 
@@ -18,19 +15,19 @@ class Host:
 
     def __init__(self, name: str, rate: float = 1.0, offset_s: float = 0.0, wall_s: float = 0.0) -> None:
         self.name = name
-        self.rate, self.offset_s = rate, offset_s  # monotonic: offset + rate * virtual time
-        self.wall_s = wall_s  # wall: so far ahead of virtual time
-        self.jumped = False  # the wall clock did, and nothing was dated since
-        self.slowdown = 1.0  # of every step
+        self.rate, self.offset_s = rate, offset_s  # monotonic seconds = offset + rate * virtual seconds
+        self.wall_s = wall_s  # the wall clock's lead over virtual time
+        self.jumped = False  # the wall clock jumped, and no fact was dated since
+        self.slowdown = 1.0  # factor on every step
 
     def set_rate(self, now: float, rate: float) -> None:
-        """From this virtual second on; the clock does not jump."""
+        """Change the clock's rate from this virtual second on. The clock does not jump."""
         self.offset_s += (self.rate - rate) * now
         self.rate = rate
 
 
 class Process:
-    """One process on a host. Frozen, it keeps what comes, and takes it all at once when it thaws."""
+    """One process on a host. While frozen it queues what arrives, and handles it when it thaws."""
 
     def __init__(self, time: Timeline, host: Host) -> None:
         self.time, self.host = time, host
@@ -38,46 +35,46 @@ class Process:
         self.running = True  # alive, and not frozen
         self.thawed_at = 0.0  # virtual seconds
         self.handled = 0  # events handed to its machine
-        self._kept: list[tuple[Callable[..., Any], tuple[Any, ...]]] = []
+        self._queued: list[tuple[Callable[..., Any], tuple[Any, ...]]] = []
 
     def clock(self) -> float:
-        """Monotonic seconds of this host."""
+        """This host's monotonic clock, in seconds."""
         return self.host.offset_s + self.host.rate * self.time.now
 
     def after(self, seconds: float, happen: Callable[..., Any], *args: Any) -> None:
-        """So many seconds later, on this host's monotonic clock."""
+        """Schedule a callback in so many seconds of this host's monotonic clock."""
         self.time.reach(seconds / self.host.rate, self, happen, *args)
 
-    def take(self, happen: Callable[..., Any], *args: Any) -> None:
-        """Something reaches this process."""
+    def deliver(self, happen: Callable[..., Any], *args: Any) -> None:
+        """Run the callback now, queue it if the process is frozen, or drop it if the process is dead."""
         if self.running:
             happen(*args)
         elif self.alive:
-            self._kept.append((happen, args))
+            self._queued.append((happen, args))
         else:
-            unheard(args)
+            fail_call(args)
 
     def freeze(self) -> None:
         self.running = False
 
     def thaw(self) -> int:
-        """Go on, with all that has come meanwhile. Returns how much that was."""
+        """Resume a frozen process and handle what it queued. Returns how many callbacks that were."""
         if not self.alive or self.running:
             return 0
         self.running, self.thawed_at = True, self.time.now
-        kept, self._kept = self._kept, []
-        for happen, args in kept:
-            self.take(happen, *args)  # one of them may have ended it
-        return len(kept)
+        queued, self._queued = self._queued, []
+        for happen, args in queued:
+            self.deliver(happen, *args)  # one of them may end the process
+        return len(queued)
 
     def die(self) -> None:
         self.alive = self.running = False
-        kept, self._kept = self._kept, []
-        for _, args in kept:
-            unheard(args)
+        queued, self._queued = self._queued, []
+        for _, args in queued:
+            fail_call(args)
 
 
-def unheard(args: tuple[Any, ...]) -> None:
-    """A call that reaches a dead process is answered: whoever asked is told."""
+def fail_call(args: tuple[Any, ...]) -> None:
+    """If a dropped callback carries a call, tell its caller that the callee is dead."""
     if args and (died := getattr(args[0], "died", None)) is not None:
         died()

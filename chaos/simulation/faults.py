@@ -1,4 +1,4 @@
-"""Faults, as they are done to the run: one method a kind. What each really did is counted in `fired`.
+"""The fault schedule of a hostile run: one method for each kind of fault. `fault_counts` counts what each really did.
 
 Whatever has a duration heals by itself; `heal` ends all of it at once. Knows the parts that it harms, and nothing of
 what they owe each other.
@@ -9,79 +9,74 @@ from __future__ import annotations
 from collections.abc import Callable, Mapping
 from random import Random
 
-from chaos.simulation.ambushes import Ambushes
-from chaos.simulation.hosts import Host, Process
-from chaos.simulation.mishaps import Mishaps
+from chaos.simulation.context import HostileContext
 from chaos.simulation.network import Link
 from chaos.simulation.profile import EVERYBODY, Fault, between, pick
-from chaos.simulation.setting import Setting
+from chaos.simulation.protocol_faults import ProtocolFaults
 from chaos.simulation.storage import Store
-from chaos.simulation.supervisor import Supervisor
-from chaos.simulation.unit import Unit
+from chaos.simulation.triggered_faults import TriggeredFaults
+from orchestrator.simulation.learner_process import LearnerProcess
+from orchestrator.simulation.process import Host, Process
+from orchestrator.simulation.supervisor import Supervisor
 from outer.protocol.events_effects import Tick
 
 FLAPS = 4
 
 
-class Weather:
+class FaultSchedule:
     """Strength is 0 to 1; durations are virtual seconds."""
 
     def __init__(
-        self, setting: Setting, chance: Random, hosts: Mapping[str, Host], store: Store, supervisor: Supervisor
+        self, context: HostileContext, rng: Random, hosts: Mapping[str, Host], store: Store, supervisor: Supervisor
     ) -> None:
         self.calm = False  # no fault any more
-        self._setting, self._chance, self._hosts = setting, chance, hosts
+        self._context, self._rng, self._hosts = context, rng, hosts
         self._store, self._supervisor = store, supervisor
-        self._learners = setting.options.learners
+        self._learners = context.options.learners
         self._frozen: list[Process] = []
-        self.mishaps = Mishaps(setting, chance, supervisor)
-        self.ambushes = Ambushes(setting, chance, supervisor, self._cut)
-        for fault in setting.options.faults:
-            setting.time.at(fault.at, self.strike, fault)
+        self.protocol = ProtocolFaults(context, rng, supervisor)
+        self.triggered = TriggeredFaults(context, rng, supervisor, self._cut)
+        for fault in context.options.faults:
+            context.time.at(fault.at, self.strike, fault)
 
     def strike(self, fault: Fault) -> None:
         if self.calm or self._supervisor.finished_at is not None:
             return
-        if (trace := self._setting.trace) is not None:
+        if (trace := self._context.trace) is not None:
             detail = f"{fault.kind} for {fault.duration_s:.2f} s, strength {fault.strength:.2f}"
-            trace.line(self._setting.time.now, fault.target, "", "fault", detail)
+            trace.line(self._context.time.now, fault.target, "", "fault", detail)
         STRIKES[fault.kind](self, fault)
 
     def heal(self) -> None:
         """From here on nothing goes wrong, and what is wrong ends."""
-        self.calm = self.mishaps.calm = self.ambushes.calm = True
-        self._setting.traps.clear()
-        self._setting.flips.clear()
-        self._setting.network.heal()
+        self.calm = self.protocol.calm = self.triggered.calm = True
+        self._context.faults.heal(self._supervisor.syncer)
+        self._context.network.heal()
         self._store.heal()
         for host in self._hosts.values():
             host.slowdown = 1.0
         for process in self._frozen:
             self._thaw(process)
-        if self._supervisor.server is not None:
-            self._supervisor.server.crash_at = float("inf")
-            self._supervisor.server.crash_writing = False
-            self._supervisor.server.dies_ending = 0
         if self._supervisor.finished_at is None:
-            for name in self._setting.options.learners:
+            for name in self._context.options.learners:
                 self._supervisor.want(name)
 
     def _fire(self, kind: str) -> None:
-        self._setting.fired[kind] += 1
+        self._context.fault_counts[kind] += 1
 
     def _later(self, seconds: float, happen: Callable[..., None], *args: object) -> None:
-        self._setting.time.after(seconds, happen, *args)
+        self._context.time.after(seconds, happen, *args)
 
-    def _targets(self, fault: Fault) -> list[Unit]:
+    def _targets(self, fault: Fault) -> list[LearnerProcess]:
         """Living learners that it is meant for."""
-        units = self._supervisor.units
-        names = sorted(units) if fault.target == EVERYBODY else [fault.target]
-        return [units[name] for name in names if name in units and units[name].alive]
+        learners = self._supervisor.learners
+        names = sorted(learners) if fault.target == EVERYBODY else [fault.target]
+        return [learners[name] for name in names if name in learners and learners[name].alive]
 
     # -------------------------------------------------------------- the network
 
     def _links(self, fault: Fault) -> list[Link]:
-        network = self._setting.network
+        network = self._context.network
         names = self._learners if fault.target == EVERYBODY else (fault.target,)
         links = [network.link(*pair) for name in names for pair in ((name, "syncer"), ("syncer", name))]
         if len(names) == 1:
@@ -92,12 +87,12 @@ class Weather:
     def _share(self, fault: Fault, name: str, value: float) -> None:
         for link in self._links(fault):
             setattr(link, name, value)
-            link.judge()
+            link.update()
             self._later(fault.duration_s, self._unshare, link, name)
 
     def _unshare(self, link: Link, name: str) -> None:
         setattr(link, name, 0.0)
-        self._setting.network.mend(link)
+        self._context.network.mend(link)
 
     def _loss(self, fault: Fault) -> None:
         self._share(fault, "lost", 0.05 + 0.5 * fault.strength)
@@ -116,16 +111,16 @@ class Weather:
         for link in links:
             link.cuts.append(fault.kind)
             link.holding = holding
-            link.judge()
+            link.update()
             self._later(fault.duration_s, self._uncut, link, fault.kind)
 
     def _uncut(self, link: Link, kind: str) -> None:
         if kind in link.cuts:
             link.cuts.remove(kind)
-            self._setting.network.mend(link)
+            self._context.network.mend(link)
 
     def _cut_one_way(self, fault: Fault) -> None:
-        self._cut(fault, self._links(fault)[int(2 * self._chance.random()) :: 2])
+        self._cut(fault, self._links(fault)[int(2 * self._rng.random()) :: 2])
 
     def _cut_two_way(self, fault: Fault) -> None:
         self._cut(fault, self._links(fault))
@@ -133,7 +128,7 @@ class Weather:
     def _flapping(self, fault: Fault) -> None:
         short = fault.duration_s / FLAPS
         for number in range(FLAPS):
-            once = Fault(0.0, fault.kind, fault.target, short * between(self._chance, 0.2, 0.8), fault.strength)
+            once = Fault(0.0, fault.kind, fault.target, short * between(self._rng, 0.2, 0.8), fault.strength)
             self._later(number * short, self._cut_again, once)
 
     def _cut_again(self, fault: Fault) -> None:
@@ -143,13 +138,13 @@ class Weather:
     # -------------------------------------------------------------- hosts
 
     def _crash(self, fault: Fault) -> None:
-        for unit in self._targets(fault)[:1]:
-            if self._supervisor.crash(unit.name):
+        for learner in self._targets(fault)[:1]:
+            if self._supervisor.crash(learner.name):
                 self._fire("crash")
 
     def _freeze(self, fault: Fault) -> None:
-        for unit in self._targets(fault):
-            self._put_on_ice(unit, fault)
+        for learner in self._targets(fault):
+            self._put_on_ice(learner, fault)
 
     def _put_on_ice(self, process: Process, fault: Fault) -> None:
         if process.running:
@@ -162,9 +157,9 @@ class Weather:
             self._fire(kind)
 
     def _slow(self, fault: Fault) -> None:
-        for unit in self._targets(fault):
-            unit.host.slowdown = 1.5 + 5.0 * fault.strength
-            self._later(fault.duration_s, self._speed_up, unit.host)
+        for learner in self._targets(fault):
+            learner.host.slowdown = 1.5 + 5.0 * fault.strength
+            self._later(fault.duration_s, self._speed_up, learner.host)
 
     def _speed_up(self, host: Host) -> None:
         host.slowdown = 1.0
@@ -181,16 +176,16 @@ class Weather:
 
     def _clock_rate(self, fault: Fault) -> None:
         for host in self._hosts_of(fault):
-            host.set_rate(self._setting.time.now, 1.0 + 0.06 * (fault.strength - 0.5))
+            host.set_rate(self._context.time.now, 1.0 + 0.06 * (fault.strength - 0.5))
             self._fire(fault.kind)
 
     def _clock_jump(self, fault: Fault) -> None:
         for host in self._hosts_of(fault):
             host.offset_s += 0.5 + 15.0 * fault.strength * fault.strength
             self._fire(fault.kind)
-        server = self._supervisor.server
-        if server is not None:  # what its timers wait for is due, for all that it knows
-            server.take(server.tell, Tick())
+        syncer = self._supervisor.syncer
+        if syncer is not None:  # what its timers wait for is due, for all that it knows
+            syncer.deliver(syncer.call, Tick())
 
     def _hosts_of(self, fault: Fault) -> list[Host]:
         return [
@@ -225,46 +220,46 @@ class Weather:
 
     def _syncer_dies_writing(self) -> None:
         """As soon as something is on its way to the store."""
-        server = self._supervisor.server
-        if server is not None:
-            server.crash_writing = True
+        syncer = self._supervisor.syncer
+        if syncer is not None:
+            self._context.faults.dies_writing.add(syncer.epoch)
 
     def _syncer_crash(self, fault: Fault) -> None:
-        server = self._supervisor.server
-        if server is not None and server.alive:
-            server.crash_at = server.performed + 1 + int(12 * fault.strength)
+        syncer = self._supervisor.syncer
+        if syncer is not None and syncer.alive:
+            syncer.crash_at = syncer.performed + 1 + int(12 * fault.strength)
 
     def _zombie(self, fault: Fault) -> None:
         """Frozen for so long that another takes its place, then back."""
-        server = self._supervisor.server
-        if server is not None and server.running:
-            server.freeze()
-            self._frozen.append(server)
-            self._later(7.0 + fault.duration_s, self._thaw, server, fault.kind)
+        syncer = self._supervisor.syncer
+        if syncer is not None and syncer.running:
+            syncer.freeze()
+            self._frozen.append(syncer)
+            self._later(7.0 + fault.duration_s, self._thaw, syncer, fault.kind)
 
     # -------------------------------------------------------------- membership
 
     def _scale_out(self, fault: Fault) -> None:
-        for name in self._setting.options.newcomers[: 1 + int(2 * fault.strength)]:
+        for name in self._context.options.newcomers[: 1 + int(2 * fault.strength)]:
             if name not in self._supervisor.controller.wanted:
                 self._supervisor.want(name)
                 self._fire(fault.kind)
 
     def _drain(self, fault: Fault) -> None:
-        name = pick(self._chance, self._learners) if fault.target == EVERYBODY else fault.target
+        name = pick(self._rng, self._learners) if fault.target == EVERYBODY else fault.target
         if fault.strength < 0.5:
             if self._supervisor.preempt(name):
                 self._fire(fault.kind)
-        elif self._supervisor.unwant(name):
+        elif len(self._supervisor.controller.wanted) > self._context.options.quorum and self._supervisor.unwant(name):
             self._fire(fault.kind)
             self._later(fault.duration_s, self._supervisor.want, name)
 
     def _leave(self, fault: Fault) -> None:
-        for unit in self._targets(fault)[:1]:
-            if unit.running:
+        for learner in self._targets(fault)[:1]:
+            if learner.running:
                 self._fire(fault.kind)
-                if not unit.leave():
-                    self._supervisor.crash(unit.name)
+                if not learner.leave():
+                    self._supervisor.crash(learner.name)
 
     def _flap(self, fault: Fault) -> None:
         """Dies again and again."""
@@ -272,8 +267,8 @@ class Weather:
             self._later(number * (1.0 + fault.duration_s), self._strike_one, fault)
 
     def _strike_one(self, fault: Fault) -> None:
-        for unit in self._targets(fault)[:1]:
-            if not self.calm and self._supervisor.crash(unit.name):
+        for learner in self._targets(fault)[:1]:
+            if not self.calm and self._supervisor.crash(learner.name):
                 self._fire(fault.kind)
 
     def _rejoin_storm(self, fault: Fault) -> None:
@@ -283,86 +278,89 @@ class Weather:
                 self._fire(fault.kind)
 
     def _all_die(self, fault: Fault) -> None:
-        for name in sorted(self._supervisor.units):
+        for name in sorted(self._supervisor.learners):
             if self._supervisor.crash(name):
                 self._fire(fault.kind)
 
     def _two_joiners(self, fault: Fault) -> None:
         """Two that join while only few can give."""
-        if len(self.ambushes.someone_rejoins(2)) == 2:
+        if len(self.triggered.someone_rejoins(2)) == 2:
             self._fire(fault.kind)
 
     # -------------------------------------------------------------- payloads
 
     def _damage(self, fault: Fault) -> None:
-        self._setting.flips[fault.kind] = (self._setting.time.now + 2.0 * fault.duration_s, 0.2 + 0.8 * fault.strength)
+        self._context.faults.flips[fault.kind] = (
+            self._context.time.now + 2.0 * fault.duration_s,
+            0.2 + 0.8 * fault.strength,
+        )
 
     def _state_damage(self, fault: Fault) -> None:
-        self._setting.flips[fault.kind] = (self._setting.time.now + 60.0, 1.0)
-        self.ambushes.someone_rejoins(1)
+        self._context.faults.flips[fault.kind] = (self._context.time.now + 60.0, 1.0)
+        self.triggered.someone_rejoins(1)
 
     def _non_finite(self, fault: Fault) -> None:
-        for unit in self._targets(fault)[:1]:
-            unit.poison()
+        for learner in self._targets(fault)[:1]:
+            learner.poison()
 
     def _wrong_manifest(self, fault: Fault) -> None:
         """Its next incarnation comes with another recipe; so that there is one, this one ends."""
-        for unit in self._targets(fault)[:1]:
-            self._supervisor.misled[unit.name] = True
-            self._supervisor.crash(unit.name)
+        for learner in self._targets(fault)[:1]:
+            self._context.faults.misled.add(learner.name)
+            self._supervisor.crash(learner.name)
 
 
-def _ambush(weather: Weather, fault: Fault) -> None:
-    weather.ambushes.lay(fault)
+def _ambush(schedule: FaultSchedule, fault: Fault) -> None:
+    schedule.triggered.lay(fault)
 
 
-STRIKES: dict[str, Callable[[Weather, Fault], None]] = {
-    "loss": Weather._loss,
-    "duplication": Weather._duplication,
-    "reordering": Weather._reordering,
-    "cut_one_way": Weather._cut_one_way,
-    "cut_two_way": Weather._cut_two_way,
-    "flapping": Weather._flapping,
-    "slow_link": Weather._slow_link,
-    "crash": Weather._crash,
+STRIKES: dict[str, Callable[[FaultSchedule, Fault], None]] = {
+    "loss": FaultSchedule._loss,
+    "duplication": FaultSchedule._duplication,
+    "reordering": FaultSchedule._reordering,
+    "cut_one_way": FaultSchedule._cut_one_way,
+    "cut_two_way": FaultSchedule._cut_two_way,
+    "flapping": FaultSchedule._flapping,
+    "slow_link": FaultSchedule._slow_link,
+    "crash": FaultSchedule._crash,
     "crash_joining": _ambush,
     "crash_transferring": _ambush,
     "crash_answering": _ambush,
-    "freeze": Weather._freeze,
-    "slow": Weather._slow,
-    "wall_skew": Weather._wall_skew,
-    "wall_jump": Weather._wall_jump,
-    "clock_rate": Weather._clock_rate,
-    "clock_jump": Weather._clock_jump,
-    "storage_slow": Weather._store_slow,
-    "storage_failing": Weather._store_failing,
-    "storage_full": Weather._store_full,
-    "storage_torn": Weather._store_torn,
-    "storage_lost": Weather._store_lost,
-    "storage_stale": Weather._store_stale,
-    "syncer_crash": Weather._syncer_crash,
-    "zombie": Weather._zombie,
-    "scale_out": Weather._scale_out,
-    "drain": Weather._drain,
-    "leave": Weather._leave,
-    "flap": Weather._flap,
-    "rejoin_storm": Weather._rejoin_storm,
-    "all_die": Weather._all_die,
+    "freeze": FaultSchedule._freeze,
+    "slow": FaultSchedule._slow,
+    "wall_skew": FaultSchedule._wall_skew,
+    "wall_jump": FaultSchedule._wall_jump,
+    "clock_rate": FaultSchedule._clock_rate,
+    "clock_jump": FaultSchedule._clock_jump,
+    "storage_slow": FaultSchedule._store_slow,
+    "storage_failing": FaultSchedule._store_failing,
+    "storage_full": FaultSchedule._store_full,
+    "storage_torn": FaultSchedule._store_torn,
+    "storage_lost": FaultSchedule._store_lost,
+    "storage_stale": FaultSchedule._store_stale,
+    "syncer_crash": FaultSchedule._syncer_crash,
+    "zombie": FaultSchedule._zombie,
+    "scale_out": FaultSchedule._scale_out,
+    "drain": FaultSchedule._drain,
+    "leave": FaultSchedule._leave,
+    "flap": FaultSchedule._flap,
+    "rejoin_storm": FaultSchedule._rejoin_storm,
+    "all_die": FaultSchedule._all_die,
     "donor_dies": _ambush,
-    "two_joiners": Weather._two_joiners,
-    "bit_flip": Weather._damage,
-    "fetch_damage": Weather._damage,
-    "state_damage": Weather._state_damage,
-    "non_finite": Weather._non_finite,
-    "wrong_manifest": Weather._wrong_manifest,
-    "overflow": Weather._damage,
-    "garbled": Weather._damage,
-    "echo": lambda weather, fault: weather.mishaps.echo(fault),
-    "linger": lambda weather, fault: weather.mishaps.linger(fault),
+    "two_joiners": FaultSchedule._two_joiners,
+    "bit_flip": FaultSchedule._damage,
+    "fetch_damage": FaultSchedule._damage,
+    "state_damage": FaultSchedule._state_damage,
+    "non_finite": FaultSchedule._non_finite,
+    "wrong_manifest": FaultSchedule._wrong_manifest,
+    "overflow": FaultSchedule._damage,
+    "garbled": FaultSchedule._damage,
+    "echo": lambda schedule, fault: schedule.protocol.echo(fault),
+    "linger": lambda schedule, fault: schedule.protocol.linger(fault),
     "donor_leaves": _ambush,
     "state_late": _ambush,
     "starved": _ambush,
-    "stop": lambda weather, fault: weather.mishaps.stop(fault),
-    "stop_committing": lambda weather, fault: weather.mishaps.stop_committing(fault),
-    "crash_ending": lambda weather, fault: weather.mishaps.crash_ending(fault),
+    "stop": lambda schedule, fault: schedule.protocol.stop(fault),
+    "stop_committing": lambda schedule, fault: schedule.protocol.stop_committing(fault),
+    "crash_ending": lambda schedule, fault: schedule.protocol.crash_ending(fault),
 }

@@ -1,8 +1,8 @@
-"""Contents: the usual merge, and every unusual one, with exact counts."""
+"""Provenance: the usual merge, and every unusual one, with exact counts."""
 
 from __future__ import annotations
 
-from chaos.simulation.contents import Content, Range, Version, apart, counts, rebased, settled, uneven
+from chaos.simulation.provenance import Content, Range, Version, apart, counts, rebased, settled, uneven
 
 A, B = ("a", 1), ("b", 1)
 ZERO = Version(0, 0, None, ())

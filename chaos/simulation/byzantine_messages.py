@@ -1,17 +1,17 @@
-"""What a confused or an older peer says: answers and reports that cannot be right, and words of long ago.
+"""Messages of a confused or an outdated peer: answers and reports that cannot be right, and stale messages.
 
-It says only what such a peer could. What has to become of it is `conduct`'s to see.
+Each is one that such a peer could send. invariants.py checks that the machines refuse it.
 """
 
 from __future__ import annotations
 
 from collections.abc import Callable
 from dataclasses import replace
-from typing import TYPE_CHECKING, Any
+from random import Random
+from typing import Any
 
-from chaos.simulation.contents import Content
-from chaos.simulation.profile import pick
-from chaos.simulation.setting import MANIFEST
+from chaos.simulation.profile import MANIFEST, pick
+from chaos.simulation.provenance import Content
 from outer.protocol.events_effects import DrainRequested, Event, Expect, Fence
 from outer.protocol.messages import (
     STEPPING,
@@ -29,9 +29,6 @@ from outer.protocol.messages import (
     Welcome,
 )
 
-if TYPE_CHECKING:
-    from chaos.simulation.setting import Setting
-
 NOBODY = "nobody"  # no run has a learner of this name
 SHORT = 0.2  # share of the reports that are shortened, while answers are garbled
 LEASE_S = 5.0
@@ -40,12 +37,10 @@ LEASE_S = 5.0
 # ------------------------------------------------------------------ what cannot be right
 
 
-def garbled(contribution: Contribution, setting: Setting) -> Contribution:
-    """An answer that must be refused. Its payload is known to `truth`, as is the reason."""
-    wrong, reason = pick(setting.chance, GARBLED if setting.options.fragments > 1 else GARBLED[1:])
-    marked = Content(*contribution.payload)  # the same to look at, and another object
-    setting.truth.garbled[id(marked)] = (marked, reason)
-    return replace(wrong(contribution, setting.options.fragments), payload=marked)
+def garbled(contribution: Contribution, fragments: int, rng: Random) -> tuple[Contribution, str]:
+    """An answer that must be refused, with an equal payload that is another object; and the reason."""
+    wrong, reason = pick(rng, GARBLED if fragments > 1 else GARBLED[1:])
+    return replace(wrong(contribution, fragments), payload=Content(*contribution.payload)), reason
 
 
 def _counted(change: Callable[[FragmentCounters], dict[str, Any]]) -> Callable[[Contribution, int], Contribution]:
@@ -67,11 +62,11 @@ GARBLED: tuple[tuple[Callable[[Contribution, int], Contribution], str], ...] = (
 )
 
 
-def shortened(report: Report, setting: Setting) -> Report:
-    """A report of a peer that knows of fewer fragments, to be refused."""
-    if not setting.damaged("garbled") or setting.chance.random() >= SHORT:
+def shortened(report: Report, rng: Random) -> Report:
+    """At times a report of a peer that knows of fewer fragments, to be refused."""
+    if rng.random() >= SHORT:
         return report
-    return replace(report, counters=report.counters[: int(setting.chance.random() * len(report.counters))])
+    return replace(report, counters=report.counters[: int(rng.random() * len(report.counters))])
 
 
 # ------------------------------------------------------------------ words of long ago

@@ -1,0 +1,258 @@
+"""How the machines must behave, beside what their values hold: who steps, gives, leaves, and how long is waited.
+
+`Invariants` watches the processes as it happens; `waits` judges the facts of a run that is over. Violations go to the
+oracle.
+"""
+
+from __future__ import annotations
+
+import math
+from collections import defaultdict
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import dataclass, field
+from functools import partial
+from typing import Any, NamedTuple
+
+from chaos.simulation.oracle import Oracle
+from chaos.simulation.profile import MANIFEST, Options
+from learners.protocol.events_effects import Donate
+from learners.protocol.learner import HOLD_S
+from orchestrator.simulation.context import Fact, Key, Observer
+from orchestrator.simulation.learner_process import LearnerProcess
+from orchestrator.simulation.syncer_process import SyncerProcess
+from outer.config import SyncConfig
+from outer.protocol.events_effects import Effect, Emit, Event, Fence
+from outer.protocol.facts import Committed, LearnerFenced, Refused, StepOpened, StepPassed, StepReopened
+from outer.protocol.messages import (
+    COMPILING,
+    DRAINING,
+    IMPORTING,
+    STARTING,
+    STEPPING,
+    STOPPED,
+    Attach,
+    Contribution,
+    Grant,
+    ReadRequest,
+    Report,
+)
+
+FASTEST = 0.9 * 0.97  # of a learner's usual step: by so much steps vary, and clocks differ
+UNEVEN = frozenset({"clock_rate", "clock_jump", "wall_skew", "wall_jump", "zombie"})
+SLACK_S = 1.0  # between two looks
+WAKE_S = 0.01  # a timer comes so late at most
+SOONER = frozenset({"late", "doubled", "stale_incarnation", "stale_epoch", "stale_base"})  # checked before counters
+
+
+class Heard(NamedTuple):
+    """What reports have said of one incarnation."""
+
+    step: int
+    lease_until: float  # as of the last that arrived, by this syncer's clock
+
+
+SILENT = Heard(0, math.inf)
+
+
+@dataclass
+class _Seen:
+    """What was seen of one epoch."""
+
+    opened: dict[int, dict[Key, int]] = field(default_factory=dict)  # by syncer step: what each had reported by then
+    heard: dict[Key, Heard] = field(default_factory=dict)
+    shown: defaultdict[str, float] = field(
+        default_factory=lambda: defaultdict(float)
+    )  # the last counts on status pages
+
+
+class Invariants(Observer):
+    """`oracle` collects the violations."""
+
+    def __init__(self, options: Options, oracle: Oracle) -> None:
+        self._options, self._broken, self._oracle = options, oracle.broken, oracle
+        # In strict overlap a learner's step counts by its number, not by being a further one.
+        self._quorum = 0 if options.sync.overlap == "strict" else options.quorum
+        self._seen: defaultdict[int, _Seen] = defaultdict(_Seen)  # by epoch
+
+    # -------------------------------------------------------------- learners
+
+    def steps(self, learner: LearnerProcess) -> None:
+        """No learner steps while it joins, leaves or has stopped."""
+        if learner.machine.phase != STEPPING:
+            name = f"{learner.name} {learner.incarnation}"
+            self._broken("invariants.steps", f"{name} steps while it is {learner.machine.phase}")
+
+    def gives(self, learner: LearnerProcess, effect: Donate) -> None:
+        """A donor is whole, finite as far as it knows, and has seen the syncer step that the joiner was told."""
+        name, request = f"{learner.name} {learner.incarnation}", effect.request
+        if effect.syncer_step < request.syncer_step:
+            told = f"{request.joiner} was told {request.syncer_step}"
+            self._broken("invariants.gives", f"{name} gave its state at syncer step {effect.syncer_step}, {told}")
+        if not learner.values.whole:
+            self._broken("invariants.gives", f"{name} gave its state before every fragment of it came from the syncer")
+        if learner.known_poisoned:
+            self._broken("invariants.gives", f"{name} gave a state of which it knew that it is not finite")
+
+    def leaves(self, learner: LearnerProcess, reason: str) -> None:
+        """A drained learner holds nothing that a commit could still take."""
+        if reason == "drained" and (left := learner.values.unmerged):
+            name = f"{learner.name} {learner.incarnation}"
+            self._broken("invariants.leaves", f"{name} left as drained with steps on fragments {left}")
+
+    def reports(self, learner: LearnerProcess) -> None:
+        """A loop reports after every step, and twice a second while it waits; before that, on entering a phase."""
+        if not learner.running or learner.exited:
+            return
+        if learner.machine.phase in (STARTING, IMPORTING, COMPILING, STOPPED):
+            return
+        silent_s = learner.time.now - max(learner.reported_at, learner.stepped_at, learner.thawed_at)
+        if silent_s > 2 * HOLD_S + SLACK_S:
+            name = f"{learner.name} {learner.incarnation}"
+            self._broken("invariants.reports", f"{name} has reported nothing for {silent_s:.1f} s")
+
+    # -------------------------------------------------------------- the syncer, as it acts
+
+    def emitted(self, syncer: SyncerProcess, fact: Any) -> None:
+        kind = type(fact)
+        if kind is StepPassed:
+            self._quorate(syncer, fact.syncer_step)
+        elif kind is StepOpened or kind is StepReopened:
+            seen = self._seen[syncer.epoch]
+            keys = [learner.key for learner in syncer.peers.values()]
+            seen.opened[fact.syncer_step] = {key: seen.heard.get(key, SILENT).step for key in keys}
+
+    def sent(self, syncer: SyncerProcess, message: Any) -> None:
+        kind = type(message)
+        if kind is ReadRequest:
+            self._quorate(syncer, message.syncer_step)
+        elif kind is Grant:
+            self._oracle.granted(syncer.epoch, message.span)
+
+    def _quorate(self, syncer: SyncerProcess, syncer_step: int) -> None:
+        """At least K reported a further step after this one opened, or reopened; one that leaves has none to report."""
+        seen = self._seen[syncer.epoch]
+        opened, reported = seen.opened[syncer_step], 0
+        for learner in syncer.peers.values():
+            heard = seen.heard.get(learner.key)
+            further = heard is not None and heard.step > opened.get(learner.key, 0)
+            reported += further or learner.machine.phase in (DRAINING, STOPPED)
+        if reported < self._quorum:
+            went = f"syncer step {syncer_step} went on with {reported} reports"
+            self._broken("invariants.quorum", f"{went}, the quorum is {self._quorum}")
+
+    def welcomed(self, message: Attach) -> None:
+        """No learner of another recipe is welcome."""
+        if message.manifest != MANIFEST:
+            name = f"{message.learner} {message.incarnation}"
+            self._broken("invariants.attaches", f"{name} is welcome with another recipe")
+
+    def told(self, syncer: SyncerProcess, event: Event, effects: list[Effect]) -> None:
+        """A fence ends the incarnation that it names, and no other."""
+        if not isinstance(event, Fence) or not syncer.running or syncer.deposed:
+            return
+        named = f"{event.learner} {event.incarnation}"
+        for row in syncer.machine.view(syncer.clock()):
+            if row["alive"] and (row["name"], row["incarnation"]) == (event.learner, event.incarnation):
+                self._broken("invariants.fences", f"{named} is held for alive after its fence")
+        for effect in effects:
+            if isinstance(effect, Emit) and isinstance(effect.fact, LearnerFenced):
+                ended = f"{effect.fact.learner} {effect.fact.incarnation}"
+                if named != ended:
+                    self._broken("invariants.fences", f"the fence of {named} ended {ended}")
+
+    def reporting(self, syncer: SyncerProcess, learner: LearnerProcess, report: Report) -> Callable[[], None] | None:
+        """A report of one incarnation is no sign of life of another."""
+        if len(report.counters) == self._options.fragments:  # any other is refused
+            heard = self._seen[syncer.epoch].heard
+            before = heard.get(learner.key, SILENT)
+            heard[learner.key] = Heard(max(before.step, report.step), syncer.clock() + report.lease_s)
+        if syncer.peers.get(report.learner) is learner:
+            return None
+        return partial(self._reported, syncer, report, _known(syncer, report.learner))
+
+    def _reported(self, syncer: SyncerProcess, report: Report, before: tuple[int, float]) -> None:
+        incarnation, silent_s = _known(syncer, report.learner)
+        if incarnation == before[0] != report.incarnation and silent_s < before[1]:
+            sign = f"a report of {report.learner} {report.incarnation}"
+            self._broken("invariants.hears", f"{sign} was taken for a sign of life of {incarnation}")
+
+    def answered(self, syncer: SyncerProcess, contribution: Contribution, effects: list[Effect]) -> None:
+        if garbled := self._oracle.garbled.get(id(contribution.payload)):
+            self.refuses(syncer, contribution, effects, SOONER | {garbled[1]})
+
+    def refuses(self, syncer: SyncerProcess, event: Event, effects: list[Effect], reasons: frozenset[str]) -> None:
+        """What cannot be right is refused, for one of these reasons. With none it is passed over."""
+        if not syncer.running or syncer.deposed:
+            return
+        facts = [effect.fact for effect in effects if isinstance(effect, Emit)]
+        said = {fact.reason for fact in facts if isinstance(fact, Refused)}
+        if not said <= reasons or bool(said) != bool(reasons):
+            due = f"due is one of {sorted(reasons)}"
+            self._broken("invariants.refuses", f"{event} was refused for {sorted(said)}, {due}")
+
+    # -------------------------------------------------------------- the syncer, once a second
+
+    def leases(self, syncer: SyncerProcess) -> None:
+        """A learner that is silent for longer than its last report was good for does not count as alive."""
+        now, heard_of = syncer.clock(), self._seen[syncer.epoch].heard
+        for row in syncer.machine.view(now):
+            heard = heard_of.get((row["name"], row["incarnation"]))
+            if not row["alive"] or row["phase"] == STARTING or heard is None:
+                continue
+            if now > heard.lease_until + SLACK_S:
+                silent = f"{row['name']} {row['incarnation']} is held for alive {now - heard.lease_until:.1f} s"
+                self._broken("invariants.leases", f"{silent} after its lease")
+
+    def shows(self, syncer: SyncerProcess) -> None:
+        """What status pages show is within its range, and within an epoch no count of it falls."""
+        machine, name, shown = syncer.machine, f"epoch {syncer.epoch}", self._seen[syncer.epoch].shown
+        counts = {"progress": machine.progress, "tokens_processed": machine.tokens_processed}
+        counts["tokens_committed"] = machine.tokens_committed
+        for row in machine.view(syncer.clock()):
+            learner = f"{row['name']} {row['incarnation']}"
+            counts |= {f"{learner} {count}": row[count] for count in ("step", "tokens")}
+            if not 0 <= (row["version_lag"] or 0) <= len(machine.versions):
+                self._broken("invariants.shows", f"{name} shows {learner} {row['version_lag']} versions behind")
+        fell = [f"{count} {value} after {shown[count]}" for count, value in counts.items() if value < shown[count]]
+        if fell or not machine.progress <= 1.0 or (machine.grace_s or 0.0) < 0.0:
+            self._broken("invariants.shows", f"{name} shows {', '.join(fell)}; progress {machine.progress}")
+        shown.update(counts)
+
+
+def _known(syncer: SyncerProcess, learner: str) -> tuple[int, float]:
+    """The incarnation that the syncer knows, and for how long it has been silent, in seconds."""
+    for row in syncer.machine.view(syncer.clock()):
+        if row["name"] == learner and row["lease_age_s"] is not None:
+            return row["incarnation"], row["lease_age_s"]
+    return 0, math.inf
+
+
+def waits(options: Options, oracle: Oracle, facts: Mapping[Key, Sequence[Fact]]) -> None:
+    """Steps open no sooner than learners step, and no grace outlasts what was granted.
+
+    Not judged where the syncer's clocks do not run evenly, or it freezes.
+    """
+    if UNEVEN & {fault.kind for fault in options.faults}:
+        return
+    fastest = FASTEST * min(options.step_s.values())
+    grace = options.sync.grace
+    longest = math.inf if isinstance(grace, str) else grace  # no record says what adaptive grace granted
+    for (writer, epoch), said in facts.items():
+        if writer == "syncer":
+            _waits(options.sync, oracle, epoch, said, fastest, longest)
+
+
+def _waits(sync: SyncConfig, oracle: Oracle, epoch: int, facts: Sequence[Fact], fastest: float, longest: float) -> None:
+    """Of one epoch. What it repeats of an earlier one is not judged."""
+    broken = oracle.broken
+    opened_at, known = float("-inf"), False  # before the first commit nobody's step time may be known
+    for at, fact in facts:
+        if isinstance(fact, Committed) and fact.grace_s > longest + WAKE_S:
+            given = f"syncer step {fact.syncer_step} waited {fact.grace_s:.3f} s after its quorum"
+            broken("invariants.waits", f"{given}, granted were at most {longest:.3f} s")
+        if isinstance(fact, StepOpened):
+            if known and sync.pacing == "clock" and at - opened_at < fastest:
+                since = f"syncer step {fact.syncer_step} opened {at - opened_at:.3f} s after the one before"
+                broken("invariants.waits", f"{since}, no learner steps in less than {fastest:.3f} s")
+            opened_at = at
+        known = known or (isinstance(fact, Committed) and fact.epoch == epoch)

@@ -1,0 +1,116 @@
+"""Faults in what is said, and in how a run ends: old words again, processes slow to go, stops at any moment.
+
+One method a kind, as in the schedule, which calls them. Knows whom to tell, and nothing of what comes of it.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from functools import partial
+from random import Random
+
+from chaos.simulation import byzantine_messages
+from chaos.simulation.context import HostileContext
+from chaos.simulation.profile import EVERYBODY, Fault, pick
+from learners.protocol.events_effects import Decline
+from orchestrator.simulation.learner_process import LearnerProcess
+from orchestrator.simulation.supervisor import Supervisor
+from outer.protocol.messages import DRAINING, JOINING, STEPPING
+
+ECHOES = 12
+STOPS = 3
+LINGERING_S = 60.0
+URGE_S = 1.0
+
+
+class ProtocolFaults:
+    """Once `calm`, nothing more comes of what was begun."""
+
+    def __init__(self, context: HostileContext, rng: Random, supervisor: Supervisor) -> None:
+        self.calm = False
+        self._context, self._rng, self._supervisor = context, rng, supervisor
+
+    def _again_and_again(self, fault: Fault, times: int, happen: Callable[[Fault], None]) -> None:
+        for number in range(times):
+            self._context.time.after(number * fault.duration_s / times, self._once, happen, fault)
+
+    def _once(self, happen: Callable[[Fault], None], fault: Fault) -> None:
+        if not self.calm:
+            happen(fault)
+
+    def _one_of(self, fault: Fault) -> str:
+        return pick(self._rng, self._context.options.learners) if fault.target == EVERYBODY else fault.target
+
+    # -------------------------------------------------------------- words of long ago
+
+    def echo(self, fault: Fault) -> None:
+        self._again_and_again(fault, ECHOES, self._say_again)
+
+    def _say_again(self, fault: Fault) -> None:
+        name = self._one_of(fault)
+        self._to_syncer(name)
+        self._to_learner(name)
+
+    def _to_syncer(self, name: str) -> None:
+        """As of the incarnation that it holds for the newest."""
+        syncer = self._supervisor.syncer
+        if syncer is None or not syncer.running or syncer.deposed:
+            return
+        rows = syncer.machine.view(syncer.clock())
+        incarnation = next((row["incarnation"] for row in rows if row["name"] == name), 0)
+        if incarnation:
+            event, reasons = pick(self._rng, byzantine_messages.to_syncer(name, incarnation, syncer.epoch))
+            self._context.fault_counts["echo"] += 1
+            self._context.observer.refuses(syncer, event, syncer.drive(event), reasons)
+
+    def _to_learner(self, name: str) -> None:
+        """Its machine is to do nothing of it."""
+        learner = self._supervisor.learners.get(name)
+        if learner is None or not learner.running or learner.machine.phase not in (JOINING, STEPPING, DRAINING):
+            return
+        if learner.welcomed:
+            fragments = self._context.options.fragments
+            event = pick(self._rng, byzantine_messages.to_learner(*learner.key, learner.welcomed, fragments))
+            self._context.fault_counts["echo"] += 1
+            if done := [
+                each for each in learner.machine.handle(learner.clock(), event) if not isinstance(each, Decline)
+            ]:
+                self._context.oracle.broken(
+                    "invariants.refuses", f"{name} {learner.incarnation} heard {event}, and did {done}"
+                )
+
+    # -------------------------------------------------------------- processes slow to go
+
+    def linger(self, fault: Fault) -> None:
+        """Whose loop has ended stays for a while, and hears on. One is told to end, by its host, until it has."""
+        self._context.faults.flips["linger"] = (self._context.time.now + LINGERING_S, 1.0)
+        learner = self._supervisor.learners.get(self._one_of(fault))
+        if learner is not None and learner.machine.phase == STEPPING:
+            self._urge(learner)
+            self._context.time.after(URGE_S / 2.0, self._supervisor.preempt, learner.name)  # which hears of it too
+
+    def _urge(self, learner: LearnerProcess) -> None:
+        if learner.running and not self.calm and learner.leave():
+            self._context.time.after(URGE_S, self._urge, learner)
+
+    # -------------------------------------------------------------- the end of a run
+
+    def stop(self, fault: Fault) -> None:
+        """Several times, as people do."""
+        self._again_and_again(fault, STOPS, self._stop)
+
+    def _stop(self, fault: Fault) -> None:
+        self._context.fault_counts[fault.kind] += 1
+        self._supervisor.stop(f"somebody asked for it at {self._context.time.now:.3f} s")
+
+    def stop_committing(self, fault: Fault) -> None:
+        """While the next commit is being written."""
+        syncer = self._supervisor.syncer
+        if syncer is not None:
+            self._context.faults.committing[syncer.epoch] = partial(self._once, self._stop, fault)
+
+    def crash_ending(self, fault: Fault) -> None:
+        """The syncer dies while it tells everybody that the run is over."""
+        syncer = self._supervisor.syncer
+        if syncer is not None:
+            self._context.faults.dies_ending[syncer.epoch] = 1 + int(6 * fault.strength)

@@ -1,0 +1,158 @@
+"""Learner units in Ray: their placement groups and actors, created, found again, probed and killed.
+
+The learner manager decides when; what is true of a unit is in the controller.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import time
+from collections.abc import Coroutine, Iterable, Mapping
+from dataclasses import dataclass, field, replace
+from typing import Any
+
+import ray
+
+from learners.actor import GROUPS, LearnerActor
+from learners.checkpoint_writer import SavedPart
+from orchestrator.lifecycle.controller import Rank
+from orchestrator.recipe.config import Recipe
+from orchestrator.runtime.placement import (
+    RunPlacement,
+    get_placement_group,
+    inside,
+    label,
+    named,
+    node_agent,
+    pending_reasons,
+    remove_placement_group,
+    reserve,
+    unseen_reason,
+)
+from orchestrator.runtime.ray_await import CALL_S, within
+from orchestrator.runtime.specs import learner_spec
+from outer.journal.object_store import Objects
+
+MISCONFIGURED_S = 30.0  # chaos kills the incarnation at once; if it does not, the fault expires
+DRAINED, FINISHED = "drained", "finished"  # how an incarnation ends that is no loss
+
+
+@dataclass
+class Process:
+    """The actor of a learner's newest incarnation."""
+
+    learner: str
+    incarnation: int
+    saved: SavedPart | None = None  # what it starts from
+    handle: Any = None
+    syncer: Any = None  # the epoch that it was told of last
+    dismissed: asyncio.Event = field(default_factory=asyncio.Event)  # it has nothing to lose and is ended at once
+    probed_at: float = float("-inf")  # monotonic seconds
+
+    async def run(self) -> str:
+        """Train until the loop ends: `drained` or `finished`. Raises what the loop raised."""
+        ended: str = await self.handle.run.remote()
+        return DRAINED if ended.startswith("drained") else FINISHED
+
+    def kill(self) -> None:
+        """End the actor; no harm is done to one that is dead or does not exist yet."""
+        if self.handle is not None:
+            ray.kill(self.handle)
+
+
+class LearnerActors:
+    """One per run. `objects`: where learners save their state; `code`: the digest of the sources."""
+
+    def __init__(self, recipe: Recipe, placement: RunPlacement, code: str, objects: Objects) -> None:
+        self.nodes: set[str] = set()  # where learners have been
+        self._recipe, self._placement, self._code, self._objects = recipe, placement, code, objects
+        self._groups: dict[str, Any] = {}  # placement groups, by learner
+        self._misconfigured: dict[str, float] = {}  # learner -> until when its next incarnation gets another recipe
+
+    async def find(self, name: str, incarnation: int, status: Mapping[str, Any]) -> tuple[Process, Rank] | None:
+        """An actor that an earlier orchestrator left; `status`: the last that was shown of it."""
+        try:
+            handle = ray.get_actor(label(name, incarnation), self._placement.namespace)
+            info = await within(CALL_S, handle.identify.remote())
+        except (ValueError, ray.exceptions.RayError):
+            return None
+        except TimeoutError:
+            info = status  # it may be frozen: its lease will tell
+        return Process(name, incarnation, handle=handle), Rank(True, info.get("pid"), info.get("node"))
+
+    def adopt(self, name: str, rank: Rank) -> None:
+        """Take over the place of an actor that was found."""
+        self._groups[name] = get_placement_group(name)
+        if rank.node is not None:
+            self.nodes.add(rank.node)
+
+    async def place(self, process: Process) -> bool:
+        """Wait for the learner's place. False: it was dismissed before there was one. Raises TimeoutError."""
+        name = process.learner
+        if name not in self._groups:
+            self._groups[name] = reserve(name, self._recipe.pool_of(name), anywhere=self._placement.local)
+        await _first(within(self._recipe.run.start_s, self._groups[name].ready()), process.dismissed.wait())
+        return not process.dismissed.is_set()
+
+    async def create(self, process: Process, index: int, syncer: Any) -> tuple[int, str]:
+        """Start the learner's actor in its place; `index` chooses its core. Returns its pid and node."""
+        recipe, name, cores = self._recipe, process.learner, self._placement.cores
+        pool = recipe.pool_of(name)
+        options = named(label(name, process.incarnation), self._placement.namespace, 0) | inside(
+            self._groups[name], pool
+        )
+        spec = learner_spec(recipe, self._code, name, process.incarnation, pool, index % cores if cores else None)
+        spec = replace(spec, store=self._objects, saved=process.saved)
+        if time.monotonic() < self._misconfigured.pop(name, 0.0):
+            # As if its node had an old recipe: it trains the same, and says that it does not.
+            spec = replace(spec, shared={**spec.shared, "seed": recipe.seed + 1})
+        process.syncer = syncer
+        process.handle = ray.remote(concurrency_groups=GROUPS)(LearnerActor).options(**options).remote(spec, syncer)
+        info = await within(recipe.run.start_s, process.handle.identify.remote())
+        self.nodes.add(info["node"])
+        return info["pid"], info["node"]
+
+    def misconfigure(self, name: str) -> None:
+        """For chaos: give the learner's next incarnation, and only that, another recipe."""
+        self._misconfigured[name] = time.monotonic() + MISCONFIGURED_S
+
+    async def kill(self, process: Process, ranks: Iterable[Rank]) -> None:
+        """Kill processes that do not answer. Raises RayError or TimeoutError when a node does not do it."""
+        process.kill()
+        for rank in ranks:
+            if rank.pid is not None and rank.node is not None:
+                agent = node_agent(rank.node, self._placement.namespace)
+                await within(CALL_S, agent.kill.remote(rank.pid))
+
+    async def unseen(self, ranks: Iterable[Rank]) -> str | None:
+        """Why the node of one of these ranks cannot be seen; empty when all can, None when none is known."""
+        reasons = [await unseen_reason(rank.node, self._placement.namespace) for rank in ranks if rank.node is not None]
+        return next((reason for reason in reasons if reason), "") if reasons else None
+
+    # -------------------------------------------------------------- places
+
+    def pending(self, names: Iterable[str]) -> dict[str, str]:
+        """Which of these learners wait for a place, and why."""
+        claims = {name: (self._groups[name], self._recipe.pool_of(name)) for name in names if name in self._groups}
+        return pending_reasons(claims, anywhere=self._placement.local) if claims else {}
+
+    def release(self, name: str) -> None:
+        """Give the learner's place back."""
+        if (group := self._groups.pop(name, None)) is not None:
+            remove_placement_group(group)
+
+    def release_all(self) -> None:
+        for name in list(self._groups):
+            self.release(name)
+
+
+async def _first(*waits: Coroutine[Any, Any, Any]) -> None:
+    """Wait until one of them is done, and cancel the others; raises what it raised."""
+    tasks = [asyncio.ensure_future(wait) for wait in waits]
+    try:
+        done, _ = await asyncio.wait(tasks, return_when=asyncio.FIRST_COMPLETED)
+        for task in done:
+            task.result()
+    finally:
+        for task in tasks:
+            task.cancel()

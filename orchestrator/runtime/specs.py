@@ -1,0 +1,63 @@
+"""What a run's actors are made from: the specs of learners, evaluator and syncer, from the recipe."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from typing import Any
+
+from learners.actor import LearnerSpec
+from orchestrator.recipe.config import PoolConfig, Recipe
+from outer.actor import SyncerSpec
+from outer.journal.object_store import Objects
+from outer.protocol.syncer import Budget
+
+SHARED = ("seed", "task", "model", "data", "inner", "sync")  # tables that every learner must agree on
+
+
+def learner_spec(
+    recipe: Recipe, code: str, name: str, incarnation: int, pool: PoolConfig, core: int | None
+) -> LearnerSpec:
+    """`code`: the digest of the sources; `core`: which core of the one host to pin the learner to, if any."""
+    return LearnerSpec(
+        name=name,
+        incarnation=incarnation,
+        task=recipe.task,
+        model=recipe.model,
+        data=recipe.data,
+        inner=recipe.inner,
+        sync=recipe.sync,
+        seed=recipe.seed,
+        batch_size=pool.batch_size,
+        slowdown=pool.slowdown,
+        start_s=recipe.run.start_s,
+        shared=shared(recipe),
+        code=code,
+        core=core,
+        accelerated=pool.accelerated,
+        warm_start=recipe.warm_start,
+        devices=pool.devices or (None if pool.accelerated else 1),
+        model_parallel=pool.model_parallel,
+    )
+
+
+def syncer_spec(recipe: Recipe, code: str, store: Objects) -> SyncerSpec:
+    """For epoch 0, which is never started: each epoch gets a copy with its own number."""
+    return SyncerSpec(
+        epoch=0,
+        sync=recipe.sync,
+        outer=recipe.outer,
+        learners={name: pool.batch_size for name, pool in recipe.learners.items()},
+        quorum=recipe.quorum,
+        span_steps=recipe.data.span_steps,
+        ahead_s=recipe.data.ahead_s,
+        budget=Budget(recipe.budget.tokens, recipe.budget.syncer_steps),
+        shared=shared(recipe),
+        code=code,
+        store=store,
+        durability=recipe.durability.mode,
+    )
+
+
+def shared(recipe: Recipe) -> Mapping[str, Any]:
+    """The tables of the recipe that every learner must agree on."""
+    return {key: value for key, value in recipe.canonical().items() if key in SHARED}

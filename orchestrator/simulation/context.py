@@ -1,0 +1,238 @@
+"""What the parts of one simulated run share, and the ports through which a world says what its run is like.
+
+A world is one user of these processes: chaos/simulation plugs in a hostile network, storage and faults, the planner
+plugs in durations. `learner` and `syncer` in the ports are the processes of the modules beside this one.
+"""
+
+from __future__ import annotations
+
+from collections import Counter
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import dataclass, field
+from typing import Any, NamedTuple, Protocol
+
+from orchestrator.eventlog.events import Event
+from orchestrator.simulation.calls import Network
+from orchestrator.simulation.process import Host
+from orchestrator.simulation.timeline import Timeline
+from outer.config import SyncConfig
+from outer.protocol.events_effects import Append, Merge, Merged, Publish
+from outer.protocol.messages import Contribution, Report
+
+Key = tuple[str, int]  # writer, and its incarnation or epoch
+Fact = tuple[float, Any]  # wall-clock seconds of its writer, and the fact
+
+
+SELF_RECORDING = frozenset({"syncer", "orchestrator", "chaos"})  # write to the log themselves
+
+
+class LearnerSpec(NamedTuple):
+    """What the supervisor knows of a learner before it starts it."""
+
+    host: Host
+    batch_size: int  # samples of a step
+    pool: str
+    region: str | None
+
+
+class Durations(Protocol):
+    """How long everything takes that is not sent over the network. Seconds."""
+
+    backoff_s: float
+    hang_s: float
+    start_s: float
+    look_s: float  # between two looks of the supervisor at everybody
+    exit_s: float  # from the end of a training loop to the end of its process
+    end_s: float  # from the end of a process to the supervisor's knowing of it, where nobody has to detect it
+    pack_s: float  # for a donor to pack its state
+
+    def startup(self, learner: Any) -> tuple[float, float]:
+        """Of importing, and of compiling."""
+
+    def work(self, seconds: float, learner: Any, happen: Callable[..., Any], *args: Any) -> None:
+        """Call back once a start has done so many seconds of work."""
+
+    def step(self, learner: Any, number: int) -> tuple[float, int]:
+        """The virtual second at which the step that begins now is done, and its tokens."""
+
+    def died(self, learner: Any) -> None:
+        """A learner's process has ended."""
+
+    def merge_s(self, fragment: int, payloads: int) -> float:
+        """Of one merge."""
+
+    def place(self, name: str, incarnation: int, happen: Callable[..., Any], *args: Any) -> None:
+        """Call back once there is hardware and a process for an incarnation."""
+
+    def notice_s(self) -> float:
+        """From a learner's death to its detection."""
+
+    def outage_s(self) -> float:
+        """From a syncer's death until its successor is begun."""
+
+    def retry_s(self) -> float:
+        """Until a successor that could not open its epoch tries again."""
+
+    def tell_s(self) -> float:
+        """For a message of the supervisor to reach the syncer."""
+
+    def begin_s(self) -> float:
+        """For the supervisor to tell a learner to begin."""
+
+    def reattach_s(self) -> float:
+        """For the supervisor to tell a learner of a new syncer."""
+
+
+class Values(Protocol):
+    """What one learner's fragments hold."""
+
+    step: int  # the learner's last completed step
+
+    def copies(self, fragments: tuple[int, ...]) -> dict[int, Any]:
+        """Copies of these fragments."""
+
+    def read(self, contribution: Contribution) -> None:
+        """A fragment was handed out."""
+
+    def apply(self, effect: Any) -> None:
+        """Adopt a version."""
+
+    def packed(self, poisoned: bool) -> Any:
+        """The whole state, for a joiner. `poisoned`: its numbers are not finite."""
+
+    def gave(self, step: int, payload: Any) -> None:
+        """The state of a step is on its way to a joiner."""
+
+    def inherit(self, state: Any) -> None:
+        """Start from a donor's state."""
+
+
+class Model(Protocol):
+    """What the syncer's fragments hold."""
+
+    def merged(self, syncer: Any, effect: Merge) -> Merged:
+        """Merge payloads into a fragment's next version."""
+
+    def published(self, syncer: Any, effect: Publish) -> Any:
+        """The version that is announced. It has a `number`."""
+
+
+class Journal(Protocol):
+    """Writes one epoch's records, in order."""
+
+    @property
+    def queue(self) -> Sequence[Any]:
+        """Records that wait for the store."""
+
+    def put(self, effect: Append) -> None: ...
+
+    def crash(self) -> None:
+        """The syncer's process has ended: what was not durable may be lost."""
+
+
+class Faults:
+    """Where a run can be harmed. This one harms nothing."""
+
+    def damages(self, kind: str) -> bool:
+        """Whether this one payload (or process, for `linger`) is hit by a fault of that kind."""
+        return False
+
+    def reported(self, learner: Any, report: Report) -> Report:
+        """What a learner really sends."""
+        return report
+
+    def contributed(self, learner: Any, contribution: Contribution) -> tuple[Contribution, str]:
+        """What a learner really hands out, and the defect that its inspection finds."""
+        return contribution, "bad_digest" if learner.corrupts else ""
+
+    def finite(self, state: Any) -> bool:
+        """Whether the numbers of a donor's state are finite."""
+        return True
+
+    def moment(self, learner: Any, moment: str) -> None:
+        """A learner has come to a moment for which a fault may wait."""
+
+    def started(self, learner: Any) -> None:
+        """A learner's process is up."""
+
+    def emitted(self, syncer: Any, fact: Any) -> None:
+        """The syncer has recorded a fact."""
+
+    def appended(self, syncer: Any, effect: Append) -> None:
+        """The syncer has handed a record to its journal."""
+
+    def crashed(self, syncer: Any, flushed: int) -> None:
+        """The syncer dies in the midst of its effects; so many of its facts are safe."""
+
+
+class Observer:
+    """What watches the processes. This one sees nothing."""
+
+    def steps(self, learner: Any) -> None:
+        """A learner begins a step."""
+
+    def gives(self, learner: Any, effect: Any) -> None:
+        """A learner is about to give its state to a joiner."""
+
+    def leaves(self, learner: Any, reason: str) -> None:
+        """A learner's loop ends."""
+
+    def emitted(self, syncer: Any, fact: Any) -> None:
+        """The syncer has recorded a fact."""
+
+    def sent(self, syncer: Any, message: Any) -> None:
+        """The syncer sends a message to a learner that is there."""
+
+    def welcomed(self, message: Any) -> None:
+        """The syncer has accepted a learner's attach."""
+
+    def told(self, syncer: Any, event: Any, effects: list[Any]) -> None:
+        """The syncer has handled an event from the supervisor."""
+
+    def reporting(self, syncer: Any, learner: Any, report: Report) -> Callable[[], None] | None:
+        """The syncer is about to handle a report. What is returned is called afterwards."""
+        return None
+
+    def answered(self, syncer: Any, contribution: Contribution, effects: list[Any]) -> None:
+        """The syncer has handled a contribution."""
+
+
+@dataclass(kw_only=True)
+class SimContext:
+    """`make_learner` takes a name and an incarnation; `make_journal` a syncer and two callbacks, durable and refused.
+
+    `make_values` takes a learner's key.
+    """
+
+    time: Timeline
+    network: Network
+    durations: Durations
+    sync: SyncConfig
+    specs: Mapping[str, LearnerSpec]
+    manifest: Mapping[str, Any]
+    model: Model
+    make_learner: Callable[[str, int], Any]
+    make_values: Callable[[Key], Any]
+    make_journal: Callable[[Any, Callable[[int], None], Callable[[int], None]], Journal]
+    faults: Faults = field(default_factory=Faults)
+    observer: Observer = field(default_factory=Observer)
+    fault_counts: Counter[str] = field(default_factory=Counter)  # by kind of fault: how often it had an effect
+    trace: Any = None
+    recording: bool = True  # facts are kept
+    fetchers: int = 2  # fetches at a time of one learner
+    facts: dict[Key, list[Fact]] = field(default_factory=dict)  # by writer and incarnation
+    recorded: dict[Key, int] = field(default_factory=dict)  # how many of a learner's facts are in the log
+
+    def events(self) -> list[Event]:
+        """The run's log: of learners what has reached it, of everybody else all of it."""
+        events = []
+        for (writer, incarnation), facts in self.facts.items():
+            if writer not in SELF_RECORDING:
+                facts = facts[: self.recorded.get((writer, incarnation), 0)]
+            events += [Event(writer, incarnation, number, at, fact) for number, (at, fact) in enumerate(facts)]
+        return events
+
+    def record(self, key: Key, upto: int) -> None:
+        """What a learner recorded up to here is in the log."""
+        if upto > self.recorded.get(key, 0):
+            self.recorded[key] = upto

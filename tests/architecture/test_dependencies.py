@@ -1,0 +1,64 @@
+"""What the code imports is what pyproject.toml declares, and the other way round."""
+
+from __future__ import annotations
+
+import ast
+import re
+import sys
+import tomllib
+from collections.abc import Iterable, Iterator
+from pathlib import Path
+
+ROOT = Path(__file__).parents[2]
+ROOMS = ("outer", "learners", "orchestrator", "chaos")
+BESIDE = ("tests", "benchmarks", "docs", "examples", "deploy")
+NAMES = {"yaml": "pyyaml"}  # packages whose importable name is another
+APART = ROOT / "benchmarks" / "torchft"  # another project's training, in an environment of its own
+OWN = {*ROOMS, *BESIDE}
+PROJECT = tomllib.loads((ROOT / "pyproject.toml").read_text())["project"]
+
+
+def packages(requirements: Iterable[str]) -> set[str]:
+    """The importable names of requirements: "ray[default]>=2.60" is ray, "tomli-w>=1.2" is tomli_w."""
+    return {re.split(r"[\[<>=;]", one)[0].strip().replace("-", "_").lower() for one in requirements}
+
+
+def imported(folders: Iterable[str]) -> set[str]:
+    return {
+        name
+        for folder in folders
+        for path in (ROOT / folder).rglob("*.py")
+        if not path.is_relative_to(APART)
+        for name in _of(path)
+    }
+
+
+def _of(path: Path) -> Iterator[str]:
+    beside = {other.stem for other in path.parent.glob("*.py")}
+    for node in ast.walk(ast.parse(path.read_text())):
+        names: list[str] = []
+        if isinstance(node, ast.Import):
+            names = [alias.name for alias in node.names]
+        elif isinstance(node, ast.ImportFrom) and not node.level:
+            names = [str(node.module)]
+        for name in names:
+            top = name.partition(".")[0]
+            if top not in sys.stdlib_module_names and top not in OWN and top not in beside:
+                yield top
+
+
+def test_production_code_imports_what_is_declared_and_nothing_is_declared_in_vain() -> None:
+    assert imported(ROOMS) == packages(PROJECT["dependencies"])
+
+
+def test_tests_benchmarks_and_examples_import_only_what_an_extra_declares() -> None:
+    extras = {one for requirements in PROJECT["optional-dependencies"].values() for one in requirements}
+    named = packages([*PROJECT["dependencies"], *extras])
+    assert {NAMES.get(name, name) for name in imported(BESIDE)} <= named
+
+
+def test_constraints_pin_every_declared_package_to_one_version_and_name_no_index() -> None:
+    lines = [line for line in (ROOT / "constraints.txt").read_text().splitlines() if line and not line.startswith("#")]
+    assert all(re.fullmatch(r"[A-Za-z0-9_.-]+==[A-Za-z0-9_.!+-]+", line) for line in lines)
+    pinned = packages(lines)
+    assert packages([*PROJECT["dependencies"], *PROJECT["optional-dependencies"]["dev"]]) <= pinned

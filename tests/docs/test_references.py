@@ -1,0 +1,193 @@
+"""What the docs name exists: commands, options, scripts, targets, recipe keys, files, links, code; and counts agree."""
+
+from __future__ import annotations
+
+import re
+import tomllib
+from collections.abc import Callable, Iterator
+from pathlib import Path
+from typing import get_args
+
+import pytest
+
+from chaos.simulation.profile import KINDS, PROFILES
+from orchestrator.checkers import suite
+from orchestrator.cli import errors
+from orchestrator.eventlog.events import REGISTRY
+from orchestrator.recipe.config import FaultKind, Recipe
+from outer.protocol import messages
+from tests.docs import references
+from tests.docs.references import CHECKS, ROOT, Page, pages, words
+from tests.simulation.mutants import MUTANTS
+
+README_WORDS_MAX, DOCS_WORDS_MAX = 1_300, 30_000
+PAGES = {page.path: page for page in pages()}
+Check = Callable[[Page], Iterator[str]]
+
+
+@pytest.mark.parametrize("check", CHECKS, ids=lambda check: check.__name__)
+@pytest.mark.parametrize("path", PAGES)
+def test_a_page_names_only_what_exists(path: str, check: Check) -> None:
+    assert list(check(PAGES[path])) == []
+
+
+PLANTED = [
+    (references.wrong_commands, "Run `diloco attach --name x`."),
+    (references.wrong_commands, "    diloco run my-run.toml --frehs\n"),
+    (references.wrong_commands, "    .venv/bin/diloco chaos kill learner-local-0\n"),
+    (references.wrong_commands, "    diloco run my-run.toml --set sync.quorom=2\n"),
+    (references.wrong_commands, "    diloco run \\\n        my-run.toml --frehs\n"),
+    (references.wrong_commands, "Add `--follows` to it."),
+    (references.wrong_scripts, "`python benchmarks/nothing.py`"),
+    (references.wrong_scripts, "    python benchmarks/isolation.py --no-such-option\n"),
+    (references.wrong_scripts, "`python -m docs.nothing`"),
+    (references.wrong_targets, "    make tests\n"),
+    (references.wrong_keys, "Set `sync.quorom`."),
+    (references.wrong_keys, "Set `run.control_labels`."),
+    (references.wrong_keys, "```toml\n[sync]\nquorom = 2\n```\n"),
+    (references.wrong_keys, "```toml\n[sync\n```\n"),
+    (references.wrong_paths, "See `outer/syncer.py`."),
+    (references.wrong_paths, "    pytest tests/nothing\n"),
+    (references.wrong_paths, "It is in `openstep.py`."),
+    (references.wrong_paths, "It is in `recipes/nothing.toml`."),
+    (references.wrong_links, "[that](nothing.md)"),
+    (references.wrong_links, "[that](protocol.md#nothing)"),
+    (references.wrong_links, "# One\n\n[that](#two)"),
+    (references.wrong_code, "`learners.task:Task`"),
+    (references.wrong_code, "`outer.numeric.optimizer.nothing`"),
+    (references.wrong_code, "A `ReedRequest` is sent."),
+]
+
+
+@pytest.mark.parametrize(("check", "text"), PLANTED)
+def test_each_check_finds_an_error_that_is_planted(check: Check, text: str) -> None:
+    assert list(check(Page("docs/planted.md", text))) != []
+
+
+def test_what_is_right_is_not_reported() -> None:
+    text = """# One heading: here
+
+Run `diloco chaos inject KIND TARGET` or `diloco chaos`; set `sync.quorum`, `pools.0.learners` and `outer.merge`.
+See `outer/protocol/syncer.py`, `open_step.py`, `outer.numeric.optimizer.resolve` and [here](#one-heading-here).
+
+    .venv/bin/diloco run my-run.toml --set sync.H=48 --set model.width=3   # --not-an-option
+    python benchmarks/isolation.py; make test
+"""
+    assert [problem for check in CHECKS for problem in check(Page("docs/planted.md", text))] == []
+
+
+# ------------------------------------------------------------------ counts and lists
+
+
+def check_names() -> tuple[list[str], list[str]]:
+    """Of all checks of a run's folder, and of those that need the log alone."""
+    return [verdict.name for verdict in suite.check_run(ROOT / "nothing")], [v.name for v in suite.check([])]
+
+
+def counted(text: str) -> Iterator[tuple[int, str]]:
+    """Counts of checks and of planted bugs in a text."""
+    for number, thing in re.findall(r"\b(\d[\d,]*) (checks|bugs|planted bugs)\b", text):
+        yield int(number.replace(",", "")), "checks" if thing == "checks" else "bugs"
+
+
+def wrong_counts(text: str) -> list[tuple[int, str]]:
+    allowed = {"checks": {len(names) for names in check_names()}, "bugs": {len(MUTANTS)}}
+    return [(number, thing) for number, thing in counted(text) if number not in allowed[thing]]
+
+
+@pytest.mark.parametrize("path", [*PAGES, "CHANGELOG.md"])
+def test_counts_of_checks_and_planted_bugs_are_those_of_the_code(path: str) -> None:
+    assert wrong_counts((ROOT / path).read_text()) == []
+
+
+def test_a_wrong_count_is_found() -> None:
+    assert wrong_counts("It has 41 checks and 7 planted bugs.") == [(41, "checks"), (7, "bugs")]
+
+
+def section(path: str, heading: str) -> str:
+    """From a heading to the next of its level or a higher one."""
+    text = (ROOT / path).read_text()
+    mark = re.search(rf"^(#+) {re.escape(heading)}$", text, re.MULTILINE)
+    assert mark is not None, f"{path} has no heading {heading}"
+    rest = text[mark.end() :]
+    end = re.search(rf"^#{{1,{len(mark[1])}}} ", rest, re.MULTILINE)
+    return rest[: end.start()] if end else rest
+
+
+def first_cells(text: str) -> set[str]:
+    """What stands in backticks in the first column of tables."""
+    rows = [line.split("|")[1] for line in text.splitlines() if line.startswith("|")]
+    return {name for cell in rows for name in re.findall(r"`([^`]+)`", cell)}
+
+
+def names_of(kind: str) -> set[str]:
+    """The simulator's own checks, by how they begin."""
+    sources = "".join(path.read_text() for path in sorted((ROOT / "chaos/simulation").glob("*.py")))
+    return set(re.findall(rf'"({kind}\.[a-z]+)"', sources))
+
+
+def test_the_table_of_checks_names_every_check_and_no_other() -> None:
+    found = {name for name in first_cells(section("docs/run-folder.md", "Checks")) if "." in name}
+    assert found == set(check_names()[0])
+
+
+def test_the_table_of_facts_names_every_kind_and_no_other() -> None:
+    rows = [line for line in section("docs/run-folder.md", "Events").splitlines() if line.startswith("| `")]
+    found = set(re.findall(r"`([A-Z]\w+)`", "\n".join(rows)))
+    assert found == set(REGISTRY)
+
+
+def test_the_table_of_faults_names_every_kind_and_no_other() -> None:
+    kinds = set(get_args(FaultKind))
+    assert first_cells(section("docs/run-folder.md", "Faults").partition("| field |")[0]) == kinds
+
+
+def test_the_simulator_page_names_every_fault_every_profile_and_every_check() -> None:
+    text = section("docs/simulation.md", "Profiles and faults")
+    assert first_cells(text) == {kind for kinds in KINDS.values() for kind in kinds}
+    assert set(PROFILES) <= set(re.findall(r"`(?:--profile )?([a-z]+)`", text))
+    page = (ROOT / "docs/simulation.md").read_text()
+    for kind in ("truth", "conduct", "machine", "bounds"):
+        assert set(re.findall(rf"`({kind}\.[a-z]+)`", page)) == names_of(kind)
+
+
+def test_the_table_of_exit_codes_has_the_codes_of_the_command_line() -> None:
+    listed = {int(code) for code in re.findall(r"^\| (\d+) \|", section("docs/run-folder.md", "Exit codes"), re.M)}
+    codes = {value for name, value in vars(errors).items() if name.isupper() and isinstance(value, int)}
+    assert listed == codes
+
+
+def test_the_table_of_messages_names_every_message() -> None:
+    found = set(re.findall(r"`([A-Z]\w+)`", section("docs/protocol.md", "Messages")))
+    declared = {name for name, value in vars(messages).items() if isinstance(value, type) and name[0] != "_"}
+    assert {name for name in declared if getattr(messages, name).__module__ == messages.__name__} <= found
+
+
+def test_the_readmes_recipe_is_a_whole_recipe() -> None:
+    blocks = references.FENCE.finditer((ROOT / "README.md").read_text())
+    [block] = [match["body"] for match in blocks if match["language"] == "toml"]
+    Recipe.model_validate(tomllib.loads(block))
+
+
+# ------------------------------------------------------------------ length
+
+
+def too_long(paths: list[Path], most: int) -> str:
+    count = words(paths)
+    return f"{count:,} words, at most {most:,}" if count > most else ""
+
+
+def test_the_readme_and_the_docs_stay_short() -> None:
+    assert too_long([ROOT / "README.md"], README_WORDS_MAX) == ""
+    assert too_long(sorted((ROOT / "docs").rglob("*.md")), DOCS_WORDS_MAX) == ""
+
+
+def test_a_page_that_is_too_long_is_found(tmp_path: Path) -> None:
+    (tmp_path / "page.md").write_text("one two three")
+    assert too_long([tmp_path / "page.md"], 2) and not too_long([tmp_path / "page.md"], 3)
+
+
+def test_every_page_is_in_the_table_of_contents() -> None:
+    listed = set(re.findall(r"\]\(([^)#]+)", (ROOT / "docs/README.md").read_text()))
+    own = {path.name for path in (ROOT / "docs").glob("*.md")} - {"README.md"}
+    assert own <= listed
