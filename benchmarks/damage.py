@@ -31,10 +31,7 @@ ROOT = Path(__file__).resolve().parent.parent
 sys.path.insert(0, str(ROOT))
 
 from learners.training import weights  # noqa: E402
-from orchestrator.store import (  # noqa: E402
-    checkpoints,
-    verify,
-)
+from orchestrator.store import checkpoints  # noqa: E402
 from outer.journal import checkpoint_parts  # noqa: E402
 from outer.journal.framing import Damaged  # noqa: E402
 from outer.journal.identity import identity  # noqa: E402
@@ -121,7 +118,7 @@ def cases(options: argparse.Namespace) -> Iterator[str]:
 def measure(options: argparse.Namespace, root: Path, scratch: Path) -> dict[tuple[str, str], Tally]:
     store, chance = Folder(root), random.Random(options.seed)
     run = identity(store, "journal")
-    assert run is not None and verify.journal_damage(store) == [], "the run is damaged already"
+    assert run is not None and checkpoints.journal_damage(store) == [], "the run is damaged already"
     numbers = [number for number in checkpoints.known(store) if checkpoints.complete(store, number)]
     assert len(numbers) >= 2 and not any(checkpoints.damage(store, n, run) for n in numbers), "two whole ones, please"
     newest = checkpoint_parts.read(store, numbers[-1], checkpoint_parts.SYNCER)[0]["kept"]["versions"]
@@ -135,8 +132,8 @@ def measure(options: argparse.Namespace, root: Path, scratch: Path) -> dict[tupl
         tally = tallies.setdefault((kind_of(victim, root), how), Tally())
         whole = victim.read_bytes()
         hurt(victim, how, chance)
-        found = [said for number in numbers for said in verify.checkpoint_damage(store, number, run)]
-        found += verify.journal_damage(store)
+        found = [said for number in numbers for said in checkpoints.checkpoint_damage(store, number, run)]
+        found += checkpoints.journal_damage(store)
         gone_on = [journal_outcome(root, scratch, before), checkpoint_outcome(root, run, victim)]
         tally.cases += 1
         tally.detected += bool(found)
@@ -145,7 +142,7 @@ def measure(options: argparse.Namespace, root: Path, scratch: Path) -> dict[tupl
             tally.wrong += [f"{victim.relative_to(root)}, {how}: {each}" for each in wrong]
         victim.unlink()
         victim.write_bytes(whole)
-    assert verify.journal_damage(store) == [], "the benchmark has damaged its own copy"
+    assert checkpoints.journal_damage(store) == [], "the benchmark has damaged its own copy"
     return tallies
 
 

@@ -24,7 +24,7 @@ ROOT = Path(__file__).resolve().parents[1]
 SAMPLE_S = 0.5
 MIB = 2**20
 # Ray names a worker's process after the actor that it is.
-ACTORS = {"LearnerActor": "learner", "OuterActor": "syncer", "EvaluatorActor": "evaluator"} | {
+ACTORS = {"LearnerActor": "learner", "SyncerActor": "syncer", "EvaluatorActor": "evaluator"} | {
     "OrchestratorActor": "orchestrator"
 }
 

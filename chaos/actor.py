@@ -1,7 +1,7 @@
-"""The chaos actor: injects a run's planned faults, and those asked for by hand, and says what it did.
+"""The chaos actor: injects a run's planned faults, and those requested by hand, and writes them to the log.
 
-It signals processes through the agent of their node, and asks a learner's own shell for what only that can do.
-What has a duration heals by itself even if this actor is dead by then.
+It signals processes through the agent of their node, and asks learners for the faults that only they can simulate.
+A fault with a duration heals by itself, even if this actor is dead by then.
 """
 
 from __future__ import annotations
@@ -14,7 +14,8 @@ import ray
 
 from chaos.faults import Fault
 from chaos.plans import due, plan, random_faults
-from orchestrator.eventlog.events import EventEmitter, FaultHealed, FaultInjected, FaultSkipped, SegmentWriter
+from orchestrator.eventlog.facts import FaultHealed, FaultInjected, FaultSkipped
+from orchestrator.eventlog.segments import EventEmitter, SegmentWriter
 from orchestrator.recipe.config import SYNCER, ChaosConfig, Recipe
 from orchestrator.runtime.launch import connected
 from orchestrator.runtime.placement import control, label, named, node_agent, syncer_name
@@ -25,7 +26,7 @@ from orchestrator.store.run_store import RunStore
 NAME = "chaos"
 CPUS = 0.1
 POLL_S = 0.05
-ALONE_S = 60.0  # for another orchestrator to follow one that died
+ALONE_S = 60.0  # for another orchestrator to replace one that died
 
 
 class ChaosActor:
@@ -34,13 +35,13 @@ class ChaosActor:
         incarnation = store.grant("incarnation", NAME)
         self._namespace = namespace
         self._segment = SegmentWriter(store.path(f"events/{NAME}-{incarnation}.jsonl"))
-        self._journalist = EventEmitter(NAME, incarnation, time.time)
+        self._emitter = EventEmitter(NAME, incarnation, time.time)
         self._recipe = recipe
-        # A later incarnation, started by hand, must not repeat what an earlier one has done.
+        # A later incarnation, started by hand, must not repeat the plan.
         chaos = recipe.chaos if incarnation == 1 else ChaosConfig()
         self._planned = plan(chaos, list(recipe.learners), recipe.seed)
         self._random = random_faults(chaos, list(recipe.learners), recipe.seed, len(self._planned))
-        self._identifier = 1_000_000 * incarnation  # of faults asked for by hand
+        self._identifier = 1_000_000 * incarnation  # of faults requested by hand
         self._running = False
         self._stopped = asyncio.Event()
         self._healing: set[asyncio.Task[None]] = set()
@@ -49,7 +50,7 @@ class ChaosActor:
         return NAME
 
     async def run(self) -> None:
-        """Inject the plan, until stopped. Called again, it returns at once."""
+        """Inject the plan until stopped. A second call returns at once."""
         if self._running:
             return
         self._running = True
@@ -62,7 +63,7 @@ class ChaosActor:
                 heard_at = time.monotonic()
             except (ValueError, TimeoutError, ray.exceptions.RayError):
                 if time.monotonic() - heard_at > ALONE_S:
-                    return  # without an orchestrator there is no run to disturb
+                    return  # there is no run without an orchestrator
                 await asyncio.sleep(POLL_S)
                 continue
             if clock["finished"]:
@@ -79,12 +80,12 @@ class ChaosActor:
             await asyncio.sleep(POLL_S)
 
     async def inject(self, kind: str, learner: str, duration_s: float, delay_s: float) -> str:
-        """One fault now; returns what happened in words, beginning with `injected` or `skipped`."""
+        """Inject one fault now; returns what happened in words, beginning with `injected` or `skipped`."""
         self._identifier += 1
         return await self._inject(Fault(self._identifier, kind, learner, 0, None, duration_s, delay_s))
 
     async def stop(self) -> None:
-        """Inject nothing more, and say nothing more: the run is over."""
+        """The run is over: inject nothing and write nothing from now on."""
         self._stopped.set()
         for task in self._healing:
             task.cancel()
@@ -96,13 +97,13 @@ class ChaosActor:
             return self._skip(fault, "it is not running")
         try:
             struck = await self._strike(fault, target)
-        except ValueError:  # its actor, or the orchestrator, is not there any more
+        except ValueError:  # its actor or the orchestrator is gone
             struck = False
         except (TimeoutError, ray.exceptions.RayError) as error:
             return self._skip(fault, f"its process or node does not answer: {type(error).__name__}")
         if not struck:
             return self._skip(fault, "its process is gone")
-        self._say(
+        self._emit(
             FaultInjected(
                 fault.identifier,
                 fault.kind,
@@ -120,7 +121,7 @@ class ChaosActor:
         return f"injected {fault.kind} into {fault.learner} (pid {target['pid']})"
 
     async def _strike(self, fault: Fault, target: dict[str, Any]) -> bool:
-        """Do it. False when the target is gone."""
+        """Carry the fault out. False when the target is gone."""
         pid = target["pid"]
         match fault.kind:
             case "kill" if not fault.point:
@@ -140,7 +141,7 @@ class ChaosActor:
         return bool(await within(CALL_S, disturbed))
 
     async def _misconfigure(self, target: dict[str, Any]) -> bool:
-        """The next incarnation will have another recipe; this one is ended, so that there is a next one."""
+        """Give the next incarnation another recipe, and kill this one so that there is a next one."""
         orchestrator = ray.get_actor("orchestrator", self._namespace)
         if not await within(CALL_S, orchestrator.misconfigure.remote(target["name"], target["incarnation"])):
             return False
@@ -151,7 +152,7 @@ class ChaosActor:
 
     async def _heal(self, fault: Fault) -> None:
         await asyncio.sleep(fault.duration_s)
-        self._say(FaultHealed(fault.identifier, fault.learner))
+        self._emit(FaultHealed(fault.identifier, fault.learner))
 
     async def _find(self, learner: str) -> dict[str, Any] | None:
         try:
@@ -165,17 +166,17 @@ class ChaosActor:
         return next((each for each in living if each["name"] == learner), None)
 
     def _skip(self, fault: Fault, reason: str) -> str:
-        self._say(FaultSkipped(fault.kind, fault.learner, reason))
+        self._emit(FaultSkipped(fault.kind, fault.learner, reason))
         return f"skipped {fault.kind} of {fault.learner}: {reason}"
 
-    def _say(self, fact: Any) -> None:
-        self._segment.write([self._journalist.say(fact)])
+    def _emit(self, fact: Any) -> None:
+        self._segment.write([self._emitter.say(fact)])
 
 
 def start(recipe: Recipe, store: RunStore, namespace: str, anywhere: bool) -> Any:
-    """Create the chaos actor, or find it; it runs the recipe's plan once the syncer is there.
+    """Create the chaos actor, or find it; it runs the recipe's plan once the syncer serves.
 
-    It comes up on the nodes of `run.control`, where the run's folder is; `anywhere`: on whichever node.
+    It is placed on the nodes of `run.control`, where the run's folder is; `anywhere`: on any node.
     """
     options = named(NAME, namespace, CPUS) | {"get_if_exists": True} | control(recipe.run.control, anywhere)
     chaos = ray.remote(ChaosActor).options(**options).remote(recipe, str(store.root), namespace)

@@ -1,4 +1,4 @@
-"""A fault: what happens to whom, and when. Does not know how it is done, nor whether it was."""
+"""A planned fault: its kind, its target and its time."""
 
 from __future__ import annotations
 

@@ -1,7 +1,7 @@
 """Which faults a run gets: the recipe's own, and random ones from a seed.
 
-A pure function of configuration and seed: the same on every machine and in every process, and a fault more in
-the recipe changes none of the others. Whether a target is alive when its time comes is not known here.
+A pure function of configuration and seed: the same on every machine and in every process. One more fault in the
+recipe changes none of the others. The actor finds out whether a target is alive when the time comes.
 """
 
 from __future__ import annotations
@@ -59,16 +59,16 @@ def random_faults(chaos: ChaosConfig, learners: Sequence[str], seed: int, first_
 
 
 def due(faults: Sequence[Fault], now_s: float | None, syncer_step: int) -> tuple[tuple[Fault, ...], tuple[Fault, ...]]:
-    """(those to fire now, the others), each in the order given. `now_s` as in Fault.is_due."""
+    """(faults to inject now, the others), each in the given order; `now_s`: see Fault.is_due."""
     now = tuple(fault for fault in faults if fault.is_due(now_s, syncer_step))
     return now, tuple(fault for fault in faults if fault not in now)
 
 
 def _stream(chaos: ChaosConfig, seed: int, purpose: str) -> Random:
-    """Seeded by text, which Random hashes itself: independent of the process's own string hashing."""
+    """Seeded by text, which Random hashes itself: independent of the hash seed of the process."""
     return Random(f"{seed if chaos.seed is None else chaos.seed} {purpose}")
 
 
 def _pick(stream: Random, items: Sequence[str]) -> str:
-    """By random() alone, whose values Python promises to keep from version to version."""
+    """Uses random() only, whose values Python keeps the same from version to version."""
     return items[int(stream.random() * len(items))]

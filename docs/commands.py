@@ -34,6 +34,12 @@ def options(command: Any) -> set[str]:
     return {word for parameter in command.params for word in parameter.opts if word.startswith("-")}
 
 
+def _first_names(command: Any) -> set[str]:
+    """Each option once, by its first long name."""
+    names = ([word for word in parameter.opts if word.startswith("--")] for parameter in command.params)
+    return {found[0] for found in names if found}
+
+
 def arguments(command: Any) -> list[str]:
     """Its positional arguments in capitals; one that may be left out in brackets."""
     positional = [one for one in command.params if not any(word.startswith("-") for word in one.opts)]
@@ -49,7 +55,7 @@ def blocks() -> dict[str, str]:
             panel = command.rich_help_panel
             lines.append(f"|**{panel}**|||")
         usage = " ".join(["diloco", words, *arguments(command)])
-        long = sorted(word for word in options(command) - HIDDEN if word.startswith("--"))
+        long = sorted(_first_names(command) - HIDDEN)
         lines.append(f"|`{usage}`|{_summary(command)}|{' '.join(f'`{word}`' for word in long)}|")
     return {"commands": "\n".join(lines)}
 

@@ -1,9 +1,8 @@
-"""Reads what `diloco export` wrote, with safetensors and NumPy alone: nothing of this project is imported.
+"""Reads a file that `diloco export` wrote, with safetensors and NumPy alone; imports nothing of this project.
 
     python examples/read_export.py model.safetensors
 
-Prints where the parameters come from, and each tensor with its shape, its dtype in the model and its norm. The values
-are float32 whatever the model trained in.
+Prints the metadata, then the shape, the dtype in the model, and the norm of each tensor. All values are float32.
 """
 
 from __future__ import annotations
@@ -26,7 +25,7 @@ def read(path: str) -> tuple[dict[str, np.ndarray], dict[str, str]]:
 def main(path: str) -> None:
     tensors, about = read(path)
     if about.get("format") != FORMAT:
-        raise SystemExit(f"{path}: no {FORMAT} file; write one with: diloco export RUN")
+        raise SystemExit(f"{path}: not a {FORMAT} file; write one with: diloco export RUN")
     dtypes = json.loads(about.pop("dtypes"))
     for key in sorted(about):
         print(f"{key:14}  {about[key]}")

@@ -1,6 +1,6 @@
-"""A learner's part of checkpoints: written beside the training loop, and read again by a later process.
+"""Writes a learner's parts of checkpoints in a background thread, and reads one in a later process.
 
-Knows where parts lie and what is in them; when one is due, and what follows from it, is the machine's. No transport.
+The learner machine decides when to save.
 """
 
 from __future__ import annotations
@@ -31,18 +31,18 @@ _RESUME_STATE = TypeAdapter(ResumeState)
 
 @dataclass(frozen=True)
 class SavedPart:
-    """A part of a checkpoint, and what it is for."""
+    """A learner's part of a checkpoint, as the manifest names it."""
 
     snapshot: int
     part: str
     seal: str
-    incarnation: int  # that saved it
-    exact: bool  # to go on as if nothing had been; else one more state to start from, where no peer has one
+    incarnation: int  # the incarnation that saved it
+    exact: bool  # True: the same incarnation can continue from it; False: only a new one can start from it
 
 
 @dataclass(frozen=True)
 class LoadedPart:
-    """What was saved, as it is read again."""
+    """A part that was read."""
 
     header: dict[str, Any]
     arrays: list[NDArray[Any]]
@@ -50,12 +50,12 @@ class LoadedPart:
 
     @property
     def facts(self) -> int:
-        """How many the incarnation had said, all of them recorded. Raises TypeError where that is not known."""
+        """How many facts the incarnation had logged, all recorded. Raises TypeError if the part is not exact."""
         return int(self.header["facts"])
 
     @property
     def donor_state(self) -> State:
-        """As a donor would have given it."""
+        """The part as a donor's answer, for a new incarnation."""
         leaves = self.arrays[: int(self.header["leaves"])]
         origin = (
             str(self.header["learner"]),
@@ -68,23 +68,23 @@ class LoadedPart:
 
 
 def read(store: Objects, saved: SavedPart) -> LoadedPart:
-    """Raises OSError or ValueError (Damaged is one) for what is not there as it was written."""
+    """Read a part. Raises OSError, or ValueError (Damaged is one) if it is missing or damaged."""
     header, arrays, _ = checkpoint_parts.read(store, saved.snapshot, saved.part, saved.seal)
     return LoadedPart(header, arrays, _RESUME_STATE.validate_python(header["kept"]))
 
 
 class CheckpointWriter:
-    """`recorded` tells how many facts there were, if all of them are recorded."""
+    """Writes the parts of one incarnation. `recorded`: FactBuffer.recorded."""
 
     def __init__(self, learner: str, incarnation: int, store: Objects, recorded: Callable[[], int | None]) -> None:
         self._learner, self._incarnation, self._store, self._recorded = learner, incarnation, store, recorded
         self._writer = ThreadPoolExecutor(1, "save")
         self._writes: dict[int, Future[dict[str, Any]]] = {}  # by snapshot
-        self._final: tuple[Save, StateSnapshot] | None = None  # to be written once nothing more is said
+        self._final: tuple[Save, StateSnapshot] | None = None  # written by `finish`
         self._lock = threading.Lock()
 
     def save(self, save: Save, snapshot: StateSnapshot) -> None:
-        """Write it in a thread of its own; a final one only once `finish` is called."""
+        """Write a part in the background; a final one only when `finish` is called."""
         with self._lock:
             if save.final:
                 self._final = save, snapshot
@@ -92,19 +92,19 @@ class CheckpointWriter:
                 self._writes = {save.snapshot: self._writer.submit(self._write, save, snapshot)}
 
     def finish(self) -> None:
-        """Nothing more is said: what another process is to go on from is whole now."""
+        """All facts are logged: write the final part, from which another process continues."""
         with self._lock:
             if self._final is not None:
                 save, snapshot = self._final
                 self._writes[save.snapshot] = self._writer.submit(self._write, save, snapshot)
 
     def described(self, snapshot: int, deadline_s: float, coming: Callable[[int], bool]) -> dict[str, Any] | None:
-        """What the manifest is to say of a part, once that is written; None where there is none in time.
+        """Wait for a part to be written; return its entry for the manifest, or None if there is none in time.
 
-        `coming`: whether the machine may come to save it. Raises OSError for a store that does not take it.
+        `coming(snapshot)`: whether the machine may yet save it. Raises OSError if the store refuses it.
         """
         give_up_at = time.monotonic() + deadline_s
-        in_vain = False  # it will not come; once more is looked, for an effect follows its cause
+        in_vain = False  # the machine will not save it; look once more, since its effect may just have been performed
         while (write := self._writes.get(snapshot)) is None:
             if time.monotonic() >= give_up_at or in_vain:
                 return None

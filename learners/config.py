@@ -1,4 +1,4 @@
-"""The recipe's [data] and [inner] sections: what a learner reads and how it steps; what it starts from."""
+"""The recipe's [data] and [inner] tables, and the parameters to start from."""
 
 from __future__ import annotations
 
@@ -12,14 +12,14 @@ from outer.config import Section
 
 @dataclass(frozen=True)
 class WarmStart:
-    """Parameters to start from: a file or folder, and its content's digest (see learners/training/weights.py)."""
+    """A file or folder of parameters to start from, and its digest (learners/training/weights.py)."""
 
     path: str
     digest: str
 
 
 class DataConfig(Section):
-    """Where the samples come from, and how they are cut."""
+    """Where the samples come from and how text is cut into samples."""
 
     path: str | None = Field(
         None,
@@ -27,9 +27,9 @@ class DataConfig(Section):
     )
     held_out: float = Field(0.05, gt=0.0, lt=1.0, description="share of the files kept for evaluation")
     sequence_length: PositiveInt = Field(96, description="tokens per sample")
-    span_steps: PositiveInt = Field(16, description="steps' worth of samples leased to a learner at a time")
+    span_steps: PositiveInt = Field(16, description="how many steps' samples a learner is lent at a time")
     ahead_s: NonNegativeFloat = Field(
-        20.0, description="a learner holds leases for so long, so that it steps on while there is no syncer"
+        20.0, description="seconds of samples that a learner holds ahead, so that it steps on while there is no syncer"
     )
 
 

@@ -1,7 +1,7 @@
-"""What is being done to a learner from within: the faults that need its own help, each with its own end.
+"""Injected faults that a learner's own process carries out: slowness, link loss, corruption, non-finite parameters.
 
-A fault heals even if whoever began it is dead by then. Does not know by whom, nor what a step or a message is:
-the learner's shell asks at the right places, and does as it is told. Any thread may call.
+Each fault ends by itself, even if its injector is dead. The learner's shell asks at the right places. Any thread may
+call.
 """
 
 from __future__ import annotations
@@ -14,7 +14,7 @@ from random import Random
 from typing import Any
 
 KINDS = ("slow", "straggle", "link", "corrupt", "non_finite")
-STRAGGLING = 0.2  # share of the steps that a straggler is late with
+STRAGGLING = 0.2  # share of steps that a straggler delays
 
 
 @dataclass(frozen=True)
@@ -25,7 +25,7 @@ class _Fault:
 
 
 class FaultEffects:
-    """Nothing, until `begin`. `clock`: seconds, monotonic."""
+    """The active faults of one learner. `clock`: monotonic seconds."""
 
     def __init__(self, clock: Callable[[], float]) -> None:
         self._clock = clock
@@ -34,13 +34,13 @@ class FaultEffects:
         self._poisoned = False
 
     def begin(self, kind: str, duration_s: float, delay_s: float = 0.0, seed: str = "") -> None:
-        """A fault from now on. One of the same kind under way takes the new delay, and ends no sooner than it would.
+        """Start a fault. An active fault of the same kind gets the new delay and ends no earlier than before.
 
-        `delay_s`: of every step (slow), or of a step on average (straggle). `non_finite` strikes once and has no
+        `delay_s`: for every step (slow), or the average per step (straggle). `non_finite` acts once, without
         duration. Raises ValueError for a kind that is not in KINDS.
         """
         if kind not in KINDS:
-            raise ValueError(f"{kind!r} is no disturbance of a learner; there are {', '.join(KINDS)}")
+            raise ValueError(f"{kind!r} is not a fault that a learner can carry out; known are {', '.join(KINDS)}")
         with self._lock:
             if kind == "non_finite":
                 self._poisoned = True
@@ -51,7 +51,7 @@ class FaultEffects:
             self._faults[kind] = _Fault(until, delay_s, Random(seed))
 
     def delay_s(self) -> float:
-        """How much longer the step at hand is to last: asked once for each. No fault's delay outlasts the fault."""
+        """The delay of this step in seconds. Call it once per step. No delay outlasts its fault."""
         with self._lock:
             delay = 0.0
             if (left := self._left("slow")) > 0.0:
@@ -59,23 +59,23 @@ class FaultEffects:
             if (left := self._left("straggle")) > 0.0:
                 fault = self._faults["straggle"]
                 if fault.chance.random() < STRAGGLING:
-                    # Exponential, by random() alone, whose values Python promises to keep.
+                    # Exponential, from random() alone: Python guarantees that its values never change.
                     late = -fault.delay_s / STRAGGLING * math.log(1.0 - fault.chance.random())
                     delay += min(left, late)
             return delay
 
     def link_down_s(self) -> float:
-        """For how long nothing will get through yet; 0 when the link is up."""
+        """Seconds until the link is up again; 0 when it is up."""
         with self._lock:
             return self._left("link")
 
     def corrupts(self) -> bool:
-        """Whether what is sent now is damaged on the way."""
+        """Whether a payload sent now must be corrupted."""
         with self._lock:
             return self._left("corrupt") > 0.0
 
     def pop_poison(self) -> bool:
-        """Whether the parameters are to be spoiled: true once."""
+        """Whether to make parameters non-finite now. True once per fault."""
         with self._lock:
             poisoned, self._poisoned = self._poisoned, False
             return poisoned
@@ -86,7 +86,7 @@ class FaultEffects:
 
 
 def flipped(payload: Any) -> Any:
-    """A copy of a NumPy array with one bit flipped: the lowest of the byte in its middle."""
+    """A copy of a NumPy array with one bit flipped: the lowest bit of its middle byte."""
     damaged = payload.copy()
     damaged.view("u1")[damaged.nbytes // 2] ^= 1
     return damaged

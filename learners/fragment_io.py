@@ -1,6 +1,6 @@
-"""The learner's numbers on their way out and in: host copies, encoding, adoption.
+"""Moves a learner's parameters between the trainer and messages: host copies, encoding, adoption, peer state.
 
-Sits between the pure machine's effects and the trainer; used by every shell that trains. Knows no transport.
+Every shell with a trainer performs the machine's Stage, Answer, Apply, Donate, Inherit and Save effects with it.
 """
 
 from __future__ import annotations
@@ -27,7 +27,7 @@ Flat = NDArray[np.float32]
 
 @dataclass(frozen=True)
 class HostCopy:
-    """A fragment as of one completed step, and the syncer's value it grew from; float32[n] each."""
+    """A fragment as of one completed step, and the syncer's value that it grew from; float32[n] each."""
 
     theta: Flat
     base: Flat
@@ -35,7 +35,7 @@ class HostCopy:
 
 @dataclass(frozen=True)
 class StateSnapshot:
-    """A learner's numbers as of one boundary. None of these arrays ever changes: any thread may pack them."""
+    """A learner's arrays as of one step boundary. The arrays never change, so any thread may pack them."""
 
     leaves: list[Any]  # parameters and inner optimizer
     bases: list[Flat | None]
@@ -43,7 +43,7 @@ class StateSnapshot:
     asked: dict[int, tuple[int, int, int]]
 
     def pack(self) -> tuple[dict[str, Any], Sequence[NDArray[Any]]]:
-        """(header, arrays), as `FragmentIO.restore` takes them."""
+        """(header, arrays) for a checkpoint, as `FragmentIO.restore` takes them."""
         leaves = state_arrays.pack(self.leaves)
         header = {
             "digest": state_arrays.digest(leaves),
@@ -56,36 +56,38 @@ class StateSnapshot:
 
 
 class FragmentIO:
-    """Keeps pristine host copies of what the syncer sent last: for codecs and for rebase."""
+    """One learner's fragments. Keeps unchanged host copies of the syncer's last values, for codecs and rebase."""
 
     def __init__(self, trainer: Trainer, config: SyncConfig, fragments: int) -> None:
         self._trainer, self._config = trainer, config
         self._bases: list[Flat | None] = [None] * fragments
-        self._read: dict[tuple[int, int], Flat] = {}  # by fragment and step: what was sent for its newest read
-        self._asked: dict[int, tuple[int, int, int]] = {}  # that read's epoch, syncer step and attempt, by fragment
-        self._lock = threading.Lock()  # answers are encoded, and remembered, in other threads
+        self._read: dict[
+            tuple[int, int], Flat
+        ] = {}  # (fragment, step) -> the value sent for the fragment's newest read
+        self._asked: dict[int, tuple[int, int, int]] = {}  # fragment -> that read's epoch, syncer step and attempt
+        self._lock = threading.Lock()  # other threads encode answers
 
     def stage(self, fragments: Iterable[int]) -> dict[int, HostCopy]:
-        """Copy fragments to the host, as they are now."""
+        """Copy fragments to the host, as of now."""
         copies = {}
         for fragment in fragments:
             base = self._bases[fragment]
-            assert base is not None, "what did not come from the syncer is nobody's contribution"
+            assert base is not None, "only a fragment from the syncer can be contributed"
             copies[fragment] = HostCopy(self._trainer.read(fragment), base)
         return copies
 
     def snapshot(self) -> StateSnapshot:
-        """Everything as it is now, without copying."""
+        """All state as of now, for a checkpoint; copies nothing."""
         with self._lock:
             return StateSnapshot(self._trainer.state_leaves(), list(self._bases), dict(self._read), dict(self._asked))
 
     def restore(self, header: Mapping[str, Any], arrays: Sequence[NDArray[Any]]) -> None:
-        """Go on from what a Holding packed. Raises ValueError where it is none of this task's."""
+        """Restore what a StateSnapshot packed. Raises ValueError if it does not fit this task."""
         like, asked, at = self._trainer.state_leaves(), header["asked"], header["reads"]
         count = len(like)
         leaves = [np.array(array) for array in arrays[:count]]
         if defect := state_arrays.defect(leaves, like):
-            raise ValueError(f"what was saved is of another task, or damaged: {defect}")
+            raise ValueError(f"the saved state is of another task, or damaged: {defect}")
         self._trainer.inherit(state_arrays.unpack(leaves, like))
         rest = iter(arrays[count:])
         self._bases = [next(rest) if there else None for there in header["bases"]]
@@ -93,33 +95,33 @@ class FragmentIO:
         self._asked = {fragment: tuple(newest) for fragment, *newest in asked}
 
     def state_leaves(self) -> list[Any]:
-        """Parameters and inner state as they are now, to be packed later, in any thread."""
+        """Parameters and inner state as of now. Any thread may `pack` them later."""
         return self._trainer.state_leaves()
 
     def pack(
-        self, held: list[Any], request: StateRequest, step: int, syncer_step: int, versions: tuple[int, ...] = ()
+        self, leaves: list[Any], request: StateRequest, step: int, syncer_step: int, versions: tuple[int, ...] = ()
     ) -> State:
-        """What was held, as it goes over the wire."""
-        arrays = state_arrays.pack(held)
+        """The answer to a StateRequest, from `state_leaves`."""
+        arrays = state_arrays.pack(leaves)
         origin = (request.donor, request.donor_incarnation, step, syncer_step)
         return State(*origin, arrays, state_arrays.digest(arrays), state_arrays.size(arrays), versions)
 
-    def examine(self, state: State) -> str:
-        """Why a peer's state cannot be used: bad_digest | wrong_shape | non_finite; empty when it can."""
+    def state_defect(self, state: State) -> str:
+        """The defect of a peer's state: bad_digest, wrong_shape or non_finite; empty for none."""
         if defect := state_arrays.defect(state.payload, self._trainer.state_leaves()):
             return defect
         return "" if state_arrays.digest(state.payload) == state.digest else "bad_digest"
 
     def inherit(self, state: State) -> None:
-        """Go on from a peer's parameters and inner state; no fragment has a base yet."""
+        """Take over a peer's parameters and inner state. No fragment has a base yet."""
         self._trainer.inherit(state_arrays.unpack(state.payload, self._trainer.state_leaves()))
 
     def base(self, fragment: int) -> Flat | None:
-        """What the syncer sent last of a fragment."""
+        """The syncer's last value of a fragment, float32[n]; None before the first."""
         return self._bases[fragment]
 
     def encode(self, contribution: Contribution) -> Contribution:
-        """Turn a machine's answer, whose payload is a HostCopy, into what goes over the wire."""
+        """Encode the machine's answer, whose payload is a HostCopy, for the wire, and add its digest."""
         copy: HostCopy = contribution.payload
         if self._config.adopt == "rebase":
             self._remember(contribution, copy.theta)
@@ -127,7 +129,7 @@ class FragmentIO:
         return replace(contribution, payload=payload, digest=codecs.digest(payload))
 
     def _remember(self, contribution: Contribution, theta: Flat) -> None:
-        """What was sent for the newest read of its fragment; answers to an older one can merge no more."""
+        """Remember the value sent for the newest read of a fragment. Older reads can no longer merge."""
         asked = (contribution.epoch, contribution.syncer_step, contribution.attempt)
         with self._lock:
             newest = self._asked.setdefault(contribution.fragment, asked)
@@ -142,7 +144,7 @@ class FragmentIO:
             del self._read[key]
 
     def apply(self, effect: Apply) -> None:
-        """Adopt a fragment (float32[n], read-only) into the trainer."""
+        """Adopt the syncer's value of a fragment, read-only float32[n], into the trainer."""
         if effect.mode == "bootstrap":
             self._trainer.load(effect.fragment, effect.payload)
         else:

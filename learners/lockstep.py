@@ -1,7 +1,7 @@
-"""Both machines in one process, with real JAX and no clock: every learner steps once per unit of virtual time.
+"""A shell with both machines in one process: real JAX, no clock, every learner steps once per unit of virtual time.
 
-The shell for equivalence tests, golden traces and studies of the algorithm alone. Messages arrive at once and in
-order; nothing fails.
+For equivalence tests, golden traces and studies of the algorithm alone. Messages arrive at once and in order, and
+nothing fails.
 """
 
 from __future__ import annotations
@@ -28,8 +28,8 @@ from outer.protocol.syncer import Budget, Syncer
 IDLE_ROUNDS_MAX = 1000
 
 
-class Said(NamedTuple):
-    """A fact, who said it, and at which virtual second."""
+class LoggedFact(NamedTuple):
+    """A fact with its writer and its time in virtual seconds."""
 
     at: float
     writer: str
@@ -72,10 +72,10 @@ class LockStep:
             sync.codec,
             rules(tensors, outer_config.merge),
         )
-        self.said: list[Said] = []
+        self.facts: list[LoggedFact] = []
         self._sync, self._task = sync, task
         self._now = 0.0
-        self._queue: deque[tuple[str | None, Any]] = deque()  # (learner or the syncer, event)
+        self._queue: deque[tuple[str | None, Any]] = deque()  # (learner, or None for the syncer; event)
         self._syncer = Syncer(
             epoch=1,
             config=sync,
@@ -123,7 +123,7 @@ class LockStep:
         return self.parameters
 
     def _round(self) -> bool:
-        """Every learner that can, steps once."""
+        """Let every learner that is ready take one step. Returns whether any did."""
         self._to_syncer(outer.Tick())
         stepped = False
         for name, each in self._units.items():
@@ -136,7 +136,7 @@ class LockStep:
         return stepped
 
     def _settle(self) -> None:
-        """Deliver everything, then let whoever holds look up once."""
+        """Deliver all messages, then resume every holding learner once."""
         self._deliver()
         for name, each in self._units.items():
             if isinstance(each.next, unit.Hold) or each.next is None:
@@ -161,9 +161,9 @@ class LockStep:
         for effect in effects:
             match effect:
                 case outer.Emit(fact):
-                    self.said.append(Said(self._now, "syncer", 1, fact))
+                    self.facts.append(LoggedFact(self._now, "syncer", 1, fact))
                 case outer.Send(learner, _, message):
-                    assert not isinstance(message, Donor), "nobody seeks one here"
+                    assert not isinstance(message, Donor), "no learner asks for one here"
                     self._to_learner(learner, message)
                 case outer.Merge(syncer_step, fragment, payloads, weights):
                     proposal = self.parameters.propose(fragment, payloads, weights)
@@ -179,7 +179,7 @@ class LockStep:
         for effect in effects:
             match effect:
                 case unit.Emit(fact):
-                    self.said.append(Said(self._now, name, 1, fact))
+                    self.facts.append(LoggedFact(self._now, name, 1, fact))
                 case unit.Send(message):
                     self._to_syncer(message)
                 case unit.Answer(contribution):
@@ -191,7 +191,7 @@ class LockStep:
                         name,
                         unit.Fetched(fragment, parameters.versions[fragment], parameters.thetas[fragment]),
                     )
-                case unit.Recover():  # all start together: there is nothing to copy
+                case unit.Recover():  # all start together, so there is nothing to copy
                     self._to_learner(name, unit.StateMissed("", 0, "none"))
                 case unit.Stage(fragments):
                     self._to_learner(name, unit.Staged(each.fragment_io.stage(fragments)))

@@ -1,104 +1,46 @@
-"""The syncer as a detached Ray actor: the thin shell around the signals.
+"""The syncer as a detached Ray actor: a thin shell around the machine, which takes every protocol decision.
 
-One event loop runs the machine; merges run in one thread beside it, and the journal is written in another. Bulk data
-leaves only as return values, which their caller owns. Nothing here decides anything about the protocol.
+One event loop runs the machine. Merges run in one thread beside it, and the journal is written in another. Bulk data
+leaves only as return values, which their caller owns.
 """
 
 from __future__ import annotations
 
 import asyncio
-import functools
 import gc
 import os
 import signal
 import time
 import traceback
 from collections import Counter
-from collections.abc import Callable, Coroutine, Mapping, Sequence
+from collections.abc import Callable, Coroutine, Mapping
 from concurrent.futures import ThreadPoolExecutor
 from dataclasses import dataclass, replace
-from typing import Any, Protocol
+from typing import Any
 
 import numpy as np
 import ray
 from numpy.typing import NDArray
 
-from outer.config import OuterConfig, SyncConfig
-from outer.journal import checkpoint_parts
-from outer.journal.journal import Arrays, Cut, Opened, Value
+from outer import epoch
+from outer.epoch import Facts, Recorder, SyncerSpec
+from outer.journal.journal import Arrays
 from outer.journal.object_store import Objects
-from outer.journal.rebuild import JOURNAL, RecoverySource, rebuild, replay_log
-from outer.journal.recovery_sources import Incomplete, RecoverySources
+from outer.journal.recovery_sources import RecoverySources
 from outer.journal.writer import JournalWriter
 from outer.numeric import codec as codecs
 from outer.numeric.codec import examine
-from outer.protocol import events_effects
-from outer.protocol.facts import StateRebuilt
+from outer.protocol import events_effects, messages
 from outer.protocol.fragments import Fragment
 from outer.protocol.manifest import code_digest, manifest
-from outer.protocol.messages import (
-    Attach,
-    Contribution,
-    Donor,
-    Drain,
-    Grant,
-    Notice,
-    ReadRequest,
-    Report,
-    SeekDonor,
-    Stop,
-    Welcome,
-)
-from outer.protocol.recovery import Entry, Recovered
-from outer.protocol.syncer import Budget, Syncer
+from outer.protocol.recovery import Entry
+from outer.protocol.syncer import Syncer
+from outer.snapshots import Snapshots
 
-Riding = Sequence[tuple[int, float, Any]]  # (sequence, wall time, fact): a learner's facts, until acknowledged
-
-# Where chaos can kill the syncer, in the order in which a commit passes them.
-RECEIVED, MERGED, JOURNALING, JOURNALED, APPLIED, ANNOUNCED = POINTS = (
-    "received",  # a contribution is here, and nobody knows
-    "merged",
-    "journaling",  # the record is about to be written
-    "journaled",  # and durable, and nobody knows
-    "applied",
-    "announced",
-)
-CUT_POLL_S = 0.05
 HOLDINGS_S = 10.0  # for a learner to give what it holds of a fragment
 ANNOUNCED_S = 0.02  # for notices to be on their way
 UNDELIVERED_MAX = 64  # messages on their way to one learner; more are dropped, the machine sends again
 LATE_S = 120.0  # an answer that comes after its deadline is still heard, to be refused, for this long
-
-
-class Recorder(Protocol):
-    """Where facts go: the syncer's own, and those that learners' messages carry."""
-
-    def record(self, writer: str, incarnation: int, facts: Riding) -> int:
-        """Append what is new; return the sequence up to which everything is recorded."""
-        ...
-
-    def close(self) -> None:
-        """The log is about to be sealed: take nothing more."""
-        ...
-
-
-@dataclass(frozen=True)
-class SyncerSpec:
-    """Everything an epoch of the syncer is made from."""
-
-    epoch: int
-    sync: SyncConfig
-    outer: OuterConfig
-    learners: Mapping[str, int]  # name -> batch size
-    quorum: int
-    span_steps: int
-    ahead_s: float
-    budget: Budget
-    shared: Mapping[str, Any]  # the recipe's tables that every learner must share
-    code: str  # digest of the sources that the run was started with
-    store: Objects  # where journal and checkpoints are
-    durability: str = "journal"
-    journal: Objects | None = None  # where the journal is, if not there
 
 
 @dataclass(frozen=True)
@@ -108,7 +50,10 @@ class _Peer:
 
 
 class SyncerActor:
-    """The outer optimizer. Created detached and named, with resources of its own."""
+    """One epoch of the syncer.
+
+    `initial` makes the fragments and initial parameters; `sources` is what helps if the journal is incomplete.
+    """
 
     def __init__(
         self,
@@ -117,7 +62,7 @@ class SyncerActor:
             [], tuple[tuple[Fragment, ...], list[NDArray[np.float32]], Mapping[str, str], Mapping[str, Any]]
         ],
         recorder: Recorder,
-        salvage: RecoverySources | None = None,
+        sources: RecoverySources | None = None,
     ) -> None:
         if (code := code_digest()) != spec.code:
             raise RuntimeError(f"this node runs other sources ({code}) than the run was started with ({spec.code})")
@@ -133,9 +78,8 @@ class SyncerActor:
         )
         keeps = spec.durability != "checkpoint"
         callbacks = (self._durable, self._depose, self._reach)
-        self._keeper = JournalWriter(spec.journal or spec.store, spec.epoch, len(self._fragments), *callbacks, keeps)
-        self._rebuilt: StateRebuilt | None = None
-        found = self._recover(self._keeper.open(), salvage)
+        self._journal = JournalWriter(spec.journal or spec.store, spec.epoch, len(self._fragments), *callbacks, keeps)
+        found, self._rebuilt = epoch.recover(spec, self._journal, self._parameters, len(self._fragments), sources, _ask)
         self._machine = Syncer(
             epoch=spec.epoch,
             config=spec.sync,
@@ -152,7 +96,7 @@ class SyncerActor:
         )
         self._recorder = recorder
         self._said = 0
-        self._deposed = ""  # why nothing is to be done any more
+        self._deposed = ""  # why this epoch is over
         self._merger = ThreadPoolExecutor(1, "merge")
         self._examiner = ThreadPoolExecutor(2, "examine")
         self._peers: dict[str, _Peer] = {}
@@ -161,50 +105,8 @@ class SyncerActor:
         self._timer: asyncio.TimerHandle | None = None
         self._digests = [codecs.digest(theta) for theta in self._parameters.thetas]
         self._failure = ""
-        self._cuts: dict[int, asyncio.Future[Cut]] = {}  # by snapshot, until they are written
-        self._initial: dict[int, dict[int, NDArray[Any]]] = {}  # by snapshot, then fragment: had not committed by then
+        self._snapshots = Snapshots(spec.epoch, self._fragments, spec.store, self._journal)
         self._dies_at: dict[str, int] = {}  # for chaos: at which point, passed so many times from now
-
-    def _recover(self, opened: Opened, salvage: RecoverySources | None) -> Recovered:
-        """Put in force what the epochs before have left. Raises Incomplete where the journal alone does not tell."""
-        epoch, found = self._spec.epoch, opened.found
-        lacking = [
-            f"version {version} of fragment {fragment} is lost"
-            for fragment, version in enumerate(found.versions)
-            if version and (fragment not in opened.values or opened.values[fragment].version != version)
-        ]
-        if epoch > 1 and not found.batch_sizes and not opened.damage:
-            lacking.append("the journal has no records")
-        if epoch == 1 or not (lacking or opened.damage):
-            for fragment, value in opened.values.items():
-                self._parameters.restore(fragment, value.version, value.arrays)
-            return found
-        why = "; ".join([*opened.damage, *lacking])
-        if salvage is None:
-            raise Incomplete(why)
-        return self._rebuild(opened, salvage, why)
-
-    def _rebuild(self, opened: Opened, salvage: RecoverySources, why: str) -> Recovered:
-        log = replay_log(salvage.records, len(self._fragments))
-        journal = {
-            fragment: RecoverySource(JOURNAL, value, codecs.digest(value.arrays[0]))
-            for fragment, value in opened.values.items()
-        }
-        kept = salvage.cut(self._spec.store)
-        rebuilt = rebuild(log, journal, kept, salvage.held_by_learners(log.found.versions, journal, _ask))
-        for fragment, value in rebuilt.values.items():
-            if fragment in rebuilt.momentum_lost:
-                self._parameters.restore_theta(fragment, value.version, value.arrays[0])
-            else:
-                self._parameters.restore(fragment, value.version, value.arrays)
-            rebuilt.found.digests[fragment] = codecs.digest(value.arrays[0])
-        self._rebuilt = rebuilt.fact(why)
-        values = {
-            fragment: Value(v.version, self._parameters.arrays(fragment)) for fragment, v in rebuilt.values.items()
-        }
-        found = self._keeper.seed(rebuilt.replay, values)
-        found.clock = rebuilt.clock
-        return found
 
     def __repr__(self) -> str:
         return "outer"  # how the dashboard and log lines call this actor
@@ -213,10 +115,10 @@ class SyncerActor:
 
     async def identify(self) -> dict[str, Any]:
         process = {"pid": os.getpid(), "node": ray.get_runtime_context().get_node_id()}
-        return process | {"run": self._keeper.run, "task": self._task}
+        return process | {"run": self._journal.run, "task": self._task}
 
     async def start(self, living: tuple[events_effects.Expect, ...] = ()) -> dict[str, Any]:
-        """Begin the epoch; `living`: who trains already, where it goes on from another."""
+        """Begin the epoch; `living`: the learners that train already, if there was an epoch before."""
         self._perform(self._machine.start())
         if self._rebuilt is not None:
             self._perform([events_effects.Emit(self._rebuilt)])
@@ -233,43 +135,31 @@ class SyncerActor:
         self._drive(expected)
 
     async def drain(self, request: events_effects.DrainRequested) -> bool:
-        """Whether it was told to leave; False: it has nothing to lose and is fenced, or was gone before."""
+        """Whether the learner was asked to leave; False: it has nothing to lose and is fenced, or was gone before."""
         sent = (effect for effect in self._drive(request) if isinstance(effect, events_effects.Send))
-        return any(isinstance(effect.message, Drain) for effect in sent)
+        return any(isinstance(effect.message, messages.Drain) for effect in sent)
 
     async def fence(self, learner: str, incarnation: int, reason: str) -> None:
         self._drive(events_effects.Fence(learner, incarnation, reason))
 
     async def snapshot_now(self, identifier: int, final: str = "") -> bool:
-        """Take a consistent cut; `final`: why the run is suspended with it. False: the run is over."""
+        """Take a consistent cut; `final`: why the run is suspended after it. False: the run is over."""
         self._drive(events_effects.TakeSnapshot(identifier, final))
         return not self._machine.finished
 
     async def kept(self, identifier: int, deadline_s: float) -> dict[str, Any]:
-        """Write the syncer's part of a snapshot; its seal and size. Raises TimeoutError, OSError, FileExistsError."""
-        give_up_at = _now() + deadline_s
-        while identifier not in self._cuts:  # a commit under way comes first
-            if _now() >= give_up_at:
-                raise TimeoutError(f"snapshot {identifier} was not taken within {deadline_s:g} s")
-            await asyncio.sleep(CUT_POLL_S)
-        cut = await asyncio.wait_for(self._cuts.pop(identifier), max(0.0, give_up_at - _now()))
-        header, arrays = cut.part(self._spec.epoch, identifier, self._fragments, self._initial.pop(identifier))
-        work = functools.partial(
-            checkpoint_parts.write, self._spec.store, identifier, checkpoint_parts.SYNCER, header, arrays
-        )
-        described = await asyncio.get_running_loop().run_in_executor(None, work)
-        where = {"syncer_step": max(cut.state["versions"]), "tokens_committed": cut.state["tokens_committed"]}
-        return described | where | {"epoch": self._spec.epoch}
+        """See Snapshots.write."""
+        return await self._snapshots.write(identifier, deadline_s)
 
     async def move(self, journal: Objects) -> None:
-        """Keep the journal in another store from here on."""
-        await self._keeper.move(journal)
+        """Write the journal to another store from now on."""
+        await self._journal.move(journal)
 
     async def stop(self, reason: str) -> None:
         self._drive(events_effects.StopRequested(reason))
 
     async def close(self) -> None:
-        """Nothing is recorded from here on, whoever still reports."""
+        """Record nothing from now on, even if learners still report."""
         self._recorder.close()
 
     async def clock(self) -> dict[str, Any]:
@@ -285,7 +175,7 @@ class SyncerActor:
         }
 
     async def view(self) -> dict[str, Any]:
-        """Everything status pages show."""
+        """The syncer's status."""
         now, syncer = _now(), self._machine
         self._drive(events_effects.Tick())
         return await self.clock() | {
@@ -296,54 +186,53 @@ class SyncerActor:
             "tokens_processed": syncer.tokens_processed,
             "moved_s_ago": None if syncer.moved_at is None else now - syncer.moved_at,
             "learners": syncer.view(now),
-            "journal": self._keeper.view(),
+            "journal": self._journal.view(),
             "failure": self._failure,
         }
 
     async def die(self, point: str, times: int) -> None:
-        """For chaos: be killed on the spot when this point has been passed so many times."""
-        assert point in POINTS, point
+        """For chaos: kill this process when it passes this point for the nth time."""
+        assert point in epoch.POINTS, point
         self._dies_at[point] = times
 
     async def snapshot(self) -> tuple[int, list[NDArray[np.float32]], tuple[Fragment, ...]]:
-        """(newest committed syncer step, float32[n] per fragment, what is in each)."""
+        """(newest committed syncer step, float32[n] per fragment, the fragments)."""
         return self._machine.committed_step, list(self._parameters.thetas), self._fragments
 
     # -------------------------------------------------------------- called by learners
 
-    async def attach(self, message: Attach, facts: Riding, handle: Any) -> Welcome | str:
-        """A Welcome, or in words why this learner may not join."""
+    async def attach(self, message: messages.Attach, facts: Facts, handle: Any) -> messages.Welcome | str:
+        """A Welcome, or the reason why this learner may not join."""
         self._record(message.learner, message.incarnation, facts)
         before = self._peers.get(message.learner)
         self._peers[message.learner] = _Peer(message.incarnation, handle)
         effects = self._drive(message)
         for effect in effects:
-            if isinstance(effect, events_effects.Send) and isinstance(effect.message, Welcome):
+            if isinstance(effect, events_effects.Send) and isinstance(effect.message, messages.Welcome):
                 return effect.message
-        if before is None:
-            del self._peers[message.learner]
-        else:
+        del self._peers[message.learner]
+        if before is not None:
             self._peers[message.learner] = before  # a refused incarnation must not stand in the way of the living one
         refusals = [effect.fact for effect in effects if isinstance(effect, events_effects.Emit)]
         return "; ".join(str(fact) for fact in refusals)
 
-    async def seek(self, message: SeekDonor) -> tuple[Donor, Any] | None:
-        """Whose state to copy, and its handle; None where nobody can give."""
+    async def seek(self, message: messages.SeekDonor) -> tuple[messages.Donor, Any] | None:
+        """The learner whose state to copy, and its handle; None when nobody can give one."""
         for effect in self._drive(message):
-            if isinstance(effect, events_effects.Send) and isinstance(effect.message, Donor):
+            if isinstance(effect, events_effects.Send) and isinstance(effect.message, messages.Donor):
                 named, peer = effect.message, self._peers.get(effect.message.donor)
                 if peer is not None and peer.incarnation == named.donor_incarnation:
                     return named, peer.handle
         return None
 
-    async def report(self, message: Report, facts: Riding) -> int:
+    async def report(self, message: messages.Report, facts: Facts) -> int:
         """Returns the sequence up to which this incarnation's facts are recorded."""
         recorded = self._record(message.learner, message.incarnation, facts)
         self._drive(message)
         return recorded
 
-    async def record(self, learner: str, incarnation: int, facts: Riding) -> int:
-        """Last words of a training loop."""
+    async def record(self, learner: str, incarnation: int, facts: Facts) -> int:
+        """The last facts of a training loop."""
         return self._record(learner, incarnation, facts)
 
     async def fetch(self, fragment: int, version: int) -> tuple[int, str, NDArray[np.float32], int] | None:
@@ -381,21 +270,19 @@ class SyncerActor:
                     self._spawn(self._merge(effect))
                 case events_effects.Append(sequence, said, record, proposal):
                     arrays: Arrays = proposal.arrays if proposal is not None else []
-                    self._keeper.append(Entry(self._spec.epoch, sequence, said, record), arrays)
+                    self._journal.append(Entry(self._spec.epoch, sequence, said, record), arrays)
                 case events_effects.Cut(identifier):
-                    self._cuts[identifier] = self._keeper.cut()
-                    versions, thetas = self._parameters.versions, self._parameters.thetas
-                    self._initial[identifier] = {n: thetas[n] for n, version in enumerate(versions) if version == 0}
+                    self._snapshots.cut(identifier, self._parameters)
                 case events_effects.Publish(fragment, version, proposal):
                     self._parameters.install(proposal, version)
                     self._digests[fragment] = proposal.digest
-                    self._reach(APPLIED)
-                    asyncio.get_running_loop().call_later(ANNOUNCED_S, self._reach, ANNOUNCED)
+                    self._reach(epoch.APPLIED)
+                    asyncio.get_running_loop().call_later(ANNOUNCED_S, self._reach, epoch.ANNOUNCED)
         if facts:
             self._record("syncer", self._spec.epoch, facts)
 
-    def _record(self, writer: str, incarnation: int, facts: Riding) -> int:
-        """What cannot be written down must not go on: a failure here is the run's."""
+    def _record(self, writer: str, incarnation: int, facts: Facts) -> int:
+        """A fact that cannot be recorded ends the run."""
         try:
             return self._recorder.record(writer, incarnation, facts)
         except Exception:
@@ -406,14 +293,14 @@ class SyncerActor:
         self._drive(events_effects.Durable(sequence))
 
     def _depose(self, why: str) -> None:
-        """A newer epoch is there: not a word more, to anybody."""
+        """A newer epoch has opened the journal: stop at once and send nothing more."""
         self._deposed = why
         self._recorder.close()
         print(f"outer epoch {self._spec.epoch}: {why}", flush=True)  # in the actor's own log
         os._exit(0)
 
     def _reach(self, point: str) -> None:
-        """Where chaos may want this process to die."""
+        """Die here if chaos asked for it."""
         if point in self._dies_at:
             self._dies_at[point] -= 1
             if self._dies_at[point] <= 0:
@@ -442,7 +329,7 @@ class SyncerActor:
         except Exception:
             self._failure = traceback.format_exc()
             raise
-        self._reach(MERGED)
+        self._reach(epoch.MERGED)
         self._drive(
             events_effects.Merged(effect.syncer_step, proposal, proposal.digest, proposal.norm, proposal.finite)
         )
@@ -451,26 +338,26 @@ class SyncerActor:
 
     def _send(self, learner: str, incarnation: int, message: events_effects.ToLearner) -> None:
         peer = self._peers.get(learner)
-        if isinstance(message, Welcome | Donor):
+        if isinstance(message, messages.Welcome | messages.Donor):
             return  # attach and seek return them
         if peer is None or peer.incarnation != incarnation:
             return
-        if isinstance(message, ReadRequest):
+        if isinstance(message, messages.ReadRequest):
             self._spawn(self._read(learner, peer, message))
-        elif isinstance(message, Stop) or self._undelivered[learner, incarnation] < UNDELIVERED_MAX:
+        elif isinstance(message, messages.Stop) or self._undelivered[learner, incarnation] < UNDELIVERED_MAX:
             self._spawn(self._deliver(learner, peer, message))
 
-    async def _deliver(self, learner: str, peer: _Peer, message: Notice | Grant | Drain | Stop) -> None:
+    async def _deliver(self, learner: str, peer: _Peer, message: events_effects.ToLearner) -> None:
         self._undelivered[learner, peer.incarnation] += 1
         try:
-            await asyncio.wait_for(_future(peer.handle.inbox.remote(message)), LATE_S)
+            await asyncio.wait_for(asyncio.ensure_future(peer.handle.inbox.remote(message)), LATE_S)
         except (ray.exceptions.RayError, TimeoutError):
             pass  # a dead or frozen learner: its lease tells
         finally:
             self._undelivered[learner, peer.incarnation] -= 1
 
-    async def _read(self, learner: str, peer: _Peer, request: ReadRequest) -> None:
-        answer = _future(peer.handle.read.remote(request))
+    async def _read(self, learner: str, peer: _Peer, request: messages.ReadRequest) -> None:
+        answer = asyncio.ensure_future(peer.handle.read.remote(request))
         done, _ = await asyncio.wait({answer}, timeout=request.deadline_s)
         if not done:
             self._drive(events_effects.ReadMissed(learner, peer.incarnation, request.syncer_step, "timeout"))
@@ -479,7 +366,7 @@ class SyncerActor:
                 answer.cancel()
                 return
         try:
-            reply: tuple[Contribution, Riding] | None = answer.result()
+            reply: tuple[messages.Contribution, Facts] | None = answer.result()
         except ray.exceptions.RayError as error:
             reason = type(error).__name__
             self._drive(events_effects.ReadMissed(learner, peer.incarnation, request.syncer_step, reason))
@@ -488,7 +375,7 @@ class SyncerActor:
             self._drive(events_effects.ReadMissed(learner, peer.incarnation, request.syncer_step, "no_boundary"))
             return
         contribution, facts = reply
-        self._reach(RECEIVED)
+        self._reach(epoch.RECEIVED)
         self._record(learner, peer.incarnation, facts)
         if contribution.learner != learner or not 0 <= contribution.fragment < len(self._fragments):
             contribution = replace(contribution, learner=learner, payload=None, defect="wrong_sender")
@@ -511,11 +398,3 @@ def _ask(learner: Any, method: str, *arguments: Any) -> Any:
 
 def _now() -> float:
     return time.monotonic()
-
-
-def _future(ref: Any) -> asyncio.Future[Any]:
-    return asyncio.ensure_future(_await(ref))
-
-
-async def _await(ref: Any) -> Any:
-    return await ref

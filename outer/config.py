@@ -1,6 +1,6 @@
-"""The recipe's [sync] and [outer] sections: how fragments are exchanged, merged and applied.
+"""The recipe's [sync] and [outer] tables: how fragments are exchanged, merged and applied.
 
-The paper's letters stand in the TOML (`P`, `H`, `tau`), words in the code.
+The TOML uses the paper's letters (`P`, `H`, `tau`), the code uses words.
 """
 
 from __future__ import annotations
@@ -20,7 +20,7 @@ from pydantic import (
 
 
 class Section(BaseModel):
-    """One table of the recipe: unknown keys are refused, values never change after validation."""
+    """One table of the recipe. Unknown keys are errors; values are immutable after validation."""
 
     model_config = ConfigDict(extra="forbid", frozen=True, allow_inf_nan=False, validate_default=True)
 
@@ -32,8 +32,8 @@ class SyncConfig(Section):
         None, alias="P", description="P, fragments; default min(24, H, number of tensors)"
     )
     round_steps: PositiveInt = Field(24, alias="H", description="H, syncer steps between two syncs of a fragment")
-    overlap_steps: NonNegativeInt = Field(2, alias="tau", description="tau, steps a fragment may be in flight")
-    quorum: PositiveInt | Literal["all"] = Field(1, description="K, learners without whom nothing commits")
+    overlap_steps: NonNegativeInt = Field(2, alias="tau", description="tau, steps that a fragment may be in flight")
+    quorum: PositiveInt | Literal["all"] = Field(1, description="K, the number of learners that a commit needs")
     grace: NonNegativeFloat | Literal["adaptive", "infinite"] = Field(
         "adaptive", description="how long to wait for more than K: adaptive, infinite, or seconds"
     )
@@ -41,7 +41,7 @@ class SyncConfig(Section):
     smoothing: float = Field(0.1, gt=0.0, le=1.0, description="weight of the newest sample in moving averages")
     participants: Literal["eligible", "reported"] = Field(
         "eligible",
-        description="who is read: every live learner with a current base, or only those that reported",
+        description="which learners are read: all live ones with a current base, or only those that reported",
     )
     pacing: Literal["clock", "quorum"] = Field(
         "clock",
@@ -58,12 +58,12 @@ class SyncConfig(Section):
     transfer_s: PositiveFloat = Field(60.0, description="deadline for the transfer of a fragment, or of all of them")
     recover: Literal["peer", "syncer"] = Field(
         "peer",
-        description="where a joiner's state comes from: a peer, inner optimizer included, or the syncer's snapshot",
+        description="where a joiner's state comes from: a peer, inner optimizer included, or the syncer's fragments",
     )
     join_s: PositiveFloat = Field(
-        30.0, description="a peer's state that took longer than this, and than H syncer steps, is too old to start from"
+        30.0, description="a peer's state that takes longer than this, and longer than H syncer steps, is too old"
     )
-    drain_s: PositiveFloat = Field(30.0, description="how long a learner that is told to leave waits for its merges")
+    drain_s: PositiveFloat = Field(30.0, description="how long a learner that has to leave waits for its last merges")
     lease_s: PositiveFloat = Field(3.0, description="shortest progress lease of a stepping learner")
     lease_steps: PositiveFloat = Field(5.0, description="a stepping lease lasts at least this many average steps")
 
@@ -83,11 +83,13 @@ class SyncConfig(Section):
 class OuterConfig(Section):
     """The outer optimizer: any optax transformation by name, applied per fragment to the merged outer gradient."""
 
-    optimizer: str = Field("sgd", description="name of a function in optax that returns a GradientTransformation")
+    optimizer: str = Field("sgd", description="name of an optax function that returns a GradientTransformation")
     lr: PositiveFloat = 0.7
-    momentum: float = Field(0.5, ge=0.0, lt=1.0, description="Nesterov momentum, where the optimizer has one")
+    momentum: float = Field(0.5, ge=0.0, lt=1.0, description="Nesterov momentum, if the optimizer has momentum")
     options: dict[str, Any] = Field(default_factory=dict, description="further arguments of the optimizer")
-    merge: Literal["rda", "avg"] = Field("rda", description="rule for tensors not named by the task's own patterns")
+    merge: Literal["rda", "avg"] = Field(
+        "rda", description="merge rule for tensors that no pattern of the task matches"
+    )
     granularity: Literal["tensor", "row", "column", "fragment"] = Field(
-        "tensor", description="what counts as one vector in radial-directional averaging"
+        "tensor", description="what radial-directional averaging (rda) treats as one vector"
     )

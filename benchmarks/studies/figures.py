@@ -10,8 +10,7 @@ from benchmarks.studies import scavenging, upsize
 from benchmarks.studies.bandwidth_paper import PAPER, PAPER_PARAMETERS, Method
 from benchmarks.studies.bandwidth_table import Exchange, cells
 from orchestrator.planner.fleet.figures import SHADES, WIDTH, Point, chips_axis, standalone
-from orchestrator.report.canvas import bare, sheet, to_svg
-from orchestrator.report.palette import light
+from orchestrator.report.canvas import bare, light, sheet, to_svg
 
 NARROW, HEIGHT = 640, 340  # pixels
 LINES: tuple[tuple[Method, int, str, str], ...] = (

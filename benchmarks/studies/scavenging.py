@@ -18,7 +18,7 @@ sys.path.insert(0, str(Path(__file__).resolve().parents[2]))
 
 from benchmarks.studies.models import even
 from benchmarks.studies.script import numbers, options, show
-from orchestrator.eventlog.events import LearnerRequested
+from orchestrator.eventlog.facts import LearnerRequested
 from orchestrator.planner.fleet.description import Fault, Fleet, Link, Member, Steady, Timing, constant
 from orchestrator.planner.fleet.run import simulate
 from outer.config import SyncConfig

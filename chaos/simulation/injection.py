@@ -11,7 +11,7 @@ from chaos.simulation import profile
 from chaos.simulation.context import HostileContext
 from chaos.simulation.faults import FaultSchedule
 from learners import fault_effects
-from orchestrator.eventlog.events import FaultHealed, FaultInjected, FaultSkipped
+from orchestrator.eventlog.facts import FaultHealed, FaultInjected, FaultSkipped
 from orchestrator.lifecycle.controller import State
 from orchestrator.recipe.config import ChaosConfig
 from orchestrator.simulation.learner_process import LearnerProcess

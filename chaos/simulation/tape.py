@@ -12,7 +12,9 @@ from chaos.simulation.oracle import Violation
 from chaos.simulation.profile import Options
 from orchestrator.accounting.verdicts import Verdict
 from orchestrator.checkers.suite import check
-from orchestrator.eventlog.events import Event, RunStarted, merge
+from orchestrator.eventlog.events import Event
+from orchestrator.eventlog.facts import RunStarted
+from orchestrator.eventlog.segments import merge
 from orchestrator.recipe.config import Recipe
 from orchestrator.recipe.problems import InputError, Problem
 from orchestrator.simulation.tape_log import bare

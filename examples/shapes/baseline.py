@@ -1,4 +1,4 @@
-"""What can be had without a network: softmax regression on the pixels, trained on as many of the same images.
+"""Baseline for the shapes task without a network: softmax regression on the pixels of the same images.
 
 python -m examples.shapes.baseline
 """

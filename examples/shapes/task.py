@@ -1,6 +1,6 @@
-"""A convolutional classifier of drawn shapes, in plain JAX: a task that has nothing to do with text.
+"""Example task: a convolutional classifier of drawn shapes, in plain JAX.
 
-Images are drawn when they are asked for, from their position in the order alone: there is no file and no end.
+Each image is drawn on request from its position in the sample order, so there is no data file and no last sample.
 """
 
 from __future__ import annotations
@@ -24,7 +24,7 @@ _TRAINING, _HELD_OUT = 0, 1
 
 
 def draw(random: np.random.Generator, shape: int, noise: float) -> Floats:
-    """One image float32[SIDE, SIDE]: the shape at a random place, size, angle and brightness, under noise."""
+    """Draw one image float32[SIDE, SIDE]: the shape at a random position, size, angle and brightness, with noise."""
     x, y = _GRID - random.uniform(-0.3, 0.3, size=(2, 1, 1))
     angle, size = random.uniform(0, 2 * np.pi), random.uniform(0.4, 0.7)
     u, v = (x * np.cos(angle) + y * np.sin(angle)) / size, (y * np.cos(angle) - x * np.sin(angle)) / size
@@ -42,11 +42,11 @@ def draw(random: np.random.Generator, shape: int, noise: float) -> Floats:
 
 
 class Shapes:
-    """Which of six shapes an image shows; implements learners/training/task.py's Task. A sample is a token."""
+    """Classifies which of six shapes an image shows. Implements Task of learners/training/task.py. Image = token."""
 
     loss_unit = "nats/image"
 
-    # Kernels are averaged direction by direction, as the default has it; the classifier's weights are plain averages.
+    # Convolution kernels keep the default rule, rda; the classifier's weights are averaged.
     merge_rules: ClassVar = {"head/*": "avg"}
 
     def __init__(self, data: DataConfig, seed: int, width: int = 16, noise: float = 0.2) -> None:
@@ -97,10 +97,10 @@ class Shapes:
         return self._drawn(_HELD_OUT, start, count)
 
     def _drawn(self, stream: int, start: int, count: int) -> dict[str, Any]:
-        """Samples of one stream; each has a generator of its own, so that batches can be cut anywhere."""
+        """Samples of one stream. Each has its own generator, so that batches can start anywhere."""
         images, shapes = np.empty((count, SIDE, SIDE), np.float32), np.empty(count, np.int32)
-        for place in range(count):
-            random = np.random.default_rng((self.seed, stream, start + place))
-            shapes[place] = random.integers(len(SHAPES))
-            images[place] = draw(random, int(shapes[place]), self.noise)
+        for row in range(count):
+            random = np.random.default_rng((self.seed, stream, start + row))
+            shapes[row] = random.integers(len(SHAPES))
+            images[row] = draw(random, int(shapes[row]), self.noise)
         return {"image": images, "shape": shapes}

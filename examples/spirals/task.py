@@ -1,7 +1,7 @@
-"""Two spirals, told apart by a multilayer perceptron that is an Equinox module.
+"""Example task: a multilayer perceptron, as an Equinox module, that classifies points of two spirals.
 
-An Equinox module is a pytree in which arrays and everything else stand side by side. Its arrays are the parameters;
-the rest, such as activation functions, is kept by the task and put back before the module is called.
+An Equinox module is a pytree of arrays and other leaves. The arrays are the parameters. The task keeps the other
+leaves, such as activation functions, and puts them back before it calls the module.
 """
 
 from __future__ import annotations
@@ -21,14 +21,14 @@ _TRAINING, _HELD_OUT = 0, 1
 
 
 class Spirals:
-    """Classifies points of the plane by spiral; a Task (learners/training/task.py). A point is a token."""
+    """Classifies points of the plane by spiral. Implements Task of learners/training/task.py; a point is a token."""
 
     loss_unit = "nats/point"
 
     def __init__(self, data: DataConfig, seed: int, width: int = 48, depth: int = 3, turns: float = 1.75) -> None:
         self.seed, self.turns = seed, turns
         self._shape = {"in_size": 2, "out_size": 2, "width_size": width, "depth": depth}
-        # Shapes only: nothing is computed here.
+        # Shapes only; computes nothing.
         made = eqx.filter_eval_shape(self._module, jax.random.key(0))
         self._rest = eqx.partition(made, lambda leaf: isinstance(leaf, jax.ShapeDtypeStruct))[1]
 
@@ -57,11 +57,11 @@ class Spirals:
         return self._points(_HELD_OUT, start, count)
 
     def _points(self, stream: int, start: int, count: int) -> Any:
-        """(float32[count, 2], int32[count]): four numbers a point, of a generator that can begin anywhere."""
+        """(points float32[count, 2], arms int32[count]): four random numbers per point, from a seekable generator."""
         random = np.random.Philox(key=[self.seed, stream], counter=[start, 0, 0, 0])  # a block is four draws
         raw = random.random_raw(4 * count).reshape(count, 4) / 2.0**64
         arms = (raw[:, 0] < 0.5).astype(np.int32)
-        along = np.sqrt(raw[:, 1])  # of the spiral; points lie as densely outside as inside
+        along = np.sqrt(raw[:, 1])  # along the spiral, at uniform density
         angle = 2 * np.pi * self.turns * along + np.pi * arms
         points = along[:, None] * np.stack([np.cos(angle), np.sin(angle)], axis=1) + 0.06 * (raw[:, 2:] - 0.5)
         return points.astype(np.float32), arms

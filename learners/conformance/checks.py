@@ -1,7 +1,7 @@
-"""Whether a task is what learners/training/task.py asks for: one check a promise, each with its name and the fix.
+"""The checks of `diloco check-task`: whether a task fulfils the interface in learners/training/task.py.
 
-Runs the task's own code and believes none of it: what a check raises is that check's finding. Knows tasks alone,
-no recipe and no run; what only another process can show is in learners/conformance/fingerprint.py.
+Each check runs the task's own code; an exception becomes that check's finding, with a fix. fingerprint.py compares the
+task with a new process.
 """
 
 from __future__ import annotations
@@ -24,15 +24,15 @@ from outer.config import SyncConfig
 
 Status = Literal["pass", "warn", "fail", "skip"]
 RULES = ("rda", "avg")
-DISJOINT_SAMPLES = 256  # held-out samples are sought among so many of training
+DISJOINT_SAMPLES = 256  # held-out samples are compared with this many training samples
 STEPS = 3
-ROUNDING = 1e-5  # relative to the largest: matrix products of NumPy round by the size of the batch
-LOSS_TOLERANCE = 1e-4  # relative, between programs: they may round differently, and no more than that
+ROUNDING = 1e-5  # relative to the largest element: NumPy's matrix products depend on the batch size
+LOSS_TOLERANCE = 1e-4  # relative: compiled programs may round differently
 
 
 @dataclass(frozen=True)
 class Finding:
-    """What one check found. `fix` is empty where there is nothing to do."""
+    """The result of one check. `fix` is empty if nothing has to be done."""
 
     name: str
     status: Status
@@ -40,8 +40,8 @@ class Finding:
     fix: str = ""
 
 
-class Broken(Exception):
-    """A promise that the task does not keep: (what is wrong, the fix)."""
+class CheckFailed(Exception):
+    """The task fails a check: (what is wrong, the fix)."""
 
     def __init__(self, message: str, fix: str, status: Status = "fail") -> None:
         super().__init__(message)
@@ -50,39 +50,39 @@ class Broken(Exception):
 
 @dataclass(frozen=True)
 class Subject:
-    """A task under examination: how to build it, how it would be trained, and prints of it from a fresh process."""
+    """The task to check: how to build it, how it would be trained, and its fingerprint from a new process."""
 
     build: Callable[[], Task]
     inner: InnerConfig
     sync: SyncConfig
     batch_size: int
     seed: int
-    elsewhere: Callable[[], Mapping[str, Any]]  # learners/conformance/fingerprint.py's, of another process
+    elsewhere: Callable[[], Mapping[str, Any]]  # fingerprint.elsewhere
 
 
 @dataclass(frozen=True)
 class _Check:
     name: str
-    fix: str  # for an exception in the task's own code
+    fix: str  # shown when the task's own code raises
     needs: tuple[str, ...]
-    ask: Callable[[Subject, Task], str]
+    run: Callable[[Subject, Task], str]
 
 
 CHECKS: list[_Check] = []
 
 
-def _promise(
+def _check(
     name: str, fix: str, needs: tuple[str, ...] = ()
 ) -> Callable[[Callable[[Subject, Task], str]], Callable[[Subject, Task], str]]:
-    def register(ask: Callable[[Subject, Task], str]) -> Callable[[Subject, Task], str]:
-        CHECKS.append(_Check(name, fix, needs, ask))
-        return ask
+    def register(run: Callable[[Subject, Task], str]) -> Callable[[Subject, Task], str]:
+        CHECKS.append(_Check(name, fix, needs, run))
+        return run
 
     return register
 
 
-def examine(subject: Subject, names: Collection[str] = ()) -> Iterator[Finding]:
-    """Every check in order, or those named. One whose ground a failed check has taken away is skipped, and says so."""
+def run_checks(subject: Subject, names: Collection[str] = ()) -> Iterator[Finding]:
+    """Run all checks, or those named, in order. A check that needs a failed one is skipped."""
     failed: set[str] = set()
     task = subject.build()
     for check in CHECKS:
@@ -91,19 +91,19 @@ def examine(subject: Subject, names: Collection[str] = ()) -> Iterator[Finding]:
         if missing := [need for need in check.needs if need in failed]:
             finding = Finding(check.name, "skip", f"needs {', '.join(missing)}")
         else:
-            finding = _asked(check, subject, task)
+            finding = _run_check(check, subject, task)
         if finding.status in ("fail", "skip"):
             failed.add(check.name)
         yield finding
 
 
-def _asked(check: _Check, subject: Subject, task: Task) -> Finding:
+def _run_check(check: _Check, subject: Subject, task: Task) -> Finding:
     try:
-        return Finding(check.name, "pass", check.ask(subject, task))
-    except Broken as broken:
-        status, message, fix = broken.finding
+        return Finding(check.name, "pass", check.run(subject, task))
+    except CheckFailed as failure:
+        status, message, fix = failure.finding
         return Finding(check.name, status, message, fix)
-    except (Exception, SystemExit) as error:  # the task's own: whatever it is, it is this check's finding
+    except (Exception, SystemExit) as error:  # raised by the task's own code
         text = " ".join(str(error).split())
         return Finding(check.name, "fail", f"raises {type(error).__name__}: {text[:400]}", check.fix)
 
@@ -111,30 +111,30 @@ def _asked(check: _Check, subject: Subject, task: Task) -> Finding:
 # ------------------------------------------------------------------ parameters
 
 
-@_promise("init", "init(rng) must return a pytree of floating-point arrays and be traceable by jax.jit")
+@_check("init", "init(rng) must return a pytree of floating-point arrays and be traceable by jax.jit")
 def _init(subject: Subject, task: Task) -> str:
-    tensors = _told(lambda: trainer.tensors_of(task))
+    tensors = _finding_of(lambda: trainer.tensors_of(task))
     if not tensors:
-        raise Broken("init returns no array at all", "return a pytree with at least one floating-point array")
+        raise CheckFailed("init returns no array at all", "return a pytree with at least one floating-point array")
     if len({tensor.name for tensor in tensors}) < len(tensors):
-        raise Broken("two parameters have the same path", "give every parameter a path of its own")
+        raise CheckFailed("two parameters have the same path", "give every parameter a path of its own")
     params = _fresh(task, subject.seed)
     for tensor, leaf in zip(tensors, jax.tree.leaves(params), strict=True):
         if not np.isfinite(np.asarray(leaf, dtype=np.float32)).all():
-            raise Broken(f"init gives {tensor.name} elements that are not finite", "look for a division by zero")
+            raise CheckFailed(f"init gives {tensor.name} elements that are not finite", "look for a division by zero")
     return f"{len(tensors)} tensors, {sum(tensor.size for tensor in tensors):,} elements"
 
 
-@_promise("init-repeats", "init must use the key it is given, and nothing else that changes", ("init",))
+@_check("init-repeats", "init must use the key it is given, and nothing else that changes", ("init",))
 def _init_repeats(subject: Subject, task: Task) -> str:
     first, again = _fresh(task, subject.seed), _fresh(subject.build(), subject.seed)
     if differing := trees.differing(first, again):
-        raise Broken(
+        raise CheckFailed(
             f"two calls with the same key differ in {_some(differing)}",
             "draw every random number with jax.random from the key: learners and syncer must begin alike",
         )
     if not trees.differing(first, _fresh(task, subject.seed + 1)):
-        raise Broken(
+        raise CheckFailed(
             "another key gives the same parameters",
             "draw the initial parameters from the key, unless they are constant on purpose",
             "warn",
@@ -145,36 +145,36 @@ def _init_repeats(subject: Subject, task: Task) -> str:
 # ------------------------------------------------------------------ data
 
 
-@_promise("batch", "batch(start, count) must return a pytree of arrays whose leading axis is the sample")
+@_check("batch", "batch(start, count) must return a pytree of arrays whose leading axis is the sample")
 def _batch(subject: Subject, task: Task) -> str:
     batch = task.batch(0, subject.batch_size)
     _leading("batch", batch, subject.batch_size)
     _leading("batch", task.batch(subject.batch_size, 1), 1)
     far = 10**9
-    _leading(f"batch({far}, 1)", task.batch(far, 1), 1)  # the order is endless
+    _leading(f"batch({far}, 1)", task.batch(far, 1), 1)  # the order never ends
     shapes = [f"{leaf.dtype}{list(leaf.shape)}" for leaf in jax.tree.leaves(batch)]
     return f"{subject.batch_size} samples are {_some(shapes)}"
 
 
-@_promise("batch-repeats", "samples must follow from the factory's arguments and their position alone", ("batch",))
+@_check("batch-repeats", "samples must follow from the factory's arguments and their position alone", ("batch",))
 def _batch_repeats(subject: Subject, task: Task) -> str:
     count = subject.batch_size
     first = trees.copied(task.batch(count, count))
-    kept = task.batch(0, count)
-    before = trees.copied(kept)
+    batch = task.batch(0, count)
+    before = trees.copied(batch)
     task.batch(5 * count, count)
     task.held_out(0, count)
     fix = "compute a sample from its position and the seed: draw with np.random.default_rng((seed, position))"
-    if trees.differing(before, kept):
-        raise Broken("a batch changes when the next is asked for", "return arrays of its own from each call")
+    if trees.differing(before, batch):
+        raise CheckFailed("a batch changes when the next is asked for", "return arrays of its own from each call")
     if trees.differing(first, task.batch(count, count)):
-        raise Broken("the same samples differ when they are asked for again, after others", fix)
+        raise CheckFailed("the same samples differ when they are asked for again, after others", fix)
     if trees.differing(first, subject.build().batch(count, count)):
-        raise Broken("a second instance with the same arguments gives other samples", fix)
+        raise CheckFailed("a second instance with the same arguments gives other samples", fix)
     return "the same in any order of calls and in a second instance"
 
 
-@_promise("batch-splits", "batch(a, n + m) must be batch(a, n) followed by batch(a + n, m)", ("batch",))
+@_check("batch-splits", "batch(a, n + m) must be batch(a, n) followed by batch(a + n, m)", ("batch",))
 def _batch_splits(subject: Subject, task: Task) -> str:
     count = subject.batch_size
     for start, left, right in ((0, count, count), (3, 1, 2), (7 * count + 1, 2, 1)):
@@ -183,7 +183,7 @@ def _batch_splits(subject: Subject, task: Task) -> str:
             lambda a, b: np.concatenate([a, b]), task.batch(start, left), task.batch(start + left, right)
         )
         if trees.differing(whole, parts, ROUNDING):
-            raise Broken(
+            raise CheckFailed(
                 f"batch({start}, {left + right}) is not batch({start}, {left}) followed by "
                 f"batch({start + left}, {right})",
                 "make each sample a function of its own position: learners of other batch sizes, and restarted "
@@ -192,37 +192,37 @@ def _batch_splits(subject: Subject, task: Task) -> str:
     return "samples do not depend on how they are batched"
 
 
-@_promise("tokens", "tokens(count) must return a whole number above 0")
+@_check("tokens", "tokens(count) must return a whole number above 0")
 def _tokens(subject: Subject, task: Task) -> str:
     one, many = task.tokens(1), task.tokens(subject.batch_size)
     if not all(isinstance(number, int) and number > 0 for number in (one, many)):
-        raise Broken(f"tokens(1) is {one!r}", "return a whole number above 0: weights and budgets are made of it")
+        raise CheckFailed(f"tokens(1) is {one!r}", "return a whole number above 0: weights and budgets are made of it")
     if many + one != task.tokens(subject.batch_size + 1):
-        raise Broken("tokens(n + 1) is not tokens(n) + tokens(1)", "count the same for every sample")
+        raise CheckFailed("tokens(n + 1) is not tokens(n) + tokens(1)", "count the same for every sample")
     return f"{one} in a sample"
 
 
-@_promise("held-out", "held_out(start, count) must return what batch returns", ("batch",))
+@_check("held-out", "held_out(start, count) must return what batch returns", ("batch",))
 def _held_out(subject: Subject, task: Task) -> str:
     count = subject.batch_size
-    kept = task.held_out(0, count)
-    _leading("held_out", kept, count)
-    if trees.kind(kept) != trees.kind(task.batch(0, count)):
-        raise Broken(
-            f"held_out gives {trees.kind(kept)}, batch gives {trees.kind(task.batch(0, count))}",
+    held_out = task.held_out(0, count)
+    _leading("held_out", held_out, count)
+    if trees.kind(held_out) != trees.kind(task.batch(0, count)):
+        raise CheckFailed(
+            f"held_out gives {trees.kind(held_out)}, batch gives {trees.kind(task.batch(0, count))}",
             "return the same tree with the same dtypes and shapes: both go to the same loss",
         )
-    if trees.differing(trees.copied(kept), subject.build().held_out(0, count)):
-        raise Broken("a second instance gives other held-out samples", "compute them from position and seed alone")
+    if trees.differing(trees.copied(held_out), subject.build().held_out(0, count)):
+        raise CheckFailed("a second instance gives other held-out samples", "compute them from position and seed alone")
     return "like a batch, and the same every time"
 
 
-@_promise("held-out-disjoint", "held_out(start, count) must return what batch returns", ("batch", "held-out"))
+@_check("held-out-disjoint", "held_out(start, count) must return what batch returns", ("batch", "held-out"))
 def _held_out_disjoint(subject: Subject, task: Task) -> str:
     trained = trees.samples(task.batch(0, DISJOINT_SAMPLES))
     shared = sum(sample in trained for sample in trees.samples(task.held_out(0, DISJOINT_SAMPLES)))
     if shared:
-        raise Broken(
+        raise CheckFailed(
             f"{shared} held-out samples are among the first {DISJOINT_SAMPLES} of training",
             "keep files, indices or seeds apart; the held-out loss is no measure otherwise",
             "warn",
@@ -233,83 +233,89 @@ def _held_out_disjoint(subject: Subject, task: Task) -> str:
 # ------------------------------------------------------------------ loss and steps
 
 
-@_promise("loss", "loss(params, batch, rng) must return (scalar, dict) under jax.jit", ("init", "batch"))
+@_check("loss", "loss(params, batch, rng) must return (scalar, dict) under jax.jit", ("init", "batch"))
 def _loss(subject: Subject, task: Task) -> str:
     params, batch = _fresh(task, subject.seed), task.batch(0, subject.batch_size)
     key = jax.random.key(0)
     before = trees.state(task)
     shapes: Any = jax.eval_shape(task.loss, params, batch, key)
     if not (isinstance(shapes, tuple) and len(shapes) == 2 and isinstance(shapes[1], Mapping)):
-        raise Broken(f"loss returns {type(shapes).__name__}", "return (loss, aux), aux a dict, {} for none")
+        raise CheckFailed(f"loss returns {type(shapes).__name__}", "return (loss, aux), aux a dict, {} for none")
     if not (hasattr(shapes[0], "shape") and shapes[0].shape == () and shapes[0].dtype == jnp.float32):
-        raise Broken(f"the loss is {shapes[0]}", "return the mean over the batch as a float32 scalar")
+        raise CheckFailed(f"the loss is {shapes[0]}", "return the mean over the batch as a float32 scalar")
     if not isinstance(unit := getattr(task, "loss_unit", ""), str):
-        raise Broken(f"loss_unit is {unit!r}", "make it a string, such as 'nats/token', or leave it out")
+        raise CheckFailed(f"loss_unit is {unit!r}", "make it a string, such as 'nats/token', or leave it out")
     if bad := [repr(name) for name in shapes[1] if not isinstance(name, str)]:
-        raise Broken(f"auxiliary values whose names are no strings: {_some(bad)}", "name each with a string")
+        raise CheckFailed(f"auxiliary values whose names are no strings: {_some(bad)}", "name each with a string")
     if bad := [name for name, value in shapes[1].items() if not _is_real_scalar(value)]:
-        raise Broken(f"auxiliary values that are no real scalars: {_some(bad)}", "reduce each to a scalar")
+        raise CheckFailed(f"auxiliary values that are no real scalars: {_some(bad)}", "reduce each to a scalar")
     loss = float(jax.jit(lambda *given: task.loss(*given))(params, batch, key)[0])
     if changed := trees.differing(before, trees.state(task)):
-        raise Broken(
+        raise CheckFailed(
             f"loss changes the task itself: {_some(changed)}",
             "return what you want to keep as an auxiliary value: under jit an attribute is set once, to a tracer",
         )
     again = float(jax.jit(lambda *given: task.loss(*given))(params, batch, key)[0])
     if not np.isfinite(loss):
-        raise Broken(f"the first loss is {loss}", "look for log(0), a division by zero, or an overflow at the start")
+        raise CheckFailed(
+            f"the first loss is {loss}", "look for log(0), a division by zero, or an overflow at the start"
+        )
     if abs(loss - again) > LOSS_TOLERANCE * abs(loss):
-        raise Broken(
+        raise CheckFailed(
             f"compiled twice, the same loss is {loss} and {again}",
             "draw random numbers with jax.random from the key that loss is given, not with NumPy's",
         )
     if len(shapes[1]) > trainer.AUX_MAX:
         names = sorted(shapes[1])[trainer.AUX_MAX :]
-        raise Broken(f"{len(shapes[1])} auxiliary values", f"not reported: {_some(names)}; return fewer", "warn")
+        raise CheckFailed(f"{len(shapes[1])} auxiliary values", f"not reported: {_some(names)}; return fewer", "warn")
     return f"{loss:.3f} at the start"
 
 
-@_promise("gradients", "the loss must be differentiable with respect to every parameter", ("loss",))
+@_check("gradients", "the loss must be differentiable with respect to every parameter", ("loss",))
 def _gradients(subject: Subject, task: Task) -> str:
     params, batch = _fresh(task, subject.seed), task.batch(0, subject.batch_size)
     gradients = jax.jit(jax.grad(task.loss, has_aux=True))(params, batch, jax.random.key(0))[0]
     named = dict(zip([t.name for t in trainer.tensors_of(task)], jax.tree.leaves(gradients), strict=True))
     values = {name: np.asarray(leaf, dtype=np.float32) for name, leaf in named.items()}
     if bad := [name for name, value in values.items() if not np.isfinite(value).all()]:
-        raise Broken(
+        raise CheckFailed(
             f"not finite for {_some(bad)}",
             "look for sqrt, log, norm or where at a point without a derivative, for example sqrt(0)",
         )
     still = [name for name, value in values.items() if not value.any()]
     if len(still) == len(values):
-        raise Broken(
+        raise CheckFailed(
             "all are zero", "the loss does not depend on the parameters: look for stop_gradient, argmax, round"
         )
     if still:
-        raise Broken(
+        raise CheckFailed(
             f"all zero for {_some(still)}", "take parameters that the loss does not use out of the tree", "warn"
         )
     return f"finite for all {len(values)} tensors"
 
 
-@_promise("optimizer", "optimizer(inner) must return an optax.GradientTransformation")
+@_check("optimizer", "optimizer(inner) must return an optax.GradientTransformation")
 def _optimizer(subject: Subject, task: Task) -> str:
     made = task.optimizer(subject.inner)
     if not isinstance(made, optax.GradientTransformation):
-        raise Broken(f"optimizer returns {type(made).__name__}", "return an optax.GradientTransformation")
+        raise CheckFailed(f"optimizer returns {type(made).__name__}", "return an optax.GradientTransformation")
     return f"takes [inner] with {subject.inner.optimizer}"
 
 
-@_promise("steps", "loss and optimizer must work together in a compiled step", ("gradients", "optimizer"))
+@_check("steps", "loss and optimizer must work together in a compiled step", ("gradients", "optimizer"))
 def _steps(subject: Subject, task: Task) -> str:
     first, losses = _trained(subject, task)
     again, _ = _trained(subject, subject.build())
     if not all(map(np.isfinite, losses)) or not all(np.isfinite(np.asarray(x)).all() for x in jax.tree.leaves(first)):
-        raise Broken(f"not finite after {STEPS} steps, losses {losses}", "lower inner.lr, or keep inner.clip_norm on")
+        raise CheckFailed(
+            f"not finite after {STEPS} steps, losses {losses}", "lower inner.lr, or keep inner.clip_norm on"
+        )
     if not trees.differing(_fresh(task, subject.seed), first):
-        raise Broken("parameters stay as they were", "look at the optimizer: its learning rate, masks and freezing")
+        raise CheckFailed(
+            "parameters stay as they were", "look at the optimizer: its learning rate, masks and freezing"
+        )
     if differing := trees.differing(first, again):
-        raise Broken(
+        raise CheckFailed(
             f"the same {STEPS} steps give other parameters in {_some(differing)}",
             "use no random numbers but those of the keys that init and loss are given",
         )
@@ -319,13 +325,13 @@ def _steps(subject: Subject, task: Task) -> str:
 # ------------------------------------------------------------------ how it is merged, and elsewhere
 
 
-@_promise("fragments", "the parameters must deal into sync.P fragments", ("init",))
+@_check("fragments", "the parameters must deal into sync.P fragments", ("init",))
 def _fragments(subject: Subject, task: Task) -> str:
-    fragments = _told(lambda: trainer.deal(task, subject.sync))
+    fragments = _finding_of(lambda: trainer.deal(task, subject.sync))
     sizes = [fragment.size for fragment in fragments]
     largest = max(sizes) / (sum(sizes) / len(sizes))
     if largest > 3.0:
-        raise Broken(
+        raise CheckFailed(
             f"P = {len(sizes)}, and the largest fragment is {largest:.1f} times the mean",
             "one tensor outweighs the others: split it, for example by layer, or lower sync.P",
             "warn",
@@ -333,19 +339,19 @@ def _fragments(subject: Subject, task: Task) -> str:
     return f"P = {len(sizes)}, the largest {largest:.1f} times the mean"
 
 
-@_promise("merge-rules", 'merge_rules must map patterns of tensor paths to "rda" or "avg"', ("init",))
+@_check("merge-rules", 'merge_rules must map patterns of tensor paths to "rda" or "avg"', ("init",))
 def _merge_rules(subject: Subject, task: Task) -> str:
     patterns: Mapping[str, str] = getattr(task, "merge_rules", {})
     names = [tensor.name for tensor in trainer.tensors_of(task)]
     for pattern, rule in patterns.items():
         if rule not in RULES:
-            raise Broken(f"{pattern!r} asks for the rule {rule!r}", f"the rules are {', '.join(RULES)}")
+            raise CheckFailed(f"{pattern!r} asks for the rule {rule!r}", f"the rules are {', '.join(RULES)}")
         if not any(fnmatchcase(name, pattern) for name in names):
-            raise Broken(f"{pattern!r} matches no tensor", f"the tensors are {_some(names)}")
+            raise CheckFailed(f"{pattern!r} matches no tensor", f"the tensors are {_some(names)}")
     return f"{len(patterns)} patterns, each matches" if patterns else "none: the default rules apply"
 
 
-@_promise("fresh-process", "the task must build from the same arguments in every process", ("init", "batch", "loss"))
+@_check("fresh-process", "the task must build from the same arguments in every process", ("init", "batch", "loss"))
 def _fresh_process(subject: Subject, task: Task) -> str:
     from learners.conformance.fingerprint import fingerprint
 
@@ -354,7 +360,7 @@ def _fresh_process(subject: Subject, task: Task) -> str:
     if abs(here["loss"] - there["loss"]) > LOSS_TOLERANCE * abs(here["loss"]):
         differing.append("loss")
     if differing:
-        raise Broken(
+        raise CheckFailed(
             f"another process gives another {', '.join(differing)}",
             "look for hash(), the order of a set or of os.listdir, the time, or a generator without a seed",
         )
@@ -364,23 +370,23 @@ def _fresh_process(subject: Subject, task: Task) -> str:
 # ------------------------------------------------------------------ helpers
 
 
-def _told(ask: Callable[[], Any]) -> Any:
-    """The answer, or the ValueError `what is wrong; the fix` of our own code as a finding."""
+def _finding_of(ask: Callable[[], Any]) -> Any:
+    """Call `ask`. A ValueError of our own code, "what is wrong; the fix", becomes a CheckFailed."""
     try:
         return ask()
     except ValueError as error:
         message, separator, fix = str(error).rpartition("; ")
         if not separator:
             raise
-        raise Broken(message, fix) from error
+        raise CheckFailed(message, fix) from error
 
 
 def _fresh(task: Task, seed: int) -> Any:
-    return jax.jit(lambda key: task.init(key))(jax.random.key(seed))  # a new function: traced anew each time
+    return jax.jit(lambda key: task.init(key))(jax.random.key(seed))  # a new function, so it is traced again each time
 
 
 def _trained(subject: Subject, task: Task) -> tuple[Any, list[float]]:
-    """Parameters after some steps from the start, and the loss before each."""
+    """The parameters after STEPS steps, and the loss before each step."""
     fragments = trainer.deal(task, SyncConfig(P=1))
     learner = trainer.Trainer(task, fragments, subject.inner, subject.seed)
     count = subject.batch_size
@@ -395,9 +401,11 @@ def _is_real_scalar(value: Any) -> bool:
 def _leading(name: str, batch: Batch, count: int) -> None:
     leaves = jax.tree.leaves(batch)
     if not leaves or not all(hasattr(leaf, "dtype") and hasattr(leaf, "shape") for leaf in leaves):
-        raise Broken(f"{name} returns {type(batch).__name__} with leaves that are no arrays", "return NumPy arrays")
+        raise CheckFailed(
+            f"{name} returns {type(batch).__name__} with leaves that are no arrays", "return NumPy arrays"
+        )
     if bad := [str(list(leaf.shape)) for leaf in leaves if leaf.shape[:1] != (count,)]:
-        raise Broken(
+        raise CheckFailed(
             f"of {count} samples, {name} gives shapes {_some(bad)}", "make the sample the leading axis of every array"
         )
 

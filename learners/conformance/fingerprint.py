@@ -1,6 +1,6 @@
-"""Prints of a task, for comparing processes: what hash seeds, clocks and unseeded generators change shows here.
+"""Fingerprints of a task, to compare two processes: they reveal hash seeds, clocks and unseeded generators.
 
-As a program it reads a task's factory arguments as JSON on standard input and prints its prints as JSON.
+As a program it reads a task's factory arguments as JSON on stdin and prints the fingerprint as JSON.
 """
 
 from __future__ import annotations
@@ -14,11 +14,11 @@ import sys
 from collections.abc import Mapping
 from typing import Any
 
-PROCESS_S = 300.0  # deadline of the other process
+PROCESS_S = 300.0  # seconds that the other process may take
 
 
 def fingerprint(task: Any, seed: int, batch_size: int) -> dict[str, Any]:
-    """SHA-256 of initial parameters, two batches and held-out samples; the first loss as a number."""
+    """SHA-256 of the initial parameters, of two batches and of held-out samples; the first loss as a number."""
     import jax
     import numpy as np
 
@@ -41,7 +41,7 @@ def fingerprint(task: Any, seed: int, batch_size: int) -> dict[str, Any]:
 def elsewhere(task: str, model: Mapping[str, Any], data: Mapping[str, Any], seed: int, batch_size: int) -> Any:
     """The fingerprint of the same task in a new process with another hash seed.
 
-    Raises RuntimeError, with the end of what it printed, when it fails or takes more than PROCESS_S.
+    Raises RuntimeError, with the end of its stderr, if the process fails or takes more than PROCESS_S.
     """
     asked = {"task": task, "model": dict(model), "data": dict(data), "seed": seed, "batch_size": batch_size}
     environment = os.environ | {
@@ -70,7 +70,7 @@ def main() -> None:
     from learners.training.task import load
 
     asked = json.load(sys.stdin)
-    with contextlib.redirect_stdout(sys.stderr):  # stdout is for the answer, whatever the task prints
+    with contextlib.redirect_stdout(sys.stderr):  # stdout is for the answer alone
         task = load(asked["task"], DataConfig(**asked["data"]), asked["seed"], asked["model"])
         found = fingerprint(task, asked["seed"], asked["batch_size"])
     print(json.dumps(found))

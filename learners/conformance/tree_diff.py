@@ -1,4 +1,4 @@
-"""Comparing pytrees of arrays, and what an object holds, before and after: for checks of a task."""
+"""Compares pytrees of arrays, and an object's attributes before and after a call, for the conformance checks."""
 
 from __future__ import annotations
 
@@ -15,7 +15,7 @@ from learners.training.task import Batch
 
 
 def differing(one: Any, other: Any, tolerance: float = 0.0) -> list[str]:
-    """Paths of leaves that are not equal to the bit, or within the tolerance; where the trees differ, those paths."""
+    """Paths of the leaves that differ by more than the tolerance (0: in any bit), or that only one tree has."""
     left, right = _leaves(one), _leaves(other)
     if left.keys() != right.keys():
         return sorted(left.keys() ^ right.keys())
@@ -47,23 +47,23 @@ def _bits(leaf: Any) -> tuple[Any, ...]:
 
 
 def copied(batch: Batch) -> Batch:
-    """In memory of its own."""
+    """A copy of the batch."""
     return jax.tree.map(lambda leaf: np.array(leaf), batch)
 
 
 def kind(batch: Batch) -> str:
-    """Tree, dtypes and shapes of one sample."""
+    """The tree, dtypes and shapes of one sample, as text."""
     return str(jax.tree.map(lambda leaf: f"{leaf.dtype}{list(leaf.shape[1:])}", batch))
 
 
 def samples(batch: Batch) -> set[bytes]:
-    """The bytes of every sample."""
+    """The bytes of each sample."""
     leaves = [np.asarray(leaf) for leaf in jax.tree.leaves(batch)]
     return {b"".join(leaf[index].tobytes() for leaf in leaves) for index in range(len(leaves[0]))}
 
 
 def state(thing: object) -> dict[str, str]:
-    """A print of every attribute: of arrays their bytes, of other things how they show."""
+    """A digest or text of every attribute of an object."""
 
     def shown(value: Any) -> str:
         if isinstance(value, np.ndarray) or (isinstance(value, jax.Array) and not isinstance(value, jax.core.Tracer)):

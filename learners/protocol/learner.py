@@ -461,9 +461,9 @@ class Learner:
         if self.phase in (STEPPING, DRAINING) and self._adoption.whole:
             spans, used = self._spans.state()
             loss = self._loss if self._loss is not None and math.isfinite(self._loss) else None
-            place = (loss, self._reports, self._syncer_step, self._progress)
+            counters = (loss, self._reports, self._syncer_step, self._progress)
             state = ResumeState(
-                self.step, self._processed, *place, self._adoption.state(), self._spans.newest, spans, used
+                self.step, self._processed, *counters, self._adoption.state(), self._spans.newest, spans, used
             )
             self._emit(StateSaved(self._save, self.step, self._adoption.versions))
             self._effects.append(Save(self._save, state, self._suspend and self.phase == STEPPING))

@@ -1,6 +1,6 @@
-"""A corpus of bytes from text files, and the one deterministic, endless order of its samples.
+"""A byte corpus from text files, and the deterministic, endless order of its samples.
 
-Knows nothing of learners or spans: sample i is the same in every process that reads the same files.
+Sample i is the same in every process that reads the same files.
 """
 
 from __future__ import annotations
@@ -26,21 +26,21 @@ _NOT_SOURCES = ("site-packages", "dist-packages", "test", "tests", "__pycache__"
 
 
 def check(data: DataConfig) -> None:
-    """Look at the files without reading them through.
+    """Check the files by their names and sizes.
 
-    Raises ValueError, naming the field and the fix, when there are none or they are too small for one sample.
+    Raises ValueError, naming the field and the fix, if there are none or they are too small for one sample.
     """
     total = sum(path.stat().st_size for _, path in _files(data))
-    if total < 3 * data.sequence_length:  # a training sample at any phase, and a held-out one
+    if total < 3 * data.sequence_length:  # one training sample at any phase, and one held-out sample
         raise _too_small(data, total)
 
 
 class ByteCorpus:
     """All files of the recipe's [data] table, split into training and held-out text.
 
-    `train`, `held_out`: uint8, files one after the other in the order of their relative paths. `files_train`,
-    `files_held_out`: how many; a single file counts on both sides. `digest`: SHA-256 over names and bytes.
-    Raises ValueError, naming the field and the fix, as `check` does.
+    `train`, `held_out`: uint8[n], the files concatenated in the order of their relative paths. `files_train`,
+    `files_held_out`: how many; a single file counts in both. `digest`: SHA-256 of names and bytes. Raises
+    ValueError as `check` does.
     """
 
     def __init__(self, data: DataConfig, seed: int) -> None:
@@ -48,42 +48,42 @@ class ByteCorpus:
         self._seed = seed
         files = [(name, path.read_bytes()) for name, path in _files(data)]
         held_out = _held_out_names([name for name, _ in files], data.held_out)
-        kept = [text for name, text in files if name in held_out]
-        used = [text for name, text in files if name not in held_out]
-        if not used:
-            whole = kept[0]
+        held_out_texts = [text for name, text in files if name in held_out]
+        train_texts = [text for name, text in files if name not in held_out]
+        if not train_texts:
+            whole = held_out_texts[0]
             cut = len(whole) - max(round(data.held_out * len(whole)), length + 1)
-            used, kept = [whole[: max(cut, 0)]], [whole[max(cut, 0) :]]
-        self.train, self.held_out = _joined(used), _joined(kept)
-        self.files_train, self.files_held_out = len(used), len(kept)
+            train_texts, held_out_texts = [whole[: max(cut, 0)]], [whole[max(cut, 0) :]]
+        self.train, self.held_out = _joined(train_texts), _joined(held_out_texts)
+        self.files_train, self.files_held_out = len(train_texts), len(held_out_texts)
         self.digest = _digest(files)
-        self._windows = (len(self.train) - length) // length  # whole windows left at every phase
+        self._windows = (len(self.train) - length) // length  # whole windows at every phase
         self._held_out_windows = (len(self.held_out) - 1) // length
         if self._windows < 1 or self._held_out_windows < 1:
             raise _too_small(data, len(self.train) + len(self.held_out))
 
     @property
     def windows(self) -> int:
-        """Samples in an epoch."""
+        """The number of samples in one epoch of the data."""
         return self._windows
 
     def batch(self, start: int, count: int) -> Bytes:
         """Samples [start, start + count) of the training text, uint8[count, L + 1].
 
-        An epoch cuts the text into windows of L bytes, from a phase of its own, and takes each window once,
-        in an order of its own. The last byte of a sample is only a target; the next window begins with it.
+        Each epoch cuts the text into windows of L bytes at its own phase and takes each window once, in its own
+        order. The last byte of a sample is only a target; the next window begins with it.
         """
         offsets = np.empty(count, dtype=np.int64)
-        for place in range(count):
-            epoch, index = divmod(start + place, self._windows)
+        for row in range(count):
+            epoch, index = divmod(start + row, self._windows)
             phase, order = _epoch(self._seed, epoch, self._windows, self._length)
-            offsets[place] = phase + order[index] * self._length
+            offsets[row] = phase + order[index] * self._length
         return self._cut(self.train, offsets)
 
     def held_out_batch(self, start: int, count: int) -> Bytes:
-        """Samples [start, start + count) for evaluation, uint8[count, L + 1]; after the last the first again.
+        """Samples [start, start + count) for evaluation, uint8[count, L + 1], repeating endlessly.
 
-        They are strided so that any number of first samples is spread evenly over the held-out text.
+        Their order is strided, so the first samples, however many, spread evenly over the held-out text.
         """
         order = np.arange(start, start + count, dtype=np.int64) * _stride(self._held_out_windows)
         return self._cut(self.held_out, order % self._held_out_windows * self._length)
@@ -95,16 +95,16 @@ class ByteCorpus:
 
 @lru_cache(maxsize=4)
 def _epoch(seed: int, epoch: int, windows: int, length: int) -> tuple[int, NDArray[np.intp]]:
-    """An epoch's phase in bytes and order of windows.
+    """The phase in bytes and the order of windows of one epoch of the data.
 
-    Made from the raw output of a counter-based generator, which NumPy keeps the same in every version.
+    From the raw output of a counter-based generator, which is the same in every version of NumPy.
     """
     raw = np.random.Philox(key=[seed, epoch]).random_raw(windows + 1)
     return int(raw[0] % length), np.argsort(raw[1:], kind="stable")
 
 
 def _stride(windows: int) -> int:
-    """A step coprime to `windows`, near its golden section: its multiples leave no large gaps."""
+    """A stride coprime to `windows`, near its golden section, whose multiples leave no large gaps."""
     stride = max(1, round(windows * 0.6180339887498949))
     while np.gcd(stride, windows) != 1:
         stride += 1
@@ -115,7 +115,7 @@ def _stride(windows: int) -> int:
 
 
 def _files(data: DataConfig) -> list[tuple[str, Path]]:
-    """(relative path, path) of every file, by relative path. Raises ValueError when there is none."""
+    """(relative path, path) of every file, sorted. Raises ValueError if there is none."""
     if data.path is None:
         root = Path(sysconfig.get_path("stdlib"))
         found = [path for path in _walk(root, _NOT_SOURCES) if path.suffix == ".py"]
@@ -124,14 +124,14 @@ def _files(data: DataConfig) -> list[tuple[str, Path]]:
     named = sorted((path.relative_to(root).as_posix(), path) for path in found)
     if not named:
         raise ValueError(
-            f"data.path = {data.path!r}: no text files there; give a folder with text in it, or a glob "
+            f"data.path = {data.path!r}: no text files there; give a folder with text files, or a glob "
             "such as `corpus/**/*.txt`"
         )
     return named
 
 
 def _chosen(pattern: str) -> tuple[Path, list[Path]]:
-    """The folder that names are relative to, and the files of a folder or a glob."""
+    """(root folder of relative names, files) of a folder or a glob."""
     root = Path(pattern).expanduser()
     if root.is_dir():
         files = list(_walk(root, ()))
@@ -147,14 +147,14 @@ def _chosen(pattern: str) -> tuple[Path, list[Path]]:
 
 
 def _walk(root: Path, without: Sequence[str]) -> Iterator[Path]:
-    """Every visible file below a folder; folders named in `without` are left out."""
+    """Every visible file below a folder, except in folders named in `without`."""
     for folder, folders, files in os.walk(root):
         folders[:] = [name for name in folders if name not in without and not name.startswith(".")]
         yield from (Path(folder, name) for name in files if not name.startswith("."))
 
 
 def _is_text(path: Path) -> bool:
-    """Whether its beginning is UTF-8 without NUL."""
+    """Whether the file begins with UTF-8 text without NUL bytes."""
     with path.open("rb") as file:
         head = file.read(4096)
     try:
@@ -164,9 +164,9 @@ def _is_text(path: Path) -> bool:
 
 
 def _held_out_names(names: Sequence[str], share: float) -> set[str]:
-    """Which files are held out: by a hash of their names, so that adding a file moves no other one.
+    """The names of the held-out files: at least one, and not all if there are several.
 
-    At least one, and not all where there are several.
+    Chosen by a hash of the names, so that adding a file moves no other file.
     """
     ranked = sorted((hashlib.sha256(name.encode()).digest(), name) for name in names)
     below = sum(int.from_bytes(rank[:8], "big") < share * 2**64 for rank, _ in ranked)
@@ -194,15 +194,15 @@ def _too_small(data: DataConfig, total: int) -> ValueError:
     )
 
 
-# ------------------------------------------------------------------ counting models to compare with
+# ------------------------------------------------------------------ n-gram models for comparison
 
 
 def ngram_losses(train: Bytes, windows: Bytes) -> tuple[float, float]:
     """(bigram, trigram) loss in nats per byte on the targets of held-out windows uint8[count, L + 1].
 
-    Counted on train uint8[n]; each order is interpolated with the one below, which counts as much as the
-    context has had different successors (Witten and Bell, 1991); below the unigram lies the uniform. Like a
-    model, they see nothing before a window: its first target has a bigram's context only.
+    The models count n-grams in train uint8[n]. Each order is interpolated with the one below by Witten-Bell smoothing
+    (Witten and Bell, 1991); the unigram is interpolated with the uniform distribution. Like a model, they see nothing
+    before a window, so its first target has a bigram's context only.
     """
     second, third = windows[:, :-1].reshape(-1), windows[:, 1:].reshape(-1)
     uniform = np.full(third.shape, 1 / 256)
@@ -217,9 +217,9 @@ def ngram_losses(train: Bytes, windows: Bytes) -> tuple[float, float]:
 
 
 def _counts(columns: Sequence[Bytes]) -> NDArray[np.int64]:
-    """How often each successor follows each context: int64[256 ** (order - 1), 256]."""
+    """Counts of each successor after each context: int64[256 ** (order - 1), 256]."""
     table = np.zeros(256 ** len(columns), dtype=np.int64)
-    for begin in range(0, len(columns[0]), 1 << 24):  # bounds the memory of the index
+    for begin in range(0, len(columns[0]), 1 << 24):  # in blocks, to bound memory
         index = np.zeros(len(columns[0][begin : begin + (1 << 24)]), dtype=np.int64)
         for column in columns:
             index = index * 256 + column[begin : begin + (1 << 24)]
@@ -230,7 +230,7 @@ def _counts(columns: Sequence[Bytes]) -> NDArray[np.int64]:
 def _witten_bell(
     table: NDArray[np.int64], contexts: NDArray[np.int64] | Bytes, targets: Bytes, lower: NDArray[np.float64]
 ) -> NDArray[np.float64]:
-    """(count + successors * lower) / (total + successors); `lower` alone for a context never seen."""
+    """(count + successors * lower) / (total + successors); `lower` alone for an unseen context."""
     seen, successors = table.sum(axis=1)[contexts], np.count_nonzero(table, axis=1)[contexts]
     counted = table[contexts, targets] + successors * lower
     return np.where(seen > 0, counted / np.maximum(seen + successors, 1), lower)

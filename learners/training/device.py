@@ -1,4 +1,7 @@
-"""JAX's settings for the device that a process has; to be called before JAX is imported."""
+"""JAX's settings for a process's device, and the fact that records device, host and settings.
+
+Call `fit` before JAX is imported, and `device_taken` after.
+"""
 
 from __future__ import annotations
 
@@ -9,7 +12,7 @@ from pathlib import Path
 
 from learners.protocol.facts import DeviceTaken
 
-# Of the environment, what XLA and JAX read at their start and what can change numbers.
+# Environment variables that XLA and JAX read at start and that can change numbers.
 SETTINGS = (
     "XLA_FLAGS",
     "LIBTPU_INIT_ARGS",
@@ -23,26 +26,26 @@ SETTINGS = (
 
 
 PACKAGES = ("jax", "jaxlib", "numpy")
-_VECTORS = ("avx", "amx", "fma", "f16c", "asimd", "sve", "fphp", "bf16")  # how names of instruction sets begin
+_VECTORS = ("avx", "amx", "fma", "f16c", "asimd", "sve", "fphp", "bf16")  # prefixes of instruction set names
 
 
 def fit(core: int | None, accelerated: bool, devices: int = 1) -> None:
-    """On CPUs: one thread, on this core of the host if one is given. Accelerators keep JAX's own settings.
+    """Set the environment for JAX. On CPUs: one thread, pinned to `core` if given. Accelerators keep JAX's defaults.
 
-    A unit of several CPU `devices` has them made by XLA, each with a thread of its own on any core.
+    `devices` above 1 on CPUs: XLA simulates that many devices, each with its own thread on any core.
     """
     if core is not None and devices == 1:
-        os.sched_setaffinity(0, {core})  # this thread, and those it starts: XLA's among them
+        os.sched_setaffinity(0, {core})  # this thread and those that it starts, including XLA's
     if not accelerated:
         flags = os.environ.setdefault("XLA_FLAGS", "--xla_cpu_multi_thread_eigen=false intra_op_parallelism_threads=1")
         if devices > 1:
-            # In front: XLA reads nothing behind a word that does not begin with a hyphen.
+            # In front, because XLA stops reading at a word without a leading hyphen.
             os.environ["XLA_FLAGS"] = f"--xla_force_host_platform_device_count={devices} {flags}"
         os.environ.setdefault("JAX_PLATFORMS", "cpu")
 
 
 def device_taken(devices: int | None) -> DeviceTaken:
-    """The fact that an incarnation says of itself. `devices`: local ones that a step is spread over, None: all."""
+    """Describe this process for the log. `devices`: how many local devices a step is spread over; None: all."""
     import jax
 
     found = jax.local_devices()
@@ -60,11 +63,11 @@ def device_taken(devices: int | None) -> DeviceTaken:
 
 
 def _processor() -> tuple[str, str]:
-    """(name, vector instruction sets) of the host's processor, as Linux tells; its architecture where it does not."""
+    """(name, vector instruction sets) of the processor from /proc/cpuinfo; its architecture if that is missing."""
     try:
         lines = Path("/proc/cpuinfo").read_text(encoding="utf-8", errors="replace").splitlines()
     except OSError:
         lines = []
-    told = {key.strip(): value.strip() for key, _, value in (line.partition(":") for line in lines)}
-    flags = (told.get("flags") or told.get("Features") or "").split()
-    return told.get("model name", platform.machine()), " ".join(sorted(f for f in flags if f.startswith(_VECTORS)))
+    fields = {key.strip(): value.strip() for key, _, value in (line.partition(":") for line in lines)}
+    flags = (fields.get("flags") or fields.get("Features") or "").split()
+    return fields.get("model name", platform.machine()), " ".join(sorted(f for f in flags if f.startswith(_VECTORS)))

@@ -1,4 +1,4 @@
-"""The state a run starts from, named by value: made where it is needed, never sent."""
+"""The parameters that a run starts from, described so that each process can compute them itself."""
 
 from __future__ import annotations
 

@@ -1,7 +1,7 @@
-"""The devices of one learner unit as a mesh: where parameters and batches live on it.
+"""The device mesh of one learner: where its parameters and batches are placed.
 
-Axis "batch" splits the samples of a step, axis "model" is the task's to use; XLA moves what has to be moved. Knows
-nothing of fragments: they are read and written whole.
+Axis "batch" splits the samples of a step; the task decides the use of axis "model". XLA inserts the communication.
+Fragments are read and written as whole arrays.
 """
 
 from __future__ import annotations
@@ -23,10 +23,10 @@ _SPEC: Any = PartitionSpec  # JAX leaves its constructor untyped
 
 @dataclass(frozen=True)
 class Layout:
-    """How one learner's arrays lie on its devices."""
+    """The placement of one learner's arrays on its devices."""
 
     mesh: Mesh
-    leaves: tuple[NamedSharding, ...]  # of every parameter, in tree order
+    leaves: tuple[NamedSharding, ...]  # of each parameter, in tree order
 
     @property
     def batch(self) -> NamedSharding:
@@ -37,7 +37,7 @@ class Layout:
         return NamedSharding(self.mesh, _SPEC())
 
     def split(self, batch: Batch) -> Batch:
-        """A batch with its samples spread over the axis "batch". Raises ValueError for a count that does not divide."""
+        """Spread a batch's samples over the axis "batch". Raises ValueError if their number is not a multiple of it."""
         ways = self.mesh.shape["batch"]
         counts = {len(leaf) for leaf in jax.tree.leaves(batch)}
         if any(count % ways for count in counts):
@@ -45,23 +45,24 @@ class Layout:
         return jax.device_put(batch, self.batch)
 
     def state(self, opt_state: Any) -> Any:
-        """The inner optimizer's state: what was made like a sharded parameter stays so, the rest is replicated."""
+        """Place the inner optimizer's state: leaves sharded like parameters stay so, all others are replicated."""
         return jax.tree.map(
             lambda leaf: leaf if _on(leaf, self.mesh) else jax.device_put(leaf, self.replicated), opt_state
         )
 
 
 def layout(task: Task, tensors: Sequence[Tensor], devices: int | None, model_parallel: int) -> Layout | None:
-    """Where a task's tensors live on that many local devices, None: all; of which every `model_parallel` share a model.
+    """The layout of a task's tensors on local devices; None for a single device.
 
-    A task's `sharding(mesh)`, if it has one, maps tensor path patterns (fnmatch) to PartitionSpecs; the first that
-    matches decides, and what none matches is replicated. None for one device: JAX's own placement.
-    Raises ValueError for devices that are not there, and for a tensor that cannot be cut as the task says.
+    `devices`: how many, None for all. `model_parallel`: how many of them share one copy of the model. A task's
+    `sharding(mesh)`, if it has one, maps tensor path patterns (fnmatch) to PartitionSpecs; the first match decides, and
+    tensors without a match are replicated. Raises ValueError for missing devices, and for a tensor that cannot be
+    sharded as the task asks.
     """
     found = jax.local_devices()
     count = len(found) if devices is None else devices
     if count > len(found):
-        raise ValueError(f"devices = {count}: this process has {len(found)}; ask for as many in the pool's resources")
+        raise ValueError(f"devices = {count}: this process has {len(found)}; request as many in the pool's resources")
     if count % model_parallel:
         raise ValueError(f"model_parallel = {model_parallel} does not divide the {count} devices; use a divisor")
     if count == 1:
@@ -80,7 +81,7 @@ def _placed(tensor: Tensor, patterns: Mapping[str, PartitionSpec], mesh: Mesh) -
     except ValueError as error:
         axes = dict(mesh.shape)
         raise ValueError(
-            f"{tensor.name} of shape {list(tensor.shape)} cannot lie as {spec} on a mesh of {axes}: "
+            f"{tensor.name} of shape {list(tensor.shape)} cannot be sharded as {spec} on a mesh of {axes}: "
             f"{' '.join(str(error).split())}; change the task's sharding or the pool's devices"
         ) from error
     return sharding

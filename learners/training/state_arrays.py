@@ -1,7 +1,7 @@
-"""A learner's whole state, parameters and inner optimizer, as plain arrays that may cross between processes.
+"""A learner's whole state, parameters and inner optimizer, as plain NumPy arrays for other processes.
 
-One array per leaf, in the tree's order. NumPy has no bfloat16 that Ray can send without copying, and no PRNG keys:
-such leaves travel as their bits. Knows no transport; what a peer sent is checked before it is used.
+One array per leaf, in tree order. Leaves of types that NumPy or Ray's zero-copy transfer lack (bfloat16, PRNG keys)
+travel as their bits. `defect` checks arrays from a peer before `unpack` uses them.
 """
 
 from __future__ import annotations
@@ -16,21 +16,21 @@ import numpy as np
 from numpy.typing import NDArray
 
 Arrays = list[NDArray[Any]]
-PLAIN = "biuf"  # kinds of dtypes that NumPy itself has
+PLAIN = "biuf"  # the dtype kinds of NumPy itself
 
 
 def pack(leaves: Sequence[Any]) -> Arrays:
-    """Host copies of the leaves: numpy arrays of their shapes, in NumPy's own dtypes."""
+    """Copy the leaves to the host, in NumPy's own dtypes."""
     return [_bits(np.asarray(_data(leaf))) for leaf in leaves]
 
 
 def unpack(arrays: Arrays, like: Sequence[Any]) -> list[Any]:
-    """The leaves again, with the dtypes and on the devices of `like`. `defect` must have found nothing."""
+    """Restore the leaves with the dtypes and on the devices of `like`. Requires that `defect` found nothing."""
     return [_restored(array, leaf) for array, leaf in zip(arrays, like, strict=True)]
 
 
 def digest(arrays: Arrays) -> str:
-    """SHA-256 over shapes, dtypes and bytes, hex."""
+    """SHA-256 of shapes, dtypes and bytes, hexadecimal."""
     sha = hashlib.sha256()
     for array in arrays:
         sha.update(f"{array.dtype.str}{array.shape}".encode())
@@ -39,12 +39,12 @@ def digest(arrays: Arrays) -> str:
 
 
 def size(arrays: Arrays) -> int:
-    """Bytes."""
+    """Total size in bytes."""
     return sum(array.nbytes for array in arrays)
 
 
 def defect(arrays: Any, like: Sequence[Any]) -> str:
-    """Why these cannot be the leaves: wrong_shape | non_finite; empty when they can."""
+    """Why the arrays cannot be the leaves of `like`: wrong_shape or non_finite; empty when they can."""
     wanted = [_bits(np.empty(0, np.dtype(_data(leaf).dtype))).dtype for leaf in like]
     if not isinstance(arrays, list) or len(arrays) != len(like):
         return "wrong_shape"
@@ -69,12 +69,12 @@ def _data(leaf: Any) -> Any:
 
 
 def _bits(array: NDArray[Any]) -> NDArray[Any]:
-    """As it is, or as unsigned integers of the same width."""
+    """The array, viewed as unsigned integers of the same width if its dtype is not NumPy's own."""
     return array if array.dtype.kind in PLAIN else array.view(f"u{array.dtype.itemsize}")
 
 
 def _restored(array: NDArray[Any], leaf: Any) -> Any:
-    # A copy: on a CPU, device_put would keep pointing into memory that is not ours.
+    # Copies: on a CPU, device_put would share memory that this learner does not own.
     value = jnp.array(array.view(np.dtype(_data(leaf).dtype)))
     if not isinstance(leaf, jax.Array):
         return value

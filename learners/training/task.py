@@ -1,7 +1,7 @@
-"""The interface between decoupled training and a model: bring your own by its import path.
+"""Task, the interface to a model. Bring your own by its import path.
 
-A task is built by a factory, `factory(data: DataConfig, seed: int, **model)`, in every process that needs it,
-and must be a pure function of those arguments.
+Every process that needs the task builds it with its factory, `factory(data: DataConfig, seed: int, **model)`, so the
+task must depend on these arguments alone.
 """
 
 from __future__ import annotations
@@ -20,13 +20,13 @@ Batch = Any  # a pytree of numpy or jax arrays; the leading axis is the sample
 
 @runtime_checkable
 class Task(Protocol):
-    """What a learner needs to know of a model.
+    """A model with its data, loss and inner optimizer.
 
-    Beside these methods a task may have
-    - `merge_rules`, a mapping of tensor path patterns (fnmatch) to "rda" or "avg", which comes before the default
+    A task may also have
+    - `merge_rules`, a mapping of tensor path patterns (fnmatch) to "rda" or "avg", which overrides the default
       rules of outer/numeric/merge.py;
     - `sharding(mesh)`, a mapping of such patterns to PartitionSpecs over the axes "batch" and "model", for learners
-      of several devices (learners/training/mesh.py); without it, parameters are replicated;
+      with several devices (learners/training/mesh.py); without it, parameters are replicated;
     - `sample(params, prompt, length, temperature, top_k, rng)`, which continues the bytes of a prompt by `length`
       bytes, for `diloco sample`;
     - `loss_unit`, what its loss is measured in, such as "nats/token"; without it, a loss is shown without a unit.
@@ -45,7 +45,7 @@ class Task(Protocol):
         ...
 
     def batch(self, start: int, count: int) -> Batch:
-        """Samples [start, start + count) of the task's one deterministic, endless order."""
+        """Samples [start, start + count) of the task's deterministic, endless order."""
         ...
 
     def tokens(self, count: int) -> int:

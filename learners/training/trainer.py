@@ -1,7 +1,7 @@
-"""A learner's numbers: parameters, inner optimizer, and the step, with fragments as the way in and out.
+"""The trainer: a learner's parameters, inner optimizer and compiled step (paper section 2).
 
-Knows nothing of the syncer, versions, spans or time. Fragments leave and enter as flat float32 arrays on the
-host; the model keeps its own dtypes.
+Fragments are read and written as flat float32 arrays on the host; the model keeps its own dtypes. The evaluator, sizes
+from shapes, and sampling from trained parameters are here too.
 """
 
 from __future__ import annotations
@@ -35,15 +35,15 @@ AUX_LEFT_OUT = "not reported"  # under this name: how many there are beyond
 
 
 def tensors_of(task: Task) -> tuple[Tensor, ...]:
-    """Every leaf of the task's parameters, in tree order, named by its path such as "blocks/0/mlp/up".
+    """Every leaf of the task's parameters in tree order, named by its path, such as "blocks/0/mlp/up".
 
-    Computes and reads nothing. Raises ValueError for a leaf that is not floating-point.
+    Uses shapes alone. Raises ValueError for a leaf that is not floating-point.
     """
     return _Tree.of(task).tensors
 
 
 def deal(task: Task, sync: SyncConfig) -> tuple[Fragment, ...]:
-    """The task's tensors in P fragments. Raises ValueError for a P above the number of tensors."""
+    """Deal the task's tensors into P fragments. Raises ValueError if P exceeds the number of tensors."""
     tensors = tensors_of(task)
     count = sync.fragments or default_count(len(tensors), sync.round_steps)
     if count > len(tensors):
@@ -57,9 +57,10 @@ def deal(task: Task, sync: SyncConfig) -> tuple[Fragment, ...]:
 def initial_parameters(
     task: Task, fragments: Sequence[Fragment], seed: int, warm_start: WarmStart | None = None
 ) -> list[Flat]:
-    """What a run starts from, float32[n] per fragment: equal in every process with the same seed and versions.
+    """The parameters that a run starts from, float32[n] per fragment: fresh, or those of `warm_start`.
 
-    Fresh parameters, or those of `warm_start`. Raises ValueError if the latter changed since the run began.
+    Every process with the same seed and package versions gets the same bits. Raises ValueError if the warm-start file
+    changed since the run began.
     """
     if warm_start is not None:
         return weights.start(warm_start, fragments)
@@ -69,10 +70,10 @@ def initial_parameters(
 
 
 def parameters(task: Task, named: weights.Named) -> Params:
-    """The task's parameter tree of float32 tensors by name. Raises ValueError, naming each, where they do not fit."""
+    """Build the task's parameter tree from float32 tensors by name. Raises ValueError, naming each misfit."""
     tree = _Tree.of(task)
     if found := weights.differences(named, tree.tensors):
-        raise ValueError(f"these parameters are not the task's: {', '.join(found)}; give those of the same model")
+        raise ValueError(f"these parameters do not fit the task: {', '.join(found)}; give parameters of the same model")
     leaves = [jnp.array(named[tensor.name], dtype=tensor.dtype) for tensor in tree.tensors]
     return jax.tree.unflatten(tree.structure, leaves)
 
@@ -83,11 +84,11 @@ def _initial(task: Task, seed: int) -> Params:
 
 @dataclass(frozen=True)
 class _Tree:
-    """Where the tensors of fragments stand among the leaves of the parameter tree."""
+    """Maps the tensors of fragments to the leaves of the parameter tree."""
 
     structure: Any  # the pytree without its leaves
     tensors: tuple[Tensor, ...]  # one per leaf
-    places: dict[str, int]  # tensor name -> leaf
+    leaf_of: dict[str, int]  # tensor name -> leaf
 
     @staticmethod
     def of(task: Task) -> _Tree:
@@ -105,20 +106,20 @@ class _Tree:
         return _Tree(structure, tuple(tensors), {tensor.name: i for i, tensor in enumerate(tensors)})
 
     def read(self, leaves: Sequence[Any], fragment: Fragment) -> Flat:
-        """The fragment's tensors out of the leaves, in host memory of their own."""
+        """Copy the fragment's tensors from the leaves to the host: float32[n]."""
         flat = np.empty(fragment.size, dtype=np.float32)
-        for tensor, place in fragment.slices():
-            flat[place] = np.asarray(leaves[self.places[tensor.name]]).reshape(-1)
+        for tensor, elements in fragment.slices():
+            flat[elements] = np.asarray(leaves[self.leaf_of[tensor.name]]).reshape(-1)
         return flat
 
     def written(self, leaves: Sequence[Any], fragment: Fragment, flat: Flat) -> list[Any]:
-        """The leaves with the fragment's tensors replaced."""
+        """The leaves, with the fragment's tensors replaced by flat float32[n]."""
         assert flat.shape == (fragment.size,)
         changed = list(leaves)
-        for tensor, place in fragment.slices():
-            # jnp.array copies; device_put would, on a CPU, keep pointing into the caller's memory.
-            values = jnp.array(flat[place].reshape(tensor.shape), dtype=tensor.dtype)
-            changed[self.places[tensor.name]] = values
+        for tensor, elements in fragment.slices():
+            # jnp.array copies; on a CPU, device_put would share the caller's memory.
+            values = jnp.array(flat[elements].reshape(tensor.shape), dtype=tensor.dtype)
+            changed[self.leaf_of[tensor.name]] = values
         return changed
 
 
@@ -126,12 +127,12 @@ class _Tree:
 
 
 def schedule(inner: InnerConfig, progress: float) -> float:
-    """The learning rate at a share of the whole run, progress in [0, 1], as a share of its peak, in (0, 1].
+    """The learning rate at `progress` in [0, 1], as a share of its peak, in (0, 1].
 
-    Progress is the syncer's, not the learner's own: one that joins late steps as the others do.
+    Progress is the run's, from the syncer, so a learner that joins late has the same rate as the others.
     """
     if progress < inner.warmup:
-        # From a tenth: at zero the first steps would do nothing but fill the optimizer's averages.
+        # From a tenth: at zero the first steps would only fill the optimizer's averages.
         return 0.1 + 0.9 * progress / inner.warmup
     done = min(1.0, (progress - inner.warmup) / (1.0 - inner.warmup))
     shapes = {"cosine": 0.5 * (1.0 + math.cos(math.pi * done)), "linear": 1.0 - done, "constant": 1.0}
@@ -139,7 +140,7 @@ def schedule(inner: InnerConfig, progress: float) -> float:
 
 
 def transformation(task: Task, inner: InnerConfig) -> optax.GradientTransformation:
-    """The task's inner optimizer behind gradient clipping."""
+    """The task's inner optimizer, preceded by gradient clipping."""
     if inner.clip_norm == 0.0:
         return task.optimizer(inner)
     return optax.chain(optax.clip_by_global_norm(inner.clip_norm), task.optimizer(inner))
@@ -166,17 +167,17 @@ def make_step(task: Task, inner: InnerConfig, placed: Any = None) -> TrainStep:
 
 
 def reported(aux: Any) -> Aux:
-    """Of what a task's loss returns beside itself: the scalars, the first AUX_MAX by name, as float32 scalars."""
+    """The auxiliary values of a task's loss: its scalars, the first AUX_MAX by name, as float32 scalars."""
     named = aux if isinstance(aux, Mapping) else {}
     scalars = {str(name): value for name, value in named.items() if jnp.shape(value) == () and jnp.isrealobj(value)}
-    kept = {name: jnp.asarray(scalars[name], jnp.float32) for name in sorted(scalars)[:AUX_MAX]}
-    if left_out := len(named) - len(kept):
-        kept[AUX_LEFT_OUT] = jnp.float32(left_out)
-    return kept
+    shown = {name: jnp.asarray(scalars[name], jnp.float32) for name in sorted(scalars)[:AUX_MAX]}
+    if left_out := len(named) - len(shown):
+        shown[AUX_LEFT_OUT] = jnp.float32(left_out)
+    return shown
 
 
 def step_key(seed: int, start: int) -> jax.Array:
-    """The random key of a step on samples from `start` on: each learner's steps have keys of their own."""
+    """The random key of the step that begins at sample `start`. Samples belong to one learner, so keys differ."""
     high, low = divmod(start, 1 << 32)
     return jax.random.fold_in(jax.random.fold_in(jax.random.key(seed), high), low)
 
@@ -198,9 +199,9 @@ class Trainer:
         devices: int | None = 1,
         model_parallel: int = 1,
     ) -> None:
-        """`devices`: local ones to step on, None: all; `model_parallel`: how many of them share one model.
+        """`devices`: how many local devices to step on, None for all; `model_parallel`: how many share one model.
 
-        Raises ValueError, naming the tensor or the number, for what the devices do not allow.
+        Raises ValueError, naming the tensor or the number, for a layout that the devices do not allow.
         """
         self.fragments = tuple(fragments)
         self._task, self._inner, self._seed = task, inner, seed
@@ -218,17 +219,17 @@ class Trainer:
         return jax.tree.unflatten(self._tree.structure, self._leaves)
 
     def reset_optimizer(self) -> None:
-        """Fresh moments."""
+        """Start the inner optimizer with fresh state."""
         opt_state = self._optimizer.init(self.params)
         self.opt_state = self.layout.state(opt_state) if self.layout else opt_state
 
     def _placed(self, leaves: list[Any]) -> list[Any]:
-        """Parameters where the layout has them; on one device, as they are."""
+        """Place parameters by the layout; on one device, leave them as they are."""
         return leaves if self.layout is None else list(map(jax.device_put, leaves, self.layout.leaves))
 
     @property
     def _results(self) -> Any:
-        """The shardings of a step's results: as its arguments', so that one compiled program serves every step."""
+        """The shardings of a step's results, equal to those of its arguments, so that it compiles only once."""
         if self.layout is None:
             return None
         params = jax.tree.unflatten(self._tree.structure, self.layout.leaves)
@@ -236,7 +237,7 @@ class Trainer:
         return params, jax.tree.map(lambda leaf: leaf.sharding, self.opt_state), replicated, replicated
 
     def warm_up(self, batch_size: int) -> None:
-        """Read the data and compile the step, by taking one and forgetting it."""
+        """Load the data and compile the step: run one and discard its result."""
         self._run(0, batch_size, progress=0.0)
 
     def step(self, start: int, count: int, progress: float) -> float:
@@ -245,9 +246,9 @@ class Trainer:
         `progress` in [0, 1] is the run's, for the learning rate. Returns when the step has finished. A loss that
         is not finite is returned like any other. `aux` then has the step's auxiliary values.
         """
-        params, self.opt_state, *told = self._run(start, count, progress)
+        params, self.opt_state, *results = self._run(start, count, progress)
         self._leaves = jax.tree.leaves(params)
-        loss, aux = jax.device_get(told)  # together: one wait for the device
+        loss, aux = jax.device_get(results)  # together: one wait for the device
         self.aux = {name: float(value) for name, value in aux.items()}
         return float(loss)
 
@@ -261,7 +262,7 @@ class Trainer:
         return result
 
     def read(self, index: int) -> Flat:
-        """One fragment as of the last completed step, float32[n], in memory of its own."""
+        """Copy one fragment, as of the last completed step, to the host: float32[n]."""
         return self._tree.read(self._leaves, self.fragments[index])
 
     def load(self, index: int, flat: Flat) -> None:
@@ -269,12 +270,12 @@ class Trainer:
         self._leaves = self._placed(self._tree.written(self._leaves, self.fragments[index], flat))
 
     def adopt(self, index: int, theta: Flat, mode: str, anchor: Flat | None = None, alpha: float = 0.0) -> None:
-        """Take the syncer's new value theta float32[n] of one fragment; the optimizer's moments stay.
+        """Adopt the syncer's value theta float32[n] of one fragment; the optimizer's moments stay.
 
-        overwrite: theta (the paper, section 3). rebase: local + theta - anchor; anchor float32[n] is what was
-        read, for a learner that took part in the merge, else its base. mix: (1 - alpha) theta + alpha local.
-        In float64, so that rebasing without progress since the anchor, and mixing with alpha 0, are
-        overwriting to the bit.
+        overwrite: theta (paper section 3). rebase: local + theta - anchor, where anchor float32[n] is the value that
+        was read if this learner took part in the merge, else its base. mix: (1 - alpha) theta + alpha local. Computed
+        in float64, so rebasing without progress since the anchor, and mixing with alpha 0, equal overwriting bit for
+        bit.
         """
         if mode == "overwrite":
             return self.load(index, theta)
@@ -289,14 +290,14 @@ class Trainer:
         return None
 
     def state_leaves(self) -> list[Any]:
-        """Every leaf of parameters and inner optimizer as of the last completed step, without copying.
+        """Every leaf of parameters and inner optimizer state as of the last completed step; copies nothing.
 
         JAX arrays never change, so another thread may pack them while the next step runs.
         """
         return [*self._leaves, *jax.tree.leaves(self.opt_state)]
 
     def inherit(self, leaves: Sequence[Any]) -> None:
-        """Go on from what another trainer of the same task held."""
+        """Take over the `state_leaves` of another trainer of the same task."""
         count, structure = len(self._leaves), jax.tree.structure(self.opt_state)
         self._leaves = self._placed(list(leaves[:count]))
         state = jax.tree.unflatten(structure, leaves[count:])
@@ -304,7 +305,7 @@ class Trainer:
 
 
 class Evaluator:
-    """Held-out loss of whole sets of fragments, with no learner's state involved."""
+    """Computes the held-out loss of the global parameters."""
 
     def __init__(self, task: Task, fragments: Sequence[Fragment], sequences: int, batch_size: int = 32) -> None:
         self.fragments = tuple(fragments)
@@ -329,12 +330,12 @@ class Evaluator:
 
 
 def parameter_bytes(task: Task) -> int:
-    """Of one copy of the parameters, in the model's own dtypes."""
+    """Bytes of one copy of the parameters, in the model's own dtypes."""
     return _bytes(_parameter_shapes(task))
 
 
 def inner_state_bytes(task: Task, inner: InnerConfig) -> int:
-    """Of the inner optimizer's state, gradient clipping's included."""
+    """Bytes of the inner optimizer's state, including gradient clipping."""
     return _bytes(jax.eval_shape(transformation(task, inner).init, _parameter_shapes(task)))
 
 
@@ -352,7 +353,7 @@ def _bytes(shapes: Any) -> int:
 def sample(
     task: Any, named: weights.Named, prompt: bytes, length: int, temperature: float, top_k: int, seed: int
 ) -> bytes:
-    """What the task says after the prompt. Raises ValueError if the parameters are not the task's."""
+    """Let the task continue a prompt by `length` bytes. Raises ValueError if the parameters do not fit the task."""
     params = parameters(task, named)
-    said: bytes = task.sample(params, prompt, length, temperature, top_k, jax.random.key(seed))
-    return said
+    text: bytes = task.sample(params, prompt, length, temperature, top_k, jax.random.key(seed))
+    return text

@@ -1,6 +1,6 @@
-"""Parameters in files: read them by tensor name, say how they differ from a model, deal them into fragments.
+"""Reads parameters from files by tensor name, compares them with a model, and splits them into fragments.
 
-Knows the formats of a run's `final/` and of safetensors; does not know how parameters are trained. Starts no JAX.
+The formats are a run's `final/` folder and safetensors. Does not import JAX.
 """
 
 from __future__ import annotations
@@ -27,17 +27,17 @@ _FLOATS: dict[str, Any] = {"F64": np.float64, "F32": np.float32, "F16": np.float
 
 
 def read(path: str | Path) -> dict[str, Flat]:
-    """The tensors of a safetensors file, of a `final/` folder, or of the run folder around one, as float32.
+    """Read the tensors of a safetensors file, a `final/` folder, or the run folder around one, as float32.
 
-    Raises ValueError, with what is wrong and the fix after a semicolon, for anything else, and for tensors that are
-    not floating-point, not finite, or not what their manifest says.
+    Raises ValueError, with the problem and, after a semicolon, the fix, for anything else, and for tensors that are not
+    floating-point, not finite, or do not match their manifest.
     """
-    place = Path(path).expanduser()
+    source = Path(path).expanduser()
     try:
-        if place.is_dir():
-            named = _read_final(place)
-        elif place.is_file():
-            named = _read_safetensors(place)
+        if source.is_dir():
+            named = _read_final(source)
+        elif source.is_file():
+            named = _read_safetensors(source)
         else:
             raise ValueError("no such file or folder; give a .safetensors file, or a run's folder or its final/")
     except OSError as error:
@@ -49,7 +49,7 @@ def read(path: str | Path) -> dict[str, Flat]:
 
 
 def metadata(path: str | Path) -> dict[str, str]:
-    """What a safetensors file that `read` has read says beside its tensors; nothing for a folder."""
+    """The metadata of a safetensors file; empty for a folder."""
     if Path(path).is_dir():
         return {}
     with safe_open(path, "np") as file:
@@ -57,7 +57,7 @@ def metadata(path: str | Path) -> dict[str, str]:
 
 
 def digest(named: Named) -> str:
-    """SHA-256 over names, shapes and float32 bytes in the order of the names: 16 hexadecimal digits."""
+    """SHA-256 of names, shapes and float32 bytes, sorted by name: 16 hexadecimal digits."""
     running = hashlib.sha256()
     for name in sorted(named):
         values = np.ascontiguousarray(named[name], dtype=np.float32)
@@ -66,7 +66,7 @@ def digest(named: Named) -> str:
 
 
 def differences(named: Named, tensors: Sequence[Tensor]) -> list[str]:
-    """Every way in which the tensors found are not those of the model, in the model's order; empty when they fit."""
+    """Every difference between the tensors and those of the model, in words; empty when they fit."""
     wanted = {tensor.name: tensor.shape for tensor in tensors}
     found = [f"{name} is missing" for name in wanted if name not in named]
     found += [
@@ -74,16 +74,16 @@ def differences(named: Named, tensors: Sequence[Tensor]) -> list[str]:
         for name, shape in wanted.items()
         if name in named and named[name].shape != shape
     ]
-    return found + [f"{name} is no tensor of the model" for name in named if name not in wanted]
+    return found + [f"{name} is not a tensor of the model" for name in named if name not in wanted]
 
 
 def dealt(named: Named, fragments: Sequence[Fragment]) -> list[Flat]:
-    """float32[n] per fragment, of tensors without differences from the model."""
+    """Split tensors that fit the model into fragments: float32[n] for each."""
     return [np.concatenate([named[tensor.name].reshape(-1) for tensor in each.tensors]) for each in fragments]
 
 
 def start(warm: WarmStart, fragments: Sequence[Fragment]) -> list[Flat]:
-    """float32[n] per fragment. Raises ValueError if the content changed since the run began."""
+    """The starting parameters, float32[n] per fragment. Raises ValueError if the file changed since the run began."""
     named = read(warm.path)
     if (found := digest(named)) != warm.digest:
         raise ValueError(f"{warm.path!r} has changed: its digest is {found}, and the run began with {warm.digest}")
@@ -107,7 +107,7 @@ def _read_final(folder: Path) -> dict[str, Flat]:
     except (ValueError, KeyError, TypeError, zipfile.BadZipFile, FileNotFoundError) as error:
         raise ValueError(f"{final} cannot be read as final parameters: {error}; {fix}") from error
     if wrong := [name for name, values in named.items() if sha256(values) != expected[name]]:
-        raise ValueError(f"{', '.join(wrong)} are not what the manifest says; {fix}")
+        raise ValueError(f"{', '.join(wrong)} do not match the manifest; {fix}")
     return named
 
 
@@ -115,9 +115,9 @@ def _read_safetensors(path: Path) -> dict[str, Flat]:
     try:
         stored = deserialize(path.read_bytes())  # type: ignore[no-untyped-call]
     except SafetensorError as error:
-        raise ValueError(f"is no safetensors file: {error}; diloco export writes one") from error
+        raise ValueError(f"is not a safetensors file: {error}; diloco export writes one") from error
     if whole := [f"{name} ({about['dtype']})" for name, about in stored if about["dtype"] not in _FLOATS]:
-        raise ValueError(f"{', '.join(whole)} are not floating-point; leave them out of the file")
+        raise ValueError(f"{', '.join(whole)} are not floating-point; remove them from the file")
     return {
         name: np.frombuffer(about["data"], dtype=_FLOATS[about["dtype"]]).reshape(about["shape"]).astype(np.float32)
         for name, about in sorted(stored)
@@ -125,5 +125,5 @@ def _read_safetensors(path: Path) -> dict[str, Flat]:
 
 
 def sha256(values: Flat) -> str:
-    """Of the float32 bytes, in hexadecimal, as a manifest has it."""
+    """SHA-256 of the float32 bytes, hexadecimal, as in a manifest."""
     return hashlib.sha256(np.ascontiguousarray(values).tobytes()).hexdigest()

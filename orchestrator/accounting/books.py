@@ -29,7 +29,7 @@ from typing import NamedTuple
 from weakref import WeakKeyDictionary
 
 from orchestrator.accounting.history import OVERWRITING, History, indexed
-from orchestrator.accounting.incarnations import Key, Life
+from orchestrator.accounting.incarnations import Incarnation, Key
 from orchestrator.eventlog.events import Event
 from outer.protocol.facts import Refused, StepOpened
 
@@ -106,21 +106,21 @@ def _settle(history: History) -> Books:
     merged, refusals = _merged(history), _refusals(history)
     settled: dict[Key, tuple[list[int], bytes]] = {}
     total, learners, shares = _Sums(), defaultdict[str, _Sums](_Sums), [_Sums() for _ in fragments]
-    for key, life in history.lives.items():
-        if not life.steps:
+    for key, incarnation in history.incarnations.items():
+        if not incarnation.steps:
             continue
-        otherwise = _otherwise(life, history.ended)
-        wiped = _wiped(life)
+        otherwise = _otherwise(incarnation, history.ended)
+        wiped = _wiped(incarnation)
         apart = [
             _Evidence(merged[key][fragment], wiped.get(fragment, -1), refusals[key][fragment], otherwise)
             for fragment in fragments
         ]
-        steps, tokens = _units(life)
-        said = life.tokens[-1]  # a unit said twice unbalances the ledger
+        steps, tokens = _units(incarnation)
+        said = incarnation.tokens[-1]  # a unit said twice unbalances the ledger
         whole = _fates(steps, _together(apart, otherwise))
         settled[key] = (steps, bytes(whole))
         total.add(said, tokens, whole)
-        learners[life.learner].add(said, tokens, whole)
+        learners[incarnation.learner].add(said, tokens, whole)
         for share, evidence in zip(shares, apart, strict=True):
             share.add(said, tokens, _fates(steps, evidence))
     ledger = total.ledger
@@ -158,9 +158,9 @@ class _Sums:
         return Ledger(self._processed, of[COMMITTED], {reason: of[reason] for reason in REASONS}, of[IN_FLIGHT])
 
 
-def _units(life: Life) -> tuple[list[int], list[int]]:
+def _units(incarnation: Incarnation) -> tuple[list[int], list[int]]:
     """An incarnation's steps, each once and ascending, and the tokens of each."""
-    tokens = {fact.step: fact.tokens for fact in life.ordered}
+    tokens = {fact.step: fact.tokens for fact in incarnation.ordered}
     return list(tokens), list(tokens.values())
 
 
@@ -194,16 +194,16 @@ def _together(apart: list[_Evidence], otherwise: str) -> _Evidence:
     )
 
 
-def _otherwise(life: Life, ended: bool) -> str:
-    if life.over in ("killed", "drained"):
-        return life.over
+def _otherwise(incarnation: Incarnation, ended: bool) -> str:
+    if incarnation.over in ("killed", "drained"):
+        return incarnation.over
     return "run_ended" if ended else IN_FLIGHT
 
 
-def _wiped(life: Life) -> dict[int, int]:
+def _wiped(incarnation: Incarnation) -> dict[int, int]:
     """By fragment, up to which step everything was overwritten."""
     upto: dict[int, int] = {}
-    for said in life.adoptions:
+    for said in incarnation.adoptions:
         fact = said.fact
         if fact.mode in OVERWRITING and fact.after_step > upto.get(fact.fragment, -1):
             upto[fact.fragment] = fact.after_step
@@ -228,20 +228,20 @@ def _refusals(history: History) -> dict[Key, dict[int, list[_Refusal]]]:
         # The first copy of a doubled contribution was taken, so the second is no reason for a loss.
         if fact.reason == "doubled" or fact.fragment is None:
             continue
-        if key not in history.lives or fact.syncer_step not in opened:
+        if key not in history.incarnations or fact.syncer_step not in opened:
             continue
-        life = history.lives[key]
-        finished = bisect_left(life.steps, opened[fact.syncer_step], key=lambda step: step.position)
+        incarnation = history.incarnations[key]
+        finished = bisect_left(incarnation.steps, opened[fact.syncer_step], key=lambda step: step.position)
         if finished == 0:
             continue
         based = [
             adopted.fact.after_step
-            for adopted in life.adoptions
+            for adopted in incarnation.adoptions
             if adopted.fact.fragment == fact.fragment
             and adopted.fact.mode in OVERWRITING
             and adopted.position < said.position
         ]
-        covered = (max(based, default=-1), life.steps[finished - 1].fact.step)
+        covered = (max(based, default=-1), incarnation.steps[finished - 1].fact.step)
         reason = "stale_base" if fact.reason == "stale_base" else "refused"
         found[key][fact.fragment].append(_Refusal(covered, reason))
     return found

@@ -29,7 +29,6 @@ from __future__ import annotations
 
 import math
 import statistics
-from collections import Counter
 from collections.abc import Iterable, Iterator, Sequence
 from dataclasses import dataclass
 from itertools import pairwise
@@ -38,8 +37,9 @@ from typing import NamedTuple
 from learners.protocol.facts import StepFinished
 from orchestrator.accounting.books import Books, settle
 from orchestrator.accounting.history import History, indexed
-from orchestrator.accounting.incarnations import Life
-from orchestrator.eventlog.events import Event, LearnerRequested, PoolScaled
+from orchestrator.accounting.incarnations import Incarnation
+from orchestrator.eventlog.events import Event
+from orchestrator.eventlog.facts import LearnerRequested, PoolScaled
 from outer.protocol.facts import Finished
 
 RANKS = (
@@ -112,15 +112,6 @@ class Goodput:
     @property
     def wall_s(self) -> float:
         return self.stop - self.start - self.paused_s
-
-
-@dataclass(frozen=True)
-class Participation:
-    """Contributions that merged, as shares of those that could have."""
-
-    mean: float  # of commits x learners wanted at each
-    alive_mean: float | None  # of the live learners, summed over commits; None: there never were any
-    by_learner: dict[str, float]  # share of the commits that each took part in
 
 
 def first_step_at(history: History) -> float | None:
@@ -207,80 +198,58 @@ def outer_downtime(history: History) -> float | None:
     return math.fsum(max(0.0, gap - allowed) for gap in gaps)
 
 
-def participation(history: History) -> Participation | None:
-    """None without a commit, or when the configured learners are not known."""
-    commits, rules = [said.fact for said in history.commits], history.rules
-    if not commits or rules is None:
-        return None
-    took_part = Counter(one.learner for commit in commits for one in commit.participants if one.weight > 0)
-    live = sum(commit.live for commit in commits)
-    could = {name: _commits_within(history, name, times) for name, times in wanted_times(history).items()}
-    return Participation(
-        took_part.total() / sum(could.values()),
-        took_part.total() / live if live else None,
-        {name: took_part[name] / count if count else 0.0 for name, count in could.items()},
-    )
-
-
-def _commits_within(history: History, learner: str, times: list[Interval]) -> int:
-    """Commits that a learner could have taken part in: it was wanted, or it did, as one that is leaving may."""
-    return sum(
-        any(start <= said.at < stop for start, stop in times)
-        or any(one.learner == learner for one in said.fact.participants)
-        for said in history.commits
-    )
-
-
 # ------------------------------------------------------------------ what explains a learner's time
 
 
 def _strokes(history: History, learner: str, fates: dict[tuple[str, int, int], str], end: float) -> Iterator[Stroke]:
-    lives = history.lives_of(learner)
-    strict = any(said.fact.waited_for == "adoption" for life in lives for said in life.steps)
-    for life, successor in zip(lives, [*lives[1:], None], strict=True):
-        yield from _of_start(life, end)
-        for at in life.resumed:
+    incarnations = history.incarnations_of(learner)
+    strict = any(said.fact.waited_for == "adoption" for incarnation in incarnations for said in incarnation.steps)
+    for incarnation, successor in zip(incarnations, [*incarnations[1:], None], strict=True):
+        yield from _of_start(incarnation, end)
+        for at in incarnation.resumed:
             began = max((stop for _, stop in history.pauses if stop <= at), default=at)
             yield Stroke(began, at, "startup")
-        yield from _of_steps(life, fates, strict)
-        yield from (Stroke(*interval, "suspended") for interval in _suspended(life, end))
-        if life.over == "killed":
-            yield from _of_death(life, successor, end)
-        elif life.over == "drained" and life.noticed is not None:
-            yield from _broken_off(life, life.noticed, "wasted_drained")
+        yield from _of_steps(incarnation, fates, strict)
+        yield from (Stroke(*interval, "suspended") for interval in _suspended(incarnation, end))
+        if incarnation.over == "killed":
+            yield from _of_death(incarnation, successor, end)
+        elif incarnation.over == "drained" and incarnation.noticed is not None:
+            yield from _broken_off(incarnation, incarnation.noticed, "wasted_drained")
             again = end if successor is None else successor.requested
-            yield Stroke(life.noticed, max(life.noticed, again or end), "fault_recover")
+            yield Stroke(incarnation.noticed, max(incarnation.noticed, again or end), "fault_recover")
 
 
-def _of_start(life: Life, end: float) -> Iterator[Stroke]:
+def _of_start(incarnation: Incarnation, end: float) -> Iterator[Stroke]:
     """Until the first step: the wait for a process, then phase by phase."""
-    stop = _until(life, end)
-    born = min((at for at in (life.started, *(at for at, _ in life.phases[:1])) if at is not None), default=stop)
-    if life.requested is not None:
-        yield Stroke(life.requested, born, "provision_wait")
-    phases = [(born, "starting"), *life.phases] if born < stop else life.phases
+    stop = _until(incarnation, end)
+    born = min(
+        (at for at in (incarnation.started, *(at for at, _ in incarnation.phases[:1])) if at is not None), default=stop
+    )
+    if incarnation.requested is not None:
+        yield Stroke(incarnation.requested, born, "provision_wait")
+    phases = [(born, "starting"), *incarnation.phases] if born < stop else incarnation.phases
     for (at, phase), (until, _) in pairwise([*phases, (stop, "")]):
         if phase in _OF_PHASE:
             yield Stroke(at, until, _OF_PHASE[phase])
 
 
-def _of_steps(life: Life, fates: dict[tuple[str, int, int], str], strict: bool) -> Iterator[Stroke]:
+def _of_steps(incarnation: Incarnation, fates: dict[tuple[str, int, int], str], strict: bool) -> Iterator[Stroke]:
     """Each step and its wait, cut off at the boundary before it, so that steps never overlap; and the last wait.
 
     Steps are not broken off but by death: from its last one to its leaving a learner waited for what never came.
     Steps that follow each other with one fate make one stroke.
     """
-    entered = life.entered("stepping")
+    entered = incarnation.entered("stepping")
     boundary = -math.inf if entered is None else entered
     since, category = boundary, ""  # of the stroke that has no end yet
-    for said in life.steps:
+    for said in incarnation.steps:
         step, at = said.fact, said.at
         waited_s = step.waited_s if step.waited_for in _OF_WAIT else 0.0
         begun = at - step.seconds
         late_s = begun - waited_s - boundary
         if late_s < BLUR_S:  # from boundary to boundary there is nothing else: the dates of both are a little late
             begun = boundary + waited_s if late_s > 0.0 else max(boundary, begun)
-        fate = _OF_FATE[fates[(*life.key, step.step)]]
+        fate = _OF_FATE[fates[(*incarnation.key, step.step)]]
         if fate != category or begun > boundary:
             yield Stroke(since, boundary, category or fate)
             since, category = begun, fate
@@ -289,34 +258,36 @@ def _of_steps(life: Life, fates: dict[tuple[str, int, int], str], strict: bool) 
         if at > boundary:
             boundary = at
     yield Stroke(since, boundary, category or "unattributed")
-    left = min((at for at, phase in life.phases if phase in ("draining", "stopped")), default=None)
+    left = min((at for at, phase in incarnation.phases if phase in ("draining", "stopped")), default=None)
     if left is not None and boundary > -math.inf:
         yield Stroke(boundary, max(boundary, left), _OF_WAIT["adoption" if strict else "span"])
 
 
-def _of_death(life: Life, successor: Life | None, end: float) -> Iterator[Stroke]:
-    died, noticed = life.died, life.noticed
+def _of_death(incarnation: Incarnation, successor: Incarnation | None, end: float) -> Iterator[Stroke]:
+    died, noticed = incarnation.died, incarnation.noticed
     if died is None or noticed is None:
         return
-    yield from _broken_off(life, died, "wasted_killed")
+    yield from _broken_off(incarnation, died, "wasted_killed")
     yield Stroke(died, noticed, "fault_detect")
     again = end if successor is None else successor.requested
     if again is not None:
         yield Stroke(noticed, again, "fault_recover")
 
 
-def _broken_off(life: Life, end: float, category: str) -> Iterator[Stroke]:
+def _broken_off(incarnation: Incarnation, end: float, category: str) -> Iterator[Stroke]:
     """The step that it was in, if it never said that it left."""
-    if life.phases and life.phases[-1][1] == "stepping":
-        since = max([life.phases[-1][0], *(said.at for said in life.steps[-1:])])
+    if incarnation.phases and incarnation.phases[-1][1] == "stepping":
+        since = max([incarnation.phases[-1][0], *(said.at for said in incarnation.steps[-1:])])
         yield Stroke(since, max(since, end), category)
 
 
-def _until(life: Life, end: float) -> float:
-    """The end of a life: its death, or being told to stop, or the end of the window."""
-    if life.over == "killed":
-        return life.died if life.died is not None else end
-    return life.noticed if life.over in ("stopped", "drained") and life.noticed is not None else end
+def _until(incarnation: Incarnation, end: float) -> float:
+    """The end of an incarnation: its death, or being told to stop, or the end of the window."""
+    if incarnation.over == "killed":
+        return incarnation.died if incarnation.died is not None else end
+    return (
+        incarnation.noticed if incarnation.over in ("stopped", "drained") and incarnation.noticed is not None else end
+    )
 
 
 # ------------------------------------------------------------------ who was alive
@@ -325,32 +296,39 @@ def _until(life: Life, end: float) -> float:
 def _alive(history: History, learner: str, end: float) -> list[Interval]:
     """Attached to the syncer, and neither dead, suspended, nor with an expired lease."""
     alive: list[Interval] = []
-    for life in history.lives_of(learner):
-        since = life.attached if life.attached is not None else life.entered("stepping")
+    for incarnation in history.incarnations_of(learner):
+        since = incarnation.attached if incarnation.attached is not None else incarnation.entered("stepping")
         if since is not None:
-            out = [*_suspended(life, end), *_expired(life, end), *alive]
-            alive += _minus([(since, _until(life, end))], out)
+            out = [*_suspended(incarnation, end), *_expired(incarnation, end), *alive]
+            alive += _minus([(since, _until(incarnation, end))], out)
     return alive
 
 
 def _held(history: History, learner: str, end: float) -> list[Interval]:
     """Its progress leases: from stepping until one expires, or it drains, is fenced or lost; again from its renewal."""
     held: list[Interval] = []
-    for life in history.lives_of(learner):
-        begun = [at for at in (life.entered("stepping"),) if at is not None]
-        begun += [said.at - said.fact.seconds for said in life.steps[:1]]
+    for incarnation in history.incarnations_of(learner):
+        begun = [at for at in (incarnation.entered("stepping"),) if at is not None]
+        begun += [said.at - said.fact.seconds for said in incarnation.steps[:1]]
         if begun:
-            over = min((at for at in (life.lost, life.fenced, life.entered("draining")) if at is not None), default=end)
-            held += _minus([(min(begun), over)], _expired(life, end))
+            over = min(
+                (
+                    at
+                    for at in (incarnation.lost, incarnation.fenced, incarnation.entered("draining"))
+                    if at is not None
+                ),
+                default=end,
+            )
+            held += _minus([(min(begun), over)], _expired(incarnation, end))
     return held
 
 
-def _suspended(life: Life, end: float) -> list[Interval]:
-    return [(freeze.start, end if freeze.stop is None else freeze.stop) for freeze in life.freezes]
+def _suspended(incarnation: Incarnation, end: float) -> list[Interval]:
+    return [(freeze.start, end if freeze.stop is None else freeze.stop) for freeze in incarnation.freezes]
 
 
-def _expired(life: Life, end: float) -> list[Interval]:
-    return [(at, end if until is None else until) for at, until in life.expired]
+def _expired(incarnation: Incarnation, end: float) -> list[Interval]:
+    return [(at, end if until is None else until) for at, until in incarnation.expired]
 
 
 # ------------------------------------------------------------------ intervals

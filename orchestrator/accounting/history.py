@@ -1,4 +1,4 @@
-"""What every computation over the log starts from: each event once, by kind, and the lives of the learners.
+"""What every computation over the log starts from: each event once, by kind, and the incarnations of the learners.
 
 Knows the facts and their order. Does not know what they promise: that is for the checkers, the books and the
 accounts of time to say.
@@ -14,9 +14,9 @@ from operator import itemgetter
 from typing import Any, NamedTuple, TypeVar
 
 from learners.protocol.facts import Adopted, PhaseEntered, Resumed, StepFinished
-from orchestrator.accounting.incarnations import Freeze, Key, Life, Said
-from orchestrator.eventlog.events import (
-    Event,
+from orchestrator.accounting.incarnations import Freeze, Incarnation, Key, Said
+from orchestrator.eventlog.events import Event
+from orchestrator.eventlog.facts import (
     FaultHealed,
     FaultInjected,
     LearnerLost,
@@ -25,9 +25,8 @@ from orchestrator.eventlog.events import (
     PoolScaled,
     RunFinished,
     RunResumed,
-    by_writer,
-    woven,
 )
+from orchestrator.eventlog.segments import by_writer, woven
 from outer.protocol.facts import (
     Committed,
     Finished,
@@ -55,12 +54,12 @@ _RECORDS: dict[type[Any], Callable[[Any], Any]] = {
 }
 
 
-class _Lives(dict[Key, Life]):
+class _Incarnations(dict[Key, Incarnation]):
     """Of everybody who is named, while the log is read."""
 
-    def __missing__(self, key: Key) -> Life:
-        life = self[key] = Life(*key)
-        return life
+    def __missing__(self, key: Key) -> Incarnation:
+        incarnation = self[key] = Incarnation(*key)
+        return incarnation
 
 
 class Contribution(NamedTuple):
@@ -68,9 +67,9 @@ class Contribution(NamedTuple):
 
     said: Said[Committed]
     one: Participant
-    life: Life  # of nobody, where the log knows none
-    first: int  # its steps, as a slice of `life.numbers`;
-    last: int  # the same pair marks them in `life.tokens` and `life.clock`
+    incarnation: Incarnation  # of nobody, where the log knows none
+    first: int  # its steps, as a slice of `incarnation.step_numbers`;
+    last: int  # the same pair marks them in `incarnation.tokens` and `incarnation.clock`
 
 
 class History:
@@ -83,7 +82,7 @@ class History:
     def __init__(self, events: Iterable[Event]) -> None:
         self.said = by_writer(events)
         self.events = woven(self.said)
-        self._lives, self._over = _Lives(), False
+        self._incarnations, self._over = _Incarnations(), False
         self.finished: Said[Finished] | None = None
         self.healed: dict[int, float] = {}  # by fault, in Unix seconds
         self.repeats: list[tuple[Said[Any], Said[Any]]] = []  # (as first said, as said again)
@@ -91,13 +90,13 @@ class History:
         for said in self._placed():
             self._kinds[type(said[4])].append(said)
         self._follow()
-        self.lives: dict[Key, Life] = dict(self._lives)
+        self.incarnations: dict[Key, Incarnation] = dict(self._incarnations)
         if len(self.epochs) > 1:
             self._set_repeats_aside()
-        for life in self.lives.values():
-            for freeze in life.freezes:  # a dead process is no longer suspended
-                if life.noticed is not None and life.noticed > freeze.start:
-                    freeze.stop = life.noticed if freeze.stop is None else min(freeze.stop, life.noticed)
+        for incarnation in self.incarnations.values():
+            for freeze in incarnation.freezes:  # a dead process is no longer suspended
+                if incarnation.noticed is not None and incarnation.noticed > freeze.start:
+                    freeze.stop = incarnation.noticed if freeze.stop is None else min(freeze.stop, incarnation.noticed)
 
     def _placed(self) -> Iterator[Said[Any]]:
         events = self.events
@@ -105,12 +104,12 @@ class History:
         return map(_SAID, zip(range(len(events)), *apart, [e.fact for e in events], strict=True))
 
     def _follow(self) -> None:
-        """The lives of the learners: first what there is most of, then the rest in its order."""
-        lives = self._lives
+        """The incarnations of the learners: first what there is most of, then the rest in its order."""
+        incarnations = self._incarnations
         for said in self.of(StepFinished):
-            lives[said[2:4]].steps.append(said)
+            incarnations[said[2:4]].steps.append(said)
         for adopted in self.of(Adopted):
-            lives[adopted[2:4]].adoptions.append(adopted)
+            incarnations[adopted[2:4]].adoptions.append(adopted)
         follow = self._followers
         for said in sorted(said for kind in follow for said in self.of(kind)):
             follow[type(said.fact)](said)
@@ -140,14 +139,14 @@ class History:
     @cached_property
     def contributions(self) -> list[Contribution]:
         """Everything that merged, in that order."""
-        nobody = Life("", 0)
+        nobody = Incarnation("", 0)
         found = []
         for said in self.commits:
             for one in said.fact.participants:
-                life = self.lives.get((one.learner, one.incarnation), nobody)
-                numbers = life.numbers
+                incarnation = self.incarnations.get((one.learner, one.incarnation), nobody)
+                numbers = incarnation.step_numbers
                 span = bisect_right(numbers, one.base_step), bisect_right(numbers, one.step)
-                found.append(Contribution(said, one, life, *span))
+                found.append(Contribution(said, one, incarnation, *span))
         return found
 
     @cached_property
@@ -182,9 +181,9 @@ class History:
         """Nothing merges any more: the syncer has finished, or the run has."""
         return self.finished is not None or self._over
 
-    def lives_of(self, learner: str) -> list[Life]:
+    def incarnations_of(self, learner: str) -> list[Incarnation]:
         """Its incarnations, oldest first."""
-        return sorted((x for x in self.lives.values() if x.learner == learner), key=lambda x: x.incarnation)
+        return sorted((x for x in self.incarnations.values() if x.learner == learner), key=lambda x: x.number)
 
     def _set_repeats_aside(self) -> None:
         """A record counts as its first epoch said it. Two tellings by one epoch both stay: that is for the checkers."""
@@ -215,15 +214,15 @@ class History:
             Finished: self._finish,
             RunFinished: self._finish,
             RunResumed: self._go_on,
-            Resumed: lambda said: self._lives[said.writer, said.incarnation].resumed.append(said.at),
+            Resumed: lambda said: self._incarnations[said.writer, said.incarnation].resumed.append(said.at),
         }
 
-    def _of(self, said: Said[Any]) -> Life:
+    def _of(self, said: Said[Any]) -> Incarnation:
         """Whom a fact of the syncer or the orchestrator is about."""
-        return self._lives[said.fact.learner, said.fact.incarnation]
+        return self._incarnations[said.fact.learner, said.fact.incarnation]
 
     def _enter(self, said: Said[PhaseEntered]) -> None:
-        self._lives[said.writer, said.incarnation].phases.append((said.at, said.fact.phase))
+        self._incarnations[said.writer, said.incarnation].phases.append((said.at, said.fact.phase))
 
     def _request(self, said: Said[LearnerRequested]) -> None:
         self._of(said).requested = said.at
@@ -233,11 +232,11 @@ class History:
 
     def _attach(self, said: Said[LearnerAttached]) -> None:
         """To a later epoch too, which knows nothing of a lease that expired before."""
-        life = self._of(said)
-        life.attached = said.at if life.attached is None else life.attached
-        if life.epoch not in (0, said.incarnation):
+        incarnation = self._of(said)
+        incarnation.attached = said.at if incarnation.attached is None else incarnation.attached
+        if incarnation.epoch not in (0, said.incarnation):
             self._renew(said)
-        life.epoch = said.incarnation
+        incarnation.epoch = said.incarnation
 
     def _renew(self, said: Said[Any]) -> None:
         expired = self._of(said).expired
@@ -255,32 +254,32 @@ class History:
         self.finished, self._over = None, False
 
     def _end(self, said: Said[Any]) -> None:
-        life = self._of(said)
-        if not life.over:
+        incarnation = self._of(said)
+        if not incarnation.over:
             drained = isinstance(said.fact, LearnerFenced) and said.fact.reason == "drained"
-            life.over = "stopped" if self.ended else "drained" if drained else "killed"
+            incarnation.over = "stopped" if self.ended else "drained" if drained else "killed"
         if isinstance(said.fact, LearnerLost):
-            life.lost = said.at if life.lost is None else life.lost
+            incarnation.lost = said.at if incarnation.lost is None else incarnation.lost
         else:
-            life.fenced = said.at if life.fenced is None else life.fenced
+            incarnation.fenced = said.at if incarnation.fenced is None else incarnation.fenced
 
     def _suffer(self, said: Said[Any]) -> None:
         fact = said.fact
         if isinstance(fact, FaultInjected):
             if fact.target == SYNCER:
-                return  # its epochs are no learner's lives
-            life = self._lives[fact.target, fact.incarnation]
+                return  # its epochs are no learner's incarnations
+            incarnation = self._incarnations[fact.target, fact.incarnation]
             if fact.fault_kind in KILLING:
-                life.kills.append(said)
+                incarnation.kills.append(said)
             elif fact.fault_kind == "freeze":
                 # It heals by itself, even when nobody is left to say so.
-                life.freezes.append(Freeze(fact.fault, said.at, said.at + fact.duration_s))
+                incarnation.freezes.append(Freeze(fact.fault, said.at, said.at + fact.duration_s))
             else:
-                life.strikes.append(said)
+                incarnation.strikes.append(said)
         else:
             self.healed[fact.fault] = said.at
-            for life in self._lives.values():
-                for freeze in life.freezes:
+            for incarnation in self._incarnations.values():
+                for freeze in incarnation.freezes:
                     if freeze.fault == fact.fault:
                         freeze.stop = said.at
 

@@ -1,7 +1,4 @@
-"""The lives of the learners: each incarnation, as the log tells it.
-
-Filled in by the history, which knows the order of the facts. What a life should have been like is not asked here.
-"""
+"""What the log says of each learner's incarnations. Filled in by orchestrator/accounting/history.py."""
 
 from __future__ import annotations
 
@@ -14,7 +11,7 @@ from operator import attrgetter
 from typing import Generic, Literal, NamedTuple, TypeVar
 
 from learners.protocol.facts import Adopted, StepFinished
-from orchestrator.eventlog.events import FaultInjected
+from orchestrator.eventlog.facts import FaultInjected
 
 F = TypeVar("F")
 Key = tuple[str, int]  # learner, incarnation
@@ -41,11 +38,11 @@ class Freeze:
 
 
 @dataclass
-class Life:
+class Incarnation:
     """One incarnation of one learner, as the log tells it. Times are Unix seconds; None is never said."""
 
     learner: str
-    incarnation: int
+    number: int
     requested: float | None = None
     started: float | None = None
     attached: float | None = None
@@ -64,7 +61,7 @@ class Life:
 
     @property
     def key(self) -> Key:
-        return (self.learner, self.incarnation)
+        return (self.learner, self.number)
 
     @property
     def noticed(self) -> float | None:
@@ -114,7 +111,7 @@ class Life:
         return sorted([said.fact for said in self.steps], key=_step)
 
     @cached_property
-    def numbers(self) -> list[int]:
+    def step_numbers(self) -> list[int]:
         """Its steps, ascending."""
         return [fact.step for fact in self.ordered]
 
@@ -138,4 +135,4 @@ class Life:
 
     def inside(self, after: int, upto: int) -> tuple[int, int]:
         """Its steps (after, upto], as a slice of `numbers`; the same pair marks them in `tokens` and `clock`."""
-        return bisect_right(self.numbers, after), bisect_right(self.numbers, upto)
+        return bisect_right(self.step_numbers, after), bisect_right(self.step_numbers, upto)

@@ -11,23 +11,23 @@ from __future__ import annotations
 import math
 from collections import Counter
 from collections.abc import Iterable, Mapping, Sequence
+from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any
 
 from learners.protocol.facts import Adopted
-from orchestrator.accounting.books import COMMITTED, IN_FLIGHT, REASONS, Books, Ledger, settle
-from orchestrator.accounting.goodput import account, first_step_at, participation
-from orchestrator.accounting.history import SYNCER, History, indexed
-from orchestrator.accounting.incarnations import Freeze, Life, Said
-from orchestrator.accounting.outages import Outage, outages
+from orchestrator.accounting.books import REASONS, Books, Ledger, settle
+from orchestrator.accounting.faults import fault_rows
+from orchestrator.accounting.goodput import Interval, account, wanted_times
+from orchestrator.accounting.history import History, indexed
 from orchestrator.accounting.verdicts import Verdict, sound
-from orchestrator.eventlog.events import Evaluated, Event, FaultInjected, ReferenceLosses, RunFinished, RunStarted
+from orchestrator.eventlog.events import Event
+from orchestrator.eventlog.facts import Evaluated, ReferenceLosses, RunFinished, RunStarted
 from outer.protocol.facts import Committed, Finished, Refused, StepPassed
 
 if TYPE_CHECKING:
     from orchestrator.recipe.config import Recipe
 
 ELEMENT_BYTES = {"fp32": 4, "bf16": 2}  # of one element on the wire, by codec
-PHASES = ("detect", "decide", "start", "import", "compile", "state", "first_contribution")
 
 
 def summarise(
@@ -76,11 +76,44 @@ def summarise(
         "participation": {"mean": share.mean, "alive_mean": share.alive_mean, "by_learner": share.by_learner}
         if share
         else None,
-        "faults": _faults(history, books),
+        "faults": fault_rows(history, books),
         "refusals": dict(sorted(Counter(said.fact.reason for said in history.of(Refused)).items())),
         "wire_bytes": _wire_bytes(history, plain.get("sync", {}).get("codec")),
         "checks": [{"name": v.name, "status": v.status, "reason": v.reason} for v in verdicts],
     }
+
+
+@dataclass(frozen=True)
+class Participation:
+    """Contributions that merged, as shares of those that could have."""
+
+    mean: float  # of commits x learners wanted at each
+    alive_mean: float | None  # of the live learners, summed over commits; None: there never were any
+    by_learner: dict[str, float]  # share of the commits that each took part in
+
+
+def participation(history: History) -> Participation | None:
+    """None without a commit, or when the configured learners are not known."""
+    commits, rules = [said.fact for said in history.commits], history.rules
+    if not commits or rules is None:
+        return None
+    took_part = Counter(one.learner for commit in commits for one in commit.participants if one.weight > 0)
+    live = sum(commit.live for commit in commits)
+    could = {name: _commits_within(history, name, times) for name, times in wanted_times(history).items()}
+    return Participation(
+        took_part.total() / sum(could.values()),
+        took_part.total() / live if live else None,
+        {name: took_part[name] / count if count else 0.0 for name, count in could.items()},
+    )
+
+
+def _commits_within(history: History, learner: str, times: list[Interval]) -> int:
+    """Commits that a learner could have taken part in: it was wanted, or it did, as one that is leaving may."""
+    return sum(
+        any(start <= said.at < stop for start, stop in times)
+        or any(one.learner == learner for one in said.fact.participants)
+        for said in history.commits
+    )
 
 
 def _last(history: History, kind: type[Any], name: str) -> Any:
@@ -129,201 +162,4 @@ def _wire_bytes(history: History, codec: str | None) -> dict[str, int | None]:
     return {
         "up": up * ELEMENT_BYTES[codec] if codec in ELEMENT_BYTES else None,
         "down": down * ELEMENT_BYTES["fp32"],
-    }
-
-
-# ------------------------------------------------------------------ faults, and deaths that none explains
-
-
-def _faults(history: History, books: Books) -> list[dict[str, Any]]:
-    """Injected faults, and deaths that no injected fault explains, by time."""
-    origin = first_step_at(history)
-    rows: list[tuple[float, dict[str, Any]]] = []
-    for life in history.lives.values():
-        killer, fatal = life.killer, life.fatal_freeze
-        for said in life.kills[:1]:
-            rows.append((said.at, _death(history, books, life, said.at, True, said.fact.fault_kind)))
-        for freeze in life.freezes:
-            if freeze is fatal:
-                rows.append((freeze.start, _death(history, books, life, freeze.start, True, "freeze")))
-            else:
-                rows.append((freeze.start, _freeze(history, life, freeze)))
-        rows += [(said.at, _strike(history, books, life, said)) for said in life.strikes]
-        explained = any(_is_its_end(history, life, said) for said in life.strikes) or _was_misconfigured(history, life)
-        if life.died is not None and killer is None and fatal is None and not explained:
-            rows.append((life.died, _death(history, books, life, life.died, False)))
-    rows += [(outage.began, _outage(outage)) for outage in outages(history)]
-    for at, row in rows:
-        row["at_s"] = None if origin is None else at - origin
-    return [row for _, row in sorted(rows, key=lambda item: item[0])]
-
-
-def _outage(outage: Outage) -> dict[str, Any]:
-    """An epoch's end: no token is lost to it, for what was not committed is asked for again."""
-    detected = None if outage.noticed is None else outage.noticed - outage.began
-    phases: dict[str, float | None] = dict.fromkeys(PHASES) | {"detect": detected}
-    if outage.served is not None and outage.noticed is not None:
-        phases["start"] = outage.served - outage.noticed
-        phases["first_contribution"] = None if outage.committed is None else outage.committed - outage.served
-    return {
-        "kind": outage.kind,
-        "target": SYNCER,
-        "injected": outage.injected,
-        "at_s": None,
-        "detection_s": detected,
-        "recovery_s": None if outage.committed is None else outage.committed - outage.began,
-        "recovery_phases": phases,
-        "tokens_lost": 0,
-    }
-
-
-def _death(
-    history: History,
-    books: Books,
-    life: Life,
-    at: float,
-    injected: bool,
-    kind: str = "kill",
-    detected: float | None = None,
-) -> dict[str, Any]:
-    """The end of an incarnation, and how a later one came back. After the run's end nobody looks for either.
-
-    `detected`: when the fault that brought it showed, where that was before the end was noticed.
-    """
-    noticed = life.noticed if life.over == "killed" else None
-    contributed = next(
-        (
-            (said.at, history.lives[(one.learner, one.incarnation)])
-            for said in history.commits
-            for one in said.fact.participants
-            if one.learner == life.learner and one.incarnation > life.incarnation
-        ),
-        None,
-    )
-    later = [other for other in history.lives_of(life.learner) if other.incarnation > life.incarnation]
-    heir = contributed[1] if contributed else next(iter(later), None)
-    milestones: list[float | None] = [at, noticed if detected is None else detected]
-    milestones += (
-        [heir.requested, heir.started, *(heir.entered(phase) for phase in ("compiling", "joining", "stepping"))]
-        if heir
-        else [None] * 5
-    )
-    milestones.append(contributed[0] if contributed else None)
-    phases = _phases(milestones)
-    tokens = {(*life.key, step.fact.step): step.fact.tokens for step in life.steps}
-    lost = sum(count for unit, count in tokens.items() if books.fates[unit] == "killed")
-    return {
-        "kind": kind,
-        "target": life.learner,
-        "injected": injected,
-        "at_s": None,
-        "detection_s": phases["detect"],
-        "recovery_s": contributed[0] - at if contributed else None,
-        "recovery_phases": phases,
-        "tokens_lost": lost if noticed is not None else None,
-    }
-
-
-def _phases(milestones: Sequence[float | None]) -> dict[str, float | None]:
-    """The time between milestones. One that was not said is None, and the next carries its time.
-
-    A milestone that two clocks put before its predecessor counts as at the same time, so that the phases of a
-    recovery sum to its length.
-    """
-    phases: dict[str, float | None] = {}
-    reached = milestones[0]
-    for name, at in zip(PHASES, milestones[1:], strict=True):
-        if at is None or reached is None:
-            phases[name] = None
-        else:
-            phases[name] = max(0.0, at - reached)
-            reached = max(reached, at)
-    return phases
-
-
-def _freeze(history: History, life: Life, freeze: Freeze) -> dict[str, Any]:
-    """A freeze that nobody took for a death: once healed, it has killed nothing, so no token is lost to it."""
-    healed = history.healed.get(freeze.fault)
-    detected = next((at for at, _ in life.expired if at >= freeze.start), None)
-    if detected is not None and healed is not None and detected > healed:
-        detected = None  # another silence
-    return _survived(history, life, "freeze", freeze.start, detected, healed) | {
-        "tokens_lost": None if healed is None else 0
-    }
-
-
-def _strike(history: History, books: Books, life: Life, said: Said[FaultInjected]) -> dict[str, Any]:
-    """What struck a learner from within: followed to its healing, or to the successor that it took."""
-    kind, healed, ended = said.fact.fault_kind, history.healed.get(said.fact.fault), _is_its_end(history, life, said)
-    detected = _shown(history, life, said, ended)
-    if ended:
-        row = _death(history, books, life, said.at, True, kind, detected)
-    else:
-        row = _survived(history, life, kind, said.at, detected, healed)
-    until = math.inf if ended else healed
-    if until is None:
-        return row | {"tokens_lost": None}
-    steps = [step.fact for step in life.steps if said.at <= step.at <= until]
-    kept = (COMMITTED, IN_FLIGHT, "run_ended")
-    return row | {"tokens_lost": sum(step.tokens for step in steps if books.fates[(*life.key, step.step)] not in kept)}
-
-
-def _is_its_end(history: History, life: Life, said: Said[FaultInjected]) -> bool:
-    """Whether this incarnation was over because of it: NaN never heals, and a cut is taken for a death in the end."""
-    if life.over != "killed" or life.noticed is None or life.noticed < said.at:
-        return False
-    healed = history.healed.get(said.fact.fault, math.inf)
-    return said.fact.fault_kind == "non_finite" or (said.fact.fault_kind == "link" and life.noticed <= healed)
-
-
-def _shown(history: History, life: Life, said: Said[FaultInjected], ended: bool) -> float | None:
-    """When the first thing showed it: a refusal, an expired lease, or the end that it brought."""
-    reason = {"corrupt": "bad_digest", "non_finite": "non_finite"}.get(said.fact.fault_kind)
-    refused = (s for s in history.of(Refused) if (s.fact.learner, s.fact.incarnation) == life.key)
-    signs = [refusal.at for refusal in refused if refusal.fact.reason == reason]
-    if said.fact.fault_kind == "link":
-        signs += [at for at, _ in life.expired]
-    if ended and life.noticed is not None:
-        signs.append(life.noticed)
-    healed = history.healed.get(said.fact.fault, math.inf)
-    return min((at for at in signs if said.at <= at <= healed), default=None)
-
-
-def _was_misconfigured(history: History, life: Life) -> bool:
-    """Whether it came with another configuration because of an injected fault, and was refused for it."""
-    before = history.lives.get((life.learner, life.incarnation - 1))
-    if before is None or not any(kill.fact.fault_kind == "wrong_config" for kill in before.kills):
-        return False
-    refused = [said.fact for said in history.of(Refused) if said.fact.reason == "wrong_config"]
-    return any((fact.learner, fact.incarnation) == life.key for fact in refused)
-
-
-def _survived(
-    history: History, life: Life, kind: str, at: float, detected: float | None, healed: float | None
-) -> dict[str, Any]:
-    """A fault that ended no incarnation, up to the learner's first contribution after the healing."""
-    contributed = next(
-        (
-            said.at
-            for said in history.commits
-            if healed is not None
-            and said.at >= healed
-            and any(one.learner == life.learner for one in said.fact.participants)
-        ),
-        None,
-    )
-    phases: dict[str, float | None] = dict.fromkeys(PHASES)
-    if detected is not None:
-        phases["detect"] = detected - at
-    if contributed is not None and healed is not None:
-        phases["first_contribution"] = contributed - healed
-    return {
-        "kind": kind,
-        "target": life.learner,
-        "injected": True,
-        "at_s": None,
-        "detection_s": phases["detect"],
-        "recovery_s": None if contributed is None else contributed - at,
-        "recovery_phases": phases,
-        "tokens_lost": None,
     }

@@ -1,4 +1,4 @@
-"""What a checker says of a promise, and of all of them together."""
+"""The result of a check: passed, violated, unknown or not exercised."""
 
 from __future__ import annotations
 
@@ -6,44 +6,46 @@ from collections.abc import Sequence
 from dataclasses import dataclass
 from typing import Literal
 
-Status = Literal["pass", "violated", "unknown", "idle"]
+Status = Literal["pass", "violated", "unknown", "idle"]  # idle: not exercised
 STANDING = frozenset({"pass", "idle"})
 
 
 @dataclass(frozen=True)
 class Verdict:
-    """What a checker says of one promise.
+    """One check's result on one log.
 
-    A log without evidence is `unknown`, and unknown is never a pass. `idle` is a log that shows that what the promise
-    is about did not happen, as when nobody was refused: neither a pass nor a failure.
+    `unknown`: the log lacks the evidence; that is never a pass. `idle`: the log shows that the case which the check is
+    about did not occur, for example that nobody was refused; that is neither a pass nor a failure.
     """
 
     name: str
-    promise: str
+    claim: str  # what must hold
     status: Status
     reason: str
 
     @property
     def stands(self) -> bool:
-        """Whether a run may be called sound with it."""
+        """Whether a run with this verdict may be called sound."""
         return self.status in STANDING
 
 
-def judge(name: str, promise: str, checked: int, things: str, broken: Sequence[str], idle: str = "") -> Verdict:
-    """Violated by the first thing found broken, else pass, if anything was checked.
+def judge(
+    name: str, claim: str, checked: int, things: str, failures: Sequence[str], not_exercised: str = ""
+) -> Verdict:
+    """Violated by the first failure; else pass if anything was checked.
 
-    If nothing was: idle, where the log itself shows that there was no occasion, `idle` saying how; else unknown.
+    Where nothing was: idle if `not_exercised` says why the case did not occur, else unknown.
     """
-    if broken:
-        more = f" (and {len(broken) - 1} more)" if len(broken) > 1 else ""
-        return Verdict(name, promise, "violated", broken[0] + more)
+    if failures:
+        more = f" (and {len(failures) - 1} more)" if len(failures) > 1 else ""
+        return Verdict(name, claim, "violated", failures[0] + more)
     if checked:
-        return Verdict(name, promise, "pass", f"{checked} {things} checked")
-    return (
-        Verdict(name, promise, "idle", idle) if idle else Verdict(name, promise, "unknown", f"the log has no {things}")
-    )
+        return Verdict(name, claim, "pass", f"{checked} {things} checked")
+    if not_exercised:
+        return Verdict(name, claim, "idle", not_exercised)
+    return Verdict(name, claim, "unknown", f"the log has no {things}")
 
 
 def sound(verdicts: Sequence[Verdict]) -> bool:
-    """Whether every promise is kept, of those that the log has an occasion for. What is unknown is not kept."""
+    """Whether something passed, and nothing is violated or unknown."""
     return any(v.status == "pass" for v in verdicts) and all(v.stands for v in verdicts)

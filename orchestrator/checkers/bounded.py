@@ -33,7 +33,7 @@ def check(history: History) -> list[Verdict]:
 def _steps(history: History) -> Verdict:
     """max(1, tau) in flight. What an epoch left open at its end is opened again by the next."""
     limits = {said.incarnation: max(1, said.fact.overlap_steps) for said in history.of(SyncerStarted)}
-    broken: list[str] = []
+    failures: list[str] = []
     running, epoch = set[int](), -1
     facts = history.by_syncer(StepOpened, StepPassed, Committed, Finished)
     for said in facts:
@@ -44,9 +44,9 @@ def _steps(history: History) -> Verdict:
             continue
         running.add(said.fact.syncer_step)
         if len(running) > limits.get(epoch, len(running)):
-            broken.append(f"{len(running)} steps are open at syncer step {said.fact.syncer_step}")
-    promise = "at most max(1, tau) syncer steps are open at a time"
-    return judge("bounded.steps", promise, len(history.of(StepOpened)) if limits else 0, "syncer steps", broken)
+            failures.append(f"{len(running)} steps are open at syncer step {said.fact.syncer_step}")
+    claim = "at most max(1, tau) syncer steps are open at a time"
+    return judge("bounded.steps", claim, len(history.of(StepOpened)) if limits else 0, "syncer steps", failures)
 
 
 def _spans(history: History) -> Verdict:
@@ -56,16 +56,16 @@ def _spans(history: History) -> Verdict:
         granted.setdefault((said.fact.learner, said.fact.incarnation), []).append(said.fact)
     most = SPANS_HELD_MAX * max((span.stop - span.start for spans in granted.values() for span in spans), default=0)
     ahead_s = max((said.fact.ahead_s for said in history.of(SyncerStarted)), default=0.0)
-    broken: list[str] = []
+    failures: list[str] = []
     for key, spans in granted.items():
-        steps = history.lives[key].steps if key in history.lives else []
+        steps = history.incarnations[key].steps if key in history.incarnations else []
         begun = {said.fact.span for said in steps}
         ahead = sum(span.stop - span.start for span in spans if span.span not in begun)
         fastest_s = min((said.fact.seconds for said in steps if said.fact.seconds > 0.0), default=math.inf)
         if ahead > most + ahead_s / fastest_s * max(span.batch_size for span in spans):
-            broken.append(f"{key[0]} {key[1]} was lent {ahead} samples in spans that it never began")
-    promise = "no learner is lent more than a span and a half ahead, or more than lasts for data.ahead_s"
-    return judge("bounded.spans", promise, len(granted), "borrowers", broken)
+            failures.append(f"{key[0]} {key[1]} was lent {ahead} samples in spans that it never began")
+    claim = "no learner is lent more than a span and a half ahead, or more than lasts for data.ahead_s"
+    return judge("bounded.spans", claim, len(granted), "borrowers", failures)
 
 
 def _reads(history: History) -> Verdict:
@@ -84,10 +84,10 @@ def _reads(history: History) -> Verdict:
             attempts[epoch, fact.syncer_step] += 1
         else:
             tried[fact.epoch, fact.syncer_step] += len(fact.participants)  # a later one may have said it
-    broken = [
+    failures = [
         f"syncer step {step} was read {count} times in {attempts[epoch, step] + 1} attempts"
         for (epoch, step), count in tried.items()
         if count > len(learners.get(epoch, ())) * (attempts[epoch, step] + 1)
     ]
-    promise = "a syncer step is read from each learner at most once an attempt"
-    return judge("bounded.reads", promise, len(tried), "steps that were read", broken)
+    claim = "a syncer step is read from each learner at most once an attempt"
+    return judge("bounded.reads", claim, len(tried), "steps that were read", failures)

@@ -44,17 +44,17 @@ def check(history: History) -> list[Verdict]:
 
 def _refusals(history: History) -> Verdict:
     refused = history.of(Refused)
-    broken: list[str] = []
+    failures: list[str] = []
     for said in refused:
         fact = said.fact
         name = f"a {fact.message} of {fact.learner} {fact.incarnation} was refused"
         if fact.reason not in REASONS.get(fact.message, ()):
-            broken.append(f"{name} for {fact.reason!r}, which is no reason")
+            failures.append(f"{name} for {fact.reason!r}, which is no reason")
         elif fact.reason == "wrong_config" and not FIELD.match(fact.detail):
-            broken.append(f"{name} for its configuration, and no field was named")
-    promise = "every refusal has a reason, and that of a configuration names the fields that differ"
-    idle = "nothing was refused" if history.commits else ""
-    return judge("closed.refusals", promise, len(refused), "refusals", broken, idle)
+            failures.append(f"{name} for its configuration, and no field was named")
+    claim = "every refusal has a reason, and that of a configuration names the fields that differ"
+    not_exercised = "nothing was refused" if history.commits else ""
+    return judge("closed.refusals", claim, len(refused), "refusals", failures, not_exercised)
 
 
 def _strangers(history: History) -> Verdict:
@@ -62,7 +62,7 @@ def _strangers(history: History) -> Verdict:
     kept_out: set[Key] = set()
     let_in: set[Key] = set()
     merged: list[tuple[Key, int]] = []  # by whom nobody had let in by then, and at which syncer step
-    broken: list[str] = []
+    failures: list[str] = []
     for said in history.by_syncer(Refused, LearnerAttached, SpanGranted, Committed):
         fact = said.fact
         if isinstance(fact, Committed):
@@ -74,14 +74,14 @@ def _strangers(history: History) -> Verdict:
             let_in.add(key)
         elif isinstance(fact, SpanGranted):
             if key in kept_out and key not in let_in:
-                broken.append(f"{key[0]} {key[1]} was refused, and lent span {fact.span}")
+                failures.append(f"{key[0]} {key[1]} was refused, and lent span {fact.span}")
         elif fact.message == "attach":
             kept_out.add(key)
-    broken += [
+    failures += [
         f"{key[0]} {key[1]} was refused, and merged at syncer step {syncer_step}"
         for key, syncer_step in merged
         if key in kept_out
     ]
-    promise = "who was refused when attaching is lent nothing and merges into nothing"
-    idle = "nobody was refused" if history.commits else ""
-    return judge("closed.strangers", promise, len(kept_out), "refused incarnations", broken, idle)
+    claim = "who was refused when attaching is lent nothing and merges into nothing"
+    not_exercised = "nobody was refused" if history.commits else ""
+    return judge("closed.strangers", claim, len(kept_out), "refused incarnations", failures, not_exercised)

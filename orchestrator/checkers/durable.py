@@ -21,15 +21,15 @@ def check(history: History) -> list[Verdict]:
 
 def _restarts(history: History) -> Verdict:
     """An epoch that has opened a step has said again whatever the log may have lacked."""
-    name, promise = "durable.restarts", "a new epoch starts from every commit that was announced before, and no other"
+    name, claim = "durable.restarts", "a new epoch starts from every commit that was announced before, and no other"
     started: list[Said[SyncerStarted]] = history.by_syncer(SyncerStarted)
     restarts = [said for said in started if said.incarnation > history.epochs[0]]
     if mute := [said for said in restarts if len(said.fact.versions) != len(said.fact.sizes)]:
-        return Verdict(name, promise, "unknown", f"epoch {mute[0].incarnation} does not say what it starts from")
+        return Verdict(name, claim, "unknown", f"epoch {mute[0].incarnation} does not say what it starts from")
     opened = {said.incarnation for said in history.of(StepOpened)}
-    broken = [wrong for said in restarts for wrong in _misses(history, said, said.incarnation in opened)]
-    idle = "the syncer never restarted" if started else ""
-    return judge(name, promise, len(restarts), "restarts", broken, idle)
+    failures = [wrong for said in restarts for wrong in _misses(history, said, said.incarnation in opened)]
+    not_exercised = "the syncer never restarted" if started else ""
+    return judge(name, claim, len(restarts), "restarts", failures, not_exercised)
 
 
 def _misses(history: History, said: Said[SyncerStarted], complete: bool) -> list[str]:
@@ -39,33 +39,33 @@ def _misses(history: History, said: Said[SyncerStarted], complete: bool) -> list
     for fact in commits:
         newest[fact.fragment] = max(newest.get(fact.fragment, 0), fact.syncer_step)
     name = f"epoch {said.incarnation} starts from"
-    broken = [
+    failures = [
         f"{name} version {version} of fragment {fragment}, version {newest[fragment]} was announced"
         for fragment, version in enumerate(said.fact.versions)
         if version < newest[fragment] or (complete and version > newest[fragment])
     ]
     tokens = max((fact.tokens_committed for fact in commits), default=0)
     if said.fact.tokens_committed < tokens or (complete and said.fact.tokens_committed > tokens):
-        broken.append(f"{name} {said.fact.tokens_committed} committed tokens, {tokens} were announced")
-    return broken
+        failures.append(f"{name} {said.fact.tokens_committed} committed tokens, {tokens} were announced")
+    return failures
 
 
 def _records(history: History) -> Verdict:
-    broken = [
+    failures = [
         f"epoch {again.incarnation} says {_what(again.fact)} otherwise than epoch {first.incarnation}"
         for first, again in history.repeats
         if first.fact != again.fact
     ]
     ends: list[Said[Finished]] = history.by_syncer(Finished)
-    broken += [
+    failures += [
         f"epoch {again.incarnation} ends with other tokens than epoch {first.incarnation} did"
         for first, again in pairwise(ends)
         if first.fact.tokens_committed != again.fact.tokens_committed
     ]
     checked = len(history.repeats) + len(ends[1:])
-    promise = "what two epochs say of one commit, grant or return, or of the end, is the same word for word"
-    idle = "no epoch had to say anything again" if history.events else ""
-    return judge("durable.records", promise, checked, "repeated records", broken, idle)
+    claim = "what two epochs say of one commit, grant or return, or of the end, is the same word for word"
+    not_exercised = "no epoch had to say anything again" if history.events else ""
+    return judge("durable.records", claim, checked, "repeated records", failures, not_exercised)
 
 
 def _what(fact: Any) -> str:

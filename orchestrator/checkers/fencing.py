@@ -23,7 +23,7 @@ def check(history: History) -> list[Verdict]:
 def _epochs(history: History) -> Verdict:
     """Before it opens a step, an epoch may say again what one before it committed."""
     commits = sorted(history.commits, key=lambda said: said.fact.syncer_step)
-    broken = [
+    failures = [
         f"epoch {after.fact.epoch} committed syncer step {after.fact.syncer_step}, "
         f"epoch {before.fact.epoch} step {before.fact.syncer_step}"
         for before, after in pairwise(commits)
@@ -33,20 +33,20 @@ def _epochs(history: History) -> Verdict:
     begun: dict[int, int] = {}  # epoch -> where it opened its first step
     for opened in history.of(StepOpened):
         begun.setdefault(opened.incarnation, opened.position)
-    broken += [
+    failures += [
         f"syncer step {said.fact.syncer_step} was committed as epoch {said.fact.epoch} by epoch {said.incarnation}"
         for said in commits
         if said.fact.epoch > said.incarnation
         or (said.fact.epoch < said.incarnation and said.position > begun.get(said.incarnation, said.position))
     ]
     started = [said.fact.epoch for said in history.of(SyncerStarted)]
-    broken += [
+    failures += [
         f"epoch {epoch} started {started.count(epoch)} times"
         for epoch in sorted({*started})
         if started.count(epoch) > 1
     ]
-    promise = "one epoch commits at a time, and epochs never fall"
-    return judge("fencing.epochs", promise, len(commits), "commits", broken)
+    claim = "one epoch commits at a time, and epochs never fall"
+    return judge("fencing.epochs", claim, len(commits), "commits", failures)
 
 
 def _incarnations(history: History) -> Verdict:
@@ -55,7 +55,7 @@ def _incarnations(history: History) -> Verdict:
     By fragment: with several steps in flight, an answer that was there before its sender died may commit after
     the newcomer's first contribution to another fragment.
     """
-    broken: list[str] = []
+    failures: list[str] = []
     attached: dict[str, int] = {}
     committed: dict[tuple[str, int], int] = {}  # by learner and fragment
     known: set[Key] = set()
@@ -64,25 +64,25 @@ def _incarnations(history: History) -> Verdict:
         if isinstance(said.fact, LearnerAttached):
             fact = said.fact
             if fact.incarnation < attached.get(fact.learner, 0):
-                broken.append(f"{fact.learner} {fact.incarnation} attached after {attached[fact.learner]}")
+                failures.append(f"{fact.learner} {fact.incarnation} attached after {attached[fact.learner]}")
             attached[fact.learner] = max(fact.incarnation, attached.get(fact.learner, 0))
             known.add((fact.learner, fact.incarnation))
             continue
         for one in said.fact.participants:
             count += 1
             if (one.learner, one.incarnation) not in known:
-                broken.append(
+                failures.append(
                     f"{one.learner} {one.incarnation} merged at syncer step {said.fact.syncer_step} unattached"
                 )
             place = (one.learner, said.fact.fragment)
             newest = committed.get(place, 0)
             if one.incarnation < newest:
-                broken.append(
+                failures.append(
                     f"{one.learner} {one.incarnation} merged at syncer step {said.fact.syncer_step}, after {newest} had"
                 )
             committed[place] = max(one.incarnation, newest)
-    promise = "a learner's incarnations attach, and merge into a fragment, in order; none merges that has not attached"
-    return judge("fencing.incarnations", promise, count, "contributions", broken)
+    claim = "a learner's incarnations attach, and merge into a fragment, in order; none merges that has not attached"
+    return judge("fencing.incarnations", claim, count, "contributions", failures)
 
 
 def _fences(history: History) -> Verdict:
@@ -90,7 +90,7 @@ def _fences(history: History) -> Verdict:
 
     A grant is said once it is durable. One that was under way at the fence comes after it, and then is no use.
     """
-    broken: list[str] = []
+    failures: list[str] = []
     fenced: dict[tuple[int, Key], int] = {}  # (epoch, who) -> how many facts before
     opened: dict[tuple[int, int], int] = {}  # (epoch, syncer step) -> how many facts before
     facts = history.by_syncer(LearnerFenced, LearnerAttached, SpanGranted, StepOpened, Committed)
@@ -100,7 +100,7 @@ def _fences(history: History) -> Verdict:
             opened[epoch, fact.syncer_step] = number
         elif isinstance(fact, Committed):
             since = opened.get((epoch, fact.syncer_step), -1)
-            broken += [
+            failures += [
                 f"{one.learner} {one.incarnation} merged at syncer step {fact.syncer_step}, "
                 "which opened after it was fenced"
                 for one in fact.participants
@@ -111,13 +111,13 @@ def _fences(history: History) -> Verdict:
         elif (epoch, (fact.learner, fact.incarnation)) in fenced:
             name = f"{fact.learner} {fact.incarnation}"
             if isinstance(fact, LearnerAttached):
-                broken.append(f"{name} attached after it was fenced")
+                failures.append(f"{name} attached after it was fenced")
             elif _used(history, fact):
-                broken.append(f"{name} stepped on span {fact.span}, granted after it was fenced")
-    promise = "a fenced incarnation attaches no more, joins no step opened later and uses nothing lent afterwards"
-    return judge("fencing.fences", promise, len(history.commits), "commits", broken)
+                failures.append(f"{name} stepped on span {fact.span}, granted after it was fenced")
+    claim = "a fenced incarnation attaches no more, joins no step opened later and uses nothing lent afterwards"
+    return judge("fencing.fences", claim, len(history.commits), "commits", failures)
 
 
 def _used(history: History, granted: SpanGranted) -> bool:
-    life = history.lives.get((granted.learner, granted.incarnation))
-    return life is not None and any(said.fact.span == granted.span for said in life.steps)
+    incarnation = history.incarnations.get((granted.learner, granted.incarnation))
+    return incarnation is not None and any(said.fact.span == granted.span for said in incarnation.steps)

@@ -4,7 +4,7 @@ Before and after are told apart by the commits on both sides: each names the ste
 no clocks are compared. A survivor was held up if, in the WINDOW steps after, its median step took more than RATIO times
 that of those before and EXTRA_S, or its longest more than RATIO times their longest and STALL_S. What befalls a host by
 itself is in no log, so that losses are judged only where faults were injected by name: steps of learners that were
-struck themselves are left out, and the promise is broken where every other survivor was held up. What a step waited for
+struck themselves are left out, and the check fails where every other survivor was held up. What a step waited for
 does not count.
 """
 
@@ -16,9 +16,9 @@ from collections.abc import Iterator, Sequence
 from typing import Any
 
 from orchestrator.accounting.history import History
-from orchestrator.accounting.incarnations import Key, Life, Said
+from orchestrator.accounting.incarnations import Incarnation, Key, Said
 from orchestrator.accounting.verdicts import Verdict, judge
-from orchestrator.eventlog.events import FaultInjected
+from orchestrator.eventlog.facts import FaultInjected
 from outer.protocol.facts import LearnerFenced, LeaseExpired
 
 RATIO, EXTRA_S, STALL_S = 3.0, 0.05, 2.0
@@ -28,29 +28,29 @@ BLUR_S = 1.0  # of the dates of two processes, where a survivor's own faults are
 
 
 def check(history: History) -> list[Verdict]:
-    promise = "when a learner is lost or silent, the others' steps take as long as before"
+    claim = "when a learner is lost or silent, the others' steps take as long as before"
     losses = [
         said
         for said in history.by_syncer(LeaseExpired, LearnerFenced)
         if isinstance(said.fact, LeaseExpired) or said.fact.reason not in LEAVING
     ]
-    idle = "no learner was lost while others stepped on" if history.commits else ""
+    not_exercised = "no learner was lost while others stepped on" if history.commits else ""
     if losses and not history.of(FaultInjected):
-        losses, idle = [], "no fault was injected: what befell the hosts is not in the log"
-    checked, broken = 0, []
+        losses, not_exercised = [], "no fault was injected: what befell the hosts is not in the log"
+    checked, failures = 0, []
     reads = _Reads(history) if losses else None
     for said in losses:
         assert reads is not None
-        told = [_held_up(life, before, after) for life, before, after in reads.around(said)]
+        told = [_held_up(incarnation, before, after) for incarnation, before, after in reads.around(said)]
         checked += bool(told)
         if told and all(told):
-            broken.append(f"when {said.fact.learner} {said.fact.incarnation} was lost, {told[0]}")
-    return [judge("isolation.steps", promise, checked, "losses", broken, idle)]
+            failures.append(f"when {said.fact.learner} {said.fact.incarnation} was lost, {told[0]}")
+    return [judge("isolation.steps", claim, checked, "losses", failures, not_exercised)]
 
 
-def _held_up(life: Life, before: Sequence[float], after: Sequence[float]) -> str:
+def _held_up(incarnation: Incarnation, before: Sequence[float], after: Sequence[float]) -> str:
     """In words; empty if it was not. Step seconds, ascending."""
-    name = f"step of {life.learner} {life.incarnation} rose from"
+    name = f"step of {incarnation.learner} {incarnation.number} rose from"
     medians = before[len(before) // 2], after[len(after) // 2]
     if medians[1] > RATIO * medians[0] + EXTRA_S:
         return f"the median {name} {medians[0]:.3f} s to {medians[1]:.3f} s"
@@ -63,34 +63,34 @@ class _Reads:
     """At which of its steps each incarnation was read, commit by commit."""
 
     def __init__(self, history: History) -> None:
-        self._lives = history.lives
+        self._incarnations = history.incarnations
         self._at: dict[Key, tuple[list[tuple[int, int]], list[int]]] = {}
         for said, one, *_ in history.contributions:
             places, steps = self._at.setdefault((one.learner, one.incarnation), ([], []))
             places.append((said.incarnation, said.position))
             steps.append(one.step)
 
-    def around(self, said: Said[Any]) -> Iterator[tuple[Life, list[float], list[float]]]:
+    def around(self, said: Said[Any]) -> Iterator[tuple[Incarnation, list[float], list[float]]]:
         """The survivors, and how long their steps took before and after, in seconds, ascending."""
         for key, (places, steps) in self._at.items():
             last = bisect_right(places, (said.incarnation, said.position))
-            if key[0] == said.fact.learner or last in (0, len(places)) or key not in self._lives:
+            if key[0] == said.fact.learner or last in (0, len(places)) or key not in self._incarnations:
                 continue
-            life = self._lives[key]
-            middle = life.inside(0, steps[last - 1])[1]
-            before = life.steps[max(0, middle - WINDOW) : middle]
-            after = life.steps[middle : middle + WINDOW]
-            if len(before) >= FEWEST and len(after) >= FEWEST and not _struck(life, before[0].at, after[-1].at):
-                yield life, _seconds(before), _seconds(after)
+            incarnation = self._incarnations[key]
+            middle = incarnation.inside(0, steps[last - 1])[1]
+            before = incarnation.steps[max(0, middle - WINDOW) : middle]
+            after = incarnation.steps[middle : middle + WINDOW]
+            if len(before) >= FEWEST and len(after) >= FEWEST and not _struck(incarnation, before[0].at, after[-1].at):
+                yield incarnation, _seconds(before), _seconds(after)
 
 
 def _seconds(steps: Sequence[Said[Any]]) -> list[float]:
     return sorted(said.fact.seconds for said in steps)
 
 
-def _struck(life: Life, start: float, stop: float) -> bool:
+def _struck(incarnation: Incarnation, start: float, stop: float) -> bool:
     """Whether something befell this one itself, by the dates of those who said so."""
-    times = [(at, math.inf if until is None else until) for at, until in life.expired]
-    times += [(freeze.start, math.inf if freeze.stop is None else freeze.stop) for freeze in life.freezes]
-    times += [(said.at, said.at + said.fact.duration_s) for said in life.strikes]
+    times = [(at, math.inf if until is None else until) for at, until in incarnation.expired]
+    times += [(freeze.start, math.inf if freeze.stop is None else freeze.stop) for freeze in incarnation.freezes]
+    times += [(said.at, said.at + said.fact.duration_s) for said in incarnation.strikes]
     return any(begin <= stop + BLUR_S and end >= start - BLUR_S for begin, end in times)

@@ -27,9 +27,9 @@ from operator import itemgetter
 from typing import Any, NamedTuple
 
 from orchestrator.accounting.history import KILLING, History
-from orchestrator.accounting.incarnations import Key, Life, Said
+from orchestrator.accounting.incarnations import Incarnation, Key, Said
 from orchestrator.accounting.verdicts import Verdict, judge
-from orchestrator.eventlog.events import FaultHealed, FaultInjected
+from orchestrator.eventlog.facts import FaultHealed, FaultInjected
 from outer.protocol.facts import (
     Committed,
     DrainStarted,
@@ -90,12 +90,12 @@ def check(history: History) -> list[Verdict]:
     rate = "while K learners are alive every fragment commits within stated numbers of their steps and seconds"
     recovery = "after any trouble every fragment commits again within a stated time"
     went_wrong = history.rules is not None and any(history.of(kind) for kind in LOSSES)
-    idle = (
+    not_exercised = (
         "whenever there was trouble, fewer than K learners may have been alive" if went_wrong else "nothing went wrong"
     )
     return [
         judge("live.rate", rate, calm, "gaps between commits", slow),
-        judge("live.recovery", recovery, troubled, "gaps with trouble", lost, idle if calm else ""),
+        judge("live.recovery", recovery, troubled, "gaps with trouble", lost, not_exercised if calm else ""),
     ]
 
 
@@ -110,10 +110,10 @@ def _gaps(history: History, course: _Course) -> Iterator[_Gap]:
         fragment = said.fact.fragment
         before, since, now = newest.get(fragment), reads.get(fragment, {}), dict[Key, int]()
         fewest, least = sys.maxsize, math.inf
-        for _, one, life, first, last in contributions:
+        for _, one, incarnation, first, last in contributions:
             key, now[one.learner, one.incarnation] = (one.learner, one.incarnation), last
-            first = since[key] if key in since else _adopted(life, said.fact, first)
-            fewest, least = min(fewest, last - first), min(least, life.clock[last] - life.clock[first])
+            first = since[key] if key in since else _adopted(incarnation, said.fact, first)
+            fewest, least = min(fewest, last - first), min(least, incarnation.clock[last] - incarnation.clock[first])
         newest[fragment], reads[fragment] = said, now
         if course.alive(before, said) >= course.quorum:
             yield _Gap(fragment, before, said, fewest, least)
@@ -121,23 +121,35 @@ def _gaps(history: History, course: _Course) -> Iterator[_Gap]:
         yield from _last(history, course, newest.get(fragment), fragment, reads.get(fragment))
 
 
-def _adopted(life: Life, commit: Committed, first: int) -> int:
+def _adopted(incarnation: Incarnation, commit: Committed, first: int) -> int:
     """How many steps it had finished when it adopted the base: when rebasing, it counts from before that."""
-    adopted = life.adopted.get(commit.fragment, ())
+    adopted = incarnation.adopted.get(commit.fragment, ())
     after = next((fact.after_step for fact in reversed(adopted) if fact.version == commit.base_version), None)
-    return first if after is None else max(first, bisect_right(life.numbers, after))
+    return first if after is None else max(first, bisect_right(incarnation.step_numbers, after))
 
 
 def _last(
     history: History, course: _Course, before: Said[Committed] | None, fragment: int, since: Mapping[Key, int] | None
 ) -> Iterator[_Gap]:
     """From a fragment's last commit to the end; from the start where it has none."""
-    left = [life for life in history.lives.values() if life.over in ("", "stopped") and life.steps]
-    spans = [(life, 0 if since is None else since[life.key]) for life in left if since is None or life.key in since]
+    left = [
+        incarnation
+        for incarnation in history.incarnations.values()
+        if incarnation.over in ("", "stopped") and incarnation.steps
+    ]
+    spans = [
+        (incarnation, 0 if since is None else since[incarnation.key])
+        for incarnation in left
+        if since is None or incarnation.key in since
+    ]
     if len(spans) >= course.quorum and course.alive(before, course.end) >= course.quorum:
-        fewest = min(len(life.numbers) - first for life, first in spans)
+        fewest = min(len(incarnation.step_numbers) - first for incarnation, first in spans)
         yield _Gap(
-            fragment, before, course.end, fewest, min(life.clock[-1] - life.clock[first] for life, first in spans)
+            fragment,
+            before,
+            course.end,
+            fewest,
+            min(incarnation.clock[-1] - incarnation.clock[first] for incarnation, first in spans),
         )
 
 
@@ -148,7 +160,10 @@ class _Limits:
     def __init__(self, history: History) -> None:
         assert history.rules is not None
         rules = history.rules
-        slowest = max((_median(life) for life in history.lives.values() if len(life.steps) >= 3), default=0.0)
+        slowest = max(
+            (_median(incarnation) for incarnation in history.incarnations.values() if len(incarnation.steps) >= 3),
+            default=0.0,
+        )
         grace = max((said.fact.grace_s for said in history.commits), default=0.0)
         lease = max(rules.lease_s or LEASE_S, LEASE_STEPS * slowest)
         self._steps = PACE * (rules.round_steps + rules.overlap_steps)
@@ -169,9 +184,9 @@ class _Limits:
             )
 
 
-def _median(life: Life) -> float:
+def _median(incarnation: Incarnation) -> float:
     """Of its steps' seconds."""
-    ordered = sorted(said.fact.seconds for said in life.steps)
+    ordered = sorted(said.fact.seconds for said in incarnation.steps)
     return ordered[len(ordered) // 2]
 
 

@@ -11,9 +11,9 @@ from collections.abc import Iterator
 
 from learners.protocol.facts import Donated, StateReceived, StateSaved
 from orchestrator.accounting.history import History
-from orchestrator.accounting.incarnations import Key, Life, Said
+from orchestrator.accounting.incarnations import Incarnation, Key, Said
 from orchestrator.accounting.verdicts import Verdict, judge
-from orchestrator.eventlog.events import RunStarted
+from orchestrator.eventlog.facts import RunStarted
 
 
 def check(history: History) -> list[Verdict]:
@@ -31,36 +31,36 @@ def _contributors(history: History) -> dict[Key, int]:
 
 
 def _steps(history: History) -> Verdict:
-    """With a peer's state a life steps from 1 on, else right after its first adoption: in strict overlap later."""
+    """With a peer's state steps begin at 1, else right after the first adoption: later in strict overlap."""
     upto = _contributors(history)
     from_peers = {(said.writer, said.incarnation) for said in history.of(StateReceived) if said.fact.source == "peer"}
-    broken: list[str] = []
+    failures: list[str] = []
     for key, last in upto.items():
-        life = history.lives.get(key, Life(*key))
-        here = life.numbers[: life.inside(0, last)[1]]
-        first = 1 if key in from_peers or not life.adoptions else 1 + life.adoptions[0].fact.after_step
+        incarnation = history.incarnations.get(key, Incarnation(*key))
+        here = incarnation.step_numbers[: incarnation.inside(0, last)[1]]
+        first = 1 if key in from_peers or not incarnation.adoptions else 1 + incarnation.adoptions[0].fact.after_step
         if here != list(range(first, last + 1)):
             held = {*here}
             missing = next((step for step in range(first, last + 1) if step not in held), last)
-            broken.append(f"step {missing} of {key[0]} {key[1]} is in a commit, and not in the log")
-    promise = "every step that a commit holds, and every step of its incarnation before that, is in the log"
-    return judge("replayable.steps", promise, len(upto), "contributing incarnations", broken)
+            failures.append(f"step {missing} of {key[0]} {key[1]} is in a commit, and not in the log")
+    claim = "every step that a commit holds, and every step of its incarnation before that, is in the log"
+    return judge("replayable.steps", claim, len(upto), "contributing incarnations", failures)
 
 
 def _states(history: History) -> Verdict:
     """From the syncer: every fragment adopted before the first step. From a peer: the state that a donor gave."""
-    name, promise = "replayable.states", "every contributing incarnation starts from what the syncer or a donor gave"
+    name, claim = "replayable.states", "every contributing incarnation starts from what the syncer or a donor gave"
     upto = _contributors(history)
     received = {(said.writer, said.incarnation): said for said in history.of(StateReceived)}
     given = {(s.writer, s.incarnation, s.fact.joiner, s.fact.joiner_incarnation): s for s in history.of(Donated)}
     saved = {(said.writer, said.incarnation, said.fact.step) for said in history.of(StateSaved)}
-    broken: list[str] = []
+    failures: list[str] = []
     missing: list[str] = []
     for key in upto:
-        life = history.lives.get(key, Life(*key))
+        incarnation = history.incarnations.get(key, Incarnation(*key))
         said = received.get(key)
         if said is None or said.fact.source != "peer":
-            broken += _snapshot(history, life)
+            failures += _snapshot(history, incarnation)
             continue
         gift = given.get((said.fact.donor, said.fact.donor_incarnation, *key))
         if gift is None and (said.fact.donor, said.fact.donor_incarnation, said.fact.donor_step) in saved:
@@ -68,20 +68,20 @@ def _states(history: History) -> Verdict:
         if gift is None:
             missing.append(f"{key[0]} {key[1]} started from {said.fact.donor}, which does not say that it gave")
         else:
-            broken += _differs(key, said, gift)
+            failures += _differs(key, said, gift)
         missing += _donor_gap(history, said)
-    if missing and not broken:
-        return Verdict(name, promise, "unknown", missing[0])
-    return judge(name, promise, len(upto), "contributing incarnations", broken)
+    if missing and not failures:
+        return Verdict(name, claim, "unknown", missing[0])
+    return judge(name, claim, len(upto), "contributing incarnations", failures)
 
 
-def _snapshot(history: History, life: Life) -> Iterator[str]:
-    first = life.numbers[0] if life.numbers else 0
+def _snapshot(history: History, incarnation: Incarnation) -> Iterator[str]:
+    first = incarnation.step_numbers[0] if incarnation.step_numbers else 0
     fragments = len(history.rules.sizes) if history.rules else 0
     for fragment in range(fragments):
-        adopted = life.adopted.get(fragment)
+        adopted = incarnation.adopted.get(fragment)
         if not adopted or adopted[0].after_step >= first:
-            yield f"{life.learner} {life.incarnation} stepped before it had fragment {fragment} from anyone"
+            yield f"{incarnation.learner} {incarnation.number} stepped before it had fragment {fragment} from anyone"
 
 
 def _differs(key: Key, said: Said[StateReceived], gift: Said[Donated]) -> Iterator[str]:
@@ -97,8 +97,8 @@ def _differs(key: Key, said: Said[StateReceived], gift: Said[Donated]) -> Iterat
 
 def _donor_gap(history: History, said: Said[StateReceived]) -> Iterator[str]:
     fact = said.fact
-    donor = history.lives.get((fact.donor, fact.donor_incarnation))
-    if donor is None or not donor.numbers or donor.numbers[-1] < fact.donor_step:
+    donor = history.incarnations.get((fact.donor, fact.donor_incarnation))
+    if donor is None or not donor.step_numbers or donor.step_numbers[-1] < fact.donor_step:
         yield (
             f"{said.writer} {said.incarnation} started from step {fact.donor_step} "
             f"of {fact.donor} {fact.donor_incarnation}, which is not in the log"
@@ -113,8 +113,8 @@ def _digests(history: History) -> Verdict:
         for said, one, *_ in history.contributions
     ]
     recorded = [each for each in (commits, contributions) if any(digest for digest, _ in each)]
-    broken = [f"{name} has no digest" for each in recorded for digest, name in each if not digest]
-    promise = "commits and contributions carry the digests of their numbers"
+    failures = [f"{name} has no digest" for each in recorded for digest, name in each if not digest]
+    claim = "commits and contributions carry the digests of their numbers"
     made = next((s.fact.versions["synthetic"] for s in history.of(RunStarted) if "synthetic" in s.fact.versions), "")
-    idle = f"nothing was computed, the log is synthetic: {made}" if made else ""
-    return judge("replayable.digests", promise, sum(map(len, recorded)), "digests", broken, idle)
+    not_exercised = f"nothing was computed, the log is synthetic: {made}" if made else ""
+    return judge("replayable.digests", claim, sum(map(len, recorded)), "digests", failures, not_exercised)

@@ -8,23 +8,21 @@ from pathlib import Path
 from orchestrator.accounting.history import History, indexed
 from orchestrator.accounting.verdicts import Verdict
 from orchestrator.checkers import (
+    books,
     bounded,
     closed,
     durable,
     fencing,
-    finite,
     isolation,
     liveness,
     log,
     merges,
     replayable,
-    sealed,
     time_accounted,
     versions,
 )
-from orchestrator.checkers import recipe_hash as recipe
-from orchestrator.checkers import tokens as books
-from orchestrator.eventlog.events import Event, read_run, read_segment
+from orchestrator.eventlog.events import Event
+from orchestrator.eventlog.segments import read_run, read_segment
 
 CHECKERS: tuple[Callable[[History], list[Verdict]], ...] = (
     log.check,
@@ -35,7 +33,7 @@ CHECKERS: tuple[Callable[[History], list[Verdict]], ...] = (
     fencing.check,
     liveness.check,
     isolation.check,
-    finite.check,
+    merges.check_finite,
     replayable.check,
     bounded.check,
     time_accounted.check,
@@ -59,21 +57,21 @@ def check_run(run_dir: Path) -> list[Verdict]:
     try:
         merged = read_run(run_dir)
         said = [*merged, *_in_segments(run_dir)]
-        intact = sealed.check(run_dir)
+        intact = log.check_seal(run_dir)
     except (ValueError, OSError) as error:
         unread = Verdict("log.readable", READABLE, "violated", str(error))
-        return [unread, *sealed.UNKNOWN, recipe.check(run_dir, []), *check([])]
+        return [unread, *log.UNKNOWN, log.check_recipe(run_dir, []), *check([])]
     found = (
         Verdict("log.readable", READABLE, "pass", f"{len(merged)} events read")
         if said
         else Verdict("log.readable", READABLE, "unknown", f"no events in {run_dir}")
     )
-    return [found, *intact, recipe.check(run_dir, said), *check(said)]
+    return [found, *intact, log.check_recipe(run_dir, said), *check(said)]
 
 
 def _in_segments(run_dir: Path) -> Iterator[Event]:
     """What the segments hold of the log."""
-    within = sealed.within(run_dir)
+    within = log.sealed_facts(run_dir)
     for path in sorted((run_dir / "events").glob("*.jsonl")):
         for event in read_segment(path):
             if within is None or event.sequence < within.get((event.writer, event.incarnation), 0):

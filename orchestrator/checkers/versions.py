@@ -11,7 +11,7 @@ from collections.abc import Iterator
 from itertools import pairwise
 
 from orchestrator.accounting.history import History
-from orchestrator.accounting.incarnations import Life
+from orchestrator.accounting.incarnations import Incarnation
 from orchestrator.accounting.verdicts import Verdict, judge
 from outer.protocol.facts import Finished, StepOpened, SyncerStarted
 
@@ -22,36 +22,36 @@ def check(history: History) -> list[Verdict]:
 
 def _chain(history: History) -> Verdict:
     current: dict[int, int] = {}
-    broken: list[str] = []
+    failures: list[str] = []
     lengths = {said.incarnation: said.fact.round_steps for said in history.of(SyncerStarted)}
     for said in history.commits:
         fact = said.fact
         base = current.get(fact.fragment, 0)
         name = f"fragment {fact.fragment} at syncer step {fact.syncer_step}"
         if fact.base_version != base:
-            broken.append(f"{name} was made from version {fact.base_version}, its last one is {base}")
+            failures.append(f"{name} was made from version {fact.base_version}, its last one is {base}")
         length = lengths.get(said.incarnation)
         if length is not None and base and fact.syncer_step - base != length:
-            broken.append(f"{name} comes {fact.syncer_step - base} steps after version {base}, a round is {length}")
+            failures.append(f"{name} comes {fact.syncer_step - base} steps after version {base}, a round is {length}")
         current[fact.fragment] = fact.syncer_step
-    promise = "each version of a fragment is made from the one before it, one round later"
-    return judge("versions.chain", promise, len(history.commits), "commits", broken)
+    claim = "each version of a fragment is made from the one before it, one round later"
+    return judge("versions.chain", claim, len(history.commits), "commits", failures)
 
 
 def _order(history: History) -> Verdict:
-    broken = [
+    failures = [
         f"syncer step {after.fact.syncer_step} committed after {before.fact.syncer_step}"
         for before, after in pairwise(history.commits)
         if after.fact.syncer_step <= before.fact.syncer_step
     ]
     opened = {said.fact.syncer_step: said.fact.fragment for said in history.by_syncer(StepOpened)}
-    broken += [
+    failures += [
         f"syncer step {said.fact.syncer_step} committed fragment {said.fact.fragment}, which was not due"
         for said in history.commits
         if opened.get(said.fact.syncer_step, said.fact.fragment) != said.fact.fragment
     ]
-    promise = "commits follow the syncer steps, and each commits the fragment that its step was opened for"
-    return judge("versions.order", promise, len(history.commits), "commits", broken)
+    claim = "commits follow the syncer steps, and each commits the fragment that its step was opened for"
+    return judge("versions.order", claim, len(history.commits), "commits", failures)
 
 
 def _adopted(history: History) -> Verdict:
@@ -59,38 +59,40 @@ def _adopted(history: History) -> Verdict:
     for said in history.commits:
         made[said.fact.fragment].add(said.fact.syncer_step)
     checked = 0
-    broken: list[str] = []
-    for life in history.lives.values():
-        for fragment, adopted in life.adopted.items():
+    failures: list[str] = []
+    for incarnation in history.incarnations.values():
+        for fragment, adopted in incarnation.adopted.items():
             checked += len(adopted)
             held = 0
             for fact in adopted:
-                name = f"{life.learner} {life.incarnation} adopted version {fact.version} of fragment {fragment}"
+                name = (
+                    f"{incarnation.learner} {incarnation.number} adopted version {fact.version} of fragment {fragment}"
+                )
                 if fact.version not in made[fragment]:
-                    broken.append(f"{name}, which was never committed")
+                    failures.append(f"{name}, which was never committed")
                 if fact.version < held:
-                    broken.append(f"{name} after version {held}")
+                    failures.append(f"{name} after version {held}")
                 held = fact.version
-    promise = "a learner adopts only committed versions, and never an older one"
-    return judge("versions.adopted", promise, checked, "adoptions", broken)
+    claim = "a learner adopts only committed versions, and never an older one"
+    return judge("versions.adopted", claim, checked, "adoptions", failures)
 
 
 def _clocks(history: History) -> Verdict:
-    broken = [wrong for life in history.lives.values() for wrong in _of_learner(life)]
-    broken += [*_of_steps(history), *_of_commits(history)]
-    checked = sum(len(life.steps) for life in history.lives.values()) + len(history.of(StepOpened))
-    promise = "learner steps and syncer steps come one by one, and no count of steps or tokens ever falls"
-    return judge("versions.clocks", promise, checked, "steps", broken)
+    failures = [wrong for incarnation in history.incarnations.values() for wrong in _of_learner(incarnation)]
+    failures += [*_of_steps(history), *_of_commits(history)]
+    checked = sum(len(incarnation.steps) for incarnation in history.incarnations.values()) + len(history.of(StepOpened))
+    claim = "learner steps and syncer steps come one by one, and no count of steps or tokens ever falls"
+    return judge("versions.clocks", claim, checked, "steps", failures)
 
 
-def _of_learner(life: Life) -> Iterator[str]:
+def _of_learner(incarnation: Incarnation) -> Iterator[str]:
     """Its own order is the order in which it said things."""
-    name = f"{life.learner} {life.incarnation}"
-    steps = [said.fact.step for said in life.steps]
+    name = f"{incarnation.learner} {incarnation.number}"
+    steps = [said.fact.step for said in incarnation.steps]
     if steps and steps != list(range(steps[0], steps[0] + len(steps))):
         before, after = next((a, b) for a, b in pairwise(steps) if b != a + 1)
         yield f"{name} finished step {after} after step {before}"
-    adopted = [said.fact.after_step for said in life.adoptions]
+    adopted = [said.fact.after_step for said in incarnation.adoptions]
     if adopted != sorted(adopted):
         before, after = next((a, b) for a, b in pairwise(adopted) if b < a)
         yield f"{name} adopted after step {after}, and before that after step {before}"

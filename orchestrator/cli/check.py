@@ -33,7 +33,7 @@ def check(
             typer.echo(json.dumps({"ok": passed, "checks": [asdict(verdict) for verdict in verdicts]}))
         else:
             for verdict in verdicts:
-                typer.echo(f"{STATUS_WORDS[verdict.status]:13}  {verdict.name}: {verdict.promise}")
+                typer.echo(f"{STATUS_WORDS[verdict.status]:13}  {verdict.name}: {verdict.claim}")
                 if verdict.status != "pass":
                     typer.echo(f"{'':15}{verdict.reason}")
         if not passed:

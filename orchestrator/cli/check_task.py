@@ -68,7 +68,7 @@ def _findings(recipe: Recipe, quiet: bool) -> list[Any]:
         elsewhere=lambda: fingerprint.elsewhere(recipe.task, recipe.model, data, recipe.seed, batch_size),
     )
     findings = []
-    for finding in checks.examine(subject):
+    for finding in checks.run_checks(subject):
         findings.append(finding)
         if not quiet:
             typer.echo(f"{finding.status:5} {finding.name}: {finding.message}")

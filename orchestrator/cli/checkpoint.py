@@ -16,7 +16,6 @@ from orchestrator.cli.status import AsJson, Name, RunDir, find
 from orchestrator.recipe.problems import InputError, Problem
 from orchestrator.store import checkpoints
 from orchestrator.store import status_text as words
-from orchestrator.store import verify as verifying
 from orchestrator.store.readers import recipe_of, status_if_any, status_of
 from orchestrator.store.run_store import RunStore
 from outer.journal.framing import Damaged
@@ -92,7 +91,8 @@ def _await(store: RunStore, where: Objects, before: int, seconds: float) -> int 
 
 def _failure(store: RunStore, before: int) -> str:
     """What the log says of one that failed."""
-    from orchestrator.eventlog.events import CheckpointFailed, read_segment
+    from orchestrator.eventlog.facts import CheckpointFailed
+    from orchestrator.eventlog.segments import read_segment
 
     path = store.path(SEGMENT)
     facts = (event.fact for event in read_segment(path)) if path.exists() else ()
@@ -109,7 +109,7 @@ def list_(name: Name = None, run_dir: RunDir = None, as_json: AsJson = False) ->
     with reported(as_json):
         store = find(name, run_dir)
         with kept(store) as where:
-            found = verifying.listed(where, time.time())
+            found = checkpoints.listed(where, time.time())
         if as_json:
             typer.echo(json.dumps({"checkpoints": found}))
             return
@@ -138,10 +138,10 @@ def verify(snapshot: Number = None, name: Name = None, run_dir: RunDir = None, a
             numbers = [number for number in checkpoints.known(where) if checkpoints.complete(where, number)]
             if snapshot is not None and snapshot not in numbers:
                 raise InputError([unknown("SNAPSHOT", snapshot, numbers)])
-            journal = verifying.journal_damage(where) if snapshot is None else []
-            run = identity(where, verifying.JOURNAL)
+            journal = checkpoints.journal_damage(where) if snapshot is None else []
+            run = identity(where, checkpoints.JOURNAL)
             wanted = numbers if snapshot is None else [snapshot]
-            damage = {number: verifying.checkpoint_damage(where, number, run) for number in wanted}
+            damage = {number: checkpoints.checkpoint_damage(where, number, run) for number in wanted}
         ok = not journal and not any(damage.values())
         if as_json:
             told = [{"snapshot": number, "damage": wrong} for number, wrong in damage.items()]

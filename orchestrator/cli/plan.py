@@ -14,8 +14,8 @@ import psutil
 import typer
 from rich.console import Console
 
+from orchestrator.cli import advised_plan
 from orchestrator.cli import calibrate as calibration
-from orchestrator.cli import plantrial
 from orchestrator.cli.doctor import foreign_packages
 from orchestrator.cli.errors import UNFIT, apart, reported
 from orchestrator.planner.sizing import nodes as known
@@ -26,9 +26,9 @@ from orchestrator.recipe.toml_text import load, validate
 from orchestrator.recipe.validation import resolve
 from orchestrator.store.run_store import RunStore
 
-# File systems that several hosts can mount; FUSE's are named fuse.WHAT.
-COURSES = 40
+TRIALS = 40
 STEP_S_MOST = 86_400.0
+# File systems that several hosts can mount; FUSE's are named fuse.WHAT.
 NETWORK = ("nfs", "nfs4", "cifs", "smb3", "ceph", "lustre", "gpfs", "beegfs", "glusterfs", "9p", "afs", "fuse.")
 
 
@@ -66,9 +66,9 @@ def plan(
     save: Annotated[
         Path | None, typer.Option("--save", metavar="FILE", help="Keep what --calibrate has measured.")
     ] = None,
-    courses: Annotated[
-        int, typer.Option(min=0, max=10_000, help="Runs to draw for the forecast of goodput; 0: no forecast.")
-    ] = COURSES,
+    trials: Annotated[
+        int, typer.Option("--trials", "--courses", min=0, max=10_000, help="Runs to draw for the forecast; 0: none.")
+    ] = TRIALS,
     as_json: Annotated[bool, typer.Option("--json", help="Print JSON on stdout.")] = False,
 ) -> None:
     """Say what a run would need and move, and whether it fits; exit code 6 if not. Trains nothing."""
@@ -90,7 +90,7 @@ def plan(
         step_given = step_seconds
         step_seconds = step_seconds or (calibration.step_seconds(told, resolved) if told else None)
         resolved = calibration.timed(resolved, told) if told else resolved
-        setting, busy = _setting(resolved, store, declared, address, step_seconds, syncer_region, courses)
+        setting, busy = _setting(resolved, store, declared, address, step_seconds, syncer_region, trials)
         made = planner.make(resolved, shapes, setting, busy)
         given = [str(recipe), *(part for item in overrides or [] for part in ("--set", item))]
         commands = list(_commands(context, given, name, run_dir, address, store, made))
@@ -103,7 +103,7 @@ def plan(
             "--step-seconds": step_given,
             "--calibrate": calibrate,
         }
-        again = plantrial.words(once, {"--node": node or []})
+        again = advised_plan.words(once, {"--node": node or []})
 
         def plan_with(changed: list[str]) -> Any:
             with apart(as_json):
@@ -111,9 +111,9 @@ def plan(
                 other = calibration.timed(other, told) if told else other
                 return planner.make(other, _shapes(other), setting)
 
-        tried = plantrial.trial(made, ["diloco", "plan", *given, *again], plan_with if courses else None)
+        tried = advised_plan.advised_plan(made, ["diloco", "plan", *given, *again], plan_with if trials else None)
         if as_json:
-            more = plantrial.as_json(tried) | calibration.as_json(told)
+            more = advised_plan.as_json(tried) | calibration.as_json(told)
             typer.echo(json.dumps(planner.as_json(made, commands) | more, allow_nan=False))
         else:
             from orchestrator.cli.planview import show
@@ -176,7 +176,7 @@ def _setting(
     address: str | None,
     step_s: float | None,
     syncer_region: str | None,
-    courses: int,
+    trials: int,
 ) -> tuple[Any, list[Problem]]:
     """Declared nodes before the cluster's, the cluster's before this machine; and what is in their way already."""
     from orchestrator.planner.plan import Setting
@@ -196,7 +196,7 @@ def _setting(
         shared_store=on_network(store.root),
         step_s=step_s,
         syncer_region=syncer_region,
-        courses=courses,
+        trials=trials,
     )
     return setting, busy
 

@@ -1,4 +1,4 @@
-"""A plan for a reader: tables and lines of text. Computes nothing that the plan does not say."""
+"""A plan as tables and lines of text. It shows what the plan says and computes nothing more."""
 
 from __future__ import annotations
 
@@ -10,9 +10,8 @@ from rich.console import Console
 from rich.table import Table
 from rich.text import Text
 
-from orchestrator.cli import planfleet as fleet
-from orchestrator.cli.plantrial import Trial
-from orchestrator.cli.planwords import amount, grid, rate
+from orchestrator.cli.advised_plan import AdvisedPlan
+from orchestrator.planner.forecast import Forecast
 from orchestrator.planner.plan import Plan
 from orchestrator.planner.sizing.traffic import Flow
 from orchestrator.recipe.problems import Problem
@@ -24,25 +23,25 @@ NODES_SHOWN = 24
 STEPS_SHOWN = 3  # syncer steps at which a fragment is due
 
 
-def show(plan: Plan, commands: Sequence[str], tried: Trial | None, console: Console) -> None:
+def show(plan: Plan, commands: Sequence[str], tried: AdvisedPlan | None, console: Console) -> None:
     """Print the whole plan. `tried`: what comes of what is recommended."""
     say = _printer(console)
     for heading, lines in (
-        ("recipe, resolved", dump(plan.recipe).rstrip().splitlines()),
         (f"placement on {_source(plan)}", [_nodes(plan), *_services(plan)]),
         (_fragments_heading(plan), [_fragments(plan)]),
         ("budget", list(_pace(plan))),
-        ("traffic, payloads alone", [_traffic(plan), *_compared(plan)]),
-        ("what keeping it costs", [_modes(plan), *_checkpoints(plan)]),
-        ("memory, activations and data not counted", [_memory(plan)]),
-        ("links between regions", fleet.links(plan)),
-        ("what you survive", fleet.survived(plan)),
-        ("forecast", fleet.foreseen(plan)),
-        ("what it costs", list(fleet.cost(plan))),
-        ("recommendation", fleet.recommended(plan, tried)),
+        ("traffic of payloads", [_traffic(plan), *_compared(plan)]),
+        ("storage", [_modes(plan), *_checkpoints(plan)]),
+        ("memory, without activations and data", [_memory(plan)]),
+        ("links between regions", _links(plan)),
+        ("faults and what follows", _survived(plan)),
+        ("forecast", _foreseen(plan)),
+        ("what it costs", list(_cost(plan))),
+        ("recommendation", _recommended(plan, tried)),
         (f"limits broken: {len(plan.limits)}", list(_problems(plan.limits))),
         (f"warnings: {len(plan.warnings) or 'none'}", list(_problems(plan.warnings))),
-        ("and now", list(commands)),
+        ("the resolved recipe", dump(plan.recipe).rstrip().splitlines()),
+        ("next commands", list(commands)),
     ):
         if lines or heading == "warnings: none":
             say(Text(heading, style="bold"), *lines, "")
@@ -73,7 +72,7 @@ def _source(plan: Plan) -> str:
 
 
 def _nodes(plan: Plan) -> Table:
-    table = grid("node", "region", "offers", "learners", left=4)
+    table = _grid("node", "region", "offers", "learners", left=4)
     pools = {name: pool.name for name, pool in plan.recipe.learners.items()}
     for node in plan.setting.nodes[:NODES_SHOWN]:
         there = Counter(pools[name] for name, place in plan.placement.learners.items() if place == node.name)
@@ -83,7 +82,7 @@ def _nodes(plan: Plan) -> Table:
             + [value for label, value in node.labels.items() if label in (ACCELERATOR, POD_TYPE)]
             + [f"{label}={value}" for label, value in node.labels.items() if label != REGION and "/" not in label]
         )
-        memory = f", {amount(node.memory_bytes)} memory" if node.memory_bytes else ""
+        memory = f", {_amount(node.memory_bytes)} memory" if node.memory_bytes else ""
         table.add_row(node.name, node.region or DASH, offers + memory, who or DASH)
     if (more := len(plan.setting.nodes) - NODES_SHOWN) > 0:
         table.add_row(f"and {more} more", "", "", "")
@@ -109,12 +108,12 @@ def _fragments_heading(plan: Plan) -> str:
     tensors = sum(row.tensors for row in plan.fragments)
     return (
         f"{len(sizes)} fragments of {tensors} tensors, {plan.shapes.elements:,} elements, "
-        f"{amount(plan.shapes.parameter_bytes)} in the model; largest to smallest {ratio}"
+        f"{_amount(plan.shapes.parameter_bytes)} in the model; largest to smallest {ratio}"
     )
 
 
 def _fragments(plan: Plan) -> Table:
-    table = grid("fragment", "tensors", "elements", "up", "down", "share", "due at syncer steps")
+    table = _grid("fragment", "tensors", "elements", "up", "down", "share", "due at syncer steps")
     round_steps = plan.recipe.sync.round_steps
     for row in plan.fragments:
         first = row.due or round_steps  # step 0 does not exist
@@ -124,8 +123,8 @@ def _fragments(plan: Plan) -> Table:
             str(row.fragment),
             number(row.tensors),
             number(row.elements),
-            amount(row.up_bytes),
-            amount(row.down_bytes),
+            _amount(row.up_bytes),
+            _amount(row.down_bytes),
             percent(row.share),
             (", ".join(map(str, due)) + more) or "never",
         )
@@ -145,7 +144,7 @@ def _pace(plan: Plan) -> Iterator[str]:
 
 
 def _traffic(plan: Plan) -> Table:
-    table = grid("", "mean/step", "peak/step", "a round", "mean", "peak")
+    table = _grid("", "mean/step", "peak/step", "a round", "mean", "peak")
     told = plan.traffic
     rows = [("one learner up", told.learner_up), ("one learner down", told.learner_down)]
     for region in told.regions:
@@ -160,56 +159,58 @@ def _traffic(plan: Plan) -> Table:
 
 def _flow(flow: Flow) -> list[str]:
     return [
-        amount(flow.per_step_bytes),
-        amount(flow.peak_bytes),
-        amount(flow.per_round_bytes),
-        rate(flow.per_second_bits),
-        rate(flow.peak_second_bits),
+        _amount(flow.per_step_bytes),
+        _amount(flow.peak_bytes),
+        _amount(flow.per_round_bytes),
+        _rate(flow.per_second_bits),
+        _rate(flow.peak_second_bits),
     ]
 
 
 def _compared(plan: Plan) -> Iterator[str]:
     told = plan.traffic
     yield (
-        f"the whole run: {amount(told.run_up_bytes)} up, {amount(told.run_down_bytes)} down; each evaluation fetches "
-        f"{amount(told.evaluation_bytes)}"
+        f"the whole run: {_amount(told.run_up_bytes)} up, {_amount(told.run_down_bytes)} down; an evaluation fetches "
+        f"{_amount(told.evaluation_bytes)}"
     )
     given = told.donation_bytes
-    peer = "" if given is None else f"{amount(given)} from a peer, parameters and inner optimizer; where none gives, "
-    yield f"a learner that joins fetches {peer}{amount(told.joining_bytes)} from the syncer"
+    peer = "" if given is None else f"parameters and inner optimizer, {_amount(given)}, from a peer, or "
+    yield f"a learner that joins fetches {peer}{_amount(told.joining_bytes)} from the syncer"
     plain = told.data_parallel
     if plain.ratio is not None:
         yield (
-            f"plain data-parallel training: each learner sends and receives {amount(plain.each_way_bytes)} in every "
+            f"plain data-parallel training: each learner sends and receives {_amount(plain.each_way_bytes)} in every "
             f"step, {plain.ratio:.3g} times as much as here"
         )
 
 
 def _modes(plan: Plan) -> Table:
-    table = grid("durability.mode", "a commit", "written a second", "held at the most")
-    for mode in plan.upkeep.modes:
-        name = f"{mode.mode}, as the recipe has it" if mode.mode == plan.upkeep.mode else mode.mode
-        second = DASH if mode.per_second_bytes is None else amount(mode.per_second_bytes)
-        table.add_row(name, amount(mode.commit_bytes), second, amount(mode.held_bytes))
+    table = _grid("durability.mode", "a commit", "written a second", "kept at most")
+    for mode in plan.storage_cost.modes:
+        name = f"{mode.mode}, as the recipe has it" if mode.mode == plan.storage_cost.mode else mode.mode
+        second = DASH if mode.per_second_bytes is None else _amount(mode.per_second_bytes)
+        table.add_row(name, _amount(mode.commit_bytes), second, _amount(mode.held_bytes))
     return table
 
 
 def _checkpoints(plan: Plan) -> Iterator[str]:
-    cost, every_s = plan.upkeep, plan.recipe.durability.every_s
+    cost, every_s = plan.storage_cost, plan.recipe.durability.every_s
     often = (
-        f"one each {seconds(every_s)} is {amount(cost.checkpoint_per_second_bytes)} a second" if every_s else "at stops"
+        f"one every {seconds(every_s)} is {_amount(cost.checkpoint_per_second_bytes)} a second"
+        if every_s
+        else "written when the run is stopped"
     )
-    most = amount(cost.checkpoints_bytes)
-    yield f"a checkpoint is {amount(cost.checkpoint_bytes)}, {often}; at the most {most} lie there"
+    most = _amount(cost.checkpoints_bytes)
+    yield f"a checkpoint has {_amount(cost.checkpoint_bytes)}, {often}; the store keeps at most {most} of them"
 
 
 def _memory(plan: Plan) -> Table:
-    table = grid("process", "of which", "own", "object store", "device", left=2)
+    table = _grid("process", "of which", "own", "object store", "device", left=2)
     for name, process in plan.memory.items():
         sums = (process.host_bytes, process.store_bytes, process.device_bytes)
-        table.add_row(Text(name, style="bold"), "in all", *map(amount, sums))
+        table.add_row(Text(name, style="bold"), "in all", *map(_amount, sums))
         for part in process.parts:
-            cells = (amount(part.bytes) if part.where == where else "" for where in ("host", "store", "device"))
+            cells = (_amount(part.bytes) if part.where == where else "" for where in ("host", "store", "device"))
             table.add_row("", part.what, *cells)
     return table
 
@@ -217,3 +218,137 @@ def _memory(plan: Plan) -> Table:
 def _problems(problems: Sequence[Problem]) -> Iterator[str]:
     for problem in problems:
         yield from str(problem).splitlines()
+
+
+# ------------------------------------------------------------------ regions, losses, cost, recommendation
+
+
+def _links(plan: Plan) -> list[Any]:
+    """A row for each region apart from the syncer's; nothing where there is none."""
+    if not plan.loads:
+        return []
+    table = _grid("learners", "up/step", "down/step", "up", "down", "link", "used", "a fragment", "tau steps", "a join")
+    for load in plan.loads:
+        who = f"{load.learners}, {load.region} - {load.syncer_region}"
+        link = DASH if load.link_bits is None else f"{_rate(load.link_bits)}, {1e3 * load.latency_s:g} ms"
+        times = (seconds(load.fragment_s), seconds(load.window_s), seconds(load.joining_s))
+        bytes_ = (_amount(load.up_bytes), _amount(load.down_bytes), _rate(load.up_bits), _rate(load.down_bits))
+        table.add_row(who, *bytes_, link, percent(load.share), *times)
+    return [table, "all learners of a region together; a fragment: the largest, of all of them, up and down"]
+
+
+def _survived(plan: Plan) -> list[Any]:
+    """What may be lost, what happens then, and how often to expect it."""
+    table = Table("lost", "commits", "what happens", box=None, pad_edge=False, header_style="dim")
+    table.columns[0].no_wrap = True
+    for one in plan.fault_outcomes:
+        stop = "stop until you act" if one.stopped_s is None else f"stop for {seconds(one.stopped_s)}"
+        table.add_row(Text(one.lost), "go on" if one.commits_go_on else stop, Text(one.words))
+    return [table, *_expected(plan)]
+
+
+def _expected(plan: Plan) -> Iterator[str]:
+    told = plan.expected
+    each = ", ".join(f"{name} {number(hours)} h" for name, hours in told.unit_mtbf_hours.items())
+    yield f"mean time between failures of one learner: {each}; {told.losses_per_day:.3g} failures a day in all"
+    yield (
+        f"each is back in {told.outage_s:.0f} s: on average {told.alive_mean:.3g} of {len(plan.recipe.learners)} are "
+        f"alive, and fewer than K = {plan.recipe.quorum} for {told.below_quorum:.2g} of the time, if failures are "
+        "independent"
+    )
+
+
+def _foreseen(plan: Plan) -> list[Any]:
+    """Shares over many trials of the run, and the cost of one death."""
+    told = plan.forecast
+    if told is None:
+        return []
+    table = Table("", "mean", "95 % of the runs", box=None, pad_edge=False, header_style="dim")
+    for name, share in (
+        ("goodput: time stepping", told.goodput),
+        ("uptime: at least one learner steps", told.uptime),
+        (f"the quorum is there, K = {plan.recipe.quorum}", told.quorum),
+        ("participation in commits", told.participation),
+        ("tokens committed, of what all could process", told.committed),
+    ):
+        table.add_row(name, percent(share.mean), f"{percent(share.low)} to {percent(share.high)}")
+    return [table, *_failure_costs(told)]
+
+
+def _failure_costs(told: Forecast) -> Iterator[str]:
+    step = f"steps of {told.step_s:g} s" + (" assumed; give --step-seconds" if told.step_is_assumed else "")
+    yield f"from {told.trials} random trials of {seconds(told.run_s)} with {told.deaths:.3g} failures each; {step}"
+    for pool, cost in told.failure_costs.items():
+        yield (
+            f"one failure in {pool} costs {seconds(cost.stepping_s)} of its steps, {seconds(cost.contributing_s)} of "
+            f"its contributions and {seconds(cost.tokens_s)} of its tokens, besides the wait for hardware"
+        )
+
+
+def _cost(plan: Plan) -> Iterator[str]:
+    """Lines for what is known; none without prices and the length of a step."""
+    told = plan.cost
+    if told.tokens_per_hour is not None:
+        how = "as forecast" if told.goodput_is_given else "without failures"
+        yield f"{number(told.tokens_per_hour)} committed tokens an hour: {percent(told.goodput)}, {how}"
+    if told.run_hours is not None:
+        yield f"the budget takes {number(told.run_hours, 1)} h"
+    if told.per_hour is not None:
+        yield f"{told.per_hour:,.2f} an hour for all learners"
+    if told.per_billion_tokens is not None:
+        yield f"{told.per_billion_tokens:,.2f} for a billion committed tokens; {told.run_cost:,.2f} for the whole run"
+    if told.unpriced and len(told.unpriced) < len(plan.recipe.pools):
+        yield f"no cost: fleet.pools gives no price_per_hour of {', '.join(told.unpriced)}"
+
+
+def _recommended(plan: Plan, tried: AdvisedPlan | None) -> list[Any]:
+    """The advice for each letter with its reason, and the plan that follows it."""
+    table = Table("", "recipe", "advised", "because", box=None, pad_edge=False, header_style="dim")
+    for one in plan.recommendations:
+        table.add_row(
+            one.letter, str(one.now), Text(str(one.advised), style="bold" if one.changes else ""), Text(one.reason)
+        )
+    return [table, *(_outcome_of_trial(plan, tried) if tried is not None else [])]
+
+
+def _outcome_of_trial(plan: Plan, tried: AdvisedPlan) -> Iterator[str]:
+    what = f"all but {', '.join(tried.untried)}" if tried.untried else "all of it"
+    if tried.refusal:
+        yield f"with {what} the recipe cannot run: {tried.refusal}"
+    elif tried.plan is not None and plan.forecast is not None and tried.plan.forecast is not None:
+        pairs = [
+            (name, getattr(plan.forecast, field).mean, getattr(tried.plan.forecast, field).mean)
+            for name, field in (("participation", "participation"), ("tokens committed", "committed"))
+        ]
+        shares = "; ".join(f"{name} {percent(there)}, not {percent(here)}" for name, here, there in pairs)
+        yield f"with {what}: {shares}; limits broken {len(tried.plan.limits)}, not {len(plan.limits)}"
+    yield f"to plan it so: {tried.command}"
+
+
+# ------------------------------------------------------------------ sizes, rates, tables
+
+
+def _amount(size: float | None) -> str:
+    """Bytes in a unit that suits them."""
+    if size is None:
+        return DASH
+    for unit, name in ((2**40, "TiB"), (2**30, "GiB"), (2**20, "MiB"), (2**10, "KiB")):
+        if size >= unit:
+            return f"{size / unit:.3g} {name}" if size < 1000 * unit else f"{size / unit:,.0f} {name}"
+    return f"{size:.0f} B"
+
+
+def _rate(bits: float | None) -> str:
+    if bits is None:
+        return DASH
+    for unit, name in ((1e12, "Tbit/s"), (1e9, "Gbit/s"), (1e6, "Mbit/s"), (1e3, "kbit/s")):
+        if bits >= unit:
+            return f"{bits / unit:.3g} {name}"
+    return f"{bits:.0f} bit/s"
+
+
+def _grid(*columns: str, left: int = 1) -> Table:
+    table = Table(box=None, pad_edge=False, header_style="dim")
+    for index, column in enumerate(columns):
+        table.add_column(column, justify="left" if index < left else "right", no_wrap=index > 0 and index >= left)
+    return table

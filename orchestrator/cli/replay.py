@@ -15,7 +15,9 @@ import typer
 
 from orchestrator.cli.errors import CHECK_FAILED, reported
 from orchestrator.cli.permission import permit
-from orchestrator.eventlog.events import Event, RunStarted, finite, read_lines
+from orchestrator.eventlog.events import Event, finite
+from orchestrator.eventlog.facts import RunStarted
+from orchestrator.eventlog.segments import read_lines
 from orchestrator.recipe.problems import InputError, Problem
 from orchestrator.recipe.toml_text import hash_in
 from orchestrator.store.readers import RECIPE_FILE, recipe_of
@@ -63,14 +65,14 @@ class _Log:
 
 def _log(field: str, run_dir: str) -> _Log:
     """A run's log that nobody has changed, as far as its chains and its seal tell."""
-    from orchestrator.checkers import sealed
+    from orchestrator.checkers.log import check_seal
 
     store = RunStore(run_dir)
     if not store.exists:
         raise InputError([Problem(field, run_dir, "no such folder", "give a run's folder, for example runs/demo")])
     try:
         events = list(read_lines(store.root))
-        intact = sealed.check(store.root)
+        intact = check_seal(store.root)
     except (OSError, ValueError) as error:
         fix = "restore the log; one of a later version needs that version"
         raise InputError([Problem(field, run_dir, f"its log cannot be read: {error}", fix)]) from error

@@ -2,11 +2,13 @@
 
 from __future__ import annotations
 
+import csv
 import itertools
 import json
 import sys
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import asdict
+from io import StringIO
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated, Any
 
@@ -17,7 +19,6 @@ from rich.progress import Progress
 from rich.table import Table
 
 from orchestrator.cli.errors import reported
-from orchestrator.cli.lists import as_csv, file_problems, write
 from orchestrator.planner.fleet.failures import Failures
 from orchestrator.recipe.problems import InputError, Problem, explain, nearest
 
@@ -90,14 +91,14 @@ def goodput(
         effort = Effort(half_width, seeds, max(seeds, seeds_most))
         _check_fleets(cells, learners, modes)
         waiting = Waiting(round_steps, overlap_steps)
-        if unwritable := [*file_problems("--csv", to_csv, ".csv"), *file_problems("--plot", plot, ".svg")]:
+        if unwritable := [*_file_problems("--csv", to_csv, ".csv"), *_file_problems("--plot", plot, ".svg")]:
             raise InputError(unwritable)
         _check_time(cells, model, effort, waiting)
         found = _simulated(cells, model, effort, seed, waiting)
         _print(found, sizes, as_json)
         _warn(found, effort)
-        write("--csv", to_csv, lambda: as_csv([_row(cell) for cell in found]))
-        write("--plot", plot, lambda: _figure(found))
+        _write("--csv", to_csv, lambda: _as_csv([_row(cell) for cell in found]))
+        _write("--plot", plot, lambda: _figure(found))
 
 
 def _simulated(
@@ -239,3 +240,45 @@ def _figure(cells: Sequence[Cell]) -> str:
     from orchestrator.planner.fleet.figures import goodput_figure
 
     return goodput_figure(cells)
+
+
+# ------------------------------------------------------------------ files
+
+
+def _file_problems(option: str, path: Path | None, suffix: str) -> list[Problem]:
+    """Why nothing can be written there."""
+    if path is None:
+        return []
+    if path.suffix != suffix:
+        return [Problem(option, str(path), f"must end in {suffix}", f"write {option} {path}{suffix}")]
+    if path.is_dir():
+        return [Problem(option, str(path), "is a folder", f"name a file: {option} {path / 'rows'}{suffix}")]
+    if not path.absolute().parent.is_dir():
+        folder = path.absolute().parent
+        return [Problem(option, str(path), f"there is no folder {folder}", f"create it: mkdir -p {folder}")]
+    return []
+
+
+def _write(option: str, path: Path | None, made: Callable[[], str]) -> None:
+    """Write what `made` gives, if a file is asked for: after the answer, so that a disk that fails loses nothing.
+
+    Raises typer.Exit once it has said on stderr why it cannot be, naming the option: stdout has the answer already.
+    """
+    if path is None:
+        return
+    with reported():
+        text = made()
+        try:
+            path.write_text(text, encoding="utf-8", newline="")
+        except OSError as error:
+            words = f"cannot be written: {error.strerror or error}"
+            raise InputError([Problem(option, str(path), words, "name another file, or make room")]) from error
+
+
+def _as_csv(rows: Sequence[Mapping[str, Any]]) -> str:
+    """A table of rows that have the same columns."""
+    text = StringIO()
+    writer = csv.DictWriter(text, list(rows[0]))
+    writer.writeheader()
+    writer.writerows(rows)
+    return text.getvalue()

@@ -1,6 +1,6 @@
-"""Values of a type, of what JSON gives: whoever reads a log may rely on what its fields are declared as.
+"""Builds dataclasses from JSON values and checks every field against its declared type.
 
-Knows tuples, dicts, unions and dataclasses of whole numbers, floats and text; nothing of what they mean.
+Supports tuples, dicts, unions and dataclasses of integers, floats, booleans and text.
 """
 
 from __future__ import annotations
@@ -12,9 +12,9 @@ from dataclasses import fields, is_dataclass
 from functools import cache
 from typing import Any
 
-Reader = Callable[[Any], Any]  # raises TypeError or OverflowError for what is no value of its type
+Reader = Callable[[Any], Any]  # raises TypeError or OverflowError for a value of another type
 _NOT_FINITE = frozenset({"nan", "inf", "-inf"})
-_INT_MAX = 2**63  # excluded; what is counted, and what NumPy can hold
+_INT_MAX = 2**63  # excluded: the largest that NumPy holds
 
 
 _SHAPES: dict[type[Any], dict[str, Reader]] = {}
@@ -28,7 +28,7 @@ def _shape(kind: type[Any]) -> dict[str, Reader]:
 
 
 def build(kind: type[Any], record: dict[str, Any]) -> Any:
-    """A dataclass of its fields. Raises TypeError, AttributeError, KeyError or OverflowError for what is none."""
+    """An instance from its fields. Raises TypeError, AttributeError, KeyError or OverflowError where they misfit."""
     shape = _shape(kind)
     if unknown := record.keys() - shape.keys():
         raise KeyError(f"{kind.__name__} has no field {sorted(unknown)[0]!r}")
@@ -37,7 +37,7 @@ def build(kind: type[Any], record: dict[str, Any]) -> Any:
 
 @cache
 def reader(hint: Any) -> Reader:
-    """What reads values of this type."""
+    """The function that reads values of this type."""
     origin, arguments = typing.get_origin(hint), typing.get_args(hint)
     if origin is tuple:
         item = reader(arguments[0])
@@ -89,5 +89,5 @@ def _first_of(arms: Sequence[Reader], value: Any) -> Any:
 
 
 def _short(value: Any) -> str:
-    """A value for a message. What JSON gives may be nested deeper than it can be printed."""
+    """A value for an error message; nested ones by their type, for they may be too deep to print."""
     return f"a {type(value).__name__}" if isinstance(value, (dict, list)) else repr(value)[:40]

@@ -1,8 +1,8 @@
-"""The sealed log: each writer's facts form a chain of hashes, and at the run's end it is written down where each ends.
+"""Hash chains over the log, and the seal that records where each chain ends.
 
-A line's `chain` hashes the chain of the same writer's line before it and this line's own text, so that whoever changes,
-drops, inserts or swaps an event has to write every later one of that writer anew; and cannot without also writing the
-seal anew. Nothing here is secret: who forges all of it is not found out.
+A line's `chain` hashes the chain of the same writer's previous line and this line's own text. Changing, dropping,
+inserting or swapping an event therefore breaks the chain, unless all later lines of that writer and the seal are
+rewritten too. Nothing is secret: a forger who rewrites all of it is not detected.
 """
 
 from __future__ import annotations
@@ -22,7 +22,7 @@ Key = tuple[str, int]  # writer, incarnation
 
 
 def link(before: str, content: str) -> str:
-    """The chain of an event, from that of its writer's event before ("": there is none) and its own line without."""
+    """An event's chain value, from its writer's previous one ("" for the first) and its line without a chain."""
     return hashlib.sha256(f"{before}{content}".encode()).hexdigest()[:DIGITS]
 
 
@@ -33,21 +33,21 @@ def chained(content: str, chain: str) -> str:
 
 @dataclass
 class Chains:
-    """The chains of some files, read one after the other. What is read twice must be the same twice."""
+    """The chains of some files, read one after the other. An event read twice must be the same both times."""
 
     of: dict[Key, list[str]] = field(default_factory=dict)  # by sequence
     events: int = 0
     unchained: int = 0
-    broken: str = ""  # the first event that does not follow, in words
+    broken: str = ""  # the first event that does not fit its chain, in words
 
     def read(self, path: Path) -> None:
-        """Follow a segment, or the merged log. A last line cut short by a crash is left out."""
+        """Verify a segment, or the merged log. A last line cut short by a crash is skipped."""
         for number, line in enumerate(path.read_bytes().split(b"\n")[:-1], start=1):
             if told := self._take(line):
                 self.broken = self.broken or f"{path.name}, line {number}: {told}"
 
     def _take(self, line: bytes) -> str:
-        """Why this line does not follow; empty if it does."""
+        """Why this line does not fit its chain; empty if it does."""
         self.events += 1
         try:
             text = line.decode()
@@ -76,7 +76,7 @@ class Chains:
 
 
 def seal(ends: Iterable[tuple[str, int, int, str]]) -> dict[str, Any]:
-    """What the last word on a log is: of each (writer, incarnation, events, last chain)."""
+    """The seal of a log, from each writer's (name, incarnation, events, last chain)."""
     writers = [
         {"writer": writer, "incarnation": incarnation, "events": events, "chain": chain}
         for writer, incarnation, events, chain in ends
@@ -85,7 +85,7 @@ def seal(ends: Iterable[tuple[str, int, int, str]]) -> dict[str, Any]:
 
 
 def sealed(run_dir: Path) -> dict[Key, tuple[int, str]] | None:
-    """(events, last chain) by writer; None where the run has no seal. Raises ValueError for one that is damaged."""
+    """(events, last chain) by writer; None where the run has no seal. Raises ValueError for a damaged one."""
     try:
         record = json.loads((run_dir / SEAL_FILE).read_text(encoding="utf-8"))
         ends = [_end(each) for each in record["writers"]]
@@ -106,7 +106,7 @@ def _end(each: dict[str, Any]) -> tuple[Key, tuple[int, str]]:
 
 
 def differs(chains: Mapping[Key, list[str]], ends: Mapping[Key, tuple[int, str]]) -> str:
-    """How a log's chains end otherwise than was sealed; empty if they do not."""
+    """How a log's chains differ from the seal; empty if they do not."""
     for key, (events, chain) in ends.items():
         seen, name = chains.get(key, []), f"{key[0]} {key[1]}"
         if len(seen) < events:

@@ -1,4 +1,4 @@
-"""How many learners a running job's pools are asked to have: the requests in the run's store, and what they may say."""
+"""Requests to scale the pools of a running job: where they are stored, and what they may ask for."""
 
 from __future__ import annotations
 
@@ -8,30 +8,30 @@ from typing import Any
 from orchestrator.recipe.config import PoolConfig, Recipe
 from orchestrator.recipe.problems import Problem, nearest
 
-LEARNERS_MAX = 1000  # of a pool without max: each takes a placement group, and Ray is known to hold about so many
+LEARNERS_MAX = 1000  # of a pool without max: each has a placement group, and Ray is known to handle about this many
 
 
 def request_file(pool: str) -> str:
-    """In the run's store: {"learners", "at"}. One for each pool, so that no request undoes another pool's."""
+    """In the run's store: {"learners", "at"}. One file for each pool, so that requests for two pools do not collide."""
     return f"scale-{pool}.json"
 
 
 def limits(pool: PoolConfig, local: bool) -> tuple[int, int]:
-    """The fewest and the most learners that a pool may have; `local`: the Ray that it runs on was made for this run."""
+    """The fewest and the most learners that a pool may have; `local`: the Ray cluster was started for this run."""
     if local:
         return pool.min, pool.most
     return pool.min, max(pool.learners, LEARNERS_MAX) if pool.max is None else pool.max
 
 
 def requested(request: Mapping[str, Any] | None, pool: PoolConfig, current: int, local: bool) -> int:
-    """What a pool was last asked to have; as it is where nothing was asked, or what cannot be."""
+    """The learners last requested for a pool; `current` if there is no request, or one outside of the limits."""
     wanted = (request or {}).get("learners")
     low, high = limits(pool, local)
     return wanted if type(wanted) is int and low <= wanted <= high else current
 
 
 def problems(recipe: Recipe, pools: Mapping[str, int], pool: str, learners: int, local: bool) -> Iterator[Problem]:
-    """What speaks against giving this pool so many learners; `pools` is what all of them have now."""
+    """The reasons against scaling this pool to so many learners; `pools`: the present sizes."""
     known = {each.name: each for each in recipe.pools}
     if pool not in known:
         near = nearest(pool, list(known))

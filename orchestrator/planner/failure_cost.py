@@ -1,6 +1,6 @@
-"""What the production machines say of a recipe's fleet: how it works undisturbed, and what one death costs.
+"""A recipe's fleet, simulated for a few rounds: its performance without failures, and the cost of one learner's death.
 
-A few rounds each; of many learners, a sample. Draws no failures but the one.
+Of many learners, a sample is simulated.
 """
 
 from __future__ import annotations
@@ -25,7 +25,7 @@ GONE_STEPS_MAX = 100  # until a death is noticed, and until a state is there
 
 @dataclass(frozen=True)
 class FailureCost:
-    """What one death of a unit costs, the wait for hardware left out. Seconds of one learner."""
+    """What the death of one learner costs, without the wait for hardware. Seconds of that learner."""
 
     stepping_s: float  # in which it does not step
     contributing_s: float  # in which commits go without it
@@ -34,7 +34,7 @@ class FailureCost:
 
 @dataclass(frozen=True)
 class Baseline:
-    """Without failures; shares."""
+    """Performance without failures: shares, 0 to 1."""
 
     goodput: float
     uptime: float
@@ -43,7 +43,7 @@ class Baseline:
 
 
 def sample(recipe: Recipe) -> Recipe:
-    """The same with fewer learners, where there are too many to drive each of them; their links are narrower then."""
+    """The recipe with fewer learners, and links narrower in proportion, where there are too many to simulate each."""
     count = len(recipe.learners)
     share = min(1.0, LEARNERS_MAX / count, ROUND_STEPS_MAX / (count * recipe.sync.round_steps))
     if share == 1.0:
@@ -63,14 +63,14 @@ def sample(recipe: Recipe) -> Recipe:
 
 
 class Machines:
-    """A few rounds of the recipe's fleet, undisturbed, or with one death."""
+    """A few simulated rounds of the recipe's fleet, without failures or with one death."""
 
     def __init__(self, recipe: Recipe, shapes: Shapes, step_s: float, syncer_region: str | None) -> None:
         self._step_s, self._region = step_s, syncer_region
         takes_s = {pool.name: unit_step_s(recipe, pool, step_s) for pool in recipe.pools}
         slowest = max(takes_s.values())
         told, most_s = recipe.fleet, GONE_STEPS_MAX * slowest
-        # What takes many steps is not driven, but added in the end: nothing changes meanwhile.
+        # Waits of many steps are not simulated, but added at the end: nothing changes meanwhile.
         detect_s, state_s = min(told.detect_s, most_s), _state_s(recipe, shapes)
         self._beside_s = told.start_s + told.detect_s - detect_s
         if state_s > most_s:
@@ -98,14 +98,14 @@ class Machines:
         )
         return simulate(made, self._until_s, self._warm_up_s)[0]
 
-    def quiet(self) -> Baseline:
+    def baseline(self) -> Baseline:
         found = self._undisturbed
         share = 0.0 if not found.commits else found.participation
         rate = found.tokens_committed / found.seconds
         return Baseline(found.goodput, found.uptime, share, min(1.0, rate / self._rate))
 
-    def toll(self, learner: str) -> FailureCost:
-        """Of this unit's death, just after the warm-up."""
+    def failure_cost(self, learner: str) -> FailureCost:
+        """The cost of this learner's death, just after the warm-up."""
         before, after = self._undisturbed, self._run((Fault("kill", learner, self._warm_up_s),))
         own = self._own[self._recipe.pool_of(learner).name]
         given, since = before.contributions.get(learner, 0), after.contributions.get(learner, 0)
@@ -118,7 +118,7 @@ class Machines:
 
 
 def _state_s(recipe: Recipe, shapes: Shapes) -> float:
-    """Until a joiner on the slowest link has what it starts from: a peer's state, or after two donors the versions."""
+    """Seconds until a joiner on the slowest link has its state: a peer's or, after two donors, the syncer's."""
     bits = min((1e9 * link.gbit_s for link in recipe.fleet.links), default=math.inf)
     given_s = 8.0 * (shapes.parameter_bytes + shapes.inner_state_bytes) / bits
     each_s = min(recipe.sync.transfer_s, recipe.sync.join_s / 3.0)

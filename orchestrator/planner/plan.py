@@ -1,6 +1,6 @@
-"""The plan of a run: one model of all that can be said of a recipe before anything is started.
+"""The plan of a run: placement, traffic, memory, failures and cost of a recipe, computed before anything starts.
 
-Pure: everything comes in as values. `as_json` is what `diloco plan --json` prints, and what the report is drawn from.
+A pure function of its arguments. `as_json` is what `diloco plan --json` prints.
 """
 
 from __future__ import annotations
@@ -11,18 +11,19 @@ from statistics import median
 from typing import Any, Literal
 
 from orchestrator.planner.forecast import Forecast, forecast
+from orchestrator.planner.forecast import as_json as forecast_json
 from orchestrator.planner.recommendation import Recommendation, recommend
 from orchestrator.planner.sizing import fit, link_load, memory
 from orchestrator.planner.sizing.cost import Cost, cost
 from orchestrator.planner.sizing.draft import Draft
-from orchestrator.planner.sizing.fault_tolerance import Expected, Survival, expected, survivals
+from orchestrator.planner.sizing.fault_tolerance import Expected, FaultOutcome, expected, fault_outcomes
 from orchestrator.planner.sizing.limits import limits
 from orchestrator.planner.sizing.link_load import LinkLoad
 from orchestrator.planner.sizing.lint import warnings
 from orchestrator.planner.sizing.model_sizes import Shapes
 from orchestrator.planner.sizing.nodes import Node
 from orchestrator.planner.sizing.step_times import unit_step_s
-from orchestrator.planner.sizing.storage_cost import Upkeep, upkeep
+from orchestrator.planner.sizing.storage_cost import StorageCost, storage_cost
 from orchestrator.planner.sizing.traffic import FragmentRow, Traffic, table, traffic
 from orchestrator.recipe.config import PoolConfig, Recipe
 from orchestrator.recipe.problems import Problem
@@ -37,9 +38,9 @@ class Setting:
     cores: int  # of this machine
     store: str  # the run's folder
     shared_store: bool  # it is on a network file system
-    step_s: float | None = None  # of one inner step, without a pool's slowdown; None: as `fleet` has it
+    step_s: float | None = None  # of one inner step, without a pool's slowdown; None: as in `fleet`
     syncer_region: str | None = None  # likewise
-    courses: int = 0  # that a forecast draws; 0: none is made
+    trials: int = 0  # that a forecast draws; 0: none is made
 
     @property
     def local(self) -> bool:
@@ -69,11 +70,11 @@ class Plan:
     at_max: fit.Placement | None  # of `recipe.learners` and those that may join; None: no pool may grow
     pace: Pace
     traffic: Traffic
-    upkeep: Upkeep
+    storage_cost: StorageCost
     memory: dict[str, memory.Memory]
     loads: tuple[LinkLoad, ...]
     expected: Expected
-    survivals: tuple[Survival, ...]
+    fault_outcomes: tuple[FaultOutcome, ...]
     forecast: Forecast | None  # None: it was not asked for, or is of no use in lock-step
     cost: Cost
     recommendations: tuple[Recommendation, ...]
@@ -82,7 +83,7 @@ class Plan:
 
     @property
     def ok(self) -> bool:
-        """It can be placed, and breaks no limit."""
+        """Whether it can be placed within all limits."""
         return not self.limits
 
 
@@ -92,7 +93,7 @@ def make(
     setting: Setting,
     busy: Sequence[Problem] = (),
 ) -> Plan:
-    """The plan of a resolved recipe. `busy`: warnings about the place, found by whoever looked at it."""
+    """The plan of a resolved recipe. `busy`: warnings about the nodes, which the caller found."""
     setting = _completed(setting, recipe)
     wanted = fit.services(recipe, setting.local, setting.syncer_region)
     placement = fit.fit(recipe.learners, wanted, setting.nodes, anywhere=setting.local)
@@ -133,8 +134,8 @@ def make(
         store=setting.store,
     )
     broken, doubtful = tuple(limits(draft)), (*warnings(draft), *busy)
-    keeping = upkeep(rows, shapes, len(recipe.learners), recipe.sync.round_steps, pace.step_s, recipe.durability)
-    foreseen = forecast(recipe, shapes, setting.step_s, pace.run_s, hub, setting.courses) if setting.courses else None
+    keeping = storage_cost(rows, shapes, len(recipe.learners), recipe.sync.round_steps, pace.step_s, recipe.durability)
+    foreseen = forecast(recipe, shapes, setting.step_s, pace.run_s, hub, setting.trials) if setting.trials else None
     committed = None if foreseen is None else foreseen.committed.mean
     quorum = 1.0 if foreseen is None else foreseen.quorum.mean
     run_s = pace.run_s / quorum if pace.run_s and quorum and recipe.budget.syncer_steps is not None else None
@@ -148,12 +149,12 @@ def make(
         at_max=at_max,
         pace=pace,
         traffic=moved,
-        upkeep=keeping,
+        storage_cost=keeping,
         memory=kept,
         loads=loads,
         expected=expected(recipe),
         forecast=foreseen,
-        survivals=survivals(recipe, hub, setting.shared_store, pace.step_s),
+        fault_outcomes=fault_outcomes(recipe, hub, setting.shared_store, pace.step_s),
         cost=cost(recipe, shapes.step_tokens, setting.step_s, run_tokens, committed, run_s),
         recommendations=recommend(recipe, shapes, loads, pace.syncer_steps, pace.step_s),
         limits=broken,
@@ -162,7 +163,7 @@ def make(
 
 
 def _completed(setting: Setting, recipe: Recipe) -> Setting:
-    """What the command line leaves open is as the recipe's `fleet` has it; but one local node has no region."""
+    """The setting, completed from the recipe's `fleet`. A local node has no region."""
     region = setting.syncer_region or (None if setting.local else recipe.fleet.syncer_region)
     return replace(setting, step_s=setting.step_s or recipe.fleet.step_s, syncer_region=region)
 
@@ -234,7 +235,7 @@ def as_json(plan: Plan, commands: Sequence[str]) -> dict[str, Any]:
         "fragments": [asdict(row) for row in plan.fragments],
         "pace": asdict(plan.pace),
         "traffic": asdict(plan.traffic),
-        "durability": asdict(plan.upkeep),
+        "durability": asdict(plan.storage_cost),
         "memory": {
             name: {"host_bytes": one.host_bytes, "store_bytes": one.store_bytes, "device_bytes": one.device_bytes}
             | {"parts": [asdict(part) for part in one.parts]}
@@ -243,8 +244,8 @@ def as_json(plan: Plan, commands: Sequence[str]) -> dict[str, Any]:
         "fleet": recipe.fleet.model_dump(mode="json"),
         "links": [asdict(load) | {"share": load.share} for load in plan.loads],
         "expected": asdict(plan.expected),
-        "survives": [asdict(one) for one in plan.survivals],
-        "forecast": plan.forecast and asdict(plan.forecast),
+        "survives": [asdict(one) for one in plan.fault_outcomes],
+        "forecast": forecast_json(plan.forecast),
         "cost": asdict(plan.cost),
         "recommendation": [asdict(one) | {"changes": one.changes} for one in plan.recommendations],
         "limits": [_problem(problem) for problem in plan.limits],

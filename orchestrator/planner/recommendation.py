@@ -1,7 +1,7 @@
-"""What M, K, H, P, tau and codec to take, and why. A setting that is within its bounds stays, else the nearest is said.
+"""Recommended M, K, H, P, tau and codec, with reasons. A setting within its bounds stays; others get the nearest bound.
 
-Bounds come from the model's tensors, the budget, the declared links and `[fleet]`'s failures; a reason names its own.
-docs/planning.md says where the constants are from.
+Bounds come from the model's tensors, the budget, the declared links and `[fleet]`'s failures. docs/planning.md names
+the sources of the constants.
 """
 
 from __future__ import annotations
@@ -43,7 +43,7 @@ class Recommendation:
 
 @dataclass(frozen=True)
 class _Case:
-    """What the rules look at; `fragments`, `round_steps` and `codec` as advised so far."""
+    """The input of the rules; `fragments`, `round_steps` and `codec` as advised so far."""
 
     recipe: Recipe
     shapes: Shapes
@@ -90,7 +90,7 @@ def _learners(case: _Case) -> Recommendation:
     count, outage = len(recipe.learners), recipe.fleet.outage_s / HOUR_S
     mtbf = min(unit_mtbf_hours(recipe, pool) for pool in recipe.learners.values())
     down = outage / (mtbf + outage)
-    base = f"a learner fails every {_hours(mtbf)} h in the mean and is away for {60 * outage:.3g} min, "
+    base = f"a learner fails every {_hours(mtbf)} h on average and is away for {60 * outage:.3g} min, "
     base += f"{down:.2%} of its time"
     least = min(unit_chips(recipe, pool) for pool in recipe.learners.values())
     pieces = 1
@@ -98,14 +98,16 @@ def _learners(case: _Case) -> Recommendation:
         pieces *= 2
     advised, reason = count * pieces, base
     if count == 1 and pieces == 1:
-        advised, reason = 2, "one learner has nobody to go on without it"
+        advised, reason = 2, "with one learner, its failure stops the run"
     elif pieces > 1:
-        reason += f": cut each into {pieces}, so that a failure takes less with it; each doubling costs some "
+        reason += f": divide each by {pieces}, so that a failure takes less with it; each doubling costs about "
         reason += f"{LOSS_PER_DOUBLING:.1%} of loss"
     elif down > DOWN_SHARE:
-        reason += f": more than {DOWN_SHARE:.0%}, but they cannot be cut further"
+        reason += f": more than {DOWN_SHARE:.0%}, but learners cannot be divided further"
     elif count > LEARNERS_MOST:
-        reason += f"; above {LEARNERS_MOST} nothing is published, and each doubling costs some {LOSS_PER_DOUBLING:.1%} "
+        reason += (
+            f"; above {LEARNERS_MOST} nothing is published, and each doubling costs about {LOSS_PER_DOUBLING:.1%} "
+        )
         reason += "of loss"
     return Recommendation("M", "pools.learners", count, advised, reason)
 
@@ -122,9 +124,11 @@ def _quorum(case: _Case) -> Recommendation:
             most, why = count - size, f"so that {kind} {name}, {size} of {count} learners, may be lost"
     advised = min(recipe.quorum, most)
     stays = "it is low enough" if advised == recipe.quorum else f"at most {most}"
-    reason = f"{stays}, {why}; who else is there in time is taken in by the grace window"
+    reason = f"{stays}, {why}; the grace window admits more learners"
     if recipe.sync.overlap == "strict":
-        return Recommendation("K", "sync.quorum", recipe.quorum, recipe.quorum, "lock-step studies wait for everybody")
+        return Recommendation(
+            "K", "sync.quorum", recipe.quorum, recipe.quorum, "lock-step studies wait for all learners"
+        )
     return Recommendation("K", "sync.quorum", recipe.quorum, advised, reason if count > 1 else "there is one learner")
 
 
@@ -158,14 +162,14 @@ def _fragments(case: _Case) -> Recommendation:
     reason = (
         f"the largest tensor has {max(sizes) / max(1, case.shapes.elements):.1%} of the model: with more than {most} "
     )
-    reason += f"fragments its own would be over {BALANCE:g} times the mean, and links would bear bursts"
+    reason += f"fragments its own would be over {BALANCE:g} times the mean, and links would carry bursts"
     if most < balanced:
-        reason = f"up to {most} fragments even the traffic out; the paper has {FRAGMENTS_MOST}"
+        reason = f"up to {most} fragments spread the traffic; the paper has {FRAGMENTS_MOST}"
     return Recommendation("P", "sync.P", now, advised, reason)
 
 
 def _round(case: _Case) -> Recommendation:
-    """As short as links allow, as long as the budget allows; links first, for they are a limit."""
+    """No shorter than links allow and no longer than the budget allows; links win, since they are a limit."""
     sync, outer = case.recipe.sync, case.recipe.outer
     least = max([case.fragments, *(_carried(case, load) for load in case.loads)])
     rounds = ROUNDS_LEAST
@@ -179,15 +183,15 @@ def _round(case: _Case) -> Recommendation:
         advised = next((steps for steps in even if least <= steps <= max(most, least)), advised)
     links = [load for load in case.loads if load.link_bits is not None and case.step_s is not None]
     told = f"links are at most {SHARE:.0%} full from H = {least} on" if links else f"H is at least P = {case.fragments}"
-    reason = f"{told}; T / H = {case.syncer_steps / advised:.3g} rounds, of which it takes {rounds}"
+    reason = f"{told}; T / H = {case.syncer_steps / advised:.3g} rounds; at least {rounds} are needed"
     if least > most:
-        longer = f"; it cannot have both: a budget of {rounds * least:,} syncer steps, or wider links, would"
+        longer = f"; both need a budget of {rounds * least:,} syncer steps, or wider links"
         reason += longer if links else f": a budget of {rounds * least:,} syncer steps would do"
     return Recommendation("H", "sync.H", now, advised, reason)
 
 
 def _carried(case: _Case, load: LinkLoad) -> int:
-    """H from which a link bears the mean, with the codec that is advised."""
+    """The least H at which a link carries the mean traffic, with the advised codec."""
     if load.link_bits is None or case.step_s is None:
         return 1
     width = max(UP_BYTES[case.codec], DOWN_BYTES)
@@ -200,14 +204,14 @@ def _overlap(case: _Case) -> Recommendation:
     most = max(1, int(OVERLAP_SHARE * case.round_steps))
     known = [load for load in case.loads if load.link_bits is not None]
     if not known or case.step_s is None:
-        reason = f"up to H / 6 = {most} costs next to nothing; links or step_s are not given, so no time is known"
+        reason = f"up to H / 6 = {most} costs next to nothing; without links and step_s no transfer time is known"
         return Recommendation("tau", "sync.tau", now, min(now, most), reason)
     slowest = max(known, key=lambda load: _transfer_s(case, load))
     takes = _transfer_s(case, slowest)
     least = max(1, math.ceil(takes / case.step_s))
     advised = min(max(now, least), max(most, 1))
     reason = (
-        f"the largest fragment is up and down in {takes:.3g} s between {slowest.region} and {slowest.syncer_region}, "
+        f"the largest fragment goes up and down in {takes:.3g} s between {slowest.region} and {slowest.syncer_region}, "
     )
     reason += f"{takes / case.step_s:.2g} steps; up to H / 6 = {most} costs next to nothing"
     if least > most:
@@ -216,7 +220,7 @@ def _overlap(case: _Case) -> Recommendation:
 
 
 def _deadlines(case: _Case) -> Iterator[Recommendation]:
-    """Twice what the slowest link takes when all of a region are asked at once; of a peer's state thrice."""
+    """Twice the slowest link's time when all learners of a region are read at once; for a peer's state, three times."""
     sync = case.recipe.sync
     known = [load for load in case.loads if load.link_bits is not None and load.joining_s is not None]
     if not known:

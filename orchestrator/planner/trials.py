@@ -1,7 +1,7 @@
-"""One course of a run under drawn failures: who is away when, and what that leaves of steps, tokens and commits.
+"""One trial: a run with random failures, and the shares of steps, tokens and commits that remain.
 
-Each learner dies by itself; a spot pool's units come and go together, at hours that the seed draws. In free overlap
-nobody waits for the dead, so that absences add up. Knows what a death costs, not why.
+Learners die independently; the learners of a spot pool come and go together, at hours that the seed draws. In free
+overlap no learner waits for a dead one, so absences add up.
 """
 
 from __future__ import annotations
@@ -17,7 +17,7 @@ from orchestrator.planner.fleet.spot import DAY_S, Interval, absences
 from orchestrator.recipe.config import Recipe
 
 
-class Course(NamedTuple):
+class Trial(NamedTuple):
     """Shares are of the whole run and all configured learners, 0 to 1."""
 
     deaths: int
@@ -28,20 +28,20 @@ class Course(NamedTuple):
     participation: float  # of commits, which there are in that time alone; 0 without any
 
 
-def course(
-    recipe: Recipe, mtbf_s: Mapping[str, float], tolls: Mapping[str, FailureCost], horizon_s: float, seed: int
-) -> Course:
-    """`mtbf_s` of a unit, and `tolls`: by pool. The first so many seconds of a run."""
-    absent = {name: _absent(recipe, name, mtbf_s, tolls, horizon_s, seed) for name in recipe.learners}
+def trial(
+    recipe: Recipe, mtbf_s: Mapping[str, float], failure_costs: Mapping[str, FailureCost], horizon_s: float, seed: int
+) -> Trial:
+    """Draw the first `horizon_s` seconds of a run. `mtbf_s` of one learner and `failure_costs` are by pool."""
+    absent = {name: _absent(recipe, name, mtbf_s, failure_costs, horizon_s, seed) for name in recipe.learners}
     count = len(absent)
-    own = {name: tolls[recipe.pool_of(name).name] for name in absent}
+    own = {name: failure_costs[recipe.pool_of(name).name] for name in absent}
     stepping, contributing, tokens = (
         _present([_until(gaps, getattr(own[name], kind), horizon_s) for name, gaps in absent.items()], horizon_s)
         for kind in ("stepping_s", "contributing_s", "tokens_s")
     )
     at_work = contributing[contributing[:, 0] >= recipe.quorum]
     commits_s = float(at_work[:, 1].sum())
-    return Course(
+    return Trial(
         deaths=sum(gap.by_death for gaps in absent.values() for gap in gaps),
         stepping=float(stepping.prod(axis=1).sum()) / (count * horizon_s),
         tokens=float(tokens.prod(axis=1).sum()) / (count * horizon_s),
@@ -52,7 +52,7 @@ def course(
 
 
 class _Gap(NamedTuple):
-    """Without hardware; then it comes back, if the run still goes on."""
+    """A time without hardware; it may end after the run does."""
 
     begin: float
     end: float
@@ -63,11 +63,11 @@ def _absent(
     recipe: Recipe,
     name: str,
     mtbf_s: Mapping[str, float],
-    tolls: Mapping[str, FailureCost],
+    failure_costs: Mapping[str, FailureCost],
     horizon_s: float,
     seed: int,
 ) -> list[_Gap]:
-    """Of one learner. It does not die while it is not there."""
+    """When one learner has no hardware. It does not die while it has none."""
     pool, replace_s = recipe.pool_of(name).name, recipe.fleet.replace_s
     spot = next((told.spot for told in recipe.fleet.pools if told.name == pool), 1.0)
     hours = absences(spot, Random(f"{seed} {pool} hours").random() * DAY_S, horizon_s)
@@ -77,15 +77,15 @@ def _absent(
         back_at = at + (chance.expovariate(1.0 / replace_s) if replace_s else 0.0)
         if not any(begin <= at < end for begin, end in hours):
             gaps.append(_Gap(at, back_at, True))
-        at = back_at + tolls[pool].stepping_s + chance.expovariate(1.0 / mtbf_s[pool])
+        at = back_at + failure_costs[pool].stepping_s + chance.expovariate(1.0 / mtbf_s[pool])
     return gaps
 
 
-def _until(gaps: Sequence[_Gap], toll_s: float, horizon_s: float) -> list[Interval]:
-    """The gaps with what is lost after each, without overlaps: one learner is absent once."""
+def _until(gaps: Sequence[_Gap], lost_s: float, horizon_s: float) -> list[Interval]:
+    """The gaps, each with the seconds lost after it, joined where they overlap."""
     joined: list[Interval] = []
     for gap in sorted(gaps):
-        end = min(horizon_s, gap.end + toll_s)
+        end = min(horizon_s, gap.end + lost_s)
         if joined and gap.begin <= joined[-1][1]:
             joined[-1] = (joined[-1][0], max(joined[-1][1], end))
         else:
@@ -94,7 +94,7 @@ def _until(gaps: Sequence[_Gap], toll_s: float, horizon_s: float) -> list[Interv
 
 
 def _present(away: Sequence[Sequence[Interval]], horizon_s: float) -> Any:
-    """How many learners are there, and for how many seconds: an array of (moments, 2), float64."""
+    """float64[moments, 2]: the number of learners present, and for how many seconds."""
     starts = np.array([begin for gaps in away for begin, _ in gaps])
     stops = np.array([end for gaps in away for _, end in gaps])
     times = np.minimum(np.concatenate([[0.0], starts, stops]), horizon_s)

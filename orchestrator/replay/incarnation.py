@@ -78,7 +78,7 @@ Moment = Step | Adopt | Spoil | Inherit | Read | Give
 
 
 @dataclass(frozen=True)
-class Life:
+class IncarnationTape:
     """One incarnation, up to the last moment that anything else depends on."""
 
     key: Key
@@ -95,7 +95,7 @@ class Need:
     gives: dict[Key, tuple[int, tuple[int, ...]]] = field(default_factory=dict)  # joiner -> step, versions held
 
 
-class Walk:
+class IncarnationReader:
     """An incarnation's facts one after the other, until everything that is wanted of it is found."""
 
     def __init__(self, key: Key, facts: Sequence[object], need: Need, versions: Sequence[set[int]]) -> None:
@@ -111,7 +111,7 @@ class Walk:
         self._missing = len(need.reads) + len(need.gives)
         self._anchors = self._find_anchors()
 
-    def life(self) -> Life:
+    def read(self) -> IncarnationTape:
         for fact in self._facts:
             if not self._missing:
                 break
@@ -119,7 +119,7 @@ class Walk:
         if self._missing:
             raise TapeError(self._what_is_missing())
         device = next((fact for fact in self._facts if isinstance(fact, DeviceTaken)), None)
-        return Life(self._key, device, tuple(self._moments), self._places)
+        return IncarnationTape(self._key, device, tuple(self._moments), self._places)
 
     def _find_anchors(self) -> set[Read]:
         """What rebasing will subtract: reads on the base that is replaced."""

@@ -11,7 +11,8 @@ from dataclasses import asdict, dataclass
 from typing import Any
 
 from learners.protocol.facts import Adopted, StateReceived, StepFinished
-from orchestrator.eventlog.events import Event, RunStarted, finite
+from orchestrator.eventlog.events import Event, finite
+from orchestrator.eventlog.facts import RunStarted
 from orchestrator.replay.tape import numbered
 from outer.protocol.facts import Committed, LearnerAttached, SpanGranted
 

@@ -43,7 +43,7 @@ class Job:
 
     tape: Tape
     recipe: Recipe
-    surroundings: Environment | None
+    environment: Environment | None
     evaluate_every: int  # commits; 0: only at the end
     out: Path | None  # the folder for the parameters
 
@@ -56,12 +56,12 @@ def play_apart(job: Job, on_news: Callable[[News], None]) -> dict[str, Any]:
     """
     with tempfile.TemporaryDirectory(prefix="diloco-replay-") as folder:
         inherited = compilation_cache(Path(folder)) | os.environ
-        environment = inherited if job.surroundings is None else job.surroundings.environment(inherited)
+        variables = inherited if job.environment is None else job.environment.variables(inherited)
         process = subprocess.Popen(
             [sys.executable, "-P", "-m", "orchestrator.replay.process"],
             stdin=subprocess.PIPE,
             stdout=subprocess.PIPE,
-            env={**environment, "PYTHONPATH": os.pathsep.join(filter(None, sys.path))},
+            env={**variables, "PYTHONPATH": os.pathsep.join(filter(None, sys.path))},
         )
         assert process.stdin is not None and process.stdout is not None
         try:
@@ -124,52 +124,52 @@ def main() -> None:
 def _play(job: Job, tell: Callable[[News], None]) -> dict[str, Any]:
     from learners.training.device import fit
 
-    if job.surroundings is None:
+    if job.environment is None:
         fit(None, job.recipe.pools[0].accelerated)
-    elif job.surroundings.cores:
-        os.sched_setaffinity(0, sorted(os.sched_getaffinity(0))[: job.surroundings.cores])
+    elif job.environment.cores:
+        os.sched_setaffinity(0, sorted(os.sched_getaffinity(0))[: job.environment.cores])
     from learners.training.trainer import Evaluator  # JAX starts here
     from orchestrator.recipe.validation import build_task
     from orchestrator.replay.replayer import Replayer
 
     task = build_task(job.recipe)
-    beat = _Beat(job, tell)
-    player = beat.player = Replayer(job.tape, job.recipe, task, beat)
-    evaluator = Evaluator(task, player.fragments, job.recipe.eval.sequences)
+    progress = _Progress(job, tell)
+    replayer = progress.replayer = Replayer(job.tape, job.recipe, task, progress)
+    evaluator = Evaluator(task, replayer.fragments, job.recipe.eval.sequences)
     evaluations: list[tuple[int, float]] = []
-    for count, commit in enumerate(player.play(), start=1):
-        beat.commits = count
+    for count, commit in enumerate(replayer.play(), start=1):
+        progress.commits = count
         if job.evaluate_every and count % job.evaluate_every == 0:
-            evaluations.append((commit.syncer_step, evaluator.loss(player.parameters.thetas)))
+            evaluations.append((commit.syncer_step, evaluator.loss(replayer.parameters.thetas)))
             tell({"evaluated": evaluations[-1]})
-    digest = player.finish()
-    last = max(player.parameters.versions)
+    digest = replayer.finish()
+    last = max(replayer.parameters.versions)
     if not evaluations or evaluations[-1][0] != last:
-        evaluations.append((last, evaluator.loss(player.parameters.thetas)))
-    out = None if job.out is None else _write(job, player)
+        evaluations.append((last, evaluator.loss(replayer.parameters.thetas)))
+    out = None if job.out is None else _write(job, replayer)
     return {
         "commits": len(job.tape.commits),
         "syncer_step": last,
         "tokens": job.tape.commits[-1].tokens_committed if job.tape.commits else 0,
-        "steps": player.steps,
-        "computed": dict(player.computed),
-        "compared": dict(player.compared),
-        "equal": dict(player.equal),
-        "difference": player.difference and asdict(player.difference),
-        "bit_equal": player.bit_equal,
+        "steps": replayer.steps,
+        "computed": dict(replayer.computed),
+        "compared": dict(replayer.compared),
+        "equal": dict(replayer.equal),
+        "difference": replayer.difference and asdict(replayer.difference),
+        "bit_equal": replayer.bit_equal,
         "digest": digest,
         "hints": _hints(job.tape),
         "evaluations": evaluations,
         "out": out,
-        "seconds": beat.seconds,
+        "seconds": progress.seconds,
     }
 
 
-class _Beat:
+class _Progress:
     """Called after every step: says now and then how far it is, and at once where something came out otherwise."""
 
     def __init__(self, job: Job, tell: Callable[[News], None]) -> None:
-        self.player: Replayer | None = None
+        self.replayer: Replayer | None = None
         self.commits = 0
         self._job, self._tell = job, tell
         self._begun = self._told = time.monotonic()
@@ -181,25 +181,25 @@ class _Beat:
 
     def __call__(self) -> None:
         now = time.monotonic()
-        assert self.player is not None
-        if self.player.difference is not None and not self._differs:
+        assert self.replayer is not None
+        if self.replayer.difference is not None and not self._differs:
             self._differs = True
-            self._tell({"difference": asdict(self.player.difference)})
+            self._tell({"difference": asdict(self.replayer.difference)})
         if now - self._told >= NEWS_S:
             self._told = now
             of = len(self._job.tape.commits)
-            self._tell({"commits": self.commits, "of": of, "steps": self.player.steps, "seconds": self.seconds})
+            self._tell({"commits": self.commits, "of": of, "steps": self.replayer.steps, "seconds": self.seconds})
 
 
-def _write(job: Job, player: Replayer) -> str:
+def _write(job: Job, replayer: Replayer) -> str:
     from orchestrator.store import export
 
     assert job.out is not None
     commits = job.tape.commits
     tokens = commits[-1].tokens_committed if commits else 0
-    thetas, step = player.parameters.thetas, max(player.parameters.versions)
+    thetas, step = replayer.parameters.thetas, max(replayer.parameters.versions)
     job.out.mkdir(parents=True, exist_ok=True)
-    export.write(export.of_parameters(job.recipe, step, player.fragments, thetas, tokens), job.out / FILE)
+    export.write(export.of_parameters(job.recipe, step, replayer.fragments, thetas, tokens), job.out / FILE)
     return str(job.out / FILE)
 
 

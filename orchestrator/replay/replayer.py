@@ -80,7 +80,7 @@ class Replayer:
         self.equal: Counter[str] = Counter()
         self.steps = 0
         self._tape, self._recipe, self._task, self._heard = tape, recipe, task, heard
-        self._pools = {key: _pool_of(recipe, key) for key in tape.lives}
+        self._pools = {key: _pool_of(recipe, key) for key in tape.incarnations}
         self._bare = not any(
             commit.digest or any(one.digest for one in commit.participants) for commit in tape.commits
         )  # nothing was computed when it was recorded
@@ -95,8 +95,8 @@ class Replayer:
         self._given: dict[Key, list[Any]] = {}  # by joiner
         self._adoptions = Counter(
             (moment.fragment, moment.version)
-            for life in tape.lives.values()
-            for moment in life.moments
+            for incarnation in tape.incarnations.values()
+            for moment in incarnation.moments
             if isinstance(moment, Adopt)
         )  # still to come, by fragment and version
         self._values = {(index, 0): theta for index, theta in enumerate(self.parameters.thetas)}
@@ -120,7 +120,7 @@ class Replayer:
     def _contribution(self, commit: Committed, index: int) -> NDArray[Any]:
         one = commit.participants[index]
         key, read = (one.learner, one.incarnation), merged_read(commit, one)
-        self._advance(key, self._tape.lives[key].places[read])
+        self._advance(key, self._tape.incarnations[key].places[read])
         sent = self._sent.pop((key, read))
         assert sent is not None
         self._compare("contribution", one.digest, sent.digest, key, one.step, commit.fragment)
@@ -131,7 +131,7 @@ class Replayer:
         """Play an incarnation up to this moment, and it with those that it started from."""
         if self._positions[key] > place:
             return
-        unit, moments = self._units.get(key) or self._begin(key), self._tape.lives[key].moments
+        unit, moments = self._units.get(key) or self._begin(key), self._tape.incarnations[key].moments
         while (position := self._positions[key]) <= place:
             self._positions[key] = position + 1
             self._perform(key, unit, moments[position])
@@ -139,8 +139,8 @@ class Replayer:
             del self._units[key]
 
     def _begin(self, key: Key) -> _Unit:
-        life, pool = self._tape.lives[key], self._pools[key]
-        devices = life.device.devices if life.device else pool.devices or 1
+        incarnation, pool = self._tape.incarnations[key], self._pools[key]
+        devices = incarnation.device.devices if incarnation.device else pool.devices or 1
         alone = devices == 1
         try:
             trainer = Trainer(
@@ -194,7 +194,7 @@ class Replayer:
         return self._values.pop((fragment, version))
 
     def _inherit(self, key: Key, unit: _Unit, donor: Key, digest: str) -> None:
-        self._advance(donor, self._tape.lives[donor].places[Give(key)])
+        self._advance(donor, self._tape.incarnations[donor].places[Give(key)])
         arrays = state_arrays.pack(self._given.pop(key))
         self._compare("state", digest, state_arrays.digest(arrays), key)
         unit.trainer.inherit(state_arrays.unpack(arrays, unit.trainer.state_leaves()))

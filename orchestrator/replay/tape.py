@@ -12,8 +12,9 @@ from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass
 
 from learners.protocol.facts import DeviceTaken, StateReceived
-from orchestrator.eventlog.events import Event, RunFinished, RunStarted
-from orchestrator.replay.incarnation import OLDER, Key, Life, Need, Read, TapeError, Walk, named
+from orchestrator.eventlog.events import Event
+from orchestrator.eventlog.facts import RunFinished, RunStarted
+from orchestrator.replay.incarnation import OLDER, IncarnationReader, IncarnationTape, Key, Need, Read, TapeError, named
 from outer.protocol.facts import Committed, Participant, SyncerStarted
 
 TOLERANCE = 1e-9  # of a weight; what is less shows in the digests
@@ -25,7 +26,7 @@ class Tape:
 
     rules: SyncerStarted
     commits: tuple[Committed, ...]  # in the order of syncer steps, each once
-    lives: Mapping[Key, Life]  # those that the commits depend on
+    incarnations: Mapping[Key, IncarnationTape]  # those that the commits depend on
     whole: bool  # the run's last commit is among them
     started: RunStarted | None
     finished: RunFinished | None
@@ -37,8 +38,10 @@ class Tape:
 
     @property
     def devices(self) -> dict[Key, DeviceTaken]:
-        """On what each life computed, as far as it was recorded."""
-        return {key: life.device for key, life in self.lives.items() if life.device is not None}
+        """On what each incarnation computed, as far as it was recorded."""
+        return {
+            key: incarnation.device for key, incarnation in self.incarnations.items() if incarnation.device is not None
+        }
 
 
 def merged_read(commit: Committed, one: Participant) -> Read:
@@ -57,12 +60,12 @@ def record(events: Iterable[Event], until: int | None = None) -> Tape:
     commits = tuple(commit for commit in every if until is None or commit.syncer_step <= until)
     versions = _versions(commits, rules)
     needs = _needs(commits, said)
-    lives = {key: Walk(key, said[key], need, versions).life() for key, need in needs.items()}
+    incarnations = {key: IncarnationReader(key, said[key], need, versions).read() for key, need in needs.items()}
     orchestrator = [fact for (writer, _), facts in said.items() if writer == "orchestrator" for fact in facts]
     return Tape(
         rules=rules,
         commits=commits,
-        lives=lives,
+        incarnations=incarnations,
         whole=len(commits) == len(every),
         started=next((fact for fact in orchestrator if isinstance(fact, RunStarted)), None),
         finished=next((fact for fact in reversed(orchestrator) if isinstance(fact, RunFinished)), None),

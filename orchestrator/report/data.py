@@ -1,7 +1,6 @@
-"""A run's log as the plain series that its report draws and tabulates. Pure: the same log gives the same series.
+"""A run's log as the series that its report draws and tabulates. A pure function of the log.
 
-Times are seconds after the origin, the beginning of the first learner step (of the log, where there was none).
-Knows nothing of figures, templates or files.
+Times are seconds after the origin: the beginning of the first learner step, or of the log where no learner stepped.
 """
 
 from __future__ import annotations
@@ -19,10 +18,17 @@ from learners.protocol.facts import Adopted, AdoptionRefused, LoopFailed, StepFi
 from orchestrator.accounting.goodput import account, first_step_at
 from orchestrator.accounting.history import OVERWRITING, History
 from orchestrator.accounting.verdicts import Verdict
-from orchestrator.eventlog.events import REGISTRY, Evaluated, FaultHealed, FaultInjected, FaultSkipped, RunStarted
-from orchestrator.report.lanes import Lane, lanes
+from orchestrator.eventlog.facts import (
+    REGISTRY,
+    Evaluated,
+    FaultHealed,
+    FaultInjected,
+    FaultSkipped,
+    RunStarted,
+)
+from orchestrator.report.incarnation_phases import Lane, lanes
+from orchestrator.report.learner_traffic import Link, links
 from orchestrator.report.series import binned, chunks
-from orchestrator.report.wire import Link, links
 from outer.protocol.facts import ReadFailed, Refused
 
 LOSS_BINS, LOSS_STEPS = 240, 8  # at most so many bins, of at least about so many steps
@@ -31,7 +37,7 @@ MERGE_BINS = 160
 
 @dataclass(frozen=True)
 class Point:
-    """One value, with where it stands on both axes."""
+    """One value, with its place on both axes."""
 
     at_s: float
     tokens: int  # committed by then
@@ -51,7 +57,7 @@ class LossBin:
 
 @dataclass(frozen=True)
 class Mark:
-    """A fault, or a death that none explains, as the figures show it."""
+    """A fault, or a death that no fault explains, as the figures show it."""
 
     number: int  # its line in the table of faults, from 1
     kind: str
@@ -73,7 +79,7 @@ class MergeBin:
 
 @dataclass(frozen=True)
 class Rounds:
-    """Who took part in how many of a round's commits."""
+    """How many of a round's commits each learner took part in."""
 
     commits: tuple[int, ...]
     by_learner: dict[str, tuple[int, ...]]
@@ -81,7 +87,7 @@ class Rounds:
 
 @dataclass(frozen=True)
 class Data:
-    """Everything that a report tells, figures and tables alike."""
+    """Everything that the report's figures and tables show."""
 
     summary: Mapping[str, Any]
     verdicts: Sequence[Verdict]
@@ -151,7 +157,7 @@ def collect(
 
 
 class _Clock:
-    """Seconds after the origin, and tokens committed by then: between commits, on a straight line."""
+    """Times after the origin and the tokens committed by then, interpolated between commits."""
 
     def __init__(self, history: History, origin: float) -> None:
         self.origin = origin
@@ -213,8 +219,12 @@ def _mark(
 
 
 def _died(history: History, learner: str, at: float) -> int | None:
-    lives = [life for life in history.lives_of(learner) if life.died is not None and abs(life.died - at) < 1e-6]
-    return lives[0].incarnation if lives else None
+    incarnations = [
+        incarnation
+        for incarnation in history.incarnations_of(learner)
+        if incarnation.died is not None and abs(incarnation.died - at) < 1e-6
+    ]
+    return incarnations[0].number if incarnations else None
 
 
 def _rounds(history: History) -> Rounds | None:
@@ -235,9 +245,9 @@ def _rounds(history: History) -> Rounds | None:
 
 
 def _contribution_age(history: History) -> Counter[int]:
-    """Learner steps that a contribution was behind its learner when it merged."""
-    finished = {key: [said.at for said in life.steps] for key, life in history.lives.items()}
-    numbers = {key: [said.fact.step for said in life.steps] for key, life in history.lives.items()}
+    """Histogram of the steps that a learner had finished since the read, when its contribution merged."""
+    finished = {key: [said.at for said in incarnation.steps] for key, incarnation in history.incarnations.items()}
+    numbers = {key: [said.fact.step for said in incarnation.steps] for key, incarnation in history.incarnations.items()}
     ages: Counter[int] = Counter()
     for commit in history.commits:
         for one in commit.fact.participants:
@@ -249,7 +259,7 @@ def _contribution_age(history: History) -> Counter[int]:
 
 
 def _version_age(history: History) -> Counter[int]:
-    """Syncer steps that had committed after a version by the time a stepping learner adopted it."""
+    """Histogram of the commits after a version's own, when a stepping learner adopted it."""
     at = sorted(said.at for said in history.commits)
     order = {said.fact.syncer_step: index for index, said in enumerate(history.commits, start=1)}
     ages: Counter[int] = Counter()
@@ -270,9 +280,11 @@ def _merges(history: History, origin: float) -> list[MergeBin]:
 
 
 def _sources(history: History) -> dict[tuple[str, int], str]:
-    """`syncer` or `peer NAME`, for every incarnation that got as far as adopting."""
+    """`syncer` or `peer NAME`, for every incarnation that adopted a version."""
     first = {
-        key: "syncer" for key, life in history.lives.items() if any(a.fact.mode in OVERWRITING for a in life.adoptions)
+        key: "syncer"
+        for key, incarnation in history.incarnations.items()
+        if any(a.fact.mode in OVERWRITING for a in incarnation.adoptions)
     }
     for said in history.of(REGISTRY.get("StateReceived", type(None))):
         first[said.writer, said.incarnation] = f"peer {said.fact.donor}" if said.fact.source == "peer" else "syncer"

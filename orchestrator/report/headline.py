@@ -1,4 +1,4 @@
-"""What a reader wants to know first: the verdict in one sentence, and the key numbers."""
+"""The top of the report: the verdict in one sentence, and the key numbers."""
 
 from __future__ import annotations
 
@@ -12,7 +12,7 @@ from orchestrator.store.status_text import DASH, number, part, percent, seconds,
 
 @dataclass(frozen=True)
 class Verdict:
-    """How the run went: `good`, `bad`, or `open` where neither can be said."""
+    """How the run went: `good`, `bad`, or `open` where the log tells neither."""
 
     tone: Literal["good", "bad", "open"]
     word: str
@@ -21,7 +21,7 @@ class Verdict:
 
 @dataclass(frozen=True)
 class Tile:
-    """One key number with what it is to be compared with."""
+    """One key number, with what to compare it with."""
 
     label: str
     value: str
@@ -71,7 +71,7 @@ def verdict(summary: Mapping[str, Any]) -> Verdict:
 
 
 def _line(reason: str) -> str:
-    """The last line of a traceback says what it is about, a plain reason is one line."""
+    """The reason in one line: of a traceback, the last."""
     lines = [line.strip() for line in reason.splitlines() if line.strip()]
     return lines[-1][:300].rstrip(".") if lines else DASH
 

@@ -1,4 +1,4 @@
-"""The report of a log: one HTML page and one Markdown text. Pure: the same log and recipe give the same bytes.
+"""The report of a log as one HTML page and one Markdown text. The same log and recipe give the same bytes.
 
 The page needs no network, no script and no other file. The template escapes everything that comes from
 the log, except the figures' SVG, in which matplotlib has escaped it.
@@ -17,8 +17,8 @@ from orchestrator.accounting.history import History, indexed
 from orchestrator.accounting.summary import summarise
 from orchestrator.checkers.suite import check
 from orchestrator.eventlog.events import Event
-from orchestrator.report import headline, palette
-from orchestrator.report.canvas import NARROW, WIDE
+from orchestrator.report import headline
+from orchestrator.report.canvas import NARROW, WIDE, variables
 from orchestrator.report.data import Data, collect
 from orchestrator.report.markdown import markdown
 from orchestrator.report.sections import Section, drawn, sections
@@ -58,8 +58,8 @@ def _html(summary: Mapping[str, Any], data: Data, told: list[Section]) -> str:
         tiles=headline.tiles(summary),
         sections=told,
         pictures=pictures,
-        light=palette.variables(dark=False),
-        dark=palette.variables(dark=True),
+        light=variables(dark=False),
+        dark=variables(dark=True),
     )
 
 

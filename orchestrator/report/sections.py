@@ -1,7 +1,4 @@
-"""The report as a list of sections, in the order a reader wants them: words, figures, tables.
-
-Decides what is told and how it is explained; both renderings, HTML and Markdown, follow this list.
-"""
+"""The report's sections in order, each with words, figures and tables. HTML and Markdown both render this list."""
 
 from __future__ import annotations
 
@@ -9,7 +6,7 @@ from collections.abc import Callable, Iterator
 from dataclasses import dataclass
 from typing import Any
 
-from orchestrator.report import tables, timeline
+from orchestrator.report import tables
 from orchestrator.report.data import Data
 from orchestrator.report.figures import lanes, loss, merges, recoveries, rounds, time, wire
 from orchestrator.report.tables import Table
@@ -39,7 +36,7 @@ class Section:
 
 
 def sections(data: Data, recipe: str) -> list[Section]:
-    """Sections with nothing to say are left out. `recipe` is the text of config.toml."""
+    """All sections that have content. `recipe` is the text of config.toml."""
     all_ = [
         _failure(data), _loss(data), _learners(data), _participation(data), _time(data), _merges(data),
         _faults(data), _wire(data), _books(data), _checks(data), _log(data), _recipe(data, recipe),
@@ -52,7 +49,7 @@ def _kept(*candidates: Table) -> tuple[Table, ...]:
 
 
 def _failure(data: Data) -> Section:
-    """What a run that failed, and learners whose loops failed, left to read."""
+    """Tracebacks of the run and of learners whose loops failed."""
     blocks = []
     reason = data.summary["reason"] or ""
     if "\n" in reason.strip():
@@ -74,16 +71,13 @@ def _loss(data: Data) -> Section:
     if data.held_out:
         words += f" Held-out loss goes from {data.held_out[0].value:.2f} to {data.held_out[-1].value:.2f}."
     caption = (
-        "Training loss is that of the learners' own batches, before they took over what was merged: the median of "
-        "neighbouring steps of all learners. Held-out loss is that of the syncer's parameters, drawn where those were "
-        "committed."
+        "Training loss is measured on the learners' own batches: the median over neighbouring steps of all learners. "
+        "Held-out loss is that of the syncer's parameters, drawn at their commit."
     )
     if data.marks:
-        caption += (
-            " Red lines are faults, numbered as in the table of faults; shaded, until the learner contributed again."
-        )
+        caption += " Red lines are faults, numbered as in the table. Shading ends where the learner contributed again."
     lead = (
-        (f"{data.not_finite:,} steps had a loss that is not finite; they are left out of the figure.",)
+        (f"{data.not_finite:,} steps had a loss that is not finite. The figure leaves them out.",)
         if data.not_finite
         else ()
     )
@@ -99,15 +93,13 @@ def _learners(data: Data) -> Section:
     caption = (
         "Each learner's incarnations follow each other in one lane."
         if lanes.packed(data.lanes)
-        else "One lane for each incarnation: a restarted learner goes on in a new lane below its first, where #2 is "
-        "its second incarnation."
+        else "Each incarnation has a lane. A restarted learner continues in a new lane below; #2 is its second "
+        "incarnation."
     )
     if data.marks:
         caption += " Triangles are faults, numbered as in the table of faults."
     if any(lane.frozen for lane in data.lanes):
-        caption += (
-            " A frozen process notices nothing; the thin line under it shows from when on it was without a lease."
-        )
+        caption += " The thin line under a frozen process starts where it lost its lease."
     if learners > lanes.LEARNERS_MOST:
         caption += f" The first {lanes.LEARNERS_MOST} of {learners} learners are drawn."
     return Section("learners", "Learners", (), (Picture(lanes.draw, words, caption),), _kept(tables.incarnations(data)))
@@ -123,8 +115,8 @@ def _participation(data: Data) -> Section:
     )
     length = data.history.rules.round_steps if data.history.rules else 0
     caption = (
-        f"Of the commits of a round ({length} syncer steps, every fragment once), the share with a contribution of "
-        "this learner."
+        f"The share of a round's commits ({length} syncer steps, every fragment once) with a contribution of this "
+        "learner."
     )
     return Section(
         "participation", "Participation", (), (Picture(rounds.draw, words, caption),), _kept(tables.participation(data))
@@ -135,10 +127,10 @@ def _time(data: Data) -> Section:
     if not data.seconds:
         return Section("time", "Where the time went")
     share = percent(data.summary["goodput_time"])
-    words = f"Of the configured learners' time {share} went into steps whose tokens were committed."
+    words = f"{share} of the configured learners' time went into steps whose tokens were committed."
     caption = (
-        "From the beginning of the first learner step to the last commit, every second of every configured learner is "
-        "in exactly one category. On the second scale productive time is left out."
+        "Every second of every configured learner, from the first learner step to the last commit, is in exactly one "
+        "category. The second figure leaves productive time out."
     )
     return Section("time", "Where the time went", (), (Picture(time.draw, words, caption),), _kept(tables.time(data)))
 
@@ -147,21 +139,21 @@ def _merges(data: Data) -> Section:
     if not data.waits:
         return Section("merges", "Outer steps")
     waits = (
-        "Each part of an outer step over time: the line is the median of neighbouring outer steps, the bars reach up "
-        "to the longest. Grace is what was waited after the quorum for learners that had not yet reported; sync is "
-        "reading the contributions, merging them and making the result durable."
+        "The parts of an outer step over time. Lines are medians of neighbouring outer steps, bars the longest. "
+        "Grace is the wait after the quorum for learners that had not reported. The last part reads the contributions, "
+        "merges them and makes the result durable."
     )
     ages = (
-        "How stale things are when they are used. First: steps that the learner had finished after the one it was read "
-        "at. Second: commits that came between a version's own and its adoption. Shares of all of them."
+        "Staleness. Left: steps that a learner finished between the read of its contribution and the merge. Right: "
+        "commits between a version's own and its adoption. In shares of all contributions and adoptions."
     )
     pictures = (
         Picture(merges.draw_waits, "Seconds until the quorum, of grace, and until durable, over time.", waits),
         Picture(merges.draw_ages, _ages(data), ages),
     )
     lead = (
-        "The log records the grace that was waited, not what was granted: a verdict that the grace is over used all of "
-        "it, one that all live learners reported ended it early.",
+        "The log records the grace that was used, not what was granted. A step that ended because its grace was over "
+        "used all of it; a step that ended because all live learners had reported used less.",
     )
     return Section(
         "merges", "Outer steps", lead, pictures, _kept(tables.waits(data), tables.reasons(data), tables.refusals(data))
@@ -187,9 +179,8 @@ def _faults(data: Data) -> Section:
         f" Recoveries took {min(recovered):.1f} to {max(recovered):.1f} seconds." if recovered else ""
     )
     caption = (
-        "From the fault to the first merged contribution after it. A frozen learner that is not given up for dead "
-        "goes on by itself once it thaws: its time is detection, the rest of the freeze, and the wait for its next "
-        "contribution."
+        "From the fault to the first merged contribution after it. A frozen learner that is not declared dead goes on "
+        "once it thaws: its time is detection, the rest of the freeze, and the wait for its next contribution."
     )
     pictures = (Picture(recoveries.draw, words, caption),) if recovered else ()
     return Section("faults", "Faults and recoveries", (), pictures, _kept(listed, tables.recoveries(data), missed))
@@ -201,8 +192,8 @@ def _wire(data: Data) -> Section:
     elements, count = sum(data.history.rules.sizes), len(data.history.rules.learners)
     lead = (
         "Up: the elements of every merged contribution in the recipe's codec. Down: the elements of every adopted "
-        "fragment in float32. Payloads only; contributions that were refused, versions that were fetched but never "
-        "adopted, and headers are not in the log and not counted.",
+        "fragment in float32. Payloads only: headers, refused contributions, and versions that were fetched but never "
+        "adopted are not in the log and not counted.",
         f"Data-parallel training is a ring all-reduce of one float32 gradient ({number(elements)} elements) for each "
         f"of the same learner steps among {count} learners: 2 (M − 1) / M × 4 bytes × elements sent by each learner "
         "and step. "
@@ -221,9 +212,9 @@ def _wire(data: Data) -> Section:
 
 def _books(data: Data) -> Section:
     lead = (
-        "Processed is committed, discarded and in flight together, each summed on its own. A token is committed when a "
-        "contribution with its step merged into at least one fragment; in token-fragments it counts once for every "
-        "fragment.",
+        "Processed tokens are committed, discarded or in flight; each column is summed independently. A token is "
+        "committed when a contribution with its step is merged into at least one fragment. In token-fragments it "
+        "counts once for each fragment.",
     )
     return Section(
         "books", "Books", lead, tables=_kept(tables.books(data)) if data.summary["tokens"]["processed"] else ()
@@ -235,7 +226,7 @@ def _checks(data: Data) -> Section:
 
 
 def _log(data: Data) -> Section:
-    return Section("log", "Log", (), (), _kept(timeline.timeline(data), tables.log(data)))
+    return Section("log", "Log", (), (), _kept(tables.timeline(data), tables.log(data)))
 
 
 def _recipe(data: Data, recipe: str) -> Section:
@@ -245,7 +236,7 @@ def _recipe(data: Data, recipe: str) -> Section:
 
 
 def drawn(section: Section, data: Data, widths: tuple[int, ...]) -> Iterator[tuple[list[str], Picture]]:
-    """The section's pictures that have something to show, at every width."""
+    """The section's pictures with something to show, drawn at every width."""
     for picture in section.pictures:
         svgs = [picture.draw(data, width, picture.words) for width in widths]
         if all(svgs):

@@ -1,11 +1,11 @@
-"""The report's tables: rows of text from the data. Knows neither HTML nor Markdown."""
+"""The report's tables: rows of text from the data, for HTML and Markdown alike."""
 
 from __future__ import annotations
 
 import math
 import statistics
 from collections.abc import Iterable, Iterator, Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import asdict, dataclass
 from typing import Any
 
 from learners.protocol.facts import StepFinished
@@ -50,7 +50,7 @@ def table(
 
 
 def short(value: float | None) -> str:
-    """A duration with enough digits to tell short ones apart."""
+    """A duration; short ones with more digits."""
     if value is None or value >= 10:
         return seconds(value)
     return f"{value:.2f} s" if value >= 0.1 else f"{1000 * value:.0f} ms"
@@ -102,7 +102,7 @@ def auxiliaries(data: Data) -> Table:
 
 
 def time(data: Data) -> Table:
-    """Seconds by category; categories that nobody spent are left out."""
+    """Seconds by category, without categories of no time."""
     learners = list(data.seconds)
     names = [n for n in (data.summary["goodput_categories"] or {}) if any(data.seconds[who].get(n) for who in learners)]
     shares = data.summary["goodput_categories"] or {}
@@ -210,7 +210,7 @@ def recoveries(data: Data) -> Table:
 
 
 def _source(data: Data, number: int) -> str:
-    """Where the incarnation that came after a death got its state from; nothing for one that lived on."""
+    """Where the incarnation after a death got its state from; a dash for one that survived."""
     mark = next((mark for mark in data.marks if mark.number == number), None)
     if mark is None or mark.incarnation is None:
         return DASH
@@ -248,7 +248,7 @@ def _bytes(values: Sequence[float | None]) -> tuple[str, ...]:
 
 
 def books(data: Data) -> Table:
-    """Every token's fate, whole and by fragment."""
+    """The fate of every token, and of every token-fragment."""
     whole, parts = data.summary["tokens"], data.summary["token_fragments"]
     fates = [("committed", _fate("committed")), *((f"discarded: {why}", _fate(why)) for why in whole["discarded"])]
     fates += [("in flight", _fate("in_flight")), ("processed", _fate("processed"))]
@@ -262,7 +262,7 @@ def books(data: Data) -> Table:
             else (DASH, DASH)
         )
         rows.append((name, number(count), share, *pieces))
-    return table("What became of every token", "fate|tokens|share|token-fragments|share ", rows, (1, 2, 3, 4))
+    return table("The fate of every token", "fate|tokens|share|token-fragments|share ", rows, (1, 2, 3, 4))
 
 
 def _fate(name: str) -> Any:
@@ -271,7 +271,7 @@ def _fate(name: str) -> Any:
 
 def checks(verdicts: Sequence[Verdict]) -> Table:
     rows = [
-        (f"{SIGNS[v.status]} {STATUS_WORDS[v.status]}", v.name, v.promise, v.reason)
+        (f"{SIGNS[v.status]} {STATUS_WORDS[v.status]}", v.name, v.claim, v.reason)
         for v in sorted(verdicts, key=lambda v: _WORST.index(v.status))
     ]
     return table("Checks", "result|name|what must hold|on this log", rows)
@@ -286,7 +286,45 @@ def log(data: Data) -> Table:
 
 
 def versions(data: Data) -> Iterator[tuple[str, str]]:
-    """What the run was made with."""
+    """The versions that the run was made with."""
     for name, value in sorted(data.versions.items()):
         if value:
             yield name, value
+
+
+# ------------------------------------------------------------------ rare events, one line each
+
+COMMON = frozenset(
+    {
+        "StepFinished", "Adopted", "Committed", "StepOpened", "StepReopened", "StepPassed", "SpanGranted",
+        "SpanReturned", "SyncerStarted", "ReferenceLosses", "Refused", "ReadFailed", "AdoptionRefused",
+    }
+)  # fmt: skip
+FIRST, LAST = 160, 80  # of a longer timeline
+TEXT_MOST = 160
+
+
+def timeline(data: Data) -> Table:
+    """Rare events in order of time. A note counts those left out of a long run."""
+    rare = [event for event in data.history.events if type(event.fact).__name__ not in COMMON]
+    left_out = max(0, len(rare) - FIRST - LAST)
+    shown = [*rare[:FIRST], *rare[-LAST:]] if left_out else rare
+    rows = (
+        (
+            seconds(event.at - data.origin),
+            event.writer if event.incarnation == 1 else f"{event.writer} #{event.incarnation}",
+            type(event.fact).__name__,
+            "; ".join(_fields(asdict(event.fact))),
+        )
+        for event in shown
+    )
+    note = f"The first {FIRST} and the last {LAST}; {left_out:,} between them are left out." if left_out else ""
+    return table("Timeline", "at|writer|event|details", rows, (0,), note)
+
+
+def _fields(fact: dict[str, Any]) -> Iterator[str]:
+    for name, value in fact.items():
+        if value in (None, "", 0) or isinstance(value, dict):
+            continue
+        words = f"{value:.6g}" if isinstance(value, float) else " ".join(str(value).split())
+        yield f"{name.replace('_', ' ')} {words if len(words) <= TEXT_MOST else words[:TEXT_MOST] + '…'}"

@@ -6,7 +6,8 @@ from collections.abc import Iterable
 from pathlib import Path
 
 from orchestrator.accounting.history import History
-from orchestrator.eventlog.events import Event, read_run
+from orchestrator.eventlog.events import Event
+from orchestrator.eventlog.segments import read_run
 from orchestrator.store.run_store import RunStore
 
 HTML, MARKDOWN, RECIPE = "report.html", "report.md", "config.toml"
@@ -30,7 +31,7 @@ def write(store: RunStore, html: Path | None = None, events: Iterable[Event] | H
 
 
 def attempt(store: RunStore, events: Iterable[Event] | History) -> bool:
-    """`write`, for a run that must not fail by it. Whoever misses the report is told why by `diloco report`."""
+    """`write`, for a run that must not fail because of its report. `diloco report` then tells why it is missing."""
     try:
         write(store, events=events)
     except Exception:

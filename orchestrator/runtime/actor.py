@@ -18,17 +18,9 @@ import ray
 from learners.checkpoint_writer import SavedPart
 from orchestrator.accounting.summary import summarise
 from orchestrator.checkers.suite import check
-from orchestrator.eventlog.events import (
-    EventEmitter,
-    OrchestratorFollowed,
-    RunFinished,
-    RunResumed,
-    RunStarted,
-    SegmentWriter,
-    ends,
-    read_run,
-)
+from orchestrator.eventlog.facts import OrchestratorFollowed, RunFinished, RunResumed, RunStarted
 from orchestrator.eventlog.seal import SEAL_FILE, seal
+from orchestrator.eventlog.segments import EventEmitter, SegmentWriter, ends, read_run
 from orchestrator.recipe.config import Recipe
 from orchestrator.report.write import attempt
 from orchestrator.runtime.checkpointer import REQUEST_FILE, Checkpointer
@@ -39,7 +31,7 @@ from orchestrator.runtime.ray_await import CALL_S, within
 from orchestrator.runtime.specs import syncer_spec
 from orchestrator.runtime.syncer_manager import NoSyncer, SyncerManager
 from orchestrator.store import checkpoints
-from orchestrator.store import final_parameters as final
+from orchestrator.store.export import write_final
 from orchestrator.store.readers import STATUS_FILE, object_of, status_if_any
 from orchestrator.store.run_store import RunStore
 from orchestrator.store.status_model import ProgressTracker, RunInfo, model
@@ -92,11 +84,11 @@ class OrchestratorActor:
     # -------------------------------------------------------------- called from outside
 
     async def learners(self) -> list[dict[str, Any]]:
-        """Living incarnations: where a fault can strike."""
+        """Running incarnations: the targets of faults."""
         return self._learners.running()
 
     async def syncer(self) -> dict[str, Any]:
-        """Where a fault can strike the syncer, and where the run is: `clock`, as of the last look."""
+        """The syncer as a target of faults; `clock`: where the run is, as of the last look."""
         assert self._syncer is not None
         down = self._syncer.down_s > 0.0
         return {
@@ -107,14 +99,14 @@ class OrchestratorActor:
         }
 
     async def misconfigure(self, learner: str, incarnation: int) -> bool:
-        """For chaos: the next incarnation comes with another recipe. False: this one is gone."""
+        """For chaos: give the next incarnation another recipe. False: this one is gone."""
         return self._learners.misconfigure(learner, incarnation)
 
     async def stop(self, reason: str) -> None:
         self._stop_reason = self._stop_reason or reason
 
     async def begin(self) -> None:
-        """Start the run; it goes on whether or not anyone waits for it."""
+        """Start the run, which goes on even if nobody waits for it."""
         self._main = asyncio.create_task(self._run())
 
     async def result(self) -> dict[str, Any]:
@@ -139,7 +131,7 @@ class OrchestratorActor:
             self._leaving = asyncio.create_task(self._leave())
 
     async def _leave(self) -> None:
-        """Whoever waits for the summary ends this actor; if nobody does, it ends itself after a while."""
+        """The process that waits for the summary ends this actor; without one, it ends itself after a while."""
         await asyncio.sleep(LINGER_S)
         ray.kill(ray.get_runtime_context().current_actor)
 
@@ -163,11 +155,11 @@ class OrchestratorActor:
         if epochs and await self._take_over(epochs):
             return
         saved = await self._resume(epochs) if epochs else {}
-        self._learners.start(self._syncer, saved)  # learners come up beside the syncer, which is to hear of them all
+        self._learners.start(self._syncer, saved)  # beside the syncer, which has to expect them
         self._syncer.begin()
 
     async def _take_over(self, epoch: int) -> bool:
-        """Go on with what trains without an orchestrator. False: nothing does."""
+        """Take over learners and syncer that an earlier orchestrator has left. False: there are none."""
         assert self._syncer is not None
         rows = (status_if_any(self._store) or {}).get("learners") or []
         learners = await self._learners.find({row["name"]: row for row in rows})
@@ -177,14 +169,14 @@ class OrchestratorActor:
         self._emit(OrchestratorFollowed(epoch if served else 0, tuple(learners)))
         self._learners.start(self._syncer, {})
         if served:
-            await asyncio.sleep(0)  # for the learners to take them over
-            self._learners.reattach(self._syncer.handle)  # some may not have heard of it yet
+            await asyncio.sleep(0)  # for the learner manager to take them over
+            self._learners.reattach(self._syncer.handle)  # some may not have attached to it yet
         else:
             self._syncer.begin()
         return True
 
     async def _resume(self, epochs: int) -> dict[str, SavedPart]:
-        """What learners start from, in a run that was begun before."""
+        """What learners start from, in a run that is resumed."""
         run = await asyncio.to_thread(identity, self._objects, JOURNAL)
         found = await asyncio.to_thread(checkpoints.resumption, self._objects, run)
         damaged = tuple(f"checkpoint {snapshot}: {wrong}" for snapshot, wrong in found.damage)
@@ -205,9 +197,9 @@ class OrchestratorActor:
         self._evaluations.reattach(syncer)
 
     async def _call(self, method: str, *arguments: Any, patience_s: float, call_s: float = CALL_S) -> Any:
-        """What the syncer answers, or its successor."""
+        """The answer of the syncer, of this epoch or the next."""
         assert self._syncer is not None
-        await self._look()  # nobody else would notice that it is silent
+        await self._look()  # else a silent syncer would not be noticed
         try:
             return await self._syncer.call(method, *arguments, patience_s=patience_s, call_s=call_s)
         except NoSyncer as error:
@@ -248,7 +240,7 @@ class OrchestratorActor:
             if served:
                 await self._syncer.keep_replica()
             if served and self._view["running_s"] is not None:
-                self._checkpoints.heed(object_of(self._store, REQUEST_FILE))
+                self._checkpoints.start_if_due(object_of(self._store, REQUEST_FILE))
                 first_life = self._store.granted("incarnation", "orchestrator") == 1
                 self._evaluations.start_if_due(self._syncer.handle, self._view["syncer_step"], first_life)
             await asyncio.sleep(POLL_S)
@@ -264,7 +256,7 @@ class OrchestratorActor:
         return self._checkpointer
 
     async def _look(self) -> bool:
-        """Whether a syncer serves; how it sees the run. What the last has shown stays until then."""
+        """Fetch the syncer's status; the last one stays while none serves. Returns whether one does."""
         assert self._syncer is not None
         try:
             view = await self._syncer.view()
@@ -275,14 +267,14 @@ class OrchestratorActor:
         return view is not None
 
     def _requested_stop(self) -> str:
-        """Why the run is to stop. Whatever is in the file, that it is there asks for it."""
+        """Why the run is to stop; empty if it is not. The file requests a stop, whatever is in it."""
         request = object_of(self._store, "stop")
         return "" if request is None else str(request.get("reason") or "stop was requested")
 
     # -------------------------------------------------------------- the end
 
     async def _end(self) -> None:
-        """The budget is reached or a stop was requested: learners leave, the result is evaluated and written."""
+        """After the budget is reached or a stop was requested: learners leave, the result is evaluated and written."""
         assert self._syncer is not None
         if self._stop_reason and self._recipe.sync.overlap == "free":
             await self._suspend()
@@ -292,25 +284,25 @@ class OrchestratorActor:
             await self._learners.leave(LEAVE_S)
         await self._evaluations.finish(self._syncer.handle)
         syncer_step, thetas, fragments = await self._call("snapshot", patience_s=SNAPSHOT_S, call_s=SNAPSHOT_S)
-        final.write(self._store, syncer_step, fragments, thetas)
+        write_final(self._store, syncer_step, fragments, thetas)
         self._digest = codecs.digest(*thetas)
 
     async def _suspend(self) -> None:
-        """Everybody saves and leaves, so that the run can go on another time as if nothing had been."""
+        """Every learner saves its state and leaves, so that the run can be resumed exactly."""
         while not await self._look():
             await asyncio.sleep(POLL_S)
-        await self._checkpoints.rest()
+        await self._checkpoints.finish()
         identifier = await self._checkpoints.cut(final=self._stop_reason)
         await self._learners.leave(LEAVE_S)
         if identifier is not None:
             await self._checkpoints.gather(identifier, self._learners.savers(gone=True), final=True)
 
     async def _close(self) -> dict[str, Any]:
-        """Whatever happened: stop injecting, end who writes, merge the log and seal it, check it, and sum it up."""
+        """In every case: stop chaos and all writers, merge, seal and check the log, and write the summary."""
         self._learners.cancel()
-        with contextlib.suppress(ValueError, TimeoutError, ray.exceptions.RayError):  # none, or dead: faults heal
+        with contextlib.suppress(ValueError, TimeoutError, ray.exceptions.RayError):  # none, or dead
             await within(CALL_S, ray.get_actor("chaos", self._placement.namespace).stop.remote())
-        if self._syncer is not None:  # a late report would stand in the syncer's segment behind the seal
+        if self._syncer is not None:  # no late report may follow the seal in the syncer's segment
             with contextlib.suppress(TimeoutError, ray.exceptions.RayError):  # it is dead, or about to be
                 await self._syncer.close()
         self._dismiss()
@@ -326,7 +318,7 @@ class OrchestratorActor:
         return summary
 
     def _dismiss(self) -> None:
-        """End every actor of the run but this one, and give up its places."""
+        """End every actor of the run except this one, and give their places back."""
         handles = [*self._learners.handles, self._evaluations.actor]
         if self._syncer is not None:
             handles += [self._syncer.handle, self._syncer.replica]
@@ -339,7 +331,7 @@ class OrchestratorActor:
                 ray.kill(handle)
         self._learners.actors.release_all()
 
-    # -------------------------------------------------------------- saying
+    # -------------------------------------------------------------- log and status
 
     def _emit(self, fact: Any) -> None:
         self._segment.write([self._emitter.say(fact)])

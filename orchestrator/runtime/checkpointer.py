@@ -1,7 +1,7 @@
-"""Takes checkpoints of a running job: a cut, everybody's part of it, and a manifest once all that will come have come.
+"""Takes checkpoints of a running job: a consistent cut, a part from each learner and the syncer, and a manifest.
 
-Nobody is stopped for it. Who does not give its part in time is omitted. Knows actors; what lies in the store
-afterwards is in `checkpoints`.
+Nothing stops for it. A learner that does not write its part in time is left out. The format is in
+orchestrator/store/checkpoints.py.
 """
 
 from __future__ import annotations
@@ -13,7 +13,7 @@ from typing import Any
 
 import ray
 
-from orchestrator.eventlog.events import CheckpointFailed, CheckpointWritten
+from orchestrator.eventlog.facts import CheckpointFailed, CheckpointWritten
 from orchestrator.recipe.config import Recipe
 from orchestrator.runtime.ray_await import CALL_S, gist, within
 from orchestrator.runtime.syncer_manager import SyncerManager
@@ -26,7 +26,7 @@ SAVE_S = 120.0  # for a part to be written
 SYNCER_S = 60.0  # for a syncer to take the cut
 REQUEST_FILE = checkpoints.REQUEST_FILE
 
-Givers = Callable[[], Sequence[tuple[str, int, Any]]]  # (learner, incarnation, handle) of everybody who steps
+Savers = Callable[[], Sequence[tuple[str, int, Any]]]  # (learner, incarnation, handle) of those with a state
 
 
 class Checkpointer:
@@ -39,18 +39,18 @@ class Checkpointer:
         runs: RunStore,
         store: Objects,
         syncer: SyncerManager,
-        givers: Givers,
+        savers: Savers,
         emit: Callable[[Any], None],
     ) -> None:
         self.newest: dict[str, Any] | None = None  # as `checkpoints.describe`, for status pages
         self._recipe, self._run, self._runs, self._store = recipe, run, runs, store
-        self._syncer, self._givers, self._emit = syncer, givers, emit
+        self._syncer, self._savers, self._emit = syncer, savers, emit
         self._due_at = time.monotonic() + recipe.durability.every_s
-        self._requested: Any = None  # the request that was heeded last
+        self._requested: Any = None  # the last request that was carried out
         self._task: asyncio.Task[None] | None = None
 
-    def heed(self, request: Any) -> None:
-        """To be called often: takes one when it is time, or somebody has asked for it."""
+    def start_if_due(self, request: Any) -> None:
+        """Take a checkpoint when it is time, or when a new request is there. Called several times a second."""
         if self._task is not None:
             if not self._task.done():
                 return
@@ -61,19 +61,19 @@ class Checkpointer:
             self._requested = request
             self._task = asyncio.create_task(self._take())
 
-    async def rest(self) -> None:
-        """Wait for the one under way, if any."""
+    async def finish(self) -> None:
+        """Wait for the checkpoint under way, if any."""
         if self._task is not None:
             await asyncio.wait({self._task}, timeout=SAVE_S + SYNCER_S)
 
     async def _take(self) -> None:
-        givers, identifier = list(self._givers()), await self.cut()
+        savers, identifier = list(self._savers()), await self.cut()
         if identifier is not None:
-            await self.gather(identifier, givers)
+            await self.gather(identifier, savers)
         self._due_at = time.monotonic() + (self._recipe.durability.every_s or 0.0)
 
     async def cut(self, final: str = "") -> int | None:
-        """Begin a snapshot; its number, or None where there is no syncer to take it, or the run is over."""
+        """Begin a snapshot; returns its number, or None if there is no syncer or the run is over."""
         identifier = self._runs.grant("checkpoint", "run")
         try:
             taken = await self._syncer.call("snapshot_now", identifier, final, patience_s=SYNCER_S)
@@ -82,12 +82,12 @@ class Checkpointer:
             return None
         return identifier if taken else None
 
-    async def gather(self, identifier: int, givers: Sequence[tuple[str, int, Any]], final: bool = False) -> bool:
-        """Collect the parts of a snapshot, and commit it. Whether that is done; if not, the log says why."""
+    async def gather(self, identifier: int, savers: Sequence[tuple[str, int, Any]], final: bool = False) -> bool:
+        """Collect the parts of a snapshot, and write the manifest. False: it failed, and the log says why."""
         began = time.monotonic()
         try:
             kept = await self._syncer.call("kept", identifier, SAVE_S, patience_s=SAVE_S, call_s=SAVE_S)
-            given = await asyncio.gather(*(self._part(handle, identifier) for _, _, handle in givers))
+            given = await asyncio.gather(*(self._part(handle, identifier) for _, _, handle in savers))
             parts = [Part(part=kept["part"], seal=kept["seal"], bytes=kept["bytes"])]
             parts += [Part(**each) for each in given if each is not None]
             manifest = Manifest(
@@ -100,7 +100,7 @@ class Checkpointer:
                 tokens_committed=kept["tokens_committed"],
                 created_at=time.time(),
                 parts=parts,
-                omitted=[name for (name, _, _), each in zip(givers, given, strict=True) if each is None],
+                omitted=[name for (name, _, _), each in zip(savers, given, strict=True) if each is None],
             )
             await asyncio.to_thread(checkpoints.write, self._store, manifest)
         except (ray.exceptions.RayError, OSError) as error:  # TimeoutError is one
@@ -115,14 +115,14 @@ class Checkpointer:
         self.newest = {"snapshot": identifier, "at": manifest.created_at, "syncer_step": manifest.syncer_step}
         try:
             await asyncio.to_thread(checkpoints.retire, self._store, self._recipe.durability.keep)
-        except OSError as error:  # there are too many now, which harms nothing
+        except OSError as error:  # too many checkpoints do no harm
             self._emit(CheckpointFailed(identifier, f"older ones could not be removed: {error}"))
         return True
 
     async def _part(self, handle: Any, identifier: int) -> dict[str, Any] | None:
-        """What a learner says of its part; None where there is none."""
+        """The description of a learner's part; None if there is none."""
         try:
             described: dict[str, Any] | None = await within(SAVE_S + CALL_S, handle.saved.remote(identifier, SAVE_S))
             return described
         except (ray.exceptions.RayError, TimeoutError):
-            return None  # dead, frozen, or its store does not take it: it is recovered another way
+            return None  # dead, frozen, or unable to write: it recovers from a peer instead

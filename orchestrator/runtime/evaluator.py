@@ -13,9 +13,9 @@ from typing import Any
 
 import ray
 
-from learners.actor import LearnerSpec
+from learners.shell import LearnerSpec
 from learners.training.device import fit
-from orchestrator.eventlog.events import Evaluated, ReferenceLosses
+from orchestrator.eventlog.facts import Evaluated, ReferenceLosses
 from orchestrator.recipe.config import Recipe
 from orchestrator.runtime.placement import RunPlacement, control, named
 from orchestrator.runtime.ray_await import gist, within

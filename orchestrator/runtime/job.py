@@ -1,6 +1,6 @@
-"""Being a Ray job: what a submitted run can tell from its environment, and where its folder may be.
+"""Runs inside a Ray job: what the environment says of the job, and where the run's folder may be.
 
-Knows nothing of Ray but one variable, which Ray sets for a job's entrypoint.
+Does not import Ray: Ray sets one variable for a job's entrypoint.
 """
 
 from __future__ import annotations

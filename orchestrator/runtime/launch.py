@@ -35,7 +35,7 @@ from orchestrator.store.watch import RunLost
 LOOPBACK = "127.0.0.2"  # Ray replaces 127.0.0.1 by an address that others can reach; this one it leaves
 WAIT_S = 0.5
 BEGIN_S = 60.0
-ORCHESTRATORS_MAX = 10  # in one run: whoever kills that many means it
+ORCHESTRATORS_MAX = 10  # in one run, before its deaths are taken for intended
 KNOCK_S = 5.0
 STOP_S = 10.0
 REMOVE_S = 5.0
@@ -54,7 +54,7 @@ class ClusterUnreachable(ConnectionError):
 
 
 def run_embedded(recipe: Recipe, store: RunStore, starter: Starter | None, on_status: OnStatus) -> dict[str, Any]:
-    """Start a local Ray, run to the end, end it. Interrupted once: a clean stop; twice: at once."""
+    """Start a local Ray, run to the end, and shut it down. One interrupt stops cleanly, a second one at once."""
     with local_cluster(recipe, store) as namespace:
         placement = RunPlacement(namespace, cores=len(os.sched_getaffinity(0)))
         return follow(recipe, store, placement, starter, on_status, detach=False)
@@ -91,7 +91,7 @@ def connected(store: RunStore) -> Iterator[RunPlacement]:
 
 
 def connect(address: str, namespace: str) -> str | None:
-    """Join a cluster; returns its dashboard's HOST:PORT. Raises ClusterUnreachable with the likely reasons."""
+    """Join a cluster; returns its dashboard's HOST:PORT. Raises ClusterUnreachable with likely causes."""
     if address.startswith(("http://", "https://")):
         fix = "give Ray's own address, HOST:6379, from a host of the cluster; or from anywhere: diloco submit"
         raise InputError([Problem("--address", address, "is that of a dashboard, which takes jobs only", fix)])
@@ -108,7 +108,7 @@ def connect(address: str, namespace: str) -> str | None:
 
 
 def _knock(address: str) -> None:
-    """Raise OSError soon if nobody listens at HOST:PORT: Ray itself tries for minutes."""
+    """Raise OSError soon if nothing listens at HOST:PORT: Ray itself tries for minutes."""
     host, separator, port = address.rpartition(":")
     if separator and port.isdigit() and "/" not in address:
         socket.create_connection((host, int(port)), timeout=KNOCK_S).close()
@@ -119,8 +119,8 @@ def follow(
 ) -> dict[str, Any]:
     """Start a run on the cluster that this process is connected to, and wait for its summary.
 
-    SIGTERM, or interrupted without `detach`: the run is stopped and waited for. Interrupted with `detach`: it goes
-    on without this process; except inside a Ray job, where only `ray job stop` interrupts.
+    SIGTERM, or an interrupt without `detach`, stops the run and waits for its end. With `detach`, an interrupt leaves
+    the run going; except inside a Ray job, where only `ray job stop` interrupts.
     """
     if not placement.local:
         admit(recipe.run.control)
@@ -138,7 +138,7 @@ def follow(
             break
         except RunLost:
             if not left:
-                raise  # else the run goes on without one, until the next has found it
+                raise  # else start another one, which takes the run over
         except KeyboardInterrupt as interruption:
             if detach and not isinstance(interruption, Terminated) and job.config() is None:
                 raise
@@ -150,7 +150,7 @@ def follow(
 
 
 def _orchestrator(recipe: Recipe, store: RunStore, placement: RunPlacement) -> Any:
-    """A new one, that has begun: it goes on with what an earlier one has left."""
+    """Start an orchestrator; it takes over what an earlier one has left."""
     options = named("orchestrator", placement.namespace, actor.ORCHESTRATOR_CPUS)
     options |= control(recipe.run.control, anywhere=placement.local)
     try:
@@ -161,7 +161,7 @@ def _orchestrator(recipe: Recipe, store: RunStore, placement: RunPlacement) -> A
     try:
         ray.get(orchestrator.begin.remote(), timeout=BEGIN_S)
     except BaseException:
-        ray.kill(orchestrator)  # what has not begun would wait for ever
+        ray.kill(orchestrator)  # else it would wait for ever
         raise
     return orchestrator
 
@@ -185,9 +185,9 @@ def _wait(ended: Any, store: RunStore, on_status: OnStatus) -> dict[str, Any]:
 
 @contextlib.contextmanager
 def local_cluster(recipe: Recipe, store: RunStore) -> Iterator[str]:
-    """A Ray of our own on loopback, with a token of its own and as many logical CPUs as the recipe needs.
+    """Start a local Ray on loopback, with its own token and as many logical CPUs as the recipe needs.
 
-    Its folder is short and outside the run: socket paths are limited to about a hundred characters.
+    Its folder has a short path, outside the run's: socket paths are limited to about a hundred characters.
     """
     folder = Path(tempfile.mkdtemp(prefix="dl-", dir="/tmp" if os.path.isdir("/tmp") else None))
     before = dict(os.environ)
@@ -223,7 +223,7 @@ def local_cluster(recipe: Recipe, store: RunStore) -> Iterator[str]:
             log_to_driver=False,
             logging_level="ERROR",
             _node_ip_address=LOOPBACK,
-            _temp_dir=str(folder / "r"),  # Ray opens it to everyone; the folder around it stays ours
+            _temp_dir=str(folder / "r"),  # Ray makes it readable for all users; the folder around it is not
         )
         if problems := list(unplaceable(recipe, ray.cluster_resources(), ray.nodes()[0]["Labels"])):
             raise InputError(problems)
@@ -246,7 +246,7 @@ def local_cluster(recipe: Recipe, store: RunStore) -> Iterator[str]:
 
 
 def unplaceable(recipe: Recipe, offered: Mapping[str, float], labels: Mapping[str, str]) -> Iterator[Problem]:
-    """Pools that the local machine, a node with these resources and labels, has no place for."""
+    """The pools that have no place on the local machine, a node with these resources and labels."""
     asked: dict[str, float] = {}
     for index, pool in enumerate(recipe.pools):
         if pool.accelerator and (why := misses({ACCELERATOR: pool.accelerator}, [Node(labels, offered)])):
@@ -272,7 +272,7 @@ def _remove(folder: Path) -> None:
 
 
 def use_auth_settings() -> None:
-    """Make Ray see RAY_AUTH_* as they are now: it reads them when it is imported, and remembers the token."""
+    """Make Ray read RAY_AUTH_* again: it reads them at import, and caches the token."""
     from ray import _raylet  # there is no public way; Ray's own test helpers do this
 
     raylet: Any = _raylet
@@ -281,7 +281,7 @@ def use_auth_settings() -> None:
 
 
 def logical_cpus(recipe: Recipe) -> int:
-    """CPUs that the recipe's actors ask for, with those of chaos, the node agent and the metrics."""
+    """The CPUs that the recipe's actors need, with those of chaos, the node agent and the metrics."""
     asked = sum(pool.resources.get("CPU", 0.0) * pool.most for pool in recipe.pools)
     if recipe.durability.mode == "replica":
         asked += syncer_manager.REPLICA_CPUS
@@ -289,7 +289,7 @@ def logical_cpus(recipe: Recipe) -> int:
 
 
 def _other_resources(recipe: Recipe) -> dict[str, float]:
-    """The recipe's own resources, all of them offered by the one local node."""
+    """The recipe's own resources, all offered by the one local node."""
     offered: dict[str, float] = {}
     for pool in recipe.pools:
         for kind, amount in pool.resources.items():

@@ -14,7 +14,13 @@ from typing import Any
 import ray
 
 from learners.checkpoint_writer import SavedPart
-from orchestrator.eventlog.events import LearnerLost, LearnerRequested, LearnerStarted, NodePreempted, PoolScaled
+from orchestrator.eventlog.facts import (
+    LearnerLost,
+    LearnerRequested,
+    LearnerStarted,
+    NodePreempted,
+    PoolScaled,
+)
 from orchestrator.lifecycle.actions import Action, Drain, End, RecordNotice, RecordScaling, Release, Start
 from orchestrator.lifecycle.controller import Controller, Rank, State
 from orchestrator.lifecycle.scaling import request_file
@@ -140,6 +146,7 @@ class LearnerManager:
             for name, unit in self.controller.units.items()
             if unit.state is State.RUNNING
             for rank in unit.incarnation.ranks[:1]
+            if rank.pid is not None
         ]
 
     def misconfigure(self, learner: str, incarnation: int) -> bool:
@@ -353,7 +360,7 @@ class LearnerManager:
     async def _left(self, process: Process) -> None:
         """It is gone and has lost nothing. Its place is given back: that may be on a node that is ending, too."""
         name, incarnation = process.learner, process.incarnation
-        why = self.controller.units[name].incarnation.leaving or "its process was told to end"
+        why = self.controller.units[name].incarnation.leaving or "its process was asked to end"
         self.controller.ended(name, incarnation, f"drained: {why}")
         # Its own last report has done this, unless that was lost on the way.
         await self._call("fence", name, incarnation, "drained")

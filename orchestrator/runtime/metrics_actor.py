@@ -1,8 +1,8 @@
-"""A run's metrics through Ray: one small actor reads the run's folder and counts on Ray's own meters.
+"""A run's metrics through Ray: one small actor reads the run's folder and updates Ray's own meters.
 
-Ray's agent on each node exports them for Prometheus. The actor has no part in the run: whatever happens to it, nobody
-waits for it. It keeps nothing that the folder does not have, so that Ray may restart it, and it then counts from the
-beginning of the log again, in one go, to the same totals. A damaged line of the log is left out, and counted.
+Ray's agent on each node exports them for Prometheus. Nothing in the run depends on the actor. All its state comes
+from the folder, so Ray may restart it: it then reads the log from the beginning, to the same totals. It skips damaged
+lines of the log, and counts them.
 """
 
 from __future__ import annotations
@@ -21,7 +21,7 @@ from orchestrator.recipe.config import Recipe
 from orchestrator.runtime.placement import control
 from orchestrator.store.run_store import RunStore
 from orchestrator.telemetry.catalog import CATALOG, Bounds, Metric, Sample
-from orchestrator.telemetry.run_samples import Reader
+from orchestrator.telemetry.run_samples import RunSamples
 
 CPUS = 0.05
 LOOK_S = 1.0  # between two looks at the run's folder
@@ -34,7 +34,7 @@ logger = logging.getLogger(__name__)
 
 
 class RayMeters:
-    """Ray's meters for the catalog, made when they are first needed."""
+    """Ray's meters for the catalog, each created at its first sample."""
 
     def __init__(self, run: str) -> None:
         self._run = run
@@ -61,12 +61,12 @@ def _meter(metric: Metric) -> Any:
 
 
 class MetricsActor:
-    """Exports one run until it is over, or its orchestrator gone, and a little longer."""
+    """Exports the metrics of one run until a little after its end, or after its orchestrator's death."""
 
     def __init__(self, run: str, run_dir: str, codec: str, namespace: str) -> None:
         self._run, self._namespace = run, namespace
         self._store = RunStore(run_dir)
-        self._reader = Reader(self._store, codec)
+        self._reader = RunSamples(self._store, codec)
         self._meters = RayMeters(run)
         threading.Thread(target=self._export, daemon=True).start()
 
@@ -79,14 +79,14 @@ class MetricsActor:
                 gone_at = now
             if gone_at is None and now - targets_at >= TARGETS_S:
                 targets_at = now
-                self._write_targets()  # not once it is over: whoever removes the folder shall not find it again
+                self._write_targets()  # not after the end: the folder may have been removed
                 if not self._orchestrated():
-                    gone_at = now  # it never said that the run is over, and never will
+                    gone_at = now  # the run's end will never be in the log
             time.sleep(LOOK_S)
         ray.kill(ray.get_runtime_context().current_actor)  # not to be restarted
 
     def _look(self) -> None:
-        """One round. What fails is logged and counted; the next goes on behind the line at which this one ended."""
+        """Read what is new. A failure is logged and counted; the next look goes on from there."""
         try:
             self._meters.apply(self._reader.look())
         except Exception:
@@ -108,18 +108,18 @@ class MetricsActor:
 
 
 def targets(run: str, nodes: Iterable[Mapping[str, Any]]) -> list[dict[str, Any]]:
-    """Every living node's exporter, as Prometheus's file_sd_configs reads it."""
+    """The exporters of all living nodes, in the format of Prometheus's file_sd_configs."""
     living = [f"{node['NodeManagerAddress']}:{node['MetricsExportPort']}" for node in nodes if node["Alive"]]
     return [{"targets": sorted(living), "labels": {"job": "ray"}}] if living else []
 
 
 def start(recipe: Recipe, store: RunStore, namespace: str, anywhere: bool) -> Any:
-    """Begin to export a run, on the nodes of `run.control`, where its folder is; `anywhere`: on whichever node.
+    """Begin to export a run, on the nodes of `run.control`, where its folder is; `anywhere`: on any node.
 
-    Returns at once, and raises nothing that would matter to the run.
+    Returns at once.
     """
     options: dict[str, Any] = {
-        "name": f"metrics-{secrets.token_hex(4)}",  # its predecessor of an earlier run may still linger
+        "name": f"metrics-{secrets.token_hex(4)}",  # that of an earlier run may still be there
         "namespace": namespace,
         "lifetime": "detached",
         "num_cpus": CPUS,

@@ -1,4 +1,4 @@
-"""Waiting with a deadline, for what an object reference or another awaitable brings; and what went wrong."""
+"""Waiting with a deadline for an object reference or another awaitable, and errors in one line."""
 
 from __future__ import annotations
 
@@ -18,7 +18,7 @@ async def within(seconds: float, ref: Any) -> Any:
 
 
 def gist(error: Exception) -> str:
-    """What Ray says of an actor's end, in one line: an exception's own words stand last, a killed process has none."""
+    """Ray's error about an actor, in one line: the last line of an exception, or that the process ended."""
     lines = [line.strip() for line in str(error).splitlines() if line.strip()]
     if not lines or "worker process has died" in str(error):
         return "its process ended"

@@ -5,9 +5,9 @@ from __future__ import annotations
 from collections.abc import Mapping
 from typing import Any
 
-from learners.actor import LearnerSpec
+from learners.shell import LearnerSpec
 from orchestrator.recipe.config import PoolConfig, Recipe
-from outer.actor import SyncerSpec
+from outer.epoch import SyncerSpec
 from outer.journal.object_store import Objects
 from outer.protocol.syncer import Budget
 

@@ -1,7 +1,6 @@
-"""The syncer's epochs as Ray actors, one after another: started, watched, and followed by the next when one is gone.
+"""The syncer's epochs as Ray actors: started, watched, and replaced when one dies or goes silent.
 
-A successor shuts its predecessor out of the journal before it says a word; whether that one is dead, frozen or cut off
-makes no difference. Knows nothing of learners but who is expected to live.
+A new epoch opens the journal, which fences the epoch before, whether that one is dead, frozen or cut off.
 """
 
 from __future__ import annotations
@@ -16,13 +15,15 @@ from typing import Any, get_args
 import ray
 
 from learners.training.initial_state import InitialState
-from orchestrator.eventlog.events import ReplicaLost, SegmentRecorder, SyncerLost, read_run
+from orchestrator.eventlog.facts import ReplicaLost, SyncerLost
+from orchestrator.eventlog.segments import SegmentRecorder, read_run
 from orchestrator.recipe.config import SYNCER, Recipe
 from orchestrator.runtime.placement import RunPlacement, apart_from, control, named, syncer_name
 from orchestrator.runtime.ray_await import CALL_S, gist, within
 from orchestrator.store import checkpoints
 from orchestrator.store.run_store import RunStore
-from outer.actor import SyncerActor, SyncerSpec
+from outer.actor import SyncerActor
+from outer.epoch import SyncerSpec
 from outer.journal.actor import Replica, ReplicaActor
 from outer.journal.recovery_sources import Incomplete, RecoverySources
 from outer.protocol.events_effects import Expect
@@ -30,18 +31,19 @@ from outer.protocol.facts import Record
 
 SYNCER_CPUS, REPLICA_CPUS = 0.5, 0.2
 SYNCER_START_S = 120.0
-START_ATTEMPTS_MAX = 5  # epochs in a row that do not come up, and the run is given up
+START_ATTEMPTS_MAX = 5  # epochs in a row that fail to start before the run fails
 BACKOFF_S, PAUSE_S = 0.5, 0.05
 
 
 class NoSyncer(Exception):
-    """No epoch comes up any more; the message says why."""
+    """START_ATTEMPTS_MAX epochs have failed to start; the message says why."""
 
 
 class SyncerManager:
-    """`spec` is every epoch's but for its number; `reached` is told of each new one, that may be spoken to.
+    """Owned by the orchestrator.
 
-    `living` tells who is to be expected, `learners` who can be asked for what the syncer has lost.
+    `spec` holds for every epoch, except for its number; `reached` is called with the handle of each epoch that serves.
+    `living` gives the learners to expect, `learners` the handles to recover lost fragments from.
     """
 
     def __init__(
@@ -68,17 +70,17 @@ class SyncerManager:
         self._replicas = 0  # its number
         self._moving: asyncio.Task[None] | None = None
 
-    # -------------------------------------------------------------- speaking to it
+    # -------------------------------------------------------------- calls
 
     @property
     def down_s(self) -> float:
-        """For how long there has been none; 0 while one serves."""
+        """Seconds for which no epoch has served; 0 while one does."""
         return 0.0 if self._down_since is None else time.monotonic() - self._down_since
 
     async def call(self, method: str, *arguments: Any, patience_s: float, call_s: float = CALL_S) -> Any:
-        """What it answers, or its successor. What is told must not mind to be told twice.
+        """The answer of this epoch or a later one. A call may arrive twice, so it must be idempotent.
 
-        Raises TimeoutError; NoSyncer; RayTaskError for what it raised itself.
+        Raises TimeoutError, NoSyncer, or RayTaskError for what the syncer itself raised.
         """
         deadline = time.monotonic() + patience_s
         while True:
@@ -111,18 +113,18 @@ class SyncerManager:
             serving.cancel()
 
     async def close(self) -> None:
-        """The run is over: it is to record nothing more, if it lives."""
+        """The run is over: a living syncer records nothing more."""
         if self._handle is not None:
             await within(CALL_S, self._handle.close.remote())
 
     @property
     def handle(self) -> Any:
-        """Of the newest epoch, which may still be coming up, or be gone; None before there was any."""
+        """Of the newest epoch, which may be starting or dead; None before the first."""
         return self._handle
 
     @property
     def replica(self) -> Any:
-        """Its handle; None where there is none."""
+        """The replica's handle, if commits are kept in one."""
         return self._replica
 
     @property
@@ -132,7 +134,7 @@ class SyncerManager:
     # -------------------------------------------------------------- the replica
 
     async def keep_replica(self) -> None:
-        """To be called now and then: where commits are kept in another process's memory, see that there is one."""
+        """Replace the replica if it has died. The orchestrator calls this at each look."""
         if self._recipe.durability.mode != "replica" or (self._moving is not None and not self._moving.done()):
             return
         if self._moving is not None:
@@ -152,16 +154,16 @@ class SyncerManager:
         await self.call("move", Replica(self._replica), patience_s=SYNCER_START_S, call_s=SYNCER_START_S)
 
     def _another_replica(self) -> Any:
-        """Elsewhere than the syncer, in another region if there is one."""
+        """On another node than the syncer's, in another region if there is one."""
         self._replicas = self._store.grant("incarnation", "replica")
         options = named(f"replica.{self._replicas}", self._placement.namespace, REPLICA_CPUS)
         options |= apart_from(self.info.get("node"), self._recipe.run.control, anywhere=self._placement.local)
         return ray.remote(ReplicaActor).options(**options).remote()
 
-    # -------------------------------------------------------------- one after another
+    # -------------------------------------------------------------- epochs
 
     async def adopt(self, epoch: int) -> bool:
-        """Go on with the epoch that an earlier orchestrator has left. False: it is gone, or does not answer."""
+        """Take over the epoch that an earlier orchestrator has left. False: it is dead or does not answer."""
         try:
             handle = ray.get_actor(syncer_name(epoch), self._placement.namespace)
             self.info = await within(self._recipe.run.syncer_lease_s, handle.identify.remote())
@@ -175,12 +177,12 @@ class SyncerManager:
         return True
 
     def begin(self) -> None:
-        """Let the first epoch of this run's life come."""
+        """Start the first epoch of this life of the run."""
         self._handle = self._create()
         self._starting = asyncio.create_task(self._start())
 
     def _create(self, sources: RecoverySources | None = None) -> Any:
-        """The next epoch's actor, that opens the journal while it comes up."""
+        """The actor of the next epoch. Its constructor opens the journal."""
         epoch = self._store.grant("epoch", "syncer")
         if self._recipe.durability.mode == "replica":
             if self._replica is None:
@@ -195,15 +197,15 @@ class SyncerManager:
         return ray.remote(SyncerActor).options(**options).remote(self._spec, initial, recorder, sources)
 
     async def view(self) -> dict[str, Any] | None:
-        """What the syncer shows of itself; None while there is none. Starts a successor where one is due.
+        """The syncer's status; None while none serves. Starts the next epoch if this one has died or is silent.
 
         Raises NoSyncer.
         """
         if self._starting is not None:
             if not self._starting.done():
                 return None
-            following, self._starting = self._starting, None
-            following.result()
+            started, self._starting = self._starting, None
+            started.result()
         lease_s, handle = self._recipe.run.syncer_lease_s, self._handle
         try:
             view: dict[str, Any] = await within(lease_s, handle.view.remote())
@@ -215,10 +217,10 @@ class SyncerManager:
         return None
 
     def _recovery_sources(self) -> RecoverySources:
-        """What is left besides the journal: the log, the newest checkpoint that is whole, and the learners."""
+        """What there is besides the journal: the log, the newest complete checkpoint, and the learners."""
         said = [event for event in read_run(self._store.root) if event.writer == SYNCER]
         said.sort(key=lambda event: (event.incarnation, event.sequence))
-        records: dict[Any, int] = {}  # an epoch may have said again what the one before had said
+        records: dict[Any, int] = {}  # an epoch may have repeated records of the one before
         for event in said:
             if isinstance(event.fact, get_args(Record)):
                 records.setdefault(event.fact, event.incarnation)
@@ -227,7 +229,7 @@ class SyncerManager:
         return RecoverySources(tuple((epoch, record) for record, epoch in records.items()), snapshot, self._learners())
 
     def _on_death(self, handle: Any, cause: str, detail: str) -> None:
-        """It is gone, unless somebody has noticed before: let another follow."""
+        """Start the next epoch, unless this death was noticed before."""
         if handle is not self._handle or not self._serving.is_set():
             return
         self._serving.clear()
@@ -237,7 +239,7 @@ class SyncerManager:
         self._starting = asyncio.create_task(self._start(dead))
 
     async def _start(self, dead: Any = None) -> None:
-        """Wait for the newest epoch to come up, and try with others if it does not."""
+        """Wait for the newest epoch to serve; start another one while it fails to."""
         for attempt in range(1, START_ATTEMPTS_MAX + 1):
             try:
                 self.info = await within(SYNCER_START_S, self._handle.start.remote(self._living()))
@@ -258,4 +260,4 @@ class SyncerManager:
         self._serving.set()
         self._reached(self._handle)
         if dead is not None:
-            ray.kill(dead)  # it may only be frozen: it is shut out, but what it holds is wanted back
+            ray.kill(dead)  # it may be frozen: it is fenced, and its resources are wanted back

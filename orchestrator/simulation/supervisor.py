@@ -10,7 +10,7 @@ from collections.abc import Callable, Iterable
 from functools import partial
 from typing import Any
 
-from orchestrator.eventlog.events import LearnerLost, LearnerRequested, LearnerStarted, PoolScaled, RunFinished
+from orchestrator.eventlog.facts import LearnerLost, LearnerRequested, LearnerStarted, PoolScaled, RunFinished
 from orchestrator.lifecycle import controller
 from orchestrator.simulation.context import SimContext
 from orchestrator.simulation.learner_process import LearnerProcess

@@ -16,8 +16,10 @@ from typing import Any
 from learners.protocol.facts import Donated, StateReceived, StepFinished
 from orchestrator.accounting.summary import summarise
 from orchestrator.accounting.verdicts import Verdict
-from orchestrator.eventlog.events import Event, RunFinished, SegmentWriter, ends, read_run
+from orchestrator.eventlog.events import Event
+from orchestrator.eventlog.facts import RunFinished
 from orchestrator.eventlog.seal import SEAL_FILE, seal
+from orchestrator.eventlog.segments import SegmentWriter, ends, read_run
 from orchestrator.recipe.config import Recipe
 from orchestrator.recipe.toml_text import dump
 from orchestrator.store.readers import RECIPE_FILE

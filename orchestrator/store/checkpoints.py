@@ -1,7 +1,6 @@
-"""Checkpoints as they lie in the store: which there are, whether they are whole, and what a run can go on from.
+"""Checkpoints in the store: which exist, whether they are undamaged, and which one a run can resume from.
 
-A checkpoint is its manifest and the parts that this names; without a manifest there is none. Knows nothing of who
-writes them, nor of Ray.
+A checkpoint is a manifest and the parts that it names; without a manifest there is no checkpoint.
 """
 
 from __future__ import annotations
@@ -13,9 +12,11 @@ from typing import Any
 from pydantic import BaseModel, ConfigDict, NonNegativeFloat, NonNegativeInt, PositiveInt, ValidationError
 
 from outer.journal import checkpoint_parts as parts
+from outer.journal import journal
 from outer.journal.framing import Damaged
 from outer.journal.object_store import Objects
 
+JOURNAL = "journal"  # its folder in the store
 REQUEST_FILE = "checkpoint.json"  # {"at"}: one is wanted now
 
 
@@ -29,16 +30,16 @@ class Part(BaseModel):
     bytes: NonNegativeInt
     learner: str = ""  # "": the syncer's
     incarnation: NonNegativeInt = 0
-    exact: bool = False  # nothing happened after it: the same incarnation can go on from it
+    exact: bool = False  # nothing happened after it: the same incarnation can continue
 
 
 class Manifest(BaseModel):
-    """What is said of a checkpoint as a whole."""
+    """The description of a whole checkpoint."""
 
     model_config = ConfigDict(frozen=True, strict=True)
 
     snapshot: PositiveInt
-    run: str  # tells this run's journal from every other
+    run: str  # identifies this run's journal
     config_hash: str
     final: bool  # the run was suspended with it
     epoch: PositiveInt
@@ -46,7 +47,7 @@ class Manifest(BaseModel):
     tokens_committed: NonNegativeInt
     created_at: NonNegativeFloat  # Unix seconds
     parts: list[Part]
-    omitted: list[str]  # learners that gave no state in time: they are recovered from a peer
+    omitted: list[str]  # learners whose state did not come in time: they recover from a peer
 
     @property
     def bytes(self) -> int:
@@ -59,19 +60,19 @@ class Manifest(BaseModel):
 
 @dataclass
 class Resumption:
-    """What a run goes on from, beside its journal."""
+    """What a run resumes from, beside its journal."""
 
     manifest: Manifest | None = None
     damage: list[tuple[int, str]] = field(default_factory=list)  # (snapshot, what is wrong with it)
 
 
 def write(store: Objects, manifest: Manifest) -> None:
-    """Commit a checkpoint. Raises OSError; FileExistsError where there is one of this number."""
+    """Write the manifest, which completes a checkpoint. Raises OSError; FileExistsError if the number is taken."""
     parts.write(store, manifest.snapshot, parts.MANIFEST, {"manifest": manifest.model_dump(mode="json")}, [])
 
 
 def manifest_of(store: Objects, snapshot: int) -> Manifest:
-    """Raises Damaged, in words."""
+    """The manifest of a checkpoint. Raises Damaged."""
     header, _, _ = parts.read(store, snapshot, parts.MANIFEST)
     try:
         manifest = Manifest.model_validate(header["manifest"])
@@ -83,17 +84,17 @@ def manifest_of(store: Objects, snapshot: int) -> Manifest:
 
 
 def known(store: Objects) -> list[int]:
-    """The numbers under which anything lies, in order; what has no manifest is no checkpoint yet, or never was."""
+    """All snapshot numbers in the store, in order, with or without a manifest."""
     return sorted(int(name) for name in store.folders(parts.FOLDER) if name.isdecimal())
 
 
 def complete(store: Objects, snapshot: int) -> bool:
-    """Whether it has a manifest; not whether that is whole."""
+    """Whether it has a manifest, damaged or not."""
     return parts.object_key(snapshot, parts.MANIFEST) in store.names(f"{parts.FOLDER}/{snapshot:06d}")
 
 
 def damage(store: Objects, snapshot: int, run: str | None = None) -> list[str]:
-    """What is wrong with a checkpoint, part by part, in words; empty where every byte is as it was written."""
+    """What is damaged in a checkpoint, part by part, in words; every byte is read."""
     try:
         manifest = manifest_of(store, snapshot)
     except Damaged as error:
@@ -110,11 +111,11 @@ def damage(store: Objects, snapshot: int, run: str | None = None) -> list[str]:
 
 
 def resumption(store: Objects, run: str | None) -> Resumption:
-    """The newest checkpoint of this run that is whole; and which newer ones are not."""
+    """The newest undamaged checkpoint of this run, and the damage of newer ones."""
     found = Resumption()
     for snapshot in reversed(known(store)):
         if not complete(store, snapshot):
-            continue  # its writer died: nobody was ever told of it
+            continue  # its writer died before it was complete
         if wrong := damage(store, snapshot, run):
             found.damage.append((snapshot, "; ".join(wrong)))
             continue
@@ -124,20 +125,22 @@ def resumption(store: Objects, run: str | None) -> Resumption:
 
 
 def retire(store: Objects, keep: int) -> list[int]:
-    """Remove all but the newest so many, and what never became one before them. Returns which."""
+    """Remove all but the newest `keep` checkpoints, and older incomplete ones. Returns their numbers."""
     numbers = known(store)
     whole = [number for number in numbers if complete(store, number)]
     oldest = whole[-keep] if len(whole) >= keep else 0
     retired = [number for number in numbers if number < oldest]
     for number in retired:
         names = store.names(f"{parts.FOLDER}/{number:06d}")
-        for name in sorted(names, key=lambda name: not name.endswith(parts.MANIFEST)):  # first it is no checkpoint
+        for name in sorted(
+            names, key=lambda name: not name.endswith(parts.MANIFEST)
+        ):  # the manifest first: then it is no checkpoint
             store.remove(name)
     return retired
 
 
 def describe(manifest: Manifest, now: float) -> dict[str, Any]:
-    """For lists of checkpoints."""
+    """A checkpoint's entry in lists."""
     return {
         "snapshot": manifest.snapshot,
         "syncer_step": manifest.syncer_step,
@@ -151,9 +154,48 @@ def describe(manifest: Manifest, now: float) -> dict[str, Any]:
 
 
 def exact_learners(manifest: Manifest, epochs: int, incarnations: Mapping[str, int]) -> Iterable[str]:
-    """Who can go on as the same incarnation: nothing may have happened since the run was suspended."""
+    """Learners that can continue as the same incarnation: nothing may have happened since the suspension."""
     if not manifest.final or manifest.epoch != epochs:
         return
     for name, part in manifest.learners.items():
         if part.exact and incarnations.get(name) == part.incarnation:
             yield name
+
+
+# ------------------------------------------------------------------ listing and verifying
+
+
+def listed(store: Objects, now: float) -> list[dict[str, Any]]:
+    """Every checkpoint in order, as its manifest describes it; `damage`: what shows without reading the parts."""
+    found = []
+    for snapshot in known(store):
+        names = store.names(f"{parts.FOLDER}/{snapshot:06d}")
+        if parts.object_key(snapshot, parts.MANIFEST) not in names:
+            continue  # being written, or its writer died
+        try:
+            manifest = manifest_of(store, snapshot)
+        except Damaged as error:
+            if complete(store, snapshot):
+                found.append({"snapshot": snapshot, "damage": [f"{parts.MANIFEST}: {error}"]})
+            continue
+        absent = [part.part for part in manifest.parts if parts.object_key(snapshot, part.part) not in names]
+        damage = [f"{part}: it is missing" for part in absent]
+        found.append(describe(manifest, now) | {"damage": damage})
+    return found
+
+
+def checkpoint_damage(store: Objects, snapshot: int, run: str | None) -> list[str]:
+    """`damage`, but empty for a checkpoint that was removed meanwhile."""
+    wrong = damage(store, snapshot, run)
+    return wrong if complete(store, snapshot) else []  # the manifest is removed first
+
+
+def journal_damage(store: Objects) -> list[str]:
+    """What is damaged in the journal, group by group, in words; every byte is read.
+
+    May be asked while the run goes on: groups that are removed meanwhile are not damage.
+    """
+    if not (wrong := journal.inspect(store, JOURNAL)):
+        return []
+    again = journal.inspect(store, JOURNAL)  # a group that was only removed does not show twice
+    return [each for each in again if each in wrong]

@@ -1,4 +1,4 @@
-"""Where compiled programs are kept, so that none is compiled twice. Knows nothing of what they compute."""
+"""Where JAX keeps compiled programs."""
 
 from __future__ import annotations
 
@@ -7,7 +7,7 @@ from pathlib import Path
 
 
 def compilation_cache(fallback: Path) -> dict[str, str]:
-    """Settings by which all processes of this user share JAX's compiled programs; else, those of this run."""
+    """Environment variables for a cache shared by this user's processes; below `fallback` if that is not writable."""
     try:
         named = Path(os.environ.get("XDG_CACHE_HOME", ""))  # a relative one is to be ignored, by its own standard
         base = named if named.is_absolute() else Path.home() / ".cache"

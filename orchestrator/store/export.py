@@ -1,20 +1,23 @@
 """A run's parameters, its last or a checkpoint's, as one safetensors file that says where it comes from.
 
-Tensors are float32 under their paths in the parameter tree. Knows the run store; starts no JAX and no Ray.
+Tensors are float32, named by their path in the parameter tree. Starts no JAX and no Ray.
 """
 
 from __future__ import annotations
 
 import hashlib
+import io
 import json
 import os
 import uuid
+import zipfile
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
 import numpy as np
+from numpy.typing import NDArray
 from safetensors import SafetensorError
 from safetensors.numpy import save_file
 
@@ -34,7 +37,7 @@ FORMAT = "decoupled-diloco/1"
 
 @dataclass(frozen=True)
 class Model:
-    """Trained parameters, and what is needed to build their task again."""
+    """Trained parameters, and what is needed to rebuild their task."""
 
     tensors: dict[str, weights.Flat]
     metadata: dict[str, str]  # as an exported file carries it; nested values as JSON
@@ -60,9 +63,9 @@ def of_run(store: RunStore) -> Model:
 
 
 def of_checkpoint(store: RunStore, kept: Objects, snapshot: int) -> Model:
-    """The parameters that a checkpoint holds, fragments that had not committed by then as they began.
+    """The parameters of a checkpoint; fragments without a commit have their initial values.
 
-    Raises Damaged, in words, where it is not whole, or does not say what is in its fragments.
+    Raises Damaged where it is damaged or lacks the description of its fragments.
     """
     manifest = checkpoints.manifest_of(kept, snapshot)
     seal = next((part.seal for part in manifest.parts if part.part == checkpoint_parts.SYNCER), "")
@@ -90,7 +93,7 @@ def of_checkpoint(store: RunStore, kept: Objects, snapshot: int) -> Model:
 
 
 def of_file(path: Path) -> Model:
-    """An exported file. Raises InputError for what `write` has not written."""
+    """Read an exported file. Raises InputError for one that `write` did not write."""
     try:
         tensors = weights.read(path)
         metadata = weights.metadata(path)
@@ -111,7 +114,7 @@ def of_file(path: Path) -> Model:
 def of_parameters(
     recipe: Recipe, syncer_step: int, fragments: Sequence[Fragment], thetas: Sequence[weights.Flat], tokens: int
 ) -> Model:
-    """Parameters that are no run's last: float32[n] per fragment, as of a syncer step and so many committed tokens."""
+    """Parameters from memory: float32[n] per fragment, as of a syncer step and a number of committed tokens."""
     tensors, described = {}, {}
     for fragment, theta in zip(fragments, thetas, strict=True):
         for tensor, place in fragment.slices():
@@ -122,9 +125,9 @@ def of_parameters(
 
 
 def write(model: Model, path: Path) -> None:
-    """Write the file, read it back, and only then give it its name.
+    """Write a draft, read it back, then rename it.
 
-    Raises InputError when the path is taken or cannot be written, RuntimeError when the disk gives back other bytes.
+    Raises InputError when the path exists or cannot be written, RuntimeError when the disk returns other bytes.
     """
     if path.exists():
         raise InputError([Problem("--out", str(path), "exists already", "give another --out; nothing was overwritten")])
@@ -142,7 +145,7 @@ def write(model: Model, path: Path) -> None:
 
 
 def _problem(field: str, path: Path, error: ValueError) -> Problem:
-    """Of a message `what is wrong; the fix`."""
+    """From a message of the form `what is wrong; the fix`."""
     message, _, fix = str(error).rpartition("; ")
     return Problem(field, str(path), message, fix)
 
@@ -150,7 +153,7 @@ def _problem(field: str, path: Path, error: ValueError) -> Problem:
 def _about(
     recipe: Recipe, manifest: Mapping[str, Any], summary: Mapping[str, Any], tensors: weights.Named
 ) -> dict[str, str]:
-    """The metadata, text under text as the format wants it."""
+    """The file's metadata; the format takes text only."""
     canonical = recipe.canonical()
     about = {
         "format": FORMAT,
@@ -173,3 +176,36 @@ def _fragment_digests(described: Mapping[str, Any], tensors: weights.Named) -> l
     for name, about in described.items():  # in the order in which a fragment has its tensors
         running.setdefault(about["fragment"], hashlib.sha256()).update(tensors[name].tobytes())
     return [running[index].hexdigest() for index in sorted(running)]
+
+
+# ------------------------------------------------------------------ the end of a run
+
+
+def write_final(
+    store: RunStore, syncer_step: int, fragments: Sequence[Fragment], thetas: Sequence[NDArray[np.float32]]
+) -> None:
+    """Write `final/`: the run's parameters as plain NumPy arrays, no pickle. thetas: float32[n], one per fragment.
+
+    parameters.npz: one float32 array per tensor, under its path in the parameter tree; numpy.load reads it.
+    manifest.json, written last: syncer step, and per tensor its shape, its dtype in the model, and SHA-256 of its
+    float32 bytes.
+    """
+    arrays, described = {}, {}
+    for fragment, theta in zip(fragments, thetas, strict=True):
+        for tensor, place in fragment.slices():
+            values = np.ascontiguousarray(theta[place]).reshape(tensor.shape)
+            arrays[tensor.name] = values
+            described[tensor.name] = {
+                "shape": list(tensor.shape),
+                "dtype": tensor.dtype,
+                "fragment": fragment.index,
+                "sha256": hashlib.sha256(values.tobytes()).hexdigest(),
+            }
+    buffer = io.BytesIO()
+    with zipfile.ZipFile(buffer, "w") as archive:  # as numpy.savez, which cannot take every name
+        for name, values in arrays.items():
+            with archive.open(f"{name}.npy", "w") as entry:
+                np.lib.format.write_array(entry, values, allow_pickle=False)
+    store.path("final").mkdir(exist_ok=True)
+    store.path("final/parameters.npz").write_bytes(buffer.getvalue())
+    store.write_json("final/manifest.json", {"syncer_step": syncer_step, "tensors": described})

@@ -1,7 +1,6 @@
-"""What other processes have left in a run's folder, read without trust: its status, its recipe, requests to it.
+"""Readers of the files in a run's folder that other processes write: status, recipe, requests.
 
-Every reader of these files goes through here, so that a file that is torn, or was written by another program, is an
-error in words, and never one inside the run itself.
+They validate: a torn or foreign file is a clear error, and never a crash of the run itself.
 """
 
 from __future__ import annotations
@@ -17,7 +16,7 @@ from orchestrator.recipe.toml_text import stored
 from orchestrator.store.run_store import RunStore
 
 STATUS_FILE = "status.json"
-RECIPE_FILE = "config.toml"  # the resolved recipe, by which a run knows its own folder again
+RECIPE_FILE = "config.toml"  # the resolved recipe; a run recognises its own folder by it
 CLUSTER_FILE = "cluster.json"  # how other shells reach the run; on a local Ray with a token_path
 
 
@@ -38,7 +37,7 @@ class _Row(_Part):
 
 
 class _Status(_Part):
-    """As much of the form of a status as its readers rely on."""
+    """The parts of a status that readers rely on."""
 
     run: _Run | None = None
     learners: list[_Row] | None = None
@@ -60,7 +59,7 @@ def status_of(store: RunStore) -> dict[str, Any]:
 
 
 def status_if_any(store: RunStore) -> dict[str, Any] | None:
-    """`status_of`, for those who look again later: None instead of an error."""
+    """`status_of`, but None instead of an error, for callers that poll."""
     try:
         return status_of(store)
     except InputError:
@@ -80,11 +79,11 @@ def recipe_of(store: RunStore) -> Recipe:
 
 
 def object_of(store: RunStore, name: str) -> Mapping[str, Any] | None:
-    """The JSON object in a file; None where there is none, empty where the file holds something else."""
+    """The JSON object in a file; None without a file, {} if the file holds something else."""
     try:
         value = store.read_json(name)
     except OSError:
-        return None  # not now, on a shared file system; it is looked for again
+        return None  # a shared file system may be away for a moment; callers look again
     except (ValueError, RecursionError):
         return {}
     return value if value is None or isinstance(value, dict) else {}

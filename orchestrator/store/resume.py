@@ -1,4 +1,4 @@
-"""Going on with a run that was stopped, or died: what of its recipe may have changed, and what its end has left."""
+"""Resuming a run that was stopped or died: which recipe changes are allowed, and which files of its end to remove."""
 
 from __future__ import annotations
 
@@ -17,14 +17,14 @@ from outer.protocol.manifest import flatten
 
 CHANGEABLE = ("pools", "budget", "eval", "chaos", "run", "durability", "sync.quorum")
 JOURNAL = "journal"  # its folder
-FIXED = "durability.store"  # where all that the run goes on from is
-FILLED_IN = ("sync.P", "init_digest")  # when a recipe is resolved; what they follow from is compared itself
-# Said at an end that is none any more, or to a process that is gone.
+FIXED = "durability.store"  # where journal and checkpoints are
+FILLED_IN = ("sync.P", "init_digest")  # when a recipe is resolved; their sources are compared
+# Written at the end that no longer holds, or for a process that is gone.
 END_FILES = ("events.jsonl", SEAL_FILE, "summary.json", "stop", REQUEST_FILE)
 
 
 def unlike(store: RunStore, recipe: Recipe) -> Iterator[Problem]:
-    """What keeps this recipe from going on with the run that lies there. `recipe` need not be resolved."""
+    """Why this recipe cannot resume the run in the store. `recipe` need not be resolved."""
     begun = recipe_of(store)
     if ((status_if_any(store) or {}).get("run") or {}).get("state") == "finished" and recipe.budget == begun.budget:
         budget = recipe.budget.model_dump(exclude_none=True)
@@ -48,7 +48,7 @@ def _changeable(key: str) -> bool:
 
 
 def taken(recipe: Recipe) -> Iterator[Problem]:
-    """What keeps a run from beginning in the store that its recipe names: another's journal, which nobody removes."""
+    """Why a new run cannot start in the store that its recipe names: another run's journal is there."""
     if (uri := recipe.durability.store) is None:
         return
     try:
@@ -62,6 +62,6 @@ def taken(recipe: Recipe) -> Iterator[Problem]:
 
 
 def reopen(store: RunStore) -> None:
-    """Take back what only an end may have said; the log's segments stay, and are gone on with."""
+    """Remove what was written at the run's end. The log's segments stay and are continued."""
     for name in END_FILES:
         store.path(name).unlink(missing_ok=True)

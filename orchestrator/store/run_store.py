@@ -1,7 +1,6 @@
-"""The run store: the folder in which a run keeps all that outlives its processes.
+"""The run store: the folder with everything of a run that outlives its processes.
 
-Writes are atomic, and epochs and incarnations are granted by exclusive creation, so that two processes never
-hold the same one. Knows nothing of what the files mean, and nothing of Ray.
+Writes are atomic. Epochs and incarnations are granted by exclusive file creation, so no two processes get the same.
 """
 
 from __future__ import annotations
@@ -79,9 +78,9 @@ class RunStore:
         return None if text is None else json.loads(text)
 
     def grant(self, kind: str, who: str) -> int:
-        """The next number, from 1, of this kind for this holder; nobody else is ever given the same.
+        """The next number, from 1, of this `kind` (epoch or incarnation) for this holder; never granted twice.
 
-        Conditional creation: whoever creates the file owns the number. `kind` is epoch or incarnation.
+        The process that creates the file owns the number.
         """
         folder = self.root / "grants" / kind / who
         folder.mkdir(parents=True, exist_ok=True)

@@ -1,6 +1,5 @@
-"""The status model, `status.json`: what a run looks like now, from the syncer's view and the orchestrator's.
-
-A pure function of both; orchestrator/store/status_text.py turns the model into words.
+"""The status model, `status.json`: the run's current state as a pure function of the syncer's and the orchestrator's
+views. orchestrator/store/status_text.py renders it as text.
 """
 
 from __future__ import annotations
@@ -15,7 +14,7 @@ if TYPE_CHECKING:
 
 
 NO_PLACE = "NoPlace"  # the reason of conditions that are not met because nothing is reserved for a learner
-STALLED_S = 2.0  # a write that takes longer is worth a word
+STALLED_S = 2.0  # a journal write that takes longer is reported
 
 
 @dataclass(frozen=True)
@@ -37,12 +36,12 @@ class RunInfo:
 
 
 class ProgressTracker:
-    """What epochs of the syncer show, as one clock: each counts its own time only. `clock` is monotonic seconds."""
+    """Joins the running times of successive syncer epochs, each of which counts its own only. `clock`: monotonic s."""
 
     def __init__(self, clock: Callable[[], float]) -> None:
         self._clock = clock
-        self._began: float | None = None  # when the first step of this life of the run was reported
-        self._before: tuple[int, float] | None = None  # tokens and progress when this life began
+        self._began: float | None = None  # when this process first saw a running step
+        self._before: tuple[int, float] | None = None  # tokens and progress at the start of this process
 
     def of(self, view: Mapping[str, Any]) -> dict[str, Any]:
         if self._before is None:
@@ -122,7 +121,7 @@ def _pools(recipe: Recipe, about: RunInfo) -> dict[str, int]:
 
 
 def _wanted(recipe: Recipe, about: RunInfo) -> set[str]:
-    """The learners that are to be there. One that has left is shown no more."""
+    """The learners that should run. Learners that have left are not shown."""
     pools = _pools(recipe, about)
     return {name for pool in recipe.pools for name in pool.names(pools[pool.name])}
 
@@ -167,7 +166,7 @@ def _learner(
 
 
 def _finite(value: float | None) -> float | None:
-    """A loss that is not a number is not known: status.json is strict JSON."""
+    """None for a number that is not finite: status.json is strict JSON."""
     return value if value is not None and math.isfinite(value) else None
 
 
@@ -184,7 +183,7 @@ def _means(told: Iterable[Mapping[str, float]]) -> dict[str, float | None]:
 
 
 def _state(about: RunInfo, row: Mapping[str, Any]) -> str:
-    """A learner's phase; silent when its lease has run out; down while it has none; stopped with the run."""
+    """A learner's phase; or silent (its lease expired), down (it has no lease), stopped (the run ended)."""
     if about.ended:
         return "stopped"
     if row["alive"]:
@@ -209,7 +208,7 @@ def _conditions(
     return [
         _placing(recipe, about, without),
         _condition("AllLearnersLive", all_live, "Live" if all_live else "Missing", f"{live} of {wanted} step"),
-        _quorum(live, wanted - len(without), recipe.quorum),
+        _quorum(live, wanted - len(without), wanted, recipe.quorum),
         _serving(syncer),
         _durable(view.get("journal") or {}),
     ]
@@ -227,9 +226,11 @@ def _placing(recipe: Recipe, about: RunInfo, without: Mapping[str, str]) -> dict
     return _condition("LearnersPlaced", True, "Placed", "no learner waits for a place")
 
 
-def _quorum(live: int, possible: int, quorum: int) -> dict[str, str]:
+def _quorum(live: int, possible: int, wanted: int, quorum: int) -> dict[str, str]:
     if possible < quorum:
-        message = f"K = {quorum} cannot be reached: only {possible} learners have a place; the run waits"
+        message = (
+            f"the quorum of {quorum} cannot be reached: {possible} of {wanted} learners have a place; the run waits"
+        )
         return _condition("QuorumMet", False, NO_PLACE, message)
     met = live >= quorum
     return _condition("QuorumMet", met, "Met" if met else "BelowQuorum", f"{live} live, K = {quorum}")
@@ -238,12 +239,12 @@ def _quorum(live: int, possible: int, quorum: int) -> dict[str, str]:
 def _serving(syncer: Mapping[str, Any]) -> dict[str, str]:
     epoch, down_s = syncer.get("epoch"), syncer.get("down_s", 0.0)
     if down_s:
-        return _condition("SyncerServes", False, "Down", f"epoch {epoch} comes up since {down_s:.1f} s")
+        return _condition("SyncerServes", False, "Down", f"epoch {epoch} has been starting for {down_s:.1f} s")
     return _condition("SyncerServes", True, "Serves", f"epoch {epoch}")
 
 
 def _durable(journal: Mapping[str, Any]) -> dict[str, str]:
-    """Whether what is committed is being kept; nothing is announced that is not."""
+    """Whether commits are being made durable."""
     waiting_s, trouble = journal.get("waiting_s", 0.0), journal.get("trouble", "")
     if trouble or waiting_s > STALLED_S:
         why = trouble or "its store does not answer"

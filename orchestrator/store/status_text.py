@@ -1,8 +1,4 @@
-"""The status of a run in words: a plain dict in, text out.
-
-Every value may be missing or None, as it is before the first step: it shows as a dash. Knows nothing of
-terminals, files or clocks.
-"""
+"""The status of a run as text, from its plain dict. Missing values and None show as a dash."""
 
 from __future__ import annotations
 
@@ -15,7 +11,7 @@ DASH = "-"
 
 
 def number(value: Any, digits: int = 0) -> str:
-    """1234567 as 1,234,567; None and what is no number as a dash."""
+    """1234567 as 1,234,567; a dash for anything but a number."""
     if isinstance(value, bool) or not isinstance(value, (int, float)) or value != value:
         return DASH
     return f"{value:,.{digits}f}"
@@ -117,7 +113,7 @@ def checkpoint_line(status: Mapping[str, Any]) -> str:
 
 
 def conditions(status: Mapping[str, Any]) -> list[str]:
-    """What the run says of itself, a line each: `Quorum: false, TooFewLearners: 1 of 2 learners live`."""
+    """The run's conditions, a line each: `Quorum: false, TooFewLearners: 1 of 2 learners live`."""
     return [
         f"{text(condition.get('type'))}: {text(condition.get('status'))}, "
         f"{text(condition.get('reason'))}: {text(condition.get('message'))}"

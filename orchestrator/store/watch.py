@@ -1,7 +1,6 @@
-"""Following a run through its store alone: no cluster, no address, no token.
+"""Watches a run through its store alone, without a cluster, address or token.
 
-Knows what the orchestrator writes and how often; does not know whether its process lives, only how long it has
-been silent.
+It cannot see the orchestrator's process, only how long ago the last status was written.
 """
 
 from __future__ import annotations
@@ -16,13 +15,13 @@ from orchestrator.store.readers import object_of, status_of
 from orchestrator.store.run_store import RunStore
 
 POLL_S = 0.5
-LOST_S = 300.0  # the last evaluation of a large model can take as long, with no status meanwhile
-LOOK_S = 15.0  # before an old status is believed to be the last one (hosts' clocks differ), or an unreadable one
-SUMMARY_S = 120.0  # from the final status to the summary: the log is merged and checked in between
+LOST_S = 300.0  # the last evaluation of a large model may take this long without a status
+LOOK_S = 15.0  # before an old or unreadable status counts as the last one (hosts' clocks differ)
+SUMMARY_S = 120.0  # from the final status to the summary, while the log is merged and checked
 
 
 class RunLost(RuntimeError):
-    """The run's orchestrator is gone, and with it the run."""
+    """The orchestrator writes no status any more."""
 
 
 def follow(
@@ -32,7 +31,7 @@ def follow(
     pause: Callable[[float], None] = time.sleep,
     wall: Callable[[], float] = time.time,
 ) -> dict[str, Any]:
-    """Every status until the run's end, then its summary. Raises RunLost when nothing more comes."""
+    """Pass every status on until the run ends; return its summary. Raises RunLost when no more statuses come."""
     began = news_at = read_at = clock()
     written_at: float | None = None
     age_s = 0.0  # of the first status when it was read

@@ -9,12 +9,12 @@ before each name.
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections.abc import Iterator, Mapping
 from dataclasses import dataclass, field
 from typing import Literal
 
 from orchestrator.accounting.books import REASONS
-from orchestrator.eventlog.events import REGISTRY
+from orchestrator.eventlog.facts import REGISTRY
 
 OTHER = "other"
 LEARNERS_MAX = 1024  # learners with series of their own; further ones share `other`
@@ -322,3 +322,37 @@ class Bounds:
             return OTHER
         seen.add(value)
         return value
+
+
+# ------------------------------------------------------------------ the table of docs/metrics.md
+
+SHOWN_MAX = 16  # values of one label that are written out
+
+
+def table() -> str:
+    """Markdown, a row for each metric under the name that Prometheus sees.
+
+    `python -m orchestrator.telemetry.catalog` prints it.
+    """
+    return "\n".join(_rows()) + "\n"
+
+
+def _rows() -> Iterator[str]:
+    yield "|metric|kind|labels|meaning|"
+    yield "|---|---|---|---|"
+    for metric in CATALOG.values():
+        labels = "; ".join(_label(label) for label in metric.labels)
+        yield f"|`{PREFIX}{metric.name}`|{metric.kind}|{labels}|{metric.help}|"
+
+
+def _label(label: Label) -> str:
+    if not label.values:
+        return label.name
+    if label.values == KINDS:
+        return f"{label.name}: a fact's"
+    assert len(label.values) <= SHOWN_MAX, f"{label.name} has too many values for a table"
+    return f"{label.name}: {', '.join(label.values)}"
+
+
+if __name__ == "__main__":
+    print(table(), end="")

@@ -9,7 +9,7 @@ from prometheus_client import CollectorRegistry, Counter, Gauge, Histogram, disa
 
 from orchestrator.store.run_store import RunStore
 from orchestrator.telemetry.catalog import CATALOG, Bounds, Metric, Sample
-from orchestrator.telemetry.run_samples import Reader
+from orchestrator.telemetry.run_samples import RunSamples
 
 disable_created_metrics()  # type: ignore[no-untyped-call]  # when a series began is of no use for a run that is read from its log
 
@@ -56,7 +56,7 @@ class Exposition:
 
 def exposition_of(store: RunStore, run: str, codec: str) -> Exposition:
     """All that a run's folder tells, read to its end."""
-    exposition, reader = Exposition(run), Reader(store, codec)
+    exposition, reader = Exposition(run), RunSamples(store, codec)
     moved = True
     while moved:
         exposition.apply(reader.look())

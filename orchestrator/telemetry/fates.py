@@ -42,7 +42,7 @@ class _Refusal:
 
 
 @dataclass
-class _Life:
+class _Incarnation:
     """One incarnation, while some of its steps have no fate yet."""
 
     pending: dict[int, _Step] = field(default_factory=dict)  # by step, ascending
@@ -57,7 +57,7 @@ class Fates:
 
     def __init__(self) -> None:
         self._fragments = 0
-        self._lives: dict[Key, _Life] = {}
+        self._incarnations: dict[Key, _Incarnation] = {}
         self._opened: dict[int, float] = {}  # syncer step -> when it opened
         self._newest_opened = 0
         self._finished_at: float | None = None
@@ -82,42 +82,42 @@ class Fates:
 
     def close(self) -> Iterator[Fate]:
         """The run is over and its log is read to the end: whatever has no fate yet gets one."""
-        for key, life in self._lives.items():
-            yield from self._settle(key, life, life.ended or "run_ended")
+        for key, state in self._incarnations.items():
+            yield from self._settle(key, state, state.ended or "run_ended")
 
     # -------------------------------------------------------------- learners
 
-    def _life(self, learner: str, incarnation: int) -> _Life:
-        return self._lives.setdefault((learner, incarnation), _Life())
+    def _incarnation(self, learner: str, incarnation: int) -> _Incarnation:
+        return self._incarnations.setdefault((learner, incarnation), _Incarnation())
 
     def _on_step(self, line: Line, fact: Mapping[str, Any]) -> Iterator[Fate]:
-        self._life(line.writer, line.incarnation).pending[fact["step"]] = _Step(fact["tokens"], line.at)
+        self._incarnation(line.writer, line.incarnation).pending[fact["step"]] = _Step(fact["tokens"], line.at)
         return iter(())
 
     def _on_adopted(self, line: Line, fact: Mapping[str, Any]) -> Iterator[Fate]:
         if fact["mode"] not in OVERWRITING:
             return
-        life, fragment, after = self._life(line.writer, line.incarnation), fact["fragment"], fact["after_step"]
-        life.adopted[fragment] = max(life.adopted.get(fragment, -1), after)
-        for refusal in life.refusals:
+        state, fragment, after = self._incarnation(line.writer, line.incarnation), fact["fragment"], fact["after_step"]
+        state.adopted[fragment] = max(state.adopted.get(fragment, -1), after)
+        for refusal in state.refusals:
             if refusal.fragment == fragment and line.at < refusal.refused_at:
                 refusal.based = max(refusal.based, after)
-        if self._fragments and len(life.adopted) == self._fragments:
-            yield from self._overwritten((line.writer, line.incarnation), life)
+        if self._fragments and len(state.adopted) == self._fragments:
+            yield from self._overwritten((line.writer, line.incarnation), state)
 
-    def _overwritten(self, key: Key, life: _Life) -> Iterator[Fate]:
+    def _overwritten(self, key: Key, state: _Incarnation) -> Iterator[Fate]:
         """What every fragment has been overwritten after can be read no more."""
-        wiped = min(life.adopted.values())
-        for step in [step for step in life.pending if step <= wiped]:
-            yield Fate(key[0], _lost(life, step), life.pending.pop(step).tokens)
-        life.refusals = [refusal for refusal in life.refusals if any(s > refusal.based for s in life.pending)]
+        wiped = min(state.adopted.values())
+        for step in [step for step in state.pending if step <= wiped]:
+            yield Fate(key[0], _lost(state, step), state.pending.pop(step).tokens)
+        state.refusals = [refusal for refusal in state.refusals if any(s > refusal.based for s in state.pending)]
 
     def _on_ended(self, line: Line, fact: Mapping[str, Any]) -> Iterator[Fate]:
-        life = self._life(fact["learner"], fact["incarnation"])
+        state = self._incarnation(fact["learner"], fact["incarnation"])
         over = self._finished_at is not None and line.at >= self._finished_at
-        if not life.ended and not over:
-            life.ended = "drained" if fact.get("reason") == "drained" else "killed"
-            life.ended_at = self._newest_opened
+        if not state.ended and not over:
+            state.ended = "drained" if fact.get("reason") == "drained" else "killed"
+            state.ended_at = self._newest_opened
         return iter(())
 
     # -------------------------------------------------------------- the syncer
@@ -135,27 +135,27 @@ class Fates:
         opened_at = self._opened.get(fact["syncer_step"])
         said = fact["message"] == "contribution" and fact["reason"] != "doubled" and fact["fragment"] is not None
         key = (fact["learner"], fact["incarnation"])
-        if said and opened_at is not None and key in self._lives:
-            life, fragment = self._lives[key], fact["fragment"]
+        if said and opened_at is not None and key in self._incarnations:
+            state, fragment = self._incarnations[key], fact["fragment"]
             reason = "stale_base" if fact["reason"] == "stale_base" else "refused"
-            based = life.adopted.get(fragment, -1)
-            life.refusals.append(_Refusal(fragment, reason, opened_at, line.at, based))
+            based = state.adopted.get(fragment, -1)
+            state.refusals.append(_Refusal(fragment, reason, opened_at, line.at, based))
         return iter(())
 
     def _on_committed(self, line: Line, fact: Mapping[str, Any]) -> Iterator[Fate]:
         for one in fact["participants"]:
-            life = self._life(one["learner"], one["incarnation"])
+            state = self._incarnation(one["learner"], one["incarnation"])
             for step in range(one["base_step"] + 1, one["step"] + 1):
-                if step in life.pending:
-                    yield Fate(one["learner"], COMMITTED, life.pending.pop(step).tokens)
+                if step in state.pending:
+                    yield Fate(one["learner"], COMMITTED, state.pending.pop(step).tokens)
         yield from self._on_passed(line, fact)
 
     def _on_passed(self, line: Line, fact: Mapping[str, Any]) -> Iterator[Fate]:
         """Syncer steps end in order: what the dead had sent for this one or an earlier one has merged or never will."""
         step = fact["syncer_step"]
-        for key, life in list(self._lives.items()):
-            if life.ended_at is not None and life.ended_at <= step:
-                yield from self._settle(key, life, life.ended)
+        for key, state in list(self._incarnations.items()):
+            if state.ended_at is not None and state.ended_at <= step:
+                yield from self._settle(key, state, state.ended)
         self._opened.pop(step - LATE_STEPS, None)
 
     def _on_finished(self, line: Line, fact: Mapping[str, Any]) -> Iterator[Fate]:
@@ -164,14 +164,14 @@ class Fates:
         return iter(())
 
     @staticmethod
-    def _settle(key: Key, life: _Life, otherwise: str) -> Iterator[Fate]:
-        for step in list(life.pending):
-            yield Fate(key[0], otherwise, life.pending.pop(step).tokens)
+    def _settle(key: Key, state: _Incarnation, otherwise: str) -> Iterator[Fate]:
+        for step in list(state.pending):
+            yield Fate(key[0], otherwise, state.pending.pop(step).tokens)
 
 
-def _lost(life: _Life, step: int) -> str:
+def _lost(state: _Incarnation, step: int) -> str:
     """Why a step that was overwritten in every fragment was never merged: a refusal that surely covered it, if any."""
-    finished = life.pending[step].at
-    covering = [each for each in life.refusals if each.based < step and finished <= each.opened_at]
+    finished = state.pending[step].at
+    covering = [each for each in state.refusals if each.based < step and finished <= each.opened_at]
     # Of several the books name that of the last fragment, and there the newest.
     return sorted(covering, key=lambda each: each.fragment)[-1].reason if covering else "overlap"

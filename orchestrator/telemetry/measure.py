@@ -8,17 +8,18 @@ its beginning, the counters are exact: they equal the books and the summary.
 from __future__ import annotations
 
 import math
+from bisect import bisect_right, insort
 from collections.abc import Callable, Iterator, Mapping
 from dataclasses import dataclass
 from typing import Any
 
 from orchestrator.accounting.summary import ELEMENT_BYTES
 from orchestrator.telemetry.catalog import CATALOG, KINDS, OTHER, Sample
-from orchestrator.telemetry.commits import Rhythm
 from orchestrator.telemetry.fates import COMMITTED, Fates
 from orchestrator.telemetry.log_tail import Line
 from orchestrator.telemetry.recoveries import Recoveries
 
+GAPS_ALLOWED = 2  # medians that a gap may last before it counts as downtime, as in orchestrator/accounting/goodput.py
 WRITER = "@writer"  # in place of a field's name: who said it
 
 
@@ -79,7 +80,7 @@ class Measures:
         self._pools: dict[str, str] = {}
         self._lost: dict[str, str] = {}  # learner -> what ended its newest incarnation
         self._committed_step = 0.0
-        self._fates, self._recoveries, self._rhythm = Fates(), Recoveries(), Rhythm()
+        self._fates, self._recoveries, self._commit_intervals = Fates(), Recoveries(), CommitIntervals()
         self._special: dict[str, Callable[[Line], Iterator[Sample]]] = {
             "RunStarted": self._run_started,
             "SyncerStarted": self._syncer_started,
@@ -124,12 +125,12 @@ class Measures:
         for fate in self._fates.close():
             yield _told(*fate)
 
-    def rhythm(self) -> Iterator[Sample]:
+    def commit_intervals(self) -> Iterator[Sample]:
         """What the commits so far amount to; cheap, but not for every line."""
         for name, value in (
-            ("diloco_last_commit_timestamp_seconds", self._rhythm.last),
-            ("diloco_commit_interval_seconds", self._rhythm.interval_s),
-            ("diloco_outer_downtime_seconds", self._rhythm.downtime_s),
+            ("diloco_last_commit_timestamp_seconds", self._commit_intervals.last),
+            ("diloco_commit_interval_seconds", self._commit_intervals.interval_s),
+            ("diloco_outer_downtime_seconds", self._commit_intervals.downtime_s),
         ):
             if value is not None:
                 yield Sample(name, value)
@@ -171,7 +172,7 @@ class Measures:
 
     def _committed(self, line: Line) -> Iterator[Sample]:
         fact = line.fact
-        self._rhythm.beat(line.at)
+        self._commit_intervals.add(line.at)
         yield Sample("diloco_commit_participants", len(fact["participants"]))
         if not fact["grace_s"]:
             yield Sample("diloco_commits_without_grace_total", 1)
@@ -191,6 +192,37 @@ class Measures:
         for model in ("bigram", "trigram"):
             if (loss := number(line.fact[model])) is not None:
                 yield Sample("diloco_reference_loss", loss, {"model": model})
+
+
+class CommitIntervals:
+    """Intervals between commits, in seconds, sorted; 32 bytes for each commit."""
+
+    def __init__(self) -> None:
+        self._last: float | None = None
+        self._gaps: list[float] = []
+
+    def add(self, at: float) -> None:
+        if self._last is not None:
+            insort(self._gaps, at - self._last)
+        self._last = at
+
+    @property
+    def last(self) -> float | None:
+        return self._last
+
+    @property
+    def interval_s(self) -> float | None:
+        """The median; None before the second commit."""
+        half = len(self._gaps) // 2
+        return (self._gaps[half] + self._gaps[~half]) / 2 if self._gaps else None
+
+    @property
+    def downtime_s(self) -> float | None:
+        """As goodput's outer_downtime: the sum of what exceeds two median intervals."""
+        if self.interval_s is None:
+            return None
+        allowed = GAPS_ALLOWED * self.interval_s
+        return math.fsum(gap - allowed for gap in self._gaps[bisect_right(self._gaps, allowed) :])
 
 
 def number(value: Any) -> float | None:

@@ -23,7 +23,7 @@ class Recovery(NamedTuple):
 
 
 @dataclass
-class _Life:
+class _Incarnation:
     last_sign: float = 0.0
     struck: float | None = None  # by a kill
     frozen: float | None = None  # since, by a freeze that has not healed
@@ -42,19 +42,19 @@ class Recoveries:
     """Feed it the log; it yields each recovery once."""
 
     def __init__(self) -> None:
-        self._lives: dict[str, dict[int, _Life]] = {}  # learner -> incarnation -> until recovered from
+        self._incarnations: dict[str, dict[int, _Incarnation]] = {}  # learner -> incarnation -> until recovered from
         self._over = False
 
     def take(self, line: Line) -> Iterator[Recovery]:
         fact = line.fact
         if line.kind in SIGNS:
-            self._life(line.writer, line.incarnation).last_sign = line.at
+            self._incarnation(line.writer, line.incarnation).last_sign = line.at
         elif line.kind in ABOUT:
-            self._life(fact["learner"], fact["incarnation"]).last_sign = line.at
+            self._incarnation(fact["learner"], fact["incarnation"]).last_sign = line.at
         elif line.kind in ("LearnerFenced", "LearnerLost"):
-            life = self._life(fact["learner"], fact["incarnation"])
-            if not self._over and (life.noticed is None or line.kind == "LearnerLost"):
-                life.noticed = line.at  # the orchestrator's word goes before the syncer's
+            state = self._incarnation(fact["learner"], fact["incarnation"])
+            if not self._over and (state.noticed is None or line.kind == "LearnerLost"):
+                state.noticed = line.at  # the orchestrator's word goes before the syncer's
         elif line.kind == "FaultInjected":
             self._strike(line)
         elif line.kind == "FaultHealed":
@@ -64,25 +64,25 @@ class Recoveries:
         elif line.kind == "Committed":
             yield from self._committed(line)
 
-    def _life(self, learner: str, incarnation: int) -> _Life:
-        return self._lives.setdefault(learner, {}).setdefault(incarnation, _Life())
+    def _incarnation(self, learner: str, incarnation: int) -> _Incarnation:
+        return self._incarnations.setdefault(learner, {}).setdefault(incarnation, _Incarnation())
 
     def _strike(self, line: Line) -> None:
-        life = self._life(line.fact["target"], line.fact["incarnation"])
+        state = self._incarnation(line.fact["target"], line.fact["incarnation"])
         if line.fact["fault_kind"] == "kill":
-            life.struck = line.at if life.struck is None else life.struck
+            state.struck = line.at if state.struck is None else state.struck
         elif line.fact["fault_kind"] == "freeze":
-            life.frozen, life.frozen_by = line.at, line.fact["fault"]
+            state.frozen, state.frozen_by = line.at, line.fact["fault"]
 
     def _heal(self, line: Line) -> None:
-        for life in self._lives.get(line.fact["target"], {}).values():
-            if life.frozen_by == line.fact["fault"] and life.noticed is None:
-                life.frozen = life.frozen_by = None
+        for state in self._incarnations.get(line.fact["target"], {}).values():
+            if state.frozen_by == line.fact["fault"] and state.noticed is None:
+                state.frozen = state.frozen_by = None
 
     def _committed(self, line: Line) -> Iterator[Recovery]:
         for one in line.fact["participants"]:
-            lives = self._lives.get(one["learner"], {})
-            for incarnation in [number for number in lives if number < one["incarnation"]]:
-                life = lives.pop(incarnation)
-                if life.noticed is not None:
-                    yield Recovery(one["learner"], line.at - life.died)
+            incarnations = self._incarnations.get(one["learner"], {})
+            for incarnation in [number for number in incarnations if number < one["incarnation"]]:
+                state = incarnations.pop(incarnation)
+                if state.noticed is not None:
+                    yield Recovery(one["learner"], line.at - state.died)

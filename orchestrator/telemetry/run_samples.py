@@ -21,7 +21,7 @@ from orchestrator.telemetry.log_tail import Line, Tail
 from orchestrator.telemetry.measure import Measures, number
 
 
-class Reader:
+class RunSamples:
     """Call `look` every so often; `over` says when there is nothing more to come."""
 
     def __init__(self, store: RunStore, codec: str) -> None:
@@ -59,7 +59,7 @@ class Reader:
             yield from self._measures.close()
         yield from self._progress()
         yield from self._lasting.values()  # again each time: Ray forgets a gauge that nobody sets for a while
-        yield from self._measures.rhythm()
+        yield from self._measures.commit_intervals()
         if status is not None and (self.over or not self._ended):
             yield from gauges(status)
         usage = shutil.disk_usage(self._store.root)

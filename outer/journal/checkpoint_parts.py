@@ -1,10 +1,10 @@
-"""The parts of a checkpoint in a store of objects: who writes one, and how whoever reads one knows that it is whole.
+"""Reads and writes the parts of a checkpoint in an object store.
 
-    checkpoints/000007/syncer            what the journal held at the cut: records and every fragment's newest value
-    checkpoints/000007/NAME.INCARNATION  a learner: where it stood, parameters, inner state, the values it grew from
-    checkpoints/000007/manifest          each part's seal and size; created last, so that without it there is nothing
+    checkpoints/000007/syncer            the journal at the cut: its records and every fragment's newest value
+    checkpoints/000007/NAME.INCARNATION  a learner: machine state, parameters, inner state, and its fragments' bases
+    checkpoints/000007/manifest          each part's seal and size; created last: without it there is no checkpoint
 
-Knows names and seals; what is in a part is its writer's.
+The writer of a part decides what it contains.
 """
 
 from __future__ import annotations
@@ -28,7 +28,7 @@ def object_key(snapshot: int, part: str) -> str:
 def write(
     store: Objects, snapshot: int, part: str, header: Mapping[str, Any], arrays: Sequence[NDArray[Any]]
 ) -> dict[str, Any]:
-    """Returns what the manifest says of it. Raises OSError; FileExistsError where there is one already."""
+    """Write a part; returns its entry for the manifest. Raises FileExistsError if another one is there; OSError."""
     content, seal = pack({"snapshot": snapshot, "part": part, **header}, arrays)
     try:
         store.create(object_key(snapshot, part), content)
@@ -39,7 +39,7 @@ def write(
 
 
 def read(store: Objects, snapshot: int, part: str, seal: str = "") -> tuple[dict[str, Any], list[NDArray[Any]], str]:
-    """(header, arrays, seal). Raises Damaged, in words, for one that is not as it was written, or not there."""
+    """Read a part: (header, arrays, seal). Raises Damaged if it is missing or not as it was written."""
     try:
         header, arrays, found = unpack(store.read(object_key(snapshot, part)))
     except FileNotFoundError as error:
@@ -47,12 +47,12 @@ def read(store: Objects, snapshot: int, part: str, seal: str = "") -> tuple[dict
     if (header.get("snapshot"), header.get("part")) != (snapshot, part):
         raise Damaged(f"it is {header.get('part')} of checkpoint {header.get('snapshot')}")
     if seal and found != seal:
-        raise Damaged("it is not the one that the manifest names")
+        raise Damaged("its seal is not the one in the manifest")
     return header, arrays, found
 
 
 def _is_there(store: Objects, snapshot: int, part: str, seal: str) -> bool:
-    """Whether it is ours that is there, and only its acknowledgement was lost."""
+    """Whether this very part is there already, because only the acknowledgement of its creation was lost."""
     try:
         return read(store, snapshot, part, seal)[2] == seal
     except Damaged:

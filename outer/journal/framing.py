@@ -1,8 +1,8 @@
-"""Plain values and arrays as one sealed run of bytes, and back: journal groups and the parts of checkpoints.
+"""The binary format of journal groups and checkpoint parts: a JSON header, arrays, and a checksum.
 
-    magic | length of the header | header, JSON, padded | arrays, padded each | SHA-256 of all before
+    magic | length of the header | header, JSON, padded | arrays, each padded | SHA-256 of everything before (the seal)
 
-Nothing of it is executable, and nothing is believed before its checksum is right. Knows nothing of what it carries.
+Reading verifies the seal first and executes nothing.
 """
 
 from __future__ import annotations
@@ -17,18 +17,18 @@ import numpy as np
 from numpy.typing import NDArray
 
 MAGIC = b"diloco1\n"
-ALIGNMENT = 64  # bytes; arrays read back need no copy
+ALIGNMENT = 64  # bytes; arrays that are read back need no copy
 _SEAL = hashlib.sha256().digest_size
-_KINDS = "biufV"  # of arrays: bool, integers, floats; bytes of formats that NumPy has not
+_KINDS = "biufV"  # dtype kinds: bool, integers, floats, and raw bytes of formats that NumPy does not have
 
 
 class Damaged(ValueError):
-    """These bytes are not as they were written; the message says how that shows."""
+    """These bytes are not as they were written. The message says what is wrong."""
 
 
 def pack(header: Mapping[str, Any], arrays: Sequence[NDArray[Any]]) -> tuple[list[bytes | memoryview], str]:
-    """The parts, to be written one behind the other, and the seal in hexadecimal. Arrays are not copied."""
-    solid = [np.asarray(array, order="C") for array in arrays]  # which leaves scalars without axes
+    """Returns the chunks to write one after another, and the seal in hexadecimal. Copies no contiguous array."""
+    solid = [np.asarray(array, order="C") for array in arrays]  # keeps scalars 0-dimensional
     described = [[array.dtype.str, list(array.shape)] for array in solid]
     text = json.dumps({**header, "arrays": described}, allow_nan=False, separators=(",", ":")).encode()
     parts: list[bytes | memoryview] = [MAGIC + len(text).to_bytes(8, "big") + text]
@@ -41,19 +41,19 @@ def pack(header: Mapping[str, Any], arrays: Sequence[NDArray[Any]]) -> tuple[lis
 
 
 def unpack(data: bytes) -> tuple[dict[str, Any], list[NDArray[Any]], str]:
-    """(header, arrays, seal) of what `pack` gave; the arrays are read-only views. Raises Damaged."""
+    """Returns (header, arrays, seal) of packed bytes; the arrays are read-only views. Raises Damaged."""
     body, seal = memoryview(data)[:-_SEAL], data[-_SEAL:]
     if len(data) < len(MAGIC) + 8 + _SEAL or data[: len(MAGIC)] != MAGIC:
-        raise Damaged(f"{len(data)} bytes that do not begin as ours do")
+        raise Damaged(f"{len(data)} bytes that do not begin with the format's magic number")
     if hashlib.sha256(body).digest() != seal:
-        raise Damaged("its checksum is not that of its content")
+        raise Damaged("its checksum does not match its content")
     begin = len(MAGIC) + 8
     end = begin + int.from_bytes(body[len(MAGIC) : begin], "big")
     try:
         header = json.loads(bytes(body[begin:end]))
         arrays = list(_arrays(body, end, header.pop("arrays")))
     except (ValueError, KeyError, TypeError, AttributeError, RecursionError) as error:
-        raise Damaged(f"it is sealed, but not by us: {error}") from error
+        raise Damaged(f"its checksum is right, but its header is not valid: {error}") from error
     return header, arrays, seal.hex()
 
 
@@ -61,7 +61,7 @@ def _arrays(body: memoryview, at: int, described: Iterable[Any]) -> Iterable[NDA
     for kind, shape in described:
         dtype = np.dtype(kind)
         if dtype.kind not in _KINDS:
-            raise ValueError(f"arrays of {dtype} are not ours")
+            raise ValueError(f"arrays of {dtype} are not part of the format")
         at += -at % ALIGNMENT
         yield np.frombuffer(body, dtype, math.prod(shape), at).reshape(shape)
         at += math.prod(shape) * dtype.itemsize

@@ -1,9 +1,9 @@
-"""What a journal's objects are called, and which run's journal it is.
+"""The names of a journal's objects, and the identity that ties them to one run.
 
     journal/identity       written once, by the first epoch
     journal/000000000012   the group at position 12
 
-Every group carries the identity too. Knows nothing else of what is in them.
+Every group carries the identity too.
 """
 
 from __future__ import annotations
@@ -21,28 +21,28 @@ def object_key(folder: str, position: int) -> str:
 
 
 def positions(store: Objects, folder: str) -> list[int]:
-    """Of all groups that are there, in order."""
+    """The positions of all groups in the store, sorted."""
     names = (name.rpartition("/")[2] for name in store.names(folder))
     return sorted(int(name) for name in names if name.isdecimal())
 
 
 def identity_object(run: str) -> list[Bytes]:
-    """The content of the object that says so."""
+    """The content of the object journal/identity."""
     return [*pack({"run": run}, [])[0]]
 
 
 def identity(store: Objects, folder: str) -> str | None:
-    """What tells this run's journal from every other; None where there is none yet, or none that can be known.
+    """The identity of the run whose journal this is; None if there is no journal yet, or none that can be read.
 
-    Without it every group would be another run's, so where it is not whole the newest whole group says it.
+    If the identity object is missing or damaged, the newest intact group provides it.
     """
     return inspect(store, folder)[0]
 
 
 def inspect(store: Objects, folder: str) -> tuple[str | None, str]:
-    """(The identity as far as it is known, what is wrong with the object that says it)."""
+    """(identity or None, what is wrong with the identity object or "")."""
     try:
-        return _said(store, f"{folder}/{IDENTITY}"), ""
+        return _read_run(store, f"{folder}/{IDENTITY}"), ""
     except FileNotFoundError:
         wrong = "it is missing"
     except Damaged as error:
@@ -50,12 +50,12 @@ def inspect(store: Objects, folder: str) -> tuple[str | None, str]:
     there = positions(store, folder)
     for position in reversed(there):
         with contextlib.suppress(Damaged, FileNotFoundError):
-            return _said(store, object_key(folder, position)), f"{IDENTITY}: {wrong}"
+            return _read_run(store, object_key(folder, position)), f"{IDENTITY}: {wrong}"
     return None, f"{IDENTITY}: {wrong}" if there or wrong != "it is missing" else ""
 
 
-def _said(store: Objects, name: str) -> str:
+def _read_run(store: Objects, name: str) -> str:
     header, _, _ = unpack(store.read(name))
     if not isinstance(run := header.get("run"), str):
-        raise Damaged("it is of another form")
+        raise Damaged("it names no run")
     return run

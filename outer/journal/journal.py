@@ -1,13 +1,11 @@
-"""The journal: commits, grants and the run's end become durable here before anyone is told.
+"""The journal: makes commits, grants and the end of the run durable before anyone is told.
 
-A log of groups in a store of objects, at positions 0, 1, 2, ...; each group carries the seal of the one before. Whoever
-writes creates the object at the next position, which the store grants once: that makes a group durable, keeps two
-writers apart, and tells an old epoch that there is a newer one, in one request. An epoch opens with a group of its own
-behind the last, so the first thing that a zombie finds at its next position is its successor's opening. Openings are
-therefore never removed. Of the others a snapshot of the records makes all superfluous that hold no fragment's newest
-value.
-
-Knows records and arrays; not what is in them, nor who waits for them.
+It is a log of groups in an object store, at positions 0, 1, 2, ...; each group carries the seal of the one before. A
+writer creates the object at the next position, which succeeds for one writer only. This one request makes a group
+durable, excludes a second writer, and tells an old epoch that a newer one has opened. An epoch opens by writing an
+opening group behind the last one, so an old epoch that is still running finds its successor's opening at its next
+position. Openings are therefore never removed. A snapshot of the records makes all other groups removable, except
+those that hold a fragment's newest value.
 """
 
 from __future__ import annotations
@@ -30,18 +28,18 @@ from outer.protocol.facts import Committed
 from outer.protocol.fragments import Fragment
 from outer.protocol.recovery import Entry, JournalReplay, Recovered
 
-SNAPSHOT_GROUPS = 32  # from one snapshot of the records to the next, or as many as there are fragments
+SNAPSHOT_GROUPS = 32  # groups between two snapshots of the records; with more fragments, as many as those
 OPENING_ATTEMPTS_MAX = 100
 
 Arrays = Sequence[NDArray[Any]]  # a fragment's new value: parameters, then the outer optimizer's state
 
 
 class StaleEpoch(Exception):
-    """Another epoch of the syncer has taken over: this one is over."""
+    """A newer epoch of the syncer has opened; this one is over."""
 
 
 class Value(NamedTuple):
-    """A fragment as of a commit."""
+    """A fragment's value as of a commit: parameters, then the leaves of the outer state."""
 
     version: int
     arrays: list[NDArray[Any]]
@@ -49,19 +47,19 @@ class Value(NamedTuple):
 
 @dataclass
 class Opened:
-    """What an epoch finds as it opens."""
+    """What an epoch finds in the journal when it opens."""
 
     found: Recovered
-    values: dict[int, Value] = field(default_factory=dict)  # by fragment; those not in it never committed
-    damage: list[str] = field(default_factory=list)  # what was not as it was written, in words
+    values: dict[int, Value] = field(default_factory=dict)  # by fragment; a fragment without one never committed
+    damage: list[str] = field(default_factory=list)  # what was damaged or missing, in words
 
 
 @dataclass(frozen=True)
 class Cut:
-    """Everything that is durable at one point: another journal could begin with it."""
+    """Everything that is durable at one point. A new journal could start from it."""
 
     state: dict[str, Any]  # of the records, see record_codec
-    values: Mapping[int, Value]  # by fragment; those not in it never committed
+    values: Mapping[int, Value]  # by fragment; a fragment without one never committed
 
     def part(
         self,
@@ -70,7 +68,7 @@ class Cut:
         fragments: Sequence[Fragment] = (),
         initial: Mapping[int, NDArray[Any]] | None = None,
     ) -> tuple[dict[str, Any], list[NDArray[Any]]]:
-        """(header, arrays) of a checkpoint's part. `initial`: of fragments that may never have committed."""
+        """(header, arrays) of the syncer's part of a checkpoint. `initial`: values of fragments without a commit."""
         described = [[fragment, value.version, len(value.arrays)] for fragment, value in sorted(self.values.items())]
         arrays = [array for _, value in sorted(self.values.items()) for array in value.arrays]
         first = {fragment: theta for fragment, theta in (initial or {}).items() if fragment not in self.values}
@@ -90,30 +88,30 @@ class _Group:
 
 @dataclass
 class _History:
-    """What the store has of the epochs before."""
+    """The groups of earlier epochs in the store."""
 
-    positions: list[int]  # of all groups
+    positions: list[int]  # of all groups, sorted
     epoch: int = 0  # the newest
-    chain: list[_Group] = field(default_factory=list)  # the newest first, down to a snapshot or the beginning
-    values: dict[int, Value] = field(default_factory=dict)  # by fragment, of what is in the chain
+    chain: list[_Group] = field(default_factory=list)  # newest first, down to a snapshot or the beginning
+    values: dict[int, Value] = field(default_factory=dict)  # by fragment: the newest in the chain
     damage: list[str] = field(default_factory=list)
 
     def add(self, group: _Group) -> None:
-        """The group before those that are there. Of each fragment only the newest value stays in memory."""
+        """Add the group that precedes the chain. Only the newest value of each fragment stays in memory."""
         for fragment, value in _values(group):
             self.values.setdefault(fragment, value)
         group.arrays = []
         self.chain.append(group)
-        # What an epoch found damaged and cut off is lacking until one begins anew, with a seed.
+        # Damage that an earlier epoch cut off stays missing until an epoch starts over with a seed.
         self.damage += [str(each) for each in group.header.get("damage", []) if each not in self.damage]
 
     def cut(self) -> None:
-        """Nothing of it can be used: it has not all that came before it."""
+        """Drop the chain: a group before it is damaged, so none of it can be used."""
         self.chain, self.values = [], {}
 
 
 def _values(group: _Group) -> list[tuple[int, Value]]:
-    """(fragment, value) of what was committed in a group, the newest first; of a seed, all that it begins with."""
+    """(fragment, value) of the commits in a group, newest first; for a seed, of all its values."""
     arrays, values = iter(group.arrays), []
     for each in group.header.get("entries", []):
         value = [next(arrays) for _ in range(each["arrays"])]
@@ -125,38 +123,40 @@ def _values(group: _Group) -> list[tuple[int, Value]]:
 
 
 def inspect(store: Objects, folder: str) -> list[str]:
-    """Read all of a journal: what is not as it was written, in words. Opens no epoch, creates and removes nothing."""
+    """Read a whole journal and describe its damage. Opens no epoch, creates and removes nothing."""
     run, wrong = identities.inspect(store, folder)
     found = [wrong] if wrong else []
     return found if run is None else found + StoredJournal(store, folder, 0, 0).survey(run)
 
 
 class StoredJournal:
-    """The journal of one epoch on a store, from its opening on. One thread writes."""
+    """One epoch's journal in a store. One thread writes."""
 
     def __init__(self, store: Objects, folder: str, epoch: int, fragments: int, persistent: bool = True) -> None:
-        """`persistent`: else it only tells epochs apart, and nothing that is written survives this process."""
+        """`persistent`: False for a journal that only fences older epochs and writes no records."""
         self._persistent = persistent
         self.bytes_written = self.groups_written = 0
         self._store, self._folder, self._epoch = store, folder, epoch
         self.run = ""  # its identity
         self._replay = JournalReplay.empty(fragments)
         self._next = 0  # position
-        self._before = ""  # the seal of the group before
-        self._after = -1  # its position
-        self._places: dict[int, tuple[int, str]] = {}  # by fragment: where its newest value lies, and that group's seal
+        self._before = ""  # the seal of the previous group
+        self._after = -1  # the position of the previous group
+        self._newest_at: dict[
+            int, tuple[int, str]
+        ] = {}  # by fragment: the position and seal of the group with its newest value
         self._openings: set[int] = set()
-        self._removable: set[int] = set()  # positions there, openings aside
+        self._removable: set[int] = set()  # existing positions, without openings
         self._since_snapshot = 0
-        self._unsure = False  # whether the last request was carried out
-        self._values: dict[int, Value] = {}  # by fragment, the newest: references, no copies
+        self._unsure = False  # whether the outcome of the last request is unknown
+        self._values: dict[int, Value] = {}  # by fragment: references to the newest, not copies
 
     # -------------------------------------------------------------- opening
 
     def open(self) -> Opened:
-        """Shut out every older epoch, having read all that it has made durable.
+        """Read everything that earlier epochs made durable, and fence them.
 
-        Raises StaleEpoch where this epoch is old itself; Unconditional for a store that cannot tell; OSError.
+        Raises StaleEpoch if a newer epoch has opened; Unconditional for a store without conditional creation; OSError.
         """
         prove(self._store)
         self.run = self._identity()
@@ -170,22 +170,22 @@ class StoredJournal:
             try:
                 self._put({"kind": "opening", "nonce": uuid.uuid4().hex, "damage": past.damage}, [])
             except FileExistsError:
-                continue  # the epoch before has written, or another candidate has opened
+                continue  # the previous epoch wrote, or another epoch opened, in between
             return self._go_on(past)
-        raise OSError(f"{self._store}: the journal moved on {OPENING_ATTEMPTS_MAX} times while it was being opened")
+        raise OSError(f"{self._store}: the journal changed {OPENING_ATTEMPTS_MAX} times while it was being opened")
 
     def _identity(self) -> str:
-        """That of the run whose journal this is; a new one where there is none."""
+        """The journal's identity; a new one if there is none."""
         if identity(self._store, self._folder) is None:
             with contextlib.suppress(FileExistsError):
                 self._store.create(f"{self._folder}/{IDENTITY}", identity_object(uuid.uuid4().hex))
-        return identity(self._store, self._folder) or ""  # "": what said it is damaged, and so is all else
+        return identity(self._store, self._folder) or ""  # "": the identity and all groups are damaged
 
     def _go_on(self, past: _History) -> Opened:
         opened = Opened(Recovered([], []), past.values, past.damage)
         for group in reversed(past.chain):
             self._replay_group(group)
-        for fragment, (position, seal) in self._places.items():
+        for fragment, (position, seal) in self._newest_at.items():
             if fragment not in opened.values:
                 self._fetch(fragment, position, seal, opened)
         self._openings.add(self._next - 1)
@@ -200,7 +200,7 @@ class StoredJournal:
     # -------------------------------------------------------------- reading
 
     def _past(self) -> _History:
-        """From the newest group back to a snapshot; where one in between is damaged, only what is before that."""
+        """Read from the newest group back to a snapshot. If a group in between is damaged, use only those before it."""
         past = _History(positions(self._store, self._folder))
         group = self._newest_sound(past, past.positions)
         past.epoch = 0 if group is None else int(group.header["epoch"])
@@ -227,12 +227,12 @@ class StoredJournal:
         return None
 
     def _group(self, position: int, seal: str = "") -> _Group:
-        """Raises Damaged for one that is not as it was written there, with that seal if one is given."""
+        """Read a group. Raises Damaged if it is not the one written there, or does not have the given seal."""
         header, arrays, found = unpack(self._store.read(object_key(self._folder, position)))
         if (header.get("run"), header.get("position")) != (self.run, position):
-            raise Damaged("it is of another place, or of another run")
+            raise Damaged("it belongs to another position or another run")
         if seal and found != seal:
-            raise Damaged("it is not the one that the next was written behind")
+            raise Damaged("its seal is not the one in the next group")
         return _Group(position, header, arrays, found)
 
     def _replay_group(self, group: _Group) -> None:
@@ -240,9 +240,9 @@ class StoredJournal:
         match header["kind"]:
             case "snapshot":
                 self._replay = record_codec.decode_replay(header["kept"])
-                self._places = {fragment: (at, seal) for fragment, at, seal in header["places"]}
+                self._newest_at = {fragment: (at, seal) for fragment, at, seal in header["places"]}
                 self._openings |= set(header["openings"])
-                self._places |= {fragment: (group.position, group.seal) for fragment, *_ in header.get("values", [])}
+                self._newest_at |= {fragment: (group.position, group.seal) for fragment, *_ in header.get("values", [])}
             case "opening":
                 self._openings.add(group.position)
             case _:
@@ -250,14 +250,14 @@ class StoredJournal:
                 self._note([record_codec.decode_entry(each) for each in header["entries"]], group.position, group.seal)
 
     def _note(self, entries: Iterable[Entry], position: int, seal: str) -> None:
-        """What is in a group that is durable."""
+        """Apply the entries of a durable group."""
         for entry in entries:
             self._replay.apply(entry)
             if isinstance(entry.record, Committed):
-                self._places[entry.record.fragment] = position, seal
+                self._newest_at[entry.record.fragment] = position, seal
 
     def _fetch(self, fragment: int, position: int, seal: str, opened: Opened) -> None:
-        """A value from before the snapshot."""
+        """Read a fragment's newest value, from before the snapshot."""
         try:
             group = self._group(position, seal)
         except (Damaged, FileNotFoundError) as error:
@@ -266,7 +266,7 @@ class StoredJournal:
         opened.values[fragment] = next(value for each, value in _values(group) if each == fragment)
 
     def survey(self, run: str) -> list[str]:
-        """What is not as it was written, in words; of a journal that nobody opens."""
+        """Describe the damage of a journal, without opening an epoch."""
         self.run = run
         past = self._past()
         opened = Opened(Recovered([], []), past.values, past.damage)
@@ -277,19 +277,19 @@ class StoredJournal:
                     self._fetch(fragment, position, seal, opened)
             missing = set(oldest["openings"]) - set(past.positions)
             opened.damage += [f"group {position}: it is missing; an epoch opened there" for position in sorted(missing)]
-        said = {each.partition(":")[0] for each in opened.damage}
+        reported = {each.partition(":")[0] for each in opened.damage}
         for position in past.positions:
-            if position not in read and f"group {position}" not in said:
+            if position not in read and f"group {position}" not in reported:
                 self._newest_sound(past, [position])
         return opened.damage
 
     # -------------------------------------------------------------- writing
 
     def write(self, group: Sequence[tuple[Entry, Arrays]]) -> None:
-        """Make a group durable in one request.
+        """Make a group of records durable in one request.
 
-        Raises StaleEpoch, and changes nothing, where a newer epoch has opened; OSError: not durable, and to be given
-        again as it was.
+        Raises StaleEpoch, and changes nothing, if a newer epoch has opened. After OSError the group is not durable yet;
+        call again with the same group.
         """
         if not self._persistent:
             self._look()
@@ -307,7 +307,7 @@ class StoredJournal:
         self._since_snapshot += 1
 
     def _look(self) -> None:
-        """Raise StaleEpoch where another epoch has opened: for one that writes nothing, and so cannot collide."""
+        """Raise StaleEpoch if another epoch has opened; for a journal that writes nothing and so cannot collide."""
         with contextlib.suppress(FileNotFoundError):
             self._store.read(object_key(self._folder, self._next))
             raise self._stale()
@@ -319,44 +319,44 @@ class StoredJournal:
                 self._values[entry.record.fragment] = Value(entry.record.syncer_step, list(arrays))
 
     def seed(self, replay: JournalReplay, values: Mapping[int, Value]) -> Recovered:
-        """Begin with this, whatever was found: it is all that a later epoch needs. Raises as `write` does."""
+        """Start over from this state, whatever `open` found. Raises as `write` does."""
         self._replay, self._values = replay, dict(values)
         if self._persistent:
             described = [[fragment, value.version, len(value.arrays)] for fragment, value in sorted(values.items())]
             header = {"kind": "snapshot", "kept": record_codec.encode_replay(replay), "places": [], "values": described}
             arrays = [array for _, value in sorted(values.items()) for array in value.arrays]
             seal = self._put(header | {"openings": sorted(self._openings)}, arrays)
-            self._places = dict.fromkeys(values, (self._after, seal))
+            self._newest_at = dict.fromkeys(values, (self._after, seal))
             self._removable.add(self._after)
         return copy.deepcopy(replay.found)
 
     def copy_from(self, other: StoredJournal) -> None:
-        """Begin with all that is durable in another, of the same epoch. Raises as `write` does."""
+        """Start over from everything durable in another journal of the same epoch. Raises as `write` does."""
         self.seed(copy.deepcopy(other._replay), other._values)
 
     def cut(self) -> Cut:
-        """In the thread that writes."""
+        """Everything that is durable now. Call it in the writing thread."""
         return Cut(record_codec.encode_replay(self._replay), dict(self._values))
 
     @property
     def needs_compaction(self) -> bool:
-        """Whether it is time for `compact`."""
-        return self._persistent and self._since_snapshot >= max(SNAPSHOT_GROUPS, len(self._places))
+        """Whether `compact` is due."""
+        return self._persistent and self._since_snapshot >= max(SNAPSHOT_GROUPS, len(self._newest_at))
 
     def compact(self) -> None:
-        """A snapshot of the records, then let go of what it makes superfluous.
+        """Write a snapshot of the records, then remove the groups that it makes removable.
 
-        Raises as `write` does, and is then to be called again before anything is written.
+        Raises as `write` does; then call it again before the next `write`.
         """
-        places = [(fragment, *place) for fragment, place in sorted(self._places.items())]
-        header = {"kind": "snapshot", "kept": record_codec.encode_replay(self._replay), "places": places}
+        newest_at = [(fragment, *where) for fragment, where in sorted(self._newest_at.items())]
+        header = {"kind": "snapshot", "kept": record_codec.encode_replay(self._replay), "places": newest_at}
         try:
             self._put(header | {"openings": sorted(self._openings)}, [])
         except FileExistsError as error:
             raise self._stale() from error
         self._since_snapshot = 0
-        needed = {position for position, _ in self._places.values()}
-        with contextlib.suppress(OSError):  # what could not be removed is tried again the next time
+        needed = {position for position, _ in self._newest_at.values()}
+        with contextlib.suppress(OSError):  # the next call tries again
             for position in sorted(self._removable - needed):
                 self._store.remove(object_key(self._folder, position))
                 self._removable.discard(position)
@@ -366,7 +366,7 @@ class StoredJournal:
         return StaleEpoch(f"another epoch has opened at position {self._next}; this is epoch {self._epoch}")
 
     def _put(self, header: Mapping[str, Any], arrays: Arrays) -> str:
-        """Create the object at the next position; returns its seal. Raises FileExistsError where it is taken."""
+        """Create the object at the next position; returns its seal. Raises FileExistsError if it is taken."""
         link = {"position": self._next, "after": self._after, "before": self._before}
         parts, seal = pack({"run": self.run, "epoch": self._epoch, **link, **header}, arrays)
         unsure, self._unsure = self._unsure or self._store.retries, True
@@ -377,7 +377,7 @@ class StoredJournal:
                 raise
         behind = object_key(self._folder, self._next + 1)
         if unsure and behind in self._store.names(self._folder):
-            # What failed before was there after all. A later epoch has opened behind it, and perhaps let go of it.
+            # An earlier attempt did succeed; a later epoch opened behind it and may have removed it.
             raise FileExistsError(behind)
         self._unsure = False
         self._after, self._next, self._before = self._next, self._next + 1, seal
@@ -386,7 +386,7 @@ class StoredJournal:
         return seal
 
     def _is_there(self, seal: str) -> bool:
-        """Whether what is at the next position was put there by us, and only its acknowledgement was lost."""
+        """Whether the object at the next position is ours, because only the acknowledgement was lost."""
         try:
             return self._group(self._next).seal == seal
         except (Damaged, FileNotFoundError):

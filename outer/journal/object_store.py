@@ -1,7 +1,7 @@
-"""Where bytes outlive processes: a folder, or object storage through fsspec. Nothing is ever changed in place.
+"""Durable objects: files in a folder, or object storage through fsspec.
 
-An object is created whole or not at all, and by one creator only; whoever comes second is told so. That one promise
-is all that epochs, journals and checkpoints are built on. Knows nothing of what is in the objects.
+An object is created completely or not at all, by one creator only, and never changed; a second creator gets
+FileExistsError. Epochs, the journal and checkpoints rely on this guarantee alone.
 """
 
 from __future__ import annotations
@@ -17,47 +17,47 @@ from urllib.parse import unquote, urlsplit
 
 Bytes = bytes | bytearray | memoryview
 
-REQUEST_S = 20.0  # object storage says nothing for so long, and the request is made again
+REQUEST_S = 20.0  # seconds without an answer before a request is repeated
 CONNECT_S = 5.0
-RETRIES = 2  # of a request, by botocore
-ATTEMPTS = 2  # at that, by s3fs; whoever needs more asks again
-CALL_S = 60.0  # for all of it, where no bulk is moved
-SLOWEST = 4 * 2**20  # bytes/s; creating an object may take as much longer as it has bytes
+RETRIES = 2  # by botocore, for each request
+ATTEMPTS = 2  # by s3fs; callers repeat the call if they need more
+CALL_S = 60.0  # deadline for a call that moves no bulk data
+SLOWEST = 4 * 2**20  # bytes/s; creating an object may take this much longer
 PROBE = "probe"
 
 
 class Unconditional(Exception):
-    """This store lets two creators have the same object, and so two syncers commit."""
+    """This store lets two creators create the same object, so two syncers could commit."""
 
 
 class Objects(Protocol):
-    """Names are paths of letters, digits, `-`, `.`, `_` and `/`; a part that begins with a dot is nobody's."""
+    """An object store. Names are paths of letters, digits, `-`, `.`, `_` and `/`; no component begins with a dot."""
 
-    retries: bool  # a request may be made more than once before `create` returns
+    retries: bool  # whether `create` may repeat its request before it returns
 
     def create(self, name: str, parts: Sequence[Bytes]) -> None:
-        """Make it durable. Raises FileExistsError, and changes nothing, where there is one; OSError: ask again."""
+        """Create a durable object. Raises FileExistsError, and changes nothing, if it exists; OSError: call again."""
         ...
 
     def read(self, name: str) -> bytes:
-        """All of it. Raises FileNotFoundError."""
+        """The whole object. Raises FileNotFoundError."""
         ...
 
     def names(self, prefix: str) -> list[str]:
-        """Of the objects right under `prefix`, a path, in order; as they are after every creation that returned."""
+        """The sorted names of the objects directly under `prefix`, including every object whose creation returned."""
         ...
 
     def folders(self, prefix: str) -> list[str]:
-        """The names, without it, of what lies right under `prefix` and holds objects itself, in order."""
+        """The sorted names, without `prefix`, of the folders directly under it that contain objects."""
         ...
 
     def remove(self, name: str) -> None:
-        """No matter whether it is there."""
+        """Remove an object, if it exists."""
         ...
 
 
 def objects(uri: str | Path) -> Objects:
-    """The store at a path or URI. Raises ValueError for one that fsspec does not know."""
+    """Open the store at a path or URI. Raises ValueError for a URI that fsspec does not know."""
     text = str(uri)
     scheme, _, rest = text.partition("://")
     if not rest:
@@ -70,12 +70,12 @@ def objects(uri: str | Path) -> Objects:
 
 
 def absolute(uri: str) -> str:
-    """The same store, from whatever folder it is looked for."""
+    """The URI, or the absolute path, of a store."""
     return uri if "://" in uri else str(Path(uri).expanduser().absolute())
 
 
 def prove(store: Objects) -> None:
-    """Raise Unconditional for a store on which a second creator is not refused."""
+    """Raises Unconditional if the store does not refuse a second creator of an object."""
     name = f"{PROBE}/{uuid.uuid4().hex}"
     store.create(name, [b"first"])
     try:
@@ -85,13 +85,13 @@ def prove(store: Objects) -> None:
     finally:
         store.remove(name)
     raise Unconditional(
-        "this store does not refuse to create an object that is there already (conditional creation), so two syncers "
-        "could commit at once; use another, or keep the journal in a folder of one host"
+        "this store does not support conditional creation (it creates an object that exists already), so two syncers "
+        "could commit at once; use another store, or keep the journal in a folder of one host"
     )
 
 
 class Folder:
-    """Objects as files. Creation is a hard link, which the file system grants once."""
+    """Objects as files. Creation is a hard link, which succeeds only once."""
 
     retries = False
 
@@ -116,10 +116,10 @@ class Folder:
             except OSError as error:
                 if error.errno not in (errno.EPERM, errno.EOPNOTSUPP, errno.ENOSYS):
                     raise
-                raise Unconditional(f"{self.root}: this file system has no hard links; keep it on another") from error
+                raise Unconditional(f"{self.root}: this file system has no hard links; use another one") from error
         finally:
             draft.unlink(missing_ok=True)
-        _settle(target.parent)
+        _sync_folder(target.parent)
 
     def read(self, name: str) -> bytes:
         return (self.root / name).read_bytes()
@@ -144,12 +144,12 @@ class Folder:
 
 
 def _holds(folder: os.DirEntry[str]) -> bool:
-    """Whether there is any object in it; of what was removed, folders stay."""
+    """Whether the folder contains an object. Removing objects leaves empty folders."""
     return any(not name.startswith(".") for _, _, files in os.walk(folder) for name in files)
 
 
-def _settle(folder: Path) -> None:
-    """That a name is in its folder outlives a power cut."""
+def _sync_folder(folder: Path) -> None:
+    """Make new names in a folder survive a power loss."""
     handle = os.open(folder, os.O_RDONLY)
     try:
         os.fsync(handle)
@@ -158,7 +158,7 @@ def _settle(folder: Path) -> None:
 
 
 class Remote:
-    """Objects of a bucket, by fsspec. Settings and secrets come from the environment, as its packages read them."""
+    """Objects in a bucket, through fsspec. Its packages read settings and secrets from the environment."""
 
     retries = True
 
@@ -170,10 +170,10 @@ class Remote:
         return self.uri
 
     def __reduce__(self) -> tuple[type[Remote], tuple[str]]:
-        return Remote, (self.uri,)  # connections do not travel
+        return Remote, (self.uri,)  # connections are not pickled
 
     def open(self) -> tuple[Any, str]:
-        """(File system, path in it); asks nothing of the store. Raises ValueError where there is none for it."""
+        """(file system, path in it). Sends no request. Raises ValueError if fsspec has no file system for the URI."""
         if self._opened is None:
             import fsspec
 
@@ -189,12 +189,12 @@ class Remote:
         return self._opened
 
     def _ask(self, method: str, *arguments: Any, seconds: float | None = CALL_S, **options: Any) -> Any:
-        """Raises OSError for whatever goes wrong: packages have errors of their own for a store that is away."""
+        """Call a method of the file system. Every failure becomes an OSError: packages raise various errors."""
         from fsspec.asyn import sync
 
         fs, _ = self.open()
         try:
-            if seconds is not None and fs.async_impl:  # a request that is never read has no deadline of its own
+            if seconds is not None and fs.async_impl:  # a request without an answer has no deadline of its own
                 return sync(fs.loop, getattr(fs, f"_{method}"), *arguments, timeout=seconds, **options)
             return getattr(fs, method)(*arguments, **options)
         except OSError:
@@ -224,7 +224,7 @@ class Remote:
     def names(self, prefix: str) -> list[str]:
         path = self._path(prefix)
         try:
-            found = self._ask("ls", path, detail=True)  # `find` with a depth takes an error for an empty folder
+            found = self._ask("ls", path, detail=True)  # `find` with a depth hides errors as empty folders
         except FileNotFoundError:
             return []
         names = (each["name"] for each in found if each["type"] == "file")
@@ -241,6 +241,6 @@ class Remote:
 
 
 def _refused(error: OSError) -> bool:
-    """Whether a condition did not hold. s3fs knows it only by words that not every store says."""
+    """Whether a conditional creation was refused. s3fs recognises this only by texts that not every store sends."""
     response = getattr(error.__cause__, "response", None) or {}
     return response.get("Error", {}).get("Code") in ("PreconditionFailed", "412")

@@ -1,8 +1,8 @@
-"""Rebuilding the syncer's state where the journal is gone, damaged, or was never kept: from whatever else there is.
+"""Rebuilds the syncer's state when the journal is missing, damaged, or was never kept.
 
-The books come from the log, which holds every record that was announced; each fragment's value from the journal, the
-newest checkpoint or a learner, whichever has the newest. What nobody has is lost, and is named. Pure; who asks whom
-is the shell's.
+The records come from the event log, which has every announced one. Each fragment's value comes from the journal, the
+newest checkpoint or a learner, whichever has the newest. A value that no source has is lost, and is reported. Pure:
+recovery_sources.py collects the values.
 """
 
 from __future__ import annotations
@@ -20,7 +20,7 @@ JOURNAL, CHECKPOINT, LEARNER, INITIAL = "journal", "checkpoint", "learner", "ini
 
 @dataclass(frozen=True)
 class RecoverySource:
-    """A fragment's value that somebody has. A learner's has no outer state: `value.arrays` is theta alone."""
+    """A fragment's value from one source. A learner's value has no outer state: `value.arrays` is theta alone."""
 
     source: str
     value: Value
@@ -29,13 +29,15 @@ class RecoverySource:
 
 @dataclass
 class Rebuilt:
-    """What an epoch goes on from. `clock`: it opens no syncer step up to this one."""
+    """The rebuilt state. `clock`: the new epoch opens no syncer step up to this one."""
 
     replay: JournalReplay
-    values: dict[int, Value] = field(default_factory=dict)  # by fragment; those not in it are as at the start
-    momentum_lost: set[int] = field(default_factory=set)  # fragments whose value came without outer state
+    values: dict[int, Value] = field(default_factory=dict)  # by fragment; a fragment without one has its initial value
+    momentum_lost: set[int] = field(default_factory=set)  # fragments whose value has no outer state
     sources: list[str] = field(default_factory=list)  # by fragment
-    lost: dict[int, tuple[int, int]] = field(default_factory=dict)  # by fragment: (announced, what is left of it)
+    lost: dict[int, tuple[int, int]] = field(
+        default_factory=dict
+    )  # by fragment: (announced version, version used instead)
     clock: int = 0
 
     @property
@@ -43,6 +45,7 @@ class Rebuilt:
         return self.replay.found
 
     def fact(self, why: str) -> StateRebuilt:
+        """The fact to log."""
         return StateRebuilt(
             why,
             tuple(self.sources),
@@ -53,11 +56,11 @@ class Rebuilt:
 
 
 def replay_log(records: Iterable[tuple[int, Record]], fragments: int) -> JournalReplay:
-    """The books by the log: (epoch that said it, record), each once, in the syncer's own order."""
+    """Replay the log's records. `records`: (epoch that logged it, record), each once, in the syncer's order."""
     replay, epoch, sequence = JournalReplay.empty(fragments), 0, 0
     for said_by, record in records:
         epoch, sequence = (said_by, 0) if said_by > epoch else (epoch, sequence)
-        replay.apply(Entry(epoch, sequence, sequence, record))  # it was said: nothing is left to be said again
+        replay.apply(Entry(epoch, sequence, sequence, record))  # it is logged, so nothing has to be logged again
         sequence += 1
     return replay
 
@@ -68,7 +71,10 @@ def rebuild(
     checkpoint: Cut | None,
     learners: Mapping[int, Sequence[RecoverySource]],
 ) -> Rebuilt:
-    """The newest that can be had. Where learners and journal lack much of it, the checkpoint as a whole is better."""
+    """Take the newest value of each fragment.
+
+    If the journal lacks an announced version and no learner offers any value, roll back to the checkpoint as a whole.
+    """
     announced = list(log.found.versions)
     fragments = range(len(announced))
     offered = {
@@ -101,7 +107,7 @@ def rebuild(
 
 
 def _rolled_back(checkpoint: Cut, announced: Sequence[int]) -> Rebuilt:
-    """Everything as of the checkpoint: books and values are of one cut."""
+    """Use the checkpoint alone: its records and values belong to one cut."""
     replay = record_codec.decode_replay(checkpoint.state)
     rebuilt = Rebuilt(replay, dict(checkpoint.values), clock=max(announced, default=0))
     rebuilt.sources = [CHECKPOINT if fragment in checkpoint.values else INITIAL for fragment in range(len(announced))]
@@ -114,7 +120,7 @@ def _rolled_back(checkpoint: Cut, announced: Sequence[int]) -> Rebuilt:
 
 
 def _best(offered: Sequence[RecoverySource], announced: int, digest: str, exact: bool = True) -> RecoverySource | None:
-    """The newest up to what was announced, with outer state if there is a choice; `exact`: that very version."""
+    """The newest value up to the announced version, preferably with outer state; `exact`: of that version only."""
     sound = [
         each
         for each in offered

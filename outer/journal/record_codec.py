@@ -1,6 +1,6 @@
-"""What a journal knows of its own records as plain JSON values, and back: so that old groups can be let go.
+"""Encodes journal entries, and the state that they add up to, as plain JSON values, and decodes them.
 
-Knows the form of records and of what is recovered from them; nothing of groups or of where they lie.
+The encoded state is a snapshot: with it the journal can remove old groups.
 """
 
 from __future__ import annotations
@@ -26,14 +26,14 @@ def encode_entry(entry: Entry) -> dict[str, Any]:
 
 
 def decode_entry(plain: dict[str, Any]) -> Entry:
-    """Raises ValueError (pydantic's is one), KeyError or TypeError for what is none."""
+    """Decode an entry. Raises ValueError (pydantic's is one), KeyError or TypeError for anything else."""
     record = _ADAPTERS[plain["kind"]].validate_python(plain["record"])
     return Entry(int(plain["epoch"]), int(plain["sequence"]), int(plain["said"]), record)
 
 
 @dataclass(frozen=True)
 class _Incarnation:
-    """What is state of one, named by (learner, number)."""
+    """The saved state of one incarnation."""
 
     learner: str
     number: int
@@ -44,7 +44,7 @@ class _Incarnation:
 
 @dataclass(frozen=True)
 class SavedState:
-    """All that a JournalReplay holds."""
+    """The state of a JournalReplay."""
 
     epoch: int
     due: int
@@ -65,7 +65,7 @@ _STATE = TypeAdapter(SavedState)
 
 
 def encode_replay(replay: JournalReplay) -> dict[str, Any]:
-    """Everything that `decode_replay` needs to go on from here."""
+    """The state of a replay as JSON values."""
     found = replay.found
     keys = sorted(found.batch_sizes.keys() | found.merged_step.keys() | found.coverage.keys())
     each = [
@@ -93,7 +93,7 @@ def encode_replay(replay: JournalReplay) -> dict[str, Any]:
 
 
 def decode_replay(values: dict[str, Any]) -> JournalReplay:
-    """Raises ValueError (pydantic's is one), KeyError or TypeError for what `plain` did not give."""
+    """Decode a replay. Raises ValueError (pydantic's is one), KeyError or TypeError for anything else."""
     state = _STATE.validate_python(values)
     found = Recovered(
         list(state.versions),

@@ -1,7 +1,6 @@
-"""Writes the journal beside the event loop: whatever has come meanwhile goes into one group.
+"""Writes the journal in a background thread: all entries that arrive during a write form the next group.
 
-Never gives up: while the store is full, slow or away, nothing is acknowledged, and `view` says so. Knows nothing of
-what the records mean.
+It retries for ever. While the store is full, slow or unreachable nothing is acknowledged, and `view` says why.
 """
 
 from __future__ import annotations
@@ -21,7 +20,7 @@ BACKOFF_S, BACKOFF_S_MAX = 0.05, 2.0  # between two attempts to write; doubles
 
 
 class JournalWriter:
-    """All but `open` is called in the event loop's thread."""
+    """The journal of one epoch, for the syncer's shell. Call everything except `open` in the event loop's thread."""
 
     def __init__(
         self,
@@ -33,17 +32,20 @@ class JournalWriter:
         reach: Callable[[str], None],
         persistent: bool = True,
     ) -> None:
-        """`durable` is told of each sequence up to which all is; `deposed`, that a newer epoch has opened."""
-        self._place = (FOLDER, epoch, fragments, persistent)
-        self._journal = StoredJournal(store, *self._place)
+        """`durable(n)`: all entries up to sequence n are durable. `deposed(reason)`: a newer epoch has opened.
+
+        `reach(name)` is called at "journaling" and "journaled". `persistent`: as for StoredJournal.
+        """
+        self._arguments = (FOLDER, epoch, fragments, persistent)
+        self._journal = StoredJournal(store, *self._arguments)
         self._durable, self._deposed, self._reach = durable, deposed, reach
         self._executor = ThreadPoolExecutor(1, "journal")
         self._waiting: list[tuple[Entry, Arrays]] = []
         self._writing: asyncio.Task[None] | None = None
-        self._since: float | None = None  # when the oldest that is not durable came
+        self._since: float | None = None  # when the oldest entry that is not durable arrived
         self._trouble = ""
         self._damage: list[str] = []
-        self._write_s = 0.0  # the last write's
+        self._write_s = 0.0  # duration of the last write
 
     @property
     def run(self) -> str:
@@ -51,26 +53,26 @@ class JournalWriter:
         return self._journal.run
 
     def open(self) -> Opened:
-        """Raises as StoredJournal.open."""
+        """Open the epoch. Raises as StoredJournal.open."""
         opened = self._journal.open()
         self._damage = opened.damage
         return opened
 
     def seed(self, replay: JournalReplay, values: Mapping[int, Value]) -> Recovered:
-        """As StoredJournal.seed, once `open` has returned."""
+        """As StoredJournal.seed. Call it after `open`."""
         return self._journal.seed(replay, values)
 
     async def move(self, store: Objects) -> None:
-        """Go on in another store, with everything that is durable in the one before. Raises as StoredJournal.open."""
-        await asyncio.get_running_loop().run_in_executor(self._executor, self._begin_anew, store)
+        """Continue in another store, starting with everything durable so far. Raises as StoredJournal.open."""
+        await asyncio.get_running_loop().run_in_executor(self._executor, self._open_in, store)
 
-    def _begin_anew(self, store: Objects) -> None:
-        journal = StoredJournal(store, *self._place)
+    def _open_in(self, store: Objects) -> None:
+        journal = StoredJournal(store, *self._arguments)
         journal.open()
         journal.copy_from(self._journal)
         self._journal = journal
 
-    # After a move it is another journal that what waits goes to.
+    # Looked up at each call: after `move`, waiting entries go to the new journal.
 
     def _put(self, group: list[tuple[Entry, Arrays]]) -> None:
         self._journal.write(group)
@@ -79,7 +81,7 @@ class JournalWriter:
         self._journal.compact()
 
     def append(self, entry: Entry, arrays: Arrays) -> None:
-        """Have it made durable."""
+        """Make an entry durable; `durable` reports it."""
         self._waiting.append((entry, arrays))
         if self._since is None:
             self._since = time.monotonic()
@@ -87,11 +89,11 @@ class JournalWriter:
             self._writing = asyncio.get_running_loop().create_task(self._write())
 
     def cut(self) -> asyncio.Future[Cut]:
-        """What is durable by now: nothing that is kept from here on, perhaps what is being written."""
+        """Everything durable by now, perhaps including the group being written, but no later entry."""
         return asyncio.ensure_future(asyncio.get_running_loop().run_in_executor(self._executor, self._journal.cut))
 
     def view(self) -> dict[str, Any]:
-        """For status pages: what is not durable yet, since when, and why."""
+        """For status pages: how long entries have been waiting, and why."""
         return {
             "waiting_s": 0.0 if self._since is None else time.monotonic() - self._since,
             "trouble": self._trouble,
@@ -116,14 +118,14 @@ class JournalWriter:
                     await self._persist(self._compact)
         except StaleEpoch as error:
             self._deposed(str(error))
-        except Exception as error:  # nobody reads this task's: the status has to tell why nothing commits
+        except Exception as error:  # no one awaits this task; `view` has to say why nothing commits
             self._trouble = f"{type(error).__name__}: {error}"
             raise
         finally:
             self._writing = None
 
     async def _persist(self, work: Callable[..., None], *arguments: Any) -> None:
-        """Until it is done. Raises StaleEpoch."""
+        """Retry `work` until it succeeds. Raises StaleEpoch."""
         backoff_s = BACKOFF_S
         while True:
             try:

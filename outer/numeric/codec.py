@@ -1,8 +1,7 @@
-"""The number formats in which a learner's fragment crosses to the syncer.
+"""Number formats of a contribution's payload on the wire, and the checks of a received payload.
 
-A payload is a contiguous 1-D NumPy array. `fp32` carries the learner's parameters, from which the syncer gets
-the outer gradient without rounding; `bf16` carries the outer gradient itself, in half the bytes.
-Knows nothing of tensors, weights or versions.
+A payload is a contiguous 1-D NumPy array. `fp32` carries the learner's parameters, from which the syncer computes the
+outer gradient without rounding. `bf16` carries the outer gradient itself, in half the bytes.
 """
 
 from __future__ import annotations
@@ -24,23 +23,23 @@ _EXPONENT = np.uint16(0x7F80)  # all ones in bfloat16: infinity or NaN
 
 
 def encode(codec: str, theta: NDArray[np.float32], base: NDArray[np.float32]) -> NDArray[Any]:
-    """The payload of a learner's parameters theta float32[n], read on the syncer's value base float32[n].
+    """Encode a learner's parameters theta float32[n], grown from the syncer's value base float32[n].
 
-    fp32: theta, float32[n]. bf16: base - theta, rounded to nearest even, as the bits of bfloat16 in
-    uint16[n], since Ray pickles arrays of NumPy's extension types instead of sharing their memory.
+    fp32: theta, float32[n]. bf16: base - theta, rounded to nearest even, as the bits of bfloat16 in uint16[n]: Ray
+    copies arrays of NumPy's extension types instead of sharing their memory.
     """
     if codec == "fp32":
         return np.ascontiguousarray(theta, dtype=np.float32)
     assert codec == "bf16", codec
-    with np.errstate(over="ignore", invalid="ignore"):  # what is not finite is the receiver's to refuse
+    with np.errstate(over="ignore", invalid="ignore"):  # the receiver refuses non-finite payloads
         return (base - theta).astype(ml_dtypes.bfloat16).view(np.uint16)
 
 
 def decode(codec: str, payload: NDArray[Any], base: NDArray[np.float32]) -> NDArray[np.float64]:
-    """The outer gradient base - theta, float64[n] (paper section 3), of a payload that `inspect` passed.
+    """Decode a payload that `inspect` passed to the outer gradient base - theta, float64[n] (paper section 3).
 
-    For fp32 the difference is exact while no element changed by more than a factor of 2**29, so that an outer
-    step of plain SGD with learning rate 1 gives theta back bit for bit.
+    For fp32 the difference is exact while no element changed by more than a factor of 2**29, so an outer step of
+    plain SGD with learning rate 1 restores theta bit for bit.
     """
     if codec == "fp32":
         return base.astype(np.float64) - payload.astype(np.float64)
@@ -49,9 +48,9 @@ def decode(codec: str, payload: NDArray[Any], base: NDArray[np.float32]) -> NDAr
 
 
 def inspect(codec: str, payload: Any, size: int) -> str:
-    """What is wrong with a payload for a fragment of `size` elements: "", "wrong_shape" or "non_finite".
+    """The defect of a payload for a fragment of `size` elements: "wrong_shape", "non_finite", or "" for none.
 
-    "wrong_shape" covers anything but a contiguous 1-D array of the codec's dtype and of that size.
+    "wrong_shape" is anything but a contiguous 1-D array of the codec's dtype and of that size.
     """
     if not isinstance(payload, np.ndarray) or payload.dtype != _DTYPES[codec] or payload.shape != (size,):
         return "wrong_shape"
@@ -62,7 +61,7 @@ def inspect(codec: str, payload: Any, size: int) -> str:
 
 
 def digest(*payloads: NDArray[Any]) -> str:
-    """SHA-256 of the arrays' bytes, one behind the other, in hexadecimal."""
+    """SHA-256 of the arrays' concatenated bytes, hexadecimal."""
     running = hashlib.sha256()
     for payload in payloads:
         running.update(np.ascontiguousarray(payload).data)
@@ -70,9 +69,10 @@ def digest(*payloads: NDArray[Any]) -> str:
 
 
 def examine(contribution: Contribution, codec: str, size: int) -> Contribution:
-    """The same contribution with its defect named: wrong_shape, bad_digest, non_finite, or "" for none.
+    """Check a received contribution: returns it with `defect` set, and without its payload if there is a defect.
 
-    `size`: elements of the fragment.
+    Defects are wrong_shape, bad_digest and non_finite. `size`: elements of the fragment. Raises nothing: a defect is a
+    recorded fact. The syncer's shells call it on every contribution.
     """
     payload = contribution.payload
     if not isinstance(payload, np.ndarray) or payload.ndim != 1:

@@ -1,7 +1,6 @@
-"""Many learners' outer gradients of one fragment become one (paper section 4).
+"""Merges the learners' outer gradients of one fragment by Avg or RDA (paper section 4).
 
-Knows tensors and their rules, Avg or RDA; not who contributed, nor where the weights come from. Computed in
-float64 under a local switch: learners of the lock-step shell share this process and train in float32.
+Computes in float64 under a local switch, because learners in lock-step runs train in float32 in the same process.
 """
 
 from __future__ import annotations
@@ -23,9 +22,9 @@ Gradient = NDArray[np.float64]
 def rules(tensors: Sequence[Tensor], default: str, patterns: Mapping[str, str] | None = None) -> dict[str, str]:
     """The rule, "rda" or "avg", of each tensor by name.
 
-    The first of the task's `patterns` (fnmatch pattern -> rule) that matches the name decides. Else
-    embeddings get Avg, for learners move them along common directions (paper section 4), and so do vectors
-    and scalars, whose few numbers have no direction to speak of; the rest get `default`.
+    The first of the task's `patterns` (fnmatch pattern -> rule) that matches the name decides. Else embeddings get
+    Avg, because learners move them along common directions (paper section 4); vectors and scalars get Avg, because
+    they have too few elements for a direction; all others get `default`.
     """
 
     def rule(tensor: Tensor) -> str:
@@ -44,12 +43,12 @@ def merge(
     rules: Mapping[str, str],
     granularity: str,
 ) -> Gradient:
-    """The merged outer gradient, float64[n], of M outer gradients float64[n], n = fragment.size.
+    """Merge M outer gradients float64[n] into one float64[n], n = fragment.size (paper section 4).
 
-    `weights`: M numbers >= 0 with sum 1. `rules`: as from `rules`. `granularity`, what RDA takes for a
-    vector: "tensor"; "row" or "column" (the first or the last axis counts the vectors; a tensor of one axis
-    or none is one vector); "fragment" (all its RDA tensors together). One contributor gets its own gradient
-    back exactly.
+    `weights`: M numbers >= 0 with sum 1; at least one must be above 0. `rules`: by tensor name, from `rules`.
+    `granularity`: what RDA treats as one vector: "tensor"; "row" or "column" (one vector for each index of the first
+    or last axis; a tensor with fewer than two axes is one vector); "fragment" (all its RDA tensors together). With a
+    single contributor the result is its gradient, exactly.
     """
     contributors = [index for index, weight in enumerate(weights) if weight > 0.0]
     assert contributors, "a merge needs a contributor"
@@ -69,43 +68,43 @@ def merge(
 def _groups(
     fragment: Fragment, rules: Mapping[str, str], granularity: str
 ) -> Iterator[tuple[str, slice | NDArray[np.intp], tuple[int, int], int]]:
-    """(rule, elements of the flat array, a matrix shape for them, the axis along which a vector runs)."""
+    """Yield (rule, elements of the flat array, their matrix shape, the axis along which a vector runs)."""
     together: list[NDArray[np.intp]] = []
-    for tensor, place in fragment.slices():
+    for tensor, elements in fragment.slices():
         rule, size = rules[tensor.name], tensor.size
         if rule == "rda" and granularity == "fragment":
-            together.append(np.arange(place.start, place.stop))
+            together.append(np.arange(elements.start, elements.stop))
         elif size == 0 or rule == "avg" or granularity == "tensor" or len(tensor.shape) <= 1:
-            yield rule, place, (1, size), 1
+            yield rule, elements, (1, size), 1
         elif granularity == "row":
-            yield rule, place, (tensor.shape[0], size // tensor.shape[0]), 1
+            yield rule, elements, (tensor.shape[0], size // tensor.shape[0]), 1
         else:
-            yield rule, place, (size // tensor.shape[-1], tensor.shape[-1]), 0
+            yield rule, elements, (size // tensor.shape[-1], tensor.shape[-1]), 0
     if together:
-        elements = np.concatenate(together)
-        yield "rda", elements, (1, len(elements)), 1
+        joined = np.concatenate(together)
+        yield "rda", joined, (1, len(joined)), 1
 
 
-# Compiled once per matrix shape and number of contributors: tensors of one shape, in any fragment, share it.
+# Compiled once per matrix shape and number of contributors; tensors of the same shape share the program.
 
 
 @jax.jit
 def _average(stack: jax.Array, weights: jax.Array) -> jax.Array:
-    """sum w v: float64[M, a, b], float64[M] -> float64[a, b]."""
+    """Avg, sum w v: float64[M, a, b], float64[M] -> float64[a, b]."""
     return jnp.sum(weights[:, None, None] * stack, axis=0)
 
 
 @partial(jax.jit, static_argnums=2)
 def _radial_directional(stack: jax.Array, weights: jax.Array, axis: int) -> jax.Array:
-    """(sum w |v|) phi(sum w phi(v)), phi(x) = x / |x|, phi(0) = 0: float64[M, a, b] -> float64[a, b].
+    """RDA: (sum w |v|) phi(sum w phi(v)) with phi(x) = x / |x|, phi(0) = 0; float64[M, a, b] -> float64[a, b].
 
-    A vector v runs along `axis` of the matrix; weights float64[M] have sum 1. The radius is the mean of the
-    norms; the paper's weighted form prints the vectors' mean there, which would be plain averaging.
+    A vector v runs along `axis` of the matrix; weights float64[M] have sum 1. The radius is the weighted mean of the
+    norms. (The paper's weighted form prints the mean of the vectors there, which would be plain averaging.)
 
-    Departure from the paper (section 4): M_eff = (sum w)^2 / sum w^2 orthogonal directions leave a sum of
-    length 1 / sqrt(M_eff). Where less than half of that is left, |sum w phi(v)| < 1 / (2 sqrt(M_eff)), they
-    cancel, and the paper's rule would blow the rest, mostly noise, up to full length. Such a vector gets Avg,
-    so that RDA's result is never longer than 2 sqrt(M_eff) times the radius times |sum w phi(v)|.
+    Departure from the paper (section 4): M_eff = (sum w)^2 / sum w^2 orthogonal directions have a mean of length
+    1 / sqrt(M_eff). If the mean direction is shorter than half of that, the directions cancel, and the paper's rule
+    would scale the remainder, mostly noise, to full length. Such a vector gets Avg instead, so the result is never
+    longer than 2 sqrt(M_eff) times the radius times |sum w phi(v)|.
     """
     share = weights[:, None, None]
     norms = jnp.linalg.norm(stack, axis=axis + 1, keepdims=True)

@@ -1,7 +1,4 @@
-"""Optimizers by their name in optax, and the outer optimizer, which applies a merged outer gradient.
-
-Works on one flat fragment at a time. Knows nothing of tensors, learners or versions.
-"""
+"""optax optimizers by name, and the outer optimizer, which applies a merged outer gradient to one flat fragment."""
 
 from __future__ import annotations
 
@@ -20,13 +17,13 @@ from numpy.typing import NDArray
 
 from outer.config import OuterConfig
 
-# Not for a recipe: one needs the loss at every trial point, one a random key, the others are building blocks.
+# Unusable in a recipe: lbfgs needs the loss at trial points, noisy_sgd a random key; scale_by_* are building blocks.
 _OTHERS = ("lbfgs", "noisy_sgd", "scale_by_")
 
 
 @cache
 def _known() -> dict[str, Callable[..., Any]]:
-    """Every optimizer of optax by name."""
+    """Every usable optimizer of optax, by name."""
     known: dict[str, Callable[..., Any]] = {}
     for name, function in vars(optax).items():
         if name.startswith(("_", *_OTHERS)) or not isinstance(function, FunctionType | partial):
@@ -39,15 +36,15 @@ def _known() -> dict[str, Callable[..., Any]]:
 
 
 def resolve(section: str, name: str, lr: float, options: Mapping[str, Any]) -> optax.GradientTransformation:
-    """The optax optimizer called `name`, with learning rate `lr` and further arguments `options`.
+    """Build the optax optimizer `name` with learning rate `lr` and further arguments `options`.
 
-    `section` is the recipe's table, for messages. Raises ValueError, naming the field, the value and what is
-    allowed, for a name that is no optimizer of optax, an option it does not take, or a value it refuses.
+    `section` names the recipe's table in messages. Raises ValueError, with the field, the value and what is allowed,
+    for an unknown optimizer, an unknown option, or a value that optax refuses.
     """
     function = _known().get(name)
     if function is None:
         raise ValueError(
-            f"{section}.optimizer = {name!r} is no optimizer of optax; {_nearest(name, _known())} "
+            f"{section}.optimizer = {name!r} is not an optax optimizer; {_nearest(name, _known())} "
             "(any optax function that takes a learning_rate will do)"
         )
     allowed = [option for option in inspect.signature(function).parameters if option != "learning_rate"]
@@ -56,7 +53,7 @@ def resolve(section: str, name: str, lr: float, options: Mapping[str, Any]) -> o
             raise ValueError(f"{section}.options.learning_rate: give the learning rate as {section}.lr")
         if option not in allowed:
             raise ValueError(
-                f"{section}.options.{option}: optax.{name} takes no such option; {_nearest(option, allowed)}"
+                f"{section}.options.{option}: optax.{name} has no such option; {_nearest(option, allowed)}"
             )
     try:
         return function(learning_rate=lr, **options)
@@ -72,12 +69,12 @@ def _nearest(word: str, known: Any) -> str:
 
 
 class OuterOptimizer:
-    """One optimizer for all fragments; the state of each stays with the caller.
+    """The outer optimizer for all fragments. The caller keeps each fragment's state.
 
-    Nesterov momentum is passed where the optimizer has momentum (paper section 4: SGD with Nesterov
-    momentum). Steps are computed in float64 under a local switch; parameters and the floating leaves of the
-    state are kept in float32. So SGD with learning rate 1 and no momentum gives a lone learner's parameters
-    back bit for bit. Raises ValueError as `resolve` does, and for a momentum that the optimizer has not.
+    Momentum is Nesterov where the optimizer has it (paper section 4). A step computes in float64 under a local switch;
+    parameters and the floating leaves of the state are stored in float32. So SGD with learning rate 1 and no momentum
+    restores a lone learner's parameters bit for bit. Raises ValueError as `resolve` does, and for a momentum that the
+    optimizer does not have.
     """
 
     def __init__(self, config: OuterConfig) -> None:
@@ -91,29 +88,32 @@ class OuterOptimizer:
             if "nesterov" in parameters:
                 options.setdefault("nesterov", True)
         elif function and "momentum" in config.model_fields_set and config.momentum != _default_momentum():
-            # A resolved recipe, read back, sets every field: its default must not become an error.
+            # A resolved recipe that is read back sets every field, so the default value must not be an error.
             raise ValueError(
                 f"outer.momentum = {config.momentum}: optax.{config.optimizer} has no momentum; leave "
-                f"it out, or choose one that has: {', '.join(sorted(filter(_has_momentum, _known())))}"
+                f"it out, or choose one that has it: {', '.join(sorted(filter(_has_momentum, _known())))}"
             )
         self._transformation = resolve("outer", config.optimizer, config.lr, options)
         self._step = jax.jit(self._apply)
 
     def init(self, theta: NDArray[np.float32]) -> Any:
-        """The state before the first step on theta float32[n]: a pytree of NumPy arrays."""
+        """The initial state for parameters theta float32[n]: a pytree of NumPy arrays."""
         with jax.enable_x64(True):
             return _stored(self._transformation.init(theta.astype(np.float64)))
 
     def state_bytes(self, size: int) -> int:
-        """Bytes that a fragment of `size` elements keeps as state; nothing of that size is allocated."""
+        """Bytes of state for a fragment of `size` elements. Allocates no arrays."""
         shapes = jax.eval_shape(lambda: self._transformation.init(jnp.zeros(size, jnp.float32)))
         return sum(leaf.size * leaf.dtype.itemsize for leaf in jax.tree.leaves(shapes))
 
     def step(
         self, theta: NDArray[np.float32], gradient: NDArray[np.float64], state: Any
     ) -> tuple[NDArray[np.float32], Any]:
-        """(theta float32[n], state) after a step on the merged outer gradient float64[n]; changes neither."""
-        with jax.enable_x64(True), np.errstate(over="ignore"):  # overflow shows as infinity, for the caller
+        """One outer step on the merged outer gradient float64[n]: returns the new (theta float32[n], state).
+
+        Changes no argument. Overflow shows as infinity in theta.
+        """
+        with jax.enable_x64(True), np.errstate(over="ignore"):  # overflow shows as infinity
             stepped, state = self._step(theta.astype(np.float64), gradient, _working(state))
             return np.asarray(stepped).astype(np.float32), _stored(state)
 

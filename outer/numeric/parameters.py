@@ -1,7 +1,6 @@
-"""The syncer's numbers: every fragment's parameters, outer state and version.
+"""The global parameters: every fragment's values, outer optimizer state and version.
 
-Proposing and installing are apart, because between them the syncer makes the step durable. Knows nothing of
-learners, quorums or journals.
+`propose` computes an outer step and `install` puts it in force; in between the syncer makes it durable.
 """
 
 from __future__ import annotations
@@ -23,27 +22,26 @@ from outer.protocol.fragments import Fragment
 
 @dataclass(frozen=True)
 class Proposal:
-    """An outer step of one fragment, computed and not yet in force."""
+    """A computed outer step of one fragment that is not in force yet."""
 
     fragment: int
     theta: NDArray[np.float32]  # [n], read-only
-    state: Any  # the outer optimizer's, a pytree of NumPy arrays
+    state: Any  # outer optimizer state, a pytree of NumPy arrays
     norm: float  # L2 norm of the merged outer gradient
     digest: str  # SHA-256 of theta
-    finite: bool  # every element of theta is
+    finite: bool  # whether every element of theta is finite
 
     @property
     def arrays(self) -> list[NDArray[Any]]:
-        """What `GlobalParameters.restore` needs: theta, then the leaves of the state."""
+        """theta, then the leaves of the state, as `GlobalParameters.restore` takes them."""
         return [self.theta, *jax.tree.leaves(self.state)]
 
 
 class GlobalParameters:
-    """Theta of the paper, in fragments, with the outer optimizer's state for each.
+    """The paper's Theta in fragments, with the outer optimizer's state for each.
 
-    `thetas`: float32[n] per fragment, read-only, replaced and never written to, so a reference to one stays
-    what it was. `states`: the outer optimizer's. `versions`: 0 from the start, then the syncer step of the
-    newest commit.
+    `thetas`: read-only float32[n] for each fragment; a commit replaces an array and never changes one in place.
+    `states`: outer optimizer states. `versions`: 0 at first, then the syncer step of the newest commit.
     """
 
     def __init__(
@@ -54,7 +52,7 @@ class GlobalParameters:
         codec: str,
         rules: Mapping[str, str],
     ) -> None:
-        """`initial`: float32[n] per fragment. `rules`: by tensor name. A bad `outer` raises ValueError."""
+        """`initial`: float32[n] per fragment. `rules`: by tensor name. Raises ValueError for an invalid `outer`."""
         assert [array.shape for array in initial] == [(fragment.size,) for fragment in fragments]
         self.fragments = tuple(fragments)
         self._optimizer = OuterOptimizer(outer)
@@ -66,7 +64,7 @@ class GlobalParameters:
         self.versions = [0] * len(self.fragments)
 
     def propose(self, fragment: int, payloads: Sequence[NDArray[Any]], weights: Sequence[float]) -> Proposal:
-        """One fragment's outer step from M inspected payloads and M normalised weights; changes nothing."""
+        """Compute a fragment's outer step from M checked payloads and M weights with sum 1. Changes nothing."""
         theta = self.thetas[fragment]
         gradients = [codecs.decode(self._codec, payload, theta) for payload in payloads]
         merged = merge(self.fragments[fragment], gradients, weights, self._rules, self._granularity)
@@ -81,35 +79,35 @@ class GlobalParameters:
         )
 
     def install(self, proposal: Proposal, version: int) -> None:
-        """Put a proposal in force as that version of its fragment."""
+        """Put a proposal in force as the given version of its fragment."""
         assert version > self.versions[proposal.fragment], "a fragment's version only rises"
         self.thetas[proposal.fragment] = proposal.theta
         self.states[proposal.fragment] = proposal.state
         self.versions[proposal.fragment] = version
 
     def arrays(self, fragment: int) -> list[NDArray[Any]]:
-        """What `restore` needs to put it in force again."""
+        """A fragment's theta and state leaves, as `restore` takes them."""
         return [self.thetas[fragment], *jax.tree.leaves(self.states[fragment])]
 
     def restore_theta(self, fragment: int, version: int, theta: NDArray[np.float32]) -> None:
-        """As `restore`, of parameters alone: the outer optimizer begins anew."""
+        """Restore a fragment's parameters alone; its outer optimizer state starts fresh."""
         fresh = self._optimizer.init(self.thetas[fragment])
         self.restore(fragment, version, [theta, *jax.tree.leaves(fresh)])
 
     def restore(self, fragment: int, version: int, arrays: Sequence[NDArray[Any]]) -> None:
-        """Put a fragment in force as it was kept. Raises ValueError where it is none of this model and optimizer."""
+        """Restore a fragment from `arrays`. Raises ValueError if they do not fit this model and optimizer."""
         theta, leaves = arrays[0], list(arrays[1:])
         old, structure = jax.tree.flatten(self.states[fragment])
         ours = [(self.thetas[fragment].dtype, self.thetas[fragment].shape), *((leaf.dtype, leaf.shape) for leaf in old)]
         theirs = [(array.dtype, array.shape) for array in arrays]
         if ours != theirs:
-            raise ValueError(f"fragment {fragment} was kept as {theirs}, with this recipe it is {ours}")
+            raise ValueError(f"fragment {fragment} was saved as {theirs}; this recipe needs {ours}")
         self.thetas[fragment] = _frozen(theta)
         self.states[fragment] = jax.tree.unflatten(structure, leaves)
         self.versions[fragment] = version
 
     def digest(self) -> str:
-        """SHA-256 over all parameters, fragment by fragment."""
+        """SHA-256 of all parameters, in the order of the fragments."""
         return codecs.digest(*self.thetas)
 
 

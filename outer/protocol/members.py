@@ -99,9 +99,9 @@ class Members:
                 restored=True,
             )
 
-    def resume(self, now: float, living: Iterable[Expect]) -> None:
+    def resume(self, now: float, alive: Iterable[Expect]) -> None:
         """These incarnations are alive, not attached yet. All others that an earlier epoch knew are fenced."""
-        for event in living:
+        for event in alive:
             member = self._members.get(event.learner)
             if member is not None and member.restored and event.incarnation == member.incarnation:
                 member.batch_size, member.region, member.restored = event.batch_size, event.region, False
@@ -258,8 +258,8 @@ class Members:
         if newest is None or member.report.newest_span >= newest.identifier:
             samples = self._span_steps * member.batch_size
             newest = self._spans.grant(member.name, member.incarnation, samples, member.batch_size)
-            place = (newest.identifier, newest.start, newest.stop)
-            self._facts.append(SpanGranted(member.name, member.incarnation, *place, member.batch_size))
+            span = (newest.identifier, newest.start, newest.stop)
+            self._facts.append(SpanGranted(member.name, member.incarnation, *span, member.batch_size))
             member.granted_at = float("-inf")
         return newest
 

@@ -102,7 +102,7 @@ class Sessions:
     def on_report(self, now: float, member: Member, report: Report, run: RunSnapshot) -> None:
         """Send what a report asks for, and again what it shows the learner has not received."""
         if report.phase == DRAINING and not member.draining:
-            self._start_drain(member, "its process was told to end", now + self._config.drain_s)
+            self._start_drain(member, "its process was asked to end", now + self._config.drain_s)
         if not member.attached:
             return
         if reason := self._stop_reason(member, run):

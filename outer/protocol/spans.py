@@ -120,10 +120,10 @@ class SpanPool:
     def given_back(self, learner: str, incarnation: int, back: Span) -> None:
         """Replay a return that an earlier epoch recorded: the borrower keeps the part of the span before it."""
         borrower = self._borrowers[learner, incarnation]
-        kept = (
+        remaining = (
             Span(s.identifier, s.start, back.start) if s.identifier == back.identifier else s for s in borrower.spans
         )
-        borrower.spans = deque(kept)
+        borrower.spans = deque(remaining)
         self._give_back(back.start, back.stop)
 
     def _next_range(self, samples: int, batch_size: int) -> tuple[int, int]:

@@ -420,9 +420,9 @@ class Syncer:
         self._out.add(Publish(fragment, step.syncer_step, step.result.proposal))
         self._out.emit(record)
         self._members.note_merged(record)
-        standing = self._run_snapshot
+        run = self._run_snapshot
         for member in self._members.attached:
-            self._sessions.notify(now, member, fragment, standing)
+            self._sessions.notify(now, member, fragment, run)
         self._finish_if_due()
         if self._stopping is not None:
             self._handlers[type(self._stopping)](now, self._stopping)

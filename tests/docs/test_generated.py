@@ -1,4 +1,4 @@
-"""What the docs take from the code and the tests is as the code and the tests have it."""
+"""The generated parts of the docs are up to date, and their generators refuse what is inconsistent."""
 
 from __future__ import annotations
 
@@ -10,13 +10,13 @@ from docs import claims, diagrams, renew
 
 
 @pytest.mark.parametrize("name", sorted(renew.PAGES))
-def test_a_page_has_what_the_code_and_the_tests_say(name: str) -> None:
+def test_the_generated_parts_of_a_page_are_up_to_date(name: str) -> None:
     page = (renew.FOLDER / name).read_text()
     fresh = renew.renewed(page, renew.PAGES[name]()) == page
     assert fresh, f"docs/{name} is out of date: python -m docs.renew"
 
 
-def test_a_diagram_has_every_move_of_its_table_and_ends_where_there_is_none() -> None:
+def test_a_diagram_has_every_move_of_its_table_and_ends_in_states_without_one() -> None:
     assert diagrams.diagram({"new": {"old": "in time"}, "old": {}}).splitlines()[2:-1] == [
         "    [*] --> new",
         "    new --> old : in time",
@@ -28,9 +28,9 @@ TABLES = (diagrams.open_step.TRANSITIONS, diagrams.learner.TRANSITIONS, diagrams
 
 
 @pytest.mark.parametrize("table", TABLES)
-def test_every_state_that_a_table_leads_to_is_in_it_and_each_move_says_when(table: Any) -> None:
-    assert {other for ways in table.values() for other in ways} <= set(table)
-    for when in (when for ways in table.values() for when in ways.values()):
+def test_a_table_has_every_state_that_it_leads_to_and_each_move_has_a_label(table: Any) -> None:
+    assert {other for moves in table.values() for other in moves} <= set(table)
+    for when in (when for moves in table.values() for when in moves.values()):
         assert when and not set(when) & set(":;\n"), "mermaid would end the label there"
 
 
@@ -40,7 +40,7 @@ def test_a_page_without_one_place_for_a_block_is_refused(page: str) -> None:
         renew.renewed(page, {"a": "text"})
 
 
-def test_a_place_that_nothing_fills_is_refused() -> None:
+def test_a_place_without_a_generator_is_refused() -> None:
     with pytest.raises(ValueError, match="no generator writes a"):
         renew.renewed("<!-- a: written by python -m docs.renew -->\n<!-- end of a -->\n", {})
 
@@ -52,7 +52,7 @@ def test_a_renewed_page_stays_as_it_is() -> None:
     assert once.startswith("before\n") and once.endswith("\nafter\n")
 
 
-def test_every_section_has_claims_and_no_two_claims_are_the_same() -> None:
+def test_every_section_has_claims_and_no_claim_appears_twice() -> None:
     found = list(claims.claims())
     assert {claim.section for claim in found} == set("123456789")
     assert len({claim.words for claim in found}) == len(found)
@@ -61,7 +61,7 @@ def test_every_section_has_claims_and_no_two_claims_are_the_same() -> None:
 @pytest.mark.parametrize(
     "text", ["", "The learner steps.", "Section 3, elsewhere.", "Section 2, algorithm 1. Departure 9999."]
 )
-def test_a_test_that_names_no_place_or_no_record_is_refused(text: str) -> None:
+def test_a_claim_without_a_place_in_the_paper_or_with_an_unknown_record_is_refused(text: str) -> None:
     [node] = claims.ast.parse(f"def test_it():\n    '''{text}'''\n").body
     assert isinstance(node, claims.ast.FunctionDef)
     with pytest.raises(ValueError):

@@ -13,7 +13,7 @@ import pytest
 from chaos.simulation.profile import KINDS, PROFILES
 from orchestrator.checkers import suite
 from orchestrator.cli import errors
-from orchestrator.eventlog.events import REGISTRY
+from orchestrator.eventlog.facts import REGISTRY
 from orchestrator.recipe.config import FaultKind, Recipe
 from outer.protocol import messages
 from tests.docs import references
@@ -122,7 +122,7 @@ def first_cells(text: str) -> set[str]:
 
 def names_of(kind: str) -> set[str]:
     """The simulator's own checks, by how they begin."""
-    sources = "".join(path.read_text() for path in sorted((ROOT / "chaos/simulation").glob("*.py")))
+    sources = "".join(path.read_text() for path in sorted((references.ROOT / "chaos/simulation").glob("*.py")))
     return set(re.findall(rf'"({kind}\.[a-z]+)"', sources))
 
 
@@ -167,6 +167,37 @@ def test_the_readmes_recipe_is_a_whole_recipe() -> None:
     blocks = references.FENCE.finditer((ROOT / "README.md").read_text())
     [block] = [match["body"] for match in blocks if match["language"] == "toml"]
     Recipe.model_validate(tomllib.loads(block))
+
+
+LISTS = [
+    (test_the_table_of_checks_names_every_check_and_no_other, "docs/run-folder.md", "`log.seal`", "`log.sealed`"),
+    (test_the_table_of_facts_names_every_kind_and_no_other, "docs/run-folder.md", "`ReplicaLost`, ", ""),
+    (test_the_table_of_faults_names_every_kind_and_no_other, "docs/run-folder.md", "| `link` |", "| `cable` |"),
+    (test_the_simulator_page_names_every_fault_every_profile_and_every_check, "docs/simulation.md", "`zombie`", "it"),
+    (test_the_simulator_page_names_every_fault_every_profile_and_every_check, "docs/simulation.md", "`calm`", "it"),
+    (
+        test_the_simulator_page_names_every_fault_every_profile_and_every_check,
+        "docs/simulation.md",
+        "`bounds.live`",
+        "",
+    ),
+    (test_the_table_of_exit_codes_has_the_codes_of_the_command_line, "docs/run-folder.md", "| 130 |", "| 131 |"),
+    (test_the_table_of_messages_names_every_message, "docs/protocol.md", "`SeekDonor`", "it"),
+    (test_the_readmes_recipe_is_a_whole_recipe, "README.md", "[budget]", "[budgets]"),
+]
+
+
+@pytest.mark.parametrize(("test", "path", "old", "new"), LISTS)
+def test_each_list_is_found_wrong_with_an_error_that_is_planted(
+    test: Callable[[], None], path: str, old: str, new: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    text = (ROOT / path).read_text()
+    assert old in text
+    (tmp_path / "docs").mkdir()
+    (tmp_path / path).write_text(text.replace(old, new))
+    monkeypatch.setitem(test.__globals__, "ROOT", tmp_path)
+    with pytest.raises((AssertionError, ValueError)):
+        test()
 
 
 # ------------------------------------------------------------------ length

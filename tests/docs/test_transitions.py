@@ -1,4 +1,4 @@
-"""Every move of the machines' transition tables is made in some run, and a move that is not in them in none."""
+"""Runs make every move in the machines' transition tables, and no other."""
 
 from __future__ import annotations
 
@@ -45,7 +45,7 @@ def steps(monkeypatch: pytest.MonkeyPatch) -> Iterator[Moves]:
 
 @pytest.fixture
 def phases(monkeypatch: pytest.MonkeyPatch) -> Iterator[Moves]:
-    """Those of learners."""
+    """The moves of learners that this test makes."""
     made: Moves = set()
     plain = Learner._enter
 
@@ -59,7 +59,7 @@ def phases(monkeypatch: pytest.MonkeyPatch) -> Iterator[Moves]:
 
 
 def storm(seed: int, **sync: Any) -> World:
-    """Deaths, freezes, leavings and a bad network; then the run is stopped, wherever it is."""
+    """A run with deaths, freezes, drains and a bad network, stopped at a random time."""
     config = {"P": 2, "H": 4, "tau": 2, "read_timeout_s": 0.4, "lease_s": 0.8, "grace": 0.3}
     world = World(
         sync=SyncConfig.model_validate(config | sync),
@@ -120,7 +120,7 @@ def dropped_while_merging() -> None:
 
 
 def dropped_while_merged() -> None:
-    """Step 2 is merged and has to wait for step 1."""
+    """Step 2 is merged and waits for step 1 to commit."""
     one = bench("a", "b", sync={"P": 4, "H": 4, "tau": 2} | ALL)
     for second in (1, 2):
         one.now = float(second)
@@ -130,7 +130,7 @@ def dropped_while_merged() -> None:
 
 
 def test_the_controller_makes_every_move_of_its_table(monkeypatch: pytest.MonkeyPatch) -> None:
-    """Whatever is asked of it, in whatever order."""
+    """Under random calls in random order."""
     made: Moves = set()
     plain = controller.Unit.move
 

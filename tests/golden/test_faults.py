@@ -11,7 +11,8 @@ import pytest
 from learners.protocol import events_effects as unit
 from learners.protocol.facts import StateReceived, StepFinished
 from orchestrator.checkers import suite
-from orchestrator.eventlog.events import Event, RunFinished
+from orchestrator.eventlog.events import Event
+from orchestrator.eventlog.facts import RunFinished
 from outer.config import SyncConfig
 from outer.protocol.facts import (
     Committed,

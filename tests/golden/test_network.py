@@ -12,7 +12,8 @@ from hypothesis import strategies as st
 
 from learners.protocol.facts import Adopted, StateReceived
 from orchestrator.checkers import suite
-from orchestrator.eventlog.events import Event, RunFinished
+from orchestrator.eventlog.events import Event
+from orchestrator.eventlog.facts import RunFinished
 from outer.config import SyncConfig
 from outer.protocol import events_effects as outer
 from outer.protocol.facts import Committed, Refused

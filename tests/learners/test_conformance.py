@@ -1,4 +1,4 @@
-"""check-task's promises: a sound task keeps them all, and each planted fault is found by the check of its name."""
+"""check-task: a sound task passes every check, and each planted fault fails the check of its name."""
 
 from __future__ import annotations
 
@@ -62,10 +62,10 @@ def examined(factory: type[Sound], *names: str, **changes: Any) -> dict[str, Fin
         seed=0,
         elsewhere=lambda: fingerprint.fingerprint(factory(), 0, 4),
     )
-    return {finding.name: finding for finding in checks.examine(subject, names)}
+    return {finding.name: finding for finding in checks.run_checks(subject, names)}
 
 
-def test_a_sound_task_keeps_every_promise() -> None:
+def test_a_sound_task_passes_every_check() -> None:
     findings = examined(Sound)
     assert {finding.status for finding in findings.values()} == {"pass"}, findings
     assert list(findings) == [check.name for check in checks.CHECKS]
@@ -323,6 +323,6 @@ def test_too_many_fragments_and_what_rests_on_a_failed_check() -> None:
 def test_another_process_that_disagrees_is_found() -> None:
     other = fingerprint.fingerprint(Sound(), 0, 4) | {"batch": "", "loss": 0.0}
     subject = Subject(Sound, InnerConfig(), SyncConfig(), 4, 0, lambda: other)
-    findings = {finding.name: finding for finding in checks.examine(subject, ["fresh-process"])}
+    findings = {finding.name: finding for finding in checks.run_checks(subject, ["fresh-process"])}
     assert findings["fresh-process"].status == "fail"
     assert "another batch, loss" in findings["fresh-process"].message

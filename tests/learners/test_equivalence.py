@@ -135,7 +135,7 @@ def nesterov(theta, gradient, velocity):
 def sample_starts(shell, names):
     """Which samples each learner stepped on: spans of SPAN_STEPS batches, lent in the order of asking."""
     starts = {name: {} for name in names}
-    for said in shell.said:
+    for said in shell.facts:
         if type(said.fact).__name__ == "StepFinished":
             starts[said.writer][said.fact.step] = said.fact.position
     used = sorted(start for each in starts.values() for start in each.values())

@@ -106,7 +106,9 @@ def test_poison_is_taken_once(disturbance: FaultEffects, clock: Clock) -> None:
 
 
 def test_what_is_no_kind_is_refused_with_the_kinds_there_are(disturbance: FaultEffects) -> None:
-    with pytest.raises(ValueError, match="'kill' is no disturbance of a learner; there are slow, straggle"):
+    with pytest.raises(
+        ValueError, match="'kill' is not a fault that a learner can carry out; known are slow, straggle"
+    ):
         disturbance.begin("kill", 1.0)
 
 

@@ -13,9 +13,9 @@ from dataclasses import dataclass, field, replace
 from typing import Any
 
 from learners.protocol.facts import Adopted, PhaseEntered, StepFinished
-from orchestrator.eventlog.events import (
+from orchestrator.eventlog.events import Event
+from orchestrator.eventlog.facts import (
     Evaluated,
-    Event,
     FaultHealed,
     FaultInjected,
     LearnerLost,

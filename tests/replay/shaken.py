@@ -14,13 +14,14 @@ import optax
 
 from learners.config import DataConfig, InnerConfig
 from learners.fragment_io import FragmentIO
-from learners.lockstep import IDLE_ROUNDS_MAX, LockStep, Said, _Unit
+from learners.lockstep import IDLE_ROUNDS_MAX, LockStep, LoggedFact, _Unit
 from learners.protocol import events_effects as unit
 from learners.protocol.learner import Learner
 from learners.training.device import device_taken
 from learners.training.task import Batch
 from learners.training.trainer import Trainer
-from orchestrator.eventlog.events import Event, RunFinished, RunStarted
+from orchestrator.eventlog.events import Event
+from orchestrator.eventlog.facts import RunFinished, RunStarted
 from orchestrator.recipe.config import Recipe
 from outer.protocol import events_effects as outer
 from outer.protocol.messages import COMPILING, IMPORTING, STEPPING, Donor, StateRequest
@@ -90,7 +91,7 @@ class Shaken(LockStep):
             span_steps=SPAN_STEPS,
             seed=wanted.seed,
         )
-        self.said += [Said(0.0, name, 1, device_taken(1)) for name in wanted.learners]
+        self.facts += [LoggedFact(0.0, name, 1, device_taken(1)) for name in wanted.learners]
 
     # -------------------------------------------------------------- what a plan may do
 
@@ -102,7 +103,7 @@ class Shaken(LockStep):
     def revive(self, name: str) -> None:
         self._incarnations[name] += 1
         incarnation, pool = self._incarnations[name], self.recipe.pool_of(name)
-        self.said.append(Said(self._now, name, incarnation, device_taken(1)))
+        self.facts.append(LoggedFact(self._now, name, incarnation, device_taken(1)))
         machine = Learner(
             name=name,
             incarnation=incarnation,
@@ -168,7 +169,7 @@ class Shaken(LockStep):
         for effect in effects:
             match effect:
                 case unit.Emit(fact):
-                    self.said.append(Said(self._now, name, self._incarnations[name], fact))
+                    self.facts.append(LoggedFact(self._now, name, self._incarnations[name], fact))
                 case unit.Recover(seek, _):
                     self._to_syncer(seek)
                 case unit.Donate(request, step, syncer_step, versions):
@@ -191,8 +192,8 @@ class Shaken(LockStep):
         events = []
         started = RunStarted(self.recipe.name, self.recipe.config_hash, self.recipe.seed, {})
         finished = RunFinished("finished", "the budget is reached", self.parameters.digest())
-        last = Said(self._now + 1.0, "orchestrator", 1, finished)
-        for said in [Said(0.0, "orchestrator", 1, started), *self.said, last]:
+        last = LoggedFact(self._now + 1.0, "orchestrator", 1, finished)
+        for said in [LoggedFact(0.0, "orchestrator", 1, started), *self.facts, last]:
             events.append(Event(said.writer, said.incarnation, numbers[said[1:3]], said.at, said.fact))
             numbers[said[1:3]] += 1
         return events

@@ -9,7 +9,8 @@ from dataclasses import replace
 import pytest
 
 from learners.protocol.facts import StepFinished
-from orchestrator.eventlog.events import Event, RunStarted
+from orchestrator.eventlog.events import Event
+from orchestrator.eventlog.facts import RunStarted
 from orchestrator.replay.log_diff import NOTHING, compare
 from outer.protocol.facts import Committed, SpanGranted
 from tests.orchestrator.histories import altered, is_a

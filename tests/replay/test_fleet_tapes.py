@@ -12,7 +12,8 @@ from learners.protocol.facts import StateReceived, StepFinished
 from learners.training.trainer import deal
 from orchestrator.checkers.suite import check_run
 from orchestrator.cli.app import build
-from orchestrator.eventlog.events import LearnerLost, read_run
+from orchestrator.eventlog.facts import LearnerLost
+from orchestrator.eventlog.segments import read_run
 from orchestrator.planner.fleet.failures import Failures
 from orchestrator.planner.fleet.spot import absences, comings
 from orchestrator.planner.fleet.tape import record
@@ -48,10 +49,10 @@ def test_real_training_follows_units_that_die_and_come_back_from_a_peer():
     }
     assert [each for each in simulated.verdicts if each.status == "violated"] == []
     assert 0.5 < simulated.outcome.goodput < 0.97
-    player = Replayer(tape_of(simulated.events), made, Points(made.data, made.seed))
-    for _ in player.play():
+    replayer = Replayer(tape_of(simulated.events), made, Points(made.data, made.seed))
+    for _ in replayer.play():
         pass
-    assert player.finish() and player.computed["state"] >= 1
+    assert replayer.finish() and replayer.computed["state"] >= 1
 
 
 def test_islands_of_many_chips_stand_still_and_their_steps_are_whole():

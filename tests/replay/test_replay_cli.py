@@ -15,8 +15,10 @@ from learners.protocol.facts import StepFinished
 from learners.training import weights
 from orchestrator.cli.app import build
 from orchestrator.cli.replay import _as_recorded, _check_until, _told
-from orchestrator.eventlog.events import Event, RunStarted, SegmentWriter, ends, read_run
+from orchestrator.eventlog.events import Event
+from orchestrator.eventlog.facts import RunStarted
 from orchestrator.eventlog.seal import SEAL_FILE, seal
+from orchestrator.eventlog.segments import SegmentWriter, ends, read_run
 from orchestrator.recipe.problems import InputError
 from orchestrator.recipe.toml_text import dump
 from orchestrator.replay.process import FILE

@@ -19,6 +19,6 @@ def test_the_log_of_every_seed_is_a_tape_though_learners_donors_and_syncers_die(
         cluster.run()
         tape = record(cluster.context.events())
         found["commits"] += len(tape.commits)
-        for life in tape.lives.values():
-            found["states"] += sum(isinstance(moment, Give) for moment in life.moments)
+        for incarnation in tape.incarnations.values():
+            found["states"] += sum(isinstance(moment, Give) for moment in incarnation.moments)
     assert found["commits"] > 50 * len(SEEDS) and found["states"] > len(SEEDS)

@@ -12,9 +12,8 @@ import pytest
 from learners.protocol.facts import Adopted, DeviceTaken, Spoiled, StateReceived, StepFinished
 from learners.training.device import SETTINGS
 from orchestrator.eventlog.events import Event
-from orchestrator.replay.environment import hints, needed
+from orchestrator.replay.environment import hints, needed, permitted
 from orchestrator.replay.incarnation import Give, Read, TapeError
-from orchestrator.replay.settings import permitted
 from orchestrator.replay.tape import record
 from outer.protocol.facts import Committed, SyncerStarted
 from tests.orchestrator.histories import altered, inserted, is_a, renumbered, without
@@ -51,9 +50,9 @@ def refused(events: list[Event], *words: str) -> None:
 def test_a_tape_has_every_commit_and_only_what_they_depend_on(events: list[Event]) -> None:
     tape = record(events)
     assert len(tape.commits) == sum(isinstance(event.fact, Committed) for event in events)
-    assert set(tape.lives) == {(A0, 1), (A1, 1), (A1, 2), (B0, 1), (B0, 2)}
-    for life in tape.lives.values():
-        assert isinstance(life.moments[-1], Read | Give), "what came after it went nowhere"
+    assert set(tape.incarnations) == {(A0, 1), (A1, 1), (A1, 2), (B0, 1), (B0, 2)}
+    for incarnation in tape.incarnations.values():
+        assert isinstance(incarnation.moments[-1], Read | Give), "what came after it went nowhere"
 
 
 def test_a_missing_step_is_named(events: list[Event]) -> None:
@@ -215,7 +214,7 @@ def test_a_process_gets_the_runs_settings_and_none_of_its_own(events: list[Event
     assert found is not None
     inherited = {"PATH": "/bin", "XLA_FLAGS": "--mine", "JAX_PLATFORMS": "tpu", "JAX_ENABLE_X64": "1"}
     settings = {"XLA_FLAGS": "--xla_cpu_enable_fast_math=true"}
-    assert replace(found, settings=settings).environment(inherited) == {
+    assert replace(found, settings=settings).variables(inherited) == {
         "PATH": "/bin",
         "XLA_FLAGS": "--xla_cpu_enable_fast_math=true",
         "JAX_PLATFORMS": "cpu",

@@ -24,15 +24,9 @@ from learners.training.trainer import deal
 from orchestrator.accounting.verdicts import sound
 from orchestrator.checkers.suite import check, check_run
 from orchestrator.cli.app import build
-from orchestrator.eventlog.events import (
-    Event,
-    FaultHealed,
-    FaultInjected,
-    LearnerLost,
-    LearnerRequested,
-    RunStarted,
-    read_run,
-)
+from orchestrator.eventlog.events import Event
+from orchestrator.eventlog.facts import FaultHealed, FaultInjected, LearnerLost, LearnerRequested, RunStarted
+from orchestrator.eventlog.segments import read_run
 from orchestrator.recipe.config import FaultKind, Recipe
 from orchestrator.replay.replayer import Replayer
 from orchestrator.replay.tape import record as tape_of

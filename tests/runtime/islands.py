@@ -24,7 +24,8 @@ from ray.cluster_utils import Cluster
 from ray.util.placement_group import placement_group_table
 
 from chaos.actor import start
-from orchestrator.eventlog.events import LearnerLost, LearnerStarted, NodePreempted, RunFinished, read_run
+from orchestrator.eventlog.facts import LearnerLost, LearnerStarted, NodePreempted, RunFinished
+from orchestrator.eventlog.segments import read_run
 from orchestrator.recipe.config import PoolConfig, Recipe
 from orchestrator.recipe.problems import InputError
 from orchestrator.recipe.validation import resolve, validate

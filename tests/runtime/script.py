@@ -11,7 +11,8 @@ from typing import Any
 
 import ray
 
-from orchestrator.eventlog.events import Event, read_run
+from orchestrator.eventlog.events import Event
+from orchestrator.eventlog.segments import read_run
 from orchestrator.store.run_store import RunStore
 from tests.runtime.conftest import LEARNERS, namespace
 

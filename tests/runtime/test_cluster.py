@@ -12,7 +12,8 @@ from typing import Any
 import psutil
 import pytest
 
-from orchestrator.eventlog.events import LearnerStarted, read_run
+from orchestrator.eventlog.facts import LearnerStarted
+from orchestrator.eventlog.segments import read_run
 from orchestrator.recipe.toml_text import load, stored_hash
 from orchestrator.recipe.validation import resolve
 from orchestrator.store.run_store import RunStore

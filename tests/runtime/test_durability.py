@@ -9,7 +9,7 @@ import psutil
 import pytest
 
 from learners.protocol.facts import StepFinished
-from orchestrator.eventlog.events import (
+from orchestrator.eventlog.facts import (
     CheckpointWritten,
     FaultInjected,
     LearnerRequested,
@@ -18,7 +18,7 @@ from orchestrator.eventlog.events import (
     SyncerLost,
 )
 from orchestrator.recipe.config import SYNCER
-from outer.actor import APPLIED, JOURNALED, RECEIVED
+from outer.epoch import APPLIED, JOURNALED, RECEIVED
 from outer.protocol.facts import Committed, StateRebuilt, SyncerStarted
 from tests.runtime.replayed import assert_bit_equal
 from tests.runtime.script import FOREVER, Script, all_step, kill, nothing, said
@@ -36,12 +36,15 @@ def incarnations(result):
     return {(event.writer, event.incarnation) for event in result.of(StepFinished)}
 
 
-def assert_steps_in_outages(result, *learners):
-    """Each of these finished steps between every loss of a syncer and the start of its successor."""
-    lost, started = result.of(SyncerLost), result.of(SyncerStarted)[1:]
+def assert_steps_in_outages(result, *learners, since=SyncerLost):
+    """Each of these finished steps between every loss of a syncer and the start of its successor.
+
+    `since`: the fact that comes first in an outage; an orchestrator that died too has not seen the syncer's end.
+    """
+    lost, started = result.of(since), result.of(SyncerStarted)[1:]
     assert len(lost) == len(started) > 0
-    for since, until in zip(lost, started, strict=True):
-        stepped = {event.writer for event in result.of(StepFinished) if since.at < event.at < until.at}
+    for begun, ended in zip(lost, started, strict=True):
+        stepped = {event.writer for event in result.of(StepFinished) if begun.at < event.at < ended.at}
         assert stepped >= set(learners), "it waited for the syncer"
 
 
@@ -91,7 +94,7 @@ def test_orchestrator_syncer_and_a_learner_are_killed_at_once_and_the_others_ste
     assert asked == [("learner-t-0", 1), ("learner-t-1", 1), ("learner-t-2", 1), ("learner-t-0", 2)]
     assert [fact.epoch for fact in result.facts(SyncerStarted)] == [1, 2]
     assert any(map(later_checkpoint, result.events)), "checkpoints go on"
-    assert_steps_in_outages(result, "learner-t-1", "learner-t-2")
+    assert_steps_in_outages(result, "learner-t-1", "learner-t-2", since=OrchestratorFollowed)
 
 
 def test_without_its_journal_the_syncer_is_rebuilt_from_what_the_learners_hold_and_says_what_is_lost(run, tmp_path):

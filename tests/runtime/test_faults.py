@@ -11,7 +11,7 @@ import pytest
 
 from learners.fault_effects import FaultEffects
 from learners.protocol.facts import PhaseEntered, StateReceived, StepFinished
-from orchestrator.eventlog.events import FaultHealed, FaultInjected, LearnerLost
+from orchestrator.eventlog.facts import FaultHealed, FaultInjected, LearnerLost
 from outer.protocol.facts import (
     Committed,
     LearnerAttached,

@@ -15,7 +15,7 @@ import pytest
 from rich.console import Console
 
 from orchestrator.cli.terminal import LiveView
-from orchestrator.eventlog.events import LearnerLost
+from orchestrator.eventlog.facts import LearnerLost
 from orchestrator.store.run_store import RunStore
 from tests.waiting import DEADLINE_S
 
@@ -125,7 +125,7 @@ def test_a_run_whose_pool_has_no_place_says_so_with_the_quorum_that_is_impossibl
     result = run("no-place", watch, tmp_path, pools=[pool], run=limits, sync={"quorum": 2})
     why = "pool none: 2 of 2 learners wait for a place: of 1 living nodes none has 3 moonstone: the largest has 0"
     assert told["LearnersPlaced"][1] == why
-    assert told["QuorumMet"][1] == "K = 2 cannot be reached: only 0 learners have a place; the run waits"
+    assert told["QuorumMet"][1] == "the quorum of 2 cannot be reached: 0 of 2 learners have a place; the run waits"
     assert max(before for before, _ in told.values()) <= 2 * 5, "within 5 s"
     lines = printed.getvalue().splitlines()
     assert lines.count(why) == lines.count(told["QuorumMet"][1]) == 1

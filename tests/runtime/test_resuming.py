@@ -7,7 +7,7 @@ import shutil
 import pytest
 
 from learners.protocol.facts import Resumed, StateReceived, StateSaved
-from orchestrator.eventlog.events import CheckpointWritten, RunResumed
+from orchestrator.eventlog.facts import CheckpointWritten, RunResumed
 from orchestrator.store.resume import reopen
 from orchestrator.store.run_store import RunStore
 from outer.protocol.facts import Committed, SnapshotTaken

@@ -8,7 +8,7 @@ import pytest
 
 from learners.protocol.facts import Adopted, Donated, LoopFailed, StateReceived, StepFinished
 from orchestrator.checkers.suite import check_run
-from orchestrator.eventlog.events import FaultHealed, FaultInjected, LearnerLost, LearnerStarted
+from orchestrator.eventlog.facts import FaultHealed, FaultInjected, LearnerLost, LearnerStarted
 from outer.protocol.facts import (
     Committed,
     LearnerAttached,

@@ -23,8 +23,8 @@ _generate = jax.jit(transformer.generate, static_argnames=("length", "top_k", "c
 class ByteLanguageModel:
     """A decoder-only transformer over bytes; implements learners/training/task.py's Task.
 
-    `model`: the fields of TransformerConfig. Raises ValueError, naming the field, for others. Files are read
-    when the first batch is asked for, not before.
+    `model`: the fields of TransformerConfig; raises ValueError, naming the field, for any other. Files are read when
+    the first batch is requested.
     """
 
     loss_unit = "nats/token"
@@ -65,8 +65,9 @@ class ByteLanguageModel:
     def sample(
         self, params: transformer.Params, prompt: bytes, length: int, temperature: float, top_k: int, rng: jax.Array
     ) -> bytes:
-        """`length` bytes that follow the prompt, of which the last sequence_length bytes are seen; no prompt: a new
-        line. See transformer.generate.
+        """Continue a prompt by `length` bytes, see transformer.generate.
+
+        The model sees the last sequence_length bytes of the prompt; an empty prompt stands for a newline.
         """
         seen = np.frombuffer(prompt[-self._data.sequence_length :] or b"\n", dtype=np.uint8)
         window = np.zeros(self._data.sequence_length, dtype=np.int32)
@@ -84,7 +85,7 @@ class ByteLanguageModel:
         return np.asarray(tokens).astype(np.uint8).tobytes()
 
     def ngram_losses(self, count: int) -> tuple[float, float]:
-        """Nats per byte of bigram and trigram tables of the training text, on the first held-out samples."""
+        """(bigram, trigram) loss in nats per byte on the first `count` held-out samples."""
         return ngram_losses(self.corpus.train, self.corpus.held_out_batch(0, count))
 
 

@@ -1,7 +1,6 @@
 """A small decoder-only transformer in plain JAX: pre-norm, rotary positions, GELU, tied embedding.
 
-One leaf per matrix and layer, so that a model of few layers can still be dealt into many fragments.
-Knows nothing of text, optimizers or fragments.
+It has one leaf per matrix and layer, so that a model with few layers can still be dealt into many fragments.
 """
 
 from __future__ import annotations
@@ -30,17 +29,17 @@ class TransformerConfig(Section):
         if self.width % (2 * self.heads):
             fitting = -(-self.width // (2 * self.heads)) * 2 * self.heads
             raise ValueError(
-                f"width = {self.width} with heads = {self.heads}: width must be a multiple of 2 * heads, for "
-                f"rotary positions turn pairs; try width = {fitting}"
+                f"width = {self.width} with heads = {self.heads}: width must be a multiple of 2 * heads, because "
+                f"rotary positions rotate pairs; try width = {fitting}"
             )
         return self
 
 
 def init(rng: jax.Array, config: TransformerConfig, vocabulary: int) -> Params:
-    """Fresh float32 parameters; matrices are [in, out], of variance 1 / in, less at the ends of branches."""
+    """Fresh float32 parameters. Matrices are [in, out] with variance 1 / in; less for the outputs of branches."""
     width, hidden = config.width, config.mlp * config.width
     keys = iter(jax.random.split(rng, 1 + 4 * config.layers))
-    residual = (2 * config.layers) ** -0.5  # keeps the sum of all branches at the scale of one
+    residual = (2 * config.layers) ** -0.5  # keeps the sum of all branches at scale one
 
     def matrix(rows: int, columns: int, scale: float = 1.0) -> jax.Array:
         drawn: jax.Array = jax.random.normal(next(keys), (rows, columns)) * (scale * rows**-0.5)
@@ -69,7 +68,7 @@ def init(rng: jax.Array, config: TransformerConfig, vocabulary: int) -> Params:
 
 def logits(params: Params, tokens: jax.Array, config: TransformerConfig) -> jax.Array:
     """Next-token logits float32[batch, length, vocabulary] for tokens int[batch, length]."""
-    # Rows of the embedding have norm 1, as the output wants them; the input wants features of scale 1.
+    # Embedding rows have norm 1, as the output needs; the input needs features of scale 1.
     x: jax.Array = params["embed"][tokens] * config.width**0.5
     angles = _angles(tokens.shape[1], config.width // config.heads)
     for block in params["blocks"]:
@@ -96,10 +95,10 @@ def generate(
     rng: jax.Array,
     config: TransformerConfig,
 ) -> jax.Array:
-    """int32[length] tokens that follow the first `filled` (at least 1) of window int32[L], one drawn after another.
+    """Sample int32[length] tokens that continue the first `filled` (at least 1) tokens of window int32[L].
 
-    Each sees the L tokens before it: a full window moves along, which rotary positions do not notice. Drawn from
-    softmax(logits / temperature) over the `top_k` likeliest, 0: all; temperature 0: always the likeliest.
+    Each token sees the L tokens before it: a full window shifts, which rotary positions allow. Tokens are drawn from
+    softmax(logits / temperature) over the `top_k` likeliest (0: all); at temperature 0 the likeliest is taken.
     """
 
     def step(state: tuple[jax.Array, jax.Array], key: jax.Array) -> tuple[tuple[jax.Array, jax.Array], jax.Array]:
@@ -111,8 +110,8 @@ def generate(
         token = jnp.where(temperature > 0.0, drawn, jnp.argmax(scores)).astype(window.dtype)
         full = filled == window.shape[0]
         moved = jnp.where(full, jnp.roll(window, -1), window)
-        place = jnp.where(full, filled - 1, filled)
-        return (moved.at[place].set(token), place + 1), token
+        position = jnp.where(full, filled - 1, filled)
+        return (moved.at[position].set(token), position + 1), token
 
     _, tokens = jax.lax.scan(step, (window, filled), jax.random.split(rng, length))
     return tokens
@@ -147,7 +146,7 @@ def _angles(length: int, features: int) -> jax.Array:
 
 
 def _rotate(x: jax.Array, angles: jax.Array) -> jax.Array:
-    """Turn pairs (x_i, x_{i + features / 2}) of float32[batch, heads, length, features] by their angles."""
+    """Rotate the pairs (x_i, x_{i + features / 2}) of float32[batch, heads, length, features] by their angles."""
     first, second = jnp.split(x, 2, axis=-1)
     cosine, sine = jnp.cos(angles), jnp.sin(angles)
     return jnp.concatenate([first * cosine - second * sine, first * sine + second * cosine], axis=-1)

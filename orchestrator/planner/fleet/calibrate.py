@@ -16,9 +16,10 @@ from typing import Any
 from learners.protocol.facts import StepFinished
 from orchestrator.accounting.goodput import first_step_at
 from orchestrator.accounting.history import SYNCER, History
-from orchestrator.accounting.incarnations import Life
+from orchestrator.accounting.incarnations import Incarnation
 from orchestrator.accounting.summary import summarise
-from orchestrator.eventlog.events import FaultInjected, RunFinished, RunStarted, read_run
+from orchestrator.eventlog.facts import FaultInjected, RunFinished, RunStarted
+from orchestrator.eventlog.segments import read_run
 from orchestrator.planner.fleet.calibration import RESTART, Calibration, Measured, Pace, Strike
 from orchestrator.planner.fleet.distribution import Samples
 from orchestrator.planner.fleet.starting import Marks, abreast, works
@@ -51,10 +52,14 @@ def measure(history: History, recipe: Recipe, folder: str) -> Calibration:
     _demand(history, summary, folder)
     origin = first_step_at(history)
     assert origin is not None
-    lives = [life for life in history.lives.values() if life.steps]
-    restarted = [life for life in lives if life.incarnation > 1]
+    incarnations = [incarnation for incarnation in history.incarnations.values() if incarnation.steps]
+    restarted = [incarnation for incarnation in incarnations if incarnation.number > 1]
     adopted, version_s = _adoptions(history)
-    starts = {life.key: marks for life in history.lives.values() if (marks := _marks(life)) is not None}
+    starts = {
+        incarnation.key: marks
+        for incarnation in history.incarnations.values()
+        if (marks := _marks(incarnation)) is not None
+    }
     most = abreast(list(starts.values()))
     return Calibration(
         run=summary["name"],
@@ -62,7 +67,9 @@ def measure(history: History, recipe: Recipe, folder: str) -> Calibration:
         work=work(recipe),
         learners=len(history.configured),
         pools={
-            pool.name: Pace(Samples.of(_steps(history, recipe, lives, pool.name)), pool.slowdown, pool.batch_size)
+            pool.name: Pace(
+                Samples.of(_steps(history, recipe, incarnations, pool.name)), pool.slowdown, pool.batch_size
+            )
             for pool in recipe.pools
         },
         waits=_by_key((said.fact.waited_for, said.fact.waited_s) for said in history.of(StepFinished)),
@@ -73,10 +80,14 @@ def measure(history: History, recipe: Recipe, folder: str) -> Calibration:
         adopted_s=adopted,
         version_s=version_s,
         detect=_by_key((row["kind"], row["detection_s"]) for row in summary["faults"] if row["target"] != SYNCER),
-        restart=_restarts(restarted or lives, summary["faults"]),
+        restart=_restarts(restarted or incarnations, summary["faults"]),
         abreast=most,
-        alone=_alone([starts[life.key] for life in restarted or lives if life.key in starts], starts.values(), most),
-        first_step_s=Samples.of(life.steps[0].fact.seconds for life in lives),
+        alone=_alone(
+            [starts[incarnation.key] for incarnation in restarted or incarnations if incarnation.key in starts],
+            starts.values(),
+            most,
+        ),
+        first_step_s=Samples.of(incarnation.steps[0].fact.seconds for incarnation in incarnations),
         outage=_phases(row for row in summary["faults"] if row["target"] == SYNCER),
         strikes=tuple(_strikes(history, summary["faults"], origin)),
         measured=measured(summary),
@@ -124,30 +135,30 @@ def measured(summary: Mapping[str, Any]) -> Measured:
 # ------------------------------------------------------------------ learners
 
 
-def _steps(history: History, recipe: Recipe, lives: Iterable[Life], pool: str) -> Iterator[float]:
+def _steps(history: History, recipe: Recipe, incarnations: Iterable[Incarnation], pool: str) -> Iterator[float]:
     """Seconds of the steps that nothing disturbed; an incarnation's first may still compile, and is a phase."""
-    for life in lives:
-        if recipe.pool_of(life.learner).name == pool:
-            disturbed = _disturbed(history, life)
-            for said in life.steps[1:]:
+    for incarnation in incarnations:
+        if recipe.pool_of(incarnation.learner).name == pool:
+            disturbed = _disturbed(history, incarnation)
+            for said in incarnation.steps[1:]:
                 begun = said.at - said.fact.seconds
                 if not any(start < said.at and begun < stop for start, stop in disturbed):
                     yield said.fact.seconds
 
 
-def _disturbed(history: History, life: Life) -> list[Interval]:
+def _disturbed(history: History, incarnation: Incarnation) -> list[Interval]:
     """When a fault changed how long its steps took."""
-    frozen = [(freeze.start, freeze.stop or float("inf")) for freeze in life.freezes]
-    delayed = ((said.at, said.at + said.fact.duration_s) for said in life.strikes if said.fact.delay_s)
+    frozen = [(freeze.start, freeze.stop or float("inf")) for freeze in incarnation.freezes]
+    delayed = ((said.at, said.at + said.fact.duration_s) for said in incarnation.strikes if said.fact.delay_s)
     return [*frozen, *delayed]
 
 
-def _restarts(lives: Iterable[Life], faults: Iterable[Mapping[str, Any]]) -> dict[str, Samples]:
-    """By phase. What leads to a request is the recoveries' own; the rest is every life's that began as these did."""
+def _restarts(incarnations: Iterable[Incarnation], faults: Iterable[Mapping[str, Any]]) -> dict[str, Samples]:
+    """By phase. What leads to a request comes from recoveries, the rest from incarnations that began as these did."""
     marks = ("importing", "compiling", "joining", "stepping")
     found: dict[str, list[float]] = {phase: [] for phase in RESTART}
-    for life in lives:
-        reached = [life.requested, *(life.entered(mark) for mark in marks)]
+    for incarnation in incarnations:
+        reached = [incarnation.requested, *(incarnation.entered(mark) for mark in marks)]
         for phase, begin, end in zip(RESTART[2:6], reached, reached[1:], strict=False):
             if begin is not None and end is not None:
                 found[phase].append(max(0.0, end - begin))
@@ -159,9 +170,9 @@ def _restarts(lives: Iterable[Life], faults: Iterable[Mapping[str, Any]]) -> dic
     return {phase: Samples.of(seconds) for phase, seconds in found.items()}
 
 
-def _marks(life: Life) -> Marks | None:
+def _marks(incarnation: Incarnation) -> Marks | None:
     """When it was requested, imported, compiled and asked for a state; None for what never came so far."""
-    reached = [life.requested, *(life.entered(mark) for mark in ("importing", "compiling", "joining"))]
+    reached = [incarnation.requested, *(incarnation.entered(mark) for mark in ("importing", "compiling", "joining"))]
     known = [at for at in reached if at is not None]
     return list(accumulate(known, max)) if len(known) == len(reached) else None
 
@@ -195,9 +206,9 @@ def _adoptions(history: History) -> tuple[Samples, float | None]:
     committed = {said.fact.syncer_step: said.at for said in history.commits}
     took: list[float] = []
     between: list[Interval] = []  # the version came after the one boundary and before the other
-    for life in history.lives.values():
-        ends = {said.fact.step: said.at for said in life.steps}
-        for said in life.adoptions:
+    for incarnation in history.incarnations.values():
+        ends = {said.fact.step: said.at for said in incarnation.steps}
+        for said in incarnation.adoptions:
             at, after = committed.get(said.fact.version), said.fact.after_step
             if at is None or said.fact.mode == "bootstrap" or after not in ends or said.at < at:
                 continue

@@ -12,8 +12,7 @@ from matplotlib.figure import Figure
 from matplotlib.ticker import NullLocator, PercentFormatter
 
 from orchestrator.planner.fleet.goodput import Cell, Mode
-from orchestrator.report.canvas import bare, sheet, to_svg
-from orchestrator.report.palette import light, variables
+from orchestrator.report.canvas import bare, light, sheet, to_svg, variables
 
 WIDTH, HEIGHT = 860, 430  # pixels
 ALONE_COLOURS: dict[Mode, str] = {"data_parallel": "dead", "elastic": "held"}

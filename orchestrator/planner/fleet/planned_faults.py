@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import math
 
-from orchestrator.eventlog.events import FaultInjected
+from orchestrator.eventlog.facts import FaultInjected
 from orchestrator.planner.fleet.description import Fault, Fleet
 from orchestrator.recipe.config import SYNCER
 from orchestrator.simulation.context import Faults, SimContext

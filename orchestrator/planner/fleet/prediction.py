@@ -14,7 +14,9 @@ from statistics import fmean, median
 from typing import Any
 
 from orchestrator.accounting.summary import summarise
-from orchestrator.eventlog.events import Event, RunFinished, merge
+from orchestrator.eventlog.events import Event
+from orchestrator.eventlog.facts import RunFinished
+from orchestrator.eventlog.segments import merge
 from orchestrator.planner.fleet.calibrate import measured, work
 from orchestrator.planner.fleet.calibration import Calibration, Measured, Pace, Strike
 from orchestrator.planner.fleet.description import Draw, Fault, Fleet, Link, Member, Steady, Timing, constant

@@ -14,7 +14,9 @@ from random import Random
 
 from orchestrator.accounting.verdicts import Verdict
 from orchestrator.checkers.suite import check
-from orchestrator.eventlog.events import Event, RunStarted, merge
+from orchestrator.eventlog.events import Event
+from orchestrator.eventlog.facts import RunStarted
+from orchestrator.eventlog.segments import merge
 from orchestrator.planner.fleet.description import Fleet, StepModel, StepSample
 from orchestrator.planner.fleet.failures import Draws, Failures
 from orchestrator.planner.fleet.islands import Island

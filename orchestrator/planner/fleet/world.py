@@ -8,7 +8,7 @@ from __future__ import annotations
 from typing import Any, NamedTuple
 
 from learners.protocol.learner import Learner
-from orchestrator.eventlog.events import SyncerLost
+from orchestrator.eventlog.facts import SyncerLost
 from orchestrator.planner.fleet.description import Fleet
 from orchestrator.planner.fleet.durations import FleetDurations, Stepped
 from orchestrator.planner.fleet.network import FleetNetwork

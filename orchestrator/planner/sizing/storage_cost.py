@@ -27,7 +27,7 @@ class Mode:
 
 
 @dataclass(frozen=True)
-class Upkeep:
+class StorageCost:
     mode: str  # the recipe's
     modes: tuple[Mode, ...]
     fragment_bytes_max: int  # of the largest commit
@@ -36,14 +36,14 @@ class Upkeep:
     checkpoints_bytes: int  # as many as are kept, and one being written
 
 
-def upkeep(
+def storage_cost(
     rows: Sequence[FragmentRow],
     shapes: Shapes,
     learners: int,
     round_steps: int,
     step_s: float | None,
     config: DurabilityConfig,
-) -> Upkeep:
+) -> StorageCost:
     """`step_s`: seconds of a syncer step, if known."""
     sizes = [ELEMENT_BYTES * row.elements + state for row, state in zip(rows, shapes.outer_state_bytes, strict=True)]
     everything = sum(sizes)
@@ -53,7 +53,7 @@ def upkeep(
     bases = ELEMENT_BYTES * shapes.elements  # what each learner was sent last
     part = shapes.parameter_bytes + shapes.inner_state_bytes + bases
     checkpoint = everything + learners * part
-    return Upkeep(
+    return StorageCost(
         mode=config.mode,
         modes=(
             Mode("journal", mean, second, held),

@@ -6,11 +6,10 @@ import math
 
 from matplotlib.axes import Axes
 
-from orchestrator.report.canvas import WIDE, bare, label, sheet, to_svg
+from orchestrator.report.canvas import WIDE, bare, label, light, sheet, to_svg
 from orchestrator.report.data import Data
 from orchestrator.report.figures.marks import legend, time_axis
-from orchestrator.report.lanes import Lane
-from orchestrator.report.palette import light
+from orchestrator.report.incarnation_phases import Lane
 from orchestrator.report.series import merged
 
 LANES_MOST = 28  # more incarnations than that, and each learner has only one lane

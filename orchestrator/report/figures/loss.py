@@ -10,10 +10,9 @@ from matplotlib.lines import Line2D
 from matplotlib.patches import Patch
 from matplotlib.ticker import EngFormatter, FuncFormatter, LogLocator, MaxNLocator, NullLocator
 
-from orchestrator.report.canvas import WIDE, bare, sheet, to_svg
+from orchestrator.report.canvas import WIDE, bare, light, sheet, to_svg
 from orchestrator.report.data import Data
 from orchestrator.report.figures.marks import fault_lines, time_axis
-from orchestrator.report.palette import light
 
 JOINED_LEAST = 40  # held-out losses that lie close enough to be a curve; fewer are points
 LOG_LEAST = 2.5  # highest loss / lowest from which the scale is logarithmic

@@ -9,8 +9,8 @@ from matplotlib.figure import Figure
 from matplotlib.patches import Patch
 from matplotlib.ticker import FuncFormatter, MaxNLocator
 
+from orchestrator.report.canvas import light
 from orchestrator.report.data import Mark
-from orchestrator.report.palette import light
 
 NUMBERED_MOST = 24  # more marks than that, and their numbers would cover each other
 SPREAD_MOST = 40  # pixels over which several marks share one label

@@ -10,10 +10,9 @@ from itertools import pairwise
 from matplotlib.axes import Axes
 from matplotlib.ticker import MaxNLocator, PercentFormatter
 
-from orchestrator.report.canvas import WIDE, bare, sheet, to_svg
+from orchestrator.report.canvas import WIDE, bare, light, sheet, to_svg
 from orchestrator.report.data import Data
 from orchestrator.report.figures.marks import fault_lines, time_axis
-from orchestrator.report.palette import light
 
 PARTS = ("until the quorum", "grace after it", "merge until durable")
 GAP = 4  # median distances between neighbours from which a line is broken

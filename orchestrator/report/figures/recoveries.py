@@ -7,10 +7,9 @@ from typing import Any
 
 from matplotlib.ticker import MaxNLocator
 
-from orchestrator.report.canvas import WIDE, bare, label, sheet, to_svg
+from orchestrator.report.canvas import WIDE, bare, label, light, sheet, to_svg
 from orchestrator.report.data import Data
 from orchestrator.report.figures.marks import beside, legend
-from orchestrator.report.palette import light
 
 PHASES: dict[str, tuple[str, str]] = {  # phase of the summary: (role, words)
     "detect": ("dead", "detect"),

@@ -7,10 +7,9 @@ from collections.abc import Sequence
 from matplotlib.axes import Axes
 from matplotlib.ticker import MaxNLocator
 
-from orchestrator.report.canvas import WIDE, bare, label, sheet, to_svg
+from orchestrator.report.canvas import WIDE, bare, label, light, sheet, to_svg
 from orchestrator.report.data import Data, Rounds
 from orchestrator.report.figures.marks import legend
-from orchestrator.report.palette import light
 from orchestrator.report.series import chunks
 
 CLASSES = ("none", "under 25 %", "25 to 49 %", "50 to 74 %", "75 to 99 %", "all")

@@ -7,10 +7,9 @@ from collections.abc import Mapping
 from matplotlib.axes import Axes
 from matplotlib.ticker import MaxNLocator, PercentFormatter
 
-from orchestrator.report.canvas import WIDE, bare, label, sheet, to_svg
+from orchestrator.report.canvas import WIDE, bare, label, light, sheet, to_svg
 from orchestrator.report.data import Data
 from orchestrator.report.figures.marks import legend
-from orchestrator.report.palette import light
 
 GROUPS: dict[str, tuple[str, tuple[str, ...]]] = {  # role: (words, categories of goodput)
     "productive": ("productive", ("productive",)),

@@ -4,10 +4,9 @@ from __future__ import annotations
 
 from matplotlib.ticker import EngFormatter, MaxNLocator
 
-from orchestrator.report.canvas import WIDE, bare, label, sheet, to_svg
+from orchestrator.report.canvas import WIDE, bare, label, light, sheet, to_svg
 from orchestrator.report.data import Data
 from orchestrator.report.figures.marks import beside, legend
-from orchestrator.report.palette import light
 
 LEARNERS_MOST = 64
 

@@ -102,7 +102,7 @@ def test_what_a_donor_packs_its_joiner_finds_sound_and_goes_on_from(donor: Train
     giving, taking = fragment_io(donor), fragment_io(joiner)
     state = giving.pack(giving.state_leaves(), REQUEST, step=3, syncer_step=4)
     assert (state.donor, state.donor_incarnation, state.step, state.syncer_step) == ("a", 1, 3, 4)
-    assert taking.examine(state) == ""
+    assert taking.state_defect(state) == ""
     taking.inherit(state)
     assert state_arrays.digest(state_arrays.pack(joiner.state_leaves())) == state.digest
 
@@ -113,14 +113,14 @@ def test_a_state_of_which_something_changed_on_its_way_is_not_taken(donor: Train
     nudged = np.nextafter(state.payload[0], np.float32(1e9))  # as plausible as before
     spoiled = replace(state, payload=[nudged, *state.payload[1:]])
     assert state_arrays.defect(spoiled.payload, taking.state_leaves()) == ""
-    assert taking.examine(spoiled) == "bad_digest"
+    assert taking.state_defect(spoiled) == "bad_digest"
 
 
 def test_a_state_that_is_not_finite_is_not_taken_though_nothing_changed_on_its_way(donor: Trainer) -> None:
     giving, taking = fragment_io(donor), fragment_io(donor)
     state = giving.pack(giving.state_leaves(), REQUEST, step=3, syncer_step=4)
     arrays = [np.full_like(state.payload[0], np.nan), *state.payload[1:]]
-    assert taking.examine(replace(state, payload=arrays, digest=state_arrays.digest(arrays))) == "non_finite"
+    assert taking.state_defect(replace(state, payload=arrays, digest=state_arrays.digest(arrays))) == "non_finite"
 
 
 def spoil(index: int, change: Callable[[Any], Any]) -> Callable[[list[Any]], list[Any]]:

@@ -42,7 +42,7 @@ def test_every_difference_is_named_and_none_where_all_fits() -> None:
     assert weights.differences(other, TENSORS) == [
         "b is missing",
         "a has shape [4], the model's has [2, 2]",
-        "d is no tensor of the model",
+        "d is not a tensor of the model",
     ]
 
 
@@ -60,9 +60,9 @@ def test_what_is_no_file_of_parameters_is_refused_with_the_fix(tmp_path: Path) -
     save_file({"n": np.array([1.0, np.nan])}, tmp_path / "nan")
     refusals = {
         "missing": "no such file or folder; give",
-        "text": "is no safetensors file.*; diloco export",
+        "text": "is not a safetensors file.*; diloco export",
         "empty": "no final parameters.*; give",
-        "whole": r"n \(I64\) are not floating-point; leave",
+        "whole": r"n \(I64\) are not floating-point; remove",
         "nan": "n have elements that are not finite; give",
     }
     for name, words in refusals.items():

@@ -11,7 +11,8 @@ from hypothesis import strategies as st
 
 from learners.protocol.facts import Adopted, StepFinished
 from orchestrator.accounting.books import REASONS, settle
-from orchestrator.eventlog.events import Event, LearnerLost, RunFinished
+from orchestrator.eventlog.events import Event
+from orchestrator.eventlog.facts import LearnerLost, RunFinished
 from outer.protocol.facts import Committed, Finished, LearnerFenced, Refused, StepOpened, SyncerStarted
 from tests.orchestrator.histories import altered, history, inserted, is_a, script, without
 

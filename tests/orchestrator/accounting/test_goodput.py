@@ -10,9 +10,11 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from learners.protocol.facts import PhaseEntered, StepFinished
-from orchestrator.accounting.goodput import RANKS, account, outer_downtime, participation
+from orchestrator.accounting.goodput import RANKS, account, outer_downtime
 from orchestrator.accounting.history import History
-from orchestrator.eventlog.events import Event, FaultHealed, FaultInjected, LearnerLost, LearnerRequested, RunResumed
+from orchestrator.accounting.summary import participation
+from orchestrator.eventlog.events import Event
+from orchestrator.eventlog.facts import FaultHealed, FaultInjected, LearnerLost, LearnerRequested, RunResumed
 from outer.protocol.facts import (
     Committed,
     Finished,

@@ -12,9 +12,9 @@ import pytest
 from orchestrator.accounting.summary import summarise
 from orchestrator.accounting.verdicts import Verdict
 from orchestrator.checkers.suite import check
-from orchestrator.eventlog.events import (
+from orchestrator.eventlog.events import Event
+from orchestrator.eventlog.facts import (
     Evaluated,
-    Event,
     FaultHealed,
     FaultInjected,
     LearnerLost,

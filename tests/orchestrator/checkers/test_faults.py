@@ -8,7 +8,8 @@ import pytest
 
 from orchestrator.accounting.summary import summarise
 from orchestrator.checkers.suite import check
-from orchestrator.eventlog.events import Event, FaultHealed, FaultInjected
+from orchestrator.eventlog.events import Event
+from orchestrator.eventlog.facts import FaultHealed, FaultInjected
 from outer.protocol.facts import LearnerAttached, LearnerFenced, LeaseExpired, Quarantined, Refused
 from tests.orchestrator.histories import BASE, altered, history, is_a, renumbered, without
 

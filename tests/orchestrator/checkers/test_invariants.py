@@ -14,7 +14,8 @@ from orchestrator.accounting.goodput import account
 from orchestrator.accounting.history import History
 from orchestrator.accounting.verdicts import sound
 from orchestrator.checkers.suite import check
-from orchestrator.eventlog.events import Event, FaultInjected, LearnerLost, LearnerRequested
+from orchestrator.eventlog.events import Event
+from orchestrator.eventlog.facts import FaultInjected, LearnerLost, LearnerRequested
 from outer.protocol.facts import (
     Committed,
     DrainStarted,

@@ -19,7 +19,8 @@ from learners.training.trainer import make_step
 from orchestrator.accounting.books import settle
 from orchestrator.accounting.history import indexed
 from orchestrator.checkers import suite
-from orchestrator.eventlog.events import Event, RunFinished
+from orchestrator.eventlog.events import Event
+from orchestrator.eventlog.facts import RunFinished
 from outer.config import OuterConfig, SyncConfig
 from outer.protocol.facts import Committed
 from outer.protocol.syncer import Budget
@@ -75,11 +76,11 @@ def log(sync: SyncConfig) -> list[Event]:
     shell.run()
     numbers: Counter[tuple[str, int]] = Counter()
     events = []
-    for said in shell.said:
+    for said in shell.facts:
         key = (said.writer, said.incarnation)
         events.append(Event(*key, numbers[key], said.at, said.fact))
         numbers[key] += 1
-    return [*events, Event("orchestrator", 1, 0, shell.said[-1].at + 1.0, RunFinished("finished", "budget"))]
+    return [*events, Event("orchestrator", 1, 0, shell.facts[-1].at + 1.0, RunFinished("finished", "budget"))]
 
 
 @pytest.mark.parametrize("overlap", ["free", "strict"])

@@ -19,7 +19,9 @@ from learners.training import weights
 from orchestrator.cli import checkpoint, scale
 from orchestrator.cli.app import build
 from orchestrator.cli.run import SILENT_S
-from orchestrator.eventlog.events import CheckpointFailed, Event, SegmentWriter
+from orchestrator.eventlog.events import Event
+from orchestrator.eventlog.facts import CheckpointFailed
+from orchestrator.eventlog.segments import SegmentWriter
 from orchestrator.recipe.config import Recipe
 from orchestrator.recipe.toml_text import dump
 from orchestrator.store import checkpoints

@@ -455,7 +455,7 @@ def test_the_commands_and_their_options_are_these() -> None:
                 "--save",
                 "--set",
             ),
-            *("--step-seconds", "--syncer-region"),
+            *("--step-seconds", "--syncer-region", "--trials"),
         ],
         "run": ["--address", "--fresh", "--json", "--name", "--run-dir", "--set"],
         "submit": [

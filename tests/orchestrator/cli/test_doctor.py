@@ -12,8 +12,8 @@ import pytest
 from typer.testing import CliRunner
 
 from orchestrator.cli import doctor
-from orchestrator.cli.accelerators import accelerators
 from orchestrator.cli.app import build
+from orchestrator.cli.doctor import accelerators
 
 ROOT = Path(__file__).parents[3]
 

@@ -134,7 +134,7 @@ def test_everything_is_printed_for_a_reader(invoke: Invoke) -> None:
         "Mbit/s",
         "us-west -> us-west",
         "18 times as much as here",
-        "fetches 4.09 MiB from a peer, parameters and inner optimizer; where none gives, 1.36 MiB from the syncer",
+        "fetches parameters and inner optimizer, 4.09 MiB, from a peer, or 1.36 MiB from the syncer",
         "versions last received",
         "warnings: 1",
     ):

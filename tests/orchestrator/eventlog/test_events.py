@@ -18,17 +18,9 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from learners.protocol.facts import DeviceTaken, StepFinished
-from orchestrator.eventlog.events import (
-    REGISTRY,
-    Evaluated,
-    Event,
-    EventEmitter,
-    RunFinished,
-    SegmentWriter,
-    merge,
-    read_run,
-    read_segment,
-)
+from orchestrator.eventlog.events import Event
+from orchestrator.eventlog.facts import REGISTRY, Evaluated, RunFinished
+from orchestrator.eventlog.segments import EventEmitter, SegmentWriter, merge, read_run, read_segment
 from outer.protocol.facts import StepOpened, StepPassed, SyncerStarted
 from tests.orchestrator.histories import history
 

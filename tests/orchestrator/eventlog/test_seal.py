@@ -12,17 +12,10 @@ from typing import Any
 import pytest
 
 from orchestrator.checkers.suite import check_run
-from orchestrator.eventlog.events import (
-    Event,
-    RunStarted,
-    SegmentRecorder,
-    SegmentWriter,
-    ends,
-    merge,
-    read_run,
-    read_segment,
-)
+from orchestrator.eventlog.events import Event
+from orchestrator.eventlog.facts import RunStarted
 from orchestrator.eventlog.seal import SEAL_FILE, Chains, link, seal
+from orchestrator.eventlog.segments import SegmentRecorder, SegmentWriter, ends, merge, read_run, read_segment
 from orchestrator.recipe.toml_text import dump, load
 from outer.protocol.facts import StepPassed
 from tests.orchestrator.histories import history
@@ -155,9 +148,9 @@ def test_every_single_mutation_is_found(sound: Path, tmp_path: Path) -> None:
 
 def violated_chain(folder: Path) -> bool:
     """What check_run says first; the other promises, which cost more, need not be asked then."""
-    from orchestrator.checkers import sealed
+    from orchestrator.checkers.log import check_seal
 
-    return any(verdict.status == "violated" for verdict in sealed.check(folder))
+    return any(verdict.status == "violated" for verdict in check_seal(folder))
 
 
 @pytest.mark.parametrize("mutate", [dropped, doubled, swapped, renumbered])

@@ -11,12 +11,14 @@ from typing import Any
 import pytest
 from typer.testing import CliRunner
 
-from orchestrator.accounting.goodput import account, participation, wanted_times
+from orchestrator.accounting.goodput import account, wanted_times
 from orchestrator.accounting.history import History
+from orchestrator.accounting.summary import participation
 from orchestrator.cli import scale
 from orchestrator.cli.app import build
 from orchestrator.cli.run import SILENT_S
-from orchestrator.eventlog.events import Event, PoolScaled
+from orchestrator.eventlog.events import Event
+from orchestrator.eventlog.facts import PoolScaled
 from orchestrator.lifecycle.actions import Drain, End, RecordScaling, Release, Start
 from orchestrator.lifecycle.controller import Controller, State
 from orchestrator.lifecycle.scaling import LEARNERS_MAX, problems, request_file, requested

@@ -16,7 +16,9 @@ from typer.testing import CliRunner
 
 from orchestrator.accounting.summary import summarise
 from orchestrator.cli.app import build
-from orchestrator.eventlog.events import Event, RunFinished, RunStarted, SegmentWriter, merge
+from orchestrator.eventlog.events import Event
+from orchestrator.eventlog.facts import RunFinished, RunStarted
+from orchestrator.eventlog.segments import SegmentWriter, merge
 from orchestrator.planner.fleet import prediction
 from orchestrator.planner.fleet.calibrate import calibrate, measured, work
 from orchestrator.planner.fleet.calibration import RESTART, Calibration, Measured, Pace, Strike

@@ -61,8 +61,8 @@ def test_goodput_is_that_of_lives_and_outages():
     """A life of 1,000 s, then 2 s until it is noticed, 20 s until there is hardware, 10 s to start, and its step."""
     told = forecast(recipe(mtbf_hours=1000.0 / 3600.0), SHAPES, 1.0, 500_000.0)
     assert told.goodput.mean == pytest.approx(1000.0 / (1000.0 + 2.0 + 20.0 + 10.0 + 0.6), abs=0.003)
-    toll = told.tolls["a"]
-    assert 12.0 <= toll.stepping_s < 14.0 < toll.contributing_s, "a joiner gives once it has stepped on a current base"
+    cost = told.failure_costs["a"]
+    assert 12.0 <= cost.stepping_s < 14.0 < cost.contributing_s, "a joiner gives once it has stepped on a current base"
 
 
 def test_the_quorum_of_all_is_seldom_there():
@@ -88,7 +88,7 @@ def test_a_pool_that_is_preempted_often_loses_alone():
 
 @pytest.mark.full
 def test_of_many_learners_a_sample_is_driven_with_its_part_of_the_links():
-    told = forecast(recipe(learners=4 * LEARNERS_MAX, mtbf_hours=1.0), SHAPES, 1.0, 10_000.0, courses=4)
+    told = forecast(recipe(learners=4 * LEARNERS_MAX, mtbf_hours=1.0), SHAPES, 1.0, 10_000.0, trials=4)
     assert told.deaths == pytest.approx(4 * LEARNERS_MAX * 10_000.0 / 3600.0, rel=0.1)
     assert told.participation.mean > 0.9
 
@@ -99,7 +99,7 @@ def test_of_many_learners_a_sample_is_driven_with_its_part_of_the_links():
         links = [{"between": ["x", "y"], "gbit_s": bits / 1e9}]
         made = recipe(links=links, syncer_region="x").model_dump(mode="json", by_alias=True, exclude_none=True)
         made["fleet"]["pools"] = []
-        found = forecast(Recipe.model_validate(made | {"pools": pools}), SHAPES, 4.0, 100.0, courses=2)
+        found = forecast(Recipe.model_validate(made | {"pools": pools}), SHAPES, 4.0, 100.0, trials=2)
         return found.participation.mean
 
     few, many = crowded(LEARNERS_MAX // 2), crowded(8 * LEARNERS_MAX)
@@ -108,11 +108,11 @@ def test_of_many_learners_a_sample_is_driven_with_its_part_of_the_links():
 
 
 def test_a_pool_may_have_a_step_of_its_own():
-    told = forecast(recipe(pools=[{"name": "b", "step_s": 4.0}]), SHAPES, 1.0, 1000.0, courses=2)
-    same = forecast(recipe(), SHAPES, 1.0, 1000.0, courses=2)
-    assert told.tolls["b"].tokens_s > same.tolls["b"].tokens_s + 1.0, "a step of it weighs more"
+    told = forecast(recipe(pools=[{"name": "b", "step_s": 4.0}]), SHAPES, 1.0, 1000.0, trials=2)
+    same = forecast(recipe(), SHAPES, 1.0, 1000.0, trials=2)
+    assert told.failure_costs["b"].tokens_s > same.failure_costs["b"].tokens_s + 1.0, "a step of it weighs more"
     assert not forecast(
-        recipe(pools=[{"name": n, "step_s": 2.0} for n in "ab"]), SHAPES, None, 9.0, courses=2
+        recipe(pools=[{"name": n, "step_s": 2.0} for n in "ab"]), SHAPES, None, 9.0, trials=2
     ).step_is_assumed
 
 
@@ -126,6 +126,6 @@ def test_a_learner_is_absent_once_though_it_loses_its_hardware_twice():
 
 
 def test_without_a_step_one_second_is_assumed_and_lock_step_is_not_foreseen():
-    told = forecast(recipe(), SHAPES, None, None, courses=2)
+    told = forecast(recipe(), SHAPES, None, None, trials=2)
     assert told.step_is_assumed and told.step_s == 1.0 and told.goodput.mean > 0.999
     assert forecast(recipe(sync={"overlap": "strict"}), SHAPES, 1.0, 100.0) is None

@@ -10,7 +10,7 @@ import pytest
 from orchestrator.planner.plan import Plan, Setting, as_json, make
 from orchestrator.planner.recommendation import Recommendation
 from orchestrator.planner.sizing.cost import cost
-from orchestrator.planner.sizing.fault_tolerance import Survival, expected
+from orchestrator.planner.sizing.fault_tolerance import FaultOutcome, expected
 from orchestrator.planner.sizing.link_load import LinkLoad
 from orchestrator.planner.sizing.model_sizes import Shapes
 from orchestrator.planner.sizing.nodes import from_text
@@ -176,7 +176,7 @@ def test_cost_by_hand() -> None:
 
 
 def test_what_is_forecast_is_what_the_cost_is_counted_with() -> None:
-    plan = planned(recipe(fleet=FLEET | {"mtbf_hours": 1.0, "links": []}), courses=4)
+    plan = planned(recipe(fleet=FLEET | {"mtbf_hours": 1.0, "links": []}), trials=4)
     assert plan.forecast is not None and 0.5 < plan.forecast.committed.mean < 0.95
     assert (plan.cost.goodput, plan.cost.goodput_is_given) == (plan.forecast.committed.mean, True)
     assert as_json(plan, [])["forecast"]["goodput"]["mean"] == plan.forecast.goodput.mean
@@ -189,7 +189,7 @@ def test_without_a_price_or_a_step_time_no_cost_is_made_up() -> None:
     assert cost(recipe(), {"a": 1, "b": 1}, None, 100).tokens_per_hour is None
 
 
-# ------------------------------------------------------------------ what it survives
+# ------------------------------------------------------------------ faults
 
 
 def test_losses_by_hand() -> None:
@@ -211,8 +211,8 @@ def test_losses_by_hand() -> None:
     assert told.below_quorum == pytest.approx(below)
 
 
-def row(plan: Plan, start: str) -> Survival:
-    return next(one for one in plan.survivals if one.lost.startswith(start))
+def row(plan: Plan, start: str) -> FaultOutcome:
+    return next(one for one in plan.fault_outcomes if one.lost.startswith(start))
 
 
 def test_who_may_be_lost_follows_from_m_k_pools_and_regions() -> None:
@@ -223,7 +223,7 @@ def test_who_may_be_lost_follows_from_m_k_pools_and_regions() -> None:
     assert not row(plan, "region west").commits_go_on  # the syncer is there
     assert row(plan, "region east").commits_go_on
     strict = planned(recipe(sync={"quorum": 3}))
-    assert "only 2 are left, K = 3" in row(strict, "pool a").words
+    assert "only 2 remain, K = 3" in row(strict, "pool a").words
     assert row(planned(recipe(sync={"quorum": "all"})), "any learner").stopped_s == 663.0
     spot = planned(recipe(sync={"quorum": 4}, fleet={"pools": [{"name": "b", "spot": 0.75}]}))
     assert row(spot, "pool b, 25% of the day,").stopped_s == 6 * 3600.0
@@ -251,7 +251,7 @@ def test_a_setting_within_its_bounds_stays() -> None:
 
 
 def test_p_follows_from_the_largest_tensor_or_from_how_many_there_are() -> None:
-    assert "up to 4 fragments even the traffic out" in letters(planned(recipe()))["P"].reason
+    assert "up to 4 fragments spread the traffic" in letters(planned(recipe()))["P"].reason
     uneven = tuple(Fragment(i, (Tensor(f"t{i}", (size,), "float32"),)) for i, size in enumerate((700, 100, 100, 100)))
     one = Shapes(uneven, 4000, 8000, (2800, 400, 400, 400), {"a": 1000, "b": 500})
     setting = Setting(from_text(NODES), "declared", 2, "/shared/run", shared_store=True)
@@ -279,12 +279,12 @@ SPOT = [{"name": "a", "spot": 0.5}, {"name": "b", "spot": 0.9}]
         ({"sync": {"codec": "fp32"}}, "codec", "bf16", "cross regions"),
         ({"sync": {"tau": 1}}, "tau", 3, "5.3 s between east and west"),
         ({"sync": {"tau": 20}}, "tau", 4, "H / 6 = 4"),
-        ({"sync": {"H": 240}}, "H", 80, "it takes 60"),
+        ({"sync": {"H": 240}}, "H", 80, "at least 60 are needed"),
         ({"fleet": {"links": [LINK | {"gbit_s": 0.4e-6}]}}, "H", 36, "from H = 35"),
         ({"budget": {"syncer_steps": 600}}, "H", 8, "75 rounds"),
-        ({"fleet": {"mtbf_hours": 3.0, "pools": []}}, "M", 5, "cannot be cut"),
-        ({"fleet": {"mtbf_hours": 24.0, "pools": [{"name": n, "chips": 8} for n in "ab"]}}, "M", 10, "each into 2"),
-        ({"pools": [{"name": "a"}], "sync": {"quorum": 1}, "fleet": {"links": []}}, "M", 2, "nobody to go on"),
+        ({"fleet": {"mtbf_hours": 3.0, "pools": []}}, "M", 5, "cannot be divided"),
+        ({"fleet": {"mtbf_hours": 24.0, "pools": [{"name": n, "chips": 8} for n in "ab"]}}, "M", 10, "divide each"),
+        ({"pools": [{"name": "a"}], "sync": {"quorum": 1}, "fleet": {"links": []}}, "M", 2, "its failure stops"),
     ],
 )  # fmt: skip
 def test_a_setting_out_of_its_bounds_goes_to_the_nearest_with_the_reason(
@@ -310,7 +310,7 @@ def test_what_is_recommended_is_not_recommended_away_again_and_breaks_no_limit()
 def test_links_and_budget_that_cannot_both_be_met_are_said() -> None:
     found = letters(planned(recipe(fleet={"links": [LINK | {"gbit_s": 1e-7}]})))["H"]
     assert found.advised == 140
-    assert "cannot have both: a budget of 8,400 syncer steps" in found.reason
+    assert "both need a budget of 8,400 syncer steps" in found.reason
 
 
 def test_all_of_it_is_in_the_json() -> None:

@@ -23,7 +23,9 @@ from orchestrator.accounting.summary import summarise
 from orchestrator.accounting.verdicts import Verdict
 from orchestrator.checkers.suite import check
 from orchestrator.cli.app import build
-from orchestrator.eventlog.events import Event, LearnerLost, RunFinished, RunStarted, SegmentWriter
+from orchestrator.eventlog.events import Event
+from orchestrator.eventlog.facts import LearnerLost, RunFinished, RunStarted
+from orchestrator.eventlog.segments import SegmentWriter
 from orchestrator.report import headline
 from orchestrator.report import write as writing
 from orchestrator.report.canvas import label

@@ -13,7 +13,8 @@ from orchestrator.accounting.goodput import RANKS, account
 from orchestrator.accounting.history import History
 from orchestrator.accounting.summary import summarise
 from orchestrator.checkers.suite import check
-from orchestrator.eventlog.events import Evaluated, Event, FaultInjected, LearnerRequested
+from orchestrator.eventlog.events import Event
+from orchestrator.eventlog.facts import Evaluated, FaultInjected, LearnerRequested
 from orchestrator.report import tables
 from orchestrator.report.canvas import WIDE
 from orchestrator.report.data import Data, Mark, collect
@@ -23,7 +24,7 @@ from orchestrator.report.figures.merges import broken
 from orchestrator.report.figures.rounds import share_class
 from orchestrator.report.figures.time import GROUPS, grouped
 from orchestrator.report.series import Bin, binned, chunks, merged
-from orchestrator.report.timeline import FIRST, LAST, timeline
+from orchestrator.report.tables import FIRST, LAST, timeline
 from outer.protocol.facts import LearnerFenced
 from tests.orchestrator.histories import BASE, altered, history, inserted, is_a, without
 
@@ -139,7 +140,7 @@ def test_ages_are_counted_in_steps() -> None:
 
 
 def _adopted(told: Data) -> list[Any]:
-    return [said for life in told.history.lives.values() for said in life.adoptions]
+    return [said for incarnation in told.history.incarnations.values() for said in incarnation.adoptions]
 
 
 def test_held_out_losses_stand_where_their_parameters_were_committed() -> None:

@@ -16,7 +16,7 @@ from typing import Any, TypeVar
 import pytest
 import ray
 
-from orchestrator.eventlog.events import LearnerLost, LearnerRequested
+from orchestrator.eventlog.facts import LearnerLost, LearnerRequested
 from orchestrator.lifecycle.actions import Drain as DrainAction
 from orchestrator.lifecycle.controller import State
 from orchestrator.lifecycle.scaling import request_file

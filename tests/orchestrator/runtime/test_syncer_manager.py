@@ -11,7 +11,7 @@ from typing import Any
 import pytest
 import ray
 
-from orchestrator.eventlog.events import SyncerLost
+from orchestrator.eventlog.facts import SyncerLost
 from orchestrator.recipe.config import Recipe
 from orchestrator.runtime import syncer_manager
 from orchestrator.runtime.placement import RunPlacement

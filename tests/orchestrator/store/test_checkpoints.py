@@ -11,7 +11,7 @@ from pathlib import Path
 import numpy as np
 import pytest
 
-from orchestrator.store import checkpoints, verify
+from orchestrator.store import checkpoints
 from orchestrator.store.checkpoints import Manifest, Part
 from outer.journal import checkpoint_parts
 from outer.journal.framing import Damaged
@@ -138,7 +138,7 @@ def test_without_a_manifest_there_is_no_checkpoint(tmp_path: Path) -> None:
     assert not checkpoints.complete(store, 2)
     found = checkpoints.resumption(store, RUN)
     assert found.manifest is not None and (found.manifest.snapshot, found.damage) == (1, [])
-    assert [each["snapshot"] for each in verify.listed(store, time.time())] == [1]
+    assert [each["snapshot"] for each in checkpoints.listed(store, time.time())] == [1]
 
 
 def test_what_was_written_is_read_back(tmp_path: Path) -> None:
@@ -186,7 +186,7 @@ def test_the_manifest_goes_first_so_that_half_of_a_checkpoint_is_none(tmp_path: 
         checkpoints.retire(Dying(tmp_path), 1)
     store = Folder(tmp_path)
     assert not checkpoints.complete(store, 1) and checkpoints.complete(store, 2)
-    assert verify.checkpoint_damage(store, 1, RUN) == [], "what is let go of meanwhile is no damage"
+    assert checkpoints.checkpoint_damage(store, 1, RUN) == [], "what is let go of meanwhile is no damage"
     assert checkpoints.retire(store, 1) == [1] and checkpoints.known(store) == [2]
 
 
@@ -218,16 +218,16 @@ def test_a_list_shows_what_is_damaged_without_reading_the_parts(tmp_path: Path) 
         take(store, snapshot)
     missing(file(tmp_path, 2, "a.1"))
     flipped(file(tmp_path, 3, "manifest"))
-    one, two, three = verify.listed(store, 2e9)
+    one, two, three = checkpoints.listed(store, 2e9)
     assert (one["damage"], two["damage"]) == ([], ["a.1: it is missing"])
     assert three["snapshot"] == 3 and three["damage"][0].startswith("manifest: ")
 
 
 def test_a_journal_that_is_another_runs_is_damage(tmp_path: Path) -> None:
     store = Folder(tmp_path)
-    assert verify.journal_damage(store) == []
+    assert checkpoints.journal_damage(store) == []
     store.create(f"journal/{IDENTITY}", identity_object(RUN))
-    assert verify.journal_damage(store) == []
+    assert checkpoints.journal_damage(store) == []
     checkpoint_parts.write(store, 1, "x", {"run": "run-two", "position": 0}, [])
     store.create("journal/000000000000", [store.read(checkpoint_parts.object_key(1, "x"))])
-    assert verify.journal_damage(store) == ["group 0: it is of another place, or of another run"]
+    assert checkpoints.journal_damage(store) == ["group 0: it belongs to another position or another run"]

@@ -20,7 +20,7 @@ from orchestrator.cli.app import build
 from orchestrator.recipe.config import Recipe
 from orchestrator.recipe.problems import InputError
 from orchestrator.recipe.toml_text import dump, load
-from orchestrator.store import final_parameters as final
+from orchestrator.store.export import write_final
 from orchestrator.store.run_store import RunStore
 from outer.protocol.fragments import Fragment, Tensor
 
@@ -42,7 +42,7 @@ def store(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> RunStore:
     store.create()
     store.write_text("config.toml", dump(recipe))
     store.write_json("summary.json", {"eval_loss": 2.5, "tokens": {"committed": 123}})
-    final.write(store, 40, FRAGMENTS, THETAS)
+    write_final(store, 40, FRAGMENTS, THETAS)
     return store
 
 
@@ -102,7 +102,7 @@ def test_damaged_parameters_are_not_exported(store: RunStore) -> None:
     store.write_json("final/manifest.json", manifest)
     result = invoke("export", "one")
     assert result.exit_code == 2
-    assert "scale are not what the manifest says" in result.stderr
+    assert "scale do not match the manifest" in result.stderr
     store.path("final/parameters.npz").write_bytes(b"PK\x03\x04 cut off")
     assert "cannot be read as final parameters" in invoke("export", "one").stderr
 

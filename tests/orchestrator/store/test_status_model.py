@@ -187,7 +187,7 @@ def test_conditions_say_that_nothing_is_being_made_durable_and_why() -> None:
 def test_conditions_say_that_a_syncer_is_on_its_way() -> None:
     status = model(RECIPE, about(), view(), {"epoch": 3, "down_s": 4.0}, {})
     serving = next(each for each in status["run"]["conditions"] if each["type"] == "SyncerServes")
-    assert (serving["status"], serving["message"]) == ("False", "epoch 3 comes up since 4.0 s")
+    assert (serving["status"], serving["message"]) == ("False", "epoch 3 has been starting for 4.0 s")
 
 
 def test_a_pool_without_a_place_is_told_with_the_quorum_that_is_impossible_without_it() -> None:

@@ -19,7 +19,7 @@ from orchestrator.recipe.config import Recipe
 from orchestrator.recipe.problems import InputError
 from orchestrator.recipe.toml_text import dump, load, validate
 from orchestrator.recipe.validation import resolve
-from orchestrator.store import final_parameters as final
+from orchestrator.store.export import write_final
 from orchestrator.store.run_store import RunStore
 from outer.config import OuterConfig, SyncConfig
 from outer.protocol.syncer import Budget
@@ -124,13 +124,13 @@ def test_a_run_goes_on_from_where_another_ended(corpus: str, tmp_path: Path) -> 
     thetas = shell.run().thetas
     store = RunStore(tmp_path / "run")
     store.create()
-    final.write(store, 24, shell.fragments, thetas)
+    write_final(store, 24, shell.fragments, thetas)
     for place in (tmp_path / "run", tmp_path / "run" / "final"):
         start = WarmStart(str(place), weights.digest(weights.read(place)))
         second = lock_step(task, 4, start)
         assert all(np.array_equal(a, b) for a, b in zip(second.parameters.thetas, thetas, strict=True))
     second.run()
-    losses = [s.fact.loss for s in second.said if type(s.fact).__name__ == "StepFinished" and s.fact.step == 1]
+    losses = [s.fact.loss for s in second.facts if type(s.fact).__name__ == "StepFinished" and s.fact.step == 1]
     assert max(losses) < before - 0.5, "its first step is on trained parameters"
 
 
@@ -155,7 +155,7 @@ def test_a_bad_file_and_a_digest_alone_are_input_errors(corpus: str, tmp_path: P
     (tmp_path / "bad").write_text("no")
     for changes, words in (
         ({"init_from": str(tmp_path / "none")}, "no such file or folder"),
-        ({"init_from": str(tmp_path / "bad")}, "is no safetensors file"),
+        ({"init_from": str(tmp_path / "bad")}, "is not a safetensors file"),
         ({"init_digest": "0123"}, "without init_from"),
     ):
         with pytest.raises(InputError, match=words):

@@ -13,8 +13,7 @@ from typing import Any
 import pytest
 import yaml
 
-from orchestrator.telemetry.catalog import CATALOG, OTHER, PREFIX, Metric
-from orchestrator.telemetry.table import table
+from orchestrator.telemetry.catalog import CATALOG, OTHER, PREFIX, Metric, table
 from tests.tools import needs, path_of
 from tests.waiting import DEADLINE_S
 
@@ -149,7 +148,7 @@ def test_promtool_accepts_rules_and_configuration_and_every_alert_fires_and_does
 def test_the_table_in_the_documentation_is_the_catalog() -> None:
     text = (ROOT / "docs" / "metrics.md").read_text()
     written = text.partition("<!-- catalog -->\n")[2].partition("<!-- end of catalog -->")[0]
-    assert written == table(), "write it anew: python -m orchestrator.telemetry.table"
+    assert written == table(), "write it anew: python -m orchestrator.telemetry.catalog"
 
 
 def test_what_the_documentation_names_exists() -> None:

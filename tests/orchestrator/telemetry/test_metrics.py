@@ -15,10 +15,11 @@ from hypothesis import strategies as st
 
 from learners.protocol.facts import Adopted, StepFinished
 from orchestrator.accounting.books import settle
-from orchestrator.accounting.goodput import outer_downtime, participation
+from orchestrator.accounting.goodput import outer_downtime
 from orchestrator.accounting.history import History
-from orchestrator.accounting.summary import summarise
-from orchestrator.eventlog.events import REGISTRY, Event, FaultSkipped, LearnerLost, RunFinished
+from orchestrator.accounting.summary import participation, summarise
+from orchestrator.eventlog.events import Event
+from orchestrator.eventlog.facts import REGISTRY, FaultSkipped, LearnerLost, RunFinished
 from orchestrator.telemetry.catalog import CATALOG, KINDS, LEARNERS_MAX, OTHER, Bounds, Sample
 from orchestrator.telemetry.gauges import gauges
 from orchestrator.telemetry.log_tail import Line, parse
@@ -38,7 +39,7 @@ def lines(events: Iterable[Event]) -> list[Line]:
 def samples(events: Iterable[Event]) -> list[Sample]:
     measures = Measures("fp32", "1.0")
     told = [sample for line in lines(events) for sample in measures.take(line)]
-    return [*told, *measures.close(), *measures.rhythm()]
+    return [*told, *measures.close(), *measures.commit_intervals()]
 
 
 def totals(told: Iterable[Sample]) -> Totals:
@@ -247,7 +248,7 @@ def test_every_metric_is_moved_by_something() -> None:
         )
     ]
     moved = {sample.name for line in [*lines(events), *planned, *others] for sample in measures.take(line)}
-    moved |= {sample.name for sample in [*measures.close(), *measures.rhythm(), *gauges(STATUS)]}
+    moved |= {sample.name for sample in [*measures.close(), *measures.commit_intervals(), *gauges(STATUS)]}
     moved |= {
         "diloco_log_bytes_total",
         "diloco_log_damaged_lines_total",

@@ -13,13 +13,14 @@ from typer.testing import CliRunner
 
 from orchestrator.accounting.books import settle
 from orchestrator.cli.app import build
-from orchestrator.eventlog.events import Event, SegmentWriter
+from orchestrator.eventlog.events import Event
+from orchestrator.eventlog.segments import SegmentWriter
 from orchestrator.recipe.toml_text import dump, template
 from orchestrator.store.run_store import RunStore
 from orchestrator.telemetry.catalog import CATALOG, Sample
 from orchestrator.telemetry.exposition import Exposition, exposition_of
 from orchestrator.telemetry.log_tail import Line, Tail
-from orchestrator.telemetry.run_samples import Reader
+from orchestrator.telemetry.run_samples import RunSamples
 from outer.protocol.facts import Refused
 from tests.orchestrator.histories import history
 from tests.orchestrator.telemetry.test_metrics import STATUS, key, lines, summed, totals
@@ -107,7 +108,7 @@ def test_a_fact_that_lacks_what_its_kind_has_and_a_caller_that_stops_cost_one_li
         for kind, fact in (("Adopted", {}), ("StepFinished", {"tokens": -5}), ("Committed", {"quorum_s": 1})):
             file.write(json.dumps(Line("a", 1, events[5].at, kind, fact)._asdict()) + "\n")
         file.write(replace(events[5], fact=Refused("\ud800", 1, "contribution", "late", 6, 1)).to_json() + "\n")
-    reader, told = Reader(store, "fp32"), []
+    reader, told = RunSamples(store, "fp32"), []
     look = reader.look()
     told += [next(look) for _ in range(20)]
     look.close()
@@ -127,7 +128,7 @@ def test_whoever_sees_the_run_ended_sees_its_final_counts(tmp_path: Path) -> Non
     store, events = RunStore(tmp_path), history()
     write(store, events)
     store.write_json("status.json", STATUS | {"run": STATUS["run"] | {"state": "finished"}})
-    reader, told = Reader(store, "fp32"), []
+    reader, told = RunSamples(store, "fp32"), []
     while not reader.over:
         told += list(reader.look())
     ended = next(i for i, each in enumerate(told) if each.labels.get("state") == "finished")
@@ -142,7 +143,7 @@ def test_every_look_sets_all_gauges_again_for_ray_forgets_those_that_nobody_sets
     store = RunStore(tmp_path)
     write(store, history())
     store.write_json("status.json", STATUS)
-    reader = Reader(store, "fp32")
+    reader = RunSamples(store, "fp32")
     looks = [list(reader.look()) for _ in range(3)]
     set_by = [
         {(each.name, *each.labels.items()) for each in look if CATALOG[each.name].kind == "gauge"} for look in looks

@@ -241,7 +241,7 @@ def test_a_group_of_another_run_or_of_another_place_is_not_taken(tmp_path: Path)
     assert "another run" in opened.damage[0] and held(opened) == {0: 1001.0, 1: 1002.0}
     theirs[4].write_bytes(theirs[2].read_bytes())
     opened = Writer(tmp_path / "other", 2).opened
-    assert "another place" in opened.damage[0] and held(opened) == {0: 1001.0, 1: 1002.0, 2: 1003.0}
+    assert "another position" in opened.damage[0] and held(opened) == {0: 1001.0, 1: 1002.0, 2: 1003.0}
 
 
 def states_of(root: Path) -> dict[Path, bytes]:

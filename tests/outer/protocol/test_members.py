@@ -151,8 +151,26 @@ def test_tokens_processed_go_on_counting_over_incarnations(members: Members) -> 
 def test_rows_tell_what_is_known_and_none_of_what_is_not(members: Members) -> None:
     held = (FragmentCounters(4, 0, 1, 10), FragmentCounters(None, 0, 1, 10), FragmentCounters(6, 0, 1, 10))
     stepping(members, now=1.0, counters=held, step=3, step_s=0.5, tokens=30, loss=2.5)
-    known = {"name": "a", "incarnation": 1, "phase": STEPPING, "step": 3, "step_s": 0.5, "tokens": 30, "loss": 2.5}
-    unknown = {"name": "b", "incarnation": 0, "phase": "", "step": 0, "step_s": 0.0, "tokens": 0, "loss": None}
+    known = {
+        "name": "a",
+        "incarnation": 1,
+        "phase": STEPPING,
+        "step": 3,
+        "step_s": 0.5,
+        "tokens": 30,
+        "loss": 2.5,
+        "aux": None,
+    }
+    unknown = {
+        "name": "b",
+        "incarnation": 0,
+        "phase": "",
+        "step": 0,
+        "step_s": 0.0,
+        "tokens": 0,
+        "loss": None,
+        "aux": None,
+    }
     versions = [8, 1, 6]  # two are newer than what a holds
     assert members.rows(1.23456, versions) == [
         known | {"alive": True, "lease_age_s": 0.235, "version_lag": 2},

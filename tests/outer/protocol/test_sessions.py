@@ -11,7 +11,7 @@ from outer.protocol.syncer import RESEND_S
 from tests.golden.bench import ALL, Bench, bench
 
 NOTICE = "its node is to go"
-KNOWN = "its process was told to end"
+KNOWN = "its process was asked to end"
 
 
 def deadlines(made: Bench) -> list[float]:

@@ -1,8 +1,7 @@
 """Bytes between the syncer and each learner, against those of data-parallel training of the same steps.
 
-Computed from what the log says: sizes of fragments, merged contributions, adoptions, states received. Payloads
-only, and each byte once, where it is sent. Not in the log, and so not counted: headers, contributions that were
-refused, versions that were fetched and never adopted.
+Computed from the log's sizes of fragments, merged contributions, adoptions and received states. Payloads only, each
+byte once. Headers, refused contributions, and versions that were fetched and never adopted are not in the log.
 """
 
 from __future__ import annotations
@@ -15,7 +14,7 @@ from typing import Any
 from learners.protocol.facts import Adopted, StepFinished
 from orchestrator.accounting.history import History
 from orchestrator.accounting.summary import ELEMENT_BYTES
-from orchestrator.eventlog.events import REGISTRY
+from orchestrator.eventlog.facts import REGISTRY
 
 GRADIENT_BYTES = 4  # of one float32
 
@@ -38,7 +37,7 @@ class Link:
 
 
 def links(history: History, recipe: Mapping[str, Any]) -> list[Link]:
-    """One for each learner, in the order of their coming; empty where the log does not tell them."""
+    """One link for each learner, in order of arrival; none where the log does not know the learners."""
     rules = history.rules
     if rules is None:
         return []

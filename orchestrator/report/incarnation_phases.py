@@ -1,7 +1,4 @@
-"""The lives of the learners as lanes: what each incarnation was doing, from when to when.
-
-Knows the log's facts and their order; knows nothing of drawing.
-"""
+"""What each incarnation of each learner was doing, from when to when. The report draws it as lanes."""
 
 from __future__ import annotations
 
@@ -9,7 +6,7 @@ from dataclasses import dataclass
 from itertools import pairwise
 
 from orchestrator.accounting.history import History
-from orchestrator.accounting.incarnations import Life
+from orchestrator.accounting.incarnations import Incarnation
 from outer.protocol.facts import LearnerFenced
 
 Span = tuple[float, float]  # seconds after the origin
@@ -28,38 +25,44 @@ class Lane:
     frozen: tuple[Span, ...]
     expired: tuple[Span, ...]  # without a lease
     dead: Span | None  # from its death to the next incarnation's request, or to the end
-    reason: str  # why it was fenced or lost; empty while it lives
+    reason: str  # why it was fenced or lost; empty while it incarnations
     steps: int
     tokens: int
 
     @property
     def begun(self) -> float | None:
-        """When it took up its first step."""
+        """When its first step began."""
         return next((start for start, _, phase in self.phases if phase == "stepping"), None)
 
 
 def lanes(history: History, origin: float) -> list[Lane]:
-    """All incarnations: configured learners first and in their order, each one's oldest first."""
+    """All incarnations: configured learners first, each one's oldest first."""
     names = list(history.learners)
-    names += sorted({name for name, _ in history.lives} - set(names))
+    names += sorted({name for name, _ in history.incarnations} - set(names))
     end = max((event.at for event in history.events), default=origin)
     reasons = {(s.fact.learner, s.fact.incarnation): s.fact.reason for s in reversed(history.of(LearnerFenced))}
     out = []
     for name in names:
-        lives = history.lives_of(name)
-        for life, successor in zip(lives, [*lives[1:], None], strict=True):
+        incarnations = history.incarnations_of(name)
+        for incarnation, successor in zip(incarnations, [*incarnations[1:], None], strict=True):
             heir = successor.requested if successor is not None else None
-            out.append(_lane(life, end if heir is None else heir, end, origin, reasons.get(life.key, "")))
+            out.append(_lane(incarnation, end if heir is None else heir, end, origin, reasons.get(incarnation.key, "")))
     return out
 
 
-def _lane(life: Life, heir: float, end: float, origin: float, reason: str) -> Lane:
-    died = life.died if life.over == "killed" else None
-    stop = died if died is not None else life.noticed if life.over in ("stopped", "drained") and life.noticed else end
-    marks = [(life.requested, "placing")] if life.requested is not None else []
-    marks += [(at, PHASES.get(phase, phase)) for at, phase in life.phases]
-    if not any(phase == "stepping" for _, phase in marks) and life.steps:
-        marks.append((life.steps[0].at - life.steps[0].fact.seconds, "stepping"))
+def _lane(incarnation: Incarnation, heir: float, end: float, origin: float, reason: str) -> Lane:
+    died = incarnation.died if incarnation.over == "killed" else None
+    stop = (
+        died
+        if died is not None
+        else incarnation.noticed
+        if incarnation.over in ("stopped", "drained") and incarnation.noticed
+        else end
+    )
+    marks = [(incarnation.requested, "placing")] if incarnation.requested is not None else []
+    marks += [(at, PHASES.get(phase, phase)) for at, phase in incarnation.phases]
+    if not any(phase == "stepping" for _, phase in marks) and incarnation.steps:
+        marks.append((incarnation.steps[0].at - incarnation.steps[0].fact.seconds, "stepping"))
     drawn = [
         (begin, min(until, stop), phase)
         for (begin, phase), (until, _) in pairwise([*marks, (stop, "")])
@@ -71,21 +74,21 @@ def _lane(life: Life, heir: float, end: float, origin: float, reason: str) -> La
         return tuple((start - origin, until - origin) for start, until in cut if start < until)
 
     return Lane(
-        life.learner,
-        life.incarnation,
-        None if life.requested is None else life.requested - origin,
+        incarnation.learner,
+        incarnation.number,
+        None if incarnation.requested is None else incarnation.requested - origin,
         tuple((start - origin, until - origin, phase) for start, until, phase in _joined(drawn)),
-        spans([(freeze.start, freeze.stop) for freeze in life.freezes]),
-        spans(life.expired),
+        spans([(freeze.start, freeze.stop) for freeze in incarnation.freezes]),
+        spans(incarnation.expired),
         (died - origin, max(died, heir) - origin) if died is not None else None,
         reason,
-        len(life.steps),
-        sum(said.fact.tokens for said in life.steps),
+        len(incarnation.steps),
+        sum(said.fact.tokens for said in incarnation.steps),
     )
 
 
 def _joined(phases: list[tuple[float, float, str]]) -> list[tuple[float, float, str]]:
-    """Neighbours of one kind as one."""
+    """Join neighbouring phases of one kind."""
     out: list[tuple[float, float, str]] = []
     for start, stop, phase in phases:
         if out and out[-1][2] == phase and out[-1][1] == start:

@@ -11,7 +11,8 @@ from typing import Any
 import pytest
 
 from learners.protocol.facts import Adopted, Spoiled, StateReceived, StepFinished
-from orchestrator.eventlog.events import Event, RunFinished
+from orchestrator.eventlog.events import Event
+from orchestrator.eventlog.facts import RunFinished
 from orchestrator.replay.incarnation import Adopt, TapeError
 from orchestrator.replay.replayer import Replayer
 from orchestrator.replay.tape import record
@@ -30,34 +31,34 @@ WAYS: Sequence[dict[str, Any]] = (
 
 
 def played(run: Shaken, events: Sequence[Event], until: int | None = None) -> Replayer:
-    player = Replayer(record(events, until), run.recipe, Points(run.recipe.data, run.recipe.seed))
-    for _ in player.play():
+    replayer = Replayer(record(events, until), run.recipe, Points(run.recipe.data, run.recipe.seed))
+    for _ in replayer.play():
         pass
-    player.finish()
-    return player
+    replayer.finish()
+    return replayer
 
 
 @pytest.mark.parametrize("way", WAYS, ids=str)
 def test_every_number_is_equal_to_the_bit(way: dict[str, Any], shaken_run: Make) -> None:
     run = shaken_run(**way)
     events = [Event.from_json(event.to_json()) for event in run.events]  # as from a file
-    player = played(run, events)
-    assert player.difference is None and player.bit_equal is True
-    assert player.parameters.digest() == run.parameters.digest()
-    assert player.parameters.versions == run.parameters.versions
+    replayer = played(run, events)
+    assert replayer.difference is None and replayer.bit_equal is True
+    assert replayer.parameters.digest() == run.parameters.digest()
+    assert replayer.parameters.versions == run.parameters.versions
     commits = [event.fact for event in events if isinstance(event.fact, Committed)]
-    assert player.equal == player.compared
-    assert player.equal["commit"] == len(commits) >= 40 and player.equal["final"] == 1
-    assert player.equal["contribution"] == sum(len(commit.participants) for commit in commits)
-    assert player.equal["loss"] == player.steps > 100
-    assert player.equal["state"] == (0 if "overlap" in way else 2), "two came back from a peer's state"
+    assert replayer.equal == replayer.compared
+    assert replayer.equal["commit"] == len(commits) >= 40 and replayer.equal["final"] == 1
+    assert replayer.equal["contribution"] == sum(len(commit.participants) for commit in commits)
+    assert replayer.equal["loss"] == replayer.steps > 100
+    assert replayer.equal["state"] == (0 if "overlap" in way else 2), "two came back from a peer's state"
     assert any(isinstance(event.fact, DrainStarted) for event in events)
 
 
 def test_nothing_is_kept_that_the_rest_of_the_tape_does_not_need(shaken_run: Make) -> None:
     run = shaken_run(adopt="rebase")
-    player = played(run, run.events)
-    assert (player._units, player._values, player._given, player._sent) == ({}, {}, {}, {})
+    replayer = played(run, run.events)
+    assert (replayer._units, replayer._values, replayer._given, replayer._sent) == ({}, {}, {}, {})
 
 
 def test_the_runs_have_what_is_hard_to_get_right(shaken_run: Make) -> None:
@@ -66,62 +67,68 @@ def test_the_runs_have_what_is_hard_to_get_right(shaken_run: Make) -> None:
     assert any(isinstance(event.fact, Adopted) and event.fact.read_at is not None for event in run.events)
     tape = record(run.events)
     assert any(one.steps > 6 for commit in tape.commits for one in commit.participants), "kept over a rebase"
-    before = [life.moments[place - 1] for life in tape.lives.values() for place in life.places.values()]
+    before = [
+        incarnation.moments[place - 1]
+        for incarnation in tape.incarnations.values()
+        for place in incarnation.places.values()
+    ]
     assert any(isinstance(moment, Adopt) for moment in before), "read, or given, after an adoption at the same step"
 
 
 def test_a_replay_until_a_step_gives_the_parameters_of_that_step(shaken_run: Make) -> None:
     run = shaken_run()
     commits = [event.fact for event in run.events if isinstance(event.fact, Committed)]
-    player = played(run, run.events, until=commits[20].syncer_step)
+    replayer = played(run, run.events, until=commits[20].syncer_step)
     newest = {commit.fragment: commit.syncer_step for commit in commits[:21]}
-    assert dict(enumerate(player.parameters.versions)) == newest
-    assert (player.compared["commit"], player.compared["final"]) == (21, 0)
-    assert player.difference is None and player.bit_equal is True, "the end is not reached, nor asked for"
-    assert player.steps < played(run, run.events).steps
+    assert dict(enumerate(replayer.parameters.versions)) == newest
+    assert (replayer.compared["commit"], replayer.compared["final"]) == (21, 0)
+    assert replayer.difference is None and replayer.bit_equal is True, "the end is not reached, nor asked for"
+    assert replayer.steps < played(run, run.events).steps
 
 
 def test_a_tape_without_digests_and_losses_is_followed_and_compared_with_nothing(shaken_run: Make) -> None:
     run = shaken_run()
-    player = played(run, [replace(event, fact=bare(event.fact)) for event in run.events])
-    assert player.compared == Counter() and player.computed["commit"] >= 40
-    assert player.bit_equal is None
-    assert player.parameters.digest() == run.parameters.digest()
+    replayer = played(run, [replace(event, fact=bare(event.fact)) for event in run.events])
+    assert replayer.compared == Counter() and replayer.computed["commit"] >= 40
+    assert replayer.bit_equal is None
+    assert replayer.parameters.digest() == run.parameters.digest()
 
 
 @pytest.mark.parametrize("kind", [Committed, StateReceived, RunFinished], ids=lambda kind: kind.__name__)
 def test_a_tape_that_lacks_one_digest_is_not_called_equal(kind: type[Any], shaken_run: Make) -> None:
     run = shaken_run()
     which = is_a(StateReceived, source="peer") if kind is StateReceived else is_a(kind)
-    player = played(run, altered(run.events, which, digest=""))
-    assert (player.difference, player.bit_equal) == (None, None)
+    replayer = played(run, altered(run.events, which, digest=""))
+    assert (replayer.difference, replayer.bit_equal) == (None, None)
 
 
 def test_a_contribution_without_its_digest_is_not_called_equal(shaken_run: Make) -> None:
     run = shaken_run()
     first, *rest = next(event.fact for event in run.events if is_a(Committed)(event)).participants
-    player = played(run, altered(run.events, is_a(Committed), participants=(replace(first, digest=""), *rest)))
-    assert (player.difference, player.bit_equal) == (None, None)
+    replayer = played(run, altered(run.events, is_a(Committed), participants=(replace(first, digest=""), *rest)))
+    assert (replayer.difference, replayer.bit_equal) == (None, None)
 
 
 def test_only_losses_that_are_equal_are_not_everything(shaken_run: Make) -> None:
     run = shaken_run()
-    player = played(run, [e if isinstance(e.fact, StepFinished) else replace(e, fact=bare(e.fact)) for e in run.events])
-    assert player.equal["loss"] == player.compared["loss"] == player.steps
-    assert (player.difference, player.bit_equal) == (None, None)
+    replayer = played(
+        run, [e if isinstance(e.fact, StepFinished) else replace(e, fact=bare(e.fact)) for e in run.events]
+    )
+    assert replayer.equal["loss"] == replayer.compared["loss"] == replayer.steps
+    assert (replayer.difference, replayer.bit_equal) == (None, None)
 
 
 def test_a_run_that_failed_has_no_final_parameters_to_compare_with(shaken_run: Make) -> None:
     run = shaken_run()
-    player = played(run, altered(run.events, is_a(RunFinished), state="failed", digest=""))
-    assert player.bit_equal is True and "final" not in player.computed
+    replayer = played(run, altered(run.events, is_a(RunFinished), state="failed", digest=""))
+    assert replayer.bit_equal is True and "final" not in replayer.computed
 
 
 def test_a_loss_that_is_no_number_is_compared_where_numbers_were_recorded(shaken_run: Make) -> None:
     run = shaken_run()
-    player = played(run, altered(run.events, is_a(StepFinished, step=3), loss=math.nan))
-    assert player.difference is not None
-    assert (player.difference.what, player.difference.recorded) == ("loss", "nan")
+    replayer = played(run, altered(run.events, is_a(StepFinished, step=3), loss=math.nan))
+    assert replayer.difference is not None
+    assert (replayer.difference.what, replayer.difference.recorded) == ("loss", "nan")
 
 
 def bare(fact: Any) -> Any:
@@ -139,18 +146,18 @@ def bare(fact: Any) -> Any:
 def test_another_learning_rate_shows_in_the_next_loss(shaken_run: Make) -> None:
     run = shaken_run()
     events = altered(run.events, is_a(StepFinished, step=9), progress=0.99)
-    player = played(run, events)
-    assert player.difference is not None
-    assert (player.difference.what, player.difference.step) == ("loss", 10)
-    assert player.equal["commit"] < player.compared["commit"]
+    replayer = played(run, events)
+    assert replayer.difference is not None
+    assert (replayer.difference.what, replayer.difference.step) == ("loss", 10)
+    assert replayer.equal["commit"] < replayer.compared["commit"]
 
 
 def test_a_spoiled_fragment_is_spoiled_again(shaken_run: Make) -> None:
     run = shaken_run()
     events = inserted(run.events, is_a(StepFinished, step=5), Spoiled(6, 1))
-    player = played(run, events)
-    assert player.difference is not None
-    assert (player.difference.what, player.difference.step, player.difference.found) == ("loss", 6, "nan")
+    replayer = played(run, events)
+    assert replayer.difference is not None
+    assert (replayer.difference.what, replayer.difference.step, replayer.difference.found) == ("loss", 6, "nan")
 
 
 def test_another_weight_shows_in_the_commit_though_every_contribution_is_equal(shaken_run: Make) -> None:
@@ -160,9 +167,9 @@ def test_another_weight_shows_in_the_commit_though_every_contribution_is_equal(s
     shares = zip(commit.participants, (0.2, 0.2, 0.6), strict=True)
     shifted = replace(commit, participants=tuple(replace(one, weight=share) for one, share in shares))
     commits = tuple(shifted if each == commit else each for each in tape.commits)
-    player = Replayer(replace(tape, commits=commits), run.recipe, Points(run.recipe.data, 0))
-    list(player.play())
-    difference = player.difference
+    replayer = Replayer(replace(tape, commits=commits), run.recipe, Points(run.recipe.data, 0))
+    list(replayer.play())
+    difference = replayer.difference
     assert difference is not None
     assert (difference.what, difference.syncer_step, difference.learner) == ("commit", commit.syncer_step, "")
     assert difference.recorded == commit.digest
@@ -170,16 +177,16 @@ def test_another_weight_shows_in_the_commit_though_every_contribution_is_equal(s
 
 def test_another_state_of_the_same_donor_is_found_at_once(shaken_run: Make) -> None:
     run = shaken_run()
-    player = played(run, altered(run.events, is_a(StateReceived, source="peer"), digest="0" * 64))
-    assert player.difference is not None
-    assert (player.difference.what, player.difference.learner) == ("state", "learner-a-1")
+    replayer = played(run, altered(run.events, is_a(StateReceived, source="peer"), digest="0" * 64))
+    assert replayer.difference is not None
+    assert (replayer.difference.what, replayer.difference.learner) == ("state", "learner-a-1")
 
 
 def test_other_final_parameters_are_found(shaken_run: Make) -> None:
     run = shaken_run()
-    player = played(run, altered(run.events, is_a(RunFinished), digest="0" * 64))
-    assert player.difference is not None and player.difference.what == "final"
-    assert player.bit_equal is False
+    replayer = played(run, altered(run.events, is_a(RunFinished), digest="0" * 64))
+    assert replayer.difference is not None and replayer.difference.what == "final"
+    assert replayer.bit_equal is False
 
 
 def test_a_recipe_of_another_model_or_batch_is_told_apart_from_the_run(shaken_run: Make) -> None:
@@ -190,9 +197,12 @@ def test_a_recipe_of_another_model_or_batch_is_told_apart_from_the_run(shaken_ru
     other = run.recipe.model_copy(update={"pools": run.recipe.pools[:1]})
     with pytest.raises(TapeError, match="learner-b-0 1 is of no pool of the recipe"):
         Replayer(tape, other, Points(run.recipe.data, 0))
-    lives = {key: replace(life, device=replace(life.device, devices=64)) for key, life in tape.lives.items()}
+    incarnations = {
+        key: replace(incarnation, device=replace(incarnation.device, devices=64))
+        for key, incarnation in tape.incarnations.items()
+    }
     with pytest.raises(TapeError, match=r"1 computed on 64 devices: .*64"):
-        list(Replayer(replace(tape, lives=lives), run.recipe, Points(run.recipe.data, 0)).play())
+        list(Replayer(replace(tape, incarnations=incarnations), run.recipe, Points(run.recipe.data, 0)).play())
     pools = [pool.model_copy(update={"batch_size": 3}) for pool in run.recipe.pools]
     other = run.recipe.model_copy(update={"pools": tuple(pools)})
     with pytest.raises(TapeError, match="had 8 tokens, and by the recipe it has 12"):

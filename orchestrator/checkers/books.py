@@ -16,7 +16,7 @@ from typing import NamedTuple
 from learners.protocol.facts import StepFinished
 from orchestrator.accounting.books import Books, Ledger, settle
 from orchestrator.accounting.history import History
-from orchestrator.accounting.incarnations import Life
+from orchestrator.accounting.incarnations import Incarnation
 from orchestrator.accounting.verdicts import Verdict, judge
 from outer.protocol.facts import Finished, SpanGranted, SpanReturned
 
@@ -29,18 +29,18 @@ def check(history: History) -> list[Verdict]:
 def _balance(history: History, books: Books) -> Verdict:
     tables: list[tuple[str, Ledger]] = [("the run", books), *sorted(books.by_learner.items())]
     tables += [(f"fragment {index}", share) for index, share in enumerate(books.token_fragments)]
-    broken = [
+    failures = [
         f"{name}: {table.processed} tokens processed, but {table.committed} committed, "
         f"{sum(table.discarded.values())} discarded and {table.in_flight} in flight"
         for name, table in tables
         if not table.balanced
     ]
     if history.ended and books.in_flight:
-        broken.append(f"the run is over with {books.in_flight} tokens in flight")
+        failures.append(f"the run is over with {books.in_flight} tokens in flight")
     sums = [(name, count) for name, table in tables for count in _numbers(table)]
-    broken += [f"{name}: {count!r} tokens is no count" for name, count in sums if type(count) is not int or count < 0]
-    promise = "processed = committed + discarded + in flight, in whole tokens, for the run, learners and fragments"
-    return judge("books.balance", promise, len(books.fates), "units", broken)
+    failures += [f"{name}: {count!r} tokens is no count" for name, count in sums if type(count) is not int or count < 0]
+    claim = "processed = committed + discarded + in flight, in whole tokens, for the run, learners and fragments"
+    return judge("books.balance", claim, len(books.fates), "units", failures)
 
 
 def _numbers(table: Ledger) -> list[int]:
@@ -49,27 +49,27 @@ def _numbers(table: Ledger) -> list[int]:
 
 def _committed(history: History, books: Books) -> Verdict:
     """A second, plainer count: a unit is committed by the first commit that covers it."""
-    counted = {key: bytearray(len(life.steps)) for key, life in history.lives.items()}
-    total, broken = 0, []
+    counted = {key: bytearray(len(incarnation.steps)) for key, incarnation in history.incarnations.items()}
+    total, failures = 0, []
     for said, contributions in groupby(history.contributions, itemgetter(0)):
-        for _, _, life, first, last in contributions:
-            if life.steps:
-                total += _fresh(life.tokens, counted[life.key], first, last)
+        for _, _, incarnation, first, last in contributions:
+            if incarnation.steps:
+                total += _fresh(incarnation.tokens, counted[incarnation.key], first, last)
         if said.fact.tokens_committed != total:
-            broken.append(
+            failures.append(
                 f"at syncer step {said.fact.syncer_step} the syncer counts {said.fact.tokens_committed} "
                 f"committed tokens, the steps in the log {total}"
             )
     committed = books.committed
     if committed != total:
-        broken.append(f"the books hold {committed} committed tokens, counting commit by commit gives {total}")
-    broken += [
+        failures.append(f"the books hold {committed} committed tokens, counting commit by commit gives {total}")
+    failures += [
         f"the syncer finished at {said.fact.tokens_committed} committed tokens, the books hold {committed}"
         for said in history.of(Finished)
         if said.fact.tokens_committed != committed
     ]
-    promise = "the syncer's count of committed tokens is that of the books, at every commit and at the end"
-    return judge("books.committed", promise, len(history.commits), "commits", broken)
+    claim = "the syncer's count of committed tokens is that of the books, at every commit and at the end"
+    return judge("books.committed", claim, len(history.commits), "commits", failures)
 
 
 def _fresh(tokens: Sequence[int], counted: bytearray, first: int, last: int) -> int:
@@ -97,7 +97,7 @@ class _Loan(NamedTuple):
 def _loans(history: History) -> Verdict:
     """What a committed step used is never returned, so it stays lent for good."""
     lent: list[_Loan] = []  # disjoint, by start
-    broken: list[str] = []
+    failures: list[str] = []
     facts = history.by_syncer(SpanGranted, SpanReturned)
     for said in facts:
         fact = said.fact
@@ -105,20 +105,20 @@ def _loans(history: History) -> Verdict:
         touching = _touching(lent, loan)
         if isinstance(fact, SpanGranted):
             if touching:
-                broken.append(f"{loan} were granted while {touching[0]} were lent")
+                failures.append(f"{loan} were granted while {touching[0]} were lent")
             else:
                 insort(lent, loan)
             continue
         if len(touching) != 1 or touching[0][2:] != loan[2:] or not _holds(touching[0], loan):
-            broken.append(f"{loan} were returned, but not lent")
+            failures.append(f"{loan} were returned, but not lent")
             continue
         whole = touching[0]
         lent.remove(whole)
         for start, stop in ((whole.start, loan.start), (loan.stop, whole.stop)):
             if start < stop:
                 insort(lent, whole._replace(start=start, stop=stop))
-    promise = "a sample is lent to one incarnation at a time, and returned once, by the one that had it"
-    return judge("books.loans", promise, len(facts), "grants and returns", broken)
+    claim = "a sample is lent to one incarnation at a time, and returned once, by the one that had it"
+    return judge("books.loans", claim, len(facts), "grants and returns", failures)
 
 
 def _touching(lent: list[_Loan], loan: _Loan) -> list[_Loan]:
@@ -137,26 +137,31 @@ def _positions(history: History) -> Verdict:
     for said in history.of(SpanGranted):
         fact = said.fact
         granted[fact.learner, fact.incarnation][fact.span].append((fact.start, fact.stop))
-    broken = [wrong for key, life in history.lives.items() if life.steps for wrong in _misread(life, granted[key])]
-    promise = "a step reads samples of a span granted to its incarnation, each once"
-    return judge("books.positions", promise, len(history.of(StepFinished)), "steps", broken)
+    failures = [
+        wrong
+        for key, incarnation in history.incarnations.items()
+        if incarnation.steps
+        for wrong in _misread(incarnation, granted[key])
+    ]
+    claim = "a step reads samples of a span granted to its incarnation, each once"
+    return judge("books.positions", claim, len(history.of(StepFinished)), "steps", failures)
 
 
-def _misread(life: Life, granted: Mapping[int, list[tuple[int, int]]]) -> Iterator[str]:
+def _misread(incarnation: Incarnation, granted: Mapping[int, list[tuple[int, int]]]) -> Iterator[str]:
     newest: dict[int, int] = {}  # by span
     span, begin, end = -1, 0, 0  # that the step before was of
-    for said in life.steps:
+    for said in incarnation.steps:
         step = said.fact
         position = step.position
         if step.span != span or not begin <= position < end:
             span = step.span
             begin, end = next(((a, b) for a, b in granted.get(span, ()) if a <= position < b), (0, 0))
         if begin == end:
-            yield f"{_name(life, step)} lies outside every span {span} granted to it"
+            yield f"{_name(incarnation, step)} lies outside every span {span} granted to it"
         if position <= newest.get(span, -1):
-            yield f"{_name(life, step)} goes back to samples it has had"
+            yield f"{_name(incarnation, step)} goes back to samples it has had"
         newest[span] = position
 
 
-def _name(life: Life, step: StepFinished) -> str:
-    return f"step {step.step} of {life.learner} {life.incarnation} at sample {step.position}"
+def _name(incarnation: Incarnation, step: StepFinished) -> str:
+    return f"step {step.step} of {incarnation.learner} {incarnation.number} at sample {step.position}"

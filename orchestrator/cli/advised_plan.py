@@ -1,12 +1,13 @@
-"""What a plan recommends, tried: the overrides, the command that plans them, and what they come to."""
+"""The plan that a plan's own recommendations lead to, and the command that makes it."""
 
 from __future__ import annotations
 
 import shlex
 from collections.abc import Callable, Mapping, Sequence
-from dataclasses import asdict, dataclass
+from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any
 
+from orchestrator.planner.forecast import as_json as forecast_json
 from orchestrator.recipe.problems import InputError
 
 if TYPE_CHECKING:
@@ -14,7 +15,7 @@ if TYPE_CHECKING:
 
 
 @dataclass(frozen=True)
-class Trial:
+class AdvisedPlan:
     """`plan` is None where it was not made, or cannot be: `refusal` says why."""
 
     command: str
@@ -23,8 +24,8 @@ class Trial:
     refusal: str
 
 
-def trial(made: Plan, words: Sequence[str], plan_with: Callable[[list[str]], Plan] | None) -> Trial | None:
-    """None where nothing of [sync] is to change. `words`: of the command; `plan_with`: None: it is not to be tried."""
+def advised_plan(made: Plan, words: Sequence[str], plan_with: Callable[[list[str]], Plan] | None) -> AdvisedPlan | None:
+    """None if no setting of [sync] is to change. `words`: the command; `plan_with`: makes the plan, None makes none."""
     advised = [one for one in made.recommendations if one.changes]
     changed = [f"{one.field}={one.advised}" for one in advised if one.field.startswith("sync.")]
     if not changed:
@@ -32,19 +33,18 @@ def trial(made: Plan, words: Sequence[str], plan_with: Callable[[list[str]], Pla
     command = shlex.join([*words, *(word for item in changed for word in ("--set", item))])
     untried = tuple(one.letter for one in advised if not one.field.startswith("sync."))
     try:
-        return Trial(command, untried, plan_with(changed) if plan_with is not None else None, "")
+        return AdvisedPlan(command, untried, plan_with(changed) if plan_with is not None else None, "")
     except InputError as error:
-        return Trial(command, untried, None, "; ".join(f"{each.field} {each.message}" for each in error.problems))
+        return AdvisedPlan(command, untried, None, "; ".join(f"{each.field} {each.message}" for each in error.problems))
 
 
-def as_json(tried: Trial | None) -> dict[str, Any]:
+def as_json(tried: AdvisedPlan | None) -> dict[str, Any]:
     """For the plan's JSON; null where there is nothing to try."""
     if tried is None:
         return {"trial": None, "advised": None}
     advised: dict[str, Any] | None = {"refused": tried.refusal} if tried.refusal else None
     if tried.plan is not None:
-        foreseen = tried.plan.forecast
-        advised = {"limits": len(tried.plan.limits), "forecast": foreseen and asdict(foreseen)}
+        advised = {"limits": len(tried.plan.limits), "forecast": forecast_json(tried.plan.forecast)}
     return {"trial": tried.command, "advised": advised}
 
 

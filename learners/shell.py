@@ -1,0 +1,345 @@
+"""One incarnation of a learner without its transport: the training loop, and the answers to its peers.
+
+`run` is the training loop; the other public methods may be called from any thread while it steps. JAX is imported
+inside `run`, in the phase that is named after it, with settings that fit the device.
+"""
+
+from __future__ import annotations
+
+import gc
+import os
+import queue
+import threading
+import time
+import traceback
+from collections.abc import Mapping
+from concurrent.futures import Future
+from concurrent.futures import TimeoutError as FutureTimeout
+from dataclasses import dataclass, replace
+from typing import TYPE_CHECKING, Any
+
+import numpy as np
+
+from learners import checkpoint_writer
+from learners.checkpoint_writer import CheckpointWriter, SavedPart
+from learners.config import DataConfig, InnerConfig, WarmStart
+from learners.fault_effects import FaultEffects, flipped
+from learners.fetcher import Fetcher, Link
+from learners.protocol import events_effects
+from learners.protocol.fact_buffer import FactBuffer
+from learners.protocol.facts import LoopFailed, Spoiled
+from learners.protocol.learner import Learner
+from learners.training.device import fit
+from outer.config import SyncConfig
+from outer.journal.object_store import Objects
+from outer.protocol.manifest import manifest
+from outer.protocol.messages import (
+    COMPILING,
+    DRAINING,
+    IMPORTING,
+    STEPPING,
+    STOPPED,
+    Attach,
+    Contribution,
+    ReadRequest,
+    State,
+    StateRequest,
+)
+from outer.protocol.quorum import Average
+
+if TYPE_CHECKING:
+    from learners.fragment_io import FragmentIO
+    from learners.training.trainer import Trainer
+
+Donation = tuple[events_effects.Donate, list[Any]]
+
+
+@dataclass(frozen=True)
+class LearnerSpec:
+    """What an incarnation is started with."""
+
+    name: str
+    incarnation: int
+    task: str
+    model: Mapping[str, Any]
+    data: DataConfig
+    inner: InnerConfig
+    sync: SyncConfig  # with P resolved
+    seed: int
+    batch_size: int
+    slowdown: float
+    start_s: float
+    shared: Mapping[str, Any]
+    code: str
+    core: int | None  # of this host, to be pinned to; None on clusters
+    accelerated: bool  # the pool asks for GPUs or TPUs
+    warm_start: WarmStart | None = None
+    store: Objects | None = None  # where snapshots are kept
+    saved: SavedPart | None = None  # what an earlier process has left there
+    devices: int | None = 1  # local ones that a step is spread over; None: all
+    model_parallel: int = 1
+
+
+class Refused(Exception):
+    """The syncer refuses this learner."""
+
+
+class LearnerShell:
+    """Drives the machine: hands it events, and does what its effects say."""
+
+    def __init__(self, spec: LearnerSpec, link: Link, faults: FaultEffects) -> None:
+        assert spec.sync.fragments is not None
+        self._spec, self._link, self._faults = spec, link, faults
+        self._facts = FactBuffer(time.time)
+        self._lock = threading.Lock()
+        self._changed = threading.Event()
+        self._answers: dict[tuple[int, int], Future[Contribution]] = {}  # by syncer step and attempt
+        self._donations: dict[tuple[str, int], Future[Donation | str]] = {}  # by joiner
+        self._fetcher = Fetcher(link, self._drive, spec.sync.transfer_s, spec.store, spec.saved)
+        self._writer = None
+        if spec.store is not None:
+            self._writer = CheckpointWriter(spec.name, spec.incarnation, spec.store, lambda: self._facts.recorded)
+        self._tokens_per_step = 0
+        self._compute_s = Average(spec.sync.smoothing)
+        self._trainer: Trainer | None = None
+        self._fragment_io: FragmentIO | None = None
+        self._next: queue.SimpleQueue[events_effects.RunStep | events_effects.Hold | events_effects.Exit] = (
+            queue.SimpleQueue()
+        )
+        self._machine: Learner | None = None
+        self._ended: Future[str] | None = None  # once the loop has begun: why it ended
+
+    # -------------------------------------------------------------- called by the actor
+
+    def run(self) -> str:
+        """Train until the run ends; returns why it did. An exception is a fault of this incarnation.
+
+        Called again, by another orchestrator, it waits for the same end.
+        """
+        if self._ended is not None:
+            return self._ended.result()
+        self._ended = Future()
+        try:
+            self._prepare()
+            self._ended.set_result(self._loop())
+        except Exception as error:
+            step = self._machine.step if self._machine else 0
+            self._facts.add(LoopFailed(step, traceback.format_exc()))
+            self._flush()
+            self._ended.set_exception(error)
+        return self._ended.result()
+
+    def reattach(self) -> str:
+        """Attach to a new epoch of the syncer. Returns why that refuses this learner; empty when it does not."""
+        if self._machine is None:
+            return ""
+        try:
+            self._drive(events_effects.Reattach())
+        except Refused as refusal:
+            return str(refusal)
+        return ""
+
+    def deliver(self, message: events_effects.Event) -> None:
+        """A message of the syncer has come in."""
+        self._drive(message)
+
+    def read(self, request: ReadRequest) -> tuple[Contribution, list[Any]] | None:
+        """The fragment as of one completed step, and pending facts; None when no boundary came in time."""
+        answer: Future[Contribution] = Future()
+        self._answers[request.syncer_step, request.attempt] = answer
+        try:
+            self._drive(request)
+            contribution = answer.result(timeout=request.deadline_s)
+        except FutureTimeout:
+            return None
+        finally:
+            del self._answers[request.syncer_step, request.attempt]
+        if self._faults.corrupts():
+            contribution = replace(contribution, payload=flipped(contribution.payload))
+        return contribution, self._facts.pending(everything=True)
+
+    def donate(self, request: StateRequest) -> tuple[State, list[Any]] | str:
+        """The state as of one completed step, and pending facts; a string says why it cannot be had."""
+        key = (request.joiner, request.joiner_incarnation)
+        donation = self._donations[key] = Future()
+        try:
+            self._drive(request)
+            given = donation.result(timeout=request.deadline_s)
+            if isinstance(given, str):
+                return given
+            effect, held = given
+            assert self._fragment_io is not None
+            state = self._fragment_io.pack(held, request, effect.step, effect.syncer_step, effect.versions)
+            self._drive(events_effects.StateSent(request, effect.step, state.digest, state.size, effect.versions))
+            return state, self._facts.pending(everything=True)
+        except FutureTimeout:
+            return "timeout"
+        finally:
+            del self._donations[key]
+
+    def saved(self, snapshot: int, deadline_s: float) -> dict[str, Any] | None:
+        """This learner's part of a checkpoint, for the manifest; None when it is not written in time.
+
+        Raises OSError when the store does not take it.
+        """
+        return None if self._writer is None else self._writer.described(snapshot, deadline_s, self._may_save)
+
+    def _may_save(self, snapshot: int) -> bool:
+        with self._lock:
+            return self._machine is not None and self._machine.may_save(snapshot)
+
+    @property
+    def held_versions(self) -> list[int]:
+        """The version of each fragment that the syncer sent last; 0 where it sent none."""
+        return [] if self._fragment_io is None or self._machine is None else self._machine.held_versions
+
+    def held(self, fragment: int) -> tuple[int, Any]:
+        """(version, float32[n]) of what the syncer sent last of a fragment, as it came."""
+        assert self._fragment_io is not None and self._machine is not None
+        return self._machine.held_versions[fragment], self._fragment_io.base(fragment)
+
+    def leave(self) -> None:
+        """The host tells this process to end."""
+        if self._machine is None or self._machine.phase not in (STEPPING, DRAINING, STOPPED):
+            os._exit(0)  # it has nothing to lose yet, and its start may take longer than it has
+        self._drive(events_effects.Leave())
+
+    # -------------------------------------------------------------- from process to first step
+
+    def _prepare(self) -> None:
+        spec = self._spec
+        self._machine = Learner(
+            name=spec.name,
+            incarnation=spec.incarnation,
+            config=spec.sync,
+            fragments=spec.sync.fragments or 0,
+            batch_size=spec.batch_size,
+            span_steps=spec.data.span_steps,
+            ahead_s=spec.data.ahead_s,
+            start_s=spec.start_s,
+        )
+        part = None
+        if spec.saved is not None and spec.saved.exact:
+            assert spec.store is not None
+            part = checkpoint_writer.read(spec.store, spec.saved)
+            self._machine.resume(spec.saved.snapshot, part.resume_state)
+            self._facts = FactBuffer(time.time, first=part.facts)
+        self._drive(events_effects.Enter(IMPORTING))
+        fit(spec.core, spec.accelerated, spec.devices or 1)
+        from learners.fragment_io import FragmentIO
+        from learners.training.device import device_taken
+        from learners.training.task import load
+        from learners.training.trainer import Trainer, deal
+
+        task = load(spec.task, spec.data, spec.seed, dict(spec.model))
+        self._tokens_per_step = task.tokens(spec.batch_size)
+        fragments = deal(task, spec.sync)
+        self._trainer = Trainer(
+            task, fragments, spec.inner, spec.seed, devices=spec.devices, model_parallel=spec.model_parallel
+        )
+        self._fragment_io = self._fetcher.fragment_io = FragmentIO(self._trainer, spec.sync, len(fragments))
+        if part is not None:
+            self._fragment_io.restore(part.header, part.arrays)
+        self._facts.add(device_taken(spec.devices))
+        self._drive(events_effects.Enter(COMPILING))
+        self._trainer.warm_up(spec.batch_size)
+        gc.collect()
+        gc.freeze()  # what is imported and compiled stays: a full collection need not walk it
+        self._drive(events_effects.Compiled(manifest(spec.shared, fragments, spec.code)))
+
+    # -------------------------------------------------------------- the training loop
+
+    def _loop(self) -> str:
+        assert self._trainer is not None
+        self._drive(events_effects.Resume())
+        while True:
+            match self._next.get_nowait():
+                case events_effects.Exit(reason):
+                    self._flush()
+                    if self._writer is not None:
+                        self._writer.finish()
+                    if reason.startswith("failed"):
+                        raise RuntimeError(reason)
+                    return reason
+                case events_effects.Hold(seconds):
+                    self._changed.wait(seconds)
+                    self._changed.clear()  # before looking, so that news after it wakes the next wait at once
+                    self._drive(events_effects.Resume())
+                case events_effects.RunStep(step, start, progress):
+                    if self._faults.pop_poison():
+                        self._facts.add(Spoiled(step, 0))
+                        self._trainer.load(0, np.full(self._trainer.fragments[0].size, np.nan, np.float32))
+                    began = time.monotonic()
+                    loss = self._trainer.step(start, self._spec.batch_size, progress)
+                    self._slow_down(time.monotonic() - began)
+                    time.sleep(self._faults.delay_s())
+                    self._drive(events_effects.StepDone(loss, self._tokens_per_step, self._trainer.aux))
+
+    def _slow_down(self, seconds: float) -> None:
+        """Lengthen the step by the pool's `slowdown`. A step that was delayed counts as an average one."""
+        self._compute_s.add(seconds)
+        if self._spec.slowdown > 1.0:
+            time.sleep((self._spec.slowdown - 1.0) * min(seconds, self._compute_s.value))
+
+    def _drive(self, event: events_effects.Event) -> None:
+        """Hand one event to the machine and carry out its effects. Any thread may call; only the loop runs steps."""
+        assert self._machine is not None
+        with self._lock:
+            effects = self._machine.handle(time.monotonic(), event)
+        for effect in effects:
+            match effect:
+                case events_effects.Emit(fact):
+                    self._facts.add(fact)
+                case events_effects.Send(message):
+                    if isinstance(message, Attach):
+                        self._attach(message)
+                    else:
+                        self._link.report(message, self._facts)
+                case events_effects.Answer(contribution):
+                    answer = self._answers.get((contribution.syncer_step, contribution.attempt))
+                    if answer is not None and not answer.done():
+                        assert self._fragment_io is not None
+                        answer.set_result(self._fragment_io.encode(contribution))
+                case events_effects.Fetch():
+                    self._fetcher.fetch(effect)
+                case events_effects.Recover():
+                    self._fetcher.recover(effect)
+                case events_effects.Save():
+                    assert self._fragment_io is not None
+                    if self._writer is not None:
+                        self._writer.save(effect, self._fragment_io.snapshot())
+                case events_effects.Donate(request):
+                    assert self._fragment_io is not None
+                    self._give(request, (effect, self._fragment_io.state_leaves()))
+                case events_effects.Decline(request, reason):
+                    self._give(request, reason)
+                case events_effects.Inherit(state):
+                    assert self._fragment_io is not None
+                    self._fragment_io.inherit(state)
+                case events_effects.Stage(fragments):
+                    assert self._fragment_io is not None
+                    self._drive(events_effects.Staged(self._fragment_io.stage(fragments)))
+                case events_effects.Apply():
+                    assert self._fragment_io is not None
+                    self._fragment_io.apply(effect)
+                case events_effects.RunStep() | events_effects.Hold() | events_effects.Exit():
+                    self._next.put(effect)
+        if not isinstance(event, events_effects.Resume | events_effects.StepDone | events_effects.Staged):
+            self._changed.set()
+
+    # -------------------------------------------------------------- to the syncer
+
+    def _attach(self, message: Attach) -> None:
+        welcome = self._link.attach(message, self._facts)
+        if isinstance(welcome, str):
+            raise Refused(f"the syncer refused this learner: {welcome}")
+        if welcome is not None:  # else it attaches to the next epoch as soon as it hears of that
+            self._drive(welcome)
+
+    def _flush(self) -> None:
+        self._link.flush(self._spec.name, self._spec.incarnation, self._facts)
+
+    def _give(self, request: StateRequest, given: Donation | str) -> None:
+        donation = self._donations.get((request.joiner, request.joiner_incarnation))
+        if donation is not None and not donation.done():
+            donation.set_result(given)
