@@ -12,7 +12,7 @@ from dataclasses import replace
 import pytest
 
 from chaos.simulation.cluster import Outcome, play, simulate
-from chaos.simulation.faults import STRIKES
+from chaos.simulation.faults.schedule import STRIKES
 from chaos.simulation.profile import KINDS, PROFILES, Fault, Options, draw, shares
 from chaos.simulation.runner import Tally, run
 from tests.waiting import DEADLINE_S
