@@ -27,10 +27,10 @@ ROOT = Path(__file__).resolve().parent.parent
 sys.path.insert(0, str(ROOT))
 
 from benchmarks.fresh import emptied  # noqa: E402
-from orchestrator.planner.fleet.calibrate import calibrate  # noqa: E402
-from orchestrator.planner.fleet.calibration import Calibration  # noqa: E402
-from orchestrator.planner.fleet.distribution import Samples  # noqa: E402
-from orchestrator.planner.fleet.prediction import Prediction, compared, predict  # noqa: E402
+from orchestrator.planner.fleet.calibration.calibrate import calibrate  # noqa: E402
+from orchestrator.planner.fleet.calibration.distribution import EmpiricalDistribution  # noqa: E402
+from orchestrator.planner.fleet.calibration.measurements import Calibration  # noqa: E402
+from orchestrator.planner.fleet.calibration.prediction import Prediction, compared, predict  # noqa: E402
 from orchestrator.planner.sizing.model_sizes import Shapes, shapes_of  # noqa: E402
 from orchestrator.recipe.config import Recipe  # noqa: E402
 from orchestrator.recipe.toml_text import dump, load  # noqa: E402
@@ -143,7 +143,7 @@ def _predicted(rows: Sequence[Mapping[str, Any]]) -> str:
 
 
 def _durations(runs: Sequence[Run]) -> str:
-    def cell(samples: Samples | None) -> str:
+    def cell(samples: EmpiricalDistribution | None) -> str:
         return f"{samples.at(0.5):.3f} ({samples.at(0.9):.3f}) of {samples.count:,}" if samples else "-"
 
     kinds: dict[str, Any] = {

@@ -9,7 +9,7 @@ from matplotlib.ticker import FuncFormatter, NullLocator
 from benchmarks.studies import scavenging, upsize
 from benchmarks.studies.bandwidth_paper import PAPER, PAPER_PARAMETERS, Method
 from benchmarks.studies.bandwidth_table import Exchange, cells
-from orchestrator.planner.fleet.figures import SHADES, WIDTH, Point, chips_axis, standalone
+from orchestrator.planner.fleet.islands.figures import SHADES, WIDTH, Point, chips_axis, standalone
 from orchestrator.report.canvas import bare, light, sheet, to_svg
 
 NARROW, HEIGHT = 640, 340  # pixels

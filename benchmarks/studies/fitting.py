@@ -18,8 +18,8 @@ from typing import Any, NamedTuple
 import numpy as np
 from scipy.optimize import least_squares
 
-from orchestrator.planner.fleet.failures import Failures
-from orchestrator.planner.fleet.goodput import Cell, Effort, Mode, Waiting, once
+from orchestrator.planner.fleet.islands.failures import Failures
+from orchestrator.planner.fleet.islands.goodput import Cell, Effort, Mode, Waiting, once
 
 ROWS: tuple[tuple[Mode, int], ...] = (
     ("data_parallel", 1), ("elastic", 1), ("decoupled", 2), ("decoupled", 4), ("decoupled", 8), ("decoupled", 16),

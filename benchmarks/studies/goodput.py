@@ -24,10 +24,10 @@ for library in ("OMP", "OPENBLAS", "MKL"):
 
 from benchmarks.studies.figures import cost_figure  # noqa: E402
 from benchmarks.studies.fitting import PUBLISHED, ROWS, Errors, differences, errors, fit  # noqa: E402
-from orchestrator.planner.fleet import figures  # noqa: E402
-from orchestrator.planner.fleet.failures import Draws, Failures  # noqa: E402
-from orchestrator.planner.fleet.goodput import Cell, Effort, Mode, fleets, simulate  # noqa: E402
-from orchestrator.planner.fleet.islands import Island  # noqa: E402
+from orchestrator.planner.fleet.islands import figures  # noqa: E402
+from orchestrator.planner.fleet.islands.failures import Draws, Failures  # noqa: E402
+from orchestrator.planner.fleet.islands.goodput import Cell, Effort, Mode, fleets, simulate  # noqa: E402
+from orchestrator.planner.fleet.islands.island import Island  # noqa: E402
 
 PAGE, FIGURES = ROOT / "docs" / "studies.md", ROOT / "docs" / "figures"
 BY = "written by python benchmarks/studies/goodput.py --write"

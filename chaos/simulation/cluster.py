@@ -13,19 +13,19 @@ from dataclasses import dataclass
 from functools import partial
 from typing import Any
 
-from chaos.simulation.bounds import Bounds
-from chaos.simulation.context import HostileContext
-from chaos.simulation.damage import Damage
-from chaos.simulation.durations import DrawnDurations
-from chaos.simulation.faults import FaultSchedule
-from chaos.simulation.history import Digest, digest_of, judged
-from chaos.simulation.invariants import Invariants, waits
-from chaos.simulation.network import HostileNetwork
-from chaos.simulation.oracle import Oracle, Violation
+from chaos.simulation.checks.bounds import Bounds
+from chaos.simulation.checks.history import Digest, digest_of, judged
+from chaos.simulation.checks.invariants import Invariants, waits
+from chaos.simulation.checks.oracle import Oracle, Violation
+from chaos.simulation.checks.values import LearnerValues, SyncerValues
+from chaos.simulation.faults.schedule import FaultSchedule
+from chaos.simulation.ports.context import HostileContext
+from chaos.simulation.ports.damage import Damage
+from chaos.simulation.ports.durations import DrawnDurations
+from chaos.simulation.ports.network import HostileNetwork
+from chaos.simulation.ports.storage import Store, Write, Writer
 from chaos.simulation.profile import MANIFEST, Options, between, draw, stream
-from chaos.simulation.storage import Store, Write, Writer
 from chaos.simulation.trace import Trace
-from chaos.simulation.values import LearnerValues, SyncerValues
 from learners.protocol import learner as learners
 from orchestrator.simulation.context import LearnerSpec
 from orchestrator.simulation.process import Host
@@ -120,7 +120,7 @@ class Cluster:
         # The stream's name is part of what a seed means.
         rng = stream(options.seed, "weather")
         self.schedule = FaultSchedule(self.context, rng, self.hosts, self.store, self.supervisor)
-        self.bounds = Bounds(self.context, self.supervisor, self.store)
+        self.bounds = Bounds(options, oracle, self.context.observer, self.supervisor)
         self.crash_after = math.inf  # effects of the first epoch
         self._make_syncer = make_syncer
 

@@ -5,10 +5,10 @@ from __future__ import annotations
 from collections.abc import Iterable
 from dataclasses import dataclass, replace
 
+from chaos.simulation.checks.history import BY_TIME, UNTIMED
+from chaos.simulation.checks.oracle import Violation
 from chaos.simulation.cluster import Cluster, make_learner, make_syncer
-from chaos.simulation.history import BY_TIME, UNTIMED
-from chaos.simulation.injection import Injection
-from chaos.simulation.oracle import Violation
+from chaos.simulation.faults.injection import Injection
 from chaos.simulation.profile import Options
 from orchestrator.accounting.verdicts import Verdict
 from orchestrator.checkers.suite import check

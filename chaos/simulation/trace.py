@@ -6,7 +6,7 @@ from collections.abc import Callable
 from dataclasses import fields
 from typing import Any
 
-from chaos.simulation.provenance import Content, Version
+from chaos.simulation.checks.provenance import Content, Version
 
 
 class Trace:

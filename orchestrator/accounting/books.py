@@ -1,21 +1,21 @@
-"""The books: what became of every token that was processed. Computed from the event log alone.
+"""The books: the fate of every token that was processed, computed from the event log alone.
 
 The unit is one step of one incarnation of one learner, with its tokens. It is
 
 - committed, when a contribution that covers it, (base_step, step], has merged into any fragment;
-- discarded, when none can any more, under the first cause that applies:
-  `overlap`      every fragment was overwritten after it, before it was read;
-  `stale_base`   so too, and the last contribution that surely covered it was refused for its base;
-  `refused`      so too, refused for another reason;
-  `killed`       its incarnation was fenced or lost while it still could have been read;
-  `drained`      so too, but it had been asked to leave, and its deadline came first;
-  `run_ended`    the run was over first;
+- discarded, when none can any more, for the first reason that applies:
+  `overlap`      every fragment was overwritten after the step, before it was read;
+  `stale_base`   the same, and the last contribution that surely covered it was refused for its base;
+  `refused`      the same, refused for another reason;
+  `killed`       its incarnation was fenced or lost before the step was read;
+  `drained`      the same, but it had been asked to leave, and its deadline passed;
+  `run_ended`    the run ended first;
 - in flight otherwise.
 
-A refusal does not say which steps it covered. It surely covered those finished before its syncer step opened
-and after the last overwriting adoption said before the refusal; what lies outside stays `overlap`.
-Every number is an integer and is summed on its own, none is found by subtraction. In a log that is still being
-written `killed` may yet become committed: what was received before a fence may merge after it.
+A refusal does not name the steps it covered. It surely covered those that finished before its syncer step opened and
+after the last overwriting adoption before the refusal; others stay `overlap`. Every number is an integer and summed on
+its own, never by subtraction. In a log that is still growing, `killed` may become committed: a contribution received
+before a fence may merge after it.
 """
 
 from __future__ import annotations
@@ -44,7 +44,7 @@ Range = tuple[int, int]  # steps (after, upto]
 
 @dataclass(frozen=True)
 class Ledger:
-    """One table, in tokens."""
+    """Token counts by fate."""
 
     processed: int
     committed: int
@@ -66,7 +66,7 @@ class Books(Ledger):
 
     @cached_property
     def fates(self) -> dict[Unit, str]:
-        """Of every unit: committed, in_flight, or a reason."""
+        """The fate of every unit: committed, in_flight, or a reason."""
         return {
             (*key, step): _FATES[fate]
             for key, (steps, fates) in self._settled.items()
@@ -81,7 +81,7 @@ class _Refusal(NamedTuple):
 
 @dataclass(frozen=True)
 class _Evidence:
-    """What decides the fates of one incarnation's units, for one fragment or for all together."""
+    """The evidence for the fates of one incarnation's units, for one fragment or for all."""
 
     merged: list[Range]
     wiped: int  # every unit up to this step was overwritten; -1: none
@@ -93,7 +93,7 @@ _SETTLED: WeakKeyDictionary[History, Books] = WeakKeyDictionary()
 
 
 def settle(events: Iterable[Event] | History) -> Books:
-    """The books of a log, in time linear in its steps times its fragments; of one history, once."""
+    """The books of a log, in time linear in steps times fragments; cached per history."""
     history = indexed(events)
     if history not in _SETTLED:
         _SETTLED[history] = _settle(history)
@@ -116,7 +116,7 @@ def _settle(history: History) -> Books:
             for fragment in fragments
         ]
         steps, tokens = _units(incarnation)
-        said = incarnation.tokens[-1]  # a unit said twice unbalances the ledger
+        said = incarnation.tokens[-1]  # a unit recorded twice unbalances the ledger
         whole = _fates(steps, _together(apart, otherwise))
         settled[key] = (steps, bytes(whole))
         total.add(said, tokens, whole)
@@ -136,14 +136,14 @@ def _settle(history: History) -> Books:
 
 
 class _Sums:
-    """A ledger while it is being added up."""
+    """A ledger under construction."""
 
     def __init__(self) -> None:
         self._processed = 0
         self._of = [0] * len(_FATES)
 
     def add(self, said: int, tokens: Sequence[int], fates: bytearray) -> None:
-        """Each fate's tokens, counted where all steps have as many, else one by one."""
+        """Add the tokens of these steps to their fates; fast where all steps have the same number."""
         self._processed += said
         if min(tokens) == max(tokens):
             for fate in range(len(_FATES)):
@@ -165,7 +165,7 @@ def _units(incarnation: Incarnation) -> tuple[list[int], list[int]]:
 
 
 def _fates(steps: list[int], evidence: _Evidence) -> bytearray:
-    """Of these steps, ascending, each one's place in _FATES. The later cause overrules the earlier ones."""
+    """The index in _FATES of each of these ascending steps. A later cause overrules an earlier one."""
     wiped = bisect_right(steps, evidence.wiped)
     fates = bytearray([_FATE["overlap"]]) * wiped + bytearray([_FATE[evidence.otherwise]]) * (len(steps) - wiped)
     for refusal in evidence.refusals:
@@ -179,13 +179,13 @@ def _fates(steps: list[int], evidence: _Evidence) -> bytearray:
 
 
 def _inside(steps: list[int], covered: Range) -> tuple[int, int]:
-    """Where these steps begin and end."""
+    """The slice of `steps` inside the range."""
     first = bisect_right(steps, covered[0])
     return first, max(first, bisect_right(steps, covered[1]))
 
 
 def _together(apart: list[_Evidence], otherwise: str) -> _Evidence:
-    """A unit is merged through any fragment, and overwritten only when it is in all of them."""
+    """A unit is committed when any fragment merged it, and overwritten only when all fragments were."""
     return _Evidence(
         [covered for evidence in apart for covered in evidence.merged],
         min((evidence.wiped for evidence in apart), default=-1),
@@ -201,7 +201,7 @@ def _otherwise(incarnation: Incarnation, ended: bool) -> str:
 
 
 def _wiped(incarnation: Incarnation) -> dict[int, int]:
-    """By fragment, up to which step everything was overwritten."""
+    """By fragment, the step up to which everything was overwritten."""
     upto: dict[int, int] = {}
     for said in incarnation.adoptions:
         fact = said.fact
@@ -219,13 +219,13 @@ def _merged(history: History) -> dict[Key, dict[int, list[Range]]]:
 
 
 def _refusals(history: History) -> dict[Key, dict[int, list[_Refusal]]]:
-    """Per incarnation and fragment, in order, the steps that refused contributions surely covered."""
+    """By incarnation and fragment, in order, the steps that refused contributions surely covered."""
     found: dict[Key, dict[int, list[_Refusal]]] = defaultdict(lambda: defaultdict(list))
     refused = [said for said in history.of(Refused) if said.fact.message == "contribution"]
     opened = {said.fact.syncer_step: said.position for said in history.of(StepOpened)} if refused else {}
     for said in refused:
         fact, key = said.fact, (said.fact.learner, said.fact.incarnation)
-        # The first copy of a doubled contribution was taken, so the second is no reason for a loss.
+        # The first copy of a duplicate was accepted, so the second loses nothing.
         if fact.reason == "doubled" or fact.fragment is None:
             continue
         if key not in history.incarnations or fact.syncer_step not in opened:

@@ -32,10 +32,10 @@ def fault_rows(history: History, books: Books) -> list[dict[str, Any]]:
                 rows.append((freeze.start, _death(history, books, incarnation, freeze.start, True, "freeze")))
             else:
                 rows.append((freeze.start, _freeze(history, incarnation, freeze)))
-        rows += [(said.at, _strike(history, books, incarnation, said)) for said in incarnation.strikes]
-        explained = any(_is_its_end(history, incarnation, said) for said in incarnation.strikes) or _was_misconfigured(
-            history, incarnation
-        )
+        rows += [(said.at, _other_fault(history, books, incarnation, said)) for said in incarnation.other_faults]
+        explained = any(
+            _is_its_end(history, incarnation, said) for said in incarnation.other_faults
+        ) or _was_misconfigured(history, incarnation)
         if incarnation.died is not None and killer is None and fatal is None and not explained:
             rows.append((incarnation.died, _death(history, books, incarnation, incarnation.died, False)))
     rows += [(outage.began, _outage(outage)) for outage in _outages(history)]
@@ -45,7 +45,7 @@ def fault_rows(history: History, books: Books) -> list[dict[str, Any]]:
 
 
 def _outage(outage: _Outage) -> dict[str, Any]:
-    """An epoch's end: no token is lost to it, for what was not committed is asked for again."""
+    """The end of a syncer epoch. No token is lost: what was not committed is read again."""
     detected = None if outage.noticed is None else outage.noticed - outage.began
     phases: dict[str, float | None] = dict.fromkeys(PHASES) | {"detect": detected}
     if outage.served is not None and outage.noticed is not None:
@@ -72,7 +72,7 @@ def _death(
     kind: str = "kill",
     detected: float | None = None,
 ) -> dict[str, Any]:
-    """The end of an incarnation, and how a later one came back. After the run's end nobody looks for either.
+    """The end of an incarnation, and how a later one took over. After the run's end nobody looks for either.
 
     `detected`: when the fault that brought it showed, where that was before the end was noticed.
     """
@@ -111,7 +111,7 @@ def _death(
 
 
 def _phases(milestones: Sequence[float | None]) -> dict[str, float | None]:
-    """The time between milestones. One that was not said is None, and the next carries its time.
+    """Seconds between milestones. A missing one is None, and the next includes its time.
 
     A milestone that two clocks put before its predecessor counts as at the same time, so that the phases of a
     recovery sum to its length.
@@ -128,7 +128,7 @@ def _phases(milestones: Sequence[float | None]) -> dict[str, float | None]:
 
 
 def _freeze(history: History, incarnation: Incarnation, freeze: Freeze) -> dict[str, Any]:
-    """A freeze that nobody took for a death: once healed, it has killed nothing, so no token is lost to it."""
+    """A freeze that was not taken for a death: once it ends, it has lost no tokens."""
     healed = history.healed.get(freeze.fault)
     detected = next((at for at, _ in incarnation.expired if at >= freeze.start), None)
     if detected is not None and healed is not None and detected > healed:
@@ -138,8 +138,8 @@ def _freeze(history: History, incarnation: Incarnation, freeze: Freeze) -> dict[
     }
 
 
-def _strike(history: History, books: Books, incarnation: Incarnation, said: Said[FaultInjected]) -> dict[str, Any]:
-    """What struck a learner from within: followed to its healing, or to the successor that it took."""
+def _other_fault(history: History, books: Books, incarnation: Incarnation, said: Said[FaultInjected]) -> dict[str, Any]:
+    """A fault inside a living process, up to its healing, or up to the successor if the incarnation ended by it."""
     kind, healed, ended = (
         said.fact.fault_kind,
         history.healed.get(said.fact.fault),
@@ -161,7 +161,7 @@ def _strike(history: History, books: Books, incarnation: Incarnation, said: Said
 
 
 def _is_its_end(history: History, incarnation: Incarnation, said: Said[FaultInjected]) -> bool:
-    """Whether this incarnation was over because of it: NaN never heals, and a cut is taken for a death in the end."""
+    """Whether the incarnation ended by this fault: NaN never heals, and a long link cut counts as a death."""
     if incarnation.over != "killed" or incarnation.noticed is None or incarnation.noticed < said.at:
         return False
     healed = history.healed.get(said.fact.fault, math.inf)
@@ -169,7 +169,7 @@ def _is_its_end(history: History, incarnation: Incarnation, said: Said[FaultInje
 
 
 def _shown(history: History, incarnation: Incarnation, said: Said[FaultInjected], ended: bool) -> float | None:
-    """When the first thing showed it: a refusal, an expired lease, or the end that it brought."""
+    """When it was first detected: by a refusal, an expired lease, or the end of the incarnation."""
     reason = {"corrupt": "bad_digest", "non_finite": "non_finite"}.get(said.fact.fault_kind)
     refused = (s for s in history.of(Refused) if (s.fact.learner, s.fact.incarnation) == incarnation.key)
     signs = [refusal.at for refusal in refused if refusal.fact.reason == reason]
@@ -182,7 +182,7 @@ def _shown(history: History, incarnation: Incarnation, said: Said[FaultInjected]
 
 
 def _was_misconfigured(history: History, incarnation: Incarnation) -> bool:
-    """Whether it came with another configuration because of an injected fault, and was refused for it."""
+    """Whether an injected fault started it with another configuration, for which it was refused."""
     before = history.incarnations.get((incarnation.learner, incarnation.number - 1))
     if before is None or not any(kill.fact.fault_kind == "wrong_config" for kill in before.kills):
         return False
@@ -193,7 +193,7 @@ def _was_misconfigured(history: History, incarnation: Incarnation) -> bool:
 def _survived(
     history: History, incarnation: Incarnation, kind: str, at: float, detected: float | None, healed: float | None
 ) -> dict[str, Any]:
-    """A fault that ended no incarnation, up to the learner's first contribution after the healing."""
+    """A fault that ended no incarnation, up to the first contribution after it healed."""
     contributed = next(
         (
             said.at
@@ -226,19 +226,19 @@ def _survived(
 
 @dataclass(frozen=True)
 class _Outage:
-    """One epoch's end. Times are Unix seconds; None: it never came to that."""
+    """The end of one syncer epoch. Times are Unix seconds; None: did not happen."""
 
     epoch: int
     kind: str  # kill | freeze | death
     injected: bool
-    began: float  # when it was struck; where nobody says so, its last commit before it was noticed
+    began: float  # when the fault was injected; else its last commit before it was noticed
     noticed: float | None
-    served: float | None  # a later epoch has begun
-    committed: float | None  # and commits
+    served: float | None  # when a later epoch began
+    committed: float | None  # when it committed first
 
 
 def _outages(history: History) -> list[_Outage]:
-    """Every end of an epoch that was noticed, or that a fault was injected into, in the order of epochs."""
+    """Every noticed or injected end of a syncer epoch, in order."""
     struck = {said.fact.incarnation: said for said in history.of(FaultInjected) if said.fact.target == SYNCER}
     lost = {said.fact.epoch: said for said in history.of(SyncerLost)}
     found = []

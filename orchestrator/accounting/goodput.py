@@ -1,4 +1,4 @@
-"""Where the time of the learners went. Computed from the event log alone.
+"""Goodput: where the learners' time went, computed from the event log alone.
 
 The window runs from the beginning of the first learner step to the last Committed or the first Finished, whichever is
 later; configured time is, summed over the learners, the part of that window in which each was wanted: from the
@@ -19,7 +19,7 @@ category, so the shares sum to 1:
     drain                             the phase draining: it steps no more, and its last steps are waited for
     unattributed                      what no fact explains
 
-What lies between a run's suspension, or the death of all of it, and its resumption is nobody's time.
+Time between the run's suspension, or the loss of all its processes, and its resumption counts for nobody.
 
 Where facts overlap the more specific wins, in the order of RANKS. Times are each writer's own wall clock, in
 seconds; processes on hosts whose clocks differ blur the borders of categories, never their sum.
@@ -61,7 +61,7 @@ RANKS = (
     "in_flight",
     "productive",
     "suspended",
-)  # the later one wins where two overlap
+)  # where two overlap, the later one counts
 _RANK = {category: rank for rank, category in enumerate(RANKS)}
 _OF_FATE = {
     "committed": "productive",
@@ -82,13 +82,13 @@ _OF_PHASE = {
     "draining": "drain",
 }
 
-BLUR_S = 0.5  # between the dates of a learner's steps and its own count of seconds
+BLUR_S = 0.5  # allowed between the times of a learner's steps and its own count of seconds
 
 Interval = tuple[float, float]  # [start, stop), Unix seconds
 
 
-class Stroke(NamedTuple):
-    """An interval of one learner's time that some fact explains."""
+class Span(NamedTuple):
+    """An interval of one learner's time that a fact explains."""
 
     start: float
     stop: float
@@ -97,7 +97,7 @@ class Stroke(NamedTuple):
 
 @dataclass(frozen=True)
 class Goodput:
-    """The accounts of a run's time, from `start` to `stop` in Unix seconds."""
+    """Time accounts of a run, from `start` to `stop` in Unix seconds."""
 
     start: float
     stop: float
@@ -105,9 +105,9 @@ class Goodput:
     categories: dict[str, float]  # shares of configured learner-seconds, summing to 1
     availability: float  # learner-seconds attached, and neither dead, suspended nor without a lease / configured
     goodput_time: float  # productive learner-seconds / configured
-    global_downtime_s: float  # no learner held a lease that its steps had earned
+    global_downtime_s: float  # no learner held a progress lease
     outer_downtime_s: float | None  # None: fewer than two commits
-    paused_s: float = 0.0  # of that time there was nothing of the run
+    paused_s: float = 0.0  # of that time the run had no process
 
     @property
     def wall_s(self) -> float:
@@ -121,7 +121,7 @@ def first_step_at(history: History) -> float | None:
 
 
 def window(history: History) -> Interval | None:
-    """What the accounts cover; None before there is a first step and a commit after it."""
+    """The interval of the accounts; None before the first step and a commit after it."""
     start = first_step_at(history)
     ends = [said.at for said in [*history.commits, *history.by_syncer(Finished)[:1]]]  # each epoch says the end
     stop = max(ends, default=None)
@@ -136,7 +136,7 @@ def account(events: Iterable[Event] | History, books: Books | None = None) -> Go
         return None
     fates = (books if books is not None else settle(history)).fates
     wanted = {name: _minus(_clip(times, span), history.pauses) for name, times in wanted_times(history).items()}
-    seconds = {name: _paint(list(_strokes(history, name, fates, span[1])), times) for name, times in wanted.items()}
+    seconds = {name: _paint(list(_spans(history, name, fates, span[1])), times) for name, times in wanted.items()}
     configured = math.fsum(_length(times) for times in wanted.values())
     categories = {name: math.fsum(spent[name] for spent in seconds.values()) / configured for name in reversed(RANKS)}
     alive = [
@@ -157,7 +157,7 @@ def account(events: Iterable[Event] | History, books: Books | None = None) -> Go
 
 
 def wanted_times(history: History) -> dict[str, list[Interval]]:
-    """When each learner was to be there, in Unix seconds: every learner of the run, in the order of its coming.
+    """When each learner was wanted, in Unix seconds; learners in order of their first appearance.
 
     The configured ones from the start, others since their pool was scaled up; or, where no pool is named, since they
     were first asked for.
@@ -180,7 +180,7 @@ def wanted_times(history: History) -> dict[str, list[Interval]]:
 
 
 def wanted_within(history: History) -> dict[str, float]:
-    """For how many seconds of the window each learner was to be there."""
+    """For how many seconds of the window each learner was wanted."""
     span = window(history)
     if span is None:
         return {}
@@ -201,47 +201,47 @@ def outer_downtime(history: History) -> float | None:
 # ------------------------------------------------------------------ what explains a learner's time
 
 
-def _strokes(history: History, learner: str, fates: dict[tuple[str, int, int], str], end: float) -> Iterator[Stroke]:
+def _spans(history: History, learner: str, fates: dict[tuple[str, int, int], str], end: float) -> Iterator[Span]:
     incarnations = history.incarnations_of(learner)
     strict = any(said.fact.waited_for == "adoption" for incarnation in incarnations for said in incarnation.steps)
     for incarnation, successor in zip(incarnations, [*incarnations[1:], None], strict=True):
         yield from _of_start(incarnation, end)
         for at in incarnation.resumed:
             began = max((stop for _, stop in history.pauses if stop <= at), default=at)
-            yield Stroke(began, at, "startup")
+            yield Span(began, at, "startup")
         yield from _of_steps(incarnation, fates, strict)
-        yield from (Stroke(*interval, "suspended") for interval in _suspended(incarnation, end))
+        yield from (Span(*interval, "suspended") for interval in _suspended(incarnation, end))
         if incarnation.over == "killed":
             yield from _of_death(incarnation, successor, end)
         elif incarnation.over == "drained" and incarnation.noticed is not None:
             yield from _broken_off(incarnation, incarnation.noticed, "wasted_drained")
             again = end if successor is None else successor.requested
-            yield Stroke(incarnation.noticed, max(incarnation.noticed, again or end), "fault_recover")
+            yield Span(incarnation.noticed, max(incarnation.noticed, again or end), "fault_recover")
 
 
-def _of_start(incarnation: Incarnation, end: float) -> Iterator[Stroke]:
-    """Until the first step: the wait for a process, then phase by phase."""
+def _of_start(incarnation: Incarnation, end: float) -> Iterator[Span]:
+    """The time until the first step: waiting for a process, then phase by phase."""
     stop = _until(incarnation, end)
     born = min(
         (at for at in (incarnation.started, *(at for at, _ in incarnation.phases[:1])) if at is not None), default=stop
     )
     if incarnation.requested is not None:
-        yield Stroke(incarnation.requested, born, "provision_wait")
+        yield Span(incarnation.requested, born, "provision_wait")
     phases = [(born, "starting"), *incarnation.phases] if born < stop else incarnation.phases
     for (at, phase), (until, _) in pairwise([*phases, (stop, "")]):
         if phase in _OF_PHASE:
-            yield Stroke(at, until, _OF_PHASE[phase])
+            yield Span(at, until, _OF_PHASE[phase])
 
 
-def _of_steps(incarnation: Incarnation, fates: dict[tuple[str, int, int], str], strict: bool) -> Iterator[Stroke]:
+def _of_steps(incarnation: Incarnation, fates: dict[tuple[str, int, int], str], strict: bool) -> Iterator[Span]:
     """Each step and its wait, cut off at the boundary before it, so that steps never overlap; and the last wait.
 
     Steps are not broken off but by death: from its last one to its leaving a learner waited for what never came.
-    Steps that follow each other with one fate make one stroke.
+    Steps that follow each other with one fate make one span.
     """
     entered = incarnation.entered("stepping")
     boundary = -math.inf if entered is None else entered
-    since, category = boundary, ""  # of the stroke that has no end yet
+    since, category = boundary, ""  # of the span that has no end yet
     for said in incarnation.steps:
         step, at = said.fact, said.at
         waited_s = step.waited_s if step.waited_for in _OF_WAIT else 0.0
@@ -251,38 +251,38 @@ def _of_steps(incarnation: Incarnation, fates: dict[tuple[str, int, int], str], 
             begun = boundary + waited_s if late_s > 0.0 else max(boundary, begun)
         fate = _OF_FATE[fates[(*incarnation.key, step.step)]]
         if fate != category or begun > boundary:
-            yield Stroke(since, boundary, category or fate)
+            yield Span(since, boundary, category or fate)
             since, category = begun, fate
             if waited_s:
-                yield Stroke(max(boundary, begun - waited_s), begun, _OF_WAIT[step.waited_for])
+                yield Span(max(boundary, begun - waited_s), begun, _OF_WAIT[step.waited_for])
         if at > boundary:
             boundary = at
-    yield Stroke(since, boundary, category or "unattributed")
+    yield Span(since, boundary, category or "unattributed")
     left = min((at for at, phase in incarnation.phases if phase in ("draining", "stopped")), default=None)
     if left is not None and boundary > -math.inf:
-        yield Stroke(boundary, max(boundary, left), _OF_WAIT["adoption" if strict else "span"])
+        yield Span(boundary, max(boundary, left), _OF_WAIT["adoption" if strict else "span"])
 
 
-def _of_death(incarnation: Incarnation, successor: Incarnation | None, end: float) -> Iterator[Stroke]:
+def _of_death(incarnation: Incarnation, successor: Incarnation | None, end: float) -> Iterator[Span]:
     died, noticed = incarnation.died, incarnation.noticed
     if died is None or noticed is None:
         return
     yield from _broken_off(incarnation, died, "wasted_killed")
-    yield Stroke(died, noticed, "fault_detect")
+    yield Span(died, noticed, "fault_detect")
     again = end if successor is None else successor.requested
     if again is not None:
-        yield Stroke(noticed, again, "fault_recover")
+        yield Span(noticed, again, "fault_recover")
 
 
-def _broken_off(incarnation: Incarnation, end: float, category: str) -> Iterator[Stroke]:
-    """The step that it was in, if it never said that it left."""
+def _broken_off(incarnation: Incarnation, end: float, category: str) -> Iterator[Span]:
+    """The unfinished step, if it never left the phase stepping."""
     if incarnation.phases and incarnation.phases[-1][1] == "stepping":
         since = max([incarnation.phases[-1][0], *(said.at for said in incarnation.steps[-1:])])
-        yield Stroke(since, max(since, end), category)
+        yield Span(since, max(since, end), category)
 
 
 def _until(incarnation: Incarnation, end: float) -> float:
-    """The end of an incarnation: its death, or being told to stop, or the end of the window."""
+    """When an incarnation ended: its death, its order to stop, or the end of the window."""
     if incarnation.over == "killed":
         return incarnation.died if incarnation.died is not None else end
     return (
@@ -294,7 +294,7 @@ def _until(incarnation: Incarnation, end: float) -> float:
 
 
 def _alive(history: History, learner: str, end: float) -> list[Interval]:
-    """Attached to the syncer, and neither dead, suspended, nor with an expired lease."""
+    """When it was attached to the syncer, and neither dead, suspended, nor without a lease."""
     alive: list[Interval] = []
     for incarnation in history.incarnations_of(learner):
         since = incarnation.attached if incarnation.attached is not None else incarnation.entered("stepping")
@@ -305,7 +305,7 @@ def _alive(history: History, learner: str, end: float) -> list[Interval]:
 
 
 def _held(history: History, learner: str, end: float) -> list[Interval]:
-    """Its progress leases: from stepping until one expires, or it drains, is fenced or lost; again from its renewal."""
+    """When it held a progress lease: from stepping until it expires, drains, is fenced or lost; again once renewed."""
     held: list[Interval] = []
     for incarnation in history.incarnations_of(learner):
         begun = [at for at in (incarnation.entered("stepping"),) if at is not None]
@@ -334,17 +334,17 @@ def _expired(incarnation: Incarnation, end: float) -> list[Interval]:
 # ------------------------------------------------------------------ intervals
 
 
-def _paint(strokes: Sequence[Stroke], times: Sequence[Interval]) -> dict[str, float]:
-    """Seconds of these times under each category."""
-    painted = [_paint_one(strokes, span) for span in times]
+def _paint(spans: Sequence[Span], times: Sequence[Interval]) -> dict[str, float]:
+    """Seconds of these times in each category."""
+    painted = [_paint_one(spans, span) for span in times]
     return {category: math.fsum(spent[category] for spent in painted) for category in RANKS}
 
 
-def _paint_one(strokes: Iterable[Stroke], span: Interval) -> dict[str, float]:
-    """Seconds of an interval under each category, exclusive and exhaustive: the highest rank shows."""
+def _paint_one(spans: Iterable[Span], span: Interval) -> dict[str, float]:
+    """Seconds of an interval in each category, exclusive and exhaustive: the highest rank counts."""
     begin, end = span
     edges: list[tuple[float, int, int]] = [(end, 0, 0)]
-    for start, stop, category in strokes:
+    for start, stop, category in spans:
         start, stop = max(start, begin), min(stop, end)
         if start < stop:
             rank = _RANK[category]
@@ -369,7 +369,7 @@ def _clip(intervals: Iterable[Interval], span: Interval) -> list[Interval]:
 
 
 def _minus(intervals: Iterable[Interval], holes: Iterable[Interval]) -> list[Interval]:
-    """What remains of the intervals outside the holes."""
+    """The parts of the intervals outside the holes."""
     holes = sorted(holes)
     left: list[Interval] = []
     for start, stop in intervals:

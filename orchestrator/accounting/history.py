@@ -1,7 +1,6 @@
-"""What every computation over the log starts from: each event once, by kind, and the incarnations of the learners.
+"""An indexed log: each event once, by kind, and the learners' incarnations.
 
-Knows the facts and their order. Does not know what they promise: that is for the checkers, the books and the
-accounts of time to say.
+The checkers, the books and the time accounts start from it.
 """
 
 from __future__ import annotations
@@ -43,10 +42,10 @@ from outer.protocol.facts import (
 F = TypeVar("F")
 KILLING = frozenset({"kill", "wrong_config"})  # injected faults that end the process at once
 SYNCER = "syncer"
-OVERWRITING = frozenset({"bootstrap", "overwrite", "mix"})  # adoptions that set the counters of a fragment to zero
+OVERWRITING = frozenset({"bootstrap", "overwrite", "mix"})  # adoptions that reset a fragment's counters
 
 
-# What a new epoch may say again, and which of them is meant.
+# Records that a new epoch may repeat, and what identifies each.
 _RECORDS: dict[type[Any], Callable[[Any], Any]] = {
     Committed: lambda fact: fact.syncer_step,
     SpanGranted: lambda fact: (fact.learner, fact.incarnation, fact.span),
@@ -55,7 +54,7 @@ _RECORDS: dict[type[Any], Callable[[Any], Any]] = {
 
 
 class _Incarnations(dict[Key, Incarnation]):
-    """Of everybody who is named, while the log is read."""
+    """One for every learner incarnation that the log names."""
 
     def __missing__(self, key: Key) -> Incarnation:
         incarnation = self[key] = Incarnation(*key)
@@ -63,7 +62,7 @@ class _Incarnations(dict[Key, Incarnation]):
 
 
 class Contribution(NamedTuple):
-    """One learner's part of a commit, and whose it was."""
+    """One learner's part of a commit."""
 
     said: Said[Committed]
     one: Participant
@@ -73,10 +72,10 @@ class Contribution(NamedTuple):
 
 
 class History:
-    """A log with its indexes. `said` is what was read, doubles included; `events` has each once, merged.
+    """A log with its indexes. `said`: as read, duplicates included, by writer; `events`: each once, merged.
 
-    What a later epoch of the syncer says again of an earlier one's records (`repeats`) is among `events`, and counts
-    once everywhere else: as the earliest epoch said it.
+    Records of an earlier syncer epoch that a later one repeats (`repeats`) are among `events`; everywhere else they
+    count once, as the earliest epoch recorded them.
     """
 
     def __init__(self, events: Iterable[Event]) -> None:
@@ -104,7 +103,7 @@ class History:
         return map(_SAID, zip(range(len(events)), *apart, [e.fact for e in events], strict=True))
 
     def _follow(self) -> None:
-        """The incarnations of the learners: first what there is most of, then the rest in its order."""
+        """Fill the incarnations: first the most frequent facts, then the rest in order."""
         incarnations = self._incarnations
         for said in self.of(StepFinished):
             incarnations[said[2:4]].steps.append(said)
@@ -119,7 +118,7 @@ class History:
         return self._kinds.get(kind, [])
 
     def by_syncer(self, *kinds: type[Any]) -> list[Said[Any]]:
-        """The syncer's facts of these kinds in its own order, epoch by epoch: no clock decides it."""
+        """The syncer's facts of these kinds in its own order, epoch by epoch, whatever the clocks say."""
         facts = [said for kind in kinds for said in self.of(kind)]
         facts.sort()  # by position: no two are at the same
         if len(self.epochs) > 1:
@@ -128,17 +127,17 @@ class History:
 
     @cached_property
     def epochs(self) -> list[int]:
-        """Of the syncer, in order."""
+        """The syncer's epochs, in order."""
         return sorted(number for writer, number in self.said if writer == SYNCER)
 
     @cached_property
     def commits(self) -> list[Said[Committed]]:
-        """In the syncer's own order."""
+        """All commits in the syncer's own order."""
         return self.by_syncer(Committed)
 
     @cached_property
     def contributions(self) -> list[Contribution]:
-        """Everything that merged, in that order."""
+        """Every contribution that merged, in the order of commits."""
         nobody = Incarnation("", 0)
         found = []
         for said in self.commits:
@@ -151,13 +150,13 @@ class History:
 
     @cached_property
     def rules(self) -> SyncerStarted | None:
-        """What the newest epoch began with."""
+        """The SyncerStarted of the newest epoch."""
         started = self.by_syncer(SyncerStarted)
         return started[-1].fact if started else None
 
     @cached_property
     def pauses(self) -> list[tuple[float, float]]:
-        """[from, to) in Unix seconds, in which there was nothing of this run: until somebody went on with it."""
+        """[from, to) in Unix seconds, during which the run had no process, until it was resumed."""
         signs = sorted(said.at for kind in (StepFinished, Committed) for said in self.of(kind))
         found = []
         for resumed in self.of(RunResumed):
@@ -167,26 +166,26 @@ class History:
 
     @property
     def configured(self) -> tuple[str, ...]:
-        """The learners that the run began with: a later epoch counts those that came since among its own."""
+        """The learners that the run began with, by its first epoch."""
         started = self.by_syncer(SyncerStarted)
         return started[0].fact.learners if started else ()
 
     @property
     def learners(self) -> tuple[str, ...]:
-        """Every learner that was ever to be there, in the order of their coming."""
+        """Every learner that was ever wanted, in order of appearance."""
         return tuple(dict.fromkeys([*self.configured, *(name for s in self.of(PoolScaled) for name in s.fact.added)]))
 
     @property
     def ended(self) -> bool:
-        """Nothing merges any more: the syncer has finished, or the run has."""
+        """Whether the syncer or the run has finished: nothing merges any more."""
         return self.finished is not None or self._over
 
     def incarnations_of(self, learner: str) -> list[Incarnation]:
-        """Its incarnations, oldest first."""
+        """A learner's incarnations, oldest first."""
         return sorted((x for x in self.incarnations.values() if x.learner == learner), key=lambda x: x.number)
 
     def _set_repeats_aside(self) -> None:
-        """A record counts as its first epoch said it. Two tellings by one epoch both stay: that is for the checkers."""
+        """Keep records as the first epoch wrote them. Two by one epoch both stay: the checkers judge that."""
         for kind, identity in _RECORDS.items():
             first: dict[Any, Said[Any]] = {}
             kept: list[Said[Any]] = []
@@ -218,7 +217,7 @@ class History:
         }
 
     def _of(self, said: Said[Any]) -> Incarnation:
-        """Whom a fact of the syncer or the orchestrator is about."""
+        """The incarnation that a fact of the syncer or the orchestrator is about."""
         return self._incarnations[said.fact.learner, said.fact.incarnation]
 
     def _enter(self, said: Said[PhaseEntered]) -> None:
@@ -231,7 +230,7 @@ class History:
         self._of(said).started = said.at
 
     def _attach(self, said: Said[LearnerAttached]) -> None:
-        """To a later epoch too, which knows nothing of a lease that expired before."""
+        """Attaching to a later epoch ends an expired lease: that epoch does not know of it."""
         incarnation = self._of(said)
         incarnation.attached = said.at if incarnation.attached is None else incarnation.attached
         if incarnation.epoch not in (0, said.incarnation):
@@ -250,7 +249,7 @@ class History:
             self._over = True
 
     def _go_on(self, said: Said[RunResumed]) -> None:
-        """What had ended has not."""
+        """The run continues: forget its end."""
         self.finished, self._over = None, False
 
     def _end(self, said: Said[Any]) -> None:
@@ -267,15 +266,15 @@ class History:
         fact = said.fact
         if isinstance(fact, FaultInjected):
             if fact.target == SYNCER:
-                return  # its epochs are no learner's incarnations
+                return  # its epochs are not learners' incarnations
             incarnation = self._incarnations[fact.target, fact.incarnation]
             if fact.fault_kind in KILLING:
                 incarnation.kills.append(said)
             elif fact.fault_kind == "freeze":
-                # It heals by itself, even when nobody is left to say so.
+                # It heals by itself, even if nobody is left to record that.
                 incarnation.freezes.append(Freeze(fact.fault, said.at, said.at + fact.duration_s))
             else:
-                incarnation.strikes.append(said)
+                incarnation.other_faults.append(said)
         else:
             self.healed[fact.fault] = said.at
             for incarnation in self._incarnations.values():
@@ -284,10 +283,10 @@ class History:
                         freeze.stop = said.at
 
 
-_SAID: Callable[[tuple[Any, ...]], Said[Any]] = partial(tuple.__new__, Said)  # no call each
+_SAID: Callable[[tuple[Any, ...]], Said[Any]] = partial(tuple.__new__, Said)  # without a call for each
 _incarnation: Callable[[Said[Any]], int] = itemgetter(Said._fields.index("incarnation"))
 
 
 def indexed(events: Iterable[Event] | History) -> History:
-    """The history of a log, or the one already made of it."""
+    """The history of a log; one that exists already is returned."""
     return events if isinstance(events, History) else History(events)

@@ -19,7 +19,7 @@ _step: Callable[[StepFinished], int] = attrgetter("step")
 
 
 class Said(NamedTuple, Generic[F]):
-    """A fact, and where in the log it stands."""
+    """A fact and its place in the log."""
 
     position: int  # in the merged log
     at: float  # Unix seconds, on the writer's clock
@@ -30,7 +30,7 @@ class Said(NamedTuple, Generic[F]):
 
 @dataclass
 class Freeze:
-    """One suspension of a process, [start, stop) in Unix seconds; stop is None while nothing has ended it."""
+    """One suspension of a process, [start, stop) in Unix seconds; stop is None while it lasts."""
 
     fault: int
     start: float
@@ -39,7 +39,7 @@ class Freeze:
 
 @dataclass
 class Incarnation:
-    """One incarnation of one learner, as the log tells it. Times are Unix seconds; None is never said."""
+    """One incarnation of one learner, as the log tells it. Times are Unix seconds; None: not in the log."""
 
     learner: str
     number: int
@@ -54,7 +54,7 @@ class Incarnation:
     expired: list[tuple[float, float | None]] = field(default_factory=list)  # without a lease, [from, to)
     kills: list[Said[FaultInjected]] = field(default_factory=list)
     freezes: list[Freeze] = field(default_factory=list)
-    strikes: list[Said[FaultInjected]] = field(default_factory=list)  # every other injected fault
+    other_faults: list[Said[FaultInjected]] = field(default_factory=list)  # injected, neither kills nor freezes
     fenced: float | None = None
     lost: float | None = None
     over: Literal["", "killed", "drained", "stopped"] = ""  # stopped: its end came after the run's
@@ -65,24 +65,24 @@ class Incarnation:
 
     @property
     def noticed(self) -> float | None:
-        """When the orchestrator, or failing that the syncer, held this incarnation for dead."""
+        """When the orchestrator, or else the syncer, first considered this incarnation dead."""
         return self.lost if self.lost is not None else self.fenced
 
     @property
     def last_sign(self) -> float | None:
-        """The last thing it is known to have done, or to have been given."""
+        """The time of the last sign of life."""
         signs = [at for at, _ in self.phases] + [said.at for said in self.steps[-1:]]
         signs += [at for at in (self.requested, self.started, self.attached) if at is not None]
         return max(signs, default=None)
 
     @property
     def killer(self) -> Said[FaultInjected] | None:
-        """The injected fault that ended its process: the first, there is no second death."""
+        """The injected fault that ended its process: the first one."""
         return self.kills[0] if self.over == "killed" and self.kills else None
 
     @property
     def fatal_freeze(self) -> Freeze | None:
-        """The freeze during which it was given up for dead, when no kill explains its end."""
+        """The freeze during which it was considered dead, if no kill explains its end."""
         noticed = self.noticed
         if self.over != "killed" or self.kills or noticed is None:
             return None
@@ -91,7 +91,7 @@ class Incarnation:
 
     @property
     def died(self) -> float | None:
-        """The best known moment of its death: the fault that explains it, else its last sign of life."""
+        """The best known time of its death: the fault that explains it, else its last sign of life."""
         noticed = self.noticed
         if self.over != "killed" or noticed is None:
             return None
@@ -107,32 +107,32 @@ class Incarnation:
 
     @cached_property
     def ordered(self) -> list[StepFinished]:
-        """What it said of its steps, ascending."""
+        """Its StepFinished facts, by ascending step."""
         return sorted([said.fact for said in self.steps], key=_step)
 
     @cached_property
     def step_numbers(self) -> list[int]:
-        """Its steps, ascending."""
+        """The numbers of its steps, ascending."""
         return [fact.step for fact in self.ordered]
 
     @cached_property
     def tokens(self) -> list[int]:
-        """Of the steps in that order, summed up; one more than there are steps, from 0."""
+        """Cumulative tokens of the ascending steps, int[steps + 1], from 0."""
         return list(accumulate([fact.tokens for fact in self.ordered], initial=0))
 
     @cached_property
     def clock(self) -> list[float]:
-        """Seconds from its first boundary to the end of each step, waiting included, on its monotonic clock; from 0."""
+        """Seconds from its first boundary to the end of each step, waiting included, float[steps + 1], from 0."""
         return list(accumulate([fact.seconds + fact.waited_s for fact in self.ordered], initial=0.0))
 
     @cached_property
     def adopted(self) -> dict[int, list[Adopted]]:
-        """What it adopted, by fragment, in its own order."""
+        """Its adoptions by fragment, in its own order."""
         by_fragment: dict[int, list[Adopted]] = {}
         for said in self.adoptions:
             by_fragment.setdefault(said.fact.fragment, []).append(said.fact)
         return by_fragment
 
     def inside(self, after: int, upto: int) -> tuple[int, int]:
-        """Its steps (after, upto], as a slice of `numbers`; the same pair marks them in `tokens` and `clock`."""
+        """Its steps (after, upto] as a slice of `step_numbers`; the pair also indexes `tokens` and `clock`."""
         return bisect_right(self.step_numbers, after), bisect_right(self.step_numbers, upto)

@@ -1,6 +1,6 @@
 """The summary of a run: one plain dictionary, computed from the event log alone.
 
-What the log does not tell is None, never 0. Times are seconds; `wall_s` and `tokens_per_s` are over the window of
+What the log does not contain is None, never 0. Times are seconds; `wall_s` and `tokens_per_s` are over the window of
 the accounts (first learner step to last commit), `at_s` counts from the first learner step. `wire_bytes` are
 payloads only, headers are not counted: up, each merged contribution in the recipe's codec; down, each adoption
 in float32.
@@ -85,7 +85,7 @@ def summarise(
 
 @dataclass(frozen=True)
 class Participation:
-    """Contributions that merged, as shares of those that could have."""
+    """Merged contributions as shares of the possible ones."""
 
     mean: float  # of commits x learners wanted at each
     alive_mean: float | None  # of the live learners, summed over commits; None: there never were any
@@ -108,7 +108,7 @@ def participation(history: History) -> Participation | None:
 
 
 def _commits_within(history: History, learner: str, times: list[Interval]) -> int:
-    """Commits that a learner could have taken part in: it was wanted, or it did, as one that is leaving may."""
+    """Commits that a learner could have taken part in: while it was wanted, and those it did while leaving."""
     return sum(
         any(start <= said.at < stop for start, stop in times)
         or any(one.learner == learner for one in said.fact.participants)
@@ -135,7 +135,7 @@ def _tokens(ledger: Ledger) -> dict[str, Any]:
 
 
 def _token_fragments(books: Books) -> dict[str, Any]:
-    """The second table: a token counts once for each fragment. `by_fragment` is what each one committed."""
+    """Tokens counted once per fragment; `by_fragment`: committed by each."""
     shares = books.token_fragments
     return {
         "processed": sum(share.processed for share in shares),

@@ -1,7 +1,5 @@
-"""I3, counted once, of tokens and samples.
-
-Every token has one fate, the syncer counts as the log does, and samples are lent to one at a time. Knows units and
-spans. Whether a contribution should have merged is not asked here.
+"""books.* (I3, counted once): every token has one fate, the syncer counts as the log does, and a sample is lent to one
+incarnation at a time. Whether a contribution should have merged is for merges.* to check.
 """
 
 from __future__ import annotations
@@ -48,7 +46,7 @@ def _numbers(table: Ledger) -> list[int]:
 
 
 def _committed(history: History, books: Books) -> Verdict:
-    """A second, plainer count: a unit is committed by the first commit that covers it."""
+    """A second, simpler count: the first commit that covers a unit commits it."""
     counted = {key: bytearray(len(incarnation.steps)) for key, incarnation in history.incarnations.items()}
     total, failures = 0, []
     for said, contributions in groupby(history.contributions, itemgetter(0)):
@@ -73,7 +71,7 @@ def _committed(history: History, books: Books) -> Verdict:
 
 
 def _fresh(tokens: Sequence[int], counted: bytearray, first: int, last: int) -> int:
-    """Tokens of these steps of an incarnation that are not counted yet; from here on they are."""
+    """Count the tokens of those of an incarnation's steps that were not counted before."""
     fresh, upto = 0, first
     while (start := counted.find(0, upto, last)) >= 0:
         upto = counted.find(1, start, last)
@@ -95,7 +93,7 @@ class _Loan(NamedTuple):
 
 
 def _loans(history: History) -> Verdict:
-    """What a committed step used is never returned, so it stays lent for good."""
+    """Samples of committed steps are never returned, so they stay lent."""
     lent: list[_Loan] = []  # disjoint, by start
     failures: list[str] = []
     facts = history.by_syncer(SpanGranted, SpanReturned)
@@ -122,7 +120,7 @@ def _loans(history: History) -> Verdict:
 
 
 def _touching(lent: list[_Loan], loan: _Loan) -> list[_Loan]:
-    """Loans that share a sample with this one."""
+    """Loans that overlap this one."""
     first = max(0, bisect_left(lent, (loan.start,)) - 1)  # tuples, compared as such
     last = bisect_left(lent, (loan.stop,))
     return [other for other in lent[first:last] if other.stop > loan.start]

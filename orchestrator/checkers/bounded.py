@@ -1,6 +1,6 @@
-"""I11, bounded: open syncer steps, spans held and reads stay within their limits.
+"""bounded.* (I11): open syncer steps, spans held and reads stay within their limits.
 
-Queues, references in flight, memory and open files leave no trace in the log; those are limited where they are.
+Queues, references in flight, memory and open files are not in the log; their own code limits them.
 """
 
 from __future__ import annotations
@@ -31,7 +31,7 @@ def check(history: History) -> list[Verdict]:
 
 
 def _steps(history: History) -> Verdict:
-    """max(1, tau) in flight. What an epoch left open at its end is opened again by the next."""
+    """At most max(1, tau) open. The next epoch reopens what an epoch left open."""
     limits = {said.incarnation: max(1, said.fact.overlap_steps) for said in history.of(SyncerStarted)}
     failures: list[str] = []
     running, epoch = set[int](), -1
@@ -50,7 +50,7 @@ def _steps(history: History) -> Verdict:
 
 
 def _spans(history: History) -> Verdict:
-    """A grant answers a report from one that holds half a span or less, or less than lasts for `ahead_s`."""
+    """A learner asks for more when it holds at most half a span, or too little for `ahead_s`."""
     granted: dict[Key, list[SpanGranted]] = {}
     for said in history.of(SpanGranted):
         granted.setdefault((said.fact.learner, said.fact.incarnation), []).append(said.fact)
@@ -69,7 +69,7 @@ def _spans(history: History) -> Verdict:
 
 
 def _reads(history: History) -> Verdict:
-    """Each attempt asks every learner at most once."""
+    """Each attempt reads every learner at most once."""
     tried: Counter[tuple[int, int]] = Counter()
     attempts: Counter[tuple[int, int]] = Counter()
     learners: dict[int, set[str]] = {}

@@ -1,7 +1,6 @@
-"""I13, closed: who is refused changed nothing, and was told why.
+"""closed.* (I13): a refused message changes nothing, and its sender is told why.
 
-The log has what the syncer refused. A peer that never reached it, or was refused before the log had its name, is not
-seen here.
+Only refusals by the syncer are in the log; a peer that never reached it is not seen here.
 """
 
 from __future__ import annotations
@@ -58,10 +57,10 @@ def _refusals(history: History) -> Verdict:
 
 
 def _strangers(history: History) -> Verdict:
-    """Of this incarnation nothing follows, in any epoch, until one has let it in."""
+    """A refused incarnation takes part in nothing, in any epoch, until one admits it."""
     kept_out: set[Key] = set()
     let_in: set[Key] = set()
-    merged: list[tuple[Key, int]] = []  # by whom nobody had let in by then, and at which syncer step
+    merged: list[tuple[Key, int]] = []  # (incarnation not yet admitted, syncer step)
     failures: list[str] = []
     for said in history.by_syncer(Refused, LearnerAttached, SpanGranted, Committed):
         fact = said.fact
@@ -82,6 +81,6 @@ def _strangers(history: History) -> Verdict:
         for key, syncer_step in merged
         if key in kept_out
     ]
-    claim = "who was refused when attaching is lent nothing and merges into nothing"
+    claim = "an incarnation that was refused when attaching is lent nothing and merges into nothing"
     not_exercised = "nobody was refused" if history.commits else ""
     return judge("closed.strangers", claim, len(kept_out), "refused incarnations", failures, not_exercised)

@@ -1,7 +1,7 @@
-"""I1, durable: what an epoch of the syncer said was committed is there in every later one.
+"""durable.* (I1): every later syncer epoch starts from all commits that an earlier one announced.
 
-The log has what was announced, and what each epoch says that it starts from. It cannot show what lies in the journal:
-a commit that was neither announced nor found again is missed by nobody here.
+The log has the announcements, and what each epoch starts from, but not the journal: a commit that was neither announced
+nor recovered is not missed here.
 """
 
 from __future__ import annotations
@@ -20,7 +20,7 @@ def check(history: History) -> list[Verdict]:
 
 
 def _restarts(history: History) -> Verdict:
-    """An epoch that has opened a step has said again whatever the log may have lacked."""
+    """An epoch that has opened a step has repeated every record that the log may have lacked."""
     name, claim = "durable.restarts", "a new epoch starts from every commit that was announced before, and no other"
     started: list[Said[SyncerStarted]] = history.by_syncer(SyncerStarted)
     restarts = [said for said in started if said.incarnation > history.epochs[0]]
@@ -33,7 +33,7 @@ def _restarts(history: History) -> Verdict:
 
 
 def _misses(history: History, said: Said[SyncerStarted], complete: bool) -> list[str]:
-    """How the versions of an epoch differ from what those before it committed. `complete`: the log has all of that."""
+    """How an epoch's versions differ from earlier commits. `complete`: the log has all of those."""
     commits = [commit.fact for commit in history.commits if commit.fact.epoch < said.incarnation]
     newest = dict.fromkeys(range(len(said.fact.versions)), 0)
     for fact in commits:

@@ -1,9 +1,9 @@
-"""I4, fenced: one syncer epoch, and one incarnation of each learner, may speak at a time.
+"""fencing.* (I4): one syncer epoch, and one incarnation of each learner, may act at a time.
 
 What was received before a fence may merge after it, so a commit that names a fenced incarnation is no breach by
 itself. It is one when its step was opened after the fence, because reads follow the opening, and when a newer
-incarnation has committed before. Order is the syncer's own, no clock decides it. A fence binds the epoch that said
-it; a later one is told afresh who lives. What an old epoch tried, and its journal refused, is in no log.
+incarnation has committed before. Order is the syncer's own, not the clocks'. A fence binds the epoch that
+set it; a later one is told anew who lives. What an old epoch tried and the journal refused is in no log.
 """
 
 from __future__ import annotations
@@ -21,7 +21,7 @@ def check(history: History) -> list[Verdict]:
 
 
 def _epochs(history: History) -> Verdict:
-    """Before it opens a step, an epoch may say again what one before it committed."""
+    """Before it opens a step, an epoch may repeat an earlier one's commits."""
     commits = sorted(history.commits, key=lambda said: said.fact.syncer_step)
     failures = [
         f"epoch {after.fact.epoch} committed syncer step {after.fact.syncer_step}, "
@@ -52,8 +52,8 @@ def _epochs(history: History) -> Verdict:
 def _incarnations(history: History) -> Verdict:
     """An older incarnation neither attaches, nor merges into a fragment, after a newer one has.
 
-    By fragment: with several steps in flight, an answer that was there before its sender died may commit after
-    the newcomer's first contribution to another fragment.
+    By fragment: with several steps in flight, an answer received before its sender died may commit after the new
+    incarnation's first contribution to another fragment.
     """
     failures: list[str] = []
     attached: dict[str, int] = {}
@@ -86,9 +86,9 @@ def _incarnations(history: History) -> Verdict:
 
 
 def _fences(history: History) -> Verdict:
-    """Nothing new is accepted after a fence: no attaching, no step opened later, no span.
+    """Nothing is accepted after a fence: no attaching, no step opened later, no span.
 
-    A grant is said once it is durable. One that was under way at the fence comes after it, and then is no use.
+    A grant is recorded once durable, so one in progress at the fence may follow it, and is then not used.
     """
     failures: list[str] = []
     fenced: dict[tuple[int, Key], int] = {}  # (epoch, who) -> how many facts before

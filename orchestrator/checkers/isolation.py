@@ -1,11 +1,10 @@
-"""I6, isolated: when a learner is lost or falls silent, the others' steps take as long as before.
+"""isolation.* (I6): when a learner is lost or falls silent, the others' steps take as long as before.
 
 Before and after are told apart by the commits on both sides: each names the step at which a survivor was read, so that
 no clocks are compared. A survivor was held up if, in the WINDOW steps after, its median step took more than RATIO times
-that of those before and EXTRA_S, or its longest more than RATIO times their longest and STALL_S. What befalls a host by
-itself is in no log, so that losses are judged only where faults were injected by name: steps of learners that were
-struck themselves are left out, and the check fails where every other survivor was held up. What a step waited for
-does not count.
+that of those before and EXTRA_S, or its longest more than RATIO times their longest and STALL_S. Troubles of a
+host itself are not in the log, so losses are judged only where faults were injected: steps of learners with faults of
+their own are left out, and the check fails where every other survivor was held up. Waiting time does not count.
 """
 
 from __future__ import annotations
@@ -36,7 +35,7 @@ def check(history: History) -> list[Verdict]:
     ]
     not_exercised = "no learner was lost while others stepped on" if history.commits else ""
     if losses and not history.of(FaultInjected):
-        losses, not_exercised = [], "no fault was injected: what befell the hosts is not in the log"
+        losses, not_exercised = [], "no fault was injected: troubles of the hosts are not in the log"
     checked, failures = 0, []
     reads = _Reads(history) if losses else None
     for said in losses:
@@ -49,7 +48,7 @@ def check(history: History) -> list[Verdict]:
 
 
 def _held_up(incarnation: Incarnation, before: Sequence[float], after: Sequence[float]) -> str:
-    """In words; empty if it was not. Step seconds, ascending."""
+    """How it was held up, in words; empty if it was not. Inputs: step seconds, ascending."""
     name = f"step of {incarnation.learner} {incarnation.number} rose from"
     medians = before[len(before) // 2], after[len(after) // 2]
     if medians[1] > RATIO * medians[0] + EXTRA_S:
@@ -60,7 +59,7 @@ def _held_up(incarnation: Incarnation, before: Sequence[float], after: Sequence[
 
 
 class _Reads:
-    """At which of its steps each incarnation was read, commit by commit."""
+    """The steps at which each incarnation was read, commit by commit."""
 
     def __init__(self, history: History) -> None:
         self._incarnations = history.incarnations
@@ -71,7 +70,7 @@ class _Reads:
             steps.append(one.step)
 
     def around(self, said: Said[Any]) -> Iterator[tuple[Incarnation, list[float], list[float]]]:
-        """The survivors, and how long their steps took before and after, in seconds, ascending."""
+        """(survivor, step seconds before, step seconds after), seconds ascending."""
         for key, (places, steps) in self._at.items():
             last = bisect_right(places, (said.incarnation, said.position))
             if key[0] == said.fact.learner or last in (0, len(places)) or key not in self._incarnations:
@@ -80,7 +79,11 @@ class _Reads:
             middle = incarnation.inside(0, steps[last - 1])[1]
             before = incarnation.steps[max(0, middle - WINDOW) : middle]
             after = incarnation.steps[middle : middle + WINDOW]
-            if len(before) >= FEWEST and len(after) >= FEWEST and not _struck(incarnation, before[0].at, after[-1].at):
+            if (
+                len(before) >= FEWEST
+                and len(after) >= FEWEST
+                and not _had_faults(incarnation, before[0].at, after[-1].at)
+            ):
                 yield incarnation, _seconds(before), _seconds(after)
 
 
@@ -88,9 +91,9 @@ def _seconds(steps: Sequence[Said[Any]]) -> list[float]:
     return sorted(said.fact.seconds for said in steps)
 
 
-def _struck(incarnation: Incarnation, start: float, stop: float) -> bool:
-    """Whether something befell this one itself, by the dates of those who said so."""
+def _had_faults(incarnation: Incarnation, start: float, stop: float) -> bool:
+    """Whether it had faults of its own in this interval, by the recorded times."""
     times = [(at, math.inf if until is None else until) for at, until in incarnation.expired]
     times += [(freeze.start, math.inf if freeze.stop is None else freeze.stop) for freeze in incarnation.freezes]
-    times += [(said.at, said.at + said.fact.duration_s) for said in incarnation.strikes]
+    times += [(said.at, said.at + said.fact.duration_s) for said in incarnation.other_faults]
     return any(begin <= stop + BLUR_S and end >= start - BLUR_S for begin, end in times)

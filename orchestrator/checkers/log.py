@@ -30,7 +30,7 @@ def check(history: History) -> list[Verdict]:
 
 
 def _sequence(history: History) -> Verdict:
-    """Copies of one event, in the writer's segment and on its reports, must agree to the letter."""
+    """Copies of one event, in different segments, must be identical."""
     failures: list[str] = []
     for key, events in history.said.items():
         numbers = [event.sequence for event in events]
@@ -128,7 +128,7 @@ def _chain(read: Sequence[Chains]) -> Verdict:
 
 
 def _seal(run_dir: Path, merged: Chains | None, segments: Chains | None) -> Verdict:
-    """What is sealed has its merged log. Segments may be gone; those that are there hold the same, and no more."""
+    """A sealed run has its merged log. Segments may be gone; those that exist hold the same events."""
     try:
         ends = sealed(run_dir)
     except ValueError as error:

@@ -1,6 +1,6 @@
-"""I3, counted once, of merges: what went into a commit, how often, and with what weight.
+"""merges.* (I3, counted once): what went into a commit, how often, and with what weight; and finite.commits (I7).
 
-Counters are compared with the learners' own facts: what a contribution covered is what its learner said it did.
+A contribution's counters must be those of its learner's own facts.
 """
 
 from __future__ import annotations
@@ -94,7 +94,7 @@ def _quorum(history: History) -> Verdict:
 
 
 def _live(history: History) -> Verdict:
-    """Who was alive had attached before; who takes part is alive when it is asked."""
+    """A live learner has attached before; a participant is live when it is read."""
     attached: set[str] = set()
     failures: list[str] = []
     for said in history.by_syncer(LearnerAttached, Committed):
@@ -125,9 +125,9 @@ def _counters(history: History) -> Verdict:
 def _current(history: History) -> Verdict:
     """The newest adoption before the last step read is of the version merged onto, and counting began there.
 
-    An adoption at the boundary where the payload was read came after the reading. When rebasing, counting may
-    have begun earlier: what accrued since the read, or since the older base, is kept; and one that steps no more
-    may be read again after it has rebased.
+    An adoption at the boundary of the read came after the read. With rebase, counting may have begun earlier: what
+    accrued since the read, or since the older base, is kept; and a learner that no longer steps may be read again
+    after it has rebased.
     """
     failures: list[str] = []
     for said, one, incarnation, _, _ in history.contributions:
@@ -150,7 +150,7 @@ def _current(history: History) -> Verdict:
 
 
 def _rebased(adopted: list[Adopted], one: Participant, version: int) -> Adopted | None:
-    """The adoption of this version at the very boundary of the read, if it was one that keeps what accrued."""
+    """The adoption of this version at the boundary of the read, if it kept the accrued steps."""
     for fact in adopted:
         if fact.after_step != one.step:
             return None

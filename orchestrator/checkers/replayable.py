@@ -1,8 +1,7 @@
-"""I9, replayable: the log holds all that a replay of every commit needs.
+"""replayable.* (I9): the log has all that a replay of every commit needs.
 
-That is each contributing incarnation's steps without a gap, what it started from, and digests to compare with. A
-donor that died may have taken its last facts with it: what then is missing is unknown, not denied. Whether a replay
-ends in the same bits only a replay can show.
+That is each contributing incarnation's steps without a gap, its initial state, and digests to compare with. A donor
+that died may not have sent its last facts: what is then missing is unknown. Only a replay can show equal bits.
 """
 
 from __future__ import annotations
@@ -48,7 +47,7 @@ def _steps(history: History) -> Verdict:
 
 
 def _states(history: History) -> Verdict:
-    """From the syncer: every fragment adopted before the first step. From a peer: the state that a donor gave."""
+    """From the syncer: every fragment adopted before the first step. From a peer: the state that the donor sent."""
     name, claim = "replayable.states", "every contributing incarnation starts from what the syncer or a donor gave"
     upto = _contributors(history)
     received = {(said.writer, said.incarnation): said for said in history.of(StateReceived)}
@@ -106,7 +105,7 @@ def _donor_gap(history: History, said: Said[StateReceived]) -> Iterator[str]:
 
 
 def _digests(history: History) -> Verdict:
-    """A synthetic log has none, of commits or of contributions: then there is nothing to compare a replay with."""
+    """A synthetic log has no digests: a replay has nothing to compare with."""
     commits = [(said.fact.digest, f"the commit of syncer step {said.fact.syncer_step}") for said in history.commits]
     contributions = [
         (one.digest, f"the contribution of {one.learner} {one.incarnation} at syncer step {said.fact.syncer_step}")

@@ -1,4 +1,4 @@
-"""All checkers over one log, given as events or as a run's folder."""
+"""Runs all checks over one log, given as events or as a run's folder."""
 
 from __future__ import annotations
 
@@ -43,16 +43,16 @@ READABLE = "the log is there, and every line of it is an event"
 
 
 def check(events: Iterable[Event] | History) -> list[Verdict]:
-    """Every verdict on a log, in a fixed order. An empty log gives `unknown` throughout."""
+    """All verdicts on a log, in a fixed order. Of an empty log every verdict is `unknown`."""
     history = indexed(events)
     return [verdict for checker in CHECKERS for verdict in checker(history)]
 
 
 def check_run(run_dir: Path) -> list[Verdict]:
-    """The same for a run's folder, and first whether its log can be read, and is as it was written.
+    """All verdicts on a run's folder; first, whether its log can be read and is unaltered.
 
-    Beside the merged log the segments are read again, unmerged, so that two versions of one fact are seen.
-    A damaged log is `violated` and a missing one `unknown`; everything else about them is then `unknown`.
+    The segments are read too, unmerged, so that two versions of one fact show. A damaged log is `violated`, a missing
+    one `unknown`; all other verdicts are then `unknown`.
     """
     try:
         merged = read_run(run_dir)
@@ -70,7 +70,7 @@ def check_run(run_dir: Path) -> list[Verdict]:
 
 
 def _in_segments(run_dir: Path) -> Iterator[Event]:
-    """What the segments hold of the log."""
+    """The sealed events in the segments."""
     within = log.sealed_facts(run_dir)
     for path in sorted((run_dir / "events").glob("*.jsonl")):
         for event in read_segment(path):

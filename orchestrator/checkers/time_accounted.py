@@ -1,8 +1,7 @@
-"""I12, accounted: every second of every learner has one category, and nearly none goes unexplained.
+"""time.* (I12): every second of every learner has one category, and almost none is unexplained.
 
-The accounts are of wall clocks, and those of several processes: where they contradict what must have come first, or a
-learner's own count of seconds, nothing can be said. Nor in a log that does not tell when learners were asked for, or
-that somebody's last words never reached.
+The accounts use the wall clocks of several processes. Where these contradict causal order or a learner's own count of
+seconds, the check is unknown; also where the log lacks a learner's request or its last facts.
 """
 
 from __future__ import annotations
@@ -50,7 +49,7 @@ def check(history: History) -> list[Verdict]:
 
 
 def _cut_off(history: History, end: float) -> Iterator[tuple[str, float]]:
-    """Learners that nobody had missed when the run was over, and that never said that they stopped: (whom, seconds)."""
+    """Learners without a recorded end that nobody had noticed when the run ended: (name, seconds)."""
     newest = {
         incarnation.learner: incarnation
         for incarnation in sorted(history.incarnations.values(), key=lambda incarnation: incarnation.number)
@@ -68,7 +67,7 @@ def _cut_off(history: History, end: float) -> Iterator[tuple[str, float]]:
 
 
 def _contradictions(history: History) -> Iterator[str]:
-    """A step ends before it is merged, and a version is adopted after it was made.
+    """Clocks that contradict causality: a step ends before it is merged, a version is adopted after it was made.
 
     Of a commit that only a later epoch got to say, nobody knows when it was made.
     """

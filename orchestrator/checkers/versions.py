@@ -1,7 +1,7 @@
-"""I2, monotone: each fragment has one line of versions, a commit a round, and every clock in the log only rises.
+"""versions.* (I2): each fragment has one chain of versions, one commit a round, and every counter only rises.
 
-A version is the syncer step of the commit that made it; version 0 is the initial parameters. The syncer's order
-is its own (epoch, sequence), a learner's its own; no wall clock decides anything here.
+A version is the syncer step of its commit; version 0 is the initial parameters. Order is each writer's own, not the
+clocks'.
 """
 
 from __future__ import annotations
@@ -86,7 +86,7 @@ def _clocks(history: History) -> Verdict:
 
 
 def _of_learner(incarnation: Incarnation) -> Iterator[str]:
-    """Its own order is the order in which it said things."""
+    """A learner's steps and adoptions, in its own order."""
     name = f"{incarnation.learner} {incarnation.number}"
     steps = [said.fact.step for said in incarnation.steps]
     if steps and steps != list(range(steps[0], steps[0] + len(steps))):
@@ -99,7 +99,7 @@ def _of_learner(incarnation: Incarnation) -> Iterator[str]:
 
 
 def _of_steps(history: History) -> Iterator[str]:
-    """An epoch opens the steps that the one before it left open again."""
+    """Within an epoch steps open one by one; a new epoch reopens what the last left open."""
     for before, after in pairwise(history.by_syncer(StepOpened)):
         step, epoch = after.fact.syncer_step, after.incarnation
         if epoch == before.incarnation and step != before.fact.syncer_step + 1:

@@ -13,9 +13,9 @@ from orchestrator.recipe.config import FleetPoolConfig
 from orchestrator.recipe.problems import InputError, Problem
 
 if TYPE_CHECKING:
-    from orchestrator.planner.fleet.calibration import Calibration
-    from orchestrator.planner.fleet.distribution import Samples
-    from orchestrator.planner.fleet.prediction import Prediction
+    from orchestrator.planner.fleet.calibration.distribution import EmpiricalDistribution
+    from orchestrator.planner.fleet.calibration.measurements import Calibration
+    from orchestrator.planner.fleet.calibration.prediction import Prediction
     from orchestrator.planner.sizing.model_sizes import Shapes
     from orchestrator.recipe.config import Recipe
 
@@ -76,8 +76,8 @@ def of(source: Path | None, file: Path | None, recipe: Recipe, shapes: Shapes) -
 
 def calibrated(source: Path, recipe: Recipe, shapes: Shapes) -> Calibrated:
     """Measure a run, or read what was saved of one; predict it again, and the recipe. Raises InputError."""
-    from orchestrator.planner.fleet.calibration import read
-    from orchestrator.planner.fleet.prediction import compared, predict
+    from orchestrator.planner.fleet.calibration.measurements import read
+    from orchestrator.planner.fleet.calibration.prediction import compared, predict
     from orchestrator.planner.sizing.model_sizes import shapes_of
 
     if source.is_file():
@@ -93,14 +93,14 @@ def calibrated(source: Path, recipe: Recipe, shapes: Shapes) -> Calibrated:
 
 
 def _of_run(folder: Path) -> tuple[Calibration, Recipe]:
-    from orchestrator.planner.fleet.calibrate import calibrate
+    from orchestrator.planner.fleet.calibration.calibrate import calibrate
 
     return calibrate(folder)
 
 
 def step_seconds(told: Calibrated, recipe: Recipe) -> float:
     """Of a step without slowdown, as the plan counts it."""
-    from orchestrator.planner.fleet.prediction import step_s
+    from orchestrator.planner.fleet.calibration.prediction import step_s
 
     pool = recipe.pools[0]
     return fmean(step_s(pool, told.calibration).seconds) / pool.slowdown
@@ -110,7 +110,7 @@ def timed(recipe: Recipe, told: Calibrated) -> Recipe:
     """The recipe with measured times in its [fleet], but for those that it gives itself: of detection and restart, the
     wait for hardware there, and each pool's step.
     """
-    from orchestrator.planner.fleet.prediction import step_s
+    from orchestrator.planner.fleet.calibration.prediction import step_s
 
     found, given = told.calibration, recipe.fleet.model_fields_set
     start_s = sum(phase.median or 0.0 for phase in found.alone.values())
@@ -209,7 +209,7 @@ def _predicted(planned: Prediction) -> Iterator[str]:
             yield f"  {words:28}{mean + unit:>12}    {low} to {high}{unit}"
 
 
-def _durations(found: Calibration) -> Iterator[tuple[str, Samples]]:
+def _durations(found: Calibration) -> Iterator[tuple[str, EmpiricalDistribution]]:
     for pool, pace in found.pools.items():
         yield f"step, pool {pool}", pace.step_s
     yield "an incarnation's first step", found.first_step_s
@@ -230,5 +230,5 @@ def _durations(found: Calibration) -> Iterator[tuple[str, Samples]]:
         yield f"syncer: {PHASES.get(phase, phase)}", samples
 
 
-def _duration(name: str, samples: Samples) -> str:
+def _duration(name: str, samples: EmpiricalDistribution) -> str:
     return f"  {name:36}{samples.count:>8,}{samples.at(0.5):>12.4f}{samples.at(0.9):>12.4f}"

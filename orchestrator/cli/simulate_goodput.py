@@ -19,11 +19,11 @@ from rich.progress import Progress
 from rich.table import Table
 
 from orchestrator.cli.errors import reported
-from orchestrator.planner.fleet.failures import Failures
+from orchestrator.planner.fleet.islands.failures import Failures
 from orchestrator.recipe.problems import InputError, Problem, explain, nearest
 
 if TYPE_CHECKING:
-    from orchestrator.planner.fleet.goodput import Cell, Effort, Mode, Waiting
+    from orchestrator.planner.fleet.islands.goodput import Cell, Effort, Mode, Waiting
 
 LEARNERS_MOST, CHIPS_MOST = 1024, 100_000_000
 TAKES_S_MOST = 300.0  # all cells with as many seeds as they have at least; wide intervals take more
@@ -81,7 +81,7 @@ def goodput(
         "repair_scale_s": repair_scale_s,
     }
     with reported(as_json):
-        from orchestrator.planner.fleet.goodput import MODES, Effort, Waiting, fleets
+        from orchestrator.planner.fleet.islands.goodput import MODES, Effort, Waiting, fleets
 
         model = _model({name: value for name, value in given.items() if value is not None})
         names = _listed("--modes", modes, lambda text: _mode(text, MODES))
@@ -105,7 +105,7 @@ def _simulated(
     cells: Sequence[tuple[Mode, int, int]], model: Failures, effort: Effort, seed: int, waiting: Waiting
 ) -> list[Cell]:
     """All cells, under a bar on stderr that advances by seeds and grows with those that a wide interval takes."""
-    from orchestrator.planner.fleet.goodput import simulate
+    from orchestrator.planner.fleet.islands.goodput import simulate
 
     found: list[Cell] = []
     total, done = len(cells) * effort.seeds, itertools.count(1)
@@ -176,7 +176,7 @@ def _check_fleets(cells: Sequence[tuple[Any, int, int]], learners: str, modes: s
 
 def _check_time(cells: Sequence[tuple[Mode, int, int]], model: Failures, effort: Effort, waiting: Waiting) -> None:
     """Refuse what would go on for hours, and name what makes it long."""
-    from orchestrator.planner.fleet.goodput import takes_s
+    from orchestrator.planner.fleet.islands.goodput import takes_s
 
     takes = [effort.seeds * takes_s(*cell, model, effort, waiting) for cell in cells]
     if sum(takes) <= TAKES_S_MOST:
@@ -237,7 +237,7 @@ def _row(cell: Cell) -> dict[str, Any]:
 
 
 def _figure(cells: Sequence[Cell]) -> str:
-    from orchestrator.planner.fleet.figures import goodput_figure
+    from orchestrator.planner.fleet.islands.figures import goodput_figure
 
     return goodput_figure(cells)
 

@@ -146,6 +146,7 @@ class LearnerManager:
             for name, unit in self.controller.units.items()
             if unit.state is State.RUNNING
             for rank in unit.incarnation.ranks[:1]
+            if rank.pid is not None
         ]
 
     def misconfigure(self, learner: str, incarnation: int) -> bool:

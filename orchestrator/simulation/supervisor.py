@@ -34,7 +34,7 @@ class Supervisor:
         self.controller = controller.Controller(learners, backoff_s=durations.backoff_s, hang_s=durations.hang_s)
         self.incarnations: dict[str, int] = {}
         self.drains: dict[str, events_effects.DrainRequested] = {}
-        self._context, self._time, self._durations, self._begin_epoch = context, context.time, durations, begin_epoch
+        self._context, self.time, self._durations, self._begin_epoch = context, context.time, durations, begin_epoch
         self._first = frozenset(self.controller.wanted)
         self._facts = context.facts.setdefault(("orchestrator", 1), [])
         self._stopping = ""  # why the run is to end before its budget is reached
@@ -47,7 +47,7 @@ class Supervisor:
     def start(self) -> None:
         self._next_epoch()
         self._advance()
-        self._time.after(self._durations.look_s, self._poll)
+        self.time.after(self._durations.look_s, self._poll)
 
     # -------------------------------------------------------------- looking after everybody
 
@@ -58,7 +58,7 @@ class Supervisor:
         syncer = self.syncer
         if syncer is not None and syncer.running and not syncer.deposed:
             if syncer.machine.finished and self.finished_at is None:
-                self.finished_at = self._time.now
+                self.finished_at = self.time.now
             for row in syncer.machine.view(syncer.clock()):
                 if not row["alive"] and row["lease_age_s"] is not None and self.finished_at is None:
                     self._act(self.controller.silent(row["name"], row["incarnation"], row["lease_age_s"]))
@@ -67,7 +67,7 @@ class Supervisor:
         elif not any(learner.alive for learner in self.learners.values()):
             self._end()
             return
-        self._time.after(self._durations.look_s, self._poll)
+        self.time.after(self._durations.look_s, self._poll)
 
     def _end(self) -> None:
         self.over = True
@@ -76,7 +76,7 @@ class Supervisor:
             self.syncer.die()
 
     def _advance(self) -> None:
-        self._act(self.controller.advance(self._time.now))
+        self._act(self.controller.advance(self.time.now))
 
     def _act(self, actions: list[controller.Action]) -> None:
         for action in actions:
@@ -88,15 +88,15 @@ class Supervisor:
                 case controller.End(name):
                     if (learner := self.learners.get(name)) is not None:
                         learner.die()
-                    self._time.after(self._durations.end_s, self._lost, name, action.incarnation, "lease_expired")
+                    self.time.after(self._durations.end_s, self._lost, name, action.incarnation, "lease_expired")
 
     def emit(self, fact: Any) -> None:
         """Record a fact of the orchestrator."""
         context = self._context
         if context.recording:
-            self._facts.append((self._time.now, fact))
+            self._facts.append((self.time.now, fact))
         if context.trace is not None:
-            context.trace.line(self._time.now, "orchestrator", 1, "says", context.trace.words(fact))
+            context.trace.line(self.time.now, "orchestrator", 1, "says", context.trace.words(fact))
 
     # -------------------------------------------------------------- one learner after another
 
@@ -122,7 +122,7 @@ class Supervisor:
             self._expected[name, incarnation] = True
             learner = self.learners.get(name)
             if learner is not None and learner.incarnation == incarnation:
-                self._time.reach(self._durations.begin_s(), learner, learner.begin)
+                self.time.reach(self._durations.begin_s(), learner, learner.begin)
 
     def _up(self, name: str, incarnation: int) -> None:
         if self.incarnations[name] != incarnation or self._is_dead(name, incarnation) or self.over:
@@ -145,18 +145,18 @@ class Supervisor:
             return False
         learner.die()
         wait_s = 0.0 if detected else self._durations.notice_s()
-        self._time.after(wait_s, self._lost, name, learner.incarnation, "died")
+        self.time.after(wait_s, self._lost, name, learner.incarnation, "died")
         return True
 
     def _lost(self, name: str, incarnation: int, cause: str) -> None:
-        if self.controller.lost(self._time.now, name, incarnation) is None:
+        if self.controller.lost(self.time.now, name, incarnation) is None:
             return
         self.emit(LearnerLost(name, incarnation, cause, cause))
         self._on_death(name, incarnation, "killed" if cause == "died" else cause)
 
     def _ended(self, learner: LearnerProcess, reason: str) -> None:
         """A learner's loop has returned, or failed."""
-        self._time.after(self._durations.end_s, self._settle, learner, reason)
+        self.time.after(self._durations.end_s, self._settle, learner, reason)
 
     def _settle(self, learner: LearnerProcess, reason: str) -> None:
         if reason.startswith("failed"):
@@ -195,7 +195,7 @@ class Supervisor:
         learner = self.learners.get(name)
         if learner is not None and learner.incarnation == incarnation:
             learner.die()
-        self._time.after(self._durations.end_s, self._left, name, incarnation)
+        self.time.after(self._durations.end_s, self._left, name, incarnation)
 
     def want(self, name: str) -> None:
         """This learner is to be there."""
@@ -233,7 +233,7 @@ class Supervisor:
         if syncer is None or not syncer.alive or syncer.running:
             self._frozen_since = None
             return
-        now = self._time.now
+        now = self.time.now
         self._frozen_since = now if self._frozen_since is None else self._frozen_since
         if now - self._frozen_since >= SYNCER_HANG_S:
             self._frozen_since = None
@@ -243,7 +243,7 @@ class Supervisor:
 
     def on_syncer_death(self, syncer: SyncerProcess) -> None:
         """Begin the next epoch once the death is detected."""
-        self._time.after(self._durations.outage_s(), self._succeed, syncer)
+        self.time.after(self._durations.outage_s(), self._succeed, syncer)
 
     def _succeed(self, syncer: SyncerProcess) -> None:
         if syncer is self.syncer and not self.over and self._detected < syncer.epoch:
@@ -254,7 +254,7 @@ class Supervisor:
         """Try until a syncer has opened its epoch. Tell it what the last one knew, and tell the learners of it."""
         syncer = self._begin_epoch(self._epoch + 1)
         if syncer is None:
-            self._time.after(self._durations.retry_s(), self._next_epoch)
+            self.time.after(self._durations.retry_s(), self._next_epoch)
             return
         self._epoch, self.syncer = syncer.epoch, syncer
         syncer.start()
@@ -270,7 +270,7 @@ class Supervisor:
                 self._drain(controller.Drain(event.learner, event.incarnation, event.reason), event.deadline_s)
         for learner in self.learners.values():
             if learner.alive:
-                self._time.reach(self._durations.reattach_s(), learner, learner.reattach, syncer)
+                self.time.reach(self._durations.reattach_s(), learner, learner.reattach, syncer)
 
     def _tell(self, syncer: SyncerProcess, what: Callable[..., None], *args: Any) -> None:
-        self._time.reach(self._durations.tell_s(), syncer, what, *args)
+        self.time.reach(self._durations.tell_s(), syncer, what, *args)

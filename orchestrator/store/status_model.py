@@ -208,7 +208,7 @@ def _conditions(
     return [
         _placing(recipe, about, without),
         _condition("AllLearnersLive", all_live, "Live" if all_live else "Missing", f"{live} of {wanted} step"),
-        _quorum(live, wanted - len(without), recipe.quorum),
+        _quorum(live, wanted - len(without), wanted, recipe.quorum),
         _serving(syncer),
         _durable(view.get("journal") or {}),
     ]
@@ -226,9 +226,11 @@ def _placing(recipe: Recipe, about: RunInfo, without: Mapping[str, str]) -> dict
     return _condition("LearnersPlaced", True, "Placed", "no learner waits for a place")
 
 
-def _quorum(live: int, possible: int, quorum: int) -> dict[str, str]:
+def _quorum(live: int, possible: int, wanted: int, quorum: int) -> dict[str, str]:
     if possible < quorum:
-        message = f"K = {quorum} cannot be reached: only {possible} learners have a place; the run waits"
+        message = (
+            f"the quorum of {quorum} cannot be reached: {possible} of {wanted} learners have a place; the run waits"
+        )
         return _condition("QuorumMet", False, NO_PLACE, message)
     met = live >= quorum
     return _condition("QuorumMet", met, "Met" if met else "BelowQuorum", f"{live} live, K = {quorum}")

@@ -5,8 +5,8 @@ from __future__ import annotations
 import pytest
 
 from benchmarks.studies import fitting
-from orchestrator.planner.fleet.failures import Failures
-from orchestrator.planner.fleet.goodput import Cell, Effort, simulate
+from orchestrator.planner.fleet.islands.failures import Failures
+from orchestrator.planner.fleet.islands.goodput import Cell, Effort, simulate
 
 
 def test_the_defaults_come_out_close_to_the_papers_table() -> None:

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from chaos.simulation.provenance import Content, Range, Version, apart, counts, rebased, settled, uneven
+from chaos.simulation.checks.provenance import Content, Range, Version, apart, counts, rebased, settled, uneven
 
 A, B = ("a", 1), ("b", 1)
 ZERO = Version(0, 0, None, ())

@@ -18,8 +18,8 @@ from orchestrator.eventlog.events import Event
 from orchestrator.eventlog.facts import RunStarted
 from orchestrator.eventlog.segments import merge
 from orchestrator.planner.fleet.description import Fleet, StepModel, StepSample
-from orchestrator.planner.fleet.failures import Draws, Failures
-from orchestrator.planner.fleet.islands import Island
+from orchestrator.planner.fleet.islands.failures import Draws, Failures
+from orchestrator.planner.fleet.islands.island import Island
 from orchestrator.planner.fleet.recipes import NOISE, fleet
 from orchestrator.planner.fleet.run import Outcome, simulate
 from orchestrator.planner.fleet.speeds import Varying

@@ -15,8 +15,8 @@ from typer.testing import CliRunner
 
 from orchestrator.cli.app import build
 from orchestrator.cli.simulate_goodput import TAKES_S_MOST
-from orchestrator.planner.fleet.failures import Failures
-from orchestrator.planner.fleet.goodput import Effort, Waiting, takes_s
+from orchestrator.planner.fleet.islands.failures import Failures
+from orchestrator.planner.fleet.islands.goodput import Effort, Waiting, takes_s
 
 QUICK = ("--half-width", "0.5", "--chips", "2.4m", "--step-s", "30")
 Invoke = Callable[..., Any]

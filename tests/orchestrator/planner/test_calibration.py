@@ -19,12 +19,18 @@ from orchestrator.cli.app import build
 from orchestrator.eventlog.events import Event
 from orchestrator.eventlog.facts import RunFinished, RunStarted
 from orchestrator.eventlog.segments import SegmentWriter, merge
-from orchestrator.planner.fleet import prediction
-from orchestrator.planner.fleet.calibrate import calibrate, measured, work
-from orchestrator.planner.fleet.calibration import RESTART, Calibration, Measured, Pace, Strike
-from orchestrator.planner.fleet.distribution import KEPT_MAX, Samples
-from orchestrator.planner.fleet.prediction import compared, course, planned, predict, step_s
-from orchestrator.planner.fleet.starting import abreast, works
+from orchestrator.planner.fleet.calibration import prediction
+from orchestrator.planner.fleet.calibration.calibrate import calibrate, measured, work
+from orchestrator.planner.fleet.calibration.distribution import KEPT_MAX, EmpiricalDistribution
+from orchestrator.planner.fleet.calibration.measurements import (
+    RESTART,
+    Calibration,
+    Measured,
+    ObservedFault,
+    Pace,
+)
+from orchestrator.planner.fleet.calibration.prediction import compared, course, planned, predict, step_s
+from orchestrator.planner.fleet.calibration.starting import abreast, works
 from orchestrator.planner.sizing.model_sizes import Shapes
 from orchestrator.recipe.config import Recipe
 from orchestrator.recipe.problems import InputError
@@ -46,23 +52,23 @@ RECIPE = {
     "budget": {"syncer_steps": 120},
 }
 STRIKES = (
-    Strike("kill", "learner-fast-1", 10.0, 0.0, 0.0, injected=True),
-    Strike("freeze", "learner-fast-2", 20.0, 6.0, 0.0, injected=True),
-    Strike("slow", "learner-fast-0", 30.0, 5.0, 0.4, injected=True),
-    Strike("kill", "learner-slow-0", 40.0, 0.0, 0.0, injected=True),
-    Strike("kill", "learner-slow-0", 51.0, 0.0, 0.0, injected=True),
-    Strike("kill", "learner-fast-0", 52.0, 0.0, 0.0, injected=True),
-    Strike("kill", "syncer", 60.0, 0.0, 0.0, injected=True),
+    ObservedFault("kill", "learner-fast-1", 10.0, 0.0, 0.0, injected=True),
+    ObservedFault("freeze", "learner-fast-2", 20.0, 6.0, 0.0, injected=True),
+    ObservedFault("slow", "learner-fast-0", 30.0, 5.0, 0.4, injected=True),
+    ObservedFault("kill", "learner-slow-0", 40.0, 0.0, 0.0, injected=True),
+    ObservedFault("kill", "learner-slow-0", 51.0, 0.0, 0.0, injected=True),
+    ObservedFault("kill", "learner-fast-0", 52.0, 0.0, 0.0, injected=True),
+    ObservedFault("kill", "syncer", 60.0, 0.0, 0.0, injected=True),
 )
-NONE = Samples(0, ())
+NONE = EmpiricalDistribution(0, ())
 
 
-def one(seconds: float) -> Samples:
-    return Samples.of([seconds])
+def one(seconds: float) -> EmpiricalDistribution:
+    return EmpiricalDistribution.of([seconds])
 
 
-def about(seconds: float) -> Samples:
-    return Samples.of([0.8 * seconds, seconds, 1.2 * seconds])
+def about(seconds: float) -> EmpiricalDistribution:
+    return EmpiricalDistribution.of([0.8 * seconds, seconds, 1.2 * seconds])
 
 
 def recipe(**change: Any) -> Recipe:
@@ -248,10 +254,10 @@ def test_a_run_in_which_nothing_was_computed_measures_nothing(tmp_path: Path) ->
 
 
 def test_a_long_measurement_is_thinned_out_and_keeps_its_ends() -> None:
-    thin = Samples.of(float(i) for i in range(5000))
+    thin = EmpiricalDistribution.of(float(i) for i in range(5000))
     assert (thin.count, len(thin.seconds), thin.seconds[0], thin.seconds[-1]) == (5000, KEPT_MAX, 0.0, 4999.0)
     assert thin.median == pytest.approx(2499.5, abs=5.0)
-    assert Samples.of([1.0, 3.0]).at(0.25) == 1.5
+    assert EmpiricalDistribution.of([1.0, 3.0]).at(0.25) == 1.5
 
 
 # ------------------------------------------------------------------ prediction
@@ -287,7 +293,7 @@ def test_a_recipes_own_faults_strike_when_its_chaos_says() -> None:
         "freeze_s": 3.0,
     }
     one_seed, other = (list(planned(recipe(chaos=chaos), KNOWN, seed, 1000.0)) for seed in (0, 1))
-    assert one_seed[0] == Strike("kill", "learner-fast-0", 40 * FAST, 0.0, 0.0, True)
+    assert one_seed[0] == ObservedFault("kill", "learner-fast-0", 40 * FAST, 0.0, 0.0, True)
     assert {(strike.kind, strike.duration_s) for strike in one_seed[1:]} == {("freeze", 3.0)}
     assert 150 < len(one_seed) < 250 and one_seed[1:] != other[1:]
 

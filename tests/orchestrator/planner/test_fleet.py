@@ -13,12 +13,12 @@ import pytest
 from benchmarks.studies import bandwidth_model
 from benchmarks.studies.models import even
 from orchestrator.checkers.suite import check
-from orchestrator.planner.fleet.baselines import streaming
 from orchestrator.planner.fleet.description import Fault, Fleet, Link, Member, Steady, Timing, constant
-from orchestrator.planner.fleet.failures import Draws, Failures
-from orchestrator.planner.fleet.goodput import alone
-from orchestrator.planner.fleet.idle import all_idle_s
-from orchestrator.planner.fleet.islands import Island
+from orchestrator.planner.fleet.islands.baselines import streaming
+from orchestrator.planner.fleet.islands.failures import Draws, Failures
+from orchestrator.planner.fleet.islands.goodput import alone
+from orchestrator.planner.fleet.islands.idle import all_idle_s
+from orchestrator.planner.fleet.islands.island import Island
 from orchestrator.planner.fleet.network import Network
 from orchestrator.planner.fleet.run import covered_s, simulate
 from orchestrator.planner.fleet.speeds import SlowPeriods, Varying

@@ -9,10 +9,10 @@ import pytest
 from hypothesis import example, given
 from hypothesis import strategies as st
 
-from orchestrator.planner.fleet.baselines import streaming, synchronous
 from orchestrator.planner.fleet.description import StepSample
-from orchestrator.planner.fleet.failures import YEAR_S, Draws, Failures
-from orchestrator.planner.fleet.goodput import (
+from orchestrator.planner.fleet.islands.baselines import streaming, synchronous
+from orchestrator.planner.fleet.islands.failures import YEAR_S, Draws, Failures
+from orchestrator.planner.fleet.islands.goodput import (
     ALONE,
     Effort,
     Waiting,
@@ -22,8 +22,8 @@ from orchestrator.planner.fleet.goodput import (
     once,
     simulate,
 )
-from orchestrator.planner.fleet.idle import Record, all_idle_s, measured
-from orchestrator.planner.fleet.islands import Island, Leap
+from orchestrator.planner.fleet.islands.idle import Record, all_idle_s, measured
+from orchestrator.planner.fleet.islands.island import Island, Leap
 from tests.property_settings import examples
 
 NEVER = Failures(mtbi_s=1e15)

@@ -5,7 +5,7 @@ from __future__ import annotations
 from dataclasses import replace
 from typing import Any
 
-from chaos.simulation.storage import Store, Write
+from chaos.simulation.ports.storage import Store, Write
 from outer.protocol import recovery
 from outer.protocol.events_effects import Append
 from outer.protocol.facts import Committed

@@ -5,10 +5,10 @@ from __future__ import annotations
 from dataclasses import dataclass
 from random import Random
 
-from chaos.simulation.damage import Damage
-from chaos.simulation.invariants import Invariants
-from chaos.simulation.network import HostileNetwork
-from chaos.simulation.oracle import Oracle
+from chaos.simulation.checks.invariants import Invariants
+from chaos.simulation.checks.oracle import Oracle
+from chaos.simulation.ports.damage import Damage
+from chaos.simulation.ports.network import HostileNetwork
 from chaos.simulation.profile import Options
 from orchestrator.simulation.context import SimContext
 

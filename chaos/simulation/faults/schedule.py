@@ -9,12 +9,12 @@ from __future__ import annotations
 from collections.abc import Callable, Mapping
 from random import Random
 
-from chaos.simulation.context import HostileContext
-from chaos.simulation.network import Link
+from chaos.simulation.faults.protocol_faults import ProtocolFaults
+from chaos.simulation.faults.triggered_faults import TriggeredFaults
+from chaos.simulation.ports.context import HostileContext
+from chaos.simulation.ports.network import Link
+from chaos.simulation.ports.storage import Store
 from chaos.simulation.profile import EVERYBODY, Fault, between, pick
-from chaos.simulation.protocol_faults import ProtocolFaults
-from chaos.simulation.storage import Store
-from chaos.simulation.triggered_faults import TriggeredFaults
 from orchestrator.simulation.learner_process import LearnerProcess
 from orchestrator.simulation.process import Host, Process
 from orchestrator.simulation.supervisor import Supervisor

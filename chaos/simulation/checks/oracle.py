@@ -7,8 +7,8 @@ from __future__ import annotations
 
 from typing import Any, NamedTuple
 
+from chaos.simulation.checks.provenance import Content, Key, Version, counts, uneven
 from chaos.simulation.profile import Options
-from chaos.simulation.provenance import Content, Key, Version, counts, uneven
 from learners.protocol.events_effects import Apply
 from outer.protocol.facts import Committed, SpanGranted, SpanReturned
 

@@ -9,8 +9,8 @@ from collections.abc import Callable
 from functools import partial
 from random import Random
 
-from chaos.simulation import byzantine_messages
-from chaos.simulation.context import HostileContext
+from chaos.simulation.ports import byzantine_messages
+from chaos.simulation.ports.context import HostileContext
 from chaos.simulation.profile import EVERYBODY, Fault, pick
 from learners.protocol.events_effects import Decline
 from orchestrator.simulation.learner_process import LearnerProcess

@@ -11,7 +11,7 @@ from matplotlib.axes import Axes
 from matplotlib.figure import Figure
 from matplotlib.ticker import NullLocator, PercentFormatter
 
-from orchestrator.planner.fleet.goodput import Cell, Mode
+from orchestrator.planner.fleet.islands.goodput import Cell, Mode
 from orchestrator.report.canvas import bare, light, sheet, to_svg, variables
 
 WIDTH, HEIGHT = 860, 430  # pixels

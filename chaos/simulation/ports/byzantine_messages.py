@@ -10,8 +10,8 @@ from dataclasses import replace
 from random import Random
 from typing import Any
 
+from chaos.simulation.checks.provenance import Content
 from chaos.simulation.profile import MANIFEST, pick
-from chaos.simulation.provenance import Content
 from outer.protocol.events_effects import DrainRequested, Event, Expect, Fence
 from outer.protocol.messages import (
     STEPPING,

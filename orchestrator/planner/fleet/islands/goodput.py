@@ -17,10 +17,10 @@ from dataclasses import dataclass
 from functools import cache
 from typing import Literal, get_args
 
-from orchestrator.planner.fleet.baselines import streaming, synchronous
-from orchestrator.planner.fleet.failures import Draws, Failures
-from orchestrator.planner.fleet.idle import Measured, Record, measured
-from orchestrator.planner.fleet.islands import Island
+from orchestrator.planner.fleet.islands.baselines import streaming, synchronous
+from orchestrator.planner.fleet.islands.failures import Draws, Failures
+from orchestrator.planner.fleet.islands.idle import Measured, Record, measured
+from orchestrator.planner.fleet.islands.island import Island
 
 Mode = Literal["data_parallel", "elastic", "decoupled", "sync", "streaming"]
 MODES: tuple[Mode, ...] = get_args(Mode)

@@ -8,8 +8,8 @@ from typing import Any
 from chaos import plans
 from chaos.faults import Fault
 from chaos.simulation import profile
-from chaos.simulation.context import HostileContext
-from chaos.simulation.faults import FaultSchedule
+from chaos.simulation.faults.schedule import FaultSchedule
+from chaos.simulation.ports.context import HostileContext
 from learners import fault_effects
 from orchestrator.eventlog.facts import FaultHealed, FaultInjected, FaultSkipped
 from orchestrator.lifecycle.controller import State

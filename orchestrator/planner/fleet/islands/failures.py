@@ -32,7 +32,7 @@ class Failures(Section):
     """The failure model.
 
     The defaults are one set for all fleets: `step_s`, `down_s` = `up_s` and `outage_s` are the fit to all three sizes
-    of Table 1 that we have (orchestrator/planner/fleet/fitting.py), to three digits; how each cell comes out, and what
+    of Table 1 that we have (benchmarks/studies/fitting.py), to three digits; how each cell comes out, and what
     a fit to two sizes says of the third: docs/studies.md. Slices and repair are not fitted.
     """
 

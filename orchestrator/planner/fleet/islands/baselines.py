@@ -12,8 +12,8 @@ from __future__ import annotations
 from collections import deque
 from collections.abc import Sequence
 
-from orchestrator.planner.fleet.idle import Measured, Record, measured
-from orchestrator.planner.fleet.islands import Island
+from orchestrator.planner.fleet.islands.idle import Measured, Record, measured
+from orchestrator.planner.fleet.islands.island import Island
 
 
 def synchronous(islands: Sequence[Island], warm_up_s: float, until: float, round_steps: int) -> Measured:

@@ -15,8 +15,9 @@ The liveness bounds, in virtual seconds from healing, with slow = the slowest le
 
 from __future__ import annotations
 
-from chaos.simulation.context import HostileContext
-from chaos.simulation.storage import Store
+from chaos.simulation.checks.invariants import Invariants
+from chaos.simulation.checks.oracle import Oracle
+from chaos.simulation.profile import Options
 from orchestrator.simulation.process import Process
 from orchestrator.simulation.supervisor import Supervisor
 from outer.protocol.messages import STEPPING
@@ -36,11 +37,11 @@ JOURNAL_MAX = 256  # entries that wait for the store
 class Bounds:
     """Tells `truth` of every bound that is passed; `given_up` once there is no point in going on."""
 
-    def __init__(self, context: HostileContext, supervisor: Supervisor, store: Store) -> None:
-        options = context.options
+    def __init__(self, options: Options, oracle: Oracle, invariants: Invariants, supervisor: Supervisor) -> None:
         self.given_up = False
         self.processes: list[Process] = []
-        self._context, self._supervisor, self._store = context, supervisor, store
+        self._options, self._oracle, self._invariants, self._supervisor = options, oracle, invariants, supervisor
+        self._time = supervisor.time
         self._handled: dict[int, int] = {}
         self._healed_at: float | None = None
         self._end_s = 0.0  # from then
@@ -60,17 +61,17 @@ class Bounds:
         self.commit_s = (sync.round_steps + sync.overlap_steps) * self.step_s
 
     def start(self) -> None:
-        self._context.time.after(WATCH_S, self._watch)
+        self._time.after(WATCH_S, self._watch)
 
     def heal(self) -> None:
-        self._healed_at = self._context.time.now
-        newest = max(tip.number for tip in self._context.oracle.tips)
-        self._end_s = self.ready_s + (self._context.options.syncer_steps - newest) * self.step_s + EXIT_S
-        self._committed = dict.fromkeys(range(self._context.options.fragments), self._healed_at)
+        self._healed_at = self._time.now
+        newest = max(tip.number for tip in self._oracle.tips)
+        self._end_s = self.ready_s + (self._options.syncer_steps - newest) * self.step_s + EXIT_S
+        self._committed = dict.fromkeys(range(self._options.fragments), self._healed_at)
 
     def end(self) -> None:
         """Let what is under way run out: nothing may be left."""
-        time = self._context.time
+        time = self._time
         time.run(time.now + QUIET_S)
         left = len(time)
         if left and not self.given_up:
@@ -84,11 +85,11 @@ class Bounds:
             return
         self._look_at_sizes()
         if self._healed_at is not None:
-            self._look_at_progress(self._context.time.now - self._healed_at)
-        self._context.time.after(WATCH_S, self._watch)
+            self._look_at_progress(self._time.now - self._healed_at)
+        self._time.after(WATCH_S, self._watch)
 
     def _look_at_sizes(self) -> None:
-        supervisor, options = self._supervisor, self._context.options
+        supervisor, options = self._supervisor, self._options
         steps_s = sum(WATCH_S / options.step_s[name] for name in supervisor.learners)
         limit = EVENTS_PER_S_MAX + EVENTS_PER_STEP_MAX * steps_s
         syncer = supervisor.syncer
@@ -102,15 +103,15 @@ class Bounds:
                     "bounds.spin", f"{process.host.name} handled {handled} events in a second, not {limit:.0f}"
                 )
         for learner in supervisor.learners.values():
-            self._context.observer.reports(learner)
+            self._invariants.reports(learner)
             if learner.alive and learner.waiting > WAITING_MAX:
                 self._broken(
                     "bounds.waiting", f"{learner.name} {learner.incarnation} has {learner.waiting} questions open"
                 )
         if syncer is not None:
             if syncer.running and not syncer.deposed:
-                self._context.observer.leases(syncer)
-                self._context.observer.shows(syncer)
+                self._invariants.leases(syncer)
+                self._invariants.shows(syncer)
             if len(syncer.writer.queue) > JOURNAL_MAX:
                 self._broken("bounds.journal", f"{len(syncer.writer.queue)} entries wait for the store")
             opened = syncer.machine.syncer_step - syncer.machine.committed_step
@@ -120,14 +121,14 @@ class Bounds:
     # -------------------------------------------------------------- once all is healed
 
     def _look_at_progress(self, since_s: float) -> None:
-        supervisor, options = self._supervisor, self._context.options
+        supervisor, options = self._supervisor, self._options
         self._note_commits()
         if since_s > self._end_s:
-            newest = max(tip.number for tip in self._context.oracle.tips)
+            newest = max(tip.number for tip in self._oracle.tips)
             self._give_up(f"the run is at version {newest}, {since_s:.0f} s after all was healed")
             return
         if supervisor.finished_at is not None:
-            if self._context.time.now > supervisor.finished_at + EXIT_S + options.sync.drain_s:
+            if self._time.now > supervisor.finished_at + EXIT_S + options.sync.drain_s:
                 self._give_up("learners are there long after the end: " + self._phases())
             return
         if since_s <= self.ready_s:
@@ -141,13 +142,13 @@ class Bounds:
             for name, event in supervisor.drains.items():
                 if supervisor.learners[name].alive and supervisor.learners[name].incarnation == event.incarnation:
                     self._broken("bounds.ready", f"{name} {event.incarnation} was asked to leave, and is there")
-            self._shared_from = max(tip.number for tip in self._context.oracle.tips)
+            self._shared_from = max(tip.number for tip in self._oracle.tips)
         self._look_at_steps()
         self._look_at_shares()
 
     def _look_at_steps(self) -> None:
         """Nobody stands still."""
-        now = self._context.time.now
+        now = self._time.now
         for name in self._supervisor.controller.wanted:
             learner = self._supervisor.learners[name]
             if (done := (learner.incarnation, learner.values.step)) != self._stepped.get(name, (done, 0.0))[0]:
@@ -160,7 +161,7 @@ class Bounds:
 
     def _look_at_shares(self) -> None:
         """Everybody who is fast enough to be read in every round is in one commit of every two rounds."""
-        sync, truth = self._context.options.sync, self._context.oracle
+        sync, truth = self._options.sync, self._oracle
         newest = max(tip.number for tip in truth.tips)
         if sync.participants != "eligible" or sync.round_steps < ROUND_STEPS_MIN:
             return
@@ -170,8 +171,8 @@ class Bounds:
                 self._broken("bounds.share", f"{name} has contributed to nothing for {since} syncer steps")
 
     def _note_commits(self) -> None:
-        now = self._context.time.now
-        for fragment, tip in enumerate(self._context.oracle.tips):
+        now = self._time.now
+        for fragment, tip in enumerate(self._oracle.tips):
             if tip.number != self._tips[fragment]:
                 self._tips[fragment], self._committed[fragment] = tip.number, now
             waited_s = now - max(self._committed[fragment], (self._healed_at or 0.0) + self.ready_s)
@@ -192,7 +193,7 @@ class Bounds:
     def _give_up(self, reason: str) -> None:
         self._broken("bounds.live", reason)
         self.given_up = True
-        self._context.time.halted = True
+        self._time.halted = True
 
     def _broken(self, promise: str, reason: str) -> None:
-        self._context.oracle.broken(promise, reason)
+        self._oracle.broken(promise, reason)

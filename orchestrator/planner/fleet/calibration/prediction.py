@@ -17,10 +17,10 @@ from orchestrator.accounting.summary import summarise
 from orchestrator.eventlog.events import Event
 from orchestrator.eventlog.facts import RunFinished
 from orchestrator.eventlog.segments import merge
-from orchestrator.planner.fleet.calibrate import measured, work
-from orchestrator.planner.fleet.calibration import Calibration, Measured, Pace, Strike
+from orchestrator.planner.fleet.calibration.calibrate import measured, work
+from orchestrator.planner.fleet.calibration.distribution import EmpiricalDistribution
+from orchestrator.planner.fleet.calibration.measurements import Calibration, Measured, ObservedFault, Pace
 from orchestrator.planner.fleet.description import Draw, Fault, Fleet, Link, Member, Steady, Timing, constant
-from orchestrator.planner.fleet.distribution import Samples
 from orchestrator.planner.fleet.run import simulate
 from orchestrator.planner.sizing.model_sizes import Shapes
 from orchestrator.recipe.config import SYNCER, ChaosConfig, PoolConfig, Recipe
@@ -57,7 +57,7 @@ def predict(
     recipe: Recipe,
     shapes: Shapes,
     calibration: Calibration,
-    strikes: Sequence[Strike] | None = None,
+    strikes: Sequence[ObservedFault] | None = None,
     seeds: int = SEEDS,
 ) -> Prediction:
     """Simulate a resolved recipe with another run's durations. `strikes`: what befalls it, instead of its [chaos].
@@ -87,7 +87,7 @@ def _demand(recipe: Recipe, calibration: Calibration) -> None:
 
 
 def _judged(
-    recipe: Recipe, shapes: Shapes, calibration: Calibration, strikes: Sequence[Strike] | None, seed: int
+    recipe: Recipe, shapes: Shapes, calibration: Calibration, strikes: Sequence[ObservedFault] | None, seed: int
 ) -> Measured:
     """One simulated run, through the summary of real ones."""
     until_s = PATIENCE * expected_s(recipe, calibration)
@@ -96,7 +96,7 @@ def _judged(
 
 
 def course(
-    recipe: Recipe, shapes: Shapes, calibration: Calibration, strikes: Sequence[Strike], seed: int
+    recipe: Recipe, shapes: Shapes, calibration: Calibration, strikes: Sequence[ObservedFault], seed: int
 ) -> list[Event]:
     """The log of one simulated run, from the first request to the end. Strikes count from its first step.
 
@@ -145,7 +145,7 @@ def _member(recipe: Recipe, shapes: Shapes, calibration: Calibration, name: str,
     return Member(name, pool.batch_size, shapes.step_tokens[pool.name], steps, pool.name, pool.region or "")
 
 
-def step_s(pool: PoolConfig, calibration: Calibration) -> Samples:
+def step_s(pool: PoolConfig, calibration: Calibration) -> EmpiricalDistribution:
     """Of a pool's learners: of the pool of that name, else of the one whose pace is nearest, in proportion."""
     pace = _pace(pool, calibration)
     return pace.step_s.times(pool.slowdown / pace.slowdown * pool.batch_size / pace.batch_size)
@@ -190,7 +190,7 @@ def _outage(calibration: Calibration, seed: int) -> Draw:
     return lambda: sum(draw() for draw in draws)
 
 
-def _drawn(samples: Samples, seed: int, purpose: str) -> Draw:
+def _drawn(samples: EmpiricalDistribution, seed: int, purpose: str) -> Draw:
     """Each time another of the measured; 0 where none was."""
     if not samples:
         return constant(0.0)
@@ -201,11 +201,11 @@ def _drawn(samples: Samples, seed: int, purpose: str) -> Draw:
 # ------------------------------------------------------------------ what befalls it
 
 
-def _known(strike: Strike) -> bool:
+def _known(strike: ObservedFault) -> bool:
     return strike.target != SYNCER or strike.kind == "kill"
 
 
-def _faults(strikes: Sequence[Strike], first_s: float) -> Iterator[Fault]:
+def _faults(strikes: Sequence[ObservedFault], first_s: float) -> Iterator[Fault]:
     for strike in strikes:
         if _known(strike):
             kind: Any = "kill" if strike.kind in AS_KILL else strike.kind
@@ -213,7 +213,7 @@ def _faults(strikes: Sequence[Strike], first_s: float) -> Iterator[Fault]:
             yield Fault(kind, strike.target, at_s=at_s, duration_s=strike.duration_s, delay_s=strike.delay_s)
 
 
-def planned(recipe: Recipe, calibration: Calibration, seed: int, until_s: float) -> Iterator[Strike]:
+def planned(recipe: Recipe, calibration: Calibration, seed: int, until_s: float) -> Iterator[ObservedFault]:
     """The recipe's [chaos]: its own faults, those at a syncer step when that is expected; random ones up to then."""
     chaos, names = recipe.chaos, list(recipe.learners)
     chance = Random(f"{seed} faults")
@@ -227,7 +227,7 @@ def planned(recipe: Recipe, calibration: Calibration, seed: int, until_s: float)
 
 def _random(
     chaos: ChaosConfig, mtbf_s: float, names: Sequence[str], chance: Random, until_s: float
-) -> Iterator[Strike]:
+) -> Iterator[ObservedFault]:
     at_s = chance.expovariate(1.0 / mtbf_s)
     while at_s < until_s:
         kind, target = (items[int(chance.random() * len(items))] for items in (chaos.kinds, names))
@@ -236,9 +236,9 @@ def _random(
         at_s += chance.expovariate(1.0 / mtbf_s)
 
 
-def _strike(kind: str, target: str, at_s: float, duration_s: float, delay_s: float) -> Strike:
+def _strike(kind: str, target: str, at_s: float, duration_s: float, delay_s: float) -> ObservedFault:
     delays = kind in ("slow", "straggle")
-    return Strike(kind, target, at_s, duration_s if kind in LASTING else 0.0, delay_s if delays else 0.0, True)
+    return ObservedFault(kind, target, at_s, duration_s if kind in LASTING else 0.0, delay_s if delays else 0.0, True)
 
 
 def pace_s(recipe: Recipe, calibration: Calibration) -> float:

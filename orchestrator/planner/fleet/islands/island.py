@@ -15,7 +15,7 @@ from heapq import heappop, heappush
 from typing import NamedTuple
 
 from orchestrator.planner.fleet.description import StepSample
-from orchestrator.planner.fleet.failures import Draws, Failures
+from orchestrator.planner.fleet.islands.failures import Draws, Failures
 
 
 class Leap(NamedTuple):

@@ -10,8 +10,8 @@ from collections.abc import Callable
 from random import Random
 from typing import Any
 
-from chaos.simulation import byzantine_messages
-from chaos.simulation.oracle import Oracle
+from chaos.simulation.checks.oracle import Oracle
+from chaos.simulation.ports import byzantine_messages
 from chaos.simulation.profile import OTHER_MANIFEST, Options
 from orchestrator.simulation.context import Faults
 from orchestrator.simulation.learner_process import LearnerProcess

@@ -20,9 +20,9 @@ from orchestrator.accounting.incarnations import Incarnation
 from orchestrator.accounting.summary import summarise
 from orchestrator.eventlog.facts import FaultInjected, RunFinished, RunStarted
 from orchestrator.eventlog.segments import read_run
-from orchestrator.planner.fleet.calibration import RESTART, Calibration, Measured, Pace, Strike
-from orchestrator.planner.fleet.distribution import Samples
-from orchestrator.planner.fleet.starting import Marks, abreast, works
+from orchestrator.planner.fleet.calibration.distribution import EmpiricalDistribution
+from orchestrator.planner.fleet.calibration.measurements import RESTART, Calibration, Measured, ObservedFault, Pace
+from orchestrator.planner.fleet.calibration.starting import Marks, abreast, works
 from orchestrator.recipe.config import Recipe, hashed
 from orchestrator.recipe.problems import InputError, Problem
 from orchestrator.store.readers import recipe_of
@@ -68,15 +68,17 @@ def measure(history: History, recipe: Recipe, folder: str) -> Calibration:
         learners=len(history.configured),
         pools={
             pool.name: Pace(
-                Samples.of(_steps(history, recipe, incarnations, pool.name)), pool.slowdown, pool.batch_size
+                EmpiricalDistribution.of(_steps(history, recipe, incarnations, pool.name)),
+                pool.slowdown,
+                pool.batch_size,
             )
             for pool in recipe.pools
         },
         waits=_by_key((said.fact.waited_for, said.fact.waited_s) for said in history.of(StepFinished)),
-        quorum_s=Samples.of(said.fact.quorum_s for said in history.commits),
-        grace_s=Samples.of(said.fact.grace_s for said in history.commits),
-        sync_s=Samples.of(said.fact.sync_s for said in history.commits),
-        append_s=Samples.of(_appends(history)),
+        quorum_s=EmpiricalDistribution.of(said.fact.quorum_s for said in history.commits),
+        grace_s=EmpiricalDistribution.of(said.fact.grace_s for said in history.commits),
+        sync_s=EmpiricalDistribution.of(said.fact.sync_s for said in history.commits),
+        append_s=EmpiricalDistribution.of(_appends(history)),
         adopted_s=adopted,
         version_s=version_s,
         detect=_by_key((row["kind"], row["detection_s"]) for row in summary["faults"] if row["target"] != SYNCER),
@@ -87,7 +89,7 @@ def measure(history: History, recipe: Recipe, folder: str) -> Calibration:
             starts.values(),
             most,
         ),
-        first_step_s=Samples.of(incarnation.steps[0].fact.seconds for incarnation in incarnations),
+        first_step_s=EmpiricalDistribution.of(incarnation.steps[0].fact.seconds for incarnation in incarnations),
         outage=_phases(row for row in summary["faults"] if row["target"] == SYNCER),
         strikes=tuple(_strikes(history, summary["faults"], origin)),
         measured=measured(summary),
@@ -149,11 +151,13 @@ def _steps(history: History, recipe: Recipe, incarnations: Iterable[Incarnation]
 def _disturbed(history: History, incarnation: Incarnation) -> list[Interval]:
     """When a fault changed how long its steps took."""
     frozen = [(freeze.start, freeze.stop or float("inf")) for freeze in incarnation.freezes]
-    delayed = ((said.at, said.at + said.fact.duration_s) for said in incarnation.strikes if said.fact.delay_s)
+    delayed = ((said.at, said.at + said.fact.duration_s) for said in incarnation.other_faults if said.fact.delay_s)
     return [*frozen, *delayed]
 
 
-def _restarts(incarnations: Iterable[Incarnation], faults: Iterable[Mapping[str, Any]]) -> dict[str, Samples]:
+def _restarts(
+    incarnations: Iterable[Incarnation], faults: Iterable[Mapping[str, Any]]
+) -> dict[str, EmpiricalDistribution]:
     """By phase. What leads to a request comes from recoveries, the rest from incarnations that began as these did."""
     marks = ("importing", "compiling", "joining", "stepping")
     found: dict[str, list[float]] = {phase: [] for phase in RESTART}
@@ -167,7 +171,7 @@ def _restarts(incarnations: Iterable[Incarnation], faults: Iterable[Mapping[str,
             for phase in ("detect", "decide", "first_contribution"):
                 if (seconds := row["recovery_phases"][phase]) is not None:
                     found[phase].append(seconds)
-    return {phase: Samples.of(seconds) for phase, seconds in found.items()}
+    return {phase: EmpiricalDistribution.of(seconds) for phase, seconds in found.items()}
 
 
 def _marks(incarnation: Incarnation) -> Marks | None:
@@ -177,13 +181,15 @@ def _marks(incarnation: Incarnation) -> Marks | None:
     return list(accumulate(known, max)) if len(known) == len(reached) else None
 
 
-def _alone(starts: Sequence[Marks], all_of_them: Iterable[Marks], most: float | None) -> dict[str, Samples]:
+def _alone(
+    starts: Sequence[Marks], all_of_them: Iterable[Marks], most: float | None
+) -> dict[str, EmpiricalDistribution]:
     """By phase. A start that was broken off was beside the others, too, but that is not followed."""
     by_phase = zip(*works(starts, list(all_of_them), most), strict=True)
-    return {phase: Samples.of(seconds) for phase, seconds in zip(RESTART[2:5], by_phase, strict=False)}
+    return {phase: EmpiricalDistribution.of(seconds) for phase, seconds in zip(RESTART[2:5], by_phase, strict=False)}
 
 
-def _phases(faults: Iterable[Mapping[str, Any]]) -> dict[str, Samples]:
+def _phases(faults: Iterable[Mapping[str, Any]]) -> dict[str, EmpiricalDistribution]:
     return _by_key(item for row in faults for item in row["recovery_phases"].items())
 
 
@@ -201,7 +207,7 @@ def _appends(history: History) -> Iterator[float]:
             yield max(0.0, said.at - begun - fact.quorum_s - fact.grace_s - fact.sync_s)
 
 
-def _adoptions(history: History) -> tuple[Samples, float | None]:
+def _adoptions(history: History) -> tuple[EmpiricalDistribution, float | None]:
     """(durable to adopted, the time until a version is there), for learners that step."""
     committed = {said.fact.syncer_step: said.at for said in history.commits}
     took: list[float] = []
@@ -215,7 +221,7 @@ def _adoptions(history: History) -> tuple[Samples, float | None]:
             took.append(said.at - at)
             before = ends.get(after - 1)
             between.append((0.0 if before is None else max(0.0, before - at), said.at - at))
-    return Samples.of(took), _most_covered(between)
+    return EmpiricalDistribution.of(took), _most_covered(between)
 
 
 def _most_covered(intervals: list[Interval]) -> float | None:
@@ -229,14 +235,14 @@ def _most_covered(intervals: list[Interval]) -> float | None:
 # ------------------------------------------------------------------ faults
 
 
-def _strikes(history: History, faults: Iterable[Mapping[str, Any]], origin: float) -> Iterator[Strike]:
+def _strikes(history: History, faults: Iterable[Mapping[str, Any]], origin: float) -> Iterator[ObservedFault]:
     """What was injected, and deaths that nothing explains, by time. A pause of the run counts as no time."""
 
     def at_s(at: float) -> float:
         return at - origin - sum(min(at, stop) - start for start, stop in history.pauses if start < at)
 
     found = [
-        Strike(
+        ObservedFault(
             kind=said.fact.fault_kind,
             target=said.fact.target,
             at_s=at_s(said.at),
@@ -247,16 +253,16 @@ def _strikes(history: History, faults: Iterable[Mapping[str, Any]], origin: floa
         for said in history.of(FaultInjected)
     ]
     found += [
-        Strike("kill", row["target"], at_s(origin + row["at_s"]), 0.0, 0.0, injected=False)
+        ObservedFault("kill", row["target"], at_s(origin + row["at_s"]), 0.0, 0.0, injected=False)
         for row in faults
         if not row["injected"]
     ]
     yield from sorted(found, key=lambda strike: strike.at_s)
 
 
-def _by_key(pairs: Iterable[tuple[str, float | None]]) -> dict[str, Samples]:
+def _by_key(pairs: Iterable[tuple[str, float | None]]) -> dict[str, EmpiricalDistribution]:
     found: defaultdict[str, list[float]] = defaultdict(list)
     for key, seconds in pairs:
         if key and seconds is not None:
             found[key].append(seconds)
-    return {key: Samples.of(seconds) for key, seconds in sorted(found.items())}
+    return {key: EmpiricalDistribution.of(seconds) for key, seconds in sorted(found.items())}

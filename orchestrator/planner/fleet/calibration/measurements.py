@@ -11,7 +11,7 @@ from pathlib import Path
 from typing import Any
 
 from orchestrator.eventlog.decode import build
-from orchestrator.planner.fleet.distribution import Samples
+from orchestrator.planner.fleet.calibration.distribution import EmpiricalDistribution
 from orchestrator.recipe.problems import InputError, Problem
 
 FORM = 1  # of the file; another one is refused
@@ -22,13 +22,13 @@ RESTART = ("detect", "decide", "start", "import", "compile", "state", "first_con
 class Pace:
     """How fast the learners of one pool step."""
 
-    step_s: Samples  # waiting not counted; of steps that no fault touched, an incarnation's first not among them
+    step_s: EmpiricalDistribution  # no waiting, no faults, no first steps
     slowdown: float
     batch_size: int
 
 
 @dataclass(frozen=True)
-class Strike:
+class ObservedFault:
     """A fault that befell the run."""
 
     kind: str  # as in [chaos]; a death that no fault explains is a kill
@@ -62,20 +62,22 @@ class Calibration:
     work: str  # hash of what a step computes: task, model and length of a sample
     learners: int
     pools: dict[str, Pace]
-    waits: dict[str, Samples]  # of steps, by what they waited for
-    quorum_s: Samples  # opening to the K-th report
-    grace_s: Samples  # granted after the quorum
-    sync_s: Samples  # decision to merged: the reads, and the merge
-    append_s: Samples  # merged to durable
-    adopted_s: Samples  # durable to adopted, the wait for a boundary included
+    waits: dict[str, EmpiricalDistribution]  # of steps, by what they waited for
+    quorum_s: EmpiricalDistribution  # opening to the K-th report
+    grace_s: EmpiricalDistribution  # granted after the quorum
+    sync_s: EmpiricalDistribution  # decision to merged: the reads, and the merge
+    append_s: EmpiricalDistribution  # merged to durable
+    adopted_s: EmpiricalDistribution  # durable to adopted, the wait for a boundary included
     version_s: float | None  # of that, until the version is there: what fits most adoptions
-    detect: dict[str, Samples]  # from a fault to its first sign, by kind
-    restart: dict[str, Samples]  # of a killed learner, by phase: RESTART
+    detect: dict[str, EmpiricalDistribution]  # from a fault to its first sign, by kind
+    restart: dict[str, EmpiricalDistribution]  # of a killed learner, by phase: RESTART
     abreast: float | None  # so many starts at once go on at full speed; None: no two ever met
-    alone: dict[str, Samples]  # of a restart, what start, import and compile take where no other is under way
-    first_step_s: Samples  # of every incarnation
-    outage: dict[str, Samples]  # of the syncer: detect, start, first_contribution
-    strikes: tuple[Strike, ...]
+    alone: dict[
+        str, EmpiricalDistribution
+    ]  # of a restart, what start, import and compile take where no other is under way
+    first_step_s: EmpiricalDistribution  # of every incarnation
+    outage: dict[str, EmpiricalDistribution]  # of the syncer: detect, start, first_contribution
+    strikes: tuple[ObservedFault, ...]
     measured: Measured
 
     def as_json(self) -> dict[str, Any]:
@@ -98,7 +100,7 @@ class Calibration:
 
 def _told(value: Any) -> Any:
     if isinstance(value, dict) and value.keys() == {"count", "seconds"}:
-        return {**Samples(**value).summary(), **value}
+        return {**EmpiricalDistribution(**value).summary(), **value}
     if isinstance(value, dict):
         return {key: _told(item) for key, item in value.items()}
     return [_told(item) for item in value] if isinstance(value, (list, tuple)) else value

@@ -9,8 +9,8 @@ from collections.abc import Callable, Sequence
 from random import Random
 from typing import NamedTuple
 
-from chaos.simulation.context import HostileContext
-from chaos.simulation.network import Link
+from chaos.simulation.ports.context import HostileContext
+from chaos.simulation.ports.network import Link
 from chaos.simulation.profile import EVERYBODY, Fault, pick
 from orchestrator.simulation.supervisor import Supervisor
 from outer.protocol.messages import JOINING, STEPPING

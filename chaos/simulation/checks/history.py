@@ -9,7 +9,7 @@ from dataclasses import fields
 from operator import attrgetter
 from typing import Any
 
-from chaos.simulation.oracle import Violation
+from chaos.simulation.checks.oracle import Violation
 from orchestrator.checkers import suite
 from orchestrator.eventlog.events import Event
 from orchestrator.simulation.context import SimContext

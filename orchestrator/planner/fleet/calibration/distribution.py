@@ -11,20 +11,20 @@ KEPT_MAX = 1000  # of longer measurements, evenly spaced ones in ascending order
 
 
 @dataclass(frozen=True)
-class Samples:
+class EmpiricalDistribution:
     """`seconds` ascend; `count` were measured, and more than KEPT_MAX are thinned out."""
 
     count: int
     seconds: tuple[float, ...]
 
     @staticmethod
-    def of(measured: Iterable[float]) -> Samples:
+    def of(measured: Iterable[float]) -> EmpiricalDistribution:
         ascending = sorted(measured)
         assert all(math.isfinite(value) for value in ascending)
         count = len(ascending)
         if count > KEPT_MAX:
             ascending = [ascending[round(i * (count - 1) / (KEPT_MAX - 1))] for i in range(KEPT_MAX)]
-        return Samples(count, tuple(round(value, 6) for value in ascending))
+        return EmpiricalDistribution(count, tuple(round(value, 6) for value in ascending))
 
     def __bool__(self) -> bool:
         return bool(self.seconds)
@@ -44,18 +44,18 @@ class Samples:
     def p90(self) -> float | None:
         return self.at(0.9) if self else None
 
-    def below(self, share: float) -> Samples:
+    def below(self, share: float) -> EmpiricalDistribution:
         """The shortest of them, by their share."""
         kept = self.seconds[: max(1, round(share * len(self.seconds)))]
-        return Samples(len(kept), kept)
+        return EmpiricalDistribution(len(kept), kept)
 
-    def less(self, seconds: float) -> Samples:
+    def less(self, seconds: float) -> EmpiricalDistribution:
         """What is left of each, and at least 0."""
-        return Samples(self.count, tuple(max(0.0, value - seconds) for value in self.seconds))
+        return EmpiricalDistribution(self.count, tuple(max(0.0, value - seconds) for value in self.seconds))
 
-    def times(self, factor: float) -> Samples:
+    def times(self, factor: float) -> EmpiricalDistribution:
         """As if everything had taken so many times as long."""
-        return Samples(self.count, tuple(value * factor for value in self.seconds))
+        return EmpiricalDistribution(self.count, tuple(value * factor for value in self.seconds))
 
     def summary(self) -> dict[str, Any]:
         return {"n": self.count, "median": self.median, "p90": self.p90}

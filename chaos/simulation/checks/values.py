@@ -8,8 +8,8 @@ from __future__ import annotations
 import math
 from typing import Any, NamedTuple
 
-from chaos.simulation.oracle import Oracle, Proposal
-from chaos.simulation.provenance import Content, Key, Range, Version, rebased
+from chaos.simulation.checks.oracle import Oracle, Proposal
+from chaos.simulation.checks.provenance import Content, Key, Range, Version, rebased
 from learners.protocol.events_effects import Apply
 from orchestrator.simulation.context import Faults
 from orchestrator.simulation.syncer_process import SyncerProcess

@@ -13,7 +13,7 @@ from dataclasses import dataclass, field
 from functools import partial
 from typing import Any, NamedTuple
 
-from chaos.simulation.oracle import Oracle
+from chaos.simulation.checks.oracle import Oracle
 from chaos.simulation.profile import MANIFEST, Options
 from learners.protocol.events_effects import Donate
 from learners.protocol.learner import HOLD_S
