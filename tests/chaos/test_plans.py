@@ -141,6 +141,7 @@ def test_gaps_are_exponential_with_the_mean_time_between_faults() -> None:
     assert shares == pytest.approx([0.25] * 4, abs=0.03)
 
 
+@pytest.mark.full
 def test_a_plan_is_the_same_in_every_process() -> None:
     program = (
         "from itertools import islice; from chaos.plans import plan, random_faults;"

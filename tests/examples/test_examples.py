@@ -15,6 +15,8 @@ from orchestrator.recipe.toml_text import load, validate
 from orchestrator.recipe.validation import build_task, resolve
 from outer.protocol.syncer import Budget
 
+pytestmark = pytest.mark.full
+
 ROOT = Path(__file__).parents[2]
 EXAMPLES = sorted(path.parent.name for path in (ROOT / "examples").glob("*/recipe.toml"))
 

@@ -6,6 +6,7 @@ from collections import Counter
 from itertools import pairwise
 from random import Random
 
+import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
@@ -238,6 +239,7 @@ def events_of(world: World) -> list[Event]:
     return [*events, Event("orchestrator", 1, 0, world.now + 1.0, RunFinished("stopped", "enough"))]
 
 
+@pytest.mark.full
 @examples(8)
 @given(sync=PLANS, **STORMS)
 def test_every_checker_passes_the_log_of_a_storm(

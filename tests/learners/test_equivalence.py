@@ -169,6 +169,7 @@ def test_one_learner_that_syncs_everything_every_step_is_plain_training_to_the_b
     assert np.array_equal(ours, flat_of(task, shell.fragments[0], params))
 
 
+@pytest.mark.full
 def test_the_same_run_twice_is_the_same_bits(task):
     def digest():
         return (

@@ -35,6 +35,7 @@ from orchestrator.runtime.placement import RunPlacement
 from orchestrator.store.compile_cache import compilation_cache
 from orchestrator.store.run_store import RunStore
 from outer.protocol.facts import LearnerFenced
+from tests.waiting import DEADLINE_S
 
 TYPE, POD, TOPOLOGY = "ray.io/accelerator-type", "ray.io/tpu-pod-type", "ray.io/tpu-topology"
 NODES: list[dict[str, Any]] = [
@@ -78,7 +79,7 @@ def recipe(folder: Path) -> Recipe:
         "budget": {"syncer_steps": 1_000_000},
         "eval": {"every": 0, "sequences": 8},
         "chaos": {"faults": [{"kind": "kill", "learner": "learner-h100-0", "at_step": 1_000_000}]},
-        "run": {"start_s": 18.0, "control": {"role": "control"}},
+        "run": {"start_s": 600.0, "hang_s": 120.0, "syncer_lease_s": 60.0, "control": {"role": "control"}},
     }
     wanted = resolve(Recipe.model_validate(tables))
     validate(wanted)
@@ -140,7 +141,7 @@ def settings_of_a_learner(pool: PoolConfig) -> dict[str, str]:
     group = placement.reserve("probe", pool, anywhere=False)
     try:
         actor = ray.remote(Probe).options(**placement.inside(group, pool, {})).remote()
-        settings: dict[str, str] = ray.get(actor.settings.remote(), timeout=30)
+        settings: dict[str, str] = ray.get(actor.settings.remote(), timeout=DEADLINE_S)
         return settings
     finally:
         placement.remove_placement_group(group)
@@ -150,8 +151,8 @@ def preempt(node: str, address: str) -> None:
     """Announce the end of a node, as a cloud's notice does."""
     ray_command = str(Path(sys.executable).with_name("ray"))
     notice = ["--reason", "DRAIN_NODE_REASON_PREEMPTION", "--reason-message", "taken away"]
-    where = ["--address", address, "--node-id", node, "--deadline-remaining-seconds", "30"]
-    subprocess.run([ray_command, "drain-node", *where, *notice], check=True, timeout=60, stdout=sys.stderr)
+    where = ["--address", address, "--node-id", node, "--deadline-remaining-seconds", "120"]
+    subprocess.run([ray_command, "drain-node", *where, *notice], check=True, timeout=DEADLINE_S, stdout=sys.stderr)
 
 
 def run(wanted: Recipe, folder: Path, address: str) -> dict[str, Any]:
@@ -161,16 +162,19 @@ def run(wanted: Recipe, folder: Path, address: str) -> dict[str, Any]:
     """
     store = RunStore(folder / "run")
     store.create()
-    seen: dict[str, Any] = {"groups": {}, "bound": {}, "preempted": None, "stopped": False}
-    deadline = time.monotonic() + 90.0
+    seen: dict[str, Any] = {"groups": {}, "bound": {}, "preempted": None, "stopped": False, "waits": {}}
+    deadline = time.monotonic() + DEADLINE_S / 2
 
     def watch(status: Any) -> None:
         rows = {row["name"]: row for row in status["learners"]}
-        reported = "learner-none-0" in rows and "no living node" in str(rows["learner-none-0"]["last_fault"])
-        stepped = all(row["step"] for name, row in rows.items() if name != "learner-none-0")
+        for each in status["run"]["conditions"]:
+            if each["reason"] == "NoPlace":
+                seen["waits"][each["type"]] = each["message"]
+        steps = [row["step"] for name, row in rows.items() if name != "learner-none-0"]
+        stepped = len(steps) == len(POOLS) - 1 and all(steps)
         late = time.monotonic() > deadline
         moving = rows.get(MOVES, {})
-        if not seen["bound"] and ((reported and stepped) or late):
+        if not seen["bound"] and ((seen["waits"] and stepped) or late):
             seen.update(groups=groups(), bound={name: _node_of(name) for name in BOUND}, preempted=moving["node"])
             preempt(moving["node"], address)
         elif seen["bound"] and not seen["stopped"] and (late or (moving["incarnation"] == 2 and moving["step"] > 8)):
@@ -190,7 +194,8 @@ def run(wanted: Recipe, folder: Path, address: str) -> dict[str, Any]:
         "fenced": [(fact.learner, fact.incarnation, fact.reason) for fact in facts if isinstance(fact, LearnerFenced)],
         "moved": [(fact.node, labels[fact.node]) for fact in started if (fact.learner, fact.incarnation) == (MOVES, 2)],
         "discarded": store.read_json("summary.json")["tokens"]["discarded"],
-        "lost": {fact.learner: fact.detail for fact in facts if isinstance(fact, LearnerLost)},
+        "lost": [fact.learner for fact in facts if isinstance(fact, LearnerLost)],
+        "waits": seen["waits"],
         "groups": seen["groups"],
         "groups_after": groups(),
         "bound": {name: labels[node] for name, node in seen["bound"].items()},

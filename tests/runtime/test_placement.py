@@ -17,6 +17,7 @@ from rich.console import Console
 from orchestrator.cli.terminal import LiveView
 from orchestrator.eventlog.facts import LearnerLost
 from orchestrator.store.run_store import RunStore
+from tests.waiting import DEADLINE_S
 
 pytestmark = pytest.mark.runtime
 
@@ -34,7 +35,7 @@ def found(tmp_path_factory: pytest.TempPathFactory) -> dict[str, Any]:
         env=kept | {"PYTHONPATH": str(ROOT), "RAY_AUTH_MODE": "disabled"},
         capture_output=True,
         text=True,
-        timeout=180,
+        timeout=DEADLINE_S,
     )
     assert done.returncode == 0, done.stderr[-4000:]
     result: dict[str, Any] = json.loads(done.stdout.splitlines()[-1])
@@ -59,8 +60,9 @@ def test_slices_of_two_generations_go_to_the_pools_that_name_them(found: dict[st
 def test_a_pool_without_a_place_is_reported_with_what_is_there_instead_while_the_others_train(
     found: dict[str, Any],
 ) -> None:
-    assert found["lost"]["learner-none-0"] == (
-        "not placed and started within 18 s: no living node has the labels region = west, "
+    assert found["lost"] == []
+    assert found["waits"]["LearnersPlaced"] == (
+        "pool none: 1 of 1 learners wait for a place: no living node has the labels region = west, "
         "ray.io/accelerator-type = TPU-V6E, ray.io/tpu-pod-type = v6e-4; there, region is east, west; "
         "ray.io/accelerator-type is A100, H100, TPU-V5P, TPU-V6E; ray.io/tpu-pod-type is v5p-8, v6e-8"
     )
@@ -73,7 +75,7 @@ def test_a_node_that_gives_notice_is_left_without_a_loss_and_its_learner_comes_b
 ) -> None:
     [notice] = found["notices"]
     assert (notice["node"], notice["learners"]) == (found["preempted"], ["learner-gpu-west-0"])
-    assert 0 < notice["remaining_s"] <= 30
+    assert 0 < notice["remaining_s"] <= 120
     assert ["learner-gpu-west-0", 1, "drained"] in found["fenced"]
     assert found["discarded"]["drained"] == found["discarded"]["killed"] == 0
     [(node, labels)] = found["moved"]

@@ -136,6 +136,7 @@ def test_a_run_with_a_kill_and_a_freeze_is_computed_again_to_the_bit(struck):
     assert told["equal"]["state"] >= 1, "the killed learner came back from a peer's state"
 
 
+@pytest.mark.full
 def test_all_but_one_killed_from_outside_below_quorum_nothing_commits_until_one_is_back(run):
     struck = {}
 
@@ -182,6 +183,7 @@ def test_all_learners_killed_at_once_the_run_goes_on_from_the_same_versions(run)
     assert result.summary["global_downtime_s"] > 0
 
 
+@pytest.mark.full
 def test_a_learner_frozen_for_too_long_is_ended_and_restarted(run):
     result = run(
         "hang",
@@ -195,6 +197,7 @@ def test_a_learner_frozen_for_too_long_is_ended_and_restarted(run):
     assert ("learner-t-0", 2) in participants(result)
 
 
+@pytest.mark.full
 def test_a_training_loop_that_raises_is_recorded_with_its_traceback_and_restarted(run, tmp_path):
     result = run(
         "raises",

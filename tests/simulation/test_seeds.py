@@ -59,6 +59,7 @@ def test_a_seed_is_the_same_run_every_time() -> None:
     assert simulate(3).digest != simulate(4).digest
 
 
+@pytest.mark.full
 def test_other_processes_and_other_hashing_give_the_same_digest() -> None:
     code = "from chaos.simulation.runner import run; print(run(range(1, 4), 'mixed')[0].digest)"
     told = {

@@ -17,6 +17,8 @@ from orchestrator.recipe.problems import InputError
 from orchestrator.recipe.validation import validate
 from tests.waiting import DEADLINE_S
 
+pytestmark = pytest.mark.full
+
 ROOT = Path(__file__).parents[3]
 
 

@@ -48,6 +48,7 @@ def test_the_likeliest_bytes_are_those_of_a_plain_loop_over_the_last_window(
     assert drawn(task, params, prompt, temperature=0.0) == bytes(said[-16:])
 
 
+@pytest.mark.full
 def test_a_seed_repeats_and_another_differs_and_few_choices_are_kept_to(
     task: ByteLanguageModel, params: Any, scores: Any
 ) -> None:

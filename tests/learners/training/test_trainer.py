@@ -250,6 +250,7 @@ def compiled_anew() -> Iterator[None]:
     compilation_cache.reset_cache()
 
 
+@pytest.mark.full
 @pytest.mark.usefixtures("compiled_anew")
 def test_the_same_steps_give_the_same_bits_with_a_step_compiled_anew(task: ByteLanguageModel, trainer: Trainer) -> None:
     other = Trainer(task, trainer.fragments, InnerConfig(), 0)

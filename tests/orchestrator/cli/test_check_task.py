@@ -83,6 +83,7 @@ def test_a_sound_task_passes_in_a_process_of_its_own_too_and_what_it_prints_is_n
     assert next(check for check in told["checks"] if check["name"] == "init")["message"].startswith("1 tensors, 2 ")
 
 
+@pytest.mark.full
 def test_what_the_hash_seed_decides_is_found_and_explained() -> None:
     result = invoke("words:Words", "--set", "model.order=hash")
     assert result.exit_code == 5

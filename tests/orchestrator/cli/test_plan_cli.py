@@ -188,6 +188,7 @@ def test_an_unreachable_cluster_is_exit_code_3(invoke: Invoke, monkeypatch: pyte
     assert invoke(LOCAL, "--address", "10.0.0.1:1").exit_code == 3
 
 
+@pytest.mark.full
 def test_a_fleet_is_printed_and_what_is_recommended_can_be_planned(invoke: Invoke, tmp_path: Path) -> None:
     fleet = """
 [fleet]

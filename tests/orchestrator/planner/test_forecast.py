@@ -37,6 +37,7 @@ def recipe(learners=4, pools=None, sync=None, **told) -> Recipe:
     return Recipe.model_validate(tables)
 
 
+@pytest.mark.full
 @pytest.mark.parametrize("quorum", [1, 3, "all"])
 def test_what_is_drawn_agrees_with_the_machines_under_all_failures_at_once(quorum):
     """A unit lives five minutes of one-second steps: far denser than any fleet, and still they agree."""
@@ -85,6 +86,7 @@ def test_a_pool_that_is_preempted_often_loses_alone():
     assert 0.94 < told.goodput.mean < 0.97
 
 
+@pytest.mark.full
 def test_of_many_learners_a_sample_is_driven_with_its_part_of_the_links():
     told = forecast(recipe(learners=4 * LEARNERS_MAX, mtbf_hours=1.0), SHAPES, 1.0, 10_000.0, trials=4)
     assert told.deaths == pytest.approx(4 * LEARNERS_MAX * 10_000.0 / 3600.0, rel=0.1)

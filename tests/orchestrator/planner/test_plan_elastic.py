@@ -64,6 +64,7 @@ def test_a_plan_says_whether_the_pools_find_a_place_at_their_max() -> None:
 # ------------------------------------------------------------------ joining
 
 
+@pytest.mark.full
 def test_a_peer_gives_a_joiner_what_its_trainer_holds() -> None:
     resolved = resolve(load(RECIPES / "demo.toml"))
     built = task.load(resolved.task, resolved.data, resolved.seed, dict(resolved.model))

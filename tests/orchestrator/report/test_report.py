@@ -92,6 +92,7 @@ def hostile() -> Report:
     return report(altered(events, is_a(RunStarted), name=f"</title>{EVIL}"), RECIPE)
 
 
+@pytest.mark.full
 def test_the_same_log_gives_the_same_bytes_in_any_process_and_order(small: Report, tmp_path: Path) -> None:
     segment = SegmentWriter(tmp_path / "events.jsonl")
     segment.write(reversed(history()))
@@ -229,6 +230,7 @@ def test_a_recipe_that_is_damaged_is_shown_as_it_is() -> None:
     assert "name = [not toml" in report([], "name = [not toml").html
 
 
+@pytest.mark.full
 def test_a_long_run_is_not_a_long_report() -> None:
     """Twenty times the steps and commits, shifted in time: no figure may grow with them."""
     events, last = history(), max(event.at for event in history())

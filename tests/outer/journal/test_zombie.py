@@ -40,6 +40,7 @@ def commits_until(process: subprocess.Popen[str], count: int) -> list[int]:
     return [int(process.stdout.readline().split()[1]) for _ in range(count)]
 
 
+@pytest.mark.full
 def test_a_thawed_syncer_commits_nothing_in_five_cases(tmp_path: Path, started: list[subprocess.Popen[str]]) -> None:
     """Frozen after a few commits, wherever it is then; its successor compacts what it would have written next to."""
     zombie = begin(tmp_path, 1)

@@ -1,0 +1,151 @@
+"""The regression gate: what the hot paths cost, as multiples of a plain computation in the same process.
+
+The numbers after `normal` are ratios seen on an idle machine. Lower one when a change makes its path faster; raise
+one only with a reason in the commit. benchmarks/ measures the same paths in seconds.
+"""
+
+from __future__ import annotations
+
+from functools import partial
+from pathlib import Path
+
+import jax
+import jax.numpy as jnp
+import numpy as np
+import pytest
+
+from chaos.simulation import runner
+from learners import lockstep
+from learners.config import DataConfig, InnerConfig
+from learners.training.models.language import ByteLanguageModel
+from learners.training.trainer import deal, make_step, schedule, step_key, transformation
+from orchestrator.checkers.suite import check
+from outer.config import OuterConfig, SyncConfig
+from outer.numeric.merge import merge
+from outer.protocol.fragments import Fragment, Tensor
+from outer.protocol.syncer import Budget
+from tests.gate.paired import assert_at_most, measure
+from tests.orchestrator.histories import history
+
+pytestmark = pytest.mark.full
+
+ROWS, COLUMNS, CONTRIBUTORS, MERGES = 512, 512, 4, 10
+STEPS, ROUND, BATCH, SEED = 24, 12, 8, 3
+SEEDS = range(1, 4)
+LOOP, CHECKS = 200_000, 5
+
+
+def plain_loop() -> float:
+    """The reference of pure Python code: dictionary, list and attribute work. One unit is one turn."""
+    table: dict[int, list[int]] = {}
+    for number in range(LOOP):
+        table.setdefault(number % 997, []).append(number)
+        if len(table) > 990:
+            table.pop(number % 31, None)
+    assert table
+    return LOOP
+
+
+@jax.jit
+def weighted_sum(stack: jax.Array, weights: jax.Array) -> jax.Array:
+    """float64[M, a, b], float64[M] -> float64[a, b]."""
+    return jnp.tensordot(weights, stack, axes=1)
+
+
+@pytest.mark.parametrize(("rule", "normal"), [("avg", 5.2), ("rda", 9.5)])
+def test_a_merge_costs_little_more_than_a_weighted_sum(rule: str, normal: float) -> None:
+    """Against the sum alone in float64, the way onto the device and back included."""
+    tensor = Tensor("layer.weight", (ROWS, COLUMNS), "float32")
+    fragment = Fragment(0, (tensor,))
+    drawn = np.random.default_rng(0)
+    gradients = [drawn.standard_normal(fragment.size) for _ in range(CONTRIBUTORS)]
+    weights = [0.1, 0.2, 0.3, 0.4]
+    chosen = {tensor.name: rule}
+
+    def work() -> float:
+        for _ in range(MERGES):
+            merge(fragment, gradients, weights, chosen, "row")
+        return MERGES
+
+    def reference() -> float:
+        for _ in range(MERGES):
+            stack = np.stack([gradient.reshape(tensor.shape) for gradient in gradients])
+            with jax.enable_x64(True):
+                np.asarray(weighted_sum(stack, np.array(weights)))
+        return MERGES
+
+    assert_at_most(f"merge {rule}", measure(work, reference), normal)
+
+
+def test_a_synced_step_costs_little_more_than_a_step_alone(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Learner, syncer, reads, merges and adoptions in one process, against the compiled step alone."""
+    (tmp_path / "text.txt").write_text("the quick brown fox jumps over the lazy dog\n" * 400)
+    (tmp_path / "more.txt").write_text("pack my box with five dozen liquor jugs\n" * 400)
+    data = DataConfig(path=str(tmp_path), held_out=0.25, sequence_length=64)
+    task = ByteLanguageModel(data=data, seed=SEED, layers=2, width=64, heads=2)
+    inner, sync = InnerConfig(), SyncConfig(P=6, H=ROUND, tau=2, quorum=1)
+
+    train_step, optimizer = make_step(task, inner), transformation(task, inner)
+    monkeypatch.setattr(lockstep, "make_step", lambda *_: train_step)  # compiled once, for all rounds and both sides
+
+    def work() -> float:
+        shell = lockstep.LockStep(
+            task=task,
+            sync=sync,
+            outer_config=OuterConfig(),
+            inner=inner,
+            learners={"a": BATCH},
+            quorum=1,
+            budget=Budget(tokens=None, syncer_steps=STEPS),
+            span_steps=ROUND,
+            seed=SEED,
+        )
+        shell.run()
+        return STEPS
+
+    def reference() -> float:
+        params = task.init(jax.random.key(SEED))
+        moments = optimizer.init(params)
+        for step in range(STEPS):
+            scale, batch = np.float32(schedule(inner, step / STEPS)), task.batch(step * BATCH, BATCH)
+            params, moments, loss = train_step(params, moments, batch, step_key(SEED, step * BATCH), scale)
+            jax.block_until_ready(loss)
+        return STEPS
+
+    assert len(deal(task, sync)) == 6
+    assert_at_most("synced step", measure(work, reference), 2.0)
+
+
+def test_the_simulator_hands_out_events_as_fast_as_it_did() -> None:
+    """One event, all checks included, against one turn of a plain loop."""
+
+    def work() -> float:
+        return runner.run(SEEDS, "mixed")[0].events
+
+    assert_at_most("simulator event", measure(work, plain_loop), 195.0)
+
+
+def test_checking_a_log_takes_as_long_as_it_did() -> None:
+    """One event through every checker, against one turn of a plain loop."""
+    events = history()
+
+    def work() -> float:
+        for _ in range(CHECKS):
+            check(events)
+        return CHECKS * len(events)
+
+    assert_at_most("checked event", measure(work, plain_loop), 75.0)
+
+
+# ------------------------------------------------------------------ the gate itself
+
+
+def test_work_that_takes_three_times_as_long_fails() -> None:
+    def work(times: int) -> float:
+        for _ in range(times):
+            plain_loop()
+        return LOOP
+
+    assert_at_most("itself", measure(partial(work, 1), plain_loop), 1.0)
+    with pytest.raises(AssertionError, match="normally 1"):
+        assert_at_most("three times", measure(partial(work, 3), plain_loop), 1.0)
