@@ -17,8 +17,8 @@ from outer.protocol.facts import Committed, Participant
 
 Digest = str
 
-# Checks that need not be exercised in a hostile run; every other must pass. A donor may die before it has recorded that it
-# gave its state. The time accounts need clocks that do not jump, processes that end with their loop, and runs that end
+# Checks that need not be exercised in a hostile run; every other must pass. A donor may die before it has recorded its
+# gift. The time accounts need clocks that do not jump, processes that end with their loop, and runs that end
 # in order.
 MAY_BE_UNKNOWN = frozenset({"accounted.time", "replayable.states"})
 BY_TIME = frozenset({"accounted.time"})
