@@ -117,8 +117,6 @@ def measured(ray_cluster, corpus, server):
     )
     place = RunPlacement(f"test-{RUN}", cores=0)
     summary = start_and_wait(wanted, store, place, start, lambda status: None, detach=False)
-        wanted, store, RunPlacement(f"test-{RUN}", cores=0), start, lambda status: None, detach=False
-    )
     return summary, store
 
 
