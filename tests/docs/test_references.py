@@ -157,6 +157,25 @@ def test_the_table_of_exit_codes_has_the_codes_of_the_command_line() -> None:
     assert listed == codes
 
 
+SHOWN_BY = {
+    "status.json": ("orchestrator/store/status_model.py", "outer/protocol/sessions.py", "outer/protocol/members.py"),
+    "summary.json": ("orchestrator/accounting",),
+}
+
+
+@pytest.mark.parametrize("heading", SHOWN_BY)
+def test_fields_of_status_and_summary_are_those_that_the_code_writes(heading: str) -> None:
+    """By name: a field that no module writes is found, a field that no page names is not."""
+    files = [file for place in SHOWN_BY[heading] for file in [references.ROOT / place]]
+    sources = [path for file in files for path in (sorted(file.rglob("*.py")) if file.is_dir() else [file])]
+    written = {name for source in sources for name in references.names_in(source)}
+    written |= set(get_args(FaultKind)) | set(REGISTRY)
+    named = {
+        part for cell in first_cells(section("docs/run-folder.md", heading)) for part in re.split(r"[.\[\]]+", cell)
+    }
+    assert {part for part in named if part} - written - {"run"} == set()
+
+
 def test_the_table_of_messages_names_every_message() -> None:
     found = set(re.findall(r"`([A-Z]\w+)`", section("docs/protocol.md", "Messages")))
     declared = {name for name, value in vars(messages).items() if isinstance(value, type) and name[0] != "_"}
@@ -182,6 +201,12 @@ LISTS = [
         "",
     ),
     (test_the_table_of_exit_codes_has_the_codes_of_the_command_line, "docs/run-folder.md", "| 130 |", "| 131 |"),
+    (
+        lambda: test_fields_of_status_and_summary_are_those_that_the_code_writes("summary.json"),
+        "docs/run-folder.md",
+        "`outer_downtime_s`",
+        "`outer_idle_s`",
+    ),
     (test_the_table_of_messages_names_every_message, "docs/protocol.md", "`SeekDonor`", "it"),
     (test_the_readmes_recipe_is_a_whole_recipe, "README.md", "[budget]", "[budgets]"),
 ]

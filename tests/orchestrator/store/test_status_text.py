@@ -206,3 +206,24 @@ def test_the_summary_block_tells_losses_tokens_faults_and_checks() -> None:
 def test_a_summary_of_nothing_is_still_a_block() -> None:
     assert "None" not in block(hollow(SUMMARY), "here")
     assert "NOT OK" in block({}, "here")
+
+
+def test_a_pool_without_a_place_is_told_at_once_and_once_and_so_is_that_it_has_one() -> None:
+    def status(*messages: str) -> dict[str, Any]:
+        told = [
+            {"type": "LearnersPlaced", "status": "False", "reason": "NoPlace", "message": each} for each in messages
+        ]
+        return {"run": {"name": "demo", "state": "running", "conditions": told}}
+
+    out = io.StringIO()
+    view = LiveView(Console(file=out, width=100), clock=lambda: 0.0)
+    for each in (
+        status(),
+        status("pool a waits"),
+        status("pool a waits"),
+        status("pool a waits", "no quorum"),
+        status(),
+    ):
+        view.update(each)
+    lines = [line for line in out.getvalue().splitlines() if not line.startswith("demo: running")]
+    assert lines == ["pool a waits", "no quorum", "every learner has a place"]
