@@ -52,8 +52,8 @@ def _epochs(history: History) -> Verdict:
 def _incarnations(history: History) -> Verdict:
     """An older incarnation neither attaches, nor merges into a fragment, after a newer one has.
 
-    By fragment: with several steps in flight, an answer that was there before its sender died may commit after
-    the newcomer's first contribution to another fragment.
+    By fragment: with several steps in flight, an answer received before its sender died may commit after the new
+    incarnation's first contribution to another fragment.
     """
     failures: list[str] = []
     attached: dict[str, int] = {}
@@ -86,9 +86,9 @@ def _incarnations(history: History) -> Verdict:
 
 
 def _fences(history: History) -> Verdict:
-    """Nothing new is accepted after a fence: no attaching, no step opened later, no span.
+    """Nothing is accepted after a fence: no attaching, no step opened later, no span.
 
-    A grant is said once it is durable. One that was under way at the fence comes after it, and then is no use.
+    A grant is recorded once durable, so one in progress at the fence may follow it, and is then not used.
     """
     failures: list[str] = []
     fenced: dict[tuple[int, Key], int] = {}  # (epoch, who) -> how many facts before

@@ -1,17 +1,16 @@
-"""I5, live: while K learners are alive every fragment commits again and again, and so it does after a fault.
+"""live.* (I5): while K learners are alive every fragment keeps committing, and it does so again after a fault.
 
 Between two commits of a fragment each participant of the second has finished some steps. A gap is too long if each of
 them finished more than PACE x (H + tau) in it, and took for them, by its own monotonic clock, more than
 
     PACE x (H + tau) x the slowest learner's median step + H x the longest grace + (1 + troubles) x patience
 
-seconds, and if the syncer's own dates say the same, unless they run back somewhere. Patience is a read timeout, a lease
-and a second for what is sent again; troubles are the facts in between that tell of anything but steps, spans and
-commits. Of what a step may meet again and again (it is opened again, a read fails, something is refused) one of a
-kind counts for each syncer step: who tries for ever is no better than who does nothing. Gaps without trouble are the
-rate, those with some the recovery. A gap in which fewer than K may have been healthy is not judged: alive by what the
-syncer said of leases, fences and quarantine, not leaving, and under no fault that keeps contributions from coming. No
-two clocks are ever compared, so that one that jumps makes no gap too long.
+seconds, and if the syncer's own times agree, unless they run backwards. Patience is a read timeout, a lease and 1 s
+to resend. Troubles are the facts in between other than steps, spans and commits; of those that a step may repeat
+(reopened, read failed, refused) one of a kind counts per syncer step, so retrying for ever is no excuse. Gaps without
+trouble are checked as the rate, those with trouble as the recovery. A gap is not judged if fewer than K learners may
+have been healthy: alive by the syncer's facts, not leaving, and without a fault that prevents contributions. No two
+clocks are compared, so a clock that jumps makes no gap too long.
 """
 
 from __future__ import annotations
@@ -60,11 +59,11 @@ RETRIED = (StepReopened, ReadFailed, Refused)  # of these, one for each kind and
 LOSSES = (LeaseExpired, LearnerFenced, Quarantined, DrainStarted)
 TOLD = KILLING | {"slow", "straggle"}  # faults that end the incarnation, and those under which it contributes
 
-RunPlacement = tuple[int, int]  # in the syncer's own order: epoch, position
+Position = tuple[int, int]  # in the syncer's own order: epoch, position
 
 
 class _Gap(NamedTuple):
-    """Between two commits of a fragment, or a commit and the end."""
+    """The gap between two commits of a fragment, or between a commit and the end."""
 
     fragment: int
     before: Said[Committed] | None  # None: since the start
@@ -78,15 +77,15 @@ def check(history: History) -> list[Verdict]:
     slow: list[str] = []
     lost: list[str] = []
     if history.rules is not None and history.commits + history.by_syncer(Finished):
-        course, limits = _Course(history), _Limits(history)
-        for gap in _gaps(history, course):
-            troubles = course.troubles(gap)
+        timeline, limits = _Timeline(history), _Limits(history)
+        for gap in _gaps(history, timeline):
+            troubles = timeline.troubles(gap)
             if gap.before is None or not troubles:
                 calm += 1
-                slow += limits.exceeded(gap, troubles, course)
+                slow += limits.exceeded(gap, troubles, timeline)
             else:
                 troubled += 1
-                lost += limits.exceeded(gap, troubles, course)
+                lost += limits.exceeded(gap, troubles, timeline)
     rate = "while K learners are alive every fragment commits within stated numbers of their steps and seconds"
     recovery = "after any trouble every fragment commits again within a stated time"
     went_wrong = history.rules is not None and any(history.of(kind) for kind in LOSSES)
@@ -102,8 +101,8 @@ def check(history: History) -> list[Verdict]:
 # ------------------------------------------------------------------ gaps
 
 
-def _gaps(history: History, course: _Course) -> Iterator[_Gap]:
-    """Those in which K learners were alive throughout."""
+def _gaps(history: History, timeline: _Timeline) -> Iterator[_Gap]:
+    """The gaps in which K learners were alive throughout."""
     newest: dict[int, Said[Committed]] = {}
     reads: dict[int, dict[Key, int]] = {}  # by fragment, how many steps each had finished at its newest read
     for said, contributions in groupby(history.contributions, itemgetter(0)):
@@ -115,23 +114,27 @@ def _gaps(history: History, course: _Course) -> Iterator[_Gap]:
             first = since[key] if key in since else _adopted(incarnation, said.fact, first)
             fewest, least = min(fewest, last - first), min(least, incarnation.clock[last] - incarnation.clock[first])
         newest[fragment], reads[fragment] = said, now
-        if course.alive(before, said) >= course.quorum:
+        if timeline.alive(before, said) >= timeline.quorum:
             yield _Gap(fragment, before, said, fewest, least)
-    for fragment in range(len(course.rules.sizes)):
-        yield from _last(history, course, newest.get(fragment), fragment, reads.get(fragment))
+    for fragment in range(len(timeline.rules.sizes)):
+        yield from _last(history, timeline, newest.get(fragment), fragment, reads.get(fragment))
 
 
 def _adopted(incarnation: Incarnation, commit: Committed, first: int) -> int:
-    """How many steps it had finished when it adopted the base: when rebasing, it counts from before that."""
+    """How many steps it had finished when it adopted the base. With rebase, counting starts earlier."""
     adopted = incarnation.adopted.get(commit.fragment, ())
     after = next((fact.after_step for fact in reversed(adopted) if fact.version == commit.base_version), None)
     return first if after is None else max(first, bisect_right(incarnation.step_numbers, after))
 
 
 def _last(
-    history: History, course: _Course, before: Said[Committed] | None, fragment: int, since: Mapping[Key, int] | None
+    history: History,
+    timeline: _Timeline,
+    before: Said[Committed] | None,
+    fragment: int,
+    since: Mapping[Key, int] | None,
 ) -> Iterator[_Gap]:
-    """From a fragment's last commit to the end; from the start where it has none."""
+    """The gap from a fragment's last commit, or from the start, to the end."""
     left = [
         incarnation
         for incarnation in history.incarnations.values()
@@ -142,12 +145,12 @@ def _last(
         for incarnation in left
         if since is None or incarnation.key in since
     ]
-    if len(spans) >= course.quorum and course.alive(before, course.end) >= course.quorum:
+    if len(spans) >= timeline.quorum and timeline.alive(before, timeline.end) >= timeline.quorum:
         fewest = min(len(incarnation.step_numbers) - first for incarnation, first in spans)
         yield _Gap(
             fragment,
             before,
-            course.end,
+            timeline.end,
             fewest,
             min(incarnation.clock[-1] - incarnation.clock[first] for incarnation, first in spans),
         )
@@ -170,12 +173,12 @@ class _Limits:
         self._seconds = self._steps * slowest + rules.round_steps * grace
         self._patience_s = (rules.read_timeout_s or READ_TIMEOUT_S) + lease + RESEND_S
 
-    def exceeded(self, gap: _Gap, troubles: int, course: _Course) -> Iterator[str]:
-        """In words, if every measure of the gap is over its limit."""
+    def exceeded(self, gap: _Gap, troubles: int, timeline: _Timeline) -> Iterator[str]:
+        """The failure in words, if every measure of the gap exceeds its limit."""
         allowed = self._seconds + (1 + troubles) * self._patience_s
         if gap.steps <= self._steps or gap.seconds <= allowed:
             return
-        dated = course.seconds(gap)
+        dated = timeline.seconds(gap)
         if dated is None or dated > allowed:
             since = f"version {gap.before.fact.syncer_step}" if gap.before is not None else "the start"
             yield (
@@ -185,13 +188,13 @@ class _Limits:
 
 
 def _median(incarnation: Incarnation) -> float:
-    """Of its steps' seconds."""
+    """The median seconds of its steps."""
     ordered = sorted(said.fact.seconds for said in incarnation.steps)
     return ordered[len(ordered) // 2]
 
 
-class _Course:
-    """What the syncer said, in its own order: troubles, losses, and dates."""
+class _Timeline:
+    """The syncer's facts in its own order: troubles, losses, and times."""
 
     def __init__(self, history: History) -> None:
         assert history.rules is not None
@@ -209,22 +212,22 @@ class _Course:
         self._history = history
 
     def alive(self, before: Said[Committed] | None, end: Said[Any] | None) -> int:
-        """How many were healthy throughout, at least. Of the first commit its participants tell."""
+        """At least so many learners were healthy throughout. Before the first commit: the quorum that made it."""
         if before is None:
             return self.quorum
         begin, until = _place(before), None if end is None else _place(end)
         index = bisect_right(self._living, begin, key=itemgetter(0))
         living = self._living[index - 1][1] if index else frozenset[Key]()
-        struck = self._struck(before.position, sys.maxsize if end is None else end.position)
-        return len(living - struck) - _between(self._losses, begin, until)
+        faulty = self._faulty(before.position, sys.maxsize if end is None else end.position)
+        return len(living - faulty) - _between(self._losses, begin, until)
 
-    def _struck(self, begin: int, end: int) -> set[Key]:
-        """By faults that were not over before the first of these places in the merged log, and begun by the second."""
-        return {key for key, injected, healed in self._strikes if injected <= end and begin <= healed}
+    def _faulty(self, begin: int, end: int) -> set[Key]:
+        """Incarnations with a fault that overlaps this stretch of the merged log."""
+        return {key for key, injected, healed in self._faults_between if injected <= end and begin <= healed}
 
     @cached_property
-    def _strikes(self) -> list[tuple[Key, int, int]]:
-        """(whom, where injected, where healed) of every fault that keeps contributions from coming."""
+    def _faults_between(self) -> list[tuple[Key, int, int]]:
+        """(target, position injected, position healed) of every fault that prevents contributions."""
         healed = {said.fact.fault: said.position for said in self._history.of(FaultHealed)}
         return [
             ((said.fact.target, said.fact.incarnation), said.position, healed.get(said.fact.fault, sys.maxsize))
@@ -246,7 +249,7 @@ class _Course:
         return self._history.by_syncer(*TROUBLES, *ROUTINE)
 
     def seconds(self, gap: _Gap) -> float | None:
-        """By the syncer's dates, where one epoch gave both and they never run back."""
+        """The gap's length by the syncer's times, if one epoch gave both and its times never run backwards."""
         if gap.before is None or (gap.end is not None and gap.end.incarnation != gap.before.incarnation):
             return None
         dates = [said.at for said in self._dated if said.incarnation == gap.before.incarnation]
@@ -255,28 +258,28 @@ class _Course:
         return (dates[-1] if gap.end is None else gap.end.at) - gap.before.at
 
 
-def _place(said: Said[Any]) -> RunPlacement:
+def _place(said: Said[Any]) -> Position:
     return said.incarnation, said.position
 
 
-def _between(places: list[RunPlacement], begin: RunPlacement, end: RunPlacement | None) -> int:
+def _between(places: list[Position], begin: Position, end: Position | None) -> int:
     first, last = _bounds(places, begin, end)
     return max(0, last - first)
 
 
-def _bounds(places: list[RunPlacement], begin: RunPlacement, end: RunPlacement | None) -> tuple[int, int]:
+def _bounds(places: list[Position], begin: Position, end: Position | None) -> tuple[int, int]:
     return bisect_right(places, begin), len(places) if end is None else bisect_right(places, end)
 
 
 def _tried(fact: StepReopened | ReadFailed | Refused) -> tuple[object, ...]:
-    """What several such facts have in common if they are the same thing again. What was refused may be of no step."""
+    """The key by which repeated facts count once. A refusal may belong to no step."""
     if fact.syncer_step is None:
         return (type(fact), fact.learner, fact.incarnation, fact.reason)
     return (type(fact), fact.syncer_step)
 
 
-def _living(troubles: Sequence[Said[Any]]) -> Iterator[tuple[RunPlacement, frozenset[Key]]]:
-    """Who was alive from each of the syncer's words on: attached to its epoch, with a lease, not let go."""
+def _living(troubles: Sequence[Said[Any]]) -> Iterator[tuple[Position, frozenset[Key]]]:
+    """Who was alive after each of these facts: attached to the epoch, with a lease, not let go."""
     living: dict[str, int] = {}
     for said in troubles:
         match said.fact:

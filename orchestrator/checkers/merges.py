@@ -125,9 +125,9 @@ def _counters(history: History) -> Verdict:
 def _current(history: History) -> Verdict:
     """The newest adoption before the last step read is of the version merged onto, and counting began there.
 
-    An adoption at the boundary where the payload was read came after the reading. When rebasing, counting may
-    have begun earlier: what accrued since the read, or since the older base, is kept; and one that steps no more
-    may be read again after it has rebased.
+    An adoption at the boundary of the read came after the read. With rebase, counting may have begun earlier: what
+    accrued since the read, or since the older base, is kept; and a learner that no longer steps may be read again
+    after it has rebased.
     """
     failures: list[str] = []
     for said, one, incarnation, _, _ in history.contributions:

@@ -1,6 +1,6 @@
-"""What a process must be like to get the bits that the run's learners got, and how far this one is from that.
+"""The environment that a replay needs for bit-equal results, and how this machine differs from it.
 
-Pure: compares records. The processor and the packages cannot be chosen here; where they differ, that is a hint.
+Processor and packages cannot be chosen here; differences in them become hints.
 """
 
 from __future__ import annotations
@@ -15,25 +15,25 @@ from orchestrator.replay.incarnation import TapeError, named
 from orchestrator.replay.tape import Tape
 
 ONE_THREAD = "--xla_cpu_multi_thread_eigen=false"  # a step's bits do not depend on cores then
-PACKAGES = ("optax", "code")  # of what the run's own record names, what an incarnation's does not
+PACKAGES = ("optax", "code")  # recorded for the run, not for each incarnation
 
 
 @dataclass(frozen=True)
 class Environment:
-    """A learner's, as its device was recorded."""
+    """The environment of the run's learners, from their DeviceTaken facts."""
 
     platform: str
     cores: int
     settings: Mapping[str, str]
 
     def variables(self, inherited: Mapping[str, str]) -> dict[str, str]:
-        """For a process whose JAX is to have the same settings. Raises TapeError for one that may do more."""
+        """Variables for a process with the same JAX settings. Raises TapeError for an unsafe setting."""
         kept = {name: value for name, value in inherited.items() if name not in (*SETTINGS, "JAX_PLATFORMS")}
         return kept | permitted(self.settings, inherited) | ({"JAX_PLATFORMS": "cpu"} if self.platform == "cpu" else {})
 
 
 def needed(tape: Tape) -> Environment | None:
-    """What one process needs to replay all of the tape; None where none of it was recorded. Raises TapeError."""
+    """What one process needs to replay the tape; None if nothing was recorded. Raises TapeError."""
     kinds = {_kind(device): (key, device) for key, device in sorted(tape.devices.items(), reverse=True)}
     if not kinds:
         return None
@@ -49,7 +49,7 @@ def needed(tape: Tape) -> Environment | None:
 
 
 def hints(tape: Tape, here: DeviceTaken, packages: Mapping[str, str]) -> list[str]:
-    """What is otherwise here than it was in the run, by its record; what was not recorded is named as that."""
+    """Differences between the recorded environment and this one, in words."""
     found: dict[str, None] = {}
     for recorded in tape.devices.values():
         for name in ("platform", "device", "devices", "cores", "processor", "instructions"):
@@ -151,7 +151,7 @@ def permitted(settings: Mapping[str, str], inherited: Mapping[str, str]) -> dict
 
 
 def _refused(name: str, value: str) -> str | None:
-    """The first word of a setting that is not let through."""
+    """The first word of a setting that may not be passed on; None if there is none."""
     if name in VALUES:
         return None if re.fullmatch(VALUES[name], value) else value
     words = re.findall(r"[^ \t\r\n]+", value)

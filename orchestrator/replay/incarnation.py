@@ -1,7 +1,7 @@
-"""One incarnation's facts as moments: what it did to its numbers, in order, until everything wanted of it is found.
+"""One incarnation's part of the tape: the operations on its parameters and optimizer state, in order.
 
-Pure. Knows which facts change a learner's numbers, and says what they lack or where they contradict what others say
-of it. Does not know how anything is computed.
+Reads them from the incarnation's facts, up to the last one that a commit or joiner needs. Raises TapeError where facts
+are missing or contradict those of others.
 """
 
 from __future__ import annotations
@@ -14,12 +14,12 @@ from learners.protocol.facts import Adopted, DeviceTaken, Spoiled, StateReceived
 from outer.protocol.facts import Participant
 
 Key = tuple[str, int]  # learner, incarnation
-POSITION_MAX = 2**53  # of samples, excluded: no run gets there
+POSITION_MAX = 2**53  # of samples, excluded
 OLDER = "the log is of a version that did not record it, and cannot be replayed"
 
 
 class TapeError(ValueError):
-    """The log contradicts itself, or lacks what replaying needs. The message says what, of whom."""
+    """The log contradicts itself, or lacks what a replay needs. The message names the writer."""
 
 
 @dataclass(frozen=True)
@@ -52,7 +52,7 @@ class Spoil:
 
 @dataclass(frozen=True)
 class Inherit:
-    """It goes on from a donor's parameters and inner state."""
+    """It starts from a donor's parameters and inner optimizer state."""
 
     donor: Key
     digest: str  # "" where it was not recorded
@@ -60,7 +60,7 @@ class Inherit:
 
 @dataclass(frozen=True)
 class Read:
-    """A fragment as it is now: after this step, grown from this version. Enough to name it within an incarnation."""
+    """A fragment was read: after this step, grown from this version, which identifies it in an incarnation."""
 
     fragment: int
     step: int
@@ -69,7 +69,7 @@ class Read:
 
 @dataclass(frozen=True)
 class Give:
-    """Its parameters and inner state as they are now are what this joiner starts from."""
+    """Its current parameters and inner state were given to this joiner."""
 
     joiner: Key
 
@@ -79,7 +79,7 @@ Moment = Step | Adopt | Spoil | Inherit | Read | Give
 
 @dataclass(frozen=True)
 class IncarnationTape:
-    """One incarnation, up to the last moment that anything else depends on."""
+    """One incarnation, up to the last moment that others depend on."""
 
     key: Key
     device: DeviceTaken | None  # None: not recorded
@@ -89,14 +89,14 @@ class IncarnationTape:
 
 @dataclass
 class Need:
-    """What others want of an incarnation."""
+    """What commits and joiners need from an incarnation."""
 
     reads: dict[Read, tuple[int, Participant]] = field(default_factory=dict)  # and the syncer step it went into
     gives: dict[Key, tuple[int, tuple[int, ...]]] = field(default_factory=dict)  # joiner -> step, versions held
 
 
 class IncarnationReader:
-    """An incarnation's facts one after the other, until everything that is wanted of it is found."""
+    """Reads an incarnation's facts in order, until everything needed of it is found."""
 
     def __init__(self, key: Key, facts: Sequence[object], need: Need, versions: Sequence[set[int]]) -> None:
         self._key, self._facts, self._need, self._versions = key, facts, need, versions
@@ -122,7 +122,7 @@ class IncarnationReader:
         return IncarnationTape(self._key, device, tuple(self._moments), self._places)
 
     def _find_anchors(self) -> set[Read]:
-        """What rebasing will subtract: reads on the base that is replaced."""
+        """The reads that rebasing will subtract: those on the replaced base."""
         held: dict[int, int] = {}
         anchors = set()
         for fact in self._facts:
@@ -161,7 +161,7 @@ class IncarnationReader:
         self._moments.append(Step(fact.step, fact.position, fact.tokens, fact.progress, fact.loss))
 
     def _take_state(self, fact: StateReceived) -> None:
-        """A peer's is there before anything else; the syncer's snapshot once all of it is adopted."""
+        """A peer's state comes before anything else; the syncer's snapshot is complete once all of it is adopted."""
         peer = fact.source == "peer"
         if self._received or (peer and self._step is not None):
             raise self._error("it starts from a state for a second time, or after it had begun")
@@ -198,7 +198,7 @@ class IncarnationReader:
         self._moments.append(Adopt(fragment, version, fact.mode, fact.read_at))
 
     def _read(self, read: Read) -> None:
-        """Note that this is the moment of a read, if it is one."""
+        """Record a read, if one is needed here."""
         if read in self._places or (read not in self._need.reads and read not in self._anchors):
             return
         if (wanted := self._need.reads.get(read)) is not None:
@@ -207,7 +207,7 @@ class IncarnationReader:
         self._place(read)
 
     def _give(self) -> None:
-        """Note for whom this is the moment of a donation."""
+        """Record the donations made here."""
         for joiner, (step, versions) in self._need.gives.items():
             give = Give(joiner)
             if step == self._step and list(versions) == self._held and give not in self._places:

@@ -1,4 +1,4 @@
-"""Two logs side by side: the first event in which they part, by writer and by sequence, causally.
+"""Compares two logs: the first event in which they diverge, by writer, sequence and causality.
 
 What clocks measured, and who happened to run where, is left out; wall clocks decide nothing. Of several writers that
 part, the first is one whose event no other parting can have caused. Knows nothing of numbers beyond equal or not.
@@ -17,7 +17,7 @@ from orchestrator.replay.tape import numbered
 from outer.protocol.facts import Committed, LearnerAttached, SpanGranted
 
 Key = tuple[str, int]  # writer, incarnation
-RunPlacement = tuple[str, int, int]  # and sequence
+EventKey = tuple[str, int, int]  # and sequence
 MEASURED = {  # by fact, what two equal runs may differ in; under "", of any
     "": {"seconds", "silent_s", "pid", "node", "remaining_s"},
     "StepFinished": {"waited_s"},
@@ -29,7 +29,7 @@ NOTHING = "(says nothing more)"
 
 @dataclass(frozen=True)
 class Divergence:
-    """Where one writer's facts part. A kind is NOTHING in the log that has no such fact."""
+    """Where one writer's facts diverge. A kind is NOTHING in the log without the fact."""
 
     writer: str
     incarnation: int
@@ -40,7 +40,7 @@ class Divergence:
 
 @dataclass(frozen=True)
 class Comparison:
-    """What two logs have in common."""
+    """The result of comparing two logs."""
 
     first: Divergence | None
     others: int  # writers that part too
@@ -49,7 +49,7 @@ class Comparison:
 
 
 def compare(one: Iterable[Event], other: Iterable[Event]) -> Comparison:
-    """Where two logs part first. Raises TapeError where one of them tells a fact in two ways."""
+    """Compare two logs. Raises TapeError where one of them has two facts under one number."""
     left, right = _by_writer(one), _by_writer(other)
     partings = {}
     for key in sorted(left.keys() | right.keys()):
@@ -90,7 +90,7 @@ def _kind(event: Event | None) -> str:
 
 
 def _fields(here: Event, there: Event) -> dict[str, tuple[Any, Any]]:
-    """Those that differ and do not just measure."""
+    """The fields that differ, measurements aside."""
     left, right = (dict(_flat(_told(event))) for event in (here, there))
     names = [*left, *(name for name in right if name not in left)]
     return {name: (left.get(name), right.get(name)) for name in names if left.get(name) != right.get(name)}
@@ -119,7 +119,7 @@ def _flat(value: Any, name: str = "") -> Iterator[tuple[str, Any]]:
 
 
 def _first(partings: Mapping[Key, Divergence], logs: Sequence[Mapping[Key, Sequence[Event]]]) -> Divergence | None:
-    """One that none of the others can have caused, in either log; by name where there are several."""
+    """The divergence that no other can have caused, in either log; of several, the first by name."""
     places = {key: (*key, parting.sequence) for key, parting in partings.items()}
     caused = {key for log in logs for key in _caused(places, log)}
     # Each log alone has no circle; of two that part in several places together there may be one.
@@ -128,8 +128,8 @@ def _first(partings: Mapping[Key, Divergence], logs: Sequence[Mapping[Key, Seque
     )
 
 
-def _caused(places: Mapping[Key, RunPlacement], log: Mapping[Key, Sequence[Event]]) -> set[Key]:
-    """The writers whose parting has another's among its causes."""
+def _caused(places: Mapping[Key, EventKey], log: Mapping[Key, Sequence[Event]]) -> set[Key]:
+    """The writers whose divergence was caused by another's."""
     causes = _causes(log)
     caused = set()
     for key, place in places.items():
@@ -150,12 +150,12 @@ def _caused(places: Mapping[Key, RunPlacement], log: Mapping[Key, Sequence[Event
     return caused
 
 
-def _causes(log: Mapping[Key, Sequence[Event]]) -> dict[RunPlacement, list[RunPlacement]]:
-    """For each event, those of other writers without which it could not be."""
-    steps: dict[tuple[str, int, int], RunPlacement] = {}
-    commits: dict[int, RunPlacement] = {}
-    spans: dict[tuple[str, int, int], RunPlacement] = {}
-    attached: dict[Key, RunPlacement] = {}
+def _causes(log: Mapping[Key, Sequence[Event]]) -> dict[EventKey, list[EventKey]]:
+    """For each event, the events of other writers that it depends on."""
+    steps: dict[tuple[str, int, int], EventKey] = {}
+    commits: dict[int, EventKey] = {}
+    spans: dict[tuple[str, int, int], EventKey] = {}
+    attached: dict[Key, EventKey] = {}
     for event in (event for said in log.values() for event in said):
         match event.fact:
             case StepFinished(step):
@@ -166,7 +166,7 @@ def _causes(log: Mapping[Key, Sequence[Event]]) -> dict[RunPlacement, list[RunPl
                 spans.setdefault((learner, incarnation, span), event.key)
             case LearnerAttached(learner, incarnation):
                 attached.setdefault((learner, incarnation), event.key)
-    causes: dict[RunPlacement, list[RunPlacement]] = {}
+    causes: dict[EventKey, list[EventKey]] = {}
     for event in (event for said in log.values() for event in said):
         key, wanted = (event.writer, event.incarnation), []
         match event.fact:

@@ -1,6 +1,6 @@
-"""A tape played in a fresh process: JAX reads its settings once, when it starts, and they must be the run's.
+"""Replays a tape in a fresh process, because JAX reads its settings only at its start.
 
-As a program it reads a pickled Job on standard input and prints news and the outcome as JSON, a line each.
+As a program it reads a pickled Job from standard input and prints progress and the outcome as JSON lines.
 """
 
 from __future__ import annotations
@@ -30,7 +30,7 @@ from orchestrator.store.compile_cache import compilation_cache
 if TYPE_CHECKING:
     from orchestrator.replay.replayer import Replayer
 
-SILENT_S = 900.0  # a process that says nothing for so long is given up: no step and no compilation takes longer
+SILENT_S = 900.0  # without output for so long, the process is given up: no step or compilation takes longer
 NEWS_S = 0.5  # between two
 FILE = "parameters.safetensors"
 
@@ -39,7 +39,7 @@ News = Mapping[str, Any]
 
 @dataclass(frozen=True)
 class Job:
-    """What to play, and what to do on the way."""
+    """What to replay, and how."""
 
     tape: Tape
     recipe: Recipe
@@ -49,7 +49,7 @@ class Job:
 
 
 def play_apart(job: Job, on_news: Callable[[News], None]) -> dict[str, Any]:
-    """The outcome, from a process of its own.
+    """Replay in a process of its own; return the outcome.
 
     Raises InputError for a task that cannot be built, TapeError for a tape that cannot be played, RuntimeError for a
     process that fails or falls silent. Whatever is raised here ends the process.
@@ -89,7 +89,7 @@ def _outcome(output: IO[bytes], on_news: Callable[[News], None]) -> dict[str, An
 
 
 def _lines(output: IO[bytes]) -> Iterator[bytes]:
-    """Whole lines as they come, until the end. Raises RuntimeError after too long a silence."""
+    """Complete lines as they arrive. Raises RuntimeError after SILENT_S without output."""
     rest = b""
     with selectors.DefaultSelector() as selector:
         selector.register(output, selectors.EVENT_READ)
@@ -166,7 +166,7 @@ def _play(job: Job, tell: Callable[[News], None]) -> dict[str, Any]:
 
 
 class _Progress:
-    """Called after every step: says now and then how far it is, and at once where something came out otherwise."""
+    """Called after every step: reports progress from time to time, and the first difference at once."""
 
     def __init__(self, job: Job, tell: Callable[[News], None]) -> None:
         self.replayer: Replayer | None = None

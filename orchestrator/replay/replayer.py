@@ -1,8 +1,7 @@
-"""A tape played with real numbers: every learner steps as it did, and every commit is computed again.
+"""Replays a tape with real numbers: every learner repeats its steps, and every commit is computed again.
 
-What production computes with computes here: Trainer, FragmentIO, GlobalParameters. One process, no Ray, no clock: a
-learner is stepped when a commit needs it, and everything is dropped once nothing on the tape needs it any more.
-Does not know where tapes come from, nor what a difference is due to.
+Uses production's Trainer, FragmentIO and GlobalParameters in one process, without Ray or clocks. A learner steps when a
+commit needs it, and state is dropped once the tape needs it no more.
 """
 
 from __future__ import annotations
@@ -29,12 +28,12 @@ from outer.numeric.parameters import GlobalParameters
 from outer.protocol.facts import Committed
 from outer.protocol.messages import Contribution, FragmentCounters
 
-DECISIVE = ("commit", "contribution", "state", "final")  # equal, they leave nothing that could be otherwise
+DECISIVE = ("commit", "contribution", "state", "final")  # if these are equal, so is everything else
 
 
 @dataclass(frozen=True)
 class Difference:
-    """Something that was computed again and came out otherwise."""
+    """A recomputed value that differs from the recorded one."""
 
     what: str  # loss | state | contribution | commit | final
     syncer_step: int  # the commit that was being computed again
@@ -48,7 +47,7 @@ class Difference:
 
 @dataclass
 class _Unit:
-    """One incarnation's numbers, as far as it has been played."""
+    """One incarnation's state, as far as it has been replayed."""
 
     batch_size: int
     trainer: Trainer
@@ -56,9 +55,9 @@ class _Unit:
 
 
 class Replayer:
-    """Plays one tape once. `heard` is called after every step: playing may take long."""
+    """Replays one tape once. `on_step` is called after every step."""
 
-    def __init__(self, tape: Tape, recipe: Recipe, task: Task, heard: Callable[[], None] = lambda: None) -> None:
+    def __init__(self, tape: Tape, recipe: Recipe, task: Task, on_step: Callable[[], None] = lambda: None) -> None:
         """Raises TapeError where the task deals into other fragments than the run's."""
         self.fragments = deal(task, recipe.sync)
         names = tuple(tuple(tensor.name for tensor in fragment.tensors) for fragment in self.fragments)
@@ -79,7 +78,7 @@ class Replayer:
         self.compared: Counter[str] = Counter()  # of them, how many had something to be compared with
         self.equal: Counter[str] = Counter()
         self.steps = 0
-        self._tape, self._recipe, self._task, self._heard = tape, recipe, task, heard
+        self._tape, self._recipe, self._task, self._on_step = tape, recipe, task, on_step
         self._pools = {key: _pool_of(recipe, key) for key in tape.incarnations}
         self._bare = not any(
             commit.digest or any(one.digest for one in commit.participants) for commit in tape.commits
@@ -128,7 +127,7 @@ class Replayer:
         return payload
 
     def _advance(self, key: Key, place: int) -> None:
-        """Play an incarnation up to this moment, and it with those that it started from."""
+        """Replay an incarnation, and its donors, up to this moment."""
         if self._positions[key] > place:
             return
         unit, moments = self._units.get(key) or self._begin(key), self._tape.incarnations[key].moments
@@ -182,10 +181,10 @@ class Replayer:
         self.steps += 1
         recorded = "" if self._bare and not math.isfinite(step.loss) else repr(step.loss)
         self._compare("loss", recorded, repr(loss), key, step.step)
-        self._heard()
+        self._on_step()
 
     def _value(self, key: Key, fragment: int, version: int) -> NDArray[np.float32]:
-        """A version's parameters; dropped once nobody adopts it any more."""
+        """A version's parameters; dropped after its last adoption."""
         if (fragment, version) not in self._values:
             raise TapeError(f"{key[0]} {key[1]} adopts version {version} of fragment {fragment} before it is committed")
         self._adoptions[fragment, version] -= 1
@@ -200,7 +199,7 @@ class Replayer:
         unit.trainer.inherit(state_arrays.unpack(arrays, unit.trainer.state_leaves()))
 
     def _read(self, key: Key, unit: _Unit, read: Read) -> None:
-        """What was sent then."""
+        """Encode what was sent at this read."""
         copy = unit.fragment_io.stage([read.fragment])[read.fragment]
         counters = FragmentCounters(read.version, 0, 0, 0)
         asked = Contribution(*key, 0, 0, read.fragment, 0, read.step, 0, counters, copy, "")
@@ -229,7 +228,7 @@ class Replayer:
             self.difference = Difference(what, self._syncer_step, fragment, *key, step, recorded, found)
 
     def finish(self) -> str:
-        """The digest of all parameters, compared with the run's where the tape is whole."""
+        """The digest of all parameters; compared with the run's if the tape is whole."""
         digest = self.parameters.digest()
         finished = self._tape.finished
         if self._tape.whole and finished is not None and (finished.digest or finished.state != "failed"):
@@ -238,7 +237,7 @@ class Replayer:
 
     @property
     def bit_equal(self) -> bool | None:
-        """Whether all that decides the parameters came out as it was recorded; None where some of it was not."""
+        """Whether everything that decides the parameters equals the record; None if some of it was not recorded."""
         if self.difference is not None:
             return False
         whole = all(self.compared[what] == self.computed[what] for what in DECISIVE)

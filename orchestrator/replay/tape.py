@@ -1,6 +1,6 @@
-"""A run's log as a tape: the commits, and of every incarnation what they depend on.
+"""The tape of a run, from its log: the commits, and what they depend on in every incarnation.
 
-Pure. Says what a log lacks, or where it contradicts itself. Does not know how anything is computed.
+Raises TapeError where the log is incomplete or contradicts itself.
 """
 
 from __future__ import annotations
@@ -22,7 +22,7 @@ TOLERANCE = 1e-9  # of a weight; what is less shows in the digests
 
 @dataclass(frozen=True)
 class Tape:
-    """All that decides the parameters after the last of `commits`. Nothing in it depends on clocks."""
+    """Everything that decides the parameters after the last of `commits`, independent of clocks."""
 
     rules: SyncerStarted
     commits: tuple[Committed, ...]  # in the order of syncer steps, each once
@@ -33,12 +33,12 @@ class Tape:
 
     @property
     def synthetic(self) -> bool:
-        """Whether the log says of itself that nothing was computed."""
+        """Whether the log is marked as synthetic: nothing was computed."""
         return self.started is not None and "synthetic" in self.started.versions
 
     @property
     def devices(self) -> dict[Key, DeviceTaken]:
-        """On what each incarnation computed, as far as it was recorded."""
+        """The device of each incarnation, where recorded."""
         return {
             key: incarnation.device for key, incarnation in self.incarnations.items() if incarnation.device is not None
         }
@@ -83,7 +83,7 @@ def numbered(events: Iterable[Event]) -> dict[Key, dict[int, Event]]:
 
 
 def _by_writer(events: Iterable[Event]) -> dict[Key, list[object]]:
-    """Every writer's facts in its own order."""
+    """Every writer's facts, in its own order. Raises TapeError for a gap."""
     said = numbered(events)
     for key, facts in said.items():
         if (missing := next((n for n in range(len(facts)) if n not in facts), None)) is not None:
@@ -92,7 +92,7 @@ def _by_writer(events: Iterable[Event]) -> dict[Key, list[object]]:
 
 
 def _rules(said: Mapping[Key, Sequence[object]]) -> SyncerStarted:
-    """What the first epoch began with; later ones must deal the model alike."""
+    """The first epoch's SyncerStarted; later epochs must have the same fragments."""
     begun = [fact for _, facts in _epochs(said) for fact in facts if isinstance(fact, SyncerStarted)]
     if not begun:
         raise TapeError("no SyncerStarted is in the log: no syncer ever ran")
@@ -107,7 +107,7 @@ def _epochs(said: Mapping[Key, Sequence[object]]) -> list[tuple[Key, Sequence[ob
 
 
 def _commits(said: Mapping[Key, Sequence[object]], rules: SyncerStarted) -> list[Committed]:
-    """Every commit once, though a later epoch may say word for word what an earlier one said."""
+    """Every commit once; a later epoch may repeat an earlier one's."""
     by_step: dict[int, Committed] = {}
     for _, facts in _epochs(said):
         for fact in facts:
@@ -142,7 +142,7 @@ def _check_weights(commit: Committed) -> None:
 
 
 def _versions(commits: Sequence[Committed], rules: SyncerStarted) -> list[set[int]]:
-    """The versions that there were, by fragment."""
+    """The versions of each fragment."""
     versions = [{0} for _ in rules.sizes]
     for commit in commits:
         versions[commit.fragment].add(commit.syncer_step)
@@ -153,7 +153,7 @@ def _versions(commits: Sequence[Committed], rules: SyncerStarted) -> list[set[in
 
 
 def _needs(commits: Sequence[Committed], said: Mapping[Key, Sequence[object]]) -> dict[Key, Need]:
-    """Those that contributed; those whose state they started from; and so on."""
+    """The needs of all contributors, of the donors of their initial states, and so on."""
     needs: dict[Key, Need] = defaultdict(Need)
     for commit in commits:
         for one in commit.participants:

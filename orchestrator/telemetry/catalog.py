@@ -1,10 +1,9 @@
 """Every metric as data: name, kind, unit, help, labels and the values that these may take.
 
 The mapping, the exporters, docs/metrics.md, the dashboard and the alert rules are held against this one table.
-Counters say what has happened since the run began, in base units. Labels are bounded: reasons and kinds come from
-closed sets, and whatever is outside one is called `other`; incarnations, processes, nodes and digests are no labels.
-Every series also has the label `run`. Knows nothing of where the values come from, nor of Ray, which puts `ray_`
-before each name.
+Counters count since the run began, in base units. Labels are bounded: reasons and kinds come from
+closed sets, and any other value becomes `other`; incarnations, processes, nodes and digests are no labels.
+Every series also has the label `run`. Ray puts `ray_` before each name.
 """
 
 from __future__ import annotations
@@ -25,7 +24,7 @@ PREFIX = "ray_"  # what Ray puts before the names
 
 @dataclass(frozen=True)
 class Label:
-    """Allowed values: a closed set, or the first `most` that come."""
+    """A label and its allowed values: a closed set, or the first `most` that appear."""
 
     name: str
     values: tuple[str, ...] = ()
@@ -37,7 +36,7 @@ class Label:
 
 @dataclass(frozen=True)
 class Metric:
-    """One family of series. `run` is understood among the labels."""
+    """One family of series. The label `run` is implied."""
 
     name: str
     kind: Literal["counter", "gauge", "histogram"]
@@ -288,7 +287,7 @@ assert len(CATALOG) == len(_ALL), "two metrics of one name"
 
 @dataclass(frozen=True)
 class Sample:
-    """What happened to one series: added to a counter, set on a gauge, observed by a histogram."""
+    """One change of a series: added to a counter, set on a gauge, observed by a histogram."""
 
     name: str
     value: float

@@ -1,4 +1,4 @@
-"""Samples as the text that Prometheus reads, without Ray: for a run that is over, and for tests."""
+"""Renders samples in the Prometheus text format without Ray, for finished runs and for tests."""
 
 from __future__ import annotations
 
@@ -11,7 +11,7 @@ from orchestrator.store.run_store import RunStore
 from orchestrator.telemetry.catalog import CATALOG, Bounds, Metric, Sample
 from orchestrator.telemetry.run_samples import RunSamples
 
-disable_created_metrics()  # type: ignore[no-untyped-call]  # when a series began is of no use for a run that is read from its log
+disable_created_metrics()  # type: ignore[no-untyped-call]  # useless for a run that is read from its log
 
 
 class Exposition:
@@ -55,7 +55,7 @@ class Exposition:
 
 
 def exposition_of(store: RunStore, run: str, codec: str) -> Exposition:
-    """All that a run's folder tells, read to its end."""
+    """All metrics of a run's folder, read to the end of its log."""
     exposition, reader = Exposition(run), RunSamples(store, codec)
     moved = True
     while moved:

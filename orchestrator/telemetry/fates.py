@@ -1,8 +1,8 @@
-"""The books, kept while the run goes on: each step's tokens get their fate as soon as it can no longer change.
+"""The books of a running run: each step's tokens get their fate once it can no longer change.
 
-orchestrator/accounting/books.py computes the same from a whole log, and defines the fates; a test compares the two.
-Here a step is remembered only until its fate is known, so that memory does not grow with the run, and nothing once
-said is taken back. Lines must come in the order in which the syncer wrote them down.
+orchestrator/accounting/books.py defines the fates and computes the same from a whole log; a test compares the two.
+Here a step is remembered only until its fate is known, so memory does not grow with the run. Lines must come in the
+order in which the syncer wrote them.
 """
 
 from __future__ import annotations
@@ -32,7 +32,7 @@ class _Step(NamedTuple):
 
 @dataclass
 class _Refusal:
-    """It surely covered the steps after `based` that had finished when its syncer step opened."""
+    """A refusal: it surely covered the steps after `based` that had finished when its syncer step opened."""
 
     fragment: int
     reason: str  # stale_base | refused
@@ -53,7 +53,7 @@ class _Incarnation:
 
 
 class Fates:
-    """Feed it the log; it yields what has become certain."""
+    """Takes the log line by line; yields the fates that have become certain."""
 
     def __init__(self) -> None:
         self._fragments = 0
@@ -81,7 +81,7 @@ class Fates:
             yield from handler(line, line.fact)
 
     def close(self) -> Iterator[Fate]:
-        """The run is over and its log is read to the end: whatever has no fate yet gets one."""
+        """The log is read to its end: settle all steps without a fate."""
         for key, state in self._incarnations.items():
             yield from self._settle(key, state, state.ended or "run_ended")
 
@@ -106,7 +106,7 @@ class Fates:
             yield from self._overwritten((line.writer, line.incarnation), state)
 
     def _overwritten(self, key: Key, state: _Incarnation) -> Iterator[Fate]:
-        """What every fragment has been overwritten after can be read no more."""
+        """Settle the steps after which every fragment was overwritten: they can no longer be read."""
         wiped = min(state.adopted.values())
         for step in [step for step in state.pending if step <= wiped]:
             yield Fate(key[0], _lost(state, step), state.pending.pop(step).tokens)
@@ -151,7 +151,7 @@ class Fates:
         yield from self._on_passed(line, fact)
 
     def _on_passed(self, line: Line, fact: Mapping[str, Any]) -> Iterator[Fate]:
-        """Syncer steps end in order: what the dead had sent for this one or an earlier one has merged or never will."""
+        """Syncer steps end in order: what dead learners sent for this one or before has merged or never will."""
         step = fact["syncer_step"]
         for key, state in list(self._incarnations.items()):
             if state.ended_at is not None and state.ended_at <= step:
@@ -170,8 +170,8 @@ class Fates:
 
 
 def _lost(state: _Incarnation, step: int) -> str:
-    """Why a step that was overwritten in every fragment was never merged: a refusal that surely covered it, if any."""
+    """Why an overwritten step never merged: the refusal that surely covered it, else `overlap`."""
     finished = state.pending[step].at
     covering = [each for each in state.refusals if each.based < step and finished <= each.opened_at]
-    # Of several the books name that of the last fragment, and there the newest.
+    # Of several, the books name the newest of the last fragment.
     return sorted(covering, key=lambda each: each.fragment)[-1].reason if covering else "overlap"

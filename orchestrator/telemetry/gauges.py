@@ -1,7 +1,4 @@
-"""From a status model (orchestrator/store/status_model.py) to samples: what the run looks like now.
-
-A value that is not known is not exported: a gauge that is missing is no zero.
-"""
+"""Gauges from a status model (orchestrator/store/status_model.py). Unknown values are not exported, never 0."""
 
 from __future__ import annotations
 
@@ -32,7 +29,7 @@ LEARNER = {
 
 
 def gauges(status: Mapping[str, Any]) -> Iterator[Sample]:
-    """Every gauge that this status tells. Parts may be missing, as they are before the syncer answers."""
+    """Every gauge that this status has. Parts may be missing, as before the syncer answers."""
     run, syncer, learners = status.get("run") or {}, status.get("syncer") or {}, status.get("learners") or []
     for state in RUN_STATES:
         yield Sample("diloco_run_state", float(run.get("state") == state), {"state": state})

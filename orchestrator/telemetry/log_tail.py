@@ -1,7 +1,7 @@
-"""Reads a run's log while it grows: each line once, as plain values.
+"""Reads a growing log: each line once, as plain values.
 
-Unlike orchestrator/eventlog/events.py it builds no facts: an exporter may be older than the log that it reads, and
-must be cheap. It knows the envelope, and nothing of what the facts mean.
+Unlike orchestrator/eventlog/events.py it builds no fact objects: an exporter must be cheap, and may be older than the
+log that it reads.
 """
 
 from __future__ import annotations
@@ -25,19 +25,16 @@ class Line(NamedTuple):
 
 
 class Tail:
-    """Every line of every segment in `events/`, once, however the files grow in between.
-
-    A new Tail begins at the beginning: what it yields never depends on who read before it.
-    """
+    """Every line of every segment in `events/`, once, from the beginning."""
 
     def __init__(self, run_dir: Path) -> None:
         self._folder = run_dir / "events"
         self._offsets: dict[Path, int] = {}
         self.bytes_read = 0
-        self.damaged = 0  # lines that were no events, and are left out
+        self.damaged = 0  # lines that are not events, and are skipped
 
     def poll(self) -> list[Line]:
-        """What is new, merged by time; one segment's lines stay in their order. A damaged line is counted, and passed.
+        """What is new, merged by time; one segment's lines stay in their order. Damaged lines are counted and skipped.
 
         Call it again until `bytes_read` stays: it takes in one chunk of each segment at a time. Raises OSError where
         a segment cannot be read; then nothing counts as read, and the next call begins at the same place.
@@ -59,7 +56,7 @@ class Tail:
         return [line for _, line in sorted(fresh, key=lambda item: item[0])]
 
     def _whole_lines(self, path: Path) -> bytes:
-        """The whole lines that have come since; a line that is still being written waits for its end."""
+        """The complete lines appended since the last call."""
         with open(path, "rb") as file:
             file.seek(self._offsets.get(path, 0))
             data = file.read(CHUNK_BYTES)
@@ -69,7 +66,7 @@ class Tail:
 
 
 def parse(text: bytes | str) -> Line:
-    """One line of the log. Raises ValueError for what is none."""
+    """Parse one line of the log. Raises ValueError."""
     try:
         record = json.loads(text)
         line = Line(record["writer"], record["incarnation"], record["at"], record["kind"], record["fact"])

@@ -1,8 +1,7 @@
-"""From lines of the log and status models to samples: which fact moves which metric, by how much.
+"""Turns log lines into samples: which fact changes which metric, by how much.
 
-Pure, and told nothing but the recipe's codec. A fact is named by its kind and read by its fields, so that a log
-that is newer than this table can be read; tests hold the names against the facts' own definitions. Fed one log from
-its beginning, the counters are exact: they equal the books and the summary.
+Facts are read by the names of kinds and fields, so a newer log can be read; tests compare the names with the facts'
+definitions. Fed a log from its beginning, the counters equal the books and the summary.
 """
 
 from __future__ import annotations
@@ -20,7 +19,7 @@ from orchestrator.telemetry.log_tail import Line
 from orchestrator.telemetry.recoveries import Recoveries
 
 GAPS_ALLOWED = 2  # medians that a gap may last before it counts as downtime, as in orchestrator/accounting/goodput.py
-WRITER = "@writer"  # in place of a field's name: who said it
+WRITER = "@writer"  # in place of a field's name: the event's writer
 
 
 @dataclass(frozen=True)
@@ -70,7 +69,7 @@ RULES: Mapping[str, tuple[Rule, ...]] = {
 
 
 class Measures:
-    """One run's log and status as samples. Lines in the order of the log; a line once."""
+    """The samples of one run's log. Pass each line once, in order."""
 
     def __init__(self, codec: str, version: str) -> None:
         """`codec`: the contributions' number format, of the recipe; `version`: this package's."""
@@ -94,7 +93,7 @@ class Measures:
         }
 
     def take(self, line: Line) -> Iterator[Sample]:
-        """What one line of the log changes."""
+        """The samples of one log line."""
         yield Sample("diloco_facts_total", 1, {"kind": line.kind if line.kind in KINDS else OTHER})
         if line.kind == "Committed" and self._is_repeated(line):
             return
@@ -113,7 +112,7 @@ class Measures:
             yield Sample("diloco_last_recovery_seconds", recovery.seconds, {"learner": recovery.learner})
 
     def _is_repeated(self, line: Line) -> bool:
-        """A new epoch says again the last commits of the one before."""
+        """Whether this commit was repeated by a new epoch."""
         step = number(line.fact.get("syncer_step"))
         if step is None:
             return False  # damaged, which is for others to find
@@ -121,12 +120,12 @@ class Measures:
         return repeated
 
     def close(self) -> Iterator[Sample]:
-        """The run is over and its log is read to the end."""
+        """The last samples, once the log is read to its end."""
         for fate in self._fates.close():
             yield _told(*fate)
 
     def commit_intervals(self) -> Iterator[Sample]:
-        """What the commits so far amount to; cheap, but not for every line."""
+        """Samples computed from all commits so far; not to be called for every line."""
         for name, value in (
             ("diloco_last_commit_timestamp_seconds", self._commit_intervals.last),
             ("diloco_commit_interval_seconds", self._commit_intervals.interval_s),
@@ -218,7 +217,7 @@ class CommitIntervals:
 
     @property
     def downtime_s(self) -> float | None:
-        """As goodput's outer_downtime: the sum of what exceeds two median intervals."""
+        """The seconds beyond two median intervals, summed over the intervals, as goodput's outer_downtime."""
         if self.interval_s is None:
             return None
         allowed = GAPS_ALLOWED * self.interval_s
@@ -226,7 +225,7 @@ class CommitIntervals:
 
 
 def number(value: Any) -> float | None:
-    """A number of the log; None for what is none: the log writes nan and inf as strings."""
+    """A finite number of the log, else None. The log writes nan and inf as strings."""
     if isinstance(value, bool) or not isinstance(value, (int, float)) or not math.isfinite(value):
         return None
     return value

@@ -1,4 +1,4 @@
-"""Which deaths learners came back from, and how long it took, while the run goes on.
+"""Recoveries of learners in a running run: how long each took.
 
 As the summary's `recovery_s` of a death: from the best known moment of the death (the injected fault that explains
 it, else the last sign of life) to the first commit with a contribution of a later incarnation. Freezes that were
@@ -13,8 +13,8 @@ from typing import NamedTuple
 
 from orchestrator.telemetry.log_tail import Line
 
-SIGNS = {"PhaseEntered", "StepFinished"}  # said by a learner of itself
-ABOUT = {"LearnerRequested", "LearnerStarted", "LearnerAttached"}  # said of it
+SIGNS = {"PhaseEntered", "StepFinished"}  # written by the learner
+ABOUT = {"LearnerRequested", "LearnerStarted", "LearnerAttached"}  # written about it
 
 
 class Recovery(NamedTuple):
@@ -28,7 +28,7 @@ class _Incarnation:
     struck: float | None = None  # by a kill
     frozen: float | None = None  # since, by a freeze that has not healed
     frozen_by: int | None = None  # its fault
-    noticed: float | None = None  # when it was held for dead
+    noticed: float | None = None  # when it was considered dead
 
     @property
     def died(self) -> float:
@@ -39,7 +39,7 @@ class _Incarnation:
 
 
 class Recoveries:
-    """Feed it the log; it yields each recovery once."""
+    """Takes the log line by line; yields each recovery once."""
 
     def __init__(self) -> None:
         self._incarnations: dict[str, dict[int, _Incarnation]] = {}  # learner -> incarnation -> until recovered from
@@ -54,7 +54,7 @@ class Recoveries:
         elif line.kind in ("LearnerFenced", "LearnerLost"):
             state = self._incarnation(fact["learner"], fact["incarnation"])
             if not self._over and (state.noticed is None or line.kind == "LearnerLost"):
-                state.noticed = line.at  # the orchestrator's word goes before the syncer's
+                state.noticed = line.at  # the orchestrator's time counts before the syncer's
         elif line.kind == "FaultInjected":
             self._strike(line)
         elif line.kind == "FaultHealed":

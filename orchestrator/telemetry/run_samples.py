@@ -1,7 +1,6 @@
-"""A run's folder as samples: its log since the last look, its status, and the space that is left.
+"""The samples of a run's folder: new log lines, status, and free disk space.
 
-Everything comes from the folder, so that whoever reads it first, again, or after the run finds the same counts, and
-nothing that trains takes notice. Knows nothing of where the samples go.
+They come from the folder alone, so every reader gets the same counts, at any time, and training is not disturbed.
 """
 
 from __future__ import annotations
@@ -22,7 +21,7 @@ from orchestrator.telemetry.measure import Measures, number
 
 
 class RunSamples:
-    """Call `look` every so often; `over` says when there is nothing more to come."""
+    """Call `look` from time to time, until `over`."""
 
     def __init__(self, store: RunStore, codec: str) -> None:
         self._store = store
@@ -37,7 +36,7 @@ class RunSamples:
         self.moved = False  # whether the last look found something new in the log
 
     def look(self) -> Iterator[Sample]:
-        """What is new. Counters first, then the gauges: whoever sees the run ended sees the final counts.
+        """New samples: counters first, then gauges, so that a reader that sees the end has the final counts.
 
         A caller that stops halfway gets the following lines at the next look.
         """
@@ -58,7 +57,7 @@ class RunSamples:
             self.over = True
             yield from self._measures.close()
         yield from self._progress()
-        yield from self._lasting.values()  # again each time: Ray forgets a gauge that nobody sets for a while
+        yield from self._lasting.values()  # each time: Ray drops a gauge that is not set for a while
         yield from self._measures.commit_intervals()
         if status is not None and (self.over or not self._ended):
             yield from gauges(status)
@@ -67,7 +66,7 @@ class RunSamples:
         yield Sample("diloco_store_size_bytes", usage.total)
 
     def _measured(self, line: Line) -> list[Sample]:
-        """What a line changes; nothing, and counted, where its fact lacks what its kind has."""
+        """A line's samples; a line whose fact lacks fields of its kind is counted and skipped."""
         with suppress(ArithmeticError, AttributeError, LookupError, TypeError, ValueError):
             told = list(self._measures.take(line))
             if all(map(_countable, told)):
@@ -76,7 +75,7 @@ class RunSamples:
         return []
 
     def _progress(self) -> Iterator[Sample]:
-        """How far the log is read, and what in it could not be."""
+        """How much of the log was read, and how many lines were unreadable."""
         for name, total in (
             ("diloco_log_bytes_total", self._tail.bytes_read),
             ("diloco_log_damaged_lines_total", self._tail.damaged + self._strange),
@@ -87,7 +86,7 @@ class RunSamples:
 
 
 def _countable(sample: Sample) -> bool:
-    """Whether a meter takes it: a counter never goes back."""
+    """Whether a meter accepts it: a counter never decreases."""
     value = number(sample.value)
     return value is not None and (value >= 0 or CATALOG[sample.name].kind != "counter")
 
