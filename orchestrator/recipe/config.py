@@ -24,22 +24,24 @@ class PoolConfig(Section):
 
     name: str = Field(pattern=f"^{NAME}$", description="appears in the learners' names: learner-NAME-0")
     learners: PositiveInt = Field(1, description="learner units wanted from this pool at the start")
-    min: NonNegativeInt = Field(0, description="`diloco scale` keeps at least so many")
-    max: PositiveInt | None = Field(None, description="and at most so many; a local Ray has room for twice `learners`")
+    min: NonNegativeInt = Field(0, description="the fewest that `diloco scale` accepts")
+    max: PositiveInt | None = Field(
+        None, description="the most that `diloco scale` accepts; a local Ray has room for twice `learners`"
+    )
     region: str | None = Field(None, pattern=LABEL, description="only nodes with the label region = this")
     accelerator: str | None = Field(
         None, pattern=LABEL, description="only nodes with the label ray.io/accelerator-type = this, e.g. H100, TPU-V6E"
     )
     topology: str | None = Field(
-        None, description="of a TPU slice on one host, e.g. 2x4: a learner unit takes all of it"
+        None, description="of a TPU slice on one host, e.g. 2x4; one learner takes the whole slice"
     )
     resources: dict[str, PositiveFloat] = Field(
         default_factory=lambda: {"CPU": 1.0}, description="of one learner unit: CPU, GPU, TPU or a resource of your own"
     )
     batch_size: PositiveInt = Field(8, description="samples per step and learner")
-    slowdown: float = Field(1.0, ge=1.0, description="every step is made to take this many times as long (studies)")
+    slowdown: float = Field(1.0, ge=1.0, description="makes every step this many times as long, for studies")
     devices: PositiveInt | None = Field(
-        None, description="that one learner's step is spread over; default: all accelerators it sees, or one CPU"
+        None, description="over which one learner's step is spread; default: all accelerators that it sees, or one CPU"
     )
     model_parallel: PositiveInt = Field(
         1, description='devices that share one copy of the model, the mesh axis "model" of the task\'s sharding'
@@ -51,7 +53,7 @@ class PoolConfig(Section):
 
     @property
     def known_devices(self) -> int:
-        """How many devices a learner of this pool steps on, as far as the recipe tells."""
+        """Devices of one learner of this pool, as far as the recipe tells."""
         return self.devices or max(1, int(self.resources.get("GPU", 0)), int(self.resources.get("TPU", 0)))
 
     @model_validator(mode="after")
@@ -61,12 +63,12 @@ class PoolConfig(Section):
         return self
 
     def names(self, learners: int) -> list[str]:
-        """The names of its first so many learners."""
+        """The names of its first learners."""
         return [f"learner-{self.name}-{index}" for index in range(learners)]
 
     @property
     def most(self) -> int:
-        """Learner units that a local Ray makes room for."""
+        """Learners for which a local Ray makes room."""
         return 2 * self.learners if self.max is None else self.max
 
 
@@ -112,7 +114,7 @@ class FaultConfig(Section):
 
 
 class ChaosConfig(Section):
-    """Faults to inject. Nothing here: no chaos actor."""
+    """Faults to inject. Without any, the run has no chaos actor."""
 
     seed: NonNegativeInt | None = Field(None, description="default: the run's seed")
     faults: tuple[FaultConfig, ...] = ()
@@ -128,12 +130,12 @@ class ChaosConfig(Section):
 
 
 class DurabilityConfig(Section):
-    """What survives what."""
+    """Where commits and checkpoints are kept, and which losses they survive."""
 
     mode: Literal["journal", "replica", "checkpoint"] = Field(
         "journal",
-        description="what an announced commit survives. journal: whatever its store does; replica: the loss of one of "
-        "two nodes, nothing is written; checkpoint: at the worst, all since the last one is lost",
+        description="what an announced commit survives. journal: all that its store survives; replica: the loss of one "
+        "of two nodes, without writing; checkpoint: nothing newer than the last checkpoint",
     )
     store: str | None = Field(
         None, description="of journal and checkpoints: a folder or URI, e.g. s3://BUCKET/RUN; default: the run's folder"
@@ -148,8 +150,8 @@ class RunConfig(Section):
     restart_backoff_s: NonNegativeFloat = Field(
         1.0, description="wait before the second restart in a row; doubles, up to 30 s"
     )
-    hang_s: PositiveFloat = Field(20.0, description="a learner silent for this long is ended and restarted")
-    syncer_lease_s: PositiveFloat = Field(5.0, description="a syncer silent for this long is followed by another")
+    hang_s: PositiveFloat = Field(20.0, description="a learner silent for this long is killed and restarted")
+    syncer_lease_s: PositiveFloat = Field(5.0, description="a syncer silent for this long is replaced")
     start_s: PositiveFloat = Field(120.0, description="lease of a learner that starts, compiles or joins")
     idle_s: PositiveFloat = Field(
         300.0, description="with no syncer step for this long the run fails; waiting for a place does not count"
@@ -163,52 +165,50 @@ class RunConfig(Section):
 
 
 class LinkConfig(Section):
-    """What two regions have between them."""
+    """The link between two regions."""
 
     between: tuple[str, str] = Field(description="two regions of [[pools]], of run.control or fleet.syncer_region")
-    gbit_s: PositiveFloat = Field(description="each way, of what this run may use")
+    gbit_s: PositiveFloat = Field(description="each way, as far as this run may use it")
     latency_ms: NonNegativeFloat = Field(0.0, description="one way")
 
 
 class FleetPoolConfig(Section):
-    """What planning is told of a pool: of one learner unit each."""
+    """What `diloco plan` needs to know of one learner of a pool."""
 
     name: str = Field(description="of one of [[pools]]")
     step_s: PositiveFloat | None = Field(
         None, le=86_400.0, description="seconds of a step of its learners without slowdown, instead of fleet.step_s"
     )
-    chips: PositiveInt | None = Field(None, description="that fail each for itself; default: its accelerators, or 1")
+    chips: PositiveInt | None = Field(None, description="that fail independently; default: its accelerators, or 1")
     price_per_hour: NonNegativeFloat | None = Field(None, description="in any currency, the same for all pools")
     mtbf_hours: PositiveFloat | None = Field(
         None, le=1e9, description="mean time until it is lost, e.g. preempted; default: fleet.mtbf_hours / chips"
     )
-    spot: float = Field(1.0, gt=0.0, le=1.0, description="share of the day in which it can be had")
+    spot: float = Field(1.0, gt=0.0, le=1.0, description="share of the day in which it is available")
 
 
 class FleetConfig(Section):
-    """What only planning reads. A run reads none of it, and its hash does not know it."""
+    """Settings for planning alone. A run does not read them, and its hash does not cover them."""
 
     step_s: PositiveFloat | None = Field(
-        None, le=86_400.0, description="seconds of a step without a pool's slowdown; --step-seconds goes before it"
+        None, le=86_400.0, description="seconds of a step without a pool's slowdown; --step-seconds overrides it"
     )
     mtbf_hours: PositiveFloat = Field(8766.0, le=1e9, description="mean time between failures of one chip: a year")
     detect_s: NonNegativeFloat = Field(3.0, le=1e7, description="until a lost learner is noticed")
-    replace_s: NonNegativeFloat = Field(600.0, le=1e7, description="mean time until there is hardware for it again")
+    replace_s: NonNegativeFloat = Field(600.0, le=1e7, description="mean time until its hardware is replaced")
     start_s: NonNegativeFloat = Field(60.0, le=1e7, description="process, imports, compiler, and a peer's state")
-    syncer_region: str | None = Field(
-        None, pattern=LABEL, description="where the syncer is counted; --syncer-region goes before it"
-    )
+    syncer_region: str | None = Field(None, pattern=LABEL, description="of the syncer; --syncer-region overrides it")
     links: tuple[LinkConfig, ...] = ()
     pools: tuple[FleetPoolConfig, ...] = ()
 
     @property
     def outage_s(self) -> float:
-        """Seconds from a learner's loss to its next step, in the mean."""
+        """Mean seconds from a learner's loss to its next step."""
         return self.detect_s + self.replace_s + self.start_s
 
 
 class Recipe(Section):
-    """Everything a run is made from; resolved, hashed and stored with it; but for `fleet`, of planning alone."""
+    """The whole configuration of a run, which is resolved, hashed and stored with it. Only planning reads `fleet`."""
 
     name: str = Field(pattern=f"^{NAME}$")
     seed: NonNegativeInt = 0
@@ -236,7 +236,7 @@ class Recipe(Section):
         return {name: pool for pool in self.pools for name in pool.names(pool.learners)}
 
     def pool_of(self, learner: str) -> PoolConfig:
-        """The pool of a learner, one that joined later included. Raises KeyError for a name that none could have."""
+        """The pool of a learner, also of one that joined later. Raises KeyError for a name of no pool."""
         for pool in self.pools:
             if re.fullmatch(f"learner-{re.escape(pool.name)}-[0-9]+", learner):
                 return pool
@@ -249,12 +249,12 @@ class Recipe(Section):
 
     @property
     def tokens_per_syncer_step(self) -> int:
-        """Tokens of one step of every configured learner: the nominal pace of the budget."""
+        """Tokens of one step of all configured learners."""
         return sum(pool.batch_size * self.data.sequence_length for pool in self.learners.values())
 
     @property
     def target_syncer_steps(self) -> int:
-        """T: given, or what the token budget takes when every learner steps once per syncer step."""
+        """T: as given, or from the token budget, with every learner stepping once in each syncer step."""
         if self.budget.syncer_steps is not None:
             return self.budget.syncer_steps
         assert self.budget.tokens is not None
@@ -262,14 +262,14 @@ class Recipe(Section):
 
     @property
     def warm_start(self) -> WarmStart | None:
-        """Where the initial parameters come from, in a resolved recipe; None: the task makes them."""
+        """The source of the initial parameters, in a resolved recipe; None: the task makes them."""
         if self.init_from is None:
             return None
         assert self.init_digest is not None, "resolve the recipe first"
         return WarmStart(self.init_from, self.init_digest)
 
     def canonical(self) -> dict[str, Any]:
-        """Plain JSON values of a run under the recipe's own keys: all but unset options and `fleet`."""
+        """The recipe as JSON values under its own keys, without unset options and `fleet`."""
         return self.model_dump(mode="json", by_alias=True, exclude_none=True, exclude={"fleet"})
 
     @property

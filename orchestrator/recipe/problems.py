@@ -1,7 +1,4 @@
-"""What is wrong with a user's input: field, value, what is allowed, the fix. Pydantic's errors in those words.
-
-Knows the shape of pydantic models; does not know what any field is for.
-"""
+"""Errors in a user's input: field, value, what is allowed, and the fix. Pydantic's errors are rewritten so."""
 
 from __future__ import annotations
 
@@ -35,7 +32,7 @@ class Problem:
 
 
 class InputError(Exception):
-    """Everything found wrong with the input, at once."""
+    """All problems of the input at once."""
 
     def __init__(self, problems: Sequence[Problem]) -> None:
         assert problems
@@ -54,7 +51,7 @@ def literal(value: Any) -> str:
 
 
 def nearest(name: str, known: Iterable[str]) -> str | None:
-    """The known name most like this one, if any is."""
+    """The known name closest to this one, or None."""
     folded = {candidate.lower(): candidate for candidate in known}
     matches = difflib.get_close_matches(name.lower(), folded, n=1)
     return folded[matches[0]] if matches else None
@@ -64,7 +61,7 @@ def nearest(name: str, known: Iterable[str]) -> str | None:
 
 
 def keys(model: type[BaseModel]) -> dict[str, FieldInfo]:
-    """The model's fields under the keys that a user writes."""
+    """The model's fields by the keys that a user writes."""
     return {info.alias or name: info for name, info in model.model_fields.items()}
 
 
@@ -76,7 +73,7 @@ def submodel(hint: Any) -> type[BaseModel] | None:
 
 
 def _spellings(model: type[BaseModel]) -> dict[str, str]:
-    """What a user may write for a key, the names used in the code and the paper's letters included."""
+    """Spellings that suggest a key: the keys, the names used in the code, and the paper's letters."""
     spellings = {info.alias: info.alias for info in model.model_fields.values() if info.alias}
     spellings |= {name: info.alias or name for name, info in model.model_fields.items()}
     return spellings | ({"K": "quorum"} if "quorum" in spellings else {})
@@ -100,7 +97,7 @@ _BOUNDS = (("ge", "at least"), ("gt", "above"), ("le", "at most"), ("lt", "below
 
 
 def allowed(hint: Any, metadata: Sequence[Any] = ()) -> str:
-    """What an annotation admits: "a whole number above 0", "one of kill, freeze"."""
+    """What an annotation allows: "a whole number above 0", "one of kill, freeze"."""
     origin, arguments = typing.get_origin(hint), typing.get_args(hint)
     if origin is typing.Annotated:
         return allowed(arguments[0], (*metadata, *arguments[1:]))
@@ -125,10 +122,10 @@ def allowed(hint: Any, metadata: Sequence[Any] = ()) -> str:
 
 
 def explain(error: ValidationError, model: type[BaseModel], prefix: str = "") -> Iterator[Problem]:
-    """One problem a field, under the keys that the user wrote.
+    """One problem for each field, under the keys that the user wrote.
 
-    A union reports an error per alternative, and a list also that it is too short once bad items are
-    left out: both are said once.
+    Pydantic reports an error for each alternative of a union, and calls a list too short once bad items are left out.
+    Both become one problem.
     """
     seen: set[str] = set()
     for detail in error.errors(include_url=False):
@@ -142,7 +139,7 @@ def explain(error: ValidationError, model: type[BaseModel], prefix: str = "") ->
 
 
 def _locate(model: type[BaseModel], loc: Sequence[int | str]) -> tuple[list[int | str], type[BaseModel], Any]:
-    """Follow a location as far as the input goes; pydantic adds names of union members behind that."""
+    """Follow a location as far as the input goes. Pydantic appends the names of union members."""
     path: list[int | str] = []
     owner, info = model, None
     inside: type[BaseModel] | None = model
@@ -187,7 +184,7 @@ def _unknown(field: str, key: str, value: Any, root: type[BaseModel], owner: typ
 
 
 def _contradiction(section: str, detail: Any, model: type[BaseModel] | None) -> Problem:
-    """What a model says of several of its fields: laid to the one that the message begins with, else to all."""
+    """A contradiction of several fields. It is reported for the field that the message begins with, else for all."""
     message = str(detail["ctx"]["error"])
     named = [word for word in dict.fromkeys(re.findall(r"\w+", message)) if model and word in keys(model)]
     fields = tuple(f"{section}.{key}".strip(".") for key in named)

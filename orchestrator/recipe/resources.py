@@ -1,10 +1,10 @@
-"""What one learner unit of a pool asks of the cluster: resources and node labels; whether it can be had; why not.
+"""The resources and node labels that one learner of a pool needs, and why a cluster cannot give them.
 
-Pure: Ray's labels and resources are names here. A unit is one process on one host, so a TPU slice must lie on one.
+Imports no Ray: labels and resources are names here. A learner is one process on one host, so a TPU slice must fit one.
 
-An accelerator is asked for by the label ray.io/accelerator-type, not by the resource accelerator_type:X: Ray sets
-both where it finds the hardware, but only labels can be told to an autoscaler that starts from nothing, corrected by
-hand (A100-80G), and combined with others without using anything up.
+Accelerators are selected by the label ray.io/accelerator-type, not by the resource accelerator_type:X. Ray sets both
+where it finds the hardware, but only labels work with an autoscaler that starts from no nodes, can be corrected by hand
+(A100-80G), and combine with others without being used up.
 """
 
 from __future__ import annotations
@@ -28,14 +28,14 @@ GPUS = ("V100", "T4", "A10G", "L4", "L40S", "A100", "H100", "H200", "B200", "GB2
 
 @dataclass(frozen=True)
 class Shape:
-    """A learner unit's claim on one node."""
+    """What one learner needs of its node."""
 
     resources: Mapping[str, float]
     labels: Mapping[str, str]
 
 
 def shape(pool: PoolConfig, anywhere: bool = False) -> Shape:
-    """The claim of one unit. `anywhere`: whatever the node's labels, as on a cluster of one local node."""
+    """The needs of one learner. `anywhere`: without labels, as on a cluster of one local node."""
     labels = {}
     if pool.region:
         labels[REGION] = pool.region
@@ -47,9 +47,9 @@ def shape(pool: PoolConfig, anywhere: bool = False) -> Shape:
 
 
 def memory_settings(pool: PoolConfig, environ: Mapping[str, str]) -> dict[str, str]:
-    """Environment by which learners that share a GPU leave each other room. What the user has set stays.
+    """Environment variables that limit each learner of a shared GPU to its part; the user's own settings win.
 
-    XLA would take three quarters of the GPU for the first of them.
+    By itself, XLA takes three quarters of the GPU for the first process.
     """
     share = pool.resources.get("GPU", 0.0)
     if not 0.0 < share < 1.0 or any(name in environ for name in MEMORY_SETTINGS):
@@ -61,7 +61,7 @@ def memory_settings(pool: PoolConfig, environ: Mapping[str, str]) -> dict[str, s
 
 
 def refusals(pool: PoolConfig, place: str) -> Iterator[Problem]:
-    """What is wrong with a pool's hardware; `place` is its path in the recipe, "pools.0"."""
+    """Problems of a pool's hardware; `place` is its path in the recipe, "pools.0"."""
     yield from _amounts(pool, f"{place}.resources")
     yield from _accelerator(pool, place)
     if pool.topology is not None:
@@ -136,14 +136,14 @@ def _slice(pool: PoolConfig, topology: str, field: str) -> Iterator[Problem]:
 
 @dataclass(frozen=True)
 class Node:
-    """A living node: its labels, and all it has, free or not."""
+    """A live node: its labels, and all its resources, free or used."""
 
     labels: Mapping[str, str]
     resources: Mapping[str, float]
 
 
 def misses(labels: Mapping[str, str], nodes: Sequence[Node]) -> str:
-    """Why no node has all of these labels, in words; empty when one does."""
+    """Why no node has all of these labels; empty if one has."""
     if _with(labels, nodes):
         return ""
     found = []
@@ -154,7 +154,7 @@ def misses(labels: Mapping[str, str], nodes: Sequence[Node]) -> str:
 
 
 def unschedulable_reason(claim: Shape, nodes: Sequence[Node]) -> str:
-    """Why a claim has no place on these nodes, in words."""
+    """Why no node can hold a learner with these needs."""
     if not nodes:
         return "no node is alive"
     if not (labelled := _with(claim.labels, nodes)):
@@ -173,7 +173,7 @@ def unschedulable_reason(claim: Shape, nodes: Sequence[Node]) -> str:
 
 
 def bears(node: Node, labels: Mapping[str, str]) -> bool:
-    """Whether a node has all of these labels: letter by letter, as Ray compares them."""
+    """Whether a node has all of these labels, compared letter by letter as Ray does."""
     return all(node.labels.get(key) == value for key, value in labels.items())
 
 

@@ -1,6 +1,6 @@
-"""Recipes as text: read TOML with overrides, refuse all that is wrong at once, write the resolved one.
+"""Recipes as TOML: read with overrides, report all errors at once, write the resolved recipe.
 
-`load` sees to the schema; `validate` (orchestrator/recipe/validation.py) to what the schema cannot see.
+`load` checks the schema; `validate` (orchestrator/recipe/validation.py) checks what the schema cannot.
 """
 
 from __future__ import annotations
@@ -26,15 +26,15 @@ __all__ = ["InputError", "Problem", "dump", "hash_in", "load", "stored", "stored
 def load(path: str | Path, overrides: Sequence[str] = ()) -> Recipe:
     """The recipe of a TOML file with `a.b=value` overrides applied in order.
 
-    A value is read as TOML, else taken as a string; an empty one takes the key out; elements of lists are
-    addressed by their number (`pools.0.learners=2`). Raises InputError with every problem: when the schema
-    refuses some fields, also those that `validate` finds in the others.
+    A value is read as TOML, else as a string. An empty value removes the key. Elements of lists are addressed by
+    number (`pools.0.learners=2`). Raises InputError with every problem; when the schema refuses some fields, also with
+    those that `validate` finds in the others.
     """
     return parse(_read(Path(path)), overrides)
 
 
 def parse(raw: dict[str, Any], overrides: Sequence[str] = ()) -> Recipe:
-    """`load`, of a recipe's tables."""
+    """`load`, from the tables of a recipe."""
     raw = copy.deepcopy(raw)
     found = [problem for override in overrides for problem in _override(raw, override)]
     try:
@@ -49,7 +49,7 @@ def parse(raw: dict[str, Any], overrides: Sequence[str] = ()) -> Recipe:
 
 
 def stored(path: Path) -> Recipe:
-    """A run's own recipe, held against the schema alone: `load` may ask the task, and so run its code.
+    """A run's own recipe, checked by the schema alone: `load` may build the task, and so run a user's code.
 
     Raises InputError with the schema's problems.
     """
@@ -61,7 +61,7 @@ def stored(path: Path) -> Recipe:
 
 
 def hash_in(path: Path) -> str:
-    """The config hash of a run's own recipe as it stands, whatever this version's defaults are. Raises InputError."""
+    """The config hash of a run's own recipe, whatever this version's defaults are. Raises InputError."""
     return hashed(_read(path))
 
 
@@ -97,7 +97,7 @@ def _read(path: Path) -> dict[str, Any]:
 
 
 def _override(raw: dict[str, Any], text: str) -> list[Problem]:
-    """Apply one `a.b=value`; what cannot be applied is a problem, and changes nothing."""
+    """Apply one `a.b=value`. One that cannot be applied changes nothing and is returned as a problem."""
     path, equals, value = text.partition("=")
     *parents, last = (key.strip() for key in path.split("."))
     if not equals or not all((*parents, last)):
@@ -146,11 +146,11 @@ def _value(text: str) -> Any:
 
 
 def _refused(raw: dict[str, Any]) -> tuple[list[Problem], dict[str, Any]]:
-    """Every problem that the schema sees, and the input without what is refused.
+    """Every problem that the schema finds, and the input without the refused fields.
 
-    Fields that contradict each other come to light only once the others in their section are sound: so what
-    is refused is taken out, its default taking its place, until nothing more goes. A contradiction with such
-    a default is not the user's.
+    The schema finds fields that contradict each other only when the others of their section are valid. So refused
+    fields are replaced by their defaults, again and again, until none is left. A contradiction with such a default is
+    not the user's, and not reported.
     """
     raw, found, broken = copy.deepcopy(raw), list[Problem](), set[str]()
     while True:
@@ -170,9 +170,9 @@ def _refused(raw: dict[str, Any]) -> tuple[list[Problem], dict[str, Any]]:
 
 
 def _sound_part(raw: dict[str, Any], found: Sequence[Problem]) -> tuple[Recipe, frozenset[str]]:
-    """The recipe of what was not refused, and what must not be read in it.
+    """The recipe of the fields that were not refused, and the fields that no check may read.
 
-    A misspelt key breaks the key it stands for as well: that one's default is not what was meant.
+    A misspelt key also breaks the key that it stands for, whose default is not what the user meant.
     """
     broken = {field for problem in found for field in (problem.field, *problem.meant)}
     sections: dict[str, Any] = {}
@@ -189,7 +189,7 @@ def _sound_part(raw: dict[str, Any], found: Sequence[Problem]) -> tuple[Recipe, 
 
 
 def _remove(table: Any, path: Sequence[str]) -> bool:
-    """Take the key out, or the whole list when it is an element: its neighbours must keep their numbers."""
+    """Remove the key; of a list's element, the whole list, so that no other element changes its number."""
     key, *rest = path
     if isinstance(table, list) and key.isdecimal() and int(key) < len(table) and rest:
         return _remove(table[int(key)], rest)

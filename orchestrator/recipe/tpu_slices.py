@@ -1,7 +1,6 @@
 """TPU slices: generations, topologies, chips, and how many hosts a slice of them has.
 
-Knows Cloud TPU's shapes and how Ray names them, not Ray. The figures are those of `ray.util.tpu` 2.60, which the
-tests compare them with.
+The figures are those of `ray.util.tpu` 2.60, with which the tests compare them.
 """
 
 from __future__ import annotations
@@ -49,7 +48,7 @@ GENERATIONS = {
 
 
 def is_topology(text: str) -> bool:
-    """Whether this is written like one: 2x4, 2x2x1."""
+    """Whether this is written as 2x4 or 2x2x1."""
     return _TOPOLOGY.fullmatch(text) is not None
 
 

@@ -1,6 +1,6 @@
-"""What a recipe's schema cannot see: fields that contradict each other, unknown names, what must exist.
+"""Checks that a recipe's schema cannot make: fields that contradict each other, unknown names, files that must exist.
 
-Starts no Ray and creates nothing. The numeric modules are imported only when their turn comes.
+Starts no Ray and creates nothing. Imports the numeric modules, and with them JAX, only for the checks that need them.
 """
 
 from __future__ import annotations
@@ -10,7 +10,6 @@ import re
 from collections import Counter
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
-from dataclasses import dataclass
 from functools import reduce
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
@@ -26,47 +25,38 @@ if TYPE_CHECKING:
     from learners.training.task import Task
 
 
-@dataclass(frozen=True)
-class Check:
-    """A question to the recipe, and the fields that it reads: asked only where all of them are sound."""
-
-    reads: tuple[str, ...]
-    ask: Callable[[Recipe], Iterator[Problem]]
+Check = Callable[[Recipe], Iterator[Problem]]
+CHECKS: list[tuple[tuple[str, ...], Check]] = []  # with the fields that each reads: all of them must be sound
 
 
-CHECKS: list[Check] = []
-
-
-def _reads(
-    *fields: str,
-) -> Callable[[Callable[[Recipe], Iterator[Problem]]], Callable[[Recipe], Iterator[Problem]]]:
-    def register(ask: Callable[[Recipe], Iterator[Problem]]) -> Callable[[Recipe], Iterator[Problem]]:
-        CHECKS.append(Check(fields, ask))
-        return ask
+def _reads(*fields: str) -> Callable[[Check], Check]:
+    def register(check: Check) -> Check:
+        CHECKS.append((fields, check))
+        return check
 
     return register
 
 
 def problems(recipe: Recipe, broken: frozenset[str] = frozenset()) -> list[Problem]:
-    """Everything these checks find. `broken` names fields of an incomplete recipe that are not to be read."""
+    """Every problem that the checks find. `broken`: fields of an incomplete recipe that no check may read."""
     found: dict[tuple[str, str], Problem] = {}
-    for check in CHECKS:
-        if not any(touches(field, bad) for field in check.reads for bad in broken):
-            for problem in check.ask(recipe):
+    for fields, check in CHECKS:
+        if not any(touches(field, bad) for field in fields for bad in broken):
+            for problem in check(recipe):
                 found.setdefault((problem.field, problem.message), problem)
     return list(found.values())
 
 
 def validate(recipe: Recipe) -> None:
-    """Raise InputError with every problem found, or return."""
+    """Raise InputError with every problem found."""
     if found := problems(recipe):
         raise InputError(found)
 
 
 def resolve(recipe: Recipe) -> Recipe:
-    """The same valid recipe with P as a number, the digest of what it starts from, and paths from the root.
+    """The valid recipe with P as a number, the digest of its initial parameters, and absolute paths.
 
-    What depends on the task or on files is settled before the run is hashed.
+    So the run's hash covers everything that depends on the task or on files.
     """
     with host_only():
         from learners.training import trainer
@@ -98,7 +88,7 @@ def _quorum(recipe: Recipe) -> Iterator[Problem]:
         yield Problem(
             "sync.quorum",
             recipe.sync.quorum,
-            f"more than the {learners} learners of [[pools]]: nothing would ever commit",
+            f"is more than the {learners} learners of [[pools]]: nothing would ever commit",
             f'give 1 to {learners}, or "all", or add learners',
         )
 
@@ -237,30 +227,25 @@ def _some(names: list[str], most: int = 9) -> str:
 def _data(recipe: Recipe) -> Iterator[Problem]:
     from learners.training import data
 
-    try:
-        data.check(recipe.data)
-    except ValueError as error:
-        yield _from_error(error, "data.path", recipe, "give a folder or a glob of text files, or leave it out")
+    fix = "give a folder or a glob of text files, or leave it out"
+    yield from _refusal(lambda: data.check(recipe.data), "data.path", recipe, fix)
 
 
 @_reads("inner.optimizer", "inner.lr", "inner.options")
 def _inner(recipe: Recipe) -> Iterator[Problem]:
     with host_only():
         from outer.numeric import optimizer
-    try:
-        optimizer.resolve("inner", recipe.inner.optimizer, recipe.inner.lr, recipe.inner.options)
-    except ValueError as error:
-        yield _from_error(error, "inner.optimizer", recipe, 'the default is inner.optimizer = "adamw"')
+    inner, fix = recipe.inner, 'the default is inner.optimizer = "adamw"'
+    asked = lambda: optimizer.resolve("inner", inner.optimizer, inner.lr, inner.options)  # noqa: E731
+    yield from _refusal(asked, "inner.optimizer", recipe, fix)
 
 
 @_reads("outer")
 def _outer(recipe: Recipe) -> Iterator[Problem]:
     with host_only():
         from outer.numeric.optimizer import OuterOptimizer
-    try:
-        OuterOptimizer(recipe.outer)
-    except ValueError as error:
-        yield _from_error(error, "outer.optimizer", recipe, 'the default is outer.optimizer = "sgd"')
+    fix = 'the default is outer.optimizer = "sgd"'
+    yield from _refusal(lambda: OuterOptimizer(recipe.outer), "outer.optimizer", recipe, fix)
 
 
 @_reads("task", "model", "data", "seed")
@@ -279,10 +264,8 @@ def _deals(recipe: Recipe) -> Iterator[Problem]:
         return  # reported by _builds
     with host_only():
         from learners.training import trainer
-    try:
-        trainer.deal(task, recipe.sync)
-    except ValueError as error:
-        yield _from_error(error, "task", recipe, "see learners/training/task.py for what a task must provide")
+    fix = "see learners/training/task.py for what a task must provide"
+    yield from _refusal(lambda: trainer.deal(task, recipe.sync), "task", recipe, fix)
 
 
 @_reads("init_from", "init_digest", "task", "model", "data", "seed")
@@ -315,7 +298,7 @@ def _warm_start(recipe: Recipe) -> Iterator[Problem]:
 
 
 def build_task(recipe: Recipe) -> Task:
-    """The recipe's task. Whatever its own code raises becomes an InputError: it is the user's."""
+    """The recipe's task. What the task's own code raises becomes an InputError."""
     with host_only():
         from learners.training import task
     try:
@@ -327,20 +310,13 @@ def build_task(recipe: Recipe) -> Task:
         fix = "give `package.module:factory`, importable from here"
         raise InputError([_from_error(error, "task", recipe, fix)]) from error
     except (Exception, SystemExit) as error:
-        raise InputError(
-            [
-                Problem(
-                    "task",
-                    recipe.task,
-                    f"cannot be built: {type(error).__name__}: {error}",
-                    "correct the task's own code, or the [model] keys it is given",
-                )
-            ]
-        ) from error
+        fix = "correct the task's own code, or the [model] keys it is given"
+        message = f"cannot be built: {type(error).__name__}: {error}"
+        raise InputError([Problem("task", recipe.task, message, fix)]) from error
 
 
 def _model_of(error: ValidationError) -> type[BaseModel]:
-    """The model that refused, which pydantic tells by its name only."""
+    """The model that refused the input. Pydantic gives its name only."""
     waiting: list[type[BaseModel]] = [BaseModel]
     while waiting:
         model = waiting.pop()
@@ -352,11 +328,19 @@ def _model_of(error: ValidationError) -> type[BaseModel]:
 
 # ------------------------------------------------------------------ helpers
 
+
+def _refusal(ask: Callable[[], object], field: str, recipe: Recipe, fix: str) -> Iterator[Problem]:
+    try:
+        ask()
+    except ValueError as error:
+        yield _from_error(error, field, recipe, fix)
+
+
 _FIELD = re.compile(r"\b(?:data|inner|outer|sync|model)\.\w+(?:\.\w+)*")
 
 
 def _from_error(error: ValueError, field: str, recipe: Recipe, fix: str) -> Problem:
-    """A problem from a message `FIELD = VALUE: what is wrong; fix`, of which only the middle is certain."""
+    """A problem from a message `FIELD = VALUE: what is wrong; fix`. Field, value and fix may be missing."""
     text = " ".join(str(error).split())
     if named := _FIELD.search(text):
         field = named.group()
@@ -373,15 +357,15 @@ def _lookup(recipe: Recipe, field: str) -> Any:
 
 
 def _raw(recipe: Recipe) -> Any:
-    """The recipe's values under its own keys; an incomplete recipe has some of them."""
+    """The recipe's values under its own keys; an incomplete recipe has only some."""
     return recipe.model_dump(mode="json", by_alias=True, warnings=False)
 
 
 @contextmanager
 def host_only() -> Iterator[None]:
-    """JAX reads its platforms when it is imported: imported in here it leaves accelerators to the learners.
+    """Import JAX inside this block, and it sees CPUs alone: accelerators are the learners'.
 
-    The variable is put back at once, since the processes of a local cluster inherit it.
+    JAX reads JAX_PLATFORMS at its import. The variable is restored, since a local cluster's processes inherit it.
     """
     before = os.environ.get("JAX_PLATFORMS")
     os.environ["JAX_PLATFORMS"] = "cpu"
