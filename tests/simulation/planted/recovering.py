@@ -141,7 +141,7 @@ def high_water_mark_not_recovered(plant: Plant) -> None:
             method(self, *given)
             self._next_sample = before
 
-        return lent
+        return replay_grant
 
     plant.around(SpanPool, "replay_grant", wrapper)
 
@@ -156,7 +156,7 @@ def span_numbers_not_recovered(plant: Plant) -> None:
             method(self, *given)
             self._next_identifier = before
 
-        return lent
+        return replay_grant
 
     plant.around(SpanPool, "replay_grant", wrapper)
 
@@ -171,7 +171,7 @@ def returned_span_lent_twice(plant: Plant) -> None:
             method(self, *given)
             self._returned = before
 
-        return lent
+        return replay_grant
 
     plant.around(SpanPool, "replay_grant", wrapper)
 
