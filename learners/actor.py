@@ -128,7 +128,7 @@ class RayLink:
         self._delayed.clear()
 
     def flush(self, learner: str, incarnation: int, facts: FactBuffer) -> None:
-        with contextlib.suppress(ray.exceptions.RayError):  # the syncer is gone: nobody is left to tell
+        with contextlib.suppress(ray.exceptions.RayError):  # the syncer is gone
             while pending := facts.pending():
                 record = functools.partial(self._syncer.record.remote, learner, incarnation, pending)
                 facts.acknowledge(self._call(record, CALL_S))

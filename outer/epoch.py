@@ -27,10 +27,10 @@ Facts = Sequence[tuple[int, float, Any]]  # (sequence, wall time, fact): sent al
 
 # Where chaos can kill the syncer, in the order in which a commit passes them.
 RECEIVED, MERGED, JOURNALING, JOURNALED, APPLIED, ANNOUNCED = POINTS = (
-    "received",  # a contribution is here, and nobody knows
+    "received",  # a contribution has arrived
     "merged",
     "journaling",  # the record is about to be written
-    "journaled",  # and durable, and nobody knows
+    "journaled",  # the record is durable, and not announced
     "applied",
     "announced",
 )

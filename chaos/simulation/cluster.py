@@ -62,7 +62,7 @@ def _learner(options: Options, make: Callable[..., Any], name: str, incarnation:
 
 @dataclass(frozen=True)
 class Outcome:
-    """What became of one seed."""
+    """The outcome of one seed."""
 
     seed: int
     profile: str
@@ -141,7 +141,7 @@ class Cluster:
     # -------------------------------------------------------------- the syncer's epochs
 
     def _begin_epoch(self, epoch: int) -> SyncerProcess | None:
-        """Read the journal and open the next epoch, on condition that what was read is all there is."""
+        """Read the journal and open the next epoch, if what was read is all there is."""
         seen = self.store.read()
         if not self.store.open(epoch, seen):
             return None
@@ -201,7 +201,7 @@ def play(
     trace: Trace | None = None,
     crash_after: float = math.inf,
 ) -> Outcome:
-    """Run these options, and hold what came of it against every promise.
+    """Run these options, and check the outcome.
 
     `crash_after`: the first epoch dies after so many effects.
     """
@@ -211,13 +211,13 @@ def play(
     try:
         cluster.run()
     except BrokenPipeError:
-        raise  # whoever read the trace has gone
-    except Exception as error:  # a machine's assertion, or its shell's: as bad as a broken promise
+        raise  # nobody reads the trace any more
+    except Exception as error:  # an assertion of a machine or its shell is a violation
         violations.append(_raised("machine.raises", error))
     try:
         waits(cluster.options, cluster.context.oracle, cluster.context.facts)
         violations += judged(cluster.context.events(), cluster.context.fault_counts)
-    except Exception as error:  # of this seed, and not of all that follow
+    except Exception as error:  # so that the following seeds still run
         violations.append(_raised("checkers.raise", error))
     return _outcome(cluster, violations)
 

@@ -1,7 +1,6 @@
-"""What a seed decides: the run's options and the faults that befall it. Pure: the same everywhere, for good.
+"""What a seed decides: a run's options and its planned faults. The same on every machine.
 
-Every purpose draws from a stream of its own, by random() alone, whose values Python promises to keep. Whether a fault
-finds anything to hit is not known here.
+Every purpose draws from a stream of its own, by random() alone, whose values Python promises to keep.
 """
 
 from __future__ import annotations
@@ -81,7 +80,7 @@ PLACE = Place("pool", None)
 
 @dataclass(frozen=True)
 class Fault:
-    """What befalls whom, and when. Times are virtual seconds."""
+    """One planned fault. Times are virtual seconds."""
 
     at: float
     kind: str
@@ -105,7 +104,7 @@ DURATIONS = (
 
 @dataclass(frozen=True)
 class Options:
-    """Everything about one run that is not the protocol. Times are seconds."""
+    """Everything about one run that is not protocol. Times are seconds."""
 
     seed: int
     profile: str
@@ -152,7 +151,7 @@ class Options:
         return self.sync.fragments
 
     def words(self) -> str:
-        """On one line, for whoever reads a trace."""
+        """On one line, for a trace."""
         sync = self.sync
         return (
             f"seed {self.seed} profile {self.profile} P {self.fragments} H {sync.round_steps} tau {sync.overlap_steps} "

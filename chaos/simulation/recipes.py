@@ -1,7 +1,7 @@
 """A recipe as the simulator's options: its learners, their speeds and batches, its rules, its budget.
 
-What a recipe tells in seconds stays as it is. What it does not tell is in steps: how long a message takes, or a merge.
-Knows no task: what it deals into, and what a step is worth, is handed in.
+Durations that the recipe gives in seconds stay as they are; others, such as that of a message, are in steps. Fragments
+and the tokens of a step are arguments.
 """
 
 from __future__ import annotations
@@ -82,7 +82,7 @@ def options(
 
 
 def _expected_s(options: Options) -> float:
-    """How long the run takes if nothing befalls it."""
+    """How long the run takes without faults."""
     if options.budget_tokens is None:
         return options.syncer_steps * median(options.step_s[name] for name in options.learners)
     return options.budget_tokens / sum(options.tokens[name] / options.step_s[name] for name in options.learners)

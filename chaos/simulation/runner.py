@@ -1,4 +1,4 @@
-"""Many seeds, one after another or side by side, and what they come to. Knows no more of a run than its outcome."""
+"""Many seeds, one after another or side by side, and what they come to."""
 
 from __future__ import annotations
 

@@ -17,7 +17,7 @@ from orchestrator.replay.tape import numbered
 from outer.protocol.facts import Committed, LearnerAttached, SpanGranted
 
 Key = tuple[str, int]  # writer, incarnation
-RunPlacement = tuple[str, int, int]  # and sequence
+EventKey = tuple[str, int, int]  # and sequence
 MEASURED = {  # by fact, what two equal runs may differ in; under "", of any
     "": {"seconds", "silent_s", "pid", "node", "remaining_s"},
     "StepFinished": {"waited_s"},
@@ -128,7 +128,7 @@ def _first(partings: Mapping[Key, Divergence], logs: Sequence[Mapping[Key, Seque
     )
 
 
-def _caused(places: Mapping[Key, RunPlacement], log: Mapping[Key, Sequence[Event]]) -> set[Key]:
+def _caused(places: Mapping[Key, EventKey], log: Mapping[Key, Sequence[Event]]) -> set[Key]:
     """The writers whose divergence was caused by another's."""
     causes = _causes(log)
     caused = set()
@@ -150,12 +150,12 @@ def _caused(places: Mapping[Key, RunPlacement], log: Mapping[Key, Sequence[Event
     return caused
 
 
-def _causes(log: Mapping[Key, Sequence[Event]]) -> dict[RunPlacement, list[RunPlacement]]:
+def _causes(log: Mapping[Key, Sequence[Event]]) -> dict[EventKey, list[EventKey]]:
     """For each event, the events of other writers that it depends on."""
-    steps: dict[tuple[str, int, int], RunPlacement] = {}
-    commits: dict[int, RunPlacement] = {}
-    spans: dict[tuple[str, int, int], RunPlacement] = {}
-    attached: dict[Key, RunPlacement] = {}
+    steps: dict[tuple[str, int, int], EventKey] = {}
+    commits: dict[int, EventKey] = {}
+    spans: dict[tuple[str, int, int], EventKey] = {}
+    attached: dict[Key, EventKey] = {}
     for event in (event for said in log.values() for event in said):
         match event.fact:
             case StepFinished(step):
@@ -166,7 +166,7 @@ def _causes(log: Mapping[Key, Sequence[Event]]) -> dict[RunPlacement, list[RunPl
                 spans.setdefault((learner, incarnation, span), event.key)
             case LearnerAttached(learner, incarnation):
                 attached.setdefault((learner, incarnation), event.key)
-    causes: dict[RunPlacement, list[RunPlacement]] = {}
+    causes: dict[EventKey, list[EventKey]] = {}
     for event in (event for said in log.values() for event in said):
         key, wanted = (event.writer, event.incarnation), []
         match event.fact:

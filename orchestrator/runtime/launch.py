@@ -1,4 +1,4 @@
-"""Starting a run from a shell: on a local Ray cluster of its own, or on one that is there already."""
+"""Starts a run from a shell, on a new local Ray cluster or on an existing one."""
 
 from __future__ import annotations
 
@@ -57,7 +57,7 @@ def run_embedded(recipe: Recipe, store: RunStore, starter: Starter | None, on_st
     """Start a local Ray, run to the end, and shut it down. One interrupt stops cleanly, a second one at once."""
     with local_cluster(recipe, store) as namespace:
         placement = RunPlacement(namespace, cores=len(os.sched_getaffinity(0)))
-        return follow(recipe, store, placement, starter, on_status, detach=False)
+        return start_and_wait(recipe, store, placement, starter, on_status, detach=False)
 
 
 def run_attached(
@@ -68,7 +68,7 @@ def run_attached(
     try:
         reached = {"address": address, "namespace": namespace, "token_path": None, "dashboard": dashboard}
         store.write_json(CLUSTER_FILE, reached | {"submission_id": job.submission_id()})
-        return follow(recipe, store, RunPlacement(namespace, cores=0), starter, on_status, detach=True)
+        return start_and_wait(recipe, store, RunPlacement(namespace, cores=0), starter, on_status, detach=True)
     finally:
         ray.shutdown()
 
@@ -114,7 +114,7 @@ def _knock(address: str) -> None:
         socket.create_connection((host, int(port)), timeout=KNOCK_S).close()
 
 
-def follow(
+def start_and_wait(
     recipe: Recipe, store: RunStore, placement: RunPlacement, starter: Starter | None, on_status: OnStatus, detach: bool
 ) -> dict[str, Any]:
     """Start a run on the cluster that this process is connected to, and wait for its summary.

@@ -44,7 +44,7 @@ PROBED_FROM = 0.25  # of the hang deadline: the silence from which its node is l
 
 
 class LearnerManager:
-    """`emit` writes a fact to the log; `over` tells whether the run has ended, so that nobody is replaced any more;
+    """`emit` writes a fact to the log; `over` tells whether the run has ended, and no learner is replaced any more;
     `objects` is where learners save their state.
     """
 

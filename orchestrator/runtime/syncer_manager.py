@@ -95,7 +95,7 @@ class SyncerManager:
                 if time.monotonic() >= deadline:
                     raise
                 if isinstance(error, ray.exceptions.RayActorError):
-                    self._on_death(handle, "died", gist(error))  # nobody else may be looking
+                    self._on_death(handle, "died", gist(error))  # else it might not be noticed
                 await asyncio.sleep(PAUSE_S)
 
     async def _served(self, seconds: float) -> None:

@@ -10,7 +10,7 @@ from collections import deque
 from collections.abc import Callable
 from dataclasses import replace
 from functools import partial
-from typing import Any, Protocol
+from typing import Any
 
 from learners.protocol import events_effects
 from orchestrator.simulation.calls import Call, ask
@@ -35,24 +35,8 @@ CALL_S = 10.0  # deadline for an answer from the syncer
 ReadKey = tuple[int, int]  # syncer step and attempt
 
 
-class Syncer(Protocol):
-    """The syncer's process, as a learner calls it."""
-
-    alive: bool
-    running: bool
-    epoch: int
-
-    def deliver(self, happen: Callable[..., Any], *args: Any) -> None: ...
-    def attach(self, call: Call) -> None: ...
-    def seek(self, call: Call) -> None: ...
-    def record(self, call: Call) -> None: ...
-    def fetch(self, call: Call) -> None: ...
-    def report(self, learner: Any, message: Report, upto: int) -> None: ...
-    def note(self, learner: Any, upto: int) -> None: ...
-
-
 class LearnerProcess(LearnerLoop):
-    """`syncer` is the newest that it was told of."""
+    """`syncer` is the newest syncer's process that it was told of."""
 
     def __init__(self, context: SimContext, name: str, incarnation: int, ended: Callable[[Any, str], None]) -> None:
         super().__init__(context, name, incarnation, ended)

@@ -18,7 +18,7 @@ from outer.protocol.events_effects import StopRequested
 from outer.protocol.open_step import OpenStep
 from outer.protocol.syncer import Budget
 from tests.golden.bench import ALL, bench, merged, reading
-from tests.golden.world import Weather, World
+from tests.golden.world import NetworkFaults, World
 
 Moves = set[tuple[Any, Any]]
 NAMES = ("a", "b", "c")
@@ -67,7 +67,7 @@ def storm(seed: int, **sync: Any) -> World:
         quorum=2,
         budget=Budget(None, 10_000),
         seed=seed,
-        weather=Weather(lost=0.2, doubled=0.2, delay_s=0.1),
+        network=NetworkFaults(lost=0.2, doubled=0.2, delay_s=0.1),
     )
     chance = Random(seed)
     for name in NAMES:

@@ -253,7 +253,7 @@ def test_one_whose_last_steps_nobody_takes_leaves_at_its_deadline() -> None:
     one.bury("a")
     one.leave("b")
     one.run(12.0)
-    assert one.units["b"].exited.startswith("drained, with steps")
+    assert one.units["b"].exited.startswith("drained, but its last steps")
     assert [fact.reason for fact in facts(one, LearnerFenced)] == ["killed", "drained"]
 
 

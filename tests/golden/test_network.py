@@ -19,7 +19,7 @@ from outer.protocol import events_effects as outer
 from outer.protocol.facts import Committed, Refused
 from outer.protocol.messages import STEPPING
 from outer.protocol.syncer import Budget
-from tests.golden.world import CALM, Weather, World
+from tests.golden.world import CALM, NetworkFaults, World
 from tests.property_settings import examples
 
 P, H, QUORUM = 2, 4, 2
@@ -28,7 +28,7 @@ STORM_S, HEALING_S = 12.0, 6.0
 COMMIT_S_MAX = 4.0  # a fragment's turn comes every H steps of about 0.13 s; reads may time out once
 
 WEATHER = st.builds(
-    Weather,
+    NetworkFaults,
     lost=st.sampled_from([0.0, 0.1, 0.4]),
     doubled=st.sampled_from([0.0, 0.3]),
     unfetched=st.sampled_from([0.0, 0.2]),
@@ -66,11 +66,17 @@ class Impatient(World):
 
 
 def storm(
-    sync: SyncConfig, weather: Weather, seed: int, deaths: int, freezes: int, kind: type[World] = World, leaves: int = 0
+    sync: SyncConfig,
+    network: NetworkFaults,
+    seed: int,
+    deaths: int,
+    freezes: int,
+    kind: type[World] = World,
+    leaves: int = 0,
 ) -> World:
     """A run that is harassed for STORM_S and left in peace for HEALING_S."""
     chance = Random(seed)
-    world = kind(sync=sync, learners=SPEED, quorum=QUORUM, budget=Budget(None, 10_000), seed=seed, weather=weather)
+    world = kind(sync=sync, learners=SPEED, quorum=QUORUM, budget=Budget(None, 10_000), seed=seed, network=network)
     for name in SPEED:
         world.start(name)
     for _ in range(deaths):
@@ -87,7 +93,7 @@ def storm(
         world.at(at, lambda name=name: world.drain(name))  # type: ignore[misc]
         world.at(STORM_S, lambda name=name: come_back(world, name))  # type: ignore[misc]
     world.run(STORM_S)
-    world.weather = CALM
+    world.network = CALM
     world.run(STORM_S + HEALING_S)
     return world
 
@@ -153,7 +159,7 @@ def assert_recovers(world: World) -> None:
 
 
 STORMS = {
-    "weather": WEATHER,
+    "network": WEATHER,
     "seed": st.integers(0, 2**16),
     "deaths": st.integers(0, 3),
     "freezes": st.integers(0, 3),
@@ -164,9 +170,9 @@ STORMS = {
 @examples(20)
 @given(sync=PLANS, **STORMS)
 def test_whatever_the_network_does_nothing_merges_twice_and_commits_resume_when_it_heals(
-    sync: SyncConfig, weather: Weather, seed: int, deaths: int, freezes: int, leaves: int
+    sync: SyncConfig, network: NetworkFaults, seed: int, deaths: int, freezes: int, leaves: int
 ) -> None:
-    world = storm(sync, weather, seed, deaths, freezes, leaves=leaves)
+    world = storm(sync, network, seed, deaths, freezes, leaves=leaves)
     assert_safe(world)
     assert_recovers(world)
 
@@ -174,9 +180,9 @@ def test_whatever_the_network_does_nothing_merges_twice_and_commits_resume_when_
 @examples(8)
 @given(sync=PLANS, **STORMS)
 def test_nothing_falls_due_before_the_syncer_asks_to_be_woken(
-    sync: SyncConfig, weather: Weather, seed: int, deaths: int, freezes: int, leaves: int
+    sync: SyncConfig, network: NetworkFaults, seed: int, deaths: int, freezes: int, leaves: int
 ) -> None:
-    world = storm(sync, weather, seed, deaths, freezes, Impatient, leaves)
+    world = storm(sync, network, seed, deaths, freezes, Impatient, leaves)
     assert_safe(world)
     assert isinstance(world, Impatient) and world.probes > 100
 
@@ -184,9 +190,9 @@ def test_nothing_falls_due_before_the_syncer_asks_to_be_woken(
 @examples(8)
 @given(sync=PLANS, **STORMS)
 def test_rebasing_neither_loses_nor_doubles_a_step_of_ones_own(
-    sync: SyncConfig, weather: Weather, seed: int, deaths: int, freezes: int, leaves: int
+    sync: SyncConfig, network: NetworkFaults, seed: int, deaths: int, freezes: int, leaves: int
 ) -> None:
-    world = storm(sync.model_copy(update={"adopt": "rebase"}), weather, seed, deaths, freezes, leaves=leaves)
+    world = storm(sync.model_copy(update={"adopt": "rebase"}), network, seed, deaths, freezes, leaves=leaves)
     assert_safe(world)
     based = {
         (said.writer, said.incarnation, said.fact.fragment): said.fact.after_step
@@ -209,8 +215,8 @@ def test_overwhelmed_runs_are_harassed_indeed() -> None:
     facts = [
         said.fact
         for seed in range(3)
-        for weather in (Weather(0.3, 0.3, 0.2, 0.6), Weather(0.1, 0.3, 0.2, 0.05))
-        for said in storm(sync, weather, seed=seed, deaths=3, freezes=3, leaves=1).said
+        for network in (NetworkFaults(0.3, 0.3, 0.2, 0.6), NetworkFaults(0.1, 0.3, 0.2, 0.05))
+        for said in storm(sync, network, seed=seed, deaths=3, freezes=3, leaves=1).said
     ]
     said = Counter(type(fact).__name__ for fact in facts)
     reasons = {fact.reason for fact in facts if isinstance(fact, Refused)}
@@ -237,8 +243,8 @@ def events_of(world: World) -> list[Event]:
 @examples(8)
 @given(sync=PLANS, **STORMS)
 def test_every_checker_passes_the_log_of_a_storm(
-    sync: SyncConfig, weather: Weather, seed: int, deaths: int, freezes: int, leaves: int
+    sync: SyncConfig, network: NetworkFaults, seed: int, deaths: int, freezes: int, leaves: int
 ) -> None:
-    world = storm(sync, weather, seed, deaths, freezes, leaves=leaves)
+    world = storm(sync, network, seed, deaths, freezes, leaves=leaves)
     verdicts = suite.check(events_of(world))
     assert [verdict for verdict in verdicts if verdict.status == "violated"] == []

@@ -1,4 +1,6 @@
-"""Both machines on one virtual clock and a hostile network, without arrays.
+"""Both machines on one virtual clock and a hostile network, without arrays: the simplest shell that can be.
+
+It shares only the clock with orchestrator/simulation, so that a mistake in the processes there shows as a difference.
 
 A fragment's value is a table that says how often each learner's step is contained in it, so that the sums and
 differences of merging and adopting can be followed exactly: a step that was merged twice counts 2, one that was
@@ -7,8 +9,6 @@ taken back counts -1. Weights are left out: a merge adds up what its contributio
 
 from __future__ import annotations
 
-import heapq
-import itertools
 from collections import Counter
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass, field, replace
@@ -17,6 +17,7 @@ from typing import Any, NamedTuple
 
 from learners.protocol import events_effects as unit
 from learners.protocol.learner import Learner
+from orchestrator.simulation.timeline import Timeline
 from outer.config import SyncConfig
 from outer.protocol import events_effects as outer
 from outer.protocol.facts import LearnerFenced
@@ -45,7 +46,7 @@ class Said(NamedTuple):
 
 
 @dataclass(frozen=True)
-class Weather:
+class NetworkFaults:
     """What the network does to a message. Calls that a shell repeats until they are answered are never lost."""
 
     lost: float = 0.0  # share of messages
@@ -54,7 +55,7 @@ class Weather:
     delay_s: float = 0.0  # the longest; messages overtake each other
 
 
-CALM = Weather()
+CALM = NetworkFaults()
 
 
 @dataclass
@@ -85,12 +86,12 @@ class World:
         quorum: int,
         budget: Budget,
         seed: int = 0,
-        weather: Weather = CALM,
+        network: NetworkFaults = CALM,
         span_steps: int = 4,
     ) -> None:
         assert sync.fragments is not None
         count = sync.fragments
-        self.now, self.weather = 0.0, weather
+        self.time, self.network = Timeline(), network
         self.said: list[Said] = []
         self.lines: list[str] = []
         self.units: dict[str, Unit] = {}
@@ -109,8 +110,6 @@ class World:
         self._incarnations: Counter[str] = Counter()
         self._dead: dict[str, int] = {}  # the incarnation of each that was killed last
         self._chance = Random(seed)
-        self._queue: list[tuple[float, int, Callable[[], None]]] = []
-        self._numbers = itertools.count()
         self._seekers: dict[tuple[str, int], tuple[Unit, float]] = {}
         self._asked: dict[tuple[str, int], tuple[Unit, StateRequest]] = {}
         self._perform_outer(self.syncer.start())
@@ -119,14 +118,19 @@ class World:
 
     def run(self, until: float, stop: Callable[[], bool] = lambda: False) -> None:
         """Let everything happen up to that time, or until `stop` holds."""
-        while self._queue and self._queue[0][0] <= until and not stop():
-            self.now, _, happen = heapq.heappop(self._queue)
-            happen()
+        queue = self.time.queue
+        while queue and queue[0][0] <= until and not stop():
+            self.time.run_next()
         if not stop():
-            self.now = max(self.now, until)
+            self.time.now = max(self.time.now, until)
+
+    @property
+    def now(self) -> float:
+        """Virtual seconds."""
+        return self.time.now
 
     def at(self, time: float, happen: Callable[[], None]) -> None:
-        heapq.heappush(self._queue, (time, next(self._numbers), happen))
+        self.time.at(time, happen)
 
     def start(self, name: str) -> None:
         """A new incarnation is granted, imports, compiles and attaches."""
@@ -173,10 +177,10 @@ class World:
     # -------------------------------------------------------------- the network
 
     def _carry(self, deliver: Callable[[], None], sure: bool = False) -> None:
-        if not sure and self._chance.random() < self.weather.lost:
+        if not sure and self._chance.random() < self.network.lost:
             return
-        for _ in range(2 if self._chance.random() < self.weather.doubled else 1):
-            self.at(self.now + self._chance.uniform(0.0, self.weather.delay_s), deliver)
+        for _ in range(2 if self._chance.random() < self.network.doubled else 1):
+            self.at(self.now + self._chance.uniform(0.0, self.network.delay_s), deliver)
 
     def _to_syncer(self, event: Any, sure: bool = False) -> None:
         self._carry(lambda: self._drive_outer(event), sure)
@@ -288,7 +292,7 @@ class World:
 
         def answer() -> None:
             newest = self.syncer.versions[fragment]
-            failed = newest < version or self._chance.random() < self.weather.unfetched
+            failed = newest < version or self._chance.random() < self.network.unfetched
             event: unit.Event = unit.Fetched(fragment, newest, self.values[fragment])
             self._drive(each, unit.FetchFailed(fragment, version, "fetch_failed") if failed else event)
 

@@ -16,7 +16,7 @@ from orchestrator.eventlog.segments import read_run
 from orchestrator.recipe.config import Recipe
 from orchestrator.recipe.toml_text import dump
 from orchestrator.recipe.validation import resolve
-from orchestrator.runtime.launch import follow, local_cluster
+from orchestrator.runtime.launch import local_cluster, start_and_wait
 from orchestrator.runtime.placement import RunPlacement
 from orchestrator.store.readers import RECIPE_FILE
 from orchestrator.store.run_store import RunStore
@@ -106,7 +106,7 @@ def run(ray_cluster: None, tmp_path_factory: pytest.TempPathFactory, corpus: str
                 failed.append(error)
                 store.write_json("stop", {"reason": "the test has failed"})
 
-        summary = follow(wanted, store, place, start, guarded, detach=False)
+        summary = start_and_wait(wanted, store, place, start, guarded, detach=False)
         if failed:
             raise failed[0]
         return Result(summary, read_run(store.root), store.root, wanted.seed)

@@ -30,7 +30,7 @@ from orchestrator.recipe.config import PoolConfig, Recipe
 from orchestrator.recipe.problems import InputError
 from orchestrator.recipe.validation import resolve, validate
 from orchestrator.runtime import placement
-from orchestrator.runtime.launch import follow
+from orchestrator.runtime.launch import start_and_wait
 from orchestrator.runtime.placement import RunPlacement
 from orchestrator.store.compile_cache import compilation_cache
 from orchestrator.store.run_store import RunStore
@@ -181,7 +181,7 @@ def run(wanted: Recipe, folder: Path, address: str) -> dict[str, Any]:
             seen["stopped"] = True
             store.write_json("stop", {"reason": "seen enough", "at": time.time()})
 
-    follow(wanted, store, RunPlacement("islands", cores=0), start, watch, detach=False)
+    start_and_wait(wanted, store, RunPlacement("islands", cores=0), start, watch, detach=False)
     facts = [event.fact for event in read_run(store.root)]
     labels = {node["NodeID"]: node["Labels"] for node in ray.nodes()}
     [ended] = [fact for fact in facts if isinstance(fact, RunFinished)]

@@ -100,7 +100,7 @@ def server(tmp_path_factory):
 def measured(ray_cluster, corpus, server):
     """One run with a kill in it: its summary and its folder."""
     from chaos.actor import start
-    from orchestrator.runtime.launch import follow
+    from orchestrator.runtime.launch import start_and_wait
     from orchestrator.runtime.placement import RunPlacement
     from orchestrator.store.run_store import RunStore
     from tests.runtime.conftest import recipe
@@ -115,7 +115,8 @@ def measured(ray_cluster, corpus, server):
         run={"metrics": True},
         chaos={"faults": [{"kind": "kill", "learner": "learner-t-1", "at_step": 20}]},
     )
-    summary = follow(wanted, store, RunPlacement(f"test-{RUN}", cores=0), start, lambda status: None, detach=False)
+    place = RunPlacement(f"test-{RUN}", cores=0)
+    summary = start_and_wait(wanted, store, place, start, lambda status: None, detach=False)
     return summary, store
 
 

@@ -1,4 +1,4 @@
-"""What must happen in bounded time, and what must stay small. Watches a run once a virtual second.
+"""Checks what must happen in bounded time, and what must stay small, once a virtual second.
 
 The liveness bounds, in virtual seconds from healing, with slow = the slowest learner's step at its longest:
 
@@ -35,7 +35,7 @@ JOURNAL_MAX = 256  # entries that wait for the store
 
 
 class Bounds:
-    """Tells `truth` of every bound that is passed; `given_up` once there is no point in going on."""
+    """Reports every bound that is exceeded to the oracle. `given_up` is set once the run cannot end any more."""
 
     def __init__(self, options: Options, oracle: Oracle, invariants: Invariants, supervisor: Supervisor) -> None:
         self.given_up = False
@@ -70,7 +70,7 @@ class Bounds:
         self._committed = dict.fromkeys(range(self._options.fragments), self._healed_at)
 
     def end(self) -> None:
-        """Let what is under way run out: nothing may be left."""
+        """Run until every timer has fired: nothing may be left in the queue."""
         time = self._time
         time.run(time.now + QUIET_S)
         left = len(time)
@@ -147,7 +147,7 @@ class Bounds:
         self._look_at_shares()
 
     def _look_at_steps(self) -> None:
-        """Nobody stands still."""
+        """Every learner goes on stepping."""
         now = self._time.now
         for name in self._supervisor.controller.wanted:
             learner = self._supervisor.learners[name]
@@ -160,13 +160,13 @@ class Bounds:
                 )
 
     def _look_at_shares(self) -> None:
-        """Everybody who is fast enough to be read in every round is in one commit of every two rounds."""
-        sync, truth = self._options.sync, self._oracle
-        newest = max(tip.number for tip in truth.tips)
+        """Every learner that is fast enough to be read in every round is in one commit of every two rounds."""
+        sync, oracle = self._options.sync, self._oracle
+        newest = max(tip.number for tip in oracle.tips)
         if sync.participants != "eligible" or sync.round_steps < ROUND_STEPS_MIN:
             return
         for name in self._supervisor.controller.wanted:
-            since = newest - max(self._shared_from, truth.shared.get(name, 0))
+            since = newest - max(self._shared_from, oracle.shared.get(name, 0))
             if since > 2 * sync.round_steps + max(1, sync.overlap_steps):
                 self._broken("bounds.share", f"{name} has contributed to nothing for {since} syncer steps")
 

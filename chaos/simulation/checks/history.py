@@ -1,4 +1,4 @@
-"""A simulated run's facts as its log would have them, their digest, and what the log's checkers say of them."""
+"""The digest of a simulated run's facts, and what the log's checkers say of them."""
 
 from __future__ import annotations
 
@@ -17,17 +17,17 @@ from outer.protocol.facts import Committed, Participant
 
 Digest = str
 
-# What a harassed run may give no evidence of; everything else has to pass. A donor may die before it could say that it
-# gave. The accounts of time are of clocks, which here jump, of processes that go once they have ended, and of runs that
-# end in order: whoever is cut off gets to say what it did, and one syncer says both that it is over and to whom.
+# Checks that need not be exercised in a hostile run; every other must pass. A donor may die before it has recorded its
+# gift. The time accounts need clocks that do not jump, processes that end with their loop, and runs that end
+# in order.
 MAY_BE_UNKNOWN = frozenset({"accounted.time", "replayable.states"})
 BY_TIME = frozenset({"accounted.time"})
-STOPS = frozenset({"stop", "stop_committing"})  # a run that is stopped at once gives evidence of nothing
+STOPS = frozenset({"stop", "stop_committing"})  # a run that is stopped at once exercises no check
 UNTIMED = frozenset({"wall_skew", "wall_jump", "clock_jump", "linger", "crash_ending"}) | STOPS
 
 
 def judged(events: list[Event], fault_counts: Mapping[str, int]) -> list[Violation]:
-    """What the checkers of real logs find broken, or cannot tell. `fault_counts`: the faults that there were."""
+    """The checks of real logs that fail, or are not exercised although they should be."""
     violations = []
     unjudged = BY_TIME if UNTIMED & fault_counts.keys() else frozenset()
     nothing = bool(STOPS & fault_counts.keys()) and not any(isinstance(event.fact, Committed) for event in events)
@@ -41,7 +41,7 @@ def judged(events: list[Event], fault_counts: Mapping[str, int]) -> list[Violati
 
 
 def digest_of(context: SimContext) -> Digest:
-    """SHA-256 over everything that was said, by whom, and when."""
+    """SHA-256 over every fact, its writer and its time."""
     running = hashlib.sha256()
     for writer, said in context.facts.items():
         running.update(repr(writer).encode())

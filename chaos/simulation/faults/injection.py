@@ -18,7 +18,7 @@ from orchestrator.simulation.learner_process import LearnerProcess
 from orchestrator.simulation.supervisor import Supervisor
 
 POLL_S = 0.05
-BY_WEATHER = {  # of the recipe's kinds, those that strike from without; at strength 0 each lasts as long as it is told
+SCHEDULED = {  # the recipe's kinds that the schedule strikes with; at strength 0 each lasts as the recipe says
     "kill": "crash",
     "freeze": "freeze",
     "link": "cut_two_way",  # and what is held back arrives late
@@ -28,7 +28,7 @@ BY_WEATHER = {  # of the recipe's kinds, those that strike from without; at stre
 
 
 class Injection:
-    """`seed` is taken where [chaos] has none."""
+    """`seed` is used where [chaos] has none."""
 
     def __init__(
         self,
@@ -43,14 +43,14 @@ class Injection:
         self._seed = seed
         self._waiting = plans.plan(chaos, learners, seed)
         self._random = plans.random_faults(chaos, learners, seed, len(self._waiting))
-        self._following = next(self._random, None)
-        self._first_step_at: float | None = None  # when it was first known of
+        self._next_random = next(self._random, None)
+        self._first_step_at: float | None = None  # as first seen here
         self._facts = context.facts.setdefault(("chaos", 1), []) if chaos.active else []
 
     def start(self) -> None:
-        """Look again and again, until nothing is left to be done or the run is over."""
+        """Poll until every fault is injected or the run is over."""
         syncer, time = self._supervisor.syncer, self._context.time
-        if self._supervisor.finished_at is not None or not (self._waiting or self._following):
+        if self._supervisor.finished_at is not None or not (self._waiting or self._next_random):
             return
         if syncer is not None and syncer.running:
             if self._first_step_at is None and syncer.machine.first_step_at is not None:
@@ -63,31 +63,31 @@ class Injection:
         now, self._waiting = plans.due(self._waiting, now_s, syncer_step)
         for fault in now:
             self._inject(fault)
-        while self._following is not None and self._following.is_due(now_s, syncer_step):
-            self._inject(self._following)
-            self._following = next(self._random, None)
+        while self._next_random is not None and self._next_random.is_due(now_s, syncer_step):
+            self._inject(self._next_random)
+            self._next_random = next(self._random, None)
 
     def _inject(self, fault: Fault) -> None:
         learner, states = self._supervisor.learners.get(fault.learner), self._supervisor.controller.units
         if learner is None or not learner.alive or states[fault.learner].state is not State.RUNNING:
-            self._say(FaultSkipped(fault.kind, fault.learner, "it is not running"))
+            self._record(FaultSkipped(fault.kind, fault.learner, "it is not running"))
             return
         number = learner.incarnation
         self._strike(fault, learner)
         injected = (fault.identifier, fault.kind, fault.learner, number, number, fault.duration_s, fault.delay_s)
-        self._say(FaultInjected(*injected))
+        self._record(FaultInjected(*injected))
         if fault.duration_s:
-            self._context.time.after(fault.duration_s, self._say, FaultHealed(fault.identifier, fault.learner))
+            self._context.time.after(fault.duration_s, self._record, FaultHealed(fault.identifier, fault.learner))
 
     def _strike(self, fault: Fault, learner: LearnerProcess) -> None:
-        if fault.kind in BY_WEATHER:
+        if fault.kind in SCHEDULED:
             now = self._context.time.now
-            self._schedule.strike(profile.Fault(now, BY_WEATHER[fault.kind], fault.learner, fault.duration_s, 0.0))
+            self._schedule.strike(profile.Fault(now, SCHEDULED[fault.kind], fault.learner, fault.duration_s, 0.0))
             return
         assert fault.kind in fault_effects.KINDS
         learner.harm(fault.kind, fault.duration_s, fault.delay_s, f"{self._seed} fault {fault.identifier}")
         self._context.fault_counts[fault.kind] += 1
 
-    def _say(self, fact: Any) -> None:
+    def _record(self, fact: Any) -> None:
         if not self._supervisor.over:
             self._facts.append((self._context.time.now, fact))

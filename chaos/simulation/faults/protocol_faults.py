@@ -1,6 +1,6 @@
-"""Faults in what is said, and in how a run ends: old words again, processes slow to go, stops at any moment.
+"""Faults of the protocol and of a run's end: stale messages, processes slow to end, stops at any moment.
 
-One method a kind, as in the schedule, which calls them. Knows whom to tell, and nothing of what comes of it.
+One method for each kind of fault. The schedule calls them.
 """
 
 from __future__ import annotations
@@ -24,13 +24,13 @@ URGE_S = 1.0
 
 
 class ProtocolFaults:
-    """Once `calm`, nothing more comes of what was begun."""
+    """Once `calm` is set, faults that have begun do nothing more."""
 
     def __init__(self, context: HostileContext, rng: Random, supervisor: Supervisor) -> None:
         self.calm = False
         self._context, self._rng, self._supervisor = context, rng, supervisor
 
-    def _again_and_again(self, fault: Fault, times: int, happen: Callable[[Fault], None]) -> None:
+    def _repeat(self, fault: Fault, times: int, happen: Callable[[Fault], None]) -> None:
         for number in range(times):
             self._context.time.after(number * fault.duration_s / times, self._once, happen, fault)
 
@@ -41,18 +41,18 @@ class ProtocolFaults:
     def _one_of(self, fault: Fault) -> str:
         return pick(self._rng, self._context.options.learners) if fault.target == EVERYBODY else fault.target
 
-    # -------------------------------------------------------------- words of long ago
+    # -------------------------------------------------------------- stale messages
 
     def echo(self, fault: Fault) -> None:
-        self._again_and_again(fault, ECHOES, self._say_again)
+        self._repeat(fault, ECHOES, self._send_stale)
 
-    def _say_again(self, fault: Fault) -> None:
+    def _send_stale(self, fault: Fault) -> None:
         name = self._one_of(fault)
         self._to_syncer(name)
         self._to_learner(name)
 
     def _to_syncer(self, name: str) -> None:
-        """As of the incarnation that it holds for the newest."""
+        """A stale message from the incarnation that the syncer takes for the newest. It must refuse it."""
         syncer = self._supervisor.syncer
         if syncer is None or not syncer.running or syncer.deposed:
             return
@@ -64,7 +64,7 @@ class ProtocolFaults:
             self._context.observer.refuses(syncer, event, syncer.drive(event), reasons)
 
     def _to_learner(self, name: str) -> None:
-        """Its machine is to do nothing of it."""
+        """A stale message to a learner. Its machine must do nothing, or decline."""
         learner = self._supervisor.learners.get(name)
         if learner is None or not learner.running or learner.machine.phase not in (JOINING, STEPPING, DRAINING):
             return
@@ -82,12 +82,12 @@ class ProtocolFaults:
     # -------------------------------------------------------------- processes slow to go
 
     def linger(self, fault: Fault) -> None:
-        """Whose loop has ended stays for a while, and hears on. One is told to end, by its host, until it has."""
+        """Processes stay after their loop has ended, and handle messages. One is told to leave until it has."""
         self._context.faults.flips["linger"] = (self._context.time.now + LINGERING_S, 1.0)
         learner = self._supervisor.learners.get(self._one_of(fault))
         if learner is not None and learner.machine.phase == STEPPING:
             self._urge(learner)
-            self._context.time.after(URGE_S / 2.0, self._supervisor.preempt, learner.name)  # which hears of it too
+            self._context.time.after(URGE_S / 2.0, self._supervisor.preempt, learner.name)  # the supervisor asks it too
 
     def _urge(self, learner: LearnerProcess) -> None:
         if learner.running and not self.calm and learner.leave():
@@ -96,21 +96,21 @@ class ProtocolFaults:
     # -------------------------------------------------------------- the end of a run
 
     def stop(self, fault: Fault) -> None:
-        """Several times, as people do."""
-        self._again_and_again(fault, STOPS, self._stop)
+        """Stop the run, several times, as people do."""
+        self._repeat(fault, STOPS, self._stop)
 
     def _stop(self, fault: Fault) -> None:
         self._context.fault_counts[fault.kind] += 1
-        self._supervisor.stop(f"somebody asked for it at {self._context.time.now:.3f} s")
+        self._supervisor.stop(f"requested at {self._context.time.now:.3f} s")
 
     def stop_committing(self, fault: Fault) -> None:
-        """While the next commit is being written."""
+        """Stop the run while the next commit is being written."""
         syncer = self._supervisor.syncer
         if syncer is not None:
             self._context.faults.committing[syncer.epoch] = partial(self._once, self._stop, fault)
 
     def crash_ending(self, fault: Fault) -> None:
-        """The syncer dies while it tells everybody that the run is over."""
+        """The syncer dies while it tells the learners that the run is over."""
         syncer = self._supervisor.syncer
         if syncer is not None:
             self._context.faults.dies_ending[syncer.epoch] = 1 + int(6 * fault.strength)

@@ -1,7 +1,6 @@
 """The fault schedule of a hostile run: one method for each kind of fault. `fault_counts` counts what each really did.
 
-Whatever has a duration heals by itself; `heal` ends all of it at once. Knows the parts that it harms, and nothing of
-what they owe each other.
+A fault with a duration heals by itself; `heal` ends all of them at once.
 """
 
 from __future__ import annotations
@@ -10,7 +9,7 @@ from collections.abc import Callable, Mapping
 from random import Random
 
 from chaos.simulation.faults.protocol_faults import ProtocolFaults
-from chaos.simulation.faults.triggered_faults import TriggeredFaults
+from chaos.simulation.faults.triggered_faults import TRIGGERS, TriggeredFaults
 from chaos.simulation.ports.context import HostileContext
 from chaos.simulation.ports.network import Link
 from chaos.simulation.ports.storage import Store
@@ -29,7 +28,7 @@ class FaultSchedule:
     def __init__(
         self, context: HostileContext, rng: Random, hosts: Mapping[str, Host], store: Store, supervisor: Supervisor
     ) -> None:
-        self.calm = False  # no fault any more
+        self.calm = False  # no more faults
         self._context, self._rng, self._hosts = context, rng, hosts
         self._store, self._supervisor = store, supervisor
         self._learners = context.options.learners
@@ -48,7 +47,7 @@ class FaultSchedule:
         STRIKES[fault.kind](self, fault)
 
     def heal(self) -> None:
-        """From here on nothing goes wrong, and what is wrong ends."""
+        """End all faults, and begin no more."""
         self.calm = self.protocol.calm = self.triggered.calm = True
         self._context.faults.heal(self._supervisor.syncer)
         self._context.network.heal()
@@ -61,14 +60,14 @@ class FaultSchedule:
             for name in self._context.options.learners:
                 self._supervisor.want(name)
 
-    def _fire(self, kind: str) -> None:
+    def _count(self, kind: str) -> None:
         self._context.fault_counts[kind] += 1
 
     def _later(self, seconds: float, happen: Callable[..., None], *args: object) -> None:
         self._context.time.after(seconds, happen, *args)
 
     def _targets(self, fault: Fault) -> list[LearnerProcess]:
-        """Living learners that it is meant for."""
+        """The living learners that a fault targets."""
         learners = self._supervisor.learners
         names = sorted(learners) if fault.target == EVERYBODY else [fault.target]
         return [learners[name] for name in names if name in learners and learners[name].alive]
@@ -140,13 +139,13 @@ class FaultSchedule:
     def _crash(self, fault: Fault) -> None:
         for learner in self._targets(fault)[:1]:
             if self._supervisor.crash(learner.name):
-                self._fire("crash")
+                self._count("crash")
 
     def _freeze(self, fault: Fault) -> None:
         for learner in self._targets(fault):
-            self._put_on_ice(learner, fault)
+            self._freeze_process(learner, fault)
 
-    def _put_on_ice(self, process: Process, fault: Fault) -> None:
+    def _freeze_process(self, process: Process, fault: Fault) -> None:
         if process.running:
             process.freeze()
             self._frozen.append(process)
@@ -154,7 +153,7 @@ class FaultSchedule:
 
     def _thaw(self, process: Process, kind: str = "freeze") -> None:
         if process.thaw() and kind == "freeze":
-            self._fire(kind)
+            self._count(kind)
 
     def _slow(self, fault: Fault) -> None:
         for learner in self._targets(fault):
@@ -167,7 +166,7 @@ class FaultSchedule:
     def _wall_skew(self, fault: Fault) -> None:
         for host in self._hosts_of(fault):
             host.wall_s += 600.0 * (fault.strength - 0.5)
-            self._fire(fault.kind)
+            self._count(fault.kind)
 
     def _wall_jump(self, fault: Fault) -> None:
         for host in self._hosts_of(fault):
@@ -177,14 +176,14 @@ class FaultSchedule:
     def _clock_rate(self, fault: Fault) -> None:
         for host in self._hosts_of(fault):
             host.set_rate(self._context.time.now, 1.0 + 0.06 * (fault.strength - 0.5))
-            self._fire(fault.kind)
+            self._count(fault.kind)
 
     def _clock_jump(self, fault: Fault) -> None:
         for host in self._hosts_of(fault):
             host.offset_s += 0.5 + 15.0 * fault.strength * fault.strength
-            self._fire(fault.kind)
+            self._count(fault.kind)
         syncer = self._supervisor.syncer
-        if syncer is not None:  # what its timers wait for is due, for all that it knows
+        if syncer is not None:  # by its clock its timers are due
             syncer.deliver(syncer.call, Tick())
 
     def _hosts_of(self, fault: Fault) -> list[Host]:
@@ -194,32 +193,32 @@ class FaultSchedule:
 
     # -------------------------------------------------------------- storage and syncer
 
-    def _store_slow(self, fault: Fault) -> None:
+    def _storage_slow(self, fault: Fault) -> None:
         self._store.slow_s = 0.05 + 2.0 * fault.strength
         self._later(fault.duration_s, setattr, self._store, "slow_s", 0.0)
 
-    def _store_failing(self, fault: Fault) -> None:
+    def _storage_failing(self, fault: Fault) -> None:
         self._store.failing = 0.2 + 0.7 * fault.strength
         self._later(fault.duration_s, setattr, self._store, "failing", 0.0)
 
-    def _store_full(self, fault: Fault) -> None:
+    def _storage_full(self, fault: Fault) -> None:
         self._store.full = True
         self._later(fault.duration_s, setattr, self._store, "full", False)
 
-    def _store_torn(self, fault: Fault) -> None:
+    def _storage_torn(self, fault: Fault) -> None:
         self._store.tearing = True
         self._syncer_dies_writing()
 
-    def _store_lost(self, fault: Fault) -> None:
+    def _storage_lost(self, fault: Fault) -> None:
         self._store.losing = True
         self._syncer_dies_writing()
 
-    def _store_stale(self, fault: Fault) -> None:
+    def _storage_stale(self, fault: Fault) -> None:
         self._store.stale = True
         self._syncer_crash(fault)
 
     def _syncer_dies_writing(self) -> None:
-        """As soon as something is on its way to the store."""
+        """The syncer dies as soon as a record is on its way to the store."""
         syncer = self._supervisor.syncer
         if syncer is not None:
             self._context.faults.dies_writing.add(syncer.epoch)
@@ -230,7 +229,7 @@ class FaultSchedule:
             syncer.crash_at = syncer.performed + 1 + int(12 * fault.strength)
 
     def _zombie(self, fault: Fault) -> None:
-        """Frozen for so long that another takes its place, then back."""
+        """Freeze the syncer until another takes its place, then thaw it."""
         syncer = self._supervisor.syncer
         if syncer is not None and syncer.running:
             syncer.freeze()
@@ -243,49 +242,49 @@ class FaultSchedule:
         for name in self._context.options.newcomers[: 1 + int(2 * fault.strength)]:
             if name not in self._supervisor.controller.wanted:
                 self._supervisor.want(name)
-                self._fire(fault.kind)
+                self._count(fault.kind)
 
     def _drain(self, fault: Fault) -> None:
         name = pick(self._rng, self._learners) if fault.target == EVERYBODY else fault.target
         if fault.strength < 0.5:
             if self._supervisor.preempt(name):
-                self._fire(fault.kind)
+                self._count(fault.kind)
         elif len(self._supervisor.controller.wanted) > self._context.options.quorum and self._supervisor.unwant(name):
-            self._fire(fault.kind)
+            self._count(fault.kind)
             self._later(fault.duration_s, self._supervisor.want, name)
 
     def _leave(self, fault: Fault) -> None:
         for learner in self._targets(fault)[:1]:
             if learner.running:
-                self._fire(fault.kind)
+                self._count(fault.kind)
                 if not learner.leave():
                     self._supervisor.crash(learner.name)
 
     def _flap(self, fault: Fault) -> None:
-        """Dies again and again."""
+        """A learner dies again and again."""
         for number in range(FLAPS):
             self._later(number * (1.0 + fault.duration_s), self._strike_one, fault)
 
     def _strike_one(self, fault: Fault) -> None:
         for learner in self._targets(fault)[:1]:
             if not self.calm and self._supervisor.crash(learner.name):
-                self._fire(fault.kind)
+                self._count(fault.kind)
 
     def _rejoin_storm(self, fault: Fault) -> None:
         """All but one die at once, and come back at once."""
         for name in self._learners[1:]:
             if self._supervisor.crash(name):
-                self._fire(fault.kind)
+                self._count(fault.kind)
 
     def _all_die(self, fault: Fault) -> None:
         for name in sorted(self._supervisor.learners):
             if self._supervisor.crash(name):
-                self._fire(fault.kind)
+                self._count(fault.kind)
 
     def _two_joiners(self, fault: Fault) -> None:
-        """Two that join while only few can give."""
+        """Two learners join while few can give their state."""
         if len(self.triggered.someone_rejoins(2)) == 2:
-            self._fire(fault.kind)
+            self._count(fault.kind)
 
     # -------------------------------------------------------------- payloads
 
@@ -304,62 +303,24 @@ class FaultSchedule:
             learner.poison()
 
     def _wrong_manifest(self, fault: Fault) -> None:
-        """Its next incarnation comes with another recipe; so that there is one, this one ends."""
+        """Kill a learner, so that its next incarnation comes with another recipe."""
         for learner in self._targets(fault)[:1]:
             self._context.faults.misled.add(learner.name)
             self._supervisor.crash(learner.name)
 
 
-def _ambush(schedule: FaultSchedule, fault: Fault) -> None:
-    schedule.triggered.lay(fault)
-
-
+NAMED = (  # kinds with a method of that name
+    "loss", "duplication", "reordering", "cut_one_way", "cut_two_way", "flapping", "slow_link", "crash", "freeze",
+    "slow", "wall_skew", "wall_jump", "clock_rate", "clock_jump", "storage_slow", "storage_failing", "storage_full",
+    "storage_torn", "storage_lost", "storage_stale", "syncer_crash", "zombie", "scale_out", "drain", "leave", "flap",
+    "rejoin_storm", "all_die", "two_joiners", "state_damage", "non_finite", "wrong_manifest",
+)  # fmt: skip
 STRIKES: dict[str, Callable[[FaultSchedule, Fault], None]] = {
-    "loss": FaultSchedule._loss,
-    "duplication": FaultSchedule._duplication,
-    "reordering": FaultSchedule._reordering,
-    "cut_one_way": FaultSchedule._cut_one_way,
-    "cut_two_way": FaultSchedule._cut_two_way,
-    "flapping": FaultSchedule._flapping,
-    "slow_link": FaultSchedule._slow_link,
-    "crash": FaultSchedule._crash,
-    "crash_joining": _ambush,
-    "crash_transferring": _ambush,
-    "crash_answering": _ambush,
-    "freeze": FaultSchedule._freeze,
-    "slow": FaultSchedule._slow,
-    "wall_skew": FaultSchedule._wall_skew,
-    "wall_jump": FaultSchedule._wall_jump,
-    "clock_rate": FaultSchedule._clock_rate,
-    "clock_jump": FaultSchedule._clock_jump,
-    "storage_slow": FaultSchedule._store_slow,
-    "storage_failing": FaultSchedule._store_failing,
-    "storage_full": FaultSchedule._store_full,
-    "storage_torn": FaultSchedule._store_torn,
-    "storage_lost": FaultSchedule._store_lost,
-    "storage_stale": FaultSchedule._store_stale,
-    "syncer_crash": FaultSchedule._syncer_crash,
-    "zombie": FaultSchedule._zombie,
-    "scale_out": FaultSchedule._scale_out,
-    "drain": FaultSchedule._drain,
-    "leave": FaultSchedule._leave,
-    "flap": FaultSchedule._flap,
-    "rejoin_storm": FaultSchedule._rejoin_storm,
-    "all_die": FaultSchedule._all_die,
-    "donor_dies": _ambush,
-    "two_joiners": FaultSchedule._two_joiners,
-    "bit_flip": FaultSchedule._damage,
-    "fetch_damage": FaultSchedule._damage,
-    "state_damage": FaultSchedule._state_damage,
-    "non_finite": FaultSchedule._non_finite,
-    "wrong_manifest": FaultSchedule._wrong_manifest,
-    "overflow": FaultSchedule._damage,
-    "garbled": FaultSchedule._damage,
+    **{kind: getattr(FaultSchedule, f"_{kind}") for kind in NAMED},
+    **dict.fromkeys(("bit_flip", "fetch_damage", "overflow", "garbled"), FaultSchedule._damage),
+    **dict.fromkeys(TRIGGERS, lambda schedule, fault: schedule.triggered.lay(fault)),
     "echo": lambda schedule, fault: schedule.protocol.echo(fault),
     "linger": lambda schedule, fault: schedule.protocol.linger(fault),
-    "donor_leaves": _ambush,
-    "state_late": _ambush,
-    "starved": _ambush,
     "stop": lambda schedule, fault: schedule.protocol.stop(fault),
     "stop_committing": lambda schedule, fault: schedule.protocol.stop_committing(fault),
     "crash_ending": lambda schedule, fault: schedule.protocol.crash_ending(fault),

@@ -1,6 +1,6 @@
-"""Faults that wait until a learner comes to a certain moment: it dies then, leaves, or is cut off.
+"""Faults that wait for a moment in a learner's life: it dies then, leaves, or is cut off.
 
-Whoever comes to a moment says so by `Damage.trapped`. Knows nothing of what happens otherwise.
+Damage.moment calls `trapped` when a learner comes to such a moment.
 """
 
 from __future__ import annotations
@@ -15,30 +15,30 @@ from chaos.simulation.profile import EVERYBODY, Fault, pick
 from orchestrator.simulation.supervisor import Supervisor
 from outer.protocol.messages import JOINING, STEPPING
 
-LATE_S = 9.5  # a word to the syncer that takes so long is still heard
+LATE_S = 9.5  # a message to the syncer that takes so long is still handled
 
 
-class Ambush(NamedTuple):
+class Trigger(NamedTuple):
     """The moment that a kind waits for, and how long after it, at strength 1, it strikes."""
 
     moment: str
     after_s: float
-    whom: str  # one: whom the fault is meant for; any: who comes first; joiner: who has to join again
+    whom: str  # one: the fault's target; any: the first that comes to it; joiner: the one that has to join again
 
 
-AMBUSHES = {
-    "crash_joining": Ambush("joining", 0.1, "one"),
-    "crash_transferring": Ambush("transferring", 0.02, "one"),
-    "crash_answering": Ambush("answered", 0.0, "one"),
-    "donor_dies": Ambush("giving", 0.1, "any"),
-    "donor_leaves": Ambush("giving", 0.0, "any"),
-    "state_late": Ambush("received", 0.0, "any"),
-    "starved": Ambush("welcomed", 0.0, "joiner"),
+TRIGGERS = {
+    "crash_joining": Trigger("joining", 0.1, "one"),
+    "crash_transferring": Trigger("transferring", 0.02, "one"),
+    "crash_answering": Trigger("answered", 0.0, "one"),
+    "donor_dies": Trigger("giving", 0.1, "any"),
+    "donor_leaves": Trigger("giving", 0.0, "any"),
+    "state_late": Trigger("received", 0.0, "any"),
+    "starved": Trigger("welcomed", 0.0, "joiner"),
 }
 
 
 class TriggeredFaults:
-    """`cut` makes links carry nothing for a while. Once `calm`, nothing more comes of what was begun."""
+    """`cut` makes links carry nothing for a while. Once `calm` is set, nothing more strikes."""
 
     def __init__(
         self, context: HostileContext, rng: Random, supervisor: Supervisor, cut: Callable[[Fault, list[Link]], None]
@@ -49,8 +49,8 @@ class TriggeredFaults:
         context.faults.trapped = self._trapped
 
     def lay(self, fault: Fault) -> None:
-        """Where it takes somebody who joins, somebody has to join again."""
-        options, (moment, after_s, whom) = self._context.options, AMBUSHES[fault.kind]
+        """Set a trap. Where it takes a joiner, a learner is killed so that it has to join again."""
+        options, (moment, after_s, whom) = self._context.options, TRIGGERS[fault.kind]
         names: Sequence[str] = options.learners
         if whom == "one":
             names = [pick(self._rng, options.learners if fault.target == EVERYBODY else (fault.target,))]
@@ -64,7 +64,7 @@ class TriggeredFaults:
             self._rejoins(fault)
 
     def _rejoins(self, fault: Fault) -> None:
-        """The first that it is meant for, if the trap is for that one."""
+        """Kill the first target, if the trap is for that one."""
         learners = self._supervisor.learners
         names = sorted(learners) if fault.target == EVERYBODY else [fault.target]
         for name in [name for name in names if name in learners and learners[name].alive][:1]:
@@ -72,7 +72,7 @@ class TriggeredFaults:
                 self._supervisor.crash(name)
 
     def someone_rejoins(self, count: int) -> list[str]:
-        """Who has to join again, because they died now."""
+        """Kill so many learners; returns those that have to join again."""
         learners = [self._supervisor.learners[name] for name in sorted(self._supervisor.learners)]
         stepping = [learner for learner in learners if learner.running and learner.machine.phase in (STEPPING, JOINING)]
         return [learner.name for learner in stepping[-count:] if self._supervisor.crash(learner.name)]

@@ -1,7 +1,7 @@
-"""The syncer's journal on a store that is slow, fails, fills up, and loses what it has not acknowledged.
+"""A hostile store for the syncer's journal: slow, failing, full, and losing what it has not acknowledged.
 
-The store takes an entry only from the newest epoch and only in order; the writer of one epoch puts them in, one after
-another, and tries again what failed. Knows nothing of what the entries say.
+The store takes an entry only from the newest epoch and only in order. The writer of one epoch puts entries in one by
+one, and retries what failed.
 """
 
 from __future__ import annotations
@@ -17,7 +17,7 @@ BACKOFF_S, BACKOFF_S_MAX = 0.05, 1.0  # between two attempts to write; doubles
 
 
 class Write(NamedTuple):
-    """What is to become durable, as the (epoch, sequence)-th."""
+    """One entry of the journal and its position."""
 
     epoch: int
     sequence: int
@@ -25,7 +25,7 @@ class Write(NamedTuple):
 
 
 class Store:
-    """Durable entries of all epochs, in order, and what is wrong with the store at present."""
+    """Durable entries of all epochs, in order, and the store's present faults."""
 
     def __init__(
         self, rng: Random, fault_counts: Counter[str], append_s: float, taken: Callable[[Write], None]
@@ -78,7 +78,7 @@ class Store:
             self.put(write)
 
     def read(self) -> list[Write]:
-        """The entries, as a reader sees them: at times an old prefix."""
+        """The entries as a reader sees them: under a fault an old prefix."""
         if self.stale and self.entries and self.random() < 0.8:
             seen = int(self.random() * len(self.entries))
             self._fault_counts["storage_stale"] += 1
@@ -86,7 +86,7 @@ class Store:
         return list(self.entries)
 
     def open(self, epoch: int, seen: list[Write]) -> bool:
-        """Let an epoch begin, on condition that what its opener has read is all there is."""
+        """Begin an epoch, if what its opener has read is all there is."""
         if epoch <= self.epoch or len(seen) != len(self.entries):
             return False
         self.epoch = epoch
@@ -115,7 +115,7 @@ class Writer:
             self._begin()
 
     def crash(self) -> None:
-        """The process is gone: what is under way may land or not, what waits is lost."""
+        """The process is dead: the write under way may land or not, what waits is lost."""
         write, self._under_way = self._under_way, None
         self.queue.clear()
         if write is not None:
