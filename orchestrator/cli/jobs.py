@@ -180,7 +180,7 @@ class _Follower:
 
 
 def _aside(work: Callable[[], Any]) -> asyncio.Future[Any]:
-    """Like asyncio.to_thread; but whoever is interrupted does not have to wait for the thread."""
+    """Like asyncio.to_thread, but an interrupt does not wait for the thread."""
     future: concurrent.futures.Future[Any] = concurrent.futures.Future()
     future.set_running_or_notify_cancel()
 

@@ -80,7 +80,7 @@ def plan(
             shapes = _shapes(resolved)
         declared = _declared(node or [], nodes)
         if step_seconds is not None and not 0 < step_seconds <= STEP_S_MOST:
-            words = "must be above 0, and a day at the most"
+            words = "must be above 0, and at most a day"
             raise InputError([Problem("--step-seconds", step_seconds, words, "leave it out if unknown")])
         from orchestrator.planner import plan as planner
 

@@ -123,7 +123,7 @@ def occupied(store: RunStore, fresh: bool, recipe: Recipe) -> list[Problem]:
     if stored_hash(store.read_text(RECIPE_FILE) or "") is None:
         return [_occupied(store, "is not empty and holds no run", "give another --name or --run-dir")]
     if fresh and going_on(store):
-        return [_occupied(store, "holds a run that is going on", "stop it first, or give another --name")]
+        return [_occupied(store, "holds a run that is still running", "stop it first, or give another --name")]
     return list(taken(recipe) if fresh else unlike(store, recipe))
 
 
