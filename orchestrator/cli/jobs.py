@@ -35,7 +35,7 @@ ADDRESSES = ("RAY_API_SERVER_ADDRESS", "RAY_ADDRESS")
 
 
 class Jobs(JobSubmissionClient):  # type: ignore[misc]
-    """Ray's client, which of itself waits for ever."""
+    """Ray's client, with a deadline for each request."""
 
     def _do_request(self, method: str, endpoint: str, **kwargs: Any) -> requests.Response:
         kwargs.setdefault("timeout", (KNOCK_S, ANSWER_S))
