@@ -11,7 +11,6 @@ from chaos.cli import app as chaos_app
 from docs import commands
 from orchestrator.cli.app import build
 
-
 BRACKETED = [
     words
     for words, command in commands.tree().items()
