@@ -233,11 +233,11 @@ def test_a_folder_that_is_not_empty_is_gone_on_with_or_refused_and_a_run_in_it_r
     assert again.exit_code == 2
     assert "it has finished" in again.stderr
     with alive(store):
-        assert "is going on" in invoke("run", LOCAL, "--fresh").stderr
+        assert "is still running" in invoke("run", LOCAL, "--fresh").stderr
     store.write_json("status.json", {"run": {"state": "running"}, "written_at": time.time() - 3600})
     store.write_text("left-over", "")
     on = invoke("run", LOCAL)
-    assert on.exit_code == 0 and "going on with the run" in on.stderr
+    assert on.exit_code == 0 and "resuming the run" in on.stderr
     assert "is not what the run in this folder was begun with" in invoke("run", LOCAL, "--set", "seed=8").stderr
     assert store.path("left-over").exists()
     assert invoke("run", LOCAL, "--fresh").exit_code == 0
