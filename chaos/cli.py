@@ -10,6 +10,7 @@ import typer
 from chaos.faults import DELAYING, LASTING
 from chaos.simulation.cli import sim
 from orchestrator.cli.errors import reported
+from orchestrator.cli.options import AsJson, Name, RunDir
 from orchestrator.cli.status import find
 from orchestrator.recipe.config import SYNCER
 from orchestrator.recipe.problems import InputError, Problem, nearest
@@ -52,9 +53,9 @@ def inject(
     delay: Annotated[
         float | None, typer.Option(min=0.001, help=f"Seconds for each step of slow and straggle [{DELAY_S:g}].")
     ] = None,
-    name: Annotated[str | None, typer.Option(help="The run's name.")] = None,
-    run_dir: Annotated[str | None, typer.Option(help="The run's store, instead of its name.")] = None,
-    as_json: Annotated[bool, typer.Option("--json", help="Print JSON on stdout.")] = False,
+    name: Name = None,
+    run_dir: RunDir = None,
+    as_json: AsJson = False,
 ) -> None:
     with reported(as_json):
         fault = kind.replace("-", "_")

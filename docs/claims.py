@@ -34,7 +34,7 @@ NOT_BUILT = {
 ELSEWHERE = {
     "A recorded run is repeated to the bit, deaths and recoveries included": ("6", "tests/replay/test_replayer.py"),
     "Real training follows a tape that a simulator made": ("6", "tests/replay/test_tapes.py"),
-    "One learner that joins stops nobody, and is there within a round if a copy takes less than 6 steps": (
+    "One learner that joins stops no other, and is there within a round if a copy takes less than 6 steps": (
         "6, upsizing",
         "tests/benchmarks/test_studies.py",
     ),

@@ -11,6 +11,7 @@ from typing import TYPE_CHECKING, Annotated, Any
 import typer
 
 from orchestrator.cli.errors import CHECK_FAILED, reported
+from orchestrator.cli.options import AsJson
 from orchestrator.recipe.problems import InputError, Problem
 
 if TYPE_CHECKING:
@@ -26,7 +27,7 @@ def sim(
     profile: Annotated[str, typer.Option(help="Which faults there are; mixed has all of them.")] = "mixed",
     jobs: Annotated[int, typer.Option(min=1, help="Processes side by side.")] = 1,
     trace: Annotated[bool, typer.Option("--trace", help="With --seed: a line for everything that happens.")] = False,
-    as_json: Annotated[bool, typer.Option("--json", help="Answer in JSON.")] = False,
+    as_json: AsJson = False,
 ) -> None:
     """Run both machines in a simulated world full of faults; exit code 5 if a check fails."""
     with reported(as_json):

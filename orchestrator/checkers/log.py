@@ -57,9 +57,7 @@ def _ending(history: History) -> Verdict:
     if finished and not endings:
         failures.append(f"the syncer finished at step {finished[-1].fact.syncer_step}, but the run never did")
     if len(endings) > 1 + len(history.of(RunResumed)):
-        failures.append(
-            f"the run finished {len(endings)} times, and was gone on with {len(history.of(RunResumed))} times"
-        )
+        failures.append(f"the run finished {len(endings)} times, and was resumed {len(history.of(RunResumed))} times")
     failures += [
         "the run is called finished, but its syncer never reached the budget"
         for said in endings

@@ -1,4 +1,4 @@
-"""`diloco plan --calibrate`: a real run's durations for a plan, and how well they predict that run itself."""
+"""`diloco plan --calibrate`: durations measured in a run, for a plan, and how well they predict that run itself."""
 
 from __future__ import annotations
 
@@ -50,7 +50,7 @@ class Calibrated:
 
 
 def needed(source: Path | None) -> Path:
-    """The run's own recipe, to be planned where none is given. Raises InputError where there is none."""
+    """The run's own recipe, which is planned if no other is given. Raises InputError if there is none."""
     assert source is not None
     if source.is_file():
         fix = "give a RECIPE: a saved calibration holds none"
@@ -62,7 +62,7 @@ def needed(source: Path | None) -> Path:
 
 
 def of(source: Path | None, file: Path | None, recipe: Recipe, shapes: Shapes) -> Calibrated | None:
-    """What the two options ask for; None where they ask for nothing. Raises InputError."""
+    """The calibration that the two options ask for, or None. Raises InputError."""
     if source is None:
         if file is not None:
             fix = "add --calibrate RUN_DIR"
@@ -75,7 +75,7 @@ def of(source: Path | None, file: Path | None, recipe: Recipe, shapes: Shapes) -
 
 
 def calibrated(source: Path, recipe: Recipe, shapes: Shapes) -> Calibrated:
-    """Measure a run, or read what was saved of one; predict it again, and the recipe. Raises InputError."""
+    """Measure a run, or read a saved calibration; predict that run and the recipe. Raises InputError."""
     from orchestrator.planner.fleet.calibration.measurements import read
     from orchestrator.planner.fleet.calibration.prediction import compared, predict
     from orchestrator.planner.sizing.model_sizes import shapes_of
@@ -99,7 +99,7 @@ def _of_run(folder: Path) -> tuple[Calibration, Recipe]:
 
 
 def step_seconds(told: Calibrated, recipe: Recipe) -> float:
-    """Of a step without slowdown, as the plan counts it."""
+    """Seconds of a step without slowdown, as the plan counts it."""
     from orchestrator.planner.fleet.calibration.prediction import step_s
 
     pool = recipe.pools[0]
@@ -139,7 +139,7 @@ def save(told: Calibrated, file: Path) -> None:
 
 
 def as_json(told: Calibrated | None) -> dict[str, Any]:
-    """The section of the plan's JSON; nothing without a calibration."""
+    """The plan's JSON section; empty without a calibration."""
     if told is None:
         return {}
     section = {
@@ -157,7 +157,7 @@ def lines(told: Calibrated | None) -> Iterator[str]:
     if told is None:
         return
     seeds = told.planned.seeds
-    yield f"calibrated on {told.source}: {_befell(told.calibration)}"
+    yield f"calibrated on {told.source}: {_faults(told.calibration)}"
     if told.compared:
         yield f"  {'':28}{'measured':>12}{'predicted':>12}{'':4}{f'lowest to highest of {seeds}':<24}{'difference':>12}"
         yield from map(_row, told.compared)
@@ -172,7 +172,7 @@ def lines(told: Calibrated | None) -> Iterator[str]:
 
 
 def _notes(told: Calibrated) -> Iterator[str]:
-    """What the prediction cannot know."""
+    """What the prediction leaves out."""
     if not told.calibration.restart["decide"]:
         yield "no learner was restarted there: restarts last as its first starts did, which come all at once and slower"
     if (most := told.calibration.abreast) is not None:
@@ -183,7 +183,7 @@ def _notes(told: Calibrated) -> Iterator[str]:
         yield f"not simulated: {', '.join(told.planned.ignored)}"
 
 
-def _befell(found: Calibration) -> str:
+def _faults(found: Calibration) -> str:
     kinds = sorted({strike.kind for strike in found.strikes})
     count = [f"{sum(strike.kind == kind for strike in found.strikes)} {kind}" for kind in kinds]
     return f"{found.learners} learners, faults: {', '.join(count) or 'none'}"

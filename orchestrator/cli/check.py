@@ -4,18 +4,18 @@ from __future__ import annotations
 
 import json
 from dataclasses import asdict
-from typing import Annotated
 
 import typer
 
 from orchestrator.cli.errors import CHECK_FAILED, reported
+from orchestrator.cli.options import AsJson, RunFolder
 from orchestrator.recipe.problems import InputError, Problem
 from orchestrator.store.run_store import RunStore
 
 
 def check(
-    run_dir: Annotated[str, typer.Argument(help="The run's store, for example runs/demo.")],
-    as_json: Annotated[bool, typer.Option("--json", help="Print JSON on stdout.")] = False,
+    run_dir: RunFolder,
+    as_json: AsJson = False,
 ) -> None:
     """Make every check on a run's log; exit code 5 if one fails, or cannot be made."""
     with reported(as_json):

@@ -12,6 +12,7 @@ from typing import Annotated, Any
 import typer
 
 from orchestrator.cli.errors import CHECK_FAILED, apart, reported
+from orchestrator.cli.options import AsJson, Overrides
 from orchestrator.recipe.config import Recipe
 from orchestrator.recipe.toml_text import load, parse
 from orchestrator.recipe.validation import build_task, host_only
@@ -23,11 +24,8 @@ _AROUND: dict[str, Any] = {"name": "check", "pools": [{"name": "one"}], "budget"
 
 def check_task(
     task: Annotated[str, typer.Argument(metavar="RECIPE|FACTORY", help="A TOML file, or package.module:factory.")],
-    overrides: Annotated[
-        list[str] | None,
-        typer.Option("--set", metavar="KEY=VALUE", help="Override, e.g. model.width=64; KEY= takes one out."),
-    ] = None,
-    as_json: Annotated[bool, typer.Option("--json", help="Print JSON on stdout.")] = False,
+    overrides: Overrides = None,
+    as_json: AsJson = False,
 ) -> None:
     """Check that a task does what learners and syncer rely on; exit code 5 if a check fails."""
     with reported(as_json):
@@ -54,7 +52,7 @@ def check_task(
 
 
 def _findings(recipe: Recipe, quiet: bool) -> list[Any]:
-    """Every finding, said as it comes."""
+    """All findings; each is printed as it comes."""
     with host_only():
         from learners.conformance import checks, fingerprint
     batch_size = recipe.pools[0].batch_size

@@ -1,4 +1,4 @@
-"""`diloco checkpoint now|list|verify`: a run's checkpoints, through its store alone. Needs no cluster."""
+"""`diloco checkpoint now|list|verify`: a run's checkpoints, through its store alone."""
 
 from __future__ import annotations
 
@@ -12,7 +12,8 @@ import typer
 
 from orchestrator.cli import scale
 from orchestrator.cli.errors import CHECK_FAILED, FAILED, as_record, reported
-from orchestrator.cli.status import AsJson, Name, RunDir, find
+from orchestrator.cli.options import AsJson, Name, RunDir
+from orchestrator.cli.status import find
 from orchestrator.recipe.problems import InputError, Problem
 from orchestrator.store import checkpoints
 from orchestrator.store import status_text as words
@@ -25,9 +26,7 @@ from outer.journal.object_store import Objects, objects
 POLL_S = 0.2
 SEGMENT = "events/orchestrator.jsonl"  # where it is said how a checkpoint went
 
-app = typer.Typer(
-    help="Take a checkpoint of a running job; list and verify those that there are.", no_args_is_help=True
-)
+app = typer.Typer(help="Take, list and verify checkpoints.", no_args_is_help=True)
 
 Timeout = Annotated[float, typer.Option(min=1.0, help="Seconds to wait for it.")]
 Number = Annotated[int | None, typer.Argument(metavar="[SNAPSHOT]", help="Its number; default: all, and the journal.")]
@@ -35,7 +34,7 @@ Number = Annotated[int | None, typer.Argument(metavar="[SNAPSHOT]", help="Its nu
 
 @contextmanager
 def kept(store: RunStore) -> Iterator[Objects]:
-    """Where journal and checkpoints are. What goes wrong with that store inside is an InputError."""
+    """The store of journal and checkpoints. A failure of that store inside the block becomes an InputError."""
     uri = recipe_of(store).durability.store
     try:
         yield objects(uri or store.root)
@@ -52,7 +51,7 @@ def kept(store: RunStore) -> Iterator[Objects]:
 
 @app.command()
 def now(name: Name = None, run_dir: RunDir = None, timeout: Timeout = 180.0, as_json: AsJson = False) -> None:
-    """Take a checkpoint now, and wait until it is whole; the run trains on."""
+    """Take a checkpoint now, and wait until it is complete; the run trains on."""
     with reported(as_json):
         store = find(name, run_dir)
         scale.require_going_on(store, status_of(store))
@@ -71,7 +70,7 @@ def now(name: Name = None, run_dir: RunDir = None, timeout: Timeout = 180.0, as_
 
 
 def _await(store: RunStore, where: Objects, before: int, seconds: float) -> int | str:
-    """The number of one cut since, once it is whole; or in words how it failed. Raises InputError where none comes."""
+    """The number of a complete checkpoint later than `before`, or why it failed. Raises InputError if none comes."""
     deadline = time.monotonic() + seconds
     while True:
         run = words.part(status_if_any(store) or {}, "run")
@@ -90,7 +89,7 @@ def _await(store: RunStore, where: Objects, before: int, seconds: float) -> int 
 
 
 def _failure(store: RunStore, before: int) -> str:
-    """What the log says of one that failed."""
+    """The log's reason for a failed checkpoint; empty if none failed."""
     from orchestrator.eventlog.facts import CheckpointFailed
     from orchestrator.eventlog.segments import read_segment
 
@@ -105,7 +104,7 @@ def _failure(store: RunStore, before: int) -> str:
 
 @app.command("list")
 def list_(name: Name = None, run_dir: RunDir = None, as_json: AsJson = False) -> None:
-    """List a run's checkpoints, oldest first. Reads no more than their manifests; `verify` reads all."""
+    """List a run's checkpoints, oldest first. Reads their manifests alone; `verify` reads every byte."""
     with reported(as_json):
         store = find(name, run_dir)
         with kept(store) as where:
@@ -131,7 +130,7 @@ def _line(each: dict[str, Any]) -> str:
 
 @app.command()
 def verify(snapshot: Number = None, name: Name = None, run_dir: RunDir = None, as_json: AsJson = False) -> None:
-    """Read every byte of the checkpoints, and of the journal; exit code 5 unless all is as it was written."""
+    """Read every byte of the checkpoints and the journal; exit code 5 if any is damaged."""
     with reported(as_json):
         store = find(name, run_dir)
         with kept(store) as where:
@@ -162,6 +161,6 @@ def _tell(what: str, wrong: list[str]) -> None:
 
 
 def unknown(field: str, value: int | str, numbers: list[int]) -> Problem:
-    """There is no such checkpoint."""
+    """The problem of a checkpoint that does not exist."""
     there = f"there are {', '.join(map(str, numbers))}" if numbers else "there is none: diloco checkpoint now takes one"
     return Problem(field, value, "is no checkpoint of this run", there)

@@ -1,6 +1,6 @@
-"""`diloco doctor`: is this machine fit to run on? And the one finding that `run` shares: foreign packages.
+"""`diloco doctor`: whether a run can start on this machine. `run` shares the check for foreign packages.
 
-Each finding is ok, a warning or a failure, with what was found and the fix. Starts nothing, imports no Ray.
+Each finding is ok, a warning or a failure, with a fix. Starts nothing and imports no Ray.
 """
 
 from __future__ import annotations
@@ -16,13 +16,14 @@ import sys
 from collections.abc import Iterable, Iterator
 from dataclasses import asdict, dataclass
 from pathlib import Path
-from typing import Annotated, Literal
+from typing import Literal
 
 import psutil
 import typer
 
 import orchestrator
 from orchestrator.cli.errors import INPUT, reported
+from orchestrator.cli.options import AsJson
 from orchestrator.recipe.problems import Problem
 
 # The lower bounds that pyproject.toml declares and the tests run with.
@@ -58,8 +59,8 @@ class Finding:
     fix: str = ""
 
 
-def doctor(as_json: Annotated[bool, typer.Option("--json", help="Print JSON on stdout.")] = False) -> None:
-    """Check this machine: versions, authentication, ports, memory, cores, packages; exit 2 on a failure."""
+def doctor(as_json: AsJson = False) -> None:
+    """Check this machine: versions, authentication, ports, memory, cores, packages; exit code 2 on a failure."""
     with reported(as_json):
         found = list(findings(Path.cwd()))
         sound = all(finding.status != "failure" for finding in found)
@@ -75,7 +76,7 @@ def doctor(as_json: Annotated[bool, typer.Option("--json", help="Print JSON on s
 
 
 def findings(folder: Path) -> Iterator[Finding]:
-    """Everything examined, for a run started in this folder."""
+    """All findings, for a run started in this folder."""
     yield _python()
     yield from (_version(package, least) for package, least in TESTED.items())
     yield _authentication()
@@ -91,7 +92,7 @@ def findings(folder: Path) -> Iterator[Finding]:
 
 
 def foreign_packages(folder: Path) -> list[Problem]:
-    """Packages of our names in a folder that are not ours: inside Ray's workers they would win over ours."""
+    """Packages in a folder that have our names and are not ours. Ray's workers would import them instead of ours."""
     ours = Path(orchestrator.__file__).resolve().parents[1]
     problems = []
     for room in ROOMS:
@@ -152,7 +153,7 @@ def _release(version: str) -> tuple[int, ...]:
 
 
 def _authentication() -> Finding:
-    """Whether peers must show a token is decided host by host unless it is said (ray 2.60)."""
+    """Unless RAY_AUTH_MODE is set, each host decides by itself whether peers need a token (ray 2.60)."""
     mode, path = os.environ.get("RAY_AUTH_MODE"), os.environ.get("RAY_AUTH_TOKEN_PATH")
     token = Path(path) if path else Path.home() / ".ray" / "auth_token"
     if mode not in (None, "token", "disabled"):
@@ -239,7 +240,7 @@ GOOGLE = "0x1ae0"  # its PCI vendor id
 
 @dataclass(frozen=True)
 class Accelerators:
-    """Of one kind."""
+    """The accelerators of one kind."""
 
     kind: str
     count: int
@@ -248,7 +249,7 @@ class Accelerators:
 
 
 def accelerators(root: Path = Path("/"), installed: Iterable[str] | None = None) -> list[Accelerators]:
-    """What is there. `root`: of the file system; `installed`: packages, by default this environment's."""
+    """The machine's accelerators. `root`: of the file system; `installed`: packages, by default this environment's."""
     names = _installed() if installed is None else {name.lower() for name in installed}
     gpus = len(list((root / "dev").glob("nvidia[0-9]*")))
     tpus = len(list((root / "dev").glob("accel[0-9]*"))) or _vfio_tpus(root)

@@ -22,9 +22,8 @@ OK, INPUT, UNREACHABLE, FAILED, CHECK_FAILED, UNFIT, INTERRUPTED = 0, 2, 3, 4, 5
 def reported(as_json: bool = False) -> Iterator[None]:
     """Turn an exception into its message and exit code; with `as_json`, also into `{"error": ...}` on stdout.
 
-    InputError is the user's (2), ConnectionError a cluster that does not answer (3), anything else a run that
-    failed (4), with its traceback unless it is lost without one. That a task's own code calls exit() is a failure
-    too, whatever the status it gives.
+    InputError is a wrong input (2), ConnectionError a cluster that does not answer (3), anything else a failed run (4),
+    with its traceback. A task whose own code calls exit() is a failure too, whatever its status.
     """
     try:
         yield
@@ -36,7 +35,7 @@ def reported(as_json: bool = False) -> Iterator[None]:
         ]
         _fail(INPUT, "input", f"{count} problem{'s' * (count > 1)} in the input", as_json, str(error), problems)
     except BrokenPipeError:
-        raise  # whoever read our output has gone: no matter of a cluster
+        raise  # the reader of our output has closed it, which is no error of a cluster
     except ConnectionError as error:
         _fail(UNREACHABLE, "unreachable", f"the cluster cannot be reached: {error}", as_json)
     except KeyboardInterrupt:
@@ -47,12 +46,12 @@ def reported(as_json: bool = False) -> Iterator[None]:
         _fail(FAILED, "failed", f"the run is lost: {error}", as_json)
     except (Exception, SystemExit) as error:
         if isinstance(error, SystemExit) and isinstance(error.__context__, BrokenPipeError):
-            raise error.__context__ from None  # a console of rich leaves by itself
+            raise error.__context__ from None  # rich exits by itself
         _fail(FAILED, "failed", f"{type(error).__name__}: {error}", as_json, traceback.format_exc())
 
 
 def apart(as_json: bool) -> AbstractContextManager[object]:
-    """With `as_json`, what a task's own code or a library prints meanwhile goes to stderr: stdout is for the JSON."""
+    """With `as_json`, send what a task or a library prints inside the block to stderr: stdout is for the JSON."""
     return redirect_stdout(sys.stderr) if as_json else nullcontext()
 
 
@@ -71,6 +70,6 @@ def _fail(
 
 
 def as_record(code: int, kind: str, message: str, problems: list[dict[str, Any]] | None = None) -> str:
-    """What an error is on stdout: strict JSON, whatever the user gave."""
+    """An error for stdout, in strict JSON."""
     record = {"kind": kind, "code": code, "message": message} | ({"problems": problems} if problems else {})
     return json.dumps({"error": finite(record)}, default=str, allow_nan=False)

@@ -1,4 +1,4 @@
-"""`diloco export RUN`: a run's final parameters, or a checkpoint's, as one safetensors file. Needs no cluster."""
+"""`diloco export RUN`: a run's final parameters, or a checkpoint's, as one safetensors file."""
 
 from __future__ import annotations
 
@@ -10,6 +10,7 @@ import typer
 
 from orchestrator.cli.checkpoint import kept, unknown
 from orchestrator.cli.errors import reported
+from orchestrator.cli.options import AsJson, Run
 from orchestrator.cli.status import located
 from orchestrator.recipe.problems import InputError, Problem
 from orchestrator.store.run_store import RunStore
@@ -21,12 +22,12 @@ NEWEST = "newest"
 
 
 def export(
-    run: Annotated[str, typer.Argument(help="The run's folder or name, for example runs/demo.")],
+    run: Run,
     out: Annotated[Path, typer.Option(help="The file to write.")] = Path("model.safetensors"),
     checkpoint: Annotated[
         str | None, typer.Option(metavar="N|newest", help="A checkpoint's parameters instead of the final ones.")
     ] = None,
-    as_json: Annotated[bool, typer.Option("--json", help="Print JSON on stdout.")] = False,
+    as_json: AsJson = False,
 ) -> None:
     """Write a run's final parameters, or a checkpoint's, as a safetensors file, and read it back."""
     with reported(as_json):
@@ -47,7 +48,7 @@ def export(
 
 
 def _of_checkpoint(store: RunStore, wanted: str) -> Model:
-    """Raises InputError for one that is not there, or not whole."""
+    """Raises InputError for a checkpoint that is missing or damaged."""
     from orchestrator.store import checkpoints, export
     from outer.journal.framing import Damaged
 

@@ -35,7 +35,7 @@ ADDRESSES = ("RAY_API_SERVER_ADDRESS", "RAY_ADDRESS")
 
 
 class Jobs(JobSubmissionClient):  # type: ignore[misc]
-    """Ray's client, which of itself waits for ever."""
+    """Ray's client, with a deadline for each request."""
 
     def _do_request(self, method: str, endpoint: str, **kwargs: Any) -> requests.Response:
         kwargs.setdefault("timeout", (KNOCK_S, ANSWER_S))
@@ -180,7 +180,7 @@ class _Follower:
 
 
 def _aside(work: Callable[[], Any]) -> asyncio.Future[Any]:
-    """Like asyncio.to_thread; but whoever is interrupted does not have to wait for the thread."""
+    """Like asyncio.to_thread, but an interrupt does not wait for the thread."""
     future: concurrent.futures.Future[Any] = concurrent.futures.Future()
     future.set_running_or_notify_cancel()
 

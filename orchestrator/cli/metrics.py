@@ -1,13 +1,13 @@
-"""`diloco metrics RUN_DIR`: a run's metrics from its folder alone. Needs no cluster."""
+"""`diloco metrics RUN_DIR`: a run's metrics from its folder alone."""
 
 from __future__ import annotations
 
 import json
-from typing import Annotated
 
 import typer
 
 from orchestrator.cli.errors import reported
+from orchestrator.cli.options import AsJson, RunFolder
 from orchestrator.eventlog.events import finite
 from orchestrator.recipe.problems import InputError, Problem
 from orchestrator.store.readers import recipe_of
@@ -15,10 +15,10 @@ from orchestrator.store.run_store import RunStore
 
 
 def metrics(
-    run_dir: Annotated[str, typer.Argument(help="The run's store, for example runs/demo.")],
-    as_json: Annotated[bool, typer.Option("--json", help="Print JSON on stdout.")] = False,
+    run_dir: RunFolder,
+    as_json: AsJson = False,
 ) -> None:
-    """Print a run's metrics, as computed from its folder: Prometheus text, under the names without Ray's prefix."""
+    """Print a run's metrics as Prometheus text, under the names without Ray's prefix."""
     with reported(as_json):
         store = RunStore(run_dir)
         if not store.exists:

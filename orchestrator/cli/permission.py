@@ -1,4 +1,4 @@
-"""Whose code may run: a run's folder or an exported file may come from anybody, and names the code that is called."""
+"""Permission to run a task's code, which a run's folder or an exported file names and which may come from anyone."""
 
 from __future__ import annotations
 
@@ -11,7 +11,7 @@ _OWN = re.compile(r"learners\.training\.models\.\w+:\w+")  # the tasks that come
 
 
 def permit(named: str, allowed: str | None, who: str = "the parameters name", whose: str = "these parameters") -> None:
-    """Raise InputError unless the task that is named is built in, or the one that the user names too."""
+    """Raise InputError unless the named task is built in, or is the one that the user allows."""
     if named == allowed or (allowed is None and _OWN.fullmatch(named)):
         return
     if allowed is None:

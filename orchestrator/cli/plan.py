@@ -1,4 +1,4 @@
-"""`diloco plan RECIPE`: what a run would need and move, and whether it fits, before anything is started."""
+"""`diloco plan RECIPE`: what a run needs and sends, and whether it fits, before anything starts."""
 
 from __future__ import annotations
 
@@ -18,6 +18,7 @@ from orchestrator.cli import advised_plan
 from orchestrator.cli import calibrate as calibration
 from orchestrator.cli.doctor import foreign_packages
 from orchestrator.cli.errors import UNFIT, apart, reported
+from orchestrator.cli.options import AsJson, NewName, Overrides, RunDir
 from orchestrator.planner.sizing import nodes as known
 from orchestrator.planner.sizing.nodes import Node
 from orchestrator.recipe.config import Recipe
@@ -37,14 +38,12 @@ def plan(
     recipe: Annotated[
         Path | None, typer.Argument(help="A TOML file, as for diloco run [with --calibrate: that run's own].")
     ] = None,
-    name: Annotated[str | None, typer.Option(help="Instead of the recipe's name.")] = None,
-    run_dir: Annotated[str | None, typer.Option(help="The run's store, a folder or file:// URI [runs/NAME].")] = None,
+    name: NewName = None,
+    run_dir: RunDir = None,
     address: Annotated[
         str | None, typer.Option(envvar="RAY_ADDRESS", help="Plan for the nodes of this Ray cluster.")
     ] = None,
-    overrides: Annotated[
-        list[str] | None, typer.Option("--set", metavar="KEY=VALUE", help="Override, as for diloco run.")
-    ] = None,
+    overrides: Overrides = None,
     node: Annotated[
         list[str] | None,
         typer.Option("--node", metavar="KEY=VALUE,...", help=f"Declare a node, e.g. {known.EXAMPLE}; repeat."),
@@ -63,15 +62,14 @@ def plan(
         Path | None,
         typer.Option("--calibrate", metavar="RUN_DIR", help="Take durations from a finished run, or a saved file."),
     ] = None,
-    save: Annotated[
-        Path | None, typer.Option("--save", metavar="FILE", help="Keep what --calibrate has measured.")
-    ] = None,
+    save: Annotated[Path | None, typer.Option("--save", metavar="FILE", help="Save what --calibrate measures.")] = None,
     trials: Annotated[
-        int, typer.Option("--trials", "--courses", min=0, max=10_000, help="Runs to draw for the forecast; 0: none.")
+        int,
+        typer.Option("--trials", "--courses", min=0, max=10_000, help="Random trials of the forecast; 0: no forecast."),
     ] = TRIALS,
-    as_json: Annotated[bool, typer.Option("--json", help="Print JSON on stdout.")] = False,
+    as_json: AsJson = False,
 ) -> None:
-    """Say what a run would need and move, and whether it fits; exit code 6 if not. Trains nothing."""
+    """Show what a run needs, sends and survives, and whether it fits; exit code 6 if not."""
     if recipe is None and calibrate is None:
         raise typer.BadParameter("Missing argument 'RECIPE': give one, or --calibrate RUN_DIR", ctx=context)
     with reported(as_json):
@@ -82,7 +80,7 @@ def plan(
             shapes = _shapes(resolved)
         declared = _declared(node or [], nodes)
         if step_seconds is not None and not 0 < step_seconds <= STEP_S_MOST:
-            words = "must be above 0, and a day at the most"
+            words = "must be above 0, and at most a day"
             raise InputError([Problem("--step-seconds", step_seconds, words, "leave it out if unknown")])
         from orchestrator.planner import plan as planner
 
@@ -126,7 +124,7 @@ def plan(
 
 
 def prepare(path: Path, overrides: Sequence[str], run_dir: str | None) -> tuple[Recipe, RunStore]:
-    """The recipe as `diloco run` resolves it, and its store, which may hold anything: nothing is written."""
+    """The recipe as `diloco run` resolves it, and its store. Nothing is written there."""
     folder = str(Path.cwd())
     if folder not in sys.path:
         sys.path.append(folder)  # a task of the user's own, as workers find it; ours come first
@@ -143,7 +141,7 @@ def prepare(path: Path, overrides: Sequence[str], run_dir: str | None) -> tuple[
 
 
 def _shapes(recipe: Recipe) -> Any:
-    """The task's shapes; whatever its own code raises is the user's to correct."""
+    """The task's shapes. An exception of the task's own code becomes an InputError."""
     from orchestrator.planner.sizing.model_sizes import shapes_of
 
     try:
@@ -157,7 +155,7 @@ def _shapes(recipe: Recipe) -> Any:
 
 
 def _declared(texts: Sequence[str], source: str | None) -> list[Node]:
-    """Nodes from the command line and from a file, under names of their own."""
+    """Nodes from the command line and from a file, with distinct names."""
     found = known.from_text(texts)
     if source is not None:
         try:
@@ -178,7 +176,7 @@ def _setting(
     syncer_region: str | None,
     trials: int,
 ) -> tuple[Any, list[Problem]]:
-    """Declared nodes before the cluster's, the cluster's before this machine; and what is in their way already."""
+    """The setting, with the declared nodes, or else the cluster's, or else this machine; and warnings about them."""
     from orchestrator.planner.plan import Setting
 
     busy: list[Problem] = []
@@ -202,7 +200,7 @@ def _setting(
 
 
 def _wanted(recipe: Recipe) -> dict[str, float]:
-    """Logical CPUs and further resources that a local Ray is started with: room for each pool's `most`."""
+    """Resources that a local Ray is started with: room for the `most` learners of each pool."""
     from orchestrator.planner.sizing.fit import AGENT_CPUS, SERVICE_CPUS
 
     wanted = {"CPU": sum(SERVICE_CPUS.values()) + AGENT_CPUS}
@@ -213,7 +211,7 @@ def _wanted(recipe: Recipe) -> dict[str, float]:
 
 
 def _cluster(address: str) -> tuple[list[Node], list[Problem]]:
-    """A cluster's nodes, whole, and a warning where something runs on them."""
+    """A cluster's nodes, counted as empty, and a warning where something runs on them."""
     import ray
 
     from orchestrator.runtime.launch import connect
@@ -251,7 +249,7 @@ def _commands(
     store: RunStore,
     made: Any,
 ) -> list[str]:
-    """The commands to go on with, of those that this build has; none where the plan cannot run."""
+    """The next commands, of those that this build has; none if the plan cannot run."""
     if not made.ok:
         return []
     where = ["--run-dir", run_dir] if run_dir is not None else ["--name", made.recipe.name]
@@ -273,6 +271,6 @@ def _commands(
 
 
 def _inside(path: str) -> str:
-    """A recipe's path as a job sees it, which has this folder's content and another folder's name."""
+    """A recipe's path in a job, whose folder has this folder's content under another name."""
     absolute = Path(path).absolute()
     return str(absolute.relative_to(Path.cwd())) if absolute.is_relative_to(Path.cwd()) else path

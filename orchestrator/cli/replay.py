@@ -1,4 +1,4 @@
-"""`diloco replay RUN_DIR`: run the numbers of a recorded run again and compare every digest. Needs no cluster."""
+"""`diloco replay RUN_DIR`: compute a recorded run again and compare every digest. Needs no cluster."""
 
 from __future__ import annotations
 
@@ -14,6 +14,7 @@ from typing import Annotated, Any
 import typer
 
 from orchestrator.cli.errors import CHECK_FAILED, reported
+from orchestrator.cli.options import AsJson, RunFolder
 from orchestrator.cli.permission import permit
 from orchestrator.eventlog.events import Event, finite
 from orchestrator.eventlog.facts import RunStarted
@@ -29,7 +30,7 @@ KINDS = ("loss", "state", "contribution", "commit", "final")  # what is compared
 
 
 def replay(
-    run_dir: Annotated[str, typer.Argument(help="The run's store, for example runs/demo.")],
+    run_dir: RunFolder,
     until: Annotated[int | None, typer.Option(min=1, metavar="STEP", help="The last syncer step to replay.")] = None,
     out: Annotated[Path | None, typer.Option(metavar="FOLDER", help="Write the parameters there.")] = None,
     every: Annotated[
@@ -37,14 +38,14 @@ def replay(
     ] = 0,
     task: Annotated[
         str | None,
-        typer.Option(metavar="FACTORY", help="The run's task, if it is not built in: permits to run its code."),
+        typer.Option(metavar="FACTORY", help="The run's task, if it is not built in: allows its code to run."),
     ] = None,
     diff: Annotated[
-        str | None, typer.Option(metavar="OTHER_DIR", help="Only name the first event in which two logs part.")
+        str | None, typer.Option(metavar="OTHER_DIR", help="Only show the first event in which two logs differ.")
     ] = None,
-    as_json: Annotated[bool, typer.Option("--json", help="Print JSON on stdout.")] = False,
+    as_json: AsJson = False,
 ) -> None:
-    """Compute a recorded run again and compare it to the bit; exit code 5 where it differs, or is not all recorded."""
+    """Compute a recorded run again and compare it to the bit; exit code 5 if it differs, or was not fully recorded."""
     with reported(as_json):
         log = _log("RUN_DIR", run_dir)
         if diff is not None:
@@ -64,7 +65,7 @@ class _Log:
 
 
 def _log(field: str, run_dir: str) -> _Log:
-    """A run's log that nobody has changed, as far as its chains and its seal tell."""
+    """A run's log, unchanged as far as its chains and its seal show. Raises InputError."""
     from orchestrator.checkers.log import check_seal
 
     store = RunStore(run_dir)
@@ -142,7 +143,7 @@ def _check_recipe(log: _Log) -> None:
 
 
 def _check_out(out: Path, name: str) -> None:
-    """Before anything is computed: afterwards is late."""
+    """Refuse an unusable --out before the replay begins."""
     if (out / name).exists():
         raise InputError([Problem("--out", str(out), f"holds a {name} already", "give another folder")])
     there = next(path for path in (out, *out.absolute().parents) if path.exists())
@@ -160,7 +161,7 @@ def _check_until(until: int | None, events: list[Event], commits: bool) -> None:
 
 
 def _as_recorded(outcome: Mapping[str, Any]) -> bool:
-    """Bit-equal, or of a log that says of itself that there was nothing to record, and indeed has nothing."""
+    """Whether it is bit-equal, or the log is synthetic and has no digests to compare."""
     nothing = outcome["bit_equal"] is None and not outcome["compared"]
     return outcome["bit_equal"] is True or (outcome["synthetic"] and nothing)
 
@@ -206,7 +207,7 @@ def differs(difference: dict[str, Any]) -> str:
 
 
 class _View:
-    """News on stderr while the replay works: a line that redraws on a terminal, plain lines anywhere else."""
+    """Progress on stderr: a line that redraws on a terminal, plain lines elsewhere."""
 
     def __init__(self) -> None:
         self._terminal = sys.stderr.isatty()
@@ -257,16 +258,16 @@ def _compare(log: _Log, other_dir: str, as_json: bool) -> None:
         about = {"same": found.first is None, "sealed": log.sealed and other.sealed}
         typer.echo(json.dumps(finite(about | asdict(found)), allow_nan=False))
     elif found.first is None:
-        typer.echo(f"the same: {found.events:,} events, but for what clocks measured")
+        typer.echo(f"the same: {found.events:,} events, apart from measured times")
     else:
         first = found.first
-        typer.echo(f"they part at {first.writer} {first.incarnation}, fact {first.sequence}:")
+        typer.echo(f"they differ first at {first.writer} {first.incarnation}, fact {first.sequence}:")
         for folder, kind, place in ((log.store.root, first.kinds[0], 0), (other.store.root, first.kinds[1], 1)):
             typer.echo(f"  {folder}: {kind}")
             for name, values in first.fields.items():
                 typer.echo(f"    {name} = {json.dumps(finite(values[place]))}")
         if found.others:
-            typer.echo(f"  {found.others} other writers part too, none of them before it")
+            typer.echo(f"  {found.others} other writers differ too, none of them earlier")
     if found.recipes_differ and not as_json:
         typer.echo("  their recipes differ")
     if found.first is not None:

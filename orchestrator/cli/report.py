@@ -1,4 +1,4 @@
-"""`diloco report`: write a run's report from its log. Needs no cluster, and no run that has ended."""
+"""`diloco report`: write a run's report from its log, also while it runs."""
 
 from __future__ import annotations
 
@@ -9,6 +9,7 @@ from typing import Annotated
 import typer
 
 from orchestrator.cli.errors import reported
+from orchestrator.cli.options import AsJson, Name
 from orchestrator.recipe.problems import InputError, Problem
 from orchestrator.report.write import RECIPE, write
 from orchestrator.store.run_store import RunStore, known_runs
@@ -16,11 +17,11 @@ from orchestrator.store.run_store import RunStore, known_runs
 
 def report(
     run_dir: Annotated[str | None, typer.Argument(help="The run's store, for example runs/demo.")] = None,
-    name: Annotated[str | None, typer.Option("--name", help="The run's name; its store is runs/NAME.")] = None,
+    name: Name = None,
     out: Annotated[
         Path | None, typer.Option("--out", help="Write here, and as .md beside it [report.html in the store].")
     ] = None,
-    as_json: Annotated[bool, typer.Option("--json", help="Print the paths written, as JSON, on stdout.")] = False,
+    as_json: AsJson = False,
 ) -> None:
     """Write report.html and report.md from a run's log as it is now."""
     with reported(as_json):
@@ -35,7 +36,7 @@ def report(
 
 
 def _store(run_dir: str | None, name: str | None) -> RunStore:
-    """The store that holds a log. Raises InputError with what is wrong and the runs that are known."""
+    """The store that holds the log. Raises InputError, which names the known runs."""
     known = known_runs()
     fix = f"known runs: {', '.join(known)}" if known else "give a run's folder, for example runs/demo"
     if (run_dir is None) == (name is None):

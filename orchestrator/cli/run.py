@@ -1,4 +1,4 @@
-"""`diloco run RECIPE`: check everything first, then train, then say how it went."""
+"""`diloco run RECIPE`: check everything, train, and print a summary."""
 
 from __future__ import annotations
 
@@ -15,6 +15,7 @@ from rich.console import Console
 
 from orchestrator.cli.doctor import foreign_packages
 from orchestrator.cli.errors import CHECK_FAILED, FAILED, INTERRUPTED, OK, apart, reported
+from orchestrator.cli.options import AsJson, NewName, Overrides, RunDir
 from orchestrator.cli.summary import block
 from orchestrator.cli.terminal import LiveView
 from orchestrator.recipe.config import Recipe
@@ -28,33 +29,30 @@ from orchestrator.store.readers import RECIPE_FILE, status_if_any, status_of
 from orchestrator.store.resume import reopen, taken, unlike
 from orchestrator.store.run_store import RunStore
 
-SILENT_S = 15.0  # a status older than this was left by a run that died
+SILENT_S = 15.0  # the age from which a status is that of a dead run
 LOOK_S, LOOK_POLL_S = 4.0, 0.2  # for another status to follow
 
 
 def run(
     context: typer.Context,
     recipe: Annotated[Path, typer.Argument(help="A TOML file; diloco init writes one.")],
-    name: Annotated[str | None, typer.Option(help="Instead of the recipe's name.")] = None,
-    run_dir: Annotated[str | None, typer.Option(help="The run's store, a folder or file:// URI [runs/NAME].")] = None,
+    name: NewName = None,
+    run_dir: RunDir = None,
     address: Annotated[
         str | None,
         typer.Option(envvar="RAY_ADDRESS", help="A Ray cluster; without one, a local one is started."),
     ] = None,
-    overrides: Annotated[
-        list[str] | None,
-        typer.Option("--set", metavar="KEY=VALUE", help="Override, e.g. sync.quorum=2; KEY= takes one out."),
-    ] = None,
+    overrides: Overrides = None,
     fresh: Annotated[
         bool,
         typer.Option(
             "--fresh",
-            help="Begin anew: remove what an earlier run left in the same store, instead of going on with it.",
+            help="Remove an earlier run from the same store, instead of resuming it.",
         ),
     ] = False,
-    as_json: Annotated[bool, typer.Option("--json", help="Print the summary as JSON on stdout.")] = False,
+    as_json: AsJson = False,
 ) -> None:
-    """Train by a recipe; a run that was stopped, or died, goes on."""
+    """Train by a recipe, or resume a run that was stopped or died."""
     with reported(as_json):
         named = [] if name is None else [f"name={json.dumps(name)}"]
         with apart(as_json):
@@ -62,13 +60,13 @@ def run(
         if fresh and store.exists:
             shutil.rmtree(store.root)
         if going_on(store):
-            typer.echo(f"{resolved.name}: is going on; following it. Ctrl-C leaves it going.", err=True)
+            typer.echo(f"{resolved.name}: is running already; following it. Ctrl-C leaves it running.", err=True)
             follow(store, as_json)
         store.create()
         resumed = not store.empty
         if resumed:
             reopen(store)
-            typer.echo(f"{resolved.name}: going on with the run in {store.root}; --fresh begins anew", err=True)
+            typer.echo(f"{resolved.name}: resuming the run in {store.root}; --fresh would start again", err=True)
         store.write_text(RECIPE_FILE, dump(resolved))
         view = LiveView(Console(stderr=as_json), as_json)
         try:
@@ -87,7 +85,7 @@ def run(
 
 
 def prepare(path: Path, overrides: Sequence[str], run_dir: str | None, fresh: bool) -> tuple[Recipe, RunStore]:
-    """The resolved recipe and the store of a run that may start. Raises InputError with every reason why not."""
+    """The resolved recipe and the store of a run that may start. Raises InputError with all problems."""
 
     def store_of(recipe: Recipe) -> RunStore:
         return RunStore(run_dir) if run_dir is not None else RunStore.named(recipe.name)
@@ -101,7 +99,7 @@ def prepare(path: Path, overrides: Sequence[str], run_dir: str | None, fresh: bo
 
 
 def checked(path: Path, overrides: Sequence[str], folder: Path, further: Callable[[Recipe], list[Problem]]) -> Recipe:
-    """The resolved recipe, once nothing is wrong with it, with the folder that workers will run in, or `further`."""
+    """The resolved recipe, after its own checks, those of the workers' folder, and `further`. Raises InputError."""
     if str(folder) not in sys.path:
         sys.path.append(str(folder))  # a task of the user's own, as workers find it; ours come first
     problems = foreign_packages(folder)
@@ -117,7 +115,7 @@ def checked(path: Path, overrides: Sequence[str], folder: Path, further: Callabl
 
 
 def occupied(store: RunStore, fresh: bool, recipe: Recipe) -> list[Problem]:
-    """Why no run may start, or go on, in that folder: something else is there, or a run of another recipe."""
+    """Why no run may start or resume in that folder: it holds something else, or a run of another recipe."""
     if store.root.exists() and not store.exists:
         return [_occupied(store, "is a file", "give another --run-dir")]
     if store.empty:
@@ -125,12 +123,12 @@ def occupied(store: RunStore, fresh: bool, recipe: Recipe) -> list[Problem]:
     if stored_hash(store.read_text(RECIPE_FILE) or "") is None:
         return [_occupied(store, "is not empty and holds no run", "give another --name or --run-dir")]
     if fresh and going_on(store):
-        return [_occupied(store, "holds a run that is going on", "stop it first, or give another --name")]
+        return [_occupied(store, "holds a run that is still running", "stop it first, or give another --name")]
     return list(taken(recipe) if fresh else unlike(store, recipe))
 
 
 def going_on(store: RunStore) -> bool:
-    """Whether its orchestrator lives: it writes its status twice a second."""
+    """Whether the run's orchestrator is alive: it writes its status twice a second."""
     status = status_if_any(store) or {}
     running = (status.get("run") or {}).get("state") in ("starting", "running")
     if not running or time.time() - (status.get("written_at") or 0.0) > SILENT_S:
@@ -170,14 +168,14 @@ def _train(
 
 
 def follow(store: RunStore, as_json: bool) -> NoReturn:
-    """Through its store, to its end; exits with its code."""
+    """Follow a run through its store to its end, and exit with its code."""
     status_of(store)  # what is damaged from the beginning is not waited for
     view = LiveView(Console(stderr=as_json), as_json)
     try:
         summary = watch.follow(store, view.update)
     except KeyboardInterrupt:
         view.close()
-        typer.echo("left: the run goes on", err=True)
+        typer.echo("detached: the run goes on", err=True)
         raise typer.Exit(INTERRUPTED) from None
     finally:
         view.close()

@@ -1,7 +1,7 @@
-"""`diloco sample RUN`: let a trained language model speak. Needs no cluster.
+"""`diloco sample RUN`: text from a trained language model.
 
-A run's folder or an exported file may come from anybody, and names the code that is to be called: it is called only
-where it is this package's own, or where the user names it too.
+A run's folder or an exported file may come from anyone, and names the task whose code runs. That code runs only if it
+is built in, or if the user names it too.
 """
 
 from __future__ import annotations
@@ -15,6 +15,7 @@ from typing import Annotated, Any
 import typer
 
 from orchestrator.cli.errors import apart, reported
+from orchestrator.cli.options import AsJson
 from orchestrator.cli.permission import permit
 from orchestrator.cli.status import located
 from orchestrator.recipe.problems import InputError, Problem
@@ -27,16 +28,16 @@ def sample(
     from_: Annotated[Path | None, typer.Option("--from", help="Instead of a run, a file of diloco export.")] = None,
     task: Annotated[
         str | None,
-        typer.Option(metavar="FACTORY", help="The task they name, if it is not built in: permits to run its code."),
+        typer.Option(metavar="FACTORY", help="The parameters' task, if it is not built in: allows its code to run."),
     ] = None,
-    prompt: Annotated[str, typer.Option(help="What the text goes on from.")] = "",
+    prompt: Annotated[str, typer.Option(help="The beginning of the text.")] = "",
     length: Annotated[int, typer.Option(min=1, help="Bytes to add.")] = 200,
-    temperature: Annotated[float, typer.Option(min=0.0, help="0: always the likeliest.")] = 0.8,
-    top_k: Annotated[int, typer.Option(min=0, help="Draw among so many likeliest; 0: all.")] = 0,
+    temperature: Annotated[float, typer.Option(min=0.0, help="0: always the most likely byte.")] = 0.8,
+    top_k: Annotated[int, typer.Option(min=0, help="Draw among this many most likely bytes; 0: all.")] = 0,
     seed: Annotated[int, typer.Option(min=0)] = 0,
-    as_json: Annotated[bool, typer.Option("--json", help="Print JSON on stdout.")] = False,
+    as_json: AsJson = False,
 ) -> None:
-    """Print a prompt and what a trained model adds to it."""
+    """Print a prompt and a trained model's continuation."""
     with reported(as_json):
         if (run is None) == (from_ is None):
             problem = Problem("RUN", run, "give either a run or --from", "write for example: diloco sample runs/demo")
@@ -64,7 +65,7 @@ def sample(
 
 
 def _speaking(tables: dict[str, Any]) -> Any:
-    """The task of a model, which must be one that can give text."""
+    """The model's task, which must be able to generate text."""
     folder = str(Path.cwd())
     if folder not in sys.path:
         sys.path.append(folder)  # as for a run

@@ -1,4 +1,4 @@
-"""`diloco scale`: give a running job's pool another number of learners; through its store alone."""
+"""`diloco scale`: change the number of learners in a pool of a running job, through its store alone."""
 
 from __future__ import annotations
 
@@ -10,8 +10,9 @@ from typing import Annotated, Any
 import typer
 
 from orchestrator.cli.errors import reported
+from orchestrator.cli.options import AsJson, Name, RunDir
 from orchestrator.cli.run import SILENT_S
-from orchestrator.cli.status import AsJson, Name, RunDir, find
+from orchestrator.cli.status import find
 from orchestrator.lifecycle.scaling import problems, request_file
 from orchestrator.recipe.problems import InputError, Problem
 from orchestrator.store import status_text as words
@@ -26,13 +27,15 @@ SETTLED_S = 300.0
 
 def scale(
     pool: Annotated[str, typer.Argument(help="The pool's name.")],
-    learners: Annotated[int, typer.Argument(min=0, metavar="N", help="How many learners it is to have.")],
+    learners: Annotated[int, typer.Argument(min=0, metavar="N", help="The wanted number of learners.")],
     name: Name = None,
     run_dir: RunDir = None,
-    wait: Annotated[bool, typer.Option("--wait", help="Until they step, and those that leave have left.")] = False,
+    wait: Annotated[
+        bool, typer.Option("--wait", help="Wait until new learners step and leaving ones have left.")
+    ] = False,
     as_json: AsJson = False,
 ) -> None:
-    """Add learners to a running job, or drain some; the others train on."""
+    """Change the number of learners in a pool of a running job; the others train on."""
     with reported(as_json):
         store = find(name, run_dir)
         status = status_of(store)
@@ -58,7 +61,7 @@ def _refuse(store: RunStore, status: Mapping[str, Any], pool: str, learners: int
 
 
 def require_going_on(store: RunStore, status: Mapping[str, Any]) -> None:
-    """Raises InputError for a run that has ended, or says nothing any more."""
+    """Raises InputError for a run that has ended, or that has been silent for too long."""
     run = words.part(status, "run")
     if run.get("state") in words.ENDED:
         raise InputError([Problem("--name", run.get("name"), f"the run has {run['state']}", "name a run that goes on")])
@@ -67,7 +70,7 @@ def require_going_on(store: RunStore, status: Mapping[str, Any]) -> None:
 
 
 def _look(store: RunStore, status: Mapping[str, Any]) -> None:
-    """Raises InputError unless another status follows: the hosts' clocks may only differ."""
+    """Raises InputError unless a newer status appears. An old one may only mean that the hosts' clocks differ."""
     deadline = time.monotonic() + LOOK_S
     while status_of(store).get("written_at") == status.get("written_at"):
         if time.monotonic() >= deadline:
@@ -89,7 +92,7 @@ def _settled(status: Mapping[str, Any], pool: str, learners: int) -> bool:
 
 
 def _until(store: RunStore, holds: Any, seconds: float) -> dict[str, Any]:
-    """The first status of which it holds. Raises InputError when none comes in time, or the run ends before."""
+    """The first status for which `holds` is true. Raises InputError if none comes in time, or the run ends before."""
     deadline = time.monotonic() + seconds
     while True:
         status = status_of(store)

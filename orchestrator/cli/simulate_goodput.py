@@ -19,6 +19,7 @@ from rich.progress import Progress
 from rich.table import Table
 
 from orchestrator.cli.errors import reported
+from orchestrator.cli.options import AsJson
 from orchestrator.planner.fleet.islands.failures import Failures
 from orchestrator.recipe.problems import InputError, Problem, explain, nearest
 
@@ -64,7 +65,7 @@ def goodput(
     repair_scale_s: Annotated[float | None, _field("repair_scale_s")] = None,
     round_steps: Annotated[int, typer.Option(min=1, help="H.", rich_help_panel=WAITING)] = 24,
     overlap_steps: Annotated[int, typer.Option(min=0, help="tau.", rich_help_panel=WAITING)] = 2,
-    as_json: Annotated[bool, typer.Option("--json", help="Print a list of cells as JSON on stdout.")] = False,
+    as_json: AsJson = False,
     to_csv: Annotated[Path | None, typer.Option("--csv", metavar="FILE", help="Write the cells as CSV too.")] = None,
     plot: Annotated[Path | None, typer.Option("--plot", metavar="FILE.svg", help="Draw goodput against chips.")] = None,
 ) -> None:

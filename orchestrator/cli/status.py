@@ -10,22 +10,20 @@ import typer
 
 from orchestrator.cli import submit
 from orchestrator.cli.errors import reported
+from orchestrator.cli.options import AsJson, Name, RunDir
 from orchestrator.cli.run import follow as follow_run
 from orchestrator.recipe.problems import InputError, Problem, nearest
 from orchestrator.store import status_text as words
 from orchestrator.store.readers import RECIPE_FILE, STATUS_FILE, status_of
 from orchestrator.store.run_store import RUNS, RunStore, known_runs
 
-Name = Annotated[str | None, typer.Option("--name", help="The run's name; its store is runs/NAME.")]
-RunDir = Annotated[str | None, typer.Option("--run-dir", help="The run's store, a folder or file:// URI.")]
-AsJson = Annotated[bool, typer.Option("--json", help="Print JSON on stdout.")]
-
 
 def status(
     name: Name = None,
     run_dir: RunDir = None,
     follow: Annotated[
-        bool, typer.Option("--follow", "-f", help="Until the run ends, and with its exit code; Ctrl-C leaves it going.")
+        bool,
+        typer.Option("--follow", "-f", help="Until the run ends, and with its exit code; Ctrl-C leaves it running."),
     ] = False,
     address: Annotated[
         str | None,
@@ -52,7 +50,7 @@ def status(
 
 
 def _follow_job(address: str, name: str | None, run_dir: str | None, follow: bool, as_json: bool) -> NoReturn:
-    """Through the cluster's job server, where the run's store cannot be reached from here."""
+    """Follow through the cluster's job server, where the run's store cannot be reached from here."""
     if not follow:
         fix = "add --follow; without --address, the status is read from the run's store"
         raise InputError([Problem("--address", address, "belongs to --follow", fix)])
@@ -70,9 +68,9 @@ def _follow_job(address: str, name: str | None, run_dir: str | None, follow: boo
 def stop(
     name: Name = None,
     run_dir: RunDir = None,
-    reason: Annotated[str, typer.Option(help="Kept with the run.")] = "asked for",
+    reason: Annotated[str, typer.Option(help="Stored with the run.")] = "asked for",
 ) -> None:
-    """Ask a run to end cleanly."""
+    """Stop a running job cleanly."""
     with reported():
         store = find(name, run_dir)
         state = words.part(status_of(store), "run").get("state")

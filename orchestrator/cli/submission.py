@@ -1,4 +1,4 @@
-"""A run as a Ray job: its id, its command, and the folder that is sent along. Sends nothing itself."""
+"""A run as a Ray job: its id, its command, and the folder to send. cli/jobs.py sends it."""
 
 from __future__ import annotations
 
@@ -18,7 +18,7 @@ from orchestrator.cli.doctor import ROOMS
 from orchestrator.recipe.problems import Problem
 from orchestrator.store.run_store import RunStore
 
-# What is nobody else's: whoever reaches the cluster can read what was sent. As deploy/tls/ and the runbook name them.
+# Never sent, since everyone who reaches the cluster can read what was sent. Named as in deploy/tls/ and the runbook.
 SECRETS = ("*.key", "*.pem", "certs/", "token", ".env*")
 # Ray also leaves out .git, .venv, venv, __pycache__, and what .gitignore and .rayignore say.
 EXCLUDES = ("/runs", ".git", ".venv", "*.egg-info", ".mypy_cache", ".pytest_cache", ".ruff_cache", *SECRETS)

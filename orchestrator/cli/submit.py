@@ -1,4 +1,4 @@
-"""`diloco submit RECIPE`: check it here, run it as a job of a cluster, follow it to its end."""
+"""`diloco submit RECIPE`: check a recipe here, run it as a job of a cluster, and follow it to its end."""
 
 from __future__ import annotations
 
@@ -10,6 +10,7 @@ from typing import Annotated, Any, NoReturn
 import typer
 
 from orchestrator.cli.errors import INTERRUPTED, OK, apart, reported
+from orchestrator.cli.options import NewName, Overrides
 from orchestrator.cli.run import checked
 from orchestrator.cli.submission import carries_sources, problems, submission
 from orchestrator.recipe.problems import InputError, Problem
@@ -26,11 +27,8 @@ def submit(
     run_dir: Annotated[
         str | None, typer.Option(help="The run's store: an absolute path or file:// URI that the nodes share.")
     ] = None,
-    name: Annotated[str | None, typer.Option(help="Instead of the recipe's name.")] = None,
-    overrides: Annotated[
-        list[str] | None,
-        typer.Option("--set", metavar="KEY=VALUE", help="Override, e.g. sync.quorum=2; KEY= takes one out."),
-    ] = None,
+    name: NewName = None,
+    overrides: Overrides = None,
     working_dir: Annotated[Path, typer.Option(help="The folder that is sent to the cluster.")] = Path("."),
     fresh: Annotated[bool, typer.Option("--fresh", help="Remove what an earlier run left in the same store.")] = False,
     no_wait: Annotated[bool, typer.Option("--no-wait", help="Return once the job is submitted.")] = False,
@@ -68,7 +66,7 @@ def submit(
 
 
 def follow(client: Any, submission_id: str, record: dict[str, Any], as_json: bool) -> NoReturn:
-    """Print what the job prints until it ends, and exit with the run's own code. Ctrl-C leaves it going."""
+    """Print the job's output until it ends, and exit with the run's code. Ctrl-C leaves the job running."""
     from orchestrator.cli import jobs
 
     try:
@@ -90,7 +88,7 @@ def follow(client: Any, submission_id: str, record: dict[str, Any], as_json: boo
 
 
 def hint(address: str, submission_id: str) -> str:
-    """How to come back to a job."""
+    """How to follow a job again, and how to stop it."""
     given = shlex.join(["--address", address])
     return (
         f"follow it: diloco status --follow {given} --name {submission_id}\n"

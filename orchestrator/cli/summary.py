@@ -1,4 +1,4 @@
-"""The block of text at the end of a run. Computes nothing; what is unknown shows as a dash."""
+"""The block of text at the end of a run. Unknown values show as a dash."""
 
 from __future__ import annotations
 
@@ -10,7 +10,7 @@ from orchestrator.store.status_text import DASH, loss, number, part, percent, se
 
 
 def block(summary: Mapping[str, Any], folder: str) -> str:
-    """The summary of a run for a reader, with where its files are."""
+    """The summary of a run for people, with the place of its files."""
     return "\n".join(
         [
             f"{_of(summary, 'name')}: {_of(summary, 'state')}{_verdict(summary)}",
@@ -23,7 +23,7 @@ def block(summary: Mapping[str, Any], folder: str) -> str:
 
 
 def _verdict(summary: Mapping[str, Any]) -> str:
-    """A run that was asked to stop did not reach its end, but did nothing wrong either."""
+    """A stopped run did not reach its end, but is no failure."""
     if summary.get("ok"):
         return ", ok"
     return "" if summary.get("state") == "stopped" else ", NOT OK"

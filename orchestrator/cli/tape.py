@@ -19,6 +19,7 @@ from rich.progress import Progress
 
 from orchestrator.accounting.verdicts import Verdict
 from orchestrator.cli.errors import CHECK_FAILED, apart, as_record, reported
+from orchestrator.cli.options import AsJson, Overrides
 from orchestrator.cli.run import checked
 from orchestrator.eventlog.events import Event
 from orchestrator.recipe.config import Recipe
@@ -70,11 +71,8 @@ def tape(
     startup_seconds: Annotated[
         float | None, typer.Option(min=0.0, help="With --profile: until a starting learner attaches [10 steps].")
     ] = None,
-    overrides: Annotated[
-        list[str] | None,
-        typer.Option("--set", metavar="KEY=VALUE", help="Override, e.g. fleet.mtbf_hours=0.5; KEY= takes one out."),
-    ] = None,
-    as_json: Annotated[bool, typer.Option("--json", help="Print JSON on stdout.")] = False,
+    overrides: Overrides = None,
+    as_json: AsJson = False,
 ) -> None:
     """Simulate a recipe's run and write the log that it would have. Trains nothing."""
     with reported(as_json):

@@ -1,6 +1,6 @@
 """The live view of a run: a table that redraws on a terminal, plain lines anywhere else.
 
-Shows what orchestrator/store/status_text.py puts in words; decides only what fits and how often to speak.
+Shows the words of orchestrator/store/status_text.py; decides what fits the width, and how often to print.
 """
 
 from __future__ import annotations
@@ -33,9 +33,9 @@ STYLES = {"stepping": "green", "running": "green", "finished": "green", "failed"
 
 
 class LiveView:
-    """Give it each new status; close it before printing anything else.
+    """Update it with each new status; close it before printing anything else.
 
-    `json_mode` keeps to plain lines, on a console that should then be stderr.
+    With `json_mode` it prints plain lines, on a console that should then be stderr.
     """
 
     def __init__(self, console: Console, json_mode: bool = False, clock: Callable[[], float] = time.monotonic) -> None:

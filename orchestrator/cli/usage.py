@@ -11,6 +11,7 @@ from collections.abc import Sequence
 from typing import Any
 
 import typer
+from rich.markup import escape
 from typer.core import TyperGroup
 
 from orchestrator.cli.errors import INPUT, as_record
@@ -30,6 +31,14 @@ REPLACED = {
 
 class Group(TyperGroup):
     """Commands under one name, such as `diloco chaos`."""
+
+    def get_command(self, ctx: Any, cmd_name: str) -> Any:
+        """The command, with the brackets in its help kept: Typer would read [fleet] as a tag of markup."""
+        command = super().get_command(ctx, cmd_name)
+        for parameter in getattr(command, "params", []):
+            if (text := getattr(parameter, "help", None)) and "\\[" not in text:
+                parameter.help = escape(text)
+        return command
 
     def resolve_command(self, ctx: Any, args: list[str]) -> Any:
         try:

@@ -1,4 +1,4 @@
-"""Long series made short, the same way every time. Plain numbers; knows nothing of runs or of drawing."""
+"""Long series of numbers made short, for figures and tables."""
 
 from __future__ import annotations
 

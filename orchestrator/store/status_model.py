@@ -83,7 +83,9 @@ def model(
             "progress": progress,
             "eval_loss": _finite(about.eval_loss),
             "loss_unit": task.get("loss_unit", ""),
-            "aux": _means(row["aux"] for row in view.get("learners", []) if row["alive"] and row.get("aux")),
+            "aux": _means(
+                row["aux"] for row in view.get("learners", []) if row.get("aux") and (row["alive"] or about.ended)
+            ),
             "goodput": min(1.0, tokens / processed) if processed else None,
             "tokens_per_s": (tokens - view.get("tokens_before", 0)) / running_s if running_s else None,
             "eta_s": running_s * (1 - progress) / done if running_s and done > 0 else None,
@@ -127,19 +129,17 @@ def _wanted(recipe: Recipe, about: RunInfo) -> set[str]:
 
 
 def _target(recipe: Recipe, view: Mapping[str, Any], sample: int | None) -> int | None:
-    """The syncer step at which the budget is reached; None while the task's tokens per sample are not known.
+    """The syncer step at which the budget is reached; None while that cannot be estimated.
 
-    Of a budget in tokens it is an estimate: the steps made, and what the rest takes when every learner steps once per
-    syncer step.
+    A budget in tokens is reached at the pace of the run so far: learners may step more or less than once per syncer
+    step. Before the first commit every learner counts as stepping once.
     """
     if recipe.budget.syncer_steps is not None:
         return recipe.budget.syncer_steps
     assert recipe.budget.tokens is not None
-    if sample is None:
-        return None
-    per_step = sample * sum(pool.batch_size for pool in recipe.learners.values())
-    steps, left = int(view.get("syncer_step", 0)), max(0, recipe.budget.tokens - int(view.get("tokens", 0)))
-    return steps - (-left // per_step)
+    if done := int(view.get("tokens", 0)):
+        return -(-int(view["syncer_step"]) * max(recipe.budget.tokens, done) // done)
+    return sample and -(-recipe.budget.tokens // (sample * sum(pool.batch_size for pool in recipe.learners.values())))
 
 
 def _learner(

@@ -25,7 +25,7 @@ class Recovery(NamedTuple):
 @dataclass
 class _Incarnation:
     last_sign: float = 0.0
-    struck: float | None = None  # by a kill
+    killed: float | None = None  # by a kill
     frozen: float | None = None  # since, by a freeze that has not healed
     frozen_by: int | None = None  # its fault
     noticed: float | None = None  # when it was considered dead
@@ -33,8 +33,8 @@ class _Incarnation:
     @property
     def died(self) -> float:
         assert self.noticed is not None
-        if self.struck is not None:
-            return self.struck
+        if self.killed is not None:
+            return self.killed
         return min(self.noticed, self.frozen if self.frozen is not None else self.last_sign or self.noticed)
 
 
@@ -56,9 +56,9 @@ class Recoveries:
             if not self._over and (state.noticed is None or line.kind == "LearnerLost"):
                 state.noticed = line.at  # the orchestrator's time counts before the syncer's
         elif line.kind == "FaultInjected":
-            self._strike(line)
+            self._on_injected(line)
         elif line.kind == "FaultHealed":
-            self._heal(line)
+            self._on_healed(line)
         elif line.kind in ("Finished", "RunFinished"):
             self._over = True
         elif line.kind == "Committed":
@@ -67,14 +67,14 @@ class Recoveries:
     def _incarnation(self, learner: str, incarnation: int) -> _Incarnation:
         return self._incarnations.setdefault(learner, {}).setdefault(incarnation, _Incarnation())
 
-    def _strike(self, line: Line) -> None:
+    def _on_injected(self, line: Line) -> None:
         state = self._incarnation(line.fact["target"], line.fact["incarnation"])
         if line.fact["fault_kind"] == "kill":
-            state.struck = line.at if state.struck is None else state.struck
+            state.killed = line.at if state.killed is None else state.killed
         elif line.fact["fault_kind"] == "freeze":
             state.frozen, state.frozen_by = line.at, line.fact["fault"]
 
-    def _heal(self, line: Line) -> None:
+    def _on_healed(self, line: Line) -> None:
         for state in self._incarnations.get(line.fact["target"], {}).values():
             if state.frozen_by == line.fact["fault"] and state.noticed is None:
                 state.frozen = state.frozen_by = None

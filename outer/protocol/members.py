@@ -47,7 +47,7 @@ class Member:
     drain_until: float = float("inf")
     drain_sent_at: float = float("-inf")
     quarantined: bool = False
-    donations: int = 0  # times it was named as a donor
+    times_donor: int = 0  # times it was named as a donor
     report: Report | None = None
     first_step: int = 0  # the step number before this incarnation's first step
     noticed_at: dict[int, float] = field(default_factory=dict)  # by fragment

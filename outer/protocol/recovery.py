@@ -87,13 +87,13 @@ class JournalReplay:
             case SpanGranted() as granted:
                 key = (granted.learner, granted.incarnation)
                 found.batch_sizes[key] = granted.batch_size
-                found.spans.lent(*key, Span(granted.span, granted.start, granted.stop))
+                found.spans.replay_grant(*key, Span(granted.span, granted.start, granted.stop))
                 _name(found, *key)
             case Finished() as finished:
                 found.finished = finished
             case returned:
                 key = (returned.learner, returned.incarnation)
-                found.spans.given_back(*key, Span(returned.span, returned.start, returned.stop))
+                found.spans.replay_return(*key, Span(returned.span, returned.start, returned.stop))
 
 
 def _commit(found: Recovered, commit: Committed) -> None:

@@ -93,7 +93,7 @@ class Sessions:
         if donor is None:
             self._out.send(member, Donor(self._epoch, member.incarnation, "", 0, clock))
             return
-        donor.donations += 1
+        donor.times_donor += 1
         self._out.emit(DonorNamed(member.name, member.incarnation, donor.name, donor.incarnation, clock))
         self._out.send(member, Donor(self._epoch, member.incarnation, donor.name, donor.incarnation, clock))
 
@@ -215,7 +215,7 @@ class Sessions:
 def choose_donor(live: Iterable[Member], joiner: Member, failed: Collection[str]) -> Member | None:
     """Pick a donor: the joiner's own region first, then the member that was named least often; None if none fits."""
     fit = [member for member in live if member.name != joiner.name and member.name not in failed and is_whole(member)]
-    return min(fit, key=lambda member: (member.region != joiner.region, member.donations, member.name), default=None)
+    return min(fit, key=lambda member: (member.region != joiner.region, member.times_donor, member.name), default=None)
 
 
 def is_whole(member: Member) -> bool:

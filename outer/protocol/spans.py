@@ -98,46 +98,46 @@ class SpanPool:
             start = span.start + min(max(used, 0), span.samples)
             used -= span.samples
             if start < span.stop:
-                self._give_back(start, span.stop)
+                self._add_returned(start, span.stop)
                 back.append(Span(span.identifier, start, span.stop))
         return back
 
-    def _give_back(self, start: int, stop: int) -> None:
+    def _add_returned(self, start: int, stop: int) -> None:
         """Return a range; adjacent ranges merge, because a batch may need samples of both."""
         for other in [each for each in self._returned if each[0] == stop or each[1] == start]:
             self._returned.remove(other)
             start, stop = min(start, other[0]), max(stop, other[1])
         self._returned.append((start, stop))
 
-    def lent(self, learner: str, incarnation: int, span: Span) -> None:
+    def replay_grant(self, learner: str, incarnation: int, span: Span) -> None:
         """Replay a grant that an earlier epoch made."""
         if (source := next((each for each in self._returned if each[0] == span.start), None)) is not None:
-            self._lend_of(source, span.stop)
+            self._remove_returned(source, span.stop)
         self._next_sample = max(self._next_sample, span.stop)
         self._next_identifier = max(self._next_identifier, span.identifier + 1)
         self._borrowers.setdefault((learner, incarnation), _Borrower()).spans.append(span)
 
-    def given_back(self, learner: str, incarnation: int, back: Span) -> None:
+    def replay_return(self, learner: str, incarnation: int, back: Span) -> None:
         """Replay a return that an earlier epoch recorded: the borrower keeps the part of the span before it."""
         borrower = self._borrowers[learner, incarnation]
         remaining = (
             Span(s.identifier, s.start, back.start) if s.identifier == back.identifier else s for s in borrower.spans
         )
         borrower.spans = deque(remaining)
-        self._give_back(back.start, back.stop)
+        self._add_returned(back.start, back.stop)
 
     def _next_range(self, samples: int, batch_size: int) -> tuple[int, int]:
         for start, stop in sorted(self._returned):
             usable = (stop - start) // batch_size * batch_size
             if usable:
                 taken = start + min(usable, samples)
-                self._lend_of((start, stop), taken)
+                self._remove_returned((start, stop), taken)
                 return start, taken
         start = self._next_sample
         self._next_sample += samples
         return start, self._next_sample
 
-    def _lend_of(self, source: tuple[int, int], taken: int) -> None:
+    def _remove_returned(self, source: tuple[int, int], taken: int) -> None:
         """Lend the part of a returned range before `taken`."""
         self._returned.remove(source)
         if taken < source[1]:

@@ -122,7 +122,7 @@ def first_cells(text: str) -> set[str]:
 
 def names_of(kind: str) -> set[str]:
     """The simulator's own checks, by how they begin."""
-    sources = "".join(path.read_text() for path in sorted((references.ROOT / "chaos/simulation").glob("*.py")))
+    sources = "".join(path.read_text() for path in sorted((references.ROOT / "chaos/simulation").rglob("*.py")))
     return set(re.findall(rf'"({kind}\.[a-z]+)"', sources))
 
 

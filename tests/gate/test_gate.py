@@ -108,7 +108,7 @@ def test_a_synced_step_costs_little_more_than_a_step_alone(tmp_path: Path, monke
         moments = optimizer.init(params)
         for step in range(STEPS):
             scale, batch = np.float32(schedule(inner, step / STEPS)), task.batch(step * BATCH, BATCH)
-            params, moments, loss = train_step(params, moments, batch, step_key(SEED, step * BATCH), scale)
+            params, moments, loss, *_ = train_step(params, moments, batch, step_key(SEED, step * BATCH), scale)
             jax.block_until_ready(loss)
         return STEPS
 
@@ -134,7 +134,7 @@ def test_checking_a_log_takes_as_long_as_it_did() -> None:
             check(events)
         return CHECKS * len(events)
 
-    assert_at_most("checked event", measure(work, plain_loop), 75.0)
+    assert_at_most("checked event", measure(work, plain_loop), 65.0)
 
 
 # ------------------------------------------------------------------ the gate itself

@@ -194,11 +194,11 @@ def test_a_task_that_cannot_be_built_is_the_users_problem(run: Shaken, tmp_path:
 
 def test_two_logs_are_compared_without_any_numbers(run: Shaken, recorded: Path, tmp_path: Path) -> None:
     same = invoke(recorded, "--diff", recorded)
-    assert (same.exit_code, same.stdout) == (0, f"the same: {len(run.events)} events, but for what clocks measured\n")
+    assert (same.exit_code, same.stdout) == (0, f"the same: {len(run.events)} events, apart from measured times\n")
     other = folder(tmp_path / "other", run, altered(run.events, is_a(Committed, syncer_step=20), live=9))
     parted = invoke(recorded, "--diff", other)
     assert parted.exit_code == 5
-    assert parted.stdout.startswith("they part at syncer 1, fact ") and "live = 9" in parted.stdout
+    assert parted.stdout.startswith("they differ first at syncer 1, fact ") and "live = 9" in parted.stdout
     told = json.loads(invoke(recorded, "--diff", other, "--json").stdout)
     assert told["same"] is False and told["first"]["fields"] == {"live": [3, 9]}
     assert invoke(recorded, "--diff", tmp_path / "none").exit_code == 2

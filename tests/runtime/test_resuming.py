@@ -71,5 +71,7 @@ def test_of_a_run_that_died_as_a_whole_the_learners_moments_come_from_its_checkp
     (resumed,) = second.facts(RunResumed)
     assert (resumed.snapshot, resumed.exact) == (kept, ())
     received = [event.fact for event in second.of(StateReceived) if event.incarnation == 2]
-    assert [(fact.source, fact.donor_incarnation) for fact in received] == [("peer", 1)] * 3
+    sources = [(fact.source, fact.donor_incarnation) for fact in received]
+    assert sources[0] == ("peer", 1), "the first to join has nobody to ask"
+    assert len(sources) == 3 and set(sources) <= {("peer", 1), ("peer", 2)}, "a later one may find the first stepping"
     assert_bit_equal(folder)

@@ -34,7 +34,7 @@ class Expected:
     outage_s: float  # of each
     alive_mean: float  # learners, of those configured
     below_quorum: float  # share of the time
-    step_loss_most: int  # steps of a lost learner that no commit holds, at the most
+    step_loss_most: int  # at most: steps of a lost learner that no commit holds
 
 
 def expected(recipe: Recipe) -> Expected:

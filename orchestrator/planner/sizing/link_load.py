@@ -1,4 +1,4 @@
-"""What crosses the declared links between regions, against what they carry: in the mean, and one fragment in time.
+"""Traffic over the declared links between regions, against their capacity: on average, and for one fragment in time.
 
 Every learner exchanges with the syncer, so the only pairs are a learners' region and the syncer's. Regions are those of
 the recipe's pools, wherever the plan places them. Knows payloads alone, as traffic.py does.
@@ -16,7 +16,7 @@ from orchestrator.recipe.config import LinkConfig, Recipe
 from orchestrator.recipe.problems import Problem
 from outer.config import SyncConfig
 
-SHARE = 0.8  # of a link, in the mean, above which bursts and what else is on it make fragments late
+SHARE = 0.8  # of a link, on average, above which bursts and other traffic make fragments late
 
 
 @dataclass(frozen=True)
@@ -26,16 +26,16 @@ class LinkLoad:
     region: str
     syncer_region: str
     learners: int
-    up_bytes: float  # of all its learners, per syncer step in the mean
+    up_bytes: float  # of all its learners, per syncer step on average
     down_bytes: float
-    up_bits: float | None  # per second, in the mean; None: the step's length is not given
+    up_bits: float | None  # per second, on average; None: the step's length is not given
     down_bits: float | None
     link_bits: float | None  # declared; None: it is not
     latency_s: float
     fragment_s: float | None  # until the largest fragment of all of them is up, merged at once, and down again
     window_s: float | None  # tau steps, in which that should be over
     contribution_s: float | None  # until the largest one is up, alone on the link
-    version_s: float | None  # until the largest one is down, likewise
+    version_s: float | None  # until the largest one is down; None as above
     joining_s: float | None  # until one learner that joins has a peer's or the syncer's state, over this link alone
 
     @property
@@ -158,5 +158,5 @@ def warnings(loads: Sequence[LinkLoad], sync: SyncConfig) -> Iterator[Problem]:
 
 
 def needed_round(load: LinkLoad, round_steps: int) -> int:
-    """H with which the link is `SHARE` full in the mean."""
+    """The H at which the link is `SHARE` full on average."""
     return math.ceil(round_steps * (load.share or 0.0) / SHARE)

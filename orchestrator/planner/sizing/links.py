@@ -97,7 +97,7 @@ def _smaller(draft: Draft, what: str) -> str:
 
 
 def rate(draft: Draft) -> Iterator[Problem]:
-    """What becomes due in a step has to cross within a step, in the mean."""
+    """On average, the fragments that fall due in a step must cross within a step."""
     busiest = max(_links(draft), key=lambda link: link.learners / link.bits, default=None)
     moved, round_steps = draft.traffic, draft.recipe.sync.round_steps
     mean = max(moved.learner_up.per_second_bits or 0.0, moved.learner_down.per_second_bits or 0.0)

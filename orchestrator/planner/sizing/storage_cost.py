@@ -1,6 +1,6 @@
 """What keeping a run costs: bytes of each commit in the journal, of a checkpoint, and what lies there; by mode.
 
-Values only: records and headers, a few hundred bytes a commit, are not counted. Knows nothing of where the store is.
+Values only: records and headers, a few hundred bytes a commit, are not counted.
 """
 
 from __future__ import annotations
@@ -23,7 +23,7 @@ class Mode:
     mode: str
     commit_bytes: float  # of a commit on average, before it is announced
     per_second_bytes: float | None
-    held_bytes: int  # in the store, or the replica's memory, at the most
+    held_bytes: int  # at most, in the store or the replica's memory
 
 
 @dataclass(frozen=True)

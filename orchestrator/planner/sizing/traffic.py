@@ -69,8 +69,8 @@ class Traffic:
     joining_bytes: int  # down, for each learner that starts from the syncer: at the run's start, or with no peer
     donation_bytes: int | None  # from a peer to each one that joins or is restarted; None: they start from the syncer
     evaluation_bytes: int  # from the syncer to the evaluator, each time
-    run_up_bytes: int  # of a run in which nobody misses a merge
-    run_down_bytes: int  # likewise, with each learner's first versions
+    run_up_bytes: int  # of a run in which no learner misses a merge
+    run_down_bytes: int  # of the same run, with each learner's first versions
     data_parallel: DataParallel
 
 

@@ -20,7 +20,6 @@ import typer
 from typer.testing import CliRunner
 
 import orchestrator.runtime
-from orchestrator.accounting.verdicts import Verdict
 from orchestrator.cli.app import build
 from orchestrator.recipe.toml_text import load
 from orchestrator.store.run_store import RunStore
@@ -234,11 +233,11 @@ def test_a_folder_that_is_not_empty_is_gone_on_with_or_refused_and_a_run_in_it_r
     assert again.exit_code == 2
     assert "it has finished" in again.stderr
     with alive(store):
-        assert "is going on" in invoke("run", LOCAL, "--fresh").stderr
+        assert "is still running" in invoke("run", LOCAL, "--fresh").stderr
     store.write_json("status.json", {"run": {"state": "running"}, "written_at": time.time() - 3600})
     store.write_text("left-over", "")
     on = invoke("run", LOCAL)
-    assert on.exit_code == 0 and "going on with the run" in on.stderr
+    assert on.exit_code == 0 and "resuming the run" in on.stderr
     assert "is not what the run in this folder was begun with" in invoke("run", LOCAL, "--set", "seed=8").stderr
     assert store.path("left-over").exists()
     assert invoke("run", LOCAL, "--fresh").exit_code == 0
@@ -383,96 +382,3 @@ def test_a_run_that_has_ended_is_not_asked_to_stop(invoke: Invoke) -> None:
     store.write_json("status.json", {"run": {"state": "finished"}})
     assert "has finished" in invoke("stop", "--name", "demo").stdout
     assert not store.path("stop").exists()
-
-
-# ------------------------------------------------------------------ check
-
-
-@pytest.mark.parametrize(
-    ("statuses", "code"),
-    [
-        (["pass", "pass"], 0),
-        (["pass", "idle"], 0),
-        (["pass", "violated"], 5),
-        (["pass", "unknown"], 5),
-        (["idle"], 5),
-        ([], 5),
-    ],
-)
-def test_check_passes_only_what_is_known_to_be_kept(
-    invoke: Invoke, monkeypatch: pytest.MonkeyPatch, tmp_path: Path, statuses: list[str], code: int
-) -> None:
-    verdicts = [Verdict(f"check-{number}", "a promise", status, "why") for number, status in enumerate(statuses)]  # type: ignore[arg-type]
-    monkeypatch.setattr("orchestrator.checkers.suite.check_run", lambda _: verdicts)
-    assert invoke("check", str(tmp_path)).exit_code == code
-    told = json.loads(invoke("check", str(tmp_path), "--json").stdout)
-    assert told["ok"] == (code == 0)
-    assert [check["status"] for check in told["checks"]] == statuses
-
-
-def test_check_of_an_empty_folder_keeps_nothing_and_of_none_is_an_input_error(invoke: Invoke, tmp_path: Path) -> None:
-    assert invoke("check", str(tmp_path)).exit_code == 5
-    assert invoke("check", "no-such-run").exit_code == 2
-
-
-# ------------------------------------------------------------------ the composition
-
-
-def test_other_rooms_add_their_commands(tmp_path: Path) -> None:
-    group = typer.Typer()
-
-    @group.command()
-    def hello() -> None:
-        typer.echo("from elsewhere")
-
-    @group.command()
-    def goodbye() -> None:
-        typer.echo("also")
-
-    result = CliRunner().invoke(build(extensions=[("other", group)]), ["other", "hello"])
-    assert (result.exit_code, result.stdout) == (0, "from elsewhere\n")
-
-
-def test_the_commands_and_their_options_are_these() -> None:
-    """Scripts rely on them: a change here is a change for users."""
-    root = typer.main.get_command(build())
-    commands = {
-        name: sorted(option for parameter in command.params for option in parameter.opts if option.startswith("--"))
-        for name, command in root.commands.items()  # type: ignore[attr-defined]
-    }
-    assert commands == {
-        "init": [],
-        "plan": [
-            *(
-                "--address",
-                "--calibrate",
-                "--courses",
-                "--json",
-                "--name",
-                "--node",
-                "--nodes",
-                "--run-dir",
-                "--save",
-                "--set",
-            ),
-            *("--step-seconds", "--syncer-region", "--trials"),
-        ],
-        "run": ["--address", "--fresh", "--json", "--name", "--run-dir", "--set"],
-        "submit": [
-            *("--address", "--fresh", "--json", "--name", "--no-wait", "--run-dir", "--set", "--working-dir"),
-        ],
-        "status": ["--address", "--follow", "--json", "--name", "--run-dir"],
-        "stop": ["--name", "--reason", "--run-dir"],
-        "scale": ["--json", "--name", "--run-dir", "--wait"],
-        "check": ["--json"],
-        "check-task": ["--json", "--set"],
-        "checkpoint": [],  # its own commands: test_checkpoint_cli.py
-        "simulate": [],  # its own commands: test_simulate_cli.py
-        "tape": ["--chips", "--json", "--profile", "--seed", "--set", "--startup-seconds", "--step-seconds"],
-        "export": ["--checkpoint", "--json", "--out"],
-        "sample": ["--from", "--json", "--length", "--prompt", "--seed", "--task", "--temperature", "--top-k"],
-        "report": ["--json", "--name", "--out"],
-        "metrics": ["--json"],
-        "doctor": ["--json"],
-        "replay": ["--diff", "--evaluate-every", "--json", "--out", "--task", "--until"],
-    }

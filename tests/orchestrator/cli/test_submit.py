@@ -235,7 +235,10 @@ def digest_in(folder: Path) -> str:
     """The digest of the sources that a process in this folder would compute."""
     found: dict[str, Any] = {"__file__": str(ROOT / "outer" / "protocol" / "manifest.py"), "__name__": "there"}
     source = (folder / "outer" / "protocol" / "manifest.py").read_text()
-    exec(source.replace("Path(__file__).resolve()", f"Path({str(folder / 'outer' / 'manifest.py')!r})"), found)
+    exec(
+        source.replace("Path(__file__).resolve()", f"Path({str(folder / 'outer' / 'protocol' / 'manifest.py')!r})"),
+        found,
+    )
     told: str = found["code_digest"]()
     return told
 

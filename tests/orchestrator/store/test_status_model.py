@@ -86,8 +86,9 @@ def test_the_target_of_a_token_budget_counts_the_tasks_own_tokens_not_the_recipe
     assert target(1, **start) == -(-10_000 // batch)
     assert target(10, **start) == -(-1_000 // batch)
     assert target(None, **start) is None, "not known before the syncer has built the task"
-    assert target(10, syncer_step=180, tokens=10_000) == 180, "at the end the steps made are the target"
-    assert target(10, syncer_step=180, tokens=9_999) == 181, "and never before it"
+    assert target(10, syncer_step=90, tokens=5_000) == 180, "then at the pace of the run"
+    assert target(10, syncer_step=180, tokens=9_999) == 181
+    assert target(10, syncer_step=180, tokens=10_400) == 180, "at the end the steps made are the target"
 
 
 @pytest.mark.parametrize("change", [{"progress": 0.0}, {"running_s": None}, {"running_s": 0.0, "tokens_processed": 0}])
@@ -130,6 +131,8 @@ def test_auxiliary_values_are_shown_of_each_learner_and_as_their_mean() -> None:
     assert [each["aux"] for each in status["learners"]] == [rows[0]["aux"], {"accuracy": 0.75, "norm": None}, {}]
     json.dumps(status, allow_nan=False)
     assert "auxiliary values: accuracy 0.625, norm -" in lines(status)
+    over = model(RECIPE, about("finished"), view(row(NAMES[0], alive=False, aux={"accuracy": 0.5})), {}, {})
+    assert over["run"]["aux"] == {"accuracy": 0.5}, "the last ones, at the end"
     assert not any("auxiliary" in line for line in lines(model(RECIPE, about(), view(), {}, {})))
 
 

@@ -75,11 +75,11 @@ def test_a_pool_rebuilt_from_its_records_lends_on_as_the_first_would() -> None:
     pool, heir = SpanPool(), SpanPool()
 
     def grant(name: str, incarnation: int, samples: int) -> None:
-        heir.lent(name, incarnation, pool.grant(name, incarnation, samples, 2))
+        heir.replay_grant(name, incarnation, pool.grant(name, incarnation, samples, 2))
 
     def release(name: str, committed: int) -> None:
         for back in pool.release(name, 1, committed):
-            heir.given_back(name, 1, back)
+            heir.replay_return(name, 1, back)
 
     for name in "abcab":
         grant(name, 1, 8)

@@ -136,14 +136,14 @@ def high_water_mark_not_recovered(plant: Plant) -> None:
     """Another epoch lends no samples that are lent."""
 
     def wrapper(method: Any) -> Any:
-        def lent(self: SpanPool, *given: Any) -> None:
+        def replay_grant(self: SpanPool, *given: Any) -> None:
             before = self._next_sample
             method(self, *given)
             self._next_sample = before
 
-        return lent
+        return replay_grant
 
-    plant.around(SpanPool, "lent", wrapper)
+    plant.around(SpanPool, "replay_grant", wrapper)
 
 
 @mutant
@@ -151,14 +151,14 @@ def span_numbers_not_recovered(plant: Plant) -> None:
     """Spans of all epochs have numbers of their own: a learner takes each once."""
 
     def wrapper(method: Any) -> Any:
-        def lent(self: SpanPool, *given: Any) -> None:
+        def replay_grant(self: SpanPool, *given: Any) -> None:
             before = self._next_identifier
             method(self, *given)
             self._next_identifier = before
 
-        return lent
+        return replay_grant
 
-    plant.around(SpanPool, "lent", wrapper)
+    plant.around(SpanPool, "replay_grant", wrapper)
 
 
 @mutant
@@ -166,20 +166,20 @@ def returned_span_lent_twice(plant: Plant) -> None:
     """What returned and was lent again is not in another epoch's pool."""
 
     def wrapper(method: Any) -> Any:
-        def lent(self: SpanPool, *given: Any) -> None:
+        def replay_grant(self: SpanPool, *given: Any) -> None:
             before = list(self._returned)
             method(self, *given)
             self._returned = before
 
-        return lent
+        return replay_grant
 
-    plant.around(SpanPool, "lent", wrapper)
+    plant.around(SpanPool, "replay_grant", wrapper)
 
 
 @mutant
 def return_not_recovered(plant: Plant) -> None:
     """What an earlier epoch took back does not return twice."""
-    plant.put(SpanPool, "given_back", lambda self, learner, incarnation, back: None)
+    plant.put(SpanPool, "replay_return", lambda self, learner, incarnation, back: None)
 
 
 @mutant
