@@ -1,7 +1,7 @@
 """Keeps the wanted learners running: reports to the controller what happens, and carries out its actions.
 
 Owned by the orchestrator actor. What is true of a learner unit is in the controller; the calls to Ray are in
-learner_actors.py.
+learner_handles.py.
 """
 
 from __future__ import annotations
@@ -25,7 +25,7 @@ from orchestrator.lifecycle.actions import Action, Drain, End, RecordNotice, Rec
 from orchestrator.lifecycle.controller import Controller, Rank, State
 from orchestrator.lifecycle.scaling import request_file
 from orchestrator.recipe.config import Recipe
-from orchestrator.runtime.learner_actors import DRAINED, FINISHED, LearnerActors, Process
+from orchestrator.runtime.learner_handles import DRAINED, FINISHED, LearnerActors, Process
 from orchestrator.runtime.placement import RunPlacement, draining_nodes
 from orchestrator.runtime.ray_await import gist, within
 from orchestrator.runtime.syncer_manager import SyncerManager

@@ -13,7 +13,7 @@ from pydantic import TypeAdapter
 from outer.protocol.coverage import Coverage, Mark
 from outer.protocol.facts import Committed, Finished, Record, SpanGranted, SpanReturned
 from outer.protocol.recovery import Entry, JournalReplay, Recovered
-from outer.protocol.spans import Borrowed, SpanPool
+from outer.protocol.sample_spans import Borrowed, SpanPool
 
 KINDS: dict[str, type[Record]] = {kind.__name__: kind for kind in (Committed, SpanGranted, SpanReturned, Finished)}
 _ADAPTERS: dict[str, TypeAdapter[Any]] = {name: TypeAdapter(kind) for name, kind in KINDS.items()}

@@ -26,7 +26,7 @@ from outer.protocol.facts import (
 from outer.protocol.leases import Leases
 from outer.protocol.messages import DRAINING, STARTING, STEPPING, Attach, Contribution, Report, SeekDonor
 from outer.protocol.quorum import step_time
-from outer.protocol.spans import Span, SpanPool
+from outer.protocol.sample_spans import Span, SpanPool
 
 if TYPE_CHECKING:
     from outer.protocol.recovery import Recovered

@@ -11,7 +11,7 @@ from dataclasses import dataclass, field
 from outer.protocol.coverage import Coverage, Mark
 from outer.protocol.events_effects import NOTHING_LOGGED
 from outer.protocol.facts import Committed, Finished, Record, SpanGranted
-from outer.protocol.spans import Span, SpanPool
+from outer.protocol.sample_spans import Span, SpanPool
 
 
 @dataclass(frozen=True)

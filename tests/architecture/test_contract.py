@@ -26,7 +26,7 @@ MACHINES = (
     "outer.protocol.effect_buffer",
     "outer.protocol.quorum",
     "outer.protocol.schedule",
-    "outer.protocol.spans",
+    "outer.protocol.sample_spans",
     "outer.protocol.sessions",
     "outer.protocol.syncer",
     "learners.protocol.adoption",

@@ -19,8 +19,8 @@ from outer.protocol.fragments import Tensor, balanced
 from outer.protocol.messages import FragmentCounters
 from outer.protocol.open_step import has_progress, weigh
 from outer.protocol.quorum import Average, StepTiming, step_time
+from outer.protocol.sample_spans import SpanPool
 from outer.protocol.schedule import Schedule
-from outer.protocol.spans import SpanPool
 from tests.golden.bench import EVERY_STEP, Bench
 from tests.paper import twin
 from tests.property_settings import examples

@@ -14,7 +14,7 @@ import outer.protocol.members
 import outer.protocol.open_step
 import outer.protocol.read_requests
 import outer.protocol.recovery
-import outer.protocol.spans
+import outer.protocol.sample_spans
 import outer.protocol.syncer
 from chaos.simulation import cluster
 from chaos.simulation.cluster import Outcome, play
@@ -92,7 +92,7 @@ def test_a_span_that_is_lent_before_that_is_durable(monkeypatch: pytest.MonkeyPa
 
 
 def test_spans_of_the_dead_that_never_come_back(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(outer.protocol.spans.SpanPool, "release", lambda *given: [])
+    monkeypatch.setattr(outer.protocol.sample_spans.SpanPool, "release", lambda *given: [])
     assert {"oracle.returned"} <= broken((Fault(6.0, "crash", "a", 1.0, 0.5),))
 
 

@@ -21,8 +21,8 @@ from orchestrator.lifecycle.actions import Drain as DrainAction
 from orchestrator.lifecycle.controller import State
 from orchestrator.lifecycle.scaling import request_file
 from orchestrator.recipe.config import Recipe
-from orchestrator.runtime import learner_actors, learner_manager
-from orchestrator.runtime.learner_actors import Process
+from orchestrator.runtime import learner_handles, learner_manager
+from orchestrator.runtime.learner_handles import Process
 from orchestrator.runtime.placement import RunPlacement
 from orchestrator.store.run_store import RunStore
 from outer.actor import SyncerActor
@@ -105,9 +105,9 @@ class Scene:
             lambda: False,
             Folder(folder),
         )
-        patch.setattr(learner_actors, "reserve", self.reserve)
-        patch.setattr(learner_actors, "remove_placement_group", lambda group: self.given_up.append(group.learner))
-        patch.setattr(learner_actors, "pending_reasons", self.pending_reasons)
+        patch.setattr(learner_handles, "reserve", self.reserve)
+        patch.setattr(learner_handles, "remove_placement_group", lambda group: self.given_up.append(group.learner))
+        patch.setattr(learner_handles, "pending_reasons", self.pending_reasons)
         patch.setattr(learner_manager, "draining_nodes", dict)
         patch.setattr(learner_manager, "PLACES_S", 0.0)
         patch.setattr(ray, "kill", self.killed.append)
@@ -275,7 +275,7 @@ def test_a_silent_learner_whose_node_cannot_be_seen_is_unreachable_until_it_is_s
         return "" if looks and seen else f"its node {node} does not answer"
 
     looks: list[str] = []
-    monkeypatch.setattr(learner_actors, "unseen_reason", unseen_reason)
+    monkeypatch.setattr(learner_handles, "unseen_reason", unseen_reason)
     monkeypatch.setattr(learner_manager, "PROBES_S", 0.0)
     made = scene.learners.controller
     unit = made.units[GOES]

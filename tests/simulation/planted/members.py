@@ -12,7 +12,7 @@ from outer.protocol.events_effects import Fence
 from outer.protocol.leases import Leases
 from outer.protocol.members import Members
 from outer.protocol.messages import STEPPING, Attach, Report
-from outer.protocol.spans import SpanPool
+from outer.protocol.sample_spans import SpanPool
 from outer.protocol.syncer import Syncer
 from tests.simulation.planting import Plant, mutant
 

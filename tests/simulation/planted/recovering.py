@@ -11,7 +11,7 @@ from outer.protocol.events_effects import Append
 from outer.protocol.facts import Committed
 from outer.protocol.members import Members
 from outer.protocol.recovery import Recovered
-from outer.protocol.spans import SpanPool
+from outer.protocol.sample_spans import SpanPool
 from outer.protocol.syncer import Syncer
 from tests.simulation.planting import Plant, mutant
 

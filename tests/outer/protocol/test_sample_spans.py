@@ -8,7 +8,7 @@ import pytest
 from hypothesis import strategies as st
 from hypothesis.stateful import RuleBasedStateMachine, invariant, precondition, rule
 
-from outer.protocol.spans import Span, SpanPool
+from outer.protocol.sample_spans import Span, SpanPool
 from tests.property_settings import examples
 
 
