@@ -76,5 +76,5 @@ def _run(cluster: Cluster, idle_s: float) -> None:
             newest, moved_at = committed, time.now
         elif time.now - moved_at > idle_s:
             message = f"the simulated run stands still: no syncer step after {newest} for {idle_s:g} virtual seconds"
-            fix = "let fewer faults befall it, or lower sync.quorum; or shorten --step-seconds and --startup-seconds"
+            fix = "plan fewer faults, or lower sync.quorum; or shorten --step-seconds and --startup-seconds"
             raise InputError([Problem("run.idle_s", idle_s, message, fix)])

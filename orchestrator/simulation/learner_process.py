@@ -176,9 +176,11 @@ class LearnerProcess(LearnerLoop):
         self._remove_read(key, call)
         self.values.read(contribution)
         contribution, defect = self._context.faults.contributed(self, contribution)
-        payload = None if defect else contribution.payload  # as the inspection leaves it
-        digest = f"{self.name}{self.incarnation}@{contribution.step}"
-        answer = replace(contribution, payload=payload, digest=digest, defect=defect), len(self.facts)
+        if defect or self._recording:  # else nobody looks at the digest
+            payload = None if defect else contribution.payload  # as the inspection leaves it
+            digest = f"{self.name}{self.incarnation}@{contribution.step}"
+            contribution = replace(contribution, payload=payload, digest=digest, defect=defect)
+        answer = contribution, len(self.facts)
         call.reply(self._network.up_size(contribution.fragment), answer)
         self._moment("answered")
 

@@ -3,7 +3,7 @@
 A version is the one before it and the ranges of steps that its merge added; a learner's value is the version that it
 grew from and the learner's own steps since. So the usual merge costs one range a participant. What is not usual
 (another base, a step twice, a step taken back) comes out of the same sums with its count, 2 or -1. Weights and
-numbers are left out: a merge adds up what its contributions bring. Knows no machine.
+numbers are left out: a merge adds up what its contributions bring.
 """
 
 from __future__ import annotations

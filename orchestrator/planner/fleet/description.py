@@ -1,6 +1,6 @@
-"""A fleet to be simulated: who steps how fast and where, what everything else takes, and what befalls it.
+"""Describes a fleet to be simulated: its learners' speeds and regions, all other durations, and planned faults.
 
-Values and draws only; seconds throughout. Whoever makes one seeds its draws, so that a fleet is one course of events.
+Values and draws only; seconds throughout. The draws are seeded by the caller, so that a fleet has one outcome.
 """
 
 from __future__ import annotations
@@ -19,7 +19,7 @@ Kind = Literal["kill", "freeze", "slow", "straggle", "link", "corrupt", "join", 
 
 
 class StepSample(NamedTuple):
-    """One inner step of one learner, as its hardware lets it be."""
+    """One inner step of one learner on its hardware."""
 
     seconds: float
     stall_s: float = 0.0  # afterwards, before the next may begin
@@ -94,7 +94,7 @@ class Link(NamedTuple):
 
 @dataclass(frozen=True)
 class Fault:
-    """Something planned, a learner's coming or going included. `learner` may be "syncer" for a kill."""
+    """A planned fault, or a learner that joins or leaves. `learner` may be "syncer" for a kill."""
 
     kind: Kind
     learner: str
@@ -123,5 +123,5 @@ class Fleet:
     ahead_s: float = 20.0
     warm: bool = False  # all who are wanted at the start are compiled by then, and hold the first versions
     death: Callable[[float], float] = lambda mean_s: math.inf  # seconds until a unit of this mean dies
-    look_s: float = 1.0  # between two looks at everybody, by the caretaker and for progress
-    recorded: bool = False  # the facts are kept: what the run's log would have
+    look_s: float = 1.0  # between two looks of the supervisor, and of `progress`
+    recorded: bool = False  # keep the facts: the run's log

@@ -1,7 +1,7 @@
 """A resolved recipe as a fleet: its learners, speeds, links and rules, and what its [fleet] says of failures.
 
-What a recipe does not tell is assumed, in the constants here; docs/planning.md lists them. Knows no task: fragments and
-the tokens of a step are handed in.
+What a recipe does not tell is assumed, in the constants here; docs/planning.md lists them. Fragments and the
+tokens of a step are arguments.
 """
 
 from __future__ import annotations

@@ -1,6 +1,6 @@
-"""One course of a fleet: the production machines driven with durations, and what came of it.
+"""Simulates a fleet with the production machines, and measures the outcome.
 
-The fourth shell of the same machines: tens of thousands of their events a second, whatever the size of the model.
+Tens of thousands of events a second, whatever the size of the model.
 """
 
 from __future__ import annotations
@@ -18,7 +18,7 @@ from orchestrator.recipe.config import SYNCER
 
 @dataclass(frozen=True)
 class Outcome:
-    """Of one course. Shares are of all configured learners, over `seconds`."""
+    """Of one simulation. Shares are of all configured learners, over `seconds`."""
 
     seconds: float  # from the end of the warm-up
     goodput: float  # full steps' time stepped; one with slices missing counts in proportion
@@ -40,7 +40,7 @@ class Outcome:
 def simulate(
     fleet: Fleet, until_s: float, warm_up_s: float = 0.0, progress: Callable[[float], None] = lambda share: None
 ) -> tuple[Outcome, World]:
-    """Let it run for so long, or until its budget is reached. Counted is what came after the warm-up.
+    """Simulate for so long, or until the budget is reached. What came before the warm-up is over is not counted.
 
     `progress` is told the share of the budget that is committed, 0 to 1, at every look.
     """

@@ -1,7 +1,4 @@
-"""Starts that share a host: beyond so many at once, all of them go on more slowly.
-
-Each gets an equal part (processor sharing). Knows nothing of what is started.
-"""
+"""Starts that share a host: beyond a number at once, all of them slow down equally (processor sharing)."""
 
 from __future__ import annotations
 
@@ -20,14 +17,14 @@ class SharedHost:
 
     def __init__(self, time: Timeline, abreast: float) -> None:
         self._time, self._abreast = time, abreast
-        self._done = 0.0  # seconds of work that whoever is there all the time has done
+        self._done = 0.0  # seconds of work done by a job that is there all the time
         self._seen_at = 0.0  # virtual seconds; when that was so
         # By `_done` at its end.
         self._jobs: list[tuple[float, int, Receiver | None, Callable[..., Any], tuple[Any, ...]]] = []
         self._turn = 0  # of the alarm that counts
 
     def work(self, seconds: float, process: Receiver | None, happen: Callable[..., Any], *args: Any) -> None:
-        """Once so many seconds of work are done, it comes to this process."""
+        """Call back, addressed to this process, once so many seconds of work are done."""
         if math.isinf(self._abreast):
             self._time.reach(seconds, process, happen, *args)
             return
@@ -36,7 +33,7 @@ class SharedHost:
         self._set_alarm()
 
     def leave(self, process: Receiver) -> None:
-        """It is dead: the others have more."""
+        """A process has died: the others get its part."""
         if any(job[2] is process for job in self._jobs):
             self._pass()
             self._jobs = [job for job in self._jobs if job[2] is not process]

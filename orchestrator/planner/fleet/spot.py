@@ -1,4 +1,4 @@
-"""When spot capacity is away: the same hours of every day. Knows nothing of who is on it."""
+"""The hours in which spot capacity is away: the same every day."""
 
 from __future__ import annotations
 
@@ -20,7 +20,7 @@ def absences(share: float, night_s: float, until_s: float) -> list[Interval]:
 
 
 def comings(away: Mapping[str, list[Interval]]) -> tuple[Fault, ...]:
-    """What that is to learners, by name: they are drained, and wanted again."""
+    """The same as faults: learners, by name, leave and join again."""
     spans = [(name, begin, end) for name, intervals in away.items() for begin, end in intervals]
     return tuple(
         fault for name, begin, end in spans for fault in (Fault("leave", name, begin), Fault("join", name, end))

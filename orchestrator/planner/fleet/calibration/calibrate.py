@@ -1,4 +1,4 @@
-"""Calibration from a real run's log: how long things took there, what befell it, how well it did.
+"""Calibrates the fleet simulator on a real run's log: its durations, its faults, its goodput.
 
 Goodput and its companions, outages and recoveries are the summary's own. Times of different processes are compared by
 their wall clocks, as everywhere in the accounts.

@@ -1,4 +1,4 @@
-"""What one real run has measured: its durations as distributions, what befell it, and how well it did.
+"""What one real run has measured: its durations as distributions, its faults, and how well it did.
 
 A value to keep, as JSON, and to simulate other runs with. How it is measured is in `measuring`; knows no log.
 """
@@ -29,7 +29,7 @@ class Pace:
 
 @dataclass(frozen=True)
 class ObservedFault:
-    """A fault that befell the run."""
+    """A fault of the run."""
 
     kind: str  # as in [chaos]; a death that no fault explains is a kill
     target: str  # a learner, or `syncer`

@@ -60,7 +60,7 @@ def predict(
     strikes: Sequence[ObservedFault] | None = None,
     seeds: int = SEEDS,
 ) -> Prediction:
-    """Simulate a resolved recipe with another run's durations. `strikes`: what befalls it, instead of its [chaos].
+    """Simulate a resolved recipe with another run's durations. `strikes`: its faults, instead of its [chaos].
 
     Raises InputError where the calibration does not apply, or the simulated run comes to no end.
     """
@@ -71,8 +71,8 @@ def predict(
         values = [value for course in courses if (value := getattr(course, name)) is not None]
         if values:
             figures[name] = Predicted(fmean(values), min(values), max(values))
-    befalls = list(strikes if strikes is not None else planned(recipe, calibration, 0, 0.0))
-    ignored = sorted({f"{each.kind} of the syncer" for each in befalls if not _known(each)})
+    faults = list(strikes if strikes is not None else planned(recipe, calibration, 0, 0.0))
+    ignored = sorted({f"{each.kind} of the syncer" for each in faults if not _known(each)})
     return Prediction(seeds, _cut(recipe), figures, tuple(ignored))
 
 
@@ -91,8 +91,8 @@ def _judged(
 ) -> Measured:
     """One simulated run, through the summary of real ones."""
     until_s = PATIENCE * expected_s(recipe, calibration)
-    befalls = strikes if strikes is not None else list(planned(recipe, calibration, seed, until_s))
-    return measured(summarise(course(recipe, shapes, calibration, befalls, seed), recipe, ()))
+    faults = strikes if strikes is not None else list(planned(recipe, calibration, seed, until_s))
+    return measured(summarise(course(recipe, shapes, calibration, faults, seed), recipe, ()))
 
 
 def course(
@@ -110,7 +110,7 @@ def course(
     outcome, world = simulate(replace(calm, faults=tuple(_faults(strikes, first_s))), until_s)
     if outcome.finished_at is None:
         message = f"the simulated run comes to no end in {until_s:,.0f} s, with seed {seed}"
-        fix = "let fewer faults befall it, or lower sync.quorum"
+        fix = "plan fewer faults, or lower sync.quorum"
         raise InputError([Problem("sync.quorum", recipe.quorum, message, fix)])
     # That the supervisor sees the end late is no part of what is predicted.
     return merge([[event for event in world.context.events() if not isinstance(event.fact, RunFinished)]])
@@ -120,7 +120,7 @@ def course(
 
 
 def fleet(recipe: Recipe, shapes: Shapes, calibration: Calibration, seed: int) -> Fleet:
-    """The recipe's fleet, with all durations drawn from what was measured. Nothing befalls it."""
+    """The recipe's fleet, with all durations drawn from what was measured. No faults."""
     regions = {pool.region or "" for pool in recipe.pools}
     latency_s = (calibration.version_s or 0.0) / 3.0  # a version takes a notice, a question and an answer
     cut = _cut(recipe)
@@ -198,7 +198,7 @@ def _drawn(samples: EmpiricalDistribution, seed: int, purpose: str) -> Draw:
     return lambda: samples.at(chance.random())
 
 
-# ------------------------------------------------------------------ what befalls it
+# ------------------------------------------------------------------ faults
 
 
 def _known(strike: ObservedFault) -> bool:
@@ -247,7 +247,7 @@ def pace_s(recipe: Recipe, calibration: Calibration) -> float:
 
 
 def expected_s(recipe: Recipe, calibration: Calibration) -> float:
-    """How long the simulated run takes, about, if nothing befalls it."""
+    """How long the simulated run takes, about, without faults."""
     return (_cut(recipe) or recipe.target_syncer_steps) * pace_s(recipe, calibration)
 
 

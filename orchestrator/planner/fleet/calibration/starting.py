@@ -1,7 +1,7 @@
-"""How learners that start together hold each other up, told from when each phase of each start began and ended.
+"""Fits how much learners that start together slow each other down, from the times of each phase of each start.
 
-On one host they share its cores, its disk and much else. One number stands for all of it: so many starts at once go on
-at full speed, more of them share that equally. It is the one with which all starts come to most nearly equal work.
+On one host they share cores and disk. One number stands for all of it: that many starts at once go on at full speed,
+more share it equally. The fit is the number with which all starts come to the most nearly equal work.
 """
 
 from __future__ import annotations
@@ -16,7 +16,7 @@ Marks = Sequence[float]  # of one start: when each of its phases began, and the 
 
 
 def abreast(starts: Sequence[Marks]) -> float | None:
-    """So many at once go on at full speed; None where no two ever met."""
+    """How many starts at once go on at full speed; None if no two ever overlapped."""
     most = max((count for _, _, count in crowds(starts)), default=0)
     if most < 2:
         return None

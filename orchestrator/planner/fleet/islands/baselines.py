@@ -3,8 +3,6 @@
 Synchronous DiLoCo: after every H steps all wait for the slowest. Streaming DiLoCo: a fragment is due at every step, and
 one read at step s is adopted exactly after s + tau, so nobody is more than tau steps ahead of the slowest. Sending and
 merging take no time here: what is lost is lost to failures and to waiting. A learner that waits loses no chips.
-
-Knows nothing of what is exchanged.
 """
 
 from __future__ import annotations

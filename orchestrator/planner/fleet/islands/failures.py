@@ -11,7 +11,6 @@ were lost or by whose end some had returned, which takes the longer of the two t
 return meanwhile; that a learner without elasticity stands still once for a failing step, whatever the number of its
 failing chips, and then steps on whole; that the step in which a chip fails counts nevertheless.
 
-Knows nothing of learners, protocols or tables.
 """
 
 from __future__ import annotations

@@ -1,7 +1,7 @@
 """When learners step, and when none does: goodput and uptime of a fleet from what each learner did.
 
 Goodput (section 7): the share of the allocated time spent on useful steps, a step with slices missing in proportion.
-Uptime: the share of the time in which at least one learner steps. Knows nothing of why a learner stood still.
+Uptime: the share of the time in which at least one learner steps.
 """
 
 from __future__ import annotations

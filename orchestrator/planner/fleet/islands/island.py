@@ -4,8 +4,6 @@
 disturbances nothing changes, so their times follow in closed form. A disturbance is a step in which chips fail, or by
 whose end slices have returned. The learner's failures are one Poisson process: a unit exponential is the fuse, steps
 burn it down in proportion to the chips that step, and only slices that are away are objects.
-
-Knows no other learner, no syncer, and no clock but the `now` it is given.
 """
 
 from __future__ import annotations
