@@ -15,8 +15,8 @@ import pytest
 from rich.console import Console
 
 from orchestrator.cli.terminal import LiveView
-from orchestrator.eventlog.events import read_run
 from orchestrator.eventlog.facts import LearnerLost
+from orchestrator.eventlog.segments import read_run
 from orchestrator.store.run_store import RunStore
 from tests.waiting import DEADLINE_S
 
