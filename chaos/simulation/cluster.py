@@ -116,7 +116,7 @@ class Cluster:
             oracle=oracle,
             rng=hosts,
         )
-        self.supervisor = Supervisor(self.context, options.learners, self._begin_epoch)
+        self.supervisor = Supervisor(self.context, options.learners, self._begin_epoch, options.quorum)
         # The stream's name is part of what a seed means.
         rng = stream(options.seed, "weather")
         self.schedule = FaultSchedule(self.context, rng, self.hosts, self.store, self.supervisor)

@@ -1,17 +1,28 @@
-"""Keeps the wanted learners and one syncer alive, by the production controller.
+"""Keeps the wanted learners and one syncer alive: the shell of the production controller in a simulated run.
 
-It detects deaths after a while, grants incarnations and epochs, fences, restarts, and tells the processes. It does not
-fail, and what it tells a process arrives, unless the process is dead or frozen.
+It detects deaths after a delay, grants incarnations and epochs, and carries out the controller's actions. It never
+fails, and its messages to a process arrive, unless the process is dead or frozen.
 """
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterable
+from collections.abc import Callable, Collection, Iterable
 from functools import partial
 from typing import Any
 
-from orchestrator.eventlog.facts import LearnerLost, LearnerRequested, LearnerStarted, PoolScaled, RunFinished
-from orchestrator.lifecycle import controller
+from pydantic import NonNegativeInt
+
+from orchestrator.eventlog.facts import (
+    LearnerLost,
+    LearnerRequested,
+    LearnerStarted,
+    NodePreempted,
+    PoolScaled,
+    RunFinished,
+)
+from orchestrator.lifecycle.actions import Action, Drain, End, RecordNotice, RecordScaling, Start
+from orchestrator.lifecycle.controller import Controller
+from orchestrator.recipe.config import PoolConfig
 from orchestrator.simulation.context import SimContext
 from orchestrator.simulation.learner_process import LearnerProcess
 from orchestrator.simulation.syncer_process import SyncerProcess
@@ -20,29 +31,63 @@ from outer.protocol import events_effects
 SYNCER_HANG_S = 3.0  # a syncer that has not answered for so long counts as dead
 
 
+class SimPool(PoolConfig):
+    """A pool whose learners have names of their own. It may begin without any."""
+
+    name: str
+    learners: NonNegativeInt = 0
+    members: list[str]  # every learner that it may have, in the order in which they are added
+
+    def names(self, learners: int) -> list[str]:
+        return self.members[:learners]
+
+
+def _pools(context: SimContext, first: Collection[str]) -> list[SimPool]:
+    """The pools of all learners; `first`: those that are wanted from the start."""
+    members: dict[str, list[str]] = {}
+    for name in sorted(context.specs, key=lambda name: name not in first):
+        members.setdefault(context.specs[name].pool, []).append(name)
+    return [
+        SimPool(name=pool, learners=sum(name in first for name in names), max=len(names), members=names)
+        for pool, names in members.items()
+    ]
+
+
 class Supervisor:
-    """`begin_epoch` makes a syncer of that epoch from what the journal holds, or returns None if it cannot yet."""
+    """`begin_epoch` makes a syncer of that epoch from the journal's records, or returns None if it cannot yet.
+
+    `quorum`: the pools cannot be scaled down to fewer learners.
+    """
 
     def __init__(
-        self, context: SimContext, learners: Iterable[str], begin_epoch: Callable[[int], SyncerProcess | None]
+        self,
+        context: SimContext,
+        learners: Iterable[str],
+        begin_epoch: Callable[[int], SyncerProcess | None],
+        quorum: int = 0,
     ) -> None:
-        durations = context.durations
+        durations, learners = context.durations, list(learners)
+        pools = _pools(context, learners)
         self.learners: dict[str, LearnerProcess] = {}  # the newest incarnation of each, once its process is up
         self.syncer: SyncerProcess | None = None
         self.finished_at: float | None = None  # when it first saw the run finished
         self.over = False
-        self.controller = controller.Controller(learners, backoff_s=durations.backoff_s, hang_s=durations.hang_s)
-        self.incarnations: dict[str, int] = {}
-        self.drains: dict[str, events_effects.DrainRequested] = {}
+        self.controller = Controller(
+            learners,
+            backoff_s=durations.backoff_s,
+            hang_s=durations.hang_s,
+            drain_s=context.sync.drain_s,
+            pools=pools,
+            quorum=quorum,
+        )
         self._context, self.time, self._durations, self._begin_epoch = context, context.time, durations, begin_epoch
-        self._first = frozenset(self.controller.wanted)
+        self._pools = {pool.name: pool for pool in pools}
         self._facts = context.facts.setdefault(("orchestrator", 1), [])
         self._stopping = ""  # why the run is to end before its budget is reached
         self._epoch = 0
         self._detected = 0  # the epoch whose end was detected last
         self._frozen_since: float | None = None
-        self._expected: dict[tuple[str, int], bool] = {}  # the syncer has heard of it
-        self._dead: dict[str, int] = {}  # the newest incarnation of each that has ended
+        self._expected: dict[str, int] = {}  # the newest incarnation of each learner that the syncer expects
 
     def start(self) -> None:
         self._next_epoch()
@@ -78,17 +123,21 @@ class Supervisor:
     def _advance(self) -> None:
         self._act(self.controller.advance(self.time.now))
 
-    def _act(self, actions: list[controller.Action]) -> None:
+    def _act(self, actions: list[Action]) -> None:
         for action in actions:
             match action:
-                case controller.Start(name):
+                case Start(name):
                     self._start(name)
-                case controller.Drain():
-                    self._drain(action, self._context.sync.drain_s)
-                case controller.End(name):
+                case Drain():
+                    self._drain(action)
+                case End(name):
                     if (learner := self.learners.get(name)) is not None:
                         learner.die()
                     self.time.after(self._durations.end_s, self._lost, name, action.incarnation, "lease_expired")
+                case RecordScaling(pool, learners, added, removed):
+                    self.emit(PoolScaled(pool, learners, added, removed))
+                case RecordNotice(node, names, remaining_s):
+                    self.emit(NodePreempted(node, names, remaining_s))
 
     def emit(self, fact: Any) -> None:
         """Record a fact of the orchestrator."""
@@ -103,9 +152,8 @@ class Supervisor:
     def _start(self, name: str) -> None:
         """Grant an incarnation. Its process begins once it is up and the syncer expects it."""
         spec = self._context.specs[name]
-        incarnation = self.incarnations[name] = self.incarnations.get(name, 0) + 1
+        incarnation = self.controller.units[name].incarnation.number + 1
         self.controller.started(name, incarnation)
-        self.drains.pop(name, None)
         self.emit(LearnerRequested(name, incarnation, spec.pool, spec.region))
         if self.syncer is not None:
             event = self._announced(name, incarnation)
@@ -118,25 +166,22 @@ class Supervisor:
 
     def _heard(self, name: str, incarnation: int) -> None:
         """The syncer expects it."""
-        if not self._expected.get((name, incarnation)):
-            self._expected[name, incarnation] = True
+        if self._expected.get(name, 0) < incarnation:
+            self._expected[name] = incarnation
             learner = self.learners.get(name)
             if learner is not None and learner.incarnation == incarnation:
                 self.time.reach(self._durations.begin_s(), learner, learner.begin)
 
     def _up(self, name: str, incarnation: int) -> None:
-        if self.incarnations[name] != incarnation or self._is_dead(name, incarnation) or self.over:
+        if not self.controller.alive(name, incarnation) or self.over:
             return
         learner = self.learners[name] = LearnerProcess(self._context, name, incarnation, self._ended)
         self._context.faults.started(learner)
         learner.syncer = self.syncer
         self.emit(LearnerStarted(name, incarnation, incarnation, learner.host.name))
-        self.controller.answered(name, incarnation)
-        if self._expected.get((name, incarnation)):
+        self.controller.answered(name, incarnation, node=learner.host.name)
+        if self._expected.get(name) == incarnation:
             learner.begin()
-
-    def _is_dead(self, name: str, incarnation: int) -> bool:
-        return self._dead.get(name, 0) >= incarnation
 
     def crash(self, name: str, detected: bool = False) -> bool:
         """Kill a learner's process. The death is detected at once or after a while. False: there is none."""
@@ -149,10 +194,12 @@ class Supervisor:
         return True
 
     def _lost(self, name: str, incarnation: int, cause: str) -> None:
-        if self.controller.lost(self.time.now, name, incarnation) is None:
+        if not self.controller.ended(name, incarnation, cause):
             return
         self.emit(LearnerLost(name, incarnation, cause, cause))
-        self._on_death(name, incarnation, "killed" if cause == "died" else cause)
+        self._fence(name, incarnation, "killed" if cause == "died" else cause)
+        self.controller.lost(self.time.now, name, incarnation)
+        self._replace()
 
     def _ended(self, learner: LearnerProcess, reason: str) -> None:
         """A learner's loop has returned, or failed."""
@@ -167,58 +214,76 @@ class Supervisor:
             self.controller.finished(learner.name, learner.incarnation)
 
     def _left(self, name: str, incarnation: int) -> None:
-        if not self._is_dead(name, incarnation):
+        if self.controller.ended(name, incarnation, "drained"):
+            self._fence(name, incarnation, "drained")
             self.controller.left(name, incarnation)
-            self._on_death(name, incarnation, "drained")
+            self._replace()
 
-    def _on_death(self, name: str, incarnation: int, reason: str) -> None:
-        """Fence the incarnation at the syncer, and start what is due."""
-        self._dead[name] = incarnation
+    def _fence(self, name: str, incarnation: int, reason: str) -> None:
         if self.syncer is not None:
             self._tell(self.syncer, self.syncer.call, events_effects.Fence(name, incarnation, reason))
+
+    def _replace(self) -> None:
         if self.finished_at is None:
             self._advance()
 
     # -------------------------------------------------------------- leaving and scaling
 
-    def _drain(self, action: controller.Drain, deadline_s: float) -> None:
-        event = events_effects.DrainRequested(action.learner, action.incarnation, action.reason, deadline_s)
-        self.drains[action.learner] = event
+    def _drain(self, action: Drain) -> None:
         if self.syncer is not None:
+            event = events_effects.DrainRequested(action.learner, action.incarnation, action.reason, action.deadline_s)
             done = partial(self._dismissed, action.learner, action.incarnation)
             self._tell(self.syncer, self.syncer.drain, event, done)
 
     def _dismissed(self, name: str, incarnation: int, told: bool) -> None:
         """A learner that was not told to leave has nothing to lose: end it at once."""
-        if told or self._is_dead(name, incarnation):
+        if told or not self.controller.alive(name, incarnation):
             return
         learner = self.learners.get(name)
         if learner is not None and learner.incarnation == incarnation:
             learner.die()
         self.time.after(self._durations.end_s, self._left, name, incarnation)
 
+    def scale(self, pool: str, learners: int) -> bool:
+        """Ask for this many learners in a pool. False: nothing changes."""
+        actions = self.controller.scale(self.time.now, pool, {"learners": learners})
+        self._act(actions)
+        self._advance()
+        return bool(actions)
+
+    def resize(self, pool: str, change: int) -> bool:
+        """Ask for so many learners more in a pool, or fewer. False: nothing changes."""
+        return self.scale(pool, self.controller.pools[pool] + change)
+
+    def restore(self, pool: str) -> None:
+        """Undo scaling below the pool's first size."""
+        self.scale(pool, max(self._pools[pool].learners, self.controller.pools[pool]))
+
     def want(self, name: str) -> None:
-        """This learner is to be there."""
-        if name not in self.controller.wanted:
-            specs = self._context.specs
-            if name not in self._first:
-                there = sum(specs[other].pool == specs[name].pool for other in self.controller.wanted)
-                self.emit(PoolScaled(specs[name].pool, there + 1, (name,), ()))
+        """Have this learner run: one that was there comes back, another is added to its pool."""
+        pool = self._context.specs[name].pool
+        if name not in self.controller.units:
+            members = self._pools[pool].members
+            members.remove(name)
+            members.insert(self.controller.pools[pool], name)
+            self.resize(pool, 1)
+        elif name not in self.controller.wanted:
             self.controller.want(name)
             self._advance()
 
-    def unwant(self, name: str) -> bool:
-        """This learner is to leave for good. False: it is not wanted anyway."""
-        if name not in self.controller.wanted:
-            return False
-        self._act(self.controller.unwant(name, "scaled down"))
-        return True
+    def unwant(self, name: str) -> None:
+        """Have this learner leave, without scaling its pool: its capacity is gone."""
+        if name in self.controller.wanted:
+            self._act(self.controller.unwant(name, "its capacity is gone", self.time.now))
 
     def preempt(self, name: str) -> bool:
-        """Its host is to go: it leaves, and comes back."""
-        actions = self.controller.drain(name, "its node is to go")
+        """The learner's node announces its end. False: no learner is asked to leave."""
+        learner = self.learners.get(name)
+        if learner is None:
+            return False
+        actions = self.controller.node_notice(self.time.now, learner.host.name, None)
         self._act(actions)
-        return bool(actions)
+        return any(isinstance(action, Drain) for action in actions)
 
     def stop(self, reason: str) -> None:
         """End the run early. This syncer and every later one is told."""
@@ -259,15 +324,15 @@ class Supervisor:
         self._epoch, self.syncer = syncer.epoch, syncer
         syncer.start()
         if syncer.epoch > 1:
-            living = [pair for pair in self.incarnations.items() if not self._is_dead(*pair)]
+            newest = ((name, unit.incarnation.number) for name, unit in self.controller.units.items())
+            living = [pair for pair in newest if pair[1] and self.controller.alive(*pair)]
             syncer.call(events_effects.Living(tuple(self._announced(*pair) for pair in living)))
             for pair in living:
                 self._heard(*pair)
         if self._stopping:
             syncer.call(events_effects.StopRequested(self._stopping))
-        for event in self.drains.values():
-            if not self._is_dead(event.learner, event.incarnation):
-                self._drain(controller.Drain(event.learner, event.incarnation, event.reason), event.deadline_s)
+        for drain in self.controller.leaving(self.time.now):
+            self._drain(drain)
         for learner in self.learners.values():
             if learner.alive:
                 self.time.reach(self._durations.reattach_s(), learner, learner.reattach, syncer)

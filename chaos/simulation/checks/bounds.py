@@ -139,9 +139,10 @@ class Bounds:
             away = [name for name in wanted if not self._steps(name)]
             if away:
                 self._broken("bounds.ready", f"{', '.join(away)} of {len(wanted)} do not step: {self._phases()}")
-            for name, event in supervisor.drains.items():
-                if supervisor.learners[name].alive and supervisor.learners[name].incarnation == event.incarnation:
-                    self._broken("bounds.ready", f"{name} {event.incarnation} was asked to leave, and is there")
+            for name, learner in supervisor.learners.items():
+                asked = supervisor.controller.units[name].incarnation
+                if learner.alive and asked.leaving and asked.number == learner.incarnation:
+                    self._broken("bounds.ready", f"{name} {asked.number} was asked to leave, and is there")
             self._shared_from = max(tip.number for tip in self._oracle.tips)
         self._look_at_steps()
         self._look_at_shares()

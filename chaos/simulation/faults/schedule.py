@@ -57,8 +57,8 @@ class FaultSchedule:
         for process in self._frozen:
             self._thaw(process)
         if self._supervisor.finished_at is None:
-            for name in self._context.options.learners:
-                self._supervisor.want(name)
+            for pool in self._supervisor.controller.pools:
+                self._supervisor.restore(pool)
 
     def _count(self, kind: str) -> None:
         self._context.fault_counts[kind] += 1
@@ -241,7 +241,7 @@ class FaultSchedule:
     def _scale_out(self, fault: Fault) -> None:
         for name in self._context.options.newcomers[: 1 + int(2 * fault.strength)]:
             if name not in self._supervisor.controller.wanted:
-                self._supervisor.want(name)
+                self._supervisor.resize(self._context.options.place(name).pool, 1)
                 self._count(fault.kind)
 
     def _drain(self, fault: Fault) -> None:
@@ -249,9 +249,9 @@ class FaultSchedule:
         if fault.strength < 0.5:
             if self._supervisor.preempt(name):
                 self._count(fault.kind)
-        elif len(self._supervisor.controller.wanted) > self._context.options.quorum and self._supervisor.unwant(name):
+        elif self._supervisor.resize(pool := self._context.options.place(name).pool, -1):
             self._count(fault.kind)
-            self._later(fault.duration_s, self._supervisor.want, name)
+            self._later(fault.duration_s, self._supervisor.restore, pool)
 
     def _leave(self, fault: Fault) -> None:
         for learner in self._targets(fault)[:1]:
