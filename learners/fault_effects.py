@@ -21,7 +21,7 @@ STRAGGLING = 0.2  # share of steps that a straggler delays
 class _Fault:
     until: float  # on the clock
     delay_s: float
-    chance: Random
+    rng: Random
 
 
 class FaultEffects:
@@ -58,9 +58,9 @@ class FaultEffects:
                 delay += min(left, self._faults["slow"].delay_s)
             if (left := self._left("straggle")) > 0.0:
                 fault = self._faults["straggle"]
-                if fault.chance.random() < STRAGGLING:
+                if fault.rng.random() < STRAGGLING:
                     # Exponential, from random() alone: Python guarantees that its values never change.
-                    late = -fault.delay_s / STRAGGLING * math.log(1.0 - fault.chance.random())
+                    late = -fault.delay_s / STRAGGLING * math.log(1.0 - fault.rng.random())
                     delay += min(left, late)
             return delay
 

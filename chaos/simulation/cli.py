@@ -110,8 +110,8 @@ def record(tally: Tally, seconds: float, profile: str, seeds: range) -> dict[str
         "seeds_per_s": round(tally.seeds / seconds, 3),
         "digest": tally.digest,
         "violations": [
-            {"seed": seed, "promise": promise, "reason": reason, "reproduce": reproducer(seed, profile)}
-            for seed, promise, reason in tally.violations
+            {"seed": seed, "promise": check, "reason": reason, "reproduce": reproducer(seed, profile)}
+            for seed, check, reason in tally.violations
         ],
         "faults": {
             kind: {"seeds": tally.fault_seeds[kind], "times": times}
@@ -138,6 +138,6 @@ def words(tally: Tally, seconds: float, profile: str) -> str:
     lines += ["", f"{'fact':<42}{'times':>10}"]
     lines += [f"{kind:<42}{times:>10,}" for kind, times in sorted(tally.facts.items())]
     lines += ["", f"{len(tally.violations)} violations"]
-    for seed, promise, reason in tally.violations:
-        lines += [f"seed {seed}  {promise}: {reason}", f"    {reproducer(seed, profile)}"]
+    for seed, check, reason in tally.violations:
+        lines += [f"seed {seed}  {check}: {reason}", f"    {reproducer(seed, profile)}"]
     return "\n".join(lines)

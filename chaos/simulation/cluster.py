@@ -27,7 +27,7 @@ from chaos.simulation.ports.storage import Store, Write, Writer
 from chaos.simulation.profile import MANIFEST, Options, between, draw, stream
 from chaos.simulation.trace import Trace
 from learners.protocol import learner as learners
-from orchestrator.simulation.context import LearnerSpec
+from orchestrator.simulation.context import SimLearner
 from orchestrator.simulation.process import Host
 from orchestrator.simulation.supervisor import Supervisor
 from orchestrator.simulation.syncer_process import SyncerProcess
@@ -100,8 +100,7 @@ class Cluster:
             durations=DrawnDurations(options, time, hosts, stream(options.seed, "supervisor"), fault_counts),
             sync=options.sync,
             specs={
-                name: LearnerSpec(self.hosts[name], options.batch[name], *options.place(name))
-                for name in options.step_s
+                name: SimLearner(self.hosts[name], options.batch[name], *options.place(name)) for name in options.step_s
             },
             manifest=MANIFEST,
             model=SyncerValues(oracle, damage),
@@ -222,12 +221,12 @@ def play(
     return _outcome(cluster, violations)
 
 
-def _raised(promise: str, error: Exception) -> Violation:
+def _raised(check: str, error: Exception) -> Violation:
     frame = error.__traceback__
     while frame is not None and frame.tb_next is not None:
         frame = frame.tb_next
     where = f"{frame.tb_frame.f_code.co_filename.rsplit('/', 2)[-1]}:{frame.tb_lineno}" if frame is not None else ""
-    return Violation(promise, f"{type(error).__name__} at {where}: {error}")
+    return Violation(check, f"{type(error).__name__} at {where}: {error}")
 
 
 def _outcome(cluster: Cluster, violations: list[Violation]) -> Outcome:

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from chaos.simulation.profile import PROFILES
-from orchestrator.cli.tape import CheckFailed, Hostile, Tape, counted
+from orchestrator.cli.tape import TapeUnsound, Hostile, Tape, counted
 from orchestrator.recipe.config import Recipe
 from orchestrator.recipe.problems import Problem, nearest
 
@@ -24,7 +24,7 @@ def unknown_profile(profile: str) -> list[Problem]:
 
 
 def record(recipe: Recipe, seed: int, profile: str, step_s: float, startup_s: float) -> Tape:
-    """Simulate a resolved recipe. Raises CheckFailed."""
+    """Simulate a resolved recipe. Raises TapeUnsound."""
     from chaos.simulation.recipes import options
     from chaos.simulation.tape import Broken, record
     from orchestrator.recipe.validation import build_task, host_only
@@ -37,7 +37,7 @@ def record(recipe: Recipe, seed: int, profile: str, step_s: float, startup_s: fl
     try:
         made = record(recipe, wanted)
     except Broken as error:
-        raise CheckFailed(str(error)) from error
+        raise TapeUnsound(str(error)) from error
     fired = made.fault_counts if wanted.faults else {}
     return Tape(
         made.events,

@@ -25,7 +25,7 @@ class Tally:
     events: int = 0  # handed to machines
     commits: int = 0
     virtual_s: float = 0.0
-    violations: list[tuple[int, str, str]] = field(default_factory=list)  # seed, promise, reason
+    violations: list[tuple[int, str, str]] = field(default_factory=list)  # seed, check, reason
     fault_seeds: Counter[str] = field(default_factory=Counter)  # by kind: in how many seeds it had an effect
     fault_times: Counter[str] = field(default_factory=Counter)
     fault_kinds: Counter[int] = field(default_factory=Counter)  # how many seeds saw so many kinds

@@ -24,10 +24,10 @@ LOOK_S = 1.0
 
 
 class Broken(Exception):
-    """What was simulated broke promises: a machine, or the simulator, is wrong."""
+    """The simulated run fails checks: a machine, or the simulator, is wrong."""
 
     def __init__(self, violations: Iterable[Violation]) -> None:
-        super().__init__("; ".join(f"{each.promise}: {each.reason}" for each in violations))
+        super().__init__("; ".join(f"{each.check}: {each.reason}" for each in violations))
 
 
 @dataclass(frozen=True)
@@ -41,7 +41,7 @@ class Simulated:
 
 
 def record(recipe: Recipe, options: Options) -> Simulated:
-    """Simulate a recipe. Raises InputError where the run comes to no end, Broken where a promise breaks."""
+    """Simulate a recipe. Raises InputError if the run does not end, Broken if a check fails."""
     cluster = Cluster(options, make_syncer, make_learner)
     context, supervisor = cluster.context, cluster.supervisor
     injection = Injection(context, supervisor, cluster.schedule, recipe.chaos, options.learners, options.seed)

@@ -87,7 +87,7 @@ BLUR_S = 0.5  # allowed between the times of a learner's steps and its own count
 Interval = tuple[float, float]  # [start, stop), Unix seconds
 
 
-class Span(NamedTuple):
+class TimeSpan(NamedTuple):
     """An interval of one learner's time that a fact explains."""
 
     start: float
@@ -201,39 +201,39 @@ def outer_downtime(history: History) -> float | None:
 # ------------------------------------------------------------------ what explains a learner's time
 
 
-def _spans(history: History, learner: str, fates: dict[tuple[str, int, int], str], end: float) -> Iterator[Span]:
+def _spans(history: History, learner: str, fates: dict[tuple[str, int, int], str], end: float) -> Iterator[TimeSpan]:
     incarnations = history.incarnations_of(learner)
     strict = any(said.fact.waited_for == "adoption" for incarnation in incarnations for said in incarnation.steps)
     for incarnation, successor in zip(incarnations, [*incarnations[1:], None], strict=True):
         yield from _of_start(incarnation, end)
         for at in incarnation.resumed:
             began = max((stop for _, stop in history.pauses if stop <= at), default=at)
-            yield Span(began, at, "startup")
+            yield TimeSpan(began, at, "startup")
         yield from _of_steps(incarnation, fates, strict)
-        yield from (Span(*interval, "suspended") for interval in _suspended(incarnation, end))
+        yield from (TimeSpan(*interval, "suspended") for interval in _suspended(incarnation, end))
         if incarnation.over == "killed":
             yield from _of_death(incarnation, successor, end)
         elif incarnation.over == "drained" and incarnation.noticed is not None:
             yield from _broken_off(incarnation, incarnation.noticed, "wasted_drained")
             again = end if successor is None else successor.requested
-            yield Span(incarnation.noticed, max(incarnation.noticed, again or end), "fault_recover")
+            yield TimeSpan(incarnation.noticed, max(incarnation.noticed, again or end), "fault_recover")
 
 
-def _of_start(incarnation: Incarnation, end: float) -> Iterator[Span]:
+def _of_start(incarnation: Incarnation, end: float) -> Iterator[TimeSpan]:
     """The time until the first step: waiting for a process, then phase by phase."""
     stop = _until(incarnation, end)
     born = min(
         (at for at in (incarnation.started, *(at for at, _ in incarnation.phases[:1])) if at is not None), default=stop
     )
     if incarnation.requested is not None:
-        yield Span(incarnation.requested, born, "provision_wait")
+        yield TimeSpan(incarnation.requested, born, "provision_wait")
     phases = [(born, "starting"), *incarnation.phases] if born < stop else incarnation.phases
     for (at, phase), (until, _) in pairwise([*phases, (stop, "")]):
         if phase in _OF_PHASE:
-            yield Span(at, until, _OF_PHASE[phase])
+            yield TimeSpan(at, until, _OF_PHASE[phase])
 
 
-def _of_steps(incarnation: Incarnation, fates: dict[tuple[str, int, int], str], strict: bool) -> Iterator[Span]:
+def _of_steps(incarnation: Incarnation, fates: dict[tuple[str, int, int], str], strict: bool) -> Iterator[TimeSpan]:
     """Each step and its wait, cut off at the boundary before it, so that steps never overlap; and the last wait.
 
     Steps are not broken off but by death: from its last one to its leaving a learner waited for what never came.
@@ -251,34 +251,34 @@ def _of_steps(incarnation: Incarnation, fates: dict[tuple[str, int, int], str], 
             begun = boundary + waited_s if late_s > 0.0 else max(boundary, begun)
         fate = _OF_FATE[fates[(*incarnation.key, step.step)]]
         if fate != category or begun > boundary:
-            yield Span(since, boundary, category or fate)
+            yield TimeSpan(since, boundary, category or fate)
             since, category = begun, fate
             if waited_s:
-                yield Span(max(boundary, begun - waited_s), begun, _OF_WAIT[step.waited_for])
+                yield TimeSpan(max(boundary, begun - waited_s), begun, _OF_WAIT[step.waited_for])
         if at > boundary:
             boundary = at
-    yield Span(since, boundary, category or "unattributed")
+    yield TimeSpan(since, boundary, category or "unattributed")
     left = min((at for at, phase in incarnation.phases if phase in ("draining", "stopped")), default=None)
     if left is not None and boundary > -math.inf:
-        yield Span(boundary, max(boundary, left), _OF_WAIT["adoption" if strict else "span"])
+        yield TimeSpan(boundary, max(boundary, left), _OF_WAIT["adoption" if strict else "span"])
 
 
-def _of_death(incarnation: Incarnation, successor: Incarnation | None, end: float) -> Iterator[Span]:
+def _of_death(incarnation: Incarnation, successor: Incarnation | None, end: float) -> Iterator[TimeSpan]:
     died, noticed = incarnation.died, incarnation.noticed
     if died is None or noticed is None:
         return
     yield from _broken_off(incarnation, died, "wasted_killed")
-    yield Span(died, noticed, "fault_detect")
+    yield TimeSpan(died, noticed, "fault_detect")
     again = end if successor is None else successor.requested
     if again is not None:
-        yield Span(noticed, again, "fault_recover")
+        yield TimeSpan(noticed, again, "fault_recover")
 
 
-def _broken_off(incarnation: Incarnation, end: float, category: str) -> Iterator[Span]:
+def _broken_off(incarnation: Incarnation, end: float, category: str) -> Iterator[TimeSpan]:
     """The unfinished step, if it never left the phase stepping."""
     if incarnation.phases and incarnation.phases[-1][1] == "stepping":
         since = max([incarnation.phases[-1][0], *(said.at for said in incarnation.steps[-1:])])
-        yield Span(since, max(since, end), category)
+        yield TimeSpan(since, max(since, end), category)
 
 
 def _until(incarnation: Incarnation, end: float) -> float:
@@ -334,13 +334,13 @@ def _expired(incarnation: Incarnation, end: float) -> list[Interval]:
 # ------------------------------------------------------------------ intervals
 
 
-def _paint(spans: Sequence[Span], times: Sequence[Interval]) -> dict[str, float]:
+def _paint(spans: Sequence[TimeSpan], times: Sequence[Interval]) -> dict[str, float]:
     """Seconds of these times in each category."""
     painted = [_paint_one(spans, span) for span in times]
     return {category: math.fsum(spent[category] for spent in painted) for category in RANKS}
 
 
-def _paint_one(spans: Iterable[Span], span: Interval) -> dict[str, float]:
+def _paint_one(spans: Iterable[TimeSpan], span: Interval) -> dict[str, float]:
     """Seconds of an interval in each category, exclusive and exhaustive: the highest rank counts."""
     begin, end = span
     edges: list[tuple[float, int, int]] = [(end, 0, 0)]

@@ -30,7 +30,7 @@ STEP_S, STEP_S_MOST = 1.0, 86_400.0
 STARTUP_STEPS = 10.0
 
 
-class CheckFailed(Exception):
+class TapeUnsound(Exception):
     """The simulated run failed a check: a machine, or the simulator, is wrong."""
 
 
@@ -92,7 +92,7 @@ def tape(
             else:
                 startup_s = STARTUP_STEPS * step_s if startup_seconds is None else startup_seconds
                 made = hostile.record(resolved, seed, profile, step_s, startup_s)
-        except CheckFailed as error:
+        except TapeUnsound as error:
             message = f"the simulated run failed a check, and no tape is written: {error}"
             typer.echo(f"error: {message}", err=True)
             if as_json:
@@ -138,7 +138,7 @@ def _of_fleet(recipe: Recipe, seed: int, step_s: float, chips: int | None, as_js
         task = bar.add_task("simulating", total=1.0)
         made = record(recipe, shapes, step_s, seed, chips, lambda share: bar.update(task, completed=share))
     if failed := [f"{each.name}: {each.reason}" for each in made.verdicts if each.status == "violated"]:
-        raise CheckFailed("; ".join(failed))
+        raise TapeUnsound("; ".join(failed))
     outcome = made.outcome
     return Tape(
         made.events,

@@ -26,7 +26,7 @@ Fact = tuple[float, Any]  # wall-clock seconds of its writer, and the fact
 SELF_RECORDING = frozenset({"syncer", "orchestrator", "chaos"})  # write to the log themselves
 
 
-class LearnerSpec(NamedTuple):
+class SimLearner(NamedTuple):
     """What the supervisor knows of a learner before it starts it."""
 
     host: Host
@@ -208,7 +208,7 @@ class SimContext:
     network: Network
     durations: Durations
     sync: SyncConfig
-    specs: Mapping[str, LearnerSpec]
+    specs: Mapping[str, SimLearner]
     manifest: Mapping[str, Any]
     model: Model
     make_learner: Callable[[str, int], Any]

@@ -42,14 +42,6 @@ class Timeline:
         """Schedule a callback that is addressed to a process."""
         heapq.heappush(self.queue, (self.now + seconds, self.number(), receiver, happen, args))
 
-    def run_next(self) -> None:
-        """Run the first callback."""
-        self.now, _, receiver, happen, args = heapq.heappop(self.queue)
-        if receiver is None:
-            happen(*args)
-        else:
-            receiver.deliver(happen, *args)
-
     def run(self, until: float) -> None:
         """Run every callback up to that time, unless `halted` is set on the way."""
         queue, pop = self.queue, heapq.heappop

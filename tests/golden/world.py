@@ -9,6 +9,7 @@ taken back counts -1. Weights are left out: a merge adds up what its contributio
 
 from __future__ import annotations
 
+import heapq
 from collections import Counter
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass, field, replace
@@ -120,7 +121,11 @@ class World:
         """Let everything happen up to that time, or until `stop` holds."""
         queue = self.time.queue
         while queue and queue[0][0] <= until and not stop():
-            self.time.run_next()
+            self.time.now, _, receiver, happen, args = heapq.heappop(queue)
+            if receiver is None:
+                happen(*args)
+            else:
+                receiver.deliver(happen, *args)
         if not stop():
             self.time.now = max(self.time.now, until)
 

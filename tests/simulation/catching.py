@@ -51,7 +51,7 @@ def broken(mutant: Mutant, seed: int, profile: str, syncer_steps: int = SYNCER_S
 def broken_by(mutant: Mutant, seed: int, profile: str, syncer_steps: int) -> set[str]:
     """The promises that it breaks; one of which nothing can be told, as the run came to nothing, is not."""
     violations = broken(mutant, seed, profile, syncer_steps).violations
-    return {each.promise for each in violations if not each.reason.startswith(UNKNOWN)}
+    return {each.check for each in violations if not each.reason.startswith(UNKNOWN)}
 
 
 def caught(mutant: Mutant, seed: int, profile: str, syncer_steps: int = SYNCER_STEPS) -> tuple[Catch, Outcome] | None:
@@ -59,7 +59,7 @@ def caught(mutant: Mutant, seed: int, profile: str, syncer_steps: int = SYNCER_S
     found = [violation for violation in outcome.violations if not violation.reason.startswith(UNKNOWN)]
     if not found or not is_sound(seed, profile, syncer_steps):
         return None
-    promises = tuple(dict.fromkeys(violation.promise for violation in found))
+    promises = tuple(dict.fromkeys(violation.check for violation in found))
     return Catch(profile, syncer_steps, seed, promises, found[0].reason), outcome
 
 

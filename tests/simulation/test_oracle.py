@@ -32,7 +32,7 @@ def run(faults: tuple[Fault, ...] = (), machines: dict[str, Any] | None = None, 
 
 
 def broken(faults: tuple[Fault, ...] = (), machines: dict[str, Any] | None = None, **sync: Any) -> set[str]:
-    return {violation.promise for violation in run(faults, machines, **sync).violations}
+    return {violation.check for violation in run(faults, machines, **sync).violations}
 
 
 def test_as_they_are_the_machines_break_nothing() -> None:
@@ -183,7 +183,7 @@ def test_in_lock_step_a_fragment_is_adopted_at_its_step_and_of_everybody(monkeyp
     def lockstep(quorum: int = 4) -> set[str]:
         options = draw(1, "lockstep", syncer_steps=30, P=2, H=4, tau=2)
         options = replace(options, faults=(), storm_s=0.0, quorum=quorum)
-        return {violation.promise for violation in play(options).violations}
+        return {violation.check for violation in play(options).violations}
 
     assert lockstep() == set()
     assert "oracle.lockstep" in lockstep(quorum=1), "who is let in first does not wait for the others"

@@ -22,7 +22,7 @@ EVERY_KIND = [kind for kinds in KINDS.values() for kind in kinds]
 
 
 def assert_kept(outcome: Outcome, but: str = "") -> None:
-    told = [f"seed {outcome.seed}  {each.promise}: {each.reason}" for each in outcome.violations if each.promise != but]
+    told = [f"seed {outcome.seed}  {each.check}: {each.reason}" for each in outcome.violations if each.check != but]
     assert not told, "\n".join(told)
 
 

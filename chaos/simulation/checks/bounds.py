@@ -196,5 +196,5 @@ class Bounds:
         self.given_up = True
         self._time.halted = True
 
-    def _broken(self, promise: str, reason: str) -> None:
-        self._oracle.broken(promise, reason)
+    def _broken(self, check: str, reason: str) -> None:
+        self._oracle.broken(check, reason)

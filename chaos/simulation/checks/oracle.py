@@ -13,11 +13,11 @@ from learners.protocol.events_effects import Apply
 from outer.protocol.facts import Committed, SpanGranted, SpanReturned
 
 TOLERANCE = 1e-9  # of a weight
-SHOWN_MAX = 8  # violations of one promise that are kept
+SHOWN_MAX = 8  # violations of one check that are kept
 
 
 class Violation(NamedTuple):
-    promise: str
+    check: str
     reason: str
 
 
@@ -50,9 +50,9 @@ class Oracle:
         self._lockstep = options.sync.overlap == "strict"
         self._overlap_steps = options.sync.overlap_steps
 
-    def broken(self, promise: str, reason: str) -> None:
-        if sum(each.promise == promise for each in self.violations) < SHOWN_MAX:
-            self.violations.append(Violation(promise, reason))
+    def broken(self, check: str, reason: str) -> None:
+        if sum(each.check == check for each in self.violations) < SHOWN_MAX:
+            self.violations.append(Violation(check, reason))
 
     # -------------------------------------------------------------- the syncer's side
 

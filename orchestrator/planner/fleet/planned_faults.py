@@ -3,22 +3,22 @@
 from __future__ import annotations
 
 import math
+from collections.abc import Callable
 
 from orchestrator.eventlog.facts import FaultInjected
 from orchestrator.planner.fleet.description import Fault, Fleet
 from orchestrator.recipe.config import SYNCER
 from orchestrator.simulation.context import Faults, SimContext
 from orchestrator.simulation.learner_process import LearnerProcess
-from orchestrator.simulation.process import Process
 from orchestrator.simulation.supervisor import Supervisor
 from orchestrator.simulation.timeline import Timeline
 
 
 class PlannedFaults(Faults):
-    """`processes` gets every learner's process as it comes up."""
+    """`started` is called with every learner's process once it is up."""
 
-    def __init__(self, fleet: Fleet, time: Timeline, processes: list[Process]) -> None:
-        self._fleet, self._time, self._processes = fleet, time, processes
+    def __init__(self, fleet: Fleet, time: Timeline, started: Callable[[str, LearnerProcess], None]) -> None:
+        self._fleet, self._time, self._started = fleet, time, started
         self._mtbf_s = {member.name: member.mtbf_s for member in fleet.members}
         self._by_progress = [fault for fault in fleet.faults if fault.at_progress is not None]
         self._injected = 0
@@ -37,7 +37,7 @@ class PlannedFaults(Faults):
             self._time.after(fleet.look_s, self._look)
 
     def started(self, learner: LearnerProcess) -> None:
-        self._processes.append(learner)
+        self._started(learner.name, learner)
         death_s = self._fleet.death(self._mtbf_s[learner.name])
         if not math.isinf(death_s):
             self._time.reach(death_s, learner, self._supervisor.crash, learner.name)

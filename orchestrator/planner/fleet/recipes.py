@@ -43,7 +43,7 @@ def fleet(
     """
     told, hub = recipe.fleet, syncer_region or home(recipe) or ""
     mtbf_s = {pool.name: HOUR_S * unit_mtbf_hours(recipe, pool) for pool in recipe.pools}
-    chance = Random(f"{seed} fleet")
+    rng = Random(f"{seed} fleet")
     dies = Random(f"{seed} deaths")
     return Fleet(
         sync=recipe.sync,
@@ -62,7 +62,7 @@ def fleet(
             for name, pool in recipe.learners.items()
         ),
         budget=budget or Budget(recipe.budget.tokens, recipe.budget.syncer_steps),
-        timing=_timing(recipe, constant(replace_s) if replace_s is not None else _exponential(chance, told.replace_s)),
+        timing=_timing(recipe, constant(replace_s) if replace_s is not None else _exponential(rng, told.replace_s)),
         links=_links(told),
         syncer_region=hub,
         state_bytes=shapes.parameter_bytes + shapes.inner_state_bytes,
@@ -92,8 +92,8 @@ def _timing(recipe: Recipe, replace_s: Draw) -> Timing:
     )
 
 
-def _exponential(chance: Random, mean_s: float) -> Draw:
-    return (lambda: chance.expovariate(1.0 / mean_s)) if mean_s else constant(0.0)
+def _exponential(rng: Random, mean_s: float) -> Draw:
+    return (lambda: rng.expovariate(1.0 / mean_s)) if mean_s else constant(0.0)
 
 
 def _links(told: FleetConfig) -> Mapping[tuple[str, str], Link]:

@@ -13,7 +13,8 @@ from orchestrator.planner.fleet.description import Fleet
 from orchestrator.planner.fleet.durations import FleetDurations, Stepped
 from orchestrator.planner.fleet.network import FleetNetwork
 from orchestrator.planner.fleet.planned_faults import PlannedFaults
-from orchestrator.simulation.context import LearnerSpec, Observer, SimContext
+from orchestrator.recipe.config import SYNCER
+from orchestrator.simulation.context import Observer, SimContext, SimLearner
 from orchestrator.simulation.learner_process import LearnerProcess
 from orchestrator.simulation.process import Host, Process
 from orchestrator.simulation.supervisor import Supervisor
@@ -40,26 +41,27 @@ class World:
     def __init__(self, fleet: Fleet, keeps_journal: bool) -> None:
         self.fleet, self.time = fleet, Timeline()
         self.commits: list[Commit] = []
-        self.processes: list[Process] = []  # that there were
+        self._processes: dict[str, Process] = {}  # the newest of each learner, and of the syncer
+        self._handled = 0  # events that processes before those have handled
         self._journal: list[recovery.Entry] = []  # outlives every epoch
         self._keeps_journal = keeps_journal
         self.durations = FleetDurations(fleet, self.time)
         self.network = FleetNetwork(fleet, self.time)
-        faults = PlannedFaults(fleet, self.time, self.processes)
+        faults = PlannedFaults(fleet, self.time, self._count_process)
         self.context = SimContext(
             time=self.time,
             network=self.network,
             durations=self.durations,
             sync=fleet.sync,
             specs={
-                member.name: LearnerSpec(Host(member.pool), member.batch_size, member.pool, member.region or None)
+                member.name: SimLearner(Host(member.pool), member.batch_size, member.pool, member.region or None)
                 for member in fleet.members
             },
             manifest={},
             model=Numbers(),
             make_learner=self._learner,
             make_values=lambda key: NoValues(),
-            make_journal=lambda syncer, durable, refused: JournalWriter(self, syncer),
+            make_journal=lambda syncer, durable, refused: TimedJournal(self, syncer),
             faults=faults,
             observer=CommitCounter(self.time, self.commits),
             recording=fleet.recorded,
@@ -80,7 +82,12 @@ class World:
     @property
     def events(self) -> int:
         """Handed to machines."""
-        return sum(process.handled for process in self.processes)
+        return self._handled + sum(process.handled for process in self._processes.values())
+
+    def _count_process(self, name: str, process: Process) -> None:
+        if name in self._processes:
+            self._handled += self._processes[name].handled
+        self._processes[name] = process
 
     @property
     def _first(self) -> list[str]:
@@ -120,7 +127,7 @@ class World:
         )
         values = [Number(number) for number in machine.versions]
         syncer = SyncerProcess(self.context, Host("syncer"), epoch, machine, values, self.supervisor.on_syncer_death)
-        self.processes.append(syncer)
+        self._count_process(SYNCER, syncer)
         return syncer
 
     def durable(self, syncer: SyncerProcess, entry: recovery.Entry) -> None:
@@ -173,7 +180,7 @@ class NoValues:
     def inherit(self, state: Any) -> None: ...
 
 
-class JournalWriter:
+class TimedJournal:
     """Commits take time, in order. Other records are written along with them."""
 
     queue = ()
