@@ -177,8 +177,8 @@ def _beats_s(chips: int) -> float:
     island, now = Island(Failures(), chips, Draws(0)), 0.0
     begin = time.process_time()
     for _ in range(STEPS):
-        beat = island.beat(now)
-        now += beat.seconds + beat.stall_s
+        sample = island.sample(now)
+        now += sample.seconds + sample.stall_s
     return time.process_time() - begin
 
 

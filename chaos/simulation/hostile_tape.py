@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from chaos.simulation.profile import PROFILES
-from orchestrator.cli.tape import TapeUnsound, Hostile, Tape, counted
+from orchestrator.cli.tape import Hostile, Tape, TapeUnsound, counted
 from orchestrator.recipe.config import Recipe
 from orchestrator.recipe.problems import Problem, nearest
 

@@ -69,7 +69,7 @@ def _cut_off(history: History, end: float) -> Iterator[tuple[str, float]]:
 def _contradictions(history: History) -> Iterator[str]:
     """Clocks that contradict causality: a step ends before it is merged, a version is adopted after it was made.
 
-    Of a commit that only a later epoch got to say, nobody knows when it was made.
+    A commit that only a later epoch recorded is left out: its time is unknown.
     """
     own = (said for said in history.commits if said.incarnation == said.fact.epoch)
     made = {(said.fact.fragment, said.fact.syncer_step): said.at for said in own}

@@ -41,9 +41,9 @@ class Durations(Protocol):
     backoff_s: float
     hang_s: float
     start_s: float
-    look_s: float  # between two looks of the supervisor at everybody
+    look_s: float  # between two polls of the supervisor
     exit_s: float  # from the end of a training loop to the end of its process
-    end_s: float  # from the end of a process to the supervisor's knowing of it, where nobody has to detect it
+    end_s: float  # from an orderly end of a process until the supervisor knows of it
     pack_s: float  # for a donor to pack its state
 
     def startup(self, learner: Any) -> tuple[float, float]:
@@ -224,7 +224,7 @@ class SimContext:
     recorded: dict[Key, int] = field(default_factory=dict)  # how many of a learner's facts are in the log
 
     def events(self) -> list[Event]:
-        """The run's log: of learners what has reached it, of everybody else all of it."""
+        """The run's log: the facts of learners that reached it, and all facts of the other writers."""
         events = []
         for (writer, incarnation), facts in self.facts.items():
             if writer not in SELF_RECORDING:

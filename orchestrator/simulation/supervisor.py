@@ -94,7 +94,7 @@ class Supervisor:
         self._advance()
         self.time.after(self._durations.look_s, self._poll)
 
-    # -------------------------------------------------------------- looking after everybody
+    # -------------------------------------------------------------- polling
 
     def _poll(self) -> None:
         if self.over:

@@ -8,9 +8,9 @@ The liveness bounds, in virtual seconds from healing, with slow = the slowest le
              for one syncer step, once they do
     commit = (H + tau) step, between two commits of a fragment
     steps  = step, between two steps of a learner, once they do
-    share  = 2 H + tau syncer steps, once they do: in these everybody has contributed, if all are read (participants
-             eligible) and a round leaves the slowest learner time to adopt and to step (H of at least 8)
-    end    = ready + (syncer steps left) step + exit, by then nobody is left
+    share  = 2 H + tau syncer steps, once they do: every learner contributes at least once in so many; checked if the
+             syncer reads every eligible learner and a round gives the slowest time to adopt and to step (H >= 8)
+    end    = ready + (syncer steps left) step + exit, by then no learner is left
 """
 
 from __future__ import annotations

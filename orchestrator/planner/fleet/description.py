@@ -29,7 +29,7 @@ class StepSample(NamedTuple):
 class StepModel(Protocol):
     """How a learner's hardware steps."""
 
-    def beat(self, now: float) -> StepSample:
+    def sample(self, now: float) -> StepSample:
         """The step that begins now."""
 
 
@@ -39,7 +39,7 @@ class Steady:
     def __init__(self, seconds: float | Draw) -> None:
         self._draw = seconds if callable(seconds) else lambda: seconds
 
-    def beat(self, now: float) -> StepSample:
+    def sample(self, now: float) -> StepSample:
         return StepSample(self._draw())
 
 
@@ -50,7 +50,7 @@ class Member:
     name: str
     batch_size: int  # samples of a full step
     tokens: int  # of a full step
-    rhythm: StepModel
+    step_model: StepModel
     pool: str = ""
     region: str = ""
     mtbf_s: float = math.inf  # mean time between deaths of the whole unit

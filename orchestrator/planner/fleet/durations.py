@@ -52,7 +52,7 @@ class FleetDurations:
     def step(self, learner: LearnerLoop, number: int) -> tuple[float, int]:
         name = learner.name
         member, begins = self._members[name], max(self._time.now, self._ready_at.get(name, 0.0))
-        sample = member.rhythm.beat(begins)
+        sample = member.step_model.sample(begins)
         first_s = self._timing.first_s() if number == 1 else 0.0
         delay_s = learner.effects.delay_s() if learner.effects is not None else 0.0
         done = begins + sample.seconds + first_s + delay_s

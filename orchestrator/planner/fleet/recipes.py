@@ -54,7 +54,7 @@ def fleet(
                 name=name,
                 batch_size=pool.batch_size,
                 tokens=shapes.step_tokens[pool.name],
-                rhythm=Varying(Steady(unit_step_s(recipe, pool, step_s)), Random(f"{seed} {name}"), noise=NOISE),
+                step_model=Varying(Steady(unit_step_s(recipe, pool, step_s)), Random(f"{seed} {name}"), noise=NOISE),
                 pool=pool.name,
                 region=pool.region or "",
                 mtbf_s=mtbf_s[pool.name],

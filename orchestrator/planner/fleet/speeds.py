@@ -1,4 +1,4 @@
-"""How fast learners step: constant differences, noise on every step, and slow spells that come and go."""
+"""How fast learners step: constant differences, noise on every step, and slow slow_periods that come and go."""
 
 from __future__ import annotations
 
@@ -19,31 +19,31 @@ class SlowPeriods:
 
 
 class Varying:
-    """Another rhythm, made slower. `noise`: standard deviation of each step's time, as a share of it."""
+    """Another step model, made slower. `noise`: standard deviation of each step's time, as a share of it."""
 
     def __init__(
         self,
-        rhythm: StepModel,
-        chance: Random,
+        step_model: StepModel,
+        rng: Random,
         slowdown: float = 1.0,
         noise: float = 0.0,
-        spells: SlowPeriods = SlowPeriods(),
+        slow_periods: SlowPeriods = SlowPeriods(),
     ) -> None:
-        self._rhythm, self._chance = rhythm, chance
-        self._slowdown, self._noise, self._spells = slowdown, noise, spells
+        self._step_model, self._rng = step_model, rng
+        self._slowdown, self._noise, self._slow_periods = slowdown, noise, slow_periods
         self._from, self._until = self._next(0.0)
 
-    def beat(self, now: float) -> StepSample:
+    def sample(self, now: float) -> StepSample:
         while now >= self._until:
             self._from, self._until = self._next(self._until)
-        beat = self._rhythm.beat(now)
-        factor = self._slowdown * (self._spells.slowdown if now >= self._from else 1.0)
+        sample = self._step_model.sample(now)
+        factor = self._slowdown * (self._slow_periods.slowdown if now >= self._from else 1.0)
         if self._noise:
-            factor *= max(0.1, self._chance.gauss(1.0, self._noise))
-        return beat._replace(seconds=beat.seconds * factor)
+            factor *= max(0.1, self._rng.gauss(1.0, self._noise))
+        return sample._replace(seconds=sample.seconds * factor)
 
     def _next(self, now: float) -> tuple[float, float]:
-        if math.isinf(self._spells.gap_s):
+        if math.isinf(self._slow_periods.gap_s):
             return math.inf, math.inf
-        begins = now + self._chance.expovariate(1.0 / self._spells.gap_s)
-        return begins, begins + self._chance.expovariate(1.0 / self._spells.length_s)
+        begins = now + self._rng.expovariate(1.0 / self._slow_periods.gap_s)
+        return begins, begins + self._rng.expovariate(1.0 / self._slow_periods.length_s)

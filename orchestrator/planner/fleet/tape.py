@@ -50,9 +50,9 @@ class Whole:
     def __init__(self, island: Island) -> None:
         self._island = island
 
-    def beat(self, now: float) -> StepSample:
-        beat = self._island.beat(now)
-        return StepSample(beat.seconds, beat.stall_s)
+    def sample(self, now: float) -> StepSample:
+        sample = self._island.sample(now)
+        return StepSample(sample.seconds, sample.stall_s)
 
 
 def record(
@@ -97,6 +97,6 @@ def _islands(recipe: Recipe, made: Fleet, chips: int, step_s: float, seed: int) 
     members = []
     for index, member in enumerate(made.members):
         island: StepModel = Whole(Island(model, chips / count, Draws(seed, 0, index)))
-        slowdown, chance = recipe.pool_of(member.name).slowdown, Random(f"{seed} {member.name}")
-        members.append(replace(member, rhythm=Varying(island, chance, slowdown, NOISE)))
+        slowdown, rng = recipe.pool_of(member.name).slowdown, Random(f"{seed} {member.name}")
+        members.append(replace(member, step_model=Varying(island, rng, slowdown, NOISE)))
     return replace(made, members=tuple(members), timing=replace(made.timing, hang_s=math.inf))

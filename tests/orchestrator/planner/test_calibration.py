@@ -29,7 +29,7 @@ from orchestrator.planner.fleet.calibration.measurements import (
     ObservedFault,
     Pace,
 )
-from orchestrator.planner.fleet.calibration.prediction import compared, course, planned, predict, step_s
+from orchestrator.planner.fleet.calibration.prediction import compared, trial, planned, predict, step_s
 from orchestrator.planner.fleet.calibration.starting import abreast, works
 from orchestrator.planner.sizing.model_sizes import Shapes
 from orchestrator.recipe.config import Recipe
@@ -109,7 +109,7 @@ SHAPES = Shapes(
 def log(**versions: str) -> list[Event]:
     """A run of the known durations, from its beginning to its end."""
     made = recipe()
-    events = [replace(event, at=BASE + event.at) for event in course(made, SHAPES, KNOWN, STRIKES, 0)]
+    events = [replace(event, at=BASE + event.at) for event in trial(made, SHAPES, KNOWN, STRIKES, 0)]
     first, last = RunStarted("known", made.config_hash, 0, versions), RunFinished("finished", "budget")
     ours = [event for event in events if event.writer == "orchestrator"]
     others = [event for event in events if event.writer != "orchestrator"]

@@ -94,7 +94,9 @@ def test_in_strict_overlap_the_machines_wait_as_the_streaming_baseline_does():
 
 def test_a_fleet_is_the_same_course_every_time():
     def course():
-        rhythms = [Varying(Steady(1.0), Random(i), noise=0.1, spells=SlowPeriods(30.0, 10.0, 2.0)) for i in range(3)]
+        rhythms = [
+            Varying(Steady(1.0), Random(i), noise=0.1, slow_periods=SlowPeriods(30.0, 10.0, 2.0)) for i in range(3)
+        ]
         return simulate(fleet(rhythms), 120.0)[0]
 
     assert course() == course()

@@ -49,10 +49,10 @@ def stepped(island: Island, steps: int) -> tuple[list[Stall], float, float]:
     """Step by step: the stalls, the end of the last step, and what all of them are worth."""
     now, worth, stalls, end = 0.0, 0.0, [], 0.0
     for _ in range(steps):
-        beat = island.beat(now)
-        end = now + beat.seconds
-        now, worth = end + beat.stall_s, worth + beat.share
-        if beat.stall_s:
+        sample = island.sample(now)
+        end = now + sample.seconds
+        now, worth = end + sample.stall_s, worth + sample.share
+        if sample.stall_s:
             stalls.append((end, now))
     return stalls, end, worth
 
@@ -93,9 +93,9 @@ def test_a_step_never_counts_more_than_whole_and_the_learner_never_steps_with_no
     island, now = Island(failures, chips, Draws(seed)), 0.0
     for _ in range(200):
         assert len(island._away) < island.slices
-        beat = island.beat(now)
-        assert 0.0 <= beat.share <= 1.0 and beat.stall_s >= 0.0 and beat.seconds == failures.step_s
-        now += beat.seconds + beat.stall_s
+        sample = island.sample(now)
+        assert 0.0 <= sample.share <= 1.0 and sample.stall_s >= 0.0 and sample.seconds == failures.step_s
+        now += sample.seconds + sample.stall_s
 
 
 def test_failing_steps_are_as_many_as_a_poisson_process_makes_of_the_chips_that_step() -> None:
@@ -128,7 +128,7 @@ def test_slices_return_after_an_exponentiated_weibull_delay() -> None:
 def test_chips_of_one_slice_that_fail_in_the_same_step_take_it_out_once() -> None:
     """Of 4 slices, each lost with chance p in a step: a learner steps again with the 4 (1 - p) that are left."""
     failures = Failures(mtbi_s=10.0, step_s=10.0, slice_chips=1, repair_a=100.0, repair_scale_s=1e6)
-    left = [Island(failures, 4, Draws(seed)).beat(0.0).share for seed in range(2000)]
+    left = [Island(failures, 4, Draws(seed)).sample(0.0).share for seed in range(2000)]
     chance = 1.0 - math.exp(-1.0)
     assert statistics.fmean(left) == pytest.approx(1.0 - chance, abs=4 * math.sqrt(chance * (1 - chance) / 8000))
 
@@ -142,10 +142,10 @@ def test_slices_lost_and_returned_at_one_boundary_make_one_rebuild_as_long_as_th
 def test_a_learner_with_every_slice_away_waits_for_the_first_to_return() -> None:
     failures = Failures(mtbi_s=1.0, step_s=10.0, slice_chips=256, down_s=5.0, up_s=7.0)  # fails in every step
     island = Island(failures, 256, Draws(0))
-    beat = island.beat(100.0)
+    sample = island.sample(100.0)
     back = next(Draws(0).repairs_s(failures))
-    assert beat == (10.0, pytest.approx(max(5.0, back) + 7.0), 0.0)
-    assert island.beat(200.0 + back).share == 0.0  # it stepped, whole, and failed again
+    assert sample == (10.0, pytest.approx(max(5.0, back) + 7.0), 0.0)
+    assert island.sample(200.0 + back).share == 0.0  # it stepped, whole, and failed again
 
 
 def test_without_failures_every_fleet_has_all_its_goodput() -> None:
@@ -228,13 +228,13 @@ class Scripted:
     def __init__(self, stalls: dict[int, float]) -> None:
         self.failures, self.stalls, self.begun = Failures(step_s=1.0), stalls, list[float]()
 
-    def beat(self, now: float) -> StepSample:
+    def sample(self, now: float) -> StepSample:
         self.begun.append(now)
         return StepSample(1.0, self.stalls.get(len(self.begun), 0.0), 1.0)
 
     def leap(self, now: float, most: int) -> Leap:
-        beat = self.beat(now)
-        return Leap(1, beat.seconds, beat.stall_s, beat.share)
+        sample = self.sample(now)
+        return Leap(1, sample.seconds, sample.stall_s, sample.share)
 
 
 def test_in_streaming_nobody_is_more_than_tau_steps_ahead_of_the_slowest() -> None:

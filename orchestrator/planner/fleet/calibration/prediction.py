@@ -65,10 +65,10 @@ def predict(
     Raises InputError where the calibration does not apply, or the simulated run comes to no end.
     """
     _demand(recipe, calibration)
-    courses = [_judged(recipe, shapes, calibration, strikes, seed) for seed in range(seeds)]
+    trials = [_judged(recipe, shapes, calibration, strikes, seed) for seed in range(seeds)]
     figures = {}
     for name in (each.name for each in fields(Measured)):
-        values = [value for course in courses if (value := getattr(course, name)) is not None]
+        values = [value for trial in trials if (value := getattr(trial, name)) is not None]
         if values:
             figures[name] = Predicted(fmean(values), min(values), max(values))
     faults = list(strikes if strikes is not None else planned(recipe, calibration, 0, 0.0))
@@ -92,10 +92,10 @@ def _judged(
     """One simulated run, through the summary of real ones."""
     until_s = PATIENCE * expected_s(recipe, calibration)
     faults = strikes if strikes is not None else list(planned(recipe, calibration, seed, until_s))
-    return measured(summarise(course(recipe, shapes, calibration, faults, seed), recipe, ()))
+    return measured(summarise(trial(recipe, shapes, calibration, faults, seed), recipe, ()))
 
 
-def course(
+def trial(
     recipe: Recipe, shapes: Shapes, calibration: Calibration, strikes: Sequence[ObservedFault], seed: int
 ) -> list[Event]:
     """The log of one simulated run, from the first request to the end. Strikes count from its first step.
@@ -194,8 +194,8 @@ def _drawn(samples: EmpiricalDistribution, seed: int, purpose: str) -> Draw:
     """Each time another of the measured; 0 where none was."""
     if not samples:
         return constant(0.0)
-    chance = Random(f"{seed} {purpose}")
-    return lambda: samples.at(chance.random())
+    rng = Random(f"{seed} {purpose}")
+    return lambda: samples.at(rng.random())
 
 
 # ------------------------------------------------------------------ faults
@@ -216,24 +216,24 @@ def _faults(strikes: Sequence[ObservedFault], first_s: float) -> Iterator[Fault]
 def planned(recipe: Recipe, calibration: Calibration, seed: int, until_s: float) -> Iterator[ObservedFault]:
     """The recipe's [chaos]: its own faults, those at a syncer step when that is expected; random ones up to then."""
     chaos, names = recipe.chaos, list(recipe.learners)
-    chance = Random(f"{seed} faults")
+    rng = Random(f"{seed} faults")
     for each in chaos.faults:
-        target = names[int(chance.random() * len(names))] if each.learner == ANY else each.learner
+        target = names[int(rng.random() * len(names))] if each.learner == ANY else each.learner
         at_s = each.at_s if each.at_s is not None else (each.at_step or 0) * pace_s(recipe, calibration)
         yield _strike(each.kind, target, at_s, each.duration_s, each.delay_s)
     if chaos.mtbf_s is not None:
-        yield from _random(chaos, chaos.mtbf_s, names, chance, until_s)
+        yield from _random(chaos, chaos.mtbf_s, names, rng, until_s)
 
 
 def _random(
-    chaos: ChaosConfig, mtbf_s: float, names: Sequence[str], chance: Random, until_s: float
+    chaos: ChaosConfig, mtbf_s: float, names: Sequence[str], rng: Random, until_s: float
 ) -> Iterator[ObservedFault]:
-    at_s = chance.expovariate(1.0 / mtbf_s)
+    at_s = rng.expovariate(1.0 / mtbf_s)
     while at_s < until_s:
-        kind, target = (items[int(chance.random() * len(items))] for items in (chaos.kinds, names))
+        kind, target = (items[int(rng.random() * len(items))] for items in (chaos.kinds, names))
         lasts_s = chaos.freeze_s if kind == "freeze" else chaos.duration_s
         yield _strike(kind, target, at_s, lasts_s, chaos.delay_s)
-        at_s += chance.expovariate(1.0 / mtbf_s)
+        at_s += rng.expovariate(1.0 / mtbf_s)
 
 
 def _strike(kind: str, target: str, at_s: float, duration_s: float, delay_s: float) -> ObservedFault:

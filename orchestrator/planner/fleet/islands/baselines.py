@@ -62,10 +62,10 @@ def streaming(islands: Sequence[Island], warm_up_s: float, until: float, overlap
             now = max(ready[index], gate)
             if now > ended[index]:
                 record.idle(ended[index], now)
-            beat = island.beat(now)
-            record.useful_s += beat.share * beat.seconds
-            record.end = ended[index] = now + beat.seconds
-            ready[index] = record.end + beat.stall_s
+            sample = island.sample(now)
+            record.useful_s += sample.share * sample.seconds
+            record.end = ended[index] = now + sample.seconds
+            ready[index] = record.end + sample.stall_s
         all_finished.append(max(ended))
     assert begin is not None
     return measured(records, begin, all_finished[-1])

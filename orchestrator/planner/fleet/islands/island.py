@@ -1,6 +1,6 @@
 """One learner's compute: how long its steps last while its slices fail and return, and when it stands still.
 
-`beat` takes it through one step. `leap` gives the same draws the same effect, many steps at a time: between two
+`sample` takes it through one step. `leap` gives the same draws the same effect, many steps at a time: between two
 disturbances nothing changes, so their times follow in closed form. A disturbance is a step in which chips fail, or by
 whose end slices have returned. The learner's failures are one Poisson process: a unit exponential is the fuse, steps
 burn it down in proportion to the chips that step, and only slices that are away are objects.
@@ -38,7 +38,7 @@ class Island:
         self._fuse = next(self._life)
         self._away: list[float] = []  # a heap of the times at which slices return
 
-    def beat(self, now: float) -> StepSample:
+    def sample(self, now: float) -> StepSample:
         """The step that begins at `now`, which must not lie before the end of the last one's stall."""
         there, seconds = self.slices - len(self._away), self.failures.step_s
         end = now + seconds
@@ -55,12 +55,12 @@ class Island:
         if self._away:
             quiet = min(quiet, max(0, math.ceil((self._away[0] - now) / seconds) - 1))
         if not quiet:
-            return Leap(1, *self.beat(now))
+            return Leap(1, *self.sample(now))
         self._fuse -= quiet * there * self._hazard
         worth = quiet * there / self.slices
         if quiet == most:
             return Leap(quiet, quiet * seconds, 0.0, worth)
-        last = self.beat(now + quiet * seconds)
+        last = self.sample(now + quiet * seconds)
         return Leap(quiet + 1, (quiet + 1) * seconds, last.stall_s, worth + last.share)
 
     def _strike(self, there: int) -> int:
