@@ -47,7 +47,8 @@ class Process:
     handle: Any = None
     syncer: Any = None  # the epoch that it was told of last
     dismissed: asyncio.Event = field(default_factory=asyncio.Event)  # it has nothing to lose and is ended at once
-    probed_at: float = float("-inf")  # monotonic seconds
+    probe: asyncio.Task[None] | None = None  # the newest look for its nodes
+    probed_at: float = float("-inf")  # when that began, in monotonic seconds
 
     async def run(self) -> str:
         """Train until the loop ends: `drained` or `finished`. Raises what the loop raised."""

@@ -70,6 +70,7 @@ class LearnerManager:
         )
         self.actors = LearnerActors(recipe, placement, code, objects)
         self._recipe, self._store, self._emit, self._over = recipe, store, emit, over
+        self._local = placement.local
         self._syncer: SyncerManager | None = None
         self._processes: dict[str, Process] = {}
         self._tasks: set[asyncio.Task[None]] = set()
@@ -221,17 +222,25 @@ class LearnerManager:
             if row["alive"]:
                 self.controller.reachable(name, incarnation)
             elif silent_s is not None:
-                process = self._processes.get(name)
-                late = silent_s >= PROBED_FROM * self._recipe.run.hang_s
-                if process is not None and late and now - process.probed_at >= PROBES_S:
-                    process.probed_at = now
-                    self._spawn(self._probe(process), self._probes)
+                if silent_s >= PROBED_FROM * self._recipe.run.hang_s:
+                    self._start_probe(self._processes.get(name), now)
                 self._act(self.controller.silent(name, incarnation, silent_s))
 
+    def _start_probe(self, process: Process | None, now: float) -> None:
+        """Look for the nodes of a silent learner, one look at a time. A local cluster's only node is this one."""
+        if self._local or process is None or now - process.probed_at < PROBES_S:
+            return
+        if process.probe is None or process.probe.done():
+            process.probed_at = now
+            process.probe = self._spawn(self._probe(process), self._probes)
+
     async def _probe(self, process: Process) -> None:
-        """Look for the nodes of a learner that is silent."""
+        """Tell the controller whether the learner's nodes can be seen. A probe that fails tells nothing."""
         name, incarnation = process.learner, process.incarnation
-        unseen = await self.actors.unseen(self.controller.units[name].incarnation.ranks)
+        try:
+            unseen = await self.actors.unseen(self.controller.units[name].incarnation.ranks)
+        except Exception:  # whatever Ray's state API raises: the hang deadline still holds
+            return
         if unseen:
             self.controller.unreachable(name, incarnation, unseen)
         elif unseen is not None:
