@@ -65,7 +65,7 @@ def plan(
     save: Annotated[Path | None, typer.Option("--save", metavar="FILE", help="Save what --calibrate measures.")] = None,
     trials: Annotated[
         int,
-        typer.Option("--trials", "--courses", min=0, max=10_000, help="Random trials of the forecast; 0: no forecast."),
+        typer.Option("--trials", min=0, max=10_000, help="Random trials of the forecast; 0: no forecast."),
     ] = TRIALS,
     as_json: AsJson = False,
 ) -> None:
