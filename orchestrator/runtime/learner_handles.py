@@ -132,10 +132,16 @@ class LearnerActors:
 
     # -------------------------------------------------------------- places
 
-    def pending(self, names: Iterable[str]) -> dict[str, str]:
-        """Which of these learners wait for a place, and why."""
+    async def pending(self, names: Iterable[str]) -> dict[str, str] | None:
+        """Which of these learners wait for a place, and why. None: Ray does not say."""
         claims = {name: (self._groups[name], self._recipe.pool_of(name)) for name in names if name in self._groups}
-        return pending_reasons(claims, anywhere=self._placement.local) if claims else {}
+        if not claims:
+            return {}
+        try:
+            looking = asyncio.ensure_future(asyncio.to_thread(pending_reasons, claims, self._placement.local))
+            return await within(CALL_S, looking)
+        except Exception:  # a deadline, or whatever Ray's state API raises: the status says nothing about places then
+            return None
 
     def release(self, name: str) -> None:
         """Give the learner's place back."""

@@ -6,6 +6,7 @@ The syncer is the real machine behind its real shell's calls; Ray is not started
 from __future__ import annotations
 
 import asyncio
+import threading
 import time
 from collections.abc import Callable, Coroutine
 from dataclasses import dataclass
@@ -121,6 +122,12 @@ class Scene:
     def scale(self, learners: int) -> None:
         self.store.write_json(request_file("p"), {"learners": learners})
         self.learners.watch([])
+
+    async def look(self) -> None:
+        """Let the learners' shell look for places once."""
+        self.learners.watch([])
+        assert self.learners._places is not None
+        await self.learners._places
 
     def facts(self, kind: type[T], learner: str = GOES) -> list[T]:
         return [fact for fact in self.said if isinstance(fact, kind) and fact.learner == learner]
@@ -251,9 +258,9 @@ def test_a_learner_without_a_place_is_reported_with_the_reason_and_the_quorum_is
     async def story() -> None:
         scene.learners.start(Serving(scene.outer), {})
         await until(lambda: bool(scene.facts(LearnerRequested)))
-        scene.learners.watch([])
+        await scene.look()
         assert scene.learners.placed[STAYS].no_place == "", "one look is not enough"
-        scene.learners.watch([])
+        await scene.look()
         assert {name: each.no_place for name, each in scene.learners.placed.items()} == {
             STAYS: "no node is alive",
             GOES: "no node is alive",
@@ -261,7 +268,7 @@ def test_a_learner_without_a_place_is_reported_with_the_reason_and_the_quorum_is
         assert not scene.learners.controller.quorum_possible
         scene.learners.actors.release(GOES)
         scene.learners.actors._groups[GOES] = Group(GOES, broken)
-        scene.learners.watch([])
+        await scene.look()
         assert scene.learners.placed[GOES].no_place == ""
 
     asyncio.run(story())
@@ -376,3 +383,36 @@ def test_a_probe_that_fails_changes_nothing_and_does_not_end_the_run(
     asyncio.run(story())
     assert scene.learners.failure is None
     assert scene.learners.controller.units[GOES].state is State.RUNNING
+
+
+@pytest.mark.parametrize("fails", [True, False])
+def test_places_are_looked_for_beside_the_event_loop_one_look_at_a_time_and_no_answer_changes_nothing(
+    scene: Scene, monkeypatch: pytest.MonkeyPatch, fails: bool
+) -> None:
+    def pending_reasons(claims: dict[str, Any], anywhere: bool) -> dict[str, str]:
+        looks.append(threading.current_thread())
+        assert release.wait(DEADLINE_S)
+        if fails and len(looks) > 2:
+            raise RuntimeError("the state of the cluster cannot be read")
+        return dict.fromkeys(claims, "no node is alive") if len(looks) <= 2 else {}
+
+    looks: list[threading.Thread] = []
+    release = threading.Event()
+    monkeypatch.setattr(learner_handles, "pending_reasons", pending_reasons)
+
+    async def story() -> None:
+        scene.learners.start(Serving(scene.outer), {})
+        await until(lambda: bool(scene.facts(LearnerRequested)))
+        scene.learners.watch([])
+        await until(lambda: bool(looks))
+        scene.learners.watch([])
+        await asyncio.sleep(0.01)
+        assert len(looks) == 1 and looks[0] is not threading.main_thread()
+        release.set()
+        await scene.learners._places
+        for _ in range(2):
+            await scene.look()
+        assert scene.learners.placed[GOES].no_place == ("no node is alive" if fails else "")
+
+    asyncio.run(story())
+    assert scene.learners.failure is None
