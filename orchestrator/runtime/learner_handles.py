@@ -139,9 +139,10 @@ class LearnerActors:
             return {}
         try:
             looking = asyncio.ensure_future(asyncio.to_thread(pending_reasons, claims, self._placement.local))
-            return await within(CALL_S, looking)
+            reasons: dict[str, str] = await within(CALL_S, looking)
         except Exception:  # a deadline, or whatever Ray's state API raises: the status says nothing about places then
             return None
+        return reasons
 
     def release(self, name: str) -> None:
         """Give the learner's place back."""
