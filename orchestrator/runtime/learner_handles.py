@@ -38,13 +38,13 @@ DRAINED, FINISHED = "drained", "finished"  # how an incarnation ends that is no 
 
 
 @dataclass
-class Process:
+class LearnerHandle:
     """The actor of a learner's newest incarnation."""
 
     learner: str
     incarnation: int
     saved: SavedPart | None = None  # what it starts from
-    handle: Any = None
+    actor: Any = None
     syncer: Any = None  # the epoch that it was told of last
     dismissed: asyncio.Event = field(default_factory=asyncio.Event)  # it has nothing to lose and is ended at once
     probe: asyncio.Task[None] | None = None  # the newest look for its nodes
@@ -52,13 +52,13 @@ class Process:
 
     async def run(self) -> str:
         """Train until the loop ends: `drained` or `finished`. Raises what the loop raised."""
-        ended: str = await self.handle.run.remote()
+        ended: str = await self.actor.run.remote()
         return DRAINED if ended.startswith("drained") else FINISHED
 
     def kill(self) -> None:
         """End the actor; no harm is done to one that is dead or does not exist yet."""
-        if self.handle is not None:
-            ray.kill(self.handle)
+        if self.actor is not None:
+            ray.kill(self.actor)
 
 
 class LearnerActors:
@@ -70,7 +70,7 @@ class LearnerActors:
         self._groups: dict[str, Any] = {}  # placement groups, by learner
         self._misconfigured: dict[str, float] = {}  # learner -> until when its next incarnation gets another recipe
 
-    async def find(self, name: str, incarnation: int, status: Mapping[str, Any]) -> tuple[Process, Rank] | None:
+    async def find(self, name: str, incarnation: int, status: Mapping[str, Any]) -> tuple[LearnerHandle, Rank] | None:
         """An actor that an earlier orchestrator left; `status`: the last that was shown of it."""
         try:
             handle = ray.get_actor(label(name, incarnation), self._placement.namespace)
@@ -79,7 +79,7 @@ class LearnerActors:
             return None
         except TimeoutError:
             info = status  # it may be frozen: its lease will tell
-        return Process(name, incarnation, handle=handle), Rank(True, info.get("pid"), info.get("node"))
+        return LearnerHandle(name, incarnation, actor=handle), Rank(True, info.get("pid"), info.get("node"))
 
     def adopt(self, name: str, rank: Rank) -> None:
         """Take over the place of an actor that was found."""
@@ -87,7 +87,7 @@ class LearnerActors:
         if rank.node is not None:
             self.nodes.add(rank.node)
 
-    async def place(self, process: Process) -> bool:
+    async def place(self, process: LearnerHandle) -> bool:
         """Wait for the learner's place. False: it was dismissed before there was one. Raises TimeoutError."""
         name = process.learner
         if name not in self._groups:
@@ -95,7 +95,7 @@ class LearnerActors:
         await _first(within(self._recipe.run.start_s, self._groups[name].ready()), process.dismissed.wait())
         return not process.dismissed.is_set()
 
-    async def create(self, process: Process, index: int, syncer: Any) -> tuple[int, str]:
+    async def create(self, process: LearnerHandle, index: int, syncer: Any) -> tuple[int, str]:
         """Start the learner's actor in its place; `index` chooses its core. Returns its pid and node."""
         recipe, name, cores = self._recipe, process.learner, self._placement.cores
         pool = recipe.pool_of(name)
@@ -108,8 +108,8 @@ class LearnerActors:
             # As if its node had an old recipe: it trains the same, and says that it does not.
             spec = replace(spec, shared={**spec.shared, "seed": recipe.seed + 1})
         process.syncer = syncer
-        process.handle = ray.remote(concurrency_groups=GROUPS)(LearnerActor).options(**options).remote(spec, syncer)
-        info = await within(recipe.run.start_s, process.handle.identify.remote())
+        process.actor = ray.remote(concurrency_groups=GROUPS)(LearnerActor).options(**options).remote(spec, syncer)
+        info = await within(recipe.run.start_s, process.actor.identify.remote())
         self.nodes.add(info["node"])
         return info["pid"], info["node"]
 
@@ -117,7 +117,7 @@ class LearnerActors:
         """For chaos: give the learner's next incarnation, and only that, another recipe."""
         self._misconfigured[name] = time.monotonic() + MISCONFIGURED_S
 
-    async def kill(self, process: Process, ranks: Iterable[Rank]) -> None:
+    async def kill(self, process: LearnerHandle, ranks: Iterable[Rank]) -> None:
         """Kill processes that do not answer. Raises RayError or TimeoutError when a node does not do it."""
         process.kill()
         for rank in ranks:

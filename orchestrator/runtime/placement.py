@@ -67,7 +67,7 @@ class RunPlacement:
 
 
 def syncer_name(epoch: int) -> str:
-    return f"outer.{epoch}"
+    return f"syncer.{epoch}"
 
 
 def named(name: str, namespace: str, cpus: float) -> dict[str, Any]:

@@ -83,7 +83,7 @@ class Supervisor:
             match action:
                 case controller.Start(name):
                     self._start(name)
-                case controller.Drain():
+                case controller.AskToLeave():
                     self._drain(action, self._context.sync.drain_s)
                 case controller.End(name):
                     if (learner := self.learners.get(name)) is not None:
@@ -181,7 +181,7 @@ class Supervisor:
 
     # -------------------------------------------------------------- leaving and scaling
 
-    def _drain(self, action: controller.Drain, deadline_s: float) -> None:
+    def _drain(self, action: controller.AskToLeave, deadline_s: float) -> None:
         event = events_effects.DrainRequested(action.learner, action.incarnation, action.reason, deadline_s)
         self.drains[action.learner] = event
         if self.syncer is not None:
@@ -267,7 +267,7 @@ class Supervisor:
             syncer.call(events_effects.StopRequested(self._stopping))
         for event in self.drains.values():
             if not self._is_dead(event.learner, event.incarnation):
-                self._drain(controller.Drain(event.learner, event.incarnation, event.reason), event.deadline_s)
+                self._drain(controller.AskToLeave(event.learner, event.incarnation, event.reason), event.deadline_s)
         for learner in self.learners.values():
             if learner.alive:
                 self.time.reach(self._durations.reattach_s(), learner, learner.reattach, syncer)

@@ -219,7 +219,7 @@ _ALL = (
         LEARNER,
         Label("source", ("peer", "syncer")),
     ),
-    # ---------------------------------------------------------------- the outer optimizer
+    # ---------------------------------------------------------------- the syncer
     _gauge("diloco_syncer_step", "", "Newest syncer step committed or passed."),
     _gauge("diloco_syncer_target_steps", "", "Syncer steps of the whole budget, estimated for a budget of tokens."),
     _gauge("diloco_syncer_epoch", "", "The syncer's epoch."),

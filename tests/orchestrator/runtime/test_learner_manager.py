@@ -18,12 +18,12 @@ import pytest
 import ray
 
 from orchestrator.eventlog.facts import LearnerLost, LearnerRequested
-from orchestrator.lifecycle.actions import Drain as DrainAction
+from orchestrator.lifecycle.actions import AskToLeave
 from orchestrator.lifecycle.controller import State
 from orchestrator.lifecycle.scaling import request_file
 from orchestrator.recipe.config import Recipe
 from orchestrator.runtime import learner_handles, learner_manager
-from orchestrator.runtime.learner_handles import Process
+from orchestrator.runtime.learner_handles import LearnerHandle
 from orchestrator.runtime.placement import RunPlacement
 from orchestrator.store.run_store import RunStore
 from outer.actor import SyncerActor
@@ -231,11 +231,11 @@ def test_one_that_can_leave_by_itself_is_told_to_and_no_other_is_ended(
 
     async def story() -> None:
         scene.learners._syncer = Serving(scene.outer)
-        await scene.learners._drain(DrainAction(GOES, 1, "its node is about to end", 5.0))
+        await scene.learners._drain(AskToLeave(GOES, 1, "its node is about to end", 5.0))
 
     scene.bench.join(GOES)
     scene.bench.step(GOES, phase=phase)
-    scene.learners._processes[GOES] = Process(GOES, 1, handle="its process")
+    scene.learners._processes[GOES] = LearnerHandle(GOES, 1, actor="its process")
     asyncio.run(story())
     assert scene.killed == (["its process"] if ended else [])
     assert [message.deadline_s for message in scene.bench.sent(Drain, GOES)] == ([] if ended else [5.0])
@@ -277,7 +277,7 @@ def test_a_learner_without_a_place_is_reported_with_the_reason_and_the_quorum_is
 def run_one(scene: Scene) -> None:
     """One learner runs, on the node n."""
     made = scene.learners.controller
-    scene.learners._processes[GOES] = Process(GOES, 1, handle="its process")
+    scene.learners._processes[GOES] = LearnerHandle(GOES, 1, actor="its process")
     made.units[GOES].move(State.STARTING)
     made.started(GOES, 1)
     made.answered(GOES, 1, 7, "n")
