@@ -17,7 +17,6 @@ from chaos.plans import due, plan, random_faults
 from orchestrator.eventlog.facts import FaultHealed, FaultInjected, FaultSkipped
 from orchestrator.eventlog.segments import EventEmitter, SegmentWriter
 from orchestrator.recipe.config import SYNCER, ChaosConfig, Recipe
-from orchestrator.runtime.launch import connected
 from orchestrator.runtime.placement import control, label, named, node_agent, syncer_name
 from orchestrator.runtime.ray_await import CALL_S, within
 from orchestrator.store.readers import recipe_of
@@ -189,7 +188,9 @@ def strike(store: RunStore, kind: str, learner: str, seconds: float, delay_s: fl
 
     Raises ClusterUnreachable when the run is not there.
     """
-    with connected(store) as place:
-        chaos = start(recipe_of(store), store, place.namespace, anywhere=place.local)
+    from orchestrator.runtime.launch import connected  # here: the actor's own process does without it
+
+    with connected(store) as (namespace, local):
+        chaos = start(recipe_of(store), store, namespace, anywhere=local)
         told: str = ray.get(chaos.inject.remote(kind, learner, seconds, delay_s), timeout=3 * CALL_S)
         return told

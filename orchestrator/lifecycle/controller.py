@@ -228,8 +228,11 @@ class Controller:
         return [Start(name) for name in due]
 
     def started(self, learner: str, incarnation: int, ranks: int = 1) -> None:
-        """The incarnation was granted."""
-        self.units[learner].incarnation = Incarnation(incarnation, tuple(Rank() for _ in range(ranks)))
+        """The incarnation was granted. If the unit was asked to leave since `advance`, that holds for this one."""
+        unit = self.units[learner]
+        before, unit.incarnation = unit.incarnation, Incarnation(incarnation, tuple(Rank() for _ in range(ranks)))
+        if unit.leaves:
+            unit.incarnation.leaving, unit.incarnation.leave_by = before.leaving, before.leave_by
 
     def place(self, learner: str, missing: str) -> None:
         """Whether resources are reserved for the learner; `missing`: why not, empty when they are."""
@@ -330,9 +333,10 @@ class Controller:
 
     def reachable(self, learner: str, incarnation: int) -> None:
         """Its nodes are seen again, or its lease was renewed."""
-        unit = self._there(learner, incarnation)
-        if unit is not None and unit.state is State.UNREACHABLE:
-            unit.incarnation.unseen = ""
+        if (unit := self._there(learner, incarnation)) is None:
+            return
+        unit.incarnation.unseen = ""
+        if unit.state is State.UNREACHABLE:
             unit.move(unit.resume)
 
     def ended(self, learner: str, incarnation: int, fault: str) -> bool:

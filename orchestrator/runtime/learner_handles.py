@@ -47,7 +47,8 @@ class Process:
     handle: Any = None
     syncer: Any = None  # the epoch that it was told of last
     dismissed: asyncio.Event = field(default_factory=asyncio.Event)  # it has nothing to lose and is ended at once
-    probed_at: float = float("-inf")  # monotonic seconds
+    probe: asyncio.Task[None] | None = None  # the newest look for its nodes
+    probed_at: float = float("-inf")  # when that began, in monotonic seconds
 
     async def run(self) -> str:
         """Train until the loop ends: `drained` or `finished`. Raises what the loop raised."""
@@ -131,10 +132,17 @@ class LearnerActors:
 
     # -------------------------------------------------------------- places
 
-    def pending(self, names: Iterable[str]) -> dict[str, str]:
-        """Which of these learners wait for a place, and why."""
+    async def pending(self, names: Iterable[str]) -> dict[str, str] | None:
+        """Which of these learners wait for a place, and why. None: Ray does not say."""
         claims = {name: (self._groups[name], self._recipe.pool_of(name)) for name in names if name in self._groups}
-        return pending_reasons(claims, anywhere=self._placement.local) if claims else {}
+        if not claims:
+            return {}
+        try:
+            looking = asyncio.ensure_future(asyncio.to_thread(pending_reasons, claims, self._placement.local))
+            reasons: dict[str, str] = await within(CALL_S, looking)
+        except Exception:  # a deadline, or whatever Ray's state API raises: the status says nothing about places then
+            return None
+        return reasons
 
     def release(self, name: str) -> None:
         """Give the learner's place back."""

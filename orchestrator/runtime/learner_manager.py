@@ -14,13 +14,7 @@ from typing import Any
 import ray
 
 from learners.checkpoint_writer import SavedPart
-from orchestrator.eventlog.facts import (
-    LearnerLost,
-    LearnerRequested,
-    LearnerStarted,
-    NodePreempted,
-    PoolScaled,
-)
+from orchestrator.eventlog.facts import LearnerLost, LearnerRequested, LearnerStarted, NodePreempted, PoolScaled
 from orchestrator.lifecycle.actions import Action, Drain, End, RecordNotice, RecordScaling, Release, Start
 from orchestrator.lifecycle.controller import Controller, Rank, State
 from orchestrator.lifecycle.scaling import request_file
@@ -38,7 +32,7 @@ from outer.protocol.events_effects import DrainRequested, Expect
 SYNCER_S = 240.0  # for a syncer to come up and hear of a learner
 REATTACH_S = 60.0
 NOTICES_S = 1.0  # between two looks for nodes that have announced their end
-PLACES_S = 1.0  # between two looks for learners that have no place
+PLACES_S = 2.0  # between two looks for learners that have no place
 PROBES_S = 2.0  # between two looks for the node of a silent learner
 PROBED_FROM = 0.25  # of the hang deadline: the silence from which its node is looked for
 
@@ -70,12 +64,14 @@ class LearnerManager:
         )
         self.actors = LearnerActors(recipe, placement, code, objects)
         self._recipe, self._store, self._emit, self._over = recipe, store, emit, over
+        self._local = placement.local
         self._syncer: SyncerManager | None = None
         self._processes: dict[str, Process] = {}
         self._tasks: set[asyncio.Task[None]] = set()
         self._starts: dict[str, asyncio.Task[None]] = {}  # of each learner's newest incarnation
         self._probes: set[asyncio.Task[None]] = set()
         self._notices_at = self._places_at = float("-inf")
+        self._places: asyncio.Task[None] | None = None  # the newest look for learners without a place
         self._pending: set[str] = set()  # learners without a place at the last look
         self._saved: dict[str, SavedPart] = {}  # what each may start from the first time
         self._found: dict[str, tuple[Process, Rank]] = {}  # left by an earlier orchestrator
@@ -204,9 +200,9 @@ class LearnerManager:
         self._watch_leases(rows, now)
         for pool in self.controller.pools:
             self._act(self.controller.scale(now, pool, object_of(self._store, request_file(pool))))
-        if now - self._places_at >= PLACES_S:
+        if now - self._places_at >= PLACES_S and (self._places is None or self._places.done()):
             self._places_at = now
-            self._watch_places()
+            self._places = self._spawn(self._watch_places(), self._probes)
         if now - self._notices_at >= NOTICES_S:
             self._notices_at = now
             for node, remaining_s in draining_nodes().items():
@@ -221,29 +217,43 @@ class LearnerManager:
             if row["alive"]:
                 self.controller.reachable(name, incarnation)
             elif silent_s is not None:
-                process = self._processes.get(name)
-                late = silent_s >= PROBED_FROM * self._recipe.run.hang_s
-                if process is not None and late and now - process.probed_at >= PROBES_S:
-                    process.probed_at = now
-                    self._spawn(self._probe(process), self._probes)
+                if silent_s >= PROBED_FROM * self._recipe.run.hang_s:
+                    self._start_probe(self._processes.get(name), now)
                 self._act(self.controller.silent(name, incarnation, silent_s))
 
+    def _start_probe(self, process: Process | None, now: float) -> None:
+        """Look for the nodes of a silent learner, one look at a time. A local cluster's only node is this one."""
+        if self._local or process is None or now - process.probed_at < PROBES_S:
+            return
+        if process.probe is None or process.probe.done():
+            process.probed_at = now
+            process.probe = self._spawn(self._probe(process), self._probes)
+
     async def _probe(self, process: Process) -> None:
-        """Look for the nodes of a learner that is silent."""
+        """Tell the controller whether the learner's nodes can be seen. A probe that fails tells nothing."""
         name, incarnation = process.learner, process.incarnation
-        unseen = await self.actors.unseen(self.controller.units[name].incarnation.ranks)
+        try:
+            unseen = await self.actors.unseen(self.controller.units[name].incarnation.ranks)
+        except Exception:  # whatever Ray's state API raises: the hang deadline still holds
+            return
         if unseen:
             self.controller.unreachable(name, incarnation, unseen)
         elif unseen is not None:
             self.controller.reachable(name, incarnation)
 
-    def _watch_places(self) -> None:
+    async def _watch_places(self) -> None:
         """Find the learners that had no place at two looks in a row."""
-        units = self.controller.units.items()
-        pending = self.actors.pending(name for name, unit in units if unit.state in (State.WAITING, State.STARTING))
-        for name, _ in units:
-            self.controller.place(name, pending.get(name, "") if name in self._pending else "")
+        pending = await self.actors.pending(self._without_process())
+        if pending is None:
+            return
+        twice = self._pending.intersection(self._without_process())  # those that have started since have their place
+        for name in self.controller.units:
+            self.controller.place(name, pending.get(name, "") if name in twice else "")
         self._pending = set(pending)
+
+    def _without_process(self) -> list[str]:
+        states = (State.WAITING, State.STARTING)
+        return [name for name, unit in self.controller.units.items() if unit.state in states]
 
     # -------------------------------------------------------------- the controller's actions
 
@@ -309,7 +319,7 @@ class LearnerManager:
             ending = self.controller.units[name].incarnation.ending
             cause, detail = "lease_expired" if ending else "died", ending or gist(error)
         except TimeoutError:
-            why = "".join(f": {reason}" for reason in self.actors.pending([name]).values())
+            why = "".join(f": {reason}" for reason in (await self.actors.pending([name]) or {}).values())
             cause, detail = "failed", f"not placed and started within {start_s:g} s{why}"
         if cause == DRAINED or process.dismissed.is_set():
             await self._left(process)

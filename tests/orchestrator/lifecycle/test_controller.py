@@ -196,6 +196,15 @@ def test_a_unit_that_is_seen_again_goes_on_where_it_was(before: State) -> None:
     assert made.units["a"].state is before
 
 
+def test_a_unit_that_was_asked_to_leave_while_unreachable_is_not_called_unseen_once_it_is_seen() -> None:
+    made = running()
+    made.unreachable("a", 1, "its node is not alive")
+    made.drain("a", "scaled")
+    made.reachable("a", 1)
+    assert made.silent("a", 1, 6.0) == []
+    assert (made.units["a"].state, made.units["a"].fault) == (State.DRAINING, "silent for 6.0 s")
+
+
 def test_an_unreachable_unit_is_ended_at_the_hang_deadline_with_the_reason_and_then_replaced() -> None:
     made = running()
     made.unreachable("a", 1, "its node n is not alive")
@@ -266,6 +275,23 @@ def test_a_new_epoch_of_the_syncer_hears_of_the_drains_under_way_with_the_time_l
     assert made.leaving(100.0) == [Drain("a", 1, "scaled", DRAIN_S_MIN)]
     made.ended("a", 1, "drained: scaled")
     assert made.leaving(20.0) == []
+
+
+@pytest.mark.parametrize("incarnation", [1, 2])
+def test_a_drain_before_the_incarnation_is_granted_holds_for_it_and_not_for_the_next(incarnation: int) -> None:
+    made = Controller(["a"], backoff_s=1.0, hang_s=20.0, drain_s=60.0)
+    for earlier in range(1, incarnation):
+        made.advance(0.0)
+        made.started("a", earlier)
+        made.lost(0.0, "a", earlier)
+    made.advance(0.0)
+    made.drain("a", "scaled", now=0.0)
+    made.started("a", incarnation)
+    assert made.leaving(20.0) == [Drain("a", incarnation, "scaled", 40.0)]
+    made.left("a", incarnation)
+    made.advance(30.0)
+    made.started("a", incarnation + 1)
+    assert made.leaving(40.0) == []
 
 
 # ------------------------------------------------------------------ places
