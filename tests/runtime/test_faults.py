@@ -98,7 +98,7 @@ def merged_anew(result, learner, since, syncer_step):
 # ------------------------------------------------------------------ slowed down, held up, cut off
 
 
-def test_the_held_up_run_keeps_every_promise_and_loses_nobody(held_up):
+def test_the_held_up_run_passes_every_check_and_loses_nobody(held_up):
     assert_kept(held_up, "stopped")
     assert held_up.facts(LearnerLost) == []
     assert {row["kind"] for row in held_up.summary["faults"]} == {"slow", "straggle", "link"}
@@ -170,7 +170,7 @@ def test_a_learner_that_is_cut_off_trains_on_loses_its_lease_and_is_back_within_
 # ------------------------------------------------------------------ damaged, not finite, of another recipe
 
 
-def test_the_wrong_run_keeps_every_promise_and_stays_finite(wrong):
+def test_the_wrong_run_passes_every_check_and_stays_finite(wrong):
     assert_kept(wrong, "stopped")
     assert {row["kind"] for row in wrong.summary["faults"]} == {"wrong_config", "corrupt", "non_finite"}
     assert all(math.isfinite(fact.norm) for fact in wrong.facts(Committed))
