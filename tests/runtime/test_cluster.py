@@ -107,7 +107,8 @@ def test_runs_submitted_as_jobs_live_in_their_regions_and_outlive_client_and_dri
         # ---------------------------------------- diloco submit; its client dies; the run goes on to its end
         place = ("--address", there.address, "--run-dir", f"file://{stores['ends'].root}")
         client = diloco(there, work, "submit", "recipe.toml", *place)
-        until(lambda: stepping(stores["ends"], 1, 1), "both learners step")
+        until(lambda: client.poll() or stepping(stores["ends"], 1, 1), "both learners step")
+        assert client.poll() is None, client.communicate()
         client.kill()
 
         living = actors(there, "ends")
