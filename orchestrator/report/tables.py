@@ -60,10 +60,6 @@ def megabytes(count: float | None) -> str:
     return DASH if count is None else f"{count / 1e6:,.1f}"
 
 
-def rate(value: float | None) -> str:
-    return DASH if value is None else f"{value:,.2f}"
-
-
 # ------------------------------------------------------------------ learners and time
 
 
