@@ -8,12 +8,12 @@ from pathlib import Path
 import pytest
 from typer.testing import CliRunner
 
+from learners.lockstep import LockStep
 from learners.training.trainer import Evaluator
 from orchestrator.cli.app import build
 from orchestrator.recipe.toml_text import load, validate
 from orchestrator.recipe.validation import build_task, resolve
 from outer.protocol.syncer import Budget
-from tests.lockstep import LockStep
 
 pytestmark = pytest.mark.full
 

@@ -15,6 +15,7 @@ import numpy as np
 import pytest
 
 from chaos.simulation import runner
+from learners import lockstep
 from learners.config import DataConfig, InnerConfig
 from learners.training.models.language import ByteLanguageModel
 from learners.training.trainer import deal, make_step, schedule, step_key, transformation
@@ -23,7 +24,6 @@ from outer.config import OuterConfig, SyncConfig
 from outer.numeric.merge import merge
 from outer.protocol.fragments import Fragment, Tensor
 from outer.protocol.syncer import Budget
-from tests import lockstep
 from tests.gate.paired import assert_at_most, measure
 from tests.orchestrator.histories import history
 

@@ -10,6 +10,7 @@ import optax
 import pytest
 
 from learners.config import DataConfig, InnerConfig
+from learners.lockstep import LockStep
 from learners.training.models.language import ByteLanguageModel
 from learners.training.trainer import (
     deal,
@@ -23,7 +24,6 @@ from learners.training.trainer import (
 from outer.config import OuterConfig, SyncConfig
 from outer.numeric.merge import merge, rules
 from outer.protocol.syncer import Budget
-from tests.lockstep import LockStep
 
 STEPS, BATCH, SPAN_STEPS, SEED = 20, 2, 4, 3
 

@@ -8,9 +8,9 @@ from typing import Any
 
 import pytest
 
+from learners import lockstep
 from learners.training.trainer import TrainStep, make_step
 from orchestrator.replay import replayer
-from tests import lockstep
 from tests.replay.shaken import Points, Shaken, recipe, shaken
 
 

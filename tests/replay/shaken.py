@@ -14,6 +14,7 @@ import optax
 
 from learners.config import DataConfig, InnerConfig
 from learners.fragment_io import FragmentIO
+from learners.lockstep import IDLE_ROUNDS_MAX, LockStep, LoggedFact, _Unit
 from learners.protocol import events_effects as unit
 from learners.protocol.learner import Learner
 from learners.training.device import device_taken
@@ -25,7 +26,6 @@ from orchestrator.recipe.config import Recipe
 from outer.protocol import events_effects as outer
 from outer.protocol.messages import COMPILING, IMPORTING, STEPPING, Donor, StateRequest
 from outer.protocol.syncer import Budget
-from tests.lockstep import IDLE_ROUNDS_MAX, LockStep, LoggedFact, _Unit
 
 SPAN_STEPS = 4
 

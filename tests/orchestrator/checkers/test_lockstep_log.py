@@ -11,6 +11,7 @@ import numpy as np
 import optax
 import pytest
 
+from learners import lockstep
 from learners.config import InnerConfig
 from learners.protocol.facts import Adopted
 from learners.training.task import Batch
@@ -23,7 +24,6 @@ from orchestrator.eventlog.facts import RunFinished
 from outer.config import OuterConfig, SyncConfig
 from outer.protocol.facts import Committed
 from outer.protocol.syncer import Budget
-from tests import lockstep
 
 
 class Points:

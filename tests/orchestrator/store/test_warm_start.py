@@ -10,6 +10,7 @@ import pytest
 from safetensors.numpy import save_file
 
 from learners.config import InnerConfig, WarmStart
+from learners.lockstep import LockStep
 from learners.training import weights
 from learners.training.initial_state import InitialState
 from learners.training.models.language import ByteLanguageModel
@@ -22,7 +23,6 @@ from orchestrator.store.export import write_final
 from orchestrator.store.run_store import RunStore
 from outer.config import OuterConfig, SyncConfig
 from outer.protocol.syncer import Budget
-from tests.lockstep import LockStep
 
 MODEL = {"layers": 1, "width": 16, "heads": 2}
 SYNC = SyncConfig(P=4, H=4)

@@ -1,6 +1,7 @@
 """A shell with both machines in one process: real JAX, no clock, every learner steps once per unit of virtual time.
 
-For tests of equivalence and golden traces. Messages arrive at once and in order, and nothing fails.
+For equivalence tests, golden traces and studies of the algorithm alone. Messages arrive at once and in order, and
+nothing fails.
 """
 
 from __future__ import annotations
