@@ -41,7 +41,7 @@ POLL_S = 0.002
 
 
 class Assassin:
-    """Called with every status; kills once, and in the scenario `donor` whoever is named a donor afterwards."""
+    """Called with every status; kills once, and in the scenario `donor` the next learner that is named a donor."""
 
     def __init__(self, scenario: str, folder: Path) -> None:
         self.killed: list[str] = []

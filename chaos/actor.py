@@ -17,7 +17,6 @@ from chaos.plans import due, plan, random_faults
 from orchestrator.eventlog.facts import FaultHealed, FaultInjected, FaultSkipped
 from orchestrator.eventlog.segments import EventEmitter, SegmentWriter
 from orchestrator.recipe.config import SYNCER, ChaosConfig, Recipe
-from orchestrator.runtime.launch import connected
 from orchestrator.runtime.placement import control, label, named, node_agent, syncer_name
 from orchestrator.runtime.ray_await import CALL_S, within
 from orchestrator.store.readers import recipe_of
@@ -96,12 +95,12 @@ class ChaosActor:
         if target is None:
             return self._skip(fault, "it is not running")
         try:
-            struck = await self._strike(fault, target)
+            injected = await self._carry_out(fault, target)
         except ValueError:  # its actor or the orchestrator is gone
-            struck = False
+            injected = False
         except (TimeoutError, ray.exceptions.RayError) as error:
             return self._skip(fault, f"its process or node does not answer: {type(error).__name__}")
-        if not struck:
+        if not injected:
             return self._skip(fault, "its process is gone")
         self._emit(
             FaultInjected(
@@ -120,7 +119,7 @@ class ChaosActor:
             task.add_done_callback(self._healing.discard)
         return f"injected {fault.kind} into {fault.learner} (pid {target['pid']})"
 
-    async def _strike(self, fault: Fault, target: dict[str, Any]) -> bool:
+    async def _carry_out(self, fault: Fault, target: dict[str, Any]) -> bool:
         """Carry the fault out. False when the target is gone."""
         pid = target["pid"]
         match fault.kind:
@@ -170,7 +169,7 @@ class ChaosActor:
         return f"skipped {fault.kind} of {fault.learner}: {reason}"
 
     def _emit(self, fact: Any) -> None:
-        self._segment.write([self._emitter.say(fact)])
+        self._segment.write([self._emitter.emit(fact)])
 
 
 def start(recipe: Recipe, store: RunStore, namespace: str, anywhere: bool) -> Any:
@@ -184,12 +183,14 @@ def start(recipe: Recipe, store: RunStore, namespace: str, anywhere: bool) -> An
     return chaos
 
 
-def strike(store: RunStore, kind: str, learner: str, seconds: float, delay_s: float) -> str:
+def inject(store: RunStore, kind: str, learner: str, seconds: float, delay_s: float) -> str:
     """Inject one fault into a running job, from another shell; returns what happened in words.
 
     Raises ClusterUnreachable when the run is not there.
     """
-    with connected(store) as place:
-        chaos = start(recipe_of(store), store, place.namespace, anywhere=place.local)
+    from orchestrator.runtime.launch import connected  # here: the actor's own process does without it
+
+    with connected(store) as (namespace, local):
+        chaos = start(recipe_of(store), store, namespace, anywhere=local)
         told: str = ray.get(chaos.inject.remote(kind, learner, seconds, delay_s), timeout=3 * CALL_S)
         return told

@@ -69,9 +69,9 @@ def inject(
             raise InputError([Problem("TARGET", target, message, fix)])
         lasts_s = DELAYING_SECONDS if fault in DELAYING else SECONDS if fault in LASTING else 0.0
         delay_s = DELAY_S if fault in DELAYING else 0.0
-        from chaos.actor import strike  # imports Ray
+        from chaos.actor import inject  # imports Ray
 
-        told = strike(store, fault, target, seconds or lasts_s, delay or delay_s)
+        told = inject(store, fault, target, seconds or lasts_s, delay or delay_s)
         typer.echo(json.dumps({"result": told}) if as_json else told)
         if not told.startswith("injected"):
             raise typer.Exit(2)

@@ -208,7 +208,7 @@ class LearnerActor:
             return self._shell.read(request)
 
     @ray.method(concurrency_group="give")
-    def holdings(self) -> list[int]:
+    def held_versions(self) -> list[int]:
         """For a syncer that has lost its journal: see LearnerShell.held_versions."""
         return self._shell.held_versions
 

@@ -37,7 +37,7 @@ from outer.protocol.recovery import Entry
 from outer.protocol.syncer import Syncer
 from outer.snapshots import Snapshots
 
-HOLDINGS_S = 10.0  # for a learner to give what it holds of a fragment
+HELD_S = 10.0  # for a learner to give what it holds of a fragment
 ANNOUNCED_S = 0.02  # for notices to be on their way
 UNDELIVERED_MAX = 64  # messages on their way to one learner; more are dropped, the machine sends again
 LATE_S = 120.0  # an answer that comes after its deadline is still heard, to be refused, for this long
@@ -109,7 +109,7 @@ class SyncerActor:
         self._dies_at: dict[str, int] = {}  # for chaos: at which point, passed so many times from now
 
     def __repr__(self) -> str:
-        return "outer"  # how the dashboard and log lines call this actor
+        return "syncer"  # how the dashboard and log lines call this actor
 
     # -------------------------------------------------------------- called by the orchestrator
 
@@ -296,7 +296,7 @@ class SyncerActor:
         """A newer epoch has opened the journal: stop at once and send nothing more."""
         self._deposed = why
         self._recorder.close()
-        print(f"outer epoch {self._spec.epoch}: {why}", flush=True)  # in the actor's own log
+        print(f"syncer epoch {self._spec.epoch}: {why}", flush=True)  # in the actor's own log
         os._exit(0)
 
     def _reach(self, point: str) -> None:
@@ -391,7 +391,7 @@ class SyncerActor:
 def _ask(learner: Any, method: str, *arguments: Any) -> Any:
     """A learner's answer; None when it is dead or frozen: another may hold the same."""
     try:
-        return ray.get(getattr(learner, method).remote(*arguments), timeout=HOLDINGS_S)
+        return ray.get(getattr(learner, method).remote(*arguments), timeout=HELD_S)
     except ray.exceptions.RayError:
         return None
 

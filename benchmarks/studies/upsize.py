@@ -48,7 +48,7 @@ class Row:
 
     copy_steps: float  # that one copy of the model takes on a learner's link
     gbit_s: float  # of that link, each way
-    elastic_downtime_steps: float  # of everybody, in data-parallel training
+    elastic_downtime_steps: float  # of all learners, in data-parallel training
     downtime_steps: float  # of those who train, here: none of them waited
     participation: float  # of those who train, from the newcomer's coming on
     source: str  # of the newcomer's state: peer, or syncer where the peer's came too late

@@ -57,15 +57,10 @@ class ByteCorpus:
         self.train, self.held_out = _joined(train_texts), _joined(held_out_texts)
         self.files_train, self.files_held_out = len(train_texts), len(held_out_texts)
         self.digest = _digest(files)
-        self._windows = (len(self.train) - length) // length  # whole windows at every phase
+        self.windows = (len(self.train) - length) // length  # the samples of one epoch: whole windows at every phase
         self._held_out_windows = (len(self.held_out) - 1) // length
-        if self._windows < 1 or self._held_out_windows < 1:
+        if self.windows < 1 or self._held_out_windows < 1:
             raise _too_small(data, len(self.train) + len(self.held_out))
-
-    @property
-    def windows(self) -> int:
-        """The number of samples in one epoch of the data."""
-        return self._windows
 
     def batch(self, start: int, count: int) -> Bytes:
         """Samples [start, start + count) of the training text, uint8[count, L + 1].
@@ -75,8 +70,8 @@ class ByteCorpus:
         """
         offsets = np.empty(count, dtype=np.int64)
         for row in range(count):
-            epoch, index = divmod(start + row, self._windows)
-            phase, order = _epoch(self._seed, epoch, self._windows, self._length)
+            epoch, index = divmod(start + row, self.windows)
+            phase, order = _epoch(self._seed, epoch, self.windows, self._length)
             offsets[row] = phase + order[index] * self._length
         return self._cut(self.train, offsets)
 

@@ -7,7 +7,7 @@ from dataclasses import dataclass
 from typing import Literal
 
 Status = Literal["pass", "violated", "unknown", "idle"]  # idle: not exercised
-STANDING = frozenset({"pass", "idle"})
+NOT_FAILED = frozenset({"pass", "idle"})
 
 
 @dataclass(frozen=True)
@@ -26,7 +26,7 @@ class Verdict:
     @property
     def stands(self) -> bool:
         """Whether a run with this verdict may be called sound."""
-        return self.status in STANDING
+        return self.status in NOT_FAILED
 
 
 def judge(

@@ -54,10 +54,10 @@ def check_task(
 def _findings(recipe: Recipe, quiet: bool) -> list[Any]:
     """All findings; each is printed as it comes."""
     with host_only():
-        from learners.conformance import checks, fingerprint
+        from learners.conformance import check, checks, fingerprint
     batch_size = recipe.pools[0].batch_size
     data = recipe.data.model_dump(mode="json")
-    subject = checks.Subject(
+    subject = check.Subject(
         build=lambda: build_task(recipe),
         inner=recipe.inner,
         sync=recipe.sync,

@@ -65,7 +65,7 @@ def plan(
     save: Annotated[Path | None, typer.Option("--save", metavar="FILE", help="Save what --calibrate measures.")] = None,
     trials: Annotated[
         int,
-        typer.Option("--trials", "--courses", min=0, max=10_000, help="Random trials of the forecast; 0: no forecast."),
+        typer.Option("--trials", min=0, max=10_000, help="Random trials of the forecast; 0: no forecast."),
     ] = TRIALS,
     as_json: AsJson = False,
 ) -> None:
@@ -88,8 +88,8 @@ def plan(
         step_given = step_seconds
         step_seconds = step_seconds or (calibration.step_seconds(told, resolved) if told else None)
         resolved = calibration.timed(resolved, told) if told else resolved
-        setting, busy = _setting(resolved, store, declared, address, step_seconds, syncer_region, trials)
-        made = planner.make(resolved, shapes, setting, busy)
+        plan_context, busy = _plan_context(resolved, store, declared, address, step_seconds, syncer_region, trials)
+        made = planner.make(resolved, shapes, plan_context, busy)
         given = [str(recipe), *(part for item in overrides or [] for part in ("--set", item))]
         commands = list(_commands(context, given, name, run_dir, address, store, made))
         once: dict[str, Any] = {
@@ -107,7 +107,7 @@ def plan(
             with apart(as_json):
                 other, _ = prepare(recipe, [*(overrides or []), *named, *changed], run_dir)
                 other = calibration.timed(other, told) if told else other
-                return planner.make(other, _shapes(other), setting)
+                return planner.make(other, _shapes(other), plan_context)
 
         tried = advised_plan.advised_plan(made, ["diloco", "plan", *given, *again], plan_with if trials else None)
         if as_json:
@@ -167,7 +167,7 @@ def _declared(texts: Sequence[str], source: str | None) -> list[Node]:
     return known.distinct(found)
 
 
-def _setting(
+def _plan_context(
     recipe: Recipe,
     store: RunStore,
     declared: Sequence[Node],
@@ -176,8 +176,8 @@ def _setting(
     syncer_region: str | None,
     trials: int,
 ) -> tuple[Any, list[Problem]]:
-    """The setting, with the declared nodes, or else the cluster's, or else this machine; and warnings about them."""
-    from orchestrator.planner.plan import Setting
+    """The context, with the declared nodes, or else the cluster's, or else this machine; and warnings about them."""
+    from orchestrator.planner.plan import PlanContext
 
     busy: list[Problem] = []
     if declared:
@@ -186,7 +186,7 @@ def _setting(
         source, (there, busy) = "cluster", _cluster(address)
     else:
         source, there = "this machine", [known.this_machine(_wanted(recipe))]
-    setting = Setting(
+    plan_context = PlanContext(
         nodes=there,
         source=source,  # type: ignore[arg-type]
         cores=len(os.sched_getaffinity(0)) if hasattr(os, "sched_getaffinity") else os.cpu_count() or 1,
@@ -196,7 +196,7 @@ def _setting(
         syncer_region=syncer_region,
         trials=trials,
     )
-    return setting, busy
+    return plan_context, busy
 
 
 def _wanted(recipe: Recipe) -> dict[str, float]:

@@ -65,16 +65,16 @@ def _verdict(plan: Plan) -> str:
 
 
 def _source(plan: Plan) -> str:
-    count = len(plan.setting.nodes)
-    if plan.setting.source == "this machine":
+    count = len(plan.context.nodes)
+    if plan.context.source == "this machine":
         return "this machine"
-    return f"{count} {'node' if count == 1 else 'nodes'} {'declared' if plan.setting.source == 'declared' else 'there'}"
+    return f"{count} {'node' if count == 1 else 'nodes'} {'declared' if plan.context.source == 'declared' else 'there'}"
 
 
 def _nodes(plan: Plan) -> Table:
     table = _grid("node", "region", "offers", "learners", left=4)
     pools = {name: pool.name for name, pool in plan.recipe.learners.items()}
-    for node in plan.setting.nodes[:NODES_SHOWN]:
+    for node in plan.context.nodes[:NODES_SHOWN]:
         there = Counter(pools[name] for name, place in plan.placement.learners.items() if place == node.name)
         who = ", ".join(f"{count} x {pool}" for pool, count in there.items())
         offers = ", ".join(
@@ -84,7 +84,7 @@ def _nodes(plan: Plan) -> Table:
         )
         memory = f", {_amount(node.memory_bytes)} memory" if node.memory_bytes else ""
         table.add_row(node.name, node.region or DASH, offers + memory, who or DASH)
-    if (more := len(plan.setting.nodes) - NODES_SHOWN) > 0:
+    if (more := len(plan.context.nodes) - NODES_SHOWN) > 0:
         table.add_row(f"and {more} more", "", "", "")
     return table
 
@@ -95,7 +95,7 @@ def _services(plan: Plan) -> Iterator[str]:
         unplaced = sum(one.units for one in plan.at_max.shortfalls)
         sizes = ", ".join(f"{pool.max or pool.learners} x {pool.name}" for pool in plan.recipe.pools)
         yield f"with every pool at its max, {sizes}: {f'{unplaced} find no place' if unplaced else 'all find a place'}"
-    if not plan.setting.local:
+    if not plan.context.local:
         yield "Ray chooses where the services go; the syncer is counted as being where it stands here"
 
 

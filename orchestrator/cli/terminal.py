@@ -51,7 +51,7 @@ class LiveView:
         if self._live is not None:
             self._live.update(picture(status, self._console.width), refresh=True)
         else:
-            self._say(status)
+            self._print_news(status)
         self._last = status
 
     def close(self) -> None:
@@ -59,7 +59,7 @@ class LiveView:
         if self._live is not None:
             self._live.stop()
 
-    def _say(self, status: Mapping[str, Any]) -> None:
+    def _print_news(self, status: Mapping[str, Any]) -> None:
         news = words.states(status) != words.states(self._last)
         if not news and self._clock() - self._said_at < PLAIN_EVERY_S:
             return

@@ -87,7 +87,7 @@ class EventEmitter:
         self.writer, self.incarnation, self._clock = writer, incarnation, clock
         self._sequence = 0
 
-    def say(self, fact: Any) -> Event:
+    def emit(self, fact: Any) -> Event:
         event = Event(self.writer, self.incarnation, self._sequence, self._clock(), fact)
         self._sequence += 1
         return event

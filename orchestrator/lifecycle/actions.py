@@ -14,7 +14,7 @@ class Start:
 
 
 @dataclass(frozen=True)
-class Drain:
+class AskToLeave:
     """Ask the incarnation to leave without losing anything; answer with `left` when it is gone."""
 
     learner: str
@@ -58,4 +58,4 @@ class RecordNotice:
     remaining_s: float | None  # None: the node did not say
 
 
-Action = Start | Drain | End | Release | RecordScaling | RecordNotice
+Action = Start | AskToLeave | End | Release | RecordScaling | RecordNotice

@@ -12,11 +12,11 @@ from dataclasses import dataclass, field
 from enum import Enum
 from typing import Any
 
-from orchestrator.lifecycle.actions import Action, Drain, End, RecordNotice, RecordScaling, Release, Start
+from orchestrator.lifecycle.actions import Action, AskToLeave, End, RecordNotice, RecordScaling, Release, Start
 from orchestrator.lifecycle.scaling import requested
 from orchestrator.recipe.config import PoolConfig
 
-__all__ = ["TRANSITIONS", "Action", "Controller", "Drain", "End", "Incarnation", "Rank", "Start", "State", "Unit"]
+__all__ = ["TRANSITIONS", "Action", "AskToLeave", "Controller", "End", "Incarnation", "Rank", "Start", "State", "Unit"]
 
 BACKOFF_S_MAX = 30.0
 SOUND_S = 60.0  # an incarnation that lived this long clears the count of failures
@@ -171,10 +171,10 @@ class Controller:
         newest = self.units[learner].incarnation
         return newest.number == incarnation and not newest.gone
 
-    def leaving(self, now: float) -> list[Drain]:
+    def leaving(self, now: float) -> list[AskToLeave]:
         """The drains under way, which a new epoch of the syncer has to be asked for again."""
         return [
-            Drain(name, newest.number, newest.leaving, max(DRAIN_S_MIN, newest.leave_by - now))
+            AskToLeave(name, newest.number, newest.leaving, max(DRAIN_S_MIN, newest.leave_by - now))
             for name, newest in ((name, unit.incarnation) for name, unit in self.units.items())
             if newest.leaving and not newest.gone
         ]
@@ -228,8 +228,11 @@ class Controller:
         return [Start(name) for name in due]
 
     def started(self, learner: str, incarnation: int, ranks: int = 1) -> None:
-        """The incarnation was granted."""
-        self.units[learner].incarnation = Incarnation(incarnation, tuple(Rank() for _ in range(ranks)))
+        """The incarnation was granted. If the unit was asked to leave since `advance`, that holds for this one."""
+        unit = self.units[learner]
+        before, unit.incarnation = unit.incarnation, Incarnation(incarnation, tuple(Rank() for _ in range(ranks)))
+        if unit.leaves:
+            unit.incarnation.leaving, unit.incarnation.leave_by = before.leaving, before.leave_by
 
     def place(self, learner: str, missing: str) -> None:
         """Whether resources are reserved for the learner; `missing`: why not, empty when they are."""
@@ -270,10 +273,10 @@ class Controller:
         unit.move(State.DRAINING)
         return [self._drain(now, learner, reason, deadline_s)]
 
-    def _drain(self, now: float, learner: str, reason: str, deadline_s: float) -> Drain:
+    def _drain(self, now: float, learner: str, reason: str, deadline_s: float) -> AskToLeave:
         newest, deadline_s = self.units[learner].incarnation, min(deadline_s, self._drain_s)
         newest.leaving, newest.leave_by = reason, now + deadline_s
-        return Drain(learner, newest.number, reason, deadline_s)
+        return AskToLeave(learner, newest.number, reason, deadline_s)
 
     def node_notice(self, now: float, node: str, remaining_s: float | None) -> list[Action]:
         """A node has announced its end; `remaining_s` is None where it did not say when."""
@@ -330,9 +333,10 @@ class Controller:
 
     def reachable(self, learner: str, incarnation: int) -> None:
         """Its nodes are seen again, or its lease was renewed."""
-        unit = self._there(learner, incarnation)
-        if unit is not None and unit.state is State.UNREACHABLE:
-            unit.incarnation.unseen = ""
+        if (unit := self._there(learner, incarnation)) is None:
+            return
+        unit.incarnation.unseen = ""
+        if unit.state is State.UNREACHABLE:
             unit.move(unit.resume)
 
     def ended(self, learner: str, incarnation: int, fault: str) -> bool:

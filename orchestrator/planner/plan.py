@@ -30,7 +30,7 @@ from orchestrator.recipe.problems import Problem
 
 
 @dataclass(frozen=True)
-class Setting:
+class PlanContext:
     """Where and how the run is to go."""
 
     nodes: Sequence[Node]
@@ -63,7 +63,7 @@ class Pace:
 @dataclass(frozen=True)
 class Plan:
     recipe: Recipe
-    setting: Setting
+    context: PlanContext
     shapes: Shapes
     fragments: tuple[FragmentRow, ...]
     placement: fit.Placement
@@ -90,29 +90,29 @@ class Plan:
 def make(
     recipe: Recipe,
     shapes: Shapes,
-    setting: Setting,
+    context: PlanContext,
     busy: Sequence[Problem] = (),
 ) -> Plan:
     """The plan of a resolved recipe. `busy`: warnings about the nodes, which the caller found."""
-    setting = _completed(setting, recipe)
-    wanted = fit.services(recipe, setting.local, setting.syncer_region)
-    placement = fit.fit(recipe.learners, wanted, setting.nodes, anywhere=setting.local)
+    context = _completed(context, recipe)
+    wanted = fit.services(recipe, context.local, context.syncer_region)
+    placement = fit.fit(recipe.learners, wanted, context.nodes, anywhere=context.local)
     grown = _grown(recipe)
-    at_max = fit.fit(grown, wanted, setting.nodes, anywhere=setting.local) if grown else None
-    regions = _regions(recipe, setting, placement)
-    pace = _pace(recipe, shapes, setting.step_s)
+    at_max = fit.fit(grown, wanted, context.nodes, anywhere=context.local) if grown else None
+    regions = _regions(recipe, context, placement)
+    pace = _pace(recipe, shapes, context.step_s)
     rows = table(shapes.fragments, recipe.sync)
     moved = traffic(
         rows,
         recipe.sync,
         {name: regions[name] for name in recipe.learners},
-        regions.get("syncer", setting.syncer_region),
+        regions.get("syncer", context.syncer_region),
         pace.syncer_steps,
         shapes.parameter_bytes,
         shapes.inner_state_bytes,
         pace.step_s,
     )
-    hub = setting.syncer_region or recipe.fleet.syncer_region or regions.get("syncer") or link_load.home(recipe)
+    hub = context.syncer_region or recipe.fleet.syncer_region or regions.get("syncer") or link_load.home(recipe)
     loads = link_load.of_regions(recipe, moved, hub, pace.step_s)
     kept = memory.of_run(recipe, shapes, [pool.name for pool in recipe.pools])
     draft = Draft(
@@ -121,51 +121,51 @@ def make(
         rows=rows,
         traffic=moved,
         memory=kept,
-        nodes=setting.nodes,
+        nodes=context.nodes,
         placement=placement,
         at_max=at_max,
         regions=regions,
-        local=setting.local,
-        cores=setting.cores if setting.local else None,
+        local=context.local,
+        cores=context.cores if context.local else None,
         step_s=pace.step_s,
         syncer_steps=pace.syncer_steps,
         loads=loads,
-        shared_store=setting.shared_store,
-        store=setting.store,
+        shared_store=context.shared_store,
+        store=context.store,
     )
     broken, doubtful = tuple(limits(draft)), (*warnings(draft), *busy)
-    keeping = storage_cost(rows, shapes, len(recipe.learners), recipe.sync.round_steps, pace.step_s, recipe.durability)
-    foreseen = forecast(recipe, shapes, setting.step_s, pace.run_s, hub, setting.trials) if setting.trials else None
+    stored = storage_cost(rows, shapes, len(recipe.learners), recipe.sync.round_steps, pace.step_s, recipe.durability)
+    foreseen = forecast(recipe, shapes, context.step_s, pace.run_s, hub, context.trials) if context.trials else None
     committed = None if foreseen is None else foreseen.committed.mean
     quorum = 1.0 if foreseen is None else foreseen.quorum.mean
     run_s = pace.run_s / quorum if pace.run_s and quorum and recipe.budget.syncer_steps is not None else None
     run_tokens = recipe.budget.tokens or pace.syncer_steps * pace.step_tokens
     return Plan(
         recipe=recipe,
-        setting=setting,
+        context=context,
         shapes=shapes,
         fragments=rows,
         placement=placement,
         at_max=at_max,
         pace=pace,
         traffic=moved,
-        storage_cost=keeping,
+        storage_cost=stored,
         memory=kept,
         loads=loads,
         expected=expected(recipe),
         forecast=foreseen,
-        fault_outcomes=fault_outcomes(recipe, hub, setting.shared_store, pace.step_s),
-        cost=cost(recipe, shapes.step_tokens, setting.step_s, run_tokens, committed, run_s),
+        fault_outcomes=fault_outcomes(recipe, hub, context.shared_store, pace.step_s),
+        cost=cost(recipe, shapes.step_tokens, context.step_s, run_tokens, committed, run_s),
         recommendations=recommend(recipe, shapes, loads, pace.syncer_steps, pace.step_s),
         limits=broken,
         warnings=doubtful,
     )
 
 
-def _completed(setting: Setting, recipe: Recipe) -> Setting:
-    """The setting, completed from the recipe's `fleet`. A local node has no region."""
-    region = setting.syncer_region or (None if setting.local else recipe.fleet.syncer_region)
-    return replace(setting, step_s=setting.step_s or recipe.fleet.step_s, syncer_region=region)
+def _completed(context: PlanContext, recipe: Recipe) -> PlanContext:
+    """The context, completed from the recipe's `fleet`. A local node has no region."""
+    region = context.syncer_region or (None if context.local else recipe.fleet.syncer_region)
+    return replace(context, step_s=context.step_s or recipe.fleet.step_s, syncer_region=region)
 
 
 def _grown(recipe: Recipe) -> dict[str, PoolConfig]:
@@ -175,11 +175,11 @@ def _grown(recipe: Recipe) -> dict[str, PoolConfig]:
     return found if len(found) > len(recipe.learners) else {}
 
 
-def _regions(recipe: Recipe, setting: Setting, placement: fit.Placement) -> dict[str, str | None]:
+def _regions(recipe: Recipe, context: PlanContext, placement: fit.Placement) -> dict[str, str | None]:
     """Where each learner and service is: by its node, else, for a learner without one, where its pool wants it."""
-    if setting.local:
+    if context.local:
         return dict.fromkeys([*recipe.learners, "syncer"])
-    of_node = {node.name: node.region for node in setting.nodes}
+    of_node = {node.name: node.region for node in context.nodes}
     found = {name: pool.region for name, pool in recipe.learners.items()}
     return found | {name: of_node[node] for name, node in (placement.learners | placement.services).items()}
 
@@ -215,10 +215,10 @@ def as_json(plan: Plan, commands: Sequence[str]) -> dict[str, Any]:
         "ok": plan.ok,
         "recipe": recipe.canonical(),
         "placement": {
-            "source": plan.setting.source,
+            "source": plan.context.source,
             "nodes": [
                 asdict(node) | {"region": node.region, "free": plan.placement.free[node.name]}
-                for node in plan.setting.nodes
+                for node in plan.context.nodes
             ],
             "learners": plan.placement.learners,
             "services": plan.placement.services,

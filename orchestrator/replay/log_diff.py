@@ -1,7 +1,7 @@
 """Compares two logs: the first event in which they diverge, by writer, sequence and causality.
 
 What clocks measured, and who happened to run where, is left out; wall clocks decide nothing. Of several writers that
-part, the first is one whose event no other parting can have caused. Knows nothing of numbers beyond equal or not.
+diverge, the first is one whose event no other divergence can have caused.
 """
 
 from __future__ import annotations
@@ -43,7 +43,7 @@ class Comparison:
     """The result of comparing two logs."""
 
     first: Divergence | None
-    others: int  # writers that part too
+    others: int  # further writers that diverge
     events: int  # of the first log
     recipes_differ: bool
 
@@ -51,17 +51,17 @@ class Comparison:
 def compare(one: Iterable[Event], other: Iterable[Event]) -> Comparison:
     """Compare two logs. Raises TapeError where one of them has two facts under one number."""
     left, right = _by_writer(one), _by_writer(other)
-    partings = {}
+    divergences = {}
     for key in sorted(left.keys() | right.keys()):
-        if (parting := _parting(key, left.get(key, []), right.get(key, []))) is not None:
-            partings[key] = parting
+        if (divergence := _divergence(key, left.get(key, []), right.get(key, []))) is not None:
+            divergences[key] = divergence
     hashes = [
         {event.fact.config_hash for said in log.values() for event in said if isinstance(event.fact, RunStarted)}
         for log in (left, right)
     ]
     return Comparison(
-        _first(partings, (left, right)),
-        max(0, len(partings) - 1),
+        _first(divergences, (left, right)),
+        max(0, len(divergences) - 1),
         sum(len(said) for said in left.values()),
         hashes[0] != hashes[1],
     )
@@ -72,7 +72,7 @@ def _by_writer(events: Iterable[Event]) -> dict[Key, list[Event]]:
     return {key: [said[number] for number in sorted(said)] for key, said in numbered(events).items()}
 
 
-def _parting(key: Key, left: Sequence[Event], right: Sequence[Event]) -> Divergence | None:
+def _divergence(key: Key, left: Sequence[Event], right: Sequence[Event]) -> Divergence | None:
     for index in range(max(len(left), len(right))):
         here = left[index] if index < len(left) else None
         there = right[index] if index < len(right) else None
@@ -118,13 +118,13 @@ def _flat(value: Any, name: str = "") -> Iterator[tuple[str, Any]]:
 # ------------------------------------------------------------------ which is first
 
 
-def _first(partings: Mapping[Key, Divergence], logs: Sequence[Mapping[Key, Sequence[Event]]]) -> Divergence | None:
+def _first(divergences: Mapping[Key, Divergence], logs: Sequence[Mapping[Key, Sequence[Event]]]) -> Divergence | None:
     """The divergence that no other can have caused, in either log; of several, the first by name."""
-    places = {key: (*key, parting.sequence) for key, parting in partings.items()}
+    places = {key: (*key, divergence.sequence) for key, divergence in divergences.items()}
     caused = {key for log in logs for key in _caused(places, log)}
-    # Each log alone has no circle; of two that part in several places together there may be one.
-    return next((partings[key] for key in sorted(partings) if key not in caused), None) or next(
-        iter(partings.values()), None
+    # Each log alone has no circle; of two that diverge in several places together there may be one.
+    return next((divergences[key] for key in sorted(divergences) if key not in caused), None) or next(
+        iter(divergences.values()), None
     )
 
 

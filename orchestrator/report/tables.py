@@ -60,10 +60,6 @@ def megabytes(count: float | None) -> str:
     return DASH if count is None else f"{count / 1e6:,.1f}"
 
 
-def rate(value: float | None) -> str:
-    return DASH if value is None else f"{value:,.2f}"
-
-
 # ------------------------------------------------------------------ learners and time
 
 
@@ -87,17 +83,24 @@ def incarnations(data: Data) -> Table:
 
 def auxiliaries(data: Data) -> Table:
     """Means of the auxiliary values that the task's loss returns; no rows where it returns none."""
-    steps = [(said.at, said.fact.aux) for said in data.history.of(StepFinished) if said.fact.aux]
-    steps.sort(key=lambda step: step[0])
+    steps = [said.fact.aux for said in data.history.of(StepFinished) if said.fact.aux]
     tenth = -(-len(steps) // 10)
-    names = sorted({name for _, aux in steps for name in aux})
-    spans = (steps[:tenth], steps[-tenth:], steps)
+    sums: dict[str, list[float]] = {}  # of the first tenth, the last and all
+    counts: dict[str, list[int]] = {}
+    for step, aux in enumerate(steps):
+        spans = [index for index, within in enumerate((step < tenth, step >= len(steps) - tenth, True)) if within]
+        for name, value in aux.items():
+            sums_of, counts_of = sums.setdefault(name, [0.0] * 3), counts.setdefault(name, [0] * 3)
+            if math.isfinite(value):
+                for span in spans:
+                    sums_of[span] += value
+                    counts_of[span] += 1
 
-    def mean(name: str, span: Sequence[tuple[float, Mapping[str, float]]]) -> str:
-        values = [aux[name] for _, aux in span if math.isfinite(aux.get(name, math.nan))]
-        return brief(statistics.fmean(values)) if values else DASH
+    def means(name: str) -> Iterator[str]:
+        for total, count in zip(sums[name], counts[name], strict=True):
+            yield brief(total / count) if count else DASH
 
-    rows = [(name, *(mean(name, span) for span in spans)) for name in names]
+    rows = [(name, *means(name)) for name in sorted(sums)]
     return table("Auxiliary values", "name|mean of the first tenth of steps|of the last tenth|of all", rows, (1, 2, 3))
 
 

@@ -241,8 +241,8 @@ class OrchestratorActor:
                 await self._syncer.keep_replica()
             if served and self._view["running_s"] is not None:
                 self._checkpoints.start_if_due(object_of(self._store, REQUEST_FILE))
-                first_life = self._store.granted("incarnation", "orchestrator") == 1
-                self._evaluations.start_if_due(self._syncer.handle, self._view["syncer_step"], first_life)
+                fresh = self._store.granted("incarnation", "orchestrator") == 1
+                self._evaluations.start_if_due(self._syncer.handle, self._view["syncer_step"], fresh)
             await asyncio.sleep(POLL_S)
 
     @property
@@ -334,7 +334,7 @@ class OrchestratorActor:
     # -------------------------------------------------------------- log and status
 
     def _emit(self, fact: Any) -> None:
-        self._segment.write([self._emitter.say(fact)])
+        self._segment.write([self._emitter.emit(fact)])
 
     def _syncer_status(self) -> dict[str, Any]:
         if self._syncer is None:

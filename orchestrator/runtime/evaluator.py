@@ -96,16 +96,16 @@ class Evaluations:
         if self._actor is not None:
             self._actor.reattach.remote(syncer)
 
-    def start_if_due(self, syncer: Any, syncer_step: int, first_life: bool) -> None:
+    def start_if_due(self, syncer: Any, syncer_step: int, fresh: bool) -> None:
         """Evaluate once learners step, since they need the cores for their own start, and then every `eval.every`.
 
-        `first_life`: the run is not resumed, so that the first evaluation is of the initial parameters.
+        `fresh`: the run is not resumed, so that the first evaluation is of the initial parameters.
         """
         every = self._recipe.eval.every
         if self._task is not None and not self._task.done():
             return
         if self._task is None:
-            self._task = asyncio.create_task(self._evaluate(syncer, initial=first_life))
+            self._task = asyncio.create_task(self._evaluate(syncer, initial=fresh))
         elif every and syncer_step // every > self._evaluated_at // every:
             self._evaluated_at = syncer_step
             self._task = asyncio.create_task(self._evaluate(syncer))

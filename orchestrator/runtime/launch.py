@@ -74,8 +74,11 @@ def run_attached(
 
 
 @contextlib.contextmanager
-def connected(store: RunStore) -> Iterator[RunPlacement]:
-    """Join the cluster of a run that another process started. Raises ClusterUnreachable when it is not running."""
+def connected(store: RunStore) -> Iterator[tuple[str, bool]]:
+    """Join the cluster of a run that another process started. Yields Ray's namespace, and whether the cluster is local.
+
+    Raises ClusterUnreachable when the run is not running.
+    """
     cluster = object_of(store, CLUSTER_FILE)
     if not cluster:
         raise ClusterUnreachable(f"the run in {store.root} is not running: it has no {CLUSTER_FILE}")
@@ -85,7 +88,7 @@ def connected(store: RunStore) -> Iterator[RunPlacement]:
         use_auth_settings()
     connect(cluster["address"], cluster["namespace"])
     try:
-        yield RunPlacement(cluster["namespace"], cores=int(local))
+        yield cluster["namespace"], local
     finally:
         ray.shutdown()
 
@@ -157,7 +160,7 @@ def _orchestrator(recipe: Recipe, store: RunStore, placement: RunPlacement) -> A
         orchestrator = ray.remote(actor.OrchestratorActor).options(**options).remote(recipe, str(store.root), placement)
     except ValueError as error:  # Ray's word for a name that is taken
         fix = "give another --name, or stop that one: diloco stop"
-        raise InputError([Problem("name", recipe.name, "a run of this name is going on there", fix)]) from error
+        raise InputError([Problem("name", recipe.name, "a run of this name is already running there", fix)]) from error
     try:
         ray.get(orchestrator.begin.remote(), timeout=BEGIN_S)
     except BaseException:

@@ -38,26 +38,27 @@ DRAINED, FINISHED = "drained", "finished"  # how an incarnation ends that is no 
 
 
 @dataclass
-class Process:
+class LearnerHandle:
     """The actor of a learner's newest incarnation."""
 
     learner: str
     incarnation: int
     saved: SavedPart | None = None  # what it starts from
-    handle: Any = None
+    actor: Any = None
     syncer: Any = None  # the epoch that it was told of last
     dismissed: asyncio.Event = field(default_factory=asyncio.Event)  # it has nothing to lose and is ended at once
-    probed_at: float = float("-inf")  # monotonic seconds
+    probe: asyncio.Task[None] | None = None  # the newest look for its nodes
+    probed_at: float = float("-inf")  # when that began, in monotonic seconds
 
     async def run(self) -> str:
         """Train until the loop ends: `drained` or `finished`. Raises what the loop raised."""
-        ended: str = await self.handle.run.remote()
+        ended: str = await self.actor.run.remote()
         return DRAINED if ended.startswith("drained") else FINISHED
 
     def kill(self) -> None:
         """End the actor; no harm is done to one that is dead or does not exist yet."""
-        if self.handle is not None:
-            ray.kill(self.handle)
+        if self.actor is not None:
+            ray.kill(self.actor)
 
 
 class LearnerActors:
@@ -69,7 +70,7 @@ class LearnerActors:
         self._groups: dict[str, Any] = {}  # placement groups, by learner
         self._misconfigured: dict[str, float] = {}  # learner -> until when its next incarnation gets another recipe
 
-    async def find(self, name: str, incarnation: int, status: Mapping[str, Any]) -> tuple[Process, Rank] | None:
+    async def find(self, name: str, incarnation: int, status: Mapping[str, Any]) -> tuple[LearnerHandle, Rank] | None:
         """An actor that an earlier orchestrator left; `status`: the last that was shown of it."""
         try:
             handle = ray.get_actor(label(name, incarnation), self._placement.namespace)
@@ -78,7 +79,7 @@ class LearnerActors:
             return None
         except TimeoutError:
             info = status  # it may be frozen: its lease will tell
-        return Process(name, incarnation, handle=handle), Rank(True, info.get("pid"), info.get("node"))
+        return LearnerHandle(name, incarnation, actor=handle), Rank(True, info.get("pid"), info.get("node"))
 
     def adopt(self, name: str, rank: Rank) -> None:
         """Take over the place of an actor that was found."""
@@ -86,7 +87,7 @@ class LearnerActors:
         if rank.node is not None:
             self.nodes.add(rank.node)
 
-    async def place(self, process: Process) -> bool:
+    async def place(self, process: LearnerHandle) -> bool:
         """Wait for the learner's place. False: it was dismissed before there was one. Raises TimeoutError."""
         name = process.learner
         if name not in self._groups:
@@ -94,7 +95,7 @@ class LearnerActors:
         await _first(within(self._recipe.run.start_s, self._groups[name].ready()), process.dismissed.wait())
         return not process.dismissed.is_set()
 
-    async def create(self, process: Process, index: int, syncer: Any) -> tuple[int, str]:
+    async def create(self, process: LearnerHandle, index: int, syncer: Any) -> tuple[int, str]:
         """Start the learner's actor in its place; `index` chooses its core. Returns its pid and node."""
         recipe, name, cores = self._recipe, process.learner, self._placement.cores
         pool = recipe.pool_of(name)
@@ -107,8 +108,8 @@ class LearnerActors:
             # As if its node had an old recipe: it trains the same, and says that it does not.
             spec = replace(spec, shared={**spec.shared, "seed": recipe.seed + 1})
         process.syncer = syncer
-        process.handle = ray.remote(concurrency_groups=GROUPS)(LearnerActor).options(**options).remote(spec, syncer)
-        info = await within(recipe.run.start_s, process.handle.identify.remote())
+        process.actor = ray.remote(concurrency_groups=GROUPS)(LearnerActor).options(**options).remote(spec, syncer)
+        info = await within(recipe.run.start_s, process.actor.identify.remote())
         self.nodes.add(info["node"])
         return info["pid"], info["node"]
 
@@ -116,7 +117,7 @@ class LearnerActors:
         """For chaos: give the learner's next incarnation, and only that, another recipe."""
         self._misconfigured[name] = time.monotonic() + MISCONFIGURED_S
 
-    async def kill(self, process: Process, ranks: Iterable[Rank]) -> None:
+    async def kill(self, process: LearnerHandle, ranks: Iterable[Rank]) -> None:
         """Kill processes that do not answer. Raises RayError or TimeoutError when a node does not do it."""
         process.kill()
         for rank in ranks:
@@ -131,10 +132,17 @@ class LearnerActors:
 
     # -------------------------------------------------------------- places
 
-    def pending(self, names: Iterable[str]) -> dict[str, str]:
-        """Which of these learners wait for a place, and why."""
+    async def pending(self, names: Iterable[str]) -> dict[str, str] | None:
+        """Which of these learners wait for a place, and why. None: Ray does not say."""
         claims = {name: (self._groups[name], self._recipe.pool_of(name)) for name in names if name in self._groups}
-        return pending_reasons(claims, anywhere=self._placement.local) if claims else {}
+        if not claims:
+            return {}
+        try:
+            looking = asyncio.ensure_future(asyncio.to_thread(pending_reasons, claims, self._placement.local))
+            reasons: dict[str, str] = await within(CALL_S, looking)
+        except Exception:  # a deadline, or whatever Ray's state API raises: the status says nothing about places then
+            return None
+        return reasons
 
     def release(self, name: str) -> None:
         """Give the learner's place back."""

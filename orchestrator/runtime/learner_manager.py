@@ -14,18 +14,12 @@ from typing import Any
 import ray
 
 from learners.checkpoint_writer import SavedPart
-from orchestrator.eventlog.facts import (
-    LearnerLost,
-    LearnerRequested,
-    LearnerStarted,
-    NodePreempted,
-    PoolScaled,
-)
-from orchestrator.lifecycle.actions import Action, Drain, End, RecordNotice, RecordScaling, Release, Start
+from orchestrator.eventlog.facts import LearnerLost, LearnerRequested, LearnerStarted, NodePreempted, PoolScaled
+from orchestrator.lifecycle.actions import Action, AskToLeave, End, RecordNotice, RecordScaling, Release, Start
 from orchestrator.lifecycle.controller import Controller, Rank, State
 from orchestrator.lifecycle.scaling import request_file
 from orchestrator.recipe.config import Recipe
-from orchestrator.runtime.learner_handles import DRAINED, FINISHED, LearnerActors, Process
+from orchestrator.runtime.learner_handles import DRAINED, FINISHED, LearnerActors, LearnerHandle
 from orchestrator.runtime.placement import RunPlacement, draining_nodes
 from orchestrator.runtime.ray_await import gist, within
 from orchestrator.runtime.syncer_manager import SyncerManager
@@ -38,7 +32,7 @@ from outer.protocol.events_effects import DrainRequested, Expect
 SYNCER_S = 240.0  # for a syncer to come up and hear of a learner
 REATTACH_S = 60.0
 NOTICES_S = 1.0  # between two looks for nodes that have announced their end
-PLACES_S = 1.0  # between two looks for learners that have no place
+PLACES_S = 2.0  # between two looks for learners that have no place
 PROBES_S = 2.0  # between two looks for the node of a silent learner
 PROBED_FROM = 0.25  # of the hang deadline: the silence from which its node is looked for
 
@@ -70,15 +64,17 @@ class LearnerManager:
         )
         self.actors = LearnerActors(recipe, placement, code, objects)
         self._recipe, self._store, self._emit, self._over = recipe, store, emit, over
+        self._local = placement.local
         self._syncer: SyncerManager | None = None
-        self._processes: dict[str, Process] = {}
+        self._processes: dict[str, LearnerHandle] = {}
         self._tasks: set[asyncio.Task[None]] = set()
         self._starts: dict[str, asyncio.Task[None]] = {}  # of each learner's newest incarnation
         self._probes: set[asyncio.Task[None]] = set()
         self._notices_at = self._places_at = float("-inf")
+        self._places: asyncio.Task[None] | None = None  # the newest look for learners without a place
         self._pending: set[str] = set()  # learners without a place at the last look
         self._saved: dict[str, SavedPart] = {}  # what each may start from the first time
-        self._found: dict[str, tuple[Process, Rank]] = {}  # left by an earlier orchestrator
+        self._found: dict[str, tuple[LearnerHandle, Rank]] = {}  # left by an earlier orchestrator
 
     def start(self, syncer: SyncerManager, saved: Mapping[str, SavedPart]) -> None:
         """Start all wanted learners, beside the syncer's first epoch; `saved`: what some of them continue from."""
@@ -88,7 +84,7 @@ class LearnerManager:
     async def find(self, statuses: Mapping[str, Mapping[str, Any]]) -> list[str]:
         """Look for learners that an earlier orchestrator has left; `statuses`: the last status of each, by name."""
 
-        async def find(name: str) -> tuple[Process, Rank] | None:
+        async def find(name: str) -> tuple[LearnerHandle, Rank] | None:
             incarnation = self._store.granted("incarnation", name)
             return await self.actors.find(name, incarnation, statuses.get(name, {}))
 
@@ -100,15 +96,15 @@ class LearnerManager:
     def reattach(self, syncer: Any) -> None:
         """A new epoch of the syncer serves: every learner attaches to it, and it hears of the drains under way."""
         for process in self._living():
-            if process.handle is not None and process.syncer is not syncer:
+            if process.actor is not None and process.syncer is not syncer:
                 process.syncer = syncer
                 self._spawn(self._reattach(process, syncer))
         for drain in self.controller.leaving(time.monotonic()):
             self._spawn(self._drain(drain))
 
-    async def _reattach(self, process: Process, syncer: Any) -> None:
+    async def _reattach(self, process: LearnerHandle, syncer: Any) -> None:
         try:
-            refusal = await within(REATTACH_S, process.handle.reattach.remote(syncer))
+            refusal = await within(REATTACH_S, process.actor.reattach.remote(syncer))
         except (ray.exceptions.RayError, TimeoutError):
             return  # dead or frozen: the end of its call tells, or its lease
         if refusal:
@@ -125,11 +121,11 @@ class LearnerManager:
         """The incarnations that live, or are about to."""
         return tuple(map(self._expect, self._living()))
 
-    def _living(self) -> list[Process]:
+    def _living(self) -> list[LearnerHandle]:
         alive = self.controller.alive
         return [each for name, each in self._processes.items() if alive(name, each.incarnation)]
 
-    def _expect(self, process: Process) -> Expect:
+    def _expect(self, process: LearnerHandle) -> Expect:
         pool = self._recipe.pool_of(process.learner)
         start_s, region = self._recipe.run.start_s, pool.region or ""
         return Expect(process.learner, process.incarnation, start_s, pool.batch_size, region)
@@ -171,7 +167,7 @@ class LearnerManager:
     async def leave(self, seconds: float) -> None:
         """Wait until every training loop has returned, but no longer. Learners that wait for a place wait no more."""
         for name, task in self._starts.items():
-            if (process := self._processes.get(name)) is None or process.handle is None:
+            if (process := self._processes.get(name)) is None or process.actor is None:
                 task.cancel()
         if self._tasks:
             await asyncio.wait(self._tasks, timeout=seconds)
@@ -184,9 +180,9 @@ class LearnerManager:
         """(learner, incarnation, handle) of those that may have a state to save; `gone`: whose loops have returned."""
         alive = self.controller.alive
         return [
-            (name, each.incarnation, each.handle)
+            (name, each.incarnation, each.actor)
             for name, each in self._processes.items()
-            if each.handle is not None and alive(name, each.incarnation) is not gone
+            if each.actor is not None and alive(name, each.incarnation) is not gone
         ]
 
     def living_handles(self) -> tuple[Any, ...]:
@@ -194,7 +190,7 @@ class LearnerManager:
 
     @property
     def handles(self) -> list[Any]:
-        return [each.handle for each in self._processes.values() if each.handle is not None]
+        return [each.actor for each in self._processes.values() if each.actor is not None]
 
     # -------------------------------------------------------------- looking
 
@@ -204,9 +200,9 @@ class LearnerManager:
         self._watch_leases(rows, now)
         for pool in self.controller.pools:
             self._act(self.controller.scale(now, pool, object_of(self._store, request_file(pool))))
-        if now - self._places_at >= PLACES_S:
+        if now - self._places_at >= PLACES_S and (self._places is None or self._places.done()):
             self._places_at = now
-            self._watch_places()
+            self._places = self._spawn(self._watch_places(), self._probes)
         if now - self._notices_at >= NOTICES_S:
             self._notices_at = now
             for node, remaining_s in draining_nodes().items():
@@ -221,29 +217,43 @@ class LearnerManager:
             if row["alive"]:
                 self.controller.reachable(name, incarnation)
             elif silent_s is not None:
-                process = self._processes.get(name)
-                late = silent_s >= PROBED_FROM * self._recipe.run.hang_s
-                if process is not None and late and now - process.probed_at >= PROBES_S:
-                    process.probed_at = now
-                    self._spawn(self._probe(process), self._probes)
+                if silent_s >= PROBED_FROM * self._recipe.run.hang_s:
+                    self._start_probe(self._processes.get(name), now)
                 self._act(self.controller.silent(name, incarnation, silent_s))
 
-    async def _probe(self, process: Process) -> None:
-        """Look for the nodes of a learner that is silent."""
+    def _start_probe(self, process: LearnerHandle | None, now: float) -> None:
+        """Look for the nodes of a silent learner, one look at a time. A local cluster's only node is this one."""
+        if self._local or process is None or now - process.probed_at < PROBES_S:
+            return
+        if process.probe is None or process.probe.done():
+            process.probed_at = now
+            process.probe = self._spawn(self._probe(process), self._probes)
+
+    async def _probe(self, process: LearnerHandle) -> None:
+        """Tell the controller whether the learner's nodes can be seen. A probe that fails tells nothing."""
         name, incarnation = process.learner, process.incarnation
-        unseen = await self.actors.unseen(self.controller.units[name].incarnation.ranks)
+        try:
+            unseen = await self.actors.unseen(self.controller.units[name].incarnation.ranks)
+        except Exception:  # whatever Ray's state API raises: the hang deadline still holds
+            return
         if unseen:
             self.controller.unreachable(name, incarnation, unseen)
         elif unseen is not None:
             self.controller.reachable(name, incarnation)
 
-    def _watch_places(self) -> None:
+    async def _watch_places(self) -> None:
         """Find the learners that had no place at two looks in a row."""
-        units = self.controller.units.items()
-        pending = self.actors.pending(name for name, unit in units if unit.state in (State.WAITING, State.STARTING))
-        for name, _ in units:
-            self.controller.place(name, pending.get(name, "") if name in self._pending else "")
+        pending = await self.actors.pending(self._without_process())
+        if pending is None:
+            return
+        twice = self._pending.intersection(self._without_process())  # those that have started since have their place
+        for name in self.controller.units:
+            self.controller.place(name, pending.get(name, "") if name in twice else "")
         self._pending = set(pending)
+
+    def _without_process(self) -> list[str]:
+        states = (State.WAITING, State.STARTING)
+        return [name for name, unit in self.controller.units.items() if unit.state in states]
 
     # -------------------------------------------------------------- the controller's actions
 
@@ -255,7 +265,7 @@ class LearnerManager:
             match action:
                 case Start(name):
                     self._starts[name] = self._spawn(self._start(name))
-                case Drain():
+                case AskToLeave():
                     self._spawn(self._drain(action))
                 case End():
                     self._spawn(self._kill(action))
@@ -266,7 +276,7 @@ class LearnerManager:
                 case RecordNotice(node, names, remaining_s):
                     self._emit(NodePreempted(node, names, remaining_s))
 
-    async def _drain(self, action: Drain) -> None:
+    async def _drain(self, action: AskToLeave) -> None:
         """Ask a learner to leave. One that does not step yet has nothing to lose, and is killed at once."""
         process = self._processes[action.learner]
         request = DrainRequested(action.learner, process.incarnation, action.reason, action.deadline_s)
@@ -294,11 +304,11 @@ class LearnerManager:
         saved = self._saved.pop(name, None)
         exact = saved is not None and saved.exact
         incarnation = saved.incarnation if saved is not None and exact else self._store.grant("incarnation", name)
-        process = self._processes[name] = Process(name, incarnation, saved)
+        process = self._processes[name] = LearnerHandle(name, incarnation, saved)
         self.controller.started(name, incarnation)
         await self._attend(process, self._run(process))
 
-    async def _attend(self, process: Process, run: Coroutine[Any, Any, str]) -> None:
+    async def _attend(self, process: LearnerHandle, run: Coroutine[Any, Any, str]) -> None:
         """Wait until the incarnation ends, and do what follows from that."""
         name, start_s = process.learner, self._recipe.run.start_s
         try:
@@ -309,7 +319,7 @@ class LearnerManager:
             ending = self.controller.units[name].incarnation.ending
             cause, detail = "lease_expired" if ending else "died", ending or gist(error)
         except TimeoutError:
-            why = "".join(f": {reason}" for reason in self.actors.pending([name]).values())
+            why = "".join(f": {reason}" for reason in (await self.actors.pending([name]) or {}).values())
             cause, detail = "failed", f"not placed and started within {start_s:g} s{why}"
         if cause == DRAINED or process.dismissed.is_set():
             await self._left(process)
@@ -318,13 +328,13 @@ class LearnerManager:
         else:
             await self._lost(process, cause, detail)
 
-    async def _adopt(self, process: Process, rank: Rank) -> str:
+    async def _adopt(self, process: LearnerHandle, rank: Rank) -> str:
         """The rest of an incarnation that an earlier orchestrator started."""
         self.actors.adopt(process.learner, rank)
         self.controller.answered(process.learner, process.incarnation, rank.pid, rank.node)
         return await process.run()
 
-    async def _run(self, process: Process) -> str:
+    async def _run(self, process: LearnerHandle) -> str:
         """From the request of an incarnation to the end of its training loop."""
         name, incarnation, pool = process.learner, process.incarnation, self._recipe.pool_of(process.learner)
         if process.saved is None or not process.saved.exact:
@@ -339,7 +349,7 @@ class LearnerManager:
         await expected
         return await process.run()
 
-    async def _lost(self, process: Process, cause: str, detail: str) -> None:
+    async def _lost(self, process: LearnerHandle, cause: str, detail: str) -> None:
         """It is gone, with everything that it had not delivered.
 
         Here and in `_left` the controller hears of it last: it may start the successor at once, which must not come
@@ -357,7 +367,7 @@ class LearnerManager:
         if not self._over():
             self._advance()
 
-    async def _left(self, process: Process) -> None:
+    async def _left(self, process: LearnerHandle) -> None:
         """It is gone and has lost nothing. Its place is given back: that may be on a node that is ending, too."""
         name, incarnation = process.learner, process.incarnation
         why = self.controller.units[name].incarnation.leaving or "its process was asked to end"

@@ -67,7 +67,7 @@ class RunPlacement:
 
 
 def syncer_name(epoch: int) -> str:
-    return f"outer.{epoch}"
+    return f"syncer.{epoch}"
 
 
 def named(name: str, namespace: str, cpus: float) -> dict[str, Any]:
@@ -109,12 +109,15 @@ def inside(group: PlacementGroup, pool: PoolConfig, environ: Mapping[str, str] =
 
 
 def pending_reasons(claims: Mapping[str, tuple[PlacementGroup, PoolConfig]], anywhere: bool) -> dict[str, str]:
-    """Why learners have no place yet, by name, for those that have none; `claims`: their groups and pools."""
-    table, reasons = placement_group_table(), dict[str, str]()
-    for name, (group, pool) in claims.items():
-        if table.get(group.id.hex(), {}).get("state") != "CREATED":
-            reasons[name] = unschedulable_reason(shape(pool, anywhere), _living())
-    return reasons
+    """Why learners have no place yet, by name, for those that have none; `claims`: their groups and pools.
+
+    It asks Ray, and blocks until Ray answers.
+    """
+    waiting = {
+        name: pool for name, (group, pool) in claims.items() if placement_group_table(group).get("state") != "CREATED"
+    }
+    living = _living() if waiting else []
+    return {name: unschedulable_reason(shape(pool, anywhere), living) for name, pool in waiting.items()}
 
 
 def control(labels: Mapping[str, str], anywhere: bool) -> dict[str, Any]:

@@ -177,7 +177,7 @@ class SyncerManager:
         return True
 
     def begin(self) -> None:
-        """Start the first epoch of this life of the run."""
+        """Start the first epoch since the run was started or resumed."""
         self._handle = self._create()
         self._starting = asyncio.create_task(self._start())
 
@@ -249,7 +249,7 @@ class SyncerManager:
             ray.kill(self._handle)
             self._emit(SyncerLost(self.epoch, "failed", last))
             if attempt == START_ATTEMPTS_MAX:
-                raise NoSyncer(f"the outer optimizer does not come up: {last}")
+                raise NoSyncer(f"the syncer does not start: {last}")
             sources = None
             if Incomplete.__name__ in last:
                 sources = await asyncio.to_thread(self._recovery_sources)

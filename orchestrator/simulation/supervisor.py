@@ -20,7 +20,7 @@ from orchestrator.eventlog.facts import (
     PoolScaled,
     RunFinished,
 )
-from orchestrator.lifecycle.actions import Action, Drain, End, RecordNotice, RecordScaling, Start
+from orchestrator.lifecycle.actions import Action, AskToLeave, End, RecordNotice, RecordScaling, Start
 from orchestrator.lifecycle.controller import Controller
 from orchestrator.recipe.config import PoolConfig
 from orchestrator.simulation.context import SimContext
@@ -128,7 +128,7 @@ class Supervisor:
             match action:
                 case Start(name):
                     self._start(name)
-                case Drain():
+                case AskToLeave():
                     self._drain(action)
                 case End(name):
                     if (learner := self.learners.get(name)) is not None:
@@ -229,7 +229,7 @@ class Supervisor:
 
     # -------------------------------------------------------------- leaving and scaling
 
-    def _drain(self, action: Drain) -> None:
+    def _drain(self, action: AskToLeave) -> None:
         if self.syncer is not None:
             event = events_effects.DrainRequested(action.learner, action.incarnation, action.reason, action.deadline_s)
             done = partial(self._dismissed, action.learner, action.incarnation)
@@ -283,7 +283,7 @@ class Supervisor:
             return False
         actions = self.controller.node_notice(self.time.now, learner.host.name, None)
         self._act(actions)
-        return any(isinstance(action, Drain) for action in actions)
+        return any(isinstance(action, AskToLeave) for action in actions)
 
     def stop(self, reason: str) -> None:
         """End the run early. This syncer and every later one is told."""

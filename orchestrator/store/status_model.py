@@ -69,7 +69,7 @@ def model(
     syncer: Mapping[str, Any],
     placed: Mapping[str, Placed],
 ) -> dict[str, Any]:
-    """`view` as from the outer optimizer, empty before it answers; `syncer`: its pid, node and facts about the task."""
+    """`view`: the syncer's, empty before it answers; `syncer`: its pid, node and facts about the task."""
     task = syncer.get("task") or {}
     sample = task.get("tokens_per_sample")
     progress, running_s, tokens = view.get("progress", 0.0), view.get("running_s"), view.get("tokens", 0)

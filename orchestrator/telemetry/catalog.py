@@ -219,11 +219,11 @@ _ALL = (
         LEARNER,
         Label("source", ("peer", "syncer")),
     ),
-    # ---------------------------------------------------------------- the outer optimizer
+    # ---------------------------------------------------------------- the syncer
     _gauge("diloco_syncer_step", "", "Newest syncer step committed or passed."),
     _gauge("diloco_syncer_target_steps", "", "Syncer steps of the whole budget, estimated for a budget of tokens."),
     _gauge("diloco_syncer_epoch", "", "The syncer's epoch."),
-    _gauge("diloco_quorum", "", "K, the learners without whom nothing commits."),
+    _gauge("diloco_quorum", "", "K, the number of learners that a commit needs."),
     _gauge(
         "diloco_grace_seconds", "seconds", "The grace that a quorum reached now would get; absent when without end."
     ),

@@ -50,7 +50,7 @@ class RecoverySources:
         """
         holders: dict[int, list[tuple[int, Any]]] = {}
         for learner in self.learners:
-            for fragment, version in enumerate(ask(learner, "holdings") or ()):
+            for fragment, version in enumerate(ask(learner, "held_versions") or ()):
                 holders.setdefault(fragment, []).append((version, learner))
         found: dict[int, list[RecoverySource]] = {}
         for fragment, version in enumerate(announced):

@@ -39,12 +39,12 @@ def world(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> dict[str, Any]:
     store.write_json("status.json", {"learners": [{"name": "learner-p-0"}, {"name": "learner-p-7"}]})
     world: dict[str, Any] = {"told": "injected it", "calls": []}
 
-    def strike(store: RunStore, *call: Any) -> str:
+    def inject(store: RunStore, *call: Any) -> str:
         world["calls"].append(call)
         return str(world["told"])
 
     actor = types.ModuleType("chaos.actor")
-    vars(actor).update(strike=strike)
+    vars(actor).update(inject=inject)
     monkeypatch.setitem(sys.modules, "chaos.actor", actor)
     return world
 

@@ -15,7 +15,7 @@ import pytest
 
 from learners.config import InnerConfig
 from learners.conformance import checks, fingerprint
-from learners.conformance.checks import Finding, Subject
+from learners.conformance.check import Finding, Subject
 from outer.config import SyncConfig
 
 SIZE = 4

@@ -94,7 +94,7 @@ def test_read_literally_the_loop_merges_each_step_of_each_learner_alone() -> Non
 # ------------------------------------------------------------------ grace
 
 
-def test_grace_takes_in_whoever_reports_within_it_beyond_the_quorum() -> None:
+def test_grace_takes_in_learners_that_report_within_it_beyond_the_quorum() -> None:
     """Section 3, algorithm 2, step 1: and the next after it is too late, though it counts for the next step."""
     one = bench("a", "b", "c", quorum=1, sync={"grace": 0.5, "participants": "reported"})
     one.now = 1.0

@@ -192,7 +192,7 @@ TestSpans = Spans.TestCase
 
 
 def test_a_large_batch_gets_what_two_small_ones_left_side_by_side() -> None:
-    """Found by the comparison above: what comes back is lent before anything new, whoever left it."""
+    """Found by the comparison above: returned samples are lent before new ones, whichever learner left them."""
     pool = SpanPool()
     for name in ("a", "b"):
         pool.grant(name, 1, 4, 2)

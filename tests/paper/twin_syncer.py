@@ -154,7 +154,7 @@ class TwinSyncer:
         self.merged: set[tuple[str, int, int]] = set()  # (learner, incarnation, step)
         self.trace: Trace = []
         self.now = Fraction(-1)
-        self.step_s = Fraction(0)  # while nobody who lives has one, the last that was known
+        self.step_s = Fraction(0)  # while no live learner has one: the last that was known
 
     # -------------------------------------------------------------- time passes
 

@@ -49,7 +49,7 @@ def test_a_part_of_a_fact_is_named_by_its_place_with_both_values(events: list[Ev
     assert first.fields == {"participants.0.weight": (one.weight, 0.25)}
 
 
-def test_of_several_partings_the_first_is_the_one_that_may_have_caused_the_others(events: list[Event]) -> None:
+def test_of_several_divergences_the_first_is_the_one_that_may_have_caused_the_others(events: list[Event]) -> None:
     granted = next(event.fact for event in events if is_a(SpanGranted, span=6)(event))
     a_step = next(event for event in events if is_a(StepFinished, span=6)(event))
     by_syncer = altered(events, is_a(SpanGranted, span=6), stop=granted.stop + 1)

@@ -1,4 +1,4 @@
-"""Whatever befalls a simulated run, its log is a tape: nothing that replaying needs was lost with those who knew it."""
+"""The log of a simulated run is a tape, whatever fails in it: it holds all that a replay needs."""
 
 from __future__ import annotations
 

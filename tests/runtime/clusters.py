@@ -57,19 +57,21 @@ class Cluster:
         temp = f"--temp-dir={self.folder / 'r'}"
         head = ["--head", f"--port={self.port}", f"--dashboard-port={self.dashboard_port}", f"--dashboard-host={HEAD}"]
         try:
-            self._start(f"--node-ip-address={HEAD}", *head, temp, f"--labels=region={regions[0]}", *node)
+            self._start(HEAD, *head, temp, f"--labels=region={regions[0]}", *node)
             until(lambda: self.get("/api/version")[0] == 200, "the head answers")
-            worker = [f"--node-ip-address={WORKER}", f"--address={HEAD}:{self.port}", "--include-log-monitor=false"]
-            self._start(*worker, f"--labels=region={regions[1]}", *node)
+            worker = [f"--address={HEAD}:{self.port}", "--include-log-monitor=false"]
+            self._start(WORKER, *worker, f"--labels=region={regions[1]}", *node)
             until(lambda: len(self.regions()) == 2, "both nodes are alive")
         except BaseException:
             self.close()
             raise
 
-    def _start(self, *options: str) -> None:
+    def _start(self, host: str, *options: str) -> None:
+        """A node. Its agent's port is its own: the default may be taken by another Ray on this machine."""
+        where = (f"--node-ip-address={host}", f"--dashboard-agent-listen-port={free_port(host)}")
         with open(self.folder / f"start-{len(self._started)}.log", "wb") as log:
             process = subprocess.Popen(
-                [BIN / "ray", "start", *options],
+                [BIN / "ray", "start", *where, *options],
                 env=self.environment,
                 cwd=self.folder,
                 stdout=log,

@@ -60,7 +60,7 @@ POOLS: list[dict[str, Any]] = [
     # The node that could be this one's has four chips of another generation: it waits, and the run goes on.
     {"name": "none", "region": "west", "accelerator": "TPU-V6E", "topology": "2x2", "resources": {"TPU": 4}},
 ]
-BOUND = ("outer.1", "orchestrator", "chaos", "metrics")  # to run.control
+BOUND = ("syncer.1", "orchestrator", "chaos", "metrics")  # to run.control
 
 MOVES = "learner-gpu-west-0"  # its node is taken away
 

@@ -9,7 +9,7 @@ from learners.training.models.language import ByteLanguageModel
 
 
 class FailsOnce(ByteLanguageModel):
-    """Whoever takes sample `fail_at` first raises; the file `flag` remembers that it has happened."""
+    """The learner that takes sample `fail_at` first raises; the file `flag` remembers that it has happened."""
 
     def __init__(self, data: DataConfig, seed: int, flag: str, fail_at: int, **model: Any) -> None:
         super().__init__(data, seed, **model)

@@ -107,13 +107,14 @@ def test_runs_submitted_as_jobs_live_in_their_regions_and_outlive_client_and_dri
         # ---------------------------------------- diloco submit; its client dies; the run goes on to its end
         place = ("--address", there.address, "--run-dir", f"file://{stores['ends'].root}")
         client = diloco(there, work, "submit", "recipe.toml", *place)
-        until(lambda: stepping(stores["ends"], 1, 1), "both learners step")
+        until(lambda: client.poll() or stepping(stores["ends"], 1, 1), "both learners step")
+        assert client.poll() is None, client.communicate()
         client.kill()
 
         living = actors(there, "ends")
         for name, region in zip(LEARNERS, REGIONS, strict=True):
             assert living[name] == (name, region)
-        assert {living[name][0] for name in ("outer.1", "orchestrator")} == {"outer", "orchestrator"}
+        assert {living[name][0] for name in ("syncer.1", "orchestrator")} == {"syncer", "orchestrator"}
         assert {row["name"] for row in there.state("placement_groups") if row["state"] == "CREATED"} == set(LEARNERS)
         assert there.get("/api/v0/actors", token=False)[0] == there.get("/api/jobs/", token=False)[0] == 401
         submitted = job(there, "ends")
@@ -171,7 +172,7 @@ def test_runs_submitted_as_jobs_live_in_their_regions_and_outlive_client_and_dri
         until(lambda: stepping(stores["halted"], 1, 1), "both learners step")
         living, regions = actors(there, "halted"), there.regions()
         (driver_node,) = [row["node_id"] for row in there.state("actors") if (row["name"] or "").endswith(identifier)]
-        assert {living["outer.1"][1], living["orchestrator"][1], regions[driver_node]} == {"us-west"}
+        assert {living["syncer.1"][1], living["orchestrator"][1], regions[driver_node]} == {"us-west"}
         assert there.get(f"/api/jobs/{identifier}/stop", method="POST")[0] == 200
         summary = until(lambda: stores["halted"].read_json("summary.json"), "the run has closed its books")
         assert (summary["state"], violated(summary)) == ("stopped", [])

@@ -87,7 +87,7 @@ def test_orchestrator_syncer_and_a_learner_are_killed_at_once_and_the_others_ste
         (said(folder, later_checkpoint), nothing),
     )
     result = run("headless", script, folder, budget=FOREVER, durability={"every_s": 3.0, "keep": 100})
-    assert_kept(result)
+    assert_kept(result, "stopped")
     (followed,) = result.facts(OrchestratorFollowed)
     assert followed.epoch == 0 and followed.learners == ("learner-t-1", "learner-t-2")
     asked = [(fact.learner, fact.incarnation) for fact in result.facts(LearnerRequested)]

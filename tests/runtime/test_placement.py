@@ -92,7 +92,7 @@ def test_places_bear_the_learners_names_and_none_is_left_afterwards(found: dict[
 
 def test_what_needs_the_runs_folder_stays_on_the_nodes_meant_for_it_or_nothing_starts(found: dict[str, Any]) -> None:
     roles = {name: labels.get("role") for name, labels in found["bound"].items()}
-    assert roles == dict.fromkeys(("outer.1", "orchestrator", "chaos", "metrics"), "control")
+    assert roles == dict.fromkeys(("syncer.1", "orchestrator", "chaos", "metrics"), "control")
     assert "run.control" in found["control"]
     assert "no living node has the label role = controll; there, role is control" in found["control"]
 

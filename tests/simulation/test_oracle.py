@@ -40,7 +40,7 @@ def test_as_they_are_the_machines_break_nothing() -> None:
 
 
 def test_a_stale_base_counts_a_step_twice(monkeypatch: pytest.MonkeyPatch) -> None:
-    """Whoever merges what grew from an older version."""
+    """For a syncer that merges contributions whose base is an older version."""
     monkeypatch.setattr(
         outer.protocol.open_step, "unusable", lambda contribution, fragment, version: contribution.defect
     )

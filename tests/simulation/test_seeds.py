@@ -26,7 +26,7 @@ def assert_kept(outcome: Outcome, but: str = "") -> None:
     assert not told, "\n".join(told)
 
 
-def test_whatever_befalls_a_run_no_promise_breaks_and_it_gets_to_its_end() -> None:
+def test_under_any_faults_every_check_passes_and_the_run_ends() -> None:
     fired: Counter[str] = Counter()
     for seed in FEW:
         outcome = simulate(seed)

@@ -82,7 +82,7 @@ def test_a_fetch_that_fails_while_joining_is_tried_again_after_a_while_and_given
     loop.do(Welcome(1, 0, 0.0, (0, 0)), Fetched(1, 0, "v0"))
     for _ in range(20):
         assert only(Fetch, loop.do(FetchFailed(0, 0, "fetch_failed"))) == []
-        assert only(Fetch, loop.do(Resume())) == [], "whoever answers so fast is asked less often"
+        assert only(Fetch, loop.do(Resume())) == [], "a syncer that answers so fast is asked less often"
         loop.now += HOLD_S
         assert [f.fragment for f in only(Fetch, loop.do(Resume()))] == [0]
     loop.now = 60.0 + HOLD_S

@@ -308,7 +308,7 @@ def test_one_slow_survivor_is_its_own_affair() -> None:
     assert verdict(slowed(history(), a=4.0), "isolation.steps")[0] == "pass"
 
 
-def test_without_injected_faults_nobody_knows_what_befell_the_hosts() -> None:
+def test_without_injected_faults_the_slowness_of_hosts_is_no_evidence() -> None:
     events = without(slowed(history(), a=4.0, b=4.0), is_a(FaultInjected))
     assert verdict(events, "isolation.steps")[0] == "idle"
 

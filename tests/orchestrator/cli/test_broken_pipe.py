@@ -1,4 +1,4 @@
-"""Whoever reads our output may go: that is no failure of ours, and no traceback."""
+"""A reader of our output may close it early: the command then ends without a failure and without a traceback."""
 
 from __future__ import annotations
 

@@ -38,7 +38,7 @@ def test_the_commands_and_their_options_are_these() -> None:
             *(
                 "--address",
                 "--calibrate",
-                "--courses",
+                "--trials",
                 "--json",
                 "--name",
                 "--node",

@@ -233,7 +233,7 @@ region = "east"
 """
     (tmp_path / "far.toml").write_text(Path(LOCAL).read_text() + fleet)
     given = ["far.toml", "--set", 'pools.0.region="west"', "--set", "budget.tokens=", "--set", "budget.syncer_steps=50"]
-    result = invoke(*given, "--step-seconds", "0.5", "--courses", "2")
+    result = invoke(*given, "--step-seconds", "0.5", "--trials", "2")
     assert result.exit_code == 6 and "limits broken" in result.stdout
     assert "the recipe cannot run: budget.syncer_steps" in result.stdout
     trial = result.stdout.partition("to plan it so: ")[2].splitlines()[0]

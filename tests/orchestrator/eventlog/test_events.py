@@ -144,8 +144,8 @@ def test_a_field_may_be_null_where_it_is_declared_so_and_only_there() -> None:
 
 def test_a_writer_numbers_its_facts_from_zero() -> None:
     clock = iter([5.0, 4.0])
-    journalist = EventEmitter("syncer", 3, lambda: next(clock))
-    said = [journalist.say(StepPassed(1)), journalist.say(StepPassed(2))]
+    emitter = EventEmitter("syncer", 3, lambda: next(clock))
+    said = [emitter.emit(StepPassed(1)), emitter.emit(StepPassed(2))]
     assert [event.key for event in said] == [("syncer", 3, 0), ("syncer", 3, 1)]
     assert [event.at for event in said] == [5.0, 4.0]
 

@@ -6,7 +6,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from orchestrator.lifecycle.actions import Action, Drain, End, RecordNotice, Start
+from orchestrator.lifecycle.actions import Action, AskToLeave, End, RecordNotice, Start
 from orchestrator.lifecycle.controller import BACKOFF_S_MAX, DRAIN_S_MIN, NOTICE, SOUND_S, Controller, State
 
 
@@ -151,7 +151,7 @@ def test_whatever_happens_one_incarnation_lives_at_a_time(
                 newest[action.learner] += 1
                 gone[action.learner] = False
                 made.started(action.learner, newest[action.learner])
-            elif isinstance(action, Drain | End):
+            elif isinstance(action, AskToLeave | End):
                 assert action.incarnation == newest[action.learner] and not gone[action.learner]
 
 
@@ -194,6 +194,15 @@ def test_a_unit_that_is_seen_again_goes_on_where_it_was(before: State) -> None:
     assert made.units["a"].state is State.UNREACHABLE
     made.reachable("a", 1)
     assert made.units["a"].state is before
+
+
+def test_a_unit_that_was_asked_to_leave_while_unreachable_is_not_called_unseen_once_it_is_seen() -> None:
+    made = running()
+    made.unreachable("a", 1, "its node is not alive")
+    made.drain("a", "scaled")
+    made.reachable("a", 1)
+    assert made.silent("a", 1, 6.0) == []
+    assert (made.units["a"].state, made.units["a"].fault) == (State.DRAINING, "silent for 6.0 s")
 
 
 def test_an_unreachable_unit_is_ended_at_the_hang_deadline_with_the_reason_and_then_replaced() -> None:
@@ -241,31 +250,48 @@ def test_the_learners_of_a_node_that_ends_leave_before_it_does_and_are_told_once
     made = on_nodes(a="n", b="m", c="n")
     assert made.node_notice(10.0, "n", 30.0) == [
         RecordNotice("n", ("a", "c"), 30.0),
-        Drain("a", 1, NOTICE, 28.0),
-        Drain("c", 1, NOTICE, 28.0),
+        AskToLeave("a", 1, NOTICE, 28.0),
+        AskToLeave("c", 1, NOTICE, 28.0),
     ]
     assert made.node_notice(11.0, "n", 29.0) == []
     assert made.units["b"].state is State.RUNNING
 
 
 def test_a_node_that_does_not_say_when_gives_the_usual_time_and_one_about_to_end_a_second() -> None:
-    assert on_nodes(a="n").node_notice(0.0, "n", None)[1] == Drain("a", 1, NOTICE, 60.0)
-    assert on_nodes(a="n").node_notice(0.0, "n", 0.5)[1] == Drain("a", 1, NOTICE, DRAIN_S_MIN)
+    assert on_nodes(a="n").node_notice(0.0, "n", None)[1] == AskToLeave("a", 1, NOTICE, 60.0)
+    assert on_nodes(a="n").node_notice(0.0, "n", 0.5)[1] == AskToLeave("a", 1, NOTICE, DRAIN_S_MIN)
 
 
 def test_one_that_is_leaving_already_hears_that_there_is_less_time() -> None:
     made = on_nodes(a="n")
-    assert made.unwant("a", "scaled", now=0.0) == [Drain("a", 1, "scaled", 60.0)]
-    assert made.node_notice(1.0, "n", 12.0)[1] == Drain("a", 1, NOTICE, 10.0)
+    assert made.unwant("a", "scaled", now=0.0) == [AskToLeave("a", 1, "scaled", 60.0)]
+    assert made.node_notice(1.0, "n", 12.0)[1] == AskToLeave("a", 1, NOTICE, 10.0)
 
 
 def test_a_new_epoch_of_the_syncer_hears_of_the_drains_under_way_with_the_time_left() -> None:
     made = on_nodes(a="n", b="n")
     made.drain("a", "scaled", now=0.0)
-    assert made.leaving(20.0) == [Drain("a", 1, "scaled", 40.0)]
-    assert made.leaving(100.0) == [Drain("a", 1, "scaled", DRAIN_S_MIN)]
+    assert made.leaving(20.0) == [AskToLeave("a", 1, "scaled", 40.0)]
+    assert made.leaving(100.0) == [AskToLeave("a", 1, "scaled", DRAIN_S_MIN)]
     made.ended("a", 1, "drained: scaled")
     assert made.leaving(20.0) == []
+
+
+@pytest.mark.parametrize("incarnation", [1, 2])
+def test_a_drain_before_the_incarnation_is_granted_holds_for_it_and_not_for_the_next(incarnation: int) -> None:
+    made = Controller(["a"], backoff_s=1.0, hang_s=20.0, drain_s=60.0)
+    for earlier in range(1, incarnation):
+        made.advance(0.0)
+        made.started("a", earlier)
+        made.lost(0.0, "a", earlier)
+    made.advance(0.0)
+    made.drain("a", "scaled", now=0.0)
+    made.started("a", incarnation)
+    assert made.leaving(20.0) == [AskToLeave("a", incarnation, "scaled", 40.0)]
+    made.left("a", incarnation)
+    made.advance(30.0)
+    made.started("a", incarnation + 1)
+    assert made.leaving(40.0) == []
 
 
 # ------------------------------------------------------------------ places

@@ -19,7 +19,7 @@ from orchestrator.cli.app import build
 from orchestrator.cli.run import SILENT_S
 from orchestrator.eventlog.events import Event
 from orchestrator.eventlog.facts import PoolScaled
-from orchestrator.lifecycle.actions import Drain, End, RecordScaling, Release, Start
+from orchestrator.lifecycle.actions import AskToLeave, End, RecordScaling, Release, Start
 from orchestrator.lifecycle.controller import Controller, State
 from orchestrator.lifecycle.scaling import LEARNERS_MAX, problems, request_file, requested
 from orchestrator.recipe.config import Recipe
@@ -111,7 +111,7 @@ def running(*names: str) -> Controller:
 
 def test_one_that_is_not_wanted_any_more_drains_and_stays_away() -> None:
     made = running("a", "b")
-    assert made.unwant("b", "scaled") == [Drain("b", 1, "scaled")]
+    assert made.unwant("b", "scaled") == [AskToLeave("b", 1, "scaled")]
     assert made.unwant("b", "scaled") == [], "asked once"
     made.left("b", 1)
     assert made.advance(1e9) == []
@@ -129,7 +129,7 @@ def test_one_that_is_wanted_again_comes_back_once_it_has_left() -> None:
 
 def test_one_whose_node_goes_leaves_and_another_incarnation_follows_at_once() -> None:
     made = running("a")
-    assert made.drain("a", "its node goes") == [Drain("a", 1, "its node goes")]
+    assert made.drain("a", "its node goes") == [AskToLeave("a", 1, "its node goes")]
     made.left("a", 1)
     assert made.advance(0.0) == [Start("a")]
 
@@ -170,9 +170,9 @@ def test_a_pool_that_grows_wants_more_learners_and_one_that_shrinks_drains_its_l
     assert made.scale(2.0, "east", {"learners": 4}) == [], "heard once"
     assert made.scale(3.0, "east", {"learners": 1}) == [
         RecordScaling("east", 1, (), ("learner-east-1", *added)),
-        Drain("learner-east-3", 0, "pool east is scaled to 1"),
-        Drain("learner-east-2", 0, "pool east is scaled to 1"),
-        Drain("learner-east-1", 1, "pool east is scaled to 1"),
+        AskToLeave("learner-east-3", 0, "pool east is scaled to 1"),
+        AskToLeave("learner-east-2", 0, "pool east is scaled to 1"),
+        AskToLeave("learner-east-1", 1, "pool east is scaled to 1"),
     ]
 
 

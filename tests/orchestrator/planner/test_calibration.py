@@ -29,7 +29,7 @@ from orchestrator.planner.fleet.calibration.measurements import (
     ObservedFault,
     Pace,
 )
-from orchestrator.planner.fleet.calibration.prediction import compared, trial, planned, predict, step_s
+from orchestrator.planner.fleet.calibration.prediction import compared, planned, predict, step_s, trial
 from orchestrator.planner.fleet.calibration.starting import abreast, works
 from orchestrator.planner.sizing.model_sizes import Shapes
 from orchestrator.recipe.config import Recipe

@@ -93,7 +93,7 @@ def test_of_many_learners_a_sample_is_driven_with_its_part_of_the_links():
     assert told.participation.mean > 0.9
 
     def crowded(learners: int) -> float:
-        """A fragment of everybody takes 1.5 of the 2 s that a read may last, then 2.5: half of them come late."""
+        """A fragment from every learner takes 1.5 of the 2 s that a read may last, then 2.5: half of them come late."""
         pools = [{"name": "a", "learners": 2, "region": "x"}, {"name": "b", "learners": learners, "region": "y"}]
         bits = 8.0 * 4.0 * ELEMENTS / 8 * learners / 3.0
         links = [{"between": ["x", "y"], "gbit_s": bits / 1e9}]

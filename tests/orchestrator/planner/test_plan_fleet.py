@@ -7,7 +7,7 @@ from typing import Any
 
 import pytest
 
-from orchestrator.planner.plan import Plan, Setting, as_json, make
+from orchestrator.planner.plan import Plan, PlanContext, as_json, make
 from orchestrator.planner.recommendation import Recommendation
 from orchestrator.planner.sizing.cost import cost
 from orchestrator.planner.sizing.fault_tolerance import FaultOutcome, expected
@@ -45,9 +45,9 @@ def shapes() -> Shapes:
     return Shapes(fragments, 1400, 2800, (400, 400, 400, 200), {"a": 1000, "b": 500, "c": 500})
 
 
-def planned(wanted: Recipe, **setting: Any) -> Plan:
-    there = {"cores": 2, "store": "/shared/run", "shared_store": True} | setting
-    return make(wanted, shapes(), Setting(from_text(NODES), "declared", **there))
+def planned(wanted: Recipe, **context: Any) -> Plan:
+    there = {"cores": 2, "store": "/shared/run", "shared_store": True} | context
+    return make(wanted, shapes(), PlanContext(from_text(NODES), "declared", **there))
 
 
 def letters(plan: Plan) -> dict[str, Recommendation]:
@@ -155,7 +155,7 @@ def test_doubtful_links_are_warned_of() -> None:
 def make_with_south(wanted: Recipe) -> Plan:
     nodes = from_text([*NODES, "CPU=100,region=south"])
     tokens = Shapes(shapes().fragments, 1400, 2800, (400, 400, 400, 200), dict.fromkeys("abcd", 1000))
-    return make(wanted, tokens, Setting(nodes, "declared", 2, "/shared/run", shared_store=True))
+    return make(wanted, tokens, PlanContext(nodes, "declared", 2, "/shared/run", shared_store=True))
 
 
 # ------------------------------------------------------------------ cost
@@ -254,14 +254,14 @@ def test_p_follows_from_the_largest_tensor_or_from_how_many_there_are() -> None:
     assert "up to 4 fragments spread the traffic" in letters(planned(recipe()))["P"].reason
     uneven = tuple(Fragment(i, (Tensor(f"t{i}", (size,), "float32"),)) for i, size in enumerate((700, 100, 100, 100)))
     one = Shapes(uneven, 4000, 8000, (2800, 400, 400, 400), {"a": 1000, "b": 500})
-    setting = Setting(from_text(NODES), "declared", 2, "/shared/run", shared_store=True)
-    found = letters(make(recipe(), one, setting))["P"]
+    context = PlanContext(from_text(NODES), "declared", 2, "/shared/run", shared_store=True)
+    found = letters(make(recipe(), one, context))["P"]
     assert found.advised == 2
     assert found.reason.startswith("the largest tensor has 70.0% of the model: with more than 2 fragments")
 
 
 def test_a_local_node_has_no_region_to_place_the_syncer_in() -> None:
-    here = Setting(from_text(["CPU=9"]), "this machine", 2, "/shared/run", shared_store=True)
+    here = PlanContext(from_text(["CPU=9"]), "this machine", 2, "/shared/run", shared_store=True)
     plan = make(recipe(fleet={"syncer_region": "east"}), shapes(), here)
     assert not plan.placement.shortfalls
     assert [load.region for load in plan.loads] == ["west"]

@@ -11,9 +11,8 @@ import pytest
 
 from orchestrator.accounting.summary import ELEMENT_BYTES
 from orchestrator.cli.plan import _wanted
-from orchestrator.planner.plan import Plan, Setting, make
-from orchestrator.planner.sizing import fit, memory
-from orchestrator.planner.sizing import lint as advice
+from orchestrator.planner.plan import Plan, PlanContext, make
+from orchestrator.planner.sizing import fit, lint, memory
 from orchestrator.planner.sizing.model_sizes import Shapes, shapes_of
 from orchestrator.planner.sizing.nodes import from_text
 from orchestrator.planner.sizing.traffic import UP_BYTES, table, traffic
@@ -57,7 +56,7 @@ def shapes(*sizes: int, parameter_bytes: int = 4 * 350, step_tokens: int = 768) 
 def planned(
     wanted: Recipe | None = None, of: Shapes | None = None, nodes: list[str] | None = None, **setting: Any
 ) -> Plan:
-    base = Setting(from_text(nodes or SPACIOUS), "declared", cores=2, store="/shared/run", shared_store=True)
+    base = PlanContext(from_text(nodes or SPACIOUS), "declared", cores=2, store="/shared/run", shared_store=True)
     return make(wanted or recipe(), of or shapes(), replace(base, **setting))
 
 
@@ -171,7 +170,7 @@ def test_constants_are_those_of_the_code_that_runs() -> None:
         "chaos": CPUS,
     }
     assert fit.AGENT_CPUS == placement.AGENT_CPUS
-    assert advice.LOCAL_STORE_BYTES == launch.OBJECT_STORE_BYTES
+    assert lint.LOCAL_STORE_BYTES == launch.OBJECT_STORE_BYTES
     assert UP_BYTES == ELEMENT_BYTES
 
 

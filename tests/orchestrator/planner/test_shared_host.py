@@ -22,7 +22,7 @@ class Process:
 def ended(abreast: float, jobs: list[tuple[float, float]], dies: tuple[int, float] | None = None) -> dict[int, float]:
     """When each job of (begin, seconds alone) is done; `dies`: which one's process, and when."""
     time = Timeline()
-    crowd, found = SharedHost(time, abreast), dict[int, float]()
+    host, found = SharedHost(time, abreast), dict[int, float]()
     processes = [Process() for _ in jobs]
 
     def done(number: int) -> None:
@@ -30,10 +30,10 @@ def ended(abreast: float, jobs: list[tuple[float, float]], dies: tuple[int, floa
 
     def die(number: int) -> None:
         processes[number].running = False
-        crowd.leave(processes[number])
+        host.leave(processes[number])
 
     for number, (begin, seconds) in enumerate(jobs):
-        time.at(begin, crowd.work, seconds, processes[number], done, number)
+        time.at(begin, host.work, seconds, processes[number], done, number)
     if dies is not None:
         time.at(dies[1], die, dies[0])
     time.run(1000.0)

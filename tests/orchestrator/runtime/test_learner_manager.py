@@ -6,6 +6,7 @@ The syncer is the real machine behind its real shell's calls; Ray is not started
 from __future__ import annotations
 
 import asyncio
+import threading
 import time
 from collections.abc import Callable, Coroutine
 from dataclasses import dataclass
@@ -17,12 +18,12 @@ import pytest
 import ray
 
 from orchestrator.eventlog.facts import LearnerLost, LearnerRequested
-from orchestrator.lifecycle.actions import Drain as DrainAction
+from orchestrator.lifecycle.actions import AskToLeave
 from orchestrator.lifecycle.controller import State
 from orchestrator.lifecycle.scaling import request_file
 from orchestrator.recipe.config import Recipe
 from orchestrator.runtime import learner_handles, learner_manager
-from orchestrator.runtime.learner_handles import Process
+from orchestrator.runtime.learner_handles import LearnerHandle
 from orchestrator.runtime.placement import RunPlacement
 from orchestrator.store.run_store import RunStore
 from outer.actor import SyncerActor
@@ -90,7 +91,7 @@ async def broken() -> None:
 class Scene:
     """Two learners. One stays and waits for its place; `come` is what becomes of the other's."""
 
-    def __init__(self, folder: Path, patch: pytest.MonkeyPatch) -> None:
+    def __init__(self, folder: Path, patch: pytest.MonkeyPatch, cores: int = 0) -> None:
         self.come, self.given_up, self.killed, self.said = pending, [], [], []
         tables = {"name": "demo", "pools": [{"name": "p", "learners": 2}], "budget": {"syncer_steps": 10}}
         self.store = RunStore(folder)
@@ -98,7 +99,7 @@ class Scene:
         self.outer = Handle(Outer(self.bench))
         self.learners = learner_manager.LearnerManager(
             Recipe.model_validate(tables),
-            RunPlacement("", 1),
+            RunPlacement("", cores),
             self.store,
             "code",
             self.said.append,
@@ -121,6 +122,12 @@ class Scene:
     def scale(self, learners: int) -> None:
         self.store.write_json(request_file("p"), {"learners": learners})
         self.learners.watch([])
+
+    async def look(self) -> None:
+        """Let the learners' shell look for places once."""
+        self.learners.watch([])
+        assert self.learners._places is not None
+        await self.learners._places
 
     def facts(self, kind: type[T], learner: str = GOES) -> list[T]:
         return [fact for fact in self.said if isinstance(fact, kind) and fact.learner == learner]
@@ -224,11 +231,11 @@ def test_one_that_can_leave_by_itself_is_told_to_and_no_other_is_ended(
 
     async def story() -> None:
         scene.learners._syncer = Serving(scene.outer)
-        await scene.learners._drain(DrainAction(GOES, 1, "its node is about to end", 5.0))
+        await scene.learners._drain(AskToLeave(GOES, 1, "its node is about to end", 5.0))
 
     scene.bench.join(GOES)
     scene.bench.step(GOES, phase=phase)
-    scene.learners._processes[GOES] = Process(GOES, 1, handle="its process")
+    scene.learners._processes[GOES] = LearnerHandle(GOES, 1, actor="its process")
     asyncio.run(story())
     assert scene.killed == (["its process"] if ended else [])
     assert [message.deadline_s for message in scene.bench.sent(Drain, GOES)] == ([] if ended else [5.0])
@@ -251,9 +258,9 @@ def test_a_learner_without_a_place_is_reported_with_the_reason_and_the_quorum_is
     async def story() -> None:
         scene.learners.start(Serving(scene.outer), {})
         await until(lambda: bool(scene.facts(LearnerRequested)))
-        scene.learners.watch([])
+        await scene.look()
         assert scene.learners.placed[STAYS].no_place == "", "one look is not enough"
-        scene.learners.watch([])
+        await scene.look()
         assert {name: each.no_place for name, each in scene.learners.placed.items()} == {
             STAYS: "no node is alive",
             GOES: "no node is alive",
@@ -261,10 +268,25 @@ def test_a_learner_without_a_place_is_reported_with_the_reason_and_the_quorum_is
         assert not scene.learners.controller.quorum_possible
         scene.learners.actors.release(GOES)
         scene.learners.actors._groups[GOES] = Group(GOES, broken)
-        scene.learners.watch([])
+        await scene.look()
         assert scene.learners.placed[GOES].no_place == ""
 
     asyncio.run(story())
+
+
+def run_one(scene: Scene) -> None:
+    """One learner runs, on the node n."""
+    made = scene.learners.controller
+    scene.learners._processes[GOES] = LearnerHandle(GOES, 1, actor="its process")
+    made.units[GOES].move(State.STARTING)
+    made.started(GOES, 1)
+    made.answered(GOES, 1, 7, "n")
+
+
+def report_silence(scene: Scene, silent_s: float) -> None:
+    """The syncer has heard nothing from that learner for so long."""
+    row = {"name": GOES, "incarnation": 1, "alive": False, "lease_age_s": silent_s}
+    scene.learners._watch_leases([row], time.monotonic())
 
 
 @pytest.mark.parametrize("seen", [True, False])
@@ -281,18 +303,13 @@ def test_a_silent_learner_whose_node_cannot_be_seen_is_unreachable_until_it_is_s
     unit = made.units[GOES]
 
     async def look(silent_s: float) -> None:
-        scene.learners._watch_leases(
-            [{"name": GOES, "incarnation": 1, "alive": False, "lease_age_s": silent_s}], time.monotonic()
-        )
+        report_silence(scene, silent_s)
         if scene.learners._probes:
             await asyncio.wait(scene.learners._probes)
 
     async def story() -> None:
         scene.learners._syncer = Serving(scene.outer)
-        scene.learners._processes[GOES] = Process(GOES, 1, handle="its process")
-        made.units[GOES].move(State.STARTING)
-        made.started(GOES, 1)
-        made.answered(GOES, 1, 7, "n")
+        run_one(scene)
         await look(1.0)
         assert unit.state is State.RUNNING, "a short silence is no reason to look for its node"
         await look(6.0)
@@ -306,3 +323,96 @@ def test_a_silent_learner_whose_node_cannot_be_seen_is_unreachable_until_it_is_s
 
     asyncio.run(story())
     assert unit.incarnation.ending == "silent for 20.0 s" + ("" if seen else "; its node n does not answer")
+
+
+def test_a_silent_learner_is_probed_by_one_probe_at_a_time(scene: Scene, monkeypatch: pytest.MonkeyPatch) -> None:
+    """A second one could see the node before the first gives up and calls it unseen."""
+    begun: list[str] = []
+
+    async def unseen_reason(node: str, namespace: str) -> str:
+        begun.append(node)
+        await release.wait()
+        return ""
+
+    release = asyncio.Event()
+    monkeypatch.setattr(learner_handles, "unseen_reason", unseen_reason)
+    monkeypatch.setattr(learner_manager, "PROBES_S", 0.0)
+
+    async def story() -> None:
+        run_one(scene)
+        for _ in range(3):
+            report_silence(scene, 6.0)
+            await asyncio.sleep(0)
+        assert begun == ["n"]
+        release.set()
+        await asyncio.wait(scene.learners._probes)
+        report_silence(scene, 6.0)
+        await asyncio.wait(scene.learners._probes)
+        assert begun == ["n", "n"]
+
+    asyncio.run(story())
+
+
+def test_on_a_local_cluster_no_silent_learner_is_probed(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Its only node is this machine. A new agent on a busy core could fail to answer, and the node would be blamed."""
+    scene = Scene(tmp_path, monkeypatch, cores=1)
+
+    async def story() -> None:
+        run_one(scene)
+        report_silence(scene, 6.0)
+        assert not scene.learners._probes
+
+    asyncio.run(story())
+    assert scene.learners.controller.units[GOES].state is State.RUNNING
+
+
+def test_a_probe_that_fails_changes_nothing_and_does_not_end_the_run(
+    scene: Scene, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    async def unseen_reason(node: str, namespace: str) -> str:
+        raise RuntimeError("the state of the cluster cannot be read")
+
+    monkeypatch.setattr(learner_handles, "unseen_reason", unseen_reason)
+
+    async def story() -> None:
+        run_one(scene)
+        report_silence(scene, 6.0)
+        await asyncio.wait(scene.learners._probes)
+        await asyncio.sleep(0)
+
+    asyncio.run(story())
+    assert scene.learners.failure is None
+    assert scene.learners.controller.units[GOES].state is State.RUNNING
+
+
+@pytest.mark.parametrize("fails", [True, False])
+def test_places_are_looked_for_beside_the_event_loop_one_look_at_a_time_and_no_answer_changes_nothing(
+    scene: Scene, monkeypatch: pytest.MonkeyPatch, fails: bool
+) -> None:
+    def pending_reasons(claims: dict[str, Any], anywhere: bool) -> dict[str, str]:
+        looks.append(threading.current_thread())
+        assert release.wait(DEADLINE_S)
+        if fails and len(looks) > 2:
+            raise RuntimeError("the state of the cluster cannot be read")
+        return dict.fromkeys(claims, "no node is alive") if len(looks) <= 2 else {}
+
+    looks: list[threading.Thread] = []
+    release = threading.Event()
+    monkeypatch.setattr(learner_handles, "pending_reasons", pending_reasons)
+
+    async def story() -> None:
+        scene.learners.start(Serving(scene.outer), {})
+        await until(lambda: bool(scene.facts(LearnerRequested)))
+        scene.learners.watch([])
+        await until(lambda: bool(looks))
+        scene.learners.watch([])
+        await asyncio.sleep(0.01)
+        assert len(looks) == 1 and looks[0] is not threading.main_thread()
+        release.set()
+        await scene.learners._places
+        for _ in range(2):
+            await scene.look()
+        assert scene.learners.placed[GOES].no_place == ("no node is alive" if fails else "")
+
+    asyncio.run(story())
+    assert scene.learners.failure is None

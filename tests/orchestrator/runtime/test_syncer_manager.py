@@ -132,7 +132,7 @@ def test_epochs_that_do_not_come_up_are_tried_again_and_in_the_end_given_up(play
     assert scene.lost == [(1, "failed"), (2, "failed")] and len(scene.killed) == 2
 
     async def never(scene: Scene) -> None:
-        with pytest.raises(NoSyncer, match="does not come up: its process ended"):
+        with pytest.raises(NoSyncer, match="the syncer does not start: its process ended"):
             await scene.syncer.call("expect", patience_s=4.0)
         with pytest.raises(NoSyncer):
             await scene.syncer.view()

@@ -170,7 +170,7 @@ def test_over_the_epochs_of_a_syncer_time_and_pace_are_those_of_the_run() -> Non
     later = overall.of({"tokens": 3000, "progress": 0.3, "running_s": None})
     assert later["running_s"] == 20.0, "a new epoch does not know of any"
     status = model(RECIPE, about(), view() | later, {"pid": 7, "node": "n"}, {})
-    assert status["run"]["tokens_per_s"] == 100.0, "what was there before this life of the run does not count"
+    assert status["run"]["tokens_per_s"] == 100.0, "what was there before the run was resumed does not count"
     assert status["run"]["eta_s"] == pytest.approx(20.0 * 0.7 / 0.2)
 
 

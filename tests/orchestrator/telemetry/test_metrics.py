@@ -94,7 +94,7 @@ def key(name: str, **labels: str) -> tuple[str, tuple[tuple[str, str], ...]]:
         st.tuples(st.integers(1, 7).map(lambda n: 4 * n + 2), st.sampled_from(("stale_base", "late"))), max_size=3
     ),
 )
-def test_tokens_equal_the_books_to_the_last_whoever_misses_what(
+def test_tokens_equal_the_accounts_whatever_facts_are_missing(
     absent: frozenset[tuple[int, str]], refusals: list[tuple[int, str]]
 ) -> None:
     events = history(absent)

@@ -124,7 +124,7 @@ def test_a_fact_that_lacks_what_its_kind_has_and_a_caller_that_stops_cost_one_li
     assert 'diloco_refusals_total{learner="?",reason="late",run="demo"} 1.0' in exposition.text()
 
 
-def test_whoever_sees_the_run_ended_sees_its_final_counts(tmp_path: Path) -> None:
+def test_metrics_of_an_ended_run_hold_its_final_counts(tmp_path: Path) -> None:
     store, events = RunStore(tmp_path), history()
     write(store, events)
     store.write_json("status.json", STATUS | {"run": STATUS["run"] | {"state": "finished"}})

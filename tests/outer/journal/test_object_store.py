@@ -265,7 +265,7 @@ def test_a_refusal_that_does_not_name_the_condition_is_one(remote: Callable[[int
 
 
 class Forgetful(Folder):
-    """Creates, and loses its answer: whoever asks again is told that it is there."""
+    """Creates, and loses its answer: a second attempt is told that it is there."""
 
     def create(self, name: str, parts: Any) -> None:
         super().create(name, parts)

@@ -1,4 +1,4 @@
-"""Progress leases: noticed once when they run out, renewed by whoever speaks again."""
+"""Progress leases: noticed once when they run out, renewed when the learner reports again."""
 
 from __future__ import annotations
 

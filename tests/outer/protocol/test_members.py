@@ -202,7 +202,7 @@ def test_the_pace_stays_what_it_was_while_nobody_living_has_one(members: Members
     assert members.step_s == 0.7
 
 
-def test_the_pace_that_stays_is_the_last_there_was_whoever_asked_for_it(members: Members) -> None:
+def test_the_pace_stays_the_last_known_one_when_a_learner_is_fenced(members: Members) -> None:
     stepping(members, step_s=0.4)
     members.fence("a", "killed")
     assert members.step_s == 0.4

@@ -53,7 +53,7 @@ def test_trimmed_spans_are_not_returned_and_the_newest_is_kept() -> None:
     pool.trim("nobody", 1, committed=24)
 
 
-def test_a_returned_range_is_cut_to_whole_batches_of_whoever_gets_it() -> None:
+def test_a_returned_range_is_cut_to_whole_batches_of_the_learner_that_gets_it() -> None:
     pool = SpanPool()
     pool.grant("a", 1, 10, 2)
     pool.release("a", 1, committed=3)
@@ -62,7 +62,7 @@ def test_a_returned_range_is_cut_to_whole_batches_of_whoever_gets_it() -> None:
 
 
 @pytest.mark.parametrize("order", list(permutations("abc")))
-def test_neighbours_that_return_are_one_range_whoever_returns_first(order: tuple[str, ...]) -> None:
+def test_neighbours_that_return_are_one_range_in_either_order(order: tuple[str, ...]) -> None:
     pool = SpanPool()
     for name in "abc":
         pool.grant(name, 1, 8, 2)

@@ -90,7 +90,7 @@ def last_commit_not_recovered(plant: Plant) -> None:
 
 @mutant
 def first_commit_recovered(plant: Plant) -> None:
-    """Of each fragment the newest durable version is gone on from."""
+    """Recovery continues from the newest durable version of each fragment."""
 
     def wrapper(recover: Any) -> Any:
         def oldest(entries: Any, fragments: int) -> Recovered:
