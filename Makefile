@@ -18,11 +18,14 @@ demo: $(READY)       ## train one model on four learners through kills and a fre
 test: $(READY)       ## what a newcomer runs: every room, the proofs in small, a few real runs on Ray; 6 minutes
 	+$(MAKE) --no-print-directory --jobs=2 --output-sync=target test-real test-rest
 
-test-real: $(READY)  ## of these, the tests that start Ray
-	$(BIN)/python -m pytest -q tests/runtime -m "not full"
+# Run after the tests that start Ray, so that the two halves of `make test` take about as long.
+AFTER_RAY := $(addprefix tests/,architecture benchmarks deploy docs examples replay)
+
+test-real: $(READY)  ## of these, the tests that start Ray, and some others
+	$(BIN)/python -m pytest -q tests/runtime $(AFTER_RAY) -m "not full" --hypothesis-profile=small
 
 test-rest: $(READY)  ## and all others
-	$(BIN)/python -m pytest -q --ignore tests/runtime -m "not full" --hypothesis-profile=small
+	$(BIN)/python -m pytest -q $(addprefix --ignore=,tests/runtime $(AFTER_RAY)) -m "not full" --hypothesis-profile=small
 
 test-all: $(READY)   ## everything else: the long tests, property tests with all their examples, the regression gate
 	+$(MAKE) --no-print-directory --jobs=2 --output-sync=target test-all-real test-all-rest

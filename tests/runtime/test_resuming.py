@@ -16,7 +16,7 @@ from tests.runtime.script import Script, all_step, nothing, said
 from tests.runtime.test_durability import incarnations
 from tests.runtime.test_runs import assert_kept
 
-pytestmark = pytest.mark.runtime
+pytestmark = [pytest.mark.runtime, pytest.mark.full]
 
 BUDGET = {"syncer_steps": 300}
 
@@ -51,7 +51,6 @@ def test_a_run_that_was_stopped_goes_on_to_the_bit_and_with_another_learner(run,
     assert_bit_equal(folder)
 
 
-@pytest.mark.full
 def test_of_a_run_that_died_as_a_whole_the_learners_moments_come_from_its_checkpoint(run, tmp_path):
     """Everything written after that checkpoint is removed, as if the run had never come to an orderly end."""
     folder, durability = tmp_path / "dead", {"every_s": 2.0, "keep": 1000}

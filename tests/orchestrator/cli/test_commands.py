@@ -38,7 +38,6 @@ def test_the_commands_and_their_options_are_these() -> None:
             *(
                 "--address",
                 "--calibrate",
-                "--trials",
                 "--json",
                 "--name",
                 "--node",
