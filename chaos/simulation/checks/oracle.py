@@ -104,7 +104,7 @@ class Oracle:
                 self.broken("oracle.weights", f"{name}: {content.unit[0]} weighs {weight}, due is {due / total}")
 
     def _together(self, name: str, syncer_step: int, payloads: tuple[Content, ...]) -> None:
-        """In strict overlap a commit is of everybody's step of its own number."""
+        """In strict overlap a commit is of every learner's step of its own number."""
         steps = {content.unit[0]: content.step for content in payloads}
         if sorted(steps) != sorted(self._learners) or set(steps.values()) != {syncer_step}:
             self.broken("oracle.lockstep", f"{name} holds {steps}")

@@ -223,7 +223,7 @@ def test_a_doubtful_setting_is_warned_of_once_and_by_its_field(sections: dict[st
     "sections",
     [
         {"sync": {"grace": "infinite", "overlap": "strict", "quorum": "all"}},  # lock-step on purpose
-        {"sync": {"grace": 0}},  # every eligible learner is read, whoever reported
+        {"sync": {"grace": 0}},  # every eligible learner is read, also one that has not reported
         {"sync": {"tau": 3, "adopt": "rebase"}},  # what was not read is kept
         {"outer": {"momentum": 0.95}},  # 100 rounds do
         {"outer": {"optimizer": "adam"}},
