@@ -25,7 +25,7 @@ sys.path.insert(0, str(ROOT))
 from benchmarks.fresh import emptied  # noqa: E402
 from orchestrator.eventlog.events import Event  # noqa: E402
 from orchestrator.eventlog.facts import PoolScaled  # noqa: E402
-from orchestrator.eventlog.segments import read_run  # noqa: E402
+from orchestrator.eventlog.reader import read_run  # noqa: E402
 from orchestrator.recipe.toml_text import dump, load  # noqa: E402
 from orchestrator.recipe.validation import resolve  # noqa: E402
 from orchestrator.store.readers import RECIPE_FILE  # noqa: E402

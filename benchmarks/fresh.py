@@ -11,7 +11,7 @@ from pathlib import Path
 from orchestrator.recipe.problems import InputError, Problem
 from orchestrator.store.run_store import RunStore
 
-RUNS = ("events", "grants")  # folders that a run has from its beginning on
+RUNS = ("grants",)  # folders that a run has from its beginning on
 
 
 def emptied(folder: Path) -> RunStore:

@@ -28,7 +28,7 @@ from benchmarks.fresh import emptied  # noqa: E402
 from learners.protocol.facts import PhaseEntered, StepFinished  # noqa: E402
 from orchestrator.eventlog.events import Event  # noqa: E402
 from orchestrator.eventlog.facts import LearnerLost  # noqa: E402
-from orchestrator.eventlog.segments import read_run  # noqa: E402
+from orchestrator.eventlog.reader import read_run  # noqa: E402
 from orchestrator.recipe.toml_text import load  # noqa: E402
 from orchestrator.recipe.validation import resolve  # noqa: E402
 from outer.protocol.facts import Committed  # noqa: E402

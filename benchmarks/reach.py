@@ -27,7 +27,7 @@ PAGE = ROOT / "docs" / "simulation.md"
 BEGIN, END = "<!-- reach: written by python benchmarks/reach.py --write -->", "<!-- end of reach -->"
 MACHINES = {
     "outer/protocol": (
-        "coverage", "effect_buffer", "leases", "members", "open_step", "quorum", "read_requests", "recovery",
+        "coverage", "effect_buffer", "leases", "members", "open_step", "quorum", "recorder", "recovery",
         "sample_spans", "schedule", "sessions", "syncer",
     ),
     "learners/protocol": ("adoption", "held_spans", "joining", "learner", "staged_reads", "step_timer"),

@@ -30,7 +30,7 @@ sys.path.insert(0, str(ROOT))
 from benchmarks.fresh import emptied  # noqa: E402
 from learners.protocol.facts import Donated, DonorFailed, StateReceived  # noqa: E402
 from orchestrator.eventlog.events import Event  # noqa: E402
-from orchestrator.eventlog.segments import read_run  # noqa: E402
+from orchestrator.eventlog.reader import read_run  # noqa: E402
 from orchestrator.recipe.toml_text import load  # noqa: E402
 from orchestrator.recipe.validation import resolve  # noqa: E402
 

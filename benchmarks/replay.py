@@ -26,7 +26,7 @@ from benchmarks.fresh import emptied  # noqa: E402
 from learners.protocol.facts import StateReceived  # noqa: E402
 from orchestrator.__main__ import start_chaos  # noqa: E402
 from orchestrator.eventlog.facts import FaultInjected  # noqa: E402
-from orchestrator.eventlog.segments import read_run  # noqa: E402
+from orchestrator.eventlog.reader import read_run  # noqa: E402
 from orchestrator.lifecycle.scaling import request_file  # noqa: E402
 from orchestrator.recipe.toml_text import dump, load  # noqa: E402
 from orchestrator.recipe.validation import resolve  # noqa: E402

@@ -7,6 +7,7 @@ A fault with a duration heals by itself, even if this actor is dead by then.
 from __future__ import annotations
 
 import asyncio
+import os
 import time
 from typing import Any
 
@@ -14,17 +15,20 @@ import ray
 
 from chaos.faults import Fault
 from chaos.plans import due, plan, random_faults
+from orchestrator.eventlog.fact_log import FactLog
 from orchestrator.eventlog.facts import FaultHealed, FaultInjected, FaultSkipped
-from orchestrator.eventlog.segments import EventEmitter, SegmentWriter
 from orchestrator.recipe.config import SYNCER, ChaosConfig, Recipe
 from orchestrator.runtime.placement import control, label, named, node_agent, syncer_name
 from orchestrator.runtime.ray_await import CALL_S, within
 from orchestrator.store.readers import recipe_of
 from orchestrator.store.run_store import RunStore
+from outer.journal.object_store import objects
+from outer.journal.segmenter import Segmented
 
 NAME = "chaos"
 CPUS = 0.1
 POLL_S = 0.05
+CLOSE_S = 30.0  # for what waits to be written to the log
 ALONE_S = 60.0  # for another orchestrator to replace one that died
 
 
@@ -33,8 +37,7 @@ class ChaosActor:
         store = RunStore(run_dir)
         incarnation = store.grant("incarnation", NAME)
         self._namespace = namespace
-        self._segment = SegmentWriter(store.path(f"events/{NAME}-{incarnation}.jsonl"))
-        self._emitter = EventEmitter(NAME, incarnation, time.time)
+        self._log = FactLog(objects(recipe.durability.store or store.root), NAME, incarnation, self._replaced)
         self._recipe = recipe
         # A later incarnation, started by hand, must not repeat the plan.
         chaos = recipe.chaos if incarnation == 1 else ChaosConfig()
@@ -83,12 +86,17 @@ class ChaosActor:
         self._identifier += 1
         return await self._inject(Fault(self._identifier, kind, learner, 0, None, duration_s, delay_s))
 
-    async def stop(self) -> None:
-        """The run is over: inject nothing and write nothing from now on."""
+    async def stop(self) -> Segmented | None:
+        """The run is over: inject nothing and write nothing from now on. Returns where the log ends, if it is known."""
         self._stopped.set()
         for task in self._healing:
             task.cancel()
-        self._segment.close()
+        return await asyncio.to_thread(self._log.close, CLOSE_S)
+
+    def _replaced(self, why: str) -> None:
+        """A later chaos actor writes the log."""
+        print(f"{NAME}: {why}", flush=True)  # in the actor's own log
+        os._exit(0)
 
     async def _inject(self, fault: Fault) -> str:
         target = await self._find(fault.learner)
@@ -169,7 +177,7 @@ class ChaosActor:
         return f"skipped {fault.kind} of {fault.learner}: {reason}"
 
     def _emit(self, fact: Any) -> None:
-        self._segment.write([self._emitter.emit(fact)])
+        self._log.emit(fact)
 
 
 def start(recipe: Recipe, store: RunStore, namespace: str, anywhere: bool) -> Any:

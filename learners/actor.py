@@ -6,8 +6,6 @@ Training and the answers are in learners/shell.py; the concurrency groups let pe
 from __future__ import annotations
 
 import contextlib
-import functools
-import math
 import os
 import signal
 import threading
@@ -40,7 +38,11 @@ from outer.protocol.messages import (
 )
 
 REPORTS_MAX = 32  # on their way to the syncer; while as many are, none is added
+REPORT_FACTS_MAX = 256  # that one report takes along: the training loop sends it
 CALL_S = 10.0  # deadline for an answer from the syncer
+LATE_S = 120.0  # for which a call waits while the link is down
+FLUSH_S = 20.0  # for a loop's last facts to become durable; what is left is lost with the process
+PAUSE_S = 0.2  # between two attempts to send facts
 ATTACH_ATTEMPTS_MAX = 5
 
 GROUPS = {
@@ -49,6 +51,7 @@ GROUPS = {
     "read": 4,
     "give": 2,
     "keep": 1,
+    "probe": 1,
     "chaos": 1,
 }  # concurrency groups: the loop never queues behind its inbox
 
@@ -58,22 +61,26 @@ class RayLink:
 
     def __init__(self, syncer: Any, faults: FaultEffects) -> None:
         self._syncer, self._faults = syncer, faults
+        self._lock = threading.Lock()  # of what follows: the loop reports, and so do threads that bring messages
         self._reports: deque[Any] = deque()  # on their way
         self._delayed: deque[Report] = deque(maxlen=REPORTS_MAX // 2)  # held back while the link is down
+        self._uploading = False  # a thread sends facts, so reports take none along
 
     def use(self, syncer: Any) -> None:
         """A new epoch of the syncer serves. Reports on their way to the old one are given up."""
-        self._syncer = syncer
-        self._reports = deque()
+        with self._lock:
+            self._syncer = syncer
+            self._reports = deque()
 
     @contextlib.contextmanager
-    def up(self) -> Iterator[None]:
-        """Let a peer's call in once the link is up, and its answer out once the link is up."""
-        self._await_link()
+    def up(self, deadline_s: float) -> Iterator[None]:
+        """Let a peer's call in once the link is up, and its answer out once the link is up. Raises GetTimeoutError."""
+        deadline = time.monotonic() + deadline_s
+        self._await_link(deadline)
         yield
-        self._await_link()
+        self._await_link(deadline)
 
-    def _await_link(self, deadline: float = math.inf) -> None:
+    def _await_link(self, deadline: float) -> None:
         """Wait while a fault keeps the link down. Raises GetTimeoutError at the deadline (monotonic seconds)."""
         while (down_s := self._faults.link_down_s()) > 0.0:
             left_s = deadline - time.monotonic()
@@ -94,9 +101,10 @@ class RayLink:
     def attach(self, message: Attach, facts: FactBuffer) -> Welcome | str | None:
         handle = ray.get_runtime_context().current_actor
         for attempt in range(1, ATTACH_ATTEMPTS_MAX + 1):
+            facts.rewind()  # this epoch of the syncer may not have what the one before was sent
             try:
                 answer: Welcome | str = self._call(
-                    lambda: self._syncer.attach.remote(message, facts.pending(), handle), CALL_S
+                    lambda: self._syncer.attach.remote(message, facts.pending(), facts.oldest, handle), CALL_S
                 )
                 return answer
             except ray.exceptions.GetTimeoutError:
@@ -107,41 +115,82 @@ class RayLink:
         raise AssertionError("unreachable")
 
     def report(self, message: Report, facts: FactBuffer) -> None:
-        """The answers to earlier reports say which facts are recorded."""
-        if self._faults.link_down_s() > 0.0 and message.phase != STOPPED:
-            self._delayed.append(message)
-            return
-        if message.phase == STOPPED:  # no later report could take along what is held back
-            self._await_link()
-        reports = self._reports
-        while reports:
-            done, _ = ray.wait([reports[0]], timeout=0)
+        """The answers to earlier reports say which facts are durable."""
+        if self._faults.link_down_s() > 0.0:
+            if message.phase == STOPPED:  # no later report could take along what is held back
+                with contextlib.suppress(ray.exceptions.GetTimeoutError):
+                    self._await_link(time.monotonic() + LATE_S)
+            else:
+                with self._lock:
+                    self._delayed.append(message)
+                return
+        if facts.behind:
+            self.upload(message.learner, message.incarnation, facts)
+        with self._lock:
+            self._hear(facts)
+            for each in (*self._delayed, message):
+                if len(self._reports) < REPORTS_MAX or each.phase == STOPPED:
+                    sending = [] if self._uploading else facts.pending(REPORT_FACTS_MAX)
+                    self._reports.append(self._syncer.report.remote(each, sending, facts.oldest))
+            self._delayed.clear()
+
+    def _hear(self, facts: FactBuffer) -> None:
+        """Take the answers that have come. Call it under the lock."""
+        while self._reports:
+            done, _ = ray.wait([self._reports[0]], timeout=0)
             if not done:
-                break
+                return
             try:
-                facts.acknowledge(ray.get(reports.popleft()))
+                facts.acknowledge(ray.get(self._reports.popleft(), timeout=CALL_S))
             except ray.exceptions.RayError:
-                continue  # it may be lost; its facts are sent again
-        for each in (*self._delayed, message):
-            if len(reports) < REPORTS_MAX or each.phase == STOPPED:
-                reports.append(self._syncer.report.remote(each, facts.pending()))
-        self._delayed.clear()
+                continue  # it may be lost; its facts are sent again after a while
+
+    def upload(self, learner: str, incarnation: int, facts: FactBuffer) -> None:
+        """Send the facts that are too many for one message, in a thread of its own. Returns at once."""
+        with self._lock:
+            if self._uploading:
+                return
+            self._uploading = True
+        arguments = learner, incarnation, facts
+        threading.Thread(target=self._upload, args=arguments, name="upload", daemon=True).start()
+
+    def _upload(self, learner: str, incarnation: int, facts: FactBuffer) -> None:
+        try:
+            while facts.behind:
+                self._send(learner, incarnation, facts, CALL_S)
+        finally:
+            with self._lock:
+                self._uploading = False
 
     def flush(self, learner: str, incarnation: int, facts: FactBuffer) -> None:
-        with contextlib.suppress(ray.exceptions.RayError):  # the syncer is gone
-            while pending := facts.pending():
-                record = functools.partial(self._syncer.record.remote, learner, incarnation, pending)
-                facts.acknowledge(self._call(record, CALL_S))
+        facts.rewind()
+        deadline = time.monotonic() + FLUSH_S
+        while facts.recorded is None and (left_s := deadline - time.monotonic()) > 0.0:
+            self._send(learner, incarnation, facts, min(CALL_S, left_s))
 
-    def record(self, learner: str, incarnation: int, facts: list[Any]) -> None:
-        self._call(lambda: self._syncer.record.remote(learner, incarnation, facts), CALL_S)
+    def _send(self, learner: str, incarnation: int, facts: FactBuffer, deadline_s: float) -> None:
+        """Send the next facts and hear what is durable by then. Pauses where that is nothing new."""
+        before = facts.oldest
+        with contextlib.suppress(ray.exceptions.RayError):  # sent again, perhaps to another epoch of the syncer
+            facts.acknowledge(
+                self._call(
+                    lambda: self._syncer.record.remote(learner, incarnation, facts.pending(), facts.oldest), deadline_s
+                )
+            )
+        if facts.oldest == before:
+            facts.rewind()
+            time.sleep(PAUSE_S)
+
+    def record(self, learner: str, incarnation: int, facts: list[Any], oldest: int) -> bool:
+        durable: int = self._call(lambda: self._syncer.record.remote(learner, incarnation, facts, oldest), CALL_S)
+        return not facts or durable >= facts[-1][0]
 
     def seek(self, message: SeekDonor) -> tuple[Donor, Any] | None:
         named: tuple[Donor, Any] | None = self._call(lambda: self._syncer.seek.remote(message), CALL_S)
         return named
 
-    def donate(self, donor: Any, request: StateRequest) -> tuple[State, list[Any]] | str:
-        given: tuple[State, list[Any]] | str = self._call(lambda: donor.donate.remote(request), request.deadline_s)
+    def donate(self, donor: Any, request: StateRequest) -> tuple[State, list[Any], int] | str:
+        given: tuple[State, list[Any], int] | str = self._call(lambda: donor.donate.remote(request), request.deadline_s)
         return given
 
     def fetch(self, fragment: int, version: int, deadline_s: float) -> tuple[int, str, Any, int] | None:
@@ -175,6 +224,11 @@ class LearnerActor:
     def identify(self) -> dict[str, Any]:
         return {"pid": os.getpid(), "node": ray.get_runtime_context().get_node_id()}
 
+    @ray.method(concurrency_group="probe")
+    def progress(self) -> tuple[bool, int | None]:
+        """See LearnerShell.progress. It needs no link to the syncer."""
+        return self._shell.progress()
+
     @ray.method(concurrency_group="loop")
     def run(self) -> str:
         """Train until the run ends; returns why it did. An exception is a fault of this incarnation."""
@@ -198,13 +252,13 @@ class LearnerActor:
 
     @ray.method(concurrency_group="inbox")
     def inbox(self, message: Notice | Grant | Drain | Stop) -> None:
-        with self._link.up():
+        with self._link.up(LATE_S):
             self._shell.deliver(message)
 
     @ray.method(concurrency_group="read")
-    def read(self, request: ReadRequest) -> tuple[Contribution, list[Any]] | None:
+    def read(self, request: ReadRequest) -> tuple[Contribution, list[Any], int] | str:
         """See LearnerShell.read."""
-        with self._link.up():
+        with self._link.up(LATE_S):
             return self._shell.read(request)
 
     @ray.method(concurrency_group="give")
@@ -220,9 +274,9 @@ class LearnerActor:
     # -------------------------------------------------------------- called by a joiner
 
     @ray.method(concurrency_group="give")
-    def donate(self, request: StateRequest) -> tuple[State, list[Any]] | str:
+    def donate(self, request: StateRequest) -> tuple[State, list[Any], int] | str:
         """See LearnerShell.donate. The training loop is not held up."""
-        with self._link.up():
+        with self._link.up(request.deadline_s):
             return self._shell.donate(request)
 
     # -------------------------------------------------------------- called by chaos

@@ -27,9 +27,9 @@ class DataConfig(Section):
     )
     held_out: float = Field(0.05, gt=0.0, lt=1.0, description="share of the files kept for evaluation")
     sequence_length: PositiveInt = Field(96, description="tokens per sample")
-    span_steps: PositiveInt = Field(16, description="how many steps' samples a learner is lent at a time")
+    span_steps: PositiveInt = Field(16, description="the fewest steps' samples that a learner is lent at a time")
     ahead_s: NonNegativeFloat = Field(
-        20.0, description="seconds of samples that a learner holds ahead, so that it steps on while there is no syncer"
+        3600.0, description="seconds of samples that a learner holds ahead, so that it steps on while it has no syncer"
     )
 
 

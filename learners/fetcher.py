@@ -6,6 +6,7 @@ A failure on the way is an event for the machine, never an exception.
 from __future__ import annotations
 
 import contextlib
+import threading
 from collections.abc import Callable
 from concurrent.futures import ThreadPoolExecutor
 from typing import TYPE_CHECKING, Any, Protocol
@@ -30,23 +31,27 @@ class Link(Protocol):
         ...
 
     def report(self, message: Report, facts: FactBuffer) -> None:
-        """Send and forget; the facts go along until they are acknowledged."""
+        """Send and forget; facts go along, and the answers to earlier reports say which are durable."""
         ...
 
     def flush(self, learner: str, incarnation: int, facts: FactBuffer) -> None:
-        """Wait, briefly, until the last facts are recorded."""
+        """Wait, for a limited time, until the last facts are durable."""
         ...
 
-    def record(self, learner: str, incarnation: int, facts: list[Any]) -> None:
-        """Have the syncer write another learner's facts to the log."""
+    def upload(self, learner: str, incarnation: int, facts: FactBuffer) -> None:
+        """Send a backlog of facts that no single message could carry. Returns at once."""
+        ...
+
+    def record(self, learner: str, incarnation: int, facts: list[Any], oldest: int) -> bool:
+        """Have the syncer write another learner's facts to the log. Whether they are durable."""
         ...
 
     def seek(self, message: SeekDonor) -> tuple[Donor, Any] | None:
         """Who can give its state, and its handle; None if nobody can."""
         ...
 
-    def donate(self, donor: Any, request: StateRequest) -> tuple[State, list[Any]] | str:
-        """The donor's state and facts; a string says why it cannot give them."""
+    def donate(self, donor: Any, request: StateRequest) -> tuple[State, list[Any], int] | str:
+        """The donor's state, facts and oldest fact's number; a string says why it cannot give them."""
         ...
 
     def fetch(self, fragment: int, version: int, deadline_s: float) -> tuple[int, str, Any, int] | None:
@@ -69,9 +74,21 @@ class Fetcher:
         self._link, self._drive, self._transfer_s = link, drive, transfer_s
         self._store, self._saved = store, saved
         self._threads = ThreadPoolExecutor(2, "fetch")
+        self._lock = threading.Lock()
+        self._wanted: dict[int, events_effects.Fetch] = {}  # by fragment: the newest version asked for, not begun
+        self._busy: set[int] = set()  # fragments that a thread has taken on, or is about to
 
     def fetch(self, effect: events_effects.Fetch) -> None:
-        self._threads.submit(self._fetch, effect.fragment, effect.version, effect.digest)
+        """Download a version. Of versions that wait for the same fragment only the newest is downloaded."""
+        fragment = effect.fragment
+        with self._lock:
+            waiting = self._wanted.get(fragment)
+            if waiting is None or effect.version >= waiting.version:
+                self._wanted[fragment] = effect
+            if fragment in self._busy:
+                return
+            self._busy.add(fragment)
+        self._threads.submit(self._fetch, fragment)
 
     def recover(self, effect: events_effects.Recover) -> None:
         self._threads.submit(self._recover, effect)
@@ -99,10 +116,11 @@ class Fetcher:
             if isinstance(given, str):
                 reason = given
             else:
-                state, facts = given
+                state, facts, oldest = given
                 reason = self.fragment_io.state_defect(state)
                 # If the donor died now, the log would lack the steps that this learner starts from.
-                self._link.record(donor, incarnation, facts)
+                if not self._link.record(donor, incarnation, facts, oldest):
+                    reason = reason or "not_durable"
         except Exception as error:  # nothing reads this thread's exceptions, and the joiner has to go on
             reason = type(error).__name__
         if reason:
@@ -119,14 +137,36 @@ class Fetcher:
                     return events_effects.StateArrived(state)
         return events_effects.StateMissed("", 0, "none")
 
-    def _fetch(self, fragment: int, version: int, noticed: str) -> None:
-        """Get a fragment's newest value; `noticed`: the checksum in the notice of this version, if it gave one."""
-        result: events_effects.Event = events_effects.FetchFailed(fragment, version, "fetch_failed")
+    def _fetch(self, fragment: int) -> None:
+        """Download what is wanted of a fragment, until that is nothing newer than what came."""
+        newest = -1
+        try:
+            while (wanted := self._next(fragment, newest)) is not None:
+                result = self._download(wanted)
+                if isinstance(result, events_effects.Fetched):
+                    newest = result.version
+                self._drive(result)
+        except BaseException:
+            with self._lock:
+                self._busy.discard(fragment)  # else nothing would fetch it any more
+            raise
+
+    def _next(self, fragment: int, newest: int) -> events_effects.Fetch | None:
+        with self._lock:
+            wanted = self._wanted.pop(fragment, None)
+            if wanted is None or wanted.version <= newest:
+                self._busy.discard(fragment)
+                return None
+            return wanted
+
+    def _download(self, wanted: events_effects.Fetch) -> events_effects.Fetched | events_effects.FetchFailed:
+        """The fragment's newest value; `wanted.digest`: the checksum in the notice of this version, if it gave one."""
+        fragment, version = wanted.fragment, wanted.version
         with contextlib.suppress(Exception):  # nothing reads this thread's exceptions, and the machine has to hear
             answer = self._link.fetch(fragment, version, self._transfer_s)
             if answer is not None:
                 newest, digest, payload, snapshot = answer
-                sound = digest == codecs.digest(payload) and (newest != version or noticed in ("", digest))
-                arrived = events_effects.Fetched(fragment, newest, payload, snapshot)
-                result = arrived if sound else events_effects.FetchFailed(fragment, version, "bad_digest")
-        self._drive(result)
+                if digest == codecs.digest(payload) and (newest != version or wanted.digest in ("", digest)):
+                    return events_effects.Fetched(fragment, newest, payload, snapshot)
+                return events_effects.FetchFailed(fragment, version, "bad_digest")
+        return events_effects.FetchFailed(fragment, version, "fetch_failed")

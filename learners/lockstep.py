@@ -169,7 +169,8 @@ class LockStep:
                     proposal = self.parameters.propose(fragment, payloads, weights)
                     merged = outer.Merged(syncer_step, proposal, proposal.digest, proposal.norm, proposal.finite)
                     self._to_syncer(merged)
-                case outer.Append(sequence):
+                case outer.Append(sequence, record):
+                    self.facts.append(LoggedFact(self._now, "syncer", 1, record))
                     self._to_syncer(outer.Durable(sequence))
                 case outer.Publish(_, version, proposal):
                     self.parameters.install(proposal, version)

@@ -7,6 +7,7 @@ inside `run`, in the phase that is named after it, with settings that fit the de
 from __future__ import annotations
 
 import gc
+import math
 import os
 import queue
 import threading
@@ -41,6 +42,7 @@ from outer.protocol.messages import (
     STOPPED,
     Attach,
     Contribution,
+    Drain,
     ReadRequest,
     State,
     StateRequest,
@@ -50,6 +52,9 @@ from outer.protocol.quorum import Average
 if TYPE_CHECKING:
     from learners.fragment_io import FragmentIO
     from learners.training.trainer import Trainer
+
+BEHIND = "behind"  # why a learner gives nothing: it has to upload its facts first
+LEAVE_MARGIN_S = 30.0  # beyond the deadline to leave, for the step under way and the last facts
 
 Donation = tuple[events_effects.Donate, list[Any]]
 
@@ -93,7 +98,7 @@ class LearnerShell:
         self._facts = FactBuffer(time.time)
         self._lock = threading.Lock()
         self._changed = threading.Event()
-        self._answers: dict[tuple[int, int], Future[Contribution]] = {}  # by syncer step and attempt
+        self._answers: dict[tuple[int, int, int], Future[Contribution]] = {}  # by epoch, syncer step and attempt
         self._donations: dict[tuple[str, int], Future[Donation | str]] = {}  # by joiner
         self._fetcher = Fetcher(link, self._drive, spec.sync.transfer_s, spec.store, spec.saved)
         self._writer = None
@@ -107,6 +112,7 @@ class LearnerShell:
             queue.SimpleQueue()
         )
         self._machine: Learner | None = None
+        self._exit_at = math.inf  # monotonic; when this process ends even if its loop does not
         self._ended: Future[str] | None = None  # once the loop has begun: why it ended
 
     # -------------------------------------------------------------- called by the actor
@@ -139,27 +145,45 @@ class LearnerShell:
             return str(refusal)
         return ""
 
+    def progress(self) -> tuple[bool, int | None]:
+        """(whether the training loop is alive, the epoch that it is attached to), for the orchestrator."""
+        with self._lock:
+            machine = self._machine
+            return (False, None) if machine is None else (machine.is_alive(time.monotonic()), machine.epoch)
+
     def deliver(self, message: events_effects.Event) -> None:
         """A message of the syncer has come in."""
+        if isinstance(message, Drain):
+            self._exit_after(message.deadline_s)
         self._drive(message)
 
-    def read(self, request: ReadRequest) -> tuple[Contribution, list[Any]] | None:
-        """The fragment as of one completed step, and pending facts; None when no boundary came in time."""
-        answer: Future[Contribution] = Future()
-        self._answers[request.syncer_step, request.attempt] = answer
+    def read(self, request: ReadRequest) -> tuple[Contribution, list[Any], int] | str:
+        """The fragment as of one completed step, and all facts that are not durable, with the oldest one's number.
+
+        A string says why not: no_boundary came in time, or behind: more facts wait than a message carries.
+        """
+        key = (request.epoch, request.syncer_step, request.attempt)
+        answer = self._answers[key] = Future()
         try:
             self._drive(request)
             contribution = answer.result(timeout=request.deadline_s)
         except FutureTimeout:
-            return None
+            return "no_boundary"
         finally:
-            del self._answers[request.syncer_step, request.attempt]
+            _forget(self._answers, key, answer)
         if self._faults.corrupts():
             contribution = replace(contribution, payload=flipped(contribution.payload))
-        return contribution, self._facts.pending(everything=True)
+        return BEHIND if (facts := self._every_fact()) is None else (contribution, *facts)
 
-    def donate(self, request: StateRequest) -> tuple[State, list[Any]] | str:
-        """The state as of one completed step, and pending facts; a string says why it cannot be had."""
+    def _every_fact(self) -> tuple[list[Any], int] | None:
+        """All facts that are not durable, and the oldest one's number; None, and their upload begins, if too many."""
+        if (facts := self._facts.everything()) is None:
+            self._link.upload(self._spec.name, self._spec.incarnation, self._facts)
+            return None
+        return facts, self._facts.oldest
+
+    def donate(self, request: StateRequest) -> tuple[State, list[Any], int] | str:
+        """The state as of one completed step, and facts as `read`; a string says why it cannot be had."""
         key = (request.joiner, request.joiner_incarnation)
         donation = self._donations[key] = Future()
         try:
@@ -171,11 +195,11 @@ class LearnerShell:
             assert self._fragment_io is not None
             state = self._fragment_io.pack(held, request, effect.step, effect.syncer_step, effect.versions)
             self._drive(events_effects.StateSent(request, effect.step, state.digest, state.size, effect.versions))
-            return state, self._facts.pending(everything=True)
+            return BEHIND if (facts := self._every_fact()) is None else (state, *facts)
         except FutureTimeout:
             return "timeout"
         finally:
-            del self._donations[key]
+            _forget(self._donations, key, donation)
 
     def saved(self, snapshot: int, deadline_s: float) -> dict[str, Any] | None:
         """This learner's part of a checkpoint, for the manifest; None when it is not written in time.
@@ -202,7 +226,19 @@ class LearnerShell:
         """The host tells this process to end."""
         if self._machine is None or self._machine.phase not in (STEPPING, DRAINING, STOPPED):
             os._exit(0)  # it has nothing to lose yet, and its start may take longer than it has
+        self._exit_after(self._spec.sync.drain_s)
         self._drive(events_effects.Leave())
+
+    def _exit_after(self, deadline_s: float) -> None:
+        """End this process some time after its deadline to leave: the loop may never come to a boundary again."""
+        exit_at = time.monotonic() + deadline_s + LEAVE_MARGIN_S
+        with self._lock:
+            if exit_at >= self._exit_at:
+                return  # a repeated request
+            self._exit_at = exit_at
+        timer = threading.Timer(deadline_s + LEAVE_MARGIN_S, os._exit, (0,))
+        timer.daemon = True
+        timer.start()
 
     # -------------------------------------------------------------- from process to first step
 
@@ -296,7 +332,7 @@ class LearnerShell:
                     else:
                         self._link.report(message, self._facts)
                 case events_effects.Answer(contribution):
-                    answer = self._answers.get((contribution.syncer_step, contribution.attempt))
+                    answer = self._answers.get((contribution.epoch, contribution.syncer_step, contribution.attempt))
                     if answer is not None and not answer.done():
                         assert self._fragment_io is not None
                         answer.set_result(self._fragment_io.encode(contribution))
@@ -343,3 +379,9 @@ class LearnerShell:
         donation = self._donations.get((request.joiner, request.joiner_incarnation))
         if donation is not None and not donation.done():
             donation.set_result(given)
+
+
+def _forget(waiting: dict[Any, Future[Any]], key: Any, future: Future[Any]) -> None:
+    """Forget who waits, unless the same question came again meanwhile: then another waits for its answer."""
+    if waiting.get(key) is future:
+        del waiting[key]

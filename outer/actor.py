@@ -7,13 +7,14 @@ leaves only as return values, which their caller owns.
 from __future__ import annotations
 
 import asyncio
+import contextlib
 import gc
 import os
 import signal
 import time
 import traceback
 from collections import Counter
-from collections.abc import Callable, Coroutine, Mapping
+from collections.abc import Callable, Coroutine
 from concurrent.futures import ThreadPoolExecutor
 from dataclasses import dataclass, replace
 from typing import Any
@@ -23,23 +24,25 @@ import ray
 from numpy.typing import NDArray
 
 from outer import epoch
-from outer.epoch import Facts, Recorder, SyncerSpec
-from outer.journal.journal import Arrays
+from outer.epoch import Facts, SyncerSpec
+from outer.first_values import FirstValues
 from outer.journal.object_store import Objects
 from outer.journal.recovery_sources import RecoverySources
+from outer.journal.segmenter import Segmented
 from outer.journal.writer import JournalWriter
+from outer.log_feed import LogFeed
 from outer.numeric import codec as codecs
 from outer.numeric.codec import examine
 from outer.protocol import events_effects, messages
 from outer.protocol.fragments import Fragment
-from outer.protocol.manifest import code_digest, manifest
-from outer.protocol.recovery import Entry
-from outer.protocol.syncer import Syncer
+from outer.protocol.manifest import code_digest
 from outer.snapshots import Snapshots
 
 HELD_S = 10.0  # for a learner to give what it holds of a fragment
 ANNOUNCED_S = 0.02  # for notices to be on their way
 UNDELIVERED_MAX = 64  # messages on their way to one learner; more are dropped, the machine sends again
+BEHIND = "behind"  # why an answer does not count: the log cannot take its facts now
+RECORD_S = 5.0  # for facts to become durable before `record` answers
 LATE_S = 120.0  # an answer that comes after its deadline is still heard, to be refused, for this long
 
 
@@ -53,50 +56,38 @@ class SyncerActor:
     """One epoch of the syncer.
 
     `initial` makes the fragments and initial parameters; `sources` is what helps if the journal is incomplete.
+    Without it the constructor raises Incomplete then.
     """
 
     def __init__(
         self,
         spec: SyncerSpec,
-        initial: Callable[
-            [], tuple[tuple[Fragment, ...], list[NDArray[np.float32]], Mapping[str, str], Mapping[str, Any]]
-        ],
-        recorder: Recorder,
+        initial: Callable[[], FirstValues],
         sources: RecoverySources | None = None,
     ) -> None:
         if (code := code_digest()) != spec.code:
             raise RuntimeError(f"this node runs other sources ({code}) than the run was started with ({spec.code})")
-        os.environ["JAX_PLATFORMS"] = "cpu"
-        from outer.numeric.merge import rules  # JAX starts here, on the CPU, and not when Ray loads the class
-        from outer.numeric.parameters import GlobalParameters
-
+        os.environ["JAX_PLATFORMS"] = "cpu"  # epoch.begin starts JAX
+        assert spec.sync.fragments is not None
         self._spec = spec
-        self._fragments, arrays, patterns, self._task = initial()
-        tensors = [tensor for fragment in self._fragments for tensor in fragment.tensors]
-        self._parameters = GlobalParameters(
-            self._fragments, arrays, spec.outer, spec.sync.codec, rules(tensors, spec.outer.merge, patterns)
+        self._log = LogFeed(spec.epoch)
+        self._journal = JournalWriter(
+            spec.journal or spec.store,
+            spec.epoch,
+            spec.sync.fragments,
+            self._durable,
+            self._depose,
+            self._reach,
+            persistent=spec.durability != "checkpoint",
+            recorded=self._log.recorded,
+            segmenter=spec.segmenter,
+            volatile=spec.durability == "replica",
         )
-        keeps = spec.durability != "checkpoint"
-        callbacks = (self._durable, self._depose, self._reach)
-        self._journal = JournalWriter(spec.journal or spec.store, spec.epoch, len(self._fragments), *callbacks, keeps)
-        found, self._rebuilt = epoch.recover(spec, self._journal, self._parameters, len(self._fragments), sources, _ask)
-        self._machine = Syncer(
-            epoch=spec.epoch,
-            config=spec.sync,
-            fragments=self._fragments,
-            learners=spec.learners,
-            quorum=spec.quorum,
-            span_steps=spec.span_steps,
-            budget=spec.budget,
-            manifest=manifest(spec.shared, self._fragments, code),
-            recovered=found if spec.epoch > 1 else None,
-            ahead_s=spec.ahead_s,
-            reopened=True,
-            durability=spec.durability,
-        )
-        self._recorder = recorder
-        self._said = 0
-        self._deposed = ""  # why this epoch is over
+        self._begun = epoch.begin(spec, self._journal, initial, sources, _ask)
+        self._log.begin(self._journal, self._begun.writers)
+        self._fragments, self._task = self._begun.fragments, self._begun.task
+        self._parameters, self._machine = self._begun.parameters, self._begun.machine
+        self._over = ""  # why this epoch does nothing any more
         self._merger = ThreadPoolExecutor(1, "merge")
         self._examiner = ThreadPoolExecutor(2, "examine")
         self._peers: dict[str, _Peer] = {}
@@ -115,13 +106,16 @@ class SyncerActor:
 
     async def identify(self) -> dict[str, Any]:
         process = {"pid": os.getpid(), "node": ray.get_runtime_context().get_node_id()}
-        return process | {"run": self._journal.run, "task": self._task}
+        begun = self._spec.begun or self._spec.epoch
+        return process | {"run": self._journal.run, "task": self._task, "begun": begun}
 
     async def start(self, living: tuple[events_effects.Expect, ...] = ()) -> dict[str, Any]:
         """Begin the epoch; `living`: the learners that train already, if there was an epoch before."""
         self._perform(self._machine.start())
-        if self._rebuilt is not None:
-            self._perform([events_effects.Emit(self._rebuilt)])
+        if self._begun.rebuilt is not None:
+            self._perform([events_effects.Emit(self._begun.rebuilt)])
+        if (save := epoch.save_first_values(self._spec, self._begun)) is not None:
+            self._spawn(self._save(save))
         if self._spec.epoch > 1:
             self._drive(events_effects.Living(living))
         gc.collect()
@@ -158,9 +152,11 @@ class SyncerActor:
     async def stop(self, reason: str) -> None:
         self._drive(events_effects.StopRequested(reason))
 
-    async def close(self) -> None:
-        """Record nothing from now on, even if learners still report."""
-        self._recorder.close()
+    async def close(self) -> Segmented:
+        """Take nothing from now on, even if learners still report; returns where the log ends."""
+        self._over = "the run is over"
+        self._log.close()
+        return await self._journal.finish()
 
     async def clock(self) -> dict[str, Any]:
         """Where the run is; cheap enough to ask often."""
@@ -201,9 +197,9 @@ class SyncerActor:
 
     # -------------------------------------------------------------- called by learners
 
-    async def attach(self, message: messages.Attach, facts: Facts, handle: Any) -> messages.Welcome | str:
+    async def attach(self, message: messages.Attach, facts: Facts, oldest: int, handle: Any) -> messages.Welcome | str:
         """A Welcome, or the reason why this learner may not join."""
-        self._record(message.learner, message.incarnation, facts)
+        self._take(message.learner, message.incarnation, facts, oldest)
         before = self._peers.get(message.learner)
         self._peers[message.learner] = _Peer(message.incarnation, handle)
         effects = self._drive(message)
@@ -225,15 +221,22 @@ class SyncerActor:
                     return named, peer.handle
         return None
 
-    async def report(self, message: messages.Report, facts: Facts) -> int:
-        """Returns the sequence up to which this incarnation's facts are recorded."""
-        recorded = self._record(message.learner, message.incarnation, facts)
+    async def report(self, message: messages.Report, facts: Facts, oldest: int) -> int:
+        """Returns the number up to which this incarnation's facts are durable."""
+        self._take(message.learner, message.incarnation, facts, oldest)
         self._drive(message)
-        return recorded
+        return self._log.durable(message.learner, message.incarnation)
 
-    async def record(self, learner: str, incarnation: int, facts: Facts) -> int:
-        """The last facts of a training loop."""
-        return self._record(learner, incarnation, facts)
+    async def record(self, learner: str, incarnation: int, facts: Facts, oldest: int) -> int:
+        """As `report` returns, once these facts are durable, or after a while."""
+        self._take(learner, incarnation, facts, oldest)
+        last = facts[-1][0] if facts else oldest - 1
+        return await self._log.made_durable(learner, incarnation, last, RECORD_S)
+
+    def _take(self, learner: str, incarnation: int, facts: Facts, oldest: int) -> None:
+        """Take a learner's facts into the log. A stranger has none: names would pile up."""
+        if self._machine.knows(learner):
+            self._log.take(learner, incarnation, facts, oldest)
 
     async def fetch(self, fragment: int, version: int) -> tuple[int, str, NDArray[np.float32], int] | None:
         """(version, SHA-256, float32[n], snapshot): the newest, if it is at least the version asked for."""
@@ -246,7 +249,7 @@ class SyncerActor:
     # -------------------------------------------------------------- the machine and its effects
 
     def _drive(self, event: events_effects.Event) -> list[events_effects.Effect]:
-        if self._deposed:
+        if self._over:
             return []
         try:
             effects = self._machine.handle(_now(), event)
@@ -258,19 +261,16 @@ class SyncerActor:
         return effects
 
     def _perform(self, effects: list[events_effects.Effect]) -> None:
-        facts: list[tuple[int, float, Any]] = []
         for effect in effects:
             match effect:
                 case events_effects.Emit(fact):
-                    facts.append((self._said, time.time(), fact))
-                    self._said += 1
+                    self._log.log(fact)
                 case events_effects.Send(learner, incarnation, message):
                     self._send(learner, incarnation, message)
                 case events_effects.Merge():
                     self._spawn(self._merge(effect))
-                case events_effects.Append(sequence, said, record, proposal):
-                    arrays: Arrays = proposal.arrays if proposal is not None else []
-                    self._journal.append(Entry(self._spec.epoch, sequence, said, record), arrays)
+                case events_effects.Append(sequence, record, proposal):
+                    self._log.append(sequence, record, proposal.arrays if proposal is not None else [])
                 case events_effects.Cut(identifier):
                     self._snapshots.cut(identifier, self._parameters)
                 case events_effects.Publish(fragment, version, proposal):
@@ -278,24 +278,14 @@ class SyncerActor:
                     self._digests[fragment] = proposal.digest
                     self._reach(epoch.APPLIED)
                     asyncio.get_running_loop().call_later(ANNOUNCED_S, self._reach, epoch.ANNOUNCED)
-        if facts:
-            self._record("syncer", self._spec.epoch, facts)
-
-    def _record(self, writer: str, incarnation: int, facts: Facts) -> int:
-        """A fact that cannot be recorded ends the run."""
-        try:
-            return self._recorder.record(writer, incarnation, facts)
-        except Exception:
-            self._failure = traceback.format_exc()
-            raise
 
     def _durable(self, sequence: int) -> None:
         self._drive(events_effects.Durable(sequence))
 
     def _depose(self, why: str) -> None:
-        """A newer epoch has opened the journal: stop at once and send nothing more."""
-        self._deposed = why
-        self._recorder.close()
+        """A newer epoch has opened the journal: stop at once, send and acknowledge nothing more."""
+        self._over = why
+        self._log.close()
         print(f"syncer epoch {self._spec.epoch}: {why}", flush=True)  # in the actor's own log
         os._exit(0)
 
@@ -310,6 +300,10 @@ class SyncerActor:
         task = asyncio.get_running_loop().create_task(work)
         self._tasks.add(task)
         task.add_done_callback(self._tasks.discard)
+
+    async def _save(self, save: Callable[[], None]) -> None:
+        with contextlib.suppress(OSError):  # then later epochs make what they need themselves
+            await asyncio.get_running_loop().run_in_executor(None, save)
 
     def _set_timer(self) -> None:
         if self._timer is not None:
@@ -355,6 +349,8 @@ class SyncerActor:
             pass  # a dead or frozen learner: its lease tells
         finally:
             self._undelivered[learner, peer.incarnation] -= 1
+            if not self._undelivered[learner, peer.incarnation]:
+                del self._undelivered[learner, peer.incarnation]  # incarnations come and go
 
     async def _read(self, learner: str, peer: _Peer, request: messages.ReadRequest) -> None:
         answer = asyncio.ensure_future(peer.handle.read.remote(request))
@@ -366,17 +362,17 @@ class SyncerActor:
                 answer.cancel()
                 return
         try:
-            reply: tuple[messages.Contribution, Facts] | None = answer.result()
+            reply: tuple[messages.Contribution, Facts, int] | str = answer.result()
         except ray.exceptions.RayError as error:
-            reason = type(error).__name__
-            self._drive(events_effects.ReadMissed(learner, peer.incarnation, request.syncer_step, reason))
+            reply = type(error).__name__
+        if isinstance(reply, str):
+            self._drive(events_effects.ReadMissed(learner, peer.incarnation, request.syncer_step, reply))
             return
-        if reply is None:
-            self._drive(events_effects.ReadMissed(learner, peer.incarnation, request.syncer_step, "no_boundary"))
-            return
-        contribution, facts = reply
+        contribution, facts, oldest = reply
         self._reach(epoch.RECEIVED)
-        self._record(learner, peer.incarnation, facts)
+        if not self._log.take(learner, peer.incarnation, facts, oldest):
+            self._drive(events_effects.ReadMissed(learner, peer.incarnation, request.syncer_step, BEHIND))
+            return
         if contribution.learner != learner or not 0 <= contribution.fragment < len(self._fragments):
             contribution = replace(contribution, learner=learner, payload=None, defect="wrong_sender")
         else:

@@ -5,25 +5,34 @@ The syncer actor uses it in its constructor. Nothing here knows Ray.
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
-from typing import TYPE_CHECKING, Any, Protocol
+from functools import partial
+from typing import TYPE_CHECKING, Any
 
+from outer import first_values
 from outer.config import OuterConfig, SyncConfig
-from outer.journal.journal import Opened, Value
+from outer.first_values import FirstValues
+from outer.journal import record_codec
+from outer.journal.groups import Value
+from outer.journal.journal import Opened
 from outer.journal.object_store import Objects
-from outer.journal.rebuild import JOURNAL, RecoverySource, rebuild, replay_log
+from outer.journal.rebuild import JOURNAL, RecoverySource, rebuild
 from outer.journal.recovery_sources import Ask, Incomplete, RecoverySources
+from outer.journal.segmenter import Segmenter
 from outer.journal.writer import JournalWriter
 from outer.numeric import codec as codecs
 from outer.protocol.facts import StateRebuilt
+from outer.protocol.fragments import Fragment
+from outer.protocol.manifest import manifest
+from outer.protocol.recorder import Numbered
 from outer.protocol.recovery import Recovered
-from outer.protocol.syncer import Budget
+from outer.protocol.syncer import Budget, Syncer
 
 if TYPE_CHECKING:
     from outer.numeric.parameters import GlobalParameters
 
-Facts = Sequence[tuple[int, float, Any]]  # (sequence, wall time, fact): sent along until they are acknowledged
+Facts = Sequence[Numbered]  # sent along by learners until they are durable
 
 # Where chaos can kill the syncer, in the order in which a commit passes them.
 RECEIVED, MERGED, JOURNALING, JOURNALED, APPLIED, ANNOUNCED = POINTS = (
@@ -34,18 +43,6 @@ RECEIVED, MERGED, JOURNALING, JOURNALED, APPLIED, ANNOUNCED = POINTS = (
     "applied",
     "announced",
 )
-
-
-class Recorder(Protocol):
-    """Where facts go: the syncer's own, and those that learners' messages carry."""
-
-    def record(self, writer: str, incarnation: int, facts: Facts) -> int:
-        """Append what is new; return the sequence up to which everything is recorded."""
-        ...
-
-    def close(self) -> None:
-        """The log is about to be sealed: take nothing more."""
-        ...
 
 
 @dataclass(frozen=True)
@@ -65,38 +62,99 @@ class SyncerSpec:
     store: Objects  # where journal and checkpoints are
     durability: str = "journal"
     journal: Objects | None = None  # where the journal is, if not there
+    segmenter: Segmenter | None = None  # makes segments of the log from the journal's groups
+    begun: int = 0  # the epoch that started the run, or resumed it, and saved its first values; 0: this one does
 
 
-def recover(
+@dataclass(frozen=True)
+class Begun:
+    """What an epoch works with."""
+
+    fragments: tuple[Fragment, ...]
+    task: Mapping[str, Any]  # what status pages need to know of the task
+    patterns: Mapping[str, str]  # the task's merge rules
+    parameters: GlobalParameters
+    machine: Syncer
+    writers: Sequence[Sequence[Any]]  # up to which fact of whom the log goes
+    rebuilt: StateRebuilt | None  # how the state was rebuilt, if the journal was damaged or incomplete
+
+
+def begin(
     spec: SyncerSpec,
     journal: JournalWriter,
-    parameters: GlobalParameters,
-    fragments: int,
+    make: Callable[[], FirstValues],
     sources: RecoverySources | None,
     ask: Ask,
-) -> tuple[Recovered, StateRebuilt | None]:
-    """Open the journal and load into `parameters` what earlier epochs have left.
+) -> Begun:
+    """Open the journal, which fences earlier epochs, and load what they have left.
 
-    The fact says how the state was rebuilt, if the journal was damaged or incomplete. Raises Incomplete when the
-    journal is not enough and there are no other sources.
+    `make` makes fragments and initial parameters from the task. Raises Incomplete when the journal is not enough and
+    there are no other sources, and as JournalWriter.open.
     """
+    from outer.numeric.merge import rules  # JAX starts here
+    from outer.numeric.parameters import GlobalParameters
+
     opened = journal.open()
+    why = _lacking(spec, opened)
+    if why and sources is None:
+        raise Incomplete(why)
+    fragments, thetas, patterns, task = _first_values(spec, opened, why) or make()
+    tensors = [tensor for fragment in fragments for tensor in fragment.tensors]
+    merge_rules = rules(tensors, spec.outer.merge, patterns)
+    parameters = GlobalParameters(fragments, thetas, spec.outer, spec.sync.codec, merge_rules)
+    found, rebuilt = opened.found, None
+    if sources is not None and why:
+        found, rebuilt = _rebuilt(spec, journal, parameters, len(fragments), opened, sources, ask, why)
+    else:
+        for fragment, value in opened.values.items():
+            parameters.restore(fragment, value.version, value.arrays)
+    machine = Syncer(
+        epoch=spec.epoch,
+        config=spec.sync,
+        fragments=fragments,
+        learners=spec.learners,
+        quorum=spec.quorum,
+        span_steps=spec.span_steps,
+        budget=spec.budget,
+        manifest=manifest(spec.shared, fragments, spec.code),
+        recovered=found if spec.epoch > 1 else None,
+        ahead_s=spec.ahead_s,
+        reopened=True,
+        durability=spec.durability,
+    )
+    return Begun(fragments, task, patterns, parameters, machine, opened.writers, rebuilt)
+
+
+def save_first_values(spec: SyncerSpec, begun: Begun) -> Callable[[], None] | None:
+    """Saves for later epochs what this one made from the task; None where an earlier one has. Call it in a thread."""
+    if spec.begun:
+        return None
+    thetas, versions = list(begun.parameters.thetas), begun.parameters.versions
+    values = begun.fragments, thetas, begun.patterns, begun.task
+    return partial(first_values.save, spec.store, spec.epoch, values, [f for f, v in enumerate(versions) if not v])
+
+
+def _lacking(spec: SyncerSpec, opened: Opened) -> str:
+    """Why the journal alone is not enough for this epoch; empty when it is."""
+    if spec.epoch == 1:
+        return ""
     found = opened.found
-    lacking = [
+    told = [
         f"version {version} of fragment {fragment} is lost"
         for fragment, version in enumerate(found.versions)
         if version and (fragment not in opened.values or opened.values[fragment].version != version)
     ]
-    if spec.epoch > 1 and not found.batch_sizes and not opened.damage:
-        lacking.append("the journal has no records")
-    if spec.epoch == 1 or not (lacking or opened.damage):
-        for fragment, value in opened.values.items():
-            parameters.restore(fragment, value.version, value.arrays)
-        return found, None
-    why = "; ".join([*opened.damage, *lacking])
-    if sources is None:
-        raise Incomplete(why)
-    return _rebuilt(spec, journal, parameters, fragments, opened, sources, ask, why)
+    if not found.batch_sizes and not opened.damage:
+        told.append("the journal has no records")
+    return "; ".join([*opened.damage, *told])
+
+
+def _first_values(spec: SyncerSpec, opened: Opened, lacking: str) -> FirstValues | None:
+    """What was saved when the run was started or resumed. What is lacking may have to start from an initial value."""
+    if not spec.begun or lacking:
+        return None
+    uncommitted = [fragment for fragment, version in enumerate(opened.found.versions) if not version]
+    return first_values.load(spec.store, spec.begun, uncommitted)
 
 
 def _rebuilt(
@@ -109,7 +167,7 @@ def _rebuilt(
     ask: Ask,
     why: str,
 ) -> tuple[Recovered, StateRebuilt]:
-    log = replay_log(sources.records, fragments)
+    log = record_codec.decode_replay(dict(sources.log))
     ours = {
         fragment: RecoverySource(JOURNAL, value, codecs.digest(value.arrays[0]))
         for fragment, value in opened.values.items()

@@ -6,12 +6,12 @@ import asyncio
 import functools
 import time
 from collections.abc import Sequence
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING, Any, NamedTuple
 
 from numpy.typing import NDArray
 
 from outer.journal import checkpoint_parts
-from outer.journal.journal import Cut
+from outer.journal.groups import Cut
 from outer.journal.object_store import Objects
 from outer.journal.writer import JournalWriter
 from outer.protocol.fragments import Fragment
@@ -20,21 +20,30 @@ if TYPE_CHECKING:
     from outer.numeric.parameters import GlobalParameters
 
 POLL_S = 0.05
+CUTS_MAX = 2  # cuts that wait to be written; each keeps the values of a whole model alive
+
+
+class _Cut(NamedTuple):
+    committed: asyncio.Future[Cut]
+    initial: dict[int, NDArray[Any]]  # by fragment: without a commit so far
 
 
 class Snapshots:
-    """Of one epoch; `store` is where checkpoints are."""
+    """Of one epoch; `store` is where checkpoints are. Of cuts that nobody has written, only the newest are kept."""
 
     def __init__(self, epoch: int, fragments: Sequence[Fragment], store: Objects, journal: JournalWriter) -> None:
         self._epoch, self._fragments, self._store, self._journal = epoch, fragments, store, journal
-        self._cuts: dict[int, asyncio.Future[Cut]] = {}  # by snapshot, until they are written
-        self._initial: dict[int, dict[int, NDArray[Any]]] = {}  # by snapshot, then fragment: without a commit so far
+        self._cuts: dict[int, _Cut] = {}  # by snapshot, oldest first, until they are written
+        self._taken = 0  # the newest
 
     def cut(self, snapshot: int, parameters: GlobalParameters) -> None:
         """Everything committed so far belongs to the snapshot."""
-        self._cuts[snapshot] = self._journal.cut()
         versions, thetas = parameters.versions, parameters.thetas
-        self._initial[snapshot] = {n: thetas[n] for n, version in enumerate(versions) if version == 0}
+        initial = {n: thetas[n] for n, version in enumerate(versions) if version == 0}
+        self._cuts[snapshot] = _Cut(self._journal.cut(), initial)
+        self._taken = snapshot
+        while len(self._cuts) > CUTS_MAX:
+            self._cuts.pop(next(iter(self._cuts))).committed.cancel()
 
     async def write(self, snapshot: int, deadline_s: float) -> dict[str, Any]:
         """Write the part; returns its seal, size and place in the run.
@@ -43,11 +52,14 @@ class Snapshots:
         """
         give_up_at = time.monotonic() + deadline_s
         while snapshot not in self._cuts:  # a commit under way comes first
+            if snapshot <= self._taken:
+                raise OSError(f"snapshot {snapshot} is written, or was dropped for newer ones: {self._taken} is taken")
             if time.monotonic() >= give_up_at:
                 raise TimeoutError(f"snapshot {snapshot} was not taken within {deadline_s:g} s")
             await asyncio.sleep(POLL_S)
-        cut = await asyncio.wait_for(self._cuts.pop(snapshot), max(0.0, give_up_at - time.monotonic()))
-        header, arrays = cut.part(self._epoch, snapshot, self._fragments, self._initial.pop(snapshot))
+        committed, initial = self._cuts.pop(snapshot)
+        cut = await asyncio.wait_for(committed, max(0.0, give_up_at - time.monotonic()))
+        header, arrays = cut.part(self._epoch, snapshot, self._fragments, initial)
         write = functools.partial(
             checkpoint_parts.write, self._store, snapshot, checkpoint_parts.SYNCER, header, arrays
         )

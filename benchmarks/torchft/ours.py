@@ -17,7 +17,7 @@ from typing import Any
 from benchmarks.torchft.processes import Processes, ended
 from benchmarks.torchft.trial import AFTER_S, BEFORE_S, LEARNER, Trial, trial
 from learners.protocol.facts import StepFinished
-from orchestrator.eventlog.segments import read_run
+from orchestrator.eventlog.reader import read_run
 from outer.protocol.facts import Committed
 
 ROOT = Path(__file__).resolve().parent.parent.parent

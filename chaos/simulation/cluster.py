@@ -14,6 +14,7 @@ from functools import partial
 from typing import Any
 
 from chaos.simulation.checks.bounds import Bounds
+from chaos.simulation.checks.facts import kept
 from chaos.simulation.checks.history import Digest, digest_of, judged
 from chaos.simulation.checks.invariants import Invariants, waits
 from chaos.simulation.checks.oracle import Oracle, Violation
@@ -57,6 +58,7 @@ def _learner(options: Options, make: Callable[..., Any], name: str, incarnation:
         batch_size=options.batch[name],
         span_steps=options.span_steps,
         start_s=options.start_s,
+        ahead_s=options.ahead_s,
     )
 
 
@@ -146,12 +148,11 @@ class Cluster:
             return None
         options = self.options
         values = list(self.context.oracle.origin)
-        for write in seen:
-            if isinstance(write.entry.record, Committed):
-                values[write.entry.record.fragment] = write.entry.proposal.version
-        entries = [
-            recovery.Entry(write.epoch, write.sequence, write.entry.logged, write.entry.record) for write in seen
-        ]
+        appended = [(write.epoch, each) for write in seen for each in write.group.records]
+        for _, each in appended:
+            if isinstance(each.record, Committed):
+                values[each.record.fragment] = each.proposal.version
+        entries = [recovery.Entry(opened, each.sequence, each.record) for opened, each in appended]
         machine = self._make_syncer(
             epoch=epoch,
             config=options.sync,
@@ -162,6 +163,7 @@ class Cluster:
             budget=options.budget,
             manifest=MANIFEST,
             recovered=recovery.recover(entries, options.fragments) if epoch > 1 else None,
+            ahead_s=options.ahead_s,
         )
         self.context.oracle.recovered(epoch, values, list(machine.versions))
         on_death = self.supervisor.on_syncer_death
@@ -171,14 +173,16 @@ class Cluster:
         return syncer
 
     def _on_durable(self, write: Write) -> None:
-        """An entry became durable."""
-        record = write.entry.record
-        if isinstance(record, Committed):
-            self.context.oracle.committed(record, write.entry.proposal)
-        elif isinstance(record, SpanGranted):
-            self.context.oracle.lent(record)
-        elif isinstance(record, SpanReturned):
-            self.context.oracle.returned(record)
+        """A group became durable."""
+        self.context.log.append(write.group)
+        for append in write.group.records:
+            record = append.record
+            if isinstance(record, Committed):
+                self.context.oracle.committed(record, append.proposal)
+            elif isinstance(record, SpanGranted):
+                self.context.oracle.lent(record)
+            elif isinstance(record, SpanReturned):
+                self.context.oracle.returned(record)
 
 
 def simulate(
@@ -215,6 +219,7 @@ def play(
         violations.append(_raised("machine.raises", error))
     try:
         waits(cluster.options, cluster.context.oracle, cluster.context.facts)
+        violations += kept(cluster.context, cluster.supervisor)
         violations += judged(cluster.context.events(), cluster.context.fault_counts)
     except Exception as error:  # so that the following seeds still run
         violations.append(_raised("checkers.raise", error))

@@ -35,7 +35,7 @@ KINDS: dict[str, dict[str, float]] = {
     },
     "storage": {
         "storage_slow": 0.2, "storage_failing": 0.2, "storage_full": 0.15, "storage_torn": 0.2, "storage_lost": 0.2,
-        "storage_stale": 0.2,
+        "storage_stale": 0.2, "tail_lost": 0.2,
     },
     "syncer": {"syncer_crash": 0.35, "zombie": 0.2},
     "membership": {
@@ -99,6 +99,7 @@ DURATIONS = (
     "compile_s",
     "notice_s",
     "hang_s",
+    "unreachable_s",
 )  # of options
 
 
@@ -125,10 +126,12 @@ class Options:
     start_s: float
     notice_s: float  # until a death is noticed, at most
     hang_s: float
+    unreachable_s: float  # likewise, of a learner that steps and is not heard
     backoff_s: float
     storm_s: float  # the safety phase's length
     faults: tuple[Fault, ...]
     newcomers: tuple[str, ...] = NEWCOMERS
+    ahead_s: float = 0.0  # for which learners hold samples
     budget_tokens: int | None = None  # instead of the syncer steps
     dealt: tuple[Fragment, ...] = ()  # the model's own fragments; none: a model that is made up
     places: dict[str, Place] = field(default_factory=dict)  # of those that are not in PLACE
@@ -216,6 +219,7 @@ def draw(
     stormy = 1.0 if profile == "ended" else 0.6  # of the run: that one may end in the storm
     storm_s = 8.0 + stormy * syncer_steps * common_s if PROFILES[profile] else 0.0
     batch = {name: 1 + int(chance.random() * 3) for name in step_s}
+    patience = between(stream(seed, "patience"), 1.0, 4.0)
     return Options(
         seed=seed,
         profile=profile,
@@ -235,7 +239,8 @@ def draw(
         compile_s=between(chance, 0.2, 1.5),
         start_s=20.0,
         notice_s=between(chance, 0.2, 2.0),
-        hang_s=LOCKSTEP_HANG_S if profile == "lockstep" else between(chance, 4.0, 10.0),
+        hang_s=(hang_s := LOCKSTEP_HANG_S if profile == "lockstep" else between(chance, 4.0, 10.0)),
+        unreachable_s=patience * hang_s,
         backoff_s=0.5,
         storm_s=storm_s,
         faults=plan(seed, profile, storm_s),

@@ -14,7 +14,6 @@ from orchestrator.accounting.verdicts import Verdict
 from orchestrator.checkers.suite import check
 from orchestrator.eventlog.events import Event
 from orchestrator.eventlog.facts import RunStarted
-from orchestrator.eventlog.segments import merge
 from orchestrator.recipe.config import Recipe
 from orchestrator.recipe.problems import InputError, Problem
 from orchestrator.simulation.tape_log import bare
@@ -52,7 +51,7 @@ def record(recipe: Recipe, options: Options) -> Simulated:
     _run(cluster, recipe.run.idle_s)
     if context.oracle.violations:
         raise Broken(context.oracle.violations)
-    events = merge([[replace(event, fact=bare(event.fact)) for event in context.events()]])
+    events = [replace(event, fact=bare(event.fact)) for event in context.events()]
     verdicts, unjudged = check(events), BY_TIME if UNTIMED & context.fault_counts.keys() else frozenset()
     if broken := [each for each in verdicts if each.status == "violated" and each.name not in unjudged]:
         raise Broken(Violation(each.name, each.reason) for each in broken)

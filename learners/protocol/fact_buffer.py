@@ -1,40 +1,114 @@
-"""Buffers a learner's numbered facts until the syncer has recorded them. They travel with its messages."""
+"""Keeps a learner's numbered facts until they are durable in the log. They travel with its messages."""
 
 from __future__ import annotations
 
 import threading
+import time
 from collections import deque
 from collections.abc import Callable
 from typing import Any
 
+FACTS_MAX = 2**17  # kept at most; then the oldest go
+ANSWER_MAX = 4096  # in one message at most
+RESEND_S = 2.0  # without an acknowledgement, until facts are sent again
+
+Numbered = tuple[int, float, Any]  # sequence number, wall time, fact
+
 
 class FactBuffer:
-    """A message carries at most `limit` facts; all others wait. No fact is dropped. Any thread may call."""
+    """Sends each fact once, and again only when acknowledgements stop coming or after `rewind`. Any thread may call."""
 
-    def __init__(self, clock: Callable[[], float], limit: int = 512, first: int = 0) -> None:
-        self._clock, self._limit = clock, limit
+    def __init__(
+        self,
+        clock: Callable[[], float],
+        first: int = 0,
+        limit: int = FACTS_MAX,
+        monotonic: Callable[[], float] = time.monotonic,
+    ) -> None:
+        """`clock`: the wall time of facts. `first`: the first fact's number. `limit`: facts kept at most."""
+        self._clock, self._monotonic, self._limit = clock, monotonic, limit
         self._next = first
-        self._facts: deque[tuple[int, float, Any]] = deque()
+        self._sent: deque[Numbered] = deque()  # not acknowledged
+        self._waiting: deque[Numbered] = deque()  # not sent, or to be sent again
+        self._moved_at = (
+            0.0  # monotonic: the newest acknowledgement, or the first fact sent after all were acknowledged
+        )
         self._lock = threading.Lock()
+        self.dropped = 0  # facts that went before they were durable
 
     @property
     def recorded(self) -> int | None:
-        """The number of facts so far, if all are recorded; None while some are not."""
+        """The number of facts so far, if all are durable; None while some are not."""
         with self._lock:
-            return None if self._facts else self._next
+            return None if self._sent or self._waiting else self._next
+
+    @property
+    def oldest(self) -> int:
+        """The oldest number still held; of the next fact if none is."""
+        with self._lock:
+            held = self._sent or self._waiting
+            return held[0][0] if held else self._next
+
+    @property
+    def behind(self) -> bool:
+        """Whether one message could not carry all facts that are not durable."""
+        with self._lock:
+            return len(self._sent) + len(self._waiting) > ANSWER_MAX
 
     def add(self, fact: Any) -> None:
         with self._lock:
-            self._facts.append((self._next, self._clock(), fact))
+            self._waiting.append((self._next, self._clock(), fact))
             self._next += 1
+            if len(self._sent) + len(self._waiting) > self._limit:
+                (self._sent or self._waiting).popleft()
+                self.dropped += 1
 
-    def pending(self, everything: bool = False) -> list[tuple[int, float, Any]]:
-        """(number, time, fact) of the oldest unrecorded facts, for one message; `everything`: of all of them."""
+    def pending(self, limit: int = ANSWER_MAX) -> list[Numbered]:
+        """The next facts to send, at most `limit`."""
         with self._lock:
-            return list(self._facts) if everything else list(self._facts)[: self._limit]
+            now = self._monotonic()
+            if not self._sent:
+                self._moved_at = now
+            elif now - self._moved_at >= RESEND_S:
+                self._rewind(now)
+            return self._send(limit)
+
+    def everything(self) -> list[Numbered] | None:
+        """All facts that are not durable, for an answer; None when they are too many: their upload comes first."""
+        with self._lock:
+            if len(self._sent) + len(self._waiting) > ANSWER_MAX:
+                return None
+            if not self._sent:
+                self._moved_at = self._monotonic()
+            self._send(ANSWER_MAX)
+            return list(self._sent)
+
+    def rewind(self) -> None:
+        """Send again all that is not acknowledged: a new epoch of the syncer may not have it."""
+        with self._lock:
+            self._rewind(self._monotonic())
 
     def acknowledge(self, sequence: int) -> None:
-        """The facts up to and including this number are recorded."""
+        """The facts up to and including this number are durable."""
         with self._lock:
-            while self._facts and self._facts[0][0] <= sequence:
-                self._facts.popleft()
+            moved = False
+            for facts in (self._sent, self._waiting):  # an answer to what was sent before `rewind` may come after it
+                while facts and facts[0][0] <= sequence:
+                    facts.popleft()
+                    moved = True
+            if moved:
+                self._moved_at = self._monotonic()
+
+    def _send(self, limit: int) -> list[Numbered]:
+        if len(self._waiting) <= limit:
+            sending = [*self._waiting]
+            self._waiting.clear()
+        else:
+            sending = [self._waiting.popleft() for _ in range(limit)]
+        self._sent.extend(sending)
+        return sending
+
+    def _rewind(self, now: float) -> None:
+        self._waiting.extendleft(reversed(self._sent))
+        self._sent.clear()
+        self._moved_at = now

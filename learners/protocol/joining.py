@@ -17,6 +17,7 @@ from outer.protocol.messages import SeekDonor, State, StateRequest, Welcome
 if TYPE_CHECKING:
     from outer.config import SyncConfig
 
+TRANSFERS_MAX = 64  # joiners that wait for this learner's state; more are declined
 DONORS_MAX = 2  # peers to ask before starting from the syncer's fragments
 
 
@@ -113,6 +114,10 @@ class PendingTransfers:
 
     def __init__(self) -> None:
         self._waiting: list[_PendingTransfer] = []
+
+    @property
+    def full(self) -> bool:
+        return len(self._waiting) >= TRANSFERS_MAX
 
     @property
     def waiting(self) -> list[StateRequest]:

@@ -144,7 +144,7 @@ class Learner:
         self._loss: float | None = None
         self._aux: dict[str, float] | None = None  # of the last step
         self._reports = 0
-        self._reported_at = float("-inf")
+        self._reported_at, self._lease_s = float("-inf"), start_s
         self._running: RunStep | None = None
         self._stop = ""
         self._suspend = False  # the stop is a suspension
@@ -192,6 +192,15 @@ class Learner:
     def may_save(self, snapshot: int) -> bool:
         """Whether this learner will save, or may yet save, its state for this snapshot."""
         return self.phase in (STEPPING, DRAINING) and (self._save == snapshot or self._snapshot < snapshot)
+
+    def is_alive(self, now: float) -> bool:
+        """Whether the training loop has reported within its lease. Its reports may still not arrive."""
+        return now < self._reported_at + self._lease_s
+
+    @property
+    def epoch(self) -> int | None:
+        """The epoch of the syncer that it is attached to; None before the first Welcome."""
+        return self._epoch
 
     @property
     def held_versions(self) -> list[int]:
@@ -265,7 +274,8 @@ class Learner:
     # -------------------------------------------------------------- giving state to a joiner
 
     def _on_state_request(self, now: float, event: StateRequest) -> None:
-        if reason := self._unfit(event):
+        reason = self._unfit(event) or ("busy" if self._transfers.full else "")
+        if reason:
             self._effects.append(Decline(event, reason))
         else:
             self._transfers.add(event, now)
@@ -512,7 +522,7 @@ class Learner:
         if step_s.samples:  # the first step may still compile something, so it has the longer lease
             lease_s = max(self._config.lease_s, self._config.lease_steps * step_s.value)
         self._reports += 1
-        self._reported_at = now
+        self._reported_at, self._lease_s = now, lease_s
         report = Report(
             learner=self.name,
             incarnation=self.incarnation,

@@ -12,6 +12,8 @@ from typing import Any
 from outer.protocol.coverage import Mark
 from outer.protocol.messages import FragmentCounters, ReadRequest
 
+WAITING_MAX = 64  # reads that no copy could answer yet
+
 
 @dataclass(frozen=True)
 class Copy:
@@ -55,8 +57,9 @@ class StagedReads:
         return copy
 
     def wait(self, request: ReadRequest, now: float) -> None:
-        """Keep a read until a later copy answers it or it expires."""
+        """Keep a read until a later copy answers it or it expires. Of too many the oldest goes."""
         self._waiting.append(_Waiting(request, now + request.deadline_s))
+        del self._waiting[:-WAITING_MAX]
 
     def drop(self) -> None:
         """Forget all reads: the epoch that sent them is over."""

@@ -29,8 +29,29 @@ class Verdict:
         return self.status in NOT_FAILED
 
 
+@dataclass
+class Failures:
+    """What a check found: how many, and the first of them in words."""
+
+    count: int = 0
+    first: str = ""
+    at: int = 0  # the position that the first is about
+
+    def add(self, told: str, count: int = 1, at: int = 0) -> None:
+        """Add one failure, or several alike. Of those with a position in the log, the earliest is the first."""
+        if not self.count or at < self.at:
+            self.first, self.at = told, at
+        self.count += count
+
+    def __len__(self) -> int:
+        return self.count
+
+    def __getitem__(self, index: int) -> str:
+        return self.first
+
+
 def judge(
-    name: str, claim: str, checked: int, things: str, failures: Sequence[str], not_exercised: str = ""
+    name: str, claim: str, checked: int, things: str, failures: Sequence[str] | Failures, not_exercised: str = ""
 ) -> Verdict:
     """Violated by the first failure; else pass if anything was checked.
 

@@ -1,93 +1,109 @@
-"""bounded.* (I11): open syncer steps, spans held and reads stay within their limits.
+"""bounded.* (I11): open syncer steps and reads stay within their limits; orchestrator/checkers/spans.py has the spans.
 
 Queues, references in flight, memory and open files are not in the log; their own code limits them.
 """
 
 from __future__ import annotations
 
-import math
-from collections import Counter
+from dataclasses import dataclass, field
 
-from orchestrator.accounting.history import History
-from orchestrator.accounting.incarnations import Key
-from orchestrator.accounting.verdicts import Verdict, judge
-from outer.protocol.facts import (
-    Committed,
-    Finished,
-    LearnerAttached,
-    ReadFailed,
-    SpanGranted,
-    StepOpened,
-    StepPassed,
-    StepReopened,
-    SyncerStarted,
-)
+from orchestrator.accounting.saving import saved
+from orchestrator.accounting.verdicts import Failures, Verdict, judge
+from orchestrator.checkers.state import EPOCHS_KEPT, CheckState, Said
+from orchestrator.eventlog.block import NONE, Block
+from outer.protocol.facts import Finished, LearnerAttached, ReadFailed, StepOpened, StepPassed, StepReopened
 
-SPANS_HELD_MAX = 1.5  # a learner asks for one when it holds half of one or less
+STEPS_KEPT = 256  # newest syncer steps whose reads are still counted
 
 
-def check(history: History) -> list[Verdict]:
-    return [_steps(history), _spans(history), _reads(history)]
+@saved
+@dataclass
+class _Reads:
+    tried: int = 0
+    attempts: int = 1
 
 
-def _steps(history: History) -> Verdict:
-    """At most max(1, tau) open. The next epoch reopens what an epoch left open."""
-    limits = {said.incarnation: max(1, said.fact.overlap_steps) for said in history.of(SyncerStarted)}
-    failures: list[str] = []
-    running, epoch = set[int](), -1
-    facts = history.by_syncer(StepOpened, StepPassed, Committed, Finished)
-    for said in facts:
-        if said.incarnation != epoch:
-            running, epoch = set(), said.incarnation
-        if not isinstance(said.fact, StepOpened):
-            running.discard(said.fact.syncer_step)
-            continue
-        running.add(said.fact.syncer_step)
-        if len(running) > limits.get(epoch, len(running)):
-            failures.append(f"{len(running)} steps are open at syncer step {said.fact.syncer_step}")
-    claim = "at most max(1, tau) syncer steps are open at a time"
-    return judge("bounded.steps", claim, len(history.of(StepOpened)) if limits else 0, "syncer steps", failures)
+@saved
+@dataclass
+class Bounded:
+    state: CheckState
+    steps: Failures = field(default_factory=Failures)
+    reads: Failures = field(default_factory=Failures)
+    opened: int = 0
+    read: int = 0  # syncer steps that were read
+    _running: set[int] = field(default_factory=set)  # open syncer steps
+    _epoch: int = NONE
+    _reads: dict[tuple[int, int], _Reads] = field(default_factory=dict)  # by epoch and syncer step
+    _learners: dict[int, set[str]] = field(default_factory=dict)  # that attached, by epoch
 
+    def take(self, block: Block) -> None:
+        for said in self.state.story:
+            self._on_step(said)
+            self._on_read(said)
+        for key in [*self._reads][:-STEPS_KEPT]:
+            self._judge(key, self._reads.pop(key))
+        for epoch in sorted(self._learners)[:-EPOCHS_KEPT]:
+            del self._learners[epoch]
 
-def _spans(history: History) -> Verdict:
-    """A learner asks for more when it holds at most half a span, or too little for `ahead_s`."""
-    granted: dict[Key, list[SpanGranted]] = {}
-    for said in history.of(SpanGranted):
-        granted.setdefault((said.fact.learner, said.fact.incarnation), []).append(said.fact)
-    most = SPANS_HELD_MAX * max((span.stop - span.start for spans in granted.values() for span in spans), default=0)
-    ahead_s = max((said.fact.ahead_s for said in history.of(SyncerStarted)), default=0.0)
-    failures: list[str] = []
-    for key, spans in granted.items():
-        steps = history.incarnations[key].steps if key in history.incarnations else []
-        begun = {said.fact.span for said in steps}
-        ahead = sum(span.stop - span.start for span in spans if span.span not in begun)
-        fastest_s = min((said.fact.seconds for said in steps if said.fact.seconds > 0.0), default=math.inf)
-        if ahead > most + ahead_s / fastest_s * max(span.batch_size for span in spans):
-            failures.append(f"{key[0]} {key[1]} was lent {ahead} samples in spans that it never began")
-    claim = "no learner is lent more than a span and a half ahead, or more than lasts for data.ahead_s"
-    return judge("bounded.spans", claim, len(granted), "borrowers", failures)
+    def _on_step(self, said: Said) -> None:
+        """At most max(1, tau) open. The next epoch reopens what an epoch left open."""
+        fact = said.fact
+        if fact is not None and not isinstance(fact, StepOpened | StepPassed | Finished):
+            return
+        if said.epoch != self._epoch:
+            self._running, self._epoch = set(), said.epoch
+        if not isinstance(fact, StepOpened):
+            self._running.discard(self.state.commits[said.commit].syncer_step if fact is None else fact.syncer_step)
+            return
+        self.opened += 1
+        self._running.add(fact.syncer_step)
+        rules = self.state.rules.get(said.epoch)
+        if rules is not None and len(self._running) > max(1, rules.overlap_steps):
+            self.steps.add(f"{len(self._running)} steps are open at syncer step {fact.syncer_step}")
+            self._running = {fact.syncer_step}
 
-
-def _reads(history: History) -> Verdict:
-    """Each attempt reads every learner at most once."""
-    tried: Counter[tuple[int, int]] = Counter()
-    attempts: Counter[tuple[int, int]] = Counter()
-    learners: dict[int, set[str]] = {}
-    facts = history.by_syncer(LearnerAttached, ReadFailed, StepReopened, Committed)
-    for said in facts:
-        fact, epoch = said.fact, said.incarnation
-        if isinstance(fact, LearnerAttached):
-            learners.setdefault(epoch, set()).add(fact.learner)
+    def _on_read(self, said: Said) -> None:
+        """Each attempt reads every learner at most once."""
+        fact = said.fact
+        if fact is None:
+            commit = self.state.commits[said.commit]
+            self._of(commit.epoch, commit.syncer_step).tried += commit.participants  # a later epoch may have said it
+        elif isinstance(fact, LearnerAttached):
+            self._learners.setdefault(said.epoch, set()).add(fact.learner)
         elif isinstance(fact, ReadFailed):
-            tried[epoch, fact.syncer_step] += 1
+            self._of(said.epoch, fact.syncer_step).tried += 1
         elif isinstance(fact, StepReopened):
-            attempts[epoch, fact.syncer_step] += 1
-        else:
-            tried[fact.epoch, fact.syncer_step] += len(fact.participants)  # a later one may have said it
-    failures = [
-        f"syncer step {step} was read {count} times in {attempts[epoch, step] + 1} attempts"
-        for (epoch, step), count in tried.items()
-        if count > len(learners.get(epoch, ())) * (attempts[epoch, step] + 1)
-    ]
-    claim = "a syncer step is read from each learner at most once an attempt"
-    return judge("bounded.reads", claim, len(tried), "steps that were read", failures)
+            self._of(said.epoch, fact.syncer_step).attempts += 1
+
+    def _of(self, epoch: int, step: int) -> _Reads:
+        if (epoch, step) not in self._reads:
+            self._reads[epoch, step] = _Reads()
+        return self._reads[epoch, step]
+
+    def _judge(self, key: tuple[int, int], reads: _Reads) -> None:
+        self.read += reads.tried > 0
+        if reads.tried > len(self._learners.get(key[0], ())) * reads.attempts:
+            self.reads.add(f"syncer step {key[1]} was read {reads.tried} times in {reads.attempts} attempts")
+
+    def verdicts(self) -> list[Verdict]:
+        before = self.read, self.reads
+        self.reads = Failures(self.reads.count, self.reads.first)
+        for key, each in self._reads.items():
+            self._judge(key, each)
+        (read, reads), (self.read, self.reads) = (self.read, self.reads), before
+        return [
+            judge(
+                "bounded.steps",
+                "at most max(1, tau) syncer steps are open at a time",
+                self.opened if self.state.rules else 0,
+                "syncer steps",
+                self.steps,
+            ),
+            judge(
+                "bounded.reads",
+                "a syncer step is read from each learner at most once an attempt",
+                read,
+                "steps that were read",
+                reads,
+            ),
+        ]

@@ -6,11 +6,18 @@ Only refusals by the syncer are in the log; a peer that never reached it is not 
 from __future__ import annotations
 
 import re
+from dataclasses import dataclass, field
+from typing import Any
 
-from orchestrator.accounting.history import History
-from orchestrator.accounting.incarnations import Key
-from orchestrator.accounting.verdicts import Verdict, judge
-from outer.protocol.facts import Committed, LearnerAttached, Refused, SpanGranted
+import numpy as np
+
+from orchestrator.accounting.saving import saved
+from orchestrator.accounting.verdicts import Failures, Verdict, judge
+from orchestrator.checkers.state import CheckState
+from orchestrator.eventlog.block import Block, Key
+from outer.protocol.facts import Refused, SpanGranted
+
+KEPT = 1024  # newest incarnations that were refused, and that merged unattached
 
 REASONS: dict[str, frozenset[str]] = {  # by message
     "expect": frozenset({"stale_incarnation"}),
@@ -37,50 +44,82 @@ REASONS: dict[str, frozenset[str]] = {  # by message
 FIELD = re.compile(r"\S+: here .+, there .+")  # outer/protocol/manifest.py
 
 
-def check(history: History) -> list[Verdict]:
-    return [_refusals(history), _strangers(history)]
+@saved
+@dataclass
+class Closed:
+    state: CheckState
+    refusals: Failures = field(default_factory=Failures)
+    strangers: Failures = field(default_factory=Failures)
+    refused: int = 0
+    kept_out: int = 0  # incarnations that were refused when attaching
+    _out: dict[Key, None] = field(default_factory=dict)  # the newest of these
+    _merged: dict[Key, int] = field(default_factory=dict)  # not admitted so far -> syncer step at which it merged
 
+    def take(self, block: Block) -> None:
+        for said in self.state.story:
+            fact = said.fact
+            if isinstance(fact, Refused):
+                self._on_refused(fact)
+            elif isinstance(fact, SpanGranted) and not self.state.records.is_repeated(said.position):
+                key = (fact.learner, fact.incarnation)
+                if key in self._out and self.state.attached_at(key) > said.position:
+                    self.strangers.add(f"{key[0]} {key[1]} was refused, and lent span {fact.span}")
+        self._on_commits()
 
-def _refusals(history: History) -> Verdict:
-    refused = history.of(Refused)
-    failures: list[str] = []
-    for said in refused:
-        fact = said.fact
+    def _on_refused(self, fact: Refused) -> None:
+        self.refused += 1
         name = f"a {fact.message} of {fact.learner} {fact.incarnation} was refused"
         if fact.reason not in REASONS.get(fact.message, ()):
-            failures.append(f"{name} for {fact.reason!r}, which is no reason")
+            self.refusals.add(f"{name} for {fact.reason!r}, which is no reason")
         elif fact.reason == "wrong_config" and not FIELD.match(fact.detail):
-            failures.append(f"{name} for its configuration, and no field was named")
-    claim = "every refusal has a reason, and that of a configuration names the fields that differ"
-    not_exercised = "nothing was refused" if history.commits else ""
-    return judge("closed.refusals", claim, len(refused), "refusals", failures, not_exercised)
-
-
-def _strangers(history: History) -> Verdict:
-    """A refused incarnation takes part in nothing, in any epoch, until one admits it."""
-    kept_out: set[Key] = set()
-    let_in: set[Key] = set()
-    merged: list[tuple[Key, int]] = []  # (incarnation not yet admitted, syncer step)
-    failures: list[str] = []
-    for said in history.by_syncer(Refused, LearnerAttached, SpanGranted, Committed):
-        fact = said.fact
-        if isinstance(fact, Committed):
-            keys = [(one.learner, one.incarnation) for one in fact.participants]
-            merged += [(key, fact.syncer_step) for key in keys if key not in let_in]
-            continue
+            self.refusals.add(f"{name} for its configuration, and no field was named")
         key = (fact.learner, fact.incarnation)
-        if isinstance(fact, LearnerAttached):
-            let_in.add(key)
-        elif isinstance(fact, SpanGranted):
-            if key in kept_out and key not in let_in:
-                failures.append(f"{key[0]} {key[1]} was refused, and lent span {fact.span}")
-        elif fact.message == "attach":
-            kept_out.add(key)
-    failures += [
-        f"{key[0]} {key[1]} was refused, and merged at syncer step {syncer_step}"
-        for key, syncer_step in merged
-        if key in kept_out
-    ]
-    claim = "an incarnation that was refused when attaching is lent nothing and merges into nothing"
-    not_exercised = "nobody was refused" if history.commits else ""
-    return judge("closed.strangers", claim, len(kept_out), "refused incarnations", failures, not_exercised)
+        if fact.message == "attach" and key not in self._out:
+            self.kept_out += 1
+            self._out[key] = None
+            if key in self._merged:
+                self._breach(key, self._merged[key])
+            _bound(self._out)
+
+    def _on_commits(self) -> None:
+        """A refused incarnation takes part in nothing, in any epoch, until one admits it."""
+        merged = self.state.merged
+        assert merged is not None
+        attached = np.array([self.state.attached_at(key) for key in self.state.sources], np.int64)
+        early = attached[merged.parts.learner] > merged.position
+        for row in np.flatnonzero(early).tolist():
+            key = self.state.sources[int(merged.parts.learner[row])]
+            step = self.state.commits[int(merged.parts.commit[row])].syncer_step
+            if key in self._out:
+                self._breach(key, step)
+            self._merged.setdefault(key, step)
+            _bound(self._merged)
+
+    def _breach(self, key: Key, syncer_step: int) -> None:
+        self.strangers.add(f"{key[0]} {key[1]} was refused, and merged at syncer step {syncer_step}")
+
+    def verdicts(self) -> list[Verdict]:
+        ran = self.state.committed > 0
+        return [
+            judge(
+                "closed.refusals",
+                "every refusal has a reason, and that of a configuration names the fields that differ",
+                self.refused,
+                "refusals",
+                self.refusals,
+                "nothing was refused" if ran else "",
+            ),
+            judge(
+                "closed.strangers",
+                "an incarnation that was refused when attaching is lent nothing and merges into nothing",
+                self.kept_out,
+                "refused incarnations",
+                self.strangers,
+                "nobody was refused" if ran else "",
+            ),
+        ]
+
+
+def _bound(things: dict[Key, Any]) -> None:
+    if len(things) > KEPT:
+        del things[next(iter(things))]

@@ -6,69 +6,107 @@ nor recovered is not missed here.
 
 from __future__ import annotations
 
-from itertools import pairwise
-from typing import Any
+from dataclasses import dataclass, field
 
-from orchestrator.accounting.history import History
-from orchestrator.accounting.incarnations import Said
-from orchestrator.accounting.verdicts import Verdict, judge
-from outer.protocol.facts import Committed, Finished, StepOpened, SyncerStarted
-
-
-def check(history: History) -> list[Verdict]:
-    return [_restarts(history), _records(history)]
+from orchestrator.accounting.saving import saved
+from orchestrator.accounting.verdicts import Failures, Verdict, judge
+from orchestrator.checkers.state import CheckState, Said
+from orchestrator.eventlog.block import Block
+from outer.protocol.facts import Finished, StepOpened, SyncerStarted
 
 
-def _restarts(history: History) -> Verdict:
-    """An epoch that has opened a step has repeated every record that the log may have lacked."""
-    name, claim = "durable.restarts", "a new epoch starts from every commit that was announced before, and no other"
-    started: list[Said[SyncerStarted]] = history.by_syncer(SyncerStarted)
-    restarts = [said for said in started if said.incarnation > history.epochs[0]]
-    if mute := [said for said in restarts if len(said.fact.versions) != len(said.fact.sizes)]:
-        return Verdict(name, claim, "unknown", f"epoch {mute[0].incarnation} does not say what it starts from")
-    opened = {said.incarnation for said in history.of(StepOpened)}
-    failures = [wrong for said in restarts for wrong in _misses(history, said, said.incarnation in opened)]
-    not_exercised = "the syncer never restarted" if started else ""
-    return judge(name, claim, len(restarts), "restarts", failures, not_exercised)
+@saved
+@dataclass
+class Durable:
+    state: CheckState
+    restarts: Failures = field(default_factory=Failures)
+    restarted: int = 0
+    started: int = 0
+    mute: int | None = None  # the first epoch that does not say what it starts from
+    ends: Failures = field(default_factory=Failures)
+    again: int = 0  # ends after the first
+    _newest: dict[int, int] = field(default_factory=dict)  # by fragment, the newest version that was announced
+    _tokens: int = 0
+    _starting: SyncerStarted | None = None  # the epoch that has not opened a step yet
+    _end: Finished | None = None
 
+    def take(self, block: Block) -> None:
+        for said in self.state.story:
+            if said.fact is None:
+                commit = self.state.commits[said.commit]
+                if self._starting is not None and commit.epoch >= self._starting.epoch:
+                    self._judge(False)
+                self._newest[commit.fragment] = max(self._newest.get(commit.fragment, 0), commit.syncer_step)
+                self._tokens = max(self._tokens, commit.tokens_committed)
+            elif isinstance(said.fact, SyncerStarted):
+                self._start(said)
+            elif isinstance(said.fact, StepOpened):
+                self._judge(True)
+            elif isinstance(said.fact, Finished):
+                self._finish(said)
 
-def _misses(history: History, said: Said[SyncerStarted], complete: bool) -> list[str]:
-    """How an epoch's versions differ from earlier commits. `complete`: the log has all of those."""
-    commits = [commit.fact for commit in history.commits if commit.fact.epoch < said.incarnation]
-    newest = dict.fromkeys(range(len(said.fact.versions)), 0)
-    for fact in commits:
-        newest[fact.fragment] = max(newest.get(fact.fragment, 0), fact.syncer_step)
-    name = f"epoch {said.incarnation} starts from"
-    failures = [
-        f"{name} version {version} of fragment {fragment}, version {newest[fragment]} was announced"
-        for fragment, version in enumerate(said.fact.versions)
-        if version < newest[fragment] or (complete and version > newest[fragment])
-    ]
-    tokens = max((fact.tokens_committed for fact in commits), default=0)
-    if said.fact.tokens_committed < tokens or (complete and said.fact.tokens_committed > tokens):
-        failures.append(f"{name} {said.fact.tokens_committed} committed tokens, {tokens} were announced")
-    return failures
+    def _start(self, said: Said) -> None:
+        self._judge(False)
+        self.started += 1
+        if said.epoch <= self.state.first_epoch:
+            return
+        self.restarted += 1
+        if len(said.fact.versions) != len(said.fact.sizes):
+            self.mute = said.epoch if self.mute is None else self.mute
+        else:
+            self._starting = said.fact
 
+    def _judge(self, complete: bool) -> None:
+        """Compare what an epoch starts from with earlier commits. `complete`: it has opened a step, so the log has all
+        of those.
+        """
+        started, self._starting = self._starting, None
+        if started is not None:
+            for told in self._misses(started, complete):
+                self.restarts.add(told)
 
-def _records(history: History) -> Verdict:
-    failures = [
-        f"epoch {again.incarnation} says {_what(again.fact)} otherwise than epoch {first.incarnation}"
-        for first, again in history.repeats
-        if first.fact != again.fact
-    ]
-    ends: list[Said[Finished]] = history.by_syncer(Finished)
-    failures += [
-        f"epoch {again.incarnation} ends with other tokens than epoch {first.incarnation} did"
-        for first, again in pairwise(ends)
-        if first.fact.tokens_committed != again.fact.tokens_committed
-    ]
-    checked = len(history.repeats) + len(ends[1:])
-    claim = "what two epochs say of one commit, grant or return, or of the end, is the same word for word"
-    not_exercised = "no epoch had to say anything again" if history.events else ""
-    return judge("durable.records", claim, checked, "repeated records", failures, not_exercised)
+    def _misses(self, started: SyncerStarted, complete: bool) -> list[str]:
+        name = f"epoch {started.epoch} starts from"
+        failures = [
+            f"{name} version {version} of fragment {fragment}, version {newest} was announced"
+            for fragment, version in enumerate(started.versions)
+            for newest in [self._newest.get(fragment, 0)]
+            if version < newest or (complete and version > newest)
+        ]
+        tokens = started.tokens_committed
+        if tokens < self._tokens or (complete and tokens > self._tokens):
+            failures.append(f"{name} {tokens} committed tokens, {self._tokens} were announced")
+        return failures
 
+    def _finish(self, said: Said) -> None:
+        if self._end is not None:
+            self.again += 1
+            if said.fact.tokens_committed != self._end.tokens_committed:
+                self.ends.add(f"epoch {said.epoch} ends with other tokens than the one before did")
+        self._end = said.fact
 
-def _what(fact: Any) -> str:
-    if isinstance(fact, Committed):
-        return f"the commit of syncer step {fact.syncer_step}"
-    return f"span {fact.span} of {fact.learner} {fact.incarnation}"
+    def verdicts(self) -> list[Verdict]:
+        name, claim = "durable.restarts", "a new epoch starts from every commit that was announced before, and no other"
+        if self.mute is not None:
+            restarts = Verdict(name, claim, "unknown", f"epoch {self.mute} does not say what it starts from")
+        else:
+            failures = Failures(self.restarts.count, self.restarts.first)
+            for told in self._misses(self._starting, False) if self._starting is not None else ():
+                failures.add(told)
+            idle = "the syncer never restarted" if self.started else ""
+            restarts = judge(name, claim, self.restarted, "restarts", failures, idle)
+        records = self.state.records
+        differing = Failures(self.ends.count, self.ends.first)
+        if records.differ:
+            differing = Failures(self.ends.count + records.differ, records.differing[0])
+        return [
+            restarts,
+            judge(
+                "durable.records",
+                "what two epochs say of one commit, grant or return, or of the end, is the same word for word",
+                records.repeats + self.again,
+                "repeated records",
+                differing,
+                "no epoch had to say anything again" if self.state.events else "",
+            ),
+        ]

@@ -8,116 +8,181 @@ set it; a later one is told anew who lives. What an old epoch tried and the jour
 
 from __future__ import annotations
 
-from itertools import pairwise
+from dataclasses import dataclass, field
 
-from orchestrator.accounting.history import History
-from orchestrator.accounting.incarnations import Key
-from orchestrator.accounting.verdicts import Verdict, judge
-from outer.protocol.facts import Committed, LearnerAttached, LearnerFenced, SpanGranted, StepOpened, SyncerStarted
+import numpy as np
 
+from orchestrator.accounting.saving import saved
+from orchestrator.accounting.verdicts import Failures, Verdict, judge
+from orchestrator.checkers.state import EPOCHS_KEPT, INCARNATIONS_KEPT, NEVER, CheckState, Merged, Said, previous
+from orchestrator.eventlog.block import NONE, Block, Ints, Key
+from outer.protocol.facts import LearnerAttached, LearnerFenced, SpanGranted, StepOpened, SyncerStarted
 
-def check(history: History) -> list[Verdict]:
-    return [_epochs(history), _incarnations(history), _fences(history)]
-
-
-def _epochs(history: History) -> Verdict:
-    """Before it opens a step, an epoch may repeat an earlier one's commits."""
-    commits = sorted(history.commits, key=lambda said: said.fact.syncer_step)
-    failures = [
-        f"epoch {after.fact.epoch} committed syncer step {after.fact.syncer_step}, "
-        f"epoch {before.fact.epoch} step {before.fact.syncer_step}"
-        for before, after in pairwise(commits)
-        if after.fact.epoch < before.fact.epoch
-        or (after.fact.syncer_step == before.fact.syncer_step and after.fact.epoch != before.fact.epoch)
-    ]
-    begun: dict[int, int] = {}  # epoch -> where it opened its first step
-    for opened in history.of(StepOpened):
-        begun.setdefault(opened.incarnation, opened.position)
-    failures += [
-        f"syncer step {said.fact.syncer_step} was committed as epoch {said.fact.epoch} by epoch {said.incarnation}"
-        for said in commits
-        if said.fact.epoch > said.incarnation
-        or (said.fact.epoch < said.incarnation and said.position > begun.get(said.incarnation, said.position))
-    ]
-    started = [said.fact.epoch for said in history.of(SyncerStarted)]
-    failures += [
-        f"epoch {epoch} started {started.count(epoch)} times"
-        for epoch in sorted({*started})
-        if started.count(epoch) > 1
-    ]
-    claim = "one epoch commits at a time, and epochs never fall"
-    return judge("fencing.epochs", claim, len(commits), "commits", failures)
+OPENED_KEPT = 1024  # newest syncer steps of which it is remembered where they opened
+UNUSED_KEPT = 4096  # newest spans granted after a fence that may not be used
 
 
-def _incarnations(history: History) -> Verdict:
-    """An older incarnation neither attaches, nor merges into a fragment, after a newer one has.
-
-    By fragment: with several steps in flight, an answer received before its sender died may commit after the new
-    incarnation's first contribution to another fragment.
-    """
-    failures: list[str] = []
-    attached: dict[str, int] = {}
-    committed: dict[tuple[str, int], int] = {}  # by learner and fragment
-    known: set[Key] = set()
-    count = 0
-    for said in history.by_syncer(LearnerAttached, Committed):
-        if isinstance(said.fact, LearnerAttached):
-            fact = said.fact
-            if fact.incarnation < attached.get(fact.learner, 0):
-                failures.append(f"{fact.learner} {fact.incarnation} attached after {attached[fact.learner]}")
-            attached[fact.learner] = max(fact.incarnation, attached.get(fact.learner, 0))
-            known.add((fact.learner, fact.incarnation))
-            continue
-        for one in said.fact.participants:
-            count += 1
-            if (one.learner, one.incarnation) not in known:
-                failures.append(
-                    f"{one.learner} {one.incarnation} merged at syncer step {said.fact.syncer_step} unattached"
-                )
-            place = (one.learner, said.fact.fragment)
-            newest = committed.get(place, 0)
-            if one.incarnation < newest:
-                failures.append(
-                    f"{one.learner} {one.incarnation} merged at syncer step {said.fact.syncer_step}, after {newest} had"
-                )
-            committed[place] = max(one.incarnation, newest)
-    claim = "a learner's incarnations attach, and merge into a fragment, in order; none merges that has not attached"
-    return judge("fencing.incarnations", claim, count, "contributions", failures)
+@saved
+@dataclass
+class _Epoch:
+    begun: int = NEVER  # where it opened its first step
+    started: int = 0  # how often
+    fenced: dict[str, dict[int, int]] = field(default_factory=dict)  # learner -> incarnation -> position
+    opened: dict[int, int] = field(default_factory=dict)  # syncer step -> position
 
 
-def _fences(history: History) -> Verdict:
-    """Nothing is accepted after a fence: no attaching, no step opened later, no span.
+@saved
+@dataclass
+class Fencing:
+    state: CheckState
+    epochs: Failures = field(default_factory=Failures)
+    incarnations: Failures = field(default_factory=Failures)
+    fences: Failures = field(default_factory=Failures)
+    _newest: tuple[int, int] = (NONE, NONE)  # syncer step and epoch of the newest commit
+    _of: dict[int, _Epoch] = field(default_factory=dict)  # the newest epochs
+    _attached: dict[str, int] = field(default_factory=dict)  # by learner, the newest incarnation that attached
+    _merged: Ints = field(default_factory=lambda: np.zeros((0, 0), np.int64))  # [names, fragments] newest incarnation
+    _unused: dict[tuple[Key, int], int] = field(default_factory=dict)  # spans granted after a fence, and where
 
-    A grant is recorded once durable, so one in progress at the fence may follow it, and is then not used.
-    """
-    failures: list[str] = []
-    fenced: dict[tuple[int, Key], int] = {}  # (epoch, who) -> how many facts before
-    opened: dict[tuple[int, int], int] = {}  # (epoch, syncer step) -> how many facts before
-    facts = history.by_syncer(LearnerFenced, LearnerAttached, SpanGranted, StepOpened, Committed)
-    for number, said in enumerate(facts):
-        epoch, fact = said.incarnation, said.fact
-        if isinstance(fact, StepOpened):
-            opened[epoch, fact.syncer_step] = number
-        elif isinstance(fact, Committed):
-            since = opened.get((epoch, fact.syncer_step), -1)
-            failures += [
-                f"{one.learner} {one.incarnation} merged at syncer step {fact.syncer_step}, "
-                "which opened after it was fenced"
-                for one in fact.participants
-                if fenced.get((epoch, (one.learner, one.incarnation)), number) < since
-            ]
-        elif isinstance(fact, LearnerFenced):
-            fenced.setdefault((epoch, (fact.learner, fact.incarnation)), number)
-        elif (epoch, (fact.learner, fact.incarnation)) in fenced:
-            name = f"{fact.learner} {fact.incarnation}"
-            if isinstance(fact, LearnerAttached):
-                failures.append(f"{name} attached after it was fenced")
-            elif _used(history, fact):
-                failures.append(f"{name} stepped on span {fact.span}, granted after it was fenced")
-    claim = "a fenced incarnation attaches no more, joins no step opened later and uses nothing lent afterwards"
-    return judge("fencing.fences", claim, len(history.commits), "commits", failures)
+    def take(self, block: Block) -> None:
+        for said in self.state.story:
+            if said.fact is None:
+                self._on_commit(said)
+            elif isinstance(said.fact, StepOpened):
+                epoch = self._epoch(said.epoch)
+                epoch.begun = min(epoch.begun, said.position)
+                epoch.opened[said.fact.syncer_step] = said.position
+                if len(epoch.opened) > OPENED_KEPT:
+                    del epoch.opened[next(iter(epoch.opened))]
+            elif isinstance(said.fact, SyncerStarted):
+                self._epoch(said.fact.epoch).started += 1
+                if (times := self._epoch(said.fact.epoch).started) > 1:
+                    self.epochs.add(f"epoch {said.fact.epoch} started {times} times")
+            elif isinstance(said.fact, LearnerFenced):
+                here = self._epoch(said.epoch).fenced.setdefault(said.fact.learner, {})
+                here.setdefault(said.fact.incarnation, said.position)
+                if len(here) > INCARNATIONS_KEPT:
+                    del here[min(here)]
+            elif isinstance(said.fact, LearnerAttached | SpanGranted):
+                self._on_admitted(said)
+        self._on_spans()
+        merged = self.state.merged
+        assert merged is not None
+        if len(merged.slots):
+            self._on_contributions(merged)
 
+    def _epoch(self, number: int) -> _Epoch:
+        if number not in self._of:
+            self._of[number] = _Epoch()
+            if len(self._of) > EPOCHS_KEPT:
+                del self._of[min(self._of)]
+        return self._of.get(number, _Epoch())
 
-def _used(history: History, granted: SpanGranted) -> bool:
-    incarnation = history.incarnations.get((granted.learner, granted.incarnation))
-    return incarnation is not None and any(said.fact.span == granted.span for said in incarnation.steps)
+    def _on_commit(self, said: Said) -> None:
+        """Before it opens a step, an epoch may repeat an earlier one's commits."""
+        commit = self.state.commits[said.commit]
+        step, epoch = self._newest
+        if commit.epoch < epoch or (commit.syncer_step <= step and commit.epoch != epoch):
+            self.epochs.add(
+                f"epoch {commit.epoch} committed syncer step {commit.syncer_step}, epoch {epoch} step {step}"
+            )
+        self._newest = (commit.syncer_step, commit.epoch)
+        begun = self._epoch(commit.said).begun
+        if commit.epoch > commit.said or (commit.epoch < commit.said and commit.position > begun):
+            self.epochs.add(
+                f"syncer step {commit.syncer_step} was committed as epoch {commit.epoch} by epoch {commit.said}"
+            )
+
+    def _on_admitted(self, said: Said) -> None:
+        """Nothing is accepted after a fence: no attaching, no step opened later, no span.
+
+        A grant is recorded once durable, so one in progress at the fence may follow it, and is then not used.
+        """
+        fact = said.fact
+        fenced = fact.incarnation in self._epoch(said.epoch).fenced.get(fact.learner, ())
+        if isinstance(fact, SpanGranted):
+            if fenced and not self.state.records.is_repeated(said.position):
+                self._unused[(fact.learner, fact.incarnation), fact.span] = said.position
+                if len(self._unused) > UNUSED_KEPT:
+                    del self._unused[next(iter(self._unused))]
+            return
+        newest = self._attached.get(fact.learner, 0)
+        if fact.incarnation < newest:
+            self.incarnations.add(f"{fact.learner} {fact.incarnation} attached after {newest}")
+        self._attached[fact.learner] = max(fact.incarnation, newest)
+        if fenced:
+            self.fences.add(f"{fact.learner} {fact.incarnation} attached after it was fenced", at=said.position)
+
+    def _on_contributions(self, merged: Merged) -> None:
+        """An older incarnation does not merge into a fragment after a newer one has.
+
+        By fragment: with several steps in flight, an answer received before its sender died may commit after the new
+        incarnation's first contribution to another fragment.
+        """
+        state = self.state
+        attached = np.array([state.attached_at(key) for key in state.sources])
+        for row in np.flatnonzero(attached[merged.parts.learner] > merged.position).tolist():
+            self.incarnations.add(f"{self._who(merged, row)} unattached")
+        shape = (len(state.names), state.windows.fragments)
+        if self._merged.shape != shape:
+            grown = np.zeros(shape, np.int64)
+            grown[: len(self._merged), : self._merged.shape[1]] = self._merged
+            self._merged = grown
+        place = merged.learner * shape[1] + merged.fragment
+        newest = self._merged.reshape(-1)
+        before = previous(newest, place, merged.incarnation)
+        for row in np.flatnonzero(merged.incarnation < before).tolist():
+            self.incarnations.add(f"{self._who(merged, row)}, after {before[row]} had")
+            newest[place[row]] = max(newest[place[row]], before[row])
+        said = np.array([commit.said for commit in state.commits])
+        for number in np.unique(said).tolist():
+            epoch = self._epoch(number)
+            opened = np.array([epoch.opened.get(commit.syncer_step, NONE) for commit in state.commits])
+            fenced = np.array([epoch.fenced.get(name, {}).get(each, NEVER) for name, each in state.sources])
+            late = (said[merged.parts.commit] == number) & (
+                fenced[merged.parts.learner] < np.minimum(opened[merged.parts.commit], merged.position)
+            )
+            for row in np.flatnonzero(late).tolist():
+                told = f"{self._who(merged, row)}, which opened after it was fenced"
+                self.fences.add(told, at=int(merged.position[row]))
+
+    def _who(self, merged: Merged, row: int) -> str:
+        learner, incarnation = self.state.sources[int(merged.parts.learner[row])]
+        step = self.state.commits[int(merged.parts.commit[row])].syncer_step
+        return f"{learner} {incarnation} merged at syncer step {step}"
+
+    def _on_spans(self) -> None:
+        windows = self.state.windows
+        assert windows.grouped is not None
+        for (key, span), position in [*self._unused.items()]:
+            slot = windows.slots.get(key)
+            if slot is not None and (windows.grouped.steps.span[windows.grouped.step_slots == slot] == span).any():
+                told = f"{key[0]} {key[1]} stepped on span {span}, granted after it was fenced"
+                self.fences.add(told, at=position)
+                del self._unused[key, span]
+
+    def verdicts(self) -> list[Verdict]:
+        return [
+            judge(
+                "fencing.epochs",
+                "one epoch commits at a time, and epochs never fall",
+                self.state.committed,
+                "commits",
+                self.epochs,
+            ),
+            judge(
+                "fencing.incarnations",
+                "a learner's incarnations attach, and merge into a fragment, in order; none merges that has not "
+                "attached",
+                self.state.contributed,
+                "contributions",
+                self.incarnations,
+            ),
+            judge(
+                "fencing.fences",
+                "a fenced incarnation attaches no more, joins no step opened later and uses nothing lent afterwards",
+                self.state.committed,
+                "commits",
+                self.fences,
+            ),
+        ]

@@ -11,287 +11,272 @@ to resend. Troubles are the facts in between other than steps, spans and commits
 trouble are checked as the rate, those with trouble as the recovery. A gap is not judged if fewer than K learners may
 have been healthy: alive by the syncer's facts, not leaving, and without a fault that prevents contributions. No two
 clocks are compared, so a clock that jumps makes no gap too long.
+
+The slowest median and the longest grace are known at the end, so the longest gaps are kept until then. Medians of many
+steps are known to 1 %: the smaller value counts, so the limit is never too high.
 """
 
 from __future__ import annotations
 
 import math
 import sys
-import typing
-from bisect import bisect_right
-from collections.abc import Iterator, Mapping, Sequence
-from functools import cached_property
-from itertools import groupby
-from operator import itemgetter
-from typing import Any, NamedTuple
+from collections.abc import Iterator
 
-from orchestrator.accounting.history import KILLING, History
-from orchestrator.accounting.incarnations import Incarnation, Key, Said
+import numpy as np
+
+from orchestrator.accounting.records import Records
+from orchestrator.accounting.roster import Roster
+from orchestrator.accounting.saving import saved
+from orchestrator.accounting.sketch import Sketch
 from orchestrator.accounting.verdicts import Verdict, judge
-from orchestrator.eventlog.facts import FaultHealed, FaultInjected
-from outer.protocol.facts import (
-    Committed,
-    DrainStarted,
-    Finished,
-    LearnerAttached,
-    LearnerFenced,
-    LeaseExpired,
-    LeaseRenewed,
-    Quarantined,
-    ReadFailed,
-    Refused,
-    SpanGranted,
-    SpanReturned,
-    StepOpened,
-    StepPassed,
-    StepReopened,
-    SyncerFact,
-    SyncerStarted,
-)
+from orchestrator.accounting.windows import StepWindows
+from orchestrator.checkers.timeline import Gap, Mark, Timeline
+from orchestrator.eventlog.block import NONE, Block, Floats, Ints, Key
+from outer.protocol.facts import SyncerStarted
 
 PACE = 3  # so many rounds, where one would do
 LEASE_STEPS = 5.0  # a lease lasts at least so many steps
 READ_TIMEOUT_S, LEASE_S = 2.0, 3.0  # of a log that does not tell
 RESEND_S = 1.0
-ROUTINE = {Committed, Finished, SpanGranted, SpanReturned, StepOpened, StepPassed}
-TROUBLES = tuple(kind for kind in typing.get_args(SyncerFact) if kind not in ROUTINE)
-RETRIED = (StepReopened, ReadFailed, Refused)  # of these, one for each kind and syncer step
-LOSSES = (LeaseExpired, LearnerFenced, Quarantined, DrainStarted)
-TOLD = KILLING | {"slow", "straggle"}  # faults that end the incarnation, and those under which it contributes
-
-Position = tuple[int, int]  # in the syncer's own order: epoch, position
+LONG_GAPS = 256  # that are kept
 
 
-class _Gap(NamedTuple):
-    """The gap between two commits of a fragment, or between a commit and the end."""
+@saved
+class Liveness:
+    """A fold. Needs roster, windows and records to take each block first."""
 
-    fragment: int
-    before: Said[Committed] | None  # None: since the start
-    end: Said[Any] | None  # None: the log's end
-    steps: int  # that each who could commit has finished in it, at least
-    seconds: float  # that they took, at least
+    def __init__(self, roster: Roster, windows: StepWindows, records: Records) -> None:
+        self._roster, self._windows, self._records = roster, windows, records
+        self._timeline = Timeline()
+        self._commits = 0
+        self._calm, self._troubled = 0, 0
+        self._long: list[Gap] = []
+        self._marks: dict[int, Mark] = {}  # by fragment, its newest commit
+        self._reads: dict[int, dict[Key, tuple[int, float]]] = {}  # by fragment, of that commit: steps and clock read
+        self._rebased: dict[tuple[Key, int], tuple[int, int]] = {}  # (version, after step) adopted last, by fragment
+        self._grace_s = 0.0
+        self._seconds: dict[Key, Sketch] = {}  # of steps
+        self._stepped: dict[Key, tuple[int, float]] = {}  # steps finished, and the seconds they took
+        self._slowest_s = 0.0  # the slowest median of incarnations that are gone
 
+    def take(self, block: Block) -> None:
+        self._pace()
+        commits = self._records.commits
+        fewest, least = self._progress(block)
+        if len(commits.at):
+            self._commits += len(commits.at)
+            self._grace_s = max(self._grace_s, float(commits.grace_s.max()))
+        for index, mark in self._timeline.follow(block, commits):
+            fragment = int(commits.fragment[index])
+            before, self._marks[fragment] = self._marks.get(fragment), mark
+            if self._roster.rules is not None:
+                self._judge(self._roster.rules, fragment, before, mark, int(fewest[index]), float(least[index]))
+        self._timeline.forget(self._marks.values())
 
-def check(history: History) -> list[Verdict]:
-    calm, troubled = 0, 0
-    slow: list[str] = []
-    lost: list[str] = []
-    if history.rules is not None and history.commits + history.by_syncer(Finished):
-        timeline, limits = _Timeline(history), _Limits(history)
-        for gap in _gaps(history, timeline):
-            troubles = timeline.troubles(gap)
-            if gap.before is None or not troubles:
-                calm += 1
-                slow += limits.exceeded(gap, troubles, timeline)
-            else:
-                troubled += 1
-                lost += limits.exceeded(gap, troubles, timeline)
-    rate = "while K learners are alive every fragment commits within stated numbers of their steps and seconds"
-    recovery = "after any trouble every fragment commits again within a stated time"
-    went_wrong = history.rules is not None and any(history.of(kind) for kind in LOSSES)
-    not_exercised = (
-        "whenever there was trouble, fewer than K learners may have been alive" if went_wrong else "nothing went wrong"
-    )
-    return [
-        judge("live.rate", rate, calm, "gaps between commits", slow),
-        judge("live.recovery", recovery, troubled, "gaps with trouble", lost, not_exercised if calm else ""),
-    ]
-
-
-# ------------------------------------------------------------------ gaps
-
-
-def _gaps(history: History, timeline: _Timeline) -> Iterator[_Gap]:
-    """The gaps in which K learners were alive throughout."""
-    newest: dict[int, Said[Committed]] = {}
-    reads: dict[int, dict[Key, int]] = {}  # by fragment, how many steps each had finished at its newest read
-    for said, contributions in groupby(history.contributions, itemgetter(0)):
-        fragment = said.fact.fragment
-        before, since, now = newest.get(fragment), reads.get(fragment, {}), dict[Key, int]()
-        fewest, least = sys.maxsize, math.inf
-        for _, one, incarnation, first, last in contributions:
-            key, now[one.learner, one.incarnation] = (one.learner, one.incarnation), last
-            first = since[key] if key in since else _adopted(incarnation, said.fact, first)
-            fewest, least = min(fewest, last - first), min(least, incarnation.clock[last] - incarnation.clock[first])
-        newest[fragment], reads[fragment] = said, now
-        if timeline.alive(before, said) >= timeline.quorum:
-            yield _Gap(fragment, before, said, fewest, least)
-    for fragment in range(len(timeline.rules.sizes)):
-        yield from _last(history, timeline, newest.get(fragment), fragment, reads.get(fragment))
-
-
-def _adopted(incarnation: Incarnation, commit: Committed, first: int) -> int:
-    """How many steps it had finished when it adopted the base. With rebase, counting starts earlier."""
-    adopted = incarnation.adopted.get(commit.fragment, ())
-    after = next((fact.after_step for fact in reversed(adopted) if fact.version == commit.base_version), None)
-    return first if after is None else max(first, bisect_right(incarnation.step_numbers, after))
-
-
-def _last(
-    history: History,
-    timeline: _Timeline,
-    before: Said[Committed] | None,
-    fragment: int,
-    since: Mapping[Key, int] | None,
-) -> Iterator[_Gap]:
-    """The gap from a fragment's last commit, or from the start, to the end."""
-    left = [
-        incarnation
-        for incarnation in history.incarnations.values()
-        if incarnation.over in ("", "stopped") and incarnation.steps
-    ]
-    spans = [
-        (incarnation, 0 if since is None else since[incarnation.key])
-        for incarnation in left
-        if since is None or incarnation.key in since
-    ]
-    if len(spans) >= timeline.quorum and timeline.alive(before, timeline.end) >= timeline.quorum:
-        fewest = min(len(incarnation.step_numbers) - first for incarnation, first in spans)
-        yield _Gap(
-            fragment,
-            before,
-            timeline.end,
-            fewest,
-            min(incarnation.clock[-1] - incarnation.clock[first] for incarnation, first in spans),
+    def verdicts(self) -> list[Verdict]:
+        rules = self._roster.rules
+        long, calm, troubled = [*self._long], self._calm, self._troubled
+        slow: list[str] = []
+        lost: list[str] = []
+        if rules is None or not (self._commits or self._timeline.finished):
+            calm = troubled = 0
+        else:
+            for gap in self._last(rules):
+                calm, troubled = (calm + 1, troubled) if gap.calm else (calm, troubled + 1)
+                long.append(gap)
+            limits = _Limits(rules, self._slowest(), self._grace_s)
+            for gap in long:
+                if limits.exceeded(gap, self._timeline):
+                    (slow if gap.calm else lost).append(limits.words(gap))
+        rate = "while K learners are alive every fragment commits within stated numbers of their steps and seconds"
+        recovery = "after any trouble every fragment commits again within a stated time"
+        not_exercised = (
+            "whenever there was trouble, fewer than K learners may have been alive"
+            if self._timeline.losses
+            else "nothing went wrong"
         )
+        return [
+            judge("live.rate", rate, calm, "gaps between commits", slow),
+            judge("live.recovery", recovery, troubled, "gaps with trouble", lost, not_exercised if calm else ""),
+        ]
+
+    # -------------------------------------------------------------- gaps
+
+    def _judge(
+        self, rules: SyncerStarted, fragment: int, before: Mark | None, now: Mark, steps: int, seconds: float
+    ) -> None:
+        if self._timeline.alive(before, now, rules.quorum) < rules.quorum:
+            return
+        gap = self._timeline.gap(fragment, before, now, steps, seconds)
+        self._calm, self._troubled = (self._calm + gap.calm, self._troubled + (not gap.calm))
+        if steps > _steps_allowed(rules):
+            self._long = _longest([*self._long, gap])
+
+    def _last(self, rules: SyncerStarted) -> Iterator[Gap]:
+        """The gaps from each fragment's last commit, or from the start, to the end."""
+        end, table = self._timeline.end, self._roster.table
+        left = [key for key in self._stepped if key in table and table[key].over in ("", "stopped")]
+        for fragment in range(len(rules.sizes)):
+            before, since = self._marks.get(fragment), self._reads.get(fragment)
+            begins = dict.fromkeys(left, (0, 0.0)) if since is None else since
+            spans = [(*self._stepped[key], *begins[key]) for key in left if key in begins]
+            if len(spans) < rules.quorum or self._timeline.alive(before, end, rules.quorum) < rules.quorum:
+                continue
+            fewest = min(steps - first for steps, _, first, _ in spans)
+            least = min(clock - begin for _, clock, _, begin in spans)
+            yield self._timeline.gap(fragment, before, end, fewest, least)
+
+    # -------------------------------------------------------------- the learners' progress
+
+    def _progress(self, block: Block) -> tuple[Ints, Floats]:
+        """By commit, the steps that each participant finished in the gap before it, and their seconds, at least."""
+        windows, parts, commits = self._windows, self._records.contributions, self._records.commits
+        slots = windows.of_source[parts.learner]
+        fragments = commits.fragment[parts.commit]
+        last = self._finished(slots, parts.step)
+        first = self._finished(slots, np.maximum(parts.base_step, self._adopted(slots, fragments)))
+        self._resume(block, fragments, last, first)
+        sizes = np.diff(commits.first)
+        fewest, least = np.full(len(sizes), sys.maxsize), np.full(len(sizes), math.inf)
+        if len(parts.step):
+            some = np.flatnonzero(sizes)
+            fewest[some] = np.minimum.reduceat(last[0] - first[0], commits.first[some])
+            least[some] = np.minimum.reduceat(last[1] - first[1], commits.first[some])
+        return fewest, least
+
+    def _finished(self, slots: Ints, steps: Ints) -> tuple[Ints, Floats]:
+        """How many steps each of these incarnations had finished by this step, and the seconds they took."""
+        windows, rows = self._windows, self._windows.rows
+        if not len(rows):
+            return np.zeros(len(slots), np.int64), np.zeros(len(slots))
+        known, slots = slots >= 0, np.maximum(slots, 0)
+        begin, end = np.searchsorted(rows.slot, slots), np.searchsorted(rows.slot, slots, "right")
+        after = np.clip(windows.upto(slots, steps), begin, end)
+        count = np.where(known, windows.count[slots] - (end - after), 0)
+        row = np.minimum(np.maximum(after - 1, begin), len(rows) - 1)
+        clock = rows.clock_upto[row] - np.where(after > begin, 0.0, rows.seconds[row] + rows.waited_s[row])
+        clock = np.where(end > begin, clock, windows.clock[slots])
+        return count, np.where(known, clock, 0.0)
+
+    def _adopted(self, slots: Ints, fragments: Ints) -> Ints:
+        """By contribution, the step after which the base was adopted, where a rebase lets it count from earlier."""
+        windows, commits, parts = self._windows, self._records.commits, self._records.contributions
+        grouped = windows.grouped
+        assert grouped is not None
+        after = np.full(len(slots), NONE)
+        keys = (
+            {slot: key for key, slot in windows.slots.items()} if self._rebased or len(grouped.adoption_slots) else {}
+        )
+        table = [
+            (slot, fragment, version, step)
+            for (key, fragment), (version, step) in self._rebased.items()
+            if (slot := windows.slots.get(key)) is not None
+        ]
+        rebased = np.flatnonzero(~grouped.overwrites)
+        adopted = grouped.adoptions
+        columns = (grouped.adoption_slots, adopted.fragment, adopted.version, adopted.after_step)
+        table += zip(*(column[rebased].tolist() for column in columns), strict=True)
+        if not table:
+            return after
+        found = {row[:3]: row[3] for row in table}
+        bases = commits.base_version[parts.commit]
+        for place, row in enumerate(zip(slots.tolist(), fragments.tolist(), bases.tolist(), strict=True)):
+            after[place] = found.get(row, NONE)
+        self._rebased = {(keys[slot], fragment): (version, step) for slot, fragment, version, step in table}
+        return after
+
+    def _resume(self, block: Block, fragments: Ints, last: tuple[Ints, Floats], first: tuple[Ints, Floats]) -> None:
+        """Where a learner took part in the fragment's commit before, its progress counts from what was read then."""
+        parts, commits = self._records.contributions, self._records.commits
+        previous = np.full(len(commits.at), NONE)
+        newest: dict[int, int] = {}
+        for index, fragment in enumerate(commits.fragment.tolist()):
+            previous[index] = newest.get(fragment, NONE)
+            newest[fragment] = index
+        if not len(parts.step):
+            self._reads |= {fragment: {} for fragment in newest}
+            return
+        before = previous[parts.commit]
+        width = len(block.sources)
+        place, wanted = parts.commit * width + parts.learner, before * width + parts.learner
+        order = np.argsort(place, kind="stable")
+        found = order[np.minimum(np.searchsorted(place[order], wanted, "right") - 1, len(order) - 1)]
+        same = (before != NONE) & (place[found] == wanted)
+        for values, origin in zip(last, first, strict=True):
+            origin[same] = values[found[same]]
+        for row in np.flatnonzero(before == NONE).tolist():
+            since = self._reads.get(int(fragments[row]), {}).get(block.sources[int(parts.learner[row])])
+            if since is not None:
+                first[0][row], first[1][row] = since
+        for fragment, index in newest.items():
+            rows = range(int(commits.first[index]), int(commits.first[index + 1]))
+            self._reads[fragment] = {
+                block.sources[int(parts.learner[row])]: (int(last[0][row]), float(last[1][row])) for row in rows
+            }
+
+    # -------------------------------------------------------------- how long steps take
+
+    def _pace(self) -> None:
+        windows = self._windows
+        grouped = windows.grouped
+        assert grouped is not None
+        if len(grouped.step_slots):
+            keys = {slot: key for key, slot in windows.slots.items()}
+            first = np.flatnonzero(np.diff(grouped.step_slots, prepend=-1))
+            for begin, seconds in zip(first.tolist(), np.split(grouped.steps.seconds, first[1:]), strict=True):
+                slot = int(grouped.step_slots[begin])
+                self._seconds.setdefault(keys[slot], Sketch()).add(seconds)
+                self._stepped[keys[slot]] = (int(windows.count[slot]), float(windows.clock[slot]))
+        for key in [key for key in self._seconds if key not in windows]:
+            self._slowest_s = max(self._slowest_s, median_at_least(self._seconds.pop(key)))
+            del self._stepped[key]
+
+    def _slowest(self) -> float:
+        return max([self._slowest_s, *map(median_at_least, self._seconds.values())])
 
 
-# ------------------------------------------------------------------ what a gap is held against
+def median_at_least(seconds: Sketch) -> float:
+    """The median seconds of three steps or more, or up to 1 % less; 0 of fewer."""
+    count = seconds.count
+    return seconds.quantile((count // 2 + 0.5) / count)[0] if count >= 3 else 0.0
+
+
+def _steps_allowed(rules: SyncerStarted) -> int:
+    return PACE * (rules.round_steps + rules.overlap_steps)
+
+
+def _longest(gaps: list[Gap]) -> list[Gap]:
+    """Without those that cannot exceed a limit unless another one does, which has fewer troubles and is longer."""
+    kept: list[Gap] = []
+    for gap in sorted(gaps, key=lambda gap: (gap.calm, gap.troubles, -gap.least)):
+        if not kept or gap.calm != kept[-1].calm or gap.least > kept[-1].least:
+            kept.append(gap)
+    return kept if len(kept) <= LONG_GAPS else sorted(kept, key=lambda gap: -gap.least)[:LONG_GAPS]
 
 
 class _Limits:
-    def __init__(self, history: History) -> None:
-        assert history.rules is not None
-        rules = history.rules
-        slowest = max(
-            (_median(incarnation) for incarnation in history.incarnations.values() if len(incarnation.steps) >= 3),
-            default=0.0,
-        )
-        grace = max((said.fact.grace_s for said in history.commits), default=0.0)
-        lease = max(rules.lease_s or LEASE_S, LEASE_STEPS * slowest)
-        self._steps = PACE * (rules.round_steps + rules.overlap_steps)
-        self._seconds = self._steps * slowest + rules.round_steps * grace
+    """What a gap is held against."""
+
+    def __init__(self, rules: SyncerStarted, slowest_s: float, grace_s: float) -> None:
+        lease = max(rules.lease_s or LEASE_S, LEASE_STEPS * slowest_s)
+        self._steps = _steps_allowed(rules)
+        self._seconds = self._steps * slowest_s + rules.round_steps * grace_s
         self._patience_s = (rules.read_timeout_s or READ_TIMEOUT_S) + lease + RESEND_S
 
-    def exceeded(self, gap: _Gap, troubles: int, timeline: _Timeline) -> Iterator[str]:
-        """The failure in words, if every measure of the gap exceeds its limit."""
-        allowed = self._seconds + (1 + troubles) * self._patience_s
+    def _allowed(self, gap: Gap) -> float:
+        return self._seconds + (1 + gap.troubles) * self._patience_s
+
+    def exceeded(self, gap: Gap, timeline: Timeline) -> bool:
+        """Whether every measure of the gap exceeds its limit."""
+        allowed = self._allowed(gap)
         if gap.steps <= self._steps or gap.seconds <= allowed:
-            return
-        dated = timeline.seconds(gap)
-        if dated is None or dated > allowed:
-            since = f"version {gap.before.fact.syncer_step}" if gap.before is not None else "the start"
-            yield (
-                f"fragment {gap.fragment} had no commit for {gap.seconds:.1f} s after {since}, while each of those "
-                f"that could take part finished {gap.steps} steps; allowed are {self._steps} steps or {allowed:.1f} s"
-            )
+            return False
+        return gap.dated is None or gap.epoch in timeline.backwards or gap.dated > allowed
 
-
-def _median(incarnation: Incarnation) -> float:
-    """The median seconds of its steps."""
-    ordered = sorted(said.fact.seconds for said in incarnation.steps)
-    return ordered[len(ordered) // 2]
-
-
-class _Timeline:
-    """The syncer's facts in its own order: troubles, losses, and times."""
-
-    def __init__(self, history: History) -> None:
-        assert history.rules is not None
-        self.rules = history.rules
-        self.quorum = history.rules.quorum
-        ends = history.by_syncer(Finished)
-        self.end: Said[Finished] | None = ends[0] if ends else None  # nothing commits after it
-        troubles = history.by_syncer(*TROUBLES)
-        self._once = [_place(said) for said in troubles if not isinstance(said.fact, RETRIED)]
-        retried = [said for said in troubles if isinstance(said.fact, RETRIED)]
-        self._retried = [_place(said) for said in retried], [_tried(said.fact) for said in retried]
-        self._losses = [_place(said) for said in troubles if isinstance(said.fact, LOSSES)]
-        self._living = list(_living(troubles))
-        self._faults = sorted(said.position for kind in (FaultInjected, FaultHealed) for said in history.of(kind))
-        self._history = history
-
-    def alive(self, before: Said[Committed] | None, end: Said[Any] | None) -> int:
-        """At least so many learners were healthy throughout. Before the first commit: the quorum that made it."""
-        if before is None:
-            return self.quorum
-        begin, until = _place(before), None if end is None else _place(end)
-        index = bisect_right(self._living, begin, key=itemgetter(0))
-        living = self._living[index - 1][1] if index else frozenset[Key]()
-        faulty = self._faulty(before.position, sys.maxsize if end is None else end.position)
-        return len(living - faulty) - _between(self._losses, begin, until)
-
-    def _faulty(self, begin: int, end: int) -> set[Key]:
-        """Incarnations with a fault that overlaps this stretch of the merged log."""
-        return {key for key, injected, healed in self._faults_between if injected <= end and begin <= healed}
-
-    @cached_property
-    def _faults_between(self) -> list[tuple[Key, int, int]]:
-        """(target, position injected, position healed) of every fault that prevents contributions."""
-        healed = {said.fact.fault: said.position for said in self._history.of(FaultHealed)}
-        return [
-            ((said.fact.target, said.fact.incarnation), said.position, healed.get(said.fact.fault, sys.maxsize))
-            for said in self._history.of(FaultInjected)
-            if said.fact.fault_kind not in TOLD
-        ]
-
-    def troubles(self, gap: _Gap) -> int:
-        begin = (0, -1) if gap.before is None else _place(gap.before)
-        faults = len(self._faults) if gap.end is None else bisect_right(self._faults, gap.end.position)
-        faults -= bisect_right(self._faults, -1 if gap.before is None else gap.before.position)
-        until = None if gap.end is None else _place(gap.end)
-        places, tried = self._retried
-        retried = len({*tried[slice(*_bounds(places, begin, until))]})
-        return _between(self._once, begin, until) + retried + max(0, faults)
-
-    @cached_property
-    def _dated(self) -> list[Said[Any]]:
-        return self._history.by_syncer(*TROUBLES, *ROUTINE)
-
-    def seconds(self, gap: _Gap) -> float | None:
-        """The gap's length by the syncer's times, if one epoch gave both and its times never run backwards."""
-        if gap.before is None or (gap.end is not None and gap.end.incarnation != gap.before.incarnation):
-            return None
-        dates = [said.at for said in self._dated if said.incarnation == gap.before.incarnation]
-        if dates != sorted(dates):
-            return None
-        return (dates[-1] if gap.end is None else gap.end.at) - gap.before.at
-
-
-def _place(said: Said[Any]) -> Position:
-    return said.incarnation, said.position
-
-
-def _between(places: list[Position], begin: Position, end: Position | None) -> int:
-    first, last = _bounds(places, begin, end)
-    return max(0, last - first)
-
-
-def _bounds(places: list[Position], begin: Position, end: Position | None) -> tuple[int, int]:
-    return bisect_right(places, begin), len(places) if end is None else bisect_right(places, end)
-
-
-def _tried(fact: StepReopened | ReadFailed | Refused) -> tuple[object, ...]:
-    """The key by which repeated facts count once. A refusal may belong to no step."""
-    if fact.syncer_step is None:
-        return (type(fact), fact.learner, fact.incarnation, fact.reason)
-    return (type(fact), fact.syncer_step)
-
-
-def _living(troubles: Sequence[Said[Any]]) -> Iterator[tuple[Position, frozenset[Key]]]:
-    """Who was alive after each of these facts: attached to the epoch, with a lease, not let go."""
-    living: dict[str, int] = {}
-    for said in troubles:
-        match said.fact:
-            case SyncerStarted():
-                living = {}
-            case LearnerAttached(learner, incarnation) | LeaseRenewed(learner, incarnation):
-                living[learner] = incarnation
-            case (
-                LearnerFenced(learner, incarnation)
-                | LeaseExpired(learner, incarnation)
-                | Quarantined(learner, incarnation)
-                | DrainStarted(learner, incarnation)
-            ) if living.get(learner) == incarnation:
-                del living[learner]
-        yield _place(said), frozenset(living.items())
+    def words(self, gap: Gap) -> str:
+        since = "the start" if gap.since is None else f"version {gap.since}"
+        return (
+            f"fragment {gap.fragment} had no commit for {gap.seconds:.1f} s after {since}, while each of those "
+            f"that could take part finished {gap.steps} steps; allowed are {self._steps} steps or "
+            f"{self._allowed(gap):.1f} s"
+        )

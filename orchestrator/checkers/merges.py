@@ -1,204 +1,294 @@
 """merges.* (I3, counted once): what went into a commit, how often, and with what weight; and finite.commits (I7).
 
-A contribution's counters must be those of its learner's own facts.
+A contribution's counters must be those of its learner's own facts. Where facts of its incarnation were lost, what is
+known of them may not say more than its counters.
 """
 
 from __future__ import annotations
 
 import math
-from bisect import bisect_left
-from collections import defaultdict
-from itertools import pairwise
+from dataclasses import dataclass, field
 
-from learners.protocol.facts import Adopted
-from orchestrator.accounting.history import OVERWRITING, History
-from orchestrator.accounting.incarnations import Said
-from orchestrator.accounting.verdicts import Verdict, judge
+import numpy as np
+from numpy.typing import NDArray
+
+from orchestrator.accounting.saving import saved
+from orchestrator.accounting.verdicts import Failures, Verdict, judge
+from orchestrator.checkers.state import CheckState, Merged
+from orchestrator.eventlog.block import NONE, Block, Ints
 from orchestrator.eventlog.facts import Evaluated
-from outer.protocol.facts import Committed, Finished, LearnerAttached, Participant, StepOpened, SyncerStarted
+from outer.protocol.facts import Finished, LearnerAttached, StepOpened
 
 TOLERANCE = 1e-9  # of a weight
+OPEN_KEPT = 1024  # newest syncer steps of which it is known whether they were opened
+ADOPTIONS_KEPT = 3  # newest of each incarnation and fragment
+BY_SLOT = 1 << 12  # more than there are fragments
+STEP_BITS = 36  # of a step number
+AT_ONE_BOUNDARY = 4  # adoptions of one fragment after one step
 
 
-def check(history: History) -> list[Verdict]:
-    return [
-        _once(history),
-        _ranges(history),
-        _weights(history),
-        _quorum(history),
-        _live(history),
-        _counters(history),
-        _current(history),
-        _closed(history),
-    ]
+def _ints() -> Ints:
+    return np.zeros(0, np.int64)
 
 
-def _name(said: Said[Committed], one: Participant) -> str:
-    return f"{one.learner} {one.incarnation} in fragment {said.fact.fragment} at syncer step {said.fact.syncer_step}"
+@saved
+@dataclass
+class Merges:
+    state: CheckState
+    once: Failures = field(default_factory=Failures)
+    ranges: Failures = field(default_factory=Failures)
+    weights: Failures = field(default_factory=Failures)
+    quorum: Failures = field(default_factory=Failures)
+    live: Failures = field(default_factory=Failures)
+    counters: Failures = field(default_factory=Failures)
+    current: Failures = field(default_factory=Failures)
+    closed: Failures = field(default_factory=Failures)
+    finite: Failures = field(default_factory=Failures)
+    with_rules: int = 0  # commits
+    _bases: Bases = field(default_factory=lambda: Bases())
+    _attached: int = 0  # learners that ever attached
+    _names: set[str] = field(default_factory=set)  # of these
+    _opened: dict[int, None] = field(default_factory=dict)  # syncer steps, in the order of opening
+    _finished: int = NONE  # the step at which the syncer finished
 
+    def take(self, block: Block) -> None:
+        merged = self.state.merged
+        assert merged is not None
+        self._bases.take(self.state)
+        self._closed()
+        distinct = self._once(merged)
+        self._quorum(distinct)
+        self._ranges(merged)
+        self._weights(merged)
+        self._counters(merged)
+        self._current(merged)
+        self._finite(block)
 
-def _once(history: History) -> Verdict:
-    failures: list[str] = []
-    for said in history.commits:
-        names = [one.learner for one in said.fact.participants]
-        if len({*names}) < len(names):
-            name = next(name for name in names if names.count(name) > 1)
-            failures.append(f"{name} merged {names.count(name)} times at syncer step {said.fact.syncer_step}")
-    claim = "a learner merges at most once into a commit"
-    return judge("merges.once", claim, len(history.contributions), "contributions", failures)
+    def _once(self, merged: Merged) -> Ints:
+        """How many different learners each commit has."""
+        width = len(self.state.names) + 1
+        place = merged.parts.commit * width + merged.learner
+        distinct, counts = np.unique(place, return_counts=True)
+        for each in np.flatnonzero(counts > 1).tolist():
+            name = next(name for name, code in self.state.names.items() if code == distinct[each] % width)
+            commit = self.state.commits[int(distinct[each] // width)]
+            self.once.add(f"{name} merged {counts[each]} times at syncer step {commit.syncer_step}")
+        return np.bincount(distinct // width, minlength=len(self.state.commits))
 
+    def _quorum(self, distinct: Ints) -> None:
+        for commit, learners in zip(self.state.commits, distinct.tolist(), strict=True):
+            if (rules := self.state.rules.get(commit.said)) is not None:
+                self.with_rules += 1
+                if learners < rules.quorum:
+                    self.quorum.add(
+                        f"syncer step {commit.syncer_step} committed with {commit.participants} participants, "
+                        f"the quorum is {rules.quorum}"
+                    )
 
-def _ranges(history: History) -> Verdict:
-    ranges: dict[tuple[str, int, int], list[tuple[int, int]]] = defaultdict(list)
-    for said, one, *_ in history.contributions:
-        ranges[(one.learner, one.incarnation, said.fact.fragment)].append((one.base_step, one.step))
-    failures = [
-        f"steps {after[0] + 1} to {before[1]} of {learner} {incarnation} merged twice into fragment {fragment}"
-        for (learner, incarnation, fragment), merged in ranges.items()
-        for before, after in pairwise(sorted(merged))
-        if after[0] < before[1]
-    ]
-    claim = "no step merges twice into the same fragment"
-    return judge("merges.ranges", claim, len(history.contributions), "contributions", failures)
+    def _ranges(self, merged: Merged) -> None:
+        for name, _, one in self.state.contributions(merged.parts.base_step < merged.before):
+            self.ranges.add(f"steps of {name} after {one.base_step} merged twice into it")
 
+    def _weights(self, merged: Merged) -> None:
+        """Paper, section 3: a contribution weighs tokens^2 / steps, normalised over the commit."""
+        parts, size = merged.parts, len(self.state.commits)
+        empty = (parts.steps < 1) | (parts.tokens < 1)
+        without = np.bincount(parts.commit[empty], minlength=size) > 0
+        tokens = parts.tokens.astype(np.float64)
+        raw = tokens * tokens / np.maximum(parts.steps, 1)
+        given, total = (np.bincount(parts.commit, column, minlength=size) for column in (parts.weight, raw))
+        for index in np.flatnonzero(without).tolist():
+            self.weights.add(f"{self._weights_of(index)} include a contribution without steps or tokens")
+        for index in np.flatnonzero(~without & ~(np.abs(given - 1.0) <= TOLERANCE)).tolist():
+            self.weights.add(f"{self._weights_of(index)} sum to {given[index]!r}")
+        with np.errstate(divide="ignore", invalid="ignore"):
+            due = raw / total[parts.commit]
+        wrong = ~without[parts.commit] & ~(np.abs(parts.weight - due) <= TOLERANCE)
+        for row in np.flatnonzero(wrong).tolist():
+            name = self.state.sources[int(parts.learner[row])][0]
+            told = f"{name} has {float(parts.weight[row])!r}, due is {float(due[row])!r}"
+            self.weights.add(f"{self._weights_of(int(parts.commit[row]))}: {told}")
 
-def _weights(history: History) -> Verdict:
-    """Paper, section 3: a contribution weighs tokens^2 / steps, normalised over the commit."""
-    failures: list[str] = []
-    for said in history.commits:
-        participants, name = said.fact.participants, f"the weights at syncer step {said.fact.syncer_step}"
-        if any(one.steps < 1 or one.tokens < 1 for one in participants):
-            failures.append(f"{name} include a contribution without steps or tokens")
-            continue
-        raw = [one.tokens * one.tokens / one.steps for one in participants]
-        given, total = math.fsum([one.weight for one in participants]), math.fsum(raw)
-        if not abs(given - 1.0) <= TOLERANCE:
-            failures.append(f"{name} sum to {given!r}")
-        for one, due in zip(participants, raw, strict=True):
-            if not abs(one.weight - due / total) <= TOLERANCE:
-                failures.append(f"{name}: {one.learner} has {one.weight!r}, due is {due / total!r}")
-    claim = "weights are tokens^2 / steps, normalised"
-    return judge("merges.weights", claim, len(history.commits), "commits", failures)
+    def _weights_of(self, index: int) -> str:
+        return f"the weights at syncer step {self.state.commits[index].syncer_step}"
 
-
-def _quorum(history: History) -> Verdict:
-    quorums = {said.incarnation: said.fact.quorum for said in history.of(SyncerStarted)}
-    judged = [said for said in history.commits if said.incarnation in quorums]
-    failures = [
-        f"syncer step {said.fact.syncer_step} committed with {len(said.fact.participants)} participants, "
-        f"the quorum is {quorums[said.incarnation]}"
-        for said in judged
-        if len({one.learner for one in said.fact.participants}) < quorums[said.incarnation]
-    ]
-    return judge("merges.quorum", "nothing commits below the quorum", len(judged), "commits with rules", failures)
-
-
-def _live(history: History) -> Verdict:
-    """A live learner has attached before; a participant is live when it is read."""
-    attached: set[str] = set()
-    failures: list[str] = []
-    for said in history.by_syncer(LearnerAttached, Committed):
-        if isinstance(said.fact, LearnerAttached):
-            attached.add(said.fact.learner)
-        elif not len(said.fact.participants) <= said.fact.live <= len(attached):
-            failures.append(
-                f"syncer step {said.fact.syncer_step} tells of {said.fact.live} live learners, "
-                f"{len(said.fact.participants)} took part and {len(attached)} had ever attached"
+    def _counters(self, merged: Merged) -> None:
+        parts = merged.parts
+        count = merged.last - merged.first
+        total = self.state.windows.tokens_in(merged.first, merged.last)
+        wrong = (parts.steps != count) | (parts.tokens != total)
+        wrong &= ~(merged.lost & (count < parts.steps) & (total <= parts.tokens))
+        wrong |= parts.steps != parts.step - parts.base_step
+        rows = np.flatnonzero(wrong).tolist()
+        for row, (name, _, one) in zip(rows, self.state.contributions(wrong), strict=True):
+            self.counters.add(
+                f"{name} counts {one.steps} steps and {one.tokens} tokens in ({one.base_step}, {one.step}], "
+                f"the learner said {count[row]} and {total[row]}"
             )
-    claim = "as many learners were live as took part, at least, and no more than had attached"
-    return judge("merges.live", claim, len(history.commits), "commits", failures)
 
+    def _current(self, merged: Merged) -> None:
+        """The newest adoption before the last step read is of the version merged onto, and counting began there.
 
-def _counters(history: History) -> Verdict:
-    failures: list[str] = []
-    for said, one, incarnation, first, last in history.contributions:
-        count, total = last - first, incarnation.tokens[last] - incarnation.tokens[first]
-        if one.steps != count or one.tokens != total or one.steps != one.step - one.base_step:
-            failures.append(
-                f"{_name(said, one)} counts {one.steps} steps and {one.tokens} tokens in "
-                f"({one.base_step}, {one.step}], the learner said {count} and {total}"
-            )
-    claim = "a contribution's counters are the steps that its learner finished in its range"
-    return judge("merges.counters", claim, len(history.contributions), "contributions", failures)
-
-
-def _current(history: History) -> Verdict:
-    """The newest adoption before the last step read is of the version merged onto, and counting began there.
-
-    An adoption at the boundary of the read came after the read. With rebase, counting may have begun earlier: what
-    accrued since the read, or since the older base, is kept; and a learner that no longer steps may be read again
-    after it has rebased.
-    """
-    failures: list[str] = []
-    for said, one, incarnation, _, _ in history.contributions:
-        adopted = incarnation.adopted.get(said.fact.fragment, [])
-        before = bisect_left(adopted, one.step, key=_after_step)
-        if (later := _rebased(adopted[before:], one, said.fact.base_version)) is not None:
-            base = later
-        elif before == 0:
-            failures.append(f"{_name(said, one)} had adopted no version before step {one.step}")
-            continue
+        An adoption at the boundary of the read came after the read. With rebase, counting may have begun earlier: what
+        accrued since the read, or since the older base, is kept; and a learner that no longer steps may be read again
+        after it has rebased. An adoption whose fact was lost is not missed.
+        """
+        wanted = self.state.records.commits.base_version[merged.parts.commit]
+        found = self._bases.of(self.state, merged, wanted)
+        known, base = found >= 0, np.maximum(found, 0)
+        if not len(self._bases.place):
+            known = np.zeros(len(found), bool)
+            version, after, zeroed = wanted, wanted, known
         else:
-            base = adopted[before - 1]
-        zeroed = base.mode in OVERWRITING
-        if base.version != said.fact.base_version:
-            failures.append(f"{_name(said, one)} was based on version {base.version}, not {said.fact.base_version}")
-        elif one.base_step > base.after_step or (zeroed and one.base_step != base.after_step):
-            failures.append(f"{_name(said, one)} counts from {one.base_step}, its base came after {base.after_step}")
-    claim = "only contributions based on the fragment's current version merge, counted from its adoption"
-    return judge("merges.current", claim, len(history.contributions), "contributions", failures)
+            version, after = self._bases.version[base], self._bases.after[base]
+            zeroed = self._bases.zeroed[base]
+        counts_from = merged.parts.base_step
+        stale = known & (version != wanted)
+        off = known & ~stale & ((counts_from > after) | (zeroed & (counts_from != after)))
+        told = ~merged.lost
+        for name, _, one in self.state.contributions(~known & told):
+            self.current.add(f"{name} had adopted no version before step {one.step}")
+        for row, (name, commit, _) in zip(
+            np.flatnonzero(stale & told).tolist(), self.state.contributions(stale & told), strict=True
+        ):
+            self.current.add(f"{name} was based on version {version[row]}, not {commit.base_version}")
+        for row, (name, _, one) in zip(
+            np.flatnonzero(off & told).tolist(), self.state.contributions(off & told), strict=True
+        ):
+            self.current.add(f"{name} counts from {one.base_step}, its base came after {after[row]}")
 
+    def _closed(self) -> None:
+        """A step opens before it commits, and once the budget is reached nothing commits. A live learner has attached
+        before; a participant is live when it is read.
+        """
+        for _, _, fact, index in self.state.story:
+            if fact is None:
+                commit = self.state.commits[index]
+                if self._finished != NONE:
+                    self.closed.add(
+                        f"syncer step {commit.syncer_step} committed after the end at step {self._finished}"
+                    )
+                elif commit.syncer_step not in self._opened:
+                    self.closed.add(f"syncer step {commit.syncer_step} committed without having been opened")
+                if not commit.participants <= commit.live <= len(self._names):
+                    self.live.add(
+                        f"syncer step {commit.syncer_step} tells of {commit.live} live learners, "
+                        f"{commit.participants} took part and {len(self._names)} had ever attached"
+                    )
+            elif isinstance(fact, StepOpened):
+                self._opened[fact.syncer_step] = None
+                if len(self._opened) > OPEN_KEPT:
+                    del self._opened[next(iter(self._opened))]
+            elif isinstance(fact, LearnerAttached):
+                self._names.add(fact.learner)
+            elif isinstance(fact, Finished):
+                self._finished = fact.syncer_step
 
-def _rebased(adopted: list[Adopted], one: Participant, version: int) -> Adopted | None:
-    """The adoption of this version at the boundary of the read, if it kept the accrued steps."""
-    for fact in adopted:
-        if fact.after_step != one.step:
-            return None
-        if fact.version == version and fact.mode not in OVERWRITING:
-            return fact
-    return None
+    def _finite(self, block: Block) -> None:
+        """I7: nothing that is not a number reaches the global parameters. A learner's own loss may diverge: its
+        contributions are then refused. The norm of a merged update has no bound.
+        """
+        commits, parts = self.state.records.commits, self.state.records.contributions
+        for index in np.flatnonzero(~_sound(commits.norm)).tolist():
+            step, norm = self.state.commits[index].syncer_step, float(commits.norm[index])
+            self.finite.add(f"syncer step {step}: the norm is {norm}")
+        for _, commit, one in self.state.contributions(~_sound(parts.weight)):
+            name = self.state.sources[int(one.learner)][0]
+            self.finite.add(f"syncer step {commit.syncer_step}: the weight of {name} is {float(one.weight)}")
+        for _, event in block.others:
+            if isinstance(event.fact, Evaluated) and not math.isfinite(event.fact.loss):
+                told = f"the held-out loss at syncer step {event.fact.syncer_step} is {event.fact.loss}"
+                self.finite.add(told)
 
-
-def _after_step(adopted: Adopted) -> int:
-    return adopted.after_step
-
-
-def _closed(history: History) -> Verdict:
-    """A step opens before it commits, and once the budget is reached nothing commits."""
-    opened: set[int] = set()
-    finished: int | None = None
-    failures: list[str] = []
-    for said in history.by_syncer(StepOpened, Committed, Finished):
-        fact = said.fact
-        if isinstance(fact, StepOpened):
-            opened.add(fact.syncer_step)
-        elif isinstance(fact, Finished):
-            finished = fact.syncer_step
-        elif finished is not None:
-            failures.append(f"syncer step {fact.syncer_step} committed after the end at step {finished}")
-        elif fact.syncer_step not in opened:
-            failures.append(f"syncer step {fact.syncer_step} committed without having been opened")
-    claim = "a syncer step commits after it was opened, and none after the end"
-    return judge("merges.closed", claim, len(history.commits), "commits", failures)
-
-
-def check_finite(history: History) -> list[Verdict]:
-    """I7: nothing that is not a number reaches the global parameters. A learner's own loss may diverge: its
-    contributions are then refused. The norm of a merged update has no bound.
-    """
-    failures: list[str] = []
-    for said in history.commits:
-        fact = said.fact
-        numbers = [("norm", fact.norm), *(("weight of " + one.learner, one.weight) for one in fact.participants)]
-        failures += [
-            f"syncer step {fact.syncer_step}: the {name} is {number}"
-            for name, number in numbers
-            if not 0.0 <= number < math.inf
+    def verdicts(self) -> list[Verdict]:
+        commits, parts = self.state.committed, self.state.contributed
+        return [
+            judge("merges.once", "a learner merges at most once into a commit", parts, "contributions", self.once),
+            judge("merges.ranges", "no step merges twice into the same fragment", parts, "contributions", self.ranges),
+            judge("merges.weights", "weights are tokens^2 / steps, normalised", commits, "commits", self.weights),
+            judge(
+                "merges.quorum", "nothing commits below the quorum", self.with_rules, "commits with rules", self.quorum
+            ),
+            judge(
+                "merges.live",
+                "as many learners were live as took part, at least, and no more than had attached",
+                commits,
+                "commits",
+                self.live,
+            ),
+            judge(
+                "merges.counters",
+                "a contribution's counters are the steps that its learner finished in its range",
+                parts,
+                "contributions",
+                self.counters,
+            ),
+            judge(
+                "merges.current",
+                "only contributions based on the fragment's current version merge, counted from its adoption",
+                parts,
+                "contributions",
+                self.current,
+            ),
+            judge(
+                "merges.closed",
+                "a syncer step commits after it was opened, and none after the end",
+                commits,
+                "commits",
+                self.closed,
+            ),
+            judge(
+                "finite.commits",
+                "norms (of whatever size), weights and held-out losses are finite, norms and weights not negative",
+                commits,
+                "commits",
+                self.finite,
+            ),
         ]
-    failures += [
-        f"the held-out loss at syncer step {said.fact.syncer_step} is {said.fact.loss}"
-        for said in history.of(Evaluated)
-        if not math.isfinite(said.fact.loss)
-    ]
-    claim = "norms (of whatever size), weights and held-out losses are finite, norms and weights not negative"
-    return [judge("finite.commits", claim, len(history.commits), "commits", failures)]
+
+
+@saved
+@dataclass
+class Bases:
+    """The newest adoptions of every incarnation and fragment, arrays of [n] by place and after_step."""
+
+    place: Ints = field(default_factory=_ints)  # slot * BY_SLOT + fragment
+    after: Ints = field(default_factory=_ints)  # after_step
+    version: Ints = field(default_factory=_ints)
+    zeroed: NDArray[np.bool_] = field(default_factory=lambda: np.zeros(0, bool))  # whether counting begins there
+
+    def take(self, state: CheckState) -> None:
+        """Keep the newest of before, and add the block's."""
+        grouped, fresh = state.windows.grouped, state.windows.fresh
+        assert grouped is not None
+        rank = np.searchsorted(self.place, self.place, "right") - np.arange(len(self.place))
+        keep = (rank <= ADOPTIONS_KEPT) & ~np.isin(self.place // BY_SLOT, fresh)
+        adopted = grouped.adoptions
+        place = np.concatenate([self.place[keep], grouped.adoption_slots * BY_SLOT + adopted.fragment])
+        after = np.concatenate([self.after[keep], adopted.after_step])
+        order = np.lexsort((after, place))
+        self.place, self.after = place[order], after[order]
+        self.version = np.concatenate([self.version[keep], adopted.version])[order]
+        self.zeroed = np.concatenate([self.zeroed[keep], grouped.overwrites])[order]
+
+    def of(self, state: CheckState, merged: Merged, wanted: Ints) -> Ints:
+        """By contribution, the row of its base; NONE: there is none."""
+        step = merged.parts.step
+        place = merged.slots * BY_SLOT + merged.fragment
+        rows = np.searchsorted((self.place << STEP_BITS) + self.after, (place << STEP_BITS) + step, "left")
+        found = rows - 1
+        inside = np.append(self.place, NONE)
+        found[inside[found] != place] = NONE
+        for ahead in range(AT_ONE_BOUNDARY):
+            row = np.minimum(rows + ahead, len(self.place) - 1)
+            if not len(self.place):
+                break
+            rebased = (self.place[row] == place) & (self.after[row] == step) & ~self.zeroed[row]
+            rebased &= (self.version[row] == wanted) & (rows + ahead < len(self.place))
+            found[rebased] = row[rebased]
+        found[merged.slots < 0] = NONE
+        return found
+
+
+def _sound(numbers: NDArray[np.float64]) -> NDArray[np.bool_]:
+    return (numbers >= 0.0) & (numbers < math.inf)

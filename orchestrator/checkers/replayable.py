@@ -1,119 +1,225 @@
 """replayable.* (I9): the log has all that a replay of every commit needs.
 
 That is each contributing incarnation's steps without a gap, its initial state, and digests to compare with. A donor
-that died may not have sent its last facts: what is then missing is unknown. Only a replay can show equal bits.
+that died may not have sent its last facts: what is then missing is unknown, and so are steps whose facts were lost.
+Only a replay can show equal bits.
 """
 
 from __future__ import annotations
 
 from collections.abc import Iterator
+from dataclasses import dataclass, field
+from typing import Any
+
+import numpy as np
+from numpy.typing import NDArray
 
 from learners.protocol.facts import Donated, StateReceived, StateSaved
-from orchestrator.accounting.history import History
-from orchestrator.accounting.incarnations import Incarnation, Key, Said
-from orchestrator.accounting.verdicts import Verdict, judge
+from orchestrator.accounting.saving import saved
+from orchestrator.accounting.verdicts import Failures, Verdict, judge
+from orchestrator.accounting.windows import MOST
+from orchestrator.checkers.state import CheckState, Merged, previous
+from orchestrator.eventlog.block import NONE, Block, Ints, Key
+from orchestrator.eventlog.events import Event
 from orchestrator.eventlog.facts import RunStarted
 
-
-def check(history: History) -> list[Verdict]:
-    return [_steps(history), _states(history), _digests(history)]
-
-
-def _contributors(history: History) -> dict[Key, int]:
-    """The last step of each incarnation that a commit holds."""
-    upto: dict[Key, int] = {}
-    for _, one, *_ in history.contributions:
-        key = (one.learner, one.incarnation)
-        if one.step > upto.get(key, 0):
-            upto[key] = one.step
-    return upto
+GIFTS_KEPT = 4096  # newest states that a donor gave, and that incarnations received
+SAVED_KEPT = 4  # newest states that a learner saved
 
 
-def _steps(history: History) -> Verdict:
-    """With a peer's state steps begin at 1, else right after the first adoption: later in strict overlap."""
-    upto = _contributors(history)
-    from_peers = {(said.writer, said.incarnation) for said in history.of(StateReceived) if said.fact.source == "peer"}
-    failures: list[str] = []
-    for key, last in upto.items():
-        incarnation = history.incarnations.get(key, Incarnation(*key))
-        here = incarnation.step_numbers[: incarnation.inside(0, last)[1]]
-        first = 1 if key in from_peers or not incarnation.adoptions else 1 + incarnation.adoptions[0].fact.after_step
-        if here != list(range(first, last + 1)):
-            held = {*here}
-            missing = next((step for step in range(first, last + 1) if step not in held), last)
-            failures.append(f"step {missing} of {key[0]} {key[1]} is in a commit, and not in the log")
-    claim = "every step that a commit holds, and every step of its incarnation before that, is in the log"
-    return judge("replayable.steps", claim, len(upto), "contributing incarnations", failures)
+def _ints() -> Ints:
+    return np.zeros(0, np.int64)
 
 
-def _states(history: History) -> Verdict:
-    """From the syncer: every fragment adopted before the first step. From a peer: the state that the donor sent."""
-    name, claim = "replayable.states", "every contributing incarnation starts from what the syncer or a donor gave"
-    upto = _contributors(history)
-    received = {(said.writer, said.incarnation): said for said in history.of(StateReceived)}
-    given = {(s.writer, s.incarnation, s.fact.joiner, s.fact.joiner_incarnation): s for s in history.of(Donated)}
-    saved = {(said.writer, said.incarnation, said.fact.step) for said in history.of(StateSaved)}
-    failures: list[str] = []
-    missing: list[str] = []
-    for key in upto:
-        incarnation = history.incarnations.get(key, Incarnation(*key))
-        said = received.get(key)
-        if said is None or said.fact.source != "peer":
-            failures += _snapshot(history, incarnation)
-            continue
-        gift = given.get((said.fact.donor, said.fact.donor_incarnation, *key))
-        if gift is None and (said.fact.donor, said.fact.donor_incarnation, said.fact.donor_step) in saved:
-            continue  # from a checkpoint, whose seal has been checked
-        if gift is None:
-            missing.append(f"{key[0]} {key[1]} started from {said.fact.donor}, which does not say that it gave")
-        else:
-            failures += _differs(key, said, gift)
-        missing += _donor_gap(history, said)
-    if missing and not failures:
-        return Verdict(name, claim, "unknown", missing[0])
-    return judge(name, claim, len(upto), "contributing incarnations", failures)
+@saved
+@dataclass
+class Replayable:
+    state: CheckState
+    steps: Failures = field(default_factory=Failures)
+    states: Failures = field(default_factory=Failures)
+    lost_steps: Failures = field(default_factory=Failures)  # what is missing because facts were lost
+    lost_states: Failures = field(default_factory=Failures)
+    contributing: int = 0  # incarnations
+    digests: tuple[int, int] = (0, 0)  # of commits, of contributions
+    without: tuple[Failures, Failures] = field(default_factory=lambda: (Failures(), Failures()))
+    synthetic: str = ""  # how a log was made that has no digests
+    _received: dict[Key, StateReceived] = field(default_factory=dict)
+    # (donor, incarnation, joiner, incarnation) -> what was given, and whether the log has the donor's step
+    _given: dict[tuple[str, int, str, int], tuple[Donated, bool]] = field(default_factory=dict)
+    _saved: dict[str, dict[tuple[int, int], bool]] = field(default_factory=dict)  # learner -> (incarnation, step)
+    _waiting: dict[Key, StateReceived] = field(default_factory=dict)  # contributed, from a state nobody gave so far
+    # By slot:
+    _began: Ints = field(default_factory=_ints)  # the first step, NONE
+    _last: Ints = field(default_factory=_ints)  # the last step
+    _whole: Ints = field(default_factory=_ints)  # no step up to this one is missing; MOST: none so far
+    _adopted: Ints = field(default_factory=lambda: np.zeros((0, 0), np.int64))  # [slots, fragments] first after_step
+    _contributed: NDArray[np.bool_] = field(default_factory=lambda: np.zeros(0, bool))
+
+    def take(self, block: Block) -> None:
+        windows, fit = self.state.windows, self.state.windows.fit
+        self._began, self._last, self._whole = fit(self._began, NONE), fit(self._last, NONE), fit(self._whole, MOST)
+        self._adopted = fit(self._adopted, MOST, windows.fragments)
+        self._contributed = fit(self._contributed, False)
+        self._follow_learners()
+        for _, event in block.others:
+            if isinstance(event.fact, StateReceived):
+                self._received[event.writer, event.incarnation] = event.fact
+                _bound(self._received)
+            elif isinstance(event.fact, Donated):
+                self._on_donated(event, event.fact)
+            elif isinstance(event.fact, StateSaved):
+                here = self._saved.setdefault(event.writer, {})
+                here[event.incarnation, event.fact.step] = self._has(event, event.fact.step)
+                if len(here) > SAVED_KEPT:
+                    del here[next(iter(here))]
+            elif isinstance(event.fact, RunStarted):
+                self.synthetic = self.synthetic or event.fact.versions.get("synthetic", "")
+        merged = self.state.merged
+        assert merged is not None
+        if len(merged.slots):
+            self._on_contributions(merged)
+        for key in [key for key, received in self._waiting.items() if self._gift(key, received) is not None]:
+            self._compare(key, self._waiting.pop(key))
+        self._digests()
+
+    def _follow_learners(self) -> None:
+        grouped = self.state.windows.grouped
+        assert grouped is not None
+        slots, steps = grouped.step_slots, grouped.steps.step
+        before = previous(self._last, slots, steps)
+        first = before == NONE
+        self._began[slots[first]] = steps[first]
+        gaps = ~first & (steps != before + 1)
+        np.minimum.at(self._whole, slots[gaps], before[gaps])
+        adopted = grouped.adoptions
+        np.minimum.at(self._adopted, (grouped.adoption_slots, adopted.fragment), adopted.after_step)
+
+    def _on_contributions(self, merged: Merged) -> None:
+        """With a peer's state steps begin at 1, else right after the first adoption: later in strict overlap."""
+        slots = merged.slots
+        known = slots >= 0
+        fresh = known & ~self._contributed[slots]
+        broken = ~known | (merged.parts.step > np.minimum(self._whole, self._last)[slots])
+        for slot in np.unique(slots[fresh]).tolist():
+            self._contributed[slot] = True
+            self.contributing += 1
+            self._begin(next(key for key, each in self.state.windows.slots.items() if each == slot), slot)
+        for row in np.flatnonzero(broken).tolist():
+            key = self.state.sources[int(merged.parts.learner[row])]
+            slot, step = int(slots[row]), int(merged.parts.step[row])
+            missing = 1 if slot < 0 else min(int(self._whole[slot]), int(self._last[slot])) + 1
+            told = f"step {min(missing, step)} of {key[0]} {key[1]} is in a commit, and not in the log"
+            (self.lost_steps if merged.lost[row] else self.steps).add(told)
+
+    def _begin(self, key: Key, slot: int) -> None:
+        """The first contribution of an incarnation: its steps begin where its state does."""
+        received, lost = self._received.get(key), key in self.state.keeper.lost
+        peer = received is not None and received.source == "peer"
+        adopted = int(self._adopted[slot].min(initial=MOST))
+        first = 1 if peer or adopted == MOST else 1 + adopted
+        if self._began[slot] != first:
+            told = f"step {first} of {key[0]} {key[1]} is in a commit, and not in the log"
+            (self.lost_steps if lost else self.steps).add(told)
+        if peer and received is not None:
+            if self._gift(key, received) is None:
+                self._waiting[key] = received
+                _bound(self._waiting)
+            else:
+                self._compare(key, received)
+            return
+        for fragment in range(self.state.fragments):
+            if self._adopted[slot, fragment] >= self._began[slot]:
+                told = f"{key[0]} {key[1]} stepped before it had fragment {fragment} from anyone"
+                (self.lost_states if lost else self.states).add(told)
+
+    # -------------------------------------------------------------- states of peers
+
+    def _has(self, event: Event, step: int) -> bool:
+        """Whether the log has this step of the learner that tells of it."""
+        slot = self.state.windows.slots.get((event.writer, event.incarnation))
+        return slot is not None and bool(self.state.windows.newest[slot] >= step)
+
+    def _on_donated(self, event: Event, fact: Donated) -> None:
+        key = (event.writer, event.incarnation, fact.joiner, fact.joiner_incarnation)
+        self._given[key] = (fact, self._has(event, fact.step))
+        _bound(self._given)
+
+    def _gift(self, key: Key, received: StateReceived) -> tuple[Donated | None, bool] | None:
+        """What was given, None from a checkpoint, and whether the log has the donor's step; None: nobody says so."""
+        gift = self._given.get((received.donor, received.donor_incarnation, *key))
+        if gift is not None:
+            return gift
+        # From a checkpoint, whose seal has been checked.
+        stepped = self._saved.get(received.donor, {}).get((received.donor_incarnation, received.donor_step))
+        return None if stepped is None else (None, stepped)
+
+    def _compare(self, key: Key, received: StateReceived) -> None:
+        found = self._gift(key, received)
+        assert found is not None
+        gift, stepped = found
+        for told in _differs(key, received, gift) if gift is not None else ():
+            self.states.add(told)
+        if not stepped:
+            self.lost_states.add(
+                f"{key[0]} {key[1]} started from step {received.donor_step} "
+                f"of {received.donor} {received.donor_incarnation}, which is not in the log"
+            )
+
+    # -------------------------------------------------------------- digests
+
+    def _digests(self) -> None:
+        """A synthetic log has no digests: a replay has nothing to compare with."""
+        commits, parts = self.state.records.commits, self.state.records.contributions
+        blank = [np.array(column == "", bool) for column in (commits.digest, parts.digest)]
+        counts = [len(each) - int(each.sum()) for each in blank]
+        self.digests = (self.digests[0] + counts[0], self.digests[1] + counts[1])
+        for row in np.flatnonzero(blank[0]).tolist():
+            self.without[0].add(f"the commit of syncer step {self.state.commits[row].syncer_step} has no digest")
+        if blank[1].any():
+            _, commit, one = next(self.state.contributions(blank[1]))
+            learner, incarnation = self.state.sources[int(one.learner)]
+            told = f"the contribution of {learner} {incarnation} at syncer step {commit.syncer_step} has no digest"
+            self.without[1].add(told, int(blank[1].sum()))
+
+    def verdicts(self) -> list[Verdict]:
+        claim = "every contributing incarnation starts from what the syncer or a donor gave"
+        states = judge("replayable.states", claim, self.contributing, "contributing incarnations", self.states)
+        if not self.states and (missing := self._missing()):
+            states = Verdict(states.name, claim, "unknown", missing)
+        claim = "every step that a commit holds, and every step of its incarnation before that, is in the log"
+        steps = judge("replayable.steps", claim, self.contributing, "contributing incarnations", self.steps)
+        if not self.steps and self.lost_steps:
+            steps = Verdict(steps.name, claim, "unknown", self.lost_steps.first)
+        failures = Failures()
+        for recorded, without in zip(self.digests, self.without, strict=True):
+            if recorded and without:
+                failures.add(without.first, without.count)
+        checked = sum(
+            recorded + without.count for recorded, without in zip(self.digests, self.without, strict=True) if recorded
+        )
+        idle = f"nothing was computed, the log is synthetic: {self.synthetic}" if self.synthetic else ""
+        claim = "commits and contributions carry the digests of their numbers"
+        return [steps, states, judge("replayable.digests", claim, checked, "digests", failures, idle)]
+
+    def _missing(self) -> str:
+        if self._waiting:
+            key, received = next(iter(self._waiting.items()))
+            return f"{key[0]} {key[1]} started from {received.donor}, which does not say that it gave"
+        return self.lost_states.first
 
 
-def _snapshot(history: History, incarnation: Incarnation) -> Iterator[str]:
-    first = incarnation.step_numbers[0] if incarnation.step_numbers else 0
-    fragments = len(history.rules.sizes) if history.rules else 0
-    for fragment in range(fragments):
-        adopted = incarnation.adopted.get(fragment)
-        if not adopted or adopted[0].after_step >= first:
-            yield f"{incarnation.learner} {incarnation.number} stepped before it had fragment {fragment} from anyone"
-
-
-def _differs(key: Key, said: Said[StateReceived], gift: Said[Donated]) -> Iterator[str]:
+def _differs(key: Key, received: StateReceived, gift: Donated) -> Iterator[str]:
     for what, got, gave in (
-        ("step", said.fact.donor_step, gift.fact.step),
-        ("digest", said.fact.digest, gift.fact.digest),
-        ("bytes", said.fact.bytes, gift.fact.bytes),
-        ("versions", said.fact.versions, gift.fact.versions),
+        ("step", received.donor_step, gift.step),
+        ("digest", received.digest, gift.digest),
+        ("bytes", received.bytes, gift.bytes),
+        ("versions", received.versions, gift.versions),
     ):
         if got != gave:
-            yield f"{key[0]} {key[1]} started from {what} {got} of {gift.writer} {gift.incarnation}, which gave {gave}"
+            donor = f"{received.donor} {received.donor_incarnation}"
+            yield f"{key[0]} {key[1]} started from {what} {got} of {donor}, which gave {gave}"
 
 
-def _donor_gap(history: History, said: Said[StateReceived]) -> Iterator[str]:
-    fact = said.fact
-    donor = history.incarnations.get((fact.donor, fact.donor_incarnation))
-    if donor is None or not donor.step_numbers or donor.step_numbers[-1] < fact.donor_step:
-        yield (
-            f"{said.writer} {said.incarnation} started from step {fact.donor_step} "
-            f"of {fact.donor} {fact.donor_incarnation}, which is not in the log"
-        )
-
-
-def _digests(history: History) -> Verdict:
-    """A synthetic log has no digests: a replay has nothing to compare with."""
-    commits = [(said.fact.digest, f"the commit of syncer step {said.fact.syncer_step}") for said in history.commits]
-    contributions = [
-        (one.digest, f"the contribution of {one.learner} {one.incarnation} at syncer step {said.fact.syncer_step}")
-        for said, one, *_ in history.contributions
-    ]
-    recorded = [each for each in (commits, contributions) if any(digest for digest, _ in each)]
-    failures = [f"{name} has no digest" for each in recorded for digest, name in each if not digest]
-    claim = "commits and contributions carry the digests of their numbers"
-    made = next((s.fact.versions["synthetic"] for s in history.of(RunStarted) if "synthetic" in s.fact.versions), "")
-    not_exercised = f"nothing was computed, the log is synthetic: {made}" if made else ""
-    return judge("replayable.digests", claim, sum(map(len, recorded)), "digests", failures, not_exercised)
+def _bound(things: dict[Any, Any]) -> None:
+    if len(things) > GIFTS_KEPT:
+        del things[next(iter(things))]

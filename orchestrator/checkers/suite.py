@@ -1,72 +1,164 @@
-"""Runs all checks over one log, given as events or as a run's folder."""
+"""Runs all checks over one log, in one pass: given as blocks or events, or as a run's folder."""
 
 from __future__ import annotations
 
 from collections.abc import Callable, Iterable, Iterator
+from dataclasses import replace
 from pathlib import Path
 
-from orchestrator.accounting.history import History, indexed
-from orchestrator.accounting.verdicts import Verdict
+from orchestrator.accounting.accounts import Accounts
+from orchestrator.accounting.fold import Fold, as_blocks, drive
+from orchestrator.accounting.saving import saved, saved_all
+from orchestrator.accounting.verdicts import Verdict, judge
 from orchestrator.checkers import (
     books,
     bounded,
     closed,
     durable,
     fencing,
-    isolation,
-    liveness,
     log,
     merges,
     replayable,
-    time_accounted,
+    spans,
+    state,
     versions,
 )
+from orchestrator.checkers.books import BooksCheck
+from orchestrator.checkers.bounded import Bounded
+from orchestrator.checkers.closed import Closed
+from orchestrator.checkers.durable import Durable
+from orchestrator.checkers.fencing import Fencing
+from orchestrator.checkers.isolation import Isolation
+from orchestrator.checkers.liveness import Liveness
+from orchestrator.checkers.log import READABLE, LogCheck
+from orchestrator.checkers.merges import Merges
+from orchestrator.checkers.replayable import Replayable
+from orchestrator.checkers.spans import Spans
+from orchestrator.checkers.state import Checker, CheckState
+from orchestrator.checkers.time_accounted import TimeAccounted
+from orchestrator.checkers.versions import Versions
+from orchestrator.eventlog.ahead import Ahead
+from orchestrator.eventlog.block import Block
 from orchestrator.eventlog.events import Event
-from orchestrator.eventlog.segments import read_run, read_segment
+from orchestrator.eventlog.order import canonical
+from orchestrator.eventlog.segments import merge, read_lines, read_segment
 
-CHECKERS: tuple[Callable[[History], list[Verdict]], ...] = (
-    log.check,
-    durable.check,
-    versions.check,
-    books.check,
-    merges.check,
-    fencing.check,
-    liveness.check,
-    isolation.check,
-    merges.check_finite,
-    replayable.check,
-    bounded.check,
-    time_accounted.check,
-    closed.check,
+FOLDS: tuple[Callable[[CheckState], Checker], ...] = (
+    Durable,
+    Versions,
+    BooksCheck,
+    Spans,
+    Merges,
+    Fencing,
+    Replayable,
+    Bounded,
+    Closed,
 )
-READABLE = "the log is there, and every line of it is an event"
+FAMILIES = (
+    "log",
+    "durable",
+    "versions",
+    "books",
+    "merges",
+    "fencing",
+    "live",
+    "isolation",
+    "finite",
+    "replayable",
+    "bounded",
+    "accounted",
+    "closed",
+)  # of checks, in the order of verdicts
+saved_all(books, bounded, closed, durable, fencing, log, merges, replayable, spans, state, versions)
+saved(CheckState, sources=(), commits=[], story=[], merged=None)
 
 
-def check(events: Iterable[Event] | History) -> list[Verdict]:
-    """All verdicts on a log, in a fixed order. Of an empty log every verdict is `unknown`."""
-    history = indexed(events)
-    return [verdict for checker in CHECKERS for verdict in checker(history)]
+@saved
+class Suite:
+    """All checks that are folds, as one. Shares the accounts, which take each block first."""
+
+    def __init__(self, accounts: Accounts) -> None:
+        self._accounts = accounts
+        self._state = CheckState(accounts.windows, accounts.records, accounts.books)
+        self.log = LogCheck()
+        self._checkers = [make(self._state) for make in FOLDS]
+        parts = accounts.roster, accounts.windows, accounts.records
+        self._liveness, self._isolation, self._timed = Liveness(*parts), Isolation(*parts), TimeAccounted(*parts)
+
+    def take(self, block: Block) -> None:
+        self._state.take(block)
+        for fold in self.folds:
+            fold.take(block)
+
+    @property
+    def folds(self) -> list[Fold]:
+        return [self.log, *self._checkers, self._liveness, self._isolation, self._timed]
+
+    def verdicts(self) -> list[Verdict]:
+        results = self._accounts.results()
+        found = [verdict for checker in (self.log, *self._checkers) for verdict in checker.verdicts()]
+        found += [*self._liveness.verdicts(), *self._isolation.verdicts()]
+        found += self._timed.verdicts(results.goodput, results.wanted_s)
+        return in_order(found)
 
 
-def check_run(run_dir: Path) -> list[Verdict]:
+def in_order(verdicts: Iterable[Verdict]) -> list[Verdict]:
+    """By family."""
+    return sorted(verdicts, key=lambda verdict: FAMILIES.index(verdict.name.split(".")[0]))
+
+
+def check(said: Iterable[Event] | Iterable[Block]) -> list[Verdict]:
+    """All verdicts on a log in its canonical order, in a fixed order. Of an empty log every verdict is `unknown`.
+
+    A list that is not in the log's order is put into it by orchestrator/eventlog/order.py.
+    """
+    return _checked(as_blocks(said)).verdicts()
+
+
+def _checked(blocks: Iterable[Block]) -> Suite:
+    accounts = Accounts()
+    suite = Suite(accounts)
+    drive((accounts, suite), blocks)
+    return suite
+
+
+def check_run(run_dir: Path, jobs: int = 1, progress: Callable[[int], None] = lambda facts: None) -> list[Verdict]:
     """All verdicts on a run's folder; first, whether its log can be read and is unaltered.
 
-    The segments are read too, unmerged, so that two versions of one fact show. A damaged log is `violated`, a missing
-    one `unknown`; all other verdicts are then `unknown`.
+    Of `jobs` processes this one makes the checks, and the others read ahead if the log is long. `progress` is called
+    with the number of facts so far.
+    A damaged log is `violated`, a missing one `unknown`; all other verdicts are then `unknown`.
     """
+    if log.is_older(run_dir):
+        return _check_older(run_dir)
+    folder = log.LogFolder(run_dir)
     try:
-        merged = read_run(run_dir)
+        with Ahead(folder.reader, run_dir, jobs - 1 if folder.long else 0):
+            suite = _checked(_counted(folder.blocks(), progress))
+    except OSError as error:
+        return [Verdict("log.readable", READABLE, "violated", str(error)), *log.UNKNOWN, *check([])]
+    return [*folder.verdicts(suite.log.config_hash), *(suite.verdicts() if folder.readable else check([]))]
+
+
+def _counted(blocks: Iterable[Block], progress: Callable[[int], None]) -> Iterator[Block]:
+    for block in blocks:
+        yield block
+        progress(block.stop)
+
+
+def _check_older(run_dir: Path) -> list[Verdict]:
+    """Of format 1. The segments are read too, unmerged, so that two versions of one fact show."""
+    try:
+        merged = merge([read_lines(run_dir)])
         said = [*merged, *_in_segments(run_dir)]
         intact = log.check_seal(run_dir)
     except (ValueError, OSError) as error:
         unread = Verdict("log.readable", READABLE, "violated", str(error))
         return [unread, *log.UNKNOWN, log.check_recipe(run_dir, []), *check([])]
-    found = (
-        Verdict("log.readable", READABLE, "pass", f"{len(merged)} events read")
-        if said
-        else Verdict("log.readable", READABLE, "unknown", f"no events in {run_dir}")
-    )
-    return [found, *intact, log.check_recipe(run_dir, said), *check(said)]
+    readable = judge("log.readable", READABLE, len(merged), "events", [])
+    verdicts = [readable, *intact, log.check_recipe(run_dir, said), *check(canonical(merged))]
+    told = log.told_twice(said)
+    return [replace(v, status="violated", reason=told) if told and v.name == "log.sequence" else v for v in verdicts]
 
 
 def _in_segments(run_dir: Path) -> Iterator[Event]:

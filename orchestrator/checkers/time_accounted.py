@@ -9,84 +9,156 @@ from __future__ import annotations
 import math
 from collections.abc import Iterator
 
-from orchestrator.accounting.books import settle
-from orchestrator.accounting.goodput import BLUR_S, account, wanted_within
-from orchestrator.accounting.history import History
+import numpy as np
+
+from orchestrator.accounting.records import Records
+from orchestrator.accounting.roster import Roster
+from orchestrator.accounting.saving import saved
+from orchestrator.accounting.time.accounts import Goodput
+from orchestrator.accounting.time.explanations import BLUR_S
 from orchestrator.accounting.verdicts import Verdict, judge
+from orchestrator.accounting.windows import StepWindows
+from orchestrator.eventlog.block import Block, Floats, Ints, Key
 
 UNEXPLAINED_MAX = 0.01  # of the learners' time,
 UNEXPLAINED_S = 0.25  # or so many seconds of each, whichever is more
+VERSIONS_KEPT = 4096  # commits whose dates adoptions are compared with
+
+NAME = "accounted.time"
+CLAIM = f"the categories of time sum to the whole, and at most {UNEXPLAINED_MAX:.0%} of it is unexplained"
 
 
-def check(history: History) -> list[Verdict]:
-    name = "accounted.time"
-    claim = f"the categories of time sum to the whole, and at most {UNEXPLAINED_MAX:.0%} of it is unexplained"
-    if not history.commits or any(
-        incarnation.requested is None for incarnation in history.incarnations.values() if incarnation.steps
-    ):
-        return [Verdict(name, claim, "unknown", "the log does not tell when every learner was asked for")]
-    if told := next(_contradictions(history), None):
-        return [Verdict(name, claim, "unknown", told)]
-    goodput = account(history, settle(history))
-    if goodput is None:
-        return [Verdict(name, claim, "unknown", "the log has no step before a commit")]
-    failures: list[str] = []
-    wanted = wanted_within(history)
-    for learner, seconds in goodput.seconds.items():
-        total = math.fsum(seconds.values())
-        if not abs(total - wanted[learner]) <= 1e-6 * max(1.0, wanted[learner]) or min(seconds.values()) < 0.0:
-            failures.append(f"the categories of {learner} sum to {total:.6f} s of {wanted[learner]:.6f} s")
-    most = max(UNEXPLAINED_MAX * math.fsum(wanted.values()), UNEXPLAINED_S * len(wanted))
-    unexplained = math.fsum(seconds["unattributed"] for seconds in goodput.seconds.values())
-    silent = dict(_cut_off(history, goodput.stop))
-    if unexplained > most >= unexplained - math.fsum(silent.values()):
-        told = f"the last words of {', '.join(silent)} are not in the log"
-        return [Verdict(name, claim, "unknown", told)]
-    if unexplained > most:
-        worst = max(goodput.seconds, key=lambda learner: goodput.seconds[learner]["unattributed"])
-        failures.append(f"{unexplained:.2f} s are unexplained, most of them of {worst}; allowed are {most:.2f} s")
-    return [judge(name, claim, len(wanted), "learners", failures)]
+@saved
+class TimeAccounted:
+    """A fold. Needs roster, windows and records to take each block first."""
 
+    def __init__(self, roster: Roster, windows: StepWindows, records: Records) -> None:
+        self._roster, self._windows, self._records = roster, windows, records
+        self._commits = False
+        self._unasked: set[Key] = set()  # incarnations that step, though nobody asked for them
+        self._never_asked = False  # for one that is gone
+        self._told = ""  # the first contradiction
+        self._ended: dict[Key, tuple[int, float]] = {}  # the newest step, and when it ended
+        self._versions = np.zeros(0, np.int64)  # ascending
+        self._made = np.zeros(0)  # when each was, by an epoch of its own
 
-def _cut_off(history: History, end: float) -> Iterator[tuple[str, float]]:
-    """Learners without a recorded end that nobody had noticed when the run ended: (name, seconds)."""
-    newest = {
-        incarnation.learner: incarnation
-        for incarnation in sorted(history.incarnations.values(), key=lambda incarnation: incarnation.number)
-    }
-    for learner, incarnation in newest.items():
-        if (
-            history.ended
-            and incarnation.over in ("", "stopped")
-            and incarnation.entered("stopped") is None
-            and incarnation.steps
-        ):
-            silent_s = end - incarnation.steps[-1].at
-            if silent_s > BLUR_S:
-                yield learner, silent_s
+    def take(self, block: Block) -> None:
+        self._commits = self._commits or len(self._records.commits.at) > 0
+        self._asked()
+        if not self._told:
+            self._told = next(self._contradictions(block), "")
+        for key in [key for key in self._ended if key not in self._windows]:
+            del self._ended[key]
 
+    def verdicts(self, goodput: Goodput | None, wanted: dict[str, float]) -> list[Verdict]:
+        """`wanted`: for how many seconds of the window each learner was wanted."""
+        if not self._commits or self._unasked or self._never_asked:
+            return [Verdict(NAME, CLAIM, "unknown", "the log does not tell when every learner was asked for")]
+        if self._told:
+            return [Verdict(NAME, CLAIM, "unknown", self._told)]
+        if goodput is None:
+            return [Verdict(NAME, CLAIM, "unknown", "the log has no step before a commit")]
+        failures: list[str] = []
+        for learner, seconds in goodput.seconds.items():
+            total = math.fsum(seconds.values())
+            if not abs(total - wanted[learner]) <= 1e-6 * max(1.0, wanted[learner]) or min(seconds.values()) < 0.0:
+                failures.append(f"the categories of {learner} sum to {total:.6f} s of {wanted[learner]:.6f} s")
+        most = max(UNEXPLAINED_MAX * math.fsum(wanted.values()), UNEXPLAINED_S * len(wanted))
+        unexplained = math.fsum(seconds["unattributed"] for seconds in goodput.seconds.values())
+        silent = dict(self._silent(goodput))
+        if unexplained > most >= unexplained - math.fsum(silent.values()):
+            told = f"the log lacks facts of {', '.join(silent)}"
+            return [Verdict(NAME, CLAIM, "unknown", told)]
+        if unexplained > most:
+            worst = max(goodput.seconds, key=lambda learner: goodput.seconds[learner]["unattributed"])
+            failures.append(f"{unexplained:.2f} s are unexplained, most of them of {worst}; allowed are {most:.2f} s")
+        return [judge(NAME, CLAIM, len(wanted), "learners", failures)]
 
-def _contradictions(history: History) -> Iterator[str]:
-    """Clocks that contradict causality: a step ends before it is merged, a version is adopted after it was made.
+    def _silent(self, goodput: Goodput) -> Iterator[tuple[str, float]]:
+        """Learners whose facts were lost, or without a recorded end though nobody had noticed when the run ended:
+        (name, seconds).
+        """
+        for learner, seconds in goodput.seconds.items():
+            newest = self._roster.of(learner)[-1:]
+            if learner in self._roster.facts_lost:
+                yield learner, seconds["unattributed"]
+            elif (
+                self._roster.ended
+                and newest
+                and newest[0].over in ("", "stopped")
+                and newest[0].entered("stopped") is None
+                and newest[0].stepped is not None
+            ):
+                silent_s = goodput.stop - newest[0].stepped
+                if silent_s > BLUR_S:
+                    yield learner, silent_s
 
-    A commit that only a later epoch recorded is left out: its time is unknown.
-    """
-    own = (said for said in history.commits if said.incarnation == said.fact.epoch)
-    made = {(said.fact.fragment, said.fact.syncer_step): said.at for said in own}
-    for incarnation in history.incarnations.values():
-        name = f"{incarnation.learner} {incarnation.number}"
-        before = None
-        for said in incarnation.steps:
-            if before is not None and any(before < at <= said.at for at in incarnation.resumed):
-                before = None  # in between there was nothing of it
-            if before is not None and abs(said.at - before - said.fact.seconds - said.fact.waited_s) > BLUR_S:
-                yield f"the wall clock of {name} jumped before its step {said.fact.step}"
-            before = said.at
-        for adopted in incarnation.adoptions:
-            fact = adopted.fact
-            if adopted.at < made.get((fact.fragment, fact.version), -math.inf) - BLUR_S:
-                yield f"{name} adopted version {fact.version} before it was made: wall clocks differ"
-    for merged, one, incarnation, _, last in history.contributions:
-        if last and incarnation.steps[last - 1].at > merged.at + BLUR_S:
-            name = f"{incarnation.learner} {incarnation.number}"
-            yield f"{name} finished step {one.step} after it was merged: wall clocks differ"
+    def _asked(self) -> None:
+        for key in self._windows.slots:
+            incarnation = self._roster.table.get(key)
+            if incarnation is not None and incarnation.steps and incarnation.requested is None:
+                self._unasked.add(key)
+        for key in [*self._unasked]:
+            incarnation = self._roster.table.get(key)
+            if incarnation is None or incarnation.requested is not None:
+                self._unasked.discard(key)
+                self._never_asked = self._never_asked or incarnation is None
+
+    # -------------------------------------------------------------- clocks
+
+    def _contradictions(self, block: Block) -> Iterator[str]:
+        """Clocks that contradict causality: a step ends before it is merged, a version is adopted after it was made.
+
+        A commit that only a later epoch recorded is left out: its time is unknown.
+        """
+        commits, parts = self._records.commits, self._records.contributions
+        epochs = np.array([number for _, number in block.sources], np.int64)[commits.source]
+        own = epochs == commits.epoch
+        self._date(commits.syncer_step[own], commits.at[own])
+        yield from self._jumps()
+        grouped, windows = self._windows.grouped, self._windows
+        assert grouped is not None
+        adopted, names = grouped.adoptions, {slot: f"{key[0]} {key[1]}" for key, slot in windows.slots.items()}
+        if len(self._versions):
+            place = np.minimum(np.searchsorted(self._versions, adopted.version), len(self._versions) - 1)
+            made = np.where(self._versions[place] == adopted.version, self._made[place], -math.inf)
+            for row in np.flatnonzero(adopted.at < made - BLUR_S)[:1].tolist():
+                name = names[int(grouped.adoption_slots[row])]
+                yield f"{name} adopted version {adopted.version[row]} before it was made: wall clocks differ"
+        slots = windows.of_source[parts.learner]
+        last = windows.upto(np.maximum(slots, 0), parts.step) - 1
+        here = (slots >= 0) & (last >= 0)
+        here[here] &= windows.rows.slot[last[here]] == slots[here]
+        late = np.flatnonzero(here)[windows.rows.at[last[here]] > commits.at[parts.commit[here]] + BLUR_S]
+        for row in late[:1].tolist():
+            yield f"{names[int(slots[row])]} finished step {parts.step[row]} after it was merged: wall clocks differ"
+
+    def _date(self, versions: Ints, at: Floats) -> None:
+        if len(versions):
+            versions, at = np.concatenate([self._versions, versions]), np.concatenate([self._made, at])
+            order = np.argsort(versions, kind="stable")[-VERSIONS_KEPT:]
+            self._versions, self._made = versions[order], at[order]
+
+    def _jumps(self) -> Iterator[str]:
+        grouped, windows = self._windows.grouped, self._windows
+        assert grouped is not None
+        slots, steps = grouped.step_slots, grouped.steps
+        if not len(slots):
+            return
+        keys = {slot: key for key, slot in windows.slots.items()}
+        opens = np.diff(slots, prepend=-1) != 0
+        before, number = np.concatenate([[math.nan], steps.at[:-1]]), np.concatenate([[0], steps.step[:-1]])
+        first = np.flatnonzero(opens)
+        for row in first.tolist():
+            number[row], before[row] = self._ended.get(keys[int(slots[row])], (0, math.nan))
+        for row in [*(first[1:] - 1).tolist(), len(slots) - 1]:
+            self._ended[keys[int(slots[row])]] = (int(steps.step[row]), float(steps.at[row]))
+        off = np.abs(steps.at - before - steps.seconds - steps.waited_s) > BLUR_S
+        off &= steps.step == number + 1
+        for row in np.flatnonzero(off).tolist():
+            key = keys[int(slots[row])]
+            incarnation = self._roster.table.get(key)
+            resumed = () if incarnation is None else incarnation.resumed
+            if not any(before[row] < at <= steps.at[row] for at in resumed):  # else in between there was nothing of it
+                yield f"the wall clock of {key[0]} {key[1]} jumped before its step {steps.step[row]}"
+                return

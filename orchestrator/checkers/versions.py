@@ -1,125 +1,212 @@
 """versions.* (I2): each fragment has one chain of versions, one commit a round, and every counter only rises.
 
-A version is the syncer step of its commit; version 0 is the initial parameters. Order is each writer's own, not the
-clocks'.
+A version is the syncer step of its commit; version 0 is the initial parameters.
 """
 
 from __future__ import annotations
 
-from collections import defaultdict
-from collections.abc import Iterator
-from itertools import pairwise
+from dataclasses import dataclass, field
+from typing import Any
 
-from orchestrator.accounting.history import History
-from orchestrator.accounting.incarnations import Incarnation
-from orchestrator.accounting.verdicts import Verdict, judge
-from outer.protocol.facts import Finished, StepOpened, SyncerStarted
+import numpy as np
+from numpy.typing import NDArray
 
+from orchestrator.accounting.saving import saved
+from orchestrator.accounting.verdicts import Failures, Verdict, judge
+from orchestrator.checkers.state import CheckState, previous
+from orchestrator.eventlog.block import NONE, Block, Ints
+from outer.protocol.facts import Finished, StepOpened
 
-def check(history: History) -> list[Verdict]:
-    return [_chain(history), _order(history), _adopted(history), _clocks(history)]
-
-
-def _chain(history: History) -> Verdict:
-    current: dict[int, int] = {}
-    failures: list[str] = []
-    lengths = {said.incarnation: said.fact.round_steps for said in history.of(SyncerStarted)}
-    for said in history.commits:
-        fact = said.fact
-        base = current.get(fact.fragment, 0)
-        name = f"fragment {fact.fragment} at syncer step {fact.syncer_step}"
-        if fact.base_version != base:
-            failures.append(f"{name} was made from version {fact.base_version}, its last one is {base}")
-        length = lengths.get(said.incarnation)
-        if length is not None and base and fact.syncer_step - base != length:
-            failures.append(f"{name} comes {fact.syncer_step - base} steps after version {base}, a round is {length}")
-        current[fact.fragment] = fact.syncer_step
-    claim = "each version of a fragment is made from the one before it, one round later"
-    return judge("versions.chain", claim, len(history.commits), "commits", failures)
+OPENED_KEPT = 1024  # newest syncer steps of which the due fragment is remembered
+VERSIONS_KEPT = 256  # newest versions of each fragment that are remembered
+VERSION_BITS = 40
 
 
-def _order(history: History) -> Verdict:
-    failures = [
-        f"syncer step {after.fact.syncer_step} committed after {before.fact.syncer_step}"
-        for before, after in pairwise(history.commits)
-        if after.fact.syncer_step <= before.fact.syncer_step
-    ]
-    opened = {said.fact.syncer_step: said.fact.fragment for said in history.by_syncer(StepOpened)}
-    failures += [
-        f"syncer step {said.fact.syncer_step} committed fragment {said.fact.fragment}, which was not due"
-        for said in history.commits
-        if opened.get(said.fact.syncer_step, said.fact.fragment) != said.fact.fragment
-    ]
-    claim = "commits follow the syncer steps, and each commits the fragment that its step was opened for"
-    return judge("versions.order", claim, len(history.commits), "commits", failures)
+def _ints() -> Ints:
+    return np.zeros(0, np.int64)
 
 
-def _adopted(history: History) -> Verdict:
-    made: dict[int, set[int]] = defaultdict(lambda: {0})
-    for said in history.commits:
-        made[said.fact.fragment].add(said.fact.syncer_step)
-    checked = 0
-    failures: list[str] = []
-    for incarnation in history.incarnations.values():
-        for fragment, adopted in incarnation.adopted.items():
-            checked += len(adopted)
-            held = 0
-            for fact in adopted:
-                name = (
-                    f"{incarnation.learner} {incarnation.number} adopted version {fact.version} of fragment {fragment}"
-                )
-                if fact.version not in made[fragment]:
-                    failures.append(f"{name}, which was never committed")
-                if fact.version < held:
-                    failures.append(f"{name} after version {held}")
-                held = fact.version
-    claim = "a learner adopts only committed versions, and never an older one"
-    return judge("versions.adopted", claim, checked, "adoptions", failures)
+@saved
+@dataclass
+class Versions:
+    state: CheckState
+    chain: Failures = field(default_factory=Failures)
+    order: Failures = field(default_factory=Failures)
+    adopted: Failures = field(default_factory=Failures)
+    clocks: Failures = field(default_factory=Failures)
+    adoptions: int = 0
+    opened: int = 0
+    _current: dict[int, int] = field(default_factory=dict)  # by fragment, the newest version
+    _due: dict[int, int | None] = field(default_factory=dict)  # by syncer step, the fragment it was opened for
+    _newest: tuple[int, int] = (NONE, 0)  # syncer step and committed tokens of the newest commit
+    _opened: tuple[int, int] = (NONE, NONE)  # epoch and syncer step opened last
+    _finished: int | None = None  # the least syncer step at which the syncer finished
+    _made: Ints = field(default_factory=_ints)  # fragment and version of the newest commits in one number, ascending
+    _at: Ints = field(default_factory=_ints)  # the positions of these
+    _oldest: dict[int, int] = field(default_factory=dict)  # by fragment, the oldest version in _made
+    # By slot:
+    _step: Ints = field(default_factory=_ints)  # the last step
+    _after: Ints = field(default_factory=_ints)  # the last adoption's after_step
+    _held: Ints = field(default_factory=lambda: np.zeros((0, 0), np.int64))  # [slots, fragments] adopted last
 
+    def take(self, block: Block) -> None:
+        windows = self.state.windows
+        self._step, self._after = windows.fit(self._step, NONE), windows.fit(self._after, NONE)
+        self._held = windows.fit(self._held, 0, windows.fragments)
+        for said in self.state.story:
+            if isinstance(said.fact, StepOpened):
+                self._on_opened(said.epoch, said.fact)
+            elif isinstance(said.fact, Finished):
+                step = said.fact.syncer_step
+                self._finished = step if self._finished is None else min(step, self._finished)
+            elif said.fact is None:
+                self._on_commit(said.commit)
+        self._remember()
+        self._on_steps()
+        self._on_adoptions()
+        self._on_reads()
 
-def _clocks(history: History) -> Verdict:
-    failures = [wrong for incarnation in history.incarnations.values() for wrong in _of_learner(incarnation)]
-    failures += [*_of_steps(history), *_of_commits(history)]
-    checked = sum(len(incarnation.steps) for incarnation in history.incarnations.values()) + len(history.of(StepOpened))
-    claim = "learner steps and syncer steps come one by one, and no count of steps or tokens ever falls"
-    return judge("versions.clocks", claim, checked, "steps", failures)
+    # -------------------------------------------------------------- the syncer
 
+    def _on_opened(self, epoch: int, fact: StepOpened) -> None:
+        """Within an epoch steps open one by one; a new epoch reopens what the last left open."""
+        self.opened += 1
+        if epoch == self._opened[0] and fact.syncer_step != self._opened[1] + 1:
+            self.clocks.add(f"epoch {epoch} opened syncer step {fact.syncer_step} after {self._opened[1]}")
+        self._opened = (epoch, fact.syncer_step)
+        self._due[fact.syncer_step] = fact.fragment
+        if len(self._due) > OPENED_KEPT:
+            del self._due[next(iter(self._due))]
 
-def _of_learner(incarnation: Incarnation) -> Iterator[str]:
-    """A learner's steps and adoptions, in its own order."""
-    name = f"{incarnation.learner} {incarnation.number}"
-    steps = [said.fact.step for said in incarnation.steps]
-    if steps and steps != list(range(steps[0], steps[0] + len(steps))):
-        before, after = next((a, b) for a, b in pairwise(steps) if b != a + 1)
-        yield f"{name} finished step {after} after step {before}"
-    adopted = [said.fact.after_step for said in incarnation.adoptions]
-    if adopted != sorted(adopted):
-        before, after = next((a, b) for a, b in pairwise(adopted) if b < a)
-        yield f"{name} adopted after step {after}, and before that after step {before}"
+    def _on_commit(self, index: int) -> None:
+        commit = self.state.commits[index]
+        step, fragment = commit.syncer_step, commit.fragment
+        base = self._current.get(fragment, 0)
+        name = f"fragment {fragment} at syncer step {step}"
+        if commit.base_version != base:
+            self.chain.add(f"{name} was made from version {commit.base_version}, its last one is {base}")
+        rules = self.state.rules.get(commit.said)
+        if rules is not None and base and step - base != rules.round_steps:
+            self.chain.add(f"{name} comes {step - base} steps after version {base}, a round is {rules.round_steps}")
+        self._current[fragment] = step
+        before, tokens = self._newest
+        if step <= before:
+            self.order.add(f"syncer step {step} committed after {before}")
+        if self._due.get(step, fragment) != fragment:
+            self.order.add(f"syncer step {step} committed fragment {fragment}, which was not due")
+        if commit.tokens_committed < tokens:
+            fall = f"from {tokens} to {commit.tokens_committed}"
+            self.clocks.add(f"the count of committed tokens falls {fall} at syncer step {step}")
+        self._newest = (step, commit.tokens_committed)
 
+    def _remember(self) -> None:
+        """Remember the block's versions, and forget all but the newest of each fragment."""
+        commits = self.state.records.commits
+        made = np.concatenate([self._made, (commits.fragment << VERSION_BITS) + commits.syncer_step])
+        at = np.concatenate([self._at, commits.position])
+        order = np.argsort(made, kind="stable")
+        made, at = made[order], at[order]
+        fragments = made >> VERSION_BITS
+        rank = np.searchsorted(fragments, fragments, "right") - np.arange(len(made))
+        # What this block's adoptions name may be older: forget it with the next block.
+        old = rank > VERSIONS_KEPT + len(commits.position)
+        self._made, self._at = made[~old], at[~old]
+        for fragment in np.unique(fragments[old]).tolist():
+            first = int(np.searchsorted(self._made, fragment << VERSION_BITS))
+            self._oldest[fragment] = int(self._made[first]) - (fragment << VERSION_BITS)
 
-def _of_steps(history: History) -> Iterator[str]:
-    """Within an epoch steps open one by one; a new epoch reopens what the last left open."""
-    for before, after in pairwise(history.by_syncer(StepOpened)):
-        step, epoch = after.fact.syncer_step, after.incarnation
-        if epoch == before.incarnation and step != before.fact.syncer_step + 1:
-            yield f"epoch {epoch} opened syncer step {step} after {before.fact.syncer_step}"
+    # -------------------------------------------------------------- the learners
 
+    def _on_steps(self) -> None:
+        grouped = self.state.windows.grouped
+        assert grouped is not None
+        before = previous(self._step, grouped.step_slots, grouped.steps.step)
+        jumps = np.flatnonzero((before != NONE) & (grouped.steps.step != before + 1))
+        for row in jumps.tolist():
+            key, step = self._key(int(grouped.step_slots[row])), int(grouped.steps.step[row])
+            if step <= before[row] or key not in self.state.keeper.lost:
+                self.clocks.add(f"{key[0]} {key[1]} finished step {step} after step {before[row]}")
 
-def _of_commits(history: History) -> Iterator[str]:
-    for before, after in pairwise(history.commits):
-        if after.fact.tokens_committed < before.fact.tokens_committed:
-            yield (
-                f"the count of committed tokens falls from {before.fact.tokens_committed} "
-                f"to {after.fact.tokens_committed} at syncer step {after.fact.syncer_step}"
-            )
-    read: dict[tuple[str, int, int], int] = {}
-    for said, one, *_ in history.contributions:
-        key = (one.learner, one.incarnation, said.fact.fragment)
-        if one.step < read.get(key, 0):
-            yield f"{one.learner} {one.incarnation} was read at step {one.step} after step {read[key]}"
-        read[key] = one.step
-    newest = history.commits[-1].fact.syncer_step if history.commits else 0
-    for end in history.of(Finished):
-        if end.fact.syncer_step < newest:
-            yield f"the run finished at syncer step {end.fact.syncer_step}, step {newest} had committed"
+    def _on_adoptions(self) -> None:
+        grouped = self.state.windows.grouped
+        assert grouped is not None
+        adopted, slots = grouped.adoptions, grouped.adoption_slots
+        self.adoptions += len(slots)
+        before = previous(self._after, slots, adopted.after_step)
+        for row in np.flatnonzero(adopted.after_step < before).tolist():
+            name, after = self._named(slots, row), adopted.after_step[row]
+            self.clocks.add(f"{name} adopted after step {after}, and before that after step {before[row]}")
+        held = previous(
+            self._held.reshape(-1), slots * self.state.windows.fragments + adopted.fragment, adopted.version
+        )
+        for row in np.flatnonzero(adopted.version < held).tolist():
+            self.adopted.add(f"{self._adopted(row)} after version {held[row]}")
+        place = (adopted.fragment << VERSION_BITS) + adopted.version
+        found = np.minimum(np.searchsorted(self._made, place), max(0, len(self._made) - 1))
+        known: NDArray[Any] = adopted.version == 0
+        if len(self._made):
+            known = known | ((self._made[found] == place) & (self._at[found] < adopted.position))
+        for row in np.flatnonzero(~known).tolist():
+            if not self._forgotten(int(adopted.fragment[row]), int(adopted.version[row])):
+                self.adopted.add(f"{self._adopted(row)}, which was never committed")
+
+    def _forgotten(self, fragment: int, version: int) -> bool:
+        """Whether this was a version that is no longer remembered: each came one round before the next."""
+        oldest, rules = self._oldest.get(fragment, 0), self.state.rules.get(self.state.newest_epoch)
+        return rules is not None and 0 < version < oldest and (oldest - version) % rules.round_steps == 0
+
+    def _on_reads(self) -> None:
+        merged = self.state.merged
+        assert merged is not None
+        falls = merged.parts.step < merged.before
+        for row, (_, _, one) in zip(np.flatnonzero(falls).tolist(), self.state.contributions(falls), strict=True):
+            learner, incarnation = self.state.sources[int(one.learner)]
+            self.clocks.add(f"{learner} {incarnation} was read at step {one.step} after step {merged.before[row]}")
+
+    def _key(self, slot: int) -> tuple[str, int]:
+        return next(key for key, each in self.state.windows.slots.items() if each == slot)
+
+    def _named(self, slots: Ints, row: int) -> str:
+        learner, incarnation = self._key(int(slots[row]))
+        return f"{learner} {incarnation}"
+
+    def _adopted(self, row: int) -> str:
+        grouped = self.state.windows.grouped
+        assert grouped is not None
+        name = self._named(grouped.adoption_slots, row)
+        return f"{name} adopted version {grouped.adoptions.version[row]} of fragment {grouped.adoptions.fragment[row]}"
+
+    def verdicts(self) -> list[Verdict]:
+        clocks, newest = Failures(self.clocks.count, self.clocks.first), max(0, self._newest[0])
+        if self._finished is not None and self._finished < newest:
+            clocks.add(f"the run finished at syncer step {self._finished}, step {newest} had committed")
+        return [
+            judge(
+                "versions.chain",
+                "each version of a fragment is made from the one before it, one round later",
+                self.state.committed,
+                "commits",
+                self.chain,
+            ),
+            judge(
+                "versions.order",
+                "commits follow the syncer steps, and each commits the fragment that its step was opened for",
+                self.state.committed,
+                "commits",
+                self.order,
+            ),
+            judge(
+                "versions.adopted",
+                "a learner adopts only committed versions, and never an older one",
+                self.adoptions,
+                "adoptions",
+                self.adopted,
+            ),
+            judge(
+                "versions.clocks",
+                "learner steps and syncer steps come one by one, and no count of steps or tokens ever falls",
+                self.state.steps + self.opened,
+                "steps",
+                clocks,
+            ),
+        ]

@@ -15,6 +15,7 @@ from orchestrator.cli import (
     doctor,
     export,
     init,
+    log,
     metrics,
     plan,
     replay,
@@ -38,7 +39,7 @@ RUN, WATCH, PLAN, PROVE, USE = (
 )
 COMMANDS: tuple[tuple[str, tuple[Callable[..., None], ...]], ...] = (
     (RUN, (init.init, run.run, submit.submit, scale.scale, status.stop)),
-    (WATCH, (status.status, report.report, metrics.metrics)),
+    (WATCH, (status.status, log.log, report.report, metrics.metrics)),
     (PLAN, (plan.plan, doctor.doctor, check_task.check_task)),
     (PROVE, (check.check, replay.replay, tape.tape)),
     (USE, (export.export, sample.sample)),

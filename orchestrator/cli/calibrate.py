@@ -218,8 +218,7 @@ def _durations(found: Calibration) -> Iterator[tuple[str, EmpiricalDistribution]
     yield "quorum", found.quorum_s
     yield "grace", found.grace_s
     yield "reads and merge", found.sync_s
-    yield "journal", found.append_s
-    yield "durable to adopted", found.adopted_s
+    yield "merged to adopted", found.adopted_s
     for phase, samples in found.alone.items():
         yield f"alone: {PHASES[phase]}", samples
     for phase, words in PHASES.items():

@@ -3,7 +3,11 @@
 from __future__ import annotations
 
 import json
+import os
+import sys
+import time
 from dataclasses import asdict
+from typing import Annotated
 
 import typer
 
@@ -12,10 +16,18 @@ from orchestrator.cli.options import AsJson, RunFolder
 from orchestrator.recipe.problems import InputError, Problem
 from orchestrator.store.run_store import RunStore
 
+JOBS_MAX = 4  # more readers than checks can follow
+PROGRESS_S = 5.0
+
+Jobs = Annotated[
+    int | None, typer.Option("--jobs", min=1, help="Processes: one checks, the others read ahead in long logs [cores].")
+]
+
 
 def check(
     run_dir: RunFolder,
     as_json: AsJson = False,
+    jobs: Jobs = None,
 ) -> None:
     """Make every check on a run's log; exit code 5 if one fails, or cannot be made."""
     with reported(as_json):
@@ -27,7 +39,7 @@ def check(
         from orchestrator.checkers.suite import check_run
         from orchestrator.report.headline import STATUS_WORDS
 
-        verdicts = check_run(store.root)
+        verdicts = check_run(store.root, jobs or min(JOBS_MAX, cores()), Progress().show)
         passed = sound(verdicts)
         if as_json:
             typer.echo(json.dumps({"ok": passed, "checks": [asdict(verdict) for verdict in verdicts]}))
@@ -38,3 +50,20 @@ def check(
                     typer.echo(f"{'':15}{verdict.reason}")
         if not passed:
             raise typer.Exit(CHECK_FAILED)
+
+
+def cores() -> int:
+    return len(os.sched_getaffinity(0)) if hasattr(os, "sched_getaffinity") else os.cpu_count() or 1
+
+
+class Progress:
+    """Says on stderr how far a check has come, every few seconds."""
+
+    def __init__(self) -> None:
+        self._begun = self._shown = time.monotonic()
+
+    def show(self, facts: int) -> None:
+        now = time.monotonic()
+        if now - self._shown >= PROGRESS_S:
+            self._shown = now
+            print(f"{facts:,} facts checked in {now - self._begun:.0f} s", file=sys.stderr, flush=True)

@@ -24,7 +24,6 @@ from outer.journal.identity import identity
 from outer.journal.object_store import Objects, objects
 
 POLL_S = 0.2
-SEGMENT = "events/orchestrator.jsonl"  # where it is said how a checkpoint went
 
 app = typer.Typer(help="Take, list and verify checkpoints.", no_args_is_help=True)
 
@@ -90,11 +89,12 @@ def _await(store: RunStore, where: Objects, before: int, seconds: float) -> int 
 
 def _failure(store: RunStore, before: int) -> str:
     """The log's reason for a failed checkpoint; empty if none failed."""
+    from orchestrator.eventlog.chain_reader import ChainReader, Findings
     from orchestrator.eventlog.facts import CheckpointFailed
-    from orchestrator.eventlog.segments import read_segment
+    from orchestrator.eventlog.reader import ORCHESTRATOR, store_of
 
-    path = store.path(SEGMENT)
-    facts = (event.fact for event in read_segment(path)) if path.exists() else ()
+    blocks = ChainReader(store_of(store.root), ORCHESTRATOR, Findings()).poll()
+    facts = (each.event.fact for block in blocks for each in block.others)
     failed = [fact for fact in facts if isinstance(fact, CheckpointFailed) and fact.snapshot > before]
     return f"checkpoint {failed[0].snapshot} failed: {failed[0].reason}" if failed else ""
 

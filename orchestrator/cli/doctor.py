@@ -41,6 +41,7 @@ TESTED = {
     "psutil": "7.0",
     "safetensors": "0.8",
     "fsspec": "2026.9",
+    "pyarrow": "26.0",
     "jinja2": "3.1",
     "matplotlib": "3.11",
     "aiohttp": "3.14",

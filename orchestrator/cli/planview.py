@@ -32,6 +32,7 @@ def show(plan: Plan, commands: Sequence[str], tried: AdvisedPlan | None, console
         ("budget", list(_pace(plan))),
         ("traffic of payloads", [_traffic(plan), *_compared(plan)]),
         ("storage", [_modes(plan), *_checkpoints(plan)]),
+        ("log and recovery, at any age of the run", list(_upkeep(plan))),
         ("memory, without activations and data", [_memory(plan)]),
         ("links between regions", _links(plan)),
         ("faults and what follows", _survived(plan)),
@@ -202,6 +203,17 @@ def _checkpoints(plan: Plan) -> Iterator[str]:
     )
     most = _amount(cost.checkpoints_bytes)
     yield f"a checkpoint has {_amount(cost.checkpoint_bytes)}, {often}; the store keeps at most {most} of them"
+
+
+def _upkeep(plan: Plan) -> Iterator[str]:
+    told = plan.upkeep
+    day = DASH if told.log_day_bytes is None else f"{_amount(told.log_day_bytes)} a day"
+    check, failover, silent = map(seconds, (told.check_core_s, told.failover_s, told.failover_silent_s))
+    yield f"the log: {day}, {_amount(told.log_run_bytes)} in all; `diloco check` takes {check} of a core"
+    yield f"from a syncer's death to the next commit: {failover}; from its silence: {silent}"
+    yield f"from the last commit to the report: {seconds(told.end_s)}"
+    syncer, orchestrator = _amount(told.syncer_bytes), _amount(told.orchestrator_bytes)
+    yield f"memory that does not grow: syncer {syncer}, orchestrator {orchestrator}"
 
 
 def _memory(plan: Plan) -> Table:

@@ -19,6 +19,24 @@ _ENVELOPE = {"writer": reader(str), "incarnation": reader(int), "sequence": read
 
 
 @dataclass(frozen=True)
+class Unknown:
+    """A fact of a kind that this version does not know: a newer one wrote it. It is kept as it is."""
+
+    kind: str
+    fields: dict[str, Any]
+
+
+def kind_of(fact: Any) -> str:
+    return fact.kind if type(fact) is Unknown else type(fact).__name__
+
+
+def fact_of(kind: str, record: dict[str, Any]) -> Any:
+    """A fact from its fields as in JSON. Raises as `build`."""
+    known = REGISTRY.get(kind)
+    return Unknown(kind, record) if known is None else build(known, record)
+
+
+@dataclass(frozen=True)
 class Event:
     """An immutable log record: writer, incarnation (the epoch, for the syncer), per-writer sequence number, wall-clock
     time of that process in Unix seconds, and fact. Times are for durations only; nothing is decided by them.
@@ -42,18 +60,26 @@ class Event:
     @property
     def content(self) -> str:
         """The line without its chain."""
-        kind, fact = type(self.fact).__name__, finite(asdict(self.fact))
-        if not fact.get(LEFT_OUT.get(kind), True):
-            del fact[LEFT_OUT[kind]]
         record = {
             "writer": self.writer,
             "incarnation": self.incarnation,
             "sequence": self.sequence,
             "at": round(self.at, 6),
-            "kind": kind,
-            "fact": fact,  # apart: a fact has fields of the envelope's names
+            "kind": kind_of(self.fact),
+            "fact": self.fields,  # apart: a fact has fields of the envelope's names
         }
         return json.dumps(record, separators=(",", ":"), allow_nan=False)
+
+    @property
+    def fields(self) -> dict[str, Any]:
+        """The fact's fields as in JSON."""
+        if type(self.fact) is Unknown:
+            return self.fact.fields
+        fields: dict[str, Any] = finite(asdict(self.fact))
+        left_out = LEFT_OUT.get(kind_of(self.fact))
+        if left_out and not fields[left_out]:
+            del fields[left_out]
+        return fields
 
     @staticmethod
     def from_json(line: str) -> Event:

@@ -88,6 +88,8 @@ def sealed(run_dir: Path) -> dict[Key, tuple[int, str]] | None:
     """(events, last chain) by writer; None where the run has no seal. Raises ValueError for a damaged one."""
     try:
         record = json.loads((run_dir / SEAL_FILE).read_text(encoding="utf-8"))
+        if isinstance(record, dict) and record.get("format") == 2:
+            return None  # orchestrator/eventlog/reader.py reads it
         ends = [_end(each) for each in record["writers"]]
     except FileNotFoundError:
         return None

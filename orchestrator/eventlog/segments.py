@@ -1,4 +1,4 @@
-"""The log's files: each process appends events to a segment of its own; `events.jsonl` is their merge."""
+"""Files of the log's format 1: each process appended lines to a segment of its own; `events.jsonl` was their merge."""
 
 from __future__ import annotations
 
@@ -10,7 +10,6 @@ from pathlib import Path
 from typing import Any
 
 from orchestrator.eventlog.events import Event
-from orchestrator.eventlog.facts import REGISTRY
 from orchestrator.eventlog.seal import chained, link
 
 
@@ -93,41 +92,6 @@ class EventEmitter:
         return event
 
 
-class SegmentRecorder:
-    """Writes the syncer's facts, and those that learners piggyback on messages, to one segment.
-
-    Learners resend facts until acknowledged; each is written once. A later epoch continues the same segment.
-    """
-
-    def __init__(self, path: Path) -> None:
-        self._path = path
-        self._writer: SegmentWriter | None = None  # opened where it is used, which is another process
-        self._closed = False
-
-    def record(self, writer: str, incarnation: int, facts: Iterable[tuple[int, float, Any]]) -> int:
-        """Append the new ones among (sequence, wall time, fact); return the last sequence recorded.
-
-        After `close` it appends and acknowledges nothing.
-        """
-        if self._closed:
-            return -1
-        if self._writer is None:
-            self._writer = SegmentWriter(self._path)
-        last = self._writer.last.get((writer, incarnation), (-1, ""))[0]
-        fresh = []
-        for sequence, at, fact in facts:
-            if sequence == last + 1 and type(fact).__name__ in REGISTRY:
-                fresh.append(Event(writer, incarnation, sequence, at, fact))
-                last = sequence
-        self._writer.write(fresh)
-        return last
-
-    def close(self) -> None:
-        self._closed = True
-        if self._writer is not None:
-            self._writer.close()
-
-
 def read_segment(path: Path) -> Iterator[Event]:
     """The events of one file. A last line cut short by a crash is left out; any other damage raises ValueError."""
     data = path.read_bytes()
@@ -161,13 +125,13 @@ def woven(apart: Mapping[tuple[str, int], Sequence[Event]]) -> list[Event]:
     events: list[Event] = []
     dates: list[float] = []
     for _, said in sorted(apart.items(), key=itemgetter(0)):
-        once = _once(said)
-        events += once
-        dates += accumulate([event.at for event in once], max)  # a clock set back does not reorder its own writer
+        kept = once(said)
+        events += kept
+        dates += accumulate([event.at for event in kept], max)  # a clock set back does not reorder its own writer
     return [events[i] for i in sorted(range(len(events)), key=dates.__getitem__)]
 
 
-def _once(said: Sequence[Event]) -> Sequence[Event]:
+def once(said: Sequence[Event]) -> Sequence[Event]:
     """The first event of each sequence number, in order."""
     if [event.sequence for event in said] == list(range(len(said))):
         return said
@@ -177,16 +141,16 @@ def _once(said: Sequence[Event]) -> Sequence[Event]:
     return [first[sequence] for sequence in sorted(first)]
 
 
-def read_run(run_dir: Path) -> list[Event]:
-    """A run's whole log: `events.jsonl` where it exists, else the merged segments."""
-    return merge([read_lines(run_dir)])
-
-
 def read_lines(run_dir: Path) -> Iterator[Event]:
     """The same unmerged, duplicates included, for checks that two events share no number."""
-    whole = run_dir / "events.jsonl"
-    for path in [whole] if whole.exists() else sorted((run_dir / "events").glob("*.jsonl")):
+    for path in files(run_dir):
         yield from read_segment(path)
+
+
+def files(run_dir: Path) -> list[Path]:
+    """Where its log is: in one file once the run is over."""
+    whole = run_dir / "events.jsonl"
+    return [whole] if whole.exists() else sorted((run_dir / "events").glob("*.jsonl"))
 
 
 def ends(events: Iterable[Event]) -> list[tuple[str, int, int, str]]:

@@ -24,6 +24,14 @@ class AskToLeave:
 
 
 @dataclass(frozen=True)
+class Probe:
+    """Ask the incarnation itself, and look for its nodes; answer with `probed`."""
+
+    learner: str
+    incarnation: int
+
+
+@dataclass(frozen=True)
 class End:
     """Kill the incarnation's processes; answer with `lost` when they are gone."""
 
@@ -58,4 +66,4 @@ class RecordNotice:
     remaining_s: float | None  # None: the node did not say
 
 
-Action = Start | AskToLeave | End | Release | RecordScaling | RecordNotice
+Action = Start | AskToLeave | Probe | End | Release | RecordScaling | RecordNotice

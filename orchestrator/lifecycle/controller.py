@@ -12,7 +12,7 @@ from dataclasses import dataclass, field
 from enum import Enum
 from typing import Any
 
-from orchestrator.lifecycle.actions import Action, AskToLeave, End, RecordNotice, RecordScaling, Release, Start
+from orchestrator.lifecycle.actions import Action, AskToLeave, End, Probe, RecordNotice, RecordScaling, Release, Start
 from orchestrator.lifecycle.scaling import requested
 from orchestrator.recipe.config import PoolConfig
 
@@ -23,6 +23,8 @@ SOUND_S = 60.0  # an incarnation that lived this long clears the count of failur
 NOTICE_MARGIN_S = 2.0  # learners leave a node this long before it ends
 DRAIN_S_MIN = 1.0
 NOTICE = "its node is about to end"
+PROBED_FROM = 0.25  # of the hang deadline: the silence from which the learner itself is asked
+PROBES_S = 2.0  # of silence between two probes
 
 
 class State(Enum):
@@ -30,14 +32,15 @@ class State(Enum):
     STARTING = "starting"  # requested; not every rank is up
     STANDBY = "standby"  # every rank is up and held in reserve
     RUNNING = "running"
-    UNREACHABLE = "unreachable"  # its node cannot be seen
+    UNREACHABLE = "unreachable"  # its node cannot be seen, or it steps and its reports do not arrive
     DRAINING = "draining"  # asked to leave, and still there
     ENDING = "ending"  # being killed, and still there
     DONE = "done"  # the run is over, or the unit is not wanted any more
 
 
 REPLACED, OVER = "gone and still wanted", "gone and not wanted, or the run is over"
-LEAVES, KILLED, UNSEEN = "asked to leave", "silent for too long, or refused", "its node cannot be seen"
+LEAVES, KILLED = "asked to leave", "silent for too long, or refused"
+UNSEEN = "its node cannot be seen, or its reports do not arrive"
 
 # From each state to which, and when. docs/protocol.md draws it.
 TRANSITIONS: dict[State, dict[State, str]] = {
@@ -67,11 +70,11 @@ TRANSITIONS: dict[State, dict[State, str]] = {
         State.DONE: OVER,
     },
     State.UNREACHABLE: {
-        State.STARTING: "seen again before every rank was up",
-        State.STANDBY: "seen again while in reserve",
-        State.RUNNING: "seen again",
+        State.STARTING: "seen or heard again before every rank was up",
+        State.STANDBY: "seen or heard again while in reserve",
+        State.RUNNING: "seen or heard again",
         State.WAITING: REPLACED,
-        State.DRAINING: "asked to leave, or seen again while leaving",
+        State.DRAINING: "asked to leave, or seen or heard again while leaving",
         State.ENDING: KILLED,
         State.DONE: OVER,
     },
@@ -100,7 +103,10 @@ class Incarnation:
     leaving: str = ""  # why it was asked to leave
     leave_by: float = math.inf
     ending: str = ""  # why it is being killed
-    unseen: str = ""  # why its node cannot be seen
+    unseen: str = ""  # why it is out of reach
+    probing: bool = False  # a probe is under way
+    probed: bool = False  # a probe has answered since it was heard last
+    probed_s: float = -math.inf  # its silence when the newest probe began
     noticed: bool = False  # its node has announced its end
     gone: bool = False  # its end was reported
 
@@ -135,6 +141,7 @@ class Unit:
 class Controller:
     """Restarts a learner at once after its first failure, later with a back-off that doubles.
 
+    `hang_s`: the longest silence of a learner that does not step. `unreachable_s`: of one that is out of reach.
     `drain_s`: how long a learner may take to leave. `pools`, `quorum`: what may be scaled, and to how few learners.
     `local`: the Ray cluster was started for this run and has no room for more than the recipe's maximum.
     """
@@ -145,6 +152,7 @@ class Controller:
         *,
         backoff_s: float,
         hang_s: float,
+        unreachable_s: float = math.inf,
         drain_s: float = math.inf,
         pools: Sequence[PoolConfig] = (),
         quorum: int = 0,
@@ -152,7 +160,7 @@ class Controller:
     ) -> None:
         self.units = {name: Unit() for name in learners}
         self.pools = {pool.name: pool.learners for pool in pools}  # learners wanted
-        self._backoff_s, self._hang_s, self._drain_s = backoff_s, hang_s, drain_s
+        self._backoff_s, self._hang_s, self._unreachable_s, self._drain_s = backoff_s, hang_s, unreachable_s, drain_s
         self._pools, self._quorum, self._local = {pool.name: pool for pool in pools}, quorum, local
 
     # -------------------------------------------------------------- what others may ask
@@ -308,11 +316,17 @@ class Controller:
     # -------------------------------------------------------------- failing
 
     def silent(self, learner: str, incarnation: int, silent_s: float) -> list[Action]:
-        """Its lease has run out, and nothing was heard from it for this long."""
+        """Its lease has run out, and the syncer has heard nothing for this long. It is ended only after a probe."""
         if (unit := self._there(learner, incarnation)) is None:
             return []
-        unit.fault = f"silent for {silent_s:.1f} s" + (unit.incarnation.unseen and f"; {unit.incarnation.unseen}")
-        return self.end(learner, incarnation, unit.fault) if silent_s >= self._hang_s else []
+        newest = unit.incarnation
+        unit.fault = f"silent for {silent_s:.1f} s" + (newest.unseen and f"; {newest.unseen}")
+        if newest.probed and silent_s >= (self._unreachable_s if newest.unseen else self._hang_s):
+            return self.end(learner, incarnation, unit.fault)
+        if newest.probing or silent_s < max(PROBED_FROM * self._hang_s, newest.probed_s + PROBES_S):
+            return []
+        newest.probing, newest.probed_s = True, silent_s
+        return [Probe(learner, incarnation)]
 
     def end(self, learner: str, incarnation: int, reason: str) -> list[Action]:
         """Kill this incarnation."""
@@ -322,20 +336,27 @@ class Controller:
         unit.incarnation.ending = reason
         return [End(learner, incarnation, reason)]
 
-    def unreachable(self, learner: str, incarnation: int, reason: str) -> None:
-        """Its lease has run out, and the node of one of its ranks cannot be seen. The hang deadline still holds."""
+    def probed(self, learner: str, incarnation: int, unseen: str) -> None:
+        """The answer to a Probe: why it is out of reach; empty when it is not, so that its silence is a hang."""
         if (unit := self._there(learner, incarnation)) is None:
             return
-        unit.incarnation.unseen = reason
-        if unit.state is not State.UNREACHABLE:
+        newest = unit.incarnation
+        newest.probing, newest.probed, newest.unseen = False, True, unseen
+        if not unseen:
+            self._return(unit)
+        elif unit.state is not State.UNREACHABLE:
             unit.resume = unit.state
             unit.move(State.UNREACHABLE)
 
     def reachable(self, learner: str, incarnation: int) -> None:
-        """Its nodes are seen again, or its lease was renewed."""
-        if (unit := self._there(learner, incarnation)) is None:
-            return
-        unit.incarnation.unseen = ""
+        """Its lease was renewed, or one of its ranks came up."""
+        if (unit := self._there(learner, incarnation)) is not None:
+            newest = unit.incarnation
+            newest.unseen, newest.probed, newest.probed_s = "", False, -math.inf
+            self._return(unit)
+
+    @staticmethod
+    def _return(unit: Unit) -> None:
         if unit.state is State.UNREACHABLE:
             unit.move(unit.resume)
 

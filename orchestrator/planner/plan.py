@@ -25,6 +25,7 @@ from orchestrator.planner.sizing.nodes import Node
 from orchestrator.planner.sizing.step_times import unit_step_s
 from orchestrator.planner.sizing.storage_cost import StorageCost, storage_cost
 from orchestrator.planner.sizing.traffic import FragmentRow, Traffic, table, traffic
+from orchestrator.planner.sizing.upkeep import CONSTANTS, Upkeep, upkeep
 from orchestrator.recipe.config import PoolConfig, Recipe
 from orchestrator.recipe.problems import Problem
 
@@ -71,6 +72,7 @@ class Plan:
     pace: Pace
     traffic: Traffic
     storage_cost: StorageCost
+    upkeep: Upkeep
     memory: dict[str, memory.Memory]
     loads: tuple[LinkLoad, ...]
     expected: Expected
@@ -135,6 +137,9 @@ def make(
     )
     broken, doubtful = tuple(limits(draft)), (*warnings(draft), *busy)
     stored = storage_cost(rows, shapes, len(recipe.learners), recipe.sync.round_steps, pace.step_s, recipe.durability)
+    values = [4 * row.elements + state for row, state in zip(rows, shapes.outer_state_bytes, strict=True)]
+    own = [kept[who].host_bytes for who in ("syncer", "orchestrator")]
+    aged = upkeep(recipe, values, pace.syncer_steps, pace.step_s, context.step_s, own)
     foreseen = forecast(recipe, shapes, context.step_s, pace.run_s, hub, context.trials) if context.trials else None
     committed = None if foreseen is None else foreseen.committed.mean
     quorum = 1.0 if foreseen is None else foreseen.quorum.mean
@@ -150,11 +155,12 @@ def make(
         pace=pace,
         traffic=moved,
         storage_cost=stored,
+        upkeep=aged,
         memory=kept,
         loads=loads,
         expected=expected(recipe),
         forecast=foreseen,
-        fault_outcomes=fault_outcomes(recipe, hub, context.shared_store, pace.step_s),
+        fault_outcomes=fault_outcomes(recipe, hub, context.shared_store, pace.step_s, aged.failover_s),
         cost=cost(recipe, shapes.step_tokens, context.step_s, run_tokens, committed, run_s),
         recommendations=recommend(recipe, shapes, loads, pace.syncer_steps, pace.step_s),
         limits=broken,
@@ -236,6 +242,8 @@ def as_json(plan: Plan, commands: Sequence[str]) -> dict[str, Any]:
         "pace": asdict(plan.pace),
         "traffic": asdict(plan.traffic),
         "durability": asdict(plan.storage_cost),
+        "upkeep": asdict(plan.upkeep)
+        | {"constants": {name: constant._asdict() for name, constant in CONSTANTS.items()}},
         "memory": {
             name: {"host_bytes": one.host_bytes, "store_bytes": one.store_bytes, "device_bytes": one.device_bytes}
             | {"parts": [asdict(part) for part in one.parts]}

@@ -150,7 +150,14 @@ class RunConfig(Section):
     restart_backoff_s: NonNegativeFloat = Field(
         1.0, description="wait before the second restart in a row; doubles, up to 30 s"
     )
-    hang_s: PositiveFloat = Field(20.0, description="a learner silent for this long is killed and restarted")
+    hang_s: PositiveFloat = Field(
+        20.0, description="a learner silent for this long that does not step is killed and restarted"
+    )
+    unreachable_s: PositiveFloat = Field(
+        3600.0,
+        description="the same for one that is out of reach: it steps and its reports do not arrive, or its node cannot "
+        "be seen; hang_s or more",
+    )
     syncer_lease_s: PositiveFloat = Field(5.0, description="a syncer silent for this long is replaced")
     start_s: PositiveFloat = Field(120.0, description="lease of a learner that starts, compiles or joins")
     idle_s: PositiveFloat = Field(

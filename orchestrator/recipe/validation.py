@@ -116,6 +116,18 @@ def _alpha(recipe: Recipe) -> Iterator[Problem]:
         )
 
 
+@_reads("run.hang_s", "run.unreachable_s")
+def _patience(recipe: Recipe) -> Iterator[Problem]:
+    run = recipe.run
+    if run.unreachable_s < run.hang_s:
+        yield Problem(
+            "run.unreachable_s",
+            run.unreachable_s,
+            f"is less than run.hang_s = {run.hang_s:g}: a learner out of reach would be given up before one that hangs",
+            f"give {run.hang_s:g} or more",
+        )
+
+
 @_reads("pools")
 def _pool_names(recipe: Recipe) -> Iterator[Problem]:
     counts = Counter(pool.name for pool in recipe.pools)

@@ -2,12 +2,12 @@
 
 from __future__ import annotations
 
+from collections.abc import Iterable, Sequence
 from dataclasses import dataclass
 from itertools import pairwise
 
-from orchestrator.accounting.history import History
-from orchestrator.accounting.incarnations import Incarnation
-from outer.protocol.facts import LearnerFenced
+from orchestrator.accounting.roster import Incarnation
+from orchestrator.accounting.time.explanations import expired, suspended
 
 Span = tuple[float, float]  # seconds after the origin
 PHASES = {"starting": "importing", "importing": "importing", "compiling": "compiling", "joining": "joining"}
@@ -25,7 +25,7 @@ class Lane:
     frozen: tuple[Span, ...]
     expired: tuple[Span, ...]  # without a lease
     dead: Span | None  # from its death to the next incarnation's request, or to the end
-    reason: str  # why it was fenced or lost; empty while it incarnations
+    reason: str  # why it was fenced or lost; empty while it lives
     steps: int
     tokens: int
 
@@ -35,22 +35,20 @@ class Lane:
         return next((start for start, _, phase in self.phases if phase == "stepping"), None)
 
 
-def lanes(history: History, origin: float) -> list[Lane]:
-    """All incarnations: configured learners first, each one's oldest first."""
-    names = list(history.learners)
-    names += sorted({name for name, _ in history.incarnations} - set(names))
-    end = max((event.at for event in history.events), default=origin)
-    reasons = {(s.fact.learner, s.fact.incarnation): s.fact.reason for s in reversed(history.of(LearnerFenced))}
+def lanes(incarnations: Iterable[Incarnation], learners: Sequence[str], end: float, origin: float) -> list[Lane]:
+    """The incarnations: of the learners that were wanted first, each one's oldest first. `end`: of the log."""
+    by_learner: dict[str, list[Incarnation]] = {name: [] for name in learners}
+    for incarnation in sorted(incarnations, key=lambda each: each.key):
+        by_learner.setdefault(incarnation.learner, []).append(incarnation)
     out = []
-    for name in names:
-        incarnations = history.incarnations_of(name)
-        for incarnation, successor in zip(incarnations, [*incarnations[1:], None], strict=True):
+    for each in by_learner.values():
+        for incarnation, successor in zip(each, [*each[1:], None], strict=True):
             heir = successor.requested if successor is not None else None
-            out.append(_lane(incarnation, end if heir is None else heir, end, origin, reasons.get(incarnation.key, "")))
+            out.append(_lane(incarnation, end if heir is None else heir, end, origin))
     return out
 
 
-def _lane(incarnation: Incarnation, heir: float, end: float, origin: float, reason: str) -> Lane:
+def _lane(incarnation: Incarnation, heir: float, end: float, origin: float) -> Lane:
     died = incarnation.died if incarnation.over == "killed" else None
     stop = (
         died
@@ -61,29 +59,28 @@ def _lane(incarnation: Incarnation, heir: float, end: float, origin: float, reas
     )
     marks = [(incarnation.requested, "placing")] if incarnation.requested is not None else []
     marks += [(at, PHASES.get(phase, phase)) for at, phase in incarnation.phases]
-    if not any(phase == "stepping" for _, phase in marks) and incarnation.steps:
-        marks.append((incarnation.steps[0].at - incarnation.steps[0].fact.seconds, "stepping"))
+    if not any(phase == "stepping" for _, phase in marks) and incarnation.begun is not None:
+        marks.append((incarnation.begun, "stepping"))
     drawn = [
         (begin, min(until, stop), phase)
         for (begin, phase), (until, _) in pairwise([*marks, (stop, "")])
         if phase not in UNDRAWN and begin < min(until, stop)
     ]
 
-    def spans(intervals: list[tuple[float, float | None]]) -> tuple[Span, ...]:
-        cut = [(start, end if until is None else until) for start, until in intervals]
-        return tuple((start - origin, until - origin) for start, until in cut if start < until)
+    def spans(intervals: Iterable[tuple[float, float]]) -> tuple[Span, ...]:
+        return tuple((start - origin, until - origin) for start, until in intervals if start < until)
 
     return Lane(
         incarnation.learner,
         incarnation.number,
         None if incarnation.requested is None else incarnation.requested - origin,
         tuple((start - origin, until - origin, phase) for start, until, phase in _joined(drawn)),
-        spans([(freeze.start, freeze.stop) for freeze in incarnation.freezes]),
-        spans(incarnation.expired),
+        spans(suspended(incarnation)),
+        spans(expired(incarnation, end)),
         (died - origin, max(died, heir) - origin) if died is not None else None,
-        reason,
-        len(incarnation.steps),
-        sum(said.fact.tokens for said in incarnation.steps),
+        incarnation.reason,
+        incarnation.steps,
+        incarnation.tokens,
     )
 
 

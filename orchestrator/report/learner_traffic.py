@@ -6,15 +6,17 @@ byte once. Headers, refused contributions, and versions that were fetched and ne
 
 from __future__ import annotations
 
-from collections import Counter
 from collections.abc import Mapping
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from typing import Any
 
-from learners.protocol.facts import Adopted, StepFinished
-from orchestrator.accounting.history import History
+import numpy as np
+
+from learners.protocol.facts import StateReceived
+from orchestrator.accounting.saving import saved
 from orchestrator.accounting.summary import ELEMENT_BYTES
-from orchestrator.eventlog.facts import REGISTRY
+from orchestrator.eventlog.block import Block, Commits, Contributions
+from outer.protocol.facts import SyncerStarted
 
 GRADIENT_BYTES = 4  # of one float32
 
@@ -36,34 +38,65 @@ class Link:
         return None if self.up is None else self.up + self.down + self.joins + self.peers
 
 
-def links(history: History, recipe: Mapping[str, Any]) -> list[Link]:
-    """One link for each learner, in order of arrival; none where the log does not know the learners."""
-    rules = history.rules
-    if rules is None:
-        return []
-    width = ELEMENT_BYTES.get(str((recipe.get("sync") or {}).get("codec")))
-    up, down, joins, peers = Counter[str](), Counter[str](), Counter[str](), Counter[str]()
-    for commit in history.commits:
-        for one in commit.fact.participants:
-            up[one.learner] += rules.sizes[commit.fact.fragment]
-    for said in history.of(Adopted):
-        table = joins if said.fact.mode == "bootstrap" else down
-        table[said.writer] += rules.sizes[said.fact.fragment] * ELEMENT_BYTES["fp32"]
-    for said in history.of(REGISTRY.get("StateReceived", type(None))):
-        if said.fact.source == "peer":
-            peers[said.writer] += said.fact.bytes
-    steps = Counter(said.writer for said in history.of(StepFinished))
-    count, elements = len(rules.learners), sum(rules.sizes)
-    a_step = 2 * (count - 1) / count * elements * GRADIENT_BYTES
-    return [
-        Link(
-            name,
-            None if width is None else up[name] * width,
-            down[name],
-            joins[name],
-            peers[name],
-            steps[name],
-            steps[name] * a_step,
-        )
-        for name in history.learners
-    ]
+@saved
+@dataclass
+class Sent:
+    """What passed one learner's link: elements, bytes of peers' states, and the steps that it made."""
+
+    up: int = 0
+    down: int = 0
+    joins: int = 0
+    peers: int = 0
+    steps: int = 0
+
+
+@saved
+@dataclass(eq=False)
+class Traffic:
+    """A fold of every learner's traffic."""
+
+    sizes: tuple[int, ...] = ()  # elements of each fragment
+    learners: dict[str, Sent] = field(default_factory=dict)
+
+    def start(self, rules: SyncerStarted) -> None:
+        self.sizes = rules.sizes
+
+    def take(self, block: Block, commits: Commits, contributions: Contributions) -> None:
+        """`commits` and `contributions`: those of the block that no earlier epoch made."""
+        if self.sizes:
+            sizes = np.array([*self.sizes, 0], np.int64)
+            adopted, joining = block.adoptions, block.adoptions.mode == block.code("bootstrap")
+
+            def known(fragments: Any) -> Any:
+                return np.minimum(fragments, len(self.sizes))  # a strange log may name others: they count nothing
+
+            self._add(block, "up", contributions.learner, sizes[known(commits.fragment)[contributions.commit]])
+            self._add(block, "joins", adopted.source[joining], sizes[known(adopted.fragment)[joining]])
+            self._add(block, "down", adopted.source[~joining], sizes[known(adopted.fragment)[~joining]])
+        self._add(block, "steps", block.steps.source, np.ones(len(block.steps.source), np.int64))
+        for _, event in block.others:
+            if isinstance(event.fact, StateReceived) and event.fact.source == "peer":
+                self._of(event.writer).peers += event.fact.bytes
+
+    def _add(self, block: Block, name: str, sources: Any, amounts: Any) -> None:
+        totals = np.zeros(len(block.sources), np.int64)
+        np.add.at(totals, sources, amounts)
+        for source in np.flatnonzero(totals).tolist():
+            sent = self._of(block.sources[source][0])
+            setattr(sent, name, getattr(sent, name) + int(totals[source]))
+
+    def _of(self, learner: str) -> Sent:
+        return self.learners.setdefault(learner, Sent())
+
+    def links(self, names: tuple[str, ...], configured: int, recipe: Mapping[str, Any]) -> list[Link]:
+        """One link for each of these learners; `configured`: how many a data-parallel run would have."""
+        width = ELEMENT_BYTES.get(str((recipe.get("sync") or {}).get("codec")))
+        a_step = 2 * (configured - 1) / configured * sum(self.sizes) * GRADIENT_BYTES if configured else 0.0
+        made = []
+        for name in names:
+            sent, down = self.learners.get(name, Sent()), ELEMENT_BYTES["fp32"]
+            up = None if width is None else sent.up * width
+            made.append(
+                Link(name, up, sent.down * down, sent.joins * down, sent.peers, sent.steps, sent.steps * a_step)
+            )
+        return made

@@ -7,19 +7,22 @@ the log, except the figures' SVG, in which matplotlib has escaped it.
 from __future__ import annotations
 
 import tomllib
-from collections.abc import Iterable, Mapping
+from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any
 
 from jinja2 import Environment, PackageLoader, StrictUndefined
 
-from orchestrator.accounting.history import History, indexed
+from orchestrator.accounting.accounts import Accounts
+from orchestrator.accounting.fold import drive
 from orchestrator.accounting.summary import summarise
-from orchestrator.checkers.suite import check
-from orchestrator.eventlog.events import Event
+from orchestrator.accounting.verdicts import Verdict
+from orchestrator.checkers.suite import Suite
+from orchestrator.eventlog.block import Block
 from orchestrator.report import headline
 from orchestrator.report.canvas import NARROW, WIDE, variables
 from orchestrator.report.data import Data, collect
+from orchestrator.report.fold import ReportFold
 from orchestrator.report.markdown import markdown
 from orchestrator.report.sections import Section, drawn, sections
 
@@ -30,14 +33,30 @@ class Report:
     markdown: str
 
 
-def report(events: Iterable[Event] | History, recipe: str) -> Report:
+@dataclass(frozen=True)
+class Contents:
+    """What a report is made of: a fold of the whole log, and what others made of the same log."""
+
+    fold: ReportFold
+    summary: Mapping[str, Any]
+    verdicts: Sequence[Verdict]
+
+
+def report(contents: Contents, recipe: str) -> Report:
     """`recipe` is the text of the run's config.toml; empty where it is lost."""
-    history, plain = indexed(events), _plain(recipe)
-    verdicts = check(history)
-    summary = summarise(history, plain, verdicts)
-    data = collect(history, plain, summary, verdicts)
+    summary = contents.summary
+    data = collect(contents.fold, plain(recipe), summary, contents.verdicts)
     told = sections(data, recipe)
     return Report(_encodable(_html(summary, data, told)), _encodable(markdown(summary, told)))
+
+
+def contents_of(blocks: Iterable[Block], recipe: str) -> Contents:
+    """The contents of a log, read from its beginning to its end."""
+    accounts = Accounts()
+    suite, fold = Suite(accounts), ReportFold(accounts)
+    drive([accounts, suite, fold], blocks)
+    verdicts = suite.verdicts()
+    return Contents(fold, summarise(accounts, plain(recipe), verdicts), verdicts)
 
 
 def _html(summary: Mapping[str, Any], data: Data, told: list[Section]) -> str:
@@ -63,7 +82,7 @@ def _html(summary: Mapping[str, Any], data: Data, told: list[Section]) -> str:
     )
 
 
-def _plain(recipe: str) -> Mapping[str, Any]:
+def plain(recipe: str) -> Mapping[str, Any]:
     """The recipe's values; none where the text is damaged: the log is worth a report without them."""
     try:
         return tomllib.loads(recipe)

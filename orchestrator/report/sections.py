@@ -12,9 +12,6 @@ from orchestrator.report.figures import lanes, loss, merges, recoveries, rounds,
 from orchestrator.report.tables import Table
 from orchestrator.store.status_text import number, part, percent, seconds
 
-TRACEBACKS = 5  # shown of those that learners left
-TRACEBACK_MOST = 6000  # characters of each, its end
-
 
 @dataclass(frozen=True)
 class Picture:
@@ -54,10 +51,10 @@ def _failure(data: Data) -> Section:
     reason = data.summary["reason"] or ""
     if "\n" in reason.strip():
         blocks.append(("Why the run ended", reason))
-    for learner, incarnation, step, traceback in data.failures[:TRACEBACKS]:
-        blocks.append((f"{learner}, incarnation {incarnation}, after step {step}", traceback[-TRACEBACK_MOST:]))
-    left = len(data.failures) - TRACEBACKS
-    lead = (f"{left} more learners' loops failed; their tracebacks are in the log.",) if left > 0 else ()
+    for learner, incarnation, step, traceback in data.failures.all():
+        blocks.append((f"{learner}, incarnation {incarnation}, after step {step}", traceback))
+    left = data.failures.left_out
+    lead = (f"{left:,} learners' loops failed before these; their tracebacks are in the log.",) if left else ()
     return Section("failures", "What failed", lead, blocks=tuple(blocks))
 
 
@@ -102,7 +99,10 @@ def _learners(data: Data) -> Section:
         caption += " The thin line under a frozen process starts where it lost its lease."
     if learners > lanes.LEARNERS_MOST:
         caption += f" The first {lanes.LEARNERS_MOST} of {learners} learners are drawn."
-    return Section("learners", "Learners", (), (Picture(lanes.draw, words, caption),), _kept(tables.incarnations(data)))
+    left = data.lanes_left_out
+    lead = (f"{left:,} earlier incarnations are left out of the figure and the table.",) if left else ()
+    pictures = (Picture(lanes.draw, words, caption),)
+    return Section("learners", "Learners", lead, pictures, _kept(tables.incarnations(data)))
 
 
 def _participation(data: Data) -> Section:
@@ -110,10 +110,10 @@ def _participation(data: Data) -> Section:
         return Section("participation", "Participation")
     shares = part(data.summary, "participation")
     words = (
-        f"Each learner's share of the commits of each of {len(data.rounds.commits)} rounds; "
+        f"Each learner's share of the commits of each of {data.rounds.count} rounds; "
         f"{percent(shares.get('mean'))} overall."
     )
-    length = data.history.rules.round_steps if data.history.rules else 0
+    length = data.rules.round_steps if data.rules else 0
     caption = (
         f"The share of a round's commits ({length} syncer steps, every fragment once) with a contribution of this "
         "learner."
@@ -136,7 +136,7 @@ def _time(data: Data) -> Section:
 
 
 def _merges(data: Data) -> Section:
-    if not data.waits:
+    if not data.merges:
         return Section("merges", "Outer steps")
     waits = (
         "The parts of an outer step over time. Lines are medians of neighbouring outer steps, bars the longest. "
@@ -187,9 +187,9 @@ def _faults(data: Data) -> Section:
 
 
 def _wire(data: Data) -> Section:
-    if not data.links or data.history.rules is None:
+    if not data.links or data.rules is None:
         return Section("wire", "Bytes on the links")
-    elements, count = sum(data.history.rules.sizes), len(data.history.rules.learners)
+    elements, count = sum(data.rules.sizes), len(data.rules.learners)
     lead = (
         "Up: the elements of every merged contribution in the recipe's codec. Down: the elements of every adopted "
         "fragment in float32. Payloads only: headers, refused contributions, and versions that were fetched but never "

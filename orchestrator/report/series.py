@@ -1,44 +1,183 @@
-"""Long series of numbers made short, for figures and tables."""
+"""Long series made short, in memory that does not grow with them."""
 
 from __future__ import annotations
 
-import math
-import statistics
+from collections import deque
 from collections.abc import Iterator, Sequence
-from typing import NamedTuple, TypeVar
+from dataclasses import dataclass, field
+from typing import Any, TypeVar
+
+import numpy as np
+from numpy.typing import ArrayLike, NDArray
+
+from orchestrator.accounting.saving import saved
+from orchestrator.accounting.sketch import Sketch
 
 T = TypeVar("T")
+KEPT = 16_384  # rows of a series that are kept as they are; a longer one is kept as bins
+POINTS = 4_096  # of a thinned line
+OTHER = "other"
 
 
-class Bin(NamedTuple):
-    """Neighbouring points drawn as one."""
+@saved
+@dataclass(eq=False)
+class Bin:
+    """Neighbouring rows drawn as one."""
 
-    x: float  # mean of their places
-    middle: float  # their median
-    low: float
-    high: float
+    count: int = 0
+    total: float = 0.0  # sum of their places
+    columns: list[Sketch] = field(default_factory=list)
+
+    @property
+    def x(self) -> float:
+        """The mean of their places."""
+        return self.total / self.count
+
+    def take(self, rows: NDArray[np.float64]) -> None:
+        """Rows [n, 1 + columns]: place, values."""
+        self.columns = self.columns or [Sketch() for _ in rows[0, 1:]]
+        self.count += len(rows)
+        self.total += float(rows[:, 0].sum())
+        for column, sketch in enumerate(self.columns, start=1):
+            sketch.add(rows[:, column])
+
+    def merge(self, other: Bin) -> None:
+        self.count += other.count
+        self.total += other.total
+        for sketch, more in zip(self.columns, other.columns, strict=True):
+            sketch.merge(more)
 
 
-def chunks(items: Sequence[T], most: int) -> Iterator[Sequence[T]]:
+@saved
+@dataclass(eq=False)
+class Series:
+    """Rows in the order in which they come, to be drawn as at most `most` bins of at least about `least` rows.
+
+    A long series is kept as bins of `size` rows; where there are too many, neighbours become one. `most` is even.
+    """
+
+    most: int
+    least: int = 1
+    size: int = 0  # 0: the rows are kept
+    rows: NDArray[np.float64] | None = None  # [n, 1 + columns]
+    kept: list[Bin] = field(default_factory=list)
+
+    def take(self, x: ArrayLike, *columns: ArrayLike) -> None:
+        """Rows of a place and values, arrays of [n]."""
+        rows = np.column_stack([x, *columns]).astype(np.float64)
+        if not len(rows):
+            return
+        if self.size == 0:
+            self.rows = rows if self.rows is None else np.concatenate([self.rows, rows])
+            if len(self.rows) <= KEPT:
+                return
+            self.size, rows, self.rows = -(-KEPT // self.most), self.rows, None
+        while len(rows):
+            if self.kept and self.kept[-1].count < self.size:
+                room = self.size - self.kept[-1].count
+                self.kept[-1].take(rows[:room])
+                rows = rows[room:]
+            elif len(self.kept) < self.most:
+                self.kept.append(Bin())
+            else:
+                self._halve()
+
+    def _halve(self) -> None:
+        for first, second in zip(self.kept[::2], self.kept[1::2], strict=True):
+            first.merge(second)
+        self.kept, self.size = self.kept[::2], 2 * self.size
+
+    def bins(self) -> list[Bin]:
+        """All that came, by place."""
+        if self.rows is None:
+            return sorted(self.kept, key=lambda bin: bin.x)
+        ordered = self.rows[np.argsort(self.rows[:, 0], kind="stable")]
+        made = []
+        for chunk in chunks(ordered, min(self.most, -(-len(ordered) // self.least))):
+            made.append(Bin())
+            made[-1].take(chunk)
+        return made
+
+
+@saved
+@dataclass(eq=False)
+class Thinned:
+    """Rows of numbers, of which every second is left out whenever there are too many; the last one is always there."""
+
+    most: int = POINTS
+    every: int = 1
+    count: int = 0
+    rows: NDArray[np.float64] | None = None  # [n, columns]
+    last: NDArray[np.float64] | None = None  # [columns]
+
+    def take(self, *columns: ArrayLike) -> None:
+        """Arrays of [n], one for each column."""
+        rows = np.column_stack(columns).astype(np.float64)
+        if not len(rows):
+            return
+        self.last = rows[-1].copy()
+        places = np.arange(self.count, self.count + len(rows))
+        self.count += len(rows)
+        rows = rows[places % self.every == 0]
+        self.rows = rows if self.rows is None else np.concatenate([self.rows, rows])
+        while len(self.rows) > self.most:
+            self.rows, self.every = self.rows[::2].copy(), 2 * self.every
+
+    def all(self) -> NDArray[np.float64]:
+        """[n, columns], in the order in which they came."""
+        if self.rows is None or self.last is None:
+            return np.empty((0, 0))
+        missing = (self.count - 1) % self.every != 0
+        return np.concatenate([self.rows, self.last[None]]) if missing else self.rows
+
+
+@saved
+@dataclass(eq=False)
+class Ends:
+    """The first and the last of many things, and how many there were."""
+
+    first_most: int
+    last_most: int
+    count: int = 0
+    first: list[Any] = field(default_factory=list)
+    last: deque[Any] = field(default_factory=deque)
+
+    def take(self, thing: Any) -> None:
+        self.count += 1
+        if len(self.first) < self.first_most:
+            self.first.append(thing)
+        elif self.last_most:
+            self.last.append(thing)
+            if len(self.last) > self.last_most:
+                self.last.popleft()
+
+    def all(self) -> list[Any]:
+        return [*self.first, *self.last]
+
+    @property
+    def left_out(self) -> int:
+        return self.count - len(self.first) - len(self.last)
+
+
+@saved
+@dataclass(eq=False)
+class Tally:
+    """How often each of a bounded number of things came; further ones count as `other`, in each of their parts."""
+
+    most: int = 240
+    counts: dict[Any, int] = field(default_factory=dict)
+
+    def take(self, thing: str | tuple[str, ...], count: int = 1) -> None:
+        if thing not in self.counts and len(self.counts) >= self.most:
+            thing = OTHER if isinstance(thing, str) else (OTHER,) * len(thing)
+        self.counts[thing] = self.counts.get(thing, 0) + count
+
+
+def chunks(items: Sequence[T] | NDArray[Any], most: int) -> Iterator[Any]:
     """The items in at most so many runs of neighbours, of sizes that differ by at most one."""
     count = min(most, len(items))
     for index in range(count):
         yield items[index * len(items) // count : (index + 1) * len(items) // count]
-
-
-def quantile(ordered: Sequence[float], share: float) -> float:
-    """The smallest of the sorted values that at least this share of them do not exceed."""
-    return ordered[max(0, math.ceil(share * len(ordered)) - 1)]
-
-
-def binned(points: Sequence[tuple[float, float]], most: int, spread: tuple[float, float] = (0.1, 0.9)) -> list[Bin]:
-    """Points (x, y), sorted by x, as at most so many bins with y's median and the quantiles of `spread`."""
-    bins = []
-    for chunk in chunks(points, most):
-        ys = sorted(y for _, y in chunk)
-        x = statistics.fmean(x for x, _ in chunk)
-        bins.append(Bin(x, quantile(ys, 0.5), quantile(ys, spread[0]), quantile(ys, spread[1])))
-    return bins
 
 
 def merged(intervals: Sequence[tuple[float, float]], gap: float) -> list[tuple[float, float]]:

@@ -2,17 +2,13 @@
 
 from __future__ import annotations
 
-import math
-import statistics
 from collections.abc import Iterable, Iterator, Mapping, Sequence
-from dataclasses import asdict, dataclass
+from dataclasses import dataclass
 from typing import Any
 
-from learners.protocol.facts import StepFinished
 from orchestrator.accounting.verdicts import Verdict
 from orchestrator.report.data import Data
 from orchestrator.report.headline import STATUS_WORDS
-from orchestrator.report.series import quantile
 from orchestrator.store.status_text import DASH, brief, number, percent, seconds, text
 
 SIGNS = {"pass": "✓", "violated": "✗", "unknown": "?", "idle": "–"}
@@ -38,14 +34,22 @@ class Table:
 
 
 def table(
-    title: str, columns: str, rows: Iterable[Sequence[str]], numeric: Iterable[int] = (), note: str = ""
+    title: str,
+    columns: str,
+    rows: Iterable[Sequence[str]],
+    numeric: Iterable[int] = (),
+    note: str = "",
+    count: int = 0,
 ) -> Table:
-    """`columns` are separated by bars: "learner|steps". Of very many rows the first are kept, with a note."""
+    """`columns` are separated by bars: "learner|steps". Of very many rows the first are kept, with a note.
+
+    `count`: how many rows there would be, where not all are given.
+    """
     names = tuple(columns.split("|"))
     cells = tuple(tuple(row) for row in rows)
     assert all(len(row) == len(names) for row in cells)
-    if len(cells) > ROWS_MOST:
-        note = f"The first {ROWS_MOST} of {len(cells):,}; the others are in the log."
+    if max(count, len(cells)) > ROWS_MOST:
+        note = f"The first {ROWS_MOST} of {max(count, len(cells)):,}; the others are in the log."
     return Table(title, names, cells[:ROWS_MOST], frozenset(numeric), note)
 
 
@@ -70,7 +74,7 @@ def incarnations(data: Data) -> Table:
             str(lane.incarnation),
             seconds(lane.requested),
             seconds(lane.begun),
-            data.sources.get((lane.learner, lane.incarnation), DASH),
+            data.sources.get((lane.learner, lane.incarnation)) or DASH,
             number(lane.steps),
             number(lane.tokens),
             lane.reason or "not fenced",
@@ -83,24 +87,9 @@ def incarnations(data: Data) -> Table:
 
 def auxiliaries(data: Data) -> Table:
     """Means of the auxiliary values that the task's loss returns; no rows where it returns none."""
-    steps = [said.fact.aux for said in data.history.of(StepFinished) if said.fact.aux]
-    tenth = -(-len(steps) // 10)
-    sums: dict[str, list[float]] = {}  # of the first tenth, the last and all
-    counts: dict[str, list[int]] = {}
-    for step, aux in enumerate(steps):
-        spans = [index for index, within in enumerate((step < tenth, step >= len(steps) - tenth, True)) if within]
-        for name, value in aux.items():
-            sums_of, counts_of = sums.setdefault(name, [0.0] * 3), counts.setdefault(name, [0] * 3)
-            if math.isfinite(value):
-                for span in spans:
-                    sums_of[span] += value
-                    counts_of[span] += 1
-
-    def means(name: str) -> Iterator[str]:
-        for total, count in zip(sums[name], counts[name], strict=True):
-            yield brief(total / count) if count else DASH
-
-    rows = [(name, *means(name)) for name in sorted(sums)]
+    rows = [
+        (name, *(DASH if mean is None else brief(mean) for mean in means)) for name, means in data.auxiliaries.items()
+    ]
     return table("Auxiliary values", "name|mean of the first tenth of steps|of the last tenth|of all", rows, (1, 2, 3))
 
 
@@ -138,12 +127,10 @@ def _column(name: str) -> str:
 
 def waits(data: Data) -> Table:
     names = ("opening to the K-th report", "grace waited after it", "decision to durable")
-    rows = []
-    for name, column in zip(names, zip(*data.waits, strict=True), strict=True):
-        ordered = sorted(column)
-        rows.append(
-            (name, *(short(quantile(ordered, share)) for share in (0.5, 0.95, 1.0)), short(statistics.fmean(column)))
-        )
+    rows = [
+        (name, *(short(waits.middle(share)) for share in (0.5, 0.95, 1.0)), short(waits.mean))
+        for name, waits in zip(names, data.waits, strict=True)
+    ]
     return table("Waits of an outer step", "part|median|95 %|longest|mean", rows, (1, 2, 3, 4))
 
 
@@ -194,7 +181,7 @@ def _healed(until_s: float | None) -> str:
 
 def skipped(data: Data) -> Table:
     rows = [(fact.fault_kind, fact.target, fact.reason) for fact in data.skipped]
-    return table("Planned faults that found no target", "kind|target|reason", rows)
+    return table("Planned faults that found no target", "kind|target|reason", rows, count=data.skips)
 
 
 def recoveries(data: Data) -> Table:
@@ -218,7 +205,10 @@ def _source(data: Data, number: int) -> str:
     if mark is None or mark.incarnation is None:
         return DASH
     dead = any(lane.dead for lane in data.lanes if (lane.learner, lane.incarnation) == (mark.target, mark.incarnation))
-    later = sorted(which for who, which in data.sources if who == mark.target and which > mark.incarnation)
+    sources = data.sources.items()
+    later = sorted(
+        which for (who, which), source in sources if source and who == mark.target and which > mark.incarnation
+    )
     return data.sources[mark.target, later[0]] if dead and later else DASH
 
 
@@ -254,6 +244,7 @@ def books(data: Data) -> Table:
     """The fate of every token, and of every token-fragment."""
     whole, parts = data.summary["tokens"], data.summary["token_fragments"]
     fates = [("committed", _fate("committed")), *((f"discarded: {why}", _fate(why)) for why in whole["discarded"])]
+    fates += [("unknown: its facts were lost", _fate("unknown"))] if whole.get("unknown") else []
     fates += [("in flight", _fate("in_flight")), ("processed", _fate("processed"))]
     rows = []
     for name, fate in fates:
@@ -297,37 +288,13 @@ def versions(data: Data) -> Iterator[tuple[str, str]]:
 
 # ------------------------------------------------------------------ rare events, one line each
 
-COMMON = frozenset(
-    {
-        "StepFinished", "Adopted", "Committed", "StepOpened", "StepReopened", "StepPassed", "SpanGranted",
-        "SpanReturned", "SyncerStarted", "ReferenceLosses", "Refused", "ReadFailed", "AdoptionRefused",
-    }
-)  # fmt: skip
-FIRST, LAST = 160, 80  # of a longer timeline
-TEXT_MOST = 160
-
 
 def timeline(data: Data) -> Table:
     """Rare events in order of time. A note counts those left out of a long run."""
-    rare = [event for event in data.history.events if type(event.fact).__name__ not in COMMON]
-    left_out = max(0, len(rare) - FIRST - LAST)
-    shown = [*rare[:FIRST], *rare[-LAST:]] if left_out else rare
-    rows = (
-        (
-            seconds(event.at - data.origin),
-            event.writer if event.incarnation == 1 else f"{event.writer} #{event.incarnation}",
-            type(event.fact).__name__,
-            "; ".join(_fields(asdict(event.fact))),
-        )
-        for event in shown
-    )
-    note = f"The first {FIRST} and the last {LAST}; {left_out:,} between them are left out." if left_out else ""
+    told = data.timeline
+    rows = ((seconds(at - data.origin), *rest) for at, *rest in told.all())
+    note = ""
+    if told.left_out:
+        ends = f"The first {len(told.first)} and the last {len(told.last)}"
+        note = f"{ends}; {told.left_out:,} between them are left out."
     return table("Timeline", "at|writer|event|details", rows, (0,), note)
-
-
-def _fields(fact: dict[str, Any]) -> Iterator[str]:
-    for name, value in fact.items():
-        if value in (None, "", 0) or isinstance(value, dict):
-            continue
-        words = f"{value:.6g}" if isinstance(value, float) else " ".join(str(value).split())
-        yield f"{name.replace('_', ' ')} {words if len(words) <= TEXT_MOST else words[:TEXT_MOST] + '…'}"

@@ -2,26 +2,28 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterable
 from pathlib import Path
+from typing import TYPE_CHECKING
 
-from orchestrator.accounting.history import History
-from orchestrator.eventlog.events import Event
-from orchestrator.eventlog.segments import read_run
+from orchestrator.eventlog.reader import intact
 from orchestrator.store.run_store import RunStore
+
+if TYPE_CHECKING:
+    from orchestrator.report.render import Contents
 
 HTML, MARKDOWN, RECIPE = "report.html", "report.md", "config.toml"
 
 
-def write(store: RunStore, html: Path | None = None, events: Iterable[Event] | History | None = None) -> list[Path]:
-    """Render the run's log as it is now and write both files, beside the log or as `html` and its `.md`.
+def write(store: RunStore, html: Path | None = None, contents: Contents | None = None) -> list[Path]:
+    """Render a run's report and write both files, beside the log or as `html` and its `.md`.
 
-    `events` is that log where it has been read. Returns the paths. Raises ValueError for a damaged log, OSError
-    where nothing can be written.
+    `contents`: of the run's log, where it has been read; else the log is read as it is now. Returns the paths. Raises
+    ValueError for a damaged log, OSError where nothing can be written.
     """
-    from orchestrator.report.render import report  # matplotlib takes a second to import
+    from orchestrator.report.render import contents_of, report  # matplotlib takes a second to import
 
-    rendered = report(read_run(store.root) if events is None else events, store.read_text(RECIPE) or "")
+    recipe = store.read_text(RECIPE) or ""
+    rendered = report(contents_of(intact(store.root), recipe) if contents is None else contents, recipe)
     target = RunStore(store.root if html is None else html.absolute().parent)
     name = HTML if html is None else html.name
     texts = {name: rendered.html, (MARKDOWN if html is None else html.with_suffix(".md").name): rendered.markdown}
@@ -30,10 +32,10 @@ def write(store: RunStore, html: Path | None = None, events: Iterable[Event] | H
     return [target.path(file) for file in texts]
 
 
-def attempt(store: RunStore, events: Iterable[Event] | History) -> bool:
+def attempt(store: RunStore, contents: Contents | None = None) -> bool:
     """`write`, for a run that must not fail because of its report. `diloco report` then tells why it is missing."""
     try:
-        write(store, events=events)
+        write(store, contents=contents)
     except Exception:
         return False
     return True

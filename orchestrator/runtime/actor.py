@@ -8,7 +8,6 @@ from __future__ import annotations
 import asyncio
 import contextlib
 import os
-import platform
 import time
 import traceback
 from typing import Any
@@ -16,27 +15,28 @@ from typing import Any
 import ray
 
 from learners.checkpoint_writer import SavedPart
-from orchestrator.accounting.summary import summarise
-from orchestrator.checkers.suite import check
+from orchestrator.eventlog.fact_log import FactLog
 from orchestrator.eventlog.facts import OrchestratorFollowed, RunFinished, RunResumed, RunStarted
-from orchestrator.eventlog.seal import SEAL_FILE, seal
-from orchestrator.eventlog.segments import EventEmitter, SegmentWriter, ends, read_run
+from orchestrator.eventlog.log_writer import LOGS
+from orchestrator.eventlog.reader import CHAOS, SEAL_FILE, SYNCER, seal
+from orchestrator.eventlog.segments import files
 from orchestrator.recipe.config import Recipe
-from orchestrator.report.write import attempt
 from orchestrator.runtime.checkpointer import REQUEST_FILE, Checkpointer
 from orchestrator.runtime.evaluator import Evaluations
 from orchestrator.runtime.learner_manager import LearnerManager
 from orchestrator.runtime.placement import RunPlacement, agent_name
 from orchestrator.runtime.ray_await import CALL_S, within
-from orchestrator.runtime.specs import syncer_spec
+from orchestrator.runtime.run_accounts import RunAccounts
+from orchestrator.runtime.specs import syncer_spec, versions
 from orchestrator.runtime.syncer_manager import NoSyncer, SyncerManager
 from orchestrator.store import checkpoints
 from orchestrator.store.export import write_final
 from orchestrator.store.readers import STATUS_FILE, object_of, status_if_any
 from orchestrator.store.run_store import RunStore
-from orchestrator.store.status_model import ProgressTracker, RunInfo, model
+from orchestrator.store.status_model import ENDING, ProgressTracker, RunInfo, model
 from outer.journal.identity import identity
 from outer.journal.object_store import objects
+from outer.journal.segmenter import Segmented
 from outer.journal.writer import FOLDER as JOURNAL
 from outer.numeric import codec as codecs
 from outer.protocol.manifest import code_digest
@@ -45,7 +45,9 @@ POLL_S = 0.2
 STATUS_S = 0.5
 SNAPSHOT_S = 600.0  # the last one: the whole run depends on it
 LEAVE_S = 30.0  # for learners to return once the run is over
+CLOSE_S = 60.0  # for what waits to be written to a log, and for that to become segments
 LINGER_S = 60.0
+NAME = "orchestrator"
 ORCHESTRATOR_CPUS = 0.1
 
 
@@ -60,9 +62,10 @@ class OrchestratorActor:
         self._recipe, self._placement = recipe, placement
         self._store = RunStore(run_dir)
         self._code = code_digest()
-        self._segment = SegmentWriter(self._store.path("events/orchestrator.jsonl"))
-        self._emitter = EventEmitter("orchestrator", self._store.grant("incarnation", "orchestrator"), time.time)
         self._objects = objects(recipe.durability.store or self._store.root)
+        self._log = FactLog(self._objects, NAME, self._store.grant("incarnation", NAME), self._replaced)
+        self._upgraded = self._log.first and bool(files(self._store.root))  # an older version wrote the log so far
+        self._accounts = RunAccounts(recipe, self._store, self._objects, self._code)
         self._learners = LearnerManager(
             recipe, placement, self._store, self._code, self._emit, lambda: self._over, self._objects
         )
@@ -79,7 +82,7 @@ class OrchestratorActor:
         self._syncer: SyncerManager | None = None
 
     def __repr__(self) -> str:
-        return "orchestrator"
+        return NAME
 
     # -------------------------------------------------------------- called from outside
 
@@ -115,20 +118,33 @@ class OrchestratorActor:
         return await asyncio.shield(self._main)
 
     async def _run(self) -> dict[str, Any]:
+        outcome, beating = "failed", None
         try:
             await self._begin()
             await self._watch()
-            self._state = "stopped" if self._stop_reason else "finished"
             self._reason = self._stop_reason or self._view["finished"]
+            beating = asyncio.create_task(self._beat())
             await self._end()
+            outcome = "stopped" if self._stop_reason else "finished"
         except Exception as error:
-            self._state = "failed"
             self._reason = str(error) if isinstance(error, RunFailed) else traceback.format_exc()
+        beating = beating or asyncio.create_task(self._beat())
         try:
-            return await self._close()
+            return await self._close(outcome)
         finally:
+            beating.cancel()
+            self._state = outcome
+            self._write_status()
             self._dismiss()
             self._leaving = asyncio.create_task(self._leave())
+
+    async def _beat(self) -> None:
+        """Keep the status fresh while the run ends: who follows it sees that it is not lost."""
+        self._state = ENDING
+        while True:
+            with contextlib.suppress(OSError):
+                self._write_status()
+            await asyncio.sleep(STATUS_S)
 
     async def _leave(self) -> None:
         """The process that waits for the summary ends this actor; without one, it ends itself after a while."""
@@ -139,7 +155,7 @@ class OrchestratorActor:
 
     async def _begin(self) -> None:
         recipe = self._recipe
-        self._emit(RunStarted(recipe.name, recipe.config_hash, recipe.seed, _versions() | {"code": self._code}))
+        self._emit(RunStarted(recipe.name, recipe.config_hash, recipe.seed, versions(self._code)))
         self._write_status()
         epochs = self._store.granted("epoch", "syncer")
         self._syncer = SyncerManager(
@@ -184,7 +200,9 @@ class OrchestratorActor:
             self._emit(RunResumed(epochs, 0, (), damaged))
             return {}
         newest = {name: self._store.granted("incarnation", name) for name in manifest.learners}
-        exact = set() if found.damage else set(checkpoints.exact_learners(manifest, epochs, newest))
+        # An exact learner numbers its facts on; the log that an older version wrote does not say how far they go.
+        whole = not found.damage and not self._upgraded
+        exact = set(checkpoints.exact_learners(manifest, epochs, newest)) if whole else set()
         self._emit(RunResumed(epochs, manifest.snapshot, tuple(sorted(exact)), damaged))
         return {
             name: SavedPart(manifest.snapshot, part.part, part.seal, part.incarnation, name in exact)
@@ -241,7 +259,7 @@ class OrchestratorActor:
                 await self._syncer.keep_replica()
             if served and self._view["running_s"] is not None:
                 self._checkpoints.start_if_due(object_of(self._store, REQUEST_FILE))
-                fresh = self._store.granted("incarnation", "orchestrator") == 1
+                fresh = self._store.granted("incarnation", NAME) == 1
                 self._evaluations.start_if_due(self._syncer.handle, self._view["syncer_step"], fresh)
             await asyncio.sleep(POLL_S)
 
@@ -284,8 +302,8 @@ class OrchestratorActor:
             await self._learners.leave(LEAVE_S)
         await self._evaluations.finish(self._syncer.handle)
         syncer_step, thetas, fragments = await self._call("snapshot", patience_s=SNAPSHOT_S, call_s=SNAPSHOT_S)
-        write_final(self._store, syncer_step, fragments, thetas)
-        self._digest = codecs.digest(*thetas)
+        await asyncio.to_thread(write_final, self._store, syncer_step, fragments, thetas)
+        self._digest = await asyncio.to_thread(codecs.digest, *thetas)
 
     async def _suspend(self) -> None:
         """Every learner saves its state and leaves, so that the run can be resumed exactly."""
@@ -297,32 +315,31 @@ class OrchestratorActor:
         if identifier is not None:
             await self._checkpoints.gather(identifier, self._learners.savers(gone=True), final=True)
 
-    async def _close(self) -> dict[str, Any]:
+    async def _close(self, outcome: str) -> dict[str, Any]:
         """In every case: stop chaos and all writers, merge, seal and check the log, and write the summary."""
         self._learners.cancel()
-        with contextlib.suppress(ValueError, TimeoutError, ray.exceptions.RayError):  # none, or dead
-            await within(CALL_S, ray.get_actor("chaos", self._placement.namespace).stop.remote())
-        if self._syncer is not None:  # no late report may follow the seal in the syncer's segment
+        ends: dict[str, Segmented | None] = {CHAOS: Segmented()}  # where each log ends
+        try:
+            ends |= {CHAOS: await within(CLOSE_S, ray.get_actor(CHAOS, self._placement.namespace).stop.remote())}
+        except (ValueError, TimeoutError, ray.exceptions.RayError):  # none, or dead
+            if self._store.granted("incarnation", CHAOS):
+                ends[CHAOS] = None
+        if self._syncer is not None:  # no late report may follow the seal of the syncer's log
             with contextlib.suppress(TimeoutError, ray.exceptions.RayError):  # it is dead, or about to be
-                await self._syncer.close()
+                ends[SYNCER] = await self._syncer.close(CLOSE_S)
         self._dismiss()
-        self._emit(RunFinished(self._state, self._reason, self._digest))
-        self._segment.close()
-        self._write_status()
-        events = read_run(self._store.root)
-        self._store.write_text("events.jsonl", "".join(event.to_json() + "\n" for event in events))
-        self._store.write_json(SEAL_FILE, seal(ends(events)))
-        summary = summarise(events, self._recipe, check(events))
-        self._store.write_json("summary.json", summary)
-        await asyncio.to_thread(attempt, self._store, events)
-        return summary
+        self._emit(RunFinished(outcome, self._reason, self._digest))
+        ends[NAME] = await asyncio.to_thread(self._log.close, CLOSE_S)
+        if len(known := {log: end for log, end in ends.items() if end is not None}) == len(LOGS):
+            self._store.write_json(SEAL_FILE, seal(known))
+        return await asyncio.to_thread(self._accounts.finish)
 
     def _dismiss(self) -> None:
         """End every actor of the run except this one, and give their places back."""
         handles = [*self._learners.handles, self._evaluations.actor]
         if self._syncer is not None:
             handles += [self._syncer.handle, self._syncer.replica]
-        names = {"chaos"} | {agent_name(node) for node in self._learners.actors.nodes}
+        names = {"chaos"} | {agent_name(node["NodeID"]) for node in ray.nodes() if node["Alive"]}
         for name in names:
             with contextlib.suppress(ValueError):
                 handles.append(ray.get_actor(name, self._placement.namespace))
@@ -334,7 +351,12 @@ class OrchestratorActor:
     # -------------------------------------------------------------- log and status
 
     def _emit(self, fact: Any) -> None:
-        self._segment.write([self._emitter.emit(fact)])
+        self._log.emit(fact)
+
+    def _replaced(self, why: str) -> None:
+        """A later orchestrator writes the log, and has taken the run over."""
+        print(f"{NAME}: {why}", flush=True)  # in the actor's own log
+        os._exit(0)
 
     def _syncer_status(self) -> dict[str, Any]:
         if self._syncer is None:
@@ -354,19 +376,8 @@ class OrchestratorActor:
             dict(learners.controller.pools),
             os.getpid(),
             newest,
+            self._accounts.tokens,
         )
         self._store.write_json(
             STATUS_FILE, model(self._recipe, about, self._view, self._syncer_status(), learners.placed)
         )
-
-
-def _versions() -> dict[str, str]:
-    from importlib.metadata import version
-
-    packages = {name: version(name) for name in ("ray", "jax", "jaxlib", "optax", "numpy")}
-    return packages | {
-        "python": platform.python_version(),
-        "platform": platform.platform(),
-        "machine": platform.machine(),
-        "xla_flags": os.environ.get("XLA_FLAGS", ""),
-    }

@@ -9,7 +9,7 @@ import asyncio
 import time
 from collections.abc import Coroutine, Iterable, Mapping
 from dataclasses import dataclass, field, replace
-from typing import Any
+from typing import Any, NamedTuple
 
 import ray
 
@@ -47,8 +47,7 @@ class LearnerHandle:
     actor: Any = None
     syncer: Any = None  # the epoch that it was told of last
     dismissed: asyncio.Event = field(default_factory=asyncio.Event)  # it has nothing to lose and is ended at once
-    probe: asyncio.Task[None] | None = None  # the newest look for its nodes
-    probed_at: float = float("-inf")  # when that began, in monotonic seconds
+    reattaching: asyncio.Task[None] | None = None  # the newest call that told it of an epoch
 
     async def run(self) -> str:
         """Train until the loop ends: `drained` or `finished`. Raises what the loop raised."""
@@ -61,11 +60,17 @@ class LearnerHandle:
             ray.kill(self.actor)
 
 
+class Progress(NamedTuple):
+    """What a learner says when it is asked directly."""
+
+    alive: bool  # its training loop reported within its lease
+    epoch: int | None  # of the syncer that it is attached to
+
+
 class LearnerActors:
     """One per run. `objects`: where learners save their state; `code`: the digest of the sources."""
 
     def __init__(self, recipe: Recipe, placement: RunPlacement, code: str, objects: Objects) -> None:
-        self.nodes: set[str] = set()  # where learners have been
         self._recipe, self._placement, self._code, self._objects = recipe, placement, code, objects
         self._groups: dict[str, Any] = {}  # placement groups, by learner
         self._misconfigured: dict[str, float] = {}  # learner -> until when its next incarnation gets another recipe
@@ -81,11 +86,9 @@ class LearnerActors:
             info = status  # it may be frozen: its lease will tell
         return LearnerHandle(name, incarnation, actor=handle), Rank(True, info.get("pid"), info.get("node"))
 
-    def adopt(self, name: str, rank: Rank) -> None:
+    def adopt(self, name: str) -> None:
         """Take over the place of an actor that was found."""
         self._groups[name] = get_placement_group(name)
-        if rank.node is not None:
-            self.nodes.add(rank.node)
 
     async def place(self, process: LearnerHandle) -> bool:
         """Wait for the learner's place. False: it was dismissed before there was one. Raises TimeoutError."""
@@ -110,7 +113,6 @@ class LearnerActors:
         process.syncer = syncer
         process.actor = ray.remote(concurrency_groups=GROUPS)(LearnerActor).options(**options).remote(spec, syncer)
         info = await within(recipe.run.start_s, process.actor.identify.remote())
-        self.nodes.add(info["node"])
         return info["pid"], info["node"]
 
     def misconfigure(self, name: str) -> None:
@@ -125,10 +127,24 @@ class LearnerActors:
                 agent = node_agent(rank.node, self._placement.namespace)
                 await within(CALL_S, agent.kill.remote(rank.pid))
 
-    async def unseen(self, ranks: Iterable[Rank]) -> str | None:
-        """Why the node of one of these ranks cannot be seen; empty when all can, None when none is known."""
-        reasons = [await unseen_reason(rank.node, self._placement.namespace) for rank in ranks if rank.node is not None]
-        return next((reason for reason in reasons if reason), "") if reasons else None
+    async def progress(self, process: LearnerHandle) -> Progress | None:
+        """What a learner says of itself; None: it does not answer."""
+        if process.actor is None:
+            return None
+        try:
+            deadline_s = min(CALL_S, self._recipe.run.hang_s / 2.0)
+            return Progress(*await within(deadline_s, process.actor.progress.remote()))
+        except (ray.exceptions.RayError, TimeoutError):
+            return None
+
+    async def unseen(self, ranks: Iterable[Rank]) -> str:
+        """Why the node of one of these ranks cannot be seen; empty when all can. A local cluster has one: ours."""
+        nodes = [] if self._placement.local else [rank.node for rank in ranks if rank.node is not None]
+        try:
+            reasons = [await unseen_reason(node, self._placement.namespace) for node in nodes]
+        except Exception:  # whatever Ray's state API raises: the hang deadline holds
+            return ""
+        return next((reason for reason in reasons if reason), "")
 
     # -------------------------------------------------------------- places
 

@@ -15,7 +15,7 @@ import ray
 
 from learners.checkpoint_writer import SavedPart
 from orchestrator.eventlog.facts import LearnerLost, LearnerRequested, LearnerStarted, NodePreempted, PoolScaled
-from orchestrator.lifecycle.actions import Action, AskToLeave, End, RecordNotice, RecordScaling, Release, Start
+from orchestrator.lifecycle.actions import Action, AskToLeave, End, Probe, RecordNotice, RecordScaling, Release, Start
 from orchestrator.lifecycle.controller import Controller, Rank, State
 from orchestrator.lifecycle.scaling import request_file
 from orchestrator.recipe.config import Recipe
@@ -33,8 +33,7 @@ SYNCER_S = 240.0  # for a syncer to come up and hear of a learner
 REATTACH_S = 60.0
 NOTICES_S = 1.0  # between two looks for nodes that have announced their end
 PLACES_S = 2.0  # between two looks for learners that have no place
-PROBES_S = 2.0  # between two looks for the node of a silent learner
-PROBED_FROM = 0.25  # of the hang deadline: the silence from which its node is looked for
+UNHEARD = "it steps, but its reports do not arrive"
 
 
 class LearnerManager:
@@ -57,6 +56,7 @@ class LearnerManager:
             recipe.learners,
             backoff_s=recipe.run.restart_backoff_s,
             hang_s=recipe.run.hang_s,
+            unreachable_s=recipe.run.unreachable_s,
             drain_s=recipe.sync.drain_s,
             pools=recipe.pools,
             quorum=recipe.quorum,
@@ -64,7 +64,6 @@ class LearnerManager:
         )
         self.actors = LearnerActors(recipe, placement, code, objects)
         self._recipe, self._store, self._emit, self._over = recipe, store, emit, over
-        self._local = placement.local
         self._syncer: SyncerManager | None = None
         self._processes: dict[str, LearnerHandle] = {}
         self._tasks: set[asyncio.Task[None]] = set()
@@ -97,10 +96,13 @@ class LearnerManager:
         """A new epoch of the syncer serves: every learner attaches to it, and it hears of the drains under way."""
         for process in self._living():
             if process.actor is not None and process.syncer is not syncer:
-                process.syncer = syncer
-                self._spawn(self._reattach(process, syncer))
+                self._start_reattach(process, syncer)
         for drain in self.controller.leaving(time.monotonic()):
             self._spawn(self._drain(drain))
+
+    def _start_reattach(self, process: LearnerHandle, syncer: Any) -> None:
+        process.syncer = syncer
+        process.reattaching = self._spawn(self._reattach(process, syncer))
 
     async def _reattach(self, process: LearnerHandle, syncer: Any) -> None:
         try:
@@ -197,7 +199,7 @@ class LearnerManager:
     def watch(self, rows: Sequence[Mapping[str, Any]]) -> None:
         """Report what can be seen now; `rows`: what the syncer knows of the learners. Called several times a second."""
         now = time.monotonic()
-        self._watch_leases(rows, now)
+        self._watch_leases(rows)
         for pool in self.controller.pools:
             self._act(self.controller.scale(now, pool, object_of(self._store, request_file(pool))))
         if now - self._places_at >= PLACES_S and (self._places is None or self._places.done()):
@@ -209,7 +211,7 @@ class LearnerManager:
                 self._act(self.controller.node_notice(now, node, remaining_s))
         self._advance()
 
-    def _watch_leases(self, rows: Sequence[Mapping[str, Any]], now: float) -> None:
+    def _watch_leases(self, rows: Sequence[Mapping[str, Any]]) -> None:
         for row in rows:
             name, incarnation, silent_s = row["name"], row["incarnation"], row["lease_age_s"]
             if name not in self.controller.units:
@@ -217,29 +219,24 @@ class LearnerManager:
             if row["alive"]:
                 self.controller.reachable(name, incarnation)
             elif silent_s is not None:
-                if silent_s >= PROBED_FROM * self._recipe.run.hang_s:
-                    self._start_probe(self._processes.get(name), now)
                 self._act(self.controller.silent(name, incarnation, silent_s))
 
-    def _start_probe(self, process: LearnerHandle | None, now: float) -> None:
-        """Look for the nodes of a silent learner, one look at a time. A local cluster's only node is this one."""
-        if self._local or process is None or now - process.probed_at < PROBES_S:
-            return
-        if process.probe is None or process.probe.done():
-            process.probed_at = now
-            process.probe = self._spawn(self._probe(process), self._probes)
+    async def _probe(self, probe: Probe) -> None:
+        """Ask a silent learner itself, and look for its nodes; tell the controller why it is out of reach, if it is."""
+        process, why = self._processes.get(probe.learner), ""
+        if process is not None and process.incarnation == probe.incarnation:
+            ranks = self.controller.units[probe.learner].incarnation.ranks
+            progress, unseen = await asyncio.gather(self.actors.progress(process), self.actors.unseen(ranks))
+            why = unseen if progress is None else UNHEARD if progress.alive else ""
+            if progress is not None:
+                self._remind(process, progress.epoch)
+        self.controller.probed(probe.learner, probe.incarnation, why)
 
-    async def _probe(self, process: LearnerHandle) -> None:
-        """Tell the controller whether the learner's nodes can be seen. A probe that fails tells nothing."""
-        name, incarnation = process.learner, process.incarnation
-        try:
-            unseen = await self.actors.unseen(self.controller.units[name].incarnation.ranks)
-        except Exception:  # whatever Ray's state API raises: the hang deadline still holds
-            return
-        if unseen:
-            self.controller.unreachable(name, incarnation, unseen)
-        elif unseen is not None:
-            self.controller.reachable(name, incarnation)
+    def _remind(self, process: LearnerHandle, epoch: int | None) -> None:
+        """Tell a learner that missed the newest epoch of it again."""
+        syncer, telling = self._syncer, process.reattaching is not None and not process.reattaching.done()
+        if syncer is not None and epoch != syncer.epoch and process.syncer is syncer.handle and not telling:
+            self._start_reattach(process, syncer.handle)
 
     async def _watch_places(self) -> None:
         """Find the learners that had no place at two looks in a row."""
@@ -267,6 +264,8 @@ class LearnerManager:
                     self._starts[name] = self._spawn(self._start(name))
                 case AskToLeave():
                     self._spawn(self._drain(action))
+                case Probe():
+                    self._spawn(self._probe(action), self._probes)
                 case End():
                     self._spawn(self._kill(action))
                 case Release(name):
@@ -330,7 +329,7 @@ class LearnerManager:
 
     async def _adopt(self, process: LearnerHandle, rank: Rank) -> str:
         """The rest of an incarnation that an earlier orchestrator started."""
-        self.actors.adopt(process.learner, rank)
+        self.actors.adopt(process.learner)
         self.controller.answered(process.learner, process.incarnation, rank.pid, rank.node)
         return await process.run()
 

@@ -1,8 +1,7 @@
-"""A run's metrics through Ray: one small actor reads the run's folder and updates Ray's own meters.
+"""A run's metrics through Ray: one small actor reads what the orchestrator publishes and updates Ray's own meters.
 
 Ray's agent on each node exports them for Prometheus. Nothing in the run depends on the actor. All its state comes
-from the folder, so Ray may restart it: it then reads the log from the beginning, to the same totals. It skips damaged
-lines of the log, and counts them.
+from the run's folder, so Ray may restart it: it then counts to the same totals at once.
 """
 
 from __future__ import annotations
@@ -20,11 +19,12 @@ from ray.util.metrics import Counter, Gauge, Histogram
 from orchestrator.recipe.config import Recipe
 from orchestrator.runtime.placement import control
 from orchestrator.store.run_store import RunStore
-from orchestrator.telemetry.catalog import CATALOG, Bounds, Metric, Sample
+from orchestrator.telemetry.catalog import CATALOG, Bounds, Buckets, Metric, Sample
 from orchestrator.telemetry.run_samples import RunSamples
 
 CPUS = 0.05
 LOOK_S = 1.0  # between two looks at the run's folder
+OBSERVED_MOST = 10_000  # of one bucket at one look
 TARGETS_S = 10.0  # between two looks at the cluster's nodes
 LINGER_S = 40.0  # after the run, for the last samples to be exported (10 s) and scraped (15 s)
 RESTARTS_MAX = 10
@@ -34,24 +34,42 @@ logger = logging.getLogger(__name__)
 
 
 class RayMeters:
-    """Ray's meters for the catalog, each created at its first sample."""
+    """Ray's meters for the catalog, each created at its first sample.
+
+    Ray's counters and histograms take increments: what a sample has beyond the last one of its series.
+    """
 
     def __init__(self, run: str) -> None:
         self._run = run
         self._bounds = Bounds()
         self._meters: dict[str, Any] = {}
+        self._told: dict[tuple[str, ...], float] = {}
+        self._observed: dict[tuple[str, ...], list[int]] = {}
 
     def apply(self, samples: Iterable[Sample]) -> None:
         for sample in samples:
             metric = CATALOG[sample.name]
             labels = {"run": self._run, **self._bounds.admit(sample)}
             meter = self._meters.get(metric.name) or self._meters.setdefault(metric.name, _meter(metric))
-            if metric.kind == "gauge":
-                meter.set(sample.value, labels)
-            elif metric.kind == "histogram":
-                meter.observe(sample.value, labels)
-            elif sample.value:  # Ray refuses to add nothing
-                meter.inc(sample.value, labels)
+            key = (metric.name, *labels.values())
+            if isinstance(sample.value, Buckets):
+                self._observe(meter, metric, key, sample.value.counts, labels)
+            elif metric.kind == "gauge":
+                meter.set(sample.value, labels)  # each time: Ray drops a gauge that is not set for a while
+            elif (more := sample.value - self._told.get(key, 0)) > 0:  # less: the orchestrator has not caught up yet
+                self._told[key] = sample.value
+                meter.inc(more, labels)
+
+    def _observe(
+        self, meter: Any, metric: Metric, key: tuple[str, ...], counts: list[int], labels: dict[str, str]
+    ) -> None:
+        """Ray takes one observation at a time: of very many, as after a restart, the rest is left out."""
+        before = self._observed.setdefault(key, [0] * len(counts))
+        for place, count in enumerate(counts):
+            inside = metric.buckets[place] if place < len(metric.buckets) else 2 * metric.buckets[-1]
+            for _ in range(min(count - before[place], OBSERVED_MOST)):
+                meter.observe(inside, labels)
+            before[place] = max(count, before[place])
 
 
 def _meter(metric: Metric) -> Any:
@@ -63,10 +81,11 @@ def _meter(metric: Metric) -> Any:
 class MetricsActor:
     """Exports the metrics of one run until a little after its end, or after its orchestrator's death."""
 
-    def __init__(self, run: str, run_dir: str, codec: str, namespace: str) -> None:
+    def __init__(self, run: str, run_dir: str, namespace: str) -> None:
         self._run, self._namespace = run, namespace
         self._store = RunStore(run_dir)
-        self._reader = RunSamples(self._store, codec)
+        self._reader = RunSamples(self._store)
+        self._errors = 0
         self._meters = RayMeters(run)
         threading.Thread(target=self._export, daemon=True).start()
 
@@ -81,17 +100,18 @@ class MetricsActor:
                 targets_at = now
                 self._write_targets()  # not after the end: the folder may have been removed
                 if not self._orchestrated():
-                    gone_at = now  # the run's end will never be in the log
+                    gone_at = now  # nobody will publish the run's end
             time.sleep(LOOK_S)
         ray.kill(ray.get_runtime_context().current_actor)  # not to be restarted
 
     def _look(self) -> None:
-        """Read what is new. A failure is logged and counted; the next look goes on from there."""
+        """Read what there is. A failure is logged and counted; the next look goes on."""
         try:
             self._meters.apply(self._reader.look())
         except Exception:
             logger.exception("metrics of %s", self._run)
-            self._meters.apply([Sample("diloco_exporter_errors_total", 1)])
+            self._errors += 1
+            self._meters.apply([Sample("diloco_exporter_errors_total", self._errors)])
 
     def _orchestrated(self) -> bool:
         try:
@@ -126,4 +146,4 @@ def start(recipe: Recipe, store: RunStore, namespace: str, anywhere: bool) -> An
         "max_restarts": RESTARTS_MAX,
     } | control(recipe.run.control, anywhere)
     exporter = ray.remote(MetricsActor).options(**options)
-    return exporter.remote(recipe.name, str(store.root), recipe.sync.codec, namespace)
+    return exporter.remote(recipe.name, str(store.root), namespace)

@@ -2,12 +2,16 @@
 
 from __future__ import annotations
 
+import os
+import platform
 from collections.abc import Mapping
 from typing import Any
 
 from learners.shell import LearnerSpec
-from orchestrator.recipe.config import PoolConfig, Recipe
+from orchestrator.eventlog.compactor import Compactor
+from orchestrator.recipe.config import SYNCER, PoolConfig, Recipe
 from outer.epoch import SyncerSpec
+from outer.journal.groups import FORMAT
 from outer.journal.object_store import Objects
 from outer.protocol.syncer import Budget
 
@@ -55,9 +59,25 @@ def syncer_spec(recipe: Recipe, code: str, store: Objects) -> SyncerSpec:
         code=code,
         store=store,
         durability=recipe.durability.mode,
+        segmenter=Compactor(store, SYNCER),
     )
 
 
 def shared(recipe: Recipe) -> Mapping[str, Any]:
     """The tables of the recipe that every learner must agree on."""
     return {key: value for key, value in recipe.canonical().items() if key in SHARED}
+
+
+def versions(code: str) -> dict[str, str]:
+    """What a run is made with: versions of packages, of the log's format, and the digest of the sources."""
+    from importlib.metadata import version
+
+    packages = {name: version(name) for name in ("ray", "jax", "jaxlib", "optax", "numpy")}
+    return packages | {
+        "python": platform.python_version(),
+        "platform": platform.platform(),
+        "machine": platform.machine(),
+        "code": code,
+        "log": str(FORMAT),
+        "xla_flags": os.environ.get("XLA_FLAGS", ""),
+    }

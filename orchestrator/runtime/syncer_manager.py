@@ -10,14 +10,15 @@ import contextlib
 import time
 from collections.abc import Callable, Mapping
 from dataclasses import replace
-from typing import Any, get_args
+from typing import Any
 
 import ray
 
 from learners.training.initial_state import InitialState
 from orchestrator.eventlog.facts import ReplicaLost, SyncerLost
-from orchestrator.eventlog.segments import SegmentRecorder, read_run
-from orchestrator.recipe.config import SYNCER, Recipe
+from orchestrator.eventlog.reader import LogReader
+from orchestrator.eventlog.records import records
+from orchestrator.recipe.config import Recipe
 from orchestrator.runtime.placement import RunPlacement, apart_from, control, named, syncer_name
 from orchestrator.runtime.ray_await import CALL_S, gist, within
 from orchestrator.store import checkpoints
@@ -25,9 +26,11 @@ from orchestrator.store.run_store import RunStore
 from outer.actor import SyncerActor
 from outer.epoch import SyncerSpec
 from outer.journal.actor import Replica, ReplicaActor
+from outer.journal.rebuild import replay_log
+from outer.journal.record_codec import encode_replay
 from outer.journal.recovery_sources import Incomplete, RecoverySources
+from outer.journal.segmenter import Segmented
 from outer.protocol.events_effects import Expect
-from outer.protocol.facts import Record
 
 SYNCER_CPUS, REPLICA_CPUS = 0.5, 0.2
 SYNCER_START_S = 120.0
@@ -112,10 +115,12 @@ class SyncerManager:
             await asyncio.wait(waits, timeout=left_s, return_when=asyncio.FIRST_COMPLETED)
             serving.cancel()
 
-    async def close(self) -> None:
-        """The run is over: a living syncer records nothing more."""
-        if self._handle is not None:
-            await within(CALL_S, self._handle.close.remote())
+    async def close(self, deadline_s: float) -> Segmented | None:
+        """The run is over: a living syncer takes nothing more. Returns where its log ends. Raises TimeoutError."""
+        if self._handle is None:
+            return None
+        end: Segmented = await within(deadline_s, self._handle.close.remote())
+        return end
 
     @property
     def handle(self) -> Any:
@@ -169,7 +174,7 @@ class SyncerManager:
             self.info = await within(self._recipe.run.syncer_lease_s, handle.identify.remote())
         except (ValueError, TimeoutError, ray.exceptions.RayError):
             return False
-        self._handle, self._spec = handle, replace(self._spec, epoch=epoch)
+        self._handle, self._spec = handle, replace(self._spec, epoch=epoch, begun=self.info["begun"])
         self._replicas = self._store.granted("incarnation", "replica")
         with contextlib.suppress(ValueError):
             self._replica = ray.get_actor(f"replica.{self._replicas}", self._placement.namespace)
@@ -190,11 +195,10 @@ class SyncerManager:
             self._spec = replace(self._spec, journal=Replica(self._replica))
         recipe = self._recipe
         initial = InitialState(recipe.task, recipe.model, recipe.data, recipe.seed, recipe.sync, recipe.warm_start)
-        recorder = SegmentRecorder(self._store.path("events/syncer.jsonl"))
         options = named(syncer_name(epoch), self._placement.namespace, SYNCER_CPUS)
         options |= control(recipe.run.control, anywhere=self._placement.local)
         self._spec = replace(self._spec, epoch=epoch)
-        return ray.remote(SyncerActor).options(**options).remote(self._spec, initial, recorder, sources)
+        return ray.remote(SyncerActor).options(**options).remote(self._spec, initial, sources)
 
     async def view(self) -> dict[str, Any] | None:
         """The syncer's status; None while none serves. Starts the next epoch if this one has died or is silent.
@@ -217,16 +221,15 @@ class SyncerManager:
         return None
 
     def _recovery_sources(self) -> RecoverySources:
-        """What there is besides the journal: the log, the newest complete checkpoint, and the learners."""
-        said = [event for event in read_run(self._store.root) if event.writer == SYNCER]
-        said.sort(key=lambda event: (event.incarnation, event.sequence))
-        records: dict[Any, int] = {}  # an epoch may have repeated records of the one before
-        for event in said:
-            if isinstance(event.fact, get_args(Record)):
-                records.setdefault(event.fact, event.incarnation)
+        """What there is besides the journal: the log, the newest complete checkpoint, and the learners.
+
+        Reads the whole log, in bounded memory.
+        """
+        assert self._spec.sync.fragments is not None
+        log = replay_log(records(LogReader(self._store.root, self._spec.store).rest()), self._spec.sync.fragments)
         newest = checkpoints.resumption(self._spec.store, None).manifest
         snapshot = 0 if newest is None else newest.snapshot
-        return RecoverySources(tuple((epoch, record) for record, epoch in records.items()), snapshot, self._learners())
+        return RecoverySources(encode_replay(log), snapshot, self._learners())
 
     def _on_death(self, handle: Any, cause: str, detail: str) -> None:
         """Start the next epoch, unless this death was noticed before."""
@@ -256,6 +259,7 @@ class SyncerManager:
             else:
                 await asyncio.sleep(BACKOFF_S * 2**attempt)
             self._handle = self._create(sources)
+        self._spec = replace(self._spec, begun=self.info["begun"])
         self._down_since = None
         self._serving.set()
         self._reached(self._handle)

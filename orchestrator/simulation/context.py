@@ -7,7 +7,7 @@ plugs in durations. `learner` and `syncer` in the ports are the processes of the
 from __future__ import annotations
 
 from collections import Counter
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Mapping
 from dataclasses import dataclass, field
 from typing import Any, NamedTuple, Protocol
 
@@ -18,12 +18,30 @@ from orchestrator.simulation.timeline import Timeline
 from outer.config import SyncConfig
 from outer.protocol.events_effects import Append, Merge, Merged, Publish
 from outer.protocol.messages import Contribution, Report
+from outer.protocol.recorder import Run
 
 Key = tuple[str, int]  # writer, and its incarnation or epoch
 Fact = tuple[float, Any]  # wall-clock seconds of its writer, and the fact
 
 
-SELF_RECORDING = frozenset({"syncer", "orchestrator", "chaos"})  # write to the log themselves
+SYNCER = "syncer"
+AMONG_SYNCERS = frozenset({"orchestrator", "chaos"})  # writers with logs of their own
+
+
+class Stretch(NamedTuple):
+    """Facts of one incarnation, or epoch, by their numbers: from `first` up to `stop`, without that."""
+
+    key: Key
+    first: int
+    stop: int
+
+
+class Group(NamedTuple):
+    """What one object of the chain says, in its order."""
+
+    stretches: tuple[Stretch, ...] = ()
+    runs: tuple[Run, ...] = ()  # up to which fact of whom it brings the log
+    records: tuple[Append, ...] = ()  # their facts are among the stretches
 
 
 class SimLearner(NamedTuple):
@@ -40,6 +58,7 @@ class Durations(Protocol):
 
     backoff_s: float
     hang_s: float
+    unreachable_s: float
     start_s: float
     look_s: float  # between two polls of the supervisor
     exit_s: float  # from the end of a training loop to the end of its process
@@ -118,13 +137,13 @@ class Model(Protocol):
 
 
 class Journal(Protocol):
-    """Writes one epoch's records, in order."""
+    """Writes one epoch's groups, one at a time."""
 
-    @property
-    def queue(self) -> Sequence[Any]:
-        """Records that wait for the store."""
+    def put(self, group: Group) -> None:
+        """Create the next object of the chain. Called again only once the last group is durable."""
 
-    def put(self, effect: Append) -> None: ...
+    def finish(self, group: Group) -> None:
+        """The run is over: the group under way, and this one, become durable."""
 
     def crash(self) -> None:
         """The syncer's process has ended: what was not durable may be lost."""
@@ -160,9 +179,6 @@ class Faults:
 
     def appended(self, syncer: Any, effect: Append) -> None:
         """The syncer has handed a record to its journal."""
-
-    def crashed(self, syncer: Any, flushed: int) -> None:
-        """The syncer dies in the midst of its effects; so many of its facts are safe."""
 
 
 class Observer:
@@ -213,26 +229,34 @@ class SimContext:
     model: Model
     make_learner: Callable[[str, int], Any]
     make_values: Callable[[Key], Any]
-    make_journal: Callable[[Any, Callable[[int], None], Callable[[int], None]], Journal]
+    make_journal: Callable[[Any, Callable[[Group], None], Callable[[], None]], Journal]
     faults: Faults = field(default_factory=Faults)
     observer: Observer = field(default_factory=Observer)
     fault_counts: Counter[str] = field(default_factory=Counter)  # by kind of fault: how often it had an effect
     trace: Any = None
     recording: bool = True  # facts are kept
     fetchers: int = 2  # fetches at a time of one learner
-    facts: dict[Key, list[Fact]] = field(default_factory=dict)  # by writer and incarnation
-    recorded: dict[Key, int] = field(default_factory=dict)  # how many of a learner's facts are in the log
+    facts: dict[Key, list[Fact]] = field(default_factory=dict)  # all that were said, by writer and incarnation
+    said_at: dict[Key, list[float]] = field(default_factory=dict)  # virtual seconds, of each epoch's own facts
+    log: list[Group] = field(default_factory=list)  # the chain: groups that are durable
+    acknowledged: dict[Key, int] = field(default_factory=dict)  # by learner: the last number it was told to be durable
 
     def events(self) -> list[Event]:
-        """The run's log: the facts of learners that reached it, and all facts of the other writers."""
-        events = []
-        for (writer, incarnation), facts in self.facts.items():
-            if writer not in SELF_RECORDING:
-                facts = facts[: self.recorded.get((writer, incarnation), 0)]
-            events += [Event(writer, incarnation, number, at, fact) for number, (at, fact) in enumerate(facts)]
-        return events
-
-    def record(self, key: Key, upto: int) -> None:
-        """What a learner recorded up to here is in the log."""
-        if upto > self.recorded.get(key, 0):
-            self.recorded[key] = upto
+        """The run's log in its order: the chain, and the facts of other logs by time among the syncer's own."""
+        others = sorted(
+            (
+                Event(*key, number, at, fact)
+                for key, said in self.facts.items()
+                if key[0] in AMONG_SYNCERS
+                for number, (at, fact) in enumerate(said)
+            ),
+            key=lambda event: event.at,
+        )[::-1]
+        events: list[Event] = []
+        for key, first, stop in (stretch for group in self.log for stretch in group.stretches):
+            said, said_at = self.facts[key][first:stop], self.said_at.get(key)
+            for number, (at, fact) in enumerate(said, first):
+                while said_at and others and others[-1].at <= said_at[number]:
+                    events.append(others.pop())
+                events.append(Event(*key, number, at, fact))
+        return events + others[::-1]

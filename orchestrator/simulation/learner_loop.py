@@ -12,6 +12,7 @@ from typing import Any
 
 from learners.fault_effects import FaultEffects
 from learners.protocol import events_effects
+from learners.protocol.fact_buffer import FactBuffer
 from orchestrator.simulation.context import SimContext
 from orchestrator.simulation.process import Process
 from outer.protocol.messages import COMPILING, DRAINING, IMPORTING, STEPPING, STOPPED
@@ -36,6 +37,7 @@ class LearnerLoop(Process):
         self.reported_at = context.time.now  # virtual seconds, like what follows
         self.stepped_at = 0.0  # when its newest step is, or was, done
         self.facts = context.facts.setdefault(self.key, [])
+        self.outbox = FactBuffer(float, monotonic=self.clock)  # of their numbers
         self._context, self._ended = context, ended
         self._trace, self._recording = context.trace, context.recording
         self._step = context.durations.step
@@ -130,6 +132,7 @@ class LearnerLoop(Process):
             host.jumped = False
             self._context.fault_counts["wall_jump"] += 1
         self.facts.append((self.time.now + host.wall_s, effect.fact))
+        self.outbox.add(None)
         if self._trace is not None:
             self._trace.fact(self, effect.fact)
 

@@ -27,9 +27,11 @@ from outer.protocol.messages import (
     State,
     StateRequest,
 )
+from outer.protocol.recorder import Numbered
 
 REPORTS_MAX = 32  # on their way to the syncer; beyond that a report is not sent
 ATTACH_ATTEMPTS_MAX = 5
+NO_FACTS: list[Numbered] = []
 CALL_S = 10.0  # deadline for an answer from the syncer
 
 ReadKey = tuple[int, int]  # syncer step and attempt
@@ -102,11 +104,24 @@ class LearnerProcess(LearnerLoop):
         if syncer is None or (self.reports >= REPORTS_MAX and message.phase != STOPPED):
             return
         message = self._context.faults.reported(self, message)
-        self.reports += self._network.carry(self.up, 0.0, syncer, syncer.report, self, message, len(self.facts))
+        oldest, facts = (self.outbox.oldest, self.outbox.pending()) if self._recording else (0, NO_FACTS)
+        self.reports += self._network.carry(self.up, 0.0, syncer, syncer.report, self, message, oldest, facts)
+
+    def acknowledged(self, number: int) -> None:
+        """Facts up to this number are durable."""
+        self.outbox.acknowledge(number)
+        known = self._context.acknowledged
+        known[self.key] = max(number, known.get(self.key, -1))
+
+    def _everything(self) -> tuple[int, list[Numbered]]:
+        """(the oldest number that it holds, all facts that are not durable)."""
+        facts = self.outbox.everything()
+        assert facts is not None
+        return facts[0][0] if facts else self.outbox.oldest, facts
 
     def _say_last_words(self) -> None:
         if self.syncer is not None:
-            self._network.carry(self.up, 0.0, self.syncer, self.syncer.note, self, len(self.facts))
+            self._network.carry(self.up, 0.0, self.syncer, self.syncer.note, self, *self._everything())
 
     def reattach(self, syncer: Any) -> None:
         """Another syncer is there: the one it knew is dead."""
@@ -114,9 +129,21 @@ class LearnerProcess(LearnerLoop):
         if before is not None and before.epoch >= syncer.epoch:
             return  # a newer one has been announced meanwhile
         self.syncer, self.reports, self._attempts = syncer, 0, 0
+        self.outbox.rewind()
         if self.machine.phase in (STARTING, IMPORTING, COMPILING):
             self.drive(events_effects.Reattach())  # there is no loop to wake yet
         elif before is not None:
+            self.on_message(events_effects.Reattach())
+
+    @property
+    def steps(self) -> bool:
+        """Whether it answers the supervisor, and its training loop is alive."""
+        return self.running and not self.exited and self.machine.is_alive(self.clock())
+
+    def attach_again(self) -> None:
+        """Have it attach to the syncer that it was told of last, if it has given up."""
+        if self._attempts >= ATTACH_ATTEMPTS_MAX:
+            self._attempts = 0
             self.on_message(events_effects.Reattach())
 
     def _attach(self, message: Attach) -> None:
@@ -125,7 +152,9 @@ class LearnerProcess(LearnerLoop):
         self._attempts += 1
         self._moment("joining")
         failed = partial(self._unattached, syncer, message)
-        self._ask(syncer.attach, (self, message, len(self.facts)), CALL_S, self._attached, failed)
+        self._ask(
+            syncer.attach, (self, message, self.outbox.oldest, self.outbox.pending()), CALL_S, self._attached, failed
+        )
 
     def _attached(self, answer: Any) -> None:
         if isinstance(answer, str):
@@ -139,10 +168,10 @@ class LearnerProcess(LearnerLoop):
         """No answer came. If the syncer is dead, the learner will be told of its successor."""
         if reason != "GetTimeoutError" or self.syncer is not syncer or self.exited:
             return
-        if self._attempts >= ATTACH_ATTEMPTS_MAX:
-            self.fail("the syncer does not answer")
-        else:
+        if self._attempts < ATTACH_ATTEMPTS_MAX:
             self._attach(message)
+        elif self.machine.epoch is None:
+            self.fail("the syncer does not answer")
 
     # -------------------------------------------------------------- reads of its fragments
 
@@ -180,8 +209,7 @@ class LearnerProcess(LearnerLoop):
             payload = None if defect else contribution.payload  # as the inspection leaves it
             digest = f"{self.name}{self.incarnation}@{contribution.step}"
             contribution = replace(contribution, payload=payload, digest=digest, defect=defect)
-        answer = contribution, len(self.facts)
-        call.reply(self._network.up_size(contribution.fragment), answer)
+        call.reply(self._network.up_size(contribution.fragment), (contribution, *self._everything()))
         self._moment("answered")
 
     # -------------------------------------------------------------- versions
@@ -245,16 +273,16 @@ class LearnerProcess(LearnerLoop):
         given, missed = partial(self._given, donor), partial(self._missed, *whom)
         ask(self._network, self, donor, links, donor.give, request, effect.deadline_s, given, missed)
 
-    def _given(self, donor: LearnerProcess, answer: tuple[State, int] | str) -> None:
-        """The donor's facts up to there have to be in the log before its state is used."""
+    def _given(self, donor: LearnerProcess, answer: tuple[State, int, list[Numbered]] | str) -> None:
+        """The donor's facts have to be in the log before its state is used."""
         if isinstance(answer, str):
             self._missed(*donor.key, answer)
             return
-        state, upto = answer
+        state, *facts = answer
         self._moment("received")
         assert self.syncer is not None
         recorded, missed = partial(self._examine, donor, state), partial(self._missed, *donor.key)
-        self._ask(self.syncer.record, (donor, upto), CALL_S, recorded, missed)
+        self._ask(self.syncer.record, (donor, *facts), CALL_S, recorded, missed)
 
     def _examine(self, donor: LearnerProcess, state: State, recorded: None) -> None:
         if not self._context.faults.finite(state):
@@ -305,9 +333,9 @@ class LearnerProcess(LearnerLoop):
         state = State(*self.key, effect.step, effect.syncer_step, held, digest, size, effect.versions)
         self.on_message(events_effects.StateSent(effect.request, effect.step, digest, size, effect.versions))
         self.values.gave(effect.step, held)
-        self._answer_gift(key, call, (state, len(self.facts)))
+        self._answer_gift(key, call, (state, *self._everything()))
 
-    def _answer_gift(self, key: Key, call: Call, answer: tuple[State, int] | str) -> None:
+    def _answer_gift(self, key: Key, call: Call, answer: tuple[State, int, list[Numbered]] | str) -> None:
         if self._gifts.get(key) is call:
             del self._gifts[key]
             call.reply(0.0 if isinstance(answer, str) else float(self._network.state_size), answer)

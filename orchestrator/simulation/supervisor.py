@@ -20,7 +20,7 @@ from orchestrator.eventlog.facts import (
     PoolScaled,
     RunFinished,
 )
-from orchestrator.lifecycle.actions import Action, AskToLeave, End, RecordNotice, RecordScaling, Start
+from orchestrator.lifecycle.actions import Action, AskToLeave, End, Probe, RecordNotice, RecordScaling, Start
 from orchestrator.lifecycle.controller import Controller
 from orchestrator.recipe.config import PoolConfig
 from orchestrator.simulation.context import SimContext
@@ -76,6 +76,7 @@ class Supervisor:
             learners,
             backoff_s=durations.backoff_s,
             hang_s=durations.hang_s,
+            unreachable_s=durations.unreachable_s,
             drain_s=context.sync.drain_s,
             pools=pools,
             quorum=quorum,
@@ -105,7 +106,9 @@ class Supervisor:
             if syncer.machine.finished and self.finished_at is None:
                 self.finished_at = self.time.now
             for row in syncer.machine.view(syncer.clock()):
-                if not row["alive"] and row["lease_age_s"] is not None and self.finished_at is None:
+                if row["alive"]:
+                    self.controller.reachable(row["name"], row["incarnation"])
+                elif row["lease_age_s"] is not None and self.finished_at is None:
                     self._act(self.controller.silent(row["name"], row["incarnation"], row["lease_age_s"]))
         if self.finished_at is None:
             self._advance()
@@ -116,6 +119,8 @@ class Supervisor:
 
     def _end(self) -> None:
         self.over = True
+        if self.syncer is not None:
+            self.syncer.finish()
         self.emit(RunFinished("finished", self.syncer.machine.finished if self.syncer else ""))
         if self.syncer is not None:
             self.syncer.die()
@@ -130,6 +135,8 @@ class Supervisor:
                     self._start(name)
                 case AskToLeave():
                     self._drain(action)
+                case Probe(name):
+                    self._probe(name, action.incarnation)
                 case End(name):
                     if (learner := self.learners.get(name)) is not None:
                         learner.die()
@@ -182,6 +189,16 @@ class Supervisor:
         self.controller.answered(name, incarnation, node=learner.host.name)
         if self._expected.get(name) == incarnation:
             learner.begin()
+
+    def _probe(self, name: str, incarnation: int) -> None:
+        """Ask a learner itself. Its host is always seen. It hears again of an epoch that it is not attached to."""
+        learner, syncer = self.learners.get(name), self.syncer
+        if learner is None or learner.incarnation != incarnation or not learner.steps:
+            self.controller.probed(name, incarnation, "")
+            return
+        self.controller.probed(name, incarnation, "it steps, but its reports do not arrive")
+        if syncer is not None and learner.machine.epoch != syncer.epoch:
+            learner.attach_again()
 
     def crash(self, name: str, detected: bool = False) -> bool:
         """Kill a learner's process. The death is detected at once or after a while. False: there is none."""

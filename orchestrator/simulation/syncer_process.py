@@ -11,13 +11,16 @@ from functools import partial
 from typing import Any
 
 from orchestrator.simulation.calls import Call, ask
-from orchestrator.simulation.context import SimContext
+from orchestrator.simulation.context import Group, Key, SimContext
+from orchestrator.simulation.fact_log import FactLog
 from orchestrator.simulation.learner_process import LearnerProcess
 from orchestrator.simulation.process import Host, Process
 from outer.protocol import events_effects
 from outer.protocol.messages import Attach, Contribution, Donor, Drain, ReadRequest, Report, Stop, Welcome
+from outer.protocol.recorder import Numbered
 
 UNDELIVERED_MAX = 64  # messages on their way to one learner; more are dropped, the machine sends again
+ACK_S = 1.0  # between two acknowledgements to one learner; a real one is told with every answer
 WAKE_S_MIN = 0.001  # the shortest time between two timers
 
 
@@ -40,10 +43,11 @@ class SyncerProcess(Process):
         self.deposed = False  # a newer epoch is there: it drives its machine no more
         self.performed = 0  # effects
         self.crash_at = math.inf  # it dies after so many effects
-        self.facts = context.facts.setdefault(self.key, [])
         self.writer = context.make_journal(self, self.on_durable, self._refused)
+        self.log = FactLog(context, self)
         self._context, self._network, self._died, self._trace = context, context.network, died, context.trace
-        self._flushed = 0  # facts that a crash cannot take back
+        self._told: dict[Key, float] = {}  # by learner: when its facts were acknowledged last
+        self._held: list[tuple[Key, int, Call]] = []  # answered once facts up to this number are durable
         self._wake_at = math.inf  # virtual seconds
         self._merged_at = 0.0  # when the merging thread is free
         self._effects: dict[type[Any], Callable[[Any], None]] = {
@@ -66,7 +70,6 @@ class SyncerProcess(Process):
     def crash(self) -> None:
         """Die in the midst of what it does."""
         if self.alive:
-            self._context.faults.crashed(self, self._flushed)
             self.die()
             self._died(self)
 
@@ -92,8 +95,8 @@ class SyncerProcess(Process):
 
     def attach(self, call: Call) -> None:
         message: Attach
-        learner, message, upto = call.message
-        self.note(learner, upto)
+        learner, message, *facts = call.message
+        self.note(learner, *facts)
         before = self.peers.get(message.learner)
         self.peers[message.learner] = learner
         effects = self.drive(message)
@@ -120,22 +123,37 @@ class SyncerProcess(Process):
                     return
         call.reply(0.0, None)
 
-    def report(self, learner: LearnerProcess, message: Report, upto: int) -> None:
+    def report(self, learner: LearnerProcess, message: Report, oldest: int, facts: list[Numbered]) -> None:
         learner.reports -= 1
-        self._context.record(learner.key, upto)
+        if self._context.recording:
+            self.note(learner, oldest, facts)
+            if self.time.now - self._told.get(learner.key, -ACK_S) >= ACK_S:
+                self._acknowledge(learner, oldest)
         then = self._context.observer.reporting(self, learner, message)
         self.drive(message)
         if then is not None:
             then()
 
     def record(self, call: Call) -> None:
-        """A joiner brings the facts that its donor had recorded."""
-        self.note(*call.message)
-        call.reply(0.0, None)
+        """A joiner brings its donor's facts: they have to be durable before the state is used."""
+        learner, oldest, facts = call.message
+        self.note(learner, oldest, facts)
+        if not facts or self.log.recorder.durable(*learner.key) >= facts[-1][0]:
+            call.reply(0.0, None)
+        else:
+            self._held.append((learner.key, facts[-1][0], call))
 
-    def note(self, learner: LearnerProcess, upto: int) -> None:
-        """What a learner recorded up to here is in the log."""
-        self._context.record(learner.key, upto)
+    def note(self, learner: LearnerProcess, oldest: int, facts: list[Numbered]) -> None:
+        """A learner's facts have come."""
+        if not self.deposed:
+            self.log.take(learner.key, oldest, facts)
+
+    def _acknowledge(self, learner: LearnerProcess, oldest: int) -> None:
+        """Answer a report with the number up to which facts are durable, if that is news."""
+        durable = self.log.recorder.durable(*learner.key)
+        if durable >= oldest:
+            self._told[learner.key] = self.time.now
+            self._network.carry(learner.down, 0.0, learner, learner.acknowledged, durable)
 
     def fetch(self, call: Call) -> None:
         fragment, version = call.message
@@ -167,7 +185,6 @@ class SyncerProcess(Process):
                 self._context.fault_counts["syncer_crash"] += 1
                 self.crash()
                 return
-        self._flushed = len(self.facts)
 
     def _set_timer(self) -> None:
         """An earlier timer stays: the machine is asked again when it fires."""
@@ -189,11 +206,12 @@ class SyncerProcess(Process):
             self.drive(events_effects.Tick())
 
     def _emit(self, effect: events_effects.Emit) -> None:
-        context, fact = self._context, effect.fact
-        if context.recording:
-            self.facts.append((self.time.now + self.host.wall_s, fact))
-        context.observer.emitted(self, fact)
-        context.faults.emitted(self, fact)
+        self.log.say(effect.fact)
+        self._emitted(effect.fact)
+
+    def _emitted(self, fact: Any) -> None:
+        self._context.observer.emitted(self, fact)
+        self._context.faults.emitted(self, fact)
         if self._trace is not None:
             self._trace.fact(self, fact)
 
@@ -207,18 +225,33 @@ class SyncerProcess(Process):
         self.drive(self._context.model.merged(self, effect))
 
     def _append(self, effect: events_effects.Append) -> None:
-        self.writer.put(effect)
+        self.log.append(effect)
         self._context.faults.appended(self, effect)
 
-    def on_durable(self, sequence: int) -> None:
-        """Called by the journal: a record is durable."""
-        self.drive(events_effects.Durable(sequence))
+    def on_durable(self, group: Group) -> None:
+        """Called by the journal: a group is durable."""
+        self.log.durable(group)
+        held, self._held = self._held, []
+        for key, number, call in held:
+            if self.log.recorder.durable(*key) >= number:
+                call.reply(0.0, None)
+            else:
+                self._held.append((key, number, call))
+        if group.records:
+            for record in group.records:
+                self._emitted(record.record)
+            self.drive(events_effects.Durable(group.records[-1].sequence))
 
-    def _refused(self, sequence: int) -> None:
+    def _refused(self) -> None:
         """Another epoch is there."""
         self.deposed = True
         if self._trace is not None:
-            self._trace.line(self.time.now, *self.key, "deposed", f"append {sequence} is refused")
+            self._trace.line(self.time.now, *self.key, "deposed", "another epoch has opened")
+
+    def finish(self) -> None:
+        """The run is over: nothing of its log is lost."""
+        if self.alive and not self.deposed:
+            self.log.finish()
 
     def _publish(self, effect: events_effects.Publish) -> None:
         self.values[effect.fragment] = self._context.model.published(self, effect)
@@ -252,10 +285,12 @@ class SyncerProcess(Process):
         reason = "timeout" if reason == "GetTimeoutError" else reason
         self.drive(events_effects.ReadMissed(learner.name, learner.incarnation, syncer_step, reason))
 
-    def _answered(self, learner: LearnerProcess, syncer_step: int, answer: tuple[Contribution, int] | None) -> None:
+    def _answered(
+        self, learner: LearnerProcess, syncer_step: int, answer: tuple[Contribution, int, list[Numbered]] | None
+    ) -> None:
         if answer is None:
             self._unread(learner, syncer_step, "no_boundary")
             return
-        contribution, upto = answer
-        self.note(learner, upto)
+        contribution, oldest, facts = answer
+        self.note(learner, oldest, facts)
         self._context.observer.answered(self, contribution, self.drive(contribution))

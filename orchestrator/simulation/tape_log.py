@@ -18,12 +18,13 @@ from orchestrator.accounting.summary import summarise
 from orchestrator.accounting.verdicts import Verdict
 from orchestrator.eventlog.events import Event
 from orchestrator.eventlog.facts import RunFinished
-from orchestrator.eventlog.seal import SEAL_FILE, seal
-from orchestrator.eventlog.segments import SegmentWriter, ends, read_run
+from orchestrator.eventlog.log_writer import write_log
+from orchestrator.eventlog.reader import SEAL_FILE, blocks, seal
 from orchestrator.recipe.config import Recipe
 from orchestrator.recipe.toml_text import dump
 from orchestrator.store.readers import RECIPE_FILE
 from orchestrator.store.run_store import RunStore
+from outer.journal.object_store import Folder
 from outer.protocol.facts import Committed
 
 
@@ -43,16 +44,13 @@ def bare(fact: Any) -> Any:
 
 
 def write(recipe: Recipe, events: list[Event], verdicts: list[Verdict], store: RunStore) -> dict[str, Any]:
-    """A run's folder of it, there as a whole or not at all; returns the summary. Raises OSError."""
+    """A run's folder of it, there as a whole or not at all; returns the summary. `events`: in order. Raises OSError."""
     draft = RunStore(store.root.with_name(f".{store.root.name}.{uuid.uuid4().hex}"))
     try:
         draft.create()
-        writer = SegmentWriter(draft.path("events.jsonl"))
-        writer.write(events)
-        writer.close()
-        written = read_run(draft.root)
-        summary = summarise(written, recipe, verdicts)
-        draft.write_json(SEAL_FILE, seal(ends(written)))
+        ends = write_log(Folder(draft.root), events)
+        summary = summarise(blocks(draft.root), recipe, verdicts)
+        draft.write_json(SEAL_FILE, seal(ends))
         draft.write_json("summary.json", summary)
         draft.write_text(RECIPE_FILE, dump(recipe))
         os.replace(draft.root, store.root)

@@ -15,12 +15,12 @@ from outer.journal.identity import identity
 from outer.journal.object_store import absolute, objects
 from outer.protocol.manifest import flatten
 
-CHANGEABLE = ("pools", "budget", "eval", "chaos", "run", "durability", "sync.quorum")
+CHANGEABLE = ("pools", "budget", "eval", "chaos", "run", "durability", "sync.quorum", "data.ahead_s", "data.span_steps")
 JOURNAL = "journal"  # its folder
 FIXED = "durability.store"  # where journal and checkpoints are
 FILLED_IN = ("sync.P", "init_digest")  # when a recipe is resolved; their sources are compared
 # Written at the end that no longer holds, or for a process that is gone.
-END_FILES = ("events.jsonl", SEAL_FILE, "summary.json", "stop", REQUEST_FILE)
+END_FILES = (SEAL_FILE, "summary.json", "stop", REQUEST_FILE)
 
 
 def unlike(store: RunStore, recipe: Recipe) -> Iterator[Problem]:
@@ -52,10 +52,11 @@ def taken(recipe: Recipe) -> Iterator[Problem]:
     if (uri := recipe.durability.store) is None:
         return
     try:
-        if identity(objects(uri), JOURNAL) is None:
+        store = objects(uri)
+        if identity(store, JOURNAL) is None and not store.folders("log"):
             return
         message = "holds the journal of another run, or of this one before it was begun anew"
-        fix = f"give another, e.g. {uri.rstrip('/')}-2; or remove journal/ and checkpoints/ there"
+        fix = f"give another, e.g. {uri.rstrip('/')}-2; or remove journal/, log/ and checkpoints/ there"
     except (OSError, ValueError) as error:
         message, fix = f"cannot be read: {error}", "see that this machine can reach it, or give another"
     yield Problem(FIXED, uri, message, fix)

@@ -16,6 +16,7 @@ from urllib.parse import unquote, urlsplit
 from orchestrator.recipe.problems import InputError, Problem
 
 RUNS = Path("runs")  # where runs are kept that name no folder of their own
+GRANTS_KEPT = 256  # files of each kind and holder, the newest
 
 
 class RunStore:
@@ -49,12 +50,16 @@ class RunStore:
 
     def write_text(self, name: str, text: str) -> None:
         """Replace a file at once: a reader sees the old content or the new, never a part."""
+        self.write_bytes(name, text.encode())
+
+    def write_bytes(self, name: str, content: bytes) -> None:
+        """The same, with bytes."""
         target = self.path(name)
         target.parent.mkdir(parents=True, exist_ok=True)
         draft = target.with_name(f".{target.name}.{uuid.uuid4().hex}")
         try:
-            with open(draft, "w", encoding="utf-8") as file:
-                file.write(text)
+            with open(draft, "wb") as file:
+                file.write(content)
                 file.flush()
                 os.fsync(file.fileno())
             os.replace(draft, target)
@@ -80,22 +85,30 @@ class RunStore:
     def grant(self, kind: str, who: str) -> int:
         """The next number, from 1, of this `kind` (epoch or incarnation) for this holder; never granted twice.
 
-        The process that creates the file owns the number.
+        The process that creates the file owns the number. Files of old numbers go, so a process that was slow to create
+        its file may find its number free again: it owns that only if it is not so old by then.
         """
         folder = self.root / "grants" / kind / who
         folder.mkdir(parents=True, exist_ok=True)
-        number = self.granted(kind, who) + 1
         while True:
+            number = self.granted(kind, who) + 1
             try:
                 open(folder / f"{number:06d}", "x").close()
-                return number
             except FileExistsError:
-                number += 1
+                continue
+            numbers = _numbers(folder)
+            if number > numbers[-1] - GRANTS_KEPT:
+                for old in numbers[:-GRANTS_KEPT]:
+                    (folder / f"{old:06d}").unlink(missing_ok=True)
+                return number
 
     def granted(self, kind: str, who: str) -> int:
         """The newest number that was granted; 0 where none was."""
-        folder = self.root / "grants" / kind / who
-        return max((int(entry.name) for entry in folder.iterdir()), default=0) if folder.is_dir() else 0
+        return max(_numbers(self.root / "grants" / kind / who), default=0)
+
+
+def _numbers(folder: Path) -> list[int]:
+    return sorted(int(entry.name) for entry in folder.iterdir()) if folder.is_dir() else []
 
 
 def known_runs(folder: Path = RUNS) -> list[str]:

@@ -14,6 +14,7 @@ if TYPE_CHECKING:
 
 
 NO_PLACE = "NoPlace"  # the reason of conditions that are not met because nothing is reserved for a learner
+ENDING = "ending"  # the state while learners leave and the run is evaluated and summed up
 STALLED_S = 2.0  # a journal write that takes longer is reported
 
 
@@ -21,7 +22,7 @@ STALLED_S = 2.0  # a journal write that takes longer is reported
 class RunInfo:
     """The run as a whole. Times are Unix seconds."""
 
-    state: str  # starting | running | finished | stopped | failed
+    state: str  # starting | running | ending | finished | stopped | failed
     reason: str  # why it ended
     started_at: float
     written_at: float
@@ -29,10 +30,12 @@ class RunInfo:
     pools: Mapping[str, int] = field(default_factory=dict)  # learners wanted, by pool
     pid: int | None = None  # the orchestrator's
     checkpoint: Mapping[str, Any] | None = None  # the newest: {"snapshot", "at", "syncer_step"}
+    tokens: tuple[int, int] | None = None  # processed and committed in the whole run, by the log as far as it was read
 
     @property
     def ended(self) -> bool:
-        return self.state in ("finished", "stopped", "failed")
+        """Whether training is over, even if the run is still being summed up."""
+        return self.state in (ENDING, "finished", "stopped", "failed")
 
 
 class ProgressTracker:
@@ -73,7 +76,8 @@ def model(
     task = syncer.get("task") or {}
     sample = task.get("tokens_per_sample")
     progress, running_s, tokens = view.get("progress", 0.0), view.get("running_s"), view.get("tokens", 0)
-    processed, done = view.get("tokens_processed"), progress - view.get("progress_before", 0.0)
+    done = progress - view.get("progress_before", 0.0)
+    processed, committed = about.tokens or (0, 0)
     return {
         "run": {
             "name": recipe.name,
@@ -86,7 +90,7 @@ def model(
             "aux": _means(
                 row["aux"] for row in view.get("learners", []) if row.get("aux") and (row["alive"] or about.ended)
             ),
-            "goodput": min(1.0, tokens / processed) if processed else None,
+            "goodput": committed / processed if processed else None,
             "tokens_per_s": (tokens - view.get("tokens_before", 0)) / running_s if running_s else None,
             "eta_s": running_s * (1 - progress) / done if running_s and done > 0 else None,
             "pools": _pools(recipe, about),
@@ -199,7 +203,7 @@ def _conditions(
     placed: Mapping[str, Placed],
 ) -> list[dict[str, str]]:
     if about.ended:
-        return [_condition("Ended", True, about.state.capitalize(), about.reason)]
+        return [_condition("Ended", about.state != ENDING, about.state.capitalize(), about.reason)]
     live = sum(row["alive"] and row["phase"] == "stepping" for row in view.get("learners", []))
     wanted = sum(_pools(recipe, about).values())
     all_live = live == wanted

@@ -15,9 +15,9 @@ from orchestrator.store.readers import object_of, status_of
 from orchestrator.store.run_store import RunStore
 
 POLL_S = 0.5
-LOST_S = 300.0  # the last evaluation of a large model may take this long without a status
+LOST_S = 300.0  # without a status; they come twice a second, also while the run is summed up
 LOOK_S = 15.0  # before an old or unreadable status counts as the last one (hosts' clocks differ)
-SUMMARY_S = 120.0  # from the final status to the summary, while the log is merged and checked
+SUMMARY_S = 20.0  # from the final status to the summary, which is written before it: for shared file systems
 
 
 class RunLost(RuntimeError):

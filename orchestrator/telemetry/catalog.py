@@ -12,7 +12,8 @@ from collections.abc import Iterator, Mapping
 from dataclasses import dataclass, field
 from typing import Literal
 
-from orchestrator.accounting.books import REASONS
+from orchestrator.accounting.ledger import REASONS
+from orchestrator.accounting.saving import saved
 from orchestrator.eventlog.facts import REGISTRY
 
 OTHER = "other"
@@ -55,7 +56,7 @@ POOL = Label("pool", most=64)
 REGION = Label("region", most=64)
 FRAGMENT = Label("fragment", most=FRAGMENTS_MAX)
 
-RUN_STATES = ("starting", "running", "finished", "stopped", "failed")
+RUN_STATES = ("starting", "running", "ending", "finished", "stopped", "failed")
 PHASES = ("starting", "importing", "compiling", "joining", "stepping", "draining", "silent", "down", "stopped")
 REFUSALS = (
     "stale_epoch",
@@ -72,7 +73,7 @@ REFUSALS = (
     "wrong_config",
     "unknown_learner",
 )
-MISSED_READS = ("timeout", "no_boundary", "lease_expired", "fenced", "superseded", "stopped", "refused")
+MISSED_READS = ("timeout", "no_boundary", "lease_expired", "fenced", "superseded", "stopped", "refused", "behind")
 FENCES = ("killed", "failed", "lease_expired", "superseded", "stopped", "drained", "quarantined")
 CAUSES = ("died", "lease_expired", "failed", "drained", "quarantined")
 MODES = ("bootstrap", "overwrite", "rebase", "mix")
@@ -275,8 +276,8 @@ _ALL = (
     _counter("diloco_faults_skipped_total", "", "Planned faults that found no target.", Label("kind", FAULTS)),
     # ---------------------------------------------------------------- the log and the store
     _counter("diloco_facts_total", "", "Facts in the log.", Label("kind", KINDS)),
-    _counter("diloco_log_bytes_total", "bytes", "Bytes of the log read by the exporter."),
-    _counter("diloco_log_damaged_lines_total", "", "Lines of the log that are no facts, and were left out."),
+    _counter("diloco_log_bytes_total", "bytes", "Bytes of the log that were read for these metrics."),
+    _counter("diloco_log_damaged_lines_total", "", "Parts of the log that cannot be read, and were left out."),
     _counter("diloco_exporter_errors_total", "", "Rounds of the exporter that failed; the next one goes on."),
     _gauge("diloco_store_free_bytes", "bytes", "Free space where the run's folder is."),
     _gauge("diloco_store_size_bytes", "bytes", "Size of the file system where the run's folder is."),
@@ -285,15 +286,25 @@ CATALOG: Mapping[str, Metric] = {metric.name: metric for metric in _ALL}
 assert len(CATALOG) == len(_ALL), "two metrics of one name"
 
 
+@saved
+@dataclass
+class Buckets:
+    """What a histogram has observed."""
+
+    counts: list[int]  # by bucket, not cumulative; the last is beyond all limits
+    sum: float = 0.0
+
+
 @dataclass(frozen=True)
 class Sample:
-    """One change of a series: added to a counter, set on a gauge, observed by a histogram."""
+    """The value of one series: what a counter counted and a histogram observed since the run began, or a gauge's."""
 
     name: str
-    value: float
+    value: float | Buckets
     labels: Mapping[str, str] = field(default_factory=dict)
 
 
+@saved
 class Bounds:
     """Keeps label values within what the catalog allows."""
 

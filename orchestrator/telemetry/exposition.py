@@ -2,63 +2,71 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterable
+from collections.abc import Iterable, Iterator
+from itertools import accumulate
 from typing import Any
 
-from prometheus_client import CollectorRegistry, Counter, Gauge, Histogram, disable_created_metrics, generate_latest
+from prometheus_client import CollectorRegistry, generate_latest
+from prometheus_client.metrics_core import CounterMetricFamily, GaugeMetricFamily, HistogramMetricFamily, Metric
+from prometheus_client.registry import Collector
 
+from orchestrator.eventlog.reader import LogReader
+from orchestrator.store.readers import status_if_any
 from orchestrator.store.run_store import RunStore
-from orchestrator.telemetry.catalog import CATALOG, Bounds, Metric, Sample
-from orchestrator.telemetry.run_samples import RunSamples
+from orchestrator.telemetry.catalog import CATALOG, Bounds, Buckets, Sample
+from orchestrator.telemetry.fold import metrics_of
+from orchestrator.telemetry.published import FILE, all_samples, package_version
+from orchestrator.telemetry.run_samples import RunSamples, now
 
-disable_created_metrics()  # type: ignore[no-untyped-call]  # useless for a run that is read from its log
+_FAMILIES: dict[str, Any] = {
+    "counter": CounterMetricFamily,
+    "gauge": GaugeMetricFamily,
+    "histogram": HistogramMetricFamily,
+}
 
 
-class Exposition:
+class Exposition(Collector):
     """Every metric of the catalog for one run, under the catalog's own names."""
 
-    def __init__(self, run: str) -> None:
+    def __init__(self, run: str, samples: Iterable[Sample]) -> None:
         self._run = run
         self._bounds = Bounds()
-        self.registry = CollectorRegistry()
-        self._families = {metric.name: self._family(metric) for metric in CATALOG.values()}
-
-    def _family(self, metric: Metric) -> Counter | Gauge | Histogram:
-        if metric.kind == "histogram":
-            return Histogram(
-                metric.name, metric.help, metric.label_names, registry=self.registry, buckets=metric.buckets
-            )
-        kind = Counter if metric.kind == "counter" else Gauge
-        return kind(metric.name, metric.help, metric.label_names, registry=self.registry)
-
-    def apply(self, samples: Iterable[Sample]) -> None:
+        self._values: dict[str, dict[tuple[str, ...], float | Buckets]] = {name: {} for name in CATALOG}
         for sample in samples:
-            series = self._families[sample.name].labels(run=self._run, **self._bounds.admit(sample))
-            if isinstance(series, Counter):
-                series.inc(sample.value)
-            elif isinstance(series, Gauge):
-                series.set(sample.value)
-            else:
-                series.observe(sample.value)
+            self._values[sample.name][tuple(self._bounds.admit(sample).values())] = sample.value
+        self._registry = CollectorRegistry()
+        self._registry.register(self)
+
+    def collect(self) -> Iterator[Metric]:
+        for name, series in self._values.items():
+            metric = CATALOG[name]
+            family = _FAMILIES[metric.kind](name, metric.help, labels=metric.label_names)
+            for labels, value in series.items():
+                if isinstance(value, Buckets):
+                    limits = [*map(str, metric.buckets), "+Inf"]
+                    buckets = [*zip(limits, accumulate(value.counts), strict=True)]
+                    family.add_metric([self._run, *labels], buckets, value.sum)
+                else:
+                    family.add_metric([self._run, *labels], value)
+            yield family
 
     def text(self) -> str:
         """In the Prometheus text format."""
-        return generate_latest(self.registry).decode()
+        return generate_latest(self._registry).decode()
 
     def samples(self) -> list[dict[str, Any]]:
         """The same as plain values: name, labels, value."""
         return [
             {"name": sample.name, "labels": sample.labels, "value": sample.value}
-            for family in self.registry.collect()
+            for family in self.collect()
             for sample in family.samples
         ]
 
 
 def exposition_of(store: RunStore, run: str, codec: str) -> Exposition:
-    """All metrics of a run's folder, read to the end of its log."""
-    exposition, reader = Exposition(run), RunSamples(store, codec)
-    moved = True
-    while moved:
-        exposition.apply(reader.look())
-        moved = reader.moved and not reader.over
-    return exposition
+    """All metrics of a run's folder. Where the run did not publish any they are made from its log."""
+    if store.path(FILE).exists():
+        return Exposition(run, RunSamples(store).look())
+    log = LogReader(store.root)
+    fold = metrics_of(log.rest(), codec, package_version())
+    return Exposition(run, [*all_samples(fold, log), *now(store, status_if_any(store), fold.over)])

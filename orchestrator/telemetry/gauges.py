@@ -2,12 +2,12 @@
 
 from __future__ import annotations
 
+import math
 from collections import Counter
 from collections.abc import Iterator, Mapping
 from typing import Any
 
 from orchestrator.telemetry.catalog import OTHER, PHASES, RUN_STATES, Sample
-from orchestrator.telemetry.measure import number
 
 NOWHERE = "none"  # the region of a pool that names none
 
@@ -61,3 +61,10 @@ def _learner(learner: Mapping[str, Any]) -> Iterator[Sample]:
 def _known(name: str, value: Any, labels: Mapping[str, str] | None = None) -> Iterator[Sample]:
     if (known := number(value)) is not None:
         yield Sample(name, known, labels or {})
+
+
+def number(value: Any) -> float | None:
+    """A finite number of a status, else None."""
+    if isinstance(value, bool) or not isinstance(value, (int, float)) or not math.isfinite(value):
+        return None
+    return value

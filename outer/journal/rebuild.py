@@ -11,7 +11,7 @@ from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass, field
 
 from outer.journal import record_codec
-from outer.journal.journal import Cut, Value
+from outer.journal.groups import Cut, Value
 from outer.protocol.facts import Record, StateRebuilt
 from outer.protocol.recovery import Entry, JournalReplay, Recovered
 
@@ -60,7 +60,7 @@ def replay_log(records: Iterable[tuple[int, Record]], fragments: int) -> Journal
     replay, epoch, sequence = JournalReplay.empty(fragments), 0, 0
     for said_by, record in records:
         epoch, sequence = (said_by, 0) if said_by > epoch else (epoch, sequence)
-        replay.apply(Entry(epoch, sequence, sequence, record))  # it is logged, so nothing has to be logged again
+        replay.apply(Entry(epoch, sequence, record))
         sequence += 1
     return replay
 
@@ -71,12 +71,16 @@ def rebuild(
     checkpoint: Cut | None,
     learners: Mapping[int, Sequence[RecoverySource]],
 ) -> Rebuilt:
-    """Take the newest value of each fragment.
+    """Take the newest value of each fragment. A newer one than the log knows, which a learner holds, was announced too.
 
     If the journal lacks an announced version and no learner offers any value, roll back to the checkpoint as a whole.
     """
-    announced = list(log.found.versions)
-    fragments = range(len(announced))
+    known, fragments = log.found, range(len(log.found.versions))
+    held = {
+        fragment: max((each.value.version for each in each_of), default=0) for fragment, each_of in learners.items()
+    }
+    announced = [max(known.versions[fragment], held.get(fragment, 0)) for fragment in fragments]
+    digests = [known.digests[f] if announced[f] == known.versions[f] else "" for f in fragments]
     offered = {
         fragment: [*([journal[fragment]] if fragment in journal else []), *learners.get(fragment, ())]
         for fragment in fragments
@@ -84,7 +88,7 @@ def rebuild(
     if (
         checkpoint is not None
         and not any(learners.values())
-        and any(_best(offered[f], announced[f], log.found.digests[f]) is None for f in fragments if announced[f])
+        and any(_best(offered[f], announced[f], digests[f]) is None for f in fragments if announced[f])
     ):
         return _rolled_back(checkpoint, announced)
     if checkpoint is not None:
@@ -92,7 +96,7 @@ def rebuild(
             offered[fragment].append(RecoverySource(CHECKPOINT, value, ""))
     rebuilt = Rebuilt(log, clock=max(announced, default=0))
     for fragment in fragments:
-        best = _best(offered[fragment], announced[fragment], log.found.digests[fragment], exact=False)
+        best = _best(offered[fragment], announced[fragment], digests[fragment], exact=False)
         version = 0 if best is None else best.value.version
         rebuilt.sources.append(INITIAL if best is None else best.source)
         if version < announced[fragment]:

@@ -22,13 +22,13 @@ _ADAPTERS: dict[str, TypeAdapter[Any]] = {name: TypeAdapter(kind) for name, kind
 def encode_entry(entry: Entry) -> dict[str, Any]:
     record = asdict(entry.record)
     kind = type(entry.record).__name__
-    return {"epoch": entry.epoch, "sequence": entry.sequence, "said": entry.logged, "kind": kind, "record": record}
+    return {"epoch": entry.epoch, "sequence": entry.sequence, "kind": kind, "record": record}
 
 
 def decode_entry(plain: dict[str, Any]) -> Entry:
     """Decode an entry. Raises ValueError (pydantic's is one), KeyError or TypeError for anything else."""
     record = _ADAPTERS[plain["kind"]].validate_python(plain["record"])
-    return Entry(int(plain["epoch"]), int(plain["sequence"]), int(plain["said"]), record)
+    return Entry(int(plain["epoch"]), int(plain["sequence"]), record)
 
 
 @dataclass(frozen=True)
@@ -48,7 +48,6 @@ class SavedState:
 
     epoch: int
     due: int
-    tail: list[dict[str, Any]]
     versions: list[int]
     digests: list[str]
     tokens_committed: int
@@ -80,7 +79,6 @@ def encode_replay(replay: JournalReplay) -> dict[str, Any]:
     state = SavedState(
         replay.epoch,
         replay.due,
-        [encode_entry(entry) for entry in replay.tail],
         found.versions,
         found.digests,
         found.tokens_committed,
@@ -113,6 +111,4 @@ def decode_replay(values: dict[str, Any]) -> JournalReplay:
             coverage = found.coverage[key] = Coverage()
             for begin, begin_tokens, end, end_tokens in each.covered:
                 coverage.add(Mark(begin, begin_tokens), Mark(end, end_tokens))
-    tail = [decode_entry(entry) for entry in state.tail]
-    found.unlogged = tuple(entry.record for entry in tail)
-    return JournalReplay(found, state.epoch, state.due, tail)
+    return JournalReplay(found, state.epoch, state.due)

@@ -1,4 +1,4 @@
-"""What a syncer can recover from besides its journal: the log's records, a checkpoint, and the learners.
+"""What a syncer can recover from besides its journal: the log, a checkpoint, and the learners.
 
 Collects the candidates; outer/journal/rebuild.py chooses among them.
 """
@@ -10,11 +10,10 @@ from dataclasses import dataclass
 from typing import Any
 
 from outer.journal import checkpoint_parts
-from outer.journal.journal import Cut, Value
+from outer.journal.groups import Cut, Value
 from outer.journal.object_store import Objects
 from outer.journal.rebuild import LEARNER, RecoverySource
 from outer.numeric import codec as codecs
-from outer.protocol.facts import Record
 
 # (learner's handle, method, arguments) -> its answer; None when it does not answer in time.
 Ask = Callable[..., Any]
@@ -28,7 +27,7 @@ class Incomplete(Exception):
 class RecoverySources:
     """What the orchestrator found for an epoch whose journal is incomplete."""
 
-    records: tuple[tuple[int, Record], ...]  # from the log, each once: (epoch that wrote it, record)
+    log: Mapping[str, Any]  # what the log's records add up to: record_codec.encode_replay
     snapshot: int  # the newest complete checkpoint; 0: none
     learners: tuple[Any, ...]  # handles of the living learners
 
@@ -46,7 +45,7 @@ class RecoverySources:
     ) -> dict[int, list[RecoverySource]]:
         """For each fragment whose announced version the journal lacks: the newest value that a learner holds.
 
-        `announced`: the newest version of each fragment by the log.
+        `announced`: the newest version of each fragment by the log. A learner holds a newer one if its record is lost.
         """
         holders: dict[int, list[tuple[int, Any]]] = {}
         for learner in self.learners:
@@ -54,12 +53,11 @@ class RecoverySources:
                 holders.setdefault(fragment, []).append((version, learner))
         found: dict[int, list[RecoverySource]] = {}
         for fragment, version in enumerate(announced):
-            if fragment in journal and journal[fragment].value.version == version:
+            newest = max((held for held, _ in holders.get(fragment, [])), default=0)
+            if newest <= version and fragment in journal and journal[fragment].value.version == version:
                 continue
             for held, learner in sorted(holders.get(fragment, []), key=lambda each: -each[0]):
-                if not 0 < held <= version:
-                    continue
-                if (answer := ask(learner, "held", fragment)) is not None:
+                if held and (answer := ask(learner, "held", fragment)) is not None:
                     held, theta = answer
                     found[fragment] = [RecoverySource(LEARNER, Value(held, [theta]), codecs.digest(theta))]
                     break

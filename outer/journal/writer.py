@@ -1,21 +1,27 @@
-"""Writes the journal in a background thread: all entries that arrive during a write form the next group.
+"""Writes the journal and the log in a background thread: everything that arrives during a write forms the next group.
 
-It retries for ever. While the store is full, slow or unreachable nothing is acknowledged, and `view` says why.
+A record is written at once, with all facts that wait; facts alone wait for at most `FLUSH_S`. It retries for ever.
+While the store is full, slow or unreachable nothing is acknowledged, and `view` says why.
 """
 
 from __future__ import annotations
 
 import asyncio
 import time
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Mapping, Sequence
 from concurrent.futures import ThreadPoolExecutor
 from typing import Any
 
-from outer.journal.journal import Arrays, Cut, Opened, StaleEpoch, StoredJournal, Value
+from outer.journal.groups import SYNCER, Arrays, Cut, FactRun, Item, Logged, Value, runs
+from outer.journal.journal import Opened, StaleEpoch, StoredJournal
 from outer.journal.object_store import Objects
+from outer.journal.segmenter import Segmented, Segmenter
+from outer.protocol.recorder import Numbered, Run
 from outer.protocol.recovery import Entry, JournalReplay, Recovered
 
 FOLDER = "journal"
+FLUSH_S, FLUSH_REMOTE_S = 0.25, 1.0  # for which facts may wait: on a disk or in a replica; where requests are dear
+WAITING_FACTS_MAX = 2**17  # then `full`: learners keep theirs. Also of the syncer's own; then the epoch ends
 BACKOFF_S, BACKOFF_S_MAX = 0.05, 2.0  # between two attempts to write; doubles
 
 
@@ -31,19 +37,29 @@ class JournalWriter:
         deposed: Callable[[str], None],
         reach: Callable[[str], None],
         persistent: bool = True,
+        recorded: Callable[[Sequence[Run]], None] = lambda _: None,
+        segmenter: Segmenter | None = None,
+        volatile: bool = False,
     ) -> None:
-        """`durable(n)`: all entries up to sequence n are durable. `deposed(reason)`: a newer epoch has opened.
+        """`recorded(runs)`: these facts are durable. `durable(n)`: all entries up to sequence n are; said after it.
 
-        `reach(name)` is called at "journaling" and "journaled". `persistent`: as for StoredJournal.
+        `deposed(reason)`: a newer epoch has opened. `reach(name)` is called at "journaling" and "journaled".
+        `persistent`, `segmenter`, `volatile`: as for StoredJournal.
         """
-        self._arguments = (FOLDER, epoch, fragments, persistent)
+        self._arguments = (FOLDER, epoch, fragments, persistent, segmenter, volatile)
         self._journal = StoredJournal(store, *self._arguments)
-        self._durable, self._deposed, self._reach = durable, deposed, reach
+        self._durable, self._deposed, self._reach, self._recorded = durable, deposed, reach, recorded
         self._executor = ThreadPoolExecutor(1, "journal")
-        self._waiting: list[tuple[Entry, Arrays]] = []
+        self._upkeep_executor = ThreadPoolExecutor(1, "segments")
+        self._waiting: list[Item] = []
+        self._facts_waiting = self._own_waiting = 0  # of them, those of the syncer
+        self._flush_s = FLUSH_REMOTE_S if store.retries else FLUSH_S
+        self._urgent = False  # whether a record waits
+        self._timer: asyncio.TimerHandle | None = None
         self._writing: asyncio.Task[None] | None = None
-        self._since: float | None = None  # when the oldest entry that is not durable arrived
-        self._trouble = ""
+        self._upkeep: asyncio.Task[None] | None = None
+        self._since: float | None = None  # when the oldest record that is not durable arrived
+        self._trouble = self._upkeep_trouble = ""
         self._damage: list[str] = []
         self._write_s = 0.0  # duration of the last write
 
@@ -51,6 +67,16 @@ class JournalWriter:
     def run(self) -> str:
         """The journal's identity."""
         return self._journal.run
+
+    @property
+    def writers(self) -> list[list[Any]]:
+        """Up to which fact of whom the log is durable, as a Recorder's state."""
+        return self._journal.writers
+
+    @property
+    def full(self) -> bool:
+        """Whether so many facts wait that learners must keep theirs."""
+        return self._facts_waiting >= WAITING_FACTS_MAX
 
     def open(self) -> Opened:
         """Open the epoch. Raises as StoredJournal.open."""
@@ -64,27 +90,59 @@ class JournalWriter:
 
     async def move(self, store: Objects) -> None:
         """Continue in another store, starting with everything durable so far. Raises as StoredJournal.open."""
-        await asyncio.get_running_loop().run_in_executor(self._executor, self._open_in, store)
+        if self._upkeep is not None:
+            self._upkeep.cancel()
+        loop = asyncio.get_running_loop()
+        await loop.run_in_executor(self._upkeep_executor, lambda: None)  # what was under way there is over
+        await loop.run_in_executor(self._executor, self._open_in, store)
 
     def _open_in(self, store: Objects) -> None:
         journal = StoredJournal(store, *self._arguments)
-        journal.open()
+        journal.open(self._journal.segmented)
         journal.copy_from(self._journal)
         self._journal = journal
 
-    # Looked up at each call: after `move`, waiting entries go to the new journal.
+    # Looked up at each call: after `move`, waiting items go to the new journal.
 
-    def _put(self, group: list[tuple[Entry, Arrays]]) -> None:
-        self._journal.write(group)
+    def _put(self, items: Sequence[Item]) -> None:
+        self._journal.write(items)
 
-    def _compact(self) -> None:
-        self._journal.compact()
+    def _compact(self) -> list[int]:
+        return self._journal.compact()
 
-    def append(self, entry: Entry, arrays: Arrays) -> None:
-        """Make an entry durable; `durable` reports it."""
-        self._waiting.append((entry, arrays))
+    def append(self, entry: Entry, arrays: Arrays, number: int, at: float) -> None:
+        """Make a record durable, as the syncer's fact of this number and time; `durable` reports it."""
+        self._waiting.append(Logged(entry, number, at, arrays))
+        self._count(1, own=True)
+        self._urgent = True
         if self._since is None:
             self._since = time.monotonic()
+        self._begin()
+
+    def note(self, writer: str, incarnation: int, facts: Sequence[Numbered]) -> None:
+        """Make facts durable; `recorded` reports them. Numbered without a gap. Not a learner's while it is `full`.
+
+        Raises OverflowError when too many of the syncer's own wait: the store has refused everything for hours.
+        """
+        if not facts:
+            return
+        self._waiting.append(FactRun(writer, incarnation, facts))
+        self._count(len(facts), own=writer == SYNCER)
+        if self._own_waiting > WAITING_FACTS_MAX:
+            raise OverflowError(f"{self._own_waiting} facts of the syncer wait for the store: {self._trouble}")
+        if self._timer is None:
+            self._timer = asyncio.get_running_loop().call_later(self._flush_s, self._flush)
+
+    def _count(self, facts: int, own: bool) -> None:
+        self._facts_waiting += facts
+        self._own_waiting += facts if own else 0
+
+    def _flush(self) -> None:
+        self._timer = None
+        self._urgent = True
+        self._begin()
+
+    def _begin(self) -> None:
         if self._writing is None:
             self._writing = asyncio.get_running_loop().create_task(self._write())
 
@@ -92,30 +150,47 @@ class JournalWriter:
         """Everything durable by now, perhaps including the group being written, but no later entry."""
         return asyncio.ensure_future(asyncio.get_running_loop().run_in_executor(self._executor, self._journal.cut))
 
+    async def finish(self) -> Segmented:
+        """Write what waits, and bring all of it into segments; returns where the log ends. Nothing may follow.
+
+        Waits as long as the store refuses.
+        """
+        while self._waiting or self._writing is not None:
+            self._flush()
+            assert self._writing is not None
+            await asyncio.wait([self._writing])
+        if self._upkeep is not None:
+            await asyncio.wait([self._upkeep])
+        await self._persist(self._upkeep_executor, self._journal.finish)
+        return self._journal.segmented
+
     def view(self) -> dict[str, Any]:
-        """For status pages: how long entries have been waiting, and why."""
+        """For status pages: how long records have been waiting, how many facts wait, and why."""
+        journal = self._journal
         return {
             "waiting_s": 0.0 if self._since is None else time.monotonic() - self._since,
-            "trouble": self._trouble,
+            "facts_waiting": self._facts_waiting,
+            "full": self.full,
+            "trouble": self._trouble or self._upkeep_trouble,
             "damage": self._damage,
-            "bytes": self._journal.bytes_written,
-            "groups": self._journal.groups_written,
+            "bytes": journal.bytes_written,
+            "groups": journal.groups_written,
+            "facts": journal.rows,
+            "segments": journal.segmented.segments,
             "write_s": self._write_s,
         }
 
     async def _write(self) -> None:
         try:
-            while self._waiting:
-                group, self._waiting = self._waiting, []
-                self._reach("journaling")
-                began = time.monotonic()
-                await self._persist(self._put, group)
-                self._write_s = time.monotonic() - began
-                self._reach("journaled")
-                self._since = time.monotonic() if self._waiting else None
-                self._durable(group[-1][0].sequence)
+            while self._waiting and self._urgent:
+                items, self._waiting = self._waiting, []
+                self._urgent = False
+                if self._timer is not None:
+                    self._timer.cancel()
+                    self._timer = None
+                await self._write_group(items)
                 if self._journal.needs_compaction:
-                    await self._persist(self._compact)
+                    self._keep_up(await self._persist(self._executor, self._compact))
         except StaleEpoch as error:
             self._deposed(str(error))
         except Exception as error:  # no one awaits this task; `view` has to say why nothing commits
@@ -124,14 +199,48 @@ class JournalWriter:
         finally:
             self._writing = None
 
-    async def _persist(self, work: Callable[..., None], *arguments: Any) -> None:
+    async def _write_group(self, items: Sequence[Item]) -> None:
+        logged = [item for item in items if isinstance(item, Logged)]
+        if logged:
+            self._reach("journaling")
+        began = time.monotonic()
+        await self._persist(self._executor, self._put, items)
+        self._write_s = time.monotonic() - began
+        for item in items:
+            facts = 1 if isinstance(item, Logged) else len(item.facts)
+            self._count(-facts, own=isinstance(item, Logged) or item.writer == SYNCER)
+        self._recorded([run for item in items for run in runs(item)])
+        if logged:
+            self._reach("journaled")
+            waits = any(isinstance(item, Logged) for item in self._waiting)
+            self._since = time.monotonic() if waits else None
+            self._durable(logged[-1].entry.sequence)
+
+    def _keep_up(self, removable: Sequence[int]) -> None:
+        """Remove groups and make segments beside the writing, one such task at a time."""
+        if self._upkeep is None:
+            self._upkeep = asyncio.get_running_loop().create_task(self._maintain(removable))
+
+    async def _maintain(self, removable: Sequence[int]) -> None:
+        journal, loop = self._journal, asyncio.get_running_loop()
+        try:
+            await loop.run_in_executor(self._upkeep_executor, journal.remove, removable)
+            if journal.needs_segment:
+                await loop.run_in_executor(self._upkeep_executor, journal.segment)
+            self._upkeep_trouble = ""
+        except Exception as error:  # tried again after the next snapshot
+            self._upkeep_trouble = f"{type(error).__name__}: {error}"
+        finally:
+            self._upkeep = None
+
+    async def _persist(self, executor: ThreadPoolExecutor, work: Callable[..., Any], *arguments: Any) -> Any:
         """Retry `work` until it succeeds. Raises StaleEpoch."""
         backoff_s = BACKOFF_S
         while True:
             try:
-                await asyncio.get_running_loop().run_in_executor(self._executor, work, *arguments)
+                done = await asyncio.get_running_loop().run_in_executor(executor, work, *arguments)
                 self._trouble = ""
-                return
+                return done
             except OSError as error:
                 self._trouble = f"{type(error).__name__}: {error}"
                 await asyncio.sleep(backoff_s)

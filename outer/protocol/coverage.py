@@ -5,6 +5,8 @@ from __future__ import annotations
 from bisect import bisect_left, bisect_right
 from typing import NamedTuple
 
+INTERVALS_MAX = 64  # more than a round leaves, and no contribution has a base that is older than the round before
+
 
 class Mark(NamedTuple):
     """A point in an incarnation's progress: its step count and the tokens it had processed by then."""
@@ -14,7 +16,10 @@ class Mark(NamedTuple):
 
 
 class Coverage:
-    """A union of step intervals (begin, end]. Token counts are exact because every interval ends at a known Mark."""
+    """A union of step intervals (begin, end]. Token counts are exact because every interval ends at a known Mark.
+
+    Gaps are discarded steps. Those before the newest INTERVALS_MAX intervals can never be covered, and are forgotten.
+    """
 
     def __init__(self) -> None:
         self.intervals: list[tuple[Mark, Mark]] = []  # sorted, disjoint
@@ -36,4 +41,6 @@ class Coverage:
         self.intervals[first:last] = [(begin, end)]
         fresh = end.tokens - begin.tokens - sum(e.tokens - b.tokens for b, e in touching)
         self.tokens += fresh
+        if len(self.intervals) > INTERVALS_MAX:
+            self.intervals[:2] = [(self.intervals[0][0], self.intervals[1][1])]
         return fresh

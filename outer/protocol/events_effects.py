@@ -147,8 +147,6 @@ Event = (
 
 # ------------------------------------------------------------------ effects
 
-NOTHING_LOGGED = -2  # Append.logged: the log may lack even records of the previous epoch
-
 ToLearner = Welcome | Donor | ReadRequest | Notice | Grant | Drain | Stop
 
 
@@ -180,13 +178,13 @@ class Merge:
 
 @dataclass(frozen=True)
 class Append:
-    """Make a record durable, conditional on (epoch, sequence). The result comes back as Durable.
+    """Write a record to the event log, as the next fact, and make it durable, conditional on (epoch, sequence).
 
+    The result comes back as Durable.
     If a newer epoch exists, this one is over: perform none of its effects and hand it no events any more.
     """
 
     sequence: int
-    logged: int  # the log has this epoch's records up to this sequence number, or NOTHING_LOGGED
     record: Record
     proposal: Any  # the value of a Committed record; else None
 

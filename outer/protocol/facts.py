@@ -25,6 +25,17 @@ class SyncerStarted:
 
 
 @dataclass(frozen=True)
+class FactsLost:
+    """Facts of one writer that will never be in the log. What they told, tokens above all, is unknown."""
+
+    writer: str
+    incarnation: int
+    first: int  # sequence numbers, both included
+    last: int
+    reason: str
+
+
+@dataclass(frozen=True)
 class LearnerAttached:
     """The syncer accepted a learner's Attach."""
 
@@ -231,6 +242,7 @@ Record = Committed | SpanGranted | SpanReturned | Finished  # what the journal k
 
 SyncerFact = (
     SyncerStarted
+    | FactsLost
     | LearnerAttached
     | LearnerFenced
     | DonorNamed

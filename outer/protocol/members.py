@@ -6,7 +6,7 @@ about quorums, merges or versions.
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Mapping, Sequence
+from collections.abc import Collection, Iterable, Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import TYPE_CHECKING, Any
 
@@ -26,10 +26,14 @@ from outer.protocol.facts import (
 from outer.protocol.leases import Leases
 from outer.protocol.messages import DRAINING, STARTING, STEPPING, Attach, Contribution, Report, SeekDonor
 from outer.protocol.quorum import step_time
-from outer.protocol.sample_spans import Span, SpanPool
+from outer.protocol.sample_spans import Span, SpanPool, span_size
 
 if TYPE_CHECKING:
     from outer.protocol.recovery import Recovered
+
+REFUSED_MAX = 256  # refused reports that are remembered, so that each is recorded once
+
+Key = tuple[str, int]  # learner, incarnation
 
 
 @dataclass
@@ -58,7 +62,6 @@ class Member:
     granted_at: float = float("-inf")  # when its newest span was last sent
     durable_span: int = -1  # the newest durable grant; only durable grants are sent
     restored: bool = False  # known from an earlier epoch; whether it is alive is not known yet
-    refused: set[tuple[int, str]] = field(default_factory=set)  # (incarnation, reason) of refused reports
 
     @property
     def unheard(self) -> bool:
@@ -69,15 +72,19 @@ class Member:
 class Members:
     """All members of a run. Facts that arise here are collected until `drain_facts`."""
 
-    def __init__(self, epoch: int, learners: Mapping[str, int], span_steps: int) -> None:
-        """`learners` maps every configured learner to its batch size in samples."""
+    def __init__(self, epoch: int, learners: Mapping[str, int], span_steps: int, ahead_s: float = 0.0) -> None:
+        """`learners` maps every configured learner to its batch size in samples. A span has samples for `span_steps`
+        steps, or for half of `ahead_s` seconds of stepping, if that is more.
+        """
         self.step_s = 0.0  # xi_step in seconds; the last known value while no live learner has one
         self._epoch = epoch
         self._members = {name: Member(name, batch_size) for name, batch_size in learners.items()}
-        self._span_steps = span_steps
+        self._span_steps, self._ahead_s = span_steps, ahead_s
         self._leases = Leases()
         self._spans = SpanPool()
-        self._coverage: dict[tuple[str, int], Coverage] = {}  # by (learner, incarnation)
+        self._coverage: dict[Key, Coverage] = {}
+        self._dead: set[Key] = set()  # fenced, with coverage that a contribution may still need
+        self._refused: dict[tuple[str, int, str], None] = {}  # newest reports: (learner, incarnation, reason)
         self._processed_before = 0  # by earlier incarnations
         self._facts: list[SyncerFact] = []
         self._live: list[Member] | None = None  # cached; None after a change
@@ -85,6 +92,7 @@ class Members:
     def restore(self, recovered: Recovered) -> None:
         """Take over the state of an earlier epoch. `resume` then says which incarnations are alive."""
         self._spans, self._coverage = recovered.spans, recovered.coverage
+        self._dead = self._coverage.keys() - recovered.incarnations.items()
         for name, incarnation in recovered.incarnations.items():
             key = (name, incarnation)
             newest = self._spans.newest(*key)
@@ -123,6 +131,9 @@ class Members:
     @property
     def names(self) -> tuple[str, ...]:
         return tuple(self._members)
+
+    def knows(self, name: str) -> bool:
+        return name in self._members
 
     @property
     def attached(self) -> list[Member]:
@@ -182,6 +193,7 @@ class Members:
         if member is None or member.fenced or incarnation not in (None, member.incarnation):
             return False
         member.fenced = True
+        self._dead.add((name, member.incarnation))
         self._changed()
         self._leases.end(name)
         self._facts.append(LearnerFenced(name, member.incarnation, reason))
@@ -210,12 +222,14 @@ class Members:
         return member
 
     def refuse(self, event: Any, message: str, reason: str, detail: str = "") -> None:
-        """Record a refused message. Refused reports are recorded once per incarnation and reason."""
-        member = self._members.get(event.learner)
-        if message == "report" and member is not None:
-            if (event.incarnation, reason) in member.refused:
+        """Record a refused message; refused reports once per incarnation and reason, if that is not long ago."""
+        if message == "report":
+            key = (event.learner, event.incarnation, reason)
+            if key in self._refused:
                 return
-            member.refused.add((event.incarnation, reason))
+            self._refused[key] = None
+            if len(self._refused) > REFUSED_MAX:
+                del self._refused[next(iter(self._refused))]
         syncer_step = event.syncer_step if isinstance(event, Contribution) else None
         fragment = event.fragment if isinstance(event, Contribution) else None
         self._facts.append(Refused(event.learner, event.incarnation, message, reason, syncer_step, fragment, detail))
@@ -223,15 +237,18 @@ class Members:
     # -------------------------------------------------------------- leases
 
     def record_report(self, now: float, member: Member, report: Report) -> bool:
-        """Renew the sender's lease. Returns whether the report is newer than all before it."""
+        """Renew the sender's lease, if this report is newer than all before it; returns whether it is.
+
+        One that was overtaken or doubled is no later sign of life, and it may name the long lease of a start.
+        """
+        if member.report is not None and report.sequence <= member.report.sequence:
+            return False
         silent_s = self._leases.renew(report.learner, report.phase, now, report.lease_s)
         if silent_s is not None:
             self._facts.append(LeaseRenewed(report.learner, report.incarnation, silent_s))
-        news = member.report is None or report.sequence > member.report.sequence
-        if news:
-            member.report = report
+        member.report = report
         self._changed()
-        return news
+        return True
 
     def quarantine(self, member: Member) -> None:
         """Ask this member for no more contributions."""
@@ -256,7 +273,7 @@ class Members:
         assert member.report is not None
         newest = self._spans.newest(member.name, member.incarnation)
         if newest is None or member.report.newest_span >= newest.identifier:
-            samples = self._span_steps * member.batch_size
+            samples = span_size(self._span_steps, self._ahead_s, member.report.step_s) * member.batch_size
             newest = self._spans.grant(member.name, member.incarnation, samples, member.batch_size)
             span = (newest.identifier, newest.start, newest.stop)
             self._facts.append(SpanGranted(member.name, member.incarnation, *span, member.batch_size))
@@ -276,6 +293,16 @@ class Members:
         if member.incarnation == contribution.incarnation:
             self._spans.trim(*key, self._samples_committed(member))
         return fresh
+
+    def forget_dead(self, merging: Collection[Key]) -> None:
+        """Forget what fenced incarnations have covered, but for those with a contribution that is yet to merge."""
+        for key in self._dead.difference(merging):
+            self._coverage.pop(key, None)
+            self._dead.discard(key)
+
+    @property
+    def has_dead(self) -> bool:
+        return bool(self._dead)
 
     def note_missed(self, name: str) -> None:
         """A read of this learner timed out: ask it for nothing before its next report."""

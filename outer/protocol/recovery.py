@@ -9,7 +9,6 @@ from collections.abc import Iterable
 from dataclasses import dataclass, field
 
 from outer.protocol.coverage import Coverage, Mark
-from outer.protocol.events_effects import NOTHING_LOGGED
 from outer.protocol.facts import Committed, Finished, Record, SpanGranted
 from outer.protocol.sample_spans import Span, SpanPool
 
@@ -20,7 +19,6 @@ class Entry:
 
     epoch: int
     sequence: int
-    logged: int
     record: Record
 
 
@@ -39,7 +37,6 @@ class Recovered:
     incarnations: dict[str, int] = field(default_factory=dict)  # the newest one that a record names, by learner
     batch_sizes: dict[Key, int] = field(default_factory=dict)  # samples
     merged_step: dict[Key, dict[int, int]] = field(default_factory=dict)  # then by fragment
-    unlogged: tuple[Record, ...] = ()  # records that the log may lack
     finished: Finished | None = None
     clock: int = 0  # the syncer step of the newest announced commit, where that commit was lost
 
@@ -59,7 +56,6 @@ class JournalReplay:
     found: Recovered
     epoch: int = 0
     due: int = 0  # sequence number of the next entry of this epoch
-    tail: list[Entry] = field(default_factory=list)  # the newest entries: the log may lack them
 
     @classmethod
     def empty(cls, fragments: int) -> JournalReplay:
@@ -73,10 +69,6 @@ class JournalReplay:
             raise ValueError(f"the journal has {found} where entry {due} of epoch {epoch} is due")
         self.epoch, self.due = epoch, due + 1
         self._count(entry.record)
-        self.tail.append(entry)
-        if entry.logged > NOTHING_LOGGED:  # else the previous epoch's tail may be missing from the log too
-            self.tail = [each for each in self.tail if each.epoch == entry.epoch and each.sequence > entry.logged]
-        self.found.unlogged = tuple(each.record for each in self.tail)
 
     def _count(self, record: Record) -> None:
         found = self.found
@@ -86,6 +78,7 @@ class JournalReplay:
                 found.finished = None  # that run was reopened
             case SpanGranted() as granted:
                 key = (granted.learner, granted.incarnation)
+                _forget_older(found, *key)
                 found.batch_sizes[key] = granted.batch_size
                 found.spans.replay_grant(*key, Span(granted.span, granted.start, granted.stop))
                 _name(found, *key)
@@ -102,11 +95,22 @@ def _commit(found: Recovered, commit: Committed) -> None:
     found.tokens_committed = commit.tokens_committed
     for one in commit.participants:
         key = (one.learner, one.incarnation)
+        if one.incarnation < found.incarnations.get(one.learner, 0):
+            continue  # it was merged before its successor was granted samples
         covered = found.coverage.setdefault(key, Coverage())
         covered.add(Mark(one.base_step, one.processed - one.tokens), Mark(one.step, one.processed))
         found.spans.trim(*key, covered.last_step * found.batch_sizes.get(key, 0))
         found.merged_step.setdefault(key, {})[commit.fragment] = one.step
         _name(found, *key)
+
+
+def _forget_older(found: Recovered, learner: str, incarnation: int) -> None:
+    """A newer incarnation is granted samples only after all that earlier ones had left was returned."""
+    if incarnation > found.incarnations.get(learner, 0):
+        for by_key in (found.coverage, found.batch_sizes, found.merged_step):
+            for key in [key for key in by_key if key[0] == learner]:
+                del by_key[key]
+        found.spans.forget(learner)
 
 
 def _name(found: Recovered, learner: str, incarnation: int) -> None:

@@ -2,9 +2,23 @@
 
 from __future__ import annotations
 
+import math
 from collections import deque
 from collections.abc import Iterable
 from dataclasses import dataclass, field
+
+SPAN_STEPS_MAX = 1_000_000  # steps' worth of samples in one span
+RETURNED_MAX = 1024  # ranges in the pool
+LENT_MAX = 256  # spans of one loan that no commit has reached
+
+
+def span_size(span_steps: int, ahead_s: float, step_s: float) -> int:
+    """Steps' worth of samples to lend at a time. `step_s`: the learner's average step; 0 while it is not known.
+
+    A learner asks when it holds samples for less than `ahead_s`, so it holds them for 1.5 times that at most.
+    """
+    ahead = min(ahead_s / (2.0 * step_s), SPAN_STEPS_MAX) if step_s > 0.0 else 0.0
+    return max(span_steps, math.ceil(ahead))
 
 
 @dataclass(frozen=True)
@@ -22,8 +36,14 @@ class Span:
 
 @dataclass
 class _Borrower:
-    finished: int = 0  # samples of the spans that were trimmed as fully committed
+    finished: int = 0  # samples of the spans that were trimmed, most of them as fully committed
     spans: deque[Span] = field(default_factory=deque)
+
+    def add(self, span: Span) -> None:
+        """Of too many spans the oldest goes: it never returns to the pool."""
+        self.spans.append(span)
+        if len(self.spans) > LENT_MAX:
+            self.finished += self.spans.popleft().samples
 
 
 @dataclass(frozen=True)
@@ -72,7 +92,7 @@ class SpanPool:
         start, stop = self._next_range(samples, batch_size)
         span = Span(self._next_identifier, start, stop)
         self._next_identifier += 1
-        self._borrowers.setdefault((learner, incarnation), _Borrower()).spans.append(span)
+        self._borrowers.setdefault((learner, incarnation), _Borrower()).add(span)
         return span
 
     def newest(self, learner: str, incarnation: int) -> Span | None:
@@ -103,11 +123,17 @@ class SpanPool:
         return back
 
     def _add_returned(self, start: int, stop: int) -> None:
-        """Return a range; adjacent ranges merge, because a batch may need samples of both."""
+        """Return a range; adjacent ranges merge, because a batch may need samples of both.
+
+        Rests that are too small for anybody's batch stay until a neighbour returns. Of too many ranges the smallest
+        goes, and its samples are not lent again.
+        """
         for other in [each for each in self._returned if each[0] == stop or each[1] == start]:
             self._returned.remove(other)
             start, stop = min(start, other[0]), max(stop, other[1])
         self._returned.append((start, stop))
+        if len(self._returned) > RETURNED_MAX:
+            self._returned.remove(min(self._returned, key=lambda each: (each[1] - each[0], each)))
 
     def replay_grant(self, learner: str, incarnation: int, span: Span) -> None:
         """Replay a grant that an earlier epoch made."""
@@ -115,7 +141,7 @@ class SpanPool:
             self._remove_returned(source, span.stop)
         self._next_sample = max(self._next_sample, span.stop)
         self._next_identifier = max(self._next_identifier, span.identifier + 1)
-        self._borrowers.setdefault((learner, incarnation), _Borrower()).spans.append(span)
+        self._borrowers.setdefault((learner, incarnation), _Borrower()).add(span)
 
     def replay_return(self, learner: str, incarnation: int, back: Span) -> None:
         """Replay a return that an earlier epoch recorded: the borrower keeps the part of the span before it."""
@@ -125,6 +151,11 @@ class SpanPool:
         )
         borrower.spans = deque(remaining)
         self._add_returned(back.start, back.stop)
+
+    def forget(self, learner: str) -> None:
+        """Nothing that this learner's incarnations have borrowed comes back any more."""
+        for key in [key for key in self._borrowers if key[0] == learner]:
+            del self._borrowers[key]
 
     def _next_range(self, samples: int, batch_size: int) -> tuple[int, int]:
         for start, stop in sorted(self._returned):

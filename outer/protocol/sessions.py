@@ -1,4 +1,4 @@
-"""The syncer's session with each learner: attach, donors, sample spans, version notices, drain and stop.
+"""What learners are sent: Sessions for attach, donors, spans, notices, drain and stop; ReadRequests for open steps.
 
 Sessions sends messages again that a learner does not seem to have received. It gets a RunSnapshot with each call
 and has no access to open steps, quorums or merges.
@@ -11,7 +11,7 @@ from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any
 
 from outer.protocol.effect_buffer import EffectBuffer
-from outer.protocol.events_effects import DrainRequested
+from outer.protocol.events_effects import DrainRequested, ReadMissed
 from outer.protocol.facts import DonorNamed, DrainStarted, LearnerAttached, SpanGranted
 from outer.protocol.manifest import difference
 from outer.protocol.members import Member, Members
@@ -19,6 +19,7 @@ from outer.protocol.messages import (
     DRAINING,
     STEPPING,
     Attach,
+    Contribution,
     Donor,
     Drain,
     Grant,
@@ -28,10 +29,13 @@ from outer.protocol.messages import (
     Stop,
     Welcome,
 )
+from outer.protocol.open_step import OpenStep, has_progress
 
 if TYPE_CHECKING:
     from outer.config import SyncConfig
 
+REOPEN_S = 0.1  # a reopened syncer step waits this long before it is judged again
+RECORDS_WAITING_MAX = 256  # for the journal, beyond which no span is lent
 RESEND_S = 1.0  # a message that a learner does not seem to have received is sent again after this long
 
 
@@ -120,7 +124,12 @@ class Sessions:
                     self.notify(now, member, fragment, run)
 
     def _lend(self, now: float, member: Member) -> None:
-        """Lend a span. The grant is sent once it is durable, so that no other epoch can lend the same samples."""
+        """Lend a span. The grant is sent once it is durable, so that no other epoch can lend the same samples.
+
+        While the journal is away nothing is lent beyond a bound: learners may be restarted all the while.
+        """
+        if self._out.waiting >= RECORDS_WAITING_MAX:
+            return
         span = self._members.lend(member)
         if span.identifier <= member.durable_span and now - member.granted_at >= RESEND_S:
             member.granted_at = now
@@ -236,3 +245,51 @@ def is_drained(member: Member) -> bool:
     if report is None or report.phase != DRAINING:
         return False
     return all(counters.base_version is None or counters.steps == 0 for counters in report.counters)
+
+
+class ReadRequests:
+    """The reads of all syncer steps of one epoch. Times are seconds of the shell's monotonic clock.
+
+    The syncer decides when to read. OpenStep accepts or refuses each contribution.
+    """
+
+    def __init__(self, epoch: int, config: SyncConfig, quorum: int, members: Members, out: EffectBuffer) -> None:
+        self._epoch = epoch
+        self._config = config
+        self._quorum = quorum
+        self._members = members
+        self._out = out
+
+    def ask(self, now: float, step: OpenStep, version: int, progress: float) -> None:
+        """A quorum has reported: request the fragment from every learner that can contribute to this version."""
+        assert step.fragment is not None
+        live, timeout_s = self._members.live, self._config.read_timeout_s
+        able = live if self._config.participants == "eligible" else step.counted(live, self._config.overlap)
+        asked = [member for member in able if has_progress(member, step.fragment, version) and not member.unheard]
+        step.ask(now, len(live), {member.name: member.incarnation for member in asked}, timeout_s)
+        if len(asked) < self._quorum:
+            self.reopen(now, step, f"{len(asked)} learners have a current base, the quorum is {self._quorum}")
+            return
+        for member in asked:
+            self._out.send(member, step.request(self._epoch, member.incarnation, progress, timeout_s))
+
+    def miss(self, step: OpenStep | None, event: Contribution | ReadMissed, reason: str) -> None:
+        """Stop waiting for this incarnation's contribution, and record why."""
+        if step is not None and step.awaited.get(event.learner) == event.incarnation:
+            if reason == "timeout":
+                self._members.note_missed(event.learner)
+            self._out.emit(step.miss(event.learner, reason))
+
+    def close(self, now: float, step: OpenStep) -> None:
+        """All answers are in, or the deadline has passed: merge if at least K contributions are valid, else reopen."""
+        for learner in list(step.awaited):
+            self._members.note_missed(learner)
+            self._out.emit(step.miss(learner, "timeout"))
+        if len(step.contributions) < self._quorum:
+            self.reopen(now, step, f"{len(step.contributions)} valid contributions, the quorum is {self._quorum}")
+            return
+        self._out.add(step.merge())
+
+    def reopen(self, now: float, step: OpenStep, reason: str) -> None:
+        """Send the step back to collecting; a new quorum is counted after REOPEN_S."""
+        self._out.emit(step.reopen(now, now + REOPEN_S, reason))

@@ -37,7 +37,6 @@ from outer.protocol.events_effects import (
 from outer.protocol.facts import (
     Committed,
     Finished,
-    Record,
     SnapshotTaken,
     SpanGranted,
     StepOpened,
@@ -49,9 +48,8 @@ from outer.protocol.members import Members
 from outer.protocol.messages import STEPPING, STOPPED, Attach, Contribution, Report, SeekDonor
 from outer.protocol.open_step import OpenStep, Stage
 from outer.protocol.quorum import Decision, StepTiming
-from outer.protocol.read_requests import REOPEN_S, ReadRequests
 from outer.protocol.schedule import Budget, Schedule
-from outer.protocol.sessions import RESEND_S, RunSnapshot, Sessions
+from outer.protocol.sessions import REOPEN_S, RESEND_S, ReadRequests, RunSnapshot, Sessions
 
 if TYPE_CHECKING:
     from outer.config import SyncConfig
@@ -81,9 +79,9 @@ class Syncer:
         reopened: bool = False,
         durability: str = "",
     ) -> None:
-        """`learners`: every configured learner and its batch size in samples. `quorum`: K. `span_steps`: the
-        steps in a span of samples. `recovered`: the state of earlier epochs. `ahead_s`, `durability`: for the log only.
-        `reopened`: a run that was stopped, or whose budget was raised, continues.
+        """`learners`: every configured learner and its batch size in samples. `quorum`: K. `span_steps`, `ahead_s`: as
+        for Members. `recovered`: the state of earlier epochs. `durability`: for the log only. `reopened`: a run that
+        was stopped, or whose budget was raised, continues.
         """
         assert 1 <= quorum <= len(learners)
         assert recovered is None or config.overlap == "free", "strict overlap has one epoch"
@@ -100,7 +98,7 @@ class Syncer:
         self._config = config
         self._fragments = fragments
         self._schedule = Schedule(len(fragments), config.round_steps)
-        self._members = Members(epoch, learners, span_steps)
+        self._members = Members(epoch, learners, span_steps, ahead_s)
         self._out = EffectBuffer(self._members)
         self._sessions = Sessions(epoch, config, manifest, self._members, self._out)
         self._read_requests = ReadRequests(epoch, config, quorum, self._members, self._out)
@@ -114,7 +112,6 @@ class Syncer:
         self._tokens_counted = 0  # including commits that are not durable yet
         self._resumed = recovered is None
         self._timing = StepTiming(config)
-        self._unlogged: tuple[Record, ...] = ()
         self._handlers: dict[type[Any], Callable[[float, Any], None]] = {
             Expect: self._on_expect,
             Living: self._on_living,
@@ -141,7 +138,6 @@ class Syncer:
         if recovered.finished is not None and not self._may_continue(recovered):
             self.finished = self._ending = recovered.finished.reason
         self.syncer_step = self.committed_step = max(*recovered.versions, recovered.clock)
-        self._unlogged = recovered.unlogged
         self._members.restore(recovered)
 
     def _may_continue(self, recovered: Recovered) -> bool:
@@ -167,8 +163,6 @@ class Syncer:
                 durability=self._durability,
             )
         )
-        for record in self._unlogged:
-            self._out.emit(record)
         self._finish_if_due()
         return self._out.drain()
 
@@ -179,6 +173,9 @@ class Syncer:
             self._stop_awaiting(name, "lease_expired")
         self._handlers[type(event)](now, event)
         self._advance(now)
+        if self._members.has_dead:
+            contributions = (each for step in self._open for each in step.contributions.values())
+            self._members.forget_dead({(each.learner, each.incarnation) for each in contributions})
         return self._out.drain()
 
     # -------------------------------------------------------------- what the shell may read
@@ -218,6 +215,10 @@ class Syncer:
         """Tokens that all incarnations have reported as processed."""
         return self._members.tokens_processed
 
+    def knows(self, learner: str) -> bool:
+        """Whether a learner of this name was configured or expected; of any other nothing may be kept."""
+        return self._members.knows(learner)
+
     def view(self, now: float) -> list[dict[str, Any]]:
         """One row for each known learner, for status pages."""
         return self._members.rows(now, self.versions)
@@ -252,7 +253,7 @@ class Syncer:
             return
         before = member.report
         if not self._members.record_report(now, member, event):
-            return  # old news: it only renewed the lease
+            return  # old news
         if event.phase == STOPPED:
             self._members.fence(member.name, "drained" if member.draining else "stopped")
             self._stop_awaiting(member.name, "stopped")
@@ -399,9 +400,7 @@ class Syncer:
         for record in self._out.mark_durable(event.sequence):
             if isinstance(record, Committed):
                 self._on_committed(now, record)
-                continue
-            self._out.emit(record)
-            if isinstance(record, SpanGranted):
+            elif isinstance(record, SpanGranted):
                 self._sessions.grant(now, record)
             elif isinstance(record, Finished):
                 self._on_finished(now, record)
@@ -418,7 +417,6 @@ class Syncer:
         self.moved_at = now
         self._timing.sync_s.add(now - step.decided_at)
         self._out.add(Publish(fragment, step.syncer_step, step.result.proposal))
-        self._out.emit(record)
         self._members.note_merged(record)
         run = self._run_snapshot
         for member in self._members.attached:

@@ -145,7 +145,7 @@ def test_the_controller_makes_every_move_of_its_table(monkeypatch: pytest.Monkey
 
 
 def harass(chance: Random) -> None:
-    made, incarnations = Controller(NAMES, backoff_s=1.0, hang_s=2.0), dict.fromkeys(NAMES, 0)
+    made, incarnations = Controller(NAMES, backoff_s=1.0, hang_s=2.0, unreachable_s=3.0), dict.fromkeys(NAMES, 0)
     for now in range(40):
         name = chance.choice(NAMES)
         at = (name, max(1, incarnations[name] - chance.choice([0, 0, 0, 1])))
@@ -168,7 +168,7 @@ def harass(chance: Random) -> None:
             case 8:
                 made.finished(*at)
             case 9 | 10:
-                made.unreachable(*at, "its node does not answer")
+                made.probed(*at, chance.choice(["", "its node does not answer"]))
             case 11:
                 chance.choice([made.reachable, made.reserved, made.promoted])(*at)
         for action in asked:

@@ -20,6 +20,7 @@ from outer.protocol.events_effects import (
     Publish,
     Send,
 )
+from outer.protocol.facts import Record
 from outer.protocol.fragments import Fragment, Tensor
 from outer.protocol.messages import STEPPING, Attach, Contribution, FragmentCounters, Notice, ReadRequest, Report
 from outer.protocol.recovery import Entry, recover
@@ -105,7 +106,9 @@ class Bench:
         self.log: list[Effect] = []
         self.peers: dict[str, Peer] = {}
         self.journal: list[Entry] = []
+        self.durable: list[Record] = []  # as the epochs know
         self.syncer = self.epoch(1)
+        self.began = 0  # where the present epoch's effects begin
         self.log += self.syncer.start()
 
     def epoch(self, number: int) -> Syncer:
@@ -133,6 +136,7 @@ class Bench:
         self.journal = self.journal[:durable]
         self.syncer = self.epoch(self.syncer.epoch + 1)
         first = self.syncer.start()
+        self.began = len(self.log)
         self.log += first
         peers = self.peers.values()
         self.do(Living(tuple(Expect(p.name, p.incarnation, 60.0, self.learners.get(p.name, 2)) for p in peers)))
@@ -145,13 +149,16 @@ class Bench:
 
     def do(self, event: Event) -> list[Effect]:
         """Hand over one event; returns the effects, those of merges and appends that answer at once included."""
+        if isinstance(event, Durable):
+            appended = [e for e in self.log[self.began :] if isinstance(e, Append) and e.sequence <= event.sequence]
+            self.durable += [e.record for e in appended if e.record not in self.durable]
         effects = self.syncer.handle(self.now, event)
         self.log += effects
         for effect in list(effects):
             if isinstance(effect, Merge) and self.merges_itself:
                 effects += self.do(merged(effect.syncer_step))
             if isinstance(effect, Append) and self.journals_itself:
-                self.journal.append(Entry(self.syncer.epoch, effect.sequence, effect.logged, effect.record))
+                self.journal.append(Entry(self.syncer.epoch, effect.sequence, effect.record))
                 effects += self.do(Durable(effect.sequence))
         return effects
 
@@ -202,10 +209,13 @@ class Bench:
     # -------------------------------------------------------------- looking
 
     def facts(self, kind: type[T]) -> list[T]:
-        return [e.fact for e in self.log if isinstance(e, Emit) and isinstance(e.fact, kind)]
+        """Of one kind, in order; records once they are durable."""
+        said = [e.fact for e in self.log if isinstance(e, Emit)] + self.durable
+        return [fact for fact in said if isinstance(fact, kind)]
 
     def facts_named(self, name: str) -> list[Any]:
-        return [e.fact for e in self.log if isinstance(e, Emit) and type(e.fact).__name__ == name]
+        said = [e.fact for e in self.log if isinstance(e, Emit)] + self.durable
+        return [fact for fact in said if type(fact).__name__ == name]
 
     def sent(self, kind: type[T], learner: str) -> list[T]:
         return [

@@ -225,7 +225,8 @@ class World:
                         value = plus(value, plus(payload, base, -1))
                     merged = outer.Merged(syncer_step, value, "digest", 1.0, True)
                     self.at(self.now, lambda event=merged: self._drive_outer(event))  # type: ignore[misc]
-                case outer.Append(sequence):
+                case outer.Append(sequence, record):
+                    self._say("syncer", 1, record)
                     durable = outer.Durable(sequence)
                     self.at(self.now, lambda event=durable: self._drive_outer(event))  # type: ignore[misc]
                 case outer.Publish(fragment, _, proposal):

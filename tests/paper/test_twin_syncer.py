@@ -11,8 +11,8 @@ import pytest
 from hypothesis import HealthCheck, given
 from hypothesis import strategies as st
 
-from outer.protocol import read_requests as reading
-from outer.protocol.events_effects import Effect, Emit, Fence, Send, Tick
+from outer.protocol import sessions as reading
+from outer.protocol.events_effects import Append, Effect, Emit, Fence, Send, Tick
 from outer.protocol.facts import Committed, StepOpened, StepPassed
 from outer.protocol.messages import DRAINING, ReadRequest
 from tests.golden.bench import Bench, Peer
@@ -153,7 +153,7 @@ class Machine:
                     self.trace.append(Opened(at, syncer_step))
                 case Emit(StepPassed(syncer_step)):
                     self.trace.append(Passed(at, syncer_step))
-                case Emit(Committed() as fact):
+                case Append(_, Committed() as fact):
                     self.trace.append(commit(at, fact))
                 case Send(name, _, ReadRequest() as request):
                     self.trace.append(Asked(at, request.syncer_step, (name,)))

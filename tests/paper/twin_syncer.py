@@ -169,7 +169,7 @@ class TwinSyncer:
 
     def next_alarm(self) -> Fraction:
         """The first instant after now at which something may happen by itself."""
-        times = [heard.at + self.habits[heard.learner].lease_s for heard in self.heard]
+        times = [heard.at + self.habits[heard.learner].lease_s for heard in self.heard if heard.new]
         times += [at + self.step_s for at in self.opened]
         for step in self.steps:
             times += [step.not_before, step.decided_at + self.rules.read_timeout_s]
@@ -228,7 +228,7 @@ class TwinSyncer:
     @property
     def live(self) -> list[str]:
         def until(name: str) -> Fraction:
-            return max((heard.at + self.habits[name].lease_s for heard in self.of(name)), default=self.now)
+            return max((heard.at + self.habits[name].lease_s for heard in self.of(name) if heard.new), default=self.now)
 
         return sorted(name for name in self.peers if self.now < until(name))
 

@@ -13,7 +13,7 @@ from learners.training.trainer import deal
 from orchestrator.checkers.suite import check_run
 from orchestrator.cli.app import build
 from orchestrator.eventlog.facts import LearnerLost
-from orchestrator.eventlog.segments import read_run
+from orchestrator.eventlog.reader import read_run
 from orchestrator.planner.fleet.islands.failures import Failures
 from orchestrator.planner.fleet.spot import absences, comings
 from orchestrator.planner.fleet.tape import record

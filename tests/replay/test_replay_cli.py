@@ -18,7 +18,7 @@ from orchestrator.cli.replay import _as_recorded, _check_until, _told
 from orchestrator.eventlog.events import Event
 from orchestrator.eventlog.facts import RunStarted
 from orchestrator.eventlog.seal import SEAL_FILE, seal
-from orchestrator.eventlog.segments import SegmentWriter, ends, read_run
+from orchestrator.eventlog.segments import SegmentWriter, ends, merge, read_lines
 from orchestrator.recipe.problems import InputError
 from orchestrator.recipe.toml_text import dump
 from orchestrator.replay.process import FILE
@@ -117,7 +117,7 @@ def test_a_log_that_was_changed_since_it_was_sealed_is_refused_and_one_without_a
     writer = SegmentWriter(place / "events.jsonl")
     writer.write(run.events)
     writer.close()
-    (place / SEAL_FILE).write_text(json.dumps(seal(ends(read_run(place)))))
+    (place / SEAL_FILE).write_text(json.dumps(seal(ends(merge([read_lines(place)])))))
     same = invoke(place, "--diff", place, "--json")
     assert (same.exit_code, json.loads(same.stdout)["sealed"], same.stderr) == (0, True, "")
     unsealed = invoke(recorded, "--diff", place, "--json")

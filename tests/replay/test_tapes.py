@@ -26,7 +26,7 @@ from orchestrator.checkers.suite import check, check_run
 from orchestrator.cli.app import build
 from orchestrator.eventlog.events import Event
 from orchestrator.eventlog.facts import FaultHealed, FaultInjected, LearnerLost, LearnerRequested, RunStarted
-from orchestrator.eventlog.segments import read_run
+from orchestrator.eventlog.reader import read_run
 from orchestrator.recipe.config import FaultKind, Recipe
 from orchestrator.replay.replayer import Replayer
 from orchestrator.replay.tape import record as tape_of
@@ -155,7 +155,8 @@ def test_what_is_written_is_sealed_says_that_it_is_synthetic_and_is_the_same_eve
         simulated = run(made, seed=3, profile="mixed")
         write(made, simulated.events, simulated.verdicts, RunStore(tmp_path / name))
     one = tmp_path / "one"
-    assert (one / "events.jsonl").read_bytes() == (tmp_path / "other" / "events.jsonl").read_bytes()
+    contents = [[event.content for event in read_run(tmp_path / name)] for name in ("one", "other")]
+    assert contents[0] == contents[1]
     assert sorted(path.name for path in tmp_path.iterdir()) == ["one", "other"], "no draft is left"
     assert recipe_of(RunStore(one)) == made
     events = read_run(one)
@@ -199,10 +200,10 @@ def test_the_command_says_what_it_made_and_never_writes_over_a_run(toml: Path, t
     told = json.loads(done.stdout)
     assert (told["seed"], told["syncer_steps"], told["injected"]) == (2, 24, {"kill": 1})
     assert told["commits"] == len(facts(read_run(tmp_path / "run"), Committed)) == 20
-    before = (tmp_path / "run" / "events.jsonl").read_bytes()
+    before = (tmp_path / "run" / "seal.json").read_bytes()
     again = invoke(toml, tmp_path / "run")
     assert again.exit_code == 2 and "is there already, and not empty" in again.stderr
-    assert (tmp_path / "run" / "events.jsonl").read_bytes() == before
+    assert (tmp_path / "run" / "seal.json").read_bytes() == before
 
 
 def test_a_machine_that_breaks_a_promise_makes_no_tape(

@@ -12,7 +12,7 @@ import pytest
 
 from chaos.actor import start
 from orchestrator.eventlog.events import Event
-from orchestrator.eventlog.segments import read_run
+from orchestrator.eventlog.reader import read_run
 from orchestrator.recipe.config import Recipe
 from orchestrator.recipe.toml_text import dump
 from orchestrator.recipe.validation import resolve

@@ -25,7 +25,7 @@ from ray.util.placement_group import placement_group_table
 
 from chaos.actor import start
 from orchestrator.eventlog.facts import LearnerLost, LearnerStarted, NodePreempted, RunFinished
-from orchestrator.eventlog.segments import read_run
+from orchestrator.eventlog.reader import read_run
 from orchestrator.recipe.config import PoolConfig, Recipe
 from orchestrator.recipe.problems import InputError
 from orchestrator.recipe.validation import resolve, validate

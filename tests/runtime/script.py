@@ -12,7 +12,7 @@ from typing import Any
 import ray
 
 from orchestrator.eventlog.events import Event
-from orchestrator.eventlog.segments import read_run
+from orchestrator.eventlog.reader import read_run
 from orchestrator.store.run_store import RunStore
 from tests.runtime.conftest import LEARNERS, namespace
 

@@ -13,7 +13,7 @@ import psutil
 import pytest
 
 from orchestrator.eventlog.facts import LearnerStarted
-from orchestrator.eventlog.segments import read_run
+from orchestrator.eventlog.reader import read_run
 from orchestrator.recipe.toml_text import load, stored_hash
 from orchestrator.recipe.validation import resolve
 from orchestrator.store.run_store import RunStore

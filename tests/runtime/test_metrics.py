@@ -13,7 +13,7 @@ from pathlib import Path
 import pytest
 from prometheus_client.parser import text_string_to_metric_families
 
-from orchestrator.eventlog.segments import read_run
+from orchestrator.eventlog.reader import read_run
 from orchestrator.telemetry.catalog import CATALOG, PREFIX
 from orchestrator.telemetry.exposition import exposition_of
 from tests.tools import needs, path_of

@@ -12,7 +12,7 @@ import pytest
 from learners.protocol.facts import Adopted, Donated, LoopFailed, StateReceived, StepFinished
 from orchestrator.checkers.suite import check_run
 from orchestrator.eventlog.facts import FaultHealed, FaultInjected, LearnerLost, LearnerStarted
-from orchestrator.eventlog.segments import read_run
+from orchestrator.eventlog.reader import read_run
 from outer.protocol.facts import (
     Committed,
     LearnerAttached,

@@ -12,9 +12,9 @@ import learners.protocol.adoption
 import learners.protocol.staged_reads
 import outer.protocol.members
 import outer.protocol.open_step
-import outer.protocol.read_requests
 import outer.protocol.recovery
 import outer.protocol.sample_spans
+import outer.protocol.sessions
 import outer.protocol.syncer
 from chaos.simulation import cluster
 from chaos.simulation.cluster import Outcome, play
@@ -45,10 +45,10 @@ def test_a_stale_base_counts_a_step_twice(monkeypatch: pytest.MonkeyPatch) -> No
         outer.protocol.open_step, "unusable", lambda contribution, fragment, version: contribution.defect
     )
     monkeypatch.setattr(
-        outer.protocol.read_requests, "has_progress", lambda member, fragment, version: bool(member.report.counters)
+        outer.protocol.sessions, "has_progress", lambda member, fragment, version: bool(member.report.counters)
     )
     monkeypatch.setattr(learners.protocol.staged_reads.StagedReads, "forget", lambda reads, fragments: None)
-    slow = (Fault(3.0, "slow_link", "all", 9.0, 0.5),)
+    slow = (Fault(2.0, "slow_link", "all", 9.0, 0.5),)
     assert {"oracle.record", "oracle.once"} <= broken(slow)
 
 
@@ -65,7 +65,7 @@ def test_a_merge_below_the_quorum(monkeypatch: pytest.MonkeyPatch) -> None:
             del step.contributions[name]
         reading._out.add(step.merge())
 
-    monkeypatch.setattr(outer.protocol.read_requests.ReadRequests, "close", close)
+    monkeypatch.setattr(outer.protocol.sessions.ReadRequests, "close", close)
     assert {"oracle.quorum"} <= broken()
 
 
@@ -138,7 +138,7 @@ def test_a_learner_that_never_goes_to_the_next_epoch() -> None:
 
 def test_notices_that_are_never_sent_again_end_in_a_standstill(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(Sessions, "_overdue_at", lambda steward, member, fragment, step_s: float("inf"))
-    loss = tuple(Fault(at, "loss", "all", 4.0, 1.0) for at in (3.0, 7.0))
+    loss = tuple(Fault(at, "loss", "all", 4.0, 1.0) for at in (2.0, 6.0))
     assert broken(loss) & {"bounds.live", "bounds.share", "bounds.ready"}
 
 

@@ -8,6 +8,7 @@ The liveness bounds, in virtual seconds from healing, with slow = the slowest le
              for one syncer step, once they do
     commit = (H + tau) step, between two commits of a fragment
     steps  = step, between two steps of a learner, once they do
+    silent = a resending + 2 step, until the oldest fact that a learner holds is durable, once they do
     share  = 2 H + tau syncer steps, once they do: every learner contributes at least once in so many; checked if the
              syncer reads every eligible learner and a round gives the slowest time to adopt and to step (H >= 8)
     end    = ready + (syncer steps left) step + exit, by then no learner is left
@@ -18,6 +19,7 @@ from __future__ import annotations
 from chaos.simulation.checks.invariants import Invariants
 from chaos.simulation.checks.oracle import Oracle
 from chaos.simulation.profile import Options
+from learners.protocol import fact_buffer
 from orchestrator.simulation.process import Process
 from orchestrator.simulation.supervisor import Supervisor
 from outer.protocol.messages import STEPPING
@@ -48,6 +50,7 @@ class Bounds:
         self._ready = False
         self._shared_from = 0  # the newest version then
         self._stepped: dict[str, tuple[tuple[int, int], float]] = {}  # (incarnation, step), and since when it is that
+        self._held: dict[str, tuple[tuple[int, int], float]] = {}  # (incarnation, oldest fact), and since when
         self._committed: dict[int, float] = {}  # by fragment, when its newest commit was seen
         self._tips: list[int] = [0] * options.fragments
         sync, messages_s = options.sync, options.latency_s + options.jitter_s
@@ -58,6 +61,7 @@ class Bounds:
         up_s = options.notice_s + 0.1 + options.import_s + options.compile_s
         lease_s = max(sync.lease_s, sync.lease_steps * slow)
         self.ready_s = options.hang_s + 2 * up_s + options.backoff_s + ATTACH_S + sync.join_s + lease_s + 2 * slow
+        self.silent_s = 1.1 * fact_buffer.RESEND_S + 2 * self.step_s
         self.commit_s = (sync.round_steps + sync.overlap_steps) * self.step_s
 
     def start(self) -> None:
@@ -112,8 +116,8 @@ class Bounds:
             if syncer.running and not syncer.deposed:
                 self._invariants.leases(syncer)
                 self._invariants.shows(syncer)
-            if len(syncer.writer.queue) > JOURNAL_MAX:
-                self._broken("bounds.journal", f"{len(syncer.writer.queue)} entries wait for the store")
+            if len(syncer.log.records) > JOURNAL_MAX:
+                self._broken("bounds.journal", f"{len(syncer.log.records)} records wait for the store")
             opened = syncer.machine.syncer_step - syncer.machine.committed_step
             if opened > max(1, options.sync.overlap_steps):
                 self._broken("bounds.open", f"{opened} syncer steps are open, tau is {options.sync.overlap_steps}")
@@ -145,6 +149,7 @@ class Bounds:
                     self._broken("bounds.ready", f"{name} {asked.number} was asked to leave, and is there")
             self._shared_from = max(tip.number for tip in self._oracle.tips)
         self._look_at_steps()
+        self._look_at_facts()
         self._look_at_shares()
 
     def _look_at_steps(self) -> None:
@@ -158,6 +163,20 @@ class Bounds:
             if since_s > self.step_s + WATCH_S:
                 self._broken(
                     "bounds.steps", f"{name} {learner.incarnation} has not finished a step for {since_s:.0f} s"
+                )
+
+    def _look_at_facts(self) -> None:
+        """Nobody is silenced: every learner's facts go on becoming durable."""
+        now = self._time.now
+        for name in self._supervisor.controller.wanted:
+            learner = self._supervisor.learners[name]
+            held = (learner.incarnation, learner.outbox.oldest)
+            if held != self._held.get(name, (held, 0.0))[0] or held[1] == len(learner.facts):
+                self._held[name] = (held, now)
+            since_s = now - self._held.setdefault(name, (held, now))[1]
+            if since_s > self.silent_s:
+                self._broken(
+                    "bounds.silent", f"fact {held[1]} of {name} {held[0]} has not become durable for {since_s:.0f} s"
                 )
 
     def _look_at_shares(self) -> None:

@@ -13,7 +13,7 @@ from chaos.simulation.checks.oracle import Violation
 from orchestrator.checkers import suite
 from orchestrator.eventlog.events import Event
 from orchestrator.simulation.context import SimContext
-from outer.protocol.facts import Committed, Participant
+from outer.protocol.facts import Committed, FactsLost, Participant
 
 Digest = str
 
@@ -24,29 +24,33 @@ MAY_BE_UNKNOWN = frozenset({"accounted.time", "replayable.states"})
 BY_TIME = frozenset({"accounted.time"})
 STOPS = frozenset({"stop", "stop_committing"})  # a run that is stopped at once exercises no check
 UNTIMED = frozenset({"wall_skew", "wall_jump", "clock_jump", "linger", "crash_ending"}) | STOPS
+LOST = frozenset({"replayable.steps"})  # unknown where steps are among the facts that FactsLost names
 
 
 def judged(events: list[Event], fault_counts: Mapping[str, int]) -> list[Violation]:
     """The checks of real logs that fail, or are not exercised although they should be."""
     violations = []
     unjudged = BY_TIME if UNTIMED & fault_counts.keys() else frozenset()
+    lost = LOST if any(isinstance(event.fact, FactsLost) for event in events) else frozenset()
     nothing = bool(STOPS & fault_counts.keys()) and not any(isinstance(event.fact, Committed) for event in events)
     for verdict in suite.check(events):
         if verdict.name in unjudged:
             continue
-        unknown = verdict.status == "unknown" and verdict.name not in MAY_BE_UNKNOWN
+        unknown = verdict.status == "unknown" and verdict.name not in MAY_BE_UNKNOWN | lost
         if verdict.status == "violated" or (unknown and not nothing):
             violations.append(Violation(verdict.name, f"{verdict.status}: {verdict.reason}"))
     return violations
 
 
 def digest_of(context: SimContext) -> Digest:
-    """SHA-256 over every fact, its writer and its time."""
+    """SHA-256 over every fact, its writer and its time, and over the order of the log."""
     running = hashlib.sha256()
     for writer, said in context.facts.items():
         running.update(repr(writer).encode())
         # Format 2 of marshal is fixed, and knows no references: equal values give equal bytes.
         running.update(marshal.dumps([(at, type(fact).__name__, _values(fact)) for at, fact in said], 2))
+    for group in context.log:
+        running.update(marshal.dumps([tuple(stretch) for stretch in group.stretches], 2))
     return running.hexdigest()
 
 

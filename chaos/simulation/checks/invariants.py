@@ -48,10 +48,11 @@ class Heard(NamedTuple):
     """What reports have said of one incarnation."""
 
     step: int
-    lease_until: float  # as of the last that arrived, by this syncer's clock
+    sequence: int  # of the newest that arrived
+    lease_until: float  # as of that one, by this syncer's clock
 
 
-SILENT = Heard(0, math.inf)
+SILENT = Heard(0, 0, math.inf)
 
 
 @dataclass
@@ -63,6 +64,7 @@ class _Seen:
     shown: defaultdict[str, float] = field(
         default_factory=lambda: defaultdict(float)
     )  # the last counts on status pages
+    strangers: set[Key] = field(default_factory=set)  # whose reports were refused
 
 
 class Invariants(Observer):
@@ -165,7 +167,9 @@ class Invariants(Observer):
         if len(report.counters) == self._options.fragments:  # any other is refused
             heard = self._seen[syncer.epoch].heard
             before = heard.get(learner.key, SILENT)
-            heard[learner.key] = Heard(max(before.step, report.step), syncer.clock() + report.lease_s)
+            until = syncer.clock() + report.lease_s if report.sequence > before.sequence else before.lease_until
+            newest = max(before.sequence, report.sequence)
+            heard[learner.key] = Heard(max(before.step, report.step), newest, until)
         if syncer.peers.get(report.learner) is learner:
             return None
         return partial(self._reported, syncer, report, _known(syncer, report.learner))
@@ -181,11 +185,16 @@ class Invariants(Observer):
             self.refuses(syncer, contribution, effects, SOONER | {garbled[1]})
 
     def refuses(self, syncer: SyncerProcess, event: Event, effects: list[Effect], reasons: frozenset[str]) -> None:
-        """What cannot be right is refused, for one of these reasons. With none it is passed over."""
+        """What cannot be right is refused, for one of these reasons: a report once. With none it is passed over."""
         if not syncer.running or syncer.deposed:
             return
         facts = [effect.fact for effect in effects if isinstance(effect, Emit)]
         said = {fact.reason for fact in facts if isinstance(fact, Refused)}
+        if isinstance(event, Report):
+            strangers = self._seen[syncer.epoch].strangers
+            if not said and (event.learner, event.incarnation) in strangers:
+                return
+            strangers.add((event.learner, event.incarnation))
         if not said <= reasons or bool(said) != bool(reasons):
             due = f"due is one of {sorted(reasons)}"
             self._broken("invariants.refuses", f"{event} was refused for {sorted(said)}, {due}")
@@ -193,7 +202,7 @@ class Invariants(Observer):
     # -------------------------------------------------------------- the syncer, once a second
 
     def leases(self, syncer: SyncerProcess) -> None:
-        """A learner that is silent for longer than its last report was good for does not count as alive."""
+        """A learner that is silent for longer than its newest report was good for does not count as alive."""
         now, heard_of = syncer.clock(), self._seen[syncer.epoch].heard
         for row in syncer.machine.view(now):
             heard = heard_of.get((row["name"], row["incarnation"]))

@@ -19,6 +19,8 @@ from orchestrator.simulation.process import Host, Process
 from orchestrator.simulation.supervisor import Supervisor
 from outer.protocol.events_effects import Tick
 
+POLL_S = 0.05
+
 FLAPS = 4
 
 
@@ -217,6 +219,19 @@ class FaultSchedule:
         self._store.stale = True
         self._syncer_crash(fault)
 
+    def _tail_lost(self, fault: Fault) -> None:
+        """The syncer's node is lost with the newest groups of the log, once learners were told that one is durable."""
+        context, syncer = self._context, self._supervisor.syncer
+        if context.time.now >= context.options.storm_s:
+            return
+        if syncer is None or not syncer.running or syncer.deposed or not self._store.tail_known(context.acknowledged):
+            self._later(POLL_S, self._tail_lost, fault)
+            return
+        syncer.crash()
+        lost = self._store.lose_tail(1 + int(3 * fault.strength))
+        del context.log[len(context.log) - len(lost) :]
+        context.fault_counts[fault.kind] += bool(lost)
+
     def _syncer_dies_writing(self) -> None:
         """The syncer dies as soon as a record is on its way to the store."""
         syncer = self._supervisor.syncer
@@ -330,6 +345,7 @@ STRIKES: dict[str, Callable[[FaultSchedule, Fault], None]] = {
     "storage_torn": FaultSchedule._storage_torn,
     "storage_lost": FaultSchedule._storage_lost,
     "storage_stale": FaultSchedule._storage_stale,
+    "tail_lost": FaultSchedule._tail_lost,
     "syncer_crash": FaultSchedule._syncer_crash,
     "zombie": FaultSchedule._zombie,
     "scale_out": FaultSchedule._scale_out,

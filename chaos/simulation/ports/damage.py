@@ -99,8 +99,3 @@ class Damage(Faults):
             syncer.crash_at = syncer.performed + 1
         if effect.proposal is not None and syncer.epoch in self.committing:
             syncer.time.reach(0.0, syncer, self.committing.pop(syncer.epoch))
-
-    def crashed(self, syncer: SyncerProcess, flushed: int) -> None:
-        """What it recorded in this breath may not be in the log."""
-        if self._rng.random() < 0.5:
-            del syncer.facts[flushed:]

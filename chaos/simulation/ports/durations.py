@@ -24,6 +24,7 @@ class DrawnDurations:
         self, options: Options, time: Timeline, hosts: Random, rng: Random, fault_counts: Counter[str]
     ) -> None:
         self.backoff_s, self.hang_s, self.start_s = options.backoff_s, options.hang_s, options.start_s
+        self.unreachable_s = options.unreachable_s
         self.look_s, self.exit_s, self.end_s, self.pack_s = POLL_S, EXIT_S, TELL_S, PACK_S
         self._options, self._time, self._fault_counts = options, time, fault_counts
         self._hosts, self._random = hosts.random, rng.random

@@ -1,36 +1,36 @@
 """A hostile store for the syncer's journal: slow, failing, full, and losing what it has not acknowledged.
 
-The store takes an entry only from the newest epoch and only in order. The writer of one epoch puts entries in one by
+The store takes a group only from the newest epoch and only in order. The writer of one epoch puts groups in one by
 one, and retries what failed.
 """
 
 from __future__ import annotations
 
-from collections import Counter, deque
-from collections.abc import Callable
+from collections import Counter
+from collections.abc import Callable, Mapping
 from random import Random
 from typing import Any, NamedTuple
 
-from outer.protocol.events_effects import Append
+from orchestrator.simulation.context import Group, Key
 
 BACKOFF_S, BACKOFF_S_MAX = 0.05, 1.0  # between two attempts to write; doubles
 
 
 class Write(NamedTuple):
-    """One entry of the journal and its position."""
+    """One group of the journal and its position."""
 
     epoch: int
-    sequence: int
-    entry: Any
+    sequence: int  # among the epoch's groups
+    group: Group
 
 
 class Store:
-    """Durable entries of all epochs, in order, and the store's present faults."""
+    """Durable groups of all epochs, in order, and the store's present faults."""
 
     def __init__(
         self, rng: Random, fault_counts: Counter[str], append_s: float, taken: Callable[[Write], None]
     ) -> None:
-        """`taken` is told of each entry as it becomes durable."""
+        """`taken` is told of each group as it becomes durable."""
         self.entries: list[Write] = []
         self.epoch = 0  # the newest that was opened
         self.slow_s = 0.0  # further delay of every write, up to this
@@ -51,7 +51,7 @@ class Store:
             return "stale_epoch"
         last = self.entries[-1] if self.entries else None
         expected = last.sequence + 1 if last is not None and last.epoch == self.epoch else 0
-        if last is not None and write == last:
+        if write is last:
             return "ok"  # it was taken before, and its acknowledgement was lost
         if write.sequence != expected:
             return "stale_epoch"
@@ -77,8 +77,29 @@ class Store:
         elif self.random() < 0.5 and not self.full:
             self.put(write)
 
+    def force(self, write: Write) -> None:
+        """Take it in spite of all faults, unless it is there already or another epoch has opened."""
+        if write.epoch == self.epoch and write not in self.entries[-1:]:
+            self.entries.append(write)
+            self._taken(write)
+
+    def tail_known(self, acknowledged: Mapping[Key, int]) -> bool:
+        """Whether the newest group has no record, and a fact that its writer was told to be durable."""
+        newest = self.entries[-1].group if self.entries else Group()
+        known = (acknowledged.get((run.writer, run.incarnation), -1) >= run.last for run in newest.runs)
+        return not newest.records and any(known)
+
+    def lose_tail(self, groups: int) -> list[Write]:
+        """The newest groups are lost, at most so many, and none that has a record."""
+        kept = len(self.entries)
+        while groups and kept and not self.entries[kept - 1].group.records:
+            kept, groups = kept - 1, groups - 1
+        lost = self.entries[kept:]
+        del self.entries[kept:]
+        return lost
+
     def read(self) -> list[Write]:
-        """The entries as a reader sees them: under a fault an old prefix."""
+        """The groups as a reader sees them: under a fault an old prefix."""
         if self.stale and self.entries and self.random() < 0.8:
             seen = int(self.random() * len(self.entries))
             self._fault_counts["storage_stale"] += 1
@@ -98,50 +119,53 @@ class Store:
 
 
 class Writer:
-    """The journal of one epoch, as its shell writes it: one entry at a time, in order."""
+    """The journal of one epoch, as its shell writes it: one group at a time, in order."""
 
-    def __init__(
-        self, store: Store, owner: Any, durable: Callable[[int], None], refused: Callable[[int], None]
-    ) -> None:
-        self.queue: deque[Write] = deque()
+    def __init__(self, store: Store, owner: Any, durable: Callable[[Group], None], refused: Callable[[], None]) -> None:
         self._store, self._owner = store, owner
         self._durable, self._refused = durable, refused
-        self._under_way: Write | None = None
+        self._write: Write | None = None  # the next, until it is acknowledged
+        self._under_way = False
+        self._groups = 0
         self._backoff_s = BACKOFF_S
 
-    def put(self, effect: Append) -> None:
-        self.queue.append(Write(self._owner.epoch, effect.sequence, effect))
-        if len(self.queue) == 1:
-            self._begin()
+    def put(self, group: Group) -> None:
+        assert self._write is None
+        self._write = Write(self._owner.epoch, self._groups, group)
+        self._groups += 1
+        self._begin()
+
+    def finish(self, group: Group) -> None:
+        if self._write is not None:
+            self._store.force(self._write)
+        self._store.force(Write(self._owner.epoch, self._groups, group))
+        self._write = None
 
     def crash(self) -> None:
-        """The process is dead: the write under way may land or not, what waits is lost."""
-        write, self._under_way = self._under_way, None
-        self.queue.clear()
-        if write is not None:
+        """The process is dead: the group under way may land or not."""
+        write, self._write = self._write, None
+        if write is not None and self._under_way:
             self._store.crashed(write)
 
     def _begin(self) -> None:
-        if self.queue and self._under_way is None:
-            self._under_way = self.queue[0]
-            self._owner.time.after(self._store.write_s(), self._land, self.queue[0])
+        self._under_way = True
+        self._owner.time.after(self._store.write_s(), self._land, self._write)
 
     def _land(self, write: Write) -> None:
         """The store is reached, whether or not the writer still runs."""
-        if self._under_way is not write:
+        if self._write is not write:
             return  # it died first
-        self._under_way = None
+        self._under_way = False
         self._owner.deliver(self._acknowledge, write, self._store.put(write))
 
     def _acknowledge(self, write: Write, result: str) -> None:
         if result == "error":
             self._owner.after(self._backoff_s, self._begin)
             self._backoff_s = min(2 * self._backoff_s, BACKOFF_S_MAX)
-        elif result == "ok":
+            return
+        self._write = None
+        if result == "ok":
             self._backoff_s = BACKOFF_S
-            self.queue.popleft()
-            self._durable(write.sequence)
-            self._begin()
+            self._durable(write.group)
         else:
-            self.queue.clear()
-            self._refused(write.sequence)
+            self._refused()

@@ -81,6 +81,7 @@ class Timing:
     outage_s: Draw = NOTHING  # from a syncer's death until its successor serves
     backoff_s: float = 1.0
     hang_s: float = 20.0
+    unreachable_s: float = 3600.0
     start_s: float = 120.0
 
 
@@ -120,7 +121,7 @@ class Fleet:
     state_bytes: int = 0  # of a peer's state: parameters and inner optimizer
     faults: tuple[Fault, ...] = ()
     span_steps: int = 16
-    ahead_s: float = 20.0
+    ahead_s: float = 3600.0
     warm: bool = False  # all who are wanted at the start are compiled by then, and hold the first versions
     death: Callable[[float], float] = lambda mean_s: math.inf  # seconds until a unit of this mean dies
     look_s: float = 1.0  # between two looks of the supervisor, and of `progress`

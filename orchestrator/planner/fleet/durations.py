@@ -28,6 +28,7 @@ class FleetDurations:
     def __init__(self, fleet: Fleet, time: Timeline) -> None:
         timing = fleet.timing
         self.backoff_s, self.hang_s, self.start_s = timing.backoff_s, timing.hang_s, timing.start_s
+        self.unreachable_s = timing.unreachable_s
         self.look_s, self.exit_s, self.end_s, self.pack_s = fleet.look_s, 0.0, EXIT_S, timing.pack_s
         self.steps: dict[str, list[Stepped]] = {}
         self.notice_s, self.outage_s = timing.detect_s, timing.outage_s

@@ -88,6 +88,7 @@ def _timing(recipe: Recipe, replace_s: Draw) -> Timing:
         outage_s=constant(run.syncer_lease_s),
         backoff_s=run.restart_backoff_s,
         hang_s=run.hang_s,
+        unreachable_s=run.unreachable_s,
         start_s=max(run.start_s, 2.0 * told.start_s),
     )
 

@@ -16,7 +16,6 @@ from orchestrator.accounting.verdicts import Verdict
 from orchestrator.checkers.suite import check
 from orchestrator.eventlog.events import Event
 from orchestrator.eventlog.facts import RunStarted
-from orchestrator.eventlog.segments import merge
 from orchestrator.planner.fleet.description import Fleet, StepModel, StepSample
 from orchestrator.planner.fleet.islands.failures import Draws, Failures
 from orchestrator.planner.fleet.islands.island import Island
@@ -81,7 +80,7 @@ def record(
     how = f"simulated fleet, seed {seed}, fastest step {step_s:g} s" + (f", {chips} chips" if chips is not None else "")
     started = RunStarted(recipe.name, recipe.config_hash, recipe.seed, {"synthetic": how, "code": code_digest()})
     world.context.facts["orchestrator", 1].insert(0, (0.0, started))
-    events = merge([[replace(event, fact=bare(event.fact)) for event in world.context.events()]])
+    events = [replace(event, fact=bare(event.fact)) for event in world.context.events()]
     return Simulated(events, check(events), outcome)
 
 

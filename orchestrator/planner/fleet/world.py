@@ -14,14 +14,14 @@ from orchestrator.planner.fleet.durations import FleetDurations, Stepped
 from orchestrator.planner.fleet.network import FleetNetwork
 from orchestrator.planner.fleet.planned_faults import PlannedFaults
 from orchestrator.recipe.config import SYNCER
-from orchestrator.simulation.context import Observer, SimContext, SimLearner
+from orchestrator.simulation.context import Group, Observer, SimContext, SimLearner
 from orchestrator.simulation.learner_process import LearnerProcess
 from orchestrator.simulation.process import Host, Process
 from orchestrator.simulation.supervisor import Supervisor
 from orchestrator.simulation.syncer_process import SyncerProcess
 from orchestrator.simulation.timeline import Timeline
 from outer.protocol import recovery
-from outer.protocol.events_effects import Append, Merge, Merged, Publish
+from outer.protocol.events_effects import Merge, Merged, Publish
 from outer.protocol.facts import Committed
 from outer.protocol.syncer import Syncer
 
@@ -130,10 +130,12 @@ class World:
         self._count_process(SYNCER, syncer)
         return syncer
 
-    def durable(self, syncer: SyncerProcess, entry: recovery.Entry) -> None:
-        """A record is in the journal."""
+    def durable(self, syncer: SyncerProcess, group: Group) -> None:
+        """A group is in the journal."""
+        if self.context.recording:
+            self.context.log.append(group)
         if self._keeps_journal:
-            self._journal.append(entry)
+            self._journal += [recovery.Entry(syncer.epoch, each.sequence, each.record) for each in group.records]
 
 
 class CommitCounter(Observer):
@@ -181,24 +183,28 @@ class NoValues:
 
 
 class TimedJournal:
-    """Commits take time, in order. Other records are written along with them."""
-
-    queue = ()
+    """Commits take time, in order. Whatever else waits is written along with them."""
 
     def __init__(self, world: World, syncer: SyncerProcess) -> None:
         self._world, self._syncer = world, syncer
-        self._until = 0.0  # virtual seconds
+        self._group: Group | None = None  # under way
 
-    def put(self, effect: Append) -> None:
-        time = self._world.time
-        takes_s = self._world.durations.append_s(effect.record.fragment) if type(effect.record) is Committed else 0.0
-        self._until = max(time.now, self._until) + takes_s
-        entry = recovery.Entry(self._syncer.epoch, effect.sequence, effect.logged, effect.record)
-        time.reach(self._until - time.now, self._syncer, self._land, entry)
+    def put(self, group: Group) -> None:
+        world, self._group = self._world, group
+        commits = [each.record for each in group.records if isinstance(each.record, Committed)]
+        takes_s = sum(world.durations.append_s(commit.fragment) for commit in commits)
+        world.time.reach(takes_s, self._syncer, self._land, group)
 
-    def _land(self, entry: recovery.Entry) -> None:
-        self._world.durable(self._syncer, entry)
-        self._syncer.on_durable(entry.sequence)
+    def _land(self, group: Group) -> None:
+        self._group = None
+        self._world.durable(self._syncer, group)
+        self._syncer.on_durable(group)
+
+    def finish(self, group: Group) -> None:
+        for each in (self._group, group):
+            if each is not None:
+                self._world.durable(self._syncer, each)
+        self._group = None
 
     def crash(self) -> None:
         """What was under way is lost with its process."""

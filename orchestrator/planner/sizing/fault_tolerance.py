@@ -80,13 +80,15 @@ def _counts(alive: list[float]) -> list[float]:
 
 
 def fault_outcomes(
-    recipe: Recipe, hub: str | None, shared_store: bool, step_s: float | None
+    recipe: Recipe, hub: str | None, shared_store: bool, step_s: float | None, failover_s: float
 ) -> tuple[FaultOutcome, ...]:
-    """A row for each kind of loss. `hub`: the syncer's region, if known. `step_s`: of a syncer step."""
+    """A row for each kind of loss. `hub`: the syncer's region, if known. `step_s`: of a syncer step. `failover_s`: from
+    a syncer's death to the next commit.
+    """
     return (
         *_learners(recipe, step_s),
         *_groups(recipe, hub),
-        *_syncer(recipe, shared_store),
+        *_syncer(recipe, shared_store, failover_s),
         *_orchestrator(),
         *_store(recipe),
         *_everything(recipe, shared_store),
@@ -143,7 +145,7 @@ def _group(recipe: Recipe, kind: str, name: str, size: int, hub: str | None) -> 
     return FaultOutcome(lost, False, away, f"only {left} remain, K = {quorum}: no commit; {fix}")
 
 
-def _syncer(recipe: Recipe, shared_store: bool) -> Iterator[FaultOutcome]:
+def _syncer(recipe: Recipe, shared_store: bool, failover_s: float) -> Iterator[FaultOutcome]:
     lease, durability = recipe.run.syncer_lease_s, recipe.durability
     kept = {
         "journal": "from the journal, so no commit is lost",
@@ -154,9 +156,9 @@ def _syncer(recipe: Recipe, shared_store: bool) -> Iterator[FaultOutcome]:
     yield FaultOutcome(
         "the syncer's process",
         False,
-        lease,
-        f"a dead one is replaced at once, a silent one after {lease:g} s; the next one resumes {kept}. Learners keep "
-        "stepping",
+        failover_s,
+        f"a dead one is replaced at once, a silent one {lease:g} s later; the next one resumes {kept}, however old "
+        "the run is. Learners keep stepping",
     )
     if durability.mode == "journal" and not _outlives_node(recipe, shared_store):
         words = (
@@ -166,7 +168,7 @@ def _syncer(recipe: Recipe, shared_store: bool) -> Iterator[FaultOutcome]:
         yield FaultOutcome("the syncer's node", False, None, words)
     else:
         yield FaultOutcome(
-            "the syncer's node", False, lease, f"as for its process: the next one starts elsewhere, {kept}"
+            "the syncer's node", False, failover_s, f"as for its process: the next one starts elsewhere, {kept}"
         )
 
 

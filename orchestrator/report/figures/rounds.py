@@ -8,8 +8,9 @@ from matplotlib.axes import Axes
 from matplotlib.ticker import MaxNLocator
 
 from orchestrator.report.canvas import WIDE, bare, label, light, sheet, to_svg
-from orchestrator.report.data import Data, Rounds
+from orchestrator.report.data import Data
 from orchestrator.report.figures.marks import legend
+from orchestrator.report.participation import Rounds
 from orchestrator.report.series import chunks
 
 CLASSES = ("none", "under 25 %", "25 to 49 %", "50 to 74 %", "75 to 99 %", "all")
@@ -28,14 +29,18 @@ def draw(data: Data, width: int, words: str) -> str | None:
         axes = bare(figure.subplots())
         for index, name in enumerate(names):
             _strip(axes, rounds, name, groups, index)
-        last = len(rounds.commits)
+        last = rounds.count
         axes.set_xlim(0.5, last + 0.5)
         axes.set_ylim(len(names) - 0.5, -0.5)
         axes.set_yticks(range(len(names)), [label(name, 24 if wide else 16) for name in names])
         axes.tick_params(axis="y", length=0)
         axes.xaxis.set_major_locator(MaxNLocator(nbins=9 if wide else 5, integer=True, steps=[1, 2, 5, 10]))
         axes.spines["left"].set_visible(False)
-        axes.set_xlabel("round" if len(groups) == last else f"round ({-(-last // len(groups))} in a column)")
+        axes.set_xlabel(
+            "round"
+            if len(groups) == last
+            else f"round ({rounds.per * -(-len(rounds.commits) // len(groups))} in a column)"
+        )
         legend(figure, [(f"share{index}", words) for index, words in enumerate(CLASSES)], 6 if wide else 3)
         return to_svg(figure, f"rounds-{width}", words)
 
@@ -54,7 +59,7 @@ def _strip(axes: Axes, rounds: Rounds, name: str, groups: list[Sequence[int]], r
     for group in groups:
         taken = sum(rounds.by_learner[name][index] for index in group)
         level = share_class(taken, sum(rounds.commits[index] for index in group))
-        start, length = group[0] + 0.5, float(len(group))
+        start, length = rounds.per * group[0] + 0.5, float(rounds.per * len(group))
         if level == before:
             start, known = runs[level].pop()
             length += known

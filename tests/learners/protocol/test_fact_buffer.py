@@ -1,65 +1,168 @@
-"""Facts ride along, oldest first, until they are acknowledged: none is lost, none is renumbered."""
+"""Facts are sent once and in order until they are durable, again when that takes too long, and within a bound."""
 
 from __future__ import annotations
 
+from typing import Any
+
+import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from learners.protocol.fact_buffer import FactBuffer
+from learners.protocol import fact_buffer
+from learners.protocol.fact_buffer import RESEND_S, FactBuffer
 
 
-def numbers(outbox: FactBuffer) -> list[int]:
-    return [sequence for sequence, _, _ in outbox.pending()]
+class Clock:
+    now = 0.0
+
+    def __call__(self) -> float:
+        return self.now
 
 
-def test_facts_are_numbered_from_zero_and_dated_when_they_are_said() -> None:
+def buffer(facts: int = 0, **settings: Any) -> FactBuffer:
+    made = FactBuffer(float, **{"monotonic": Clock()} | settings)
+    for fact in range(facts):
+        made.add(fact)
+    return made
+
+
+def numbers(sent: list[tuple[int, float, Any]] | None) -> list[int]:
+    assert sent is not None
+    return [sequence for sequence, _, _ in sent]
+
+
+def test_facts_are_numbered_from_zero_dated_when_they_are_said_and_sent_once() -> None:
     times = iter([5.0, 6.5])
-    outbox = FactBuffer(lambda: next(times))
-    outbox.add("first")
-    outbox.add("second")
-    assert outbox.pending() == [(0, 5.0, "first"), (1, 6.5, "second")]
-    assert outbox.pending() == outbox.pending(), "riding takes nothing away"
+    facts = FactBuffer(lambda: next(times))
+    facts.add("first")
+    facts.add("second")
+    assert facts.pending() == [(0, 5.0, "first"), (1, 6.5, "second")]
+    assert facts.pending() == []
 
 
-def test_acknowledged_facts_ride_no_more_and_an_old_acknowledgement_takes_nothing_back() -> None:
-    outbox = FactBuffer(lambda: 0.0)
-    for fact in range(5):
-        outbox.add(fact)
-    outbox.acknowledge(2)
-    assert numbers(outbox) == [3, 4]
-    outbox.acknowledge(0)
-    outbox.acknowledge(-1)
-    assert numbers(outbox) == [3, 4]
-    outbox.acknowledge(99)
-    assert numbers(outbox) == []
-    outbox.add("next")
-    assert numbers(outbox) == [5]
+def test_beyond_the_limit_the_oldest_are_sent_first_and_the_rest_follow() -> None:
+    facts = buffer(5)
+    assert [numbers(facts.pending(2)) for _ in range(4)] == [[0, 1], [2, 3], [4], []]
 
 
-def test_beyond_the_limit_the_oldest_ride_first_and_the_rest_follow() -> None:
-    outbox = FactBuffer(lambda: 0.0, limit=2)
-    for fact in range(5):
-        outbox.add(fact)
-    seen: list[int] = []
-    while riding := numbers(outbox):
-        assert len(riding) <= 2
-        seen += riding
-        outbox.acknowledge(riding[-1])
-    assert seen == [0, 1, 2, 3, 4]
+def test_acknowledged_facts_go_and_an_old_acknowledgement_takes_nothing_back() -> None:
+    facts = buffer(5)
+    facts.pending()
+    facts.acknowledge(2)
+    facts.acknowledge(0)
+    facts.acknowledge(-1)
+    assert (facts.oldest, facts.recorded, numbers(facts.everything())) == (3, None, [3, 4])
+    facts.acknowledge(99)
+    assert (facts.oldest, facts.recorded, facts.everything()) == (5, 5, [])
+    facts.add("next")
+    assert numbers(facts.pending()) == [5]
 
 
-@given(st.lists(st.one_of(st.just("add"), st.integers(-1, 20)), max_size=60), st.integers(1, 5))
-def test_whatever_rides_is_a_run_without_a_gap_from_the_first_unacknowledged(
-    script: list[str | int], limit: int
+def test_facts_are_sent_again_only_when_no_acknowledgement_has_come_for_a_while() -> None:
+    clock = Clock()
+    facts = buffer(4, monotonic=clock)
+    facts.pending()
+    clock.now = RESEND_S - 0.1
+    facts.acknowledge(0)  # progress: the time counts from here
+    clock.now = RESEND_S + 0.1
+    assert facts.pending() == []
+    clock.now = 2 * RESEND_S
+    assert numbers(facts.pending()) == [1, 2, 3]
+    assert facts.pending() == []
+
+
+def test_the_time_without_an_acknowledgement_counts_from_the_first_fact_sent() -> None:
+    clock = Clock()
+    facts = buffer(1, monotonic=clock)
+    clock.now = 100.0
+    assert numbers(facts.pending()) == [0]
+    clock.now += RESEND_S / 2
+    assert facts.pending() == []
+
+
+def test_after_a_rewind_all_that_is_not_acknowledged_is_sent_again() -> None:
+    facts = buffer(4)
+    facts.pending(3)
+    facts.acknowledge(0)
+    facts.rewind()
+    assert numbers(facts.pending()) == [1, 2, 3]
+
+
+def test_an_acknowledgement_of_what_was_sent_before_a_rewind_holds_after_it() -> None:
+    facts = buffer(3)
+    facts.pending()
+    facts.rewind()
+    facts.acknowledge(1)
+    assert numbers(facts.pending()) == [2]
+
+
+def test_an_answer_carries_all_facts_that_are_not_durable_and_counts_as_sending_them() -> None:
+    facts = buffer(3)
+    facts.pending(2)
+    assert numbers(facts.everything()) == [0, 1, 2]
+    assert facts.pending() == []
+
+
+def test_too_many_facts_for_one_answer_have_to_be_uploaded_first(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(fact_buffer, "ANSWER_MAX", 3)
+    facts = buffer(4)
+    assert facts.behind
+    assert facts.everything() is None
+    assert numbers(facts.pending(4)) == [0, 1, 2, 3], "a refused answer has sent nothing"
+    facts.acknowledge(0)
+    assert not facts.behind
+    assert numbers(facts.everything()) == [1, 2, 3]
+
+
+def test_a_full_buffer_drops_the_oldest_facts_and_counts_them() -> None:
+    facts = buffer(3, limit=3)
+    facts.pending(1)
+    facts.add(3)
+    facts.add(4)
+    assert (facts.oldest, facts.dropped, numbers(facts.everything())) == (2, 2, [2, 3, 4])
+
+
+def test_a_resumed_incarnation_continues_its_numbers() -> None:
+    facts = buffer(2, first=7)
+    assert (facts.oldest, numbers(facts.pending())) == (7, [7, 8])
+
+
+@given(
+    st.lists(st.sampled_from(["add", "send", "all", "rewind", "wait"]) | st.integers(-1, 20), max_size=60),
+    st.integers(1, 5),
+    st.integers(1, 8),
+)
+def test_messages_carry_runs_without_a_gap_and_never_what_is_acknowledged(
+    script: list[str | int], message: int, limit: int
 ) -> None:
-    outbox, said, acknowledged = FactBuffer(lambda: 0.0, limit), 0, -1
+    clock = Clock()
+    facts = buffer(monotonic=clock, limit=limit)
+    said, oldest, unsent, moved_at = 0, 0, 0, 0.0  # the model: sent and not acknowledged is [oldest, unsent)
     for move in script:
-        if isinstance(move, str):
-            outbox.add(said)
+        if move == "add":
+            facts.add(said)
             said += 1
-        else:
+            oldest = max(oldest, said - limit)
+            unsent = max(unsent, oldest)
+        elif move == "wait":
+            clock.now += RESEND_S
+        elif move == "rewind":
+            facts.rewind()
+            unsent, moved_at = oldest, clock.now
+        elif isinstance(move, int):
             number = min(move, said - 1)
-            outbox.acknowledge(number)
-            acknowledged = max(acknowledged, number)
-        waiting = list(range(acknowledged + 1, said))
-        assert [(sequence, fact) for sequence, _, fact in outbox.pending()] == [(n, n) for n in waiting[:limit]]
+            facts.acknowledge(number)
+            if number >= oldest:
+                oldest, moved_at = number + 1, clock.now
+                unsent = max(unsent, oldest)
+        else:
+            if move == "send" and unsent > oldest and clock.now - moved_at >= RESEND_S:
+                unsent, moved_at = oldest, clock.now
+            elif unsent == oldest:
+                moved_at = clock.now
+            first, stop = (unsent, min(said, unsent + message)) if move == "send" else (oldest, said)
+            sent = facts.pending(message) if move == "send" else facts.everything()
+            assert sent == [(n, 0.0, n) for n in range(first, stop)]
+            unsent = stop
+        assert facts.oldest == oldest
+        assert facts.recorded == (said if oldest == said else None)

@@ -10,10 +10,15 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from learners.protocol.facts import Adopted, StepFinished
-from orchestrator.accounting.books import REASONS, settle
+from orchestrator.accounting.books import Bookkeeper, settle
+from orchestrator.accounting.fold import drive
+from orchestrator.accounting.ledger import REASONS
+from orchestrator.accounting.records import Records
+from orchestrator.accounting.windows import StepWindows
 from orchestrator.eventlog.events import Event
 from orchestrator.eventlog.facts import LearnerLost, RunFinished
-from outer.protocol.facts import Committed, Finished, LearnerFenced, Refused, StepOpened, SyncerStarted
+from outer.protocol.facts import Committed, FactsLost, Finished, LearnerFenced, Refused, StepOpened, SyncerStarted
+from tests.orchestrator.accounting.test_windows import blocks
 from tests.orchestrator.histories import altered, history, inserted, is_a, script, without
 
 A_MISSES = frozenset((second, "a") for second in (4, 6, 8))  # a's steps 3 to 7 are overwritten unread
@@ -148,3 +153,55 @@ def test_a_step_said_twice_unbalances_the_books() -> None:
 
 def test_a_step_with_other_tokens_changes_the_books() -> None:
     assert settle(altered(history(), is_a(StepFinished, step=5), tokens=9)).processed == 889
+
+
+# ------------------------------------------------------------------ the fold
+
+
+@pytest.mark.parametrize("size", [1, 13, 100])
+def test_books_are_the_same_however_the_log_is_cut(size: int) -> None:
+    refused = Refused("a", 1, "contribution", "stale_base", 6, 1)
+    for events in (history(), inserted(history(A_MISSES), is_a(StepOpened, syncer_step=6), refused)):
+        assert settle(blocks(events, size)) == settle(events)
+
+
+def test_the_state_does_not_grow_with_the_run() -> None:
+    """Steps are handed on in order as soon as their fate is final, and an incarnation that is over is forgotten."""
+    events, records, windows = history(), Records(), StepWindows()
+    keeper = Bookkeeper(windows, records)
+    handed: dict[tuple[str, int], list[int]] = {}
+    most = 0
+    for block in blocks(events, 20):
+        drive([windows, records, keeper], [block])
+        for key, rows in keeper.settled:
+            handed.setdefault(key, []).extend(rows.step.tolist())
+        most = max(most, len(windows.rows))
+    assert most < 40 < sum(map(len, handed.values()))
+    assert all(steps == list(range(1, 1 + len(steps))) for steps in handed.values())
+    assert ("c", 1) not in windows and handed["c", 1] == list(range(1, 10))
+
+
+def lost(events: list[Event], learner: str, steps: range) -> list[Event]:
+    """The log without these steps of a learner's first incarnation, and the fact that says so in their place."""
+    gone = [e for e in events if e.writer == learner and is_a(StepFinished)(e) and e.fact.step in steps]
+    told = FactsLost(learner, 1, gone[0].sequence, gone[-1].sequence, "its buffer was full")
+    said = {gone[0].key: replace(gone[0], writer="syncer", fact=told)}
+    return [said.get(event.key, event) for event in events if event.key in said or event not in gone]
+
+
+@pytest.mark.parametrize("size", [1, 13, 10_000])
+def test_lost_steps_that_a_contribution_covers_are_committed_with_its_count(size: int) -> None:
+    books = settle(blocks(lost(history(), "b", range(5, 8)), size))
+    whole = settle(history())
+    assert books.balanced and all(share.balanced for share in books.token_fragments)
+    assert (books.processed, books.committed, books.unknown) == (whole.processed, whole.committed, 0)
+    assert [share.committed for share in books.token_fragments] == [share.committed for share in whole.token_fragments]
+
+
+@pytest.mark.parametrize("size", [1, 13, 10_000])
+def test_lost_steps_that_nothing_covers_are_unknown_with_the_tokens_of_the_next_step(size: int) -> None:
+    books = settle(blocks(lost(history(A_MISSES), "a", range(4, 6)), size))
+    assert books.balanced and all(share.balanced for share in books.token_fragments)
+    assert books.unknown == books.by_learner["a"].unknown == 2 * 8
+    assert books.discarded["overlap"] == settle(history(A_MISSES)).discarded["overlap"] - 2 * 8
+    assert books.processed == 888

@@ -10,9 +10,9 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from learners.protocol.facts import PhaseEntered, StepFinished
-from orchestrator.accounting.goodput import RANKS, account, outer_downtime
-from orchestrator.accounting.history import History
-from orchestrator.accounting.summary import participation
+from orchestrator.accounting.accounts import Accounts, Participation
+from orchestrator.accounting.time.accounts import Goodput
+from orchestrator.accounting.time.explanations import RANKS
 from orchestrator.eventlog.events import Event
 from orchestrator.eventlog.facts import FaultHealed, FaultInjected, LearnerLost, LearnerRequested, RunResumed
 from outer.protocol.facts import (
@@ -25,6 +25,19 @@ from outer.protocol.facts import (
     SyncerStarted,
 )
 from tests.orchestrator.histories import BASE, END, altered, history, is_a, script, without
+
+
+def account(events: list[Event]) -> Goodput | None:
+    return Accounts.of(events).results().goodput
+
+
+def outer_downtime(events: list[Event]) -> float | None:
+    return Accounts.of(events).times.outer_downtime
+
+
+def participation(events: list[Event]) -> Participation | None:
+    return Accounts.of(events).tallies.participation
+
 
 CLOSE = {"abs": 1e-5}  # Unix seconds as float64 are exact to a quarter of a microsecond
 
@@ -170,11 +183,11 @@ def test_while_everyone_drains_no_learner_steps_and_that_is_global_downtime() ->
 
 def test_outer_downtime_is_what_a_gap_has_beyond_two_median_intervals() -> None:
     events = without(history(), lambda event: is_a(Committed)(event) and 8 <= event.fact.syncer_step <= 14)
-    assert outer_downtime(History(events)) == pytest.approx(10 - 2 * 2, **CLOSE)
+    assert outer_downtime(events) == pytest.approx(10 - 2 * 2, **CLOSE)
 
 
 def test_participation_counts_contributions_against_those_that_could_have_come() -> None:
-    share = participation(History(history()))
+    share = participation(history())
     assert share is not None
     assert share.mean == 42 / (16 * 3)
     assert share.alive_mean == 42 / 43
@@ -188,8 +201,8 @@ def test_what_the_log_does_not_tell_is_none() -> None:
     assert account(without(events, is_a(StepFinished))) is None
     nothing_committed = without(events, lambda event: is_a(Committed)(event) or is_a(Finished)(event))
     assert account(nothing_committed) is None
-    assert participation(History(nothing_committed)) is None
-    assert outer_downtime(History(nothing_committed)) is None
+    assert participation(nothing_committed) is None
+    assert outer_downtime(nothing_committed) is None
 
 
 DROPPABLE = (FaultInjected, FaultHealed, LearnerLost, LearnerFenced, LearnerRequested, LearnerAttached, LeaseRenewed)
@@ -230,6 +243,4 @@ def test_time_in_which_there_was_nothing_of_a_run_is_nobodys() -> None:
     assert paused.wall_s == pytest.approx(whole.wall_s, abs=1.5)
     assert sum(paused.categories.values()) == pytest.approx(1.0)
     assert paused.goodput_time == pytest.approx(whole.goodput_time, abs=0.05)
-    assert outer_downtime(History([*before, gone_on, *after])) == pytest.approx(
-        outer_downtime(History(history())) or 0.0, abs=1.5
-    )
+    assert outer_downtime([*before, gone_on, *after]) == pytest.approx(outer_downtime(history()) or 0.0, abs=1.5)

@@ -9,9 +9,11 @@ from typing import Any
 
 import pytest
 
+from learners.protocol.facts import Adopted
 from orchestrator.accounting.summary import summarise
 from orchestrator.accounting.verdicts import Verdict
 from orchestrator.checkers.suite import check
+from orchestrator.eventlog.block import block_of
 from orchestrator.eventlog.events import Event
 from orchestrator.eventlog.facts import (
     Evaluated,
@@ -21,7 +23,9 @@ from orchestrator.eventlog.facts import (
     LearnerStarted,
     RunFinished,
 )
+from orchestrator.eventlog.order import canonical
 from orchestrator.recipe.config import BudgetConfig, PoolConfig, Recipe
+from orchestrator.report.render import contents_of
 from outer.protocol.facts import Committed, LeaseExpired, Refused
 from tests.orchestrator.histories import altered, history, inserted, is_a, script, without
 
@@ -49,6 +53,7 @@ KEYS = [
     "outer_downtime_s",
     "participation",
     "faults",
+    "faults_left_out",
     "refusals",
     "wire_bytes",
     "checks",
@@ -58,7 +63,7 @@ CLOSE = {"abs": 1e-5}
 
 
 def summary(events: list[Event]) -> dict[str, Any]:
-    return summarise(events, RECIPE, check(events))
+    return summarise(events, RECIPE, check(canonical(events)))
 
 
 def test_a_finished_run_whose_checks_pass_is_ok() -> None:
@@ -110,6 +115,22 @@ def test_bytes_are_fragment_sizes_times_the_codec() -> None:
     assert summarise(events, {}, [])["wire_bytes"]["up"] is None
 
 
+@pytest.mark.parametrize("kind", [Committed, Adopted])
+def test_a_fragment_that_the_syncer_does_not_have_counts_no_bytes(kind: type[Any]) -> None:
+    events = history()
+    victim = next(event for event in events if isinstance(event.fact, kind) and event.fact.fragment == 1)
+    strange = [replace(e, fact=replace(victim.fact, fragment=99)) if e is victim else e for e in events]
+    told = contents_of([block_of(canonical(strange))], '[sync]\ncodec = "bf16"')
+    expected = summary(events)["wire_bytes"]
+    if kind is Committed:
+        expected["up"] -= 2 * 20 * len(victim.fact.participants)
+    else:
+        expected["down"] -= 4 * 20
+    links = told.fold.traffic.learners.values()
+    assert told.summary["wire_bytes"] == expected
+    assert {"up": 2 * sum(e.up for e in links), "down": 4 * sum(e.down + e.joins for e in links)} == expected
+
+
 def test_a_recipe_serves_as_well_as_its_plain_form() -> None:
     recipe = Recipe(name="small", pools=(PoolConfig(name="p"),), budget=BudgetConfig(syncer_steps=1))
     assert summarise(history(), recipe, []) == summarise(history(), recipe.canonical(), [])
@@ -118,7 +139,7 @@ def test_a_recipe_serves_as_well_as_its_plain_form() -> None:
 def test_an_empty_log_is_null_and_not_zero() -> None:
     told = summary([])
     known = {name for name, value in told.items() if value is not None and name not in ("checks", "ok")}
-    assert known == {"name", "tokens", "faults", "refusals", "wire_bytes"}
+    assert known == {"name", "tokens", "faults", "faults_left_out", "refusals", "wire_bytes"}
     assert told["ok"] is False
 
 

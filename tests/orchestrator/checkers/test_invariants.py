@@ -7,18 +7,22 @@ from collections.abc import Callable
 from dataclasses import replace
 
 import pytest
+from hypothesis import given
+from hypothesis import strategies as st
 
 from learners.protocol.facts import Adopted, Donated, PhaseEntered, StateReceived, StepFinished
+from orchestrator.accounting.accounts import Accounts
 from orchestrator.accounting.books import settle
-from orchestrator.accounting.goodput import account
-from orchestrator.accounting.history import History
+from orchestrator.accounting.sketch import Sketch
 from orchestrator.accounting.verdicts import sound
+from orchestrator.checkers.liveness import median_at_least
 from orchestrator.checkers.suite import check
 from orchestrator.eventlog.events import Event
 from orchestrator.eventlog.facts import FaultInjected, LearnerLost, LearnerRequested
 from outer.protocol.facts import (
     Committed,
     DrainStarted,
+    FactsLost,
     Finished,
     LearnerAttached,
     LearnerFenced,
@@ -246,12 +250,22 @@ def test_a_log_without_a_pass_is_not_sound() -> None:
 
 
 def test_two_epochs_are_one_history() -> None:
-    once, twice = History(history()), History(restarted(history()))
+    once, twice = Accounts.of(history()), Accounts.of(restarted(history()))
     assert idle(restarted(history())) == NOBODY_REFUSED
-    assert [s.fact.syncer_step for s in twice.commits] == [s.fact.syncer_step for s in once.commits]
-    assert settle(twice).fates == settle(once).fates
-    assert len(twice.repeats) == 2
-    assert len(twice.of(SpanGranted)) == len(once.of(SpanGranted))
+    assert twice.tallies.commits == once.tallies.commits
+    assert settle(restarted(history())).fates == settle(history()).fates
+    assert (twice.records.repeats, once.records.repeats) == (2, 0)
+
+
+def test_only_steps_that_the_log_may_lack_excuse_spans_that_were_never_begun() -> None:
+    """Steps take a second, and 24 samples may be lent ahead of the log."""
+    lent = said(*(SpanGranted("a", 1, 90 + n, 1000 * n, 1000 * n + 14, 1) for n in range(2)))(history())
+    died = altered(lent, is_a(LearnerFenced, learner="a"), reason="killed")
+    lost = inserted(lent, is_a(Committed, syncer_step=30), LearnerLost("a", 1, "died", ""))
+    unheard = without(lent, lambda e: any(step_of(e, "a", step) for step in range(20, END + 1)))
+    names = {"living": lent, "died": died, "lost": lost, "unheard": unheard}
+    found = {name: verdict(events, "bounded.spans")[0] for name, events in names.items()}
+    assert found == {"living": "violated", "died": "pass", "lost": "pass", "unheard": "pass"}
 
 
 def test_an_epoch_that_does_not_say_what_it_starts_from_is_unknown() -> None:
@@ -304,6 +318,14 @@ def test_a_wall_clock_that_jumps_makes_no_gap() -> None:
     assert verdict(jumped, "accounted.time")[0] == "unknown"
 
 
+@given(st.lists(st.floats(1e-3, 1e3), min_size=3, max_size=2000))
+def test_the_median_of_many_steps_is_never_above_the_true_one(seconds: list[float]) -> None:
+    sketch = Sketch()
+    sketch.add(seconds)
+    true = sorted(seconds)[len(seconds) // 2]
+    assert true / 1.011 <= median_at_least(sketch) <= true
+
+
 def test_one_slow_survivor_is_its_own_affair() -> None:
     assert verdict(slowed(history(), a=4.0), "isolation.steps")[0] == "pass"
 
@@ -323,7 +345,17 @@ def test_a_donor_that_died_with_its_word_leaves_the_start_unknown() -> None:
 
 def test_the_time_of_one_whose_last_words_never_came_is_not_known() -> None:
     cut = without(history(), lambda event: event.writer == "b" and event.at > BASE + END - 4.0)
-    assert verdict(cut, "accounted.time") == ("unknown", "the last words of b are not in the log")
+    assert verdict(cut, "accounted.time") == ("unknown", "the log lacks facts of b")
+
+
+def test_the_time_of_lost_facts_is_not_known() -> None:
+    gone = without(history(), lambda e: e.writer == "b" and BASE + 20.5 < e.at < BASE + 26.5)
+    assert verdict(gone, "accounted.time")[0] == "violated"
+    lost = inserted(gone, is_a(Committed, syncer_step=26), FactsLost("b", 1, 30, 36, "the node was lost"))
+    assert verdict(lost, "accounted.time") == ("unknown", "the log lacks facts of b")
+    goodput = Accounts.of(lost).results().goodput
+    assert goodput is not None
+    assert goodput.seconds["b"]["unattributed"] == pytest.approx(6.3, abs=1e-5)
 
 
 def test_a_commit_that_only_a_later_epoch_said_is_dated_by_nobody():
@@ -347,7 +379,7 @@ def test_a_wait_that_a_drain_ended_is_explained() -> None:
     events = without(history(), lambda e: e.writer == "b" and is_a(StepFinished)(e) and e.at > BASE + 26.5)
     at = next(e for e in events if e.at > BASE + 31)
     leaving = Event("b", 1, 0, at.at, PhaseEntered("draining"))
-    goodput = account(renumbered(sorted([*events, leaving], key=lambda e: e.at)))
+    goodput = Accounts.of(renumbered(sorted([*events, leaving], key=lambda e: e.at))).results().goodput
     assert goodput is not None
     assert goodput.seconds["b"]["data_stall"] == pytest.approx(5.1, abs=0.1)
     assert goodput.seconds["b"]["unattributed"] == pytest.approx(0.0, abs=0.1)

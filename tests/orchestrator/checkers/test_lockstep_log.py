@@ -17,10 +17,10 @@ from learners.protocol.facts import Adopted
 from learners.training.task import Batch
 from learners.training.trainer import make_step
 from orchestrator.accounting.books import settle
-from orchestrator.accounting.history import indexed
 from orchestrator.checkers import suite
 from orchestrator.eventlog.events import Event
 from orchestrator.eventlog.facts import RunFinished
+from orchestrator.eventlog.order import canonical
 from outer.config import OuterConfig, SyncConfig
 from outer.protocol.facts import Committed
 from outer.protocol.syncer import Budget
@@ -97,7 +97,7 @@ def test_a_lock_step_run_keeps_every_promise(adopt: str, overlap: str) -> None:
     kinds = Counter(type(event.fact) for event in events)
     assert kinds[Committed] >= 8, "three fragments in three rounds; the first is due at the end of one"
     assert {event.fact.mode for event in events if isinstance(event.fact, Adopted)} == {"bootstrap", adopt}
-    books = settle(indexed(events))
+    books = settle(canonical(events))
     assert books.balanced and books.in_flight == 0 and books.committed > 0
 
 

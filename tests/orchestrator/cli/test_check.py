@@ -39,7 +39,7 @@ def test_check_passes_only_what_is_known_to_be_kept(
     invoke: Invoke, monkeypatch: pytest.MonkeyPatch, tmp_path: Path, statuses: list[str], code: int
 ) -> None:
     verdicts = [Verdict(f"check-{number}", "a promise", status, "why") for number, status in enumerate(statuses)]  # type: ignore[arg-type]
-    monkeypatch.setattr("orchestrator.checkers.suite.check_run", lambda _: verdicts)
+    monkeypatch.setattr("orchestrator.checkers.suite.check_run", lambda *_: verdicts)
     assert invoke("check", str(tmp_path)).exit_code == code
     told = json.loads(invoke("check", str(tmp_path), "--json").stdout)
     assert told["ok"] == (code == 0)

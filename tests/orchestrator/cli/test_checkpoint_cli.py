@@ -21,13 +21,14 @@ from orchestrator.cli.app import build
 from orchestrator.cli.run import SILENT_S
 from orchestrator.eventlog.events import Event
 from orchestrator.eventlog.facts import CheckpointFailed
-from orchestrator.eventlog.segments import SegmentWriter
+from orchestrator.eventlog.log_writer import LogWriter
 from orchestrator.recipe.config import Recipe
 from orchestrator.recipe.toml_text import dump
 from orchestrator.store import checkpoints
 from orchestrator.store.checkpoints import REQUEST_FILE, Manifest, Part
 from orchestrator.store.run_store import RunStore
 from outer.journal import checkpoint_parts
+from outer.journal.groups import Logged
 from outer.journal.journal import StoredJournal
 from outer.journal.object_store import Folder
 from outer.protocol.facts import Committed, Participant
@@ -64,7 +65,7 @@ def journal(store: RunStore) -> StoredJournal:
     made.open()
     one = Participant("learner-a-0", 1, 1, 0, 1, 8, 1.0, "d", 8)
     record = Committed(5, 0, 1, 0, (one,), 1, weights.sha256(THETA), 1.0, 8, 0.1, 0.2, 0.3, "why")
-    made.write([(Entry(1, 0, -1, record), [THETA, np.arange(3)])])
+    made.write([Logged(Entry(1, 0, record), 0, 1.0, [THETA, np.arange(3)])])
     return made
 
 
@@ -151,7 +152,7 @@ def test_now_asks_and_tells_of_the_one_that_was_cut_since(taken: RunStore) -> No
 
 
 def test_now_says_why_it_failed(taken: RunStore) -> None:
-    writer = SegmentWriter(taken.path("events/orchestrator.jsonl"))
+    writer = LogWriter(Folder(taken.root), "orchestrator", 1)
     writer.write([Event("orchestrator", 1, 0, 0.0, CheckpointFailed(2, "an older one"))])
     for _ in range(2):
         taken.grant("checkpoint", "run")

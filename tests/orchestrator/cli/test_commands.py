@@ -55,7 +55,7 @@ def test_the_commands_and_their_options_are_these() -> None:
         "status": ["--address", "--follow", "--json", "--name", "--run-dir"],
         "stop": ["--name", "--reason", "--run-dir"],
         "scale": ["--json", "--name", "--run-dir", "--wait"],
-        "check": ["--json"],
+        "check": ["--jobs", "--json"],
         "check-task": ["--json", "--set"],
         "checkpoint": [],  # its own commands: test_checkpoint_cli.py
         "simulate": [],  # its own commands: test_simulate_cli.py
@@ -63,6 +63,7 @@ def test_the_commands_and_their_options_are_these() -> None:
         "export": ["--checkpoint", "--json", "--out"],
         "sample": ["--from", "--json", "--length", "--prompt", "--seed", "--task", "--temperature", "--top-k"],
         "report": ["--json", "--name", "--out"],
+        "log": ["--follow", "--kind"],
         "metrics": ["--json"],
         "doctor": ["--json"],
         "replay": ["--diff", "--evaluate-every", "--json", "--out", "--task", "--until"],

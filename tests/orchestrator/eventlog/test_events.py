@@ -20,7 +20,8 @@ from hypothesis import strategies as st
 from learners.protocol.facts import DeviceTaken, StepFinished
 from orchestrator.eventlog.events import Event
 from orchestrator.eventlog.facts import REGISTRY, Evaluated, RunFinished
-from orchestrator.eventlog.segments import EventEmitter, SegmentWriter, merge, read_run, read_segment
+from orchestrator.eventlog.reader import read_run
+from orchestrator.eventlog.segments import EventEmitter, SegmentWriter, merge, read_segment
 from outer.protocol.facts import StepOpened, StepPassed, SyncerStarted
 from tests.orchestrator.histories import history
 

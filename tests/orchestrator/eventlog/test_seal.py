@@ -15,7 +15,7 @@ from orchestrator.checkers.suite import check_run
 from orchestrator.eventlog.events import Event
 from orchestrator.eventlog.facts import RunStarted
 from orchestrator.eventlog.seal import SEAL_FILE, Chains, link, seal
-from orchestrator.eventlog.segments import SegmentRecorder, SegmentWriter, ends, merge, read_run, read_segment
+from orchestrator.eventlog.segments import SegmentWriter, ends, merge, read_lines, read_segment
 from orchestrator.recipe.toml_text import dump, load
 from outer.protocol.facts import StepPassed
 from tests.orchestrator.histories import history
@@ -35,7 +35,7 @@ def write(folder: Path) -> Path:
         writers[name].write([event])
     for writer in writers.values():
         writer.close()
-    events = read_run(folder)
+    events = merge([read_lines(folder)])
     (folder / "events.jsonl").write_text("".join(event.to_json() + "\n" for event in events))
     (folder / SEAL_FILE).write_text(json.dumps(seal(ends(events))))
     return folder
@@ -64,13 +64,6 @@ def segment(path: Path, events: list[Event]) -> None:
     writer = SegmentWriter(path)
     writer.write(events)
     writer.close()
-
-
-def record(path: Path, facts: list[tuple[int, float, Any]], writer: str = "a") -> int:
-    recorder = SegmentRecorder(path)
-    last = recorder.record(writer, 1, facts)
-    recorder.close()
-    return last
 
 
 # ------------------------------------------------------------------ any single mutation
@@ -201,7 +194,8 @@ def test_a_cut_tail_a_removed_writer_and_one_that_was_added_are_told(tmp_path: P
 
 def test_a_chain_written_anew_over_a_changed_event_does_not_meet_the_seal(tmp_path: Path) -> None:
     folder = write(tmp_path)
-    events = [replace(e, fact=StepPassed(99)) if isinstance(e.fact, StepPassed) else e for e in read_run(folder)]
+    written = merge([read_lines(folder)])
+    events = [replace(e, fact=StepPassed(99)) if isinstance(e.fact, StepPassed) else e for e in written]
     (folder / "events.jsonl").unlink()
     segment(folder / "events.jsonl", events)
     assert {"log.seal", "log.sequence"} <= set(violated(folder)), "the segments tell it otherwise"
@@ -284,25 +278,12 @@ def test_the_recipe_is_held_against_the_hash_that_the_log_begins_with(tmp_path: 
 def test_what_reaches_a_segment_after_the_seal_is_told_and_is_no_part_of_the_log(tmp_path: Path) -> None:
     folder = write(tmp_path)
     before = verdicts(folder)
-    newest = max(event.sequence for event in read_run(folder) if event.writer == "b")
-    assert record(folder / "events" / "syncer.jsonl", [(newest + 1, 0.0, StepPassed(1))], "b") == newest + 1
+    newest = max(event.sequence for event in merge([read_lines(folder)]) if event.writer == "b")
+    segment(folder / "events" / "syncer.jsonl", [Event("b", 1, newest + 1, 0.0, StepPassed(1))])
     after = verdicts(folder)
     told = f"in the segments b 1 has {newest + 2} facts, {newest + 1} were sealed"
     assert (after.pop("log.seal"), after.pop("log.chain")[0]) == (("violated", told), "pass")
     assert after == {name: verdict for name, verdict in before.items() if name in after}
-
-
-def test_a_recorder_that_is_closed_takes_and_acknowledges_nothing(tmp_path: Path) -> None:
-    path = tmp_path / "events" / "syncer.jsonl"
-    recorder = SegmentRecorder(path)
-    assert recorder.record("b", 1, [(0, 0.0, StepPassed(1))]) == 0
-    recorder.close()
-    before = path.read_bytes()
-    assert recorder.record("b", 1, [(1, 0.0, StepPassed(2))]) == -1
-    assert path.read_bytes() == before
-    unused = SegmentRecorder(tmp_path / "other.jsonl")
-    unused.close()
-    assert (unused.record("b", 1, [(0, 0.0, StepPassed(1))]), unused._path.exists()) == (-1, False)
 
 
 @pytest.mark.parametrize("segments", [True, False])
@@ -332,33 +313,6 @@ def test_segments_may_be_gone_but_not_emptied(tmp_path: Path) -> None:
 
 
 # ------------------------------------------------------------------ writing
-
-
-def test_a_segment_that_is_gone_on_with_drops_a_cut_line_and_follows_on(tmp_path: Path) -> None:
-    """As a later epoch does: the facts that ride again are written once."""
-    path = tmp_path / "events" / "syncer.jsonl"
-    facts = [(number, float(number), StepPassed(number)) for number in range(6)]
-    assert record(path, facts[:3]) == 2
-    with open(path, "ab") as file:
-        file.write(b'{"writer":"a","incar')  # killed in the middle of a line
-    assert record(path, facts[1:]) == 5
-    assert [event.sequence for event in read_segment(path)] == list(range(6))
-    told = {verdict.name: verdict.status for verdict in check_run(tmp_path)}
-    assert (told["log.readable"], told["log.chain"], told["log.seal"]) == ("pass", "pass", "unknown")
-
-
-def test_two_writers_of_one_fact_write_the_same_line(tmp_path: Path) -> None:
-    """An old epoch that has not heard of the new one may record what a learner said too."""
-    path = tmp_path / "events" / "syncer.jsonl"
-    facts = [(number, float(number), StepPassed(number)) for number in range(4)]
-    old = SegmentRecorder(path)
-    old.record("a", 1, facts[:2])
-    assert record(path, facts) == 3
-    assert old.record("a", 1, facts[1:3]) == 2
-    old.close()
-    lines = path.read_text().splitlines()
-    assert len(lines) == 5 and len({*lines}) == 4
-    assert verdicts(tmp_path)["log.chain"][0] == "pass"
 
 
 def test_each_writer_has_a_chain_of_its_own_that_the_merge_keeps(tmp_path: Path) -> None:

@@ -6,12 +6,29 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from orchestrator.lifecycle.actions import Action, AskToLeave, End, RecordNotice, Start
-from orchestrator.lifecycle.controller import BACKOFF_S_MAX, DRAIN_S_MIN, NOTICE, SOUND_S, Controller, State
+from orchestrator.lifecycle.actions import Action, AskToLeave, End, Probe, RecordNotice, Start
+from orchestrator.lifecycle.controller import (
+    BACKOFF_S_MAX,
+    DRAIN_S_MIN,
+    NOTICE,
+    PROBES_S,
+    SOUND_S,
+    Controller,
+    State,
+)
 
 
 def controller(*names: str) -> Controller:
-    return Controller(names, backoff_s=1.0, hang_s=20.0)
+    return Controller(names, backoff_s=1.0, hang_s=20.0, unreachable_s=600.0)
+
+
+def silent(made: Controller, incarnation: int, silent_s: float, unseen: str = "") -> list[Action]:
+    """Learner a is silent for so long; whenever it is probed, that is the answer. Returns the other actions."""
+    actions = made.silent("a", incarnation, silent_s)
+    if actions == [Probe("a", incarnation)]:
+        made.probed("a", incarnation, unseen)
+        actions = made.silent("a", incarnation, silent_s)
+    return actions
 
 
 def running(name: str = "a", incarnation: int = 1, now: float = 0.0) -> Controller:
@@ -72,10 +89,10 @@ def test_a_loss_is_heard_once_and_an_older_incarnations_is_old_news() -> None:
 
 def test_a_learner_silent_too_long_is_ended_once_and_then_restarted() -> None:
     made = running()
-    assert made.silent("a", 1, 19.9) == []
-    [action] = made.silent("a", 1, 20.0)
+    assert silent(made, 1, 19.9) == []
+    [action] = silent(made, 1, 20.0)
     assert action == End("a", 1, "silent for 20.0 s")
-    assert made.silent("a", 1, 25.0) == [], "it is being ended"
+    assert silent(made, 1, 25.0) == [], "it is being ended"
     assert made.advance(100.0) == [], "and not restarted before it is gone"
     made.answered("a", 1)
     assert made.units["a"].state is State.ENDING
@@ -85,14 +102,14 @@ def test_a_learner_silent_too_long_is_ended_once_and_then_restarted() -> None:
 
 def test_silence_of_an_older_incarnation_ends_nobody() -> None:
     made = running(incarnation=2)
-    assert made.silent("a", 1, 1e6) == []
+    assert silent(made, 1, 1e6) == []
 
 
 def test_one_that_never_answered_can_be_ended_too() -> None:
     made = controller("a")
     made.advance(0.0)
     made.started("a", 1)
-    assert len(made.silent("a", 1, 60.0)) == 1
+    assert len(silent(made, 1, 60.0)) == 1
 
 
 @pytest.mark.parametrize("state", [State.RUNNING, State.WAITING, State.ENDING])
@@ -101,7 +118,7 @@ def test_a_loop_that_returned_is_done_for_good(state: State) -> None:
     if state is State.WAITING:
         made.lost(1.0, "a", 1)
     if state is State.ENDING:
-        made.silent("a", 1, 60.0)
+        silent(made, 1, 60.0)
     assert made.units["a"].state is state
     made.finished("a", 1)
     made.finished("a", 1)
@@ -111,7 +128,7 @@ def test_a_loop_that_returned_is_done_for_good(state: State) -> None:
 
 MOVES = st.lists(
     st.tuples(
-        st.sampled_from(["advance", "answered", "lost", "silent", "finished"]),
+        st.sampled_from(["advance", "answered", "lost", "silent", "probed", "finished"]),
         st.sampled_from("ab"),
         st.integers(-1, 0),
         st.floats(0.0, 40.0),
@@ -142,6 +159,8 @@ def test_whatever_happens_one_incarnation_lives_at_a_time(
                 gone[name] = True
         elif move == "silent" and newest[name]:
             actions = list(made.silent(name, about, seconds))
+        elif move == "probed" and newest[name]:
+            made.probed(name, about, "its node is not alive" if seconds > 20.0 else "")
         elif move == "finished" and age == 0 and newest[name]:
             made.finished(name, about)
             done.add(name)
@@ -190,7 +209,7 @@ def test_a_unit_that_is_seen_again_goes_on_where_it_was(before: State) -> None:
         made.answered("a", 1)
     if before is State.DRAINING:
         made.drain("a", "scaled")
-    made.unreachable("a", 1, "its node is not alive")
+    made.probed("a", 1, "its node is not alive")
     assert made.units["a"].state is State.UNREACHABLE
     made.reachable("a", 1)
     assert made.units["a"].state is before
@@ -198,28 +217,52 @@ def test_a_unit_that_is_seen_again_goes_on_where_it_was(before: State) -> None:
 
 def test_a_unit_that_was_asked_to_leave_while_unreachable_is_not_called_unseen_once_it_is_seen() -> None:
     made = running()
-    made.unreachable("a", 1, "its node is not alive")
+    made.probed("a", 1, "its node is not alive")
     made.drain("a", "scaled")
     made.reachable("a", 1)
-    assert made.silent("a", 1, 6.0) == []
-    assert (made.units["a"].state, made.units["a"].fault) == (State.DRAINING, "silent for 6.0 s")
+    assert silent(made, 1, 4.0) == []
+    assert (made.units["a"].state, made.units["a"].fault) == (State.DRAINING, "silent for 4.0 s")
 
 
-def test_an_unreachable_unit_is_ended_at_the_hang_deadline_with_the_reason_and_then_replaced() -> None:
-    made = running()
-    made.unreachable("a", 1, "its node n is not alive")
-    assert made.silent("a", 1, 19.9) == []
-    assert made.units["a"].fault == "silent for 19.9 s; its node n is not alive"
-    assert made.silent("a", 1, 20.0) == [End("a", 1, "silent for 20.0 s; its node n is not alive")]
+def test_a_unit_out_of_reach_has_a_patience_of_its_own_and_is_then_ended_with_the_reason_and_replaced() -> None:
+    made, why = running(), "its node n is not alive"
+    for silent_s in (5.0, 20.0, 599.9):
+        assert silent(made, 1, silent_s, why) == []
+        assert made.units["a"].state is State.UNREACHABLE
+    assert made.units["a"].fault == "silent for 599.9 s; its node n is not alive"
+    assert silent(made, 1, 600.0, why) == [End("a", 1, "silent for 600.0 s; its node n is not alive")]
     made.reachable("a", 1)
     assert made.units["a"].state is State.ENDING, "too late"
-    made.lost(21.0, "a", 1)
-    assert made.advance(21.0) == [Start("a")]
+    made.lost(601.0, "a", 1)
+    assert made.advance(601.0) == [Start("a")]
+
+
+def test_a_unit_out_of_reach_that_then_hangs_is_ended_at_the_hang_deadline() -> None:
+    made = running()
+    assert silent(made, 1, 18.0, "it steps, but its reports do not arrive") == []
+    assert silent(made, 1, 18.0 + PROBES_S, "") == [End("a", 1, "silent for 20.0 s")]
+
+
+def test_nobody_is_ended_for_a_silence_before_it_was_asked_itself() -> None:
+    made = running()
+    assert made.silent("a", 1, 4.9) == [], "a short silence is no reason to ask"
+    assert made.silent("a", 1, 5.0) == [Probe("a", 1)]
+    assert made.silent("a", 1, 25.0) == [], "one probe at a time, and its answer is waited for"
+    made.probed("a", 1, "")
+    [action] = made.silent("a", 1, 25.2)
+    assert isinstance(action, End)
+
+
+def test_a_probe_of_an_earlier_silence_says_nothing_about_this_one() -> None:
+    made = running()
+    assert silent(made, 1, 10.0) == []
+    made.reachable("a", 1)
+    assert made.silent("a", 1, 20.0) == [Probe("a", 1)], "it has been heard since: it is asked again first"
 
 
 def test_news_of_an_older_incarnations_node_is_old_news() -> None:
     made = running(incarnation=2)
-    made.unreachable("a", 1, "its node is not alive")
+    made.probed("a", 1, "its node is not alive")
     assert made.units["a"].state is State.RUNNING
 
 

@@ -11,9 +11,7 @@ from typing import Any
 import pytest
 from typer.testing import CliRunner
 
-from orchestrator.accounting.goodput import account, wanted_times
-from orchestrator.accounting.history import History
-from orchestrator.accounting.summary import participation
+from orchestrator.accounting.accounts import Accounts
 from orchestrator.cli import scale
 from orchestrator.cli.app import build
 from orchestrator.cli.run import SILENT_S
@@ -144,6 +142,7 @@ def test_one_that_dies_or_hangs_while_it_drains_is_not_restarted_when_unwanted()
     made = running("a", "b")
     made.unwant("a", "scaled")
     made.unwant("b", "scaled")
+    made.probed("a", 1, "")
     assert made.silent("a", 1, 30.0) == [End("a", 1, "silent for 30.0 s")]
     assert made.lost(1.0, "a", 1) is not None
     assert made.lost(1.0, "b", 1) is not None
@@ -199,14 +198,15 @@ def test_two_requests_that_together_leave_fewer_than_the_quorum_are_not_both_met
 # ------------------------------------------------------------------ time and shares
 
 
-def scaled(*events: tuple[float, PoolScaled]) -> History:
-    """The run of histories.py, in which learners were wanted for a part of it only."""
+def scaled(*events: tuple[float, PoolScaled]) -> Accounts:
+    """The accounts of the run of histories.py, in which learners were wanted for a part of it only."""
     said = [Event("orchestrator", 9, number, BASE + at, fact) for number, (at, fact) in enumerate(events)]
-    return History([*history(), *said])
+    return Accounts.of([*history(), *said])
 
 
 def test_time_counts_while_a_learner_is_wanted() -> None:
-    whole, part = account(history()), account(scaled((20.0, PoolScaled("p", 2, (), ("b",)))))
+    part = scaled((20.0, PoolScaled("p", 2, (), ("b",)))).results().goodput
+    whole = scaled().results().goodput
     assert whole is not None and part is not None
     assert sum(part.seconds["b"].values()) == pytest.approx(20.0, abs=1e-5)
     assert sum(part.seconds["a"].values()) == pytest.approx(sum(whole.seconds["a"].values()))
@@ -214,13 +214,14 @@ def test_time_counts_while_a_learner_is_wanted() -> None:
 
 
 def test_one_that_joins_later_counts_from_there() -> None:
-    times = wanted_times(scaled((5.0, PoolScaled("p", 4, ("d",), ())), (9.0, PoolScaled("p", 3, (), ("d",)))))
-    assert times["d"] == [(BASE + 5.0, BASE + 9.0)]
-    assert set(times) == {"a", "b", "c", "d"}
+    accounts = scaled((5.0, PoolScaled("p", 4, ("d",), ())), (9.0, PoolScaled("p", 3, (), ("d",))))
+    assert accounts.results().wanted_s["d"] == pytest.approx(4.0, abs=1e-5)
+    assert accounts.wanted.learners == ["a", "b", "c", "d"]
 
 
 def test_participation_is_of_the_learners_wanted_at_each_commit() -> None:
-    whole, part = participation(History(history())), participation(scaled((END / 2, PoolScaled("p", 4, ("d",), ()))))
+    whole = scaled().tallies.participation
+    part = scaled((END / 2, PoolScaled("p", 4, ("d",), ()))).tallies.participation
     assert whole is not None and part is not None
     assert part.by_learner == whole.by_learner | {"d": 0.0}
     assert part.mean < whole.mean

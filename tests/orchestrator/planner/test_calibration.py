@@ -14,14 +14,19 @@ from typing import Any
 import pytest
 from typer.testing import CliRunner
 
+from orchestrator.accounting.fold import drive
+from orchestrator.accounting.records import Records
 from orchestrator.accounting.summary import summarise
 from orchestrator.cli.app import build
+from orchestrator.eventlog.block import block_of
 from orchestrator.eventlog.events import Event
 from orchestrator.eventlog.facts import RunFinished, RunStarted
+from orchestrator.eventlog.order import canonical
 from orchestrator.eventlog.segments import SegmentWriter, merge
 from orchestrator.planner.fleet.calibration import prediction
 from orchestrator.planner.fleet.calibration.calibrate import calibrate, measured, work
 from orchestrator.planner.fleet.calibration.distribution import KEPT_MAX, EmpiricalDistribution
+from orchestrator.planner.fleet.calibration.durations import Durations
 from orchestrator.planner.fleet.calibration.measurements import (
     RESTART,
     Calibration,
@@ -85,7 +90,6 @@ KNOWN = Calibration(
     quorum_s=NONE,
     grace_s=NONE,
     sync_s=one(0.05),
-    append_s=one(0.03),
     adopted_s=NONE,
     version_s=0.045,
     detect={},
@@ -145,7 +149,6 @@ def test_the_durations_that_a_run_was_made_with_are_measured_again(found: Calibr
     assert found.restart["detect"].seconds == pytest.approx((0.3,) * 4)
     for phase in ("start", "import", "compile"):
         assert found.alone[phase].seconds == pytest.approx(KNOWN.alone[phase].seconds * 4), phase
-    assert found.append_s.median == pytest.approx(0.03)
     assert found.first_step_s.seconds[-1] == pytest.approx(1.5 - 0.75 + SLOW, abs=0.2 * SLOW)  # longer by so much
     outage = found.outage["detect"].seconds[0] + found.outage["start"].seconds[0]
     assert outage == pytest.approx(3.0)
@@ -200,7 +203,7 @@ def test_every_fault_is_found_with_its_time_since_the_first_step(found: Calibrat
 def test_a_calibration_is_the_same_after_json(found: Calibration) -> None:
     text = json.dumps(found.as_json(), allow_nan=False)
     assert Calibration.from_json(json.loads(text)) == found
-    assert json.loads(text)["append_s"]["median"] == pytest.approx(0.03)
+    assert json.loads(text)["restart"]["detect"]["median"] == pytest.approx(0.3)
 
 
 @pytest.mark.parametrize("record", [[], {"form": 2}, {"form": 1}, {"form": 1, "run": 3}])
@@ -258,6 +261,32 @@ def test_a_long_measurement_is_thinned_out_and_keeps_its_ends() -> None:
     assert (thin.count, len(thin.seconds), thin.seconds[0], thin.seconds[-1]) == (5000, KEPT_MAX, 0.0, 4999.0)
     assert thin.median == pytest.approx(2499.5, abs=5.0)
     assert EmpiricalDistribution.of([1.0, 3.0]).at(0.25) == 1.5
+
+
+def durations(rows: int) -> Durations:
+    """Those of the log, read in blocks of so many rows."""
+    records, ordered = Records(), canonical(EVENTS)
+    made = Durations(records, lambda learner: recipe().pool_of(learner).name)
+    drive([records, made], (block_of(ordered[first : first + rows], first) for first in range(0, len(ordered), rows)))
+    return made
+
+
+@pytest.mark.parametrize("rows", [1, 13])
+def test_however_the_log_is_cut_into_blocks_the_durations_are_the_same(rows: int) -> None:
+    cut, whole = vars(durations(rows)), vars(durations(1 << 20))
+    for name in ("first_step", "quorum", "grace", "sync", "adopted"):
+        assert cut[name].count > 0 and cut[name].values.tolist() == whole[name].values.tolist(), name
+    for pool in ("fast", "slow"):
+        assert cut["steps"][pool].values.tolist() == whole["steps"][pool].values.tolist()
+    assert sorted(cut["between"].tolist()) == sorted(whole["between"].tolist())
+
+
+def test_what_is_kept_of_a_long_log_is_bounded(monkeypatch: pytest.MonkeyPatch) -> None:
+    for name, most in (("EXACT", 16), ("STEPS_KEPT", 32), ("BETWEEN_KEPT", 64)):
+        monkeypatch.setattr(f"orchestrator.planner.fleet.calibration.durations.{name}", most)
+    made = durations(100)
+    assert len(made.between) <= 64
+    assert made.adopted.count > 16 and not len(made.adopted.values)
 
 
 # ------------------------------------------------------------------ prediction

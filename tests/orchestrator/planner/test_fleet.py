@@ -13,6 +13,7 @@ import pytest
 from benchmarks.studies import bandwidth_model
 from benchmarks.studies.models import even
 from orchestrator.checkers.suite import check
+from orchestrator.eventlog.order import canonical
 from orchestrator.planner.fleet.description import Fault, Fleet, Link, Member, Steady, Timing, constant
 from orchestrator.planner.fleet.islands.baselines import streaming
 from orchestrator.planner.fleet.islands.failures import Draws, Failures
@@ -125,7 +126,7 @@ def test_through_deaths_freezes_and_a_syncers_end_every_promise_of_a_log_is_kept
         "ReadFailed",
         "Refused",
     }
-    assert [verdict for verdict in check(events) if verdict.status == "violated"] == []
+    assert [verdict for verdict in check(canonical(events)) if verdict.status == "violated"] == []
     assert outcome.finished_at is not None and outcome.commits == 300
     assert 0.9 < outcome.goodput < 0.99
 

@@ -230,7 +230,7 @@ def test_who_may_be_lost_follows_from_m_k_pools_and_regions() -> None:
 
 
 def test_what_the_syncer_takes_with_it_follows_from_durability_and_store() -> None:
-    assert row(planned(recipe()), "the syncer's node").stopped_s == 5.0
+    assert row(planned(recipe()), "the syncer's node").stopped_s == planned(recipe()).upkeep.failover_s
     assert "one node's disk" in row(planned(recipe(), shared_store=False), "the syncer's node").words
     on_s3 = recipe(durability={"store": "s3://bucket/run"})
     assert "starts elsewhere" in row(planned(on_s3, shared_store=False), "the syncer's node").words

@@ -33,6 +33,7 @@ def test_the_keys_of_the_json_are_these() -> None:
             "pace",
             "traffic",
             "durability",
+            "upkeep",
             "memory",
         ),
         *("fleet", "links", "expected", "survives", "forecast", "cost", "recommendation"),
@@ -61,6 +62,13 @@ def test_the_keys_of_the_json_are_these() -> None:
         *(f"regions[].{key}" for key in ("region", "syncer_region", "learners", "up", "down")),
         *(f"data_parallel.{key}" for key in ("each_way_bytes", "ratio")),
         *(f"{way}.{key}" for way in ways for key in flow),
+    }
+    assert set(told["upkeep"]) == {
+        *("log_day_bytes", "log_run_bytes", "failover_s", "failover_silent_s", "end_s", "check_core_s"),
+        *("syncer_bytes", "orchestrator_bytes", "constants"),
+    }
+    assert {frozenset(constant) for constant in told["upkeep"]["constants"].values()} == {
+        frozenset({"value", "unit", "source"})
     }
     assert set(told["memory"]) == {"learner-a", "syncer", "evaluator", "orchestrator"}
     assert keys(told["memory"]["syncer"]) == {

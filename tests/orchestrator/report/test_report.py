@@ -23,14 +23,16 @@ from orchestrator.accounting.summary import summarise
 from orchestrator.accounting.verdicts import Verdict
 from orchestrator.checkers.suite import check
 from orchestrator.cli.app import build
+from orchestrator.eventlog.block import block_of
 from orchestrator.eventlog.events import Event
 from orchestrator.eventlog.facts import LearnerLost, RunFinished, RunStarted
+from orchestrator.eventlog.order import canonical
 from orchestrator.eventlog.segments import SegmentWriter
 from orchestrator.report import headline
 from orchestrator.report import write as writing
 from orchestrator.report.canvas import label
 from orchestrator.report.markdown import escape
-from orchestrator.report.render import Report, report
+from orchestrator.report.render import Report, contents_of, report
 from orchestrator.store.run_store import RunStore
 from outer.protocol.facts import Committed
 from tests.orchestrator.histories import altered, history, inserted, is_a, script
@@ -68,9 +70,13 @@ class Page(HTMLParser):
         (self.drawn if self.open[-1:] == ["text"] else self.text).append(data)
 
 
+def rendered(events: list[Event], recipe: str) -> Report:
+    return report(contents_of([block_of(canonical(events))], recipe), recipe)
+
+
 @pytest.fixture(scope="module")
 def small() -> Report:
-    return report(history(), RECIPE)
+    return rendered(history(), RECIPE)
 
 
 @pytest.fixture(scope="module")
@@ -89,7 +95,7 @@ def hostile() -> Report:
     events = inserted(events, is_a(StepFinished), LoopFailed(1, f"Traceback\n  {EVIL}\n```\nValueError: {EVIL}"))
     events = inserted(events, is_a(RunStarted), LearnerLost("nobody", 1, EVIL, f"[x](javascript:{EVIL})"))
     events = altered(events, is_a(RunFinished), state="failed", reason=f"a\n{EVIL}")
-    return report(altered(events, is_a(RunStarted), name=f"</title>{EVIL}"), RECIPE)
+    return rendered(altered(events, is_a(RunStarted), name=f"</title>{EVIL}"), RECIPE)
 
 
 @pytest.mark.full
@@ -193,11 +199,11 @@ def test_every_colour_of_a_figure_is_one_of_the_palette(small: Report) -> None:
     ids=["live", "cut", "none"],
 )
 def test_any_log_has_a_report(events: list[Event], verdict: str) -> None:
-    rendered = report(events, "")
-    page = Page(rendered.html)
+    made = rendered(events, "")
+    page = Page(made.html)
     assert not page.open
     assert verdict in "".join(page.text)
-    assert verdict in rendered.markdown
+    assert verdict in made.markdown
 
 
 def test_the_verdict_is_one_sentence_for_every_end_of_a_run() -> None:
@@ -227,7 +233,7 @@ def test_the_verdict_is_one_sentence_for_every_end_of_a_run() -> None:
 
 
 def test_a_recipe_that_is_damaged_is_shown_as_it_is() -> None:
-    assert "name = [not toml" in report([], "name = [not toml").html
+    assert "name = [not toml" in rendered([], "name = [not toml").html
 
 
 @pytest.mark.full
@@ -247,7 +253,7 @@ def test_a_long_run_is_not_a_long_report() -> None:
             long.append(
                 replace(event, sequence=10**6 * turn + event.sequence, at=event.at + turn * (last - first), fact=fact)
             )
-    html = report(long, RECIPE).html
+    html = rendered(long, RECIPE).html
     assert len(html) < 500_000, "full bins, whatever is in them"
 
 
@@ -317,7 +323,7 @@ def test_wrong_input_says_the_fix_and_writes_nothing(
 
 def test_a_report_that_cannot_be_made_fails_no_run(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setitem(sys.modules, "orchestrator.report.render", None)  # as where matplotlib is missing
-    assert writing.attempt(RunStore(tmp_path), []) is False
+    assert writing.attempt(RunStore(tmp_path)) is False
     assert not list(tmp_path.iterdir())
 
 

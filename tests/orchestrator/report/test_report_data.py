@@ -3,18 +3,23 @@
 from __future__ import annotations
 
 import math
+from collections.abc import Iterable, Iterator
 from dataclasses import replace
 from typing import Any
 
 import pytest
 
-from learners.protocol.facts import StepFinished
-from orchestrator.accounting.goodput import RANKS, account
-from orchestrator.accounting.history import History
+from learners.protocol.facts import Adopted, StepFinished
+from orchestrator.accounting.accounts import Accounts
+from orchestrator.accounting.fold import drive
 from orchestrator.accounting.summary import summarise
+from orchestrator.accounting.time.explanations import RANKS
+from orchestrator.accounting.verdicts import Verdict
 from orchestrator.checkers.suite import check
+from orchestrator.eventlog.block import Block, block_of
 from orchestrator.eventlog.events import Event
 from orchestrator.eventlog.facts import Evaluated, FaultInjected, LearnerRequested
+from orchestrator.eventlog.order import canonical
 from orchestrator.report import tables
 from orchestrator.report.canvas import WIDE
 from orchestrator.report.data import Data, Mark, collect
@@ -23,26 +28,46 @@ from orchestrator.report.figures.marks import labels
 from orchestrator.report.figures.merges import broken
 from orchestrator.report.figures.rounds import share_class
 from orchestrator.report.figures.time import GROUPS, grouped
-from orchestrator.report.series import Bin, binned, chunks, merged
-from orchestrator.report.tables import FIRST, LAST, timeline
-from outer.protocol.facts import LearnerFenced
+from orchestrator.report.fold import TIMELINE_FIRST, TIMELINE_LAST, ReportFold
+from orchestrator.report.series import Series, chunks, merged
+from orchestrator.report.tables import timeline
+from outer.protocol.facts import Committed, LearnerFenced
 from tests.orchestrator.histories import BASE, altered, history, inserted, is_a, without
 
 RECIPE: dict[str, Any] = {"name": "small", "sync": {"codec": "bf16"}}
 
 
 def data(events: list[Event] | None = None, recipe: dict[str, Any] = RECIPE) -> Data:
-    log = History(history() if events is None else events)
-    verdicts = check(log)
-    return collect(log, recipe, summarise(log, recipe, verdicts), verdicts)
+    log = history() if events is None else events
+    return collected(log, summarise(log, recipe, verdicts := check(log)), verdicts, recipe)
+
+
+def collected(log: list[Event], summary: Any, verdicts: list[Verdict], recipe: dict[str, Any] = RECIPE) -> Data:
+    return collect(folded(blocks(log)), recipe, summary, verdicts)
+
+
+def folded(blocks: Iterable[Block]) -> ReportFold:
+    accounts = Accounts()
+    fold = ReportFold(accounts)
+    drive([accounts, fold], blocks)
+    return fold
+
+
+def blocks(events: list[Event], rows: int = 1 << 20) -> Iterator[Block]:
+    """These events in the log's order, in blocks of so many rows."""
+    ordered = canonical(events)
+    return (block_of(ordered[start : start + rows], start) for start in range(0, len(ordered), rows))
 
 
 def test_neighbours_are_shared_out_evenly_and_drawn_by_median_and_quantiles() -> None:
     assert [list(chunk) for chunk in chunks(range(7), 3)] == [[0, 1], [2, 3], [4, 5, 6]]
     assert list(chunks([], 3)) == []
-    points = [(float(x), float(y)) for x, y in enumerate((5, 1, 3, 2, 4))]
-    assert binned(points, 1) == [Bin(2.0, 3.0, 1.0, 5.0)]
-    assert binned(points, 9) == [Bin(x, y, y, y) for x, y in points]
+    series = Series(1)
+    series.take([0, 1, 2, 3, 4], [5, 1, 3, 2, 4])
+    [bin] = series.bins()
+    assert (bin.x, *(bin.columns[0].middle(share) for share in (0.5, 0.1, 0.9))) == (2.0, 3.0, 1.0, 5.0)
+    series.most = 9
+    assert [(bin.x, bin.columns[0].median) for bin in series.bins()] == list(enumerate((5, 1, 3, 2, 4)))
 
 
 def test_auxiliary_values_are_tabulated_by_their_means_over_the_first_and_the_last_tenth() -> None:
@@ -79,7 +104,7 @@ def test_a_kind_of_fault_that_the_summary_does_not_list_is_marked_and_listed_beh
     events = inserted(history(), is_a(FaultInjected, fault_kind="kill"), strange)
     told = data(events)
     told.summary["faults"][:] = [row for row in told.summary["faults"] if row["target"] != "b"]
-    again = collect(told.history, RECIPE, told.summary, told.verdicts)
+    again = collected(events, told.summary, [*told.verdicts])
     assert [(mark.number, mark.kind, mark.target) for mark in again.marks][-1] == (3, "slow", "b")
     assert tables.faults(again).rows[-1][:3] == ("3", "slow", "b")
 
@@ -101,7 +126,7 @@ def test_a_learner_that_only_waits_for_a_place_when_the_log_ends_has_a_lane_and_
     """A run that fails while a learner is being restarted."""
     events = [event for event in history() if event.at < BASE + 11.6]
     told = data(events)
-    assert account(events) is not None
+    assert told.seconds
     assert (told.lanes[-1].incarnation, told.lanes[-1].begun, told.lanes[-1].dead) == (2, None, None)
 
 
@@ -134,13 +159,11 @@ def test_the_bytes_of_all_links_are_those_of_the_summary() -> None:
 
 def test_ages_are_counted_in_steps() -> None:
     told = data()
-    assert told.contribution_age == {0: sum(len(said.fact.participants) for said in told.history.commits)}
-    assert told.version_age.total() == sum(said.fact.mode == "overwrite" for said in _adopted(told))
+    facts = [event.fact for event in history()]
+    assert told.contribution_age == {0: sum(len(fact.participants) for fact in facts if isinstance(fact, Committed))}
+    overwritten = [fact for fact in facts if isinstance(fact, Adopted) and fact.mode == "overwrite"]
+    assert told.version_age.total() == len(overwritten)
     assert told.version_age[0] > 0.9 * told.version_age.total()
-
-
-def _adopted(told: Data) -> list[Any]:
-    return [said for incarnation in told.history.incarnations.values() for said in incarnation.adoptions]
 
 
 def test_held_out_losses_stand_where_their_parameters_were_committed() -> None:
@@ -150,8 +173,6 @@ def test_held_out_losses_stand_where_their_parameters_were_committed() -> None:
 
 
 def test_a_loss_that_is_not_finite_is_left_out_and_counted() -> None:
-    from learners.protocol.facts import StepFinished
-
     told = data(altered(altered(history(), is_a(StepFinished), loss=math.nan), is_a(Evaluated), loss=math.inf))
     assert told.not_finite == 1
     assert len(told.held_out) == 1
@@ -187,8 +208,8 @@ def test_the_timeline_tells_rare_events_of_any_kind_and_counts_what_it_leaves_ou
     assert not kinds & {"StepFinished", "Adopted", "Committed"}
     many = [LearnerRequested("b", 2, "pool", None)] * 300
     long = timeline(data(inserted(history(), is_a(LearnerRequested), *many)))
-    assert len(long.rows) == FIRST + LAST
-    assert f"{len(told.rows) + 300 - FIRST - LAST:,} between them" in long.note
+    assert len(long.rows) == TIMELINE_FIRST + TIMELINE_LAST
+    assert f"{len(told.rows) + 300 - TIMELINE_FIRST - TIMELINE_LAST:,} between them" in long.note
 
 
 def test_many_incarnations_share_their_learners_lane() -> None:

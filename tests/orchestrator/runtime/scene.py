@@ -36,8 +36,8 @@ class Outer(SyncerActor):
     """What the orchestrator calls, in front of a machine that has no merges to compute and nobody to send to."""
 
     def __init__(self, bench: Bench) -> None:
-        self._bench, self._peers = bench, {}
-        self._recorder = SimpleNamespace(record=lambda writer, incarnation, facts: -1)
+        self._bench, self._machine, self._peers = bench, bench.syncer, {}
+        self._log = SimpleNamespace(take=lambda *told: True)
 
     def _drive(self, event: Event) -> list[Effect]:
         return self._bench.do(event)
@@ -58,6 +58,7 @@ class Serving:
     """The one epoch of the syncer that there is."""
 
     handle: Any
+    epoch: int = 1
 
     async def call(self, method: str, *values: Any, patience_s: float) -> Any:
         return await getattr(self.handle, method).remote(*values)

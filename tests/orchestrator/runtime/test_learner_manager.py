@@ -20,7 +20,7 @@ def test_only_news_of_a_later_incarnation_makes_the_living_one_unreachable(incar
     made = Bench(learners={STAYS: 8}, quorum=1)
     outer = Outer(made)
     asyncio.run(outer.expect(Expect(STAYS, 2, 60.0, 8)))
-    asyncio.run(outer.attach(Attach(STAYS, 2, MANIFEST), (), "its handle"))
+    asyncio.run(outer.attach(Attach(STAYS, 2, MANIFEST), (), 0, "its handle"))
     asyncio.run(outer.expect(Expect(STAYS, incarnation, 60.0, 8)))
     assert (STAYS in outer._peers) is reached
 

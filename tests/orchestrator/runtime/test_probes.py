@@ -4,23 +4,47 @@ from __future__ import annotations
 
 import asyncio
 import threading
-import time
+from collections.abc import Callable, Coroutine
 from pathlib import Path
 from typing import Any
 
 import pytest
+import ray
 
 from orchestrator.eventlog.facts import LearnerRequested
 from orchestrator.lifecycle.controller import State
 from orchestrator.runtime import learner_handles, learner_manager
 from orchestrator.runtime.learner_handles import LearnerHandle
-from tests.orchestrator.runtime.scene import DEADLINE_S, GOES, Scene, Serving, until
+from tests.orchestrator.runtime.scene import DEADLINE_S, GOES, Handle, Scene, Serving, until
 
 
-def run_one(scene: Scene) -> None:
-    """One learner runs, on the node n."""
+class Asked:
+    """A learner's actor, which answers the one call that a probe makes."""
+
+    def __init__(self, answer: Callable[[], Coroutine[Any, Any, tuple[bool, int | None]]]) -> None:
+        self._answer = answer
+
+    async def progress(self) -> tuple[bool, int | None]:
+        return await self._answer()
+
+
+async def steps() -> tuple[bool, int | None]:
+    return True, 1
+
+
+async def hangs() -> tuple[bool, int | None]:
+    return False, 1
+
+
+async def is_away() -> tuple[bool, int | None]:
+    raise ray.exceptions.GetTimeoutError("no answer")
+
+
+def run_one(scene: Scene, answer: Callable[[], Coroutine[Any, Any, tuple[bool, int | None]]]) -> None:
+    """One learner runs, on the node n; `answer`: what it says when it is asked."""
     made = scene.learners.controller
-    scene.learners._processes[GOES] = LearnerHandle(GOES, 1, actor="its process")
+    scene.learners._syncer = Serving(scene.outer)  # type: ignore[assignment]
+    scene.learners._processes[GOES] = LearnerHandle(GOES, 1, actor=Handle(Asked(answer)))
     made.units[GOES].move(State.STARTING)
     made.started(GOES, 1)
     made.answered(GOES, 1, 7, "n")
@@ -29,7 +53,16 @@ def run_one(scene: Scene) -> None:
 def report_silence(scene: Scene, silent_s: float) -> None:
     """The syncer has heard nothing from that learner for so long."""
     row = {"name": GOES, "incarnation": 1, "alive": False, "lease_age_s": silent_s}
-    scene.learners._watch_leases([row], time.monotonic())
+    scene.learners._watch_leases([row])
+
+
+async def look(scene: Scene, silent_s: float) -> State:
+    """Its state after a look, and after what the look asked for."""
+    report_silence(scene, silent_s)
+    if scene.learners._probes:
+        await asyncio.wait(scene.learners._probes)
+    report_silence(scene, silent_s)
+    return scene.learners.controller.units[GOES].state
 
 
 @pytest.mark.parametrize("seen", [True, False])
@@ -41,31 +74,63 @@ def test_a_silent_learner_whose_node_cannot_be_seen_is_unreachable_until_it_is_s
 
     looks: list[str] = []
     monkeypatch.setattr(learner_handles, "unseen_reason", unseen_reason)
-    monkeypatch.setattr(learner_manager, "PROBES_S", 0.0)
-    made = scene.learners.controller
-    unit = made.units[GOES]
-
-    async def look(silent_s: float) -> None:
-        report_silence(scene, silent_s)
-        if scene.learners._probes:
-            await asyncio.wait(scene.learners._probes)
 
     async def story() -> None:
-        scene.learners._syncer = Serving(scene.outer)
-        run_one(scene)
-        await look(1.0)
-        assert unit.state is State.RUNNING, "a short silence is no reason to look for its node"
-        await look(6.0)
-        assert unit.state is State.UNREACHABLE
+        run_one(scene, is_away)
+        assert await look(scene, 1.0) is State.RUNNING, "a short silence is no reason to look for its node"
+        assert await look(scene, 6.0) is State.UNREACHABLE
         looks.append("again")
-        await look(10.0)
-        assert unit.state is (State.RUNNING if seen else State.UNREACHABLE)
-        await look(20.0)
-        assert unit.state is State.ENDING
+        assert await look(scene, 10.0) is (State.RUNNING if seen else State.UNREACHABLE)
+        assert await look(scene, 20.0) is (State.ENDING if seen else State.UNREACHABLE)
+        assert await look(scene, 3600.0) is State.ENDING
         scene.learners.cancel()
 
     asyncio.run(story())
-    assert unit.incarnation.ending == "silent for 20.0 s" + ("" if seen else "; its node n does not answer")
+    ending = scene.learners.controller.units[GOES].incarnation.ending
+    assert ending == ("silent for 20.0 s" if seen else "silent for 3600.0 s; its node n does not answer")
+
+
+@pytest.mark.parametrize("cores", [0, 1])
+@pytest.mark.parametrize(("answer", "ends"), [(steps, False), (hangs, True)])
+def test_a_learner_that_says_itself_that_it_steps_is_not_killed_for_reports_that_do_not_arrive(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, cores: int, answer: Any, ends: bool
+) -> None:
+    async def unseen_reason(node: str, namespace: str) -> str:
+        return f"its node {node} does not answer" if ends else ""
+
+    monkeypatch.setattr(learner_handles, "unseen_reason", unseen_reason)
+    scene = Scene(tmp_path, monkeypatch, cores)  # with cores: on a local cluster
+
+    async def story() -> None:
+        run_one(scene, answer)
+        assert await look(scene, 19.9) is (State.RUNNING if ends else State.UNREACHABLE)
+        assert await look(scene, 600.0) is (State.ENDING if ends else State.UNREACHABLE)
+        scene.learners.cancel()
+
+    asyncio.run(story())
+    fault = scene.learners.controller.units[GOES].fault
+    assert fault == ("silent for 600.0 s" if ends else f"silent for 600.0 s; {learner_manager.UNHEARD}")
+
+
+def test_a_learner_that_steps_and_is_not_attached_to_the_epoch_that_serves_is_told_of_it_again(scene: Scene) -> None:
+    told: list[Any] = []
+
+    class Deaf(Asked):
+        async def reattach(self, syncer: Any) -> str:
+            told.append(syncer)
+            return ""
+
+    async def story() -> None:
+        run_one(scene, steps)
+        process = scene.learners._processes[GOES]
+        process.actor, process.syncer = Handle(Deaf(steps)), scene.outer
+        await look(scene, 6.0)
+        assert told == []
+        scene.learners._syncer.epoch = 2  # type: ignore[union-attr, misc]
+        await look(scene, 10.0)
+        await until(lambda: told == [scene.outer])
+
+    asyncio.run(story())
 
 
 def test_a_silent_learner_is_probed_by_one_probe_at_a_time(scene: Scene, monkeypatch: pytest.MonkeyPatch) -> None:
@@ -79,37 +144,41 @@ def test_a_silent_learner_is_probed_by_one_probe_at_a_time(scene: Scene, monkeyp
 
     release = asyncio.Event()
     monkeypatch.setattr(learner_handles, "unseen_reason", unseen_reason)
-    monkeypatch.setattr(learner_manager, "PROBES_S", 0.0)
 
     async def story() -> None:
-        run_one(scene)
-        for _ in range(3):
-            report_silence(scene, 6.0)
-            await asyncio.sleep(0)
+        run_one(scene, is_away)
+        for silent_s in (6.0, 9.0, 12.0):
+            report_silence(scene, silent_s)
+            await asyncio.sleep(0.01)
         assert begun == ["n"]
         release.set()
         await asyncio.wait(scene.learners._probes)
-        report_silence(scene, 6.0)
+        report_silence(scene, 15.0)
         await asyncio.wait(scene.learners._probes)
         assert begun == ["n", "n"]
 
     asyncio.run(story())
 
 
-def test_on_a_local_cluster_no_silent_learner_is_probed(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_on_a_local_cluster_the_node_of_a_silent_learner_is_not_looked_for(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
     """Its only node is this machine. A new agent on a busy core could fail to answer, and the node would be blamed."""
+
+    async def unseen_reason(node: str, namespace: str) -> str:
+        return f"its node {node} does not answer"
+
+    monkeypatch.setattr(learner_handles, "unseen_reason", unseen_reason)
     scene = Scene(tmp_path, monkeypatch, cores=1)
 
     async def story() -> None:
-        run_one(scene)
-        report_silence(scene, 6.0)
-        assert not scene.learners._probes
+        run_one(scene, is_away)
+        assert await look(scene, 6.0) is State.RUNNING
 
     asyncio.run(story())
-    assert scene.learners.controller.units[GOES].state is State.RUNNING
 
 
-def test_a_probe_that_fails_changes_nothing_and_does_not_end_the_run(
+def test_a_probe_that_fails_does_not_end_the_run_and_the_hang_deadline_holds(
     scene: Scene, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     async def unseen_reason(node: str, namespace: str) -> str:
@@ -118,14 +187,13 @@ def test_a_probe_that_fails_changes_nothing_and_does_not_end_the_run(
     monkeypatch.setattr(learner_handles, "unseen_reason", unseen_reason)
 
     async def story() -> None:
-        run_one(scene)
-        report_silence(scene, 6.0)
-        await asyncio.wait(scene.learners._probes)
-        await asyncio.sleep(0)
+        run_one(scene, is_away)
+        assert await look(scene, 6.0) is State.RUNNING
+        assert await look(scene, 20.0) is State.ENDING
+        scene.learners.cancel()
 
     asyncio.run(story())
     assert scene.learners.failure is None
-    assert scene.learners.controller.units[GOES].state is State.RUNNING
 
 
 @pytest.mark.parametrize("fails", [True, False])

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import asyncio
 from collections.abc import Callable, Coroutine
+from dataclasses import replace
 from pathlib import Path
 from types import SimpleNamespace
 from typing import Any
@@ -15,8 +16,10 @@ from orchestrator.eventlog.facts import SyncerLost
 from orchestrator.recipe.config import Recipe
 from orchestrator.runtime import syncer_manager
 from orchestrator.runtime.placement import RunPlacement
+from orchestrator.runtime.specs import syncer_spec
 from orchestrator.runtime.syncer_manager import NoSyncer, SyncerManager
 from orchestrator.store.run_store import RunStore
+from outer.journal.object_store import Folder
 
 RECIPE = Recipe.model_validate(
     {"name": "demo", "pools": [{"name": "p"}], "budget": {"syncer_steps": 10}, "run": {"syncer_lease_s": 1.0}}
@@ -38,7 +41,7 @@ class Epoch:
         if not self.alive or (name == "start" and not self._comes_up):
             raise ray.exceptions.RayActorError(error_msg="its process ended")
         self.told.append(name)
-        return {"pid": 1, "node": "n", "run": "r"} if name == "start" else f"{name} answered"
+        return {"pid": 1, "node": "n", "run": "r", "begun": 1} if name == "start" else f"{name} answered"
 
 
 class Scene:
@@ -50,10 +53,10 @@ class Scene:
         self.syncer = SyncerManager(
             RECIPE, RunPlacement("", 1), RunStore(folder), Any, self.said.append, tuple, self.reached.append, tuple
         )
-        self.syncer._spec = SimpleNamespace(epoch=0)
+        self.syncer._spec = syncer_spec(RECIPE, "code", Folder(folder))
 
         def create(sources: Any = None) -> Epoch:
-            self.syncer._spec.epoch += 1
+            self.syncer._spec = replace(self.syncer._spec, epoch=self.syncer._spec.epoch + 1)
             return left.pop(0)
 
         patch.setattr(self.syncer, "_create", create)

@@ -122,6 +122,9 @@ def test_nothing_begins_in_a_store_that_holds_a_journal(tmp_path: Path) -> None:
     [problem] = taken(recipe(durability=durability))
     assert problem.field == "durability.store" and "holds the journal" in problem.message
     (tmp_path / "file").write_text("")
+    Folder(tmp_path / "log-only").create("log/syncer/segments/000000000", [b""])
+    [problem] = taken(recipe(durability={"store": str(tmp_path / "log-only")}))
+    assert "another run" in problem.message, "a replica kept the journal"
     [problem] = taken(recipe(durability={"store": str(tmp_path / "file")}))
     assert "cannot be read" in problem.message
 
@@ -134,7 +137,7 @@ def test_a_store_that_nobody_knows_is_refused_with_the_rest() -> None:
 
 
 def test_what_was_said_at_an_end_is_taken_back_and_the_rest_stays(store: RunStore) -> None:
-    said = ("events.jsonl", SEAL_FILE, "summary.json", "stop", REQUEST_FILE)
+    said = (SEAL_FILE, "summary.json", "stop", REQUEST_FILE)
     stays = ("events/syncer.jsonl", "events/orchestrator.jsonl", "journal/000000000000", "checkpoints/000001/syncer")
     for name in (*said, *stays):
         store.write_text(name, "x")

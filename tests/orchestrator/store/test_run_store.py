@@ -11,7 +11,7 @@ from pathlib import Path
 import pytest
 
 from orchestrator.recipe.problems import InputError, Problem
-from orchestrator.store.run_store import RunStore, known_runs
+from orchestrator.store.run_store import GRANTS_KEPT, RunStore, known_runs
 from tests.waiting import DEADLINE_S
 
 
@@ -109,6 +109,19 @@ def test_no_number_is_granted_twice_to_concurrent_callers(tmp_path: Path) -> Non
     with ThreadPoolExecutor(8) as pool:
         granted = [number for numbers in pool.map(ask, range(8)) for number in numbers]
     assert sorted(granted) == list(range(1, 201))
+
+
+def test_old_grants_go_and_none_of_their_numbers_is_granted_again(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    store, slow = RunStore(tmp_path), RunStore(tmp_path)
+    looks = iter([4])  # then it is as quick as any other
+    monkeypatch.setattr(slow, "granted", lambda kind, who: next(looks, store.granted(kind, who)))
+    for number in range(1, 2 * GRANTS_KEPT):
+        assert store.grant("epoch", "syncer") == number
+    assert len(list((tmp_path / "grants/epoch/syncer").iterdir())) == GRANTS_KEPT
+    assert slow.grant("epoch", "syncer") == 2 * GRANTS_KEPT, "it looked long ago, and its number was free again"
+    assert store.granted("epoch", "syncer") == 2 * GRANTS_KEPT
 
 
 def test_runs_are_known_by_their_status(tmp_path: Path) -> None:

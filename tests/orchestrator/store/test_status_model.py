@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+from dataclasses import replace
 from typing import Any
 
 import pytest
@@ -23,7 +24,7 @@ NAMES = ("learner-east-0", "learner-east-1", "learner-west-0")
 
 
 def about(state: str = "running", reason: str = "") -> RunInfo:
-    return RunInfo(state, reason, started_at=100.0, written_at=130.0, eval_loss=2.5)
+    return RunInfo(state, reason, started_at=100.0, written_at=130.0, eval_loss=2.5, tokens=(1000, 800))
 
 
 def row(name: str, **change: Any) -> dict[str, Any]:
@@ -47,7 +48,6 @@ def view(*rows: dict[str, Any], **change: Any) -> dict[str, Any]:
         "syncer_step": 25,
         "progress": 0.25,
         "tokens": 800,
-        "tokens_processed": 1000,
         "epoch": 1,
         "grace_s": 0.1,
         "learners": list(rows) or [row(name) for name in NAMES],
@@ -59,7 +59,7 @@ def conditions(status: dict[str, Any]) -> dict[str, tuple[str, str]]:
 
 
 def test_before_the_syncer_answers_every_field_is_there_and_unknown_ones_are_none() -> None:
-    early = model(RECIPE, about("starting"), {}, {}, {})
+    early = model(RECIPE, replace(about("starting"), tokens=None), {}, {}, {})
     assert early["learners"] == []
     assert (early["run"]["goodput"], early["run"]["tokens_per_s"], early["run"]["eta_s"]) == (None, None, None)
     assert (early["run"]["progress"], early["run"]["syncer_step"]) == (0.0, 0)
@@ -91,15 +91,18 @@ def test_the_target_of_a_token_budget_counts_the_tasks_own_tokens_not_the_recipe
     assert target(10, syncer_step=180, tokens=10_400) == 180, "at the end the steps made are the target"
 
 
-@pytest.mark.parametrize("change", [{"progress": 0.0}, {"running_s": None}, {"running_s": 0.0, "tokens_processed": 0}])
+@pytest.mark.parametrize("change", [{"progress": 0.0}, {"running_s": None}, {"running_s": 0.0}])
 def test_nothing_is_divided_by_nothing(change: dict[str, Any]) -> None:
     run = model(RECIPE, about(), view(**change), {}, {})["run"]
     assert run["eta_s"] is None
     json.dumps(run, allow_nan=False)
 
 
-def test_goodput_is_at_most_one_though_reports_lag_behind_commits() -> None:
-    assert model(RECIPE, about(), view(tokens=1200), {}, {})["run"]["goodput"] == 1.0
+def test_goodput_is_of_the_whole_run_as_its_log_says_and_unknown_before() -> None:
+    """The syncer's own counts begin anew with each epoch."""
+    for tokens, goodput in (((2000, 1500), 0.75), ((0, 0), None), (None, None)):
+        told = replace(about(), tokens=tokens)
+        assert model(RECIPE, told, view(tokens=10), {}, {})["run"]["goodput"] == goodput
 
 
 @pytest.mark.parametrize(

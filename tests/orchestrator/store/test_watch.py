@@ -58,10 +58,20 @@ def test_each_status_is_shown_once_and_the_summary_is_waited_for(world: World) -
     world.status("running", at=0)
     world.at(2, lambda: world.status("running", at=2))
     world.at(4, lambda: world.status("finished", at=4))
-    world.at(30, lambda: world.store.write_json("summary.json", {"ok": True}))
+    world.at(10, lambda: world.store.write_json("summary.json", {"ok": True}))
     assert world.follow() == {"ok": True}
     assert world.seen == ["running", "running", "finished"]
-    assert world.now == pytest.approx(30, abs=1)
+    assert world.now == pytest.approx(10, abs=1)
+
+
+def test_a_long_end_is_waited_for_as_long_as_statuses_come(world: World) -> None:
+    for second in range(0, 7200, 100):
+        world.at(second, lambda at=second: world.status("ending", at=at))
+    world.status("running", at=0)
+    world.at(7200, lambda: world.store.write_json("summary.json", {"ok": True}))
+    world.at(7200, lambda: world.status("finished", at=7200))
+    assert world.follow() == {"ok": True}
+    assert world.now == pytest.approx(7200, abs=1)
 
 
 def test_a_run_that_has_ended_is_summed_up_at_once(world: World) -> None:
@@ -71,7 +81,7 @@ def test_a_run_that_has_ended_is_summed_up_at_once(world: World) -> None:
     assert world.now == 0
 
 
-def test_a_long_evaluation_is_no_death(world: World) -> None:
+def test_a_silence_within_the_limit_is_no_death(world: World) -> None:
     world.status("running", at=0)
     world.at(LOST_S - 1, lambda: world.status("finished", at=LOST_S - 1))
     world.at(LOST_S, lambda: world.store.write_json("summary.json", {"ok": True}))

@@ -2,53 +2,100 @@
 
 from __future__ import annotations
 
+import math
 import re
 from collections import defaultdict
 from collections.abc import Iterable
 from dataclasses import fields, replace
-from itertools import count
+from pathlib import Path
 from typing import Any
 
 import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from learners.protocol.facts import Adopted, StepFinished
+from learners.protocol.facts import (
+    Adopted,
+    AdoptionRefused,
+    Donated,
+    DonorFailed,
+    LoopFailed,
+    StateReceived,
+    StepFinished,
+)
+from orchestrator.accounting.accounts import Accounts
 from orchestrator.accounting.books import settle
-from orchestrator.accounting.goodput import outer_downtime
-from orchestrator.accounting.history import History
-from orchestrator.accounting.summary import participation, summarise
-from orchestrator.eventlog.events import Event
+from orchestrator.accounting.fold import drive
+from orchestrator.accounting.saving import dump, load
+from orchestrator.accounting.summary import summarise
+from orchestrator.eventlog.block import block_of
+from orchestrator.eventlog.events import Event, Unknown
 from orchestrator.eventlog.facts import REGISTRY, FaultSkipped, LearnerLost, RunFinished
-from orchestrator.telemetry.catalog import CATALOG, KINDS, LEARNERS_MAX, OTHER, Bounds, Sample
+from orchestrator.eventlog.order import canonical
+from orchestrator.eventlog.reader import LogReader
+from orchestrator.store.run_store import RunStore
+from orchestrator.telemetry.catalog import CATALOG, KINDS, LEARNERS_MAX, OTHER, Bounds, Buckets, Sample
+from orchestrator.telemetry.fold import RULES, WRITER, MetricsFold, metrics_of
 from orchestrator.telemetry.gauges import gauges
-from orchestrator.telemetry.log_tail import Line, parse
-from orchestrator.telemetry.measure import RULES, WRITER, Measures
-from outer.protocol.facts import Committed, LearnerFenced, ReadFailed, Refused, StepOpened, StepReopened
+from orchestrator.telemetry.published import all_samples
+from orchestrator.telemetry.run_samples import now
+from outer.protocol.facts import (
+    Committed,
+    DrainStarted,
+    Finished,
+    LearnerFenced,
+    ReadFailed,
+    Refused,
+    StepOpened,
+    StepReopened,
+)
 from tests.orchestrator.histories import altered, history, inserted, is_a, restarted
 from tests.property_settings import examples
 
-Totals = dict[tuple[str, tuple[tuple[str, str], ...]], float]
+Totals = dict[tuple[str, tuple[tuple[str, str], ...]], Any]
 A_MISSES = frozenset((second, "a") for second in (4, 6, 8))
 
 
-def lines(events: Iterable[Event]) -> list[Line]:
-    return [parse(event.to_json()) for event in events]
+def folded(events: Iterable[Event], rows: int = 1 << 20) -> MetricsFold:
+    """The metrics of these events, in blocks of so many rows."""
+    ordered = canonical(events)
+    blocks = (block_of(ordered[start : start + rows], start) for start in range(0, len(ordered), rows))
+    return metrics_of(blocks, "fp32", "1.0")
 
 
 def samples(events: Iterable[Event]) -> list[Sample]:
-    measures = Measures("fp32", "1.0")
-    told = [sample for line in lines(events) for sample in measures.take(line)]
-    return [*told, *measures.close(), *measures.commit_intervals()]
+    return [*folded(events).samples()]
 
 
 def totals(told: Iterable[Sample]) -> Totals:
-    """Each series' value at the end: counters added up, gauges as last set."""
-    values: Totals = defaultdict(float)
-    for sample in told:
-        key = (sample.name, tuple(sorted(sample.labels.items())))
-        values[key] = sample.value + (values[key] if CATALOG[sample.name].kind == "counter" else 0.0)
-    return dict(values)
+    """Each series' value; of a histogram its buckets."""
+    return {(sample.name, tuple(sorted(sample.labels.items()))): sample.value for sample in told}
+
+
+@pytest.mark.parametrize("rows", [1, 9])
+def test_however_the_log_is_cut_into_blocks_the_metrics_are_the_same(rows: int) -> None:
+    whole, cut = totals(samples(restarted(history()))), totals(folded(restarted(history()), rows).samples())
+    assert whole.keys() == cut.keys()
+    for series, value in whole.items():
+        if isinstance(value, Buckets):
+            assert (cut[series].counts, cut[series].sum) == (value.counts, pytest.approx(value.sum))
+        else:
+            assert cut[series] == pytest.approx(value)
+
+
+def test_a_saved_fold_goes_on_with_the_same_counts() -> None:
+    ordered = canonical(history())
+    accounts = Accounts()
+    folds: Any = [accounts, MetricsFold("fp32", "1.0", accounts)]
+    for start in range(0, len(ordered), 100):
+        drive(folds, [block_of(ordered[start : start + 100], start)])
+        folds = load(dump(folds))
+    folds[1].finish(folds[0].results().books)
+    whole, continued = totals(samples(history())), totals(folds[1].samples())
+    assert continued.keys() == whole.keys()
+    for series, value in whole.items():
+        if not isinstance(value, Buckets):
+            assert continued[series] == pytest.approx(value)
 
 
 def test_what_a_new_epoch_says_again_counts_once() -> None:
@@ -132,13 +179,12 @@ def test_what_a_dead_learner_had_sent_may_still_merge_and_only_then_is_the_rest_
         if (event.writer, event.incarnation, type(event.fact)) not in of_the_dead or event.fact.after_step <= 6
     ]
     assert_as_in_the_books(events)
-    measures, told = Measures("fp32", "1.0"), []
-    for line in lines(events):
-        if line.kind == "Committed" and line.fact["syncer_step"] == 6:
-            assert "c" in {one["learner"] for one in line.fact["participants"]}
-            assert discarded(told) == {}, "it may still merge"
-        told += list(measures.take(line))
-    assert discarded(told)["killed"] == 3 * 16, "steps 7 to 9"
+    ordered = canonical(events)
+    commit = next(place for place, event in enumerate(ordered) if is_a(Committed, syncer_step=6)(event))
+    assert "c" in {one.learner for one in ordered[commit].fact.participants}
+    assert discarded(folded(ordered[:commit]).samples()) == {}, "it may still merge"
+    end = next(place for place, event in enumerate(ordered) if is_a(Finished)(event))
+    assert discarded(folded(ordered[:end]).samples())["killed"] == 3 * 16, "steps 7 to 9"
 
 
 def gone(event: Event) -> Event:
@@ -168,13 +214,11 @@ def test_counts_equal_the_summarys() -> None:
     shares = {name: merged / summary["commits"] for name, merged in contributions.items()}
     assert shares == summary["participation"]["by_learner"]
     live = values[key("diloco_live_at_commits_total")]
-    share = participation(History(events))
-    assert share is not None
-    assert sum(contributions.values()) / live == share.alive_mean
+    assert sum(contributions.values()) / live == summary["participation"]["alive_mean"]
     [killed] = [fault for fault in summary["faults"] if fault["kind"] == "kill"]
     assert values[key("diloco_recovery_seconds_total", learner="c")] == pytest.approx(killed["recovery_s"])
     assert values[key("diloco_recoveries_total", learner="c")] == 1
-    assert values[key("diloco_outer_downtime_seconds")] == pytest.approx(outer_downtime(History(events)))
+    assert values[key("diloco_outer_downtime_seconds")] == pytest.approx(summary["outer_downtime_s"])
     assert values[key("diloco_restarts_total", learner="c", cause="died")] == 1
     assert summed(values, "diloco_facts_total", "kind") == {
         kind: len([event for event in events if type(event.fact).__name__ == kind])
@@ -197,9 +241,8 @@ def test_rules_name_metrics_and_labels_of_the_catalog_and_fields_of_the_facts() 
         assert kind in KINDS
         for rule in rules:
             assert {label.name for label in CATALOG[rule.metric].labels} == rule.labels.keys(), rule.metric
-            if kind in REGISTRY:
-                known = {field.name for field in fields(REGISTRY[kind])} | {WRITER, ""}
-                assert {*rule.labels.values(), rule.amount} <= known, kind
+            known = {field.name for field in fields(REGISTRY[kind])} | {WRITER, ""}
+            assert {*rule.labels.values(), rule.amount} <= known, kind
 
 
 UNITS = {"tokens": "tokens", "seconds": "seconds", "bytes": "bytes", "ratio": "ratio"}
@@ -223,38 +266,22 @@ def test_names_follow_the_conventions_of_prometheus(metric: Any) -> None:
     assert not {"le", "WorkerId", "incarnation", "pid", "node", "digest"} & set(names)
 
 
-def test_every_metric_is_moved_by_something() -> None:
-    numbers, texts = count(1), {"message": "contribution", "reason": "late", "mode": "overwrite"}
-    planned = [
-        Line("learner-t-0", 1, 1.0, kind, texts | {"learner": "a", "source": "peer", "bytes": next(numbers)})
-        for kind in ("DrainStarted", "StateReceived", "DonorFailed", "Donated")
-    ]
+def test_every_metric_is_moved_by_something(tmp_path: Path) -> None:
     events = inserted(
         history(A_MISSES),
         is_a(StepOpened, syncer_step=6),
         Refused("a", 1, "contribution", "late", 6, 1),
         ReadFailed("a", 1, 6, 1, "timeout"),
         StepReopened(6, 1, 0, "too few"),
+        DrainStarted("a", 1, "scaled"),
         FaultSkipped("kill", "b", "gone"),
     )
+    own = [StateReceived("peer", "b", 1, 3, "", 9, 1.0), DonorFailed("b", 1, "timeout"), Donated("b", 1, 3, "", 9)]
+    events = inserted(events, is_a(StepFinished), *own, AdoptionRefused(0, 1, "older"), LoopFailed(1, "oh"))
     events = altered(events, is_a(StepFinished), waited_s=0.5, waited_for="span")
     events = altered(events, is_a(Committed), grace_s=0.2)
-    measures = Measures("fp32", "1.0")
-    others = [
-        Line("a", 1, 0.0, kind, fact)
-        for kind, fact in (
-            ("AdoptionRefused", {"reason": "older"}),
-            ("LoopFailed", {"step": 1}),
-        )
-    ]
-    moved = {sample.name for line in [*lines(events), *planned, *others] for sample in measures.take(line)}
-    moved |= {sample.name for sample in [*measures.close(), *measures.commit_intervals(), *gauges(STATUS)]}
-    moved |= {
-        "diloco_log_bytes_total",
-        "diloco_log_damaged_lines_total",
-        "diloco_store_free_bytes",
-        "diloco_store_size_bytes",
-    }  # the reader's own
+    log = LogReader(tmp_path)
+    moved = {sample.name for sample in [*all_samples(folded(events), log), *now(RunStore(tmp_path), STATUS, False)]}
     assert moved | {"diloco_exporter_errors_total"} == set(CATALOG)
 
 
@@ -271,8 +298,17 @@ def test_a_label_value_outside_its_set_is_called_other_and_names_are_limited_in_
 
 
 def test_a_kind_that_nobody_knows_yet_is_counted_and_harms_nothing() -> None:
-    told = list(Measures("fp32", "1.0").take(Line("syncer", 1, 0.0, "MoonRose", {"phase": "full"})))
+    told = [*folded([Event("syncer", 1, 0, 0.0, Unknown("MoonRose", {"phase": "full"}))]).samples()]
     assert told == [Sample("diloco_facts_total", 1, {"kind": OTHER})]
+
+
+def test_a_fact_that_says_less_than_nothing_counts_as_nothing() -> None:
+    events = altered(history(), is_a(StepFinished), seconds=-5.0)
+    values, whole = totals(samples(events)), totals(samples(history()))
+    assert values[key("diloco_steps_total", learner="a")] == whole[key("diloco_steps_total", learner="a")]
+    spent = {name: values[key("diloco_step_seconds_total", learner=name)] for name in "abc"}
+    assert sum(spent.values()) < sum(whole[key("diloco_step_seconds_total", learner=name)] for name in "abc")
+    assert min(spent.values()) > 0
 
 
 def test_numbers_that_are_not_finite_are_told_apart_and_never_exported() -> None:
@@ -280,7 +316,8 @@ def test_numbers_that_are_not_finite_are_told_apart_and_never_exported() -> None
     events = altered(events, is_a(Committed), norm=float("inf"))
     values = totals(samples(events))
     assert values[key("diloco_evaluations_total", outcome="non_finite")] == 1
-    assert all(value == value and abs(value) != float("inf") for value in values.values())
+    numbers = [value for value in values.values() if not isinstance(value, Buckets)]
+    assert all(math.isfinite(value) for value in numbers)
 
 
 # ------------------------------------------------------------------ status

@@ -1,10 +1,10 @@
-"""Metrics from a run's folder: a log that grows, a status that changes, and the text that Prometheus reads."""
+"""Metrics from a run's folder: what the orchestrator publishes, a status that changes, and the text for Prometheus."""
 
 from __future__ import annotations
 
 import json
+from collections import Counter
 from collections.abc import Iterable
-from dataclasses import replace
 from pathlib import Path
 
 import pytest
@@ -14,16 +14,19 @@ from typer.testing import CliRunner
 from orchestrator.accounting.books import settle
 from orchestrator.cli.app import build
 from orchestrator.eventlog.events import Event
+from orchestrator.eventlog.reader import LogReader
 from orchestrator.eventlog.segments import SegmentWriter
-from orchestrator.recipe.toml_text import dump, template
+from orchestrator.recipe.toml_text import dump, load, template
+from orchestrator.runtime import metrics_actor
 from orchestrator.store.run_store import RunStore
-from orchestrator.telemetry.catalog import CATALOG, Sample
+from orchestrator.telemetry.catalog import CATALOG, Buckets, Sample
 from orchestrator.telemetry.exposition import Exposition, exposition_of
-from orchestrator.telemetry.log_tail import Line, Tail
+from orchestrator.telemetry.fold import metrics_of
+from orchestrator.telemetry.published import FILE, all_samples, package_version, publish
 from orchestrator.telemetry.run_samples import RunSamples
-from outer.protocol.facts import Refused
-from tests.orchestrator.histories import history
-from tests.orchestrator.telemetry.test_metrics import STATUS, key, lines, summed, totals
+from outer.protocol.facts import Refused, StepOpened
+from tests.orchestrator.histories import history, inserted, is_a
+from tests.orchestrator.telemetry.test_metrics import STATUS, folded, key, summed, totals
 
 
 def write(store: RunStore, events: Iterable[Event]) -> None:
@@ -35,130 +38,109 @@ def write(store: RunStore, events: Iterable[Event]) -> None:
         writer.close()
 
 
-def test_a_growing_log_is_read_once_line_by_line_and_a_half_line_waits(tmp_path: Path) -> None:
-    store, events = RunStore(tmp_path), history()
-    tail, seen = Tail(tmp_path), []
-    assert tail.poll() == []
-    for start in range(0, len(events), 50):
-        write(store, events[start : start + 50])
-        seen += tail.poll()
-    assert sorted(map(repr, seen)) == sorted(map(repr, lines(events)))
-    segment = tmp_path / "events" / "chaos.jsonl"
-    text = events[0].to_json().encode() + b"\n"
-    with open(segment, "ab") as file:
-        file.write(text[:20])
-        file.flush()
-        assert tail.poll() == []
-        file.write(text[20:])
-    assert tail.poll() == lines(events[:1])
-
-
-def test_one_segments_lines_stay_in_their_order_though_a_learners_clock_is_behind(tmp_path: Path) -> None:
-    events = [event for event in history() if event.writer == "syncer"][:40]
-    behind = [replace(event, at=event.at - 3600.0 * (index % 2)) for index, event in enumerate(events)]
-    write(RunStore(tmp_path), behind)
-    assert Tail(tmp_path).poll() == lines(behind)
-
-
-DAMAGED = (
-    b"\0" * 40,
-    b'{"writer": "syncer", "inc',
-    b"[]",
-    b"[" * 100_000,
-    b'{"writer": "a", "incarnation": 1, "at": "noon", "kind": "Finished", "fact": {}}',
-    b'{"writer": "a", "incarnation": 1, "at": NaN, "kind": "Finished", "fact": {}}',
-    b'{"writer": "a", "incarnation": 1, "at": 1.0, "kind": "Finished", "fact": 3}',
-    b"\xff\xfe",
-)
-
-
-def test_damaged_lines_are_counted_and_passed_and_take_nothing_with_them(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    events = history()
-    write(RunStore(tmp_path), events)
-    for segment in (tmp_path / "events").iterdir():
-        first, *others = segment.read_bytes().splitlines(keepends=True)
-        segment.write_bytes(b"".join([first, *(line + b"\n" for line in DAMAGED), *others]))
-    monkeypatch.setattr("orchestrator.telemetry.log_tail.CHUNK_BYTES", 16)  # less than any line has
-    tail, seen, before = Tail(tmp_path), [], -1
-    while tail.bytes_read > before:
-        before = tail.bytes_read
-        seen += tail.poll()
-    assert sorted(map(repr, seen)) == sorted(map(repr, lines(events)))
-    assert tail.damaged == 3 * len(DAMAGED)
-    assert tail.bytes_read == sum(segment.stat().st_size for segment in (tmp_path / "events").iterdir())
-
-
-def test_a_segment_that_cannot_be_read_costs_no_line_of_the_others(tmp_path: Path) -> None:
-    write(RunStore(tmp_path), history())
-    tail = Tail(tmp_path)
-    unreadable = tmp_path / "events" / "z.jsonl"
-    unreadable.mkdir()
-    with pytest.raises(OSError):
-        tail.poll()
-    unreadable.rmdir()
-    assert len(tail.poll()) == len(history())
-
-
-def test_a_fact_that_lacks_what_its_kind_has_and_a_caller_that_stops_cost_one_line(tmp_path: Path) -> None:
-    store, events = RunStore(tmp_path), history()
-    write(store, events)
-    with open(tmp_path / "events" / "chaos.jsonl", "a") as file:
-        for kind, fact in (("Adopted", {}), ("StepFinished", {"tokens": -5}), ("Committed", {"quorum_s": 1})):
-            file.write(json.dumps(Line("a", 1, events[5].at, kind, fact)._asdict()) + "\n")
-        file.write(replace(events[5], fact=Refused("\ud800", 1, "contribution", "late", 6, 1)).to_json() + "\n")
-    reader, told = RunSamples(store, "fp32"), []
-    look = reader.look()
-    told += [next(look) for _ in range(20)]
-    look.close()
-    told += [sample for _ in range(3) for sample in reader.look()]
-    assert reader.over
-    values = totals(told)
-    assert values[key("diloco_log_damaged_lines_total")] == 3
-    assert sum(summed(values, "diloco_tokens_committed_total", "learner").values()) == settle(events).committed
-    segments = (tmp_path / "events").iterdir()
-    assert values[key("diloco_log_bytes_total")] == sum(segment.stat().st_size for segment in segments)
-    exposition = Exposition("demo")
-    exposition.apply(told)
-    assert 'diloco_refusals_total{learner="?",reason="late",run="demo"} 1.0' in exposition.text()
-
-
-def test_metrics_of_an_ended_run_hold_its_final_counts(tmp_path: Path) -> None:
-    store, events = RunStore(tmp_path), history()
-    write(store, events)
+def ended(store: RunStore) -> None:
     store.write_json("status.json", STATUS | {"run": STATUS["run"] | {"state": "finished"}})
-    reader, told = RunSamples(store, "fp32"), []
-    while not reader.over:
-        told += list(reader.look())
-    ended = next(i for i, each in enumerate(told) if each.labels.get("state") == "finished")
-    after = [each for each in told[ended:] if CATALOG[each.name].kind == "counter"]
-    assert after == []
-    assert sum(summed(totals(told), "diloco_tokens_committed_total", "learner").values()) == settle(events).committed
-    assert list(reader.look())[-1].name == "diloco_store_size_bytes", "looking on adds nothing"
-    assert not [each for each in reader.look() if CATALOG[each.name].kind == "counter"]
 
 
-def test_every_look_sets_all_gauges_again_for_ray_forgets_those_that_nobody_sets(tmp_path: Path) -> None:
-    store = RunStore(tmp_path)
+def test_what_is_published_is_read_again_as_it_was(tmp_path: Path) -> None:
+    store, fold, log = RunStore(tmp_path), folded(history()), LogReader(tmp_path)
     write(store, history())
-    store.write_json("status.json", STATUS)
-    reader = RunSamples(store, "fp32")
-    looks = [list(reader.look()) for _ in range(3)]
-    set_by = [
-        {(each.name, *each.labels.items()) for each in look if CATALOG[each.name].kind == "gauge"} for look in looks
-    ]
-    assert {"diloco_build_info", "diloco_merged_norm", "diloco_last_recovery_seconds"} <= {
-        name for name, *_ in set_by[2]
-    }
-    assert set_by[0] < set_by[1] == set_by[2], "the first look does not know yet that there is no more"
+    assert list(log.rest())
+    log.findings.unreadable += ["one", "two"]
+    publish(store, fold, log)
+    reader = RunSamples(store)
+    told = totals(reader.look())
+    for series, value in totals(all_samples(fold, log)).items():
+        assert told[series] == value
+    size = sum(path.stat().st_size for path in (tmp_path / "events").iterdir())
+    assert (told[key("diloco_log_bytes_total")], told[key("diloco_log_damaged_lines_total")]) == (size, 2)
+    assert reader.over
+    assert not any(path.name.startswith(".") for path in tmp_path.iterdir())
+
+
+@pytest.mark.parametrize(
+    "text", ["", "[]", "null", '{"over": true}', '{"over": true, "series": {"diloco_quorum": [3]}}']
+)
+def test_a_damaged_file_is_a_clear_error(tmp_path: Path, text: str) -> None:
+    (tmp_path / FILE).write_text(text)
+    with pytest.raises(ValueError):
+        list(RunSamples(RunStore(tmp_path)).look())
+
+
+def test_series_of_another_version_are_passed_over(tmp_path: Path) -> None:
+    (tmp_path / FILE).write_text('{"over": false, "series": {"diloco_moons": [[3, "full"]], "diloco_quorum": [[2]]}}')
+    values = totals(RunSamples(RunStore(tmp_path)).look())
+    assert values[key("diloco_quorum")] == 2 and "diloco_moons" not in dict(values)
+
+
+def test_who_sees_the_runs_end_has_its_final_counts(tmp_path: Path) -> None:
+    store, events = RunStore(tmp_path), history()
+    ended(store)
+    publish(store, folded(events[:-1]), LogReader(tmp_path))
+    reader = RunSamples(store)
+    assert key("diloco_run_state", state="finished") not in totals(reader.look()), "its log has no end yet"
+    assert not reader.over
+    publish(store, folded(events), LogReader(tmp_path))
+    told = [*reader.look()]
+    assert reader.over
+    assert totals(told)[key("diloco_run_state", state="finished")] == 1
+    assert sum(summed(totals(told), "diloco_tokens_committed_total", "learner").values()) == settle(events).committed
+    state = next(place for place, each in enumerate(told) if each.labels.get("state") == "finished")
+    assert not [each for each in told[state:] if CATALOG[each.name].kind == "counter"]
+
+
+class Meter:
+    """In place of one of Ray's."""
+
+    def __init__(self) -> None:
+        self.values: Counter[tuple[str, ...]] = Counter()
+        self.sets = 0
+
+    def inc(self, value: float, labels: dict[str, str]) -> None:
+        assert value > 0, "Ray refuses anything else"
+        self.values[tuple(labels.values())] += value  # type: ignore[assignment]
+
+    def set(self, value: float, labels: dict[str, str]) -> None:
+        self.sets += 1
+
+    def observe(self, value: float, labels: dict[str, str]) -> None:
+        self.values[tuple(labels.values())] += 1
+
+
+def test_rays_meters_get_what_is_new_and_never_less(monkeypatch: pytest.MonkeyPatch) -> None:
+    made: dict[str, Meter] = {}
+    monkeypatch.setattr(metrics_actor, "_meter", lambda metric: made.setdefault(metric.name, Meter()))
+    meters, events = metrics_actor.RayMeters("demo"), history()
+    for end in (300, 500, 400, len(events), len(events)):  # an orchestrator that begins anew has less for a while
+        meters.apply(folded(events[:end]).samples())
+    books = settle(events)
+    for learner, ledger in books.by_learner.items():
+        assert made["diloco_tokens_processed_total"].values["demo", learner] == ledger.processed
+        assert made["diloco_tokens_committed_total"].values["demo", learner] == ledger.committed
+    observed = made["diloco_step_duration_seconds"].values
+    assert sum(observed.values()) == totals(folded(events).samples())[key("diloco_facts_total", kind="StepFinished")]
+    assert made["diloco_build_info"].sets == 5, "Ray drops a gauge that nobody sets"
+
+
+def test_of_very_many_observations_rays_histogram_gets_some(monkeypatch: pytest.MonkeyPatch) -> None:
+    made: dict[str, Meter] = {}
+    monkeypatch.setattr(metrics_actor, "_meter", lambda metric: made.setdefault(metric.name, Meter()))
+    monkeypatch.setattr(metrics_actor, "OBSERVED_MOST", 10)
+    name, meters = "diloco_recovery_duration_seconds", metrics_actor.RayMeters("demo")
+    counts = [0] * (len(CATALOG[name].buckets) + 1)
+    for count, told in ((1000, 10), (1000, 10), (1003, 13)):
+        meters.apply([Sample(name, Buckets([count, *counts[1:]], 5.0))])
+        assert made[name].values["demo",] == told
 
 
 def test_the_text_is_what_prometheus_reads_and_a_second_reader_finds_the_same(tmp_path: Path) -> None:
     store, events = RunStore(tmp_path), history()
     write(store, events)
     store.write_json("status.json", STATUS)
-    texts = [exposition_of(store, "demo", "fp32").text() for _ in range(2)]
+    texts = [exposition_of(store, "demo", "fp32").text()]
+    log = LogReader(tmp_path)
+    publish(store, metrics_of(log.rest(), "fp32", package_version()), log)
+    texts.append(exposition_of(store, "demo", "fp32").text())
     families = [{family.name: family for family in text_string_to_metric_families(text)} for text in texts]
     assert {name.removesuffix("_total") for name in CATALOG} == families[0].keys()
     for name in families[0].keys() - {"diloco_store_free_bytes"}:
@@ -169,14 +151,22 @@ def test_the_text_is_what_prometheus_reads_and_a_second_reader_finds_the_same(tm
 
 
 def test_a_histogram_has_its_buckets() -> None:
-    exposition = Exposition("demo")
-    exposition.apply([Sample("diloco_step_duration_seconds", value, {"pool": "p"}) for value in (0.02, 0.3, 500.0)])
-    counts = {
-        row["labels"]["le"]: row["value"]
-        for row in exposition.samples()
-        if row["name"] == "diloco_step_duration_seconds_bucket"
-    }
-    assert (counts["0.01"], counts["0.025"], counts["0.5"], counts["+Inf"]) == (0, 1, 2, 3)
+    name = "diloco_step_duration_seconds"
+    counts = Buckets([0] * (len(CATALOG[name].buckets) + 1), 500.32)
+    for bucket in (1, 5, -1):
+        counts.counts[bucket] += 1
+    exposition = Exposition("demo", [Sample(name, counts, {"pool": "p"})])
+    told = {row["labels"]["le"]: row["value"] for row in exposition.samples() if row["name"] == f"{name}_bucket"}
+    assert (told["0.01"], told["0.025"], told["0.5"], told["+Inf"]) == (0, 1, 2, 3)
+    assert f'{name}_sum{{pool="p",run="demo"}} 500.32' in exposition.text()
+
+
+def test_a_label_that_is_no_text_is_shown(tmp_path: Path) -> None:
+    refused = Refused("\ud800", 1, "contribution", "late", 6, 1)
+    store, events = RunStore(tmp_path), inserted(history(), is_a(StepOpened, syncer_step=6), refused)
+    publish(store, folded(events), LogReader(tmp_path))
+    text = Exposition("demo", RunSamples(store).look()).text()
+    assert 'diloco_refusals_total{learner="?",reason="late",run="demo"} 1.0' in text
 
 
 def test_the_command_prints_text_or_json_and_refuses_a_folder_that_is_none(tmp_path: Path) -> None:
@@ -200,8 +190,6 @@ def test_the_command_prints_text_or_json_and_refuses_a_folder_that_is_none(tmp_p
 
 
 def template_recipe(folder: Path) -> str:
-    from orchestrator.recipe.toml_text import load
-
     path = folder / "recipe.toml"
     path.write_text(template("demo"))
     return dump(load(path))

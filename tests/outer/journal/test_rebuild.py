@@ -5,7 +5,7 @@ from __future__ import annotations
 import numpy as np
 
 from outer.journal import record_codec
-from outer.journal.journal import Cut, Value
+from outer.journal.groups import Cut, Value
 from outer.journal.rebuild import CHECKPOINT, INITIAL, JOURNAL, LEARNER, RecoverySource, rebuild, replay_log
 from outer.protocol.facts import Committed, Participant, SpanGranted
 from outer.protocol.recovery import JournalReplay
@@ -37,7 +37,7 @@ def cut(upto: int) -> Cut:
 
 def test_the_books_are_those_of_the_log_whatever_epoch_said_what() -> None:
     found = log().found
-    assert (found.versions, found.tokens_committed, found.unlogged) == ([4, 5, 0], 40, ())
+    assert (found.versions, found.tokens_committed) == ([4, 5, 0], 40)
     assert found.batch_sizes == {("a", 1): 8}
 
 
@@ -56,8 +56,15 @@ def test_what_nobody_has_any_more_is_named_and_no_step_is_opened_twice() -> None
 
 
 def test_a_value_that_is_not_what_was_announced_is_not_taken() -> None:
-    rebuilt = rebuild(log(), {0: candidate(JOURNAL, 4, "another")}, None, {1: [candidate(LEARNER, 9)]})
-    assert rebuilt.sources == [INITIAL, INITIAL, INITIAL], "one is damaged, the other was never announced"
+    rebuilt = rebuild(log(), {0: candidate(JOURNAL, 4, "another")}, None, {})
+    assert rebuilt.sources == [INITIAL, INITIAL, INITIAL]
+
+
+def test_a_version_whose_record_is_lost_is_taken_from_a_learner_and_never_committed_again() -> None:
+    """Learners have it, so it was announced: another value under its number would pass for it."""
+    rebuilt = rebuild(log(), {0: candidate(JOURNAL, 4), 1: candidate(JOURNAL, 5)}, None, {1: [candidate(LEARNER, 9)]})
+    assert (rebuilt.sources, rebuilt.found.versions) == ([JOURNAL, LEARNER, INITIAL], [4, 9, 0])
+    assert (rebuilt.clock, rebuilt.momentum_lost, rebuilt.lost) == (9, {1}, {})
 
 
 def test_with_no_learner_left_the_checkpoint_is_taken_as_a_whole() -> None:

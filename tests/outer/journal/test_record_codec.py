@@ -94,7 +94,7 @@ EVENTS = st.one_of(
 
 @st.composite
 def entries(draw: st.DrawFn) -> list[Entry]:
-    """Of a few epochs, each with what it had logged as it wrote them."""
+    """Of a few epochs."""
     world = World()
     for kind, *rest in draw(st.lists(EVENTS, max_size=40)):
         match kind:
@@ -108,8 +108,7 @@ def entries(draw: st.DrawFn) -> list[Entry]:
     for epoch, record in world.records:
         before = found[-1] if found and found[-1].epoch == epoch else None
         sequence = 0 if before is None else before.sequence + 1
-        logged = draw(st.integers(-1 if before is None else before.logged, sequence - 1))
-        found.append(Entry(epoch, sequence, logged, record))
+        found.append(Entry(epoch, sequence, record))
     return found
 
 
@@ -118,7 +117,7 @@ def state(replay: JournalReplay) -> Any:
     found = replay.found
     covered = {key: value.intervals for key, value in found.coverage.items() if value.intervals}
     plain = replace(found, spans=None, coverage=covered)  # type: ignore[arg-type]
-    return replay.epoch, replay.due, replay.tail, found.spans.state(), plain
+    return replay.epoch, replay.due, found.spans.state(), plain
 
 
 @examples(80)
@@ -146,20 +145,20 @@ def test_an_entry_comes_back_from_its_plain_values(given_: list[Entry]) -> None:
 
 def test_what_was_kept_shares_nothing_with_what_goes_on() -> None:
     replay = JournalReplay.empty(FRAGMENTS)
-    replay.apply(Entry(1, 0, -1, SpanGranted("a", 1, 0, 0, 12, STEP_SAMPLES)))
+    replay.apply(Entry(1, 0, SpanGranted("a", 1, 0, 0, 12, STEP_SAMPLES)))
     plain = record_codec.encode_replay(replay)
     before = json.dumps(plain)
     again = record_codec.decode_replay(plain)
     world = World()
     world.grant("a")
     world.commit(("a",), 1, 2)
-    again.apply(Entry(1, 1, 0, world.records[1][1]))
+    again.apply(Entry(1, 1, world.records[1][1]))
     assert json.dumps(plain) == before
 
 
 def kept_of_one() -> dict[str, Any]:
     replay = JournalReplay.empty(FRAGMENTS)
-    replay.apply(Entry(1, 0, -1, SpanGranted("a", 1, 0, 0, 12, STEP_SAMPLES)))
+    replay.apply(Entry(1, 0, SpanGranted("a", 1, 0, 0, 12, STEP_SAMPLES)))
     return record_codec.encode_replay(replay)
 
 
@@ -176,7 +175,7 @@ def test_what_was_not_kept_by_us_is_an_error(key: str, change: str) -> None:
 
 
 def test_a_record_of_an_unknown_kind_is_an_error() -> None:
-    plain = record_codec.encode_entry(Entry(1, 0, -1, Finished(1, 2, "why")))
+    plain = record_codec.encode_entry(Entry(1, 0, Finished(1, 2, "why")))
     for change in ({"kind": "Nonsense"}, {"record": {}}, {"record": None}):
         with pytest.raises((ValueError, KeyError, TypeError)):
             record_codec.decode_entry(plain | change)

@@ -13,10 +13,12 @@ import pytest
 
 from outer.journal import journal as journals
 from outer.journal import writer as keepers
-from outer.journal.journal import StaleEpoch, StoredJournal
+from outer.journal.chain import Chain
+from outer.journal.journal import StaleEpoch
 from outer.journal.object_store import Folder
 from outer.journal.writer import FOLDER, JournalWriter
-from outer.protocol.facts import Committed, Participant, SpanGranted
+from outer.protocol.facts import Committed, Participant, SpanGranted, StepOpened
+from outer.protocol.recorder import Run
 from outer.protocol.recovery import Entry
 from tests.waiting import DEADLINE_S, until_async
 
@@ -50,7 +52,9 @@ class World:
         self.durable: list[int] = []
         self.deposed: list[str] = []
         self.reached: list[str] = []
-        self.writer = JournalWriter(self.store, epoch, 2, self._durable, self.deposed.append, self.reached.append)
+        self.recorded: list[Run] = []
+        callbacks = (self._durable, self.deposed.append, self.reached.append)
+        self.writer = JournalWriter(self.store, epoch, 2, *callbacks, recorded=self.recorded.extend)
         self.writer.open()
         self.store.attempts = 0
         self.epoch, self.sequence = epoch, 0
@@ -58,11 +62,10 @@ class World:
     def _durable(self, sequence: int) -> None:
         """Said in the loop's thread, and true by then: another epoch would find it."""
         assert asyncio.get_running_loop()
-        found = StoredJournal(Folder(self.store.root), FOLDER, 10**6, 2)
-        found.run = self.writer.run
-        kept = [each for group in found._past().chain for each in group.header.get("entries", [])]
-        snapshot = any(group.header["kind"] == "snapshot" for group in found._past().chain)
-        assert snapshot or sequence in [each["sequence"] for each in kept if each["epoch"] == self.epoch]
+        past = Chain(Folder(self.store.root), FOLDER, self.writer.run).back().chain
+        kept = [entry for group in past for entry in group.entries()]
+        snapshot = any(group.header["kind"] == "snapshot" for group in past)
+        assert snapshot or sequence in [entry.sequence for entry in kept if entry.epoch == self.epoch]
         self.durable.append(sequence)
 
     def append(self, fragment: int | None = None) -> int:
@@ -74,7 +77,7 @@ class World:
             one = Participant("a", 1, sequence + 1, sequence, 1, 8, 1.0, "d", 8 * sequence + 8)
             record = Committed(sequence + 1, fragment, self.epoch, 0, (one,), 1, "d", 1.0, 8, 0.1, 0.2, 0.3, "why")
             arrays = [np.full(3, sequence, np.float32)]
-        self.writer.append(Entry(self.epoch, sequence, sequence - 1, record), arrays)
+        self.writer.append(Entry(self.epoch, sequence, record), arrays, sequence, 1.0)
         return sequence
 
     @property
@@ -283,5 +286,89 @@ def test_damage_that_was_found_is_shown(tmp_path: Path) -> None:
         newest.write_bytes(newest.read_bytes()[:-1])
         [said] = World(tmp_path, 2).writer.view()["damage"]
         assert "group 2: its checksum" in said
+
+    go(script())
+
+
+# ------------------------------------------------------------------ facts
+
+
+def noted(world: World, first: int, count: int = 1, writer: str = "a") -> None:
+    world.writer.note(writer, 1, [(number, 1.0, StepOpened(number, None)) for number in range(first, first + count)])
+
+
+def test_facts_are_told_durable_once_they_are_and_those_that_come_together_share_a_group(tmp_path: Path) -> None:
+    async def script() -> None:
+        world = World(tmp_path)
+        before = world.groups
+        for first in range(0, 10, 2):
+            noted(world, first, 2)
+        assert world.recorded == [] and world.writer.view()["facts_waiting"] == 10
+        await until(lambda: world.recorded)
+        assert world.recorded == [Run("a", 1, last) for last in (1, 3, 5, 7, 9)] and world.durable == []
+        assert world.groups == before + 1 and world.writer.view()["facts_waiting"] == 0
+        assert World(tmp_path, 2).writer.writers == [["a", 1, 9]]
+
+    go(script())
+
+
+def test_a_record_takes_the_waiting_facts_along_at_once_and_they_are_told_first(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(keepers, "FLUSH_S", DEADLINE_S)
+
+    async def script() -> None:
+        world = World(tmp_path)
+        before = world.groups
+        noted(world, 0)
+        world.append(0)
+        noted(world, 1)
+        await until(lambda: world.durable == [0])
+        assert world.recorded[:2] == [Run("a", 1, 0), Run("syncer", 1, 0)] and world.groups == before + 1
+
+    go(script())
+
+
+def test_while_the_store_refuses_facts_wait_within_a_bound_and_it_is_said(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(keepers, "WAITING_FACTS_MAX", 100)
+
+    async def script() -> None:
+        world = World(tmp_path)
+        world.store.full = True
+        noted(world, 0, 99)
+        assert not world.writer.full
+        noted(world, 99)
+        assert world.writer.full and world.writer.view()["full"]
+        noted(world, 0, 100, "syncer")
+        with pytest.raises(OverflowError, match="wait for the store"):
+            noted(world, 100, 1, "syncer")
+        world.store.full = False
+        await until(lambda: not world.writer.full)
+
+    go(script())
+
+
+def test_an_epoch_that_is_over_tells_nothing_recorded(tmp_path: Path) -> None:
+    async def script() -> None:
+        world = World(tmp_path)
+        World(tmp_path, 2)
+        noted(world, 0)
+        await until(lambda: world.deposed)
+        assert world.recorded == []
+
+    go(script())
+
+
+def test_at_the_end_everything_is_written(tmp_path: Path) -> None:
+    async def script() -> None:
+        world = World(tmp_path)
+        noted(world, 0)
+        world.append(0)
+        noted(world, 1, 3)
+        await world.writer.finish()
+        assert world.recorded[-1] == Run("a", 1, 3) and world.durable == [0]
+        assert world.writer.view()["facts"] == 5
 
     go(script())

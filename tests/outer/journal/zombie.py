@@ -10,6 +10,7 @@ from pathlib import Path
 
 import numpy as np
 
+from outer.journal.groups import Logged
 from outer.journal.journal import StaleEpoch, StoredJournal
 from outer.journal.object_store import Folder
 from outer.protocol.facts import Committed, Participant
@@ -24,10 +25,11 @@ def main(folder: str, epoch: int) -> None:
         one = Participant("a", 1, step, step - 1, 1, 8, 1.0, "d", 8 * step)
         record = Committed(step, step % 2, epoch, 0, (one,), 1, "d", 1.0, 8 * step, 0.1, 0.2, 0.3, "")
         try:
-            journal.write([(Entry(epoch, sequence, sequence - 1, record), [np.full(1000, step, np.float32)])])
+            entry, value = Entry(epoch, sequence, record), [np.full(1000, step, np.float32)]
+            journal.write([Logged(entry, sequence, 1.0, value)])
             print("committed", step, flush=True)
             while journal.needs_compaction:
-                journal.compact()
+                journal.remove(journal.compact())
         except StaleEpoch as error:
             print("stale", error, flush=True)
             return

@@ -111,6 +111,23 @@ def test_only_stepping_learners_with_a_lease_are_live_and_a_report_renews_it(mem
     assert members.drain_facts() == [LeaseExpired("a", 1, STEPPING, 3.0), LeaseRenewed("a", 1, 5.0)]
 
 
+@pytest.mark.parametrize("late", [1, 2])
+def test_a_late_or_doubled_report_does_not_stretch_the_lease_of_a_learner_that_steps(
+    members: Members, late: int
+) -> None:
+    """An early report names the lease of a start, minutes against seconds."""
+    early = report(phase=COMPILING, epoch=None, lease_s=600.0, step=0, step_s=0.0, tokens=0)
+    member = members.admit(early, "report")
+    assert member is not None
+    assert members.record_report(0.0, member, early)
+    assert members.record_report(1.0, member, report(sequence=2))
+    assert not members.record_report(2.0, member, replace(early, sequence=late))
+    assert members.expire(4.0) == ["a"] and members.live == []
+    assert not members.record_report(5.0, member, replace(early, sequence=late))
+    assert members.live == [], "nor does it bring one back to life"
+    assert members.record_report(6.0, member, report(sequence=3)) and len(members.live) == 1
+
+
 def test_a_span_not_arrived_is_lent_again_and_a_new_one_only_after_it(members: Members) -> None:
     stepping(members, newest_span=-1)
     member = members.admit(report(), "report")

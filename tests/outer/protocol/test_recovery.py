@@ -71,23 +71,14 @@ def test_a_commit_that_was_not_durable_is_made_again_and_its_steps_count_once() 
     assert commit.tokens_committed == 40, "two steps of each, the first ones too"
 
 
-def test_what_was_durable_and_not_said_is_said_by_the_next_epoch_in_the_same_words() -> None:
+def test_what_is_durable_counts_though_its_epoch_never_knew_and_no_epoch_repeats_it() -> None:
     made = reading("a", "b", journals_itself=False)
     made.answer("a", "b")
     [append] = [e for e in made.log if isinstance(e, Append)]
-    made.journal.append(Entry(1, append.sequence, append.logged, append.record))
-    first = said_at_start(made.crash())
-    assert first[1:] == [append.record]
+    made.journal.append(Entry(1, append.sequence, append.record))
+    first = made.crash()
+    assert [type(e.fact) for e in first if isinstance(e, Emit)] == [SyncerStarted]
     assert made.syncer.versions == [1]
-
-
-def test_what_was_said_is_not_said_again_once_the_journal_shows_it() -> None:
-    made = bench("a", "b")
-    for _ in range(2):  # epochs
-        made.commit("a", "b")
-        made.commit("a", "b")
-        newest = made.facts(Committed)[-1]
-        assert said_at_start(made.crash())[1:] == [newest], "it alone may lack its mark"
 
 
 def test_a_notice_lost_with_the_epoch_is_sent_by_the_next() -> None:
@@ -162,35 +153,7 @@ def test_a_stop_that_was_not_durable_is_as_if_never_asked() -> None:
     made.journals_itself = True
     made.crash()
     made.commit("a", "b")
-    assert [fact.syncer_step for fact in made.facts(Committed)] == [1, 1, 2], "the first is said again"
-
-
-def test_an_append_counts_as_said_only_what_went_out_before_the_effects_it_is_among() -> None:
-    """A shell may write the log after it has performed all effects of an event: what is lost then is said again."""
-    made = reading("a", "b", journals_itself=False, sync={"P": 1, "H": 1, "tau": 0})
-    made.answer("a", "b")
-    [first] = [e for e in made.log if isinstance(e, Append)]
-    assert first.logged == -1
-    effects = made.do(Durable(first.sequence))
-    assert first.record in [e.fact for e in effects if isinstance(e, Emit)]
-    effects = made.do(StopRequested("enough"))
-    [second] = [e for e in effects if isinstance(e, Append)]
-    assert second.logged == first.sequence
-
-
-def test_what_no_epoch_has_said_so_far_is_said_by_the_third() -> None:
-    made = bench("a", "b", budget=Budget(None, 1), journals_itself=False)
-    made.now = 1.0
-    made.step("a", "b")
-    made.answer("a", "b")
-    [append] = [e for e in made.log if isinstance(e, Append)]
-    made.journal.append(Entry(1, append.sequence, append.logged, append.record))
-    first = made.crash()
-    [ending] = [e for e in first if isinstance(e, Append)]
-    assert isinstance(ending.record, Finished) and ending.logged == -2
-    made.journal.append(Entry(2, ending.sequence, ending.logged, ending.record))
-    assert said_at_start(made.crash())[1:] == [append.record, ending.record]
-    assert made.syncer.finished
+    assert [fact.syncer_step for fact in made.facts(Committed)] == [1, 2]
 
 
 def test_one_that_was_lent_nothing_and_not_heard_of_is_gone_at_once_when_it_is_to_leave() -> None:

@@ -8,7 +8,7 @@ import pytest
 from hypothesis import strategies as st
 from hypothesis.stateful import RuleBasedStateMachine, invariant, precondition, rule
 
-from outer.protocol.sample_spans import Span, SpanPool
+from outer.protocol.sample_spans import RETURNED_MAX, SPAN_STEPS_MAX, Span, SpanPool, span_size
 from tests.property_settings import examples
 
 
@@ -92,6 +92,38 @@ def test_a_pool_rebuilt_from_its_records_lends_on_as_the_first_would() -> None:
     assert [heir.release(name, 1, committed=4) for name in "ca"] == [[], []], "nothing returns twice"
     assert heir.release("b", 1, committed=4) == pool.release("b", 1, committed=4)
     assert [heir.grant("d", 1, 8, 2) for _ in range(5)] == [pool.grant("d", 1, 8, 2) for _ in range(5)]
+
+
+@pytest.mark.parametrize(
+    ("ahead_s", "step_s", "steps"),
+    [(3600.0, 0.0, 16), (3600.0, 0.1, 18_000), (3600.0, 0.7, 2572), (20.0, 5.0, 16), (0.0, 0.1, 16)],
+)
+def test_one_span_lasts_for_half_the_time_ahead_as_soon_as_the_step_time_is_known(
+    ahead_s: float, step_s: float, steps: int
+) -> None:
+    assert span_size(16, ahead_s, step_s) == steps
+
+
+def test_no_step_time_makes_a_span_endless() -> None:
+    assert span_size(16, 3600.0, 5e-324) == SPAN_STEPS_MAX
+
+
+def test_deaths_do_not_crumble_the_pool_and_rests_too_small_for_anybody_do_not_pile_up() -> None:
+    """Batches of 3 leave a rest of each returned range of 8; only the largest rests are kept."""
+    pool, heir = SpanPool(), SpanPool()
+    for incarnation in range(3 * RETURNED_MAX):
+        for name in ("dies", "lives"):
+            heir.replay_grant(name, incarnation, pool.grant(name, incarnation, 8, 8))
+        for back in pool.release("dies", incarnation, committed=incarnation % 7):
+            heir.replay_return("dies", incarnation, back)
+        span = pool.grant("small", incarnation, 3, 3)
+        heir.replay_grant("small", incarnation, span)
+    _, _, returned, _ = pool.state()
+    assert RETURNED_MAX // 2 < len(returned) <= RETURNED_MAX and sorted(heir.state()[2]) == sorted(returned)
+    for incarnation in range(3 * RETURNED_MAX):
+        pool.release("lives", incarnation, committed=0)
+        pool.release("small", incarnation, committed=0)
+    assert len(pool.state()[2]) <= RETURNED_MAX
 
 
 class Loans(RuleBasedStateMachine):

@@ -7,7 +7,6 @@ from typing import Any
 
 from chaos.simulation.ports.storage import Store, Write
 from outer.protocol import recovery
-from outer.protocol.events_effects import Append
 from outer.protocol.facts import Committed
 from outer.protocol.members import Members
 from outer.protocol.recovery import Recovered
@@ -50,26 +49,6 @@ def merged_steps_not_recovered(plant: Plant) -> None:
 def incarnations_not_recovered(plant: Plant) -> None:
     """Another epoch fences who died meanwhile: it knows the incarnations that the journal names."""
     plant.around(recovery, "recover", recovering(lambda found: replace(found, incarnations={})))
-
-
-@mutant
-def last_record_not_said(plant: Plant) -> None:
-    """A record that the log may lack is said again by the next epoch."""
-    plant.around(recovery, "recover", recovering(lambda found: replace(found, unlogged=found.unlogged[1:])))
-
-
-@mutant
-def said_too_early(plant: Plant) -> None:
-    """An append says up to where everything is in the log, and no further."""
-
-    def wrapper(method: Any) -> Any:
-        def handle(self: Syncer, now: float, event: Any) -> Any:
-            effects = method(self, now, event)
-            return [replace(each, logged=each.sequence) if isinstance(each, Append) else each for each in effects]
-
-        return handle
-
-    plant.around(Syncer, "handle", wrapper)
 
 
 @mutant

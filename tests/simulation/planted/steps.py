@@ -7,11 +7,11 @@ from typing import Any
 from unittest.mock import patch
 
 from outer.protocol import open_step
-from outer.protocol import read_requests as reading
+from outer.protocol import sessions as reading
 from outer.protocol.messages import STEPPING, Report
 from outer.protocol.open_step import OpenStep, Stage
 from outer.protocol.quorum import Decision, Verdict
-from outer.protocol.read_requests import ReadRequests
+from outer.protocol.sessions import ReadRequests
 from outer.protocol.syncer import Syncer
 from tests.simulation.planting import Plant, mutant
 

@@ -2,12 +2,11 @@
 
 from __future__ import annotations
 
-from typing import Any, get_args
+from typing import Any
 
 from outer.protocol import sessions as steward
-from outer.protocol.effect_buffer import EffectBuffer
-from outer.protocol.events_effects import Durable, Emit
-from outer.protocol.facts import Committed, Record
+from outer.protocol.events_effects import Durable
+from outer.protocol.facts import Committed
 from outer.protocol.members import Members
 from outer.protocol.messages import DRAINING
 from outer.protocol.sessions import Sessions
@@ -29,28 +28,6 @@ def announced_before_durable(plant: Plant) -> None:
         return commit_next
 
     plant.around(Syncer, "_commit_next", wrapper)
-
-
-@mutant
-def said_before_durable(plant: Plant) -> None:
-    """What the log says is never taken back: a record is said only once it is durable."""
-
-    def writing(method: Any) -> Any:
-        def write(self: EffectBuffer, record: Any, proposal: Any) -> None:
-            self._effects.append(Emit(record))
-            method(self, record, proposal)
-
-        return write
-
-    def saying(method: Any) -> Any:
-        def say(self: EffectBuffer, fact: Any) -> None:
-            if not isinstance(fact, get_args(Record)):
-                method(self, fact)
-
-        return say
-
-    plant.around(EffectBuffer, "_write", writing)
-    plant.around(EffectBuffer, "emit", saying)
 
 
 @mutant

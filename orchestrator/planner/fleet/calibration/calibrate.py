@@ -6,28 +6,30 @@ their wall clocks, as everywhere in the accounts.
 
 from __future__ import annotations
 
-from bisect import bisect_right
 from collections import defaultdict
 from collections.abc import Iterable, Iterator, Mapping, Sequence
 from itertools import accumulate
 from pathlib import Path
 from typing import Any
 
-from learners.protocol.facts import StepFinished
-from orchestrator.accounting.goodput import first_step_at
-from orchestrator.accounting.history import SYNCER, History
-from orchestrator.accounting.incarnations import Incarnation
+import numpy as np
+
+from orchestrator.accounting.accounts import Accounts
+from orchestrator.accounting.fold import drive
+from orchestrator.accounting.roster import SYNCER, Incarnation
+from orchestrator.accounting.sketch import Sketch
 from orchestrator.accounting.summary import summarise
-from orchestrator.eventlog.facts import FaultInjected, RunFinished, RunStarted
-from orchestrator.eventlog.segments import read_run
+from orchestrator.eventlog.block import Block, Floats
+from orchestrator.eventlog.events import Event
+from orchestrator.eventlog.reader import intact
 from orchestrator.planner.fleet.calibration.distribution import EmpiricalDistribution
+from orchestrator.planner.fleet.calibration.durations import Durations
 from orchestrator.planner.fleet.calibration.measurements import RESTART, Calibration, Measured, ObservedFault, Pace
 from orchestrator.planner.fleet.calibration.starting import Marks, abreast, works
 from orchestrator.recipe.config import Recipe, hashed
 from orchestrator.recipe.problems import InputError, Problem
 from orchestrator.store.readers import recipe_of
 from orchestrator.store.run_store import RunStore
-from outer.protocol.facts import StepOpened, StepReopened
 
 Interval = tuple[float, float]
 
@@ -39,48 +41,42 @@ def calibrate(folder: Path) -> tuple[Calibration, Recipe]:
         raise _refused(folder, "no such folder", "give a run's folder, for example runs/demo")
     recipe = recipe_of(store)
     try:
-        history = History(read_run(store.root))
+        return measure(intact(store.root), recipe, str(folder)), recipe
     except (OSError, ValueError) as error:
         fix = "take another run: what the log lost cannot be measured"
         raise _refused(folder, f"its log is damaged: {error}", fix) from error
-    return measure(history, recipe, str(folder)), recipe
 
 
-def measure(history: History, recipe: Recipe, folder: str) -> Calibration:
+def measure(blocks: Iterable[Block], recipe: Recipe, folder: str) -> Calibration:
     """The calibration of one log. `folder` is for messages."""
-    summary = summarise(history, recipe, ())
-    _demand(history, summary, folder)
-    origin = first_step_at(history)
-    assert origin is not None
-    incarnations = [incarnation for incarnation in history.incarnations.values() if incarnation.steps]
+    accounts = Accounts()
+    durations = Durations(accounts.records, lambda learner: recipe.pool_of(learner).name)
+    drive([accounts, durations], blocks)
+    summary = summarise(accounts, recipe, ())
+    _demand(durations, summary, folder)
+    roster, times = accounts.roster, accounts.times
+    assert times.start is not None
+    every = [*roster.remains, *roster.table.values()]
+    incarnations = [incarnation for incarnation in every if incarnation.steps]
     restarted = [incarnation for incarnation in incarnations if incarnation.number > 1]
-    adopted, version_s = _adoptions(history)
-    starts = {
-        incarnation.key: marks
-        for incarnation in history.incarnations.values()
-        if (marks := _marks(incarnation)) is not None
-    }
+    starts = {incarnation.key: marks for incarnation in every if (marks := _marks(incarnation)) is not None}
     most = abreast(list(starts.values()))
+    of = EmpiricalDistribution.of_sketch
     return Calibration(
         run=summary["name"],
         config_hash=summary["config_hash"] or recipe.config_hash,
         work=work(recipe),
-        learners=len(history.configured),
+        learners=len(roster.configured),
         pools={
-            pool.name: Pace(
-                EmpiricalDistribution.of(_steps(history, recipe, incarnations, pool.name)),
-                pool.slowdown,
-                pool.batch_size,
-            )
+            pool.name: Pace(of(durations.steps.get(pool.name, Sketch())), pool.slowdown, pool.batch_size)
             for pool in recipe.pools
         },
-        waits=_by_key((said.fact.waited_for, said.fact.waited_s) for said in history.of(StepFinished)),
-        quorum_s=EmpiricalDistribution.of(said.fact.quorum_s for said in history.commits),
-        grace_s=EmpiricalDistribution.of(said.fact.grace_s for said in history.commits),
-        sync_s=EmpiricalDistribution.of(said.fact.sync_s for said in history.commits),
-        append_s=EmpiricalDistribution.of(_appends(history)),
-        adopted_s=adopted,
-        version_s=version_s,
+        waits={kind: of(seconds) for kind, seconds in sorted(durations.waits.items())},
+        quorum_s=of(durations.quorum),
+        grace_s=of(durations.grace),
+        sync_s=of(durations.sync),
+        adopted_s=of(durations.adopted),
+        version_s=_most_covered(durations.between),
         detect=_by_key((row["kind"], row["detection_s"]) for row in summary["faults"] if row["target"] != SYNCER),
         restart=_restarts(restarted or incarnations, summary["faults"]),
         abreast=most,
@@ -89,9 +85,9 @@ def measure(history: History, recipe: Recipe, folder: str) -> Calibration:
             starts.values(),
             most,
         ),
-        first_step_s=EmpiricalDistribution.of(incarnation.steps[0].fact.seconds for incarnation in incarnations),
+        first_step_s=of(durations.first_step),
         outage=_phases(row for row in summary["faults"] if row["target"] == SYNCER),
-        strikes=tuple(_strikes(history, summary["faults"], origin)),
+        strikes=tuple(_strikes(durations.injected, summary["faults"], times.start, times.pauses)),
         measured=measured(summary),
     )
 
@@ -101,14 +97,13 @@ def work(recipe: Recipe) -> str:
     return hashed({"task": recipe.task, "model": recipe.model, "length": recipe.data.sequence_length})
 
 
-def _demand(history: History, summary: Mapping[str, Any], folder: str) -> None:
+def _demand(durations: Durations, summary: Mapping[str, Any], folder: str) -> None:
     """Refuse what would be measured wrongly."""
-    started = history.of(RunStarted)
-    if not started:
+    if durations.versions is None:
         raise _refused(folder, "its log tells of no run", "give the folder of a run that has begun")
-    if made := started[0].fact.versions.get("synthetic"):
+    if made := durations.versions.get("synthetic"):
         raise _refused(folder, f"nothing was computed there ({made}): its times are no measurement", "give a real run")
-    if not history.of(RunFinished) or summary["state"] not in ("finished", "stopped"):
+    if summary["state"] not in ("finished", "stopped"):
         state = summary["state"] or "not at its end"
         raise _refused(folder, f"the run is {state}", "give a run that has finished or was stopped")
     if summary["goodput_time"] is None or summary["participation"] is None or not summary["wall_s"]:
@@ -135,24 +130,6 @@ def measured(summary: Mapping[str, Any]) -> Measured:
 
 
 # ------------------------------------------------------------------ learners
-
-
-def _steps(history: History, recipe: Recipe, incarnations: Iterable[Incarnation], pool: str) -> Iterator[float]:
-    """Seconds of the steps that nothing disturbed; an incarnation's first may still compile, and is a phase."""
-    for incarnation in incarnations:
-        if recipe.pool_of(incarnation.learner).name == pool:
-            disturbed = _disturbed(history, incarnation)
-            for said in incarnation.steps[1:]:
-                begun = said.at - said.fact.seconds
-                if not any(start < said.at and begun < stop for start, stop in disturbed):
-                    yield said.fact.seconds
-
-
-def _disturbed(history: History, incarnation: Incarnation) -> list[Interval]:
-    """When a fault changed how long its steps took."""
-    frozen = [(freeze.start, freeze.stop or float("inf")) for freeze in incarnation.freezes]
-    delayed = ((said.at, said.at + said.fact.duration_s) for said in incarnation.other_faults if said.fact.delay_s)
-    return [*frozen, *delayed]
 
 
 def _restarts(
@@ -193,53 +170,25 @@ def _phases(faults: Iterable[Mapping[str, Any]]) -> dict[str, EmpiricalDistribut
     return _by_key(item for row in faults for item in row["recovery_phases"].items())
 
 
-# ------------------------------------------------------------------ the syncer
-
-
-def _appends(history: History) -> Iterator[float]:
-    """From merged to durable: what is left of a commit's time since it opened, where it opened once."""
-    reopened = {said.fact.syncer_step for said in history.of(StepReopened)}
-    opened = {(said.incarnation, said.fact.syncer_step): said.at for said in history.of(StepOpened)}
-    for said in history.commits:
-        fact = said.fact
-        begun = opened.get((said.incarnation, fact.syncer_step))
-        if begun is not None and fact.syncer_step not in reopened:
-            yield max(0.0, said.at - begun - fact.quorum_s - fact.grace_s - fact.sync_s)
-
-
-def _adoptions(history: History) -> tuple[EmpiricalDistribution, float | None]:
-    """(durable to adopted, the time until a version is there), for learners that step."""
-    committed = {said.fact.syncer_step: said.at for said in history.commits}
-    took: list[float] = []
-    between: list[Interval] = []  # the version came after the one boundary and before the other
-    for incarnation in history.incarnations.values():
-        ends = {said.fact.step: said.at for said in incarnation.steps}
-        for said in incarnation.adoptions:
-            at, after = committed.get(said.fact.version), said.fact.after_step
-            if at is None or said.fact.mode == "bootstrap" or after not in ends or said.at < at:
-                continue
-            took.append(said.at - at)
-            before = ends.get(after - 1)
-            between.append((0.0 if before is None else max(0.0, before - at), said.at - at))
-    return EmpiricalDistribution.of(took), _most_covered(between)
-
-
-def _most_covered(intervals: list[Interval]) -> float | None:
-    """The shortest time that lies within most of the intervals; None for none."""
-    if not intervals:
+def _most_covered(intervals: Floats) -> float | None:
+    """The shortest time that lies within most of the intervals [n, 2]; None for none."""
+    if not len(intervals):
         return None
-    starts, stops = sorted(start for start, _ in intervals), sorted(stop for _, stop in intervals)
-    return max(starts, key=lambda at: (bisect_right(starts, at) - bisect_right(stops, at), -at))
+    starts, stops = np.sort(intervals[:, 0]), np.sort(intervals[:, 1])
+    within = np.searchsorted(starts, starts, "right") - np.searchsorted(stops, starts, "right")
+    return float(starts[np.argmax(within)])
 
 
 # ------------------------------------------------------------------ faults
 
 
-def _strikes(history: History, faults: Iterable[Mapping[str, Any]], origin: float) -> Iterator[ObservedFault]:
+def _strikes(
+    injected: Iterable[Event], faults: Iterable[Mapping[str, Any]], origin: float, pauses: Sequence[Interval]
+) -> Iterator[ObservedFault]:
     """What was injected, and deaths that nothing explains, by time. A pause of the run counts as no time."""
 
     def at_s(at: float) -> float:
-        return at - origin - sum(min(at, stop) - start for start, stop in history.pauses if start < at)
+        return at - origin - sum(min(at, stop) - start for start, stop in pauses if start < at)
 
     found = [
         ObservedFault(
@@ -250,7 +199,7 @@ def _strikes(history: History, faults: Iterable[Mapping[str, Any]], origin: floa
             delay_s=said.fact.delay_s,
             injected=True,
         )
-        for said in history.of(FaultInjected)
+        for said in injected
     ]
     found += [
         ObservedFault("kill", row["target"], at_s(origin + row["at_s"]), 0.0, 0.0, injected=False)

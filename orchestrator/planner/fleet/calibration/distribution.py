@@ -7,6 +7,8 @@ from collections.abc import Iterable
 from dataclasses import dataclass
 from typing import Any
 
+from orchestrator.accounting.sketch import Sketch
+
 KEPT_MAX = 1000  # of longer measurements, evenly spaced ones in ascending order
 
 
@@ -25,6 +27,14 @@ class EmpiricalDistribution:
         if count > KEPT_MAX:
             ascending = [ascending[round(i * (count - 1) / (KEPT_MAX - 1))] for i in range(KEPT_MAX)]
         return EmpiricalDistribution(count, tuple(round(value, 6) for value in ascending))
+
+    @staticmethod
+    def of_sketch(sketch: Sketch) -> EmpiricalDistribution:
+        """Evenly spaced ones of a sketch: to half a bin, and exact while it has kept all numbers."""
+        if sketch.count == len(sketch.values):
+            return EmpiricalDistribution.of(sketch.values.tolist())
+        kept = [sketch.middle(i / (KEPT_MAX - 1)) for i in range(KEPT_MAX)]
+        return EmpiricalDistribution(sketch.count, tuple(round(value, 6) for value in kept))
 
     def __bool__(self) -> bool:
         return bool(self.seconds)

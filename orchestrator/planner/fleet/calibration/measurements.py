@@ -66,9 +66,8 @@ class Calibration:
     quorum_s: EmpiricalDistribution  # opening to the K-th report
     grace_s: EmpiricalDistribution  # granted after the quorum
     sync_s: EmpiricalDistribution  # decision to merged: the reads, and the merge
-    append_s: EmpiricalDistribution  # merged to durable
-    adopted_s: EmpiricalDistribution  # durable to adopted, the wait for a boundary included
-    version_s: float | None  # of that, until the version is there: what fits most adoptions
+    adopted_s: EmpiricalDistribution  # merged to adopted: the journal's write and the wait for a boundary included
+    version_s: float | None  # of that, until the version is there, the write included: what fits most adoptions
     detect: dict[str, EmpiricalDistribution]  # from a fault to its first sign, by kind
     restart: dict[str, EmpiricalDistribution]  # of a killed learner, by phase: RESTART
     abreast: float | None  # so many starts at once go on at full speed; None: no two ever met

@@ -122,7 +122,7 @@ def trial(
 def fleet(recipe: Recipe, shapes: Shapes, calibration: Calibration, seed: int) -> Fleet:
     """The recipe's fleet, with all durations drawn from what was measured. No faults."""
     regions = {pool.region or "" for pool in recipe.pools}
-    latency_s = (calibration.version_s or 0.0) / 3.0  # a version takes a notice, a question and an answer
+    latency_s = (calibration.version_s or 0.0) / 4.0  # a version takes a write, a notice, a question and an answer
     cut = _cut(recipe)
     return Fleet(
         sync=recipe.sync,
@@ -163,7 +163,6 @@ def _timing(recipe: Recipe, calibration: Calibration, latency_s: float, seed: in
     restart, run = calibration.restart, recipe.run
     usual_s = median(pace.step_s.at(0.5) for pace in calibration.pools.values() if pace.step_s)
     sync_s = _drawn(calibration.sync_s.below(UNDISTURBED), seed, "merges")
-    append_s = _drawn(calibration.append_s, seed, "appends")
     state_s = restart["state"].median or 0.0
     return Timing(
         process_s=_drawn(calibration.alone["start"], seed, "processes"),
@@ -173,11 +172,12 @@ def _timing(recipe: Recipe, calibration: Calibration, latency_s: float, seed: in
         first_s=_drawn(calibration.first_step_s.less(usual_s), seed, "first steps"),
         pack_s=max(0.0, state_s - 0.5 * usual_s - 5.0 * latency_s),  # a donor answers at a boundary
         merge_s=lambda elements, learners: max(0.0, sync_s() - 2.0 * latency_s),
-        append_s=lambda elements: append_s(),
+        append_s=lambda elements: latency_s,
         abreast=math.inf if calibration.abreast is None else calibration.abreast,
         outage_s=_outage(calibration, seed),
         backoff_s=run.restart_backoff_s,
         hang_s=run.hang_s,
+        unreachable_s=run.unreachable_s,
         start_s=run.start_s,
     )
 

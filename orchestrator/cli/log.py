@@ -1,0 +1,71 @@
+"""`diloco log RUN`: print a run's log as JSON lines."""
+
+from __future__ import annotations
+
+import sys
+import time
+from collections.abc import Iterator
+from typing import TYPE_CHECKING, Annotated
+
+import typer
+
+from orchestrator.cli.errors import CHECK_FAILED, reported
+from orchestrator.cli.options import Run
+from orchestrator.cli.status import located
+from orchestrator.eventlog.events import Event, kind_of
+from orchestrator.eventlog.facts import REGISTRY
+from orchestrator.recipe.problems import InputError, Problem, nearest
+from orchestrator.store import status_text as words
+from orchestrator.store.readers import status_of
+from orchestrator.store.run_store import RunStore
+from orchestrator.store.watch import LOST_S, RunLost
+
+if TYPE_CHECKING:
+    from orchestrator.eventlog.reader import LogReader  # which takes its time to import
+
+POLL_S = 0.5
+
+
+def log(
+    run: Run,
+    follow: Annotated[bool, typer.Option("--follow", "-f", help="Until the run ends.")] = False,
+    kind: Annotated[list[str] | None, typer.Option("--kind", help="Only facts of this kind; more than once.")] = None,
+) -> None:
+    """Print a run's log, one event a line, in its order; exit code 5 if some of it is damaged or missing."""
+    with reported():
+        kinds = frozenset(kind or ())
+        if unknown := sorted(kinds - REGISTRY.keys()):
+            near = nearest(unknown[0], list(REGISTRY))
+            fix = f'did you mean "{near}"?' if near else "docs/run-folder.md lists the kinds"
+            raise InputError([Problem("--kind", unknown[0], "is no kind of fact", fix)])
+        from orchestrator.eventlog.reader import LogReader
+
+        store = located(run)
+        reader = LogReader(store.root)
+        for event in _following(store, reader) if follow else _all(reader):
+            if not kinds or kind_of(event.fact) in kinds:
+                sys.stdout.write(event.to_json() + "\n")
+        sys.stdout.flush()
+        if damage := reader.findings.damage:
+            print("\n".join(f"damaged: {each}" for each in damage), file=sys.stderr)
+            raise typer.Exit(CHECK_FAILED)
+
+
+def _all(reader: LogReader) -> Iterator[Event]:
+    for block in reader.rest():
+        yield from block.events()
+
+
+def _following(store: RunStore, reader: LogReader) -> Iterator[Event]:
+    """Until the run has ended, and everything was printed."""
+    while True:
+        status = status_of(store)  # before the log: what is written before the run ends is then read
+        for block in reader.poll():
+            yield from block.events()
+        sys.stdout.flush()
+        if words.part(status, "run").get("state") in words.ENDED:
+            yield from _all(reader)
+            return
+        if (silent_s := time.time() - status.get("written_at", 0.0)) > LOST_S:
+            raise RunLost(f"no status for {words.seconds(silent_s)}: the orchestrator's process has ended")
+        time.sleep(POLL_S)

@@ -1,0 +1,85 @@
+"""The log of a process that writes alone: the orchestrator's, and the chaos actor's."""
+
+from __future__ import annotations
+
+import contextlib
+import uuid
+from collections.abc import Iterable, Sequence
+from itertools import groupby
+from operator import attrgetter
+
+from orchestrator.eventlog.block import block_of
+from orchestrator.eventlog.compactor import Compactor, segment_key
+from orchestrator.eventlog.events import Event
+from orchestrator.eventlog.segment_codec import Segment, encode
+from outer.journal.groups import SYNCER, FactRun
+from outer.journal.journal import StoredJournal
+from outer.journal.object_store import Objects
+from outer.journal.segmenter import SEGMENT_ROWS, Segmented
+
+LOGS = (SYNCER, "orchestrator", "chaos")
+
+
+def groups_folder(log: str) -> str:
+    """Where the groups of a log are; the syncer's are its journal."""
+    return "journal" if log == SYNCER else f"log/{log}/groups"
+
+
+class LogWriter:
+    """Appends events to a chain of its own: each call one group, durable when the call returns."""
+
+    def __init__(self, store: Objects, log: str, incarnation: int) -> None:
+        """Opening it fences the writers of earlier incarnations. Raises as StoredJournal.open."""
+        self._chain = StoredJournal(store, groups_folder(log), incarnation, 0, False, Compactor(store, log))
+        self.writers = self._chain.open().writers
+        self._waiting: list[Event] = []
+        self._group: list[FactRun] = []  # being written; after an error its outcome is unknown
+
+    def write(self, events: Iterable[Event]) -> None:
+        """Raises StaleEpoch if a later incarnation writes; OSError: the next call writes these events too."""
+        self._waiting += events
+        if not self._group:  # else its outcome is unknown: it comes first, as a snapshot does
+            self._keep_up()
+        while self._group or self._waiting:
+            if not self._group:
+                waiting, self._waiting = self._waiting, []
+                self._group = [_run(list(run)) for _, run in groupby(waiting, attrgetter("writer", "incarnation"))]
+            self._chain.write(self._group)
+            self._group = []
+        with contextlib.suppress(OSError):
+            self._keep_up()
+
+    def _keep_up(self) -> None:
+        if self._chain.needs_compaction:
+            self._chain.remove(self._chain.compact())
+            if self._chain.needs_segment:
+                self._chain.segment()
+
+    def close(self) -> Segmented:
+        """Bring everything into segments; returns where the log ends. Raises as `write`."""
+        self.write([])
+        self._chain.finish()
+        return self._chain.segmented
+
+
+def write_log(store: Objects, events: Sequence[Event]) -> dict[str, Segmented]:
+    """A whole log at once, as segments, of events in the log's order; returns where each part ends. Raises OSError."""
+    parts: dict[str, list[Event]] = {log: [] for log in LOGS}
+    for event in events:
+        parts[event.writer if event.writer in parts else SYNCER].append(event)
+    return {log: _write_part(store, log, uuid.uuid4().hex, told) for log, told in parts.items()}
+
+
+def _write_part(store: Objects, log: str, run: str, events: Sequence[Event]) -> Segmented:
+    end = Segmented(run=run)
+    for first in range(0, len(events), SEGMENT_ROWS):
+        block = block_of(events[first : first + SEGMENT_ROWS], first)
+        place = Segment(log, run, end.segments, end.seal, end.segments, end.segments, "", first, block.rows)
+        content, segment = encode(place, block)
+        store.create(segment_key(log, segment.number), content)
+        end = Segmented(segment.number + 1, segment.seal, run, segment.last, "", block.stop)
+    return end
+
+
+def _run(events: list[Event]) -> FactRun:
+    return FactRun(events[0].writer, events[0].incarnation, [(each.sequence, each.at, each.fact) for each in events])

@@ -1,0 +1,174 @@
+"""Reads the chain: groups at positions 0, 1, 2, ..., each with the seal of the one before. Nothing here writes.
+
+`back` reads from the newest group to a snapshot, for the next epoch. `forward` reads on from a known group, for the
+log. Both leave out what an epoch cut off: an opening names the group that it follows, and what lies between the two
+does not count.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterator, Sequence
+from dataclasses import dataclass, field
+from typing import NamedTuple
+
+from outer.journal.framing import Damaged, unpack
+from outer.journal.groups import OPENING, SNAPSHOT, Group, Value
+from outer.journal.identity import object_key, positions
+from outer.journal.object_store import Objects
+
+
+class Link(NamedTuple):
+    """The place of a group: its position and its seal."""
+
+    position: int = -1
+    seal: str = ""
+
+
+@dataclass
+class History:
+    """The groups of earlier epochs in the store."""
+
+    positions: list[int]  # of all groups, sorted
+    epoch: int = 0  # the newest
+    chain: list[Group] = field(default_factory=list)  # newest first, down to a snapshot or the beginning
+    values: dict[int, Value] = field(default_factory=dict)  # by fragment: the newest in the chain
+    damage: list[str] = field(default_factory=list)
+
+    def add(self, group: Group) -> None:
+        """Add the group that precedes the chain. Only the newest value of each fragment stays in memory."""
+        for fragment, value in group.values():
+            self.values.setdefault(fragment, value)
+        group.arrays = []
+        self.chain.append(group)
+        # Damage that an earlier epoch cut off stays missing until an epoch starts over with a seed.
+        self.damage += [str(each) for each in group.header.get("damage", []) if each not in self.damage]
+
+    def cut(self) -> None:
+        """Drop the chain: a group before it is damaged, so none of it can be used."""
+        self.chain, self.values = [], {}
+
+
+class Chain:
+    """The groups of one run in a folder of a store. `run`: the identity that they carry."""
+
+    def __init__(self, store: Objects, folder: str, run: str) -> None:
+        self.store, self.folder, self.run = store, folder, run
+
+    def positions(self) -> list[int]:
+        return positions(self.store, self.folder)
+
+    def group(self, position: int, seal: str = "") -> Group:
+        """Read a group. Raises Damaged if it is not the one written there, or does not have the given seal."""
+        header, arrays, found = unpack(self.store.read(object_key(self.folder, position)))
+        if (header.get("run"), header.get("position")) != (self.run, position):
+            raise Damaged("it belongs to another position or another run")
+        if seal and found != seal:
+            raise Damaged("its seal is not the one in the next group")
+        return Group(position, header, arrays, found)
+
+    # -------------------------------------------------------------- backward
+
+    def back(self) -> History:
+        """Read from the newest group back to a snapshot. If a group in between is damaged, use only those before it."""
+        past = History(self.positions())
+        group = self.newest_sound(past, past.positions)
+        past.epoch = 0 if group is None else int(group.header["epoch"])
+        while group is not None:
+            past.add(group)
+            before = -1 if group.header["kind"] == SNAPSHOT else int(group.header["after"])
+            if before < 0:
+                break
+            try:
+                group = self.group(before, str(group.header["before"]))
+            except (Damaged, FileNotFoundError) as error:
+                unusable = f"; {len(past.chain)} groups after it cannot be used"
+                past.damage.append(f"group {before}: {words(error)}{unusable}")
+                past.cut()
+                group = self.newest_sound(past, [position for position in past.positions if position < before])
+        return past
+
+    def newest_sound(self, past: History, positions: Sequence[int]) -> Group | None:
+        for position in reversed(positions):
+            try:
+                return self.group(position)
+            except (Damaged, FileNotFoundError) as error:
+                past.damage.append(f"group {position}: {words(error)}")
+        return None
+
+    # -------------------------------------------------------------- forward
+
+    def forward(self, after: Link, row: int, damage: list[str], until: int | None = None) -> Iterator[Group]:
+        """The groups behind `after`, in order, without their arrays; up to position `until`. `row`: facts before them.
+
+        `damage` takes what is missing, damaged, or linked to another group, in words. Where the chain is broken, it
+        goes on at the opening that cut the damage off, or else at the next group that can be read. Raises OSError.
+        """
+        waiting = [each for each in self.positions() if each > after.position and (until is None or each <= until)]
+        while waiting:
+            heard: list[str] = []
+            group = self._readable(waiting[0], heard)
+            if group is not None and "format" not in group.header:  # of format 1, whose facts were in files
+                after, waiting = Link(group.position, group.seal), waiting[1:]
+                continue
+            if group is not None and after.position < (before := int(group.header["after"])) < waiting[0]:
+                waiting.insert(0, before)  # a listing may have overlooked it; if it is missing, say so
+                continue
+            if group is None or not follows(group, after, row):
+                group = self._behind_damage(waiting, group, after, row, heard)
+            damage += heard
+            if group is None:
+                return
+            waiting = [each for each in waiting if each > group.position]
+            after, row = Link(group.position, group.seal), group.next_row
+            yield group
+
+    def ahead(self, after: Link, row: int) -> Iterator[Group]:
+        """The groups right behind `after` while each is sound and follows, without a listing. Raises OSError."""
+        while True:
+            try:
+                group = self.group(after.position + 1)
+            except (Damaged, FileNotFoundError):
+                return
+            if not follows(group, after, row):
+                return
+            group.arrays = []
+            yield group
+            after, row = Link(group.position, group.seal), group.next_row
+
+    def _readable(self, position: int, damage: list[str]) -> Group | None:
+        try:
+            group = self.group(position)
+        except (Damaged, FileNotFoundError) as error:
+            damage.append(f"group {position}: {words(error)}")
+            return None
+        group.arrays = []
+        return group
+
+    def _behind_damage(
+        self, waiting: list[int], first: Group | None, after: Link, row: int, heard: list[str]
+    ) -> Group | None:
+        """Where to go on when the next group is not readable, or does not follow `after`."""
+        sound, unheard = first, list[str]()
+        for position in waiting[1:]:
+            group = self._readable(position, unheard)
+            if group is not None and follows(group, after, row):
+                heard.clear()  # an epoch cut off what lies between, and has said so
+                return group
+            sound = sound or group
+        if sound is not None:
+            heard.append(
+                f"group {sound.position}: it follows group {sound.header['after']}, not {after.position} as here"
+            )
+        return sound
+
+
+def follows(group: Group, after: Link, row: int) -> bool:
+    """Whether a group is the next one. An epoch that found damage, or no log, opens behind whatever facts are left."""
+    if after.position >= 0 and (group.header["after"], group.header["before"]) == (after.position, after.seal):
+        return True
+    told = group.header.get("begins") or group.header.get("damage")
+    return group.header["kind"] == OPENING and bool(told) and group.row == row
+
+
+def words(error: Exception) -> str:
+    return "it is missing" if isinstance(error, FileNotFoundError) else str(error)

@@ -1,0 +1,85 @@
+"""Takes facts into the log: the syncer's own, and those that learners' messages carry.
+
+Which facts are new, missing or durable is decided by outer/protocol/recorder.py; the journal's chain makes them
+durable. The syncer actor calls this in its event loop.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import time
+from collections.abc import Iterable, Sequence
+from typing import Any
+
+from outer.journal.groups import SYNCER, Arrays
+from outer.journal.writer import JournalWriter
+from outer.protocol.facts import Record
+from outer.protocol.recorder import Numbered, Recorder, Run
+from outer.protocol.recovery import Entry
+
+
+class LogFeed:
+    """One epoch's. Give `recorded` to its JournalWriter, and call `begin` once that is open."""
+
+    def __init__(self, epoch: int) -> None:
+        self._epoch = epoch
+        self._said = 0  # facts of this epoch's own
+        self._closed = False
+        self._news = asyncio.Event()  # set, and replaced, when more is durable
+
+    def begin(self, journal: JournalWriter, writers: Iterable[Sequence[Any]]) -> None:
+        """`writers`: up to which fact of whom the log goes, as the journal has found it."""
+        self._journal, self._recorder = journal, Recorder(writers)
+
+    # -------------------------------------------------------------- the syncer's own
+
+    def log(self, fact: Any) -> None:
+        """Log a fact of the syncer."""
+        self._journal.note(SYNCER, self._epoch, [(self._number(), time.time(), fact)])
+
+    def append(self, sequence: int, record: Record, arrays: Arrays) -> None:
+        """Log a record, and make it durable at once, with the value that belongs to it."""
+        self._journal.append(Entry(self._epoch, sequence, record), arrays, self._number(), time.time())
+
+    def _number(self) -> int:
+        self._said += 1
+        return self._said - 1
+
+    # -------------------------------------------------------------- learners'
+
+    def take(self, writer: str, incarnation: int, facts: Sequence[Numbered], oldest: int) -> bool:
+        """Take the new facts of a message; `oldest`: the oldest number that its sender still has.
+
+        False: nothing is taken, because too much waits for the store, or because this epoch is over.
+        """
+        if self._closed or self._journal.full:
+            return False
+        fresh, lost = self._recorder.take(writer, incarnation, oldest, facts)
+        if lost is not None:
+            self.log(lost)
+        self._journal.note(writer, incarnation, fresh)
+        return True
+
+    def durable(self, writer: str, incarnation: int) -> int:
+        """What to acknowledge: facts up to this number are durable, or logged as lost; -1: none."""
+        return -1 if self._closed else self._recorder.durable(writer, incarnation)
+
+    async def made_durable(self, writer: str, incarnation: int, last: int, deadline_s: float) -> int:
+        """As `durable`, but waits until fact `last` is durable, for at most `deadline_s` seconds."""
+        give_up_at = time.monotonic() + deadline_s
+        while self.durable(writer, incarnation) < last and not self._closed:
+            try:
+                await asyncio.wait_for(self._news.wait(), give_up_at - time.monotonic())
+            except TimeoutError:
+                break
+        return self.durable(writer, incarnation)
+
+    def recorded(self, runs: Sequence[Run]) -> None:
+        """The journal has made these facts durable."""
+        self._recorder.mark_durable(runs)
+        self._news.set()
+        self._news = asyncio.Event()
+
+    def close(self) -> None:
+        """Take and acknowledge nothing any more."""
+        self._closed = True

@@ -1,0 +1,127 @@
+"""Downloads of fragments, of which only the newest version is wanted; and a donor's state, with its facts."""
+
+from __future__ import annotations
+
+import threading
+from types import SimpleNamespace
+from typing import Any
+
+import numpy as np
+import pytest
+
+from learners.fetcher import Fetcher
+from learners.protocol.adoption import Adoption
+from learners.protocol.events_effects import Fetch, Fetched, FetchFailed, Recover, StateArrived, StateMissed
+from outer.config import SyncConfig
+from outer.numeric import codec as codecs
+from outer.protocol.messages import Donor, Notice, SeekDonor, State, StateRequest
+from tests.waiting import DEADLINE_S, until
+
+FRAGMENTS, NOTICES = 24, 1000
+THREADS = 2
+
+
+class GatedLink:
+    """A link whose downloads wait for `gate`; it serves each fragment at the version asked for."""
+
+    def __init__(self) -> None:
+        self.gate = threading.Event()
+        self.asked: list[tuple[int, int]] = []
+
+    def fetch(self, fragment: int, version: int, deadline_s: float) -> tuple[int, str, Any, int]:
+        self.asked.append((fragment, version))
+        assert self.gate.wait(DEADLINE_S)
+        payload = np.full(3, version, np.float32)
+        return version, codecs.digest(payload), payload, 0
+
+
+def fetcher(link: Any, results: list[Any]) -> Fetcher:
+    return Fetcher(link, results.append, 60.0, None, None)
+
+
+def test_a_thousand_notices_download_each_fragment_once_at_its_newest_version() -> None:
+    link, results = GatedLink(), list[Any]()
+    fetching, adoption = fetcher(link, results), Adoption(SyncConfig(P=FRAGMENTS, H=FRAGMENTS), FRAGMENTS)
+    for version in range(1, NOTICES + 1):
+        for effect in adoption.notice(Notice(1, version, version % FRAGMENTS, version, "", 0.0)):
+            assert isinstance(effect, Fetch)
+            fetching.fetch(effect)
+    link.gate.set()
+    newest = {version % FRAGMENTS: version for version in range(1, NOTICES + 1)}
+    until(lambda: {(each.fragment, each.version) for each in results} >= set(newest.items()), "every newest version")
+    assert len(link.asked) <= FRAGMENTS + THREADS, "more downloads than fragments, and what had begun"
+
+
+def test_a_version_that_came_with_an_older_request_is_not_downloaded_again() -> None:
+    class Ahead(GatedLink):
+        def fetch(self, fragment: int, version: int, deadline_s: float) -> tuple[int, str, Any, int]:
+            return super().fetch(fragment, 9, deadline_s)
+
+    link, results = Ahead(), list[Any]()
+    fetching = fetcher(link, results)
+    fetching.fetch(Fetch(0, 5, ""))
+    until(lambda: link.asked, "the first download has begun")
+    fetching.fetch(Fetch(0, 9, ""))
+    fetching.fetch(Fetch(1, 1, ""))
+    link.gate.set()
+    until(lambda: len(results) == 2, "both fragments")
+    assert len(link.asked) == 2
+
+
+def test_after_a_failure_the_fragment_is_fetched_again() -> None:
+    class Failing(GatedLink):
+        def fetch(self, fragment: int, version: int, deadline_s: float) -> Any:
+            if not self.asked:
+                self.asked.append((fragment, version))
+                raise TimeoutError
+            return super().fetch(fragment, version, deadline_s)
+
+    link, results = Failing(), list[Any]()
+    link.gate.set()
+    fetching = fetcher(link, results)
+    fetching.fetch(Fetch(0, 5, ""))
+    until(lambda: results == [FetchFailed(0, 5, "fetch_failed")], "the failure is reported")
+    fetching.fetch(Fetch(0, 5, ""))
+    until(lambda: len(results) == 2, "the second attempt")
+    assert isinstance(results[1], Fetched) and results[1].version == 5
+
+
+class DonorsLink:
+    """The syncer names b, which gives its state and two facts; `answers`: whether they are durable, or an error."""
+
+    def __init__(self, answers: bool | Exception) -> None:
+        self.answers = answers
+        self.recorded: list[Any] = []
+
+    def seek(self, message: SeekDonor) -> tuple[Donor, Any]:
+        return Donor(1, 1, "b", 3, 8), "b's handle"
+
+    def donate(self, donor: Any, request: StateRequest) -> tuple[State, list[Any], int]:
+        return STATE, FACTS, 4
+
+    def record(self, *arguments: Any) -> bool:
+        self.recorded.append(arguments)
+        if isinstance(self.answers, Exception):
+            raise self.answers
+        return self.answers
+
+
+STATE = State("b", 3, 7, 8, "b's", "digest", 800, (8, 6))
+FACTS = [(4, 1.0, "step 6"), (5, 2.0, "step 7")]
+
+
+@pytest.mark.parametrize(
+    ("answers", "event"),
+    [
+        (True, StateArrived(STATE)),
+        (False, StateMissed("b", 3, "not_durable")),
+        (TimeoutError(), StateMissed("b", 3, "TimeoutError")),
+    ],
+)
+def test_a_donors_state_is_used_only_once_its_facts_are_durable(answers: bool | Exception, event: Any) -> None:
+    link, results = DonorsLink(answers), list[Any]()
+    joiner = fetcher(link, results)
+    joiner.fragment_io = SimpleNamespace(state_defect=lambda state: "")  # type: ignore[assignment]
+    joiner.recover(Recover(SeekDonor("a", 1, 1, ()), 10.0))
+    until(lambda: results, "the outcome")
+    assert results == [event] and link.recorded == [("b", 3, FACTS, 4)]

@@ -1,0 +1,173 @@
+"""The learner's link to the syncer: several threads report, and facts go along until they are durable."""
+
+from __future__ import annotations
+
+import os
+import threading
+import time
+from collections import deque
+from collections.abc import Callable
+from types import SimpleNamespace
+from typing import Any
+
+import pytest
+import ray
+
+from learners import actor, shell
+from learners.actor import RayLink
+from learners.fault_effects import FaultEffects
+from learners.protocol.fact_buffer import ANSWER_MAX, RESEND_S, FactBuffer
+from learners.shell import LearnerShell
+from outer.protocol.messages import STEPPING, Drain, Report
+from tests.waiting import DEADLINE_S, until
+
+
+class Call:
+    """A call of the syncer's, and its answer when there is one."""
+
+    def __init__(self, answer: Any) -> None:
+        self.answer = answer
+
+
+class FakeSyncer:
+    """Takes what is in order and says that it is durable, unless `deaf`."""
+
+    def __init__(self) -> None:
+        self.taken: list[int] = []
+        self.sizes: list[int] = []
+        self.deaf = False
+        self.report = SimpleNamespace(remote=lambda message, facts, oldest: Call(self._take(facts)))
+        self.record = SimpleNamespace(remote=lambda learner, incarnation, facts, oldest: Call(self._take(facts)))
+
+    def _take(self, facts: list[Any]) -> Any:
+        if self.deaf:
+            return ray.exceptions.GetTimeoutError("no answer")
+        self.sizes.append(len(facts))
+        for number, _, _ in facts:
+            if number == len(self.taken):
+                self.taken.append(number)
+        return len(self.taken) - 1
+
+
+def get(call: Call, timeout: float) -> Any:
+    if isinstance(call.answer, Exception):
+        raise call.answer
+    return call.answer
+
+
+@pytest.fixture
+def syncer(monkeypatch: pytest.MonkeyPatch) -> FakeSyncer:
+    monkeypatch.setattr(actor.ray, "wait", lambda calls, timeout: (calls, []))
+    monkeypatch.setattr(actor.ray, "get", get)
+    return FakeSyncer()
+
+
+def link(syncer: FakeSyncer) -> RayLink:
+    return RayLink(syncer, FaultEffects(time.monotonic))
+
+
+def report(number: int, phase: str = STEPPING) -> Report:
+    return Report("a", 1, 1, number, phase, 1.0, 0, 0.1, 0, 0, (), 0, False, None)
+
+
+def buffer(facts: int) -> FactBuffer:
+    made = FactBuffer(time.time)
+    for number in range(facts):
+        made.add(number)
+    return made
+
+
+def test_another_thread_may_report_between_the_look_at_an_answer_and_its_taking(
+    syncer: FakeSyncer, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Without a lock the second thread takes the only answer, and the first finds none."""
+    reports, facts, failed = link(syncer), FactBuffer(time.time), []
+    others: deque[threading.Thread] = deque()
+
+    def other() -> None:
+        try:
+            reports.report(report(3), facts)
+        except Exception as error:
+            failed.append(error)
+
+    def interrupted(calls: list[Any], timeout: float) -> tuple[list[Any], list[Any]]:
+        monkeypatch.setattr(actor.ray, "wait", lambda calls, timeout: (calls, []))
+        others.append(threading.Thread(target=other))
+        others[0].start()
+        others[0].join(0.5)  # it ends here only if nothing keeps it out
+        return calls, []
+
+    reports.report(report(1), facts)
+    monkeypatch.setattr(actor.ray, "wait", interrupted)
+    reports.report(report(2), facts)
+    others[0].join(DEADLINE_S)
+    assert failed == []
+
+
+def test_facts_go_along_once_and_are_forgotten_when_they_are_durable(syncer: FakeSyncer) -> None:
+    reports, facts = link(syncer), buffer(3)
+    reports.report(report(1), facts)
+    reports.report(report(2), facts)
+    assert syncer.sizes == [3, 0] and facts.recorded == 3
+
+
+def test_what_went_with_a_report_that_failed_goes_again_after_a_while(syncer: FakeSyncer) -> None:
+    clock = [0.0]
+    reports, facts = link(syncer), FactBuffer(time.time, monotonic=lambda: clock[0])
+    for number in range(3):
+        facts.add(number)
+    syncer.deaf = True
+    reports.report(report(1), facts)
+    syncer.deaf = False
+    reports.report(report(2), facts)
+    assert syncer.taken == [], "its answer may only be late"
+    clock[0] += RESEND_S
+    reports.report(report(3), facts)
+    reports.report(report(4), facts)
+    assert syncer.taken == [0, 1, 2] and facts.recorded == 3
+
+
+@pytest.mark.parametrize(("durable", "held"), [(2, True), (1, False), (-1, False)])
+def test_a_donors_facts_are_durable_only_if_the_last_is(durable: int, held: bool, syncer: FakeSyncer) -> None:
+    syncer.record.remote = lambda learner, incarnation, facts, oldest: Call(durable)
+    assert link(syncer).record("b", 1, buffer(3).pending(), 0) is held
+
+
+def test_a_backlog_is_uploaded_beside_the_loop_and_reports_take_none_of_it(syncer: FakeSyncer) -> None:
+    reports, facts = link(syncer), buffer(5 * ANSWER_MAX)
+    syncer.deaf = True
+    for number in range(20):
+        reports.report(report(number), facts)
+    syncer.deaf = False
+    until(lambda: not facts.behind, "the backlog is durable")
+    reports.flush("a", 1, facts)
+    assert facts.recorded == 5 * ANSWER_MAX and syncer.taken == list(range(5 * ANSWER_MAX))
+    assert max(syncer.sizes) <= ANSWER_MAX
+
+
+def test_the_last_facts_have_a_deadline(syncer: FakeSyncer, monkeypatch: pytest.MonkeyPatch) -> None:
+    clock = [0.0]
+    monkeypatch.setattr(actor.time, "monotonic", lambda: clock[0])
+    monkeypatch.setattr(actor.time, "sleep", lambda seconds: clock.__setitem__(0, clock[0] + seconds))
+    syncer.deaf = True
+    facts = buffer(3)
+    link(syncer).flush("a", 1, facts)
+    assert facts.recorded is None and clock[0] >= actor.FLUSH_S
+
+
+@pytest.mark.parametrize("deadlines", [[5.0], [30.0, 5.0, 29.0]])
+def test_a_learner_that_has_to_leave_ends_some_time_after_its_deadline(
+    monkeypatch: pytest.MonkeyPatch, deadlines: list[float]
+) -> None:
+    started: list[tuple[float, Callable[..., Any]]] = []
+
+    def timer(seconds: float, call: Callable[..., Any], arguments: Any) -> Any:
+        return SimpleNamespace(start=lambda: started.append((seconds, call)))
+
+    monkeypatch.setattr(shell.threading, "Timer", timer)
+    leaver = LearnerShell.__new__(LearnerShell)
+    leaver._lock, leaver._exit_at = threading.Lock(), float("inf")
+    monkeypatch.setattr(leaver, "_drive", lambda event: None)
+    for deadline_s in deadlines:
+        leaver.deliver(Drain(1, 1, "scaled", deadline_s))
+    assert started[-1] == (5.0 + shell.LEAVE_MARGIN_S, os._exit) and len(started) <= 2

@@ -1,0 +1,224 @@
+"""What the shells keep in queues and in the store does not grow with the length of a run."""
+
+from __future__ import annotations
+
+import asyncio
+import random
+from collections import Counter
+from collections.abc import Sequence
+from concurrent.futures import ThreadPoolExecutor
+from types import SimpleNamespace
+from typing import Any
+
+import numpy as np
+import pytest
+import ray
+
+from learners import actor
+from learners.actor import REPORTS_MAX, RayLink
+from learners.fault_effects import FaultEffects
+from learners.fetcher import Fetcher
+from learners.protocol.events_effects import Fetch
+from learners.protocol.fact_buffer import ANSWER_MAX, FactBuffer
+from learners.shell import LearnerShell
+from orchestrator.eventlog.compactor import Compactor
+from outer.actor import SyncerActor, _Peer
+from outer.journal import journal as journals
+from outer.journal.groups import FactRun, Logged
+from outer.journal.journal import StoredJournal
+from outer.journal.object_store import Bytes
+from outer.protocol.facts import Committed, Participant, StepOpened
+from outer.protocol.messages import Attach, ReadRequest, Report, Stop
+from outer.protocol.recorder import INCARNATIONS_KEPT, Recorder, runs_of
+from outer.protocol.recovery import Entry
+from tests.golden.bench import MANIFEST, Bench
+from tests.limits.driver import deep_size
+from tests.waiting import DEADLINE_S, until
+
+LIMIT = 1000
+
+
+class Memory:
+    """A store of objects in a dict."""
+
+    retries = False
+
+    def __init__(self) -> None:
+        self.objects: dict[str, bytes] = {}
+
+    def create(self, name: str, parts: Sequence[Bytes]) -> None:
+        if name in self.objects:
+            raise FileExistsError(name)
+        self.objects[name] = b"".join(parts)
+
+    def read(self, name: str) -> bytes:
+        if name not in self.objects:
+            raise FileNotFoundError(name)
+        return self.objects[name]
+
+    def names(self, prefix: str) -> list[str]:
+        return sorted(name for name in self.objects if name.rpartition("/")[0] == prefix)
+
+    def folders(self, prefix: str) -> list[str]:
+        return []
+
+    def remove(self, name: str) -> None:
+        self.objects.pop(name, None)
+
+
+def test_facts_and_what_is_known_of_them_stay_bounded_while_the_syncer_comes_and_goes() -> None:
+    """A learner makes facts all the while; acknowledgements are lost, and at times none comes for thousands of them."""
+    chance, now = random.Random(0), [0.0]
+    recorder, lost, taken = Recorder(), 0, 0
+    for incarnation in range(1, 200):
+        buffer = FactBuffer(lambda: 0.0, limit=LIMIT, monotonic=lambda: now[0])
+        away_until = 0
+        for number in range(1000):
+            now[0] += 1.0
+            buffer.add(number)
+            if number >= away_until and chance.random() < 0.001:
+                away_until = number + chance.randrange(3 * LIMIT)
+            if number < away_until or chance.random() < 0.5:
+                continue
+            facts, gone = recorder.take("a", incarnation, buffer.oldest, buffer.pending(ANSWER_MAX))
+            lost, taken = lost + (gone is not None), taken + len(facts)
+            recorder.mark_durable(runs_of("a", incarnation, facts))
+            if chance.random() < 0.9:
+                buffer.acknowledge(recorder.durable("a", incarnation))
+            assert len(buffer._sent) + len(buffer._waiting) <= LIMIT
+        assert len(recorder.state()) <= INCARNATIONS_KEPT and deep_size(recorder) <= 20 * INCARNATIONS_KEPT
+    assert taken > 50_000
+
+
+def test_a_buffer_that_nobody_empties_keeps_the_newest_facts_and_says_from_which_on() -> None:
+    buffer = FactBuffer(lambda: 0.0, limit=LIMIT)
+    for number in range(100 * LIMIT):
+        buffer.add(number)
+    assert (buffer.oldest, buffer.dropped) == (99 * LIMIT, 99 * LIMIT)
+    assert len(buffer.pending(10**9)) == LIMIT
+
+
+def test_downloads_that_wait_are_as_many_as_there_are_fragments() -> None:
+    fetcher = Fetcher(SimpleNamespace(), lambda event: None, 60.0, None, None)  # type: ignore[arg-type]
+    submitted: list[Any] = []
+    fetcher._threads = SimpleNamespace(submit=lambda *work: submitted.append(work))  # type: ignore[assignment]
+    for version in range(1, 100_001):
+        fetcher.fetch(Fetch(version % 24, version, ""))
+    assert len(submitted) == len(fetcher._wanted) == len(fetcher._busy) == 24
+    assert {wanted.version for wanted in fetcher._wanted.values()} == set(range(99_977, 100_001))
+
+
+@pytest.mark.parametrize("answers", [True, False])
+def test_what_is_on_its_way_to_incarnations_that_are_gone_is_not_counted_for_ever(answers: bool) -> None:
+    async def inbox(message: Any) -> None:
+        if not answers:
+            raise ray.exceptions.GetTimeoutError("it is dead")
+
+    handle = SimpleNamespace(inbox=SimpleNamespace(remote=lambda message: asyncio.ensure_future(inbox(message))))
+    syncer = object.__new__(SyncerActor)  # of all that it is made of, this needs one part
+    syncer._undelivered = Counter()
+
+    async def story() -> None:
+        for incarnation in range(1, 1001):
+            peer = _Peer(incarnation, handle)
+            await asyncio.gather(*(syncer._deliver("a", peer, Stop(1, "over")) for _ in range(3)))
+
+    asyncio.run(story())
+    assert len(syncer._undelivered) == 0
+
+
+def test_a_strangers_facts_are_not_taken_and_its_name_is_not_kept() -> None:
+    class Log:
+        taken: list[str] = []  # noqa: RUF012
+
+        def take(self, writer: str, incarnation: int, facts: Any, oldest: int) -> bool:
+            self.taken.append(writer)
+            return True
+
+        def durable(self, writer: str, incarnation: int) -> int:
+            return -1
+
+    made = Bench()
+    made.join("a")
+    syncer = object.__new__(SyncerActor)
+    syncer._machine, syncer._log, syncer._peers = made.syncer, Log(), {}  # type: ignore[assignment]
+    syncer._drive = made.do  # type: ignore[assignment, method-assign]
+    for number in range(1000):
+        said = Report(f"stranger-{number}", 1, 1, 1, "stepping", 3.0, 1, 1.0, 10, 0)
+        assert asyncio.run(syncer.report(said, [(0, 1.0, "fact")], 0)) == -1
+        asyncio.run(syncer.attach(Attach(f"stranger-{number}", 1, MANIFEST), [(0, 1.0, "fact")], 0, "handle"))
+    assert Log.taken == [] and not syncer._peers
+    asyncio.run(syncer.report(made.peers["a"].report(), [(0, 1.0, "fact")], 0))
+    assert Log.taken == ["a"]
+
+
+def test_a_question_that_comes_again_does_not_take_the_answer_of_another() -> None:
+    """An epoch's read of the same step and attempt as its predecessor's, which nobody waits for any more."""
+    shell = object.__new__(LearnerShell)
+    shell._answers, shell._faults = {}, FaultEffects(lambda: 0.0)
+    shell._every_fact = lambda: ([], 0)  # type: ignore[method-assign]
+    asked: list[ReadRequest] = []
+    shell._drive = asked.append  # type: ignore[assignment, method-assign]
+    with ThreadPoolExecutor(3) as pool:
+        old = pool.submit(shell.read, ReadRequest(1, 1, 7, 0, 1, 0.0, 0.2))
+        until(lambda: len(asked) == 1, "the old epoch's read")
+        new = pool.submit(shell.read, ReadRequest(2, 1, 7, 0, 1, 0.0, DEADLINE_S))
+        until(lambda: len(asked) == 2, "the new epoch's read")
+        assert old.result(DEADLINE_S) == "no_boundary"
+        assert set(shell._answers) == {(2, 7, 1)}, "the new one still waits"
+        shell._answers[2, 7, 1].set_result("contribution")  # type: ignore[arg-type]
+        assert new.result(DEADLINE_S) == ("contribution", [], 0)
+    assert shell._answers == {}
+
+
+def test_reports_that_are_not_answered_and_those_held_back_are_bounded(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(actor.ray, "wait", lambda calls, timeout: ([], calls))
+    syncer = SimpleNamespace(report=SimpleNamespace(remote=lambda *said: said))
+    now = [0.0]
+    faults, facts = FaultEffects(lambda: now[0]), FactBuffer(lambda: 0.0)
+    link = RayLink(syncer, faults)
+
+    def report(number: int) -> None:
+        link.report(Report("a", 1, 1, number, "stepping", 3.0, number, 1.0, 10, 0), facts)
+
+    for number in range(1000):
+        report(number)
+    assert len(link._reports) == REPORTS_MAX
+    faults.begin("link", 600.0)
+    for number in range(1000, 2000):
+        report(number)
+    assert [held.sequence for held in link._delayed] == list(range(2000 - REPORTS_MAX // 2, 2000))
+    now[0] = 601.0
+    link.use(syncer)
+    report(2000)
+    assert len(link._reports) == REPORTS_MAX // 2 + 1 and not link._delayed
+
+
+def test_the_journals_objects_its_listing_and_its_memory_stay_as_few_after_thousands_of_commits(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    """Only segments of the log grow in number; with fewer rows in each, so that there are some."""
+    monkeypatch.setattr(journals, "SEGMENT_GROUPS", 64)
+    store, fragments = Memory(), 4
+    journal = StoredJournal(store, "journal", 1, fragments, segmenter=Compactor(store, "syncer"))
+    journal.open()
+    sizes: list[tuple[int, int]] = []
+    number = 0
+    for step in range(1, 4001):
+        opened = FactRun("syncer", 1, [(number, float(step), StepOpened(step, step % fragments))])
+        one = Participant("a", 1, step, step - 1, 1, 8, 1.0, "d", 8 * step)
+        record = Committed(step, step % fragments, 1, 0, (one,), 1, "d", 1.0, 8 * step, 0.1, 0.2, 0.3, "why")
+        arrays = [np.full(3, step, np.float32)]
+        journal.write([opened, Logged(Entry(1, step - 1, record), number + 1, float(step), arrays)])
+        number += 2
+        if journal.needs_compaction:
+            journal.remove(journal.compact())
+            if journal.needs_segment:
+                journal.segment()
+        if step % 100 == 0:
+            sizes.append((len(store.names("journal")), deep_size(journal)))
+    early, late = sizes[5:15], sizes[-10:]
+    assert max(names for names, _ in late) <= max(names for names, _ in early) + 1
+    assert max(size for _, size in late) <= 1.25 * max(size for _, size in early)
+    assert max(names for names, _ in sizes) < 64 + 3 * journals.SNAPSHOT_GROUPS
+    assert len(store.names("log/syncer/segments")) > 10

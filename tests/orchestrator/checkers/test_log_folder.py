@@ -1,0 +1,150 @@
+"""log.*: a run's folder as it was written passes; what is changed, dropped, inserted or cut off is found."""
+
+from __future__ import annotations
+
+import json
+import shutil
+from collections.abc import Callable, Iterator
+from pathlib import Path
+from random import Random
+
+import pytest
+
+from orchestrator.checkers.suite import check, check_run
+from orchestrator.eventlog import compactor, reader
+from orchestrator.eventlog.events import Event, Unknown
+from outer.journal import journal as journals
+from outer.journal.framing import pack, unpack
+from outer.journal.object_store import Folder
+from tests.orchestrator.eventlog.logs import journal, of_syncer, write, write_log
+from tests.orchestrator.histories import history
+
+
+@pytest.fixture(autouse=True, scope="module")
+def _small() -> Iterator[None]:
+    """Segments of few rows."""
+    with pytest.MonkeyPatch.context() as patched:
+        patched.setattr(journals, "SNAPSHOT_GROUPS", 2)
+        for module in (journals, compactor):
+            patched.setattr(module, "SEGMENT_ROWS", 60)
+        yield
+
+
+@pytest.fixture(scope="module")
+def sound(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    """Segments of all logs, and their seal."""
+    root = tmp_path_factory.mktemp("sound")
+    ends = write_log(root, history(), 20)
+    (root / reader.SEAL_FILE).write_text(json.dumps(reader.seal(ends)))
+    return root
+
+
+def verdicts(folder: Path) -> dict[str, tuple[str, str]]:
+    return {each.name: (each.status, each.reason) for each in check_run(folder)}
+
+
+def broken(folder: Path) -> set[str]:
+    return {name for name, (status, _) in verdicts(folder).items() if status == "violated"}
+
+
+def test_a_log_in_its_folder_is_checked_like_its_events(sound: Path) -> None:
+    told = verdicts(sound)
+    assert [told[name][0] for name in ("log.readable", "log.chain", "log.seal")] == ["pass"] * 3
+    rest = {each.name: (each.status, each.reason) for each in check(history())}
+    assert {name: told[name] for name in rest} == rest
+
+
+def segments(root: Path) -> list[Path]:
+    return sorted((root / "log").glob("*/segments/*"))
+
+
+def changed(root: Path, chance: Random) -> None:
+    """One bit of a segment."""
+    path = chance.choice(segments(root))
+    content = bytearray(path.read_bytes())
+    content[chance.randrange(len(content))] ^= 1 << chance.randrange(8)
+    path.write_bytes(content)
+
+
+def dropped(root: Path, chance: Random) -> None:
+    chance.choice(segments(root)).unlink()
+
+
+def swapped(root: Path, chance: Random) -> None:
+    one, other = chance.sample(segments(root), 2)
+    here, there = one.read_bytes(), other.read_bytes()
+    one.write_bytes(there)
+    other.write_bytes(here)
+
+
+def doubled(root: Path, chance: Random) -> None:
+    """A segment is there once more, behind the last one."""
+    each = chance.choice(segments(root))
+    last = max(each.parent.iterdir())
+    shutil.copy(each, last.with_name(f"{int(last.name) + 1:09d}"))
+
+
+def forged(root: Path, chance: Random) -> None:
+    """One fact less, under a seal that is right again; the segment behind it names another one."""
+    path = chance.choice(sorted((root / "log/syncer/segments").iterdir())[:-1])
+    header, arrays, _ = unpack(path.read_bytes())
+    path.write_bytes(b"".join(pack(header | {"rows": header["rows"] - 1}, arrays)[0]))
+
+
+def cut(root: Path, chance: Random) -> None:
+    """The newest segment of a log, and the groups that it was made of."""
+    folder = root / "log" / chance.choice(["syncer", "orchestrator"]) / "segments"
+    max(folder.iterdir()).unlink()
+    for path in [*(root / "journal").glob("0*"), *(root / "log/orchestrator/groups").glob("0*")]:
+        path.unlink()
+
+
+@pytest.mark.parametrize("seed", range(6))
+@pytest.mark.parametrize("mutate", [changed, dropped, swapped, doubled, forged, cut])
+def test_every_single_mutation_is_found(
+    sound: Path, tmp_path: Path, mutate: Callable[[Path, Random], None], seed: int
+) -> None:
+    root = tmp_path / "run"
+    shutil.copytree(sound, root)
+    mutate(root, Random(seed))
+    assert {"log.readable", "log.chain", "log.seal"} & broken(root)
+
+
+def test_a_damaged_log_is_violated_and_nothing_else_is_claimed(sound: Path, tmp_path: Path) -> None:
+    root = tmp_path / "run"
+    shutil.copytree(sound, root)
+    changed(root, Random(1))
+    told = verdicts(root)
+    assert told["log.readable"][0] == "violated" and "segment" in told["log.readable"][1]
+    assert told["merges.weights"][0] == "unknown"
+
+
+def test_a_log_without_its_end_is_unknown_there(tmp_path: Path) -> None:
+    write_log(tmp_path, history(), close=False)
+    told = verdicts(tmp_path)
+    assert told["log.seal"][0] == "unknown" and told["log.chain"][0] == "pass"
+
+
+@pytest.mark.parametrize("damaged", ["", "[]", '{"format": 2}', '{"format": 2, "logs": {"syncer": {}}}'])
+def test_a_damaged_seal_is_violated(sound: Path, tmp_path: Path, damaged: str) -> None:
+    root = tmp_path / "run"
+    shutil.copytree(sound, root)
+    (root / reader.SEAL_FILE).write_text(damaged)
+    assert "damaged" in verdicts(root)["log.seal"][1] and "log.seal" in broken(root)
+
+
+def test_a_gap_in_a_writers_numbers_is_found_behind_whole_groups(tmp_path: Path) -> None:
+    told = of_syncer(history())
+    write(journal(Folder(tmp_path)), [*told[:100], *told[101:]])
+    assert verdicts(tmp_path)["log.sequence"][0] == "violated"
+
+
+def test_a_log_with_facts_of_a_newer_version_is_not_called_sound(tmp_path: Path) -> None:
+    Folder(tmp_path).create(
+        compactor.segment_key("syncer", 0),
+        compactor.encode(
+            compactor.Segment("syncer", "run", 0, "", 0, 0, "g", 0, 1),
+            reader.block_of([Event("a", 1, 0, 1.0, Unknown("Newer", {}))]),
+        )[0],
+    )
+    assert verdicts(tmp_path)["log.readable"][0] == "unknown"

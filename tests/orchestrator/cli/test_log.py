@@ -1,0 +1,104 @@
+"""`diloco log`: every event once, as a line of JSON, while the run goes or after it."""
+
+from __future__ import annotations
+
+import json
+import threading
+import time
+from pathlib import Path
+
+import pytest
+from typer.testing import CliRunner
+
+from orchestrator.cli import log as command
+from orchestrator.cli.app import build
+from orchestrator.cli.errors import CHECK_FAILED, FAILED, INPUT
+from orchestrator.eventlog.events import Event
+from orchestrator.eventlog.reader import events
+from orchestrator.store.run_store import RunStore
+from outer.journal.object_store import Folder
+from tests.orchestrator.eventlog.logs import chunks, journal, of_syncer, write, write_log
+from tests.orchestrator.histories import history
+
+EVENTS = history()
+
+
+@pytest.fixture
+def store(tmp_path: Path) -> RunStore:
+    made = RunStore(tmp_path)
+    made.write_text("config.toml", "")
+    return made
+
+
+def status(store: RunStore, state: str, at: float | None = None) -> None:
+    store.write_json("status.json", {"run": {"state": state}, "written_at": time.time() if at is None else at})
+
+
+def run(*arguments: str) -> tuple[int, list[Event], str]:
+    result = CliRunner().invoke(build(), ["log", *arguments])
+    return result.exit_code, [Event.from_json(line) for line in result.stdout.splitlines()], result.stderr
+
+
+def test_the_whole_log_is_printed_in_its_order(store: RunStore) -> None:
+    write_log(store.root, EVENTS)
+    code, said, _ = run(str(store.root))
+    assert (code, said) == (0, [*events(store.root)]) and len(said) == len(EVENTS)
+
+
+def test_only_the_kinds_that_were_asked_for_are_printed(store: RunStore) -> None:
+    write_log(store.root, EVENTS)
+    code, said, _ = run(str(store.root), "--kind", "Committed", "--kind", "StepOpened")
+    assert code == 0 and {type(event.fact).__name__ for event in said} == {"Committed", "StepOpened"}
+
+
+def test_a_kind_that_is_none_is_a_wrong_input(store: RunStore) -> None:
+    code, _, told = run(str(store.root), "--kind", "Comitted")
+    assert code == INPUT and 'did you mean "Committed"?' in told
+
+
+def test_a_folder_without_a_run_is_a_wrong_input(tmp_path: Path) -> None:
+    assert run(str(tmp_path / "none"))[0] == INPUT
+
+
+def test_damage_is_named_and_what_can_be_read_is_printed(store: RunStore) -> None:
+    write_log(store.root, EVENTS, 20, close=False)
+    victim = sorted((store.root / "journal").glob("0*"))[5]
+    victim.write_bytes(victim.read_bytes()[:-1])
+    code, said, told = run(str(store.root))
+    assert code == CHECK_FAILED and f"group {int(victim.name)}" in told and said
+
+
+def test_following_ends_with_the_run_and_prints_everything_once(
+    store: RunStore, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(command, "POLL_S", 0.01)
+    status(store, "running")
+    chain, told = journal(Folder(store.root)), of_syncer(EVENTS)
+    first, *rest = chunks(told, 40)
+    write(chain, first)
+
+    def go_on() -> None:
+        for some in rest:
+            write(chain, some)
+        chain.finish()
+        status(store, "finished")
+
+    writer = threading.Thread(target=go_on)
+    writer.start()
+    code, said, _ = run(str(store.root), "--follow")
+    writer.join()
+    assert code == 0 and [event.content for event in said] == [event.content for event in told]
+
+
+def test_following_a_run_whose_orchestrator_is_gone_says_so(store: RunStore) -> None:
+    write_log(store.root, EVENTS, close=False)
+    status(store, "running", at=1.0)
+    code, said, told = run(str(store.root), "--follow")
+    assert code == FAILED and "no status for" in told and len(said) == len(EVENTS)
+
+
+def test_each_line_is_strict_json(store: RunStore) -> None:
+    write_log(store.root, EVENTS)
+    result = CliRunner().invoke(build(), ["log", str(store.root)])
+    for line in result.stdout.splitlines():
+        assert "chain" not in json.loads(line, parse_constant=lambda name: pytest.fail(name))

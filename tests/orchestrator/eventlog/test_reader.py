@@ -1,0 +1,416 @@
+"""The reader: the whole log once, in one order, however it was cut into groups and segments; damage is named."""
+
+from __future__ import annotations
+
+import random
+import shutil
+from collections.abc import Iterator
+from dataclasses import replace
+from pathlib import Path
+
+import pytest
+
+from orchestrator.eventlog import chain_reader, compactor, log_writer, reader
+from orchestrator.eventlog.block import Block, block_of
+from orchestrator.eventlog.compactor import Compactor, segment_key
+from orchestrator.eventlog.events import Event, Unknown
+from orchestrator.eventlog.facts import FaultHealed
+from orchestrator.eventlog.log_writer import LogWriter
+from orchestrator.eventlog.reader import LogReader, blocks, differs, events
+from orchestrator.eventlog.segment_codec import Segment
+from orchestrator.eventlog.segments import SegmentWriter
+from orchestrator.recipe.toml_text import dump, load, template
+from outer.journal import journal as journals
+from outer.journal.chain import Chain
+from outer.journal.journal import StaleEpoch
+from outer.journal.object_store import Folder
+from outer.journal.segmenter import Segmented
+from outer.protocol.facts import FactsLost, StepPassed
+from tests.orchestrator.eventlog.logs import chunks, journal, of_syncer, runs, write, write_log
+from tests.orchestrator.histories import history
+
+
+@pytest.fixture(autouse=True)
+def _small(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Segments of few rows."""
+    monkeypatch.setattr(journals, "SNAPSHOT_GROUPS", 2)
+    for module in (journals, compactor, chain_reader, reader, log_writer):
+        monkeypatch.setattr(module, "SEGMENT_ROWS", 60)
+
+
+def told() -> list[Event]:
+    """A history in the order of the log."""
+    return [replace(event, at=round(event.at, 6)) for event in order(history())]
+
+
+def order(said: list[Event]) -> list[Event]:
+    """Each guest before the first later fact of the syncer's own."""
+    chain, placed, latest = of_syncer(said), list[Event](), float("-inf")
+    guests = sorted((event for event in said if event not in chain), key=lambda event: event.at)
+    for event in chain:
+        latest = max(latest, event.at) if event.writer == "syncer" else latest
+        while guests and event.writer == "syncer" and guests[0].at < latest:
+            placed.append(guests.pop(0))
+        placed.append(event)
+    return placed + guests
+
+
+EVENTS = told()
+
+
+def joined(read: Iterator[Block]) -> list[Event]:
+    """The events of blocks that follow each other."""
+    found: list[Event] = []
+    for block in read:
+        assert block.start == len(found)
+        found += block.events()
+        assert block.stop == len(found)
+    return found
+
+
+@pytest.mark.parametrize("group", [7, 60, 1000])
+@pytest.mark.parametrize("close", [False, True])
+def test_the_log_is_read_in_its_order_from_segments_and_groups(tmp_path: Path, group: int, close: bool) -> None:
+    write_log(tmp_path, EVENTS, group, close)
+    read = LogReader(tmp_path)
+    assert joined(read.rest()) == EVENTS
+    assert read.findings.damage == []
+    assert [*events(tmp_path)] == EVENTS
+
+
+def test_blocks_are_bounded_and_segments_are_made_while_the_run_goes(tmp_path: Path) -> None:
+    write_log(tmp_path, EVENTS, 20, close=False)
+    assert len([*(tmp_path / "log/syncer/segments").iterdir()]) >= 2
+    assert max(block.rows for block in blocks(tmp_path)) <= 60 + 20 + 20
+    assert len([*(tmp_path / "journal").iterdir()]) < 30
+
+
+@pytest.mark.parametrize("seed", range(5))
+def test_a_log_that_is_followed_is_read_once_and_whole(tmp_path: Path, seed: int) -> None:
+    """Polls between groups, with compaction in between; then the rest."""
+    chance, store = random.Random(seed), Folder(tmp_path)
+    chain = journal(store)
+    follower = LogReader(tmp_path, hold_s=1.0, clock=lambda: float("inf"))
+    found: list[Event] = []
+    orchestrator = LogWriter(store, "orchestrator", 1)
+    orchestrator.write(event for event in EVENTS if event.writer == "orchestrator")
+    chaos = LogWriter(store, "chaos", 1)
+    chaos.write(event for event in EVENTS if event.writer == "chaos")
+    for some in chunks(of_syncer(EVENTS), 15):
+        write(chain, some)
+        if chance.random() < 0.3:
+            found += joined_from(follower.poll(), len(found))
+    found += joined_from(follower.rest(), len(found))
+    assert found == EVENTS and follower.findings.damage == []
+
+
+def joined_from(read: Iterator[Block], start: int) -> list[Event]:
+    found: list[Event] = []
+    for block in read:
+        assert block.start == start + len(found)
+        found += block.events()
+    return found
+
+
+def test_following_where_listings_are_dear_lists_little_and_reads_the_same(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    store, listed = Folder(tmp_path), list[str]()
+    follower_store = Folder(tmp_path)
+    monkeypatch.setattr(follower_store, "retries", True, raising=False)
+    names = follower_store.names
+    monkeypatch.setattr(follower_store, "names", lambda prefix: listed.append(prefix) or names(prefix))
+    chain, found = journal(store), list[Event]()
+    follower = LogReader(tmp_path, follower_store, hold_s=1.0, clock=lambda: float("inf"))
+    for some in chunks(of_syncer(EVENTS), 5):
+        write(chain, some)
+        found += joined_from(follower.poll(), len(found))
+    assert len([prefix for prefix in listed if prefix == "journal"]) <= 4
+    found += joined_from(follower.rest(), len(found))
+    assert found == of_syncer(EVENTS) and follower.findings.damage == []
+
+
+def test_a_follower_without_patience_gets_everything_at_once(tmp_path: Path) -> None:
+    write_log(tmp_path, EVENTS, 50, close=False)
+    follower = LogReader(tmp_path)
+    found = joined(follower.poll())
+    assert sorted(found, key=str) == sorted(EVENTS, key=str) and [*follower.poll()] == []
+
+
+def test_what_is_newer_than_the_patience_waits(tmp_path: Path) -> None:
+    write_log(tmp_path, EVENTS, 10, close=False)
+    now = [EVENTS[len(EVENTS) // 2].at]
+    follower = LogReader(tmp_path, hold_s=1.0, clock=lambda: now[0])
+    found = joined(follower.poll())
+    now[0] = float("inf")
+    assert 0 < len(found) < len(EVENTS) and found == EVENTS[: len(found)]
+    found += joined_from(follower.poll(), len(found))
+    assert found + joined_from(follower.rest(), len(found)) == EVENTS
+
+
+def test_a_group_that_becomes_a_segment_while_it_is_read_is_read_there(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    write_log(tmp_path, EVENTS, 20, close=False)
+    chain, reads, read = journal(Folder(tmp_path), 2), list[int](), Chain.group
+
+    def group(self: Chain, position: int, seal: str = "") -> object:
+        reads.append(position)
+        if len(reads) == 3:
+            monkeypatch.setattr(Chain, "group", read)
+            chain.finish()
+            chain.remove(chain.compact())
+            monkeypatch.setattr(Chain, "group", group)
+        return read(self, position, seal)
+
+    monkeypatch.setattr(Chain, "group", group)
+    follower = LogReader(tmp_path)
+    assert joined(follower.rest()) == EVENTS and follower.findings.damage == []
+
+
+def test_two_compactors_make_one_segment(tmp_path: Path) -> None:
+    """The older one knows fewer groups."""
+    store = Folder(tmp_path)
+    chain = journal(store)
+    for some in chunks(of_syncer(EVENTS)[:150], 10):
+        chain.write(runs(some))
+    groups = [*Chain(store, "journal", chain.run).forward(Segmented().link(chain.run), 0, [])]
+    one, other = Compactor(store, "syncer"), Compactor(store, "syncer")
+    first = one.write(chain.run, groups[:3], Segmented(), [])
+    assert other.write(chain.run, groups, Segmented(), []) == first == other.newest(Segmented())
+    second = other.write(chain.run, groups[3:], first, [])
+    assert second.segments == 2 and second.rows == 80
+    assert one.newest(first) == second
+    with pytest.raises(ValueError, match="another log"):
+        one.write("another run", groups, Segmented(), [])
+
+
+def test_facts_of_unknown_kinds_are_kept_and_counted(tmp_path: Path) -> None:
+    newer = Event("a", 1, 0, 1.0, Unknown("Newer", {"x": 1}))
+    written, _ = compactor.encode(Segment("syncer", "run", 0, "", 0, 0, "g", 0, 1), block_of([newer]))
+    Folder(tmp_path).create(segment_key("syncer", 0), written)
+    read = LogReader(tmp_path)
+    assert joined(read.rest()) == [newer] and read.findings.unknown == 1
+
+
+def test_an_older_log_is_read_first(tmp_path: Path) -> None:
+    before = [Event("syncer", 1, n, float(n), StepPassed(n)) for n in range(10)]
+    writer = SegmentWriter(tmp_path / "events" / "syncer.jsonl")
+    writer.write(before)
+    writer.close()
+    after = [Event("syncer", 2, n, 100.0 + n, StepPassed(n)) for n in range(10)]
+    chain = journal(Folder(tmp_path), 2)
+    write(chain, after)
+    assert joined(blocks(tmp_path)) == before + after
+
+
+# ------------------------------------------------------------------ damage
+
+
+def findings(root: Path) -> chain_reader.Findings:
+    read = LogReader(root)
+    for _ in read.rest():
+        pass
+    return read.findings
+
+
+@pytest.fixture(scope="module")
+def whole(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    root = tmp_path_factory.mktemp("whole")
+    with pytest.MonkeyPatch.context() as patched:
+        patched.setattr(journals, "SNAPSHOT_GROUPS", 2)
+        for module in (journals, compactor):
+            patched.setattr(module, "SEGMENT_ROWS", 60)
+        write_log(root, EVENTS, 20, close=False)
+    return root
+
+
+def objects_of(root: Path) -> list[Path]:
+    """Segments, and the groups behind them."""
+    read = LogReader(root)
+    [*read.rest()]
+    segments = sorted((root / "log/syncer/segments").iterdir())
+    behind = Compactor(Folder(root), "syncer").newest(Segmented()).last
+    groups = sorted(path for path in (root / "journal").iterdir() if path.name.isdecimal() and int(path.name) > behind)
+    return segments + groups
+
+
+@pytest.fixture
+def run_dir(whole: Path, tmp_path: Path) -> Path:
+    shutil.copytree(whole, tmp_path / "run")
+    return tmp_path / "run"
+
+
+def test_a_changed_object_is_named(run_dir: Path) -> None:
+    for victim in objects_of(run_dir):
+        kept = victim.read_bytes()
+        victim.write_bytes(kept[:50] + bytes([kept[50] ^ 4]) + kept[51:])
+        named = int(victim.name)
+        assert any(f" {named}" in each and "checksum" in each for each in findings(run_dir).unreadable), victim
+        victim.write_bytes(kept)
+    assert findings(run_dir).damage == []
+
+
+def test_a_dropped_object_is_named_unless_it_is_the_last_or_its_facts_are_elsewhere(run_dir: Path) -> None:
+    *victims, _ = objects_of(run_dir)
+    needless = 0
+    for victim in victims:
+        kept = victim.read_bytes()
+        victim.unlink()
+        read = LogReader(run_dir)
+        whole = [event for block in read.rest() for event in block.events()] == EVENTS
+        if not any("missing" in each for each in read.findings.unlinked):
+            assert whole and victim.parent.name == "segments", victim
+            needless += 1  # the newest segment, whose groups are still there
+        victim.write_bytes(kept)
+    assert needless <= 1
+
+
+def test_an_object_in_anothers_place_is_named(run_dir: Path) -> None:
+    segments = sorted((run_dir / "log/syncer/segments").iterdir())
+    one, other = segments[0].read_bytes(), segments[1].read_bytes()
+    segments[0].write_bytes(other)
+    segments[1].write_bytes(one)
+    found = findings(run_dir).unlinked
+    assert any("segment 1 of syncer is at the place of segment 0" in each for each in found)
+
+
+def test_a_segment_of_another_run_is_named(run_dir: Path, tmp_path: Path) -> None:
+    write_log(tmp_path / "other", EVENTS, 20, close=False)
+    target = sorted((run_dir / "log/syncer/segments").iterdir())[1]
+    shutil.copy(tmp_path / "other/log/syncer/segments" / target.name, target)
+    assert any("does not follow the segment before it" in each for each in findings(run_dir).unlinked)
+
+
+def test_a_group_of_another_run_is_named(run_dir: Path, tmp_path: Path) -> None:
+    write_log(tmp_path / "other", EVENTS, 20, close=False)
+    target = objects_of(run_dir)[-2]
+    shutil.copy(tmp_path / "other/journal" / target.name, target)
+    assert any("another run" in each for each in findings(run_dir).unreadable)
+
+
+def test_the_seal_tells_of_a_dropped_tail(tmp_path: Path) -> None:
+    ends = reader.seal(write_log(tmp_path, EVENTS, 20))["logs"]
+    read = LogReader(tmp_path)
+    [*read.rest()]
+    assert differs(read, ends) == ""
+    segments = sorted((tmp_path / "log/syncer/segments").iterdir())
+    segments[-1].unlink()
+    for path in (tmp_path / "journal").glob("0*"):
+        path.unlink()
+    cut = LogReader(tmp_path)
+    [*cut.rest()]
+    assert cut.findings.damage == [], "nothing is behind it"
+    assert f"{len(of_syncer(EVENTS))} were sealed" in differs(cut, ends)
+
+
+# ------------------------------------------------------------------ numbers
+
+
+def test_a_gap_in_a_writers_numbers_is_named_unless_the_log_says_it_is_lost(tmp_path: Path) -> None:
+    chain = journal(Folder(tmp_path))
+    write(chain, [Event("a", 1, n, 1.0, StepPassed(n)) for n in (0, 1, 5, 6)])
+    assert findings(tmp_path).numbering.broken() == ["a 1 goes from fact 1 to fact 5"]
+    excused = tmp_path / "excused"
+    chain = journal(Folder(excused))
+    write(chain, [Event("a", 1, n, 1.0, StepPassed(n)) for n in (0, 1)])
+    write(chain, [Event("syncer", 1, 0, 2.0, FactsLost("a", 1, 2, 4, "gone"))])
+    write(chain, [Event("a", 1, n, 1.0, StepPassed(n)) for n in (5, 6)])
+    assert findings(excused).numbering.broken() == []
+
+
+def test_a_loss_that_is_told_after_what_follows_it_excuses_it_however_the_log_is_cut() -> None:
+    said = [Event("a", 1, n, 1.0, StepPassed(n)) for n in (0, 1, 5)]
+    lost = Event("syncer", 1, 0, 2.0, FactsLost("a", 1, 2, 4, "gone"))
+    for blocks_of in ([[*said, lost]], [said, [lost]], [said[:2], said[2:], [lost]]):
+        numbering = chain_reader.Numbering()
+        for some in blocks_of:
+            numbering.take(block_of(some))
+        assert numbering.broken() == []
+
+
+def test_incarnations_that_follow_each_other_are_each_numbered_however_the_log_is_cut() -> None:
+    said = [Event("a", life, n, 1.0, StepPassed(n)) for life in range(1, 6) for n in range(3)]
+    for cut in range(len(said)):
+        numbering = chain_reader.Numbering()
+        numbering.take(block_of(said[:cut]))
+        numbering.take(block_of(said[cut:]))
+        assert numbering.broken() == []
+
+
+def test_a_fact_that_is_told_twice_is_named(tmp_path: Path) -> None:
+    chain = journal(Folder(tmp_path))
+    write(chain, [Event("a", 1, n, 1.0, StepPassed(n)) for n in (0, 1, 2)])
+    write(chain, [Event("a", 1, n, 1.0, StepPassed(n)) for n in (2, 3)])
+    assert findings(tmp_path).numbering.broken() == ["a 1 tells fact 2 after fact 2"]
+
+
+def test_a_late_start_of_a_writer_is_a_gap(tmp_path: Path) -> None:
+    write(journal(Folder(tmp_path)), [Event("b", 2, 3, 1.0, StepPassed(0))])
+    assert findings(tmp_path).numbering.broken() == ["b 2 goes from fact -1 to fact 3"]
+
+
+# ------------------------------------------------------------------ logs of one writer
+
+
+def test_a_later_writer_of_a_log_goes_on_and_fences_the_earlier_one(tmp_path: Path) -> None:
+    store = Folder(tmp_path)
+    one = LogWriter(store, "orchestrator", 1)
+    one.write([Event("orchestrator", 1, 0, 1.0, FaultHealed(1, "a"))])
+    other = LogWriter(store, "orchestrator", 2)
+    assert other.writers == [["orchestrator", 1, 0]]
+    other.write([Event("orchestrator", 2, 0, 2.0, FaultHealed(2, "a"))])
+    with pytest.raises(StaleEpoch):
+        one.write([Event("orchestrator", 1, 1, 3.0, FaultHealed(3, "a"))])
+    assert [event.fact.fault for event in events(tmp_path)] == [1, 2]
+
+
+def test_a_log_writer_whose_store_failed_writes_all_of_it_once(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    writer = LogWriter(Folder(tmp_path), "chaos", 1)
+    create = Folder.create
+
+    def forgets(self: Folder, name: str, parts: list[bytes]) -> None:
+        create(self, name, parts)
+        raise OSError("the answer was lost")
+
+    for number in range(12):
+        monkeypatch.setattr(Folder, "create", forgets if number % 3 else create)
+        try:
+            writer.write([Event("chaos", 1, number, 1.0, FaultHealed(number, "a"))])
+        except OSError:
+            continue
+    monkeypatch.setattr(Folder, "create", create)
+    writer.close()
+    assert [event.fact.fault for event in events(tmp_path)] == list(range(12))
+
+
+def test_a_log_writers_groups_stay_few(tmp_path: Path) -> None:
+    writer = LogWriter(Folder(tmp_path), "orchestrator", 1)
+    for number in range(1000):
+        writer.write([Event("orchestrator", 1, number, 1.0, FaultHealed(number, "a"))])
+    assert len([*(tmp_path / "log/orchestrator/groups").iterdir()]) < 150
+    assert [event.fact.fault for event in events(tmp_path)] == list(range(1000))
+
+
+def test_a_whole_log_is_written_at_once(tmp_path: Path) -> None:
+    ends = reader.seal(log_writer.write_log(Folder(tmp_path), EVENTS))["logs"]
+    read = LogReader(tmp_path)
+    assert joined(read.rest()) == EVENTS
+    assert read.findings.damage == [] and differs(read, ends) == ""
+    assert ends["syncer"]["segments"] > 1 and not (tmp_path / "journal").exists()
+
+
+def test_a_log_is_in_its_folder_or_where_the_recipe_says(tmp_path: Path) -> None:
+    """A tape has its log in its folder, though its recipe may name a store."""
+    here, there = tmp_path / "run", tmp_path / "elsewhere"
+    (here / "log").mkdir(parents=True)
+    text = template("demo") + f'\n[durability]\nstore = "{there}"\n'
+    (here / "config.toml").write_text(dump(load(_file(tmp_path / "recipe.toml", text))))
+    assert str(reader.store_of(here)) == str(Folder(here))
+    (here / "log").rmdir()
+    assert str(reader.store_of(here)) == str(Folder(there))
+
+
+def _file(path: Path, text: str) -> Path:
+    path.write_text(text)
+    return path

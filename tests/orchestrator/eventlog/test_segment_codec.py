@@ -1,0 +1,179 @@
+"""Segments: what is written is what is read, small, and nothing else is taken for one."""
+
+from __future__ import annotations
+
+import dataclasses
+import json
+import math
+import types
+import typing
+from typing import Any
+
+import numpy as np
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+
+from learners.protocol.facts import Adopted, StepFinished
+from orchestrator.eventlog.block import block_of
+from orchestrator.eventlog.events import Event, Unknown
+from orchestrator.eventlog.facts import REGISTRY
+from orchestrator.eventlog.segment_codec import Segment, decode, encode
+from outer.journal.framing import Damaged, pack, unpack
+from outer.protocol.facts import Committed, Participant, SpanGranted
+from tests.orchestrator.histories import history
+from tests.property_settings import examples
+
+SEGMENT = Segment("syncer", "run", 3, "before", 10, 20, "group", 1000, 0)
+WHOLE = st.integers(-(2**63), 2**63 - 1)
+DIGESTS = st.sampled_from(["", "x", "0f" * 16, "0F" * 16, "00" * 32, "ff" * 32, "f" * 31])
+
+
+def values(name: str, hint: Any) -> st.SearchStrategy[Any]:
+    """Values of this field's type, the extreme ones too."""
+    origin, arguments = typing.get_origin(hint), typing.get_args(hint)
+    if name == "digest":
+        return DIGESTS
+    if origin is tuple:
+        return st.lists(values("", arguments[0]), max_size=3).map(tuple)
+    if origin is dict:
+        return st.dictionaries(st.text(max_size=3), values("", arguments[1]), max_size=2)
+    if origin in (types.UnionType, typing.Union):
+        return st.one_of([values("", each) for each in arguments])
+    if dataclasses.is_dataclass(hint) and isinstance(hint, type):
+        return facts(hint)
+    drawn = {int: WHOLE, float: st.floats(), str: st.text(max_size=5), bool: st.booleans(), types.NoneType: st.none()}
+    return drawn[hint]
+
+
+def facts(kind: type[Any]) -> st.SearchStrategy[Any]:
+    hints = typing.get_type_hints(kind)
+    columns = {"progress": st.none() | st.floats(allow_nan=False), "read_at": st.none() | st.integers(0, 2**63 - 1)}
+    fields = {each.name: values(each.name, hints[each.name]) for each in dataclasses.fields(kind)}
+    return st.builds(kind, **{name: columns.get(name, drawn) for name, drawn in fields.items()})
+
+
+ENVELOPES = {
+    "writer": st.sampled_from(["syncer", "learner-a-0", "x"]),
+    "incarnation": st.integers(1, 3),
+    "sequence": st.integers(0, 2**62),
+    "at": st.integers(-(2**50), 2**52).map(lambda micro: micro / 1e6),
+}
+COMMON = st.sampled_from([StepFinished, Adopted, Committed, SpanGranted]).flatmap(facts)
+ANY = st.sampled_from(sorted(REGISTRY)).flatmap(lambda name: facts(REGISTRY[name]))
+EVENTS = st.lists(st.builds(Event, **ENVELOPES, fact=COMMON | ANY), max_size=12)
+
+
+def there_and_back(events: list[Event], start: int = 1000) -> list[Event]:
+    written, sealed = encode(SEGMENT, block_of(events, start))
+    segment, block = decode(b"".join(written))
+    assert segment == sealed and (block.start, block.rows) == (start, len(events))
+    return list(block.events())
+
+
+@examples(60)
+@given(EVENTS)
+def test_every_fact_survives_a_segment_to_the_bit(events: list[Event]) -> None:
+    assert [each.to_json() for each in there_and_back(events)] == [each.to_json() for each in events]
+
+
+@examples(60)
+@given(EVENTS)
+def test_the_tables_of_a_segment_are_those_of_the_block(events: list[Event]) -> None:
+    before = block_of(events, 1000)
+    after = decode(b"".join(encode(SEGMENT, before)[0]))[1]
+    assert after.names == before.names and after.sources[: len(before.sources)] == before.sources
+    for name in ("steps", "adoptions", "commits", "contributions"):
+        for one, other in zip(getattr(before, name), getattr(after, name), strict=True):
+            assert one.dtype == other.dtype
+            assert [repr(each) for each in one.tolist()] == [repr(each) for each in other.tolist()]
+
+
+def test_a_whole_history_survives_a_segment() -> None:
+    events = [dataclasses.replace(event, at=round(event.at, 6)) for event in history()]
+    assert there_and_back(events) == events
+
+
+@pytest.mark.parametrize("at", [1795262170.123457, 1e-06, 0.0, 4e9 + 1e-6])
+def test_times_keep_their_microseconds(at: float) -> None:
+    told = [Event("a", 1, n, round(at + n * 1e-6, 6), Adopted(0, n, 1, "overwrite")) for n in range(50)]
+    assert [event.at for event in there_and_back(told)] == [event.at for event in told]
+
+
+def test_a_fact_of_an_unknown_kind_is_kept() -> None:
+    newer = Event("a", 1, 0, 1.5, Unknown("FromTheFuture", {"x": [1, {"y": "nan"}], "z": None}))
+    (back,) = there_and_back([newer])
+    assert back == newer and back.to_json() == newer.to_json()
+    assert json.loads(back.to_json())["kind"] == "FromTheFuture"
+
+
+def test_auxiliary_values_that_are_not_finite_come_back_as_numbers() -> None:
+    step = StepFinished(1, 96, 0, 0, 2.5, 0.1, 0.0, "", 0.5, {"a": math.nan, "b": -math.inf, "c": 1.0})
+    (back,) = there_and_back([Event("a", 1, 0, 1.0, step)])
+    assert math.isnan(back.fact.aux["a"]) and back.fact.aux["b"] == -math.inf and back.fact.aux["c"] == 1.0
+
+
+def test_a_block_that_begins_in_the_middle_of_the_log_keeps_its_positions() -> None:
+    block = decode(b"".join(encode(SEGMENT, block_of(history(), 1000))[0]))[1]
+    assert sorted(
+        [*block.steps.position, *block.adoptions.position, *block.commits.position]
+        + [each.position for each in block.others]
+    ) == list(range(1000, 1000 + len(history())))
+
+
+def test_one_flipped_bit_anywhere_is_found() -> None:
+    content = b"".join(encode(SEGMENT, block_of(history()[:200], 1000))[0])
+    for place in range(0, len(content), 997):
+        changed = bytearray(content)
+        changed[place] ^= 1
+        with pytest.raises(Damaged):
+            decode(bytes(changed))
+
+
+def test_what_is_sealed_but_is_no_segment_is_named() -> None:
+    header, arrays, _ = unpack(b"".join(encode(SEGMENT, block_of(history()[:50], 1000))[0]))
+    for wrong, message in (
+        ({"format": 3}, "format 3"),
+        ({"sources": []}, "not valid"),
+        ({"packed": []}, "not valid"),
+    ):
+        content = b"".join(pack(header | wrong, arrays)[0])
+        with pytest.raises(Damaged, match=message):
+            decode(content)
+    with pytest.raises(Damaged, match="not valid"):
+        decode(b"".join(pack(header, [np.zeros(9, np.uint8)] * len(arrays))[0]))
+
+
+def test_a_step_with_its_adoption_takes_at_most_twenty_bytes_and_a_commit_what_is_aimed_at() -> None:
+    """Random losses, durations, weights and digests, so that nothing but their order can be compressed."""
+    draw, learners, steps = np.random.default_rng(5), 4, 1500
+    events: list[Event] = []
+    clocks = draw.random(learners)
+    for step in range(1, steps + 1):
+        for learner in range(learners):
+            clocks[learner] += 1.0 + 0.01 * draw.standard_normal()
+            loss, seconds, at = float(np.float32(draw.random())), float(draw.random()), round(float(clocks[learner]), 6)
+            done = StepFinished(step, 8192, step // 16, 8 * (4 * step + learner), loss, seconds, 0.0, "", step / steps)
+            events.append(Event(f"learner-{learner}", 1, 2 * step, at, done))
+            events.append(Event(f"learner-{learner}", 1, 2 * step + 1, at, Adopted(step % 8, step - 1, step, "rebase")))
+    frequent = size(events)
+    assert frequent < 20 * learners * steps
+    commits = [
+        Event("syncer", 1, step, round(step + float(draw.random()), 6), commit(step, learners, draw))
+        for step in range(1, steps + 1)
+    ]
+    assert size(commits) < (150 + 40 * learners) * steps
+
+
+def commit(step: int, learners: int, draw: np.random.Generator) -> Committed:
+    participants = tuple(
+        Participant(f"learner-{n}", 1, step, step - 1, 1, 8192, float(draw.random()), draw.bytes(32).hex(), 8192 * step)
+        for n in range(learners)
+    )
+    times = [float(each) for each in draw.random(3)]
+    norm, tokens = float(draw.random()), 32768 * step
+    return Committed(step, step % 8, 1, step - 8, participants, 4, draw.bytes(32).hex(), norm, tokens, *times, "all")
+
+
+def size(events: list[Event]) -> int:
+    return sum(map(len, encode(SEGMENT, block_of(events, 1000))[0]))

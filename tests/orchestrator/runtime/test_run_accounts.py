@@ -1,0 +1,119 @@
+"""The orchestrator's accounts: however a run is followed and taken over, its summary is that of the whole log."""
+
+from __future__ import annotations
+
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from orchestrator.accounting.summary import summarise
+from orchestrator.checkers.suite import check
+from orchestrator.eventlog.reader import LogReader, intact, read_run
+from orchestrator.recipe.config import Recipe
+from orchestrator.recipe.toml_text import load, template
+from orchestrator.report.data import collect
+from orchestrator.report.markdown import markdown
+from orchestrator.report.render import Contents, contents_of
+from orchestrator.report.sections import sections
+from orchestrator.runtime import run_accounts
+from orchestrator.runtime.run_accounts import STATE_FILE, RunAccounts, contents_now
+from orchestrator.store.run_store import RunStore
+from outer.journal.object_store import Folder
+from outer.protocol.manifest import code_digest
+from tests.orchestrator.eventlog.logs import journal, of_syncer, write, write_log
+from tests.orchestrator.eventlog.test_reader import EVENTS
+from tests.waiting import until
+
+# The next fact is the syncer's own, as when a run is resumed: then nothing goes before what was read.
+CUT = next(n for n in range(len(EVENTS) // 2, len(EVENTS)) if EVENTS[n].writer == "syncer")
+
+
+@pytest.fixture(autouse=True)
+def _quick(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(run_accounts, "LOOK_S", 0.01)
+    monkeypatch.setattr(run_accounts, "attempt", lambda store, contents: True)
+
+
+@pytest.fixture(scope="module")
+def recipe(tmp_path_factory: pytest.TempPathFactory) -> Recipe:
+    path = tmp_path_factory.mktemp("recipe") / "recipe.toml"
+    path.write_text(template("demo"))
+    return load(path, [])
+
+
+def accounts(root: Path, recipe: Recipe, code: str = "code") -> RunAccounts:
+    return RunAccounts(recipe, RunStore(root), Folder(root), code)
+
+
+def expected(root: Path, recipe: Recipe) -> dict[str, Any]:
+    log = read_run(root)
+    return summarise(log, recipe, check(log))
+
+
+def test_a_log_that_is_followed_as_it_grows_gives_the_summary_of_the_whole(tmp_path: Path, recipe: Recipe) -> None:
+    write_log(tmp_path, EVENTS[:CUT], close=False)
+    followed = accounts(tmp_path, recipe)
+    until(lambda: followed.tokens and followed.tokens[0], "the first half is counted")
+    write(journal(Folder(tmp_path), 2), of_syncer(EVENTS[CUT:]))
+    summary = followed.finish()
+    assert followed.trouble == "" and summary == expected(tmp_path, recipe)
+    assert RunStore(tmp_path).read_json("summary.json") == summary
+
+
+@pytest.mark.parametrize("kept", ["whole", "damaged", "of other sources", "of another log"])
+def test_a_run_that_goes_on_continues_from_the_saved_state_or_reads_all_of_it(
+    tmp_path: Path, recipe: Recipe, kept: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    write_log(tmp_path, EVENTS[:CUT], close=False)
+    accounts(tmp_path, recipe).finish()
+    if kept == "of another log":
+        write_log(tmp_path / "other", EVENTS[:CUT], close=False)
+        accounts(tmp_path / "other", recipe).finish()
+        (tmp_path / "other" / STATE_FILE).replace(tmp_path / STATE_FILE)
+    if kept == "damaged":
+        RunStore(tmp_path).write_bytes(STATE_FILE, b"damaged")
+    write(journal(Folder(tmp_path), 2), of_syncer(EVENTS[CUT:]))
+    taken: list[int] = []
+    take = run_accounts.Folds.take
+
+    def counted(folds: Any, block: Any) -> None:
+        taken.append(block.start)
+        take(folds, block)
+
+    monkeypatch.setattr(run_accounts.Folds, "take", counted)
+    summary = accounts(tmp_path, recipe, "other" if kept == "of other sources" else "code").finish()
+    assert summary == expected(tmp_path, recipe)
+    assert min(taken) == (CUT if kept == "whole" else 0)
+
+
+def test_the_report_goes_on_from_the_saved_state_and_is_that_of_the_whole_log(tmp_path: Path, recipe: Recipe) -> None:
+    write_log(tmp_path, EVENTS[:CUT], close=False)
+    store = RunStore(tmp_path)
+    assert contents_now(store) is None
+    accounts(tmp_path, recipe, code_digest()).finish()
+    write(journal(Folder(tmp_path), 2), of_syncer(EVENTS[CUT:]))
+    told = contents_now(store)
+    assert told is not None and text(told) == text(contents_of(intact(tmp_path), ""))
+
+
+def text(contents: Contents) -> str:
+    data = collect(contents.fold, {}, contents.summary, contents.verdicts)
+    return markdown(contents.summary, sections(data, ""))
+
+
+def test_a_fold_that_fails_on_the_way_costs_the_run_nothing(
+    tmp_path: Path, recipe: Recipe, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    write_log(tmp_path, EVENTS)
+    poll, failing = LogReader.poll, [True]
+
+    def failing_poll(reader: LogReader) -> Any:
+        if failing.pop() if failing else False:
+            raise RuntimeError("a fault of ours")
+        return poll(reader)
+
+    monkeypatch.setattr(LogReader, "poll", failing_poll)
+    followed = accounts(tmp_path, recipe)
+    until(lambda: "a fault of ours" in followed.trouble, "the thread has ended")
+    assert followed.finish() == expected(tmp_path, recipe)

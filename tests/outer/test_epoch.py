@@ -1,0 +1,102 @@
+"""How an epoch begins: only the one that starts the run makes the model from its task."""
+
+from __future__ import annotations
+
+from dataclasses import replace
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pytest
+
+from outer import epoch, first_values
+from outer.config import OuterConfig, SyncConfig
+from outer.epoch import Begun, SyncerSpec
+from outer.first_values import FirstValues
+from outer.journal.groups import Logged
+from outer.journal.object_store import Folder
+from outer.journal.recovery_sources import Incomplete
+from outer.journal.writer import JournalWriter
+from outer.protocol.facts import Committed, Participant, SpanGranted
+from outer.protocol.fragments import Fragment, Tensor
+from outer.protocol.recovery import Entry
+from outer.protocol.syncer import Budget
+
+FRAGMENTS = tuple(Fragment(n, (Tensor(f"t{n}", (2, 2), "float32"), Tensor(f"u{n}", (), "float32"))) for n in range(3))
+VALUES: FirstValues = (
+    FRAGMENTS,
+    [np.full(5, n + 0.5, np.float32) for n in range(3)],
+    {"t*": "avg"},
+    {"loss_unit": "nats"},
+)
+
+
+def spec(store: Folder, number: int, begun: int = 0) -> SyncerSpec:
+    return SyncerSpec(
+        number, SyncConfig(P=3, H=3), OuterConfig(), {"a": 2}, 1, 4, 20.0, Budget(10**6, None), {}, "code", store,
+        begun=begun,
+    )  # fmt: skip
+
+
+def begin(spec: SyncerSpec, make: Any) -> tuple[Begun, JournalWriter]:
+    journal = JournalWriter(spec.store, spec.epoch, 3, print, print, print)
+    return epoch.begin(spec, journal, make, None, lambda *_: None), journal
+
+
+def never() -> FirstValues:
+    raise AssertionError("the model is made anew")
+
+
+def first_epoch(store: Folder) -> SyncerSpec:
+    """It has committed fragment 1 and nothing else."""
+    first = spec(store, 1)
+    begun, journal = begin(first, lambda: VALUES)
+    save = epoch.save_first_values(first, begun)
+    assert save is not None
+    save()
+    one = Participant("a", 1, 1, 0, 1, 8, 1.0, "d", 8)
+    committed = Committed(1, 1, 1, 0, (one,), 1, "d", 1.0, 8, 0.1, 0.2, 0.3, "why")
+    state = begun.parameters.arrays(1)[1:]
+    granted = SpanGranted("a", 1, 0, 0, 8, 2)
+    journal._journal.write(
+        [
+            Logged(Entry(1, 0, granted), 0, 1.0, []),
+            Logged(Entry(1, 1, committed), 1, 1.0, [np.full(5, 7.0, np.float32), *state]),
+        ]
+    )
+    return first
+
+
+def test_a_later_epoch_has_every_value_and_does_not_make_the_model(tmp_path: Path) -> None:
+    first = first_epoch(store := Folder(tmp_path))
+    second, _ = begin(replace(first, epoch=2, begun=1), never)
+    assert second.fragments == FRAGMENTS and second.patterns == VALUES[2] and second.task == VALUES[3]
+    assert [theta.tolist() for theta in second.parameters.thetas] == [[0.5] * 5, [7.0] * 5, [2.5] * 5]
+    assert second.parameters.versions == [0, 1, 0]
+    assert epoch.save_first_values(replace(first, epoch=2, begun=1), second) is None, "it is saved already"
+    assert store.folders(first_values.FOLDER) == ["000001"]
+
+
+def test_what_cannot_be_read_is_made_anew(tmp_path: Path) -> None:
+    first = first_epoch(Folder(tmp_path))
+    (tmp_path / "initial" / "000001" / "0002").write_bytes(b"damaged")
+    second, _ = begin(replace(first, epoch=2, begun=1), lambda: VALUES)
+    assert second.parameters.thetas[2].tolist() == [2.5] * 5 and second.parameters.versions == [0, 1, 0]
+
+
+def test_a_resumed_run_makes_it_anew_and_saves_only_what_has_no_commit(tmp_path: Path) -> None:
+    first = first_epoch(store := Folder(tmp_path))
+    made: list[FirstValues] = [VALUES]
+    resumed = replace(first, epoch=2)
+    begun, _ = begin(resumed, made.pop)
+    assert not made
+    save = epoch.save_first_values(resumed, begun)
+    assert save is not None
+    save()
+    assert store.folders("initial") == ["000002"], "what the earlier start saved is removed"
+    assert store.names("initial/000002") == [f"initial/000002/{name}" for name in ("0000", "0002", "layout")]
+
+
+def test_a_journal_without_records_needs_other_sources(tmp_path: Path) -> None:
+    with pytest.raises(Incomplete, match="the journal has no records"):
+        begin(spec(Folder(tmp_path), 2, begun=1), never)

@@ -1,0 +1,90 @@
+"""Cuts that nobody writes do not keep the values of whole models alive."""
+
+from __future__ import annotations
+
+import asyncio
+import gc
+import weakref
+from pathlib import Path
+from types import SimpleNamespace
+from typing import Any
+
+import numpy as np
+import pytest
+
+from outer.journal.groups import Cut, Value
+from outer.journal.object_store import Folder
+from outer.protocol.fragments import Fragment, Tensor
+from outer.snapshots import CUTS_MAX, Snapshots
+
+FRAGMENTS = (Fragment(0, (Tensor("t", (4,), "float32"),)),)
+
+
+class Journal:
+    """Commits a new value before every cut; remembers, without keeping them, which values are alive."""
+
+    def __init__(self) -> None:
+        self.values: list[weakref.ref[Any]] = []
+
+    def cut(self) -> asyncio.Future[Cut]:
+        value = np.full(4, len(self.values), np.float32)
+        self.values.append(weakref.ref(value))
+        state = {"versions": [len(self.values)], "tokens_committed": 0}
+        done = asyncio.get_running_loop().create_future()
+        done.set_result(Cut(state, {0: Value(len(self.values), [value])}))
+        return done
+
+    @property
+    def alive(self) -> int:
+        gc.collect()
+        return sum(value() is not None for value in self.values)
+
+
+def made(folder: Path) -> tuple[Snapshots, Journal, Any]:
+    journal = Journal()
+    parameters = SimpleNamespace(versions=[1], thetas=[np.zeros(4, np.float32)])
+    return (
+        Snapshots(
+            1,
+            FRAGMENTS,
+            Folder(folder),
+            journal,
+        ),
+        journal,
+        parameters,
+    )  # type: ignore[arg-type]
+
+
+def test_of_cuts_that_are_never_written_the_newest_are_kept_and_the_others_are_refused(tmp_path: Path) -> None:
+    async def story() -> None:
+        snapshots, journal, parameters = made(tmp_path)
+        for snapshot in range(1, 101):
+            snapshots.cut(snapshot, parameters)
+        assert journal.alive == CUTS_MAX
+        with pytest.raises(OSError, match="dropped for newer ones: 100 is taken"):
+            await snapshots.write(1, 60.0)
+        for snapshot in range(101 - CUTS_MAX, 101):
+            assert (await snapshots.write(snapshot, 60.0))["syncer_step"] == snapshot
+        assert journal.alive == 0
+
+    asyncio.run(story())
+
+
+def test_a_cut_that_does_not_come_in_time_is_not_kept(tmp_path: Path) -> None:
+    """The journal's store is full or away."""
+
+    async def story() -> None:
+        snapshots, journal, parameters = made(tmp_path)
+        value = np.zeros(4, np.float32)
+        parameters = SimpleNamespace(versions=[0], thetas=[value])
+        journal.cut = lambda: asyncio.get_running_loop().create_future()  # type: ignore[method-assign]
+        snapshots.cut(1, parameters)
+        with pytest.raises(TimeoutError):
+            await snapshots.write(1, 0.0)
+        kept = weakref.ref(value)
+        parameters.thetas = []
+        del value
+        gc.collect()
+        assert kept() is None
+
+    asyncio.run(story())
