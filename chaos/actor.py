@@ -137,7 +137,10 @@ class ChaosActor:
                 return bool(await within(CALL_S, self._agent(target).freeze.remote(pid, fault.duration_s)))
             case "kill" if fault.point:
                 syncer = ray.get_actor(syncer_name(target["incarnation"]), self._namespace)
-                await within(CALL_S, syncer.die.remote(fault.point, 1))
+                try:
+                    await within(CALL_S, syncer.die.remote(fault.point, 1))
+                except ray.exceptions.RayActorError:  # it passed the point before its answer left; else it is killed now
+                    await within(CALL_S, self._agent(target).kill.remote(pid))
                 return True
             case "wrong_config":
                 return await self._misconfigure(target)
