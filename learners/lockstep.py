@@ -15,8 +15,10 @@ from learners.config import InnerConfig, WarmStart
 from learners.fragment_io import FragmentIO
 from learners.protocol import events_effects as unit
 from learners.protocol.learner import Learner
+from learners.training.step import make_step
 from learners.training.task import Task
-from learners.training.trainer import Trainer, deal, initial_parameters, make_step
+from learners.training.trainer import Trainer
+from learners.training.tree import deal, initial_parameters
 from outer.config import OuterConfig, SyncConfig
 from outer.numeric.codec import examine
 from outer.numeric.merge import rules

@@ -265,7 +265,8 @@ class LearnerShell:
         from learners.fragment_io import FragmentIO
         from learners.training.device import device_taken
         from learners.training.task import load
-        from learners.training.trainer import Trainer, deal
+        from learners.training.trainer import Trainer
+        from learners.training.tree import deal
 
         task = load(spec.task, spec.data, spec.seed, dict(spec.model))
         self._tokens_per_step = task.tokens(spec.batch_size)

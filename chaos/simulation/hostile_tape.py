@@ -31,7 +31,7 @@ def record(recipe: Recipe, seed: int, profile: str, step_s: float, startup_s: fl
 
     task = build_task(recipe)
     with host_only():
-        from learners.training.trainer import deal
+        from learners.training.tree import deal
     dealt = deal(task, recipe.sync)
     wanted = options(recipe, dealt, task.tokens, seed=seed, profile=profile, step_s=step_s, startup_s=startup_s)
     try:

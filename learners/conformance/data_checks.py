@@ -7,7 +7,7 @@ import numpy as np
 
 from learners.conformance import tree_diff as trees
 from learners.conformance.check import CheckFailed, Subject, check, finding_of, fresh, leading, some
-from learners.training import trainer
+from learners.training import tree
 from learners.training.task import Task
 
 DISJOINT_SAMPLES = 256  # held-out samples are compared with this many training samples
@@ -19,7 +19,7 @@ ROUNDING = 1e-5  # relative to the largest element: NumPy's matrix products depe
 
 @check("init", "init(rng) must return a pytree of floating-point arrays and be traceable by jax.jit")
 def _init(subject: Subject, task: Task) -> str:
-    tensors = finding_of(lambda: trainer.tensors_of(task))
+    tensors = finding_of(lambda: tree.tensors_of(task))
     if not tensors:
         raise CheckFailed("init returns no array at all", "return a pytree with at least one floating-point array")
     if len({tensor.name for tensor in tensors}) < len(tensors):

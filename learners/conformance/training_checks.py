@@ -14,7 +14,7 @@ import optax
 from learners.conformance import tree_diff as trees
 from learners.conformance.check import CheckFailed, Subject, check, finding_of, fresh, some
 from learners.conformance.fingerprint import fingerprint
-from learners.training import trainer
+from learners.training import step, trainer, tree
 from learners.training.task import Task
 from outer.config import SyncConfig
 
@@ -58,8 +58,8 @@ def _loss(subject: Subject, task: Task) -> str:
             f"compiled twice, the same loss is {loss} and {again}",
             "draw random numbers with jax.random from the key that loss is given, not with NumPy's",
         )
-    if len(shapes[1]) > trainer.AUX_MAX:
-        names = sorted(shapes[1])[trainer.AUX_MAX :]
+    if len(shapes[1]) > step.AUX_MAX:
+        names = sorted(shapes[1])[step.AUX_MAX :]
         raise CheckFailed(f"{len(shapes[1])} auxiliary values", f"not reported: {some(names)}; return fewer", "warn")
     return f"{loss:.3f} at the start"
 
@@ -68,7 +68,7 @@ def _loss(subject: Subject, task: Task) -> str:
 def _gradients(subject: Subject, task: Task) -> str:
     params, batch = fresh(task, subject.seed), task.batch(0, subject.batch_size)
     gradients = jax.jit(jax.grad(task.loss, has_aux=True))(params, batch, jax.random.key(0))[0]
-    named = dict(zip([t.name for t in trainer.tensors_of(task)], jax.tree.leaves(gradients), strict=True))
+    named = dict(zip([t.name for t in tree.tensors_of(task)], jax.tree.leaves(gradients), strict=True))
     values = {name: np.asarray(leaf, dtype=np.float32) for name, leaf in named.items()}
     if bad := [name for name, value in values.items() if not np.isfinite(value).all()]:
         raise CheckFailed(
@@ -120,7 +120,7 @@ def _steps(subject: Subject, task: Task) -> str:
 
 @check("fragments", "the parameters must deal into sync.P fragments", ("init",))
 def _fragments(subject: Subject, task: Task) -> str:
-    fragments = finding_of(lambda: trainer.deal(task, subject.sync))
+    fragments = finding_of(lambda: tree.deal(task, subject.sync))
     sizes = [fragment.size for fragment in fragments]
     largest = max(sizes) / (sum(sizes) / len(sizes))
     if largest > 3.0:
@@ -135,7 +135,7 @@ def _fragments(subject: Subject, task: Task) -> str:
 @check("merge-rules", 'merge_rules must map patterns of tensor paths to "rda" or "avg"', ("init",))
 def _merge_rules(subject: Subject, task: Task) -> str:
     patterns: Mapping[str, str] = getattr(task, "merge_rules", {})
-    names = [tensor.name for tensor in trainer.tensors_of(task)]
+    names = [tensor.name for tensor in tree.tensors_of(task)]
     for pattern, rule in patterns.items():
         if rule not in RULES:
             raise CheckFailed(f"{pattern!r} asks for the rule {rule!r}", f"the rules are {', '.join(RULES)}")
@@ -160,7 +160,7 @@ def _fresh_process(subject: Subject, task: Task) -> str:
 
 def _trained(subject: Subject, task: Task) -> tuple[Any, list[float]]:
     """The parameters after STEPS steps, and the loss before each step."""
-    fragments = trainer.deal(task, SyncConfig(P=1))
+    fragments = tree.deal(task, SyncConfig(P=1))
     learner = trainer.Trainer(task, fragments, subject.inner, subject.seed)
     count = subject.batch_size
     losses = [learner.step(step * count, count, progress=0.5) for step in range(STEPS)]

@@ -32,7 +32,7 @@ class InitialState:
 
     def __call__(self) -> tuple[tuple[Fragment, ...], list[NDArray[np.float32]], Mapping[str, str], dict[str, Any]]:
         from learners.training.task import load, loss_unit
-        from learners.training.trainer import deal, initial_parameters
+        from learners.training.tree import deal, initial_parameters
 
         task = load(self.task, self.data, self.seed, dict(self.model))
         fragments = deal(task, self.sync)

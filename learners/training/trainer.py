@@ -1,185 +1,23 @@
 """The trainer: a learner's parameters, inner optimizer and compiled step (paper section 2).
 
-Fragments are read and written as flat float32 arrays on the host; the model keeps its own dtypes. The evaluator, sizes
-from shapes, and sampling from trained parameters are here too.
+Fragments are read and written as flat float32 arrays on the host; the model keeps its own dtypes.
 """
 
 from __future__ import annotations
 
-import math
-from collections.abc import Callable, Mapping, Sequence
-from dataclasses import dataclass
+from collections.abc import Sequence
 from typing import Any
 
 import jax
 import jax.numpy as jnp
 import numpy as np
-import optax
-from numpy.typing import NDArray
 
-from learners.config import InnerConfig, WarmStart
-from learners.training import weights
+from learners.config import InnerConfig
 from learners.training.mesh import layout
-from learners.training.task import Batch, Params, Task
-from outer.config import SyncConfig
-from outer.protocol.fragments import Fragment, Tensor, balanced, default_count
-
-Flat = NDArray[np.float32]
-Aux = dict[str, jax.Array]  # scalars
-TrainStep = Callable[[Params, Any, Batch, jax.Array, jax.Array], tuple[Params, Any, jax.Array, Aux]]
-AUX_MAX = 16  # auxiliary values of a step that are reported
-AUX_LEFT_OUT = "not reported"  # under this name: how many there are beyond
-
-
-# ------------------------------------------------------------------ the model as fragments
-
-
-def tensors_of(task: Task) -> tuple[Tensor, ...]:
-    """Every leaf of the task's parameters in tree order, named by its path, such as "blocks/0/mlp/up".
-
-    Uses shapes alone. Raises ValueError for a leaf that is not floating-point.
-    """
-    return _Tree.of(task).tensors
-
-
-def deal(task: Task, sync: SyncConfig) -> tuple[Fragment, ...]:
-    """Deal the task's tensors into P fragments. Raises ValueError if P exceeds the number of tensors."""
-    tensors = tensors_of(task)
-    count = sync.fragments or default_count(len(tensors), sync.round_steps)
-    if count > len(tensors):
-        raise ValueError(
-            f"sync.P = {count}: the model has {len(tensors)} tensors, and a fragment needs at least one; "
-            f"the largest P is {len(tensors)}"
-        )
-    return balanced(tensors, count)
-
-
-def initial_parameters(
-    task: Task, fragments: Sequence[Fragment], seed: int, warm_start: WarmStart | None = None
-) -> list[Flat]:
-    """The parameters that a run starts from, float32[n] per fragment: fresh, or those of `warm_start`.
-
-    Every process with the same seed and package versions gets the same bits. Raises ValueError if the warm-start file
-    changed since the run began.
-    """
-    if warm_start is not None:
-        return weights.start(warm_start, fragments)
-    tree = _Tree.of(task)
-    leaves = jax.tree.leaves(_initial(task, seed))
-    return [tree.read(leaves, fragment) for fragment in fragments]
-
-
-def parameters(task: Task, named: weights.Named) -> Params:
-    """Build the task's parameter tree from float32 tensors by name. Raises ValueError, naming each misfit."""
-    tree = _Tree.of(task)
-    if found := weights.differences(named, tree.tensors):
-        raise ValueError(f"these parameters do not fit the task: {', '.join(found)}; give parameters of the same model")
-    leaves = [jnp.array(named[tensor.name], dtype=tensor.dtype) for tensor in tree.tensors]
-    return jax.tree.unflatten(tree.structure, leaves)
-
-
-def _initial(task: Task, seed: int) -> Params:
-    return jax.jit(task.init)(jax.random.key(seed))
-
-
-@dataclass(frozen=True)
-class _Tree:
-    """Maps the tensors of fragments to the leaves of the parameter tree."""
-
-    structure: Any  # the pytree without its leaves
-    tensors: tuple[Tensor, ...]  # one per leaf
-    leaf_of: dict[str, int]  # tensor name -> leaf
-
-    @staticmethod
-    def of(task: Task) -> _Tree:
-        shapes = jax.eval_shape(task.init, jax.random.key(0))
-        paths, structure = jax.tree_util.tree_flatten_with_path(shapes)
-        tensors = []
-        for path, leaf in paths:
-            name = jax.tree_util.keystr(path, simple=True, separator="/")
-            if not jnp.issubdtype(leaf.dtype, jnp.floating):
-                raise ValueError(
-                    f"parameter {name!r} is {leaf.dtype}, and only floating-point tensors can be averaged; "
-                    "keep what is not trained out of the parameters"
-                )
-            tensors.append(Tensor(name, tuple(leaf.shape), str(leaf.dtype)))
-        return _Tree(structure, tuple(tensors), {tensor.name: i for i, tensor in enumerate(tensors)})
-
-    def read(self, leaves: Sequence[Any], fragment: Fragment) -> Flat:
-        """Copy the fragment's tensors from the leaves to the host: float32[n]."""
-        flat = np.empty(fragment.size, dtype=np.float32)
-        for tensor, elements in fragment.slices():
-            flat[elements] = np.asarray(leaves[self.leaf_of[tensor.name]]).reshape(-1)
-        return flat
-
-    def written(self, leaves: Sequence[Any], fragment: Fragment, flat: Flat) -> list[Any]:
-        """The leaves, with the fragment's tensors replaced by flat float32[n]."""
-        assert flat.shape == (fragment.size,)
-        changed = list(leaves)
-        for tensor, elements in fragment.slices():
-            # jnp.array copies; on a CPU, device_put would share the caller's memory.
-            values = jnp.array(flat[elements].reshape(tensor.shape), dtype=tensor.dtype)
-            changed[self.leaf_of[tensor.name]] = values
-        return changed
-
-
-# ------------------------------------------------------------------ the step
-
-
-def schedule(inner: InnerConfig, progress: float) -> float:
-    """The learning rate at `progress` in [0, 1], as a share of its peak, in (0, 1].
-
-    Progress is the run's, from the syncer, so a learner that joins late has the same rate as the others.
-    """
-    if progress < inner.warmup:
-        # From a tenth: at zero the first steps would only fill the optimizer's averages.
-        return 0.1 + 0.9 * progress / inner.warmup
-    done = min(1.0, (progress - inner.warmup) / (1.0 - inner.warmup))
-    shapes = {"cosine": 0.5 * (1.0 + math.cos(math.pi * done)), "linear": 1.0 - done, "constant": 1.0}
-    return inner.final + (1.0 - inner.final) * shapes[inner.schedule]
-
-
-def transformation(task: Task, inner: InnerConfig) -> optax.GradientTransformation:
-    """The task's inner optimizer, preceded by gradient clipping."""
-    if inner.clip_norm == 0.0:
-        return task.optimizer(inner)
-    return optax.chain(optax.clip_by_global_norm(inner.clip_norm), task.optimizer(inner))
-
-
-def make_step(task: Task, inner: InnerConfig, placed: Any = None) -> TrainStep:
-    """One inner step, compiled: (params, opt_state, batch, rng, scale) -> (params, opt_state, loss, aux).
-
-    `scale`, float32 scalar, multiplies the optimizer's updates (see `schedule`). Nothing is donated: the
-    parameters before a step stay whole, so that a fragment can be read while the next step runs. `placed`: the
-    shardings that the results are to have, on several devices. `aux`: see `reported`.
-    """
-    optimizer = transformation(task, inner)
-
-    def step(
-        params: Params, opt_state: Any, batch: Batch, rng: jax.Array, scale: jax.Array
-    ) -> tuple[Params, Any, jax.Array, Aux]:
-        (loss, aux), gradients = jax.value_and_grad(task.loss, has_aux=True)(params, batch, rng)
-        updates, opt_state = optimizer.update(gradients, opt_state, params)
-        updates = jax.tree.map(lambda update: update * scale.astype(update.dtype), updates)
-        return optax.apply_updates(params, updates), opt_state, loss, reported(aux)
-
-    return jax.jit(step) if placed is None else jax.jit(step, out_shardings=placed)
-
-
-def reported(aux: Any) -> Aux:
-    """The auxiliary values of a task's loss: its scalars, the first AUX_MAX by name, as float32 scalars."""
-    named = aux if isinstance(aux, Mapping) else {}
-    scalars = {str(name): value for name, value in named.items() if jnp.shape(value) == () and jnp.isrealobj(value)}
-    shown = {name: jnp.asarray(scalars[name], jnp.float32) for name in sorted(scalars)[:AUX_MAX]}
-    if left_out := len(named) - len(shown):
-        shown[AUX_LEFT_OUT] = jnp.float32(left_out)
-    return shown
-
-
-def step_key(seed: int, start: int) -> jax.Array:
-    """The random key of the step that begins at sample `start`. Samples belong to one learner, so keys differ."""
-    high, low = divmod(start, 1 << 32)
-    return jax.random.fold_in(jax.random.fold_in(jax.random.key(seed), high), low)
+from learners.training.step import Aux, TrainStep, make_step, schedule, step_key, transformation
+from learners.training.task import Params, Task
+from learners.training.tree import Flat, ParameterTree, fresh
+from outer.protocol.fragments import Fragment
 
 
 class Trainer:
@@ -206,10 +44,10 @@ class Trainer:
         self.fragments = tuple(fragments)
         self._task, self._inner, self._seed = task, inner, seed
         self.aux: dict[str, float] = {}  # of the last step
-        self._tree = _Tree.of(task)
+        self._tree = ParameterTree.of(task)
         self.layout = layout(task, self._tree.tensors, devices, model_parallel)
         self._optimizer = transformation(task, inner)
-        self._leaves: list[Any] = self._placed(jax.tree.leaves(_initial(task, seed)))
+        self._leaves: list[Any] = self._placed(jax.tree.leaves(fresh(task, seed)))
         self.reset_optimizer()
         self._train_step = train_step or make_step(task, inner, self._results)
 
@@ -302,58 +140,3 @@ class Trainer:
         self._leaves = self._placed(list(leaves[:count]))
         state = jax.tree.unflatten(structure, leaves[count:])
         self.opt_state = self.layout.state(state) if self.layout else state
-
-
-class Evaluator:
-    """Computes the held-out loss of the global parameters."""
-
-    def __init__(self, task: Task, fragments: Sequence[Fragment], sequences: int, batch_size: int = 32) -> None:
-        self.fragments = tuple(fragments)
-        self._task, self._sequences, self._batch_size = task, sequences, batch_size
-        self._tree = _Tree.of(task)
-        self._loss = jax.jit(lambda params, batch: task.loss(params, batch, jax.random.key(0))[0])
-
-    def loss(self, thetas: Sequence[Flat]) -> float:
-        """Mean loss of thetas, float32[n] per fragment, over the first held-out samples."""
-        leaves: list[Any] = [None] * len(self._tree.tensors)
-        for fragment, theta in zip(self.fragments, thetas, strict=True):
-            leaves = self._tree.written(leaves, fragment, theta)
-        params = jax.tree.unflatten(self._tree.structure, leaves)
-        total = 0.0
-        for start in range(0, self._sequences, self._batch_size):
-            count = min(self._batch_size, self._sequences - start)
-            total += count * float(self._loss(params, self._task.held_out(start, count)))
-        return total / self._sequences
-
-
-# ------------------------------------------------------------------ sizes, from shapes alone
-
-
-def parameter_bytes(task: Task) -> int:
-    """Bytes of one copy of the parameters, in the model's own dtypes."""
-    return _bytes(_parameter_shapes(task))
-
-
-def inner_state_bytes(task: Task, inner: InnerConfig) -> int:
-    """Bytes of the inner optimizer's state, including gradient clipping."""
-    return _bytes(jax.eval_shape(transformation(task, inner).init, _parameter_shapes(task)))
-
-
-def _parameter_shapes(task: Task) -> Any:
-    return jax.eval_shape(task.init, jax.random.key(0))
-
-
-def _bytes(shapes: Any) -> int:
-    return sum(leaf.size * leaf.dtype.itemsize for leaf in jax.tree.leaves(shapes))
-
-
-# ------------------------------------------------------------------ sampling
-
-
-def sample(
-    task: Any, named: weights.Named, prompt: bytes, length: int, temperature: float, top_k: int, seed: int
-) -> bytes:
-    """Let the task continue a prompt by `length` bytes. Raises ValueError if the parameters do not fit the task."""
-    params = parameters(task, named)
-    text: bytes = task.sample(params, prompt, length, temperature, top_k, jax.random.key(seed))
-    return text

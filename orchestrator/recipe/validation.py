@@ -59,8 +59,8 @@ def resolve(recipe: Recipe) -> Recipe:
     So the run's hash covers everything that depends on the task or on files.
     """
     with host_only():
-        from learners.training import trainer
-    fragments = len(trainer.deal(build_task(recipe), recipe.sync))
+        from learners.training import tree
+    fragments = len(tree.deal(build_task(recipe), recipe.sync))
     canonical = recipe.canonical()
     settled: dict[str, Any] = {"sync": canonical["sync"] | {"P": fragments}}
     if recipe.init_from is not None:
@@ -275,9 +275,9 @@ def _deals(recipe: Recipe) -> Iterator[Problem]:
     except InputError:
         return  # reported by _builds
     with host_only():
-        from learners.training import trainer
+        from learners.training import tree
     fix = "see learners/training/task.py for what a task must provide"
-    yield from _refusal(lambda: trainer.deal(task, recipe.sync), "task", recipe, fix)
+    yield from _refusal(lambda: tree.deal(task, recipe.sync), "task", recipe, fix)
 
 
 @_reads("init_from", "init_digest", "task", "model", "data", "seed")
@@ -299,8 +299,8 @@ def _warm_start(recipe: Recipe) -> Iterator[Problem]:
     try:
         task = build_task(recipe)
         with host_only():
-            from learners.training import trainer
-        differences = weights.differences(named, trainer.tensors_of(task))
+            from learners.training import tree
+        differences = weights.differences(named, tree.tensors_of(task))
     except (InputError, ValueError):
         return  # reported by _builds or _deals
     if differences:

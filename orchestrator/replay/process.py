@@ -128,7 +128,7 @@ def _play(job: Job, tell: Callable[[News], None]) -> dict[str, Any]:
         fit(None, job.recipe.pools[0].accelerated)
     elif job.environment.cores:
         os.sched_setaffinity(0, sorted(os.sched_getaffinity(0))[: job.environment.cores])
-    from learners.training.trainer import Evaluator  # JAX starts here
+    from learners.training.evaluator import Evaluator  # JAX starts here
     from orchestrator.recipe.validation import build_task
     from orchestrator.replay.replayer import Replayer
 

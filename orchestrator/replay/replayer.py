@@ -18,8 +18,10 @@ from numpy.typing import NDArray
 from learners.fragment_io import FragmentIO
 from learners.protocol.events_effects import Apply
 from learners.training import state_arrays
+from learners.training.step import make_step
 from learners.training.task import Task
-from learners.training.trainer import Trainer, deal, initial_parameters, make_step
+from learners.training.trainer import Trainer
+from learners.training.tree import deal, initial_parameters
 from orchestrator.recipe.config import PoolConfig, Recipe
 from orchestrator.replay.incarnation import Adopt, Give, Inherit, Key, Moment, Read, Spoil, Step, TapeError, named
 from orchestrator.replay.tape import Tape, merged_read

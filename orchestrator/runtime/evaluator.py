@@ -33,8 +33,9 @@ class EvaluatorActor:
         self._spec, self._syncer = spec, syncer
         os.nice(10)  # where cores are shared, learners come first
         fit(spec.core, spec.accelerated)
+        from learners.training.evaluator import Evaluator
         from learners.training.task import load
-        from learners.training.trainer import Evaluator, deal
+        from learners.training.tree import deal
 
         self._task = load(spec.task, spec.data, spec.seed, dict(spec.model))
         self._fragments = deal(self._task, spec.sync)
@@ -50,7 +51,7 @@ class EvaluatorActor:
 
     def initial(self) -> tuple[int, float, int, str]:
         """The same as `current`, for the parameters that the run starts from."""
-        from learners.training.trainer import initial_parameters
+        from learners.training.tree import initial_parameters
 
         return self._evaluate(
             0, initial_parameters(self._task, self._fragments, self._spec.seed, self._spec.warm_start)

@@ -9,7 +9,7 @@ import pytest
 from typer.testing import CliRunner
 
 from learners.lockstep import LockStep
-from learners.training.trainer import Evaluator
+from learners.training.evaluator import Evaluator
 from orchestrator.cli.app import build
 from orchestrator.recipe.toml_text import load, validate
 from orchestrator.recipe.validation import build_task, resolve

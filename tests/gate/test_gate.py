@@ -18,7 +18,8 @@ from chaos.simulation import runner
 from learners import lockstep
 from learners.config import DataConfig, InnerConfig
 from learners.training.models.language import ByteLanguageModel
-from learners.training.trainer import deal, make_step, schedule, step_key, transformation
+from learners.training.step import make_step, schedule, step_key, transformation
+from learners.training.tree import deal
 from orchestrator.accounting.accounts import Accounts
 from orchestrator.checkers.suite import Suite
 from orchestrator.eventlog.block import block_of

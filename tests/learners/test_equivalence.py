@@ -12,15 +12,8 @@ import pytest
 from learners.config import DataConfig, InnerConfig
 from learners.lockstep import LockStep
 from learners.training.models.language import ByteLanguageModel
-from learners.training.trainer import (
-    deal,
-    initial_parameters,
-    make_step,
-    schedule,
-    step_key,
-    tensors_of,
-    transformation,
-)
+from learners.training.step import make_step, schedule, step_key, transformation
+from learners.training.tree import deal, initial_parameters, tensors_of
 from outer.config import OuterConfig, SyncConfig
 from outer.numeric.merge import merge, rules
 from outer.protocol.syncer import Budget

@@ -14,7 +14,8 @@ from learners.config import InnerConfig
 from learners.fragment_io import FragmentIO
 from learners.protocol.events_effects import Apply, Hold, RunStep, Staged, StepDone
 from learners.protocol.facts import Adopted, StepFinished
-from learners.training.trainer import Trainer, deal, initial_parameters
+from learners.training.trainer import Trainer
+from learners.training.tree import deal, initial_parameters
 from outer.config import SyncConfig
 from outer.protocol.facts import Committed
 from outer.protocol.messages import FragmentCounters

@@ -9,7 +9,7 @@ from typing import Any
 import pytest
 
 from learners import lockstep
-from learners.training.trainer import TrainStep, make_step
+from learners.training.step import TrainStep, make_step
 from orchestrator.replay import replayer
 from tests.replay.shaken import Points, Shaken, recipe, shaken
 

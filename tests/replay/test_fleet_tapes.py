@@ -9,7 +9,7 @@ from pathlib import Path
 from typer.testing import CliRunner
 
 from learners.protocol.facts import StateReceived, StepFinished
-from learners.training.trainer import deal
+from learners.training.tree import deal
 from orchestrator.checkers.suite import check_run
 from orchestrator.cli.app import build
 from orchestrator.eventlog.facts import LearnerLost

@@ -20,7 +20,7 @@ from chaos.simulation.profile import EVERYBODY, Options
 from chaos.simulation.recipes import options
 from chaos.simulation.tape import Simulated, record
 from learners.protocol.facts import StateReceived, StepFinished
-from learners.training.trainer import deal
+from learners.training.tree import deal
 from orchestrator.accounting.verdicts import sound
 from orchestrator.checkers.suite import check, check_run
 from orchestrator.cli.app import build

@@ -27,16 +27,16 @@ class Shapes:
 
 def shapes_of(recipe: Recipe) -> Shapes:
     """The shapes of a validated recipe. Raises what the task's own code raises."""
-    from learners.training import task, trainer
+    from learners.training import task, tree
     from outer.numeric.optimizer import OuterOptimizer
 
     built = task.load(recipe.task, recipe.data, recipe.seed, dict(recipe.model))
-    fragments = trainer.deal(built, recipe.sync)
+    fragments = tree.deal(built, recipe.sync)
     outer = OuterOptimizer(recipe.outer)
     return Shapes(
         fragments=fragments,
-        parameter_bytes=trainer.parameter_bytes(built),
-        inner_state_bytes=trainer.inner_state_bytes(built, recipe.inner),
+        parameter_bytes=tree.parameter_bytes(built),
+        inner_state_bytes=tree.inner_state_bytes(built, recipe.inner),
         outer_state_bytes=tuple(outer.state_bytes(fragment.size) for fragment in fragments),
         step_tokens={pool.name: built.tokens(pool.batch_size) for pool in recipe.pools},
         shardable=hasattr(built, "sharding"),

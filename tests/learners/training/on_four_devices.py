@@ -9,7 +9,8 @@ from jax.sharding import PartitionSpec as P
 
 from learners.config import DataConfig, InnerConfig
 from learners.training.models.language import ByteLanguageModel
-from learners.training.trainer import Trainer, deal
+from learners.training.trainer import Trainer
+from learners.training.tree import deal
 from outer.config import SyncConfig
 
 BATCH, STEPS = 8, 4

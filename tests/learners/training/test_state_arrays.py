@@ -15,7 +15,8 @@ import pytest
 from learners.config import InnerConfig
 from learners.fragment_io import FragmentIO
 from learners.training import state_arrays
-from learners.training.trainer import Trainer, deal
+from learners.training.trainer import Trainer
+from learners.training.tree import deal
 from outer.config import SyncConfig
 from outer.protocol.messages import StateRequest
 

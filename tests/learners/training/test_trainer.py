@@ -17,21 +17,13 @@ from jax.experimental.compilation_cache import compilation_cache
 from numpy.typing import NDArray
 
 from learners.config import DataConfig, InnerConfig
+from learners.training.evaluator import Evaluator
 from learners.training.models import transformer
 from learners.training.models.language import ByteLanguageModel
+from learners.training.step import AUX_LEFT_OUT, AUX_MAX, make_step, schedule, step_key
 from learners.training.task import Task
-from learners.training.trainer import (
-    AUX_LEFT_OUT,
-    AUX_MAX,
-    Evaluator,
-    Trainer,
-    deal,
-    initial_parameters,
-    make_step,
-    schedule,
-    step_key,
-    tensors_of,
-)
+from learners.training.trainer import Trainer
+from learners.training.tree import deal, initial_parameters, tensors_of
 from outer.config import SyncConfig
 
 MODEL = {"layers": 1, "width": 16, "heads": 2}

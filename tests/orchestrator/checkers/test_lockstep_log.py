@@ -14,8 +14,8 @@ import pytest
 from learners import lockstep
 from learners.config import InnerConfig
 from learners.protocol.facts import Adopted
+from learners.training.step import make_step
 from learners.training.task import Batch
-from learners.training.trainer import make_step
 from orchestrator.accounting.books import settle
 from orchestrator.checkers import suite
 from orchestrator.eventlog.events import Event

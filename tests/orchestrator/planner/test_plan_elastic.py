@@ -8,7 +8,8 @@ import pytest
 
 from learners.training import state_arrays as state
 from learners.training import task
-from learners.training.trainer import Trainer, deal
+from learners.training.trainer import Trainer
+from learners.training.tree import deal
 from orchestrator.planner.sizing.model_sizes import shapes_of
 from orchestrator.recipe.toml_text import load
 from orchestrator.recipe.validation import resolve

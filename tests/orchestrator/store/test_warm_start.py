@@ -12,9 +12,10 @@ from safetensors.numpy import save_file
 from learners.config import InnerConfig, WarmStart
 from learners.lockstep import LockStep
 from learners.training import weights
+from learners.training.evaluator import Evaluator
 from learners.training.initial_state import InitialState
 from learners.training.models.language import ByteLanguageModel
-from learners.training.trainer import Evaluator, deal, initial_parameters
+from learners.training.tree import deal, initial_parameters
 from orchestrator.recipe.config import Recipe
 from orchestrator.recipe.problems import InputError
 from orchestrator.recipe.toml_text import dump, load, validate

@@ -1,0 +1,75 @@
+"""The inner step as one compiled program: loss, gradients, clipping, optimizer, learning rate (paper section 2)."""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Callable, Mapping
+from typing import Any
+
+import jax
+import jax.numpy as jnp
+import optax
+
+from learners.config import InnerConfig
+from learners.training.task import Batch, Params, Task
+
+Aux = dict[str, jax.Array]  # scalars
+TrainStep = Callable[[Params, Any, Batch, jax.Array, jax.Array], tuple[Params, Any, jax.Array, Aux]]
+AUX_MAX = 16  # auxiliary values of a step that are reported
+AUX_LEFT_OUT = "not reported"  # under this name: how many there are beyond
+
+
+def schedule(inner: InnerConfig, progress: float) -> float:
+    """The learning rate at `progress` in [0, 1], as a share of its peak, in (0, 1].
+
+    Progress is the run's, from the syncer, so a learner that joins late has the same rate as the others.
+    """
+    if progress < inner.warmup:
+        # From a tenth: at zero the first steps would only fill the optimizer's averages.
+        return 0.1 + 0.9 * progress / inner.warmup
+    done = min(1.0, (progress - inner.warmup) / (1.0 - inner.warmup))
+    shapes = {"cosine": 0.5 * (1.0 + math.cos(math.pi * done)), "linear": 1.0 - done, "constant": 1.0}
+    return inner.final + (1.0 - inner.final) * shapes[inner.schedule]
+
+
+def transformation(task: Task, inner: InnerConfig) -> optax.GradientTransformation:
+    """The task's inner optimizer, preceded by gradient clipping."""
+    if inner.clip_norm == 0.0:
+        return task.optimizer(inner)
+    return optax.chain(optax.clip_by_global_norm(inner.clip_norm), task.optimizer(inner))
+
+
+def make_step(task: Task, inner: InnerConfig, placed: Any = None) -> TrainStep:
+    """One inner step, compiled: (params, opt_state, batch, rng, scale) -> (params, opt_state, loss, aux).
+
+    `scale`, float32 scalar, multiplies the optimizer's updates (see `schedule`). Nothing is donated: the
+    parameters before a step stay whole, so that a fragment can be read while the next step runs. `placed`: the
+    shardings that the results are to have, on several devices. `aux`: see `reported`.
+    """
+    optimizer = transformation(task, inner)
+
+    def step(
+        params: Params, opt_state: Any, batch: Batch, rng: jax.Array, scale: jax.Array
+    ) -> tuple[Params, Any, jax.Array, Aux]:
+        (loss, aux), gradients = jax.value_and_grad(task.loss, has_aux=True)(params, batch, rng)
+        updates, opt_state = optimizer.update(gradients, opt_state, params)
+        updates = jax.tree.map(lambda update: update * scale.astype(update.dtype), updates)
+        return optax.apply_updates(params, updates), opt_state, loss, reported(aux)
+
+    return jax.jit(step) if placed is None else jax.jit(step, out_shardings=placed)
+
+
+def reported(aux: Any) -> Aux:
+    """The auxiliary values of a task's loss: its scalars, the first AUX_MAX by name, as float32 scalars."""
+    named = aux if isinstance(aux, Mapping) else {}
+    scalars = {str(name): value for name, value in named.items() if jnp.shape(value) == () and jnp.isrealobj(value)}
+    shown = {name: jnp.asarray(scalars[name], jnp.float32) for name in sorted(scalars)[:AUX_MAX]}
+    if left_out := len(named) - len(shown):
+        shown[AUX_LEFT_OUT] = jnp.float32(left_out)
+    return shown
+
+
+def step_key(seed: int, start: int) -> jax.Array:
+    """The random key of the step that begins at sample `start`. Samples belong to one learner, so keys differ."""
+    high, low = divmod(start, 1 << 32)
+    return jax.random.fold_in(jax.random.fold_in(jax.random.key(seed), high), low)

@@ -1,0 +1,131 @@
+"""The model's parameters as fragments: tensors by name, their order, and their initial values.
+
+Fragments are flat float32 arrays on the host; the model keeps its own dtypes. Sizes from shapes are here too.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import dataclass
+from typing import Any
+
+import jax
+import jax.numpy as jnp
+import numpy as np
+from numpy.typing import NDArray
+
+from learners.config import InnerConfig, WarmStart
+from learners.training import weights
+from learners.training.step import transformation
+from learners.training.task import Params, Task
+from outer.config import SyncConfig
+from outer.protocol.fragments import Fragment, Tensor, balanced, default_count
+
+Flat = NDArray[np.float32]
+
+
+def tensors_of(task: Task) -> tuple[Tensor, ...]:
+    """Every leaf of the task's parameters in tree order, named by its path, such as "blocks/0/mlp/up".
+
+    Uses shapes alone. Raises ValueError for a leaf that is not floating-point.
+    """
+    return ParameterTree.of(task).tensors
+
+
+def deal(task: Task, sync: SyncConfig) -> tuple[Fragment, ...]:
+    """Deal the task's tensors into P fragments. Raises ValueError if P exceeds the number of tensors."""
+    tensors = tensors_of(task)
+    count = sync.fragments or default_count(len(tensors), sync.round_steps)
+    if count > len(tensors):
+        raise ValueError(
+            f"sync.P = {count}: the model has {len(tensors)} tensors, and a fragment needs at least one; "
+            f"the largest P is {len(tensors)}"
+        )
+    return balanced(tensors, count)
+
+
+def initial_parameters(
+    task: Task, fragments: Sequence[Fragment], seed: int, warm_start: WarmStart | None = None
+) -> list[Flat]:
+    """The parameters that a run starts from, float32[n] per fragment: fresh, or those of `warm_start`.
+
+    Every process with the same seed and package versions gets the same bits. Raises ValueError if the warm-start file
+    changed since the run began.
+    """
+    if warm_start is not None:
+        return weights.start(warm_start, fragments)
+    tree = ParameterTree.of(task)
+    leaves = jax.tree.leaves(fresh(task, seed))
+    return [tree.read(leaves, fragment) for fragment in fragments]
+
+
+def parameters(task: Task, named: weights.Named) -> Params:
+    """Build the task's parameter tree from float32 tensors by name. Raises ValueError, naming each misfit."""
+    tree = ParameterTree.of(task)
+    if found := weights.differences(named, tree.tensors):
+        raise ValueError(f"these parameters do not fit the task: {', '.join(found)}; give parameters of the same model")
+    leaves = [jnp.array(named[tensor.name], dtype=tensor.dtype) for tensor in tree.tensors]
+    return jax.tree.unflatten(tree.structure, leaves)
+
+
+def fresh(task: Task, seed: int) -> Params:
+    return jax.jit(task.init)(jax.random.key(seed))
+
+
+@dataclass(frozen=True)
+class ParameterTree:
+    """Maps the tensors of fragments to the leaves of the parameter tree."""
+
+    structure: Any  # the pytree without its leaves
+    tensors: tuple[Tensor, ...]  # one per leaf
+    leaf_of: dict[str, int]  # tensor name -> leaf
+
+    @staticmethod
+    def of(task: Task) -> ParameterTree:
+        shapes = jax.eval_shape(task.init, jax.random.key(0))
+        paths, structure = jax.tree_util.tree_flatten_with_path(shapes)
+        tensors = []
+        for path, leaf in paths:
+            name = jax.tree_util.keystr(path, simple=True, separator="/")
+            if not jnp.issubdtype(leaf.dtype, jnp.floating):
+                raise ValueError(
+                    f"parameter {name!r} is {leaf.dtype}, and only floating-point tensors can be averaged; "
+                    "keep what is not trained out of the parameters"
+                )
+            tensors.append(Tensor(name, tuple(leaf.shape), str(leaf.dtype)))
+        return ParameterTree(structure, tuple(tensors), {tensor.name: i for i, tensor in enumerate(tensors)})
+
+    def read(self, leaves: Sequence[Any], fragment: Fragment) -> Flat:
+        """Copy the fragment's tensors from the leaves to the host: float32[n]."""
+        flat = np.empty(fragment.size, dtype=np.float32)
+        for tensor, elements in fragment.slices():
+            flat[elements] = np.asarray(leaves[self.leaf_of[tensor.name]]).reshape(-1)
+        return flat
+
+    def written(self, leaves: Sequence[Any], fragment: Fragment, flat: Flat) -> list[Any]:
+        """The leaves, with the fragment's tensors replaced by flat float32[n]."""
+        assert flat.shape == (fragment.size,)
+        changed = list(leaves)
+        for tensor, elements in fragment.slices():
+            # jnp.array copies; on a CPU, device_put would share the caller's memory.
+            values = jnp.array(flat[elements].reshape(tensor.shape), dtype=tensor.dtype)
+            changed[self.leaf_of[tensor.name]] = values
+        return changed
+
+
+def parameter_bytes(task: Task) -> int:
+    """Bytes of one copy of the parameters, in the model's own dtypes."""
+    return _bytes(_parameter_shapes(task))
+
+
+def inner_state_bytes(task: Task, inner: InnerConfig) -> int:
+    """Bytes of the inner optimizer's state, including gradient clipping."""
+    return _bytes(jax.eval_shape(transformation(task, inner).init, _parameter_shapes(task)))
+
+
+def _parameter_shapes(task: Task) -> Any:
+    return jax.eval_shape(task.init, jax.random.key(0))
+
+
+def _bytes(shapes: Any) -> int:
+    return sum(leaf.size * leaf.dtype.itemsize for leaf in jax.tree.leaves(shapes))
