@@ -1,4 +1,4 @@
-"""Moves a learner's parameters between the trainer and messages: host copies, encoding, adoption, peer state.
+"""Moves a learner's parameters between the trainer and messages: copies, encoding, adoption, peer state.
 
 Every shell with a trainer performs the machine's Stage, Answer, Apply, Donate, Inherit and Save effects with it.
 """
@@ -6,7 +6,7 @@ Every shell with a trainer performs the machine's Stage, Answer, Apply, Donate, 
 from __future__ import annotations
 
 import threading
-from collections.abc import Iterable, Mapping, Sequence
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass, replace
 from typing import TYPE_CHECKING, Any
 
@@ -19,23 +19,44 @@ from outer.numeric import codec as codecs
 from outer.protocol.messages import Contribution, State, StateRequest
 
 if TYPE_CHECKING:
+    from learners.training.placement import Placed
     from learners.training.trainer import Trainer
     from outer.config import SyncConfig
 
 Flat = NDArray[np.float32]
 
 
+class StagedCopy:
+    """A fragment as of one completed step, and the syncer's value that it grew from, float32[n].
+
+    It stays on the devices until a thread first asks for it.
+    """
+
+    def __init__(self, on_device: Any, base: Flat, to_host: Callable[[Any], Flat]) -> None:
+        self.base = base
+        self._on_device, self._to_host = on_device, to_host
+        self._host: Flat | None = None
+        self._lock = threading.Lock()  # answers of two threads share one transfer
+
+    def theta(self) -> Flat:
+        """The copy on the host, read-only float32[n]; waits for the devices. Any thread may call it."""
+        with self._lock:
+            if self._host is None:
+                self._host, self._on_device = self._to_host(self._on_device), None
+            return self._host
+
+
 @dataclass(frozen=True)
-class HostCopy:
-    """A fragment as of one completed step, and the syncer's value that it grew from; float32[n] each."""
+class Received:
+    """The syncer's value of a fragment, float32[n] as it came, and on the devices."""
 
     theta: Flat
-    base: Flat
+    placed: Placed
 
 
 @dataclass(frozen=True)
 class StateSnapshot:
-    """A learner's arrays as of one step boundary. The arrays never change, so any thread may pack them."""
+    """A learner's arrays as of one step boundary, for any thread to pack."""
 
     leaves: list[Any]  # parameters and inner optimizer
     bases: list[Flat | None]
@@ -66,20 +87,27 @@ class FragmentIO:
         ] = {}  # (fragment, step) -> the value sent for the fragment's newest read
         self._asked: dict[int, tuple[int, int, int]] = {}  # fragment -> that read's epoch, syncer step and attempt
         self._lock = threading.Lock()  # other threads encode answers
+        self.bytes_to_host = 0  # of staged copies that were asked for
 
-    def stage(self, fragments: Iterable[int]) -> dict[int, HostCopy]:
-        """Copy fragments to the host, as of now."""
+    def stage(self, fragments: Iterable[int]) -> dict[int, StagedCopy]:
+        """Copy fragments as of now, on the devices. Does not wait."""
         copies = {}
         for fragment in fragments:
             base = self._bases[fragment]
             assert base is not None, "only a fragment from the syncer can be contributed"
-            copies[fragment] = HostCopy(self._trainer.read(fragment), base)
+            copies[fragment] = StagedCopy(self._trainer.copy(fragment), base, self._to_host)
         return copies
 
-    def snapshot(self) -> StateSnapshot:
-        """All state as of now, for a checkpoint; copies nothing."""
+    def _to_host(self, on_device: Any) -> Flat:
+        theta = self._trainer.host(on_device)
         with self._lock:
-            return StateSnapshot(self._trainer.state_leaves(), list(self._bases), dict(self._read), dict(self._asked))
+            self.bytes_to_host += theta.nbytes
+        return theta
+
+    def snapshot(self) -> StateSnapshot:
+        """All state as of now, for a checkpoint."""
+        with self._lock:
+            return StateSnapshot(self._trainer.capture(), list(self._bases), dict(self._read), dict(self._asked))
 
     def restore(self, header: Mapping[str, Any], arrays: Sequence[NDArray[Any]]) -> None:
         """Restore what a StateSnapshot packed. Raises ValueError if it does not fit this task."""
@@ -94,14 +122,14 @@ class FragmentIO:
         self._read = {(fragment, step): next(rest) for fragment, step in at}
         self._asked = {fragment: tuple(newest) for fragment, *newest in asked}
 
-    def state_leaves(self) -> list[Any]:
-        """Parameters and inner state as of now. Any thread may `pack` them later."""
-        return self._trainer.state_leaves()
+    def capture(self) -> list[Any]:
+        """Parameters and inner state as of now, copied. Any thread may `pack` them later."""
+        return self._trainer.capture()
 
     def pack(
         self, leaves: list[Any], request: StateRequest, step: int, syncer_step: int, versions: tuple[int, ...] = ()
     ) -> State:
-        """The answer to a StateRequest, from `state_leaves`."""
+        """The answer to a StateRequest, from `capture`."""
         arrays = state_arrays.pack(leaves)
         origin = (request.donor, request.donor_incarnation, step, syncer_step)
         return State(*origin, arrays, state_arrays.digest(arrays), state_arrays.size(arrays), versions)
@@ -121,11 +149,12 @@ class FragmentIO:
         return self._bases[fragment]
 
     def encode(self, contribution: Contribution) -> Contribution:
-        """Encode the machine's answer, whose payload is a HostCopy, for the wire, and add its digest."""
-        copy: HostCopy = contribution.payload
+        """Encode the machine's answer, whose payload is a StagedCopy, for the wire, and add its digest."""
+        copy: StagedCopy = contribution.payload
+        theta = copy.theta()
         if self._config.adopt == "rebase":
-            self._remember(contribution, copy.theta)
-        payload = codecs.encode(self._config.codec, copy.theta, copy.base)
+            self._remember(contribution, theta)
+        payload = codecs.encode(self._config.codec, theta, copy.base)
         return replace(contribution, payload=payload, digest=codecs.digest(payload))
 
     def _remember(self, contribution: Contribution, theta: Flat) -> None:
@@ -143,15 +172,22 @@ class FragmentIO:
         for key in [key for key in self._read if key[0] == fragment]:
             del self._read[key]
 
+    def receive(self, fragment: int, theta: Flat) -> Received:
+        """Put the syncer's value of a fragment, read-only float32[n], on the devices. Any thread may call it."""
+        exact = self._config.adopt != "overwrite" and self._bases[fragment] is not None
+        return Received(theta, self._trainer.prepare(fragment, theta, exact))
+
     def apply(self, effect: Apply) -> None:
-        """Adopt the syncer's value of a fragment, read-only float32[n], into the trainer."""
+        """Adopt the syncer's value of a fragment: what `receive` returned, or read-only float32[n]."""
+        fragment, given = effect.fragment, effect.payload
+        theta, placed = (given.theta, given.placed) if isinstance(given, Received) else (given, given)
         if effect.mode == "bootstrap":
-            self._trainer.load(effect.fragment, effect.payload)
+            self._trainer.adopt(fragment, placed, "overwrite")
         else:
-            anchor = self._bases[effect.fragment]
+            anchor = self._bases[fragment]
             if effect.read_at is not None:
-                anchor = self._read[effect.fragment, effect.read_at]
-            self._trainer.adopt(effect.fragment, effect.payload, effect.mode, anchor, self._config.alpha)
+                anchor = self._read[fragment, effect.read_at]
+            self._trainer.adopt(fragment, placed, effect.mode, anchor, self._config.alpha)
         with self._lock:
-            self._forget(effect.fragment)
-        self._bases[effect.fragment] = effect.payload
+            self._forget(fragment)
+        self._bases[fragment] = theta

@@ -275,11 +275,11 @@ class LearnerShell:
             task, fragments, spec.inner, spec.seed, devices=spec.devices, model_parallel=spec.model_parallel
         )
         self._fragment_io = self._fetcher.fragment_io = FragmentIO(self._trainer, spec.sync, len(fragments))
-        if part is not None:
-            self._fragment_io.restore(part.header, part.arrays)
         self._facts.add(device_taken(spec.devices))
         self._drive(events_effects.Enter(COMPILING))
         self._trainer.warm_up(spec.batch_size)
+        if part is not None:
+            self._fragment_io.restore(part.header, part.arrays)
         gc.collect()
         gc.freeze()  # what is imported and compiled stays: a full collection need not walk it
         self._drive(events_effects.Compiled(manifest(spec.shared, fragments, spec.code)))
@@ -347,7 +347,7 @@ class LearnerShell:
                         self._writer.save(effect, self._fragment_io.snapshot())
                 case events_effects.Donate(request):
                     assert self._fragment_io is not None
-                    self._give(request, (effect, self._fragment_io.state_leaves()))
+                    self._give(request, (effect, self._fragment_io.capture()))
                 case events_effects.Decline(request, reason):
                     self._give(request, reason)
                 case events_effects.Inherit(state):

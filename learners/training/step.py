@@ -42,9 +42,9 @@ def transformation(task: Task, inner: InnerConfig) -> optax.GradientTransformati
 def make_step(task: Task, inner: InnerConfig, placed: Any = None) -> TrainStep:
     """One inner step, compiled: (params, opt_state, batch, rng, scale) -> (params, opt_state, loss, aux).
 
-    `scale`, float32 scalar, multiplies the optimizer's updates (see `schedule`). Nothing is donated: the
-    parameters before a step stay whole, so that a fragment can be read while the next step runs. `placed`: the
-    shardings that the results are to have, on several devices. `aux`: see `reported`.
+    `scale`, float32 scalar, multiplies the optimizer's updates (see `schedule`). Parameters and optimizer state
+    are donated: the arrays before a step are gone after it. `placed`: the shardings that the results are to have, on
+    several devices. `aux`: see `reported`.
     """
     optimizer = transformation(task, inner)
 
@@ -56,7 +56,10 @@ def make_step(task: Task, inner: InnerConfig, placed: Any = None) -> TrainStep:
         updates = jax.tree.map(lambda update: update * scale.astype(update.dtype), updates)
         return optax.apply_updates(params, updates), opt_state, loss, reported(aux)
 
-    return jax.jit(step) if placed is None else jax.jit(step, out_shardings=placed)
+    donated = ("params", "opt_state")
+    if placed is None:
+        return jax.jit(step, donate_argnames=donated)
+    return jax.jit(step, donate_argnames=donated, out_shardings=placed)
 
 
 def reported(aux: Any) -> Aux:
