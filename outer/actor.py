@@ -177,7 +177,7 @@ class SyncerActor:
         """The syncer's status."""
         self._drive(events_effects.Tick())
         now, syncer = _now(), self._machine
-        view: dict[str, Any] = {
+        return {
             "epoch": syncer.epoch,
             "quorum": syncer.quorum,
             "grace_s": syncer.grace_s,
@@ -187,8 +187,8 @@ class SyncerActor:
             "learners": syncer.view(now),
             "journal": self._journal.view(),
             "failure": self._failure,
+            **await self.clock(),
         }
-        return view | await self.clock()
 
     async def die(self, point: str, times: int) -> None:
         """For chaos: kill this process when it passes this point for the nth time."""
