@@ -26,24 +26,33 @@ if TYPE_CHECKING:
 Flat = NDArray[np.float32]
 
 
-class StagedCopy:
-    """A fragment as of one completed step, and the syncer's value that it grew from, float32[n].
+class OnDevices:
+    """float32[n] on the devices until a thread first asks for it on the host."""
 
-    It stays on the devices until a thread first asks for it.
+    def __init__(self, value: Any, to_host: Callable[[Any], Flat]) -> None:
+        self.value = value  # float32[n], on the devices or on the host
+        self._to_host: Callable[[Any], Flat] | None = to_host
+        self._lock = threading.Lock()  # two threads share one transfer
+
+    def host(self) -> Flat:
+        """Read-only float32[n]; waits for the devices. Any thread may call it."""
+        with self._lock:
+            if self._to_host is not None:
+                self.value, self._to_host = self._to_host(self.value), None
+            held: Flat = self.value
+            return held
+
+
+@dataclass(frozen=True)
+class StagedCopy:
+    """A fragment as of one completed step, and the syncer's value that it grew from, float32[n] each.
+
+    `adopted`: what was adopted then, before it was rounded to leaves narrower than float32. None stands for `base`.
     """
 
-    def __init__(self, on_device: Any, base: Flat, to_host: Callable[[Any], Flat]) -> None:
-        self.base = base
-        self._on_device, self._to_host = on_device, to_host
-        self._host: Flat | None = None
-        self._lock = threading.Lock()  # answers of two threads share one transfer
-
-    def theta(self) -> Flat:
-        """The copy on the host, read-only float32[n]; waits for the devices. Any thread may call it."""
-        with self._lock:
-            if self._host is None:
-                self._host, self._on_device = self._to_host(self._on_device), None
-            return self._host
+    theta: OnDevices
+    base: Flat
+    adopted: OnDevices | None = None
 
 
 @dataclass(frozen=True)
@@ -62,6 +71,7 @@ class StateSnapshot:
     bases: list[Flat | None]
     read: dict[tuple[int, int], Flat]
     asked: dict[int, tuple[int, int, int]]
+    adopted: dict[int, OnDevices]
 
     def pack(self) -> tuple[dict[str, Any], Sequence[NDArray[Any]]]:
         """(header, arrays) for a checkpoint, as `FragmentIO.restore` takes them."""
@@ -72,8 +82,11 @@ class StateSnapshot:
             "bases": [base is not None for base in self.bases],
             "reads": [list(at) for at in self.read],
             "asked": [[fragment, *newest] for fragment, newest in self.asked.items()],
+            "adopted": list(self.adopted),
         }
-        return header, [*leaves, *(base for base in self.bases if base is not None), *self.read.values()]
+        bases = [base for base in self.bases if base is not None]
+        adopted = [each.host() for each in self.adopted.values()]
+        return header, [*leaves, *bases, *self.read.values(), *adopted]
 
 
 class FragmentIO:
@@ -86,6 +99,7 @@ class FragmentIO:
             tuple[int, int], Flat
         ] = {}  # (fragment, step) -> the value sent for the fragment's newest read
         self._asked: dict[int, tuple[int, int, int]] = {}  # fragment -> that read's epoch, syncer step and attempt
+        self._adopted: dict[int, OnDevices] = {}  # StagedCopy.adopted, where it is not the base
         self._lock = threading.Lock()  # other threads encode answers
         self.bytes_to_host = 0  # of staged copies that were asked for
 
@@ -95,7 +109,9 @@ class FragmentIO:
         for fragment in fragments:
             base = self._bases[fragment]
             assert base is not None, "only a fragment from the syncer can be contributed"
-            copies[fragment] = StagedCopy(self._trainer.copy(fragment), base, self._to_host)
+            copies[fragment] = StagedCopy(
+                OnDevices(self._trainer.copy(fragment), self._to_host), base, self._adopted.get(fragment)
+            )
         return copies
 
     def _to_host(self, on_device: Any) -> Flat:
@@ -107,7 +123,8 @@ class FragmentIO:
     def snapshot(self) -> StateSnapshot:
         """All state as of now, for a checkpoint."""
         with self._lock:
-            return StateSnapshot(self._trainer.capture(), list(self._bases), dict(self._read), dict(self._asked))
+            read, asked = dict(self._read), dict(self._asked)
+        return StateSnapshot(self._trainer.capture(), list(self._bases), read, asked, dict(self._adopted))
 
     def restore(self, header: Mapping[str, Any], arrays: Sequence[NDArray[Any]]) -> None:
         """Restore what a StateSnapshot packed. Raises ValueError if it does not fit this task."""
@@ -121,6 +138,7 @@ class FragmentIO:
         self._bases = [next(rest) if there else None for there in header["bases"]]
         self._read = {(fragment, step): next(rest) for fragment, step in at}
         self._asked = {fragment: tuple(newest) for fragment, *newest in asked}
+        self._adopted = {fragment: OnDevices(next(rest), lambda held: held) for fragment in header.get("adopted", ())}
 
     def capture(self) -> list[Any]:
         """Parameters and inner state as of now, copied. Any thread may `pack` them later."""
@@ -149,9 +167,15 @@ class FragmentIO:
         return self._bases[fragment]
 
     def encode(self, contribution: Contribution) -> Contribution:
-        """Encode the machine's answer, whose payload is a StagedCopy, for the wire, and add its digest."""
+        """Encode the machine's answer, whose payload is a StagedCopy, for the wire, and add its digest.
+
+        A learner with leaves narrower than float32 starts from the rounding of what it adopts. The rounding is no
+        progress, so it is subtracted: without steps, the encoded value is the base, bit for bit.
+        """
         copy: StagedCopy = contribution.payload
-        theta = copy.theta()
+        theta, adopted = copy.theta.host(), copy.base if copy.adopted is None else copy.adopted.host()
+        if (added := self._trainer.rounding(contribution.fragment, adopted)) is not None:
+            theta = theta - added
         if self._config.adopt == "rebase":
             self._remember(contribution, theta)
         payload = codecs.encode(self._config.codec, theta, copy.base)
@@ -179,15 +203,18 @@ class FragmentIO:
 
     def apply(self, effect: Apply) -> None:
         """Adopt the syncer's value of a fragment: what `receive` returned, or read-only float32[n]."""
-        fragment, given = effect.fragment, effect.payload
+        index, given, base = effect.fragment, effect.payload, self._bases[effect.fragment]
         theta, placed = (given.theta, given.placed) if isinstance(given, Received) else (given, given)
-        if effect.mode == "bootstrap":
-            self._trainer.adopt(fragment, placed, "overwrite")
+        grown_from = self._adopted.pop(index, None)
+        if effect.mode in ("bootstrap", "overwrite"):
+            self._trainer.adopt(index, placed, "overwrite")
         else:
-            anchor = self._bases[fragment]
-            if effect.read_at is not None:
-                anchor = self._read[fragment, effect.read_at]
-            self._trainer.adopt(fragment, placed, effect.mode, anchor, self._config.alpha)
+            assert base is not None, "only what is held can be rebased or mixed"
+            anchor = base if effect.read_at is None else self._read[index, effect.read_at]
+            before = base if grown_from is None else grown_from.value
+            adopted = self._trainer.adopt(index, placed, effect.mode, anchor, self._config.alpha, before)
+            if adopted is not None:
+                self._adopted[index] = OnDevices(adopted, self._trainer.host)
         with self._lock:
-            self._forget(fragment)
-        self._bases[fragment] = theta
+            self._forget(index)
+        self._bases[index] = theta

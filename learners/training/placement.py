@@ -85,18 +85,30 @@ def copied(leaves: Sequence[Any]) -> list[Any]:
     return [jnp.copy(leaf) if isinstance(leaf, jax.Array) else np.array(leaf) for leaf in leaves]
 
 
-def rebased(local: Sequence[jax.Array], theta: Placed, anchor: Placed, shardings: Sequence[Any]) -> Placed:
-    """theta + (local - anchor) in float32, in the dtypes of `local`. Without progress it is theta, to the bit."""
-    return Placed(_program(_rebase, _all(shardings))(tuple(local), theta.leaves, anchor.leaves))
+def rebased(
+    local: Sequence[jax.Array], theta: Placed, anchor: jax.Array, adopted: jax.Array, everywhere: Any, shardings: Any
+) -> tuple[Placed, jax.Array]:
+    """theta + (local - anchor) in float32: in the dtypes of `local`, and before it is rounded to them, float32[n].
+
+    `adopted` float32[n]: what `local` grew from, before it was rounded; that rounding is no progress and is taken from
+    `local`. Without progress the result is theta, to the bit.
+    """
+    return _move(_rebase, local, theta, everywhere, shardings, anchor, adopted)
 
 
-def mixed(local: Sequence[jax.Array], theta: Placed, alpha: float, shardings: Sequence[Any]) -> Placed:
-    """theta + alpha (local - theta) in float32, in the dtypes of `local`. With alpha 0 it is theta, to the bit."""
-    return Placed(_program(_mix, _all(shardings))(tuple(local), theta.leaves, jnp.float32(alpha)))
+def mixed(
+    local: Sequence[jax.Array], theta: Placed, alpha: float, adopted: jax.Array, everywhere: Any, shardings: Any
+) -> tuple[Placed, jax.Array]:
+    """theta + alpha (local - theta), as `rebased`. With alpha 0 the result is theta, to the bit."""
+    return _move(_mix, local, theta, everywhere, shardings, np.float32(alpha), adopted)
 
 
-def _all(shardings: Sequence[Any]) -> Any:
-    return None if any(each is None for each in shardings) else tuple(shardings)
+def _move(
+    rule: Any, local: Sequence[jax.Array], theta: Placed, everywhere: Any, shardings: Any, *arguments: Any
+) -> tuple[Placed, jax.Array]:
+    results = None if everywhere is None else (tuple(shardings), everywhere)
+    leaves, moved = _program(rule, results)(tuple(local), theta.leaves, *arguments)
+    return Placed(leaves), moved
 
 
 @cache
@@ -110,14 +122,32 @@ def _flatten(leaves: tuple[jax.Array, ...]) -> jax.Array:
     return jnp.copy(jnp.concatenate([leaf.astype(jnp.float32).reshape(-1) for leaf in leaves]))
 
 
-def _rebase(local: Any, theta: Any, anchor: Any) -> tuple[jax.Array, ...]:
-    return tuple(_moved(t, leaf.astype(jnp.float32) - a, leaf) for leaf, t, a in zip(local, theta, anchor, strict=True))
+def _rebase(local: Any, theta: Any, anchor: jax.Array, adopted: jax.Array) -> Any:
+    return _moved(local, theta, [held - a for held, a in zip(_held(local, adopted), _cut(anchor, local), strict=True)])
 
 
-def _mix(local: Any, theta: Any, alpha: jax.Array) -> tuple[jax.Array, ...]:
-    return tuple(_moved(t, alpha * (leaf.astype(jnp.float32) - t), leaf) for leaf, t in zip(local, theta, strict=True))
+def _mix(local: Any, theta: Any, alpha: jax.Array, adopted: jax.Array) -> Any:
+    return _moved(local, theta, [alpha * (held - t) for held, t in zip(_held(local, adopted), theta, strict=True)])
 
 
-def _moved(theta: jax.Array, by: jax.Array, like: jax.Array) -> jax.Array:
+def _held(local: Any, adopted: jax.Array) -> list[jax.Array]:
+    """The local values in float32, without what rounding added when they were adopted."""
+    return [
+        leaf
+        if leaf.dtype == jnp.float32
+        else leaf.astype(jnp.float32) - (before.astype(leaf.dtype).astype(jnp.float32) - before)
+        for leaf, before in zip(local, _cut(adopted, local), strict=True)
+    ]
+
+
+def _cut(flat: jax.Array, like: Any) -> list[jax.Array]:
+    """float32[n] as arrays of the shapes of `like`."""
+    ends = np.cumsum([leaf.size for leaf in like])
+    pieces = jnp.split(flat, ends[:-1])
+    return [piece.reshape(leaf.shape) for piece, leaf in zip(pieces, like, strict=True)]
+
+
+def _moved(local: Any, theta: Any, by: Sequence[jax.Array]) -> tuple[tuple[jax.Array, ...], jax.Array]:
     # Where nothing moves it is theta itself: -0.0 + 0.0 would be +0.0.
-    return jnp.where(by == 0.0, theta, theta + by).astype(like.dtype)
+    moved = tuple(jnp.where(b == 0.0, t, t + b) for t, b in zip(theta, by, strict=True))
+    return tuple(new.astype(leaf.dtype) for new, leaf in zip(moved, local, strict=True)), _flatten(moved)

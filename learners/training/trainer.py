@@ -115,7 +115,7 @@ class Trainer:
         `progress` in [0, 1] is the run's, for the learning rate. An exception of the task's `batch` is raised here.
         """
         batch, key = self._batches.take(start, count)
-        scale = jnp.float32(schedule(self._inner, progress))
+        scale: Any = np.float32(schedule(self._inner, progress))
         params, self.opt_state, loss, aux = self._train_step(self.params, self.opt_state, batch, key, scale)
         self._leaves = jax.tree.leaves(params)
         return InFlight(loss, aux)
@@ -153,39 +153,65 @@ class Trainer:
 
         In the model's dtypes, or as float32 if `exact`, which rebase and mix compute with.
         """
-        dtypes = [np.float32 if exact else tensor.dtype for tensor in self.fragments[index].tensors]
+        dtypes = [np.float32 if exact else self._tree.dtype(tensor) for tensor in self.fragments[index].tensors]
         return placement.placed(self.fragments[index], flat, dtypes, self._shardings(index))
 
     def swap(self, index: int, placed: Placed) -> None:
         """Set one fragment to what `prepare` returned; the optimizer's moments stay. Use each Placed once."""
         for tensor, leaf in zip(self.fragments[index].tensors, placed.leaves, strict=True):
-            self._leaves[self._tree.leaf_of[tensor.name]] = leaf.astype(tensor.dtype)
+            self._leaves[self._tree.leaf_of[tensor.name]] = leaf.astype(self._tree.dtype(tensor))
 
     def load(self, index: int, flat: Flat) -> None:
         """Set one fragment to flat float32[n]; the optimizer's moments stay."""
         self.swap(index, self.prepare(index, flat))
 
+    def rounding(self, index: int, flat: Flat) -> Flat | None:
+        """What rounding to the leaves' dtypes adds to a fragment's flat float32[n]; None if all are float32."""
+        return self._tree.rounding(self.fragments[index], flat)
+
     def adopt(
-        self, index: int, theta: Flat | Placed, mode: str, anchor: Flat | None = None, alpha: float = 0.0
-    ) -> None:
+        self,
+        index: int,
+        theta: Flat | Placed,
+        mode: str,
+        anchor: Flat | None = None,
+        alpha: float = 0.0,
+        adopted: Flat | jax.Array | None = None,
+    ) -> jax.Array | None:
         """Adopt the syncer's value theta of one fragment, float32[n]; the optimizer's moments stay.
 
         overwrite: theta (paper section 3). rebase: theta + (local - anchor), where anchor float32[n] is the value that
         was read if this learner took part in the merge, else its base. mix: theta + alpha (local - theta). Computed on
         the devices in float32; rebasing without progress since the anchor, and mixing with alpha 0, equal overwriting
-        bit for bit. A Placed theta is exact unless the mode is overwrite.
+        bit for bit. `adopted` float32[n] is what the local value grew from before it was rounded to the leaves' dtypes;
+        where a leaf is narrower than float32, that rounding is no progress. A Placed theta is exact unless the mode is
+        overwrite.
+
+        Returns the new value before it is rounded, float32[n] on the devices; None if that is theta or has no rounding.
         """
         if not isinstance(theta, Placed):
             theta = self.prepare(index, theta, exact=mode != "overwrite")
+        if mode == "overwrite":
+            self.swap(index, theta)
+            return None
+        narrow = any(self._tree.dtype(tensor) != np.float32 for tensor in self.fragments[index].tensors)
+        assert not narrow or adopted is not None, "narrow leaves need what they grew from"
+        grown_from = self._everywhere(adopted) if narrow else jnp.zeros(self.fragments[index].size, jnp.float32)
+        placing = self.layout.replicated if self.layout else None, self._shardings(index)
         if mode == "rebase":
             assert anchor is not None, "rebase needs an anchor"
-            grown_from = self.prepare(index, anchor, exact=True)
-            theta = placement.rebased(self._locals(index), theta, grown_from, self._shardings(index))
-        elif mode == "mix":
-            theta = placement.mixed(self._locals(index), theta, alpha, self._shardings(index))
+            placed, moved = placement.rebased(
+                self._locals(index), theta, self._everywhere(anchor), grown_from, *placing
+            )
         else:
-            assert mode == "overwrite", mode
-        self.swap(index, theta)
+            assert mode == "mix", mode
+            placed, moved = placement.mixed(self._locals(index), theta, alpha, grown_from, *placing)
+        self.swap(index, placed)
+        return moved if narrow else None
+
+    def _everywhere(self, flat: Any) -> jax.Array:
+        """float32[n] on every device."""
+        return flat if isinstance(flat, jax.Array) else placement.own(flat, self.layout and self.layout.replicated)
 
     def _locals(self, index: int) -> list[jax.Array]:
         return [self._leaves[self._tree.leaf_of[tensor.name]] for tensor in self.fragments[index].tensors]

@@ -41,8 +41,17 @@ class TwoArrays:
     def prepare(self, fragment: int, theta: Flat, exact: bool) -> Placed:
         return Placed((cast(Any, theta.copy()),))
 
+    def rounding(self, fragment: int, flat: Flat) -> Flat | None:
+        return None
+
     def adopt(
-        self, fragment: int, theta: Flat | Placed, mode: str, anchor: Flat | None = None, alpha: float = 0.0
+        self,
+        fragment: int,
+        theta: Flat | Placed,
+        mode: str,
+        anchor: Flat | None = None,
+        alpha: float = 0.0,
+        adopted: Flat | None = None,
     ) -> None:
         self.calls.append((fragment, mode, None if anchor is None else anchor.copy(), alpha))
         self.thetas[fragment] = np.array(theta.leaves[0] if isinstance(theta, Placed) else theta)
@@ -75,7 +84,7 @@ def test_a_copy_is_of_the_step_it_was_taken_at_and_names_the_base_it_grew_from()
     copies = made.stage([0])
     trainer.thetas[0] += 100.0
     assert set(copies) == {0}
-    assert np.array_equal(copies[0].theta(), flat(1.5)) and np.array_equal(copies[0].base, flat(1.0))
+    assert np.array_equal(copies[0].theta.host(), flat(1.5)) and np.array_equal(copies[0].base, flat(1.0))
 
 
 def test_a_fragment_without_a_base_cannot_be_copied() -> None:
