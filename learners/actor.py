@@ -230,7 +230,7 @@ class LearnerActor:
     def identify(self) -> dict[str, Any]:
         return {"pid": os.getpid(), "node": ray.get_runtime_context().get_node_id()}
 
-    @ray.method(concurrency_group="probe")
+    @ray.method(concurrency_group="probe", enable_task_events=False)
     def progress(self) -> tuple[bool, int | None]:
         """See LearnerShell.progress. It needs no link to the syncer."""
         return self._shell.progress()
@@ -256,12 +256,12 @@ class LearnerActor:
 
     # -------------------------------------------------------------- called by the syncer
 
-    @ray.method(concurrency_group="inbox")
+    @ray.method(concurrency_group="inbox", enable_task_events=False)
     def inbox(self, message: Notice | Grant | Drain | Stop) -> None:
         with self._link.up(LATE_S):
             self._shell.deliver(message)
 
-    @ray.method(concurrency_group="read")
+    @ray.method(concurrency_group="read", enable_task_events=False)
     def read(self, request: ReadRequest) -> tuple[Contribution, list[Any], int] | str:
         """See LearnerShell.read."""
         with self._link.up(LATE_S):

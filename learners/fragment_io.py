@@ -27,10 +27,15 @@ Flat = NDArray[np.float32]
 
 @dataclass(frozen=True)
 class HostCopy:
-    """A fragment as of one completed step, and the syncer's value that it grew from; float32[n] each."""
+    """A fragment as of one completed step, and the syncer's value that it grew from; float32[n] each.
+
+    `offset`: what rounding to leaves narrower than float32 added when `base` was adopted, float32[n]. None stands for
+    the rounding of `base`, which is zero where every leaf is float32.
+    """
 
     theta: Flat
     base: Flat
+    offset: Flat | None = None
 
 
 @dataclass(frozen=True)
@@ -41,6 +46,7 @@ class StateSnapshot:
     bases: list[Flat | None]
     read: dict[tuple[int, int], Flat]
     asked: dict[int, tuple[int, int, int]]
+    offsets: dict[int, Flat]
 
     def pack(self) -> tuple[dict[str, Any], Sequence[NDArray[Any]]]:
         """(header, arrays) for a checkpoint, as `FragmentIO.restore` takes them."""
@@ -51,8 +57,10 @@ class StateSnapshot:
             "bases": [base is not None for base in self.bases],
             "reads": [list(at) for at in self.read],
             "asked": [[fragment, *newest] for fragment, newest in self.asked.items()],
+            "offsets": list(self.offsets),
         }
-        return header, [*leaves, *(base for base in self.bases if base is not None), *self.read.values()]
+        bases = (base for base in self.bases if base is not None)
+        return header, [*leaves, *bases, *self.read.values(), *self.offsets.values()]
 
 
 class FragmentIO:
@@ -65,6 +73,7 @@ class FragmentIO:
             tuple[int, int], Flat
         ] = {}  # (fragment, step) -> the value sent for the fragment's newest read
         self._asked: dict[int, tuple[int, int, int]] = {}  # fragment -> that read's epoch, syncer step and attempt
+        self._offsets: dict[int, Flat] = {}  # HostCopy.offset, where it is not the rounding of the base
         self._lock = threading.Lock()  # other threads encode answers
 
     def stage(self, fragments: Iterable[int]) -> dict[int, HostCopy]:
@@ -73,13 +82,14 @@ class FragmentIO:
         for fragment in fragments:
             base = self._bases[fragment]
             assert base is not None, "only a fragment from the syncer can be contributed"
-            copies[fragment] = HostCopy(self._trainer.read(fragment), base)
+            copies[fragment] = HostCopy(self._trainer.read(fragment), base, self._offsets.get(fragment))
         return copies
 
     def snapshot(self) -> StateSnapshot:
         """All state as of now, for a checkpoint; copies nothing."""
         with self._lock:
-            return StateSnapshot(self._trainer.state_leaves(), list(self._bases), dict(self._read), dict(self._asked))
+            bases, read, asked, offsets = list(self._bases), dict(self._read), dict(self._asked), dict(self._offsets)
+        return StateSnapshot(self._trainer.state_leaves(), bases, read, asked, offsets)
 
     def restore(self, header: Mapping[str, Any], arrays: Sequence[NDArray[Any]]) -> None:
         """Restore what a StateSnapshot packed. Raises ValueError if it does not fit this task."""
@@ -93,6 +103,7 @@ class FragmentIO:
         self._bases = [next(rest) if there else None for there in header["bases"]]
         self._read = {(fragment, step): next(rest) for fragment, step in at}
         self._asked = {fragment: tuple(newest) for fragment, *newest in asked}
+        self._offsets = {fragment: next(rest) for fragment in header.get("offsets", ())}
 
     def state_leaves(self) -> list[Any]:
         """Parameters and inner state as of now. Any thread may `pack` them later."""
@@ -121,11 +132,17 @@ class FragmentIO:
         return self._bases[fragment]
 
     def encode(self, contribution: Contribution) -> Contribution:
-        """Encode the machine's answer, whose payload is a HostCopy, for the wire, and add its digest."""
+        """Encode the machine's answer, whose payload is a HostCopy, for the wire, and add its digest.
+
+        A learner with leaves narrower than float32 starts from the rounding of what it adopts. The rounding is no
+        progress, so it is subtracted: without steps, the encoded value is the base, bit for bit.
+        """
         copy: HostCopy = contribution.payload
+        offset = self._trainer.rounding(contribution.fragment, copy.base) if copy.offset is None else copy.offset
+        theta = copy.theta if offset is None else copy.theta - offset
         if self._config.adopt == "rebase":
-            self._remember(contribution, copy.theta)
-        payload = codecs.encode(self._config.codec, copy.theta, copy.base)
+            self._remember(contribution, theta)
+        payload = codecs.encode(self._config.codec, theta, copy.base)
         return replace(contribution, payload=payload, digest=codecs.digest(payload))
 
     def _remember(self, contribution: Contribution, theta: Flat) -> None:
@@ -145,13 +162,19 @@ class FragmentIO:
 
     def apply(self, effect: Apply) -> None:
         """Adopt the syncer's value of a fragment, read-only float32[n], into the trainer."""
+        index, base = effect.fragment, self._bases[effect.fragment]
+        offset = self._offsets.pop(index, None)
         if effect.mode == "bootstrap":
-            self._trainer.load(effect.fragment, effect.payload)
+            self._trainer.load(index, effect.payload)
+        elif effect.mode == "overwrite":
+            self._trainer.adopt(index, effect.payload, effect.mode)
         else:
-            anchor = self._bases[effect.fragment]
-            if effect.read_at is not None:
-                anchor = self._read[effect.fragment, effect.read_at]
-            self._trainer.adopt(effect.fragment, effect.payload, effect.mode, anchor, self._config.alpha)
+            assert base is not None, "only what is held can be rebased or mixed"
+            anchor = base if effect.read_at is None else self._read[index, effect.read_at]
+            offset = self._trainer.rounding(index, base) if offset is None else offset
+            adopted = self._trainer.adopt(index, effect.payload, effect.mode, anchor, self._config.alpha, offset)
+            if (added := self._trainer.rounding(index, adopted)) is not None:
+                self._offsets[index] = added
         with self._lock:
-            self._forget(effect.fragment)
-        self._bases[effect.fragment] = effect.payload
+            self._forget(index)
+        self._bases[index] = effect.payload

@@ -58,7 +58,7 @@ class Trainer:
 
     def reset_optimizer(self) -> None:
         """Start the inner optimizer with fresh state."""
-        opt_state = self._optimizer.init(self.params)
+        opt_state = self._optimizer.init(self._tree.merged(self.params))
         self.opt_state = self.layout.state(opt_state) if self.layout else opt_state
 
     def _placed(self, leaves: list[Any]) -> list[Any]:
@@ -107,25 +107,42 @@ class Trainer:
         """Set one fragment to flat float32[n]; the optimizer's moments stay."""
         self._leaves = self._placed(self._tree.written(self._leaves, self.fragments[index], flat))
 
-    def adopt(self, index: int, theta: Flat, mode: str, anchor: Flat | None = None, alpha: float = 0.0) -> None:
+    def rounding(self, index: int, flat: Flat) -> Flat | None:
+        """What rounding to the leaves' dtypes adds to a fragment's flat float32[n]; None if all are float32."""
+        return self._tree.rounding(self.fragments[index], flat)
+
+    def adopt(
+        self,
+        index: int,
+        theta: Flat,
+        mode: str,
+        anchor: Flat | None = None,
+        alpha: float = 0.0,
+        offset: Flat | None = None,
+    ) -> Flat:
         """Adopt the syncer's value theta float32[n] of one fragment; the optimizer's moments stay.
 
         overwrite: theta (paper section 3). rebase: local + theta - anchor, where anchor float32[n] is the value that
         was read if this learner took part in the merge, else its base. mix: (1 - alpha) theta + alpha local. Computed
         in float64, so rebasing without progress since the anchor, and mixing with alpha 0, equal overwriting bit for
-        bit.
+        bit. `offset` float32[n] is what rounding added to the local value when it was adopted, and no progress.
+
+        Returns the new value before it is rounded to the leaves' dtypes, float32[n].
         """
         if mode == "overwrite":
-            return self.load(index, theta)
-        new, local = theta.astype(np.float64), self.read(index).astype(np.float64)
+            self.load(index, theta)
+            return theta
+        held = self.read(index) if offset is None else self.read(index) - offset
+        new, local = theta.astype(np.float64), held.astype(np.float64)
         if mode == "rebase":
             assert anchor is not None, "rebase needs an anchor"
             moved = local - anchor.astype(np.float64) + new
         else:
             assert mode == "mix", mode
             moved = (1.0 - alpha) * new + alpha * local
-        self.load(index, moved.astype(np.float32))
-        return None
+        adopted = moved.astype(np.float32)
+        self.load(index, adopted)
+        return adopted
 
     def state_leaves(self) -> list[Any]:
         """Every leaf of parameters and inner optimizer state as of the last completed step; copies nothing.

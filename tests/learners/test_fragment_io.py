@@ -34,9 +34,21 @@ class TwoArrays:
     def load(self, fragment: int, theta: Flat) -> None:
         self.thetas[fragment] = theta.copy()
 
-    def adopt(self, fragment: int, theta: Flat, mode: str, anchor: Flat | None, alpha: float) -> None:
+    def rounding(self, fragment: int, flat: Flat) -> Flat | None:
+        return None
+
+    def adopt(
+        self,
+        fragment: int,
+        theta: Flat,
+        mode: str,
+        anchor: Flat | None = None,
+        alpha: float = 0.0,
+        offset: Flat | None = None,
+    ) -> Flat:
         self.calls.append((fragment, mode, None if anchor is None else anchor.copy(), alpha))
         self.thetas[fragment] = theta.copy()
+        return theta
 
 
 def flat(value: float) -> Flat:
