@@ -6,8 +6,8 @@ nothing fails. A learner with a slowdown takes so many units for a step.
 
 from __future__ import annotations
 
-from collections import deque
-from collections.abc import Callable, Mapping, Sequence
+from collections import Counter, deque
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any, NamedTuple
 
@@ -15,9 +15,10 @@ from learners.config import InnerConfig, WarmStart
 from learners.fragment_io import FragmentIO
 from learners.protocol import events_effects as unit
 from learners.protocol.learner import Learner
+from learners.training.stacked import StackedStep
 from learners.training.step import make_step
 from learners.training.task import Task
-from learners.training.trainer import Trainer
+from learners.training.trainer import InFlight, Trainer
 from learners.training.tree import deal, initial_parameters
 from outer.config import OuterConfig, SyncConfig
 from outer.numeric.codec import examine
@@ -52,9 +53,32 @@ Stepped = tuple[float, dict[str, float]]  # the loss, and the auxiliary values
 Stepper = Callable[[Sequence[DueStep]], Sequence[Stepped]]
 
 
-def one_by_one(due: Sequence[DueStep]) -> list[Stepped]:
-    """Run the steps, each for itself. A Stepper; others may run them together."""
-    return [(each.trainer.step(each.run.start, each.batch_size, each.run.progress), each.trainer.aux) for each in due]
+def single(due: Sequence[DueStep]) -> list[Stepped]:
+    """A Stepper: a program for each learner, as in production. All are enqueued before the first is waited for."""
+    flights = [each.trainer.dispatch(each.run.start, each.batch_size, each.run.progress) for each in due]
+    return [flight.result() for flight in flights]
+
+
+class Stacked:
+    """A Stepper: one program for all learners of a batch size, when all of them step; single programs otherwise."""
+
+    def __init__(self, task: Task, inner: InnerConfig, batch_sizes: Iterable[int]) -> None:
+        self._step = StackedStep(make_step(task, inner))
+        self._sizes = Counter(batch_sizes)
+
+    def __call__(self, due: Sequence[DueStep]) -> list[Stepped]:
+        flights: dict[int, InFlight] = {}
+        for batch_size, learners in self._sizes.items():
+            places = [place for place, each in enumerate(due) if each.batch_size == batch_size]
+            group = [due[place] for place in places]
+            if len(group) == learners > 1:
+                trainers, runs = [each.trainer for each in group], [each.run for each in group]
+                progress = [run.progress for run in runs]
+                found = self._step.dispatch(trainers, [run.start for run in runs], batch_size, progress)
+            else:
+                found = [each.trainer.dispatch(each.run.start, batch_size, each.run.progress) for each in group]
+            flights |= dict(zip(places, found, strict=True))
+        return [flights[place].result() for place in range(len(due))]
 
 
 @dataclass
@@ -94,7 +118,7 @@ class LockStep:
         seed: int = 0,
         warm_start: WarmStart | None = None,
         slowdowns: Mapping[str, float] | None = None,
-        stepper: Stepper = one_by_one,
+        stepper: Stepper = single,
     ) -> None:
         self.fragments = deal(task, sync)
         tensors = [tensor for fragment in self.fragments for tensor in fragment.tensors]
