@@ -11,6 +11,7 @@ import jax.numpy as jnp
 import optax
 
 from learners.config import InnerConfig
+from learners.training.precision import precise
 from learners.training.task import Batch, Params, Task
 
 Aux = dict[str, jax.Array]  # scalars
@@ -44,19 +45,59 @@ def make_step(task: Task, inner: InnerConfig, placed: Any = None) -> TrainStep:
 
     `scale`, float32 scalar, multiplies the optimizer's updates (see `schedule`). Nothing is donated: the
     parameters before a step stay whole, so that a fragment can be read while the next step runs. `placed`: the
-    shardings that the results are to have, on several devices. `aux`: see `reported`.
+    shardings that the results are to have, on several devices. `aux`: see `reported`. Dtypes and microbatches are those
+    of [inner].
     """
     optimizer = transformation(task, inner)
+    gradients_of = _gradients_of(precise(task, inner), inner.microbatches)
 
     def step(
         params: Params, opt_state: Any, batch: Batch, rng: jax.Array, scale: jax.Array
     ) -> tuple[Params, Any, jax.Array, Aux]:
-        (loss, aux), gradients = jax.value_and_grad(task.loss, has_aux=True)(params, batch, rng)
+        (loss, aux), gradients = gradients_of(params, batch, rng)
         updates, opt_state = optimizer.update(gradients, opt_state, params)
         updates = jax.tree.map(lambda update: update * scale.astype(update.dtype), updates)
         return optax.apply_updates(params, updates), opt_state, loss, reported(aux)
 
     return jax.jit(step) if placed is None else jax.jit(step, out_shardings=placed)
+
+
+def _gradients_of(task: Task, microbatches: int) -> Callable[[Params, Batch, jax.Array], tuple[Any, Params]]:
+    """(params, batch, rng) -> ((loss, aux), gradients), over equal microbatches one after the other.
+
+    Loss, reported auxiliaries and gradients are the means over the microbatches, accumulated in float32; gradients come
+    in the dtypes of their parameters. Microbatch i of k has samples i, i + k, ..., so that each of several devices
+    keeps its own, and the key folded with i.
+    """
+    whole = jax.value_and_grad(task.loss, has_aux=True)
+    if microbatches == 1:
+        return whole
+
+    def widened(leaf: Any) -> jax.Array:
+        return jnp.asarray(leaf, jnp.promote_types(leaf.dtype, jnp.float32))
+
+    def part(params: Params, batch: Batch, rng: jax.Array) -> Any:
+        (loss, aux), gradients = whole(params, batch, rng)
+        return jax.tree.map(widened, (loss, reported(aux), gradients))
+
+    def accumulated(params: Params, batch: Batch, rng: jax.Array) -> tuple[Any, Params]:
+        def add(total: Any, each: Any) -> tuple[Any, None]:
+            index, samples = each
+            return jax.tree.map(jnp.add, total, part(params, samples, jax.random.fold_in(rng, index))), None
+
+        parts = jax.tree.map(lambda leaf: _parts(leaf, microbatches), batch)
+        shapes = jax.eval_shape(part, params, jax.tree.map(lambda leaf: leaf[0], parts), rng)
+        zeros = jax.tree.map(lambda leaf: jnp.zeros(leaf.shape, leaf.dtype), shapes)
+        total, _ = jax.lax.scan(add, zeros, (jnp.arange(microbatches), parts))
+        loss, aux, gradients = jax.tree.map(lambda leaf: leaf / microbatches, total)
+        return (loss, aux), jax.tree.map(lambda leaf, like: leaf.astype(like.dtype), gradients, params)
+
+    return accumulated
+
+
+def _parts(leaf: Any, count: int) -> jax.Array:
+    """[samples, ...] -> [count, samples / count, ...]; part i has samples i, i + count, ..."""
+    return jnp.moveaxis(jnp.reshape(leaf, (leaf.shape[0] // count, count, *leaf.shape[1:])), 1, 0)
 
 
 def reported(aux: Any) -> Aux:

@@ -14,6 +14,7 @@ import numpy as np
 
 from learners.config import InnerConfig
 from learners.training.mesh import layout
+from learners.training.precision import precise
 from learners.training.step import Aux, TrainStep, make_step, schedule, step_key, transformation
 from learners.training.task import Params, Task
 from learners.training.tree import Flat, ParameterTree, fresh
@@ -42,7 +43,8 @@ class Trainer:
         Raises ValueError, naming the tensor or the number, for a layout that the devices do not allow.
         """
         self.fragments = tuple(fragments)
-        self._task, self._inner, self._seed = task, inner, seed
+        self._task = task = precise(task, inner)
+        self._inner, self._seed = inner, seed
         self.aux: dict[str, float] = {}  # of the last step
         self._tree = ParameterTree.of(task)
         self.layout = layout(task, self._tree.tensors, devices, model_parallel)
@@ -92,12 +94,23 @@ class Trainer:
 
     def _run(self, start: int, count: int, progress: float) -> tuple[Params, Any, jax.Array, Aux]:
         scale = jnp.float32(schedule(self._inner, progress))
+        self._check_split(count)
         batch = self._task.batch(start, count)
         if self.layout is not None:
             batch = self.layout.split(batch)
         result = self._train_step(self.params, self.opt_state, batch, step_key(self._seed, start), scale)
         result[2].block_until_ready()  # one program: the other results are finished with the loss
         return result
+
+    def _check_split(self, count: int) -> None:
+        parts = self._inner.microbatches
+        ways = 1 if self.layout is None else self.layout.mesh.shape["batch"]
+        if parts > 1 and count % (parts * ways):
+            over = f" over {ways} devices" if ways > 1 else ""
+            raise ValueError(
+                f"a batch of {count} samples cannot be split into {parts} microbatches{over}; "
+                f"use a multiple of {parts * ways}, or another inner.microbatches"
+            )
 
     def read(self, index: int) -> Flat:
         """Copy one fragment, as of the last completed step, to the host: float32[n]."""

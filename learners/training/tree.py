@@ -16,6 +16,7 @@ from numpy.typing import NDArray
 
 from learners.config import InnerConfig, WarmStart
 from learners.training import weights
+from learners.training.precision import precise
 from learners.training.step import transformation
 from learners.training.task import Params, Task
 from outer.config import SyncConfig
@@ -130,14 +131,26 @@ class ParameterTree:
         return jnp.dtype(self.tensors[self.leaf_of[tensor.name]].dtype)
 
 
-def parameter_bytes(task: Task) -> int:
-    """Bytes of one copy of the parameters, in the model's own dtypes."""
-    return _bytes(_parameter_shapes(task))
+def parameter_bytes(task: Task, inner: InnerConfig) -> int:
+    """Bytes of one copy of the parameters, in the dtypes that the optimizer steps."""
+    return _bytes(_parameter_shapes(precise(task, inner)))
+
+
+def compute_bytes(task: Task, inner: InnerConfig) -> int:
+    """Bytes of the copy of the parameters that the loss is computed with; 0 if it is computed with the parameters."""
+    kept, own = (jax.tree.leaves(_parameter_shapes(each)) for each in (precise(task, inner), task))
+    wide = [leaf.dtype if inner.compute == "task" else jnp.dtype(inner.compute) for leaf in own]
+    return sum(leaf.size * to.itemsize for leaf, to in zip(kept, wide, strict=True) if leaf.dtype != to)
+
+
+def summed_bytes(task: Task, inner: InnerConfig) -> int:
+    """Bytes of the gradients that are summed over microbatches, float32; 0 without any."""
+    return 0 if inner.microbatches == 1 else 4 * sum(tensor.size for tensor in tensors_of(task))
 
 
 def inner_state_bytes(task: Task, inner: InnerConfig) -> int:
     """Bytes of the inner optimizer's state, including gradient clipping."""
-    return _bytes(jax.eval_shape(transformation(task, inner).init, _parameter_shapes(task)))
+    return _bytes(jax.eval_shape(transformation(task, inner).init, _parameter_shapes(precise(task, inner))))
 
 
 def _parameter_shapes(task: Task) -> Any:
