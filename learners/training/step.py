@@ -11,6 +11,7 @@ import jax.numpy as jnp
 import optax
 
 from learners.config import InnerConfig
+from learners.training.kinds import Leaves, state_of
 from learners.training.precision import precise
 from learners.training.task import Batch, Params, Task
 
@@ -46,53 +47,66 @@ def make_step(task: Task, inner: InnerConfig, placed: Any = None) -> TrainStep:
     `scale`, float32 scalar, multiplies the optimizer's updates (see `schedule`). Nothing is donated: the
     parameters before a step stay whole, so that a fragment can be read while the next step runs. `placed`: the
     shardings that the results are to have, on several devices. `aux`: see `reported`. Dtypes and microbatches are those
-    of [inner].
+    of [inner]. Gradients and optimizer see merged leaves alone; mean and local ones take the values that the loss
+    returns for them.
     """
-    optimizer = transformation(task, inner)
-    gradients_of = _gradients_of(precise(task, inner), inner.microbatches)
+    task = precise(task, inner)
+    optimizer, leaves = transformation(task, inner), Leaves.of(task)
+    gradients_of = _gradients_of(task, leaves, inner.microbatches)
 
     def step(
         params: Params, opt_state: Any, batch: Batch, rng: jax.Array, scale: jax.Array
     ) -> tuple[Params, Any, jax.Array, Aux]:
-        (loss, aux), gradients = gradients_of(params, batch, rng)
-        updates, opt_state = optimizer.update(gradients, opt_state, params)
+        merged = leaves.merged(params)
+        (loss, (aux, state)), gradients = gradients_of(merged, params, batch, rng)
+        updates, opt_state = optimizer.update(gradients, opt_state, merged)
         updates = jax.tree.map(lambda update: update * scale.astype(update.dtype), updates)
-        return optax.apply_updates(params, updates), opt_state, loss, reported(aux)
+        params = leaves.joined(leaves.updated(params, state), optax.apply_updates(merged, updates))
+        return params, opt_state, loss, aux
 
     return jax.jit(step) if placed is None else jax.jit(step, out_shardings=placed)
 
 
-def _gradients_of(task: Task, microbatches: int) -> Callable[[Params, Batch, jax.Array], tuple[Any, Params]]:
-    """(params, batch, rng) -> ((loss, aux), gradients), over equal microbatches one after the other.
+def _gradients_of(task: Task, leaves: Leaves, microbatches: int) -> Callable[[Params, Params, Batch, jax.Array], Any]:
+    """(merged leaves, params, batch, rng) -> ((loss, (reported aux, new values of leaves)), gradients).
 
-    Loss, reported auxiliaries and gradients are the means over the microbatches, accumulated in float32; gradients come
-    in the dtypes of their parameters. Microbatch i of k has samples i, i + k, ..., so that each of several devices
-    keeps its own, and the key folded with i.
+    Over several microbatches, one after the other, every floating-point result is their mean, accumulated in float32;
+    of any other it is the last. Microbatch i of k has samples i, i + k, ..., so that each of several devices keeps its
+    own, the parameters from before the step, and the key folded with i.
     """
-    whole = jax.value_and_grad(task.loss, has_aux=True)
+
+    def loss_of(merged: Params, params: Params, batch: Batch, rng: jax.Array) -> Any:
+        loss, aux = task.loss(leaves.joined(params, merged), batch, rng)
+        aux, state = state_of(aux)
+        return loss, (reported(aux), state)
+
+    whole = jax.value_and_grad(loss_of, has_aux=True)
     if microbatches == 1:
         return whole
 
-    def widened(leaf: Any) -> jax.Array:
-        return jnp.asarray(leaf, jnp.promote_types(leaf.dtype, jnp.float32))
-
-    def part(params: Params, batch: Batch, rng: jax.Array) -> Any:
-        (loss, aux), gradients = whole(params, batch, rng)
-        return jax.tree.map(widened, (loss, reported(aux), gradients))
-
-    def accumulated(params: Params, batch: Batch, rng: jax.Array) -> tuple[Any, Params]:
-        def add(total: Any, each: Any) -> tuple[Any, None]:
-            index, samples = each
-            return jax.tree.map(jnp.add, total, part(params, samples, jax.random.fold_in(rng, index))), None
+    def accumulated(merged: Params, params: Params, batch: Batch, rng: jax.Array) -> Any:
+        def add(total: Any, part: Any) -> tuple[Any, None]:
+            index, samples = part
+            new = whole(merged, params, samples, jax.random.fold_in(rng, index))
+            return jax.tree.map(lambda all, one: all + one if _is_float(one) else one, total, new), None
 
         parts = jax.tree.map(lambda leaf: _parts(leaf, microbatches), batch)
-        shapes = jax.eval_shape(part, params, jax.tree.map(lambda leaf: leaf[0], parts), rng)
-        zeros = jax.tree.map(lambda leaf: jnp.zeros(leaf.shape, leaf.dtype), shapes)
-        total, _ = jax.lax.scan(add, zeros, (jnp.arange(microbatches), parts))
-        loss, aux, gradients = jax.tree.map(lambda leaf: leaf / microbatches, total)
-        return (loss, aux), jax.tree.map(lambda leaf, like: leaf.astype(like.dtype), gradients, params)
+        results = jax.eval_shape(whole, merged, params, jax.tree.map(lambda leaf: leaf[0], parts), rng)
+        total, _ = jax.lax.scan(add, jax.tree.map(_zeros, results), (jnp.arange(microbatches), parts))
+        return jax.tree.map(
+            lambda all, one: (all / microbatches).astype(one.dtype) if _is_float(one) else all, total, results
+        )
 
     return accumulated
+
+
+def _is_float(leaf: Any) -> bool:
+    return bool(jnp.issubdtype(leaf.dtype, jnp.floating))
+
+
+def _zeros(leaf: Any) -> jax.Array:
+    """What the sum over microbatches begins with: at least float32."""
+    return jnp.zeros(leaf.shape, jnp.promote_types(leaf.dtype, jnp.float32) if _is_float(leaf) else leaf.dtype)
 
 
 def _parts(leaf: Any, count: int) -> jax.Array:

@@ -60,7 +60,7 @@ class Trainer:
 
     def reset_optimizer(self) -> None:
         """Start the inner optimizer with fresh state."""
-        opt_state = self._optimizer.init(self.params)
+        opt_state = self._optimizer.init(self._tree.merged(self.params))
         self.opt_state = self.layout.state(opt_state) if self.layout else opt_state
 
     def _placed(self, leaves: list[Any]) -> list[Any]:

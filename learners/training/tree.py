@@ -16,7 +16,8 @@ from numpy.typing import NDArray
 
 from learners.config import InnerConfig, WarmStart
 from learners.training import weights
-from learners.training.precision import precise
+from learners.training.kinds import Leaves
+from learners.training.precision import loss_dtype, precise
 from learners.training.step import transformation
 from learners.training.task import Params, Task
 from outer.config import SyncConfig
@@ -28,14 +29,14 @@ Flat = NDArray[np.float32]
 def tensors_of(task: Task) -> tuple[Tensor, ...]:
     """Every leaf of the task's parameters in tree order, named by its path, such as "blocks/0/mlp/up".
 
-    Uses shapes alone. Raises ValueError for a leaf that is not floating-point.
+    Uses shapes alone. Raises ValueError as Leaves.of.
     """
-    return ParameterTree.of(task).tensors
+    return Leaves.of(task).tensors
 
 
 def deal(task: Task, sync: SyncConfig) -> tuple[Fragment, ...]:
-    """Deal the task's tensors into P fragments. Raises ValueError if P exceeds the number of tensors."""
-    tensors = tensors_of(task)
+    """Deal the merged and mean tensors of a task into P fragments. Raises ValueError if P exceeds their number."""
+    tensors = tuple(tensor for tensor in tensors_of(task) if tensor.sent)
     count = sync.fragments or default_count(len(tensors), sync.round_steps)
     if count > len(tensors):
         raise ValueError(
@@ -74,27 +75,16 @@ def fresh(task: Task, seed: int) -> Params:
 
 
 @dataclass(frozen=True)
-class ParameterTree:
+class ParameterTree(Leaves):
     """Maps the tensors of fragments to the leaves of the parameter tree."""
 
-    structure: Any  # the pytree without its leaves
-    tensors: tuple[Tensor, ...]  # one per leaf
     leaf_of: dict[str, int]  # tensor name -> leaf
 
     @staticmethod
     def of(task: Task) -> ParameterTree:
-        shapes = jax.eval_shape(task.init, jax.random.key(0))
-        paths, structure = jax.tree_util.tree_flatten_with_path(shapes)
-        tensors = []
-        for path, leaf in paths:
-            name = jax.tree_util.keystr(path, simple=True, separator="/")
-            if not jnp.issubdtype(leaf.dtype, jnp.floating):
-                raise ValueError(
-                    f"parameter {name!r} is {leaf.dtype}, and only floating-point tensors can be averaged; "
-                    "keep what is not trained out of the parameters"
-                )
-            tensors.append(Tensor(name, tuple(leaf.shape), str(leaf.dtype)))
-        return ParameterTree(structure, tuple(tensors), {tensor.name: i for i, tensor in enumerate(tensors)})
+        leaves = Leaves.of(task)
+        leaf_of = {tensor.name: index for index, tensor in enumerate(leaves.tensors)}
+        return ParameterTree(leaves.structure, leaves.tensors, leaf_of)
 
     def read(self, leaves: Sequence[Any], fragment: Fragment) -> Flat:
         """Copy the fragment's tensors from the leaves to the host: float32[n]."""
@@ -138,19 +128,22 @@ def parameter_bytes(task: Task, inner: InnerConfig) -> int:
 
 def compute_bytes(task: Task, inner: InnerConfig) -> int:
     """Bytes of the copy of the parameters that the loss is computed with; 0 if it is computed with the parameters."""
-    kept, own = (jax.tree.leaves(_parameter_shapes(each)) for each in (precise(task, inner), task))
-    wide = [leaf.dtype if inner.compute == "task" else jnp.dtype(inner.compute) for leaf in own]
-    return sum(leaf.size * to.itemsize for leaf, to in zip(kept, wide, strict=True) if leaf.dtype != to)
+    kept, own = (Leaves.of(each).tensors for each in (precise(task, inner), task))
+    dtypes = [loss_dtype(each, inner) for each in own]
+    held = zip(kept, dtypes, strict=True)
+    return sum(each.size * jnp.dtype(dtype).itemsize for each, dtype in held if each.dtype != dtype)
 
 
 def summed_bytes(task: Task, inner: InnerConfig) -> int:
     """Bytes of the gradients that are summed over microbatches, float32; 0 without any."""
-    return 0 if inner.microbatches == 1 else 4 * sum(tensor.size for tensor in tensors_of(task))
+    return 0 if inner.microbatches == 1 else 4 * sum(each.size for each in tensors_of(task) if each.kind == "merged")
 
 
 def inner_state_bytes(task: Task, inner: InnerConfig) -> int:
     """Bytes of the inner optimizer's state, including gradient clipping."""
-    return _bytes(jax.eval_shape(transformation(task, inner).init, _parameter_shapes(precise(task, inner))))
+    task = precise(task, inner)
+    merged = Leaves.of(task).merged(_parameter_shapes(task))
+    return _bytes(jax.eval_shape(transformation(task, inner).init, merged))
 
 
 def _parameter_shapes(task: Task) -> Any:

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator
+from collections.abc import Iterator, Mapping
 from typing import Any
 
 import jax
@@ -116,6 +116,7 @@ def language(tmp_path_factory: pytest.TempPathFactory) -> ByteLanguageModel:
     return ByteLanguageModel(DataConfig(path=str(root), sequence_length=24, held_out=0.2), 0, **MODEL)
 
 
+@pytest.mark.full
 def test_the_built_in_model_learns_in_bfloat16_as_it_does_in_float32(language: ByteLanguageModel) -> None:
     losses = {}
     for compute in ("float32", "bfloat16"):
@@ -188,6 +189,39 @@ def test_every_microbatch_has_a_random_key_of_its_own() -> None:
 def test_a_batch_that_does_not_divide_is_refused_with_the_multiple() -> None:
     with pytest.raises(ValueError, match=r"batch of 6 samples .* 4 microbatches.*multiple of 4.*inner\.microbatches"):
         trainer_of(Line(), microbatches=4).step(0, 6, 0.5)
+
+
+class Standardised(Line):
+    """With the running mean of its samples, of the kind mean, a counter, and a frozen scale."""
+
+    kinds: Mapping[str, str] = {"running": "mean", "count": "local", "scale": "frozen"}
+
+    def init(self, rng: jax.Array) -> Any:
+        held = {"running": jnp.zeros(4), "count": jnp.zeros((), jnp.int32), "scale": jnp.ones(())}
+        return super().init(rng) | held
+
+    def loss(self, params: Any, batch: Any, rng: jax.Array) -> Any:
+        loss, _ = super().loss(params, batch, rng)
+        self.seen |= {f"running {params['running'].dtype}", f"scale {params['scale'].dtype}"}
+        state = {"running": batch[0].mean(axis=0), "count": params["count"] + 1}
+        return loss * params["scale"], {"state": state}
+
+
+def test_statistics_keep_their_dtype_under_a_loss_in_bfloat16() -> None:
+    task = Standardised()
+    trainer = trainer_of(task, compute="bfloat16", parameters="bfloat16")
+    trainer.step(0, 8, 0.5)
+    assert {"running float32", "scale bfloat16"} <= task.seen
+    assert str(trainer.params["running"].dtype) == "float32" and str(trainer.params["w"].dtype) == "bfloat16"
+    np.testing.assert_allclose(trainer.params["running"], task.batch(0, 8)[0].mean(axis=0), rtol=0.02, atol=1e-3)
+
+
+def test_statistics_of_microbatches_are_averaged_and_whole_numbers_counted_once() -> None:
+    task = Standardised()
+    trainer = trainer_of(task, microbatches=4)
+    trainer.step(0, 8, 0.5)
+    np.testing.assert_allclose(trainer.params["running"], task.batch(0, 8)[0].mean(axis=0), rtol=1e-5)
+    assert int(trainer.params["count"]) == 1
 
 
 # ------------------------------------------------------------------ sizes
