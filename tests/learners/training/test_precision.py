@@ -174,7 +174,7 @@ def test_every_microbatch_has_a_random_key_of_its_own() -> None:
     """With one key for all, the noise of four parts would be that of one: their losses' mean then has its variance."""
     task = Line(noisy=True)
     keyed, single = (trainer_of(task, microbatches=count, lr=1e-9) for count in (4, 1))
-    key = jax.random.key(3)
+    key, w = jax.random.key(3), np.array(keyed.params["w"])
     batch = jax.tree.map(lambda leaf: np.repeat(leaf, 8, axis=0), task.batch(0, 1))
     results = []
     for trainer in (keyed, single):
@@ -182,7 +182,7 @@ def test_every_microbatch_has_a_random_key_of_its_own() -> None:
         results.append(float(step(trainer.params, trainer.opt_state, batch, key, jnp.float32(1.0))[2]))
     noise = [float(jax.random.normal(jax.random.fold_in(key, part), ())) for part in range(4)]
     x, y, _ = batch
-    error = x[0] @ np.asarray(keyed.params["w"]) - y[0]
+    error = x[0] @ w - y[0]
     assert results[0] == pytest.approx(np.mean([(error + each) ** 2 for each in noise]), rel=1e-3)
 
 
