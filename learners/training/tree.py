@@ -69,8 +69,10 @@ def parameters(task: Task, named: weights.Named) -> Params:
     return jax.tree.unflatten(tree.structure, leaves)
 
 
-def fresh(task: Task, seed: int) -> Params:
-    return jax.jit(task.init)(jax.random.key(seed))
+def fresh(task: Task, seed: int, shardings: Any = None) -> Params:
+    """The task's initial parameters, the same bits whatever the shardings: a tree of them, None for one device."""
+    made = jax.jit(task.init) if shardings is None else jax.jit(task.init, out_shardings=shardings)
+    return made(jax.random.key(seed))
 
 
 @dataclass(frozen=True)
