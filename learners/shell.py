@@ -266,13 +266,19 @@ class LearnerShell:
         from learners.training.device import device_taken
         from learners.training.task import load
         from learners.training.trainer import Trainer
-        from learners.training.tree import deal
+        from learners.training.tree import deal, left_out
 
         task = load(spec.task, spec.data, spec.seed, dict(spec.model))
         self._tokens_per_step = task.tokens(spec.batch_size)
         fragments = deal(task, spec.sync)
         self._trainer = Trainer(
-            task, fragments, spec.inner, spec.seed, devices=spec.devices, model_parallel=spec.model_parallel
+            task,
+            fragments,
+            spec.inner,
+            spec.seed,
+            devices=spec.devices,
+            model_parallel=spec.model_parallel,
+            warm_start=spec.warm_start,
         )
         self._fragment_io = self._fetcher.fragment_io = FragmentIO(self._trainer, spec.sync, len(fragments))
         if part is not None:
@@ -282,7 +288,7 @@ class LearnerShell:
         self._trainer.warm_up(spec.batch_size)
         gc.collect()
         gc.freeze()  # what is imported and compiled stays: a full collection need not walk it
-        self._drive(events_effects.Compiled(manifest(spec.shared, fragments, spec.code)))
+        self._drive(events_effects.Compiled(manifest(spec.shared, fragments, spec.code, left_out(task))))
 
     # -------------------------------------------------------------- the training loop
 

@@ -12,11 +12,11 @@ import jax
 import jax.numpy as jnp
 import numpy as np
 
-from learners.config import InnerConfig
+from learners.config import InnerConfig, WarmStart
 from learners.training.mesh import layout
 from learners.training.step import Aux, TrainStep, make_step, schedule, step_key, transformation
 from learners.training.task import Params, Task
-from learners.training.tree import Flat, ParameterTree, fresh
+from learners.training.tree import Flat, ParameterTree, fresh, unsent
 from outer.protocol.fragments import Fragment
 
 
@@ -36,8 +36,10 @@ class Trainer:
         train_step: TrainStep | None = None,
         devices: int | None = 1,
         model_parallel: int = 1,
+        warm_start: WarmStart | None = None,
     ) -> None:
         """`devices`: how many local devices to step on, None for all; `model_parallel`: how many share one model.
+        `warm_start`: where local and frozen leaves start from; all others come from the syncer.
 
         Raises ValueError, naming the tensor or the number, for a layout that the devices do not allow.
         """
@@ -48,6 +50,10 @@ class Trainer:
         self.layout = layout(task, self._tree.tensors, devices, model_parallel)
         self._optimizer = transformation(task, inner)
         self._leaves: list[Any] = self._placed(jax.tree.leaves(fresh(task, seed)))
+        if warm_start is not None:
+            given = unsent(task, seed, warm_start)
+            named = zip(self._tree.tensors, self._leaves, strict=True)
+            self._leaves = self._placed([given.get(tensor.name, leaf) for tensor, leaf in named])
         self.reset_optimizer()
         self._train_step = train_step or make_step(task, inner, self._results)
 
