@@ -200,6 +200,12 @@ class RayLink:
         return answer
 
 
+def granted_gpus() -> list[str] | None:
+    """The GPUs that Ray grants this process, by the names that CUDA_VISIBLE_DEVICES has for them."""
+    granted: list[str] | None = ray.get_runtime_context().get_accelerator_ids().get("GPU")
+    return granted
+
+
 class LearnerActor:
     """One incarnation of one learner unit."""
 
@@ -209,7 +215,7 @@ class LearnerActor:
         self._name = spec.name
         self._faults = FaultEffects(time.monotonic)
         self._link = RayLink(syncer, self._faults)
-        self._shell = LearnerShell(spec, self._link, self._faults)
+        self._shell = LearnerShell(spec, self._link, self._faults, granted_gpus())
         signal.signal(signal.SIGTERM, self._on_sigterm)  # Ray runs constructors in the main thread
 
     def __repr__(self) -> str:

@@ -127,7 +127,7 @@ class ParameterTree(Leaves):
         changed = list(leaves)
         for tensor, elements in fragment.slices():
             # jnp.array copies; on a CPU, device_put would share the caller's memory.
-            values = jnp.array(flat[elements].reshape(tensor.shape), dtype=self._dtype(tensor))
+            values = jnp.array(flat[elements].reshape(tensor.shape), dtype=self.dtype(tensor))
             changed[self.leaf_of[tensor.name]] = values
         return changed
 
@@ -136,15 +136,15 @@ class ParameterTree(Leaves):
 
         None if every leaf of the fragment is float32.
         """
-        if all(self._dtype(tensor) == np.float32 for tensor in fragment.tensors):
+        if all(self.dtype(tensor) == np.float32 for tensor in fragment.tensors):
             return None
         added = np.zeros_like(flat)
         with np.errstate(over="ignore", invalid="ignore"):  # too large for float16: not finite, and refused
             for tensor, elements in fragment.slices():
-                added[elements] = flat[elements].astype(self._dtype(tensor)).astype(np.float32) - flat[elements]
+                added[elements] = flat[elements].astype(self.dtype(tensor)).astype(np.float32) - flat[elements]
         return added
 
-    def _dtype(self, tensor: Tensor) -> np.dtype[Any]:
+    def dtype(self, tensor: Tensor) -> np.dtype[Any]:
         """The dtype of the tensor's leaf; a fragment's tensors may name that of another precision."""
         return jnp.dtype(self.tensors[self.leaf_of[tensor.name]].dtype)
 

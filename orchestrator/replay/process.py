@@ -122,16 +122,17 @@ def main() -> None:
 
 
 def _play(job: Job, tell: Callable[[News], None]) -> dict[str, Any]:
-    from learners.training.device import fit
+    from learners.training.device import fit, use_compile_cache
 
     if job.environment is None:
-        fit(None, job.recipe.pools[0].accelerated)
+        fit(None, job.recipe.pools[0].platform)
     elif job.environment.cores:
         os.sched_setaffinity(0, sorted(os.sched_getaffinity(0))[: job.environment.cores])
     from learners.training.evaluator import Evaluator  # JAX starts here
     from orchestrator.recipe.validation import build_task
     from orchestrator.replay.replayer import Replayer
 
+    use_compile_cache()
     task = build_task(job.recipe)
     progress = _Progress(job, tell)
     replayer = progress.replayer = Replayer(job.tape, job.recipe, task, progress)

@@ -14,7 +14,7 @@ from typing import Any
 import ray
 
 from learners.shell import LearnerSpec
-from learners.training.device import fit
+from learners.training.device import fit, use_compile_cache
 from orchestrator.eventlog.facts import Evaluated, ReferenceLosses
 from orchestrator.recipe.config import Recipe
 from orchestrator.runtime.placement import RunPlacement, control, named
@@ -32,11 +32,12 @@ class EvaluatorActor:
     def __init__(self, spec: LearnerSpec, syncer: Any, sequences: int) -> None:
         self._spec, self._syncer = spec, syncer
         os.nice(10)  # where cores are shared, learners come first
-        fit(spec.core, spec.accelerated)
+        fit(spec.core, spec.platform)
         from learners.training.evaluator import Evaluator
         from learners.training.task import load
         from learners.training.tree import deal
 
+        use_compile_cache()
         self._task = load(spec.task, spec.data, spec.seed, dict(spec.model))
         self._fragments = deal(self._task, spec.sync)
         self._evaluator = Evaluator(self._task, self._fragments, sequences, seed=spec.seed, warm_start=spec.warm_start)
@@ -157,4 +158,4 @@ class Evaluations:
         options |= control(recipe.run.control, anywhere=self._placement.local)
         spec = learner_spec(recipe, self._code, "evaluator", 0, recipe.pools[0], core=None)
         actor = ray.remote(EvaluatorActor).options(**options)
-        return actor.remote(replace(spec, accelerated=False), syncer, recipe.eval.sequences)
+        return actor.remote(replace(spec, platform="cpu"), syncer, recipe.eval.sequences)

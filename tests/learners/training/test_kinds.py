@@ -119,9 +119,9 @@ def test_the_inner_optimizer_has_moments_of_merged_leaves_alone() -> None:
 def test_a_step_moves_merged_leaves_by_gradients_and_the_others_as_the_loss_says() -> None:
     task = Normed()
     trainer = Trainer(task, deal(task, SyncConfig(P=1)), InnerConfig(lr=1e-2), 0)
-    before, x = jax.tree.map(np.asarray, trainer.params), task.batch(0, 8)[0]
+    before, x = jax.tree.map(np.array, trainer.params), task.batch(0, 8)[0]
     trainer.step(0, 8, 0.5)
-    after = jax.tree.map(np.asarray, trainer.params)
+    after = jax.tree.map(np.array, trainer.params)
     assert (after["w"] != before["w"]).all()
     assert after["table"].tobytes() == before["table"].tobytes()
     np.testing.assert_allclose(after["norm"]["shift"], 0.1 * x.mean(axis=0), rtol=1e-5)
@@ -147,8 +147,8 @@ def test_each_kind_in_lock_step(monkeypatch: pytest.MonkeyPatch) -> None:
         average = (payloads[0][place].astype(np.float64) + payloads[1][place]) / 2
         assert (payloads[0][place] != payloads[1][place]).all()
         assert proposal.theta[place].tobytes() == average.astype(np.float32).tobytes()
-    one, two = (jax.tree.map(np.asarray, unit.trainer.params) for unit in shell._units.values())
-    fresh = jax.tree.map(np.asarray, jax.jit(Normed().init)(jax.random.key(0)))
+    one, two = (jax.tree.map(np.array, unit.trainer.params) for unit in shell._units.values())
+    fresh = jax.tree.map(np.array, jax.jit(Normed().init)(jax.random.key(0)))
     assert (one["ema"] != two["ema"]).any()
     assert one["seen"] >= 12 * 8
     assert two["seen"] >= 12 * 8
