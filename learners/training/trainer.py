@@ -12,14 +12,14 @@ import jax
 import jax.numpy as jnp
 import numpy as np
 
-from learners.config import InnerConfig
+from learners.config import InnerConfig, WarmStart
 from learners.training import placement, state_arrays
 from learners.training.batches import Batches
 from learners.training.mesh import layout
 from learners.training.placement import Placed
 from learners.training.step import Aux, TrainStep, make_step, schedule, step_key, transformation
 from learners.training.task import Batch, Params, Task
-from learners.training.tree import Flat, ParameterTree, fresh
+from learners.training.tree import Flat, ParameterTree, fresh, unsent
 from outer.protocol.fragments import Fragment
 
 
@@ -52,13 +52,15 @@ class Trainer:
         train_step: TrainStep | None = None,
         devices: int | None = 1,
         model_parallel: int = 1,
+        warm_start: WarmStart | None = None,
     ) -> None:
         """`devices`: how many local devices to step on, None for all; `model_parallel`: how many share one model.
+        `warm_start`: where local and frozen leaves start from; all others come from the syncer.
 
         Raises ValueError, naming the tensor or the number, for a layout that the devices do not allow.
         """
         self.fragments = tuple(fragments)
-        self._task, self._inner, self._seed = task, inner, seed
+        self._task, self._inner, self._seed, self._warm_start = task, inner, seed, warm_start
         self.aux: dict[str, float] = {}  # of the last step
         self.generation = 0  # grows with every change of parameters or optimizer state
         self._roomy: bool | None = None  # whether the devices have room for a copy of the state
@@ -75,9 +77,14 @@ class Trainer:
         return jax.tree.unflatten(self._tree.structure, self._leaves)
 
     def _begin(self) -> None:
-        """Fresh parameters, each shard made on its device, and fresh optimizer state."""
-        shardings = jax.tree.unflatten(self._tree.structure, self.layout.leaves) if self.layout else None
-        self._leaves: list[Any] = jax.tree.leaves(fresh(self._task, self._seed, shardings))
+        """Initial parameters, made shard by shard, and optimizer state; what is sent comes from the syncer later."""
+        shardings = self.layout.leaves if self.layout else [None] * len(self._tree.tensors)
+        placed = jax.tree.unflatten(self._tree.structure, shardings) if self.layout else None
+        self._leaves: list[Any] = jax.tree.leaves(fresh(self._task, self._seed, placed))
+        given = {} if self._warm_start is None else unsent(self._task, self._seed, self._warm_start)
+        for name, values in given.items():
+            leaf = self._tree.leaf_of[name]
+            self._leaves[leaf] = jax.device_put(values, shardings[leaf]) if self.layout else values
         self.reset_optimizer()
 
     def reset_optimizer(self) -> None:
