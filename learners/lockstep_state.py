@@ -30,8 +30,8 @@ _BUILTINS = ("set", "frozenset", "complex", "bytearray")
 _TABLE = "_handlers"  # of a machine: functions of its own
 
 
-def pack(shell: LockStep) -> bytes:
-    """The run's state as bytes. Call it before `begin` or after `advance`."""
+def pack(shell: LockStep, beside: Any = None) -> bytes:
+    """The run's state as bytes, and a value beside it. Call it before `begin` or after `advance`."""
     file = io.BytesIO()
     pickler = _Pickler(file, protocol=pickle.HIGHEST_PROTOCOL)
     pickler.kept = _kept(shell)
@@ -39,16 +39,19 @@ def pack(shell: LockStep) -> bytes:
     trainers = [state_arrays.pack(each.trainer.state_leaves()) for each in shell._units.values()]
     units = {name: vars(each) for name, each in shell._units.items()}
     rest = {key: value for key, value in vars(shell).items() if key not in ("_units", "_stepper", "_task")}
-    pickler.dump((machines, trainers, units, rest))
+    pickler.dump((machines, trainers, units, rest, beside))
     return file.getvalue()
 
 
-def restore(shell: LockStep, content: bytes) -> None:
-    """Give a fresh LockStep, of the arguments of the one that was packed, its state. Raises ValueError for damage."""
+def restore(shell: LockStep, content: bytes) -> Any:
+    """Give a fresh LockStep, of the arguments of the one that was packed, its state; returns what was beside it.
+
+    Raises ValueError for damage, or for a state of other arguments.
+    """
     unpickler = _Unpickler(io.BytesIO(content))
     unpickler.kept = {place: thing for thing, place in _kept(shell).values()}
     try:
-        machines, trainers, units, rest = unpickler.load()
+        machines, trainers, units, rest, beside = unpickler.load()
         for machine, state in zip(_machines(shell), machines, strict=True):
             vars(machine).update(state)
         for each, arrays in zip(shell._units.values(), trainers, strict=True):
@@ -56,6 +59,7 @@ def restore(shell: LockStep, content: bytes) -> None:
         for name, state in units.items():
             vars(shell._units[name]).update(state)
         vars(shell).update(rest)
+        return beside
     except (pickle.UnpicklingError, AttributeError, EOFError, ImportError, LookupError, TypeError) as error:
         raise ValueError(f"the saved state cannot be loaded: {error!r}") from error
 

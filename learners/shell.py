@@ -31,6 +31,7 @@ from learners.protocol import events_effects
 from learners.protocol.fact_buffer import FactBuffer
 from learners.protocol.facts import LoopFailed, Spoiled
 from learners.protocol.learner import Learner
+from learners.snapshot_slot import Captured
 from learners.training.device import device_taken, fit
 from outer.config import SyncConfig
 from outer.journal.object_store import Objects
@@ -57,7 +58,7 @@ if TYPE_CHECKING:
 BEHIND = "behind"  # why a learner gives nothing: it has to upload its facts first
 LEAVE_MARGIN_S = 30.0  # beyond the deadline to leave, for the step under way and the last facts
 
-Donation = tuple[events_effects.Donate, list[Any]]
+Donation = tuple[events_effects.Donate, Captured]
 
 
 @dataclass(frozen=True)
@@ -270,7 +271,7 @@ class LearnerShell:
         from learners.training import device_checks
         from learners.training.task import load
         from learners.training.trainer import Trainer
-        from learners.training.tree import deal
+        from learners.training.tree import deal, left_out
 
         warnings = device_checks.at_start(spec.platform, self._granted)
         for check, words in warnings.items():
@@ -279,7 +280,13 @@ class LearnerShell:
         self._tokens_per_step = task.tokens(spec.batch_size)
         fragments = deal(task, spec.sync)
         self._trainer = Trainer(
-            task, fragments, spec.inner, spec.seed, devices=spec.devices, model_parallel=spec.model_parallel
+            task,
+            fragments,
+            spec.inner,
+            spec.seed,
+            devices=spec.devices,
+            model_parallel=spec.model_parallel,
+            warm_start=spec.warm_start,
         )
         self._fragment_io = self._fetcher.fragment_io = FragmentIO(self._trainer, spec.sync, len(fragments))
         self._facts.add(device_taken(spec.devices, warnings))
@@ -289,7 +296,7 @@ class LearnerShell:
             self._fragment_io.restore(part.header, part.arrays)
         gc.collect()
         gc.freeze()  # what is imported and compiled stays: a full collection need not walk it
-        self._drive(events_effects.Compiled(manifest(spec.shared, fragments, spec.code)))
+        self._drive(events_effects.Compiled(manifest(spec.shared, fragments, spec.code, left_out(task))))
 
     # -------------------------------------------------------------- the training loop
 

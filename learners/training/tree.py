@@ -17,6 +17,7 @@ from numpy.typing import NDArray
 from learners.config import InnerConfig, WarmStart
 from learners.training import weights
 from learners.training.kinds import Leaves
+from learners.training.precision import loss_dtype, precise
 from learners.training.step import transformation
 from learners.training.task import Params, Task
 from outer.config import SyncConfig
@@ -31,6 +32,11 @@ def tensors_of(task: Task) -> tuple[Tensor, ...]:
     Uses shapes alone. Raises ValueError as Leaves.of.
     """
     return Leaves.of(task).tensors
+
+
+def left_out(task: Task) -> dict[str, str]:
+    """The local and frozen leaves, which are in no fragment, as Tensor.described by path."""
+    return {tensor.name: tensor.described for tensor in tensors_of(task) if not tensor.sent}
 
 
 def deal(task: Task, sync: SyncConfig) -> tuple[Fragment, ...]:
@@ -60,17 +66,43 @@ def initial_parameters(
     return [tree.read(leaves, fragment) for fragment in fragments]
 
 
-def parameters(task: Task, named: weights.Named) -> Params:
-    """Build the task's parameter tree from float32 tensors by name. Raises ValueError, naming each misfit."""
+def unsent(task: Task, seed: int, warm_start: WarmStart | None = None) -> dict[str, jax.Array]:
+    """Initial values of the local and frozen leaves, by path: those of `warm_start` where it has them, else fresh.
+
+    Whole numbers are always fresh. Raises ValueError if the warm-start file changed since the run began.
+    """
+    wanted = {index: tensor for index, tensor in enumerate(tensors_of(task)) if not tensor.sent}
+    if not wanted:
+        return {}
+    given = {} if warm_start is None else weights.unchanged(warm_start)
+    pick = jax.jit(
+        lambda key: {tensor.name: jax.tree.leaves(task.init(key))[index] for index, tensor in wanted.items()}
+    )
+    whole = {tensor.name for tensor in wanted.values() if not jnp.issubdtype(tensor.dtype, jnp.floating)}
+    return {
+        name: jnp.array(given[name], value.dtype) if name in given.keys() - whole else value
+        for name, value in pick(jax.random.key(seed)).items()
+    }
+
+
+def parameters(task: Task, named: weights.Named, seed: int = 0, warm_start: WarmStart | None = None) -> Params:
+    """Build the task's parameter tree from float32 tensors by name. Raises ValueError, naming each misfit.
+
+    `seed` and `warm_start` are those of the run: local and frozen leaves that are missing take their initial values.
+    """
     tree = ParameterTree.of(task)
     if found := weights.differences(named, tree.tensors):
         raise ValueError(f"these parameters do not fit the task: {', '.join(found)}; give parameters of the same model")
-    leaves = [jnp.array(named[tensor.name], dtype=tensor.dtype) for tensor in tree.tensors]
+    missing = any(tensor.name not in named for tensor in tree.tensors)
+    given = {**unsent(task, seed, warm_start), **named} if missing else named
+    leaves = [jnp.array(given[tensor.name], dtype=tensor.dtype) for tensor in tree.tensors]
     return jax.tree.unflatten(tree.structure, leaves)
 
 
-def fresh(task: Task, seed: int) -> Params:
-    return jax.jit(task.init)(jax.random.key(seed))
+def fresh(task: Task, seed: int, shardings: Any = None) -> Params:
+    """The task's initial parameters, the same bits whatever the shardings: a tree of them, None for one device."""
+    made = jax.jit(task.init) if shardings is None else jax.jit(task.init, out_shardings=shardings)
+    return made(jax.random.key(seed))
 
 
 @dataclass(frozen=True)
@@ -120,13 +152,27 @@ class ParameterTree(Leaves):
         return jnp.dtype(self.tensors[self.leaf_of[tensor.name]].dtype)
 
 
-def parameter_bytes(task: Task) -> int:
-    """Bytes of one copy of the parameters, in the model's own dtypes."""
-    return _bytes(_parameter_shapes(task))
+def parameter_bytes(task: Task, inner: InnerConfig) -> int:
+    """Bytes of one copy of the parameters, in the dtypes that the optimizer steps."""
+    return _bytes(_parameter_shapes(precise(task, inner)))
+
+
+def compute_bytes(task: Task, inner: InnerConfig) -> int:
+    """Bytes of the copy of the parameters that the loss is computed with; 0 if it is computed with the parameters."""
+    kept, own = (Leaves.of(each).tensors for each in (precise(task, inner), task))
+    dtypes = [loss_dtype(each, inner) for each in own]
+    held = zip(kept, dtypes, strict=True)
+    return sum(each.size * jnp.dtype(dtype).itemsize for each, dtype in held if each.dtype != dtype)
+
+
+def summed_bytes(task: Task, inner: InnerConfig) -> int:
+    """Bytes of the gradients that are summed over microbatches, float32; 0 without any."""
+    return 0 if inner.microbatches == 1 else 4 * sum(each.size for each in tensors_of(task) if each.kind == "merged")
 
 
 def inner_state_bytes(task: Task, inner: InnerConfig) -> int:
     """Bytes of the inner optimizer's state, including gradient clipping."""
+    task = precise(task, inner)
     merged = Leaves.of(task).merged(_parameter_shapes(task))
     return _bytes(jax.eval_shape(transformation(task, inner).init, merged))
 
