@@ -1,4 +1,4 @@
-"""Moves a learner's parameters between the trainer and messages: host copies, encoding, adoption, peer state.
+"""Moves a learner's parameters between the trainer and messages: copies, encoding, adoption, peer state.
 
 Every shell with a trainer performs the machine's Stage, Answer, Apply, Donate, Inherit and Save effects with it.
 """
@@ -6,7 +6,7 @@ Every shell with a trainer performs the machine's Stage, Answer, Apply, Donate, 
 from __future__ import annotations
 
 import threading
-from collections.abc import Iterable, Mapping, Sequence
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass, replace
 from typing import TYPE_CHECKING, Any
 
@@ -19,34 +19,59 @@ from outer.numeric import codec as codecs
 from outer.protocol.messages import Contribution, State, StateRequest
 
 if TYPE_CHECKING:
+    from learners.training.placement import Placed
     from learners.training.trainer import Trainer
     from outer.config import SyncConfig
 
 Flat = NDArray[np.float32]
 
 
-@dataclass(frozen=True)
-class HostCopy:
-    """A fragment as of one completed step, and the syncer's value that it grew from; float32[n] each.
+class OnDevices:
+    """float32[n] on the devices until a thread first asks for it on the host."""
 
-    `offset`: what rounding to leaves narrower than float32 added when `base` was adopted, float32[n]. None stands for
-    the rounding of `base`, which is zero where every leaf is float32.
+    def __init__(self, value: Any, to_host: Callable[[Any], Flat]) -> None:
+        self.value = value  # float32[n], on the devices or on the host
+        self._to_host: Callable[[Any], Flat] | None = to_host
+        self._lock = threading.Lock()  # two threads share one transfer
+
+    def host(self) -> Flat:
+        """Read-only float32[n]; waits for the devices. Any thread may call it."""
+        with self._lock:
+            if self._to_host is not None:
+                self.value, self._to_host = self._to_host(self.value), None
+            held: Flat = self.value
+            return held
+
+
+@dataclass(frozen=True)
+class StagedCopy:
+    """A fragment as of one completed step, and the syncer's value that it grew from, float32[n] each.
+
+    `adopted`: what was adopted then, before it was rounded to leaves narrower than float32. None stands for `base`.
     """
 
-    theta: Flat
+    theta: OnDevices
     base: Flat
-    offset: Flat | None = None
+    adopted: OnDevices | None = None
+
+
+@dataclass(frozen=True)
+class Received:
+    """The syncer's value of a fragment, float32[n] as it came, and on the devices."""
+
+    theta: Flat
+    placed: Placed
 
 
 @dataclass(frozen=True)
 class StateSnapshot:
-    """A learner's arrays as of one step boundary. The arrays never change, so any thread may pack them."""
+    """A learner's arrays as of one step boundary, for any thread to pack."""
 
     leaves: list[Any]  # parameters and inner optimizer
     bases: list[Flat | None]
     read: dict[tuple[int, int], Flat]
     asked: dict[int, tuple[int, int, int]]
-    offsets: dict[int, Flat]
+    adopted: dict[int, OnDevices]
 
     def pack(self) -> tuple[dict[str, Any], Sequence[NDArray[Any]]]:
         """(header, arrays) for a checkpoint, as `FragmentIO.restore` takes them."""
@@ -57,10 +82,11 @@ class StateSnapshot:
             "bases": [base is not None for base in self.bases],
             "reads": [list(at) for at in self.read],
             "asked": [[fragment, *newest] for fragment, newest in self.asked.items()],
-            "offsets": list(self.offsets),
+            "adopted": list(self.adopted),
         }
-        bases = (base for base in self.bases if base is not None)
-        return header, [*leaves, *bases, *self.read.values(), *self.offsets.values()]
+        bases = [base for base in self.bases if base is not None]
+        adopted = [each.host() for each in self.adopted.values()]
+        return header, [*leaves, *bases, *self.read.values(), *adopted]
 
 
 class FragmentIO:
@@ -73,23 +99,32 @@ class FragmentIO:
             tuple[int, int], Flat
         ] = {}  # (fragment, step) -> the value sent for the fragment's newest read
         self._asked: dict[int, tuple[int, int, int]] = {}  # fragment -> that read's epoch, syncer step and attempt
-        self._offsets: dict[int, Flat] = {}  # HostCopy.offset, where it is not the rounding of the base
+        self._adopted: dict[int, OnDevices] = {}  # StagedCopy.adopted, where it is not the base
         self._lock = threading.Lock()  # other threads encode answers
+        self.bytes_to_host = 0  # of staged copies that were asked for
 
-    def stage(self, fragments: Iterable[int]) -> dict[int, HostCopy]:
-        """Copy fragments to the host, as of now."""
+    def stage(self, fragments: Iterable[int]) -> dict[int, StagedCopy]:
+        """Copy fragments as of now, on the devices. Does not wait."""
         copies = {}
         for fragment in fragments:
             base = self._bases[fragment]
             assert base is not None, "only a fragment from the syncer can be contributed"
-            copies[fragment] = HostCopy(self._trainer.read(fragment), base, self._offsets.get(fragment))
+            copies[fragment] = StagedCopy(
+                OnDevices(self._trainer.copy(fragment), self._to_host), base, self._adopted.get(fragment)
+            )
         return copies
 
-    def snapshot(self) -> StateSnapshot:
-        """All state as of now, for a checkpoint; copies nothing."""
+    def _to_host(self, on_device: Any) -> Flat:
+        theta = self._trainer.host(on_device)
         with self._lock:
-            bases, read, asked, offsets = list(self._bases), dict(self._read), dict(self._asked), dict(self._offsets)
-        return StateSnapshot(self._trainer.state_leaves(), bases, read, asked, offsets)
+            self.bytes_to_host += theta.nbytes
+        return theta
+
+    def snapshot(self) -> StateSnapshot:
+        """All state as of now, for a checkpoint."""
+        with self._lock:
+            read, asked = dict(self._read), dict(self._asked)
+        return StateSnapshot(self._trainer.capture(), list(self._bases), read, asked, dict(self._adopted))
 
     def restore(self, header: Mapping[str, Any], arrays: Sequence[NDArray[Any]]) -> None:
         """Restore what a StateSnapshot packed. Raises ValueError if it does not fit this task."""
@@ -103,16 +138,16 @@ class FragmentIO:
         self._bases = [next(rest) if there else None for there in header["bases"]]
         self._read = {(fragment, step): next(rest) for fragment, step in at}
         self._asked = {fragment: tuple(newest) for fragment, *newest in asked}
-        self._offsets = {fragment: next(rest) for fragment in header.get("offsets", ())}
+        self._adopted = {fragment: OnDevices(next(rest), lambda held: held) for fragment in header.get("adopted", ())}
 
-    def state_leaves(self) -> list[Any]:
-        """Parameters and inner state as of now. Any thread may `pack` them later."""
-        return self._trainer.state_leaves()
+    def capture(self) -> list[Any]:
+        """Parameters and inner state as of now, copied. Any thread may `pack` them later."""
+        return self._trainer.capture()
 
     def pack(
         self, leaves: list[Any], request: StateRequest, step: int, syncer_step: int, versions: tuple[int, ...] = ()
     ) -> State:
-        """The answer to a StateRequest, from `state_leaves`."""
+        """The answer to a StateRequest, from `capture`."""
         arrays = state_arrays.pack(leaves)
         origin = (request.donor, request.donor_incarnation, step, syncer_step)
         return State(*origin, arrays, state_arrays.digest(arrays), state_arrays.size(arrays), versions)
@@ -132,14 +167,15 @@ class FragmentIO:
         return self._bases[fragment]
 
     def encode(self, contribution: Contribution) -> Contribution:
-        """Encode the machine's answer, whose payload is a HostCopy, for the wire, and add its digest.
+        """Encode the machine's answer, whose payload is a StagedCopy, for the wire, and add its digest.
 
         A learner with leaves narrower than float32 starts from the rounding of what it adopts. The rounding is no
         progress, so it is subtracted: without steps, the encoded value is the base, bit for bit.
         """
-        copy: HostCopy = contribution.payload
-        offset = self._trainer.rounding(contribution.fragment, copy.base) if copy.offset is None else copy.offset
-        theta = copy.theta if offset is None else copy.theta - offset
+        copy: StagedCopy = contribution.payload
+        theta, adopted = copy.theta.host(), copy.base if copy.adopted is None else copy.adopted.host()
+        if (added := self._trainer.rounding(contribution.fragment, adopted)) is not None:
+            theta = theta - added
         if self._config.adopt == "rebase":
             self._remember(contribution, theta)
         payload = codecs.encode(self._config.codec, theta, copy.base)
@@ -160,21 +196,25 @@ class FragmentIO:
         for key in [key for key in self._read if key[0] == fragment]:
             del self._read[key]
 
+    def receive(self, fragment: int, theta: Flat) -> Received:
+        """Put the syncer's value of a fragment, read-only float32[n], on the devices. Any thread may call it."""
+        exact = self._config.adopt != "overwrite" and self._bases[fragment] is not None
+        return Received(theta, self._trainer.prepare(fragment, theta, exact))
+
     def apply(self, effect: Apply) -> None:
-        """Adopt the syncer's value of a fragment, read-only float32[n], into the trainer."""
-        index, base = effect.fragment, self._bases[effect.fragment]
-        offset = self._offsets.pop(index, None)
-        if effect.mode == "bootstrap":
-            self._trainer.load(index, effect.payload)
-        elif effect.mode == "overwrite":
-            self._trainer.adopt(index, effect.payload, effect.mode)
+        """Adopt the syncer's value of a fragment: what `receive` returned, or read-only float32[n]."""
+        index, given, base = effect.fragment, effect.payload, self._bases[effect.fragment]
+        theta, placed = (given.theta, given.placed) if isinstance(given, Received) else (given, given)
+        grown_from = self._adopted.pop(index, None)
+        if effect.mode in ("bootstrap", "overwrite"):
+            self._trainer.adopt(index, placed, "overwrite")
         else:
             assert base is not None, "only what is held can be rebased or mixed"
             anchor = base if effect.read_at is None else self._read[index, effect.read_at]
-            offset = self._trainer.rounding(index, base) if offset is None else offset
-            adopted = self._trainer.adopt(index, effect.payload, effect.mode, anchor, self._config.alpha, offset)
-            if (added := self._trainer.rounding(index, adopted)) is not None:
-                self._offsets[index] = added
+            before = base if grown_from is None else grown_from.value
+            adopted = self._trainer.adopt(index, placed, effect.mode, anchor, self._config.alpha, before)
+            if adopted is not None:
+                self._adopted[index] = OnDevices(adopted, self._trainer.host)
         with self._lock:
             self._forget(index)
-        self._bases[index] = effect.payload
+        self._bases[index] = theta

@@ -270,7 +270,7 @@ class LearnerShell:
         from learners.training import device_checks
         from learners.training.task import load
         from learners.training.trainer import Trainer
-        from learners.training.tree import deal
+        from learners.training.tree import deal, left_out
 
         warnings = device_checks.at_start(spec.platform, self._granted)
         for check, words in warnings.items():
@@ -279,17 +279,23 @@ class LearnerShell:
         self._tokens_per_step = task.tokens(spec.batch_size)
         fragments = deal(task, spec.sync)
         self._trainer = Trainer(
-            task, fragments, spec.inner, spec.seed, devices=spec.devices, model_parallel=spec.model_parallel
+            task,
+            fragments,
+            spec.inner,
+            spec.seed,
+            devices=spec.devices,
+            model_parallel=spec.model_parallel,
+            warm_start=spec.warm_start,
         )
         self._fragment_io = self._fetcher.fragment_io = FragmentIO(self._trainer, spec.sync, len(fragments))
-        if part is not None:
-            self._fragment_io.restore(part.header, part.arrays)
         self._facts.add(device_taken(spec.devices, warnings))
         self._drive(events_effects.Enter(COMPILING))
         self._trainer.warm_up(spec.batch_size)
+        if part is not None:
+            self._fragment_io.restore(part.header, part.arrays)
         gc.collect()
         gc.freeze()  # what is imported and compiled stays: a full collection need not walk it
-        self._drive(events_effects.Compiled(manifest(spec.shared, fragments, spec.code)))
+        self._drive(events_effects.Compiled(manifest(spec.shared, fragments, spec.code, left_out(task))))
 
     # -------------------------------------------------------------- the training loop
 
@@ -354,7 +360,7 @@ class LearnerShell:
                         self._writer.save(effect, self._fragment_io.snapshot())
                 case events_effects.Donate(request):
                     assert self._fragment_io is not None
-                    self._give(request, (effect, self._fragment_io.state_leaves()))
+                    self._give(request, (effect, self._fragment_io.capture()))
                 case events_effects.Decline(request, reason):
                     self._give(request, reason)
                 case events_effects.Inherit(state):

@@ -43,10 +43,10 @@ def transformation(task: Task, inner: InnerConfig) -> optax.GradientTransformati
 def make_step(task: Task, inner: InnerConfig, placed: Any = None) -> TrainStep:
     """One inner step, compiled: (params, opt_state, batch, rng, scale) -> (params, opt_state, loss, aux).
 
-    `scale`, float32 scalar, multiplies the optimizer's updates (see `schedule`). Nothing is donated: the
-    parameters before a step stay whole, so that a fragment can be read while the next step runs. `placed`: the
-    shardings that the results are to have, on several devices. `aux`: see `reported`. Gradients and optimizer see
-    merged leaves alone; mean and local ones take the values that the loss returns for them.
+    `scale`, float32 scalar, multiplies the optimizer's updates (see `schedule`). Parameters and optimizer state
+    are donated: the arrays before a step are gone after it. `placed`: the shardings that the results are to have, on
+    several devices. `aux`: see `reported`. Gradients and optimizer see merged leaves alone; mean and local ones take
+    the values that the loss returns for them.
     """
     optimizer, leaves = transformation(task, inner), Leaves.of(task)
 
@@ -62,7 +62,10 @@ def make_step(task: Task, inner: InnerConfig, placed: Any = None) -> TrainStep:
         params = leaves.joined(leaves.updated(params, state), optax.apply_updates(merged, updates))
         return params, opt_state, loss, reported(aux)
 
-    return jax.jit(step) if placed is None else jax.jit(step, out_shardings=placed)
+    donated = ("params", "opt_state")
+    if placed is None:
+        return jax.jit(step, donate_argnames=donated)
+    return jax.jit(step, donate_argnames=donated, out_shardings=placed)
 
 
 def reported(aux: Any) -> Aux:

@@ -33,6 +33,11 @@ def tensors_of(task: Task) -> tuple[Tensor, ...]:
     return Leaves.of(task).tensors
 
 
+def left_out(task: Task) -> dict[str, str]:
+    """The local and frozen leaves, which are in no fragment, as Tensor.described by path."""
+    return {tensor.name: tensor.described for tensor in tensors_of(task) if not tensor.sent}
+
+
 def deal(task: Task, sync: SyncConfig) -> tuple[Fragment, ...]:
     """Deal the merged and mean tensors of a task into P fragments. Raises ValueError if P exceeds their number."""
     tensors = tuple(tensor for tensor in tensors_of(task) if tensor.sent)
@@ -60,12 +65,36 @@ def initial_parameters(
     return [tree.read(leaves, fragment) for fragment in fragments]
 
 
-def parameters(task: Task, named: weights.Named) -> Params:
-    """Build the task's parameter tree from float32 tensors by name. Raises ValueError, naming each misfit."""
+def unsent(task: Task, seed: int, warm_start: WarmStart | None = None) -> dict[str, jax.Array]:
+    """Initial values of the local and frozen leaves, by path: those of `warm_start` where it has them, else fresh.
+
+    Whole numbers are always fresh. Raises ValueError if the warm-start file changed since the run began.
+    """
+    wanted = {index: tensor for index, tensor in enumerate(tensors_of(task)) if not tensor.sent}
+    if not wanted:
+        return {}
+    given = {} if warm_start is None else weights.unchanged(warm_start)
+    pick = jax.jit(
+        lambda key: {tensor.name: jax.tree.leaves(task.init(key))[index] for index, tensor in wanted.items()}
+    )
+    whole = {tensor.name for tensor in wanted.values() if not jnp.issubdtype(tensor.dtype, jnp.floating)}
+    return {
+        name: jnp.array(given[name], value.dtype) if name in given.keys() - whole else value
+        for name, value in pick(jax.random.key(seed)).items()
+    }
+
+
+def parameters(task: Task, named: weights.Named, seed: int = 0, warm_start: WarmStart | None = None) -> Params:
+    """Build the task's parameter tree from float32 tensors by name. Raises ValueError, naming each misfit.
+
+    `seed` and `warm_start` are those of the run: local and frozen leaves that are missing take their initial values.
+    """
     tree = ParameterTree.of(task)
     if found := weights.differences(named, tree.tensors):
         raise ValueError(f"these parameters do not fit the task: {', '.join(found)}; give parameters of the same model")
-    leaves = [jnp.array(named[tensor.name], dtype=tensor.dtype) for tensor in tree.tensors]
+    missing = any(tensor.name not in named for tensor in tree.tensors)
+    given = {**unsent(task, seed, warm_start), **named} if missing else named
+    leaves = [jnp.array(given[tensor.name], dtype=tensor.dtype) for tensor in tree.tensors]
     return jax.tree.unflatten(tree.structure, leaves)
 
 
@@ -98,7 +127,7 @@ class ParameterTree(Leaves):
         changed = list(leaves)
         for tensor, elements in fragment.slices():
             # jnp.array copies; on a CPU, device_put would share the caller's memory.
-            values = jnp.array(flat[elements].reshape(tensor.shape), dtype=self._dtype(tensor))
+            values = jnp.array(flat[elements].reshape(tensor.shape), dtype=self.dtype(tensor))
             changed[self.leaf_of[tensor.name]] = values
         return changed
 
@@ -107,15 +136,15 @@ class ParameterTree(Leaves):
 
         None if every leaf of the fragment is float32.
         """
-        if all(self._dtype(tensor) == np.float32 for tensor in fragment.tensors):
+        if all(self.dtype(tensor) == np.float32 for tensor in fragment.tensors):
             return None
         added = np.zeros_like(flat)
         with np.errstate(over="ignore", invalid="ignore"):  # too large for float16: not finite, and refused
             for tensor, elements in fragment.slices():
-                added[elements] = flat[elements].astype(self._dtype(tensor)).astype(np.float32) - flat[elements]
+                added[elements] = flat[elements].astype(self.dtype(tensor)).astype(np.float32) - flat[elements]
         return added
 
-    def _dtype(self, tensor: Tensor) -> np.dtype[Any]:
+    def dtype(self, tensor: Tensor) -> np.dtype[Any]:
         """The dtype of the tensor's leaf; a fragment's tensors may name that of another precision."""
         return jnp.dtype(self.tensors[self.leaf_of[tensor.name]].dtype)
 

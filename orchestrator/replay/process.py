@@ -136,7 +136,9 @@ def _play(job: Job, tell: Callable[[News], None]) -> dict[str, Any]:
     task = build_task(job.recipe)
     progress = _Progress(job, tell)
     replayer = progress.replayer = Replayer(job.tape, job.recipe, task, progress)
-    evaluator = Evaluator(task, replayer.fragments, job.recipe.eval.sequences)
+    evaluator = Evaluator(
+        task, replayer.fragments, job.recipe.eval.sequences, seed=job.recipe.seed, warm_start=job.recipe.warm_start
+    )
     evaluations: list[tuple[int, float]] = []
     for count, commit in enumerate(replayer.play(), start=1):
         progress.commits = count
@@ -200,7 +202,8 @@ def _write(job: Job, replayer: Replayer) -> str:
     tokens = commits[-1].tokens_committed if commits else 0
     thetas, step = replayer.parameters.thetas, max(replayer.parameters.versions)
     job.out.mkdir(parents=True, exist_ok=True)
-    export.write(export.of_parameters(job.recipe, step, replayer.fragments, thetas, tokens), job.out / FILE)
+    model = export.of_parameters(job.recipe, step, replayer.fragments, thetas, tokens, replayer.left_out)
+    export.write(model, job.out / FILE)
     return str(job.out / FILE)
 
 

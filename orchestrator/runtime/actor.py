@@ -307,7 +307,9 @@ class OrchestratorActor:
             await self._learners.leave(LEAVE_S)
         await self._evaluations.finish(self._syncer.handle)
         syncer_step, thetas, fragments = await self._call("snapshot", patience_s=SNAPSHOT_S, call_s=SNAPSHOT_S)
-        await asyncio.to_thread(write_final, self._store, syncer_step, fragments, thetas)
+        left_out = (self._syncer_status().get("task") or {}).get("left_out") or {}
+        unsent = await self._evaluations.unsent() if left_out else {}
+        await asyncio.to_thread(write_final, self._store, syncer_step, fragments, thetas, left_out, unsent)
         self._digest = await asyncio.to_thread(codecs.digest, *thetas)
 
     async def _suspend(self) -> None:

@@ -40,7 +40,7 @@ class EvaluatorActor:
         use_compile_cache()
         self._task = load(spec.task, spec.data, spec.seed, dict(spec.model))
         self._fragments = deal(self._task, spec.sync)
-        self._evaluator = Evaluator(self._task, self._fragments, sequences)
+        self._evaluator = Evaluator(self._task, self._fragments, sequences, seed=spec.seed, warm_start=spec.warm_start)
         self._sequences = sequences
 
     def __repr__(self) -> str:
@@ -68,6 +68,10 @@ class EvaluatorActor:
 
         loss, tokens = self._evaluator.loss(thetas), self._task.tokens(self._sequences)
         return syncer_step, loss, tokens, loss_unit(self._task)
+
+    def unsent(self) -> dict[str, Any]:
+        """The initial values, float32, of the floating-point leaves that are in no fragment, by path."""
+        return self._evaluator.unsent()
 
     def references(self) -> tuple[float, float] | None:
         """(bigram, trigram) tables' losses on the same samples, if the task provides them."""
@@ -120,6 +124,15 @@ class Evaluations:
         if self._task is not None:
             await self._task
         await self._evaluate(syncer, last=True)
+
+    async def unsent(self) -> dict[str, Any]:
+        """The initial values of leaves that are not sent, as EvaluatorActor.unsent; empty if it does not answer."""
+        try:
+            found: dict[str, Any] = await within(EVALUATION_S, self._actor.unsent.remote()) if self._actor else {}
+        except (ray.exceptions.RayError, TimeoutError) as error:
+            self.fault = gist(error)
+            return {}
+        return found
 
     async def _evaluate(self, syncer: Any, initial: bool = False, last: bool = False) -> None:
         try:

@@ -23,6 +23,11 @@ class Tensor:
         return math.prod(self.shape)
 
     @property
+    def described(self) -> str:
+        """Its dtype and shape, and its kind unless that is merged, such as "float32[3, 4] mean"."""
+        return f"{self.dtype}{list(self.shape)}" + (f" {self.kind}" if self.kind != "merged" else "")
+
+    @property
     def sent(self) -> bool:
         """Whether it is in a fragment. Other leaves never leave their learner, but for its joiners and checkpoints."""
         return self.kind in ("merged", "mean")

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from pathlib import Path
 from typing import Any, ClassVar
 
 import jax
@@ -9,11 +10,14 @@ import jax.numpy as jnp
 import numpy as np
 import optax
 import pytest
+from safetensors.numpy import save_file
 
-from learners.config import InnerConfig
+from learners.config import InnerConfig, WarmStart
 from learners.lockstep import LockStep
+from learners.training import state_arrays, weights
+from learners.training.evaluator import Evaluator
 from learners.training.trainer import Trainer
-from learners.training.tree import deal, inner_state_bytes, tensors_of
+from learners.training.tree import deal, inner_state_bytes, parameters, tensors_of
 from outer.config import OuterConfig, SyncConfig
 from outer.numeric.parameters import GlobalParameters, Proposal
 from outer.protocol.fragments import Fragment
@@ -115,9 +119,9 @@ def test_the_inner_optimizer_has_moments_of_merged_leaves_alone() -> None:
 def test_a_step_moves_merged_leaves_by_gradients_and_the_others_as_the_loss_says() -> None:
     task = Normed()
     trainer = Trainer(task, deal(task, SyncConfig(P=1)), InnerConfig(lr=1e-2), 0)
-    before, x = jax.tree.map(np.asarray, trainer.params), task.batch(0, 8)[0]
+    before, x = jax.tree.map(np.array, trainer.params), task.batch(0, 8)[0]
     trainer.step(0, 8, 0.5)
-    after = jax.tree.map(np.asarray, trainer.params)
+    after = jax.tree.map(np.array, trainer.params)
     assert (after["w"] != before["w"]).all()
     assert after["table"].tobytes() == before["table"].tobytes()
     np.testing.assert_allclose(after["norm"]["shift"], 0.1 * x.mean(axis=0), rtol=1e-5)
@@ -143,8 +147,8 @@ def test_each_kind_in_lock_step(monkeypatch: pytest.MonkeyPatch) -> None:
         average = (payloads[0][place].astype(np.float64) + payloads[1][place]) / 2
         assert (payloads[0][place] != payloads[1][place]).all()
         assert proposal.theta[place].tobytes() == average.astype(np.float32).tobytes()
-    one, two = (jax.tree.map(np.asarray, unit.trainer.params) for unit in shell._units.values())
-    fresh = jax.tree.map(np.asarray, jax.jit(Normed().init)(jax.random.key(0)))
+    one, two = (jax.tree.map(np.array, unit.trainer.params) for unit in shell._units.values())
+    fresh = jax.tree.map(np.array, jax.jit(Normed().init)(jax.random.key(0)))
     assert (one["ema"] != two["ema"]).any()
     assert one["seen"] >= 12 * 8
     assert two["seen"] >= 12 * 8
@@ -189,6 +193,57 @@ def test_merged_leaves_are_merged_as_ever_beside_other_kinds() -> None:
     theirs = {t.name: plain.parameters.thetas[0][at].tobytes() for t, at in plain.fragments[0].slices()}
     assert {name: ours[name] for name in theirs} == theirs
     assert (np.frombuffer(ours["shift"], np.float32) > 5.0).all()
+
+
+def test_a_joiner_has_a_peers_leaves_of_every_kind_or_the_syncers_beside_initial_ones() -> None:
+    fragments = deal(Normed(), SyncConfig(P=1))
+    donor, joiner, alone = (Trainer(Normed(), fragments, InnerConfig(), 0) for _ in range(3))
+    for step in range(3):
+        donor.step(8 * step, 8, 0.5)
+    arrays = state_arrays.pack(donor.state_leaves())
+    assert state_arrays.defect(arrays, joiner.state_leaves()) == ""
+    joiner.inherit(state_arrays.unpack(arrays, joiner.state_leaves()))
+    assert differing(joiner.params, donor.params) == set()
+    alone.load(0, donor.read(0))
+    assert differing(alone.params, donor.params) == {"ema", "seen"}  # table is frozen
+    assert alone.params["seen"] == 0
+
+
+def differing(one: Any, other: Any) -> set[str]:
+    return {tensor.name for tensor, a, b in zip(tensors_of(Normed()), *map(jax.tree.leaves, (one, other)), strict=True)
+            if np.asarray(a).tobytes() != np.asarray(b).tobytes()}  # fmt: skip
+
+
+def test_held_out_loss_is_that_of_the_syncers_values_and_the_initial_others() -> None:
+    class Shown(Normed):
+        def held_out_loss(self, params: Any, batch: Any) -> jax.Array:
+            return params["norm"]["shift"][0] + params["table"][0] + params["ema"][0, 0] + params["seen"]
+
+    task = Shown()
+    evaluator = Evaluator(task, deal(task, SyncConfig(P=1)), 16, seed=3)
+    theta = np.zeros(evaluator.fragments[0].size, np.float32)
+    theta[where(evaluator.fragments[0], "norm/shift")] = 7.0
+    table = np.asarray(jax.jit(task.init)(jax.random.key(3))["table"][0], np.float32)
+    assert evaluator.loss([theta]) == pytest.approx(7.0 + table, rel=1e-6)
+    assert set(evaluator.unsent()) == {"ema", "table"}  # whole numbers stay out of files
+
+
+def test_what_is_not_sent_starts_from_the_warm_start_where_it_has_it(tmp_path: Path) -> None:
+    task = Normed()
+    fragments = deal(task, SyncConfig(P=1))
+    named = {t.name: np.full(t.shape, 0.5, np.float32) for t in tensors_of(task) if t.name not in ("ema", "seen")}
+    save_file(named, tmp_path / "base.safetensors")
+    assert weights.differences(named, tensors_of(task)) == []
+    warm = WarmStart(str(tmp_path / "base.safetensors"), weights.digest(named))
+    params = Trainer(task, fragments, InnerConfig(), 0, warm_start=warm).params
+    assert (np.asarray(params["table"], np.float32) == 0.5).all()
+    assert not np.asarray(params["ema"]).any()
+    sent = {name: values for name, values in named.items() if name != "table"}
+    assert differing(parameters(task, sent, 0, warm), parameters(task, named)) == set()
+    assert differing(parameters(task, sent, 0), parameters(task, named)) == {"table"}
+    (tmp_path / "base.safetensors").write_bytes(b"")
+    with pytest.raises(ValueError, match="not a safetensors file"):
+        Trainer(task, fragments, InnerConfig(), 0, warm_start=warm)
 
 
 @pytest.mark.parametrize(
