@@ -104,7 +104,7 @@ class GrowingLog:
         try:
             store.create(key, content)
         except FileExistsError:
-            if store.read(key) != content:
+            if store.read(key) != b"".join(content):
                 raise
         self._ends[log] = Segmented(segment.number + 1, segment.seal, end.run, segment.last, "", block.stop)
         del waiting[:SEGMENT_ROWS]
