@@ -160,13 +160,18 @@ class Fetcher:
             return wanted
 
     def _download(self, wanted: events_effects.Fetch) -> events_effects.Fetched | events_effects.FetchFailed:
-        """The fragment's newest value; `wanted.digest`: the checksum in the notice of this version, if it gave one."""
+        """The fragment's newest value, put on the devices.
+
+        `wanted.digest`: the checksum in the notice of this version, if it gave one.
+        """
         fragment, version = wanted.fragment, wanted.version
         with contextlib.suppress(Exception):  # nothing reads this thread's exceptions, and the machine has to hear
             answer = self._link.fetch(fragment, version, self._transfer_s)
             if answer is not None:
                 newest, digest, payload, snapshot = answer
                 if digest == codecs.digest(payload) and (newest != version or wanted.digest in ("", digest)):
+                    if self.fragment_io is not None:
+                        payload = self.fragment_io.receive(fragment, payload)
                     return events_effects.Fetched(fragment, newest, payload, snapshot)
                 return events_effects.FetchFailed(fragment, version, "bad_digest")
         return events_effects.FetchFailed(fragment, version, "fetch_failed")

@@ -10,10 +10,11 @@ import gc
 import math
 import os
 import queue
+import sys
 import threading
 import time
 import traceback
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from concurrent.futures import Future
 from concurrent.futures import TimeoutError as FutureTimeout
 from dataclasses import dataclass, replace
@@ -30,7 +31,8 @@ from learners.protocol import events_effects
 from learners.protocol.fact_buffer import FactBuffer
 from learners.protocol.facts import LoopFailed, Spoiled
 from learners.protocol.learner import Learner
-from learners.training.device import fit
+from learners.snapshot_slot import Captured
+from learners.training.device import device_taken, fit
 from outer.config import SyncConfig
 from outer.journal.object_store import Objects
 from outer.protocol.manifest import manifest
@@ -56,7 +58,7 @@ if TYPE_CHECKING:
 BEHIND = "behind"  # why a learner gives nothing: it has to upload its facts first
 LEAVE_MARGIN_S = 30.0  # beyond the deadline to leave, for the step under way and the last facts
 
-Donation = tuple[events_effects.Donate, list[Any]]
+Donation = tuple[events_effects.Donate, Captured]
 
 
 @dataclass(frozen=True)
@@ -77,7 +79,7 @@ class LearnerSpec:
     shared: Mapping[str, Any]
     code: str
     core: int | None  # of this host, to be pinned to; None on clusters
-    accelerated: bool  # the pool asks for GPUs or TPUs
+    platform: str  # cpu | gpu | tpu: what the pool's resources ask for
     warm_start: WarmStart | None = None
     store: Objects | None = None  # where snapshots are kept
     saved: SavedPart | None = None  # what an earlier process has left there
@@ -92,9 +94,12 @@ class Refused(Exception):
 class LearnerShell:
     """Drives the machine: hands it events, and does what its effects say."""
 
-    def __init__(self, spec: LearnerSpec, link: Link, faults: FaultEffects) -> None:
+    def __init__(
+        self, spec: LearnerSpec, link: Link, faults: FaultEffects, granted: Sequence[str] | None = None
+    ) -> None:
+        """`granted`: the GPUs that Ray grants this process, if Ray runs it."""
         assert spec.sync.fragments is not None
-        self._spec, self._link, self._faults = spec, link, faults
+        self._spec, self._link, self._faults, self._granted = spec, link, faults, granted
         self._facts = FactBuffer(time.time)
         self._lock = threading.Lock()
         self._changed = threading.Event()
@@ -261,28 +266,37 @@ class LearnerShell:
             self._machine.resume(spec.saved.snapshot, part.resume_state)
             self._facts = FactBuffer(time.time, first=part.facts)
         self._drive(events_effects.Enter(IMPORTING))
-        fit(spec.core, spec.accelerated, spec.devices or 1)
+        fit(spec.core, spec.platform, spec.devices or 1, self._granted)
         from learners.fragment_io import FragmentIO
-        from learners.training.device import device_taken
+        from learners.training import device_checks
         from learners.training.task import load
         from learners.training.trainer import Trainer
-        from learners.training.tree import deal
+        from learners.training.tree import deal, left_out
 
+        warnings = device_checks.at_start(spec.platform, self._granted)
+        for check, words in warnings.items():
+            print(f"{spec.name}: {check}: {words}", file=sys.stderr)
         task = load(spec.task, spec.data, spec.seed, dict(spec.model))
         self._tokens_per_step = task.tokens(spec.batch_size)
         fragments = deal(task, spec.sync)
         self._trainer = Trainer(
-            task, fragments, spec.inner, spec.seed, devices=spec.devices, model_parallel=spec.model_parallel
+            task,
+            fragments,
+            spec.inner,
+            spec.seed,
+            devices=spec.devices,
+            model_parallel=spec.model_parallel,
+            warm_start=spec.warm_start,
         )
         self._fragment_io = self._fetcher.fragment_io = FragmentIO(self._trainer, spec.sync, len(fragments))
-        if part is not None:
-            self._fragment_io.restore(part.header, part.arrays)
-        self._facts.add(device_taken(spec.devices))
+        self._facts.add(device_taken(spec.devices, warnings))
         self._drive(events_effects.Enter(COMPILING))
         self._trainer.warm_up(spec.batch_size)
+        if part is not None:
+            self._fragment_io.restore(part.header, part.arrays)
         gc.collect()
         gc.freeze()  # what is imported and compiled stays: a full collection need not walk it
-        self._drive(events_effects.Compiled(manifest(spec.shared, fragments, spec.code)))
+        self._drive(events_effects.Compiled(manifest(spec.shared, fragments, spec.code, left_out(task))))
 
     # -------------------------------------------------------------- the training loop
 
@@ -347,7 +361,7 @@ class LearnerShell:
                         self._writer.save(effect, self._fragment_io.snapshot())
                 case events_effects.Donate(request):
                     assert self._fragment_io is not None
-                    self._give(request, (effect, self._fragment_io.state_leaves()))
+                    self._give(request, (effect, self._fragment_io.capture()))
                 case events_effects.Decline(request, reason):
                     self._give(request, reason)
                 case events_effects.Inherit(state):

@@ -11,6 +11,7 @@ import time
 from collections import Counter, deque
 from collections.abc import Callable, Generator, Mapping
 from dataclasses import dataclass
+from itertools import islice
 from typing import Any
 
 import numpy as np
@@ -21,7 +22,7 @@ from learners.protocol.events_effects import Apply
 from learners.training import state_arrays
 from learners.training.step import make_step
 from learners.training.task import Task
-from learners.training.trainer import Trainer
+from learners.training.trainer import InFlight, Trainer
 from learners.training.tree import deal
 from orchestrator.recipe.config import PoolConfig, Recipe
 from orchestrator.replay.crew import Finish, FromLearners, News, PeerState, Sent, ToLearners, Value
@@ -43,6 +44,7 @@ from orchestrator.replay.tally import Tally
 from outer.protocol.messages import Contribution, FragmentCounters
 
 NEWS_S = 0.5  # between two tallies
+NEAR = 8  # moments in which the next step is looked for, so that its batch is built while this one runs
 
 
 @dataclass
@@ -52,6 +54,7 @@ class _Unit:
     batch_size: int
     trainer: Trainer
     fragment_io: FragmentIO
+    flying: tuple[InFlight, Step, Order, int] | None = None  # the step that was dispatched last
 
 
 class Learners:
@@ -114,8 +117,12 @@ class Learners:
                 while key not in self._states:
                     self._hear((yield))
             self._perform(key, unit, moment, (*to.number, position), to.syncer_step)
+            if isinstance(moment, Step):
+                later = (each.start for each in moments[position + 1 : position + NEAR] if isinstance(each, Step))
+                unit.trainer.expect(list(islice(later, 1)), unit.batch_size)
         self._positions[key] = to.place + 1
         if self._positions[key] == len(moments):
+            self._land(key, unit)
             del self._units[key]
 
     def _begin(self, key: Key) -> _Unit:
@@ -131,6 +138,7 @@ class Learners:
                 self._train_step if alone else None,
                 devices=devices,
                 model_parallel=pool.model_parallel,
+                warm_start=self._recipe.warm_start,
             )
         except ValueError as error:  # devices that are not here
             raise TapeError(f"{named(key)} computed on {devices} devices: {error}") from error
@@ -153,14 +161,23 @@ class Learners:
             case Read():
                 self._read(key, unit, moment)
             case Give(joiner):
-                self._give(joiner, state_arrays.pack(unit.fragment_io.state_leaves()))
+                self._give(joiner, state_arrays.pack(unit.trainer.captured_on_host()))
 
     def _step(self, key: Key, unit: _Unit, step: Step, order: Order, syncer_step: int) -> None:
         if (tokens := self._task.tokens(unit.batch_size)) != step.tokens:
             raise TapeError(
                 f"{key[0]} {key[1]}: its step {step.step} had {step.tokens} tokens, and by the recipe it has {tokens}"
             )
-        loss = unit.trainer.step(step.start, unit.batch_size, step.progress)
+        dispatched = unit.trainer.dispatch(step.start, unit.batch_size, step.progress)
+        self._land(key, unit)
+        unit.flying = dispatched, step, order, syncer_step
+
+    def _land(self, key: Key, unit: _Unit) -> None:
+        """Wait for the step that was dispatched last, and compare its loss."""
+        if unit.flying is None:
+            return
+        (in_flight, step, order, syncer_step), unit.flying = unit.flying, None
+        loss, _ = in_flight.result()
         self._tally.steps += 1
         recorded = "" if self._bare and not math.isfinite(step.loss) else repr(step.loss)
         self._compare("loss", recorded, repr(loss), order, syncer_step, key, step.step)

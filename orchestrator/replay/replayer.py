@@ -13,7 +13,7 @@ from typing import Any
 from numpy.typing import NDArray
 
 from learners.training.task import Task
-from learners.training.tree import deal, initial_parameters
+from learners.training.tree import deal, initial_parameters, left_out
 from orchestrator.recipe.config import Recipe
 from orchestrator.replay.crew import Crew, Finish, FromLearners, News, PeerState, Sent, ToLearners, Value
 from orchestrator.replay.incarnation import Adopt, Key, Read, TapeError
@@ -62,7 +62,7 @@ class Replayer:
         crew: Crew | None = None,
     ) -> None:
         """Raises TapeError where the task deals into other fragments than the run's."""
-        self.fragments = deal(task, recipe.sync)
+        self.fragments, self.left_out = deal(task, recipe.sync), left_out(task)
         names = tuple(tuple(tensor.name for tensor in fragment.tensors) for fragment in self.fragments)
         if (names, tuple(fragment.size for fragment in self.fragments)) != (tape.rules.fragments, tape.rules.sizes):
             raise TapeError(

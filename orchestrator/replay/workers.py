@@ -156,9 +156,11 @@ def main() -> None:
 
 
 def _repeat(share: Share, source: IO[bytes], emit: Any) -> None:
+    from learners.training.device import use_compile_cache
     from orchestrator.recipe.validation import build_task
     from orchestrator.replay.learners import Learners  # JAX starts here
 
+    use_compile_cache()
     task = build_task(share.recipe)
     learners = Learners(share.incarnations, share.merged, share.bare, share.recipe, task, emit)
     running: Generator[None, ToLearners, None] = learners.run()
