@@ -31,6 +31,7 @@ from learners.protocol import events_effects
 from learners.protocol.fact_buffer import FactBuffer
 from learners.protocol.facts import LoopFailed, Spoiled
 from learners.protocol.learner import Learner
+from learners.snapshot_slot import Captured
 from learners.training.device import device_taken, fit
 from outer.config import SyncConfig
 from outer.journal.object_store import Objects
@@ -57,7 +58,7 @@ if TYPE_CHECKING:
 BEHIND = "behind"  # why a learner gives nothing: it has to upload its facts first
 LEAVE_MARGIN_S = 30.0  # beyond the deadline to leave, for the step under way and the last facts
 
-Donation = tuple[events_effects.Donate, list[Any]]
+Donation = tuple[events_effects.Donate, Captured]
 
 
 @dataclass(frozen=True)

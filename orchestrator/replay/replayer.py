@@ -173,7 +173,7 @@ class Replayer:
             case Read():
                 self._read(key, unit, moment)
             case Give(joiner):
-                self._given[joiner] = unit.fragment_io.capture()
+                self._given[joiner] = unit.trainer.capture()
 
     def _step(self, key: Key, unit: _Unit, step: Step) -> None:
         if (tokens := self._task.tokens(unit.batch_size)) != step.tokens:
