@@ -115,9 +115,7 @@ def _per_step(windows: Sequence[Window], rates: Sequence[float]) -> dict[str, di
             for name, seconds in threads.items():
                 per_step = 1e3 * seconds / ((each.end - each.begin) * steps_s) / len(windows)
                 total.setdefault(place, Counter())[name] += per_step
-    return {
-        place: {name: ms for name, ms in threads.most_common() if ms >= 0.01} for place, threads in total.items()
-    }
+    return {place: {name: ms for name, ms in threads.most_common() if ms >= 0.01} for place, threads in total.items()}
 
 
 # ------------------------------------------------------------------ what /proc says
