@@ -39,7 +39,7 @@ def shapes_of(recipe: Recipe) -> Shapes:
         fragments=fragments,
         parameter_bytes=tree.parameter_bytes(built, recipe.inner),
         inner_state_bytes=tree.inner_state_bytes(built, recipe.inner),
-        outer_state_bytes=tuple(outer.state_bytes(fragment.size) for fragment in fragments),
+        outer_state_bytes=tuple(outer.state_bytes(fragment.stepped) for fragment in fragments),
         step_tokens={pool.name: built.tokens(pool.batch_size) for pool in recipe.pools},
         compute_bytes=tree.compute_bytes(built, recipe.inner),
         summed_bytes=tree.summed_bytes(built, recipe.inner),
