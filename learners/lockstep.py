@@ -132,7 +132,9 @@ class LockStep:
             if isinstance(each.next, unit.RunStep):
                 run, each.next = each.next, None
                 loss = each.trainer.step(run.start, each.batch_size, run.progress)
-                self._to_learner(name, unit.StepDone(loss, self._task.tokens(each.batch_size), each.trainer.aux))
+                tokens = self._task.tokens(each.batch_size)
+                self._to_learner(name, unit.StepDone(loss, tokens, each.trainer.aux))
+                self._to_learner(name, unit.Boundary(tokens))
                 stepped = True
         self._settle()
         return stepped

@@ -5,6 +5,7 @@ Call `fit` before JAX is imported, and `device_taken` after.
 
 from __future__ import annotations
 
+import contextlib
 import os
 import platform
 from importlib.metadata import version
@@ -29,12 +30,21 @@ PACKAGES = ("jax", "jaxlib", "numpy")
 _VECTORS = ("avx", "amx", "fma", "f16c", "asimd", "sve", "fphp", "bf16")  # prefixes of instruction set names
 
 
+_others: set[int] = set()  # the cores beside the one that steps
+
+
 def fit(core: int | None, accelerated: bool, devices: int = 1) -> None:
     """Set the environment for JAX. On CPUs: one thread, pinned to `core` if given. Accelerators keep JAX's defaults.
 
+    The calling thread steps on that core. The threads that are there already, such as Ray's, move to the other cores.
     `devices` above 1 on CPUs: XLA simulates that many devices, each with its own thread on any core.
     """
     if core is not None and devices == 1:
+        _others.update(os.sched_getaffinity(0) - {core})
+        if _others:
+            for thread in os.listdir("/proc/self/task"):
+                with contextlib.suppress(OSError):  # it has ended
+                    os.sched_setaffinity(int(thread), _others)
         os.sched_setaffinity(0, {core})  # this thread and those that it starts, including XLA's
     if not accelerated:
         flags = os.environ.setdefault("XLA_FLAGS", "--xla_cpu_multi_thread_eigen=false intra_op_parallelism_threads=1")
@@ -42,6 +52,12 @@ def fit(core: int | None, accelerated: bool, devices: int = 1) -> None:
             # In front, because XLA stops reading at a word without a leading hyphen.
             os.environ["XLA_FLAGS"] = f"--xla_force_host_platform_device_count={devices} {flags}"
         os.environ.setdefault("JAX_PLATFORMS", "cpu")
+
+
+def leave_core() -> None:
+    """Let the calling thread run beside the step, on the other cores. Without any it stays."""
+    if _others:
+        os.sched_setaffinity(0, _others)
 
 
 def device_taken(devices: int | None) -> DeviceTaken:

@@ -7,6 +7,7 @@ from typing import Any, TypeVar
 
 from learners.protocol.events_effects import (
     Answer,
+    Boundary,
     Compiled,
     Effect,
     Emit,
@@ -74,7 +75,7 @@ class Loop:
     def step(self, seconds: float = 1.0, loss: float = 2.0) -> list[Effect]:
         """The running step ends; what is asked for is copied. Returns what the boundary said."""
         self.now += seconds
-        effects = self.do(StepDone(loss, TOKENS))
+        effects = self.do(StepDone(loss, TOKENS), Boundary(TOKENS))
         [stage] = only(Stage, effects)
         return self.do(Staged({p: f"copy of {p} at {self.machine.step}" for p in stage.fragments}))
 
