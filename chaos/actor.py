@@ -139,9 +139,8 @@ class ChaosActor:
                 syncer = ray.get_actor(syncer_name(target["incarnation"]), self._namespace)
                 try:
                     await within(CALL_S, syncer.die.remote(fault.point, 1))
-                except (
-                    ray.exceptions.RayActorError
-                ):  # it passed the point before its answer left; else it is killed now
+                except ray.exceptions.RayActorError:
+                    # It passed the point before its answer left, or it cannot be reached.
                     await within(CALL_S, self._agent(target).kill.remote(pid))
                 return True
             case "wrong_config":

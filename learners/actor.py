@@ -200,6 +200,12 @@ class RayLink:
         return answer
 
 
+def granted_gpus() -> list[str] | None:
+    """The GPUs that Ray grants this process, by the names that CUDA_VISIBLE_DEVICES has for them."""
+    granted: list[str] | None = ray.get_runtime_context().get_accelerator_ids().get("GPU")
+    return granted
+
+
 class LearnerActor:
     """One incarnation of one learner unit."""
 
@@ -209,7 +215,7 @@ class LearnerActor:
         self._name = spec.name
         self._faults = FaultEffects(time.monotonic)
         self._link = RayLink(syncer, self._faults)
-        self._shell = LearnerShell(spec, self._link, self._faults)
+        self._shell = LearnerShell(spec, self._link, self._faults, granted_gpus())
         signal.signal(signal.SIGTERM, self._on_sigterm)  # Ray runs constructors in the main thread
 
     def __repr__(self) -> str:
@@ -224,7 +230,7 @@ class LearnerActor:
     def identify(self) -> dict[str, Any]:
         return {"pid": os.getpid(), "node": ray.get_runtime_context().get_node_id()}
 
-    @ray.method(concurrency_group="probe")
+    @ray.method(concurrency_group="probe", enable_task_events=False)
     def progress(self) -> tuple[bool, int | None]:
         """See LearnerShell.progress. It needs no link to the syncer."""
         return self._shell.progress()
@@ -250,12 +256,12 @@ class LearnerActor:
 
     # -------------------------------------------------------------- called by the syncer
 
-    @ray.method(concurrency_group="inbox")
+    @ray.method(concurrency_group="inbox", enable_task_events=False)
     def inbox(self, message: Notice | Grant | Drain | Stop) -> None:
         with self._link.up(LATE_S):
             self._shell.deliver(message)
 
-    @ray.method(concurrency_group="read")
+    @ray.method(concurrency_group="read", enable_task_events=False)
     def read(self, request: ReadRequest) -> tuple[Contribution, list[Any], int] | str:
         """See LearnerShell.read."""
         with self._link.up(LATE_S):

@@ -15,6 +15,7 @@ from learners import checkpoint_writer
 from learners.checkpoint_writer import SavedPart
 from learners.protocol import events_effects
 from learners.protocol.fact_buffer import FactBuffer
+from learners.training import cores
 from outer.journal.object_store import Objects
 from outer.numeric import codec as codecs
 from outer.protocol.messages import Attach, Donor, Report, SeekDonor, State, StateRequest, Welcome
@@ -73,7 +74,7 @@ class Fetcher:
         self.fragment_io: FragmentIO | None = None  # as soon as there is a model
         self._link, self._drive, self._transfer_s = link, drive, transfer_s
         self._store, self._saved = store, saved
-        self._threads = ThreadPoolExecutor(2, "fetch")
+        self._threads = ThreadPoolExecutor(2, "fetch", initializer=cores.leave)
         self._lock = threading.Lock()
         self._wanted: dict[int, events_effects.Fetch] = {}  # by fragment: the newest version asked for, not begun
         self._busy: set[int] = set()  # fragments that a thread has taken on, or is about to
@@ -160,13 +161,18 @@ class Fetcher:
             return wanted
 
     def _download(self, wanted: events_effects.Fetch) -> events_effects.Fetched | events_effects.FetchFailed:
-        """The fragment's newest value; `wanted.digest`: the checksum in the notice of this version, if it gave one."""
+        """The fragment's newest value, put on the devices.
+
+        `wanted.digest`: the checksum in the notice of this version, if it gave one.
+        """
         fragment, version = wanted.fragment, wanted.version
         with contextlib.suppress(Exception):  # nothing reads this thread's exceptions, and the machine has to hear
             answer = self._link.fetch(fragment, version, self._transfer_s)
             if answer is not None:
                 newest, digest, payload, snapshot = answer
                 if digest == codecs.digest(payload) and (newest != version or wanted.digest in ("", digest)):
+                    if self.fragment_io is not None:
+                        payload = self.fragment_io.receive(fragment, payload)
                     return events_effects.Fetched(fragment, newest, payload, snapshot)
                 return events_effects.FetchFailed(fragment, version, "bad_digest")
         return events_effects.FetchFailed(fragment, version, "fetch_failed")

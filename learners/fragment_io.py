@@ -1,4 +1,4 @@
-"""Moves a learner's parameters between the trainer and messages: host copies, encoding, adoption, peer state.
+"""Moves a learner's parameters between the trainer and messages: copies, encoding, adoption, peer state.
 
 Every shell with a trainer performs the machine's Stage, Answer, Apply, Donate, Inherit and Save effects with it.
 """
@@ -6,7 +6,7 @@ Every shell with a trainer performs the machine's Stage, Answer, Apply, Donate, 
 from __future__ import annotations
 
 import threading
-from collections.abc import Iterable, Mapping, Sequence
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass, replace
 from typing import TYPE_CHECKING, Any
 
@@ -19,28 +19,59 @@ from outer.numeric import codec as codecs
 from outer.protocol.messages import Contribution, State, StateRequest
 
 if TYPE_CHECKING:
+    from learners.training.placement import Placed
     from learners.training.trainer import Trainer
     from outer.config import SyncConfig
 
 Flat = NDArray[np.float32]
 
 
+class OnDevices:
+    """float32[n] on the devices until a thread first asks for it on the host."""
+
+    def __init__(self, value: Any, to_host: Callable[[Any], Flat]) -> None:
+        self.value = value  # float32[n], on the devices or on the host
+        self._to_host: Callable[[Any], Flat] | None = to_host
+        self._lock = threading.Lock()  # two threads share one transfer
+
+    def host(self) -> Flat:
+        """Read-only float32[n]; waits for the devices. Any thread may call it."""
+        with self._lock:
+            if self._to_host is not None:
+                self.value, self._to_host = self._to_host(self.value), None
+            held: Flat = self.value
+            return held
+
+
 @dataclass(frozen=True)
-class HostCopy:
-    """A fragment as of one completed step, and the syncer's value that it grew from; float32[n] each."""
+class StagedCopy:
+    """A fragment as of one completed step, and the syncer's value that it grew from, float32[n] each.
+
+    `adopted`: what was adopted then, before it was rounded to leaves narrower than float32. None stands for `base`.
+    """
+
+    theta: OnDevices
+    base: Flat
+    adopted: OnDevices | None = None
+
+
+@dataclass(frozen=True)
+class Received:
+    """The syncer's value of a fragment, float32[n] as it came, and on the devices."""
 
     theta: Flat
-    base: Flat
+    placed: Placed
 
 
 @dataclass(frozen=True)
 class StateSnapshot:
-    """A learner's arrays as of one step boundary. The arrays never change, so any thread may pack them."""
+    """A learner's arrays as of one step boundary, for any thread to pack."""
 
     leaves: list[Any]  # parameters and inner optimizer
     bases: list[Flat | None]
     read: dict[tuple[int, int], Flat]
     asked: dict[int, tuple[int, int, int]]
+    adopted: dict[int, OnDevices]
 
     def pack(self) -> tuple[dict[str, Any], Sequence[NDArray[Any]]]:
         """(header, arrays) for a checkpoint, as `FragmentIO.restore` takes them."""
@@ -51,8 +82,11 @@ class StateSnapshot:
             "bases": [base is not None for base in self.bases],
             "reads": [list(at) for at in self.read],
             "asked": [[fragment, *newest] for fragment, newest in self.asked.items()],
+            "adopted": list(self.adopted),
         }
-        return header, [*leaves, *(base for base in self.bases if base is not None), *self.read.values()]
+        bases = [base for base in self.bases if base is not None]
+        adopted = [each.host() for each in self.adopted.values()]
+        return header, [*leaves, *bases, *self.read.values(), *adopted]
 
 
 class FragmentIO:
@@ -65,21 +99,32 @@ class FragmentIO:
             tuple[int, int], Flat
         ] = {}  # (fragment, step) -> the value sent for the fragment's newest read
         self._asked: dict[int, tuple[int, int, int]] = {}  # fragment -> that read's epoch, syncer step and attempt
+        self._adopted: dict[int, OnDevices] = {}  # StagedCopy.adopted, where it is not the base
         self._lock = threading.Lock()  # other threads encode answers
+        self.bytes_to_host = 0  # of staged copies that were asked for
 
-    def stage(self, fragments: Iterable[int]) -> dict[int, HostCopy]:
-        """Copy fragments to the host, as of now."""
+    def stage(self, fragments: Iterable[int]) -> dict[int, StagedCopy]:
+        """Copy fragments as of now, on the devices. Does not wait."""
         copies = {}
         for fragment in fragments:
             base = self._bases[fragment]
             assert base is not None, "only a fragment from the syncer can be contributed"
-            copies[fragment] = HostCopy(self._trainer.read(fragment), base)
+            copies[fragment] = StagedCopy(
+                OnDevices(self._trainer.copy(fragment), self._to_host), base, self._adopted.get(fragment)
+            )
         return copies
 
-    def snapshot(self) -> StateSnapshot:
-        """All state as of now, for a checkpoint; copies nothing."""
+    def _to_host(self, on_device: Any) -> Flat:
+        theta = self._trainer.host(on_device)
         with self._lock:
-            return StateSnapshot(self._trainer.state_leaves(), list(self._bases), dict(self._read), dict(self._asked))
+            self.bytes_to_host += theta.nbytes
+        return theta
+
+    def snapshot(self) -> StateSnapshot:
+        """All state as of now, for a checkpoint."""
+        with self._lock:
+            read, asked = dict(self._read), dict(self._asked)
+        return StateSnapshot(self._trainer.capture(), list(self._bases), read, asked, dict(self._adopted))
 
     def restore(self, header: Mapping[str, Any], arrays: Sequence[NDArray[Any]]) -> None:
         """Restore what a StateSnapshot packed. Raises ValueError if it does not fit this task."""
@@ -93,15 +138,16 @@ class FragmentIO:
         self._bases = [next(rest) if there else None for there in header["bases"]]
         self._read = {(fragment, step): next(rest) for fragment, step in at}
         self._asked = {fragment: tuple(newest) for fragment, *newest in asked}
+        self._adopted = {fragment: OnDevices(next(rest), lambda held: held) for fragment in header.get("adopted", ())}
 
-    def state_leaves(self) -> list[Any]:
-        """Parameters and inner state as of now. Any thread may `pack` them later."""
-        return self._trainer.state_leaves()
+    def capture(self) -> list[Any]:
+        """Parameters and inner state as of now, copied. Any thread may `pack` them later."""
+        return self._trainer.capture()
 
     def pack(
         self, leaves: list[Any], request: StateRequest, step: int, syncer_step: int, versions: tuple[int, ...] = ()
     ) -> State:
-        """The answer to a StateRequest, from `state_leaves`."""
+        """The answer to a StateRequest, from `capture`."""
         arrays = state_arrays.pack(leaves)
         origin = (request.donor, request.donor_incarnation, step, syncer_step)
         return State(*origin, arrays, state_arrays.digest(arrays), state_arrays.size(arrays), versions)
@@ -121,11 +167,18 @@ class FragmentIO:
         return self._bases[fragment]
 
     def encode(self, contribution: Contribution) -> Contribution:
-        """Encode the machine's answer, whose payload is a HostCopy, for the wire, and add its digest."""
-        copy: HostCopy = contribution.payload
+        """Encode the machine's answer, whose payload is a StagedCopy, for the wire, and add its digest.
+
+        A learner with leaves narrower than float32 starts from the rounding of what it adopts. The rounding is no
+        progress, so it is subtracted: without steps, the encoded value is the base, bit for bit.
+        """
+        copy: StagedCopy = contribution.payload
+        theta, adopted = copy.theta.host(), copy.base if copy.adopted is None else copy.adopted.host()
+        if (added := self._trainer.rounding(contribution.fragment, adopted)) is not None:
+            theta = theta - added
         if self._config.adopt == "rebase":
-            self._remember(contribution, copy.theta)
-        payload = codecs.encode(self._config.codec, copy.theta, copy.base)
+            self._remember(contribution, theta)
+        payload = codecs.encode(self._config.codec, theta, copy.base)
         return replace(contribution, payload=payload, digest=codecs.digest(payload))
 
     def _remember(self, contribution: Contribution, theta: Flat) -> None:
@@ -143,15 +196,25 @@ class FragmentIO:
         for key in [key for key in self._read if key[0] == fragment]:
             del self._read[key]
 
+    def receive(self, fragment: int, theta: Flat) -> Received:
+        """Put the syncer's value of a fragment, read-only float32[n], on the devices. Any thread may call it."""
+        exact = self._config.adopt != "overwrite" and self._bases[fragment] is not None
+        return Received(theta, self._trainer.prepare(fragment, theta, exact))
+
     def apply(self, effect: Apply) -> None:
-        """Adopt the syncer's value of a fragment, read-only float32[n], into the trainer."""
-        if effect.mode == "bootstrap":
-            self._trainer.load(effect.fragment, effect.payload)
+        """Adopt the syncer's value of a fragment: what `receive` returned, or read-only float32[n]."""
+        index, given, base = effect.fragment, effect.payload, self._bases[effect.fragment]
+        theta, placed = (given.theta, given.placed) if isinstance(given, Received) else (given, given)
+        grown_from = self._adopted.pop(index, None)
+        if effect.mode in ("bootstrap", "overwrite"):
+            self._trainer.adopt(index, placed, "overwrite")
         else:
-            anchor = self._bases[effect.fragment]
-            if effect.read_at is not None:
-                anchor = self._read[effect.fragment, effect.read_at]
-            self._trainer.adopt(effect.fragment, effect.payload, effect.mode, anchor, self._config.alpha)
+            assert base is not None, "only what is held can be rebased or mixed"
+            anchor = base if effect.read_at is None else self._read[index, effect.read_at]
+            before = base if grown_from is None else grown_from.value
+            adopted = self._trainer.adopt(index, placed, effect.mode, anchor, self._config.alpha, before)
+            if adopted is not None:
+                self._adopted[index] = OnDevices(adopted, self._trainer.host)
         with self._lock:
-            self._forget(effect.fragment)
-        self._bases[effect.fragment] = effect.payload
+            self._forget(index)
+        self._bases[index] = theta

@@ -91,7 +91,7 @@ class LockStep:
         self._units = {}
         train_step = make_step(task, inner)
         for name, batch_size in learners.items():
-            trainer = Trainer(task, self.fragments, inner, seed, train_step)
+            trainer = Trainer(task, self.fragments, inner, seed, train_step, warm_start=warm_start)
             machine = Learner(
                 name=name,
                 incarnation=1,

@@ -10,10 +10,11 @@ import gc
 import math
 import os
 import queue
+import sys
 import threading
 import time
 import traceback
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Mapping, Sequence
 from concurrent.futures import Future
 from concurrent.futures import TimeoutError as FutureTimeout
 from dataclasses import dataclass, replace
@@ -30,7 +31,8 @@ from learners.protocol.facts import LoopFailed
 from learners.protocol.learner import Learner
 from learners.report_sender import ReportSender
 from learners.step_runner import StepRunner
-from learners.training.device import fit, leave_core
+from learners.training import cores
+from learners.training.device import device_taken, fit
 from outer.config import SyncConfig
 from outer.journal.object_store import Objects
 from outer.protocol.manifest import manifest
@@ -80,7 +82,7 @@ class LearnerSpec:
     shared: Mapping[str, Any]
     code: str
     core: int | None  # of this host, to be pinned to; None on clusters
-    accelerated: bool  # the pool asks for GPUs or TPUs
+    platform: str  # cpu | gpu | tpu: what the pool's resources ask for
     warm_start: WarmStart | None = None
     store: Objects | None = None  # where snapshots are kept
     saved: SavedPart | None = None  # what an earlier process has left there
@@ -95,9 +97,12 @@ class Refused(Exception):
 class LearnerShell:
     """Drives the machine: hands it events, and does what its effects say."""
 
-    def __init__(self, spec: LearnerSpec, link: Link, faults: FaultEffects) -> None:
+    def __init__(
+        self, spec: LearnerSpec, link: Link, faults: FaultEffects, granted: Sequence[str] | None = None
+    ) -> None:
+        """`granted`: the GPUs that Ray grants this process, if Ray runs it."""
         assert spec.sync.fragments is not None
-        self._spec, self._link, self._faults = spec, link, faults
+        self._spec, self._link, self._faults, self._granted = spec, link, faults, granted
         self._facts = FactBuffer(time.time)
         self._lock = threading.Lock()
         self._changed = threading.Event()
@@ -107,7 +112,7 @@ class LearnerShell:
         self._writer = None
         if spec.store is not None:
             self._writer = CheckpointWriter(spec.name, spec.incarnation, spec.store, lambda: self._facts.recorded)
-        self._reports = ReportSender(lambda report: link.report(report, self._facts), leave_core)
+        self._reports = ReportSender(lambda report: link.report(report, self._facts), cores.leave)
         self._tokens_per_step = 0
         self._trainer: Trainer | None = None
         self._steps: StepRunner | None = None
@@ -267,28 +272,37 @@ class LearnerShell:
             self._machine.resume(spec.saved.snapshot, part.resume_state)
             self._facts = FactBuffer(time.time, first=part.facts)
         self._drive(events_effects.Enter(IMPORTING))
-        fit(spec.core, spec.accelerated, spec.devices or 1)
+        fit(spec.core, spec.platform, spec.devices or 1, self._granted)
         from learners.fragment_io import FragmentIO
-        from learners.training.device import device_taken
+        from learners.training import device_checks
         from learners.training.task import load
         from learners.training.trainer import Trainer
-        from learners.training.tree import deal
+        from learners.training.tree import deal, left_out
 
+        warnings = device_checks.at_start(spec.platform, self._granted)
+        for check, words in warnings.items():
+            print(f"{spec.name}: {check}: {words}", file=sys.stderr)
         task = load(spec.task, spec.data, spec.seed, dict(spec.model))
         self._tokens_per_step = task.tokens(spec.batch_size)
         fragments = deal(task, spec.sync)
         self._trainer = Trainer(
-            task, fragments, spec.inner, spec.seed, devices=spec.devices, model_parallel=spec.model_parallel
+            task,
+            fragments,
+            spec.inner,
+            spec.seed,
+            devices=spec.devices,
+            model_parallel=spec.model_parallel,
+            warm_start=spec.warm_start,
         )
         self._fragment_io = self._fetcher.fragment_io = FragmentIO(self._trainer, spec.sync, len(fragments))
-        if part is not None:
-            self._fragment_io.restore(part.header, part.arrays)
-        self._facts.add(device_taken(spec.devices))
+        self._facts.add(device_taken(spec.devices, warnings))
         self._drive(events_effects.Enter(COMPILING))
         self._trainer.warm_up(spec.batch_size)
+        if part is not None:
+            self._fragment_io.restore(part.header, part.arrays)
         gc.collect()
         gc.freeze()  # what is imported and compiled stays: a full collection need not walk it
-        self._drive(events_effects.Compiled(manifest(spec.shared, fragments, spec.code)))
+        self._drive(events_effects.Compiled(manifest(spec.shared, fragments, spec.code, left_out(task))))
 
     # -------------------------------------------------------------- the training loop
 
@@ -354,7 +368,7 @@ class LearnerShell:
                         self._writer.save(effect, self._paused(self._fragment_io.snapshot))
                 case events_effects.Donate(request):
                     assert self._fragment_io is not None
-                    self._give(request, (effect, self._paused(self._fragment_io.state_leaves)))
+                    self._give(request, (effect, self._paused(self._fragment_io.capture)))
                 case events_effects.Decline(request, reason):
                     self._give(request, reason)
                 case events_effects.Inherit(state):

@@ -23,7 +23,7 @@ import numpy as np
 import ray
 from numpy.typing import NDArray
 
-from outer import epoch
+from outer import epoch, heap
 from outer.epoch import Facts, SyncerSpec
 from outer.first_values import FirstValues
 from outer.journal.object_store import Objects
@@ -38,6 +38,7 @@ from outer.protocol.fragments import Fragment
 from outer.protocol.manifest import code_digest
 from outer.snapshots import Snapshots
 
+OFTEN = ray.method(enable_task_events=False)  # Ray's control store would keep a row of every call
 HELD_S = 10.0  # for a learner to give what it holds of a fragment
 ANNOUNCED_S = 0.02  # for notices to be on their way
 UNDELIVERED_MAX = 64  # messages on their way to one learner; more are dropped, the machine sends again
@@ -67,6 +68,7 @@ class SyncerActor:
     ) -> None:
         if (code := code_digest()) != spec.code:
             raise RuntimeError(f"this node runs other sources ({code}) than the run was started with ({spec.code})")
+        heap.keep_small()
         os.environ["JAX_PLATFORMS"] = "cpu"  # epoch.begin starts JAX
         assert spec.sync.fragments is not None
         self._spec = spec
@@ -96,7 +98,8 @@ class SyncerActor:
         self._timer: asyncio.TimerHandle | None = None
         self._digests = [codecs.digest(theta) for theta in self._parameters.thetas]
         self._failure = ""
-        self._snapshots = Snapshots(spec.epoch, self._fragments, spec.store, self._journal)
+        left_out = self._task.get("left_out")
+        self._snapshots = Snapshots(spec.epoch, self._fragments, spec.store, self._journal, left_out)
         self._dies_at: dict[str, int] = {}  # for chaos: at which point, passed so many times from now
 
     def __repr__(self) -> str:
@@ -105,9 +108,8 @@ class SyncerActor:
     # -------------------------------------------------------------- called by the orchestrator
 
     async def identify(self) -> dict[str, Any]:
-        process = {"pid": os.getpid(), "node": ray.get_runtime_context().get_node_id()}
-        begun = self._spec.begun or self._spec.epoch
-        return process | {"run": self._journal.run, "task": self._task, "begun": begun}
+        process = {"pid": os.getpid(), "node": ray.get_runtime_context().get_node_id(), "task": self._task}
+        return process | {"run": self._journal.run, "begun": self._spec.begun or self._spec.epoch}
 
     async def start(self, living: tuple[events_effects.Expect, ...] = ()) -> dict[str, Any]:
         """Begin the epoch; `living`: the learners that train already, if there was an epoch before."""
@@ -158,6 +160,7 @@ class SyncerActor:
         self._log.close()
         return await self._journal.finish()
 
+    @OFTEN
     async def clock(self) -> dict[str, Any]:
         """Where the run is; cheap enough to ask often."""
         syncer = self._machine
@@ -170,11 +173,12 @@ class SyncerActor:
             "suspended": syncer.suspended,
         }
 
+    @OFTEN
     async def view(self) -> dict[str, Any]:
         """The syncer's status."""
-        now, syncer = _now(), self._machine
         self._drive(events_effects.Tick())
-        return await self.clock() | {
+        now, syncer = _now(), self._machine
+        return {
             "epoch": syncer.epoch,
             "quorum": syncer.quorum,
             "grace_s": syncer.grace_s,
@@ -184,6 +188,7 @@ class SyncerActor:
             "learners": syncer.view(now),
             "journal": self._journal.view(),
             "failure": self._failure,
+            **await self.clock(),
         }
 
     async def die(self, point: str, times: int) -> None:
@@ -221,12 +226,14 @@ class SyncerActor:
                     return named, peer.handle
         return None
 
+    @OFTEN
     async def report(self, message: messages.Report, facts: Facts, oldest: int) -> int:
         """Returns the number up to which this incarnation's facts are durable."""
         self._take(message.learner, message.incarnation, facts, oldest)
         self._drive(message)
         return self._log.durable(message.learner, message.incarnation)
 
+    @OFTEN
     async def record(self, learner: str, incarnation: int, facts: Facts, oldest: int) -> int:
         """As `report` returns, once these facts are durable, or after a while."""
         self._take(learner, incarnation, facts, oldest)
@@ -238,13 +245,13 @@ class SyncerActor:
         if self._machine.knows(learner):
             self._log.take(learner, incarnation, facts, oldest)
 
+    @OFTEN
     async def fetch(self, fragment: int, version: int) -> tuple[int, str, NDArray[np.float32], int] | None:
         """(version, SHA-256, float32[n], snapshot): the newest, if it is at least the version asked for."""
-        parameters = self._parameters
-        if parameters.versions[fragment] < version:
+        parameters, newest = self._parameters, self._parameters.versions[fragment]
+        if newest < version:
             return None
-        newest = (parameters.versions[fragment], self._digests[fragment], parameters.thetas[fragment])
-        return *newest, self._machine.marker
+        return newest, self._digests[fragment], parameters.thetas[fragment], self._machine.marker
 
     # -------------------------------------------------------------- the machine and its effects
 
@@ -308,11 +315,10 @@ class SyncerActor:
     def _set_timer(self) -> None:
         if self._timer is not None:
             self._timer.cancel()
-        at = self._machine.wake_at
         self._timer = None
-        if at is not None:
-            loop = asyncio.get_running_loop()
-            self._timer = loop.call_later(max(0.001, at - _now()), self._drive, events_effects.Tick())
+        if (at := self._machine.wake_at) is not None:
+            delay_s = max(0.001, at - _now())
+            self._timer = asyncio.get_running_loop().call_later(delay_s, self._drive, events_effects.Tick())
 
     async def _merge(self, effect: events_effects.Merge) -> None:
         loop = asyncio.get_running_loop()
@@ -376,8 +382,7 @@ class SyncerActor:
         if contribution.learner != learner or not 0 <= contribution.fragment < len(self._fragments):
             contribution = replace(contribution, learner=learner, payload=None, defect="wrong_sender")
         else:
-            size = self._fragments[contribution.fragment].size
-            loop = asyncio.get_running_loop()
+            size, loop = self._fragments[contribution.fragment].size, asyncio.get_running_loop()
             contribution = await loop.run_in_executor(
                 self._examiner, examine, contribution, self._spec.sync.codec, size
             )

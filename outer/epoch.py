@@ -116,7 +116,7 @@ def begin(
         quorum=spec.quorum,
         span_steps=spec.span_steps,
         budget=spec.budget,
-        manifest=manifest(spec.shared, fragments, spec.code),
+        manifest=manifest(spec.shared, fragments, spec.code, task.get("left_out")),
         recovered=found if spec.epoch > 1 else None,
         ahead_s=spec.ahead_s,
         reopened=True,

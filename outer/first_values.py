@@ -56,7 +56,9 @@ def load(store: Objects, epoch: int, uncommitted: Collection[int]) -> FirstValue
 
 
 def _tensors(described: Sequence[Mapping[str, Any]]) -> tuple[Tensor, ...]:
-    return tuple(Tensor(each["name"], tuple(each["shape"]), each["dtype"]) for each in described)
+    return tuple(
+        Tensor(each["name"], tuple(each["shape"]), each["dtype"], each.get("kind", "merged")) for each in described
+    )
 
 
 def _theta(store: Objects, epoch: int, fragment: Fragment) -> NDArray[np.float32]:

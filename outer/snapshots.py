@@ -5,7 +5,7 @@ from __future__ import annotations
 import asyncio
 import functools
 import time
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from typing import TYPE_CHECKING, Any, NamedTuple
 
 from numpy.typing import NDArray
@@ -31,8 +31,16 @@ class _Cut(NamedTuple):
 class Snapshots:
     """Of one epoch; `store` is where checkpoints are. Of cuts that nobody has written, only the newest are kept."""
 
-    def __init__(self, epoch: int, fragments: Sequence[Fragment], store: Objects, journal: JournalWriter) -> None:
+    def __init__(
+        self,
+        epoch: int,
+        fragments: Sequence[Fragment],
+        store: Objects,
+        journal: JournalWriter,
+        left_out: Mapping[str, str] | None = None,  # leaves that are in no fragment, by name
+    ) -> None:
         self._epoch, self._fragments, self._store, self._journal = epoch, fragments, store, journal
+        self._left_out = left_out
         self._cuts: dict[int, _Cut] = {}  # by snapshot, oldest first, until they are written
         self._taken = 0  # the newest
 
@@ -59,7 +67,7 @@ class Snapshots:
             await asyncio.sleep(POLL_S)
         committed, initial = self._cuts.pop(snapshot)
         cut = await asyncio.wait_for(committed, max(0.0, give_up_at - time.monotonic()))
-        header, arrays = cut.part(self._epoch, snapshot, self._fragments, initial)
+        header, arrays = cut.part(self._epoch, snapshot, self._fragments, initial, self._left_out)
         write = functools.partial(
             checkpoint_parts.write, self._store, snapshot, checkpoint_parts.SYNCER, header, arrays
         )

@@ -14,7 +14,7 @@ import optax
 from learners.conformance import tree_diff as trees
 from learners.conformance.check import CheckFailed, Subject, check, finding_of, fresh, some
 from learners.conformance.fingerprint import fingerprint
-from learners.training import step, trainer, tree
+from learners.training import kinds, step, trainer, tree
 from learners.training.task import Task
 from outer.config import SyncConfig
 
@@ -40,7 +40,9 @@ def _loss(subject: Subject, task: Task) -> str:
         raise CheckFailed(f"loss_unit is {unit!r}", "make it a string, such as 'nats/token', or leave it out")
     if bad := [repr(name) for name in shapes[1] if not isinstance(name, str)]:
         raise CheckFailed(f"auxiliary values whose names are no strings: {some(bad)}", "name each with a string")
-    if bad := [name for name, value in shapes[1].items() if not _is_real_scalar(value)]:
+    scalars, _ = kinds.state_of(shapes[1])
+    finding_of(lambda: _new_values(task, params, batch))
+    if bad := [name for name, value in scalars.items() if not _is_real_scalar(value)]:
         raise CheckFailed(f"auxiliary values that are no real scalars: {some(bad)}", "reduce each to a scalar")
     loss = float(jax.jit(lambda *given: task.loss(*given))(params, batch, key)[0])
     if changed := trees.differing(before, trees.state(task)):
@@ -58,17 +60,21 @@ def _loss(subject: Subject, task: Task) -> str:
             f"compiled twice, the same loss is {loss} and {again}",
             "draw random numbers with jax.random from the key that loss is given, not with NumPy's",
         )
-    if len(shapes[1]) > step.AUX_MAX:
-        names = sorted(shapes[1])[step.AUX_MAX :]
-        raise CheckFailed(f"{len(shapes[1])} auxiliary values", f"not reported: {some(names)}; return fewer", "warn")
+    if len(scalars) > step.AUX_MAX:
+        names = sorted(scalars)[step.AUX_MAX :]
+        raise CheckFailed(f"{len(scalars)} auxiliary values", f"not reported: {some(names)}; return fewer", "warn")
     return f"{loss:.3f} at the start"
 
 
 @check("gradients", "the loss must be differentiable with respect to every parameter", ("loss",))
 def _gradients(subject: Subject, task: Task) -> str:
     params, batch = fresh(task, subject.seed), task.batch(0, subject.batch_size)
-    gradients = jax.jit(jax.grad(task.loss, has_aux=True))(params, batch, jax.random.key(0))[0]
-    named = dict(zip([t.name for t in tree.tensors_of(task)], jax.tree.leaves(gradients), strict=True))
+    leaves = kinds.Leaves.of(task)
+    merged = [tensor.name for tensor in leaves.tensors if tensor.kind == "merged"]
+    loss_of = lambda part, *given: task.loss(leaves.joined(params, part), *given)  # noqa: E731
+    part = leaves.merged(params)
+    gradients = jax.jit(jax.grad(loss_of, has_aux=True))(part, batch, jax.random.key(0))[0]
+    named = dict(zip(merged, jax.tree.leaves(gradients), strict=True))
     values = {name: np.asarray(leaf, dtype=np.float32) for name, leaf in named.items()}
     if bad := [name for name, value in values.items() if not np.isfinite(value).all()]:
         raise CheckFailed(
@@ -103,7 +109,8 @@ def _steps(subject: Subject, task: Task) -> str:
         raise CheckFailed(
             f"not finite after {STEPS} steps, losses {losses}", "lower inner.lr, or keep inner.clip_norm on"
         )
-    if not trees.differing(fresh(task, subject.seed), first):
+    merged = kinds.Leaves.of(task).merged
+    if not trees.differing(merged(fresh(task, subject.seed)), merged(first)):
         raise CheckFailed(
             "parameters stay as they were", "look at the optimizer: its learning rate, masks and freezing"
         )
@@ -165,6 +172,18 @@ def _trained(subject: Subject, task: Task) -> tuple[Any, list[float]]:
     count = subject.batch_size
     losses = [learner.step(step * count, count, progress=0.5) for step in range(STEPS)]
     return learner.params, losses
+
+
+def _new_values(task: Task, params: Any, batch: Any) -> None:
+    """Check the loss's new values of mean and local leaves by their shapes. Raises ValueError, CheckFailed."""
+    leaves = kinds.Leaves.of(task)
+    _, state = kinds.state_of(jax.eval_shape(task.loss, params, batch, jax.random.key(0))[1])
+    leaves.updated(params, state)
+    if still := [each.name for each in leaves.tensors if each.kind in kinds.WRITTEN and each.name not in state]:
+        raise CheckFailed(
+            f"aux[{kinds.STATE!r}] has no value for {some(still)}",
+            "return a new value for every leaf of the kind mean or local, or make its kind frozen",
+        )
 
 
 def _is_real_scalar(value: Any) -> bool:

@@ -24,6 +24,7 @@ class DeviceTaken:
     instructions: str  # its vector instruction sets, which change what XLA compiles
     settings: dict[str, str]  # environment variables that can change numbers: XLA_FLAGS and others
     versions: dict[str, str]  # python, jax, jaxlib, numpy
+    warnings: dict[str, str] = field(default_factory=dict)  # by check of the device: what was found, and the fix
 
 
 @dataclass(frozen=True)

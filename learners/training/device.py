@@ -1,17 +1,22 @@
 """JAX's settings for a process's device, and the fact that records device, host and settings.
 
-Call `fit` before JAX is imported, and `device_taken` after.
+Call `fit` before JAX is imported, and the rest after. What JAX found is judged in device_checks.py.
 """
 
 from __future__ import annotations
 
-import contextlib
+import hashlib
 import os
-import platform
+import platform as host
+import re
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
 from importlib.metadata import version
 from pathlib import Path
+from typing import Any, Literal
 
 from learners.protocol.facts import DeviceTaken
+from learners.training import cores
 
 # Environment variables that XLA and JAX read at start and that can change numbers.
 SETTINGS = (
@@ -30,37 +35,131 @@ PACKAGES = ("jax", "jaxlib", "numpy")
 _VECTORS = ("avx", "amx", "fma", "f16c", "asimd", "sve", "fphp", "bf16")  # prefixes of instruction set names
 
 
-_others: set[int] = set()  # the cores beside the one that steps
+# JAX's backends by platform. JAX fails if the plugin of one that is named does not work. The second serves callbacks.
+BACKENDS = {"gpu": "cuda,cpu", "tpu": "tpu,cpu"}
+REHEARSED = "DILOCO_PLATFORM"  # if set, learners take this platform whatever their pools ask for
+FRACTIONS = ("XLA_CLIENT_MEM_FRACTION", "XLA_PYTHON_CLIENT_MEM_FRACTION")  # of a GPU's memory; the second is older
 
 
-def fit(core: int | None, accelerated: bool, devices: int = 1) -> None:
+@dataclass(frozen=True)
+class Finding:
+    """One check of this machine: what was found and, unless all is well, the fix."""
+
+    name: str
+    status: Literal["ok", "warning", "failure"]
+    found: str
+    fix: str = ""
+
+
+class WrongDevice(RuntimeError):
+    """This process does not have the devices that it needs, or one of them computes wrongly."""
+
+
+def refuse(finding: Finding) -> None:
+    """Raise WrongDevice for a failure."""
+    if finding.status == "failure":
+        raise WrongDevice(f"{finding.name}: {finding.found}; fix: {finding.fix}")
+
+
+def asked(platform: str) -> str:
+    """The platform to take where a pool asks for this one. Raises WrongDevice if a setting names none."""
+    taken = os.environ.get(REHEARSED) or platform
+    if taken not in ("cpu", *BACKENDS):
+        raise WrongDevice(f"{REHEARSED} = {taken!r} is not one of cpu, gpu, tpu; fix: set one of them, or unset it")
+    return taken
+
+
+def fit(core: int | None, platform: str, devices: int = 1, granted: Sequence[str] | None = None) -> None:
     """Set the environment for JAX. On CPUs: one thread, pinned to `core` if given. Accelerators keep JAX's defaults.
 
-    The calling thread steps on that core. The threads that are there already, such as Ray's, move to the other cores.
-    `devices` above 1 on CPUs: XLA simulates that many devices, each with its own thread on any core.
+    `platform`: cpu, gpu or tpu. `devices` above 1 on CPUs: XLA simulates that many devices, each with its own thread
+    on any core. `granted`: the GPUs that Ray grants. Raises WrongDevice if the environment contradicts them.
     """
     if core is not None and devices == 1:
-        _others.update(os.sched_getaffinity(0) - {core})
-        if _others:
-            for thread in os.listdir("/proc/self/task"):
-                with contextlib.suppress(OSError):  # it has ended
-                    os.sched_setaffinity(int(thread), _others)
-        os.sched_setaffinity(0, {core})  # this thread and those that it starts, including XLA's
-    if not accelerated:
+        cores.pin(core)
+    if (taken := asked(platform)) == "cpu":
         flags = os.environ.setdefault("XLA_FLAGS", "--xla_cpu_multi_thread_eigen=false intra_op_parallelism_threads=1")
         if devices > 1:
             # In front, because XLA stops reading at a word without a leading hyphen.
             os.environ["XLA_FLAGS"] = f"--xla_force_host_platform_device_count={devices} {flags}"
         os.environ.setdefault("JAX_PLATFORMS", "cpu")
+        return
+    if taken == "gpu":
+        refuse(visible_devices(os.environ, granted))
+        refuse(memory_fraction(os.environ))
+    os.environ.setdefault("JAX_PLATFORMS", BACKENDS[taken])
 
 
-def leave_core() -> None:
-    """Let the calling thread run beside the step, on the other cores. Without any it stays."""
-    if _others:
-        os.sched_setaffinity(0, _others)
+def visible_devices(environ: Mapping[str, str], granted: Sequence[str] | None) -> Finding:
+    """Whether CUDA_VISIBLE_DEVICES shows the GPUs that Ray grants; without Ray (None), whether it shows any."""
+    name, shown = "visible devices", environ.get("CUDA_VISIBLE_DEVICES")
+    ids = [each.strip() for each in (shown or "").split(",") if each.strip()]
+    found = "CUDA_VISIBLE_DEVICES is not set" if shown is None else f"CUDA_VISIBLE_DEVICES = {shown!r}"
+    unset = "RAY_EXPERIMENTAL_NOSET_CUDA_VISIBLE_DEVICES"
+    if environ.get(unset, "").lower() in ("1", "true"):
+        fix = f"unset {unset} on the nodes: learners of one node would all take the same GPUs"
+        if granted is None or sorted(ids) != sorted(granted):
+            return Finding(name, "failure", f"{unset} is set, and {found}", fix)
+    if granted is None:
+        if shown is not None and (not ids or ids[0] in ("-1", "NoDevFiles")):
+            return Finding(name, "failure", f"{found}: it hides every GPU", "unset CUDA_VISIBLE_DEVICES")
+        return Finding(name, "ok", found + ("" if ids else ": every GPU is seen"))
+    if sorted(ids) == sorted(granted):
+        return Finding(name, "ok", f"{found}, as Ray grants")
+    fix = "leave it to Ray: remove CUDA_VISIBLE_DEVICES from the job's runtime environment and the task's code"
+    return Finding(name, "failure", f"{found}, but Ray grants {','.join(granted) or 'no GPU'}", fix)
 
 
-def device_taken(devices: int | None) -> DeviceTaken:
+def memory_fraction(environ: Mapping[str, str]) -> Finding:
+    """The share of each GPU that XLA takes at its start, as the environment says."""
+    name, given = "memory fraction", {each: environ[each] for each in FRACTIONS if environ.get(each)}
+    if len(given) > 1:
+        found = " and ".join(f"{each} = {value}" for each, value in given.items())
+        return Finding(name, "failure", f"{found} are both set, and XLA refuses that", f"unset {FRACTIONS[1]}")
+    if environ.get("XLA_PYTHON_CLIENT_PREALLOCATE", "").lower() in ("false", "0"):
+        return Finding(name, "ok", "XLA_PYTHON_CLIENT_PREALLOCATE is off: memory is taken as it is needed")
+    if not given:
+        return Finding(name, "ok", "not set: XLA takes 0.75 of each GPU; learners get a fraction from their pool")
+    ((each, value),) = given.items()
+    if re.fullmatch(r"0?\.\d+|1(\.0*)?", value) and float(value) > 0.0:
+        return Finding(name, "ok", f"{each} = {value}")
+    return Finding(name, "failure", f"{each} = {value!r}", "set a number above 0, and at most 1, such as 0.9")
+
+
+# ------------------------------------------------------------------ after JAX is imported
+
+
+def use_compile_cache() -> str | None:
+    """Keep compiled programs apart by hardware kind below JAX_COMPILATION_CACHE_DIR. Returns where; None if not set.
+
+    JAX's own key leaves out the CPU's instruction sets; a program for others can end the process (SIGILL).
+    """
+    base = os.environ.get("JAX_COMPILATION_CACHE_DIR")
+    if not base:
+        return None
+    import jax
+
+    device = jax.local_devices()[0]
+    folder = cache_folder(base, device.platform, device.device_kind)
+    config: Any = jax.config  # which JAX leaves untyped
+    config.update("jax_compilation_cache_dir", folder)
+    return folder
+
+
+def cache_folder(base: str, platform: str, device: str) -> str:
+    """A folder below `base`, a path or URI, for this host kind, unless `base` ends with it, and this device kind."""
+    kind = re.sub(r"[^A-Za-z0-9.]+", "-", platform if device == platform else f"{platform}-{device}").strip("-")
+    base = base.rstrip("/")
+    return f"{base}/{kind}" if base.endswith(f"/{host_kind()}") else f"{base}/{host_kind()}/{kind}"
+
+
+def host_kind() -> str:
+    """jaxlib's version, the architecture, and a digest of the CPU's instruction sets."""
+    digest = hashlib.sha256(_processor()[1].encode()).hexdigest()[:8]
+    return f"jaxlib-{version('jaxlib')}-{host.machine()}-{digest}"
+
+
+def device_taken(devices: int | None, warnings: Mapping[str, str] | None = None) -> DeviceTaken:
     """Describe this process for the log. `devices`: how many local devices a step is spread over; None: all."""
     import jax
 
@@ -74,7 +173,8 @@ def device_taken(devices: int | None) -> DeviceTaken:
         processor=processor,
         instructions=instructions,
         settings={name: os.environ[name] for name in SETTINGS if name in os.environ},
-        versions={"python": platform.python_version()} | {name: version(name) for name in PACKAGES},
+        versions={"python": host.python_version()} | {name: version(name) for name in PACKAGES},
+        warnings=dict(warnings or {}),
     )
 
 
@@ -86,4 +186,4 @@ def _processor() -> tuple[str, str]:
         lines = []
     fields = {key.strip(): value.strip() for key, _, value in (line.partition(":") for line in lines)}
     flags = (fields.get("flags") or fields.get("Features") or "").split()
-    return fields.get("model name", platform.machine()), " ".join(sorted(f for f in flags if f.startswith(_VECTORS)))
+    return fields.get("model name", host.machine()), " ".join(sorted(f for f in flags if f.startswith(_VECTORS)))

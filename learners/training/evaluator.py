@@ -6,25 +6,40 @@ from collections.abc import Sequence
 from typing import Any
 
 import jax
+import jax.numpy as jnp
+import numpy as np
+from numpy.typing import NDArray
 
-from learners.training import weights
-from learners.training.task import Task
-from learners.training.tree import Flat, ParameterTree, parameters
+from learners.config import WarmStart
+from learners.training.task import Params, Task
+from learners.training.tree import Flat, ParameterTree, unsent
 from outer.protocol.fragments import Fragment
 
 
 class Evaluator:
     """Computes the held-out loss of the global parameters."""
 
-    def __init__(self, task: Task, fragments: Sequence[Fragment], sequences: int, batch_size: int = 32) -> None:
+    def __init__(
+        self,
+        task: Task,
+        fragments: Sequence[Fragment],
+        sequences: int,
+        batch_size: int = 32,
+        seed: int = 0,
+        warm_start: WarmStart | None = None,
+    ) -> None:
+        """`seed`, `warm_start`: the run's, from which local and frozen leaves have their initial values."""
         self.fragments = tuple(fragments)
         self._task, self._sequences, self._batch_size = task, sequences, batch_size
         self._tree = ParameterTree.of(task)
-        self._loss = jax.jit(lambda params, batch: task.loss(params, batch, jax.random.key(0))[0])
+        self._unsent = unsent(task, seed, warm_start)
+        held_out: Any = getattr(task, "held_out_loss", None)
+        by_loss = lambda params, batch: task.loss(params, batch, jax.random.key(0))[0]  # noqa: E731
+        self._loss = jax.jit(held_out or by_loss)
 
     def loss(self, thetas: Sequence[Flat]) -> float:
         """Mean loss of thetas, float32[n] per fragment, over the first held-out samples."""
-        leaves: list[Any] = [None] * len(self._tree.tensors)
+        leaves: list[Any] = [self._unsent.get(tensor.name) for tensor in self._tree.tensors]
         for fragment, theta in zip(self.fragments, thetas, strict=True):
             leaves = self._tree.written(leaves, fragment, theta)
         params = jax.tree.unflatten(self._tree.structure, leaves)
@@ -34,11 +49,13 @@ class Evaluator:
             total += count * float(self._loss(params, self._task.held_out(start, count)))
         return total / self._sequences
 
+    def unsent(self) -> dict[str, NDArray[np.float32]]:
+        """The initial values, float32, of the floating-point leaves that are in no fragment, by path."""
+        floating = {name: value for name, value in self._unsent.items() if jnp.issubdtype(value.dtype, jnp.floating)}
+        return {name: np.asarray(value, dtype=np.float32) for name, value in floating.items()}
 
-def sample(
-    task: Any, named: weights.Named, prompt: bytes, length: int, temperature: float, top_k: int, seed: int
-) -> bytes:
-    """Let the task continue a prompt by `length` bytes. Raises ValueError if the parameters do not fit the task."""
-    params = parameters(task, named)
+
+def sample(task: Any, params: Params, prompt: bytes, length: int, temperature: float, top_k: int, seed: int) -> bytes:
+    """Let the task continue a prompt by `length` bytes."""
     text: bytes = task.sample(params, prompt, length, temperature, top_k, jax.random.key(seed))
     return text

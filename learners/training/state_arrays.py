@@ -15,6 +15,8 @@ import jax.numpy as jnp
 import numpy as np
 from numpy.typing import NDArray
 
+from learners.training.placement import own
+
 Arrays = list[NDArray[Any]]
 PLAIN = "biuf"  # the dtype kinds of NumPy itself
 
@@ -74,10 +76,7 @@ def _bits(array: NDArray[Any]) -> NDArray[Any]:
 
 
 def _restored(array: NDArray[Any], leaf: Any) -> Any:
-    # Copies: on a CPU, device_put would share memory that this learner does not own.
-    value = jnp.array(array.view(np.dtype(_data(leaf).dtype)))
-    if not isinstance(leaf, jax.Array):
-        return value
-    if _is_key(leaf):
-        value = jax.random.wrap_key_data(value, impl=jax.random.key_impl(leaf))
-    return jax.device_put(value, leaf.sharding) if leaf.committed else value
+    values, like = array.view(np.dtype(_data(leaf).dtype)), isinstance(leaf, jax.Array)
+    sharding = _data(leaf).sharding if like and leaf.committed else None
+    value = own(values, sharding)
+    return jax.random.wrap_key_data(value, impl=jax.random.key_impl(leaf)) if like and _is_key(leaf) else value

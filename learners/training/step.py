@@ -11,6 +11,7 @@ import jax.numpy as jnp
 import optax
 
 from learners.config import InnerConfig
+from learners.training.kinds import Leaves, state_of
 from learners.training.task import Batch, Params, Task
 
 Aux = dict[str, jax.Array]  # scalars
@@ -42,21 +43,29 @@ def transformation(task: Task, inner: InnerConfig) -> optax.GradientTransformati
 def make_step(task: Task, inner: InnerConfig, placed: Any = None) -> TrainStep:
     """One inner step, compiled: (params, opt_state, batch, rng, scale) -> (params, opt_state, loss, aux).
 
-    `scale`, float32 scalar, multiplies the optimizer's updates (see `schedule`). Nothing is donated: the
-    parameters before a step stay whole, so that a fragment can be read while the next step runs. `placed`: the
-    shardings that the results are to have, on several devices. `aux`: see `reported`.
+    `scale`, float32 scalar, multiplies the optimizer's updates (see `schedule`). Parameters and optimizer state
+    are donated: the arrays before a step are gone after it. `placed`: the shardings that the results are to have, on
+    several devices. `aux`: see `reported`. Gradients and optimizer see merged leaves alone; mean and local ones take
+    the values that the loss returns for them.
     """
-    optimizer = transformation(task, inner)
+    optimizer, leaves = transformation(task, inner), Leaves.of(task)
 
     def step(
         params: Params, opt_state: Any, batch: Batch, rng: jax.Array, scale: jax.Array
     ) -> tuple[Params, Any, jax.Array, Aux]:
-        (loss, aux), gradients = jax.value_and_grad(task.loss, has_aux=True)(params, batch, rng)
-        updates, opt_state = optimizer.update(gradients, opt_state, params)
+        merged = leaves.merged(params)
+        loss_of = lambda merged: task.loss(leaves.joined(params, merged), batch, rng)  # noqa: E731
+        (loss, aux), gradients = jax.value_and_grad(loss_of, has_aux=True)(merged)
+        aux, state = state_of(aux)
+        updates, opt_state = optimizer.update(gradients, opt_state, merged)
         updates = jax.tree.map(lambda update: update * scale.astype(update.dtype), updates)
-        return optax.apply_updates(params, updates), opt_state, loss, reported(aux)
+        params = leaves.joined(leaves.updated(params, state), optax.apply_updates(merged, updates))
+        return params, opt_state, loss, reported(aux)
 
-    return jax.jit(step) if placed is None else jax.jit(step, out_shardings=placed)
+    donated = ("params", "opt_state")
+    if placed is None:
+        return jax.jit(step, donate_argnames=donated)
+    return jax.jit(step, donate_argnames=donated, out_shardings=placed)
 
 
 def reported(aux: Any) -> Aux:

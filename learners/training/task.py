@@ -14,7 +14,7 @@ import optax
 
 from learners.config import DataConfig, InnerConfig
 
-Params = Any  # a pytree of floating-point jax.Array
+Params = Any  # a pytree of jax.Array
 Batch = Any  # a pytree of numpy or jax arrays; the leading axis is the sample
 
 
@@ -25,6 +25,11 @@ class Task(Protocol):
     A task may also have
     - `merge_rules`, a mapping of tensor path patterns (fnmatch) to "rda" or "avg", which overrides the default
       rules of outer/numeric/merge.py;
+    - `kinds`, a mapping of such patterns to the kind of a parameter, "merged" (the default), "mean", "local" or
+      "frozen" (learners/training/kinds.py). Only merged and frozen leaves are constant in a step: for each mean and
+      local one, the auxiliary values of `loss` have the new value, as aux["state"][path], in its dtype and shape;
+    - `held_out_loss(params, batch)`, the loss of held-out samples, float32 scalar, where it is not that of `loss`,
+      for example because it uses running statistics in place of the batch's;
     - `sharding(mesh)`, a mapping of such patterns to PartitionSpecs over the axes "batch" and "model", for learners
       with several devices (learners/training/mesh.py); without it, parameters are replicated;
     - `sample(params, prompt, length, temperature, top_k, rng)`, which continues the bytes of a prompt by `length`
@@ -33,7 +38,7 @@ class Task(Protocol):
     """
 
     def init(self, rng: jax.Array) -> Params:
-        """Fresh parameters: a pytree whose leaves are floating-point arrays."""
+        """Fresh parameters: a pytree of floating-point arrays; local and frozen ones may be integers."""
         ...
 
     def loss(self, params: Params, batch: Batch, rng: jax.Array) -> tuple[jax.Array, dict[str, jax.Array]]:

@@ -1,30 +1,46 @@
 """The trainer: a learner's parameters, inner optimizer and compiled step (paper section 2).
 
-Fragments are read and written as flat float32 arrays on the host; the model keeps its own dtypes.
+Fragments travel as flat float32 arrays; the model keeps its own dtypes.
 """
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Iterable, Sequence
 from typing import Any
 
 import jax
 import jax.numpy as jnp
 import numpy as np
 
-from learners.config import InnerConfig
+from learners.config import InnerConfig, WarmStart
+from learners.training import placement
+from learners.training.batches import Batches
 from learners.training.mesh import layout
+from learners.training.placement import Placed
 from learners.training.step import Aux, TrainStep, make_step, schedule, step_key, transformation
-from learners.training.task import Params, Task
-from learners.training.tree import Flat, ParameterTree, fresh
+from learners.training.task import Batch, Params, Task
+from learners.training.tree import Flat, ParameterTree, fresh, unsent
 from outer.protocol.fragments import Fragment
+
+
+class InFlight:
+    """A step that runs on the devices."""
+
+    def __init__(self, loss: jax.Array, aux: Aux) -> None:
+        self._loss, self._aux = loss, aux
+
+    def result(self) -> tuple[float, dict[str, float]]:
+        """Wait for the step: its loss, in the task's unit, and its auxiliary values. A loss may be not finite."""
+        loss, aux = jax.device_get((self._loss, self._aux))  # together: one wait for the device
+        return float(loss), {name: float(value) for name, value in aux.items()}
 
 
 class Trainer:
     """One learner's parameters and inner optimizer state.
 
-    `step`, `load` and `adopt` belong to one thread; `read` may run in another and sees one completed step.
-    Trainers of one process and recipe may share a compiled `train_step`, as from `make_step`.
+    A step donates them: what has to outlive the next `dispatch` is copied before it, with `copy` or `capture`.
+    `prepare` and `host` may run in any thread, everything else in one. Trainers of one process and recipe may share a
+    compiled `train_step`, as from `make_step`.
     """
 
     def __init__(
@@ -36,29 +52,38 @@ class Trainer:
         train_step: TrainStep | None = None,
         devices: int | None = 1,
         model_parallel: int = 1,
+        warm_start: WarmStart | None = None,
     ) -> None:
         """`devices`: how many local devices to step on, None for all; `model_parallel`: how many share one model.
+        `warm_start`: where local and frozen leaves start from; all others come from the syncer.
 
         Raises ValueError, naming the tensor or the number, for a layout that the devices do not allow.
         """
         self.fragments = tuple(fragments)
-        self._task, self._inner, self._seed = task, inner, seed
+        self._task, self._inner, self._seed, self._warm_start = task, inner, seed, warm_start
         self.aux: dict[str, float] = {}  # of the last step
         self._tree = ParameterTree.of(task)
         self.layout = layout(task, self._tree.tensors, devices, model_parallel)
         self._optimizer = transformation(task, inner)
-        self._leaves: list[Any] = self._placed(jax.tree.leaves(fresh(task, seed)))
-        self.reset_optimizer()
+        self._batches = Batches(self._batch)
+        self._begin()
         self._train_step = train_step or make_step(task, inner, self._results)
 
     @property
     def params(self) -> Params:
-        """The parameter tree as of the last completed step."""
+        """The parameter tree after the last dispatched step."""
         return jax.tree.unflatten(self._tree.structure, self._leaves)
+
+    def _begin(self) -> None:
+        """Initial parameters and optimizer state; what is sent comes from the syncer later."""
+        given = {} if self._warm_start is None else unsent(self._task, self._seed, self._warm_start)
+        leaves = zip(self._tree.tensors, jax.tree.leaves(fresh(self._task, self._seed)), strict=True)
+        self._leaves: list[Any] = self._placed([given.get(tensor.name, leaf) for tensor, leaf in leaves])
+        self.reset_optimizer()
 
     def reset_optimizer(self) -> None:
         """Start the inner optimizer with fresh state."""
-        opt_state = self._optimizer.init(self.params)
+        opt_state = self._optimizer.init(self._tree.merged(self.params))
         self.opt_state = self.layout.state(opt_state) if self.layout else opt_state
 
     def _placed(self, leaves: list[Any]) -> list[Any]:
@@ -74,69 +99,145 @@ class Trainer:
         replicated = self.layout.replicated
         return params, jax.tree.map(lambda leaf: leaf.sharding, self.opt_state), replicated, replicated
 
+    # -------------------------------------------------------------- stepping
+
     def warm_up(self, batch_size: int) -> None:
-        """Load the data and compile the step: run one and discard its result."""
-        self._run(0, batch_size, progress=0.0)
+        """Load the data and compile: run one step and begin anew. Call it before anything is loaded."""
+        self.dispatch(0, batch_size, progress=0.0).result()
+        for index in range(len(self.fragments)):
+            self.copy(index)
+        self._leaves, self.opt_state = [], None  # or there would be two of each
+        self._begin()
+
+    def expect(self, starts: Sequence[int], count: int) -> None:
+        """Build the batches of the next steps, `count` samples from each of `starts`, in another thread."""
+        self._batches.expect(starts, count)
+
+    def dispatch(self, start: int, count: int, progress: float) -> InFlight:
+        """Enqueue one inner step on samples [start, start + count); parameters and optimizer state are donated to it.
+
+        `progress` in [0, 1] is the run's, for the learning rate. An exception of the task's `batch` is raised here.
+        """
+        batch, key = self._batches.take(start, count)
+        scale: Any = np.float32(schedule(self._inner, progress))
+        params, self.opt_state, loss, aux = self._train_step(self.params, self.opt_state, batch, key, scale)
+        self._leaves = jax.tree.leaves(params)
+        return InFlight(loss, aux)
 
     def step(self, start: int, count: int, progress: float) -> float:
-        """One inner step on samples [start, start + count); returns the loss before it, in the task's unit.
+        """`dispatch` a step and wait for it: its loss. `aux` then has the step's auxiliary values."""
+        loss, self.aux = self.dispatch(start, count, progress).result()
+        return loss
 
-        `progress` in [0, 1] is the run's, for the learning rate. Returns when the step has finished. A loss that
-        is not finite is returned like any other. `aux` then has the step's auxiliary values.
-        """
-        params, self.opt_state, *results = self._run(start, count, progress)
-        self._leaves = jax.tree.leaves(params)
-        loss, aux = jax.device_get(results)  # together: one wait for the device
-        self.aux = {name: float(value) for name, value in aux.items()}
-        return float(loss)
+    def _batch(self, start: int, count: int) -> tuple[Batch, jax.Array]:
+        """A batch on the devices, and the step's random key."""
+        # Copied: the task may use its memory again while the step runs, and a CPU would share it.
+        batch = jax.tree.map(
+            lambda leaf: leaf if isinstance(leaf, jax.Array) else np.array(leaf), self._task.batch(start, count)
+        )
+        batch = jax.device_put(batch) if self.layout is None else self.layout.split(batch)
+        return batch, step_key(self._seed, start)
 
-    def _run(self, start: int, count: int, progress: float) -> tuple[Params, Any, jax.Array, Aux]:
-        scale = jnp.float32(schedule(self._inner, progress))
-        batch = self._task.batch(start, count)
-        if self.layout is not None:
-            batch = self.layout.split(batch)
-        result = self._train_step(self.params, self.opt_state, batch, step_key(self._seed, start), scale)
-        result[2].block_until_ready()  # one program: the other results are finished with the loss
-        return result
+    # -------------------------------------------------------------- fragments
+
+    def copy(self, index: int) -> jax.Array:
+        """Copy one fragment, after the last dispatched step, on the devices: float32[n]. Does not wait."""
+        return placement.gathered(self._locals(index), self.layout.replicated if self.layout else None)
+
+    def host(self, flat: jax.Array) -> Flat:
+        """Bring a `copy` to the host: read-only float32[n]. Waits for the devices; any thread may call it."""
+        return placement.to_host(flat)
 
     def read(self, index: int) -> Flat:
-        """Copy one fragment, as of the last completed step, to the host: float32[n]."""
-        return self._tree.read(self._leaves, self.fragments[index])
+        """Copy one fragment, after the last dispatched step, to the host: float32[n]."""
+        return np.array(self.host(self.copy(index)))
+
+    def prepare(self, index: int, flat: Flat, exact: bool = False) -> Placed:
+        """Put one fragment's value, flat float32[n], on the devices, shard by shard. Any thread may call it.
+
+        In the model's dtypes, or as float32 if `exact`, which rebase and mix compute with.
+        """
+        dtypes = [np.float32 if exact else self._tree.dtype(tensor) for tensor in self.fragments[index].tensors]
+        return placement.placed(self.fragments[index], flat, dtypes, self._shardings(index))
+
+    def swap(self, index: int, placed: Placed) -> None:
+        """Set one fragment to what `prepare` returned; the optimizer's moments stay. Use each Placed once."""
+        for tensor, leaf in zip(self.fragments[index].tensors, placed.leaves, strict=True):
+            self._leaves[self._tree.leaf_of[tensor.name]] = leaf.astype(self._tree.dtype(tensor))
 
     def load(self, index: int, flat: Flat) -> None:
         """Set one fragment to flat float32[n]; the optimizer's moments stay."""
-        self._leaves = self._placed(self._tree.written(self._leaves, self.fragments[index], flat))
+        self.swap(index, self.prepare(index, flat))
 
-    def adopt(self, index: int, theta: Flat, mode: str, anchor: Flat | None = None, alpha: float = 0.0) -> None:
-        """Adopt the syncer's value theta float32[n] of one fragment; the optimizer's moments stay.
+    def rounding(self, index: int, flat: Flat) -> Flat | None:
+        """What rounding to the leaves' dtypes adds to a fragment's flat float32[n]; None if all are float32."""
+        return self._tree.rounding(self.fragments[index], flat)
 
-        overwrite: theta (paper section 3). rebase: local + theta - anchor, where anchor float32[n] is the value that
-        was read if this learner took part in the merge, else its base. mix: (1 - alpha) theta + alpha local. Computed
-        in float64, so rebasing without progress since the anchor, and mixing with alpha 0, equal overwriting bit for
-        bit.
+    def adopt(
+        self,
+        index: int,
+        theta: Flat | Placed,
+        mode: str,
+        anchor: Flat | None = None,
+        alpha: float = 0.0,
+        adopted: Flat | jax.Array | None = None,
+    ) -> jax.Array | None:
+        """Adopt the syncer's value theta of one fragment, float32[n]; the optimizer's moments stay.
+
+        overwrite: theta (paper section 3). rebase: theta + (local - anchor), where anchor float32[n] is the value that
+        was read if this learner took part in the merge, else its base. mix: theta + alpha (local - theta). Computed on
+        the devices in float32; rebasing without progress since the anchor, and mixing with alpha 0, equal overwriting
+        bit for bit. `adopted` float32[n] is what the local value grew from before it was rounded to the leaves' dtypes;
+        where a leaf is narrower than float32, that rounding is no progress. A Placed theta is exact unless the mode is
+        overwrite.
+
+        Returns the new value before it is rounded, float32[n] on the devices; None if that is theta or has no rounding.
         """
+        if not isinstance(theta, Placed):
+            theta = self.prepare(index, theta, exact=mode != "overwrite")
         if mode == "overwrite":
-            return self.load(index, theta)
-        new, local = theta.astype(np.float64), self.read(index).astype(np.float64)
+            self.swap(index, theta)
+            return None
+        narrow = any(self._tree.dtype(tensor) != np.float32 for tensor in self.fragments[index].tensors)
+        assert not narrow or adopted is not None, "narrow leaves need what they grew from"
+        grown_from = self._everywhere(adopted) if narrow else jnp.zeros(self.fragments[index].size, jnp.float32)
+        placing = self.layout.replicated if self.layout else None, self._shardings(index)
         if mode == "rebase":
             assert anchor is not None, "rebase needs an anchor"
-            moved = local - anchor.astype(np.float64) + new
+            placed, moved = placement.rebased(
+                self._locals(index), theta, self._everywhere(anchor), grown_from, *placing
+            )
         else:
             assert mode == "mix", mode
-            moved = (1.0 - alpha) * new + alpha * local
-        self.load(index, moved.astype(np.float32))
-        return None
+            placed, moved = placement.mixed(self._locals(index), theta, alpha, grown_from, *placing)
+        self.swap(index, placed)
+        return moved if narrow else None
+
+    def _everywhere(self, flat: Any) -> jax.Array:
+        """float32[n] on every device."""
+        return flat if isinstance(flat, jax.Array) else placement.own(flat, self.layout and self.layout.replicated)
+
+    def _locals(self, index: int) -> list[jax.Array]:
+        return [self._leaves[self._tree.leaf_of[tensor.name]] for tensor in self.fragments[index].tensors]
+
+    def _shardings(self, index: int) -> list[Any]:
+        leaf_of, tensors = self._tree.leaf_of, self.fragments[index].tensors
+        return [self.layout.leaves[leaf_of[tensor.name]] if self.layout else None for tensor in tensors]
+
+    # -------------------------------------------------------------- the whole state
 
     def state_leaves(self) -> list[Any]:
-        """Every leaf of parameters and inner optimizer state as of the last completed step; copies nothing.
-
-        JAX arrays never change, so another thread may pack them while the next step runs.
-        """
+        """Every leaf of parameters and inner optimizer state. The next step donates them: see `capture`."""
         return [*self._leaves, *jax.tree.leaves(self.opt_state)]
 
-    def inherit(self, leaves: Sequence[Any]) -> None:
-        """Take over the `state_leaves` of another trainer of the same task."""
+    def capture(self) -> list[Any]:
+        """The `state_leaves` after the last dispatched step, copied: any thread may pack them at any time."""
+        return placement.copied(self.state_leaves())
+
+    def inherit(self, leaves: Iterable[Any]) -> None:
+        """Take over the state of another trainer of the same task: the leaves are this trainer's from now on."""
+        leaves = list(leaves)
         count, structure = len(self._leaves), jax.tree.structure(self.opt_state)
-        self._leaves = self._placed(list(leaves[:count]))
+        self._leaves = self._placed(leaves[:count])
         state = jax.tree.unflatten(structure, leaves[count:])
         self.opt_state = self.layout.state(state) if self.layout else state

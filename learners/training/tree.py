@@ -16,6 +16,7 @@ from numpy.typing import NDArray
 
 from learners.config import InnerConfig, WarmStart
 from learners.training import weights
+from learners.training.kinds import Leaves
 from learners.training.step import transformation
 from learners.training.task import Params, Task
 from outer.config import SyncConfig
@@ -27,14 +28,19 @@ Flat = NDArray[np.float32]
 def tensors_of(task: Task) -> tuple[Tensor, ...]:
     """Every leaf of the task's parameters in tree order, named by its path, such as "blocks/0/mlp/up".
 
-    Uses shapes alone. Raises ValueError for a leaf that is not floating-point.
+    Uses shapes alone. Raises ValueError as Leaves.of.
     """
-    return ParameterTree.of(task).tensors
+    return Leaves.of(task).tensors
+
+
+def left_out(task: Task) -> dict[str, str]:
+    """The local and frozen leaves, which are in no fragment, as Tensor.described by path."""
+    return {tensor.name: tensor.described for tensor in tensors_of(task) if not tensor.sent}
 
 
 def deal(task: Task, sync: SyncConfig) -> tuple[Fragment, ...]:
-    """Deal the task's tensors into P fragments. Raises ValueError if P exceeds the number of tensors."""
-    tensors = tensors_of(task)
+    """Deal the merged and mean tensors of a task into P fragments. Raises ValueError if P exceeds their number."""
+    tensors = tuple(tensor for tensor in tensors_of(task) if tensor.sent)
     count = sync.fragments or default_count(len(tensors), sync.round_steps)
     if count > len(tensors):
         raise ValueError(
@@ -59,12 +65,36 @@ def initial_parameters(
     return [tree.read(leaves, fragment) for fragment in fragments]
 
 
-def parameters(task: Task, named: weights.Named) -> Params:
-    """Build the task's parameter tree from float32 tensors by name. Raises ValueError, naming each misfit."""
+def unsent(task: Task, seed: int, warm_start: WarmStart | None = None) -> dict[str, jax.Array]:
+    """Initial values of the local and frozen leaves, by path: those of `warm_start` where it has them, else fresh.
+
+    Whole numbers are always fresh. Raises ValueError if the warm-start file changed since the run began.
+    """
+    wanted = {index: tensor for index, tensor in enumerate(tensors_of(task)) if not tensor.sent}
+    if not wanted:
+        return {}
+    given = {} if warm_start is None else weights.unchanged(warm_start)
+    pick = jax.jit(
+        lambda key: {tensor.name: jax.tree.leaves(task.init(key))[index] for index, tensor in wanted.items()}
+    )
+    whole = {tensor.name for tensor in wanted.values() if not jnp.issubdtype(tensor.dtype, jnp.floating)}
+    return {
+        name: jnp.array(given[name], value.dtype) if name in given.keys() - whole else value
+        for name, value in pick(jax.random.key(seed)).items()
+    }
+
+
+def parameters(task: Task, named: weights.Named, seed: int = 0, warm_start: WarmStart | None = None) -> Params:
+    """Build the task's parameter tree from float32 tensors by name. Raises ValueError, naming each misfit.
+
+    `seed` and `warm_start` are those of the run: local and frozen leaves that are missing take their initial values.
+    """
     tree = ParameterTree.of(task)
     if found := weights.differences(named, tree.tensors):
         raise ValueError(f"these parameters do not fit the task: {', '.join(found)}; give parameters of the same model")
-    leaves = [jnp.array(named[tensor.name], dtype=tensor.dtype) for tensor in tree.tensors]
+    missing = any(tensor.name not in named for tensor in tree.tensors)
+    given = {**unsent(task, seed, warm_start), **named} if missing else named
+    leaves = [jnp.array(given[tensor.name], dtype=tensor.dtype) for tensor in tree.tensors]
     return jax.tree.unflatten(tree.structure, leaves)
 
 
@@ -73,27 +103,16 @@ def fresh(task: Task, seed: int) -> Params:
 
 
 @dataclass(frozen=True)
-class ParameterTree:
+class ParameterTree(Leaves):
     """Maps the tensors of fragments to the leaves of the parameter tree."""
 
-    structure: Any  # the pytree without its leaves
-    tensors: tuple[Tensor, ...]  # one per leaf
     leaf_of: dict[str, int]  # tensor name -> leaf
 
     @staticmethod
     def of(task: Task) -> ParameterTree:
-        shapes = jax.eval_shape(task.init, jax.random.key(0))
-        paths, structure = jax.tree_util.tree_flatten_with_path(shapes)
-        tensors = []
-        for path, leaf in paths:
-            name = jax.tree_util.keystr(path, simple=True, separator="/")
-            if not jnp.issubdtype(leaf.dtype, jnp.floating):
-                raise ValueError(
-                    f"parameter {name!r} is {leaf.dtype}, and only floating-point tensors can be averaged; "
-                    "keep what is not trained out of the parameters"
-                )
-            tensors.append(Tensor(name, tuple(leaf.shape), str(leaf.dtype)))
-        return ParameterTree(structure, tuple(tensors), {tensor.name: i for i, tensor in enumerate(tensors)})
+        leaves = Leaves.of(task)
+        leaf_of = {tensor.name: index for index, tensor in enumerate(leaves.tensors)}
+        return ParameterTree(leaves.structure, leaves.tensors, leaf_of)
 
     def read(self, leaves: Sequence[Any], fragment: Fragment) -> Flat:
         """Copy the fragment's tensors from the leaves to the host: float32[n]."""
@@ -108,9 +127,26 @@ class ParameterTree:
         changed = list(leaves)
         for tensor, elements in fragment.slices():
             # jnp.array copies; on a CPU, device_put would share the caller's memory.
-            values = jnp.array(flat[elements].reshape(tensor.shape), dtype=tensor.dtype)
+            values = jnp.array(flat[elements].reshape(tensor.shape), dtype=self.dtype(tensor))
             changed[self.leaf_of[tensor.name]] = values
         return changed
+
+    def rounding(self, fragment: Fragment, flat: Flat) -> Flat | None:
+        """What rounding to the leaves' dtypes adds to flat float32[n]: float32[n], exact for finite results.
+
+        None if every leaf of the fragment is float32.
+        """
+        if all(self.dtype(tensor) == np.float32 for tensor in fragment.tensors):
+            return None
+        added = np.zeros_like(flat)
+        with np.errstate(over="ignore", invalid="ignore"):  # too large for float16: not finite, and refused
+            for tensor, elements in fragment.slices():
+                added[elements] = flat[elements].astype(self.dtype(tensor)).astype(np.float32) - flat[elements]
+        return added
+
+    def dtype(self, tensor: Tensor) -> np.dtype[Any]:
+        """The dtype of the tensor's leaf; a fragment's tensors may name that of another precision."""
+        return jnp.dtype(self.tensors[self.leaf_of[tensor.name]].dtype)
 
 
 def parameter_bytes(task: Task) -> int:
@@ -120,7 +156,8 @@ def parameter_bytes(task: Task) -> int:
 
 def inner_state_bytes(task: Task, inner: InnerConfig) -> int:
     """Bytes of the inner optimizer's state, including gradient clipping."""
-    return _bytes(jax.eval_shape(transformation(task, inner).init, _parameter_shapes(task)))
+    merged = Leaves.of(task).merged(_parameter_shapes(task))
+    return _bytes(jax.eval_shape(transformation(task, inner).init, merged))
 
 
 def _parameter_shapes(task: Task) -> Any:

@@ -66,9 +66,12 @@ def digest(named: Named) -> str:
 
 
 def differences(named: Named, tensors: Sequence[Tensor]) -> list[str]:
-    """Every difference between the tensors and those of the model, in words; empty when they fit."""
+    """Every difference between the tensors and those of the model, in words; empty when they fit.
+
+    Leaves that are not sent may be missing: they keep their initial values.
+    """
     wanted = {tensor.name: tensor.shape for tensor in tensors}
-    found = [f"{name} is missing" for name in wanted if name not in named]
+    found = [f"{tensor.name} is missing" for tensor in tensors if tensor.sent and tensor.name not in named]
     found += [
         f"{name} has shape {list(named[name].shape)}, the model's has {list(shape)}"
         for name, shape in wanted.items()
@@ -83,11 +86,16 @@ def dealt(named: Named, fragments: Sequence[Fragment]) -> list[Flat]:
 
 
 def start(warm: WarmStart, fragments: Sequence[Fragment]) -> list[Flat]:
-    """The starting parameters, float32[n] per fragment. Raises ValueError if the file changed since the run began."""
+    """The starting parameters, float32[n] per fragment. Raises ValueError as `unchanged`."""
+    return dealt(unchanged(warm), fragments)
+
+
+def unchanged(warm: WarmStart) -> dict[str, Flat]:
+    """The tensors of a warm start. Raises ValueError if the file changed since the run began."""
     named = read(warm.path)
     if (found := digest(named)) != warm.digest:
         raise ValueError(f"{warm.path!r} has changed: its digest is {found}, and the run began with {warm.digest}")
-    return dealt(named, fragments)
+    return named
 
 
 def _read_final(folder: Path) -> dict[str, Flat]:

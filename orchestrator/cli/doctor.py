@@ -1,6 +1,7 @@
 """`diloco doctor`: whether a run can start on this machine. `run` shares the check for foreign packages.
 
-Each finding is ok, a warning or a failure, with a fix. Starts nothing and imports no Ray.
+Each finding is ok, a warning or a failure, with a fix. Imports no Ray, and starts nothing but, with --gpu, a process
+that takes the accelerators for a moment.
 """
 
 from __future__ import annotations
@@ -12,19 +13,24 @@ import os
 import shutil
 import socket
 import stat
+import subprocess
 import sys
-from collections.abc import Iterable, Iterator
-from dataclasses import asdict, dataclass
+import tempfile
+from collections.abc import Iterator
+from dataclasses import asdict
 from pathlib import Path
-from typing import Literal
+from typing import Annotated, Literal
 
 import psutil
 import typer
 
 import orchestrator
+from learners.training.accelerators import accelerators
+from learners.training.device import Finding
 from orchestrator.cli.errors import INPUT, reported
 from orchestrator.cli.options import AsJson
 from orchestrator.recipe.problems import Problem
+from orchestrator.store.compile_cache import compilation_cache
 
 # The lower bounds that pyproject.toml declares and the tests run with.
 TESTED = {
@@ -52,18 +58,17 @@ ROOMS = ("outer", "learners", "orchestrator", "chaos")
 GIB = 2**30
 
 
-@dataclass(frozen=True)
-class Finding:
-    name: str
-    status: Literal["ok", "warning", "failure"]
-    found: str
-    fix: str = ""
+GPU_S = 180.0  # for the checks of --gpu, two compilations included
+
+Gpu = Annotated[
+    bool, typer.Option("--gpu", help="Also use this machine's accelerators: platform, memory, copies, bits.")
+]
 
 
-def doctor(as_json: AsJson = False) -> None:
+def doctor(as_json: AsJson = False, gpu: Gpu = False) -> None:
     """Check this machine: versions, authentication, ports, memory, cores, packages; exit code 2 on a failure."""
     with reported(as_json):
-        found = list(findings(Path.cwd()))
+        found = [*findings(Path.cwd()), *(device_findings() if gpu else ())]
         sound = all(finding.status != "failure" for finding in found)
         if as_json:
             typer.echo(json.dumps({"ok": sound, "findings": [asdict(finding) for finding in found]}))
@@ -87,6 +92,33 @@ def findings(folder: Path) -> Iterator[Finding]:
     yield _accelerators()
     yield _shared_memory()
     yield _packages(folder)
+
+
+def device_findings(platform: str | None = None, deadline_s: float = GPU_S) -> Iterator[Finding]:
+    """What a process that takes the devices finds (learners/training/device_checks.py).
+
+    `platform`: cpu, gpu or tpu; by default tpu on a machine with TPU chips and no GPU, else gpu.
+    """
+    if platform is None:
+        seen = {each.platform for each in accelerators()}
+        platform = "tpu" if seen == {"tpu"} else "gpu"
+    with tempfile.TemporaryDirectory(prefix="diloco-doctor-") as folder:
+        variables = compilation_cache(Path(folder)) | os.environ
+        variables["PYTHONPATH"] = os.pathsep.join(filter(None, sys.path))
+        command = [sys.executable, "-P", "-m", "learners.training.device_checks", platform]
+        late = ""
+        try:
+            done = subprocess.run(command, capture_output=True, text=True, timeout=deadline_s, env=variables)
+            output, errors, ended = done.stdout, done.stderr, done.returncode
+        except subprocess.TimeoutExpired as error:
+            parts = (part.decode() if isinstance(part, bytes) else part or "" for part in (error.stdout, error.stderr))
+            output, errors, ended = *parts, 0
+            late = f"no answer within {deadline_s:.0f} s"
+    yield from (Finding(**json.loads(line)) for line in output.splitlines() if line.startswith('{"name"'))
+    if late or ended:
+        last = next((line for line in reversed(errors.splitlines()) if line.strip()), "")
+        found = late or f"the process that takes the devices ended with code {ended}: {last[:300]}"
+        yield Finding("devices", "failure", found, "run nvidia-smi; a driver that hangs is reset by rebooting")
 
 
 # ------------------------------------------------------------------ packages
@@ -232,44 +264,3 @@ def _shared_memory() -> Finding:
         fix = "give it at least 1 GiB (docker run --shm-size=2g): Ray would keep its objects on disk"
         return Finding("shared memory", "warning", f"{free:.2f} GiB free in /dev/shm", fix)
     return Finding("shared memory", "ok", f"{free:.1f} GiB free in /dev/shm")
-
-
-# ------------------------------------------------------------------ accelerators, without a driver or JAX
-
-GOOGLE = "0x1ae0"  # its PCI vendor id
-
-
-@dataclass(frozen=True)
-class Accelerators:
-    """The accelerators of one kind."""
-
-    kind: str
-    count: int
-    extra: str  # of this project, that installs JAX's part
-    usable: bool  # that part is installed
-
-
-def accelerators(root: Path = Path("/"), installed: Iterable[str] | None = None) -> list[Accelerators]:
-    """The machine's accelerators. `root`: of the file system; `installed`: packages, by default this environment's."""
-    names = _installed() if installed is None else {name.lower() for name in installed}
-    gpus = len(list((root / "dev").glob("nvidia[0-9]*")))
-    tpus = len(list((root / "dev").glob("accel[0-9]*"))) or _vfio_tpus(root)
-    return [
-        Accelerators(kind, count, extra, any(name.startswith(parts) and name.endswith(end) for name in names))
-        for kind, count, extra, parts, end in (
-            ("NVIDIA GPU", gpus, "cuda", "jax-cuda", "-plugin"),
-            ("TPU chip", tpus, "tpu", "libtpu", ""),
-        )
-        if count
-    ]
-
-
-def _vfio_tpus(root: Path) -> int:
-    """TPU chips of newer VMs are handed to user space as VFIO groups, like other devices too."""
-    groups = [path.name for path in (root / "dev" / "vfio").glob("[0-9]*")]
-    vendors = [(root / "sys/kernel/iommu_groups" / group / "devices").glob("*/vendor") for group in groups]
-    return sum(any(path.read_text().strip() == GOOGLE for path in found) for found in vendors)
-
-
-def _installed() -> set[str]:
-    return {name.lower() for entry in importlib.metadata.distributions() if (name := entry.metadata["Name"])}

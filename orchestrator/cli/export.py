@@ -41,6 +41,9 @@ def export(
             told = {"path": str(out), "tensors": len(model.tensors), "elements": elements, "metadata": model.metadata}
             typer.echo(json.dumps(told))
             return
+        if model.left_out:
+            names = ", ".join(sorted(model.left_out))
+            typer.echo(f"left out: {names}; they are in no commit, and the task's init gives their initial values")
         typer.echo(
             f"wrote {out}: {len(model.tensors)} tensors, {elements:,} elements in float32, "
             f"{out.stat().st_size:,} bytes; read back with digest {model.metadata['digest']}"

@@ -47,12 +47,13 @@ def sample(
         model = export.of_file(from_) if from_ is not None else export.of_run(located(str(run)))
         permit(model.metadata["task"], task)
         with host_only():
-            from learners.training import evaluator
+            from learners.training import evaluator, tree
         given = prompt.encode()
         try:
             with apart(as_json):
                 speaking = _speaking(model.task)
-                said = evaluator.sample(speaking, model.tensors, given, length, temperature, top_k, seed)
+                params = tree.parameters(speaking, model.tensors, model.task["seed"], model.warm_start)
+                said = evaluator.sample(speaking, params, given, length, temperature, top_k, seed)
         except ValueError as error:
             message, _, fix = str(error).rpartition("; ")
             raise InputError([Problem("RUN", run or str(from_), message or fix, fix)]) from error

@@ -52,6 +52,11 @@ class PoolConfig(Section):
         return any(kind in self.resources for kind in ("GPU", "TPU"))
 
     @property
+    def platform(self) -> Literal["cpu", "gpu", "tpu"]:
+        """JAX's name for the devices that the resources ask for."""
+        return "gpu" if "GPU" in self.resources else "tpu" if "TPU" in self.resources else "cpu"
+
+    @property
     def known_devices(self) -> int:
         """Devices of one learner of this pool, as far as the recipe tells."""
         return self.devices or max(1, int(self.resources.get("GPU", 0)), int(self.resources.get("TPU", 0)))

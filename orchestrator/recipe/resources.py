@@ -21,7 +21,8 @@ ACCELERATOR = "ray.io/accelerator-type"
 POD_TYPE = "ray.io/tpu-pod-type"
 MEMORY_FRACTION = "XLA_CLIENT_MEM_FRACTION"  # of a GPU, taken by a process at its start
 MEMORY_SETTINGS = (MEMORY_FRACTION, "XLA_PYTHON_CLIENT_MEM_FRACTION", "XLA_PYTHON_CLIENT_PREALLOCATE")
-MEMORY_USABLE = 0.9  # of a shared GPU: each process has its driver context beside what XLA takes
+MEMORY_USABLE = 0.9  # of a GPU: each process has its driver context beside what XLA takes
+MEMORY_USABLE_NCCL = 0.85  # of each of several GPUs of one learner: NCCL has its buffers there too
 RESERVED = ("memory", "object_store_memory")  # Ray treats these apart
 GPUS = ("V100", "T4", "A10G", "L4", "L40S", "A100", "H100", "H200", "B200", "GB200")  # names to suggest, not a limit
 
@@ -47,14 +48,14 @@ def shape(pool: PoolConfig, anywhere: bool = False) -> Shape:
 
 
 def memory_settings(pool: PoolConfig, environ: Mapping[str, str]) -> dict[str, str]:
-    """Environment variables that limit each learner of a shared GPU to its part; the user's own settings win.
+    """Environment variables that limit each learner to its part of a GPU's memory; the user's own settings win.
 
-    By itself, XLA takes three quarters of the GPU for the first process.
+    By itself, XLA takes three quarters of a GPU for the first process.
     """
-    share = pool.resources.get("GPU", 0.0)
-    if not 0.0 < share < 1.0 or any(name in environ for name in MEMORY_SETTINGS):
+    gpus = pool.resources.get("GPU", 0.0)
+    if not gpus or any(name in environ for name in MEMORY_SETTINGS):
         return {}
-    return {MEMORY_FRACTION: f"{MEMORY_USABLE * share:.3f}"}
+    return {MEMORY_FRACTION: f"{MEMORY_USABLE * gpus if gpus <= 1.0 else MEMORY_USABLE_NCCL:.3f}"}
 
 
 # ------------------------------------------------------------------ what no cluster can give

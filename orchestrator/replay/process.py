@@ -122,20 +122,23 @@ def main() -> None:
 
 
 def _play(job: Job, tell: Callable[[News], None]) -> dict[str, Any]:
-    from learners.training.device import fit
+    from learners.training.device import fit, use_compile_cache
 
     if job.environment is None:
-        fit(None, job.recipe.pools[0].accelerated)
+        fit(None, job.recipe.pools[0].platform)
     elif job.environment.cores:
         os.sched_setaffinity(0, sorted(os.sched_getaffinity(0))[: job.environment.cores])
     from learners.training.evaluator import Evaluator  # JAX starts here
     from orchestrator.recipe.validation import build_task
     from orchestrator.replay.replayer import Replayer
 
+    use_compile_cache()
     task = build_task(job.recipe)
     progress = _Progress(job, tell)
     replayer = progress.replayer = Replayer(job.tape, job.recipe, task, progress)
-    evaluator = Evaluator(task, replayer.fragments, job.recipe.eval.sequences)
+    evaluator = Evaluator(
+        task, replayer.fragments, job.recipe.eval.sequences, seed=job.recipe.seed, warm_start=job.recipe.warm_start
+    )
     evaluations: list[tuple[int, float]] = []
     for count, commit in enumerate(replayer.play(), start=1):
         progress.commits = count
@@ -199,7 +202,8 @@ def _write(job: Job, replayer: Replayer) -> str:
     tokens = commits[-1].tokens_committed if commits else 0
     thetas, step = replayer.parameters.thetas, max(replayer.parameters.versions)
     job.out.mkdir(parents=True, exist_ok=True)
-    export.write(export.of_parameters(job.recipe, step, replayer.fragments, thetas, tokens), job.out / FILE)
+    model = export.of_parameters(job.recipe, step, replayer.fragments, thetas, tokens, replayer.left_out)
+    export.write(model, job.out / FILE)
     return str(job.out / FILE)
 
 

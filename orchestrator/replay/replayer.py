@@ -21,7 +21,7 @@ from learners.training import state_arrays
 from learners.training.step import make_step
 from learners.training.task import Task
 from learners.training.trainer import Trainer
-from learners.training.tree import deal, initial_parameters
+from learners.training.tree import deal, initial_parameters, left_out
 from orchestrator.recipe.config import PoolConfig, Recipe
 from orchestrator.replay.incarnation import Adopt, Give, Inherit, Key, Moment, Read, Spoil, Step, TapeError, named
 from orchestrator.replay.tape import Tape, merged_read
@@ -61,7 +61,7 @@ class Replayer:
 
     def __init__(self, tape: Tape, recipe: Recipe, task: Task, on_step: Callable[[], None] = lambda: None) -> None:
         """Raises TapeError where the task deals into other fragments than the run's."""
-        self.fragments = deal(task, recipe.sync)
+        self.fragments, self.left_out = deal(task, recipe.sync), left_out(task)
         names = tuple(tuple(tensor.name for tensor in fragment.tensors) for fragment in self.fragments)
         if (names, tuple(fragment.size for fragment in self.fragments)) != (tape.rules.fragments, tape.rules.sizes):
             raise TapeError(
@@ -152,6 +152,7 @@ class Replayer:
                 self._train_step if alone else None,
                 devices=devices,
                 model_parallel=pool.model_parallel,
+                warm_start=self._recipe.warm_start,
             )
         except ValueError as error:  # devices that are not here
             raise TapeError(f"{named(key)} computed on {devices} devices: {error}") from error
@@ -172,7 +173,7 @@ class Replayer:
             case Read():
                 self._read(key, unit, moment)
             case Give(joiner):
-                self._given[joiner] = unit.fragment_io.state_leaves()
+                self._given[joiner] = unit.fragment_io.capture()
 
     def _step(self, key: Key, unit: _Unit, step: Step) -> None:
         if (tokens := self._task.tokens(unit.batch_size)) != step.tokens:

@@ -34,6 +34,7 @@ from orchestrator.store.export import write_final
 from orchestrator.store.readers import STATUS_FILE, object_of, status_if_any
 from orchestrator.store.run_store import RunStore
 from orchestrator.store.status_model import ENDING, ProgressTracker, RunInfo, model
+from outer import heap
 from outer.journal.identity import identity
 from outer.journal.object_store import objects
 from outer.journal.segmenter import Segmented
@@ -49,6 +50,7 @@ CLOSE_S = 60.0  # for what waits to be written to a log, and for that to become 
 LINGER_S = 60.0
 NAME = "orchestrator"
 ORCHESTRATOR_CPUS = 0.1
+OFTEN = ray.method(enable_task_events=False)  # Ray's control store would keep a row of every call
 
 
 class RunFailed(Exception):
@@ -59,6 +61,7 @@ class OrchestratorActor:
     """Created detached and named; `run_dir` is the run's store."""
 
     def __init__(self, recipe: Recipe, run_dir: str, placement: RunPlacement) -> None:
+        heap.keep_small()
         self._recipe, self._placement = recipe, placement
         self._store = RunStore(run_dir)
         self._code = code_digest()
@@ -86,10 +89,12 @@ class OrchestratorActor:
 
     # -------------------------------------------------------------- called from outside
 
+    @OFTEN
     async def learners(self) -> list[dict[str, Any]]:
         """Running incarnations: the targets of faults."""
         return self._learners.running()
 
+    @OFTEN
     async def syncer(self) -> dict[str, Any]:
         """The syncer as a target of faults; `clock`: where the run is, as of the last look."""
         assert self._syncer is not None
@@ -302,7 +307,9 @@ class OrchestratorActor:
             await self._learners.leave(LEAVE_S)
         await self._evaluations.finish(self._syncer.handle)
         syncer_step, thetas, fragments = await self._call("snapshot", patience_s=SNAPSHOT_S, call_s=SNAPSHOT_S)
-        await asyncio.to_thread(write_final, self._store, syncer_step, fragments, thetas)
+        left_out = (self._syncer_status().get("task") or {}).get("left_out") or {}
+        unsent = await self._evaluations.unsent() if left_out else {}
+        await asyncio.to_thread(write_final, self._store, syncer_step, fragments, thetas, left_out, unsent)
         self._digest = await asyncio.to_thread(codecs.digest, *thetas)
 
     async def _suspend(self) -> None:

@@ -14,7 +14,7 @@ from typing import Any
 import ray
 
 from learners.shell import LearnerSpec
-from learners.training.device import fit
+from learners.training.device import fit, use_compile_cache
 from orchestrator.eventlog.facts import Evaluated, ReferenceLosses
 from orchestrator.recipe.config import Recipe
 from orchestrator.runtime.placement import RunPlacement, control, named
@@ -32,14 +32,15 @@ class EvaluatorActor:
     def __init__(self, spec: LearnerSpec, syncer: Any, sequences: int) -> None:
         self._spec, self._syncer = spec, syncer
         os.nice(10)  # where cores are shared, learners come first
-        fit(spec.core, spec.accelerated)
+        fit(spec.core, spec.platform)
         from learners.training.evaluator import Evaluator
         from learners.training.task import load
         from learners.training.tree import deal
 
+        use_compile_cache()
         self._task = load(spec.task, spec.data, spec.seed, dict(spec.model))
         self._fragments = deal(self._task, spec.sync)
-        self._evaluator = Evaluator(self._task, self._fragments, sequences)
+        self._evaluator = Evaluator(self._task, self._fragments, sequences, seed=spec.seed, warm_start=spec.warm_start)
         self._sequences = sequences
 
     def __repr__(self) -> str:
@@ -67,6 +68,10 @@ class EvaluatorActor:
 
         loss, tokens = self._evaluator.loss(thetas), self._task.tokens(self._sequences)
         return syncer_step, loss, tokens, loss_unit(self._task)
+
+    def unsent(self) -> dict[str, Any]:
+        """The initial values, float32, of the floating-point leaves that are in no fragment, by path."""
+        return self._evaluator.unsent()
 
     def references(self) -> tuple[float, float] | None:
         """(bigram, trigram) tables' losses on the same samples, if the task provides them."""
@@ -120,6 +125,15 @@ class Evaluations:
             await self._task
         await self._evaluate(syncer, last=True)
 
+    async def unsent(self) -> dict[str, Any]:
+        """The initial values of leaves that are not sent, as EvaluatorActor.unsent; empty if it does not answer."""
+        try:
+            found: dict[str, Any] = await within(EVALUATION_S, self._actor.unsent.remote()) if self._actor else {}
+        except (ray.exceptions.RayError, TimeoutError) as error:
+            self.fault = gist(error)
+            return {}
+        return found
+
     async def _evaluate(self, syncer: Any, initial: bool = False, last: bool = False) -> None:
         try:
             if self._actor is None:
@@ -144,4 +158,4 @@ class Evaluations:
         options |= control(recipe.run.control, anywhere=self._placement.local)
         spec = learner_spec(recipe, self._code, "evaluator", 0, recipe.pools[0], core=None)
         actor = ray.remote(EvaluatorActor).options(**options)
-        return actor.remote(replace(spec, accelerated=False), syncer, recipe.eval.sequences)
+        return actor.remote(replace(spec, platform="cpu"), syncer, recipe.eval.sequences)

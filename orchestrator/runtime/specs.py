@@ -37,7 +37,7 @@ def learner_spec(
         shared=shared(recipe),
         code=code,
         core=core,
-        accelerated=pool.accelerated,
+        platform=pool.platform,
         warm_start=recipe.warm_start,
         devices=pool.devices or (None if pool.accelerated else 1),
         model_parallel=pool.model_parallel,

@@ -1,9 +1,11 @@
-"""Where JAX keeps compiled programs."""
+"""Where JAX keeps compiled programs. Learners keep them apart by device kind below that, too."""
 
 from __future__ import annotations
 
 import os
 from pathlib import Path
+
+from learners.training.device import host_kind
 
 
 def compilation_cache(fallback: Path) -> dict[str, str]:
@@ -11,12 +13,12 @@ def compilation_cache(fallback: Path) -> dict[str, str]:
     try:
         named = Path(os.environ.get("XDG_CACHE_HOME", ""))  # a relative one is to be ignored, by its own standard
         base = named if named.is_absolute() else Path.home() / ".cache"
-        folder = base / "decoupled-diloco" / "compiled"
+        folder = base / "decoupled-diloco" / "compiled" / host_kind()
         folder.mkdir(mode=0o700, parents=True, exist_ok=True)
         if not os.access(folder, os.W_OK | os.X_OK):
             raise PermissionError(folder)
     except (OSError, RuntimeError):
-        folder = fallback / "compiled"
+        folder = fallback / "compiled" / host_kind()
     return {
         "JAX_COMPILATION_CACHE_DIR": str(folder),
         "JAX_PERSISTENT_CACHE_MIN_COMPILE_TIME_SECS": "0",

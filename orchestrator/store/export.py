@@ -21,6 +21,7 @@ from numpy.typing import NDArray
 from safetensors import SafetensorError
 from safetensors.numpy import save_file
 
+from learners.config import WarmStart
 from learners.training import weights
 from orchestrator.recipe.config import Recipe
 from orchestrator.recipe.problems import InputError, Problem
@@ -47,8 +48,21 @@ class Model:
         """The recipe's task, model, data and seed."""
         return {"task": self.metadata["task"]} | {key: json.loads(self.metadata[key]) for key in NESTED}
 
+    @property
+    def warm_start(self) -> WarmStart | None:
+        """What the run's parameters started from, where that is a file."""
+        path, digest = (json.loads(self.metadata.get(key, "null")) for key in STARTED_FROM)
+        return WarmStart(path, digest) if path and digest else None
+
+    @property
+    def left_out(self) -> dict[str, str]:
+        """The leaves of the model that are not here, as Tensor.described by name."""
+        left_out: dict[str, str] = json.loads(self.metadata.get("left_out", "{}"))
+        return left_out
+
 
 NESTED = ("model", "data", "seed")
+STARTED_FROM = ("init_from", "init_digest")
 
 
 def of_run(store: RunStore) -> Model:
@@ -79,7 +93,7 @@ def of_checkpoint(store: RunStore, kept: Objects, snapshot: int) -> Model:
         )
     thetas |= {fragment: next(left) for fragment in header["initial"]}
     fragments = tuple(
-        Fragment(index, tuple(Tensor(name, tuple(shape), dtype) for name, shape, dtype in tensors))
+        Fragment(index, tuple(Tensor(name, tuple(shape), *more) for name, shape, *more in tensors))
         for index, tensors in enumerate(header["tensors"])
     )
     if lacking := [each.index for each in fragments if each.index not in thetas] or not fragments:
@@ -88,7 +102,8 @@ def of_checkpoint(store: RunStore, kept: Objects, snapshot: int) -> Model:
         if digest and weights.sha256(thetas[index]) != digest:
             raise Damaged(f"{checkpoint_parts.SYNCER}: fragment {index} has not the digest of its commit")
     values = [thetas[each.index] for each in fragments]
-    model = of_parameters(recipe_of(store), manifest.syncer_step, fragments, values, manifest.tokens_committed)
+    tokens, left_out = manifest.tokens_committed, header.get("left_out", {})
+    model = of_parameters(recipe_of(store), manifest.syncer_step, fragments, values, tokens, left_out)
     return Model(model.tensors, model.metadata | {"checkpoint": str(snapshot)})
 
 
@@ -112,15 +127,23 @@ def of_file(path: Path) -> Model:
 
 
 def of_parameters(
-    recipe: Recipe, syncer_step: int, fragments: Sequence[Fragment], thetas: Sequence[weights.Flat], tokens: int
+    recipe: Recipe,
+    syncer_step: int,
+    fragments: Sequence[Fragment],
+    thetas: Sequence[weights.Flat],
+    tokens: int,
+    left_out: Mapping[str, str] | None = None,
 ) -> Model:
-    """Parameters from memory: float32[n] per fragment, as of a syncer step and a number of committed tokens."""
+    """Parameters from memory: float32[n] per fragment, as of a syncer step and a number of committed tokens.
+
+    `left_out`: the leaves that are in no fragment, as Tensor.described by name.
+    """
     tensors, described = {}, {}
     for fragment, theta in zip(fragments, thetas, strict=True):
         for tensor, place in fragment.slices():
             tensors[tensor.name] = np.array(theta[place]).reshape(tensor.shape)
-            described[tensor.name] = {"dtype": tensor.dtype, "fragment": fragment.index}
-    manifest = {"syncer_step": syncer_step, "tensors": described}
+            described[tensor.name] = {"dtype": tensor.dtype, "fragment": fragment.index, "kind": tensor.kind}
+    manifest = {"syncer_step": syncer_step, "tensors": described, "left_out": dict(left_out or {})}
     return Model(tensors, _about(recipe, manifest, {"tokens": {"committed": tokens}}, tensors))
 
 
@@ -165,15 +188,19 @@ def _about(
         "digest": weights.digest(tensors),
         "fragments": json.dumps(_fragment_digests(manifest["tensors"], tensors)),
         "dtypes": json.dumps({name: about["dtype"] for name, about in manifest["tensors"].items()}),
+        "kinds": json.dumps({name: about.get("kind", "merged") for name, about in manifest["tensors"].items()}),
+        "left_out": json.dumps(manifest.get("left_out", {})),  # leaves of the model that the file has not
         "task": recipe.task,
     }
-    return about | {key: json.dumps(canonical[key]) for key in NESTED}
+    return about | {key: json.dumps(canonical.get(key)) for key in (*NESTED, *STARTED_FROM)}
 
 
 def _fragment_digests(described: Mapping[str, Any], tensors: weights.Named) -> list[str]:
     """SHA-256 of each fragment's float32 bytes: the digests of the last commits in the run's log."""
     running: dict[int, Any] = {}
     for name, about in described.items():  # in the order in which a fragment has its tensors
+        if about["fragment"] is None:
+            continue
         running.setdefault(about["fragment"], hashlib.sha256()).update(tensors[name].tobytes())
     return [running[index].hexdigest() for index in sorted(running)]
 
@@ -182,25 +209,30 @@ def _fragment_digests(described: Mapping[str, Any], tensors: weights.Named) -> l
 
 
 def write_final(
-    store: RunStore, syncer_step: int, fragments: Sequence[Fragment], thetas: Sequence[NDArray[np.float32]]
+    store: RunStore,
+    syncer_step: int,
+    fragments: Sequence[Fragment],
+    thetas: Sequence[NDArray[np.float32]],
+    left_out: Mapping[str, str] | None = None,
+    unsent: Mapping[str, NDArray[np.float32]] | None = None,
 ) -> None:
     """Write `final/`: the run's parameters as plain NumPy arrays, no pickle. thetas: float32[n], one per fragment.
 
     parameters.npz: one float32 array per tensor, under its path in the parameter tree; numpy.load reads it.
-    manifest.json, written last: syncer step, and per tensor its shape, its dtype in the model, and SHA-256 of its
-    float32 bytes.
+    manifest.json, written last: syncer step, and per tensor its shape, its dtype in the model, its kind, and SHA-256 of
+    its float32 bytes. `left_out`: the leaves that are in no fragment, as Tensor.described by name; `unsent`: the
+    initial values of those that can be written. The manifest says which are left out nevertheless.
     """
-    arrays, described = {}, {}
+    arrays: dict[str, NDArray[np.float32]] = {}
+    described: dict[str, dict[str, Any]] = {}
     for fragment, theta in zip(fragments, thetas, strict=True):
         for tensor, place in fragment.slices():
             values = np.ascontiguousarray(theta[place]).reshape(tensor.shape)
             arrays[tensor.name] = values
-            described[tensor.name] = {
-                "shape": list(tensor.shape),
-                "dtype": tensor.dtype,
-                "fragment": fragment.index,
-                "sha256": hashlib.sha256(values.tobytes()).hexdigest(),
-            }
+            described[tensor.name] = _described(values, tensor.dtype, fragment.index, tensor.kind)
+    for name, values in (unsent or {}).items():
+        arrays[name], form = np.ascontiguousarray(values), (left_out or {})[name]
+        described[name] = _described(arrays[name], form.partition("[")[0], None, form.rpartition(" ")[2])
     buffer = io.BytesIO()
     with zipfile.ZipFile(buffer, "w") as archive:  # as numpy.savez, which cannot take every name
         for name, values in arrays.items():
@@ -208,4 +240,11 @@ def write_final(
                 np.lib.format.write_array(entry, values, allow_pickle=False)
     store.path("final").mkdir(exist_ok=True)
     store.path("final/parameters.npz").write_bytes(buffer.getvalue())
-    store.write_json("final/manifest.json", {"syncer_step": syncer_step, "tensors": described})
+    missing = {name: form for name, form in (left_out or {}).items() if name not in arrays}
+    manifest = {"syncer_step": syncer_step, "tensors": described, "left_out": missing}
+    store.write_json("final/manifest.json", manifest)
+
+
+def _described(values: NDArray[np.float32], dtype: str, fragment: int | None, kind: str) -> dict[str, Any]:
+    sha256 = weights.sha256(values)
+    return {"shape": list(values.shape), "dtype": dtype, "fragment": fragment, "kind": kind, "sha256": sha256}

@@ -74,15 +74,22 @@ class Cut:
         snapshot: int,
         fragments: Sequence[Fragment] = (),
         initial: Mapping[int, NDArray[Any]] | None = None,
+        left_out: Mapping[str, str] | None = None,
     ) -> tuple[dict[str, Any], list[NDArray[Any]]]:
-        """(header, arrays) of the syncer's part of a checkpoint. `initial`: values of fragments without a commit."""
+        """(header, arrays) of the syncer's part of a checkpoint.
+
+        `initial`: values of fragments without a commit. `left_out`: leaves that are in no fragment, by name.
+        """
         described = [[fragment, value.version, len(value.arrays)] for fragment, value in sorted(self.values.items())]
         arrays = [array for _, value in sorted(self.values.items()) for array in value.arrays]
         first = {fragment: theta for fragment, theta in (initial or {}).items() if fragment not in self.values}
         arrays += [theta for _, theta in sorted(first.items())]
-        tensors = [[[each.name, list(each.shape), each.dtype] for each in fragment.tensors] for fragment in fragments]
+        tensors = [
+            [[each.name, list(each.shape), each.dtype, each.kind] for each in fragment.tensors]
+            for fragment in fragments
+        ]
         header = {"epoch": epoch, "snapshot": snapshot, "kept": self.state, "values": described}
-        return header | {"tensors": tensors, "initial": sorted(first)}, arrays
+        return header | {"tensors": tensors, "left_out": dict(left_out or {}), "initial": sorted(first)}, arrays
 
 
 @dataclass

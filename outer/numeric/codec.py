@@ -47,6 +47,11 @@ def decode(codec: str, payload: NDArray[Any], base: NDArray[np.float32]) -> NDAr
     return (payload.astype(np.uint32) << np.uint32(16)).view(np.float32).astype(np.float64)
 
 
+def values(codec: str, payload: NDArray[Any], base: NDArray[np.float32]) -> NDArray[np.float64]:
+    """The learner's parameters in a payload that `inspect` passed, float64[n]; exact for fp32."""
+    return payload.astype(np.float64) if codec == "fp32" else base.astype(np.float64) - decode(codec, payload, base)
+
+
 def inspect(codec: str, payload: Any, size: int) -> str:
     """The defect of a payload for a fragment of `size` elements: "wrong_shape", "non_finite", or "" for none.
 

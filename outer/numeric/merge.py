@@ -20,14 +20,17 @@ Gradient = NDArray[np.float64]
 
 
 def rules(tensors: Sequence[Tensor], default: str, patterns: Mapping[str, str] | None = None) -> dict[str, str]:
-    """The rule, "rda" or "avg", of each tensor by name.
+    """The rule, "rda", "avg" or "mean", of each tensor by name.
 
-    The first of the task's `patterns` (fnmatch pattern -> rule) that matches the name decides. Else embeddings get
+    Tensors of the kind mean have the rule of that name: averaged, and not stepped by the outer optimizer. For others
+    the first of the task's `patterns` (fnmatch pattern -> rule) that matches the name decides. Else embeddings get
     Avg, because learners move them along common directions (paper section 4); vectors and scalars get Avg, because
     they have too few elements for a direction; all others get `default`.
     """
 
     def rule(tensor: Tensor) -> str:
+        if tensor.kind == "mean":
+            return "mean"
         for pattern, chosen in (patterns or {}).items():
             if fnmatchcase(tensor.name, pattern):
                 return chosen
@@ -60,7 +63,7 @@ def merge(
     with jax.enable_x64(True):
         for rule, elements, shape, axis in _groups(fragment, rules, granularity):
             stack = np.stack([gradient[elements].reshape(shape) for gradient in gradients])
-            result = _average(stack, shares) if rule == "avg" else _radial_directional(stack, shares, axis)
+            result = _radial_directional(stack, shares, axis) if rule == "rda" else _average(stack, shares)
             merged[elements] = np.asarray(result).reshape(-1)
     return merged
 
@@ -74,7 +77,7 @@ def _groups(
         rule, size = rules[tensor.name], tensor.size
         if rule == "rda" and granularity == "fragment":
             together.append(np.arange(elements.start, elements.stop))
-        elif size == 0 or rule == "avg" or granularity == "tensor" or len(tensor.shape) <= 1:
+        elif size == 0 or rule != "rda" or granularity == "tensor" or len(tensor.shape) <= 1:
             yield rule, elements, (1, size), 1
         elif granularity == "row":
             yield rule, elements, (tensor.shape[0], size // tensor.shape[0]), 1

@@ -27,7 +27,7 @@ class Proposal:
     fragment: int
     theta: NDArray[np.float32]  # [n], read-only
     state: Any  # outer optimizer state, a pytree of NumPy arrays
-    norm: float  # L2 norm of the merged outer gradient
+    norm: float  # L2 norm of the merged outer gradient that the outer optimizer stepped on
     digest: str  # SHA-256 of theta
     finite: bool  # whether every element of theta is finite
 
@@ -59,16 +59,30 @@ class GlobalParameters:
         self._granularity = outer.granularity
         self._codec = codec
         self._rules = dict(rules)
+        self._averaged = [_averaged(fragment, rules) for fragment in self.fragments]
         self.thetas = [_frozen(np.array(array, dtype=np.float32)) for array in initial]
-        self.states = [self._optimizer.init(theta) for theta in self.thetas]
+        self.states = [self._fresh_state(index) for index in range(len(self.fragments))]
         self.versions = [0] * len(self.fragments)
 
     def propose(self, fragment: int, payloads: Sequence[NDArray[Any]], weights: Sequence[float]) -> Proposal:
-        """Compute a fragment's outer step from M checked payloads and M weights with sum 1. Changes nothing."""
+        """Compute a fragment's outer step from M checked payloads and M weights with sum 1. Changes nothing.
+
+        Tensors of the kind mean become the weighted average of the learners' values (with one learner and codec fp32
+        its value, exactly), and the outer optimizer does not see them.
+        """
         theta = self.thetas[fragment]
         gradients = [codecs.decode(self._codec, payload, theta) for payload in payloads]
         merged = merge(self.fragments[fragment], gradients, weights, self._rules, self._granularity)
-        stepped, state = self._optimizer.step(theta, merged, self.states[fragment])
+        averaged = self._averaged[fragment]
+        if averaged is None:
+            stepped, state = self._optimizer.step(theta, merged, self.states[fragment])
+        else:
+            merged, stepped = merged[~averaged], np.empty_like(theta)
+            stepped[averaged] = sum(
+                weight * codecs.values(self._codec, payload[averaged], theta[averaged])
+                for payload, weight in zip(payloads, weights, strict=True)
+            )
+            stepped[~averaged], state = self._optimizer.step(theta[~averaged], merged, self.states[fragment])
         return Proposal(
             fragment=fragment,
             theta=_frozen(stepped),
@@ -91,8 +105,11 @@ class GlobalParameters:
 
     def restore_theta(self, fragment: int, version: int, theta: NDArray[np.float32]) -> None:
         """Restore a fragment's parameters alone; its outer optimizer state starts fresh."""
-        fresh = self._optimizer.init(self.thetas[fragment])
-        self.restore(fragment, version, [theta, *jax.tree.leaves(fresh)])
+        self.restore(fragment, version, [theta, *jax.tree.leaves(self._fresh_state(fragment))])
+
+    def _fresh_state(self, fragment: int) -> Any:
+        averaged, theta = self._averaged[fragment], self.thetas[fragment]
+        return self._optimizer.init(theta if averaged is None else theta[~averaged])
 
     def restore(self, fragment: int, version: int, arrays: Sequence[NDArray[Any]]) -> None:
         """Restore a fragment from `arrays`. Raises ValueError if they do not fit this model and optimizer."""
@@ -109,6 +126,12 @@ class GlobalParameters:
     def digest(self) -> str:
         """SHA-256 of all parameters, in the order of the fragments."""
         return codecs.digest(*self.thetas)
+
+
+def _averaged(fragment: Fragment, rules: Mapping[str, str]) -> NDArray[np.bool_] | None:
+    """Which elements of a fragment belong to mean tensors, bool[n]; None for none."""
+    found = np.repeat([rules[each.name] == "mean" for each in fragment.tensors], [t.size for t in fragment.tensors])
+    return found if found.any() else None
 
 
 def _frozen(array: NDArray[np.float32]) -> NDArray[np.float32]:

@@ -6,6 +6,8 @@ import math
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
 
+KINDS = ("merged", "mean", "local", "frozen")  # learners/training/kinds.py says what each is
+
 
 @dataclass(frozen=True)
 class Tensor:
@@ -14,10 +16,21 @@ class Tensor:
     name: str  # path in the tree, e.g. "blocks/0/attention/query"
     shape: tuple[int, ...]
     dtype: str  # in the model, e.g. "float32"
+    kind: str = "merged"  # of KINDS
 
     @property
     def size(self) -> int:
         return math.prod(self.shape)
+
+    @property
+    def described(self) -> str:
+        """Its dtype and shape, and its kind unless that is merged, such as "float32[3, 4] mean"."""
+        return f"{self.dtype}{list(self.shape)}" + (f" {self.kind}" if self.kind != "merged" else "")
+
+    @property
+    def sent(self) -> bool:
+        """Whether it is in a fragment. Other leaves never leave their learner, but for its joiners and checkpoints."""
+        return self.kind in ("merged", "mean")
 
 
 @dataclass(frozen=True)
@@ -30,6 +43,11 @@ class Fragment:
     @property
     def size(self) -> int:
         return sum(tensor.size for tensor in self.tensors)
+
+    @property
+    def stepped(self) -> int:
+        """How many of its elements the outer optimizer steps: all but those of mean tensors."""
+        return sum(tensor.size for tensor in self.tensors if tensor.kind == "merged")
 
     def slices(self) -> Iterator[tuple[Tensor, slice]]:
         """Each tensor with its slice of the flat array."""

@@ -19,10 +19,16 @@ def flatten(tree: Mapping[str, Any], prefix: str = "") -> dict[str, Any]:
     return flat
 
 
-def manifest(shared: Mapping[str, Any], fragments: Iterable[Fragment], code: str) -> dict[str, Any]:
-    """What must be equal: shared recipe tables, every tensor's fragment, dtype and shape, and the code digest."""
-    tensors = {
-        f"fragment.{fragment.index}.{tensor.name}": f"{tensor.dtype}{list(tensor.shape)}"
+def manifest(
+    shared: Mapping[str, Any], fragments: Iterable[Fragment], code: str, left_out: Mapping[str, str] | None = None
+) -> dict[str, Any]:
+    """What must be equal: shared recipe tables, every leaf's fragment, dtype, shape and kind, and the code digest.
+
+    `left_out`: the leaves that are in no fragment, by name, as Tensor.described.
+    """
+    tensors = {f"fragment.none.{name}": described for name, described in (left_out or {}).items()}
+    tensors |= {
+        f"fragment.{fragment.index}.{tensor.name}": tensor.described
         for fragment in fragments
         for tensor in fragment.tensors
     }

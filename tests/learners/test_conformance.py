@@ -243,9 +243,50 @@ class RuleForNothing(Sound):
     merge_rules: Mapping[str, str] = {"weights": "avg"}
 
 
+class Counting(Sound):
+    """Counts its samples, and keeps the batch's mean."""
+
+    kinds: Mapping[str, str] = {"seen": "local", "mean": "mean"}
+
+    def init(self, rng: jax.Array) -> Any:
+        return super().init(rng) | {"seen": jnp.int32(0), "mean": jnp.zeros(SIZE)}
+
+    def loss(self, params: Any, batch: Any, rng: jax.Array) -> Any:
+        loss, aux = super().loss(params, batch, rng)
+        return loss, aux | {"state": {"seen": params["seen"] + len(batch[0]), "mean": jnp.mean(batch[0], axis=0)}}
+
+
+class KindForNothing(Counting):
+    kinds: Mapping[str, str] = {"counter": "local"}
+
+
+class NewValueOfAnotherType(Counting):
+    def loss(self, params: Any, batch: Any, rng: jax.Array) -> Any:
+        loss, aux = super().loss(params, batch, rng)
+        return loss, aux | {"state": aux["state"] | {"seen": jnp.float32(1.0)}}
+
+
+class NoNewValue(Counting):
+    def loss(self, params: Any, batch: Any, rng: jax.Array) -> Any:
+        return Sound.loss(self, params, batch, rng)
+
+
+class OnlyStatisticsMove(Counting):
+    def optimizer(self, inner: InnerConfig) -> Any:
+        return optax.set_to_zero()
+
+
+def test_a_task_with_leaves_of_other_kinds_is_sound() -> None:
+    assert {finding.status for finding in examined(Counting).values()} == {"pass"}
+
+
 @pytest.mark.parametrize(
     ("factory", "check", "says"),
     [
+        (KindForNothing, "init", "'counter' matches no parameter"),
+        (NewValueOfAnotherType, "loss", r"\['seen'\] is float32"),
+        (NoNewValue, "loss", "no value for mean, seen"),
+        (OnlyStatisticsMove, "steps", "stay as they were"),
         (WholeNumberInParameters, "init", "count.*int32"),
         (InitWithInfinity, "init", "bias elements that are not finite"),
         (InitOfNumPy, "init-repeats", "differ in bias"),

@@ -1,4 +1,4 @@
-"""Host copies, encoding and adoption, with a trainer that is two arrays and no JAX."""
+"""Copies, encoding and adoption, with a trainer that is two arrays and no JAX."""
 
 from __future__ import annotations
 
@@ -9,8 +9,9 @@ import numpy as np
 import pytest
 from numpy.typing import NDArray
 
-from learners.fragment_io import FragmentIO, HostCopy
+from learners.fragment_io import FragmentIO, StagedCopy
 from learners.protocol.events_effects import Apply
+from learners.training.placement import Placed
 from learners.training.trainer import Trainer
 from outer.config import SyncConfig
 from outer.numeric import codec as codecs
@@ -28,15 +29,32 @@ class TwoArrays:
     thetas: list[Flat] = field(default_factory=lambda: [np.zeros(SIZE, np.float32) for _ in range(2)])
     calls: list[tuple[Any, ...]] = field(default_factory=list)
 
-    def read(self, fragment: int) -> Flat:
+    transfers: int = 0
+
+    def copy(self, fragment: int) -> Flat:
         return self.thetas[fragment].copy()
 
-    def load(self, fragment: int, theta: Flat) -> None:
-        self.thetas[fragment] = theta.copy()
+    def host(self, copy: Flat) -> Flat:
+        self.transfers += 1
+        return copy
 
-    def adopt(self, fragment: int, theta: Flat, mode: str, anchor: Flat | None, alpha: float) -> None:
+    def prepare(self, fragment: int, theta: Flat, exact: bool) -> Placed:
+        return Placed((cast(Any, theta.copy()),))
+
+    def rounding(self, fragment: int, flat: Flat) -> Flat | None:
+        return None
+
+    def adopt(
+        self,
+        fragment: int,
+        theta: Flat | Placed,
+        mode: str,
+        anchor: Flat | None = None,
+        alpha: float = 0.0,
+        adopted: Flat | None = None,
+    ) -> None:
         self.calls.append((fragment, mode, None if anchor is None else anchor.copy(), alpha))
-        self.thetas[fragment] = theta.copy()
+        self.thetas[fragment] = np.array(theta.leaves[0] if isinstance(theta, Placed) else theta)
 
 
 def flat(value: float) -> Flat:
@@ -49,13 +67,14 @@ def fragment_io(**sync: Any) -> tuple[FragmentIO, TwoArrays]:
     made = FragmentIO(cast(Trainer, trainer), SyncConfig.model_validate(sync), 2)
     for fragment in range(2):
         made.apply(Apply(fragment, 0, flat(1.0), "bootstrap"))
+    trainer.calls.clear()
     return made, trainer
 
 
 STEP = 3  # after which the copy was taken
 
 
-def contribution(copy: HostCopy, fragment: int = 0) -> Contribution:
+def contribution(copy: StagedCopy, fragment: int = 0) -> Contribution:
     return Contribution("a", 1, 1, 4, fragment, 1, STEP, 24, FragmentCounters(0, 0, 3, 24), copy, "")
 
 
@@ -65,7 +84,7 @@ def test_a_copy_is_of_the_step_it_was_taken_at_and_names_the_base_it_grew_from()
     copies = made.stage([0])
     trainer.thetas[0] += 100.0
     assert set(copies) == {0}
-    assert np.array_equal(copies[0].theta, flat(1.5)) and np.array_equal(copies[0].base, flat(1.0))
+    assert np.array_equal(copies[0].theta.host(), flat(1.5)) and np.array_equal(copies[0].base, flat(1.0))
 
 
 def test_a_fragment_without_a_base_cannot_be_copied() -> None:
@@ -111,3 +130,19 @@ def test_other_modes_adopt_too_and_make_a_new_base(mode: str, alpha: float) -> N
     made.apply(Apply(1, 4, flat(2.0), mode))
     assert [(fragment, used, share) for fragment, used, _, share in trainer.calls] == [(1, mode, alpha)]
     assert np.array_equal(made.stage([1])[1].base, flat(2.0))
+
+
+def test_a_copy_goes_to_the_host_when_it_is_first_answered_and_only_once() -> None:
+    made, trainer = fragment_io()
+    copies = made.stage([0, 1])
+    assert trainer.transfers == 0 and made.bytes_to_host == 0
+    first, second = (made.encode(contribution(copies[0])) for _ in range(2))
+    assert first.digest == second.digest
+    assert trainer.transfers == 1 and made.bytes_to_host == 4 * SIZE
+
+
+def test_what_was_received_beside_the_loop_is_adopted_and_becomes_the_base() -> None:
+    made, trainer = fragment_io()
+    came = flat(7.0)
+    made.apply(Apply(0, 4, made.receive(0, came), "overwrite"))
+    assert np.array_equal(trainer.thetas[0], came) and made.base(0) is came

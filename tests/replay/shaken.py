@@ -173,7 +173,7 @@ class Shaken(LockStep):
                 case unit.Recover(seek, _):
                     self._to_syncer(seek)
                 case unit.Donate(request, step, syncer_step, versions):
-                    state = each.fragment_io.pack(each.fragment_io.state_leaves(), request, step, syncer_step, versions)
+                    state = each.fragment_io.pack(each.fragment_io.capture(), request, step, syncer_step, versions)
                     self._to_learner(name, unit.StateSent(request, step, state.digest, state.size, versions))
                     self._to_learner(request.joiner, unit.StateArrived(state))
                 case unit.Decline(request, reason):

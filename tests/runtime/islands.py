@@ -18,6 +18,7 @@ from pathlib import Path
 from typing import Any
 
 os.environ |= {"RAY_USAGE_STATS_ENABLED": "0", "RAY_worker_niceness": "0", "JAX_PLATFORMS": "cpu"}
+os.environ["DILOCO_PLATFORM"] = "cpu"  # its accelerators are fake
 
 import ray
 from ray.cluster_utils import Cluster

@@ -108,7 +108,7 @@ def test_a_cpu_learner_has_as_many_devices_as_asked_for_and_only_one_is_pinned_t
     code = (
         "import os\nfrom learners.training.device import fit\n"
         "before, core = os.sched_getaffinity(0), min(os.sched_getaffinity(0))\n"
-        f"fit(core, False, {devices})\n"
+        f"fit(core, 'cpu', {devices})\n"
         "import jax\n"
         "print(len(jax.local_devices()), os.sched_getaffinity(0) == ({core} if %d == 1 else before))" % devices
     )

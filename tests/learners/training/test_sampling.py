@@ -10,7 +10,7 @@ import numpy as np
 import pytest
 
 from learners.config import DataConfig
-from learners.training import evaluator
+from learners.training import evaluator, tree
 from learners.training.models import transformer
 from learners.training.models.language import ByteLanguageModel
 
@@ -64,7 +64,7 @@ def test_a_seed_repeats_and_another_differs_and_few_choices_are_kept_to(
 def test_parameters_by_name_are_put_where_they_belong_and_others_refused(task: ByteLanguageModel, params: Any) -> None:
     paths = jax.tree_util.tree_flatten_with_path(params)[0]
     named = {jax.tree_util.keystr(path, simple=True, separator="/"): np.asarray(leaf) for path, leaf in paths}
-    said = evaluator.sample(task, named, b"abc", 16, 1.0, 0, seed=0)
+    said = evaluator.sample(task, tree.parameters(task, named), b"abc", 16, 1.0, 0, seed=0)
     assert said == drawn(task, params)
     with pytest.raises(ValueError, match="norm is missing"):
-        evaluator.sample(task, {name: leaf for name, leaf in named.items() if name != "norm"}, b"", 1, 1.0, 0, 0)
+        tree.parameters(task, {name: leaf for name, leaf in named.items() if name != "norm"})

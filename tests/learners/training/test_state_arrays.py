@@ -79,7 +79,7 @@ def test_both_go_on_alike_from_there() -> None:
 
 def test_what_is_held_does_not_change_while_the_holder_steps_on() -> None:
     donor = trainer(1)
-    held = donor.state_leaves()
+    held = donor.capture()
     before = state_arrays.digest(state_arrays.pack(held))
     donor.step(4, 4, 0.0)
     assert state_arrays.digest(state_arrays.pack(held)) == before
@@ -101,7 +101,7 @@ REQUEST = StateRequest(1, "b", 2, "a", 1, 4, 60.0)
 def test_what_a_donor_packs_its_joiner_finds_sound_and_goes_on_from(donor: Trainer) -> None:
     joiner = trainer()
     giving, taking = fragment_io(donor), fragment_io(joiner)
-    state = giving.pack(giving.state_leaves(), REQUEST, step=3, syncer_step=4)
+    state = giving.pack(giving.capture(), REQUEST, step=3, syncer_step=4)
     assert (state.donor, state.donor_incarnation, state.step, state.syncer_step) == ("a", 1, 3, 4)
     assert taking.state_defect(state) == ""
     taking.inherit(state)
@@ -110,16 +110,16 @@ def test_what_a_donor_packs_its_joiner_finds_sound_and_goes_on_from(donor: Train
 
 def test_a_state_of_which_something_changed_on_its_way_is_not_taken(donor: Trainer) -> None:
     giving, taking = fragment_io(donor), fragment_io(trainer())
-    state = giving.pack(giving.state_leaves(), REQUEST, step=3, syncer_step=4)
+    state = giving.pack(giving.capture(), REQUEST, step=3, syncer_step=4)
     nudged = np.nextafter(state.payload[0], np.float32(1e9))  # as plausible as before
     spoiled = replace(state, payload=[nudged, *state.payload[1:]])
-    assert state_arrays.defect(spoiled.payload, taking.state_leaves()) == ""
+    assert state_arrays.defect(spoiled.payload, donor.state_leaves()) == ""
     assert taking.state_defect(spoiled) == "bad_digest"
 
 
 def test_a_state_that_is_not_finite_is_not_taken_though_nothing_changed_on_its_way(donor: Trainer) -> None:
     giving, taking = fragment_io(donor), fragment_io(donor)
-    state = giving.pack(giving.state_leaves(), REQUEST, step=3, syncer_step=4)
+    state = giving.pack(giving.capture(), REQUEST, step=3, syncer_step=4)
     arrays = [np.full_like(state.payload[0], np.nan), *state.payload[1:]]
     assert taking.state_defect(replace(state, payload=arrays, digest=state_arrays.digest(arrays))) == "non_finite"
 

@@ -188,6 +188,7 @@ def test_rebasing_keeps_the_progress_since_the_anchor(trainer: Trainer, values: 
 
 def test_rebasing_without_progress_is_overwriting_to_the_bit(trainer: Trainer, values: Any) -> None:
     local, theta, _ = values
+    theta[:3] = -0.0, 0.0, 1e-38
     trainer.adopt(2, theta, "rebase", local)
     assert trainer.read(2).tobytes() == theta.tobytes()
 
@@ -197,7 +198,14 @@ def test_mixing_keeps_a_share_of_the_local_value(trainer: Trainer, values: Any, 
     local, theta, _ = values
     trainer.adopt(2, theta, "mix", None, alpha)
     wanted = (1 - alpha) * theta.astype(np.float64) + alpha * local.astype(np.float64)
-    assert (trainer.read(2) == wanted.astype(np.float32)).all()
+    np.testing.assert_allclose(trainer.read(2), wanted, rtol=1e-6, atol=1e-6)
+
+
+def test_mixing_with_alpha_0_is_overwriting_to_the_bit(trainer: Trainer, values: Any) -> None:
+    _, theta, _ = values
+    theta[:3] = -0.0, 0.0, 1e-38
+    trainer.adopt(2, theta, "mix", None, 0.0)
+    assert trainer.read(2).tobytes() == theta.tobytes()
 
 
 def test_adoption_leaves_the_moments_and_a_reset_clears_them(trainer: Trainer) -> None:
@@ -253,7 +261,7 @@ def test_the_same_steps_give_the_same_bits_with_a_step_compiled_anew(task: ByteL
 
 
 def test_a_trainers_step_is_the_plain_step_on_trees(task: ByteLanguageModel, trainer: Trainer, train_step: Any) -> None:
-    params, moments = trainer.params, trainer.opt_state
+    params, moments = jax.tree.map(jnp.copy, (trainer.params, trainer.opt_state))  # the step donates them
     scale = jnp.float32(schedule(InnerConfig(), 0.3))
     params, _, loss, _ = train_step(params, moments, task.batch(8, 4), step_key(0, 8), scale)
     assert trainer.step(8, 4, 0.3) == float(loss)

@@ -65,6 +65,6 @@ def test_the_commands_and_their_options_are_these() -> None:
         "report": ["--json", "--name", "--out"],
         "log": ["--follow", "--kind"],
         "metrics": ["--json"],
-        "doctor": ["--json"],
+        "doctor": ["--gpu", "--json"],
         "replay": ["--diff", "--evaluate-every", "--json", "--out", "--task", "--until"],
     }

@@ -11,9 +11,9 @@ from typing import Any
 import pytest
 from typer.testing import CliRunner
 
+from learners.training.accelerators import accelerators
 from orchestrator.cli import doctor
 from orchestrator.cli.app import build
-from orchestrator.cli.doctor import accelerators
 
 ROOT = Path(__file__).parents[3]
 
@@ -95,3 +95,27 @@ def test_doctor_finds_accelerators_and_what_jax_lacks_for_them(tmp_path: Path, m
     (finding,) = [entry for entry in doctor.findings(tmp_path) if entry.name == "accelerators"]
     assert (finding.status, finding.fix) == ("warning", "pip install 'decoupled-diloco[tpu]'")
     assert "2 NVIDIA GPUs, 1 TPU chip" in finding.found
+
+
+def test_doctor_gpu_fails_with_the_reason_on_a_machine_without_one() -> None:
+    result = invoke("doctor", "--gpu", "--json")
+    rows = {row["name"]: row for row in json.loads(result.stdout)["findings"]}
+    assert result.exit_code == 2
+    assert rows["platform"]["found"].startswith("asked for gpu, and JAX has")
+    assert rows["platform"]["fix"] and "burn-in" not in rows
+
+
+def test_doctor_reports_devices_that_do_not_answer_and_a_process_that_ends(monkeypatch: pytest.MonkeyPatch) -> None:
+    line = '{"name": "platform", "status": "ok", "found": "gpu: 1 x H100", "fix": ""}\n'
+    run = doctor.subprocess.run
+
+    def started(code: str) -> None:
+        """The process that takes the devices runs this code instead."""
+        monkeypatch.setattr(doctor.subprocess, "run", lambda command, **how: run([command[0], "-u", "-c", code], **how))
+
+    started(f"import time; print({line!r}, end=''); time.sleep(60)")
+    first, second = doctor.device_findings("gpu", deadline_s=3.0)
+    assert (first.found, second.status, second.found) == ("gpu: 1 x H100", "failure", "no answer within 3 s")
+    started("import os, sys; print('CUDA_ERROR_ILLEGAL_ADDRESS', file=sys.stderr); sys.stderr.flush(); os.abort()")
+    (finding,) = doctor.device_findings("gpu")
+    assert finding.status == "failure" and "code -6: CUDA_ERROR_ILLEGAL_ADDRESS" in finding.found

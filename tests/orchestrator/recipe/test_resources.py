@@ -64,7 +64,7 @@ def test_on_a_cluster_of_one_local_node_labels_are_not_asked_for() -> None:
 # ------------------------------------------------------------------ learners that share a GPU
 
 
-@pytest.mark.parametrize(("share", "fraction"), [(0.25, "0.225"), (0.5, "0.450"), (1 / 3, "0.300")])
+@pytest.mark.parametrize(("share", "fraction"), [(0.25, "0.225"), (0.5, "0.450"), (1 / 3, "0.300"), (1, "0.900")])
 def test_learners_that_share_a_gpu_leave_each_other_room(share: float, fraction: str) -> None:
     asked = pool(resources={"CPU": 1, "GPU": share})
     assert memory_settings(asked, {}) == {"XLA_CLIENT_MEM_FRACTION": fraction}
@@ -72,8 +72,12 @@ def test_learners_that_share_a_gpu_leave_each_other_room(share: float, fraction:
     assert inside(None, asked, {})["runtime_env"] == {"env_vars": {"XLA_CLIENT_MEM_FRACTION": fraction}}
 
 
-@pytest.mark.parametrize("resources", [{"CPU": 1}, {"GPU": 1}, {"GPU": 8}, {"TPU": 4}])
-def test_a_unit_with_devices_of_its_own_keeps_jaxs_settings(resources: dict[str, float]) -> None:
+def test_a_learner_on_several_gpus_leaves_room_for_nccl() -> None:
+    assert memory_settings(pool(resources={"GPU": 8}), {}) == {"XLA_CLIENT_MEM_FRACTION": "0.850"}
+
+
+@pytest.mark.parametrize("resources", [{"CPU": 1}, {"TPU": 4}])
+def test_a_learner_without_a_gpu_keeps_jaxs_settings(resources: dict[str, float]) -> None:
     assert memory_settings(pool(resources=resources), {}) == {}
     assert "runtime_env" not in inside(None, pool(resources=resources), {})
 

@@ -72,6 +72,19 @@ def test_the_file_holds_the_runs_tensors_and_says_where_they_come_from(store: Ru
     assert [path.name for path in Path().iterdir() if path.name.startswith(".")] == [], "no draft is left"
 
 
+def test_leaves_that_are_not_sent_are_in_the_file_or_named_in_it(store: RunStore) -> None:
+    left_out = {"table": "bfloat16[3] frozen", "seen": "int32[] local"}
+    write_final(store, 40, FRAGMENTS, THETAS, left_out, {"table": np.full(3, 0.5, np.float32)})
+    told = invoke("export", "one")
+    assert "left out: seen;" in told.stdout
+    about, tensors = weights.metadata("model.safetensors"), load_file("model.safetensors")
+    np.testing.assert_array_equal(tensors["table"], [0.5, 0.5, 0.5])
+    assert json.loads(about["left_out"]) == {"seen": "int32[] local"}
+    assert json.loads(about["kinds"])["table"] == "frozen"
+    assert json.loads(about["dtypes"])["table"] == "bfloat16"
+    assert json.loads(about["fragments"]) == [hashlib.sha256(theta.tobytes()).hexdigest() for theta in THETAS]
+
+
 def test_nothing_is_overwritten(store: RunStore) -> None:
     Path("mine").write_text("precious")
     result = invoke("export", "one", "--out", "mine")

@@ -8,6 +8,7 @@ from pathlib import Path
 import pytest
 
 from benchmarks.fresh import emptied
+from learners.training.device import host_kind
 from orchestrator.store.compile_cache import compilation_cache
 
 
@@ -40,9 +41,9 @@ def test_compiled_programs_go_to_the_users_cache_and_where_that_cannot_be_to_the
     monkeypatch.setenv("HOME", str(tmp_path / "home"))
     monkeypatch.setenv("XDG_CACHE_HOME", "relative")
     run = tmp_path / "run"
-    assert cached(run) == tmp_path / "home" / ".cache" / "decoupled-diloco" / "compiled"
+    assert cached(run) == tmp_path / "home" / ".cache" / "decoupled-diloco" / "compiled" / host_kind()
     assert not (tmp_path / "relative").exists()
     monkeypatch.setenv("XDG_CACHE_HOME", str(tmp_path / "cache"))
-    assert cached(run) == tmp_path / "cache" / "decoupled-diloco" / "compiled"
+    assert cached(run) == tmp_path / "cache" / "decoupled-diloco" / "compiled" / host_kind()
     monkeypatch.setattr(os, "access", lambda *_: False)
-    assert cached(run) == run / "compiled"
+    assert cached(run) == run / "compiled" / host_kind()

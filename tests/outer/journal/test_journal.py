@@ -314,4 +314,4 @@ def test_a_cuts_part_has_every_fragment_those_that_never_committed_as_they_began
     header, arrays = writer.journal.cut().part(1, 7, fragments, begun)
     assert (header["values"], header["initial"]) == ([[2, 1, 2]], [0, 1])
     assert [float(array[0]) for array in arrays] == [1001.0, 0.0, 0.0, 1.0]
-    assert header["tensors"] == [[[f"t{index}", [5], "float32"]] for index in range(FRAGMENTS)]
+    assert header["tensors"] == [[[f"t{index}", [5], "float32", "merged"]] for index in range(FRAGMENTS)]

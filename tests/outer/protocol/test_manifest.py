@@ -31,6 +31,16 @@ def test_a_tensor_in_another_fragment_or_of_another_shape_is_a_difference() -> N
     assert difference(ours, dict(reversed(ours.items()))) == ""
 
 
+def test_a_leaf_of_another_kind_is_a_difference_also_where_it_is_in_no_fragment() -> None:
+    ours = manifest({}, FRAGMENTS, "c", {"table": "float32[2] frozen"})
+    averaged = (Fragment(0, (Tensor("w", (2, 3), "float32", "mean"),)), FRAGMENTS[1])
+    theirs = manifest({}, averaged, "c", {"table": "float32[2] local"})
+    assert difference(ours, theirs) == (
+        "fragment.0.w: here 'float32[2, 3]', there 'float32[2, 3] mean'; "
+        "fragment.none.table: here 'float32[2] frozen', there 'float32[2] local'"
+    )
+
+
 def test_a_missing_field_is_named_and_long_lists_are_cut() -> None:
     assert difference({"a": 1}, {}) == "a: here 1, there None"
     assert difference({}, {"a": 1}) == "a: here None, there 1"

@@ -1,0 +1,365 @@
+"""Whether the devices that JAX took are the right ones, copy fast enough, and compute the same bits every time.
+
+A learner calls `at_start`. `diloco doctor --gpu` runs this module as a process, which prints a finding a line.
+"""
+
+from __future__ import annotations
+
+import argparse
+import hashlib
+import json
+import os
+import time
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from dataclasses import asdict, dataclass
+from functools import cache, partial
+from pathlib import Path
+from typing import Any
+
+import jax
+import jax.numpy as jnp
+import numpy as np
+
+from learners.training.accelerators import KINDS, accelerators, has_plugin, nvidia_smi
+from learners.training.device import (
+    REHEARSED,
+    SETTINGS,
+    Finding,
+    asked,
+    fit,
+    memory_fraction,
+    refuse,
+    use_compile_cache,
+    visible_devices,
+)
+from learners.training.models import transformer
+
+COPIES_LEAST = 0.7  # of the bandwidth with pinned memory
+START_BYTES, START_S = 32 * 2**20, 0.5  # of one copy at a learner's start, and for all copies of one kind
+DOCTOR_BYTES, DOCTOR_S = 256 * 2**20, 3.0
+OTHERS_MOST = 0.05  # of a GPU's memory that other processes may hold before that is a warning
+GIB = 2**30
+DETERMINISTIC = ("xla_gpu_deterministic_ops", "xla_gpu_exclude_nondeterministic_ops")
+
+
+def at_start(platform: str, granted: Sequence[str] | None = None) -> dict[str, str]:
+    """Check a learner's devices once `fit` was called; returns the warnings, by check. Raises WrongDevice.
+
+    Learners on CPUs only check the platform. On others it takes a second or two, and a compilation the first time.
+    """
+    taken = asked(platform)
+    refuse(platform_taken(taken, granted if taken == platform == "gpu" else None))
+    use_compile_cache()
+    if taken == "cpu":
+        return {}
+    findings = [host_copies(START_BYTES, START_S), burn_in(jax.local_devices()[:1], LARGE)]
+    for finding in findings:
+        refuse(finding)
+    return {each.name: f"{each.found}; fix: {each.fix}" for each in findings if each.status == "warning"}
+
+
+def findings(platform: str) -> Iterator[Finding]:
+    """The checks of `diloco doctor --gpu`, thorough ones. After a failure nothing more is tried."""
+    large = platform != "cpu"
+    if platform == "gpu":
+        yield (visible := visible_devices(os.environ, None))
+        yield (fraction := memory_fraction(os.environ))
+        yield others_memory(nvidia_smi("memory.used", "memory.total"))
+        if "failure" in (visible.status, fraction.status):
+            return
+    fit(None, platform)
+    yield (taken := platform_taken(platform))
+    if taken.status == "failure":
+        return
+    kept = use_compile_cache()
+    fix = "" if kept else "set JAX_COMPILATION_CACHE_DIR, so that a learner that comes back need not compile"
+    found = kept or "JAX_COMPILATION_CACHE_DIR is not set: only runs on this machine keep compiled programs"
+    yield Finding("compile cache", "ok" if kept else "warning", found, fix)
+    yield host_copies(DOCTOR_BYTES if large else START_BYTES, DOCTOR_S if large else START_S)
+    yield burn_in(jax.local_devices(), LARGE if large else SMALL)
+
+
+# ------------------------------------------------------------------ the platform
+
+
+def platform_taken(platform: str, granted: Sequence[str] | None = None) -> Finding:
+    """Whether JAX's default devices are of this platform, and as many as Ray grants."""
+    try:
+        devices = jax.local_devices()
+    except (RuntimeError, AssertionError) as error:  # JAX asserts that a platform was found
+        return judged_platform(platform, None, str(error) or "JAX found no platform", os.environ)
+    found, kind, count = devices[0].platform, devices[0].device_kind, len(devices)
+    if found == platform and granted is not None and count != len(granted):
+        fix = "check that the node's GPUs are all healthy (nvidia-smi -L), and that Ray was started with their number"
+        return Finding("platform", "failure", f"JAX sees {count} GPUs, but Ray grants {len(granted)}", fix)
+    if found == platform:
+        return Finding("platform", "ok", f"{platform}: {count} x {kind}")
+    return judged_platform(platform, found, "", os.environ)
+
+
+def judged_platform(
+    platform: str,
+    found: str | None,
+    error: str,
+    environ: Mapping[str, str],
+    seen: bool | None = None,
+    plugin: bool | None = None,
+) -> Finding:
+    """The failure when JAX has another platform than was asked for, with its reason and the fix.
+
+    `found`: JAX's, None if it has none because of `error`; `seen`: whether the machine has such a device, and
+    `plugin`: whether JAX's part for it is installed, both by default as on this machine.
+    """
+    name, chosen = "platform", environ.get("JAX_PLATFORMS", "")
+    words = f"asked for {platform}, and JAX has {found or 'nothing'}"
+
+    def failure(reason: str, fix: str) -> Finding:
+        return Finding(name, "failure", f"{words}: {reason}", fix)
+
+    if platform == "cpu":
+        fix = f"unset JAX_PLATFORMS ({chosen!r}), or ask for GPU or TPU in the pool's resources"
+        return failure("the pool's resources ask for CPUs only", fix)
+    device, extra, _, _ = KINDS[platform]
+    if chosen and not {platform, {"gpu": "cuda"}.get(platform)} & set(chosen.split(",")):
+        fix = f"unset JAX_PLATFORMS; to rehearse without {device}s, set {REHEARSED}=cpu"
+        return failure(f"JAX_PLATFORMS = {chosen!r} excludes it", fix)
+    if not (has_plugin(platform) if plugin is None else plugin):
+        return failure("JAX's plugin for it is not installed", f"pip install 'decoupled-diloco[{extra}]'")
+    if not (any(each.platform == platform for each in accelerators()) if seen is None else seen):
+        fix = "install its driver (nvidia-smi shows it); start containers with docker run --gpus all"
+        if platform == "tpu":
+            fix = "start on a TPU VM; start containers with --privileged"
+        return failure(f"this process sees no {device} below /dev", fix)
+    if environ.get("CUDA_VISIBLE_DEVICES") == "":
+        return failure("CUDA_VISIBLE_DEVICES is empty", "unset CUDA_VISIBLE_DEVICES")
+    return failure(error or "JAX does not say why", "see that the driver is new enough for the plugin: nvidia-smi")
+
+
+def others_memory(rows: Sequence[Sequence[str]]) -> Finding:
+    """Whether other processes hold memory of the GPUs, from rows of (used, total) in MiB before JAX starts."""
+    name = "device memory"
+    try:
+        held = [(float(used), float(total)) for used, total in rows]
+    except ValueError:
+        held = []
+    if not held:
+        return Finding(name, "warning", "nvidia-smi does not answer", "install the driver's tools, or mend the driver")
+    found = ", ".join(f"{used / 1024:.1f} of {total / 1024:.1f} GiB" for used, total in held) + " in use"
+    if any(used > OTHERS_MOST * total for used, total in held):
+        fix = "end the other processes (nvidia-smi lists them), or set XLA_CLIENT_MEM_FRACTION to what they leave"
+        return Finding(name, "warning", found, fix)
+    return Finding(name, "ok", found)
+
+
+# ------------------------------------------------------------------ copies between host and device
+
+
+@dataclass(frozen=True)
+class CopyRates:
+    """Bytes per second, each the best of several copies. `pinned` is None where the device has no pinned memory."""
+
+    to_host: float
+    to_device: float
+    pinned_to_host: float | None
+    pinned_to_device: float | None
+
+
+def host_copies(size: int, budget_s: float) -> Finding:
+    """Whether plain copies of `size` bytes reach the share COPIES_LEAST of those with pinned memory."""
+    return judged_copies(copy_rates(jax.local_devices()[0], size, budget_s))
+
+
+def judged_copies(rates: CopyRates) -> Finding:
+    name, said, slow = "host copies", [], False
+    pairs = (
+        ("to the host", rates.to_host, rates.pinned_to_host),
+        (
+            "to the device",
+            rates.to_device,
+            rates.pinned_to_device,
+        ),
+    )
+    for way, plain, pinned in pairs:
+        said.append(f"{plain / 1e9:.1f} GB/s {way}")
+        if pinned is not None:
+            said[-1] += f", {100 * plain / pinned:.0f} % of pinned ({pinned / 1e9:.1f} GB/s)"
+            slow = slow or plain < COPIES_LEAST * pinned
+    found = "; ".join(said)
+    if not slow:
+        return Finding(name, "ok", found)
+    fix = (
+        "keep the process on the cores and memory of its GPU's NUMA node (nvidia-smi topo -m, numactl), leave other "
+        "copies off the host's memory, and allow locked memory (ulimit -l unlimited)"
+    )
+    return Finding(name, "warning", f"{found}: below {100 * COPIES_LEAST:.0f} %", fix)
+
+
+def copy_rates(device: jax.Device, size: int, budget_s: float) -> CopyRates:
+    """Measure copies of `size` bytes between host and device; about `budget_s` seconds for each of the four ways."""
+    host: Any = np.ones(size // 4, np.float32)
+    there = jax.device_put(host, device).block_until_ready()
+    kinds = {memory.kind for memory in device.addressable_memories()}
+    # On CPUs, the device's memory is the host's.
+    pinned = _sharding(device, "pinned_host") if "pinned_host" in kinds and device.platform != "cpu" else None
+    plain = _sharding(device, None)
+
+    def to_host() -> float:
+        fresh = jnp.copy(there).block_until_ready()  # an array keeps its host copy: each time another one
+        began = time.perf_counter()
+        np.array(fresh)
+        return time.perf_counter() - began
+
+    def moved(array: Any, to: Any) -> float:
+        began = time.perf_counter()
+        jax.device_put(array, to).block_until_ready()
+        return time.perf_counter() - began
+
+    def rate(copy: Callable[[], float]) -> float:
+        return size / _best(copy, budget_s)
+
+    if pinned is None:
+        return CopyRates(rate(to_host), rate(partial(moved, host, plain)), None, None)
+    held = jax.device_put(there, pinned).block_until_ready()
+    return CopyRates(
+        rate(to_host),
+        rate(partial(moved, host, plain)),
+        rate(partial(moved, there, pinned)),
+        rate(partial(moved, held, plain)),
+    )
+
+
+def _best(timed: Callable[[], float], budget_s: float) -> float:
+    """The shortest of at least three times, in seconds; no other begins after `budget_s`."""
+    began, times = time.perf_counter(), [timed()]
+    while len(times) < 3 or time.perf_counter() - began < budget_s:
+        times.append(timed())
+        if len(times) == 32:
+            break
+    return max(min(times), 1e-9)
+
+
+def _sharding(device: jax.Device, kind: str | None) -> Any:
+    return jax.sharding.SingleDeviceSharding(device, memory_kind=kind)
+
+
+# ------------------------------------------------------------------ burn-in
+
+
+@dataclass(frozen=True)
+class BurnIn:
+    """The step that is compared: a transformer's in float32 and bfloat16, with plain gradient descent."""
+
+    layers: int
+    width: int
+    length: int
+    batch: int
+    steps: int
+
+
+SMALL, LARGE = BurnIn(1, 32, 32, 2, 2), BurnIn(2, 512, 256, 8, 4)
+
+
+def burn_in(devices: Sequence[jax.Device], size: BurnIn) -> Finding:
+    """Run the same compiled step twice on each device, and compare all parameters' bits with the first's.
+
+    The bits of the first start on this hardware kind are kept beside the compiled programs, as a reference.
+    """
+    digests = {f"{device.device_kind} {device.id}": _bits(device, size) for device in devices}
+    flags = os.environ.get("XLA_FLAGS", "")
+    first = next(iter(digests.values()))[0]
+    return judged_bits(digests, _reference(first, size), flags)
+
+
+def judged_bits(digests: Mapping[str, Sequence[str]], reference: str | None, flags: str) -> Finding:
+    """`digests`: by device, of each run; `reference`: of an earlier start on this hardware kind."""
+    name, first = "burn-in", next(iter(digests.values()))[0]
+    health = "examine the device (dcgmi diag -r 3; nvidia-smi -q -d ECC), and take it out of the cluster"
+    if unequal := [device for device, runs in digests.items() if len(set(runs)) > 1]:
+        found = f"two runs of one compiled step differ in their bits on {', '.join(unequal)}"
+        if any(flag in flags for flag in DETERMINISTIC):
+            return Finding(name, "failure", f"{found}, although XLA was told to be deterministic", health)
+        fix = f"set XLA_FLAGS=--{DETERMINISTIC[0]}=true, without which replay is not bit-equal; else {health}"
+        return Finding(name, "warning", found, fix)
+    timed = "set XLA_FLAGS=--xla_gpu_autotune_level=0, since kernels are chosen by timing them; if they still differ, "
+    if different := [device for device, runs in digests.items() if runs[0] != first]:
+        found = f"{', '.join(different)} computes other bits than {next(iter(digests))}"
+        return Finding(name, "warning", found, timed + health)
+    if reference is not None and first != reference:
+        found = f"bits {first} differ from {reference}, those of an earlier start on this kind of hardware"
+        return Finding(name, "warning", found, timed + health)
+    compared = ", and with an earlier start" if reference else ""
+    return Finding(name, "ok", f"{sum(map(len, digests.values()))} runs agree in all bits{compared}: {first}")
+
+
+def _bits(device: jax.Device, size: BurnIn) -> list[str]:
+    """Digests of the parameters after each of two runs."""
+    params = jax.device_put(transformer.init(jax.random.key(0), _config(size), 256), device)
+    tokens = jax.device_put(np.arange(size.batch * (size.length + 1)).reshape(size.batch, -1) * 7919 % 251, device)
+    step = _step(size)
+
+    def run() -> str:
+        now = params
+        for _ in range(size.steps):
+            now = step(now, tokens)
+        digest = hashlib.sha256()
+        for leaf in jax.tree.leaves(jax.device_get(now)):
+            digest.update(leaf.tobytes())
+        return digest.hexdigest()[:16]
+
+    return [run(), run()]
+
+
+def _config(size: BurnIn) -> transformer.TransformerConfig:
+    return transformer.TransformerConfig(layers=size.layers, width=size.width, heads=4)
+
+
+@cache
+def _step(size: BurnIn) -> Callable[[Any, Any], Any]:
+    """The compiled step: (params, tokens) -> params."""
+    config = _config(size)
+
+    def loss(params: Any, tokens: Any) -> jax.Array:
+        half = jax.tree.map(lambda leaf: leaf.astype(jnp.bfloat16), params)
+        both: jax.Array = transformer.loss(params, tokens, config) + transformer.loss(half, tokens, config)
+        return both
+
+    def step(params: Any, tokens: Any) -> Any:
+        gradients = jax.grad(loss)(params, tokens)
+        return jax.tree.map(lambda leaf, gradient: leaf - 0.1 * gradient, params, gradients)
+
+    compiled: Callable[[Any, Any], Any] = jax.jit(step)
+    return compiled
+
+
+def _reference(digest: str, size: BurnIn) -> str | None:
+    """The digest that an earlier start left for this hardware kind and these settings; the first leaves its own.
+
+    None for the first, and where no compile cache is kept in a folder.
+    """
+    folder = str(getattr(jax.config, "jax_compilation_cache_dir", None) or "")
+    if not folder or "://" in folder:
+        return None
+    settings = {name: os.environ[name] for name in SETTINGS if name in os.environ} | {"step": repr(size)}
+    name = hashlib.sha256(json.dumps(settings, sort_keys=True).encode()).hexdigest()[:8]
+    path = Path(folder) / f"burn-in-{name}.txt"
+    try:
+        if path.exists():
+            return path.read_text().strip() or None
+        path.parent.mkdir(parents=True, exist_ok=True)
+        whole = path.with_suffix(f".{os.getpid()}")
+        whole.write_text(digest + "\n")
+        whole.replace(path)
+    except OSError:
+        return None
+    return None
+
+
+def main() -> None:
+    arguments = argparse.ArgumentParser(description=__doc__)
+    arguments.add_argument("platform", choices=("cpu", *KINDS))
+    for finding in findings(arguments.parse_args().platform):
+        print(json.dumps(asdict(finding)), flush=True)
+
+
+if __name__ == "__main__":
+    main()

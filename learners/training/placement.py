@@ -1,0 +1,153 @@
+"""Fragments between flat float32[n] and the leaves on a learner's devices: gather, place, rebase, mix, copy.
+
+Everything is enqueued on the devices. What `placed` and `copied` return may be donated: it never shares memory with
+NumPy, nor with another array.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import dataclass
+from functools import cache
+from typing import Any
+
+import jax
+import jax.numpy as jnp
+import numpy as np
+from numpy.typing import NDArray
+
+from outer.protocol.fragments import Fragment
+
+Flat = NDArray[np.float32]
+PINNED = "pinned_host"  # JAX's name for page-locked host memory
+
+
+@dataclass(frozen=True)
+class Placed:
+    """A fragment's value on the devices: one array per tensor, in the fragment's order."""
+
+    leaves: tuple[jax.Array, ...]
+
+
+def gathered(leaves: Sequence[jax.Array], everywhere: Any = None) -> jax.Array:
+    """One fragment's leaves as a new float32[n], on the device, in the fragment's order.
+
+    `everywhere`: the replicated sharding of a learner with several devices.
+    """
+    return _program(_flatten, everywhere)(tuple(leaves))  # type: ignore[no-any-return]
+
+
+def to_host(flat: jax.Array) -> Flat:
+    """Bring float32[n] to the host, through page-locked memory where the device has it; waits for the device.
+
+    On CPUs the result is a read-only view of the device's memory.
+    """
+    one: Any = flat.addressable_shards[0].data  # whole: it is replicated
+    if has_pinned_memory(next(iter(one.devices()))):
+        one = jax.device_put(one, one.sharding.with_memory_kind(PINNED))
+    return np.asarray(one)
+
+
+def has_pinned_memory(device: Any) -> bool:
+    """Whether transfers from this device go through page-locked memory. On CPUs there is nothing to transfer."""
+    return device.platform != "cpu" and any(memory.kind == PINNED for memory in device.addressable_memories())
+
+
+def placed(fragment: Fragment, flat: Flat, dtypes: Sequence[Any], shardings: Sequence[Any]) -> Placed:
+    """Put flat float32[n] on the devices, shard by shard, as tensors of these dtypes and shardings.
+
+    `shardings`: one per tensor; None for the default device. Returns when `flat` is not needed any more.
+    """
+    assert flat.shape == (fragment.size,), f"fragment {fragment.index} has {fragment.size} elements, not {flat.shape}"
+    leaves = []
+    for (tensor, elements), dtype, sharding in zip(fragment.slices(), dtypes, shardings, strict=True):
+        values = flat[elements].reshape(tensor.shape).astype(dtype, copy=False)
+        leaves.append(own(values, sharding))
+    for leaf in leaves:
+        leaf.block_until_ready()
+    return Placed(tuple(leaves))
+
+
+def own(values: NDArray[Any], sharding: Any) -> jax.Array:
+    """A device array of these values, shard by shard, in memory of its own.
+
+    On a CPU, device_put and make_array_from_callback share the caller's memory, whatever `may_alias` says.
+    """
+    if sharding is None:
+        return jnp.array(values)
+    array = jax.make_array_from_callback(values.shape, sharding, lambda index: values[index])
+    on_cpu = next(iter(sharding.device_set)).platform == "cpu"
+    return _program(jnp.copy, sharding)(array) if on_cpu else array
+
+
+def copied(leaves: Sequence[Any]) -> list[Any]:
+    """Copies on the same devices, enqueued now: as of now, whatever is donated later."""
+    return [jnp.copy(leaf) if isinstance(leaf, jax.Array) else np.array(leaf) for leaf in leaves]
+
+
+def rebased(
+    local: Sequence[jax.Array], theta: Placed, anchor: jax.Array, adopted: jax.Array, everywhere: Any, shardings: Any
+) -> tuple[Placed, jax.Array]:
+    """theta + (local - anchor) in float32: in the dtypes of `local`, and before it is rounded to them, float32[n].
+
+    `adopted` float32[n]: what `local` grew from, before it was rounded; that rounding is no progress and is taken from
+    `local`. Without progress the result is theta, to the bit.
+    """
+    return _move(_rebase, local, theta, everywhere, shardings, anchor, adopted)
+
+
+def mixed(
+    local: Sequence[jax.Array], theta: Placed, alpha: float, adopted: jax.Array, everywhere: Any, shardings: Any
+) -> tuple[Placed, jax.Array]:
+    """theta + alpha (local - theta), as `rebased`. With alpha 0 the result is theta, to the bit."""
+    return _move(_mix, local, theta, everywhere, shardings, np.float32(alpha), adopted)
+
+
+def _move(
+    rule: Any, local: Sequence[jax.Array], theta: Placed, everywhere: Any, shardings: Any, *arguments: Any
+) -> tuple[Placed, jax.Array]:
+    results = None if everywhere is None else (tuple(shardings), everywhere)
+    leaves, moved = _program(rule, results)(tuple(local), theta.leaves, *arguments)
+    return Placed(leaves), moved
+
+
+@cache
+def _program(function: Any, shardings: Any) -> Any:
+    """Compiled once per shapes, for all trainers of a process."""
+    return jax.jit(function) if shardings is None else jax.jit(function, out_shardings=shardings)
+
+
+def _flatten(leaves: tuple[jax.Array, ...]) -> jax.Array:
+    # The copy: without an operation, jit would return the argument itself, which the next step donates.
+    return jnp.copy(jnp.concatenate([leaf.astype(jnp.float32).reshape(-1) for leaf in leaves]))
+
+
+def _rebase(local: Any, theta: Any, anchor: jax.Array, adopted: jax.Array) -> Any:
+    return _moved(local, theta, [held - a for held, a in zip(_held(local, adopted), _cut(anchor, local), strict=True)])
+
+
+def _mix(local: Any, theta: Any, alpha: jax.Array, adopted: jax.Array) -> Any:
+    return _moved(local, theta, [alpha * (held - t) for held, t in zip(_held(local, adopted), theta, strict=True)])
+
+
+def _held(local: Any, adopted: jax.Array) -> list[jax.Array]:
+    """The local values in float32, without what rounding added when they were adopted."""
+    return [
+        leaf
+        if leaf.dtype == jnp.float32
+        else leaf.astype(jnp.float32) - (before.astype(leaf.dtype).astype(jnp.float32) - before)
+        for leaf, before in zip(local, _cut(adopted, local), strict=True)
+    ]
+
+
+def _cut(flat: jax.Array, like: Any) -> list[jax.Array]:
+    """float32[n] as arrays of the shapes of `like`."""
+    ends = np.cumsum([leaf.size for leaf in like])
+    pieces = jnp.split(flat, ends[:-1])
+    return [piece.reshape(leaf.shape) for piece, leaf in zip(pieces, like, strict=True)]
+
+
+def _moved(local: Any, theta: Any, by: Sequence[jax.Array]) -> tuple[tuple[jax.Array, ...], jax.Array]:
+    # Where nothing moves it is theta itself: -0.0 + 0.0 would be +0.0.
+    moved = tuple(jnp.where(b == 0.0, t, t + b) for t, b in zip(theta, by, strict=True))
+    return tuple(new.astype(leaf.dtype) for new, leaf in zip(moved, local, strict=True)), _flatten(moved)

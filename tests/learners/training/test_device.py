@@ -1,0 +1,275 @@
+"""Settings for a process's device, and the checks that a learner's start and `diloco doctor --gpu` make."""
+
+from __future__ import annotations
+
+import json
+import os
+import subprocess
+import sys
+from collections.abc import Mapping
+from pathlib import Path
+from typing import Any
+
+import jax
+import pytest
+
+from learners.training import device, device_checks
+from learners.training.device import FRACTIONS, Finding, WrongDevice, cache_folder, host_kind
+from learners.training.device_checks import CopyRates
+from tests.waiting import DEADLINE_S
+
+ROOT = Path(__file__).parents[3]
+NOSET = "RAY_EXPERIMENTAL_NOSET_CUDA_VISIBLE_DEVICES"
+
+
+@pytest.fixture(autouse=True)
+def _without_settings(monkeypatch: pytest.MonkeyPatch) -> None:
+    for name in (*FRACTIONS, NOSET, "CUDA_VISIBLE_DEVICES", "DILOCO_PLATFORM", "JAX_COMPILATION_CACHE_DIR"):
+        monkeypatch.delenv(name, raising=False)
+
+
+# ------------------------------------------------------------------ before JAX
+
+
+@pytest.mark.parametrize(
+    ("environ", "granted", "status"),
+    [
+        ({"CUDA_VISIBLE_DEVICES": "0"}, ["0"], "ok"),
+        ({"CUDA_VISIBLE_DEVICES": "3,1"}, ["1", "3"], "ok"),
+        ({"CUDA_VISIBLE_DEVICES": "GPU-5e0,GPU-77a"}, ["GPU-5e0", "GPU-77a"], "ok"),
+        ({"CUDA_VISIBLE_DEVICES": "0,1"}, ["0"], "failure"),
+        ({"CUDA_VISIBLE_DEVICES": "1"}, ["0"], "failure"),
+        ({}, ["0"], "failure"),
+        ({NOSET: "1"}, ["0"], "failure"),
+        ({NOSET: "1", "CUDA_VISIBLE_DEVICES": "0"}, ["0"], "ok"),
+        ({}, None, "ok"),
+        ({"CUDA_VISIBLE_DEVICES": "1"}, None, "ok"),
+        ({"CUDA_VISIBLE_DEVICES": ""}, None, "failure"),
+        ({"CUDA_VISIBLE_DEVICES": "-1"}, None, "failure"),
+        ({NOSET: "1"}, None, "failure"),
+    ],
+)
+def test_the_gpus_that_are_visible_are_those_that_ray_grants(
+    environ: Mapping[str, str], granted: list[str] | None, status: str
+) -> None:
+    finding = device.visible_devices(environ, granted)
+    assert finding.status == status
+    assert bool(finding.fix) == (status == "failure")
+
+
+@pytest.mark.parametrize(
+    ("environ", "status"),
+    [
+        ({}, "ok"),
+        ({FRACTIONS[0]: "0.225"}, "ok"),
+        ({FRACTIONS[1]: ".5"}, "ok"),
+        ({FRACTIONS[0]: "1.0"}, "ok"),
+        ({"XLA_PYTHON_CLIENT_PREALLOCATE": "false"}, "ok"),
+        ({FRACTIONS[0]: "0.5", FRACTIONS[1]: "0.5"}, "failure"),
+        ({FRACTIONS[0]: "90"}, "failure"),
+        ({FRACTIONS[0]: "0.0"}, "failure"),
+        ({FRACTIONS[0]: "half"}, "failure"),
+    ],
+)
+def test_a_memory_fraction_that_xla_would_refuse_is_found_before_it_starts(
+    environ: Mapping[str, str], status: str
+) -> None:
+    assert device.memory_fraction(environ).status == status
+
+
+def prepared(platform: str, granted: list[str] | None, **environ: str) -> subprocess.CompletedProcess[str]:
+    """Call `fit`, then the checks of a learner's start, in a process of its own."""
+    code = (
+        "import os\nfrom learners.training.device import fit\n"
+        f"fit(None, {platform!r}, 1, {granted!r})\n"
+        "print(os.environ['JAX_PLATFORMS'], flush=True)\n"
+        "from learners.training.device_checks import at_start\n"
+        f"print(at_start({platform!r}, {granted!r}))\n"
+    )
+    kept = {name: value for name, value in os.environ.items() if not name.startswith(("XLA_", "JAX_"))}
+    return subprocess.run(
+        [sys.executable, "-c", code],
+        env=kept | {"PYTHONPATH": str(ROOT)} | environ,
+        capture_output=True,
+        text=True,
+        timeout=DEADLINE_S,
+    )
+
+
+def test_a_learner_that_asks_for_a_gpu_does_not_start_on_the_cpu() -> None:
+    done = prepared("gpu", ["0"], CUDA_VISIBLE_DEVICES="0")
+    assert done.stdout.split() == ["cuda,cpu"]
+    assert "WrongDevice: platform: asked for gpu, and JAX has" in done.stderr and "fix: " in done.stderr
+
+
+def test_settings_that_exclude_the_gpu_or_show_another_end_the_start() -> None:
+    done = prepared("gpu", ["0"], CUDA_VISIBLE_DEVICES="0", JAX_PLATFORMS="cpu")
+    assert "JAX_PLATFORMS = 'cpu' excludes it; fix: unset JAX_PLATFORMS" in done.stderr
+    done = prepared("gpu", ["1"], CUDA_VISIBLE_DEVICES="0,1")
+    assert "CUDA_VISIBLE_DEVICES = '0,1', but Ray grants 1" in done.stderr and not done.stdout
+
+
+def test_a_rehearsal_takes_cpus_and_a_learner_on_cpus_starts_without_warnings() -> None:
+    for done in (prepared("gpu", ["0"], DILOCO_PLATFORM="cpu"), prepared("cpu", [])):
+        assert done.stdout.split("\n")[:2] == ["cpu", "{}"], done.stderr
+    assert "DILOCO_PLATFORM = 'gpus' is not one of" in prepared("gpu", ["0"], DILOCO_PLATFORM="gpus").stderr
+
+
+# ------------------------------------------------------------------ the platform
+
+
+@pytest.mark.parametrize(
+    ("environ", "seen", "plugin", "words", "fix"),
+    [
+        ({"JAX_PLATFORMS": "cpu"}, True, True, "JAX_PLATFORMS = 'cpu' excludes it", "unset JAX_PLATFORMS"),
+        ({"JAX_PLATFORMS": "cuda,cpu"}, True, False, "plugin for it is not installed", "decoupled-diloco[cuda]"),
+        ({}, False, True, "sees no NVIDIA GPU below /dev", "docker run --gpus all"),
+        ({"CUDA_VISIBLE_DEVICES": ""}, True, True, "CUDA_VISIBLE_DEVICES is empty", "unset CUDA_VISIBLE_DEVICES"),
+        ({}, True, True, "no kernel image", "driver is new enough"),
+    ],
+)
+def test_a_wrong_platform_is_explained(
+    environ: Mapping[str, str], seen: bool, plugin: bool, words: str, fix: str
+) -> None:
+    finding = device_checks.judged_platform("gpu", "cpu", "no kernel image", environ, seen, plugin)
+    assert finding.status == "failure"
+    assert finding.found.startswith("asked for gpu, and JAX has cpu") and words in finding.found
+    assert fix in finding.fix
+
+
+def test_a_pool_of_cpus_refuses_a_gpu_and_a_pool_of_gpus_another_number_of_them(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    class Gpu:
+        platform, device_kind = "gpu", "NVIDIA H100"
+
+    monkeypatch.setattr(jax, "local_devices", lambda: [Gpu(), Gpu()])
+    assert device_checks.platform_taken("gpu", ["0", "1"]).found == "gpu: 2 x NVIDIA H100"
+    assert device_checks.platform_taken("gpu").status == "ok"
+    assert device_checks.platform_taken("gpu", ["0"]).status == "failure"
+    assert "ask for CPUs only" in device_checks.platform_taken("cpu").found
+    with pytest.raises(WrongDevice, match="fix"):
+        device_checks.at_start("cpu")
+
+
+def test_a_platform_that_jax_cannot_start_is_a_finding(monkeypatch: pytest.MonkeyPatch) -> None:
+    def fails() -> None:
+        raise RuntimeError("Unable to initialize backend 'cuda'")
+
+    monkeypatch.setattr(jax, "local_devices", fails)
+    assert "JAX has nothing" in device_checks.platform_taken("gpu").found
+
+
+def test_memory_that_other_processes_hold_is_a_warning() -> None:
+    assert device_checks.others_memory([["500", "81559"]]).status == "ok"
+    held = device_checks.others_memory([["4", "81559"], ["20480", "81559"]])
+    assert (held.status, held.found) == ("warning", "0.0 of 79.6 GiB, 20.0 of 79.6 GiB in use")
+    for rows in ([], [["[N/A]", "81559"]]):
+        assert "does not answer" in device_checks.others_memory(rows).found
+
+
+# ------------------------------------------------------------------ the compile cache
+
+
+def test_compiled_programs_are_kept_apart_by_host_and_device_kind(
+    monkeypatch: pytest.MonkeyPatch, tmp_path: Path
+) -> None:
+    host = host_kind()
+    assert cache_folder("/c/", "gpu", "NVIDIA H100 80GB HBM3") == f"/c/{host}/gpu-NVIDIA-H100-80GB-HBM3"
+    assert cache_folder(f"/c/{host}", "cpu", "cpu") == f"/c/{host}/cpu"
+    assert cache_folder("gs://bucket/c", "tpu", "TPU v6 lite") == f"gs://bucket/c/{host}/tpu-TPU-v6-lite"
+    monkeypatch.setattr(device, "_processor", lambda: ("another", "avx"))
+    assert host_kind() != host
+    assert device.use_compile_cache() is None
+    before = jax.config.jax_compilation_cache_dir
+    try:
+        monkeypatch.setenv("JAX_COMPILATION_CACHE_DIR", str(tmp_path))
+        assert device.use_compile_cache() == jax.config.jax_compilation_cache_dir == f"{tmp_path}/{host_kind()}/cpu"
+    finally:
+        jax.config.update("jax_compilation_cache_dir", before)
+
+
+# ------------------------------------------------------------------ copies
+
+
+@pytest.mark.parametrize(
+    ("rates", "status"),
+    [
+        (CopyRates(40e9, 41e9, 55e9, 55e9), "ok"),
+        (CopyRates(30e9, 54e9, 55e9, 55e9), "warning"),
+        (CopyRates(54e9, 30e9, 55e9, 55e9), "warning"),
+        (CopyRates(1e9, 1e9, None, None), "ok"),
+    ],
+)
+def test_copies_below_seven_tenths_of_pinned_bandwidth_are_a_warning(rates: CopyRates, status: str) -> None:
+    finding = device_checks.judged_copies(rates)
+    assert finding.status == status and bool(finding.fix) == (status == "warning")
+
+
+def test_copies_are_measured_both_ways() -> None:
+    rates = device_checks.copy_rates(jax.local_devices()[0], 1 << 16, 0.0)
+    assert rates.to_host > 0.0 and rates.to_device > 0.0 and rates.pinned_to_host is None
+
+
+# ------------------------------------------------------------------ burn-in
+
+
+@pytest.mark.parametrize(
+    ("digests", "reference", "flags", "status", "fix"),
+    [
+        ({"A 0": "aa", "A 1": "aa"}, None, "", "ok", ""),
+        ({"A 0": "aa", "A 1": "aa"}, "a", "", "ok", ""),
+        ({"A 0": "ab"}, None, "", "warning", "--xla_gpu_deterministic_ops=true"),
+        ({"A 0": "ab"}, None, "--xla_gpu_deterministic_ops=true", "failure", "dcgmi"),
+        ({"A 0": "aa", "A 1": "bb"}, None, "", "warning", "--xla_gpu_autotune_level=0"),
+        ({"A 0": "aa"}, "b", "", "warning", "--xla_gpu_autotune_level=0"),
+    ],
+)
+def test_a_step_whose_bits_differ_is_named_with_the_setting_that_mends_it(
+    digests: Mapping[str, str], reference: str | None, flags: str, status: str, fix: str
+) -> None:
+    finding = device_checks.judged_bits(digests, reference, flags)
+    assert finding.status == status and fix in finding.fix
+
+
+def test_the_first_burn_in_of_a_hardware_kind_is_the_reference_of_the_next(
+    monkeypatch: pytest.MonkeyPatch, tmp_path: Path
+) -> None:
+    before = jax.config.jax_compilation_cache_dir
+    jax.config.update("jax_compilation_cache_dir", str(tmp_path / "cache"))
+    try:
+        devices = jax.local_devices()[:1]
+        assert "earlier" not in device_checks.burn_in(devices, device_checks.SMALL).found
+        again = device_checks.burn_in(devices, device_checks.SMALL)
+        assert again.status == "ok" and "with an earlier start" in again.found
+        (kept,) = (tmp_path / "cache").glob("burn-in-*.txt")
+        kept.write_text("0123456789abcdef\n")
+        assert device_checks.burn_in(devices, device_checks.SMALL).status == "warning"
+    finally:
+        jax.config.update("jax_compilation_cache_dir", before)
+
+
+def test_a_start_on_an_accelerator_returns_its_warnings_and_refuses_a_defective_device(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    found: dict[str, Any] = {"bits": Finding("burn-in", "warning", "differ", "set a flag")}
+    monkeypatch.setattr(device_checks, "platform_taken", lambda *_: Finding("platform", "ok", "gpu"))
+    monkeypatch.setattr(device_checks, "host_copies", lambda *_: Finding("host copies", "ok", "50 GB/s"))
+    monkeypatch.setattr(device_checks, "burn_in", lambda *_: found["bits"])
+    assert device_checks.at_start("gpu", ["0"]) == {"burn-in": "differ; fix: set a flag"}
+    found["bits"] = Finding("burn-in", "failure", "differ", "take it out")
+    with pytest.raises(WrongDevice, match="burn-in: differ; fix: take it out"):
+        device_checks.at_start("gpu", ["0"])
+
+
+def test_the_checks_of_a_machine_are_printed_a_line_each() -> None:
+    done = subprocess.run(
+        [sys.executable, "-m", "learners.training.device_checks", "cpu"],
+        env=os.environ | {"PYTHONPATH": str(ROOT)},
+        capture_output=True,
+        text=True,
+        timeout=DEADLINE_S,
+    )
+    rows = [json.loads(line) for line in done.stdout.splitlines()]
+    assert [row["name"] for row in rows] == ["platform", "compile cache", "host copies", "burn-in"], done.stderr
+    assert all(row["status"] != "failure" for row in rows)
