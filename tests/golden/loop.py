@@ -79,6 +79,17 @@ class Loop:
         [stage] = only(Stage, effects)
         return self.do(Staged({p: f"copy of {p} at {self.machine.step}" for p in stage.fragments}))
 
+    def reach(self) -> list[Effect]:
+        """The boundary after the step just dispatched; what is asked for is copied. Returns what it said."""
+        [stage] = only(Stage, self.do(Boundary(TOKENS)))
+        at = self.machine.step + 1
+        return self.do(Staged({p: f"copy of {p} at {at}" for p in stage.fragments}))
+
+    def done(self, seconds: float = 1.0, loss: float = 2.0) -> list[Effect]:
+        """The oldest step in flight ends."""
+        self.now += seconds
+        return self.do(StepDone(loss, TOKENS))
+
     def steps(self, count: int) -> None:
         for _ in range(count):
             self.step()
