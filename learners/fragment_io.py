@@ -14,6 +14,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from learners.protocol.events_effects import Apply
+from learners.snapshot_slot import Captured, SnapshotSlot
 from learners.training import state_arrays
 from outer.numeric import codec as codecs
 from outer.protocol.messages import Contribution, State, StateRequest
@@ -67,15 +68,16 @@ class Received:
 class StateSnapshot:
     """A learner's arrays as of one step boundary, for any thread to pack."""
 
-    leaves: list[Any]  # parameters and inner optimizer
+    captured: Captured
     bases: list[Flat | None]
     read: dict[tuple[int, int], Flat]
     asked: dict[int, tuple[int, int, int]]
     adopted: dict[int, OnDevices]
 
     def pack(self) -> tuple[dict[str, Any], Sequence[NDArray[Any]]]:
-        """(header, arrays) for a checkpoint, as `FragmentIO.restore` takes them."""
-        leaves = state_arrays.pack(self.leaves)
+        """(header, arrays) for a checkpoint, as `FragmentIO.restore` takes them. Call it once."""
+        leaves = state_arrays.pack(self.captured.leaves)
+        self.captured.release()
         header = {
             "digest": state_arrays.digest(leaves),
             "leaves": len(leaves),
@@ -94,6 +96,7 @@ class FragmentIO:
 
     def __init__(self, trainer: Trainer, config: SyncConfig, fragments: int) -> None:
         self._trainer, self._config = trainer, config
+        self._slot = SnapshotSlot(trainer, config.lease_s / 2)
         self._bases: list[Flat | None] = [None] * fragments
         self._read: dict[
             tuple[int, int], Flat
@@ -124,7 +127,7 @@ class FragmentIO:
         """All state as of now, for a checkpoint."""
         with self._lock:
             read, asked = dict(self._read), dict(self._asked)
-        return StateSnapshot(self._trainer.capture(), list(self._bases), read, asked, dict(self._adopted))
+        return StateSnapshot(self._slot.take(), list(self._bases), read, asked, dict(self._adopted))
 
     def restore(self, header: Mapping[str, Any], arrays: Sequence[NDArray[Any]]) -> None:
         """Restore what a StateSnapshot packed. Raises ValueError if it does not fit this task."""
@@ -140,15 +143,16 @@ class FragmentIO:
         self._asked = {fragment: tuple(newest) for fragment, *newest in asked}
         self._adopted = {fragment: OnDevices(next(rest), lambda held: held) for fragment in header.get("adopted", ())}
 
-    def capture(self) -> list[Any]:
-        """Parameters and inner state as of now, copied. Any thread may `pack` them later."""
-        return self._trainer.capture()
+    def capture(self) -> Captured:
+        """Parameters and inner state as of now. Any thread may `pack` them later."""
+        return self._slot.take()
 
     def pack(
-        self, leaves: list[Any], request: StateRequest, step: int, syncer_step: int, versions: tuple[int, ...] = ()
+        self, captured: Captured, request: StateRequest, step: int, syncer_step: int, versions: tuple[int, ...] = ()
     ) -> State:
-        """The answer to a StateRequest, from `capture`."""
-        arrays = state_arrays.pack(leaves)
+        """The answer to a StateRequest, from `capture`; once."""
+        arrays = state_arrays.pack(captured.leaves)
+        captured.release()
         origin = (request.donor, request.donor_incarnation, step, syncer_step)
         return State(*origin, arrays, state_arrays.digest(arrays), state_arrays.size(arrays), versions)
 

@@ -30,6 +30,7 @@ from learners.protocol.fact_buffer import FactBuffer
 from learners.protocol.facts import LoopFailed
 from learners.protocol.learner import Learner
 from learners.report_sender import ReportSender
+from learners.snapshot_slot import Captured
 from learners.step_runner import StepRunner
 from learners.training import cores
 from learners.training.device import device_taken, fit
@@ -61,7 +62,7 @@ LEAVE_MARGIN_S = 30.0  # beyond the deadline to leave, for the step under way an
 LOOP_EVENTS = (events_effects.Resume, events_effects.Boundary, events_effects.StepDone, events_effects.Staged)
 
 T = TypeVar("T")
-Donation = tuple[events_effects.Donate, list[Any]]
+Donation = tuple[events_effects.Donate, Captured]
 
 
 @dataclass(frozen=True)

@@ -6,6 +6,7 @@ NumPy, nor with another array.
 
 from __future__ import annotations
 
+from collections import Counter
 from collections.abc import Sequence
 from dataclasses import dataclass
 from functools import cache
@@ -83,6 +84,40 @@ def own(values: NDArray[Any], sharding: Any) -> jax.Array:
 def copied(leaves: Sequence[Any]) -> list[Any]:
     """Copies on the same devices, enqueued now: as of now, whatever is donated later."""
     return [jnp.copy(leaf) if isinstance(leaf, jax.Array) else np.array(leaf) for leaf in leaves]
+
+
+def has_room(leaves: Sequence[Any]) -> bool:
+    """Whether each device has room for a copy of these leaves beside what it needed at most so far.
+
+    Devices that do not count their memory, such as CPUs, are taken to have it.
+    """
+    needed: Counter[Any] = Counter()
+    for leaf in leaves:
+        for shard in leaf.addressable_shards if isinstance(leaf, jax.Array) else ():
+            needed[shard.device] += shard.data.nbytes
+    return all(
+        (stats := device.memory_stats()) is None or stats["peak_bytes_in_use"] + size <= stats["bytes_limit"]
+        for device, size in needed.items()
+    )
+
+
+def distinct(leaves: Sequence[Any]) -> list[Any]:
+    """The leaves, each in memory of its own, and with the types that a step gives them.
+
+    Donating two leaves that share memory is an error, and an inner optimizer may keep the parameters themselves, such
+    as an average that begins with them. A leaf made of a Python number is weakly typed until the first step, which
+    would compile the step twice.
+    """
+    seen: set[tuple[int, ...]] = set()
+    result = []
+    for leaf in leaves:
+        if isinstance(leaf, jax.Array) and leaf.size and not jnp.issubdtype(leaf.dtype, jax.dtypes.prng_key):
+            leaf = jax.lax.convert_element_type(leaf, leaf.dtype) if leaf.weak_type else leaf
+            at = tuple(shard.data.unsafe_buffer_pointer() for shard in leaf.addressable_shards)
+            leaf = jnp.copy(leaf) if at in seen else leaf
+            seen.add(at)
+        result.append(leaf)
+    return result
 
 
 def rebased(

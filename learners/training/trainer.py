@@ -13,10 +13,11 @@ import jax.numpy as jnp
 import numpy as np
 
 from learners.config import InnerConfig, WarmStart
-from learners.training import placement
+from learners.training import placement, state_arrays
 from learners.training.batches import Batches
 from learners.training.mesh import layout
 from learners.training.placement import Placed
+from learners.training.precision import precise
 from learners.training.step import Aux, TrainStep, make_step, schedule, step_key, transformation
 from learners.training.task import Batch, Params, Task
 from learners.training.tree import Flat, ParameterTree, fresh, unsent
@@ -60,8 +61,11 @@ class Trainer:
         Raises ValueError, naming the tensor or the number, for a layout that the devices do not allow.
         """
         self.fragments = tuple(fragments)
-        self._task, self._inner, self._seed, self._warm_start = task, inner, seed, warm_start
+        self._task = task = precise(task, inner)
+        self._inner, self._seed, self._warm_start = inner, seed, warm_start
         self.aux: dict[str, float] = {}  # of the last step
+        self.generation = 0  # grows with every change of parameters or optimizer state
+        self._roomy: bool | None = None  # whether the devices have room for a copy of the state
         self._tree = ParameterTree.of(task)
         self.layout = layout(task, self._tree.tensors, devices, model_parallel)
         self._optimizer = transformation(task, inner)
@@ -75,16 +79,27 @@ class Trainer:
         return jax.tree.unflatten(self._tree.structure, self._leaves)
 
     def _begin(self) -> None:
-        """Initial parameters and optimizer state; what is sent comes from the syncer later."""
+        """Initial parameters, made shard by shard, and optimizer state; what is sent comes from the syncer later."""
+        shardings = self.layout.leaves if self.layout else [None] * len(self._tree.tensors)
+        placed = jax.tree.unflatten(self._tree.structure, shardings) if self.layout else None
+        self._leaves: list[Any] = jax.tree.leaves(fresh(self._task, self._seed, placed))
         given = {} if self._warm_start is None else unsent(self._task, self._seed, self._warm_start)
-        leaves = zip(self._tree.tensors, jax.tree.leaves(fresh(self._task, self._seed)), strict=True)
-        self._leaves: list[Any] = self._placed([given.get(tensor.name, leaf) for tensor, leaf in leaves])
+        for name, values in given.items():
+            leaf = self._tree.leaf_of[name]
+            self._leaves[leaf] = jax.device_put(values, shardings[leaf]) if self.layout else values
         self.reset_optimizer()
 
     def reset_optimizer(self) -> None:
         """Start the inner optimizer with fresh state."""
         opt_state = self._optimizer.init(self._tree.merged(self.params))
-        self.opt_state = self.layout.state(opt_state) if self.layout else opt_state
+        self._own(self._leaves, self.layout.state(opt_state) if self.layout else opt_state)
+
+    def _own(self, leaves: list[Any], opt_state: Any) -> None:
+        """Hold this state, no two leaves of it in the same memory."""
+        self.generation += 1
+        structure = jax.tree.structure(opt_state)
+        owned = placement.distinct([*leaves, *jax.tree.leaves(opt_state)])
+        self._leaves, self.opt_state = owned[: len(leaves)], jax.tree.unflatten(structure, owned[len(leaves) :])
 
     def _placed(self, leaves: list[Any]) -> list[Any]:
         """Place parameters by the layout; on one device, leave them as they are."""
@@ -106,6 +121,8 @@ class Trainer:
         self.dispatch(0, batch_size, progress=0.0).result()
         for index in range(len(self.fragments)):
             self.copy(index)
+        for leaf in self.state_leaves():
+            placement.copied([leaf])
         self._leaves, self.opt_state = [], None  # or there would be two of each
         self._begin()
 
@@ -122,6 +139,7 @@ class Trainer:
         scale: Any = np.float32(schedule(self._inner, progress))
         params, self.opt_state, loss, aux = self._train_step(self.params, self.opt_state, batch, key, scale)
         self._leaves = jax.tree.leaves(params)
+        self.generation += 1
         return InFlight(loss, aux)
 
     def step(self, start: int, count: int, progress: float) -> float:
@@ -131,12 +149,23 @@ class Trainer:
 
     def _batch(self, start: int, count: int) -> tuple[Batch, jax.Array]:
         """A batch on the devices, and the step's random key."""
+        self._check_split(count)
         # Copied: the task may use its memory again while the step runs, and a CPU would share it.
         batch = jax.tree.map(
             lambda leaf: leaf if isinstance(leaf, jax.Array) else np.array(leaf), self._task.batch(start, count)
         )
         batch = jax.device_put(batch) if self.layout is None else self.layout.split(batch)
         return batch, step_key(self._seed, start)
+
+    def _check_split(self, count: int) -> None:
+        parts = self._inner.microbatches
+        ways = 1 if self.layout is None else self.layout.mesh.shape["batch"]
+        if parts > 1 and count % (parts * ways):
+            over = f" over {ways} devices" if ways > 1 else ""
+            raise ValueError(
+                f"a batch of {count} samples cannot be split into {parts} microbatches{over}; "
+                f"use a multiple of {parts * ways}, or another inner.microbatches"
+            )
 
     # -------------------------------------------------------------- fragments
 
@@ -162,6 +191,7 @@ class Trainer:
 
     def swap(self, index: int, placed: Placed) -> None:
         """Set one fragment to what `prepare` returned; the optimizer's moments stay. Use each Placed once."""
+        self.generation += 1
         for tensor, leaf in zip(self.fragments[index].tensors, placed.leaves, strict=True):
             self._leaves[self._tree.leaf_of[tensor.name]] = leaf.astype(self._tree.dtype(tensor))
 
@@ -231,13 +261,22 @@ class Trainer:
         return [*self._leaves, *jax.tree.leaves(self.opt_state)]
 
     def capture(self) -> list[Any]:
-        """The `state_leaves` after the last dispatched step, copied: any thread may pack them at any time."""
-        return placement.copied(self.state_leaves())
+        """The `state_leaves` after the last dispatched step, copied: any thread may pack them at any time.
+
+        On the devices if they have room for it beside a step, else on the host, for which it waits.
+        """
+        if self._roomy is None:  # decided once: afterwards the peak has a copy in it
+            self._roomy = placement.has_room(self.state_leaves())
+        return placement.copied(self.state_leaves()) if self._roomy else self.captured_on_host()
+
+    def captured_on_host(self) -> list[Any]:
+        """As `capture`, on the host; waits for the devices."""
+        return [np.array(leaf) for leaf in state_arrays.pack(self.state_leaves())]
 
     def inherit(self, leaves: Iterable[Any]) -> None:
         """Take over the state of another trainer of the same task: the leaves are this trainer's from now on."""
         leaves = list(leaves)
         count, structure = len(self._leaves), jax.tree.structure(self.opt_state)
-        self._leaves = self._placed(leaves[:count])
+        placed = self._placed(leaves[:count])
         state = jax.tree.unflatten(structure, leaves[count:])
-        self.opt_state = self.layout.state(state) if self.layout else state
+        self._own(placed, self.layout.state(state) if self.layout else state)

@@ -61,6 +61,8 @@ def learner(sync: SyncConfig, shapes: Shapes, accelerated: bool) -> Memory:
         Part("inner optimizer state", shapes.inner_state_bytes, device),
         # The step donates nothing, so that a fragment can be read while the next one runs.
         Part("gradients", shapes.parameter_bytes, device),
+        Part("parameters in the loss's dtype", shapes.compute_bytes, device),
+        Part("gradients summed over microbatches", shapes.summed_bytes, device),
         Part("parameters and state after the step", shapes.parameter_bytes + shapes.inner_state_bytes, device),
         Part("versions last received", model, "store"),
         Part("staged fragments, and the ones they replace", 2 * staged_bytes(sync, shapes), "host"),
