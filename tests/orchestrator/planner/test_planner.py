@@ -115,8 +115,9 @@ def test_memory_of_a_learner_and_the_syncer_by_hand() -> None:
     assert learner["parameters"] == learner["gradients"] == 1400
     assert learner["inner optimizer state"] == 2800
     assert learner["versions last received"] == 1400
-    # Fragments are due every third step, so of any three steps one stages one: the largest, float32, twice.
-    assert learner["staged fragments, and the ones they replace"] == 2 * 400
+    # Fragments are due every third step, so among four steps at most two are due: the largest, float32, twice.
+    assert learner["staged fragments, and the ones they replace"] == 2 * 2 * 400
+    assert learner["a snapshot, for a checkpoint or a joiner"] == 1400 + 2800
     assert learner["contributions on their way up"] == 2 * 100 * 2
     syncer = {part.what: part.bytes for part in found["syncer"].parts}
     assert syncer["global parameters"] == syncer["outer optimizer state"] == 1400
