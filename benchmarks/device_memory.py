@@ -126,7 +126,7 @@ def measured(width: int, layers: int, rounds: int) -> dict[str, Any]:
         )
         run.watch()
         run.run()
-    shapes = Shapes(run.fragments, parameter_bytes(task), inner_state_bytes(task, inner), (), {})
+    shapes = Shapes(run.fragments, parameter_bytes(task, inner), inner_state_bytes(task, inner), (), {})
     parts = {
         part.what: part.bytes for part in memory.learner(sync, shapes, accelerated=True).parts if part.where == "device"
     }

@@ -43,5 +43,18 @@ class InnerConfig(Section):
     )
     warmup: float = Field(0.02, ge=0.0, lt=1.0, description="share of the run in which the rate rises to its peak")
     final: float = Field(0.1, ge=0.0, le=1.0, description="the last learning rate, as a share of the peak")
+    parameters: Literal["task", "float32", "bfloat16"] = Field(
+        "task",
+        description="dtype of the parameters that the optimizer steps and of its moments: float32 gives master "
+        "parameters to a model of narrower ones; task: as the task's init makes them",
+    )
+    compute: Literal["task", "float32", "bfloat16"] = Field(
+        "task",
+        description="dtype to which parameters and the batch's floats are cast for the loss and its gradients; task: "
+        "parameters as the task's init makes them, batches as they are",
+    )
+    microbatches: PositiveInt = Field(
+        1, description="equal parts of a step's batch; their gradients are averaged in float32, then clipped"
+    )
     clip_norm: NonNegativeFloat = Field(1.0, description="gradients are scaled down to this global norm; 0 = never")
     options: dict[str, Any] = Field(default_factory=dict, description="further arguments of the optimizer")

@@ -20,6 +20,7 @@ import jax
 import jax.numpy as jnp
 import numpy as np
 
+from learners.training import placement
 from learners.training.accelerators import KINDS, accelerators, has_plugin, nvidia_smi
 from learners.training.device import (
     REHEARSED,
@@ -156,7 +157,9 @@ def others_memory(rows: Sequence[Sequence[str]]) -> Finding:
 
 @dataclass(frozen=True)
 class CopyRates:
-    """Bytes per second, each the best of several copies. `pinned` is None where the device has no pinned memory."""
+    """Bytes per second, each the best of several copies: as a learner copies fragments, and between the device and
+    pinned memory alone, None where there is none.
+    """
 
     to_host: float
     to_device: float
@@ -165,25 +168,18 @@ class CopyRates:
 
 
 def host_copies(size: int, budget_s: float) -> Finding:
-    """Whether plain copies of `size` bytes reach the share COPIES_LEAST of those with pinned memory."""
+    """Whether a learner's copies of `size` bytes reach the share COPIES_LEAST of those with pinned memory alone."""
     return judged_copies(copy_rates(jax.local_devices()[0], size, budget_s))
 
 
 def judged_copies(rates: CopyRates) -> Finding:
     name, said, slow = "host copies", [], False
-    pairs = (
-        ("to the host", rates.to_host, rates.pinned_to_host),
-        (
-            "to the device",
-            rates.to_device,
-            rates.pinned_to_device,
-        ),
-    )
-    for way, plain, pinned in pairs:
-        said.append(f"{plain / 1e9:.1f} GB/s {way}")
+    down, up = (rates.to_host, rates.pinned_to_host), (rates.to_device, rates.pinned_to_device)
+    for way, (rate, pinned) in ("to the host", down), ("to the device", up):
+        said.append(f"{rate / 1e9:.1f} GB/s {way}")
         if pinned is not None:
-            said[-1] += f", {100 * plain / pinned:.0f} % of pinned ({pinned / 1e9:.1f} GB/s)"
-            slow = slow or plain < COPIES_LEAST * pinned
+            said[-1] += f", {100 * rate / pinned:.0f} % of pinned ({pinned / 1e9:.1f} GB/s)"
+            slow = slow or rate < COPIES_LEAST * pinned
     found = "; ".join(said)
     if not slow:
         return Finding(name, "ok", found)
@@ -196,17 +192,19 @@ def judged_copies(rates: CopyRates) -> Finding:
 
 def copy_rates(device: jax.Device, size: int, budget_s: float) -> CopyRates:
     """Measure copies of `size` bytes between host and device; about `budget_s` seconds for each of the four ways."""
-    host: Any = np.ones(size // 4, np.float32)
-    there = jax.device_put(host, device).block_until_ready()
-    kinds = {memory.kind for memory in device.addressable_memories()}
-    # On CPUs, the device's memory is the host's.
-    pinned = _sharding(device, "pinned_host") if "pinned_host" in kinds and device.platform != "cpu" else None
-    plain = _sharding(device, None)
+    host = np.ones(size // 4, np.float32)
+    on_device = jax.sharding.SingleDeviceSharding(device)
+    there = jax.device_put(host, on_device).block_until_ready()
 
     def to_host() -> float:
         fresh = jnp.copy(there).block_until_ready()  # an array keeps its host copy: each time another one
         began = time.perf_counter()
-        np.array(fresh)
+        placement.to_host(fresh)
+        return time.perf_counter() - began
+
+    def to_device() -> float:
+        began = time.perf_counter()
+        placement.own(host, on_device).block_until_ready()
         return time.perf_counter() - began
 
     def moved(array: Any, to: Any) -> float:
@@ -217,15 +215,12 @@ def copy_rates(device: jax.Device, size: int, budget_s: float) -> CopyRates:
     def rate(copy: Callable[[], float]) -> float:
         return size / _best(copy, budget_s)
 
-    if pinned is None:
-        return CopyRates(rate(to_host), rate(partial(moved, host, plain)), None, None)
+    if not placement.has_pinned_memory(device):
+        return CopyRates(rate(to_host), rate(to_device), None, None)
+    pinned = on_device.with_memory_kind(placement.PINNED)
     held = jax.device_put(there, pinned).block_until_ready()
-    return CopyRates(
-        rate(to_host),
-        rate(partial(moved, host, plain)),
-        rate(partial(moved, there, pinned)),
-        rate(partial(moved, held, plain)),
-    )
+    down, up = partial(moved, there, pinned), partial(moved, held, on_device)
+    return CopyRates(rate(to_host), rate(to_device), rate(down), rate(up))
 
 
 def _best(timed: Callable[[], float], budget_s: float) -> float:
@@ -236,10 +231,6 @@ def _best(timed: Callable[[], float], budget_s: float) -> float:
         if len(times) == 32:
             break
     return max(min(times), 1e-9)
-
-
-def _sharding(device: jax.Device, kind: str | None) -> Any:
-    return jax.sharding.SingleDeviceSharding(device, memory_kind=kind)
 
 
 # ------------------------------------------------------------------ burn-in

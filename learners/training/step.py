@@ -12,6 +12,7 @@ import optax
 
 from learners.config import InnerConfig
 from learners.training.kinds import Leaves, state_of
+from learners.training.precision import precise
 from learners.training.task import Batch, Params, Task
 
 Aux = dict[str, jax.Array]  # scalars
@@ -45,27 +46,74 @@ def make_step(task: Task, inner: InnerConfig, placed: Any = None) -> TrainStep:
 
     `scale`, float32 scalar, multiplies the optimizer's updates (see `schedule`). Parameters and optimizer state
     are donated: the arrays before a step are gone after it. `placed`: the shardings that the results are to have, on
-    several devices. `aux`: see `reported`. Gradients and optimizer see merged leaves alone; mean and local ones take
-    the values that the loss returns for them.
+    several devices. `aux`: see `reported`. Dtypes and microbatches are those of [inner]. Gradients and optimizer see
+    merged leaves alone; mean and local ones take the values that the loss returns for them.
     """
+    task = precise(task, inner)
     optimizer, leaves = transformation(task, inner), Leaves.of(task)
+    gradients_of = _gradients_of(task, leaves, inner.microbatches)
 
     def step(
         params: Params, opt_state: Any, batch: Batch, rng: jax.Array, scale: jax.Array
     ) -> tuple[Params, Any, jax.Array, Aux]:
         merged = leaves.merged(params)
-        loss_of = lambda merged: task.loss(leaves.joined(params, merged), batch, rng)  # noqa: E731
-        (loss, aux), gradients = jax.value_and_grad(loss_of, has_aux=True)(merged)
-        aux, state = state_of(aux)
+        (loss, (aux, state)), gradients = gradients_of(merged, params, batch, rng)
         updates, opt_state = optimizer.update(gradients, opt_state, merged)
         updates = jax.tree.map(lambda update: update * scale.astype(update.dtype), updates)
         params = leaves.joined(leaves.updated(params, state), optax.apply_updates(merged, updates))
-        return params, opt_state, loss, reported(aux)
+        return params, opt_state, loss, aux
 
     donated = ("params", "opt_state")
     if placed is None:
         return jax.jit(step, donate_argnames=donated)
     return jax.jit(step, donate_argnames=donated, out_shardings=placed)
+
+
+def _gradients_of(task: Task, leaves: Leaves, microbatches: int) -> Callable[[Params, Params, Batch, jax.Array], Any]:
+    """(merged leaves, params, batch, rng) -> ((loss, (reported aux, new values of leaves)), gradients).
+
+    Over several microbatches, one after the other, every floating-point result is their mean, accumulated in float32;
+    of any other it is the last. Microbatch i of k has samples i, i + k, ..., so that each of several devices keeps its
+    own, the parameters from before the step, and the key folded with i.
+    """
+
+    def loss_of(merged: Params, params: Params, batch: Batch, rng: jax.Array) -> Any:
+        loss, aux = task.loss(leaves.joined(params, merged), batch, rng)
+        aux, state = state_of(aux)
+        return loss, (reported(aux), state)
+
+    whole = jax.value_and_grad(loss_of, has_aux=True)
+    if microbatches == 1:
+        return whole
+
+    def accumulated(merged: Params, params: Params, batch: Batch, rng: jax.Array) -> Any:
+        def add(total: Any, part: Any) -> tuple[Any, None]:
+            index, samples = part
+            new = whole(merged, params, samples, jax.random.fold_in(rng, index))
+            return jax.tree.map(lambda all, one: all + one if _is_float(one) else one, total, new), None
+
+        parts = jax.tree.map(lambda leaf: _parts(leaf, microbatches), batch)
+        results = jax.eval_shape(whole, merged, params, jax.tree.map(lambda leaf: leaf[0], parts), rng)
+        total, _ = jax.lax.scan(add, jax.tree.map(_zeros, results), (jnp.arange(microbatches), parts))
+        return jax.tree.map(
+            lambda all, one: (all / microbatches).astype(one.dtype) if _is_float(one) else all, total, results
+        )
+
+    return accumulated
+
+
+def _is_float(leaf: Any) -> bool:
+    return bool(jnp.issubdtype(leaf.dtype, jnp.floating))
+
+
+def _zeros(leaf: Any) -> jax.Array:
+    """What the sum over microbatches begins with: at least float32."""
+    return jnp.zeros(leaf.shape, jnp.promote_types(leaf.dtype, jnp.float32) if _is_float(leaf) else leaf.dtype)
+
+
+def _parts(leaf: Any, count: int) -> jax.Array:
+    """[samples, ...] -> [count, samples / count, ...]; part i has samples i, i + count, ..."""
+    return jnp.moveaxis(jnp.reshape(leaf, (leaf.shape[0] // count, count, *leaf.shape[1:])), 1, 0)
 
 
 def reported(aux: Any) -> Aux:

@@ -17,6 +17,7 @@ from learners.training import placement, state_arrays
 from learners.training.batches import Batches
 from learners.training.mesh import layout
 from learners.training.placement import Placed
+from learners.training.precision import precise
 from learners.training.step import Aux, TrainStep, make_step, schedule, step_key, transformation
 from learners.training.task import Batch, Params, Task
 from learners.training.tree import Flat, ParameterTree, fresh, unsent
@@ -60,7 +61,8 @@ class Trainer:
         Raises ValueError, naming the tensor or the number, for a layout that the devices do not allow.
         """
         self.fragments = tuple(fragments)
-        self._task, self._inner, self._seed, self._warm_start = task, inner, seed, warm_start
+        self._task = task = precise(task, inner)
+        self._inner, self._seed, self._warm_start = inner, seed, warm_start
         self.aux: dict[str, float] = {}  # of the last step
         self.generation = 0  # grows with every change of parameters or optimizer state
         self._roomy: bool | None = None  # whether the devices have room for a copy of the state
@@ -133,12 +135,19 @@ class Trainer:
 
         `progress` in [0, 1] is the run's, for the learning rate. An exception of the task's `batch` is raised here.
         """
-        batch, key = self._batches.take(start, count)
-        scale: Any = np.float32(schedule(self._inner, progress))
-        params, self.opt_state, loss, aux = self._train_step(self.params, self.opt_state, batch, key, scale)
-        self._leaves = jax.tree.leaves(params)
-        self.generation += 1
+        params, opt_state, loss, aux = self._train_step(*self.inputs(start, count, progress))
+        self.accept(params, opt_state)
         return InFlight(loss, aux)
+
+    def inputs(self, start: int, count: int, progress: float) -> tuple[Params, Any, Batch, jax.Array, Any]:
+        """What a step takes: (params, opt_state, batch, key, float32 scalar for the learning rate), to be donated."""
+        batch, key = self._batches.take(start, count)
+        return self.params, self.opt_state, batch, key, np.float32(schedule(self._inner, progress))
+
+    def accept(self, params: Params, opt_state: Any) -> None:
+        """Take what a step returned for the donated `inputs`."""
+        self._leaves, self.opt_state = jax.tree.leaves(params), opt_state
+        self.generation += 1
 
     def step(self, start: int, count: int, progress: float) -> float:
         """`dispatch` a step and wait for it: its loss. `aux` then has the step's auxiliary values."""
@@ -147,12 +156,23 @@ class Trainer:
 
     def _batch(self, start: int, count: int) -> tuple[Batch, jax.Array]:
         """A batch on the devices, and the step's random key."""
+        self._check_split(count)
         # Copied: the task may use its memory again while the step runs, and a CPU would share it.
         batch = jax.tree.map(
             lambda leaf: leaf if isinstance(leaf, jax.Array) else np.array(leaf), self._task.batch(start, count)
         )
         batch = jax.device_put(batch) if self.layout is None else self.layout.split(batch)
         return batch, step_key(self._seed, start)
+
+    def _check_split(self, count: int) -> None:
+        parts = self._inner.microbatches
+        ways = 1 if self.layout is None else self.layout.mesh.shape["batch"]
+        if parts > 1 and count % (parts * ways):
+            over = f" over {ways} devices" if ways > 1 else ""
+            raise ValueError(
+                f"a batch of {count} samples cannot be split into {parts} microbatches{over}; "
+                f"use a multiple of {parts * ways}, or another inner.microbatches"
+            )
 
     # -------------------------------------------------------------- fragments
 

@@ -17,6 +17,7 @@ from numpy.typing import NDArray
 from learners.config import InnerConfig, WarmStart
 from learners.training import weights
 from learners.training.kinds import Leaves
+from learners.training.precision import loss_dtype, precise
 from learners.training.step import transformation
 from learners.training.task import Params, Task
 from outer.config import SyncConfig
@@ -151,13 +152,27 @@ class ParameterTree(Leaves):
         return jnp.dtype(self.tensors[self.leaf_of[tensor.name]].dtype)
 
 
-def parameter_bytes(task: Task) -> int:
-    """Bytes of one copy of the parameters, in the model's own dtypes."""
-    return _bytes(_parameter_shapes(task))
+def parameter_bytes(task: Task, inner: InnerConfig) -> int:
+    """Bytes of one copy of the parameters, in the dtypes that the optimizer steps."""
+    return _bytes(_parameter_shapes(precise(task, inner)))
+
+
+def compute_bytes(task: Task, inner: InnerConfig) -> int:
+    """Bytes of the copy of the parameters that the loss is computed with; 0 if it is computed with the parameters."""
+    kept, own = (Leaves.of(each).tensors for each in (precise(task, inner), task))
+    dtypes = [loss_dtype(each, inner) for each in own]
+    held = zip(kept, dtypes, strict=True)
+    return sum(each.size * jnp.dtype(dtype).itemsize for each, dtype in held if each.dtype != dtype)
+
+
+def summed_bytes(task: Task, inner: InnerConfig) -> int:
+    """Bytes of the gradients that are summed over microbatches, float32; 0 without any."""
+    return 0 if inner.microbatches == 1 else 4 * sum(each.size for each in tensors_of(task) if each.kind == "merged")
 
 
 def inner_state_bytes(task: Task, inner: InnerConfig) -> int:
     """Bytes of the inner optimizer's state, including gradient clipping."""
+    task = precise(task, inner)
     merged = Leaves.of(task).merged(_parameter_shapes(task))
     return _bytes(jax.eval_shape(transformation(task, inner).init, merged))
 

@@ -176,7 +176,7 @@ def _told(outcome: Mapping[str, Any]) -> list[str]:
     name, equal = outcome["name"], outcome["bit_equal"]
     lines = [
         f"{name}: {outcome['commits']:,} commits up to syncer step {outcome['syncer_step']:,} replayed, "
-        f"{outcome['steps']:,} steps in {outcome['seconds']:.1f} s"
+        f"{outcome['steps']:,} steps in {outcome['seconds']:.1f} s{_by(outcome['processes'])}"
     ]
     for kind in KINDS:
         computed, compared, same = (outcome[count].get(kind, 0) for count in ("computed", "compared", "equal"))
@@ -194,6 +194,10 @@ def _told(outcome: Mapping[str, Any]) -> list[str]:
         if not outcome["hints"]:
             lines.append("    everything that was recorded of the learners' devices is the same here")
     return lines
+
+
+def _by(processes: int) -> str:
+    return f" by {processes} processes" if processes > 1 else ""
 
 
 def differs(difference: dict[str, Any]) -> str:
@@ -233,7 +237,8 @@ class _View:
     def _progress(self, news: Any) -> str:
         done, of, seconds = news["commits"], news["of"], news["seconds"]
         left = f", {seconds / done * (of - done):.0f} s left" if done else ""
-        return f"{done:,} of {of:,} commits, {news['steps'] / max(seconds, 1e-9):,.0f} steps/s{left}"
+        rate = f"{news['steps'] / max(seconds, 1e-9):,.0f} steps/s"
+        return f"{done:,} of {of:,} commits, {rate}{_by(news['processes'])}{left}"
 
     def _line(self, text: str, stays: bool = True) -> None:
         self.close()

@@ -160,6 +160,21 @@ def _devices(recipe: Recipe) -> Iterator[Problem]:
             )
 
 
+@_reads("pools", "inner.microbatches")
+def _microbatches(recipe: Recipe) -> Iterator[Problem]:
+    parts = recipe.inner.microbatches
+    for index, pool in enumerate(recipe.pools):
+        ways = max(1, pool.known_devices // pool.model_parallel)
+        if parts > 1 and pool.batch_size % ways == 0 and pool.batch_size % (parts * ways):
+            over = f", each over {ways} devices" if ways > 1 else ""
+            yield Problem(
+                f"pools.{index}.batch_size",
+                pool.batch_size,
+                f"cannot be split into inner.microbatches = {parts} equal parts{over}",
+                f"give a multiple of {parts * ways}, or another inner.microbatches",
+            )
+
+
 @_reads("durability.store")
 def _durable_store(recipe: Recipe) -> Iterator[Problem]:
     if recipe.durability.store is not None:

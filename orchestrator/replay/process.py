@@ -15,16 +15,18 @@ import sys
 import tempfile
 import time
 from collections.abc import Callable, Iterator, Mapping
-from dataclasses import asdict, dataclass
+from dataclasses import asdict, dataclass, replace
 from pathlib import Path
 from typing import IO, TYPE_CHECKING, Any
 
 from orchestrator.eventlog.events import finite
 from orchestrator.recipe.config import Recipe
 from orchestrator.recipe.problems import InputError, Problem
+from orchestrator.replay.crew import Crew
 from orchestrator.replay.environment import Environment, hints
 from orchestrator.replay.incarnation import TapeError
 from orchestrator.replay.tape import Tape
+from orchestrator.replay.workers import Workers, shares
 from orchestrator.store.compile_cache import compilation_cache
 
 if TYPE_CHECKING:
@@ -122,20 +124,31 @@ def main() -> None:
 
 
 def _play(job: Job, tell: Callable[[News], None]) -> dict[str, Any]:
-    from learners.training.device import fit, use_compile_cache
+    from learners.training.device import fit
 
+    parts = shares(job.tape, job.recipe, job.environment, sorted(os.sched_getaffinity(0)))
     if job.environment is None:
         fit(None, job.recipe.pools[0].platform)
-    elif job.environment.cores:
+    elif job.environment.cores and len(parts) == 1:
         os.sched_setaffinity(0, sorted(os.sched_getaffinity(0))[: job.environment.cores])
+    with contextlib.ExitStack() as closing:
+        crew = None
+        if len(parts) > 1:
+            crew = Workers(parts)  # they start while this process does
+            closing.callback(crew.close)
+        return _computed(job, tell, crew, len(parts))
+
+
+def _computed(job: Job, tell: Callable[[News], None], crew: Crew | None, processes: int) -> dict[str, Any]:
+    from learners.training.device import use_compile_cache
     from learners.training.evaluator import Evaluator  # JAX starts here
     from orchestrator.recipe.validation import build_task
     from orchestrator.replay.replayer import Replayer
 
     use_compile_cache()
     task = build_task(job.recipe)
-    progress = _Progress(job, tell)
-    replayer = progress.replayer = Replayer(job.tape, job.recipe, task, progress)
+    progress = _Progress(job, tell, processes)
+    replayer = progress.replayer = Replayer(job.tape, job.recipe, task, progress, crew)
     evaluator = Evaluator(
         task, replayer.fragments, job.recipe.eval.sequences, seed=job.recipe.seed, warm_start=job.recipe.warm_start
     )
@@ -154,27 +167,28 @@ def _play(job: Job, tell: Callable[[News], None]) -> dict[str, Any]:
         "commits": len(job.tape.commits),
         "syncer_step": last,
         "tokens": job.tape.commits[-1].tokens_committed if job.tape.commits else 0,
-        "steps": replayer.steps,
-        "computed": dict(replayer.computed),
-        "compared": dict(replayer.compared),
-        "equal": dict(replayer.equal),
+        "steps": replayer.tally.steps,
+        "computed": dict(replayer.tally.computed),
+        "compared": dict(replayer.tally.compared),
+        "equal": dict(replayer.tally.equal),
         "difference": replayer.difference and asdict(replayer.difference),
-        "bit_equal": replayer.bit_equal,
+        "bit_equal": replayer.tally.bit_equal,
         "digest": digest,
-        "hints": _hints(job.tape),
+        "hints": _hints(job),
         "evaluations": evaluations,
         "out": out,
         "seconds": progress.seconds,
+        "processes": processes,
     }
 
 
 class _Progress:
-    """Called after every step: reports progress from time to time, and the first difference at once."""
+    """Called with all news: reports progress from time to time, and a difference at once."""
 
-    def __init__(self, job: Job, tell: Callable[[News], None]) -> None:
+    def __init__(self, job: Job, tell: Callable[[News], None], processes: int) -> None:
         self.replayer: Replayer | None = None
         self.commits = 0
-        self._job, self._tell = job, tell
+        self._job, self._tell, self._processes = job, tell, processes
         self._begun = self._told = time.monotonic()
         self._differs = False
 
@@ -190,8 +204,8 @@ class _Progress:
             self._tell({"difference": asdict(self.replayer.difference)})
         if now - self._told >= NEWS_S:
             self._told = now
-            of = len(self._job.tape.commits)
-            self._tell({"commits": self.commits, "of": of, "steps": self.replayer.steps, "seconds": self.seconds})
+            done = {"commits": self.commits, "of": len(self._job.tape.commits), "steps": self.replayer.tally.steps}
+            self._tell(done | {"seconds": self.seconds, "processes": self._processes})
 
 
 def _write(job: Job, replayer: Replayer) -> str:
@@ -207,14 +221,17 @@ def _write(job: Job, replayer: Replayer) -> str:
     return str(job.out / FILE)
 
 
-def _hints(tape: Tape) -> list[str]:
+def _hints(job: Job) -> list[str]:
     from importlib.metadata import version
 
     from learners.training.device import device_taken
     from outer.protocol.manifest import code_digest
 
-    devices = next((device.devices for device in tape.devices.values()), 1)
-    return hints(tape, device_taken(devices), {"optax": version("optax"), "code": code_digest()})
+    devices = next((device.devices for device in job.tape.devices.values()), 1)
+    here = device_taken(devices)
+    if job.environment is not None and job.environment.cores:
+        here = replace(here, cores=min(here.cores, job.environment.cores))  # of each learner
+    return hints(job.tape, here, {"optax": version("optax"), "code": code_digest()})
 
 
 if __name__ == "__main__":

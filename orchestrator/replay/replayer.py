@@ -1,65 +1,66 @@
 """Replays a tape with real numbers: every learner repeats its steps, and every commit is computed again.
 
-Uses production's Trainer, FragmentIO and GlobalParameters in one process, without Ray or clocks. A learner steps when a
-commit needs it, and state is dropped once the tape needs it no more.
+Merges with production's GlobalParameters; learners are repeated by a Crew, in this process or in several others at the
+same time. A commit waits for its contributions, an adoption for its commit, a joiner for its donor, and nothing else.
 """
 
 from __future__ import annotations
 
-import math
-from collections import Counter
+from collections import Counter, deque
 from collections.abc import Callable, Iterator
-from dataclasses import dataclass
 from typing import Any
 
-import numpy as np
 from numpy.typing import NDArray
 
-from learners.fragment_io import FragmentIO
-from learners.protocol.events_effects import Apply
-from learners.training import state_arrays
-from learners.training.step import make_step
 from learners.training.task import Task
-from learners.training.trainer import Trainer
 from learners.training.tree import deal, initial_parameters, left_out
-from orchestrator.recipe.config import PoolConfig, Recipe
-from orchestrator.replay.incarnation import Adopt, Give, Inherit, Key, Moment, Read, Spoil, Step, TapeError, named
-from orchestrator.replay.tape import Tape, merged_read
+from orchestrator.recipe.config import Recipe
+from orchestrator.replay.crew import Crew, Finish, FromLearners, News, PeerState, Sent, ToLearners, Value
+from orchestrator.replay.incarnation import Adopt, Key, Read, TapeError
+from orchestrator.replay.learners import Learners, pool_of
+from orchestrator.replay.schedule import AFTER_STRETCHES, Order, Stretch, stretches
+from orchestrator.replay.tally import Difference, Tally
+from orchestrator.replay.tape import Tape, merged_read, merged_reads, nothing_computed
 from outer.numeric.merge import rules
 from outer.numeric.parameters import GlobalParameters
 from outer.protocol.facts import Committed
-from outer.protocol.messages import Contribution, FragmentCounters
 
-DECISIVE = ("commit", "contribution", "state", "final")  # if these are equal, so is everything else
-
-
-@dataclass(frozen=True)
-class Difference:
-    """A recomputed value that differs from the recorded one."""
-
-    what: str  # loss | state | contribution | commit | final
-    syncer_step: int  # the commit that was being computed again
-    fragment: int | None
-    learner: str  # "" where it is nobody's: the merge's or the outer step's
-    incarnation: int
-    step: int | None  # of the learner
-    recorded: str
-    found: str
+AHEAD = 32  # commits for which learners are told to go on before they are needed
 
 
-@dataclass
-class _Unit:
-    """One incarnation's state, as far as it has been replayed."""
+class Here(Crew):
+    """All learners in this process and thread, one after the other."""
 
-    batch_size: int
-    trainer: Trainer
-    fragment_io: FragmentIO
+    def __init__(self, tape: Tape, recipe: Recipe, task: Task) -> None:
+        self.groups = {learner: 0 for learner, _ in tape.incarnations}
+        self._heard: deque[FromLearners] = deque()
+        bare = nothing_computed(tape)
+        self.learners = Learners(tape.incarnations, merged_reads(tape), bare, recipe, task, self._heard.append)
+        self._running = self.learners.run()
+        next(self._running)
+
+    def tell(self, group: int, message: ToLearners) -> None:
+        try:
+            self._running.send(message)
+        except StopIteration:
+            assert isinstance(message, Finish)
+
+    def hear(self) -> FromLearners:
+        assert self._heard, "the schedule asks for nothing that is not there"
+        return self._heard.popleft()
 
 
 class Replayer:
-    """Replays one tape once. `on_step` is called after every step."""
+    """Replays one tape once. `on_news` is called whenever learners tell something."""
 
-    def __init__(self, tape: Tape, recipe: Recipe, task: Task, on_step: Callable[[], None] = lambda: None) -> None:
+    def __init__(
+        self,
+        tape: Tape,
+        recipe: Recipe,
+        task: Task,
+        on_news: Callable[[], None] = lambda: None,
+        crew: Crew | None = None,
+    ) -> None:
         """Raises TapeError where the task deals into other fragments than the run's."""
         self.fragments, self.left_out = deal(task, recipe.sync), left_out(task)
         names = tuple(tuple(tensor.name for tensor in fragment.tensors) for fragment in self.fragments)
@@ -75,140 +76,81 @@ class Replayer:
             recipe.sync.codec,
             rules(tensors, recipe.outer.merge, getattr(task, "merge_rules", {})),
         )
-        self.difference: Difference | None = None  # the first
-        self.computed: Counter[str] = Counter()  # by what: how many were computed again
-        self.compared: Counter[str] = Counter()  # of them, how many had something to be compared with
-        self.equal: Counter[str] = Counter()
-        self.steps = 0
-        self._tape, self._recipe, self._task, self._on_step = tape, recipe, task, on_step
-        self._pools = {key: _pool_of(recipe, key) for key in tape.incarnations}
-        self._bare = not any(
-            commit.digest or any(one.digest for one in commit.participants) for commit in tape.commits
-        )  # nothing was computed when it was recorded
-        self._train_step = make_step(task, recipe.inner)
-        self._units: dict[Key, _Unit] = {}
-        self._positions: Counter[Key] = Counter()  # in each incarnation's moments
-        self._sent: dict[tuple[Key, Read], Contribution | None] = {
-            ((one.learner, one.incarnation), merged_read(commit, one)): None
-            for commit in tape.commits
-            for one in commit.participants
-        }  # until it is merged
-        self._given: dict[Key, list[Any]] = {}  # by joiner
-        self._adoptions = Counter(
-            (moment.fragment, moment.version)
-            for incarnation in tape.incarnations.values()
-            for moment in incarnation.moments
-            if isinstance(moment, Adopt)
-        )  # still to come, by fragment and version
-        self._values = {(index, 0): theta for index, theta in enumerate(self.parameters.thetas)}
+        for key in tape.incarnations:
+            pool_of(recipe, key)
+        self.tally = Tally()
+        self.crew = crew or Here(tape, recipe, task)
+        self._tape, self._on_news = tape, on_news
+        self._sent: dict[tuple[Key, Read], Sent] = {}  # until it is merged
+        self._adoptions: dict[tuple[int, int], Counter[int]] = {}  # still to come, by version and group
+        for key, incarnation in tape.incarnations.items():
+            for moment in incarnation.moments:
+                if isinstance(moment, Adopt):
+                    groups = self._adoptions.setdefault((moment.fragment, moment.version), Counter())
+                    groups[self.crew.group_of(key)] += 1
+        self._order: Order = (0, 0, 0)  # of what was compared last here
         self._syncer_step = 0
+        self._finished = 0  # groups
 
     def play(self) -> Iterator[Committed]:
-        """Compute every commit again; yields each once it is installed. Raises TapeError."""
+        """Compute every commit again; yields each once it is installed. Raises as Crew.hear."""
+        for index in range(len(self.fragments)):
+            self._publish(index, 0)
+        ahead = stretches(self._tape)
+        for _ in range(AHEAD):
+            self._ask(next(ahead, []))
+        number = 0
         for commit in self._tape.commits:
+            self._ask(next(ahead, []))
             self._syncer_step = commit.syncer_step
-            payloads = [self._contribution(commit, index) for index in range(len(commit.participants))]
-            weights = [one.weight for one in commit.participants]
-            proposal = self.parameters.propose(commit.fragment, payloads, weights)
+            payloads = []
+            for index in range(len(commit.participants)):
+                payloads.append(self._contribution(commit, index, number))
+                number += 1
+            proposal = self.parameters.propose(commit.fragment, payloads, [one.weight for one in commit.participants])
+            self._order = (number - 1, AFTER_STRETCHES, 1)
             self._compare("commit", commit.digest, proposal.digest, fragment=commit.fragment)
             self.parameters.install(proposal, commit.syncer_step)
-            if self._adoptions[commit.fragment, commit.syncer_step]:
-                self._values[commit.fragment, commit.syncer_step] = proposal.theta
+            self._publish(commit.fragment, commit.syncer_step)
             yield commit
+        self._finish()
 
-    # -------------------------------------------------------------- learners
+    def _ask(self, wanted: list[Stretch]) -> None:
+        for stretch in wanted:
+            self.crew.tell(self.crew.group_of(stretch.key), stretch)
 
-    def _contribution(self, commit: Committed, index: int) -> NDArray[Any]:
+    def _publish(self, fragment: int, version: int) -> None:
+        """Give the newest version of a fragment to all who will adopt it."""
+        for group, count in self._adoptions.pop((fragment, version), Counter[int]()).items():
+            self.crew.tell(group, Value(fragment, version, self.parameters.thetas[fragment], count))
+
+    def _contribution(self, commit: Committed, index: int, number: int) -> NDArray[Any]:
         one = commit.participants[index]
         key, read = (one.learner, one.incarnation), merged_read(commit, one)
-        self._advance(key, self._tape.incarnations[key].places[read])
+        while (key, read) not in self._sent:
+            self._hear()
         sent = self._sent.pop((key, read))
-        assert sent is not None
+        self._order = (number, AFTER_STRETCHES, 0)
         self._compare("contribution", one.digest, sent.digest, key, one.step, commit.fragment)
-        payload: NDArray[Any] = sent.payload
-        return payload
+        return sent.payload
 
-    def _advance(self, key: Key, place: int) -> None:
-        """Replay an incarnation, and its donors, up to this moment."""
-        if self._positions[key] > place:
-            return
-        unit, moments = self._units.get(key) or self._begin(key), self._tape.incarnations[key].moments
-        while (position := self._positions[key]) <= place:
-            self._positions[key] = position + 1
-            self._perform(key, unit, moments[position])
-        if self._positions[key] == len(moments):
-            del self._units[key]
+    def _hear(self) -> None:
+        match message := self.crew.hear():
+            case Sent():
+                self._sent[message.key, message.read] = message
+            case PeerState(joiner):
+                self.crew.tell(self.crew.group_of(joiner), message)
+            case News(tally, finished):
+                self.tally.add(tally)
+                self._finished += finished
+        self._on_news()
 
-    def _begin(self, key: Key) -> _Unit:
-        incarnation, pool = self._tape.incarnations[key], self._pools[key]
-        devices = incarnation.device.devices if incarnation.device else pool.devices or 1
-        alone = devices == 1
-        try:
-            trainer = Trainer(
-                self._task,
-                self.fragments,
-                self._recipe.inner,
-                self._recipe.seed,
-                self._train_step if alone else None,
-                devices=devices,
-                model_parallel=pool.model_parallel,
-                warm_start=self._recipe.warm_start,
-            )
-        except ValueError as error:  # devices that are not here
-            raise TapeError(f"{named(key)} computed on {devices} devices: {error}") from error
-        fragment_io = FragmentIO(trainer, self._recipe.sync, len(self.fragments))
-        unit = self._units[key] = _Unit(pool.batch_size, trainer, fragment_io)
-        return unit
-
-    def _perform(self, key: Key, unit: _Unit, moment: Moment) -> None:
-        match moment:
-            case Step():
-                self._step(key, unit, moment)
-            case Adopt(fragment, version, mode, read_at):
-                unit.fragment_io.apply(Apply(fragment, version, self._value(key, fragment, version), mode, read_at))
-            case Spoil(fragment):
-                unit.trainer.load(fragment, np.full(self.fragments[fragment].size, np.nan, np.float32))
-            case Inherit(donor, digest):
-                self._inherit(key, unit, donor, digest)
-            case Read():
-                self._read(key, unit, moment)
-            case Give(joiner):
-                self._given[joiner] = unit.trainer.capture()
-
-    def _step(self, key: Key, unit: _Unit, step: Step) -> None:
-        if (tokens := self._task.tokens(unit.batch_size)) != step.tokens:
-            raise TapeError(
-                f"{key[0]} {key[1]}: its step {step.step} had {step.tokens} tokens, and by the recipe it has {tokens}"
-            )
-        loss = unit.trainer.step(step.start, unit.batch_size, step.progress)
-        self.steps += 1
-        recorded = "" if self._bare and not math.isfinite(step.loss) else repr(step.loss)
-        self._compare("loss", recorded, repr(loss), key, step.step)
-        self._on_step()
-
-    def _value(self, key: Key, fragment: int, version: int) -> NDArray[np.float32]:
-        """A version's parameters; dropped after its last adoption."""
-        if (fragment, version) not in self._values:
-            raise TapeError(f"{key[0]} {key[1]} adopts version {version} of fragment {fragment} before it is committed")
-        self._adoptions[fragment, version] -= 1
-        if self._adoptions[fragment, version]:
-            return self._values[fragment, version]
-        return self._values.pop((fragment, version))
-
-    def _inherit(self, key: Key, unit: _Unit, donor: Key, digest: str) -> None:
-        self._advance(donor, self._tape.incarnations[donor].places[Give(key)])
-        arrays = state_arrays.pack(self._given.pop(key))
-        self._compare("state", digest, state_arrays.digest(arrays), key)
-        unit.trainer.inherit(state_arrays.unpack(arrays, unit.trainer.state_leaves()))
-
-    def _read(self, key: Key, unit: _Unit, read: Read) -> None:
-        """Encode what was sent at this read."""
-        copy = unit.fragment_io.stage([read.fragment])[read.fragment]
-        counters = FragmentCounters(read.version, 0, 0, 0)
-        asked = Contribution(*key, 0, 0, read.fragment, 0, read.step, 0, counters, copy, "")
-        sent = unit.fragment_io.encode(asked)  # which remembers it, where adopting will ask for it
-        if (key, read) in self._sent:
-            self._sent[key, read] = sent
+    def _finish(self) -> None:
+        groups = set(self.crew.groups.values())
+        for group in groups:
+            self.crew.tell(group, Finish())
+        while self._finished < len(groups):
+            self._hear()
 
     # -------------------------------------------------------------- comparing
 
@@ -221,14 +163,7 @@ class Replayer:
         step: int | None = None,
         fragment: int | None = None,
     ) -> None:
-        self.computed[what] += 1
-        if not recorded:
-            return
-        self.compared[what] += 1
-        if recorded == found:
-            self.equal[what] += 1
-        elif self.difference is None:
-            self.difference = Difference(what, self._syncer_step, fragment, *key, step, recorded, found)
+        self.tally.compare(what, recorded, found, self._order, self._syncer_step, key, step, fragment)
 
     def finish(self) -> str:
         """The digest of all parameters; compared with the run's if the tape is whole."""
@@ -239,16 +174,6 @@ class Replayer:
         return digest
 
     @property
-    def bit_equal(self) -> bool | None:
-        """Whether everything that decides the parameters equals the record; None if some of it was not recorded."""
-        if self.difference is not None:
-            return False
-        whole = all(self.compared[what] == self.computed[what] for what in DECISIVE)
-        return True if whole and any(self.compared[what] for what in DECISIVE) else None
-
-
-def _pool_of(recipe: Recipe, key: Key) -> PoolConfig:
-    try:
-        return recipe.pool_of(key[0])
-    except KeyError as error:
-        raise TapeError(f"{named(key)} is of no pool of the recipe") from error
+    def difference(self) -> Difference | None:
+        """The first so far."""
+        return self.tally.first and self.tally.first[1]

@@ -49,6 +49,20 @@ def merged_read(commit: Committed, one: Participant) -> Read:
     return Read(commit.fragment, one.step, commit.base_version)
 
 
+def merged_reads(tape: Tape) -> frozenset[tuple[Key, Read]]:
+    """What goes into commits."""
+    return frozenset(
+        ((one.learner, one.incarnation), merged_read(commit, one))
+        for commit in tape.commits
+        for one in commit.participants
+    )
+
+
+def nothing_computed(tape: Tape) -> bool:
+    """Whether nothing was computed when it was recorded."""
+    return not any(commit.digest or any(one.digest for one in commit.participants) for commit in tape.commits)
+
+
 # ------------------------------------------------------------------ from a log
 
 

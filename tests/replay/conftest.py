@@ -10,7 +10,7 @@ import pytest
 
 from learners import lockstep
 from learners.training.step import TrainStep, make_step
-from orchestrator.replay import replayer
+from orchestrator.replay import learners
 from tests.replay.shaken import Points, Shaken, recipe, shaken
 
 
@@ -24,7 +24,7 @@ def step() -> TrainStep:
 def one_compilation(step: TrainStep, monkeypatch: pytest.MonkeyPatch) -> None:
     """Every run and every replay of these tests trains with the same compiled step."""
     monkeypatch.setattr(lockstep, "make_step", lambda task, inner: step)
-    monkeypatch.setattr(replayer, "make_step", lambda task, inner: step)
+    monkeypatch.setattr(learners, "make_step", lambda task, inner: step)
 
 
 @pytest.fixture(scope="session")

@@ -52,7 +52,7 @@ def test_real_training_follows_units_that_die_and_come_back_from_a_peer():
     replayer = Replayer(tape_of(simulated.events), made, Points(made.data, made.seed))
     for _ in replayer.play():
         pass
-    assert replayer.finish() and replayer.computed["state"] >= 1
+    assert replayer.finish() and replayer.tally.computed["state"] >= 1
 
 
 def test_islands_of_many_chips_stand_still_and_their_steps_are_whole():

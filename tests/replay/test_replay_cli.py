@@ -85,7 +85,7 @@ def test_a_difference_is_named_with_a_hint_and_exit_code_5(run: Shaken, tmp_path
 OUTCOME: dict[str, Any] = {
     "name": "run", "commits": 1, "syncer_step": 1, "steps": 2, "seconds": 0.1, "digest": "ab",
     "computed": {"commit": 3, "loss": 3}, "compared": {}, "equal": {}, "bit_equal": None, "synthetic": False,
-    "evaluations": [(1, 2.5)], "out": None, "difference": None, "hints": [],
+    "processes": 1, "evaluations": [(1, 2.5)], "out": None, "difference": None, "hints": [],
 }  # fmt: skip
 SOME = {"compared": {"loss": 2}, "equal": {"loss": 2}}
 

@@ -14,7 +14,7 @@ from learners.protocol.facts import Adopted, Spoiled, StateReceived, StepFinishe
 from orchestrator.eventlog.events import Event
 from orchestrator.eventlog.facts import RunFinished
 from orchestrator.replay.incarnation import Adopt, TapeError
-from orchestrator.replay.replayer import Replayer
+from orchestrator.replay.replayer import Here, Replayer
 from orchestrator.replay.tape import record
 from outer.protocol.facts import Committed, DrainStarted
 from tests.orchestrator.histories import altered, inserted, is_a
@@ -43,22 +43,25 @@ def test_every_number_is_equal_to_the_bit(way: dict[str, Any], shaken_run: Make)
     run = shaken_run(**way)
     events = [Event.from_json(event.to_json()) for event in run.events]  # as from a file
     replayer = played(run, events)
-    assert replayer.difference is None and replayer.bit_equal is True
+    assert replayer.difference is None and replayer.tally.bit_equal is True
     assert replayer.parameters.digest() == run.parameters.digest()
     assert replayer.parameters.versions == run.parameters.versions
     commits = [event.fact for event in events if isinstance(event.fact, Committed)]
-    assert replayer.equal == replayer.compared
-    assert replayer.equal["commit"] == len(commits) >= 40 and replayer.equal["final"] == 1
-    assert replayer.equal["contribution"] == sum(len(commit.participants) for commit in commits)
-    assert replayer.equal["loss"] == replayer.steps > 100
-    assert replayer.equal["state"] == (0 if "overlap" in way else 2), "two came back from a peer's state"
+    assert replayer.tally.equal == replayer.tally.compared
+    assert replayer.tally.equal["commit"] == len(commits) >= 40 and replayer.tally.equal["final"] == 1
+    assert replayer.tally.equal["contribution"] == sum(len(commit.participants) for commit in commits)
+    assert replayer.tally.equal["loss"] == replayer.tally.steps > 100
+    assert replayer.tally.equal["state"] == (0 if "overlap" in way else 2), "two came back from a peer's state"
     assert any(isinstance(event.fact, DrainStarted) for event in events)
 
 
 def test_nothing_is_kept_that_the_rest_of_the_tape_does_not_need(shaken_run: Make) -> None:
     run = shaken_run(adopt="rebase")
     replayer = played(run, run.events)
-    assert (replayer._units, replayer._values, replayer._given, replayer._sent) == ({}, {}, {}, {})
+    assert isinstance(replayer.crew, Here)
+    learners = replayer.crew.learners
+    assert (learners._units, learners._values, learners._states) == ({}, {}, {})
+    assert (replayer._sent, replayer._adoptions) == ({}, {})
 
 
 def test_the_runs_have_what_is_hard_to_get_right(shaken_run: Make) -> None:
@@ -81,16 +84,16 @@ def test_a_replay_until_a_step_gives_the_parameters_of_that_step(shaken_run: Mak
     replayer = played(run, run.events, until=commits[20].syncer_step)
     newest = {commit.fragment: commit.syncer_step for commit in commits[:21]}
     assert dict(enumerate(replayer.parameters.versions)) == newest
-    assert (replayer.compared["commit"], replayer.compared["final"]) == (21, 0)
-    assert replayer.difference is None and replayer.bit_equal is True, "the end is not reached, nor asked for"
-    assert replayer.steps < played(run, run.events).steps
+    assert (replayer.tally.compared["commit"], replayer.tally.compared["final"]) == (21, 0)
+    assert replayer.difference is None and replayer.tally.bit_equal is True, "the end is not reached, nor asked for"
+    assert replayer.tally.steps < played(run, run.events).tally.steps
 
 
 def test_a_tape_without_digests_and_losses_is_followed_and_compared_with_nothing(shaken_run: Make) -> None:
     run = shaken_run()
     replayer = played(run, [replace(event, fact=bare(event.fact)) for event in run.events])
-    assert replayer.compared == Counter() and replayer.computed["commit"] >= 40
-    assert replayer.bit_equal is None
+    assert replayer.tally.compared == Counter() and replayer.tally.computed["commit"] >= 40
+    assert replayer.tally.bit_equal is None
     assert replayer.parameters.digest() == run.parameters.digest()
 
 
@@ -99,14 +102,14 @@ def test_a_tape_that_lacks_one_digest_is_not_called_equal(kind: type[Any], shake
     run = shaken_run()
     which = is_a(StateReceived, source="peer") if kind is StateReceived else is_a(kind)
     replayer = played(run, altered(run.events, which, digest=""))
-    assert (replayer.difference, replayer.bit_equal) == (None, None)
+    assert (replayer.difference, replayer.tally.bit_equal) == (None, None)
 
 
 def test_a_contribution_without_its_digest_is_not_called_equal(shaken_run: Make) -> None:
     run = shaken_run()
     first, *rest = next(event.fact for event in run.events if is_a(Committed)(event)).participants
     replayer = played(run, altered(run.events, is_a(Committed), participants=(replace(first, digest=""), *rest)))
-    assert (replayer.difference, replayer.bit_equal) == (None, None)
+    assert (replayer.difference, replayer.tally.bit_equal) == (None, None)
 
 
 def test_only_losses_that_are_equal_are_not_everything(shaken_run: Make) -> None:
@@ -114,14 +117,14 @@ def test_only_losses_that_are_equal_are_not_everything(shaken_run: Make) -> None
     replayer = played(
         run, [e if isinstance(e.fact, StepFinished) else replace(e, fact=bare(e.fact)) for e in run.events]
     )
-    assert replayer.equal["loss"] == replayer.compared["loss"] == replayer.steps
-    assert (replayer.difference, replayer.bit_equal) == (None, None)
+    assert replayer.tally.equal["loss"] == replayer.tally.compared["loss"] == replayer.tally.steps
+    assert (replayer.difference, replayer.tally.bit_equal) == (None, None)
 
 
 def test_a_run_that_failed_has_no_final_parameters_to_compare_with(shaken_run: Make) -> None:
     run = shaken_run()
     replayer = played(run, altered(run.events, is_a(RunFinished), state="failed", digest=""))
-    assert replayer.bit_equal is True and "final" not in replayer.computed
+    assert replayer.tally.bit_equal is True and "final" not in replayer.tally.computed
 
 
 def test_a_loss_that_is_no_number_is_compared_where_numbers_were_recorded(shaken_run: Make) -> None:
@@ -149,7 +152,7 @@ def test_another_learning_rate_shows_in_the_next_loss(shaken_run: Make) -> None:
     replayer = played(run, events)
     assert replayer.difference is not None
     assert (replayer.difference.what, replayer.difference.step) == ("loss", 10)
-    assert replayer.equal["commit"] < replayer.compared["commit"]
+    assert replayer.tally.equal["commit"] < replayer.tally.compared["commit"]
 
 
 def test_a_spoiled_fragment_is_spoiled_again(shaken_run: Make) -> None:
@@ -186,7 +189,7 @@ def test_other_final_parameters_are_found(shaken_run: Make) -> None:
     run = shaken_run()
     replayer = played(run, altered(run.events, is_a(RunFinished), digest="0" * 64))
     assert replayer.difference is not None and replayer.difference.what == "final"
-    assert replayer.bit_equal is False
+    assert replayer.tally.bit_equal is False
 
 
 def test_a_recipe_of_another_model_or_batch_is_told_apart_from_the_run(shaken_run: Make) -> None:

@@ -90,8 +90,8 @@ def test_real_training_merges_what_was_simulated_and_twice_to_the_same_bits(monk
     assert first.finish() == second.finish()
     due = [(each.fragment, len(each.participants), [one.weight for one in each.participants]) for each in commits]
     assert merged == 2 * due and len(due) == 40, "five fragments in a round of six, 48 steps"
-    assert first.computed["state"] == 1, "the killed one came back with a peer's state"
-    assert first.compared == Counter(), "there is nothing to compare with"
+    assert first.tally.computed["state"] == 1, "the killed one came back with a peer's state"
+    assert first.tally.compared == Counter(), "there is nothing to compare with"
     assert first.finish() != played(made, simulated(wanted(slowdown=1.0))).finish(), "what happens decides the numbers"
 
 

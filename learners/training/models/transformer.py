@@ -1,6 +1,7 @@
 """A small decoder-only transformer in plain JAX: pre-norm, rotary positions, GELU, tied embedding.
 
-It has one leaf per matrix and layer, so that a model with few layers can still be dealt into many fragments.
+It has one leaf per matrix and layer, so that a model with few layers can still be dealt into many fragments. With
+parameters in bfloat16, norms, softmax and loss are computed in float32.
 """
 
 from __future__ import annotations
@@ -67,7 +68,7 @@ def init(rng: jax.Array, config: TransformerConfig, vocabulary: int) -> Params:
 
 
 def logits(params: Params, tokens: jax.Array, config: TransformerConfig) -> jax.Array:
-    """Next-token logits float32[batch, length, vocabulary] for tokens int[batch, length]."""
+    """Next-token logits [batch, length, vocabulary], in the parameters' dtype, for tokens int[batch, length]."""
     # Embedding rows have norm 1, as the output needs; the input needs features of scale 1.
     x: jax.Array = params["embed"][tokens] * config.width**0.5
     angles = _angles(tokens.shape[1], config.width // config.heads)
@@ -80,7 +81,7 @@ def logits(params: Params, tokens: jax.Array, config: TransformerConfig) -> jax.
 def loss(params: Params, tokens: jax.Array, config: TransformerConfig) -> jax.Array:
     """Mean cross-entropy in nats per token, float32 scalar, of tokens int[batch, length + 1]."""
     tokens = tokens.astype(jnp.int32)
-    scores = logits(params, tokens[:, :-1], config)
+    scores = logits(params, tokens[:, :-1], config).astype(jnp.float32)
     right = jnp.take_along_axis(scores, tokens[:, 1:, None], axis=-1)[..., 0]
     return jnp.mean(jax.nn.logsumexp(scores, axis=-1) - right)
 
@@ -119,8 +120,9 @@ def generate(
 
 def _normalise(x: jax.Array, gain: jax.Array) -> jax.Array:
     """RMSNorm over the last axis."""
-    mean_square = jnp.mean(x * x, axis=-1, keepdims=True)
-    return jnp.multiply(x * jax.lax.rsqrt(mean_square + 1e-6), gain)
+    wide = x.astype(jnp.float32)
+    mean_square = jnp.mean(wide * wide, axis=-1, keepdims=True)
+    return jnp.multiply((wide * jax.lax.rsqrt(mean_square + 1e-6)).astype(x.dtype), gain)
 
 
 def _mlp(params: Params, x: jax.Array) -> jax.Array:
@@ -128,14 +130,15 @@ def _mlp(params: Params, x: jax.Array) -> jax.Array:
 
 
 def _attention(params: Params, x: jax.Array, angles: jax.Array, heads: int) -> jax.Array:
-    """Causal self-attention with rotary positions: float32[batch, length, width] in and out."""
+    """Causal self-attention with rotary positions: [batch, length, width] in and out."""
     batch, length, width = x.shape
     qkv = (_normalise(x, params["norm"]) @ params["qkv"]).reshape(batch, length, 3, heads, width // heads)
     query, key, value = jnp.moveaxis(qkv, (2, 3), (0, 2))  # each [batch, heads, length, features]
     query, key = _rotate(query, angles), _rotate(key, angles)
     scores = jnp.einsum("bhqd,bhkd->bhqk", query, key) * (width // heads) ** -0.5
     scores = jnp.where(jnp.tril(jnp.ones((length, length), bool)), scores, -1e30)
-    mixed = jnp.einsum("bhqk,bhkd->bhqd", jax.nn.softmax(scores), value)
+    shares = jax.nn.softmax(scores.astype(jnp.float32)).astype(value.dtype)
+    mixed = jnp.einsum("bhqk,bhkd->bhqd", shares, value)
     return jnp.matmul(jnp.moveaxis(mixed, 1, 2).reshape(batch, length, width), params["out"])
 
 
@@ -146,7 +149,7 @@ def _angles(length: int, features: int) -> jax.Array:
 
 
 def _rotate(x: jax.Array, angles: jax.Array) -> jax.Array:
-    """Rotate the pairs (x_i, x_{i + features / 2}) of float32[batch, heads, length, features] by their angles."""
+    """Rotate the pairs (x_i, x_{i + features / 2}) of [batch, heads, length, features] by their angles."""
     first, second = jnp.split(x, 2, axis=-1)
-    cosine, sine = jnp.cos(angles), jnp.sin(angles)
+    cosine, sine = jnp.cos(angles).astype(x.dtype), jnp.sin(angles).astype(x.dtype)
     return jnp.concatenate([first * cosine - second * sine, first * sine + second * cosine], axis=-1)

@@ -61,6 +61,8 @@ def learner(sync: SyncConfig, shapes: Shapes, accelerated: bool) -> Memory:
         Part("parameters", shapes.parameter_bytes, device),
         Part("inner optimizer state", shapes.inner_state_bytes, device),
         Part("gradients", shapes.parameter_bytes, device),
+        Part("parameters in the loss's dtype", shapes.compute_bytes, device),
+        Part("gradients summed over microbatches", shapes.summed_bytes, device),
         Part("staged fragments, and the ones they replace", 2 * staged_bytes(sync, shapes), device),
         Part("versions that came, placed for a step's end", open_steps * placed, device),
         Part("a snapshot, for a checkpoint or a joiner", state, device),

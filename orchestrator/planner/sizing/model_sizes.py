@@ -14,10 +14,12 @@ class Shapes:
     """All of it in plain numbers; the planner itself needs no JAX."""
 
     fragments: tuple[Fragment, ...]
-    parameter_bytes: int  # one copy, in the model's dtypes
+    parameter_bytes: int  # one copy, in the dtypes that a learner keeps
     inner_state_bytes: int  # the inner optimizer's, of one learner
     outer_state_bytes: tuple[int, ...]  # the outer optimizer's, by fragment
     step_tokens: Mapping[str, int]  # tokens of one step of a learner, by pool
+    compute_bytes: int = 0  # the copy that the loss is computed with, if its dtypes are others
+    summed_bytes: int = 0  # gradients summed over microbatches
     shardable: bool = False  # the task says how its parameters may lie on several devices
 
     @property
@@ -35,9 +37,11 @@ def shapes_of(recipe: Recipe) -> Shapes:
     outer = OuterOptimizer(recipe.outer)
     return Shapes(
         fragments=fragments,
-        parameter_bytes=tree.parameter_bytes(built),
+        parameter_bytes=tree.parameter_bytes(built, recipe.inner),
         inner_state_bytes=tree.inner_state_bytes(built, recipe.inner),
-        outer_state_bytes=tuple(outer.state_bytes(fragment.size) for fragment in fragments),
+        outer_state_bytes=tuple(outer.state_bytes(fragment.stepped) for fragment in fragments),
         step_tokens={pool.name: built.tokens(pool.batch_size) for pool in recipe.pools},
+        compute_bytes=tree.compute_bytes(built, recipe.inner),
+        summed_bytes=tree.summed_bytes(built, recipe.inner),
         shardable=hasattr(built, "sharding"),
     )

@@ -29,11 +29,11 @@ class Indivisible(ByteLanguageModel):
         return {"norm": P(("batch", "model"), None)}
 
 
-def trained(kind, data, **devices):
+def trained(kind, data, microbatches=1, **devices):
     """Losses, fragments before and after adopting one, shards by tensor, programs compiled."""
     task = kind(data, 0, layers=1, width=16, heads=2)
     fragments = deal(task, SyncConfig(P=4))
-    trainer = Trainer(task, fragments, InnerConfig(lr=1e-2), 0, **devices)
+    trainer = Trainer(task, fragments, InnerConfig(lr=1e-2, microbatches=microbatches), 0, **devices)
     initial = [trainer.read(index) for index in range(4)]
     trainer.warm_up(BATCH)
     losses = [trainer.step(step * BATCH, BATCH, 0.5) for step in range(STEPS)]
@@ -115,6 +115,7 @@ def main():
     found = {
         "one": trained(Sharded, data, devices=1),
         "split": trained(ByteLanguageModel, data, devices=None),
+        "parts": trained(Sharded, data, microbatches=2, devices=4, model_parallel=2),
         "sharded": trained(Sharded, data, devices=4, model_parallel=2),
         "moved": moved(data),
         "refusals": [

@@ -13,7 +13,7 @@ from typing import Any
 import jax
 import pytest
 
-from learners.training import device, device_checks
+from learners.training import device, device_checks, placement
 from learners.training.device import FRACTIONS, Finding, WrongDevice, cache_folder, host_kind
 from learners.training.device_checks import CopyRates
 from tests.waiting import DEADLINE_S
@@ -206,9 +206,12 @@ def test_copies_below_seven_tenths_of_pinned_bandwidth_are_a_warning(rates: Copy
     assert finding.status == status and bool(finding.fix) == (status == "warning")
 
 
-def test_copies_are_measured_both_ways() -> None:
+def test_copies_are_measured_both_ways(monkeypatch: pytest.MonkeyPatch) -> None:
     rates = device_checks.copy_rates(jax.local_devices()[0], 1 << 16, 0.0)
     assert rates.to_host > 0.0 and rates.to_device > 0.0 and rates.pinned_to_host is None
+    monkeypatch.setattr(placement, "has_pinned_memory", lambda _: True)  # which CPU devices have as well
+    rates = device_checks.copy_rates(jax.local_devices()[0], 1 << 16, 0.0)
+    assert rates.pinned_to_host and rates.pinned_to_device
 
 
 # ------------------------------------------------------------------ burn-in

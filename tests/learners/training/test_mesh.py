@@ -43,7 +43,7 @@ def found(tmp_path_factory: pytest.TempPathFactory) -> Any:
     return json.loads(done.stdout.splitlines()[-1])
 
 
-@pytest.mark.parametrize("several", ["split", "sharded"])
+@pytest.mark.parametrize("several", ["split", "sharded", "parts"])
 def test_losses_and_fragments_are_those_of_one_device(found: Any, several: str) -> None:
     one, many = found["one"], found[several]
     np.testing.assert_allclose(many["losses"], one["losses"], rtol=1e-5)
@@ -55,7 +55,7 @@ def test_losses_and_fragments_are_those_of_one_device(found: Any, several: str) 
     assert len({round(loss, 4) for loss in one["losses"][:4]}) == 4, "it trains"
 
 
-@pytest.mark.parametrize("several", ["one", "split", "sharded"])
+@pytest.mark.parametrize("several", ["one", "split", "sharded", "parts"])
 def test_adopting_puts_back_every_bit_and_compiles_nothing_anew(found: Any, several: str) -> None:
     assert found[several]["adopted"]
     assert found[several]["programs"] == 1
@@ -96,10 +96,15 @@ def test_what_the_devices_do_not_allow_is_refused_with_the_numbers(found: Any) -
         ({"devices": 4, "batch_size": 6}, "pools.0.batch_size"),
         ({"devices": 4, "model_parallel": 3}, "pools.0.model_parallel"),
         ({"resources": {"GPU": 4.0}, "batch_size": 6}, "pools.0.batch_size"),
+        ({"batch_size": 8, "microbatches": 3}, "pools.0.batch_size"),
+        ({"devices": 4, "batch_size": 8, "microbatches": 4}, "pools.0.batch_size"),
     ],
 )
 def test_a_recipe_whose_numbers_do_not_divide_is_refused(pool: dict[str, Any], field: str) -> None:
-    recipe = {"name": "m", "pools": [{"name": "a", "learners": 2} | pool], "budget": {"tokens": 10**6}}
+    pool = dict(pool)
+    inner = {"microbatches": pool.pop("microbatches", 1)}
+    pools = [{"name": "a", "learners": 2} | pool]
+    recipe = {"name": "m", "pools": pools, "budget": {"tokens": 10**6}, "inner": inner}
     with pytest.raises(InputError) as caught:
         validate(Recipe.model_validate(recipe))
     assert [problem.field for problem in caught.value.problems] == [field]

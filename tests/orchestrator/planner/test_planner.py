@@ -334,6 +334,14 @@ def test_devices_hold_the_parameters_whole_unless_the_task_may_cut_them() -> Non
     assert planned(two, replace(shapes(), shardable=True), node).limits == ()
 
 
+def test_a_learner_has_the_part_of_a_gpus_memory_that_xla_takes_there() -> None:
+    one = recipe(pools=[{"name": "a", "resources": {"GPU": 1}}], sync={"quorum": 1})
+    needed = memory.learner(one.sync, shapes(), accelerated=True).device_bytes
+    for share, fits in ((0.89, True), (0.95, False)):
+        node = [f"CPU=9,GPU=1,accelerator_memory={needed / share / 2**30},name=n"]
+        assert (planned(one, nodes=node).limits == ()) == fits
+
+
 def test_a_link_on_which_learners_crowd_is_warned_of_and_a_wider_one_is_not() -> None:
     # All 4 learners are away from the syncer: 4 * 1600 bits of contributions in 2 s.
     found = planned(nodes=["CPU=1.1,name=n", "CPU=9,bandwidth=3.1e-6"])

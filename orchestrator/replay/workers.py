@@ -1,0 +1,174 @@
+"""Repeats learners in several processes at the same time, each with its share of them and cores of its own.
+
+As a program it reads a pickled Share, and then messages, from standard input; it writes messages to standard output.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import os
+import pickle
+import queue
+import subprocess
+import sys
+import threading
+from collections import Counter
+from collections.abc import Generator, Mapping
+from dataclasses import asdict, dataclass
+from typing import IO, Any
+
+from orchestrator.recipe.config import Recipe
+from orchestrator.recipe.problems import InputError, Problem
+from orchestrator.replay.crew import Crew, Failure, FromLearners, News, ToLearners
+from orchestrator.replay.environment import ONE_THREAD, Environment
+from orchestrator.replay.incarnation import IncarnationTape, Key, Read, Step, TapeError
+from orchestrator.replay.schedule import dealt
+from orchestrator.replay.tape import Tape, merged_reads, nothing_computed
+
+LEAST_STEPS = 400  # for each process: what is less takes no longer than starting it
+
+
+@dataclass(frozen=True)
+class Share:
+    """What one process has to repeat, and on which cores."""
+
+    incarnations: Mapping[Key, IncarnationTape]
+    merged: frozenset[tuple[Key, Read]]
+    bare: bool
+    recipe: Recipe
+    cores: tuple[int, ...]
+
+
+def shares(tape: Tape, recipe: Recipe, environment: Environment | None, cores: list[int]) -> list[Share]:
+    """How these cores may repeat a tape's learners at the same time, each with as many as in the run.
+
+    One share: not at all. Accelerators are not shared between processes.
+    """
+    steps: Counter[str] = Counter()
+    for (learner, _), incarnation in tape.incarnations.items():
+        steps[learner] += sum(isinstance(moment, Step) for moment in incarnation.moments)
+    each = 0
+    if environment is not None and environment.platform == "cpu":
+        each = 1 if ONE_THREAD in environment.settings.get("XLA_FLAGS", "") else environment.cores
+        each = max([each, *(device.devices for device in tape.devices.values())])
+    count = min(len(cores) // each if each else 1, steps.total() // LEAST_STEPS)
+    work = {name: number * recipe.pool_of(name).batch_size for name, number in steps.items()}
+    groups = dealt(work, max(1, count))
+    reads, bare = merged_reads(tape), nothing_computed(tape)
+    return [
+        Share(
+            {key: incarnation for key, incarnation in tape.incarnations.items() if key[0] in names},
+            frozenset(read for read in reads if read[0][0] in names),
+            bare,
+            recipe,
+            tuple(cores[number * each : (number + 1) * each]) if each else tuple(cores),
+        )
+        for number, names in enumerate(groups)
+    ]
+
+
+class Workers(Crew):
+    """A process for each share. Close it."""
+
+    def __init__(self, shares: list[Share]) -> None:
+        self.groups = {learner: group for group, share in enumerate(shares) for learner, _ in share.incarnations}
+        self._heard: queue.SimpleQueue[tuple[int, FromLearners | Failure | None]] = queue.SimpleQueue()
+        self._outgoing: list[queue.SimpleQueue[Any]] = []
+        self.processes: list[subprocess.Popen[bytes]] = []
+        for group, share in enumerate(shares):
+            process = subprocess.Popen(
+                [sys.executable, "-P", "-m", "orchestrator.replay.workers"],
+                stdin=subprocess.PIPE,
+                stdout=subprocess.PIPE,
+            )
+            outgoing: queue.SimpleQueue[Any] = queue.SimpleQueue()
+            outgoing.put(share)
+            self.processes.append(process)
+            self._outgoing.append(outgoing)
+            for work in (self._write, self._read):
+                threading.Thread(target=work, args=(group, process, outgoing), daemon=True).start()
+
+    def _write(self, group: int, process: subprocess.Popen[bytes], outgoing: queue.SimpleQueue[Any]) -> None:
+        assert process.stdin is not None
+        with contextlib.suppress(OSError), process.stdin:  # if it has ended, `_read` says so
+            while (message := outgoing.get()) is not None:
+                pickle.dump(message, process.stdin, pickle.HIGHEST_PROTOCOL)
+                process.stdin.flush()
+
+    def _read(self, group: int, process: subprocess.Popen[bytes], outgoing: queue.SimpleQueue[Any]) -> None:
+        assert process.stdout is not None
+        finished = False
+        try:
+            with process.stdout, contextlib.suppress(EOFError, pickle.UnpicklingError):
+                while not finished:
+                    message = pickle.load(process.stdout)
+                    finished = isinstance(message, News) and message.finished
+                    self._heard.put((group, message))
+        finally:
+            if not finished:
+                self._heard.put((group, None))
+
+    def tell(self, group: int, message: ToLearners) -> None:
+        self._outgoing[group].put(message)
+
+    def hear(self) -> FromLearners:
+        group, message = self._heard.get()
+        if message is None:
+            names = ", ".join(learner for learner, number in self.groups.items() if number == group)
+            code = self.processes[group].wait()
+            raise RuntimeError(f"the process that replays {names} has ended with code {code}")
+        if isinstance(message, Failure):
+            if message.problems:
+                raise InputError([Problem(**problem) for problem in message.problems])
+            raise TapeError(message.tape)
+        return message
+
+    def close(self) -> None:
+        """End the processes."""
+        for process, outgoing in zip(self.processes, self._outgoing, strict=True):
+            outgoing.put(None)
+            process.kill()
+        for process in self.processes:
+            process.wait()
+
+
+# ------------------------------------------------------------------ inside
+
+
+def main() -> None:
+    source, sink = sys.stdin.buffer, os.fdopen(os.dup(sys.stdout.fileno()), "wb")
+    os.dup2(sys.stderr.fileno(), sys.stdout.fileno())  # whatever the task prints
+    share: Share = pickle.load(source)
+    os.sched_setaffinity(0, share.cores)
+
+    def emit(message: FromLearners | Failure) -> None:
+        pickle.dump(message, sink, pickle.HIGHEST_PROTOCOL)
+        sink.flush()
+
+    try:
+        _repeat(share, source, emit)
+    except InputError as error:
+        emit(Failure(problems=tuple(asdict(problem) for problem in error.problems)))
+    except TapeError as error:
+        emit(Failure(tape=str(error)))
+    except BrokenPipeError:
+        pass  # nobody waits for it any more
+
+
+def _repeat(share: Share, source: IO[bytes], emit: Any) -> None:
+    from learners.training.device import use_compile_cache
+    from orchestrator.recipe.validation import build_task
+    from orchestrator.replay.learners import Learners  # JAX starts here
+
+    use_compile_cache()
+    task = build_task(share.recipe)
+    learners = Learners(share.incarnations, share.merged, share.bare, share.recipe, task, emit)
+    running: Generator[None, ToLearners, None] = learners.run()
+    next(running)
+    with contextlib.suppress(StopIteration, EOFError):
+        while True:
+            running.send(pickle.load(source))
+
+
+if __name__ == "__main__":
+    main()

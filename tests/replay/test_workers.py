@@ -1,0 +1,126 @@
+"""Learners repeated by several processes at the same time: the same bits, and an end of one of them is named."""
+
+from __future__ import annotations
+
+import os
+from collections.abc import Callable, Iterator
+from contextlib import closing
+from dataclasses import replace
+from pathlib import Path
+
+import pytest
+
+from orchestrator.replay import workers
+from orchestrator.replay.environment import ONE_THREAD, Environment
+from orchestrator.replay.incarnation import Adopt, Give, Inherit, TapeError
+from orchestrator.replay.replayer import Replayer
+from orchestrator.replay.schedule import dealt, stretches
+from orchestrator.replay.tape import Tape, merged_read, record
+from orchestrator.replay.workers import Workers, shares
+from tests.replay.shaken import Points, Shaken
+
+ROOT = Path(__file__).parents[2]
+CPU = Environment("cpu", 1, {"XLA_FLAGS": ONE_THREAD})
+
+
+@pytest.fixture(scope="module")
+def run(shaken_run: Callable[..., Shaken]) -> Shaken:
+    return shaken_run(adopt="rebase")
+
+
+@pytest.fixture(scope="module")
+def tape(run: Shaken) -> Tape:
+    return record(run.events)
+
+
+def test_everything_that_a_stretch_needs_comes_before_it(tape: Tape) -> None:
+    done: set[object] = set()
+    for commit, wanted in zip(tape.commits, stretches(tape), strict=True):
+        for stretch in wanted:
+            moments = tape.incarnations[stretch.key].moments
+            for moment in moments[: stretch.place + 1]:
+                if isinstance(moment, Adopt):
+                    assert moment.version < commit.syncer_step
+                if isinstance(moment, Inherit):
+                    assert (moment.donor, Give(stretch.key)) in done
+                done.add((stretch.key, moment))
+        for one in commit.participants:
+            assert ((one.learner, one.incarnation), merged_read(commit, one)) in done
+    assert {moment for _, moment in done} == {m for each in tape.incarnations.values() for m in each.moments}
+
+
+def test_an_adoption_before_its_commit_is_refused_and_not_waited_for(tape: Tape) -> None:
+    key, incarnation = next(iter(tape.incarnations.items()))
+    place = next(at for at, m in enumerate(incarnation.moments) if isinstance(m, Adopt) and m.version == 0)
+    moments = list(incarnation.moments)
+    last = tape.commits[-1].syncer_step
+    moments[place] = Adopt(0, last, "overwrite", None)
+    changed = replace(incarnation, moments=tuple(moments))
+    with pytest.raises(TapeError, match=rf"{key[0]} {key[1]} adopts version {last} of fragment 0 before"):
+        list(stretches(replace(tape, incarnations={**tape.incarnations, key: changed})))
+
+
+def test_work_is_dealt_so_that_groups_have_about_the_same() -> None:
+    assert dealt({"a": 5, "b": 4, "c": 3, "d": 2}, 2) == [["a", "d"], ["b", "c"]]
+    assert dealt({"a": 5}, 4) == [["a"]]
+
+
+def test_learners_share_the_cores_as_they_had_them_in_the_run(
+    run: Shaken, tape: Tape, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    assert len(shares(tape, run.recipe, CPU, [0, 1])) == 1, "not worth a second process"
+    monkeypatch.setattr(workers, "LEAST_STEPS", 1)
+    found = shares(tape, run.recipe, CPU, [4, 5, 6, 7])
+    assert [each.cores for each in found] == [(4,), (5,), (6,)], "three learners"
+    assert sum(len(each.incarnations) for each in found) == len(tape.incarnations)
+    assert len(shares(tape, run.recipe, Environment("cpu", 2, {}), [4, 5, 6, 7])) == 2, "two cores each"
+    assert len(shares(tape, run.recipe, Environment("gpu", 2, {}), [4, 5, 6, 7])) == 1
+    assert len(shares(tape, run.recipe, None, [4, 5, 6, 7])) == 1
+
+
+@pytest.fixture
+def crew(run: Shaken, tape: Tape, monkeypatch: pytest.MonkeyPatch) -> Iterator[Workers]:
+    monkeypatch.setattr(workers, "LEAST_STEPS", 1)
+    monkeypatch.setenv("PYTHONPATH", str(ROOT))
+    monkeypatch.setenv("JAX_PLATFORMS", "cpu")
+    core = min(os.sched_getaffinity(0))
+    parts = shares(tape, run.recipe, CPU, [core, core])
+    assert len(parts) == 2
+    with closing(Workers(parts)) as crew:
+        yield crew
+    assert all(process.poll() is not None for process in crew.processes)
+
+
+def test_processes_compute_the_same_bits_as_one(run: Shaken, tape: Tape, crew: Workers) -> None:
+    points = Points(run.recipe.data, run.recipe.seed)
+    several, alone = Replayer(tape, run.recipe, points, crew=crew), Replayer(tape, run.recipe, points)
+    for replayer in (several, alone):
+        list(replayer.play())
+    assert several.finish() == alone.finish() == run.parameters.digest()
+    assert several.tally == alone.tally and several.tally.bit_equal is True
+    assert several.tally.equal["state"] == 2, "one of them went from process to process, or both"
+
+
+def test_a_process_that_ends_is_named_with_its_learners(run: Shaken, tape: Tape, crew: Workers) -> None:
+    replayer = Replayer(tape, run.recipe, Points(run.recipe.data, run.recipe.seed), crew=crew)
+    playing = replayer.play()
+    next(playing)
+    group = crew.groups["learner-b-0"]
+    crew.processes[group].kill()
+    names = ", ".join(name for name, number in crew.groups.items() if number == group)
+    with pytest.raises(RuntimeError, match=f"the process that replays {names} has ended with code -9"):
+        list(playing)
+
+
+def test_a_defect_of_the_tape_that_a_process_finds_is_a_tape_error(
+    run: Shaken, tape: Tape, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(workers, "LEAST_STEPS", 1)
+    monkeypatch.setenv("PYTHONPATH", str(ROOT))
+    pools = [pool.model_copy(update={"batch_size": 3}) for pool in run.recipe.pools]
+    other = run.recipe.model_copy(update={"pools": tuple(pools)})
+    core = min(os.sched_getaffinity(0))
+    with closing(Workers(shares(tape, other, CPU, [core, core]))) as crew:
+        replayer = Replayer(tape, other, Points(run.recipe.data, 0), crew=crew)
+        with pytest.raises(TapeError, match="had 8 tokens, and by the recipe it has 12"):
+            list(replayer.play())
