@@ -163,6 +163,17 @@ def test_shapes_of_the_demo_are_those_of_its_task() -> None:
     assert found.step_tokens == {"local": 768}
 
 
+def test_memory_counts_the_copy_for_the_loss_and_the_sums_over_microbatches() -> None:
+    settings = ["inner.compute=bfloat16", "inner.microbatches=2"]
+    found = shapes_of(resolve(load(RECIPES / "demo.toml", settings)))
+    assert found.parameter_bytes == found.summed_bytes == 4 * 357_024
+    assert found.compute_bytes == 2 * 357_024
+    parts = {part.what: part for part in memory.learner(SyncConfig(), found, accelerated=True).parts}
+    copy, sums = parts["parameters in the loss's dtype"], parts["gradients summed over microbatches"]
+    assert (copy.bytes, sums.bytes) == (found.compute_bytes, found.summed_bytes)
+    assert copy.where == sums.where == "device"
+
+
 def test_constants_are_those_of_the_code_that_runs() -> None:
     from chaos.actor import CPUS
 
