@@ -202,8 +202,7 @@ class FragmentIO:
 
     def receive(self, fragment: int, theta: Flat) -> Received:
         """Put the syncer's value of a fragment, read-only float32[n], on the devices. Any thread may call it."""
-        exact = self._config.adopt != "overwrite" and self._bases[fragment] is not None
-        return Received(theta, self._trainer.prepare(fragment, theta, exact))
+        return Received(theta, self._trainer.prepare(fragment, theta, exact=self._config.adopt != "overwrite"))
 
     def apply(self, effect: Apply) -> None:
         """Adopt the syncer's value of a fragment: what `receive` returned, or read-only float32[n]."""
