@@ -1,13 +1,13 @@
 """A shell with both machines in one process: real JAX, no clock, every learner steps once per unit of virtual time.
 
 For equivalence tests, golden traces and studies of the algorithm alone. Messages arrive at once and in order, and
-nothing fails.
+nothing fails. A learner with a slowdown takes so many units for a step.
 """
 
 from __future__ import annotations
 
-from collections import deque
-from collections.abc import Mapping
+from collections import Counter, deque
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any, NamedTuple
 
@@ -15,9 +15,10 @@ from learners.config import InnerConfig, WarmStart
 from learners.fragment_io import FragmentIO
 from learners.protocol import events_effects as unit
 from learners.protocol.learner import Learner
+from learners.training.stacked import StackedStep
 from learners.training.step import make_step
 from learners.training.task import Task
-from learners.training.trainer import Trainer
+from learners.training.trainer import InFlight, Trainer
 from learners.training.tree import deal, initial_parameters
 from outer.config import OuterConfig, SyncConfig
 from outer.numeric.codec import examine
@@ -28,6 +29,7 @@ from outer.protocol.messages import COMPILING, IMPORTING, Donor
 from outer.protocol.syncer import Budget, Syncer
 
 IDLE_ROUNDS_MAX = 1000
+ROUNDING_S = 1e-6
 
 
 class LoggedFact(NamedTuple):
@@ -39,6 +41,46 @@ class LoggedFact(NamedTuple):
     fact: Any
 
 
+class DueStep(NamedTuple):
+    """A learner's step that ends in this unit of time."""
+
+    trainer: Trainer
+    batch_size: int
+    run: unit.RunStep
+
+
+Stepped = tuple[float, dict[str, float]]  # the loss, and the auxiliary values
+Stepper = Callable[[Sequence[DueStep]], Sequence[Stepped]]
+
+
+def single(due: Sequence[DueStep]) -> list[Stepped]:
+    """A Stepper: a program for each learner, as in production. All are enqueued before the first is waited for."""
+    flights = [each.trainer.dispatch(each.run.start, each.batch_size, each.run.progress) for each in due]
+    return [flight.result() for flight in flights]
+
+
+class Stacked:
+    """A Stepper: one program for all learners of a batch size, when all of them step; single programs otherwise."""
+
+    def __init__(self, task: Task, inner: InnerConfig, batch_sizes: Iterable[int]) -> None:
+        self._step = StackedStep(make_step(task, inner))
+        self._sizes = Counter(batch_sizes)
+
+    def __call__(self, due: Sequence[DueStep]) -> list[Stepped]:
+        flights: dict[int, InFlight] = {}
+        for batch_size, learners in self._sizes.items():
+            places = [place for place, each in enumerate(due) if each.batch_size == batch_size]
+            group = [due[place] for place in places]
+            if len(group) == learners > 1:
+                trainers, runs = [each.trainer for each in group], [each.run for each in group]
+                progress = [run.progress for run in runs]
+                found = self._step.dispatch(trainers, [run.start for run in runs], batch_size, progress)
+            else:
+                found = [each.trainer.dispatch(each.run.start, batch_size, each.run.progress) for each in group]
+            flights |= dict(zip(places, found, strict=True))
+        return [flights[place].result() for place in range(len(due))]
+
+
 @dataclass
 class _Unit:
     machine: Learner
@@ -46,10 +88,21 @@ class _Unit:
     fragment_io: FragmentIO
     batch_size: int
     next: unit.RunStep | unit.Hold | unit.Exit | None = None
+    slowdown: float = 1.0
+    ends_at: float = 0.0  # its newest step, in virtual seconds
+
+    def choose(self, now: float, effect: unit.RunStep | unit.Hold | unit.Exit) -> None:
+        """Take the machine's choice. A step begins where the last one ended, between two units, unless it waited."""
+        self.next = effect
+        if isinstance(effect, unit.RunStep):
+            self.ends_at = (self.ends_at if now - self.ends_at < 1.0 else now) + self.slowdown
 
 
 class LockStep:
-    """One run. `learners` maps names to batch sizes in samples; `quorum` is K as a number."""
+    """One run. `learners` maps names to batch sizes in samples; `quorum` is K as a number.
+
+    `slowdowns`: units of time that a learner's step takes, where it is not 1. `stepper`: runs the steps of a unit.
+    """
 
     def __init__(
         self,
@@ -64,6 +117,8 @@ class LockStep:
         span_steps: int = 16,
         seed: int = 0,
         warm_start: WarmStart | None = None,
+        slowdowns: Mapping[str, float] | None = None,
+        stepper: Stepper = single,
     ) -> None:
         self.fragments = deal(task, sync)
         tensors = [tensor for fragment in self.fragments for tensor in fragment.tensors]
@@ -72,11 +127,13 @@ class LockStep:
             initial_parameters(task, self.fragments, seed, warm_start),
             outer_config,
             sync.codec,
-            rules(tensors, outer_config.merge),
+            rules(tensors, outer_config.merge, getattr(task, "merge_rules", {})),
         )
         self.facts: list[LoggedFact] = []
         self._sync, self._task = sync, task
+        self._stepper = stepper
         self._now = 0.0
+        self._idle = 0  # rounds since a learner stepped
         self._queue: deque[tuple[str | None, Any]] = deque()  # (learner, or None for the syncer; event)
         self._syncer = Syncer(
             epoch=1,
@@ -102,10 +159,32 @@ class LockStep:
                 start_s=float(IDLE_ROUNDS_MAX),
             )
             fragment_io = FragmentIO(trainer, sync, len(self.fragments))
-            self._units[name] = _Unit(machine, trainer, fragment_io, batch_size)
+            slowdown = (slowdowns or {}).get(name, 1.0)
+            self._units[name] = _Unit(machine, trainer, fragment_io, batch_size, slowdown=slowdown)
 
     def run(self) -> GlobalParameters:
         """Train to the end of the budget. Raises RuntimeError when nothing moves any more."""
+        self.begin()
+        while not self.over:
+            self.advance()
+        return self.parameters
+
+    @property
+    def over(self) -> bool:
+        return all(isinstance(each.next, unit.Exit) for each in self._units.values())
+
+    @property
+    def now(self) -> float:
+        """Virtual seconds."""
+        return self._now
+
+    @property
+    def committed_step(self) -> int:
+        """The newest syncer step that was committed or passed."""
+        return self._syncer.committed_step
+
+    def begin(self) -> None:
+        """Start all machines. Call it once, then `advance` until `over`."""
         self._perform_outer(self._syncer.start())
         for name in self._units:
             self._to_syncer(outer.Expect(name, 1, float(IDLE_ROUNDS_MAX), self._units[name].batch_size))
@@ -113,29 +192,30 @@ class LockStep:
             for event in (unit.Enter(IMPORTING), unit.Enter(COMPILING), unit.Compiled({})):
                 self._to_learner(name, event)
         self._settle()
-        idle = 0
-        while not all(isinstance(each.next, unit.Exit) for each in self._units.values()):
-            self._now += 1.0
-            stepped = self._round()
-            idle = 0 if stepped else idle + 1
-            if idle > IDLE_ROUNDS_MAX:
-                raise RuntimeError(
-                    f"no learner has stepped for {idle} rounds at syncer step {self._syncer.syncer_step}"
-                )
-        return self.parameters
+
+    def advance(self) -> None:
+        """One unit of time. Raises RuntimeError when nothing moves any more."""
+        self._now += 1.0
+        self._idle = 0 if self._round() else self._idle + 1
+        if self._idle > IDLE_ROUNDS_MAX:
+            raise RuntimeError(
+                f"no learner has stepped for {self._idle} rounds at syncer step {self._syncer.syncer_step}"
+            )
 
     def _round(self) -> bool:
-        """Let every learner that is ready take one step. Returns whether any did."""
+        """Let every learner finish the step that ends now. Returns whether any did."""
         self._to_syncer(outer.Tick())
-        stepped = False
+        due = {}
         for name, each in self._units.items():
-            if isinstance(each.next, unit.RunStep):
-                run, each.next = each.next, None
-                loss = each.trainer.step(run.start, each.batch_size, run.progress)
-                self._to_learner(name, unit.StepDone(loss, self._task.tokens(each.batch_size), each.trainer.aux))
-                stepped = True
+            if isinstance(each.next, unit.RunStep) and each.ends_at <= self._now + ROUNDING_S:
+                due[name] = DueStep(each.trainer, each.batch_size, each.next)
+                each.next = None
+        for (name, step), (loss, aux) in zip(due.items(), self._stepper(list(due.values())), strict=True):
+            tokens = self._task.tokens(step.batch_size)
+            self._to_learner(name, unit.StepDone(loss, tokens, aux))
+            self._to_learner(name, unit.Boundary(tokens))
         self._settle()
-        return stepped
+        return bool(due)
 
     def _settle(self) -> None:
         """Deliver all messages, then resume every holding learner once."""
@@ -201,4 +281,4 @@ class LockStep:
                 case unit.Apply():
                     each.fragment_io.apply(effect)
                 case unit.RunStep() | unit.Hold() | unit.Exit():
-                    each.next = effect
+                    each.choose(self._now, effect)

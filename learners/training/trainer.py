@@ -135,12 +135,19 @@ class Trainer:
 
         `progress` in [0, 1] is the run's, for the learning rate. An exception of the task's `batch` is raised here.
         """
-        batch, key = self._batches.take(start, count)
-        scale: Any = np.float32(schedule(self._inner, progress))
-        params, self.opt_state, loss, aux = self._train_step(self.params, self.opt_state, batch, key, scale)
-        self._leaves = jax.tree.leaves(params)
-        self.generation += 1
+        params, opt_state, loss, aux = self._train_step(*self.inputs(start, count, progress))
+        self.accept(params, opt_state)
         return InFlight(loss, aux)
+
+    def inputs(self, start: int, count: int, progress: float) -> tuple[Params, Any, Batch, jax.Array, Any]:
+        """What a step takes: (params, opt_state, batch, key, float32 scalar for the learning rate), to be donated."""
+        batch, key = self._batches.take(start, count)
+        return self.params, self.opt_state, batch, key, np.float32(schedule(self._inner, progress))
+
+    def accept(self, params: Params, opt_state: Any) -> None:
+        """Take what a step returned for the donated `inputs`."""
+        self._leaves, self.opt_state = jax.tree.leaves(params), opt_state
+        self.generation += 1
 
     def step(self, start: int, count: int, progress: float) -> float:
         """`dispatch` a step and wait for it: its loss. `aux` then has the step's auxiliary values."""

@@ -25,6 +25,7 @@ from orchestrator.cli import (
     scale,
     simulate_goodput,
     status,
+    study,
     submit,
     tape,
 )
@@ -38,7 +39,7 @@ RUN, WATCH, PLAN, PROVE, USE = (
     "Use the model",
 )
 COMMANDS: tuple[tuple[str, tuple[Callable[..., None], ...]], ...] = (
-    (RUN, (init.init, run.run, submit.submit, scale.scale, status.stop)),
+    (RUN, (init.init, run.run, submit.submit, scale.scale, status.stop, study.study)),
     (WATCH, (status.status, log.log, report.report, metrics.metrics)),
     (PLAN, (plan.plan, doctor.doctor, check_task.check_task)),
     (PROVE, (check.check, replay.replay, tape.tape)),

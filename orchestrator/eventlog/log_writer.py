@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import contextlib
 import uuid
-from collections.abc import Iterable, Sequence
+from collections.abc import Iterable
 from itertools import groupby
 from operator import attrgetter
 
@@ -62,23 +62,52 @@ class LogWriter:
         return self._chain.segmented
 
 
-def write_log(store: Objects, events: Sequence[Event]) -> dict[str, Segmented]:
+def write_log(store: Objects, events: Iterable[Event]) -> dict[str, Segmented]:
     """A whole log at once, as segments, of events in the log's order; returns where each part ends. Raises OSError."""
-    parts: dict[str, list[Event]] = {log: [] for log in LOGS}
-    for event in events:
-        parts[event.writer if event.writer in parts else SYNCER].append(event)
-    return {log: _write_part(store, log, uuid.uuid4().hex, told) for log, told in parts.items()}
+    log = GrowingLog()
+    log.add(store, events)
+    return log.close(store)
 
 
-def _write_part(store: Objects, log: str, run: str, events: Sequence[Event]) -> Segmented:
-    end = Segmented(run=run)
-    for first in range(0, len(events), SEGMENT_ROWS):
-        block = block_of(events[first : first + SEGMENT_ROWS], first)
-        place = Segment(log, run, end.segments, end.seal, end.segments, end.segments, "", first, block.rows)
+class GrowingLog:
+    """A log that is written as segments, for a process that simulates a run and can repeat it.
+
+    What is in no segment yet is in memory. It may be pickled, and written on from there: what it writes a second time
+    has to be the same.
+    """
+
+    def __init__(self) -> None:
+        self._waiting: dict[str, list[Event]] = {log: [] for log in LOGS}
+        self._ends = {log: Segmented(run=uuid.uuid4().hex) for log in LOGS}
+
+    def add(self, store: Objects, events: Iterable[Event]) -> None:
+        """Events in the log's order. Raises OSError, and FileExistsError where another log is."""
+        for event in events:
+            self._waiting[event.writer if event.writer in LOGS else SYNCER].append(event)
+        for log, waiting in self._waiting.items():
+            while len(waiting) >= SEGMENT_ROWS:
+                self._write(store, log)
+
+    def close(self, store: Objects) -> dict[str, Segmented]:
+        """Bring everything into segments; returns where each part ends. Raises as `add`."""
+        for log, waiting in self._waiting.items():
+            while waiting:
+                self._write(store, log)
+        return dict(self._ends)
+
+    def _write(self, store: Objects, log: str) -> None:
+        end, waiting = self._ends[log], self._waiting[log]
+        block = block_of(waiting[:SEGMENT_ROWS], end.rows)
+        place = Segment(log, end.run, end.segments, end.seal, end.segments, end.segments, "", end.rows, block.rows)
         content, segment = encode(place, block)
-        store.create(segment_key(log, segment.number), content)
-        end = Segmented(segment.number + 1, segment.seal, run, segment.last, "", block.stop)
-    return end
+        key = segment_key(log, segment.number)
+        try:
+            store.create(key, content)
+        except FileExistsError:
+            if store.read(key) != b"".join(content):
+                raise
+        self._ends[log] = Segmented(segment.number + 1, segment.seal, end.run, segment.last, "", block.stop)
+        del waiting[:SEGMENT_ROWS]
 
 
 def _run(events: list[Event]) -> FactRun:

@@ -116,7 +116,7 @@ class Syncer:
             Expect: self._on_expect,
             Living: self._on_living,
             Fence: self._on_fence,
-            DrainRequested: self._sessions.drain,
+            DrainRequested: lambda now, event: self._sessions.drain(now, event),
             Attach: lambda now, event: self._sessions.attach(now, event, self._run_snapshot),
             SeekDonor: lambda now, event: self._sessions.name_donor(event, self._run_snapshot),
             Report: self._on_report,

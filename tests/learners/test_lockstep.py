@@ -1,0 +1,81 @@
+"""The lock-step shell: slow learners, learners that step together, and a run that another process continues."""
+
+from __future__ import annotations
+
+import pickle
+from collections import Counter
+from collections.abc import Iterator
+from typing import Any
+
+import numpy as np
+import pytest
+
+from learners import lockstep, lockstep_state
+from learners.lockstep import LockStep, Stacked
+from learners.protocol.facts import StepFinished
+from learners.training.step import make_step
+from outer.config import OuterConfig, SyncConfig
+from outer.protocol.syncer import Budget
+from tests.orchestrator.checkers.test_lockstep_log import INNER, TASK
+
+LEARNERS = {"a": 2, "b": 4, "c": 4}
+STACKED_BOUND = 1e-5  # of what parameters of a few units differ by, after 24 units of time
+
+
+@pytest.fixture(autouse=True, scope="module")
+def one_compilation() -> Iterator[None]:
+    with pytest.MonkeyPatch.context() as patch:
+        step = make_step(TASK, INNER)
+        patch.setattr(lockstep, "make_step", lambda task, inner: step)
+        yield
+
+
+def shell(overlap: str = "free", adopt: str = "overwrite", **settings: Any) -> LockStep:
+    sync = SyncConfig.model_validate({"P": 3, "H": 6, "tau": 2, "overlap": overlap, "adopt": adopt})
+    budget = Budget(tokens=None, syncer_steps=18)
+    learners: dict[str, Any] = {"learners": LEARNERS, "quorum": 2, "span_steps": 4}
+    return LockStep(
+        task=TASK, sync=sync, outer_config=OuterConfig(), inner=INNER, budget=budget, **(learners | settings)
+    )
+
+
+@pytest.mark.parametrize(("overlap", "adopt"), [("free", "rebase"), ("strict", "overwrite")])
+def test_a_run_that_another_process_continues_has_the_same_facts_and_bits(overlap: str, adopt: str) -> None:
+    whole = shell(overlap, adopt, slowdowns={"b": 1.5})
+    whole.run()
+    for units in (1, 9):
+        first = shell(overlap, adopt, slowdowns={"b": 1.5})
+        first.begin()
+        for _ in range(units):
+            first.advance()
+        second = shell(overlap, adopt, slowdowns={"b": 1.5})
+        lockstep_state.restore(second, lockstep_state.pack(first))
+        while not second.over:
+            second.advance()
+        assert repr(second.facts) == repr(whole.facts)
+        assert second.parameters.digest() == whole.parameters.digest()
+
+
+def test_a_state_that_names_anything_but_values_is_refused() -> None:
+    with pytest.raises(ValueError, match="cannot be loaded"):
+        lockstep_state.restore(shell(), pickle.dumps(print))
+    with pytest.raises(ValueError, match="cannot be loaded"):
+        lockstep_state.restore(shell(), lockstep_state.pack(shell())[:-20])
+
+
+def test_a_slow_learner_steps_as_often_as_its_slowdown_says() -> None:
+    one = shell(slowdowns={"b": 2.0, "c": 1.5})
+    one.run()
+    steps = Counter(said.writer for said in one.facts if isinstance(said.fact, StepFinished) and said.at <= 12.0)
+    assert steps == {"a": 12, "b": 6, "c": 8}
+
+
+def test_learners_that_step_together_stay_within_a_bound_of_those_that_step_alone() -> None:
+    alone, together = shell(), shell(stepper=Stacked(TASK, INNER, LEARNERS.values()))
+    for one in (alone, together):
+        one.run()
+    assert [(said.at, said.writer, type(said.fact)) for said in together.facts] == [
+        (said.at, said.writer, type(said.fact)) for said in alone.facts
+    ]
+    for ours, theirs in zip(together.parameters.thetas, alone.parameters.thetas, strict=True):
+        np.testing.assert_allclose(ours, theirs, rtol=0.0, atol=STACKED_BOUND)
