@@ -245,6 +245,7 @@ def main() -> None:
     arguments.add_argument("--run-dir", type=Path, default=Path("runs/gpu"))
     arguments.add_argument("--json", action="store_true")
     options = arguments.parse_args()
+    signal.signal(signal.SIGTERM, lambda *_: sys.exit(128 + signal.SIGTERM))  # what was started is ended then
     options.batch = options.batch or SIZES[options.devices].batch
     options.run_dir = options.run_dir.resolve()
     if options.devices == "gpu":

@@ -52,10 +52,17 @@ def memory_settings(pool: PoolConfig, environ: Mapping[str, str]) -> dict[str, s
 
     By itself, XLA takes three quarters of a GPU for the first process.
     """
-    gpus = pool.resources.get("GPU", 0.0)
-    if not gpus or any(name in environ for name in MEMORY_SETTINGS):
+    if pool.platform != "gpu" or any(name in environ for name in MEMORY_SETTINGS):
         return {}
-    return {MEMORY_FRACTION: f"{MEMORY_USABLE * gpus if gpus <= 1.0 else MEMORY_USABLE_NCCL:.3f}"}
+    return {MEMORY_FRACTION: f"{memory_share(pool):.3f}"}
+
+
+def memory_share(pool: PoolConfig) -> float:
+    """The share of each of its accelerators' memory that one learner of a pool may use."""
+    gpus = pool.resources.get("GPU", 0.0)
+    if not gpus:
+        return min(1.0, pool.resources.get("TPU", 0.0))
+    return MEMORY_USABLE * gpus if gpus <= 1.0 else MEMORY_USABLE_NCCL
 
 
 # ------------------------------------------------------------------ what no cluster can give

@@ -98,10 +98,11 @@ def test_what_needs_the_runs_folder_stays_on_the_nodes_meant_for_it_or_nothing_s
     assert "no living node has the label role = controll; there, role is control" in found["control"]
 
 
-def test_a_learner_that_shares_a_gpu_gets_its_part_of_the_memory_beside_the_jobs_own_settings(
+def test_a_learner_that_shares_a_gpu_sees_it_and_gets_its_part_of_the_memory_beside_the_jobs_own_settings(
     found: dict[str, Any],
 ) -> None:
-    assert found["settings"] == {"XLA_CLIENT_MEM_FRACTION": "0.450", "JOB": "here"}
+    seen = {"visible devices": "ok"}  # CUDA_VISIBLE_DEVICES names what Ray grants
+    assert found["settings"] == {"XLA_CLIENT_MEM_FRACTION": "0.450", "JOB": "here"} | seen
 
 
 NOWHERE = ("learner-none-0", "learner-none-1")

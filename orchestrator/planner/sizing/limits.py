@@ -9,6 +9,7 @@ from orchestrator.planner.sizing import link_load, links
 from orchestrator.planner.sizing.draft import Draft, gib, some
 from orchestrator.planner.sizing.nodes import Node
 from orchestrator.recipe.problems import Problem
+from orchestrator.recipe.resources import memory_share
 
 
 def limits(draft: Draft) -> list[Problem]:
@@ -45,13 +46,13 @@ def _device_memory(draft: Draft) -> Iterator[Problem]:
     told: set[tuple[str, int]] = set()
     for name, pool in draft.recipe.learners.items():
         node = draft.node_of(name)
-        units = sum(pool.resources.get(kind, 0.0) for kind in ("GPU", "TPU"))
         needed = draft.memory[f"learner-{pool.name}"].device_bytes
         if node is None or node.accelerator_bytes is None or not needed:
             continue
+        # XLA leaves a part of a GPU to drivers and NCCL (deploy/README.md).
         # Each of a learner's devices holds the parameters whole, unless the task may cut them.
         needed //= pool.known_devices if draft.shapes.shardable else 1
-        have = int(node.accelerator_bytes * min(units, 1.0))
+        have = int(node.accelerator_bytes * memory_share(pool))
         if needed > have and (pool.name, have) not in told:
             told.add((pool.name, have))
             yield Problem(
