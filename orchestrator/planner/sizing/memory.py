@@ -64,7 +64,7 @@ def learner(sync: SyncConfig, shapes: Shapes, accelerated: bool) -> Memory:
         Part("parameters in the loss's dtype", shapes.compute_bytes, device),
         Part("gradients summed over microbatches", shapes.summed_bytes, device),
         Part("staged fragments, and the ones they replace", 2 * staged_bytes(sync, shapes), device),
-        Part("versions that came, placed for a step's end", open_steps * placed, device),
+        Part("a version that came, placed for a step's end", placed, device),
         Part("a snapshot, for a checkpoint or a joiner", state, device),
         Part("versions last received", model, "store"),
         Part("contributions on their way up", open_steps * largest * UP_BYTES[sync.codec], "store"),
@@ -79,12 +79,12 @@ def learner(sync: SyncConfig, shapes: Shapes, accelerated: bool) -> Memory:
 
 
 def staged_bytes(sync: SyncConfig, shapes: Shapes) -> int:
-    """Copies taken at a boundary, float32: the largest set of fragments due within max(1, tau) + 2 steps.
+    """Copies taken at a boundary, float32: the largest set of fragments due within two syncer steps.
 
-    The last of them for the step that is in flight when the copies are taken.
+    Two, because the copies answer when the step in flight is done. A learner that is slower than the syncer's steps
+    looks further ahead: max(1, tau) + 2 of them at most.
     """
-    schedule = Schedule(len(shapes.fragments), sync.round_steps)
-    window = max(1, sync.overlap_steps) + 2
+    schedule, window = Schedule(len(shapes.fragments), sync.round_steps), 2
     sets = (schedule.upcoming(step, window) for step in range(sync.round_steps))
     return DOWN_BYTES * max(sum(shapes.fragments[index].size for index in due) for due in sets)
 
