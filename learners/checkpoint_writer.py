@@ -18,6 +18,7 @@ from pydantic import TypeAdapter
 
 from learners.protocol.events_effects import Save
 from learners.protocol.resume_state import ResumeState
+from learners.training import cores
 from outer.journal import checkpoint_parts
 from outer.journal.object_store import Objects
 from outer.protocol.messages import State
@@ -78,7 +79,7 @@ class CheckpointWriter:
 
     def __init__(self, learner: str, incarnation: int, store: Objects, recorded: Callable[[], int | None]) -> None:
         self._learner, self._incarnation, self._store, self._recorded = learner, incarnation, store, recorded
-        self._writer = ThreadPoolExecutor(1, "save")
+        self._writer = ThreadPoolExecutor(1, "save", initializer=cores.leave)
         self._writes: dict[int, Future[dict[str, Any]]] = {}  # by snapshot
         self._final: tuple[Save, StateSnapshot] | None = None  # written by `finish`
         self._lock = threading.Lock()

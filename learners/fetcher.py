@@ -15,6 +15,7 @@ from learners import checkpoint_writer
 from learners.checkpoint_writer import SavedPart
 from learners.protocol import events_effects
 from learners.protocol.fact_buffer import FactBuffer
+from learners.training import cores
 from outer.journal.object_store import Objects
 from outer.numeric import codec as codecs
 from outer.protocol.messages import Attach, Donor, Report, SeekDonor, State, StateRequest, Welcome
@@ -73,7 +74,7 @@ class Fetcher:
         self.fragment_io: FragmentIO | None = None  # as soon as there is a model
         self._link, self._drive, self._transfer_s = link, drive, transfer_s
         self._store, self._saved = store, saved
-        self._threads = ThreadPoolExecutor(2, "fetch")
+        self._threads = ThreadPoolExecutor(2, "fetch", initializer=cores.leave)
         self._lock = threading.Lock()
         self._wanted: dict[int, events_effects.Fetch] = {}  # by fragment: the newest version asked for, not begun
         self._busy: set[int] = set()  # fragments that a thread has taken on, or is about to

@@ -202,8 +202,7 @@ class FragmentIO:
 
     def receive(self, fragment: int, theta: Flat) -> Received:
         """Put the syncer's value of a fragment, read-only float32[n], on the devices. Any thread may call it."""
-        exact = self._config.adopt != "overwrite" and self._bases[fragment] is not None
-        return Received(theta, self._trainer.prepare(fragment, theta, exact))
+        return Received(theta, self._trainer.prepare(fragment, theta, exact=self._config.adopt != "overwrite"))
 
     def apply(self, effect: Apply) -> None:
         """Adopt the syncer's value of a fragment: what `receive` returned, or read-only float32[n]."""
@@ -214,7 +213,8 @@ class FragmentIO:
             self._trainer.adopt(index, placed, "overwrite")
         else:
             assert base is not None, "only what is held can be rebased or mixed"
-            anchor = base if effect.read_at is None else self._read[index, effect.read_at]
+            with self._lock:  # an answer to a later read replaces the values of earlier ones
+                anchor = base if effect.read_at is None else self._read[index, effect.read_at]
             before = base if grown_from is None else grown_from.value
             adopted = self._trainer.adopt(index, placed, effect.mode, anchor, self._config.alpha, before)
             if adopted is not None:

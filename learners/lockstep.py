@@ -211,7 +211,9 @@ class LockStep:
                 due[name] = DueStep(each.trainer, each.batch_size, each.next)
                 each.next = None
         for (name, step), (loss, aux) in zip(due.items(), self._stepper(list(due.values())), strict=True):
-            self._to_learner(name, unit.StepDone(loss, self._task.tokens(step.batch_size), aux))
+            tokens = self._task.tokens(step.batch_size)
+            self._to_learner(name, unit.StepDone(loss, tokens, aux))
+            self._to_learner(name, unit.Boundary(tokens))
         self._settle()
         return bool(due)
 

@@ -14,13 +14,11 @@ import sys
 import threading
 import time
 import traceback
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from concurrent.futures import Future
 from concurrent.futures import TimeoutError as FutureTimeout
 from dataclasses import dataclass, replace
-from typing import TYPE_CHECKING, Any
-
-import numpy as np
+from typing import TYPE_CHECKING, Any, TypeVar
 
 from learners import checkpoint_writer
 from learners.checkpoint_writer import CheckpointWriter, SavedPart
@@ -29,9 +27,12 @@ from learners.fault_effects import FaultEffects, flipped
 from learners.fetcher import Fetcher, Link
 from learners.protocol import events_effects
 from learners.protocol.fact_buffer import FactBuffer
-from learners.protocol.facts import LoopFailed, Spoiled
+from learners.protocol.facts import LoopFailed
 from learners.protocol.learner import Learner
+from learners.report_sender import ReportSender
 from learners.snapshot_slot import Captured
+from learners.step_runner import StepRunner
+from learners.training import cores
 from learners.training.device import device_taken, fit
 from outer.config import SyncConfig
 from outer.journal.object_store import Objects
@@ -49,15 +50,18 @@ from outer.protocol.messages import (
     State,
     StateRequest,
 )
-from outer.protocol.quorum import Average
 
 if TYPE_CHECKING:
     from learners.fragment_io import FragmentIO
     from learners.training.trainer import Trainer
 
 BEHIND = "behind"  # why a learner gives nothing: it has to upload its facts first
+SEND_S = 130.0  # for the last report: as long as a link that is down may hold it up, and a little more
 LEAVE_MARGIN_S = 30.0  # beyond the deadline to leave, for the step under way and the last facts
 
+LOOP_EVENTS = (events_effects.Resume, events_effects.Boundary, events_effects.StepDone, events_effects.Staged)
+
+T = TypeVar("T")
 Donation = tuple[events_effects.Donate, Captured]
 
 
@@ -109,9 +113,10 @@ class LearnerShell:
         self._writer = None
         if spec.store is not None:
             self._writer = CheckpointWriter(spec.name, spec.incarnation, spec.store, lambda: self._facts.recorded)
+        self._reports = ReportSender(lambda report: link.report(report, self._facts), cores.leave)
         self._tokens_per_step = 0
-        self._compute_s = Average(spec.sync.smoothing)
         self._trainer: Trainer | None = None
+        self._steps: StepRunner | None = None
         self._fragment_io: FragmentIO | None = None
         self._next: queue.SimpleQueue[events_effects.RunStep | events_effects.Hold | events_effects.Exit] = (
             queue.SimpleQueue()
@@ -176,6 +181,8 @@ class LearnerShell:
             return "no_boundary"
         finally:
             _forget(self._answers, key, answer)
+        assert self._fragment_io is not None
+        contribution = self._fragment_io.encode(contribution)  # here, for it waits for the device
         if self._faults.corrupts():
             contribution = replace(contribution, payload=flipped(contribution.payload))
         return BEHIND if (facts := self._every_fact()) is None else (contribution, *facts)
@@ -302,6 +309,16 @@ class LearnerShell:
 
     def _loop(self) -> str:
         assert self._trainer is not None
+        self._steps = StepRunner(
+            self._trainer,
+            self._spec.batch_size,
+            self._tokens_per_step,
+            self._spec.slowdown,
+            self._spec.sync.smoothing,
+            self._faults,
+            done=self._drive,
+            say=self._facts.add,
+        )
         self._drive(events_effects.Resume())
         while True:
             match self._next.get_nowait():
@@ -313,44 +330,35 @@ class LearnerShell:
                         raise RuntimeError(reason)
                     return reason
                 case events_effects.Hold(seconds):
-                    self._changed.wait(seconds)
-                    self._changed.clear()  # before looking, so that news after it wakes the next wait at once
+                    if self._steps.busy:
+                        self._steps.complete()
+                    else:
+                        self._changed.wait(seconds)
+                        self._changed.clear()  # before looking, so that news after it wakes the next wait at once
                     self._drive(events_effects.Resume())
-                case events_effects.RunStep(step, start, progress):
-                    if self._faults.pop_poison():
-                        self._facts.add(Spoiled(step, 0))
-                        self._trainer.load(0, np.full(self._trainer.fragments[0].size, np.nan, np.float32))
-                    began = time.monotonic()
-                    loss = self._trainer.step(start, self._spec.batch_size, progress)
-                    self._slow_down(time.monotonic() - began)
-                    time.sleep(self._faults.delay_s())
-                    self._drive(events_effects.StepDone(loss, self._tokens_per_step, self._trainer.aux))
-
-    def _slow_down(self, seconds: float) -> None:
-        """Lengthen the step by the pool's `slowdown`. A step that was delayed counts as an average one."""
-        self._compute_s.add(seconds)
-        if self._spec.slowdown > 1.0:
-            time.sleep((self._spec.slowdown - 1.0) * min(seconds, self._compute_s.value))
+                case events_effects.RunStep() as run:
+                    self._steps.run(run)
+                    self._drive(events_effects.Boundary(self._tokens_per_step))
 
     def _drive(self, event: events_effects.Event) -> None:
         """Hand one event to the machine and carry out its effects. Any thread may call; only the loop runs steps."""
         assert self._machine is not None
         with self._lock:
             effects = self._machine.handle(time.monotonic(), event)
+            for effect in effects:
+                if isinstance(effect, events_effects.Emit):  # before another thread hands out what the fact is about
+                    self._facts.add(effect.fact)
         for effect in effects:
             match effect:
-                case events_effects.Emit(fact):
-                    self._facts.add(fact)
                 case events_effects.Send(message):
                     if isinstance(message, Attach):
                         self._attach(message)
                     else:
-                        self._link.report(message, self._facts)
+                        self._reports.put(message)
                 case events_effects.Answer(contribution):
                     answer = self._answers.get((contribution.epoch, contribution.syncer_step, contribution.attempt))
                     if answer is not None and not answer.done():
-                        assert self._fragment_io is not None
-                        answer.set_result(self._fragment_io.encode(contribution))
+                        answer.set_result(contribution)
                 case events_effects.Fetch():
                     self._fetcher.fetch(effect)
                 case events_effects.Recover():
@@ -358,10 +366,10 @@ class LearnerShell:
                 case events_effects.Save():
                     assert self._fragment_io is not None
                     if self._writer is not None:
-                        self._writer.save(effect, self._fragment_io.snapshot())
+                        self._writer.save(effect, self._paused(self._fragment_io.snapshot))
                 case events_effects.Donate(request):
                     assert self._fragment_io is not None
-                    self._give(request, (effect, self._fragment_io.capture()))
+                    self._give(request, (effect, self._paused(self._fragment_io.capture)))
                 case events_effects.Decline(request, reason):
                     self._give(request, reason)
                 case events_effects.Inherit(state):
@@ -375,8 +383,16 @@ class LearnerShell:
                     self._fragment_io.apply(effect)
                 case events_effects.RunStep() | events_effects.Hold() | events_effects.Exit():
                     self._next.put(effect)
-        if not isinstance(event, events_effects.Resume | events_effects.StepDone | events_effects.Staged):
+        if not isinstance(event, LOOP_EVENTS):
             self._changed.set()
+
+    def _paused(self, take: Callable[[], T]) -> T:
+        """Take a snapshot in the training loop. The time for which that holds it up is no step's."""
+        began = time.monotonic()
+        taken = take()
+        if self._steps is not None:
+            self._steps.paused(time.monotonic() - began)
+        return taken
 
     # -------------------------------------------------------------- to the syncer
 
@@ -388,6 +404,7 @@ class LearnerShell:
             self._drive(welcome)
 
     def _flush(self) -> None:
+        self._reports.finish(SEND_S)
         self._link.flush(self._spec.name, self._spec.incarnation, self._facts)
 
     def _give(self, request: StateRequest, given: Donation | str) -> None:

@@ -116,6 +116,7 @@ class Cluster:
             options=options,
             oracle=oracle,
             rng=hosts,
+            in_flight_max=options.in_flight_max,
         )
         self.supervisor = Supervisor(self.context, options.learners, self._begin_epoch, options.quorum)
         # The stream's name is part of what a seed means.

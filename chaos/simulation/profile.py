@@ -132,6 +132,7 @@ class Options:
     faults: tuple[Fault, ...]
     newcomers: tuple[str, ...] = NEWCOMERS
     ahead_s: float = 0.0  # for which learners hold samples
+    in_flight_max: int = 2  # steps of a learner
     budget_tokens: int | None = None  # instead of the syncer steps
     dealt: tuple[Fragment, ...] = ()  # the model's own fragments; none: a model that is made up
     places: dict[str, Place] = field(default_factory=dict)  # of those that are not in PLACE
@@ -162,6 +163,7 @@ class Options:
             f"adopt {sync.adopt} recover {sync.recover} storm_s {self.storm_s:.1f} "
             f"step_s {' '.join(f'{name}={self.step_s[name]:.3f}' for name in self.learners)} "
             f"batch {' '.join(f'{name}={self.batch[name]}' for name in self.learners)} span_steps {self.span_steps} "
+            f"in_flight {self.in_flight_max} "
             f"gamma {sync.gamma} {' '.join(f'{name} {getattr(sync, name):.3f}' for name in DEADLINES)} "
             f"{' '.join(f'{name} {getattr(self, name):.3f}' for name in DURATIONS)}"
         )
@@ -245,6 +247,7 @@ def draw(
         storm_s=storm_s,
         faults=plan(seed, profile, storm_s),
         budget_tokens=_tokens(stream(seed, "budget"), syncer_steps) if profile == "ended" else None,
+        in_flight_max=pick(stream(seed, "in flight"), (1, 2, 2)),
     )
 
 

@@ -11,16 +11,19 @@ import jax.numpy as jnp
 import numpy as np
 import optax
 
+from learners.config import InnerConfig
 from learners.conformance import tree_diff as trees
 from learners.conformance.check import CheckFailed, Subject, check, finding_of, fresh, some
 from learners.conformance.fingerprint import fingerprint
 from learners.training import kinds, step, trainer, tree
+from learners.training.precision import precise
 from learners.training.task import Task
 from outer.config import SyncConfig
 
 RULES = ("rda", "avg")
 STEPS = 3
 LOSS_TOLERANCE = 1e-4  # relative: compiled programs may round differently
+FAR_OFF = 0.05  # relative: a loss in other dtypes, or of parts of a batch
 
 
 # ------------------------------------------------------------------ loss and steps
@@ -101,7 +104,45 @@ def _optimizer(subject: Subject, task: Task) -> str:
     return f"takes [inner] with {subject.inner.optimizer}"
 
 
-@check("steps", "loss and optimizer must work together in a compiled step", ("gradients", "optimizer"))
+@check("precision", "the loss must work in the dtypes and microbatches that [inner] asks for", ("gradients",))
+def _precision(subject: Subject, task: Task) -> str:
+    inner, count = subject.inner, subject.batch_size
+    if count % inner.microbatches:
+        raise CheckFailed(
+            f"inner.microbatches = {inner.microbatches} does not divide the batch of {count} samples",
+            f"give a divisor of {count}, or another batch_size",
+        )
+    if precise(task, inner) is task and inner.microbatches == 1 and _all_float32(task):
+        return "float32 throughout"
+    wide = inner.model_copy(update={"parameters": "float32", "compute": "float32", "microbatches": 1})
+    loss, exact = (
+        _first_loss(subject, task, inner.model_copy(update={"microbatches": 1})),
+        _first_loss(subject, task, wide),
+    )
+    asked = f"parameters in {inner.parameters}, loss in {inner.compute}"
+    if not np.isfinite(loss):
+        raise CheckFailed(
+            f"the first loss is {loss} with {asked}; in float32 it is {exact:.4g}",
+            "widen what overflows inside the loss with astype(float32), or leave inner.compute as it is",
+        )
+    if abs(loss - exact) > FAR_OFF * abs(exact):
+        raise CheckFailed(
+            f"the first loss is {loss:.4g} with {asked}, and {exact:.4g} in float32",
+            "compute sums, norms, softmax and the loss itself in float32",
+            "warn",
+        )
+    if inner.microbatches > 1 and not _is_random(subject, task):
+        parts = _first_loss(subject, task, inner)
+        if abs(parts - loss) > FAR_OFF * abs(loss):
+            raise CheckFailed(
+                f"the first loss is {loss:.4g} for a batch, {parts:.4g} as the mean over {inner.microbatches} parts",
+                "return the mean over samples: neither a sum nor what depends on the other samples",
+                "warn",
+            )
+    return f"{loss:.4g} with {asked}; {exact:.4g} in float32"
+
+
+@check("steps", "loss and optimizer must work together in a compiled step", ("precision", "optimizer"))
 def _steps(subject: Subject, task: Task) -> str:
     first, losses = _trained(subject, task)
     again, _ = _trained(subject, subject.build())
@@ -174,6 +215,23 @@ def _trained(subject: Subject, task: Task) -> tuple[Any, list[float]]:
     return learner.params, losses
 
 
+def _first_loss(subject: Subject, task: Task, inner: InnerConfig) -> float:
+    """The loss of the first batch in the dtypes and microbatches of `inner`."""
+    learner = trainer.Trainer(task, tree.deal(task, SyncConfig(P=1)), inner, subject.seed)
+    return learner.step(0, subject.batch_size, progress=0.5)
+
+
+def _all_float32(task: Task) -> bool:
+    return all(tensor.dtype == "float32" for tensor in tree.tensors_of(task))
+
+
+def _is_random(subject: Subject, task: Task) -> bool:
+    """Whether the loss depends on its random key."""
+    params, batch = fresh(task, subject.seed), task.batch(0, subject.batch_size)
+    loss = jax.jit(lambda *given: task.loss(*given)[0])
+    return float(loss(params, batch, jax.random.key(0))) != float(loss(params, batch, jax.random.key(1)))
+
+
 def _new_values(task: Task, params: Any, batch: Any) -> None:
     """Check the loss's new values of mean and local leaves by their shapes. Raises ValueError, CheckFailed."""
     leaves = kinds.Leaves.of(task)
@@ -190,4 +248,4 @@ def _is_real_scalar(value: Any) -> bool:
     return getattr(value, "shape", None) == () and not jnp.issubdtype(value.dtype, jnp.complexfloating)
 
 
-CHECKS = (_loss, _gradients, _optimizer, _steps, _fragments, _merge_rules, _fresh_process)
+CHECKS = (_loss, _gradients, _precision, _optimizer, _steps, _fragments, _merge_rules, _fresh_process)

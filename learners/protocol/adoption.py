@@ -13,7 +13,7 @@ from learners.protocol.events_effects import Apply, Effect, Emit, Fetch, Fetched
 from learners.protocol.facts import Adopted, AdoptionRefused
 from learners.protocol.resume_state import ResumeBase
 from outer.protocol.coverage import Mark
-from outer.protocol.messages import Contribution, FragmentCounters, Notice
+from outer.protocol.messages import FragmentCounters, Notice, ReadRequest
 
 if TYPE_CHECKING:
     from outer.config import SyncConfig
@@ -67,10 +67,10 @@ class Adoption:
             self._counted = at, tuple(base.counters(at) for base in self._bases)
         return self._counted[1]
 
-    def note_read(self, contribution: Contribution, at: Mark) -> None:
+    def note_read(self, request: ReadRequest, at: Mark) -> None:
         """Remember the answer to a read, for rebase. Answers to older reads can no longer merge and are dropped."""
-        base = self._bases[contribution.fragment]
-        asked = (contribution.epoch, contribution.syncer_step, contribution.attempt)
+        base = self._bases[request.fragment]
+        asked = (request.epoch, request.syncer_step, request.attempt)
         if asked > base.asked:
             base.asked, base.reads = asked, {}
         if asked == base.asked:

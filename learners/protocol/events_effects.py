@@ -1,12 +1,19 @@
 """The learner's events and effects: the manual for the author of a shell.
 
 The shell hands each event, and each message to this learner, to `Learner.handle` under one lock, and performs the
-returned effects in order. Its training loop does this at every boundary between two steps:
+returned effects in order. Two events drive its loop. Boundary: a step is dispatched, so that its results exist, if only
+as promises of the device, and the next one can be chosen. StepDone: the loss of the oldest step in flight is known.
 
-    StepDone            -> ... Stage          copy these fragments to the host
+    Boundary            -> ... Stage          copy these fragments, as of the newest step
     Staged (the copies) -> ... Apply*         adopt these payloads, then
                            RunStep | Hold | Exit
+    StepDone            -> ... Answer*        what waited for this step
     Resume, after Hold  -> the same choice again
+
+A shell that looks ahead dispatches step n + 1 before it waits for the loss of step n: Boundary, RunStep n + 1,
+StepDone of n, Boundary, RunStep n + 2. At most two steps are in flight. One that does not sends StepDone, then
+Boundary. Hold with steps in flight (its reason is `completion`) means: wait for their losses, send each StepDone, then
+Resume. The machine saves, gives its state, stops and waits only when nothing is in flight.
 
 Fetch comes back as Fetched or FetchFailed, Recover as StateArrived or StateMissed, Donate as StateSent.
 """
@@ -108,17 +115,25 @@ class Reattach:
 
 
 @dataclass(frozen=True)
+class Boundary:
+    """A step is dispatched, or done: the next one can be chosen."""
+
+    tokens: int  # in that step's batch
+
+
+@dataclass(frozen=True)
 class StepDone:
-    """The result of a RunStep effect."""
+    """The result of a RunStep effect: the oldest step in flight is done."""
 
     loss: float  # in the task's unit
     tokens: int  # in the step's batch
     aux: dict[str, float] | None = field(default=None, repr=False)  # auxiliary values by name; None: the task has none
+    paused_s: float = 0.0  # for which the loop stood still before the step, to take a snapshot
 
 
 @dataclass(frozen=True)
 class Staged:
-    """The result of a Stage effect: the host copies, by fragment."""
+    """The result of a Stage effect: the copies, by fragment."""
 
     copies: Mapping[int, Any]
 
@@ -145,6 +160,7 @@ Event = (
     | StateSent
     | Leave
     | Reattach
+    | Boundary
     | StepDone
     | Staged
     | Resume
@@ -231,7 +247,7 @@ class Inherit:
 
 @dataclass(frozen=True)
 class Stage:
-    """Copy these fragments, as of the step just completed, to the host."""
+    """Copy these fragments as of the newest step. The copies are used once that step is done."""
 
     fragments: tuple[int, ...]
 
@@ -254,11 +270,12 @@ class RunStep:
     step: int
     start: int
     progress: float
+    ahead: tuple[int, ...] = ()  # first samples of the steps that follow, as far as they are known
 
 
 @dataclass(frozen=True)
 class Hold:
-    """Wait until an event arrives or `seconds` have passed, then send Resume."""
+    """Wait until an event arrives or `seconds` have passed, then send Resume. First complete the steps in flight."""
 
     seconds: float
     reason: str

@@ -36,6 +36,19 @@ class HeldSpans:
         """The next batch's first sample."""
         return self._queue[0].start + self._used
 
+    def ahead(self, count: int) -> tuple[int, ...]:
+        """The first samples of the next `count` batches, as far as they are lent."""
+        starts: list[int] = []
+        used = self._used
+        for grant in self._queue:
+            starts += range(grant.start + used, grant.stop - self._batch_size + 1, self._batch_size)[
+                : count - len(starts)
+            ]
+            used = 0
+            if len(starts) == count:
+                break
+        return tuple(starts)
+
     def state(self) -> tuple[list[tuple[int, int, int]], int]:
         """((span, start, stop) in the order of use, used samples of the first span)."""
         return [(grant.span, grant.start, grant.stop) for grant in self._queue], self._used

@@ -126,6 +126,10 @@ class PendingTransfers:
     def add(self, request: StateRequest, now: float) -> None:
         self._waiting.append(_PendingTransfer(request, now + request.deadline_s))
 
+    def due(self, syncer_step: int) -> bool:
+        """Whether a request can be answered at `syncer_step`."""
+        return any(syncer_step >= transfer.request.syncer_step for transfer in self._waiting)
+
     def ready(self, now: float, syncer_step: int) -> list[StateRequest]:
         """Remove and return the requests that can be answered at `syncer_step`. Expired requests are dropped."""
         current = [transfer for transfer in self._waiting if now < transfer.expires_at]

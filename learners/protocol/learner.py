@@ -5,24 +5,29 @@ calls it at every boundary between two steps; fetch and request threads may call
 events_effects.py is the manual. A learner never waits for a peer. It waits for the syncer only in strict overlap, a
 setting for lock-step studies.
 
-This file holds the phases and the boundary between two steps:
+This file holds the phases, the boundary after a step is dispatched, and the end of a step, which comes before its
+boundary or after it:
 
-    StepDone -> report, stage copies -> Staged -> answer reads, save, adopt, give state -> RunStep, Hold or Exit
+    Boundary -> stage copies -> Staged -> save, adopt, give state -> RunStep, Hold or Exit
+    StepDone -> report, answer reads, log what was adopted at its boundary
 
-The parts: Adoption holds the base of each fragment and what arrives for it, StagedReads the host copies and unanswered
-reads, HeldSpans the samples, Joining the way in, PendingTransfers the joiners that wait for this learner's state.
+The parts: Pipeline holds the steps in flight, Adoption the base of each fragment and what arrives for it, StagedReads
+the copies and unanswered reads, HeldSpans the samples, Joining the way in, PendingTransfers the joiners that wait for
+this learner's state.
 """
 
 from __future__ import annotations
 
 import math
-from collections.abc import Callable
+from collections import deque
+from collections.abc import Callable, Iterable
 from typing import TYPE_CHECKING, Any
 
 from learners.protocol.adoption import Adoption
 from learners.protocol.events_effects import (
     Answer,
     Apply,
+    Boundary,
     Compiled,
     Decline,
     Donate,
@@ -58,6 +63,7 @@ from learners.protocol.facts import (
 )
 from learners.protocol.held_spans import HeldSpans
 from learners.protocol.joining import Joining, PendingTransfers
+from learners.protocol.pipeline import Pipeline
 from learners.protocol.resume_state import ResumeState
 from learners.protocol.staged_reads import Copy, StagedReads
 from learners.protocol.step_timer import StepTimer
@@ -101,6 +107,8 @@ TRANSITIONS: dict[str, dict[str, str]] = {
 }
 
 SUSPENDED = "suspended"  # the exit reason of a loop that another process will continue
+COMPLETION = "completion"  # why a loop holds: the next move needs a state without steps in flight
+AHEAD = 2  # batches that the shell may prepare beyond the step to run
 HOLD_S = 0.5  # a waiting loop wakes, and renews its lease, this often
 
 
@@ -124,7 +132,6 @@ class Learner:
         """
         self.name, self.incarnation = name, incarnation
         self.phase = STARTING
-        self.step = 0
         self._config = config
         self._schedule = Schedule(fragments, config.round_steps)
         self._start_s, self._ahead_s = start_s, ahead_s
@@ -132,7 +139,8 @@ class Learner:
         self._epoch: int | None = None
         self._syncer_step = 0
         self._progress = 0.0
-        self._processed = 0
+        self._pipeline = Pipeline()
+        self._clocks = deque([0, 0], maxlen=2)  # the syncer's, at the last boundaries
         self._adoption = Adoption(config, fragments)
         self._reads = StagedReads(strict=config.overlap == "strict")
         self._spans = HeldSpans(batch_size, span_steps)
@@ -145,7 +153,6 @@ class Learner:
         self._aux: dict[str, float] | None = None  # of the last step
         self._reports = 0
         self._reported_at, self._lease_s = float("-inf"), start_s
-        self._running: RunStep | None = None
         self._stop = ""
         self._suspend = False  # the stop is a suspension
         self._snapshot = 0  # the newest snapshot for which its state is saved or about to be
@@ -170,6 +177,7 @@ class Learner:
             StateArrived: self._on_state,
             StateMissed: self._on_state_missed,
             StateSent: self._on_state_sent,
+            Boundary: self._on_boundary,
             StepDone: self._on_step_done,
             Staged: self._on_staged,
             Resume: lambda now, event: self._boundary(now),
@@ -177,7 +185,7 @@ class Learner:
 
     def resume(self, snapshot: int, state: ResumeState) -> None:
         """Continue as the same incarnation from a saved state. Call it before any event."""
-        self._resumed, self.step, self._processed = snapshot, state.step, state.processed
+        self._resumed, self._pipeline.completed = snapshot, Mark(state.step, state.processed)
         self._loss, self._reports, self._snapshot = state.loss, state.reports, snapshot
         self._advance_clock(state.syncer_step, state.progress)
         self._adoption.restore(state.bases)
@@ -196,6 +204,11 @@ class Learner:
     def is_alive(self, now: float) -> bool:
         """Whether the training loop has reported within its lease. Its reports may still not arrive."""
         return now < self._reported_at + self._lease_s
+
+    @property
+    def step(self) -> int:
+        """The last completed step."""
+        return self._pipeline.completed.step
 
     @property
     def epoch(self) -> int | None:
@@ -243,7 +256,7 @@ class Learner:
         self._advance_clock(event.syncer_step, event.progress)
         self._reads.drop()
         if first and self._config.overlap == "strict":
-            self.step = event.syncer_step
+            self._pipeline.completed = Mark(event.syncer_step, 0)
         self._report(now)
         if self.phase == JOINING:
             self._effects += self._joining.attach(now, event)
@@ -312,7 +325,7 @@ class Learner:
             return
         self._note_snapshot(event.snapshot)
         self._advance_clock(event.syncer_step, event.progress)
-        self._effects += self._adoption.notice(event)
+        self._log(self._adoption.notice(event))
 
     def _on_fetched(self, now: float, event: Fetched) -> None:
         self._note_snapshot(event.snapshot)
@@ -320,7 +333,7 @@ class Learner:
 
     def _on_fetch_failed(self, now: float, event: FetchFailed) -> None:
         """While joining from the syncer, fetch again later; else the syncer repeats the notice."""
-        self._emit(AdoptionRefused(event.fragment, event.version, event.reason))
+        self._log([Emit(AdoptionRefused(event.fragment, event.version, event.reason))])
         self._adoption.fail(event)
         self._fetch_at = now + HOLD_S
 
@@ -363,15 +376,16 @@ class Learner:
     # -------------------------------------------------------------- reads
 
     def _on_read(self, now: float, event: ReadRequest) -> None:
-        """Answer from a host copy if there is one, else at the next boundary."""
+        """Answer from a copy if there is one, else when the next one's step is done."""
         if event.epoch != self._epoch or event.incarnation != self.incarnation:
             return
         self._note_snapshot(event.snapshot)
         self._advance_clock(event.syncer_step, event.progress)
         if (copy := self._reads.copy_for(event)) is not None:
+            self._adoption.note_read(event, copy.read_at)
             self._answer(event, copy)
-        else:
-            self._reads.wait(event, now)
+        elif (copy := self._reads.wait(event, now)) is not None:
+            self._adoption.note_read(event, copy.read_at)
 
     def _answer(self, request: ReadRequest, copy: Copy) -> None:
         assert self._epoch is not None
@@ -389,50 +403,64 @@ class Learner:
             digest="",
             snapshot=0 if self._save else self._snapshot,
         )
-        self._adoption.note_read(contribution, copy.read_at)
         self._effects.append(Answer(contribution))
 
-    # -------------------------------------------------------------- the boundary between two steps
+    # -------------------------------------------------------------- the end of a step
 
     def _on_step_done(self, now: float, event: StepDone) -> None:
-        assert self._running is not None
-        running, self._running = self._running, None
-        self.step = running.step
-        self._processed += event.tokens
+        done = self._pipeline.finish(event.tokens)
+        run = done.run
         self._loss, self._aux = event.loss, event.aux or None
-        step_time = self._step_timer.record_step(now)
-        span, start = self._spans.current, running.start
+        step_time = self._step_timer.record_step(now, event.paused_s)
         self._emit(
-            StepFinished(self.step, event.tokens, span, start, event.loss, *step_time, running.progress, self._aux)
+            StepFinished(run.step, event.tokens, done.span, run.start, event.loss, *step_time, run.progress, self._aux)
         )
-        self._spans.use()
         self._report(now)
+        self._pipeline.settle()
+        if done.at is not None:  # its boundary has come: what waited for its end goes out, in the order of a boundary
+            self._answer_staged(now)
+            self._effects += done.facts
+
+    def _answer_staged(self, now: float) -> None:
+        for request, copy in self._reads.complete(now):
+            self._answer(request, copy)
+
+    # -------------------------------------------------------------- the boundary after a step is dispatched
+
+    def _on_boundary(self, now: float, event: Boundary) -> None:
+        self._pipeline.reach(event.tokens, self._adoption)
         self._reads.expire(now)
         self._effects.append(Stage(self._to_stage()))
+        self._clocks.append(self._syncer_step)
 
     def _to_stage(self) -> tuple[int, ...]:
-        """Fragments to copy now: those asked for, those asked for in vain, and those due before the next boundary."""
+        """Fragments to copy now: those asked for, those asked for in vain, and those that may be asked for soon."""
         asked = self._reads.asked
         if self._config.overlap == "strict":
-            due = self._schedule.due(self.step)
+            due = self._schedule.due(self._pipeline.reached.step)
             return tuple(dict.fromkeys([*asked, *(() if due is None else (due,))]))
+        behind = self._pipeline.busy  # by the time that these copies answer, the syncer is one learner step further
         steps = max(1, self._config.overlap_steps) + 1
-        if 2.0 * self._step_timer.step_s.value > self._config.read_timeout_s:
-            steps = max(steps, self._schedule.gap)  # a read may time out before the next boundary
+        if behind:
+            steps = min(steps + 1, max(2, self._syncer_step - self._clocks[0]))
+        if (3.0 if behind else 2.0) * self._step_timer.step_s.value > self._config.read_timeout_s:
+            steps = max(steps, self._schedule.gap)  # a read may time out before the next copies answer
         ahead = self._schedule.upcoming(self._syncer_step, steps)
         return tuple(p for p in dict.fromkeys([*asked, *self._reads.missed, *ahead]) if self._adoption.holds(p))
 
     def _on_staged(self, now: float, event: Staged) -> None:
-        for request, copy in self._reads.stage(self._mark, self._adoption.counters(self._mark), event.copies):
-            self._answer(request, copy)
+        at = self._pipeline.reached
+        for request, copy in self._reads.stage(at, self._adoption.counters(at), event.copies):
+            self._adoption.note_read(request, copy.read_at)
+        if not self._pipeline.busy:
+            self._answer_staged(now)
         self._boundary(now)
-
-    @property
-    def _mark(self) -> Mark:
-        return Mark(self.step, self._processed)
 
     def _boundary(self, now: float) -> None:
         """Save, adopt, give state; then step, hold or exit."""
+        if self._pipeline.busy and self._needs_completion():
+            self._effects.append(Hold(0.0, COMPLETION))
+            return
         if self.phase == DRAINING and self._drain_until is not None and now >= self._drain_until:
             self._stop = self._stop or "drained, but its last steps were not merged in time"
         self._save_if_due()
@@ -461,9 +489,21 @@ class Learner:
         if reason := self._obstacle():
             self._hold(now, reason)
             return
-        self._step_timer.release(now)
-        self._running = RunStep(self.step + 1, self._spans.start, self._progress)
-        self._effects.append(self._running)
+        if not self._pipeline.busy:
+            self._step_timer.release(now)
+        self._run_step()
+
+    def _needs_completion(self) -> bool:
+        """Whether what comes next is as of a completed step: what leaves this learner for good, or ends it."""
+        leaves = self.phase != STEPPING or self._stop or self._drain_until is not None
+        return bool(leaves or self._save or self._transfers.due(self._syncer_step))
+
+    def _run_step(self) -> None:
+        span, start = self._spans.current, self._spans.start
+        self._spans.use()
+        run = RunStep(self._pipeline.reached.step + 1, start, self._progress, self._spans.ahead(AHEAD))
+        self._pipeline.begin(run, span)
+        self._effects.append(run)
 
     def _save_if_due(self) -> None:
         if not self._save:
@@ -471,9 +511,9 @@ class Learner:
         if self.phase in (STEPPING, DRAINING) and self._adoption.whole:
             spans, used = self._spans.state()
             loss = self._loss if self._loss is not None and math.isfinite(self._loss) else None
-            counters = (loss, self._reports, self._syncer_step, self._progress)
+            done, counters = self._pipeline.completed, (loss, self._reports, self._syncer_step, self._progress)
             state = ResumeState(
-                self.step, self._processed, *counters, self._adoption.state(), self._spans.newest, spans, used
+                done.step, done.tokens, *counters, self._adoption.state(), self._spans.newest, spans, used
             )
             self._emit(StateSaved(self._save, self.step, self._adoption.versions))
             self._effects.append(Save(self._save, state, self._suspend and self.phase == STEPPING))
@@ -492,13 +532,16 @@ class Learner:
         if self.phase != STEPPING:
             return "drain" if self.phase == DRAINING else "bootstrap"
         if self._config.overlap == "strict":
-            read_at = self.step - self._config.overlap_steps
+            read_at = self._pipeline.reached.step - self._config.overlap_steps
             due = self._schedule.due(read_at)
             if due is not None and self._adoption.lacks(due, read_at):
                 return "adoption"
         return "span" if self._spans.empty else ""
 
     def _hold(self, now: float, reason: str) -> None:
+        if self._pipeline.busy:  # the device does not wait yet
+            self._effects.append(Hold(0.0, COMPLETION))
+            return
         self._step_timer.hold(now, reason if self.phase == STEPPING else "")
         if now - self._reported_at >= HOLD_S:
             self._report(now)
@@ -508,10 +551,10 @@ class Learner:
 
     def _adopt(self) -> bool:
         """Adopt everything whose time has come. Returns whether there was anything."""
-        effects = self._adoption.adopt(self._mark)
+        effects = self._adoption.adopt(self._pipeline.reached)
         adopted = [effect.fragment for effect in effects if isinstance(effect, Apply)]
         self._reads.forget(adopted)
-        self._effects += effects
+        self._log(effects)
         return bool(adopted)
 
     # -------------------------------------------------------------- reports
@@ -532,9 +575,9 @@ class Learner:
             lease_s=lease_s,
             step=self.step,
             step_s=step_s.value,
-            tokens=self._processed,
+            tokens=self._pipeline.completed.tokens,
             syncer_step=self._syncer_step,
-            counters=self._adoption.counters(self._mark),
+            counters=self._pipeline.counters(self._adoption),
             newest_span=self._spans.newest,
             wants_span=self._wants_span(),
             loss=self._loss,
@@ -551,3 +594,9 @@ class Learner:
 
     def _emit(self, fact: LearnerFact) -> None:
         self._effects.append(Emit(fact))
+
+    def _log(self, effects: Iterable[Effect]) -> None:
+        """Perform these effects; facts only after the step before the newest boundary."""
+        for effect in effects:
+            if not (isinstance(effect, Emit) and self._pipeline.hold_back(effect)):
+                self._effects.append(effect)

@@ -6,9 +6,11 @@ from typing import NamedTuple
 
 from outer.protocol.quorum import Average
 
+SNAPSHOT = "snapshot"  # what a step waited for, like "span" and "adoption"
+
 
 class StepTime(NamedTuple):
-    """The time from one boundary to the next, rounded to microseconds."""
+    """The time from the end of one step to the end of the next, rounded to microseconds."""
 
     seconds: float  # without the waiting time
     waited_s: float
@@ -16,26 +18,29 @@ class StepTime(NamedTuple):
 
 
 class StepTimer:
-    """Starts with `start`. `hold` and `release` enclose the waiting time before a step."""
+    """Starts with `start`. `hold` and `release` enclose the waiting time before a step, while none is in flight."""
 
     def __init__(self, smoothing: float) -> None:
         self.step_s = Average(smoothing)
-        self._boundary_at: float | None = None
+        self._done_at: float | None = None
         self._waited_s = 0.0
         self._waited_for = ""
         self._held_at: float | None = None
 
     def start(self, now: float) -> None:
         """The learner can step from now on; earlier waiting does not count."""
-        self._boundary_at = now
+        self._done_at = now
 
-    def record_step(self, now: float) -> StepTime:
-        """A step is done: return its time and start the next."""
-        assert self._boundary_at is not None
-        seconds = now - self._boundary_at - self._waited_s
+    def record_step(self, now: float, paused_s: float = 0.0) -> StepTime:
+        """A step is done: return its time and start the next. `paused_s`: for a snapshot, before the step."""
+        assert self._done_at is not None
+        if paused_s > self._waited_s:
+            self._waited_for = SNAPSHOT
+        self._waited_s += paused_s
+        seconds = now - self._done_at - self._waited_s
         self.step_s.add(seconds)
         step_time = StepTime(round(seconds, 6), round(self._waited_s, 6), self._waited_for)
-        self._boundary_at, self._waited_s, self._waited_for = now, 0.0, ""
+        self._done_at, self._waited_s, self._waited_for = now, 0.0, ""
         return step_time
 
     def hold(self, now: float, waited_for: str) -> None:
@@ -46,7 +51,7 @@ class StepTimer:
 
     def release(self, now: float) -> None:
         """The wait is over: a step begins."""
-        assert self._boundary_at is not None
+        assert self._done_at is not None
         if self._held_at is not None:
-            self._waited_s += now - max(self._held_at, self._boundary_at)
+            self._waited_s += now - max(self._held_at, self._done_at)
         self._held_at = None

@@ -10,6 +10,8 @@ from collections.abc import Callable, Sequence
 from concurrent.futures import Future, ThreadPoolExecutor
 from typing import Any
 
+from learners.training import cores
+
 AHEAD_MAX = 2  # batches that are built, or being built, and not yet taken
 
 
@@ -30,7 +32,7 @@ class Batches:
         for key in wanted:
             if key not in self._ahead:
                 if self._thread is None:
-                    self._thread = ThreadPoolExecutor(1, "batch")
+                    self._thread = ThreadPoolExecutor(1, "batch", initializer=cores.leave)
                 self._ahead[key] = self._thread.submit(self._one, *key)
 
     def take(self, start: int, count: int) -> Any:

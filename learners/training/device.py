@@ -16,6 +16,7 @@ from pathlib import Path
 from typing import Any, Literal
 
 from learners.protocol.facts import DeviceTaken
+from learners.training import cores
 
 # Environment variables that XLA and JAX read at start and that can change numbers.
 SETTINGS = (
@@ -75,7 +76,7 @@ def fit(core: int | None, platform: str, devices: int = 1, granted: Sequence[str
     on any core. `granted`: the GPUs that Ray grants. Raises WrongDevice if the environment contradicts them.
     """
     if core is not None and devices == 1:
-        os.sched_setaffinity(0, {core})  # this thread and those that it starts, including XLA's
+        cores.pin(core)
     if (taken := asked(platform)) == "cpu":
         flags = os.environ.setdefault("XLA_FLAGS", "--xla_cpu_multi_thread_eigen=false intra_op_parallelism_threads=1")
         if devices > 1:

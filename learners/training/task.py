@@ -50,7 +50,10 @@ class Task(Protocol):
         ...
 
     def batch(self, start: int, count: int) -> Batch:
-        """Samples [start, start + count) of the task's deterministic, endless order."""
+        """Samples [start, start + count) of the task's deterministic, endless order.
+
+        Called ahead of the step, in one thread at a time, not always the same. Its arrays are copied at once.
+        """
         ...
 
     def tokens(self, count: int) -> int:

@@ -105,7 +105,7 @@ class Durations(Protocol):
 class Values(Protocol):
     """What one learner's fragments hold."""
 
-    step: int  # the learner's last completed step
+    step: int  # the learner's newest step, which may be in flight
 
     def copies(self, fragments: tuple[int, ...]) -> dict[int, Any]:
         """Copies of these fragments."""
@@ -236,6 +236,7 @@ class SimContext:
     trace: Any = None
     recording: bool = True  # facts are kept
     fetchers: int = 2  # fetches at a time of one learner
+    in_flight_max: int = 1  # steps of one learner
     facts: dict[Key, list[Fact]] = field(default_factory=dict)  # all that were said, by writer and incarnation
     said_at: dict[Key, list[float]] = field(default_factory=dict)  # virtual seconds, of each epoch's own facts
     log: list[Group] = field(default_factory=list)  # the chain: groups that are durable

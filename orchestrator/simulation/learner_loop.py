@@ -1,11 +1,13 @@
 """One incarnation of a learner as a process: the production machine, its start, its training loop and its end.
 
-Training is time that passes. LearnerProcess adds what a learner says to the syncer and to its peers.
+Training is time that passes. With two steps in flight the second is dispatched while the first computes, and begins
+when that ends. LearnerProcess adds what a learner says to the syncer and to its peers.
 """
 
 from __future__ import annotations
 
 import math
+from collections import deque
 from collections.abc import Callable
 from heapq import heappush
 from typing import Any
@@ -20,6 +22,7 @@ from outer.protocol.messages import COMPILING, DRAINING, IMPORTING, STEPPING, ST
 LINGER_S = 3.0  # until a process that is slow to end has ended
 LOSS = 2.0
 NOTHING = events_effects.Staged({})
+BOUNDARIES: dict[int, events_effects.Boundary] = {}  # by a step's tokens
 
 
 class LearnerLoop(Process):
@@ -43,7 +46,9 @@ class LearnerLoop(Process):
         self._step = context.durations.step
         self._loss = LOSS
         self._turn = 0  # number of the loop's present move: a callback of an earlier one is void
-        self._holding = self._changed = self._lingers = False
+        self._in_flight_max = context.in_flight_max
+        self._in_flight: deque[int] = deque()  # steps
+        self._holding = self._completing = self._changed = self._lingers = False
         self._perform: dict[type[Any], Callable[[Any], None]] = {
             events_effects.Emit: self._emit,
             events_effects.Stage: self._stage,
@@ -145,19 +150,44 @@ class LearnerLoop(Process):
         self._context.observer.steps(self)
         self._turn += 1
         self._holding = False
-        self.stepped_at, tokens = self._step(self, effect.step)
-        time = self.time
-        heappush(time.queue, (self.stepped_at, time.number(), self, self._step_done, (self._turn, tokens)))
+        self.values.step += 1  # what a copy would hold once the device has come to it
+        self._in_flight.append(effect.step)
+        if len(self._in_flight) == 1:
+            tokens = self._compute()
+            if self._in_flight_max > 1:
+                self._reach(tokens)
 
-    def _step_done(self, turn: int, tokens: int) -> None:
-        if turn == self._turn:
-            self.values.step += 1
-            self.known_poisoned = self.poisoned
-            self.drive(events_effects.StepDone(self._loss, tokens))
+    def _compute(self) -> int:
+        """The oldest step in flight begins. Returns its tokens."""
+        self.stepped_at, tokens = self._step(self, self._in_flight[0])
+        time = self.time
+        heappush(time.queue, (self.stepped_at, time.number(), self, self._step_done, (tokens,)))
+        return tokens
+
+    def _reach(self, tokens: int) -> None:
+        boundary = BOUNDARIES.get(tokens) or BOUNDARIES.setdefault(tokens, events_effects.Boundary(tokens))
+        self.drive(boundary)
+
+    def _step_done(self, tokens: int) -> None:
+        if self.exited:
+            return
+        self._in_flight.popleft()
+        self.known_poisoned = self.poisoned
+        self.drive(events_effects.StepDone(self._loss, tokens))
+        if self._in_flight:
+            self._reach(self._compute())
+        elif self._completing:
+            self._completing = self._changed = False
+            self.drive(events_effects.Resume())
+        else:
+            self._reach(tokens)
 
     def _hold(self, effect: events_effects.Hold) -> None:
         self._turn += 1
-        if self._changed:  # since it last looked
+        if self._in_flight:
+            self._completing = True
+            self._holding = False
+        elif self._changed:  # since it last looked
             self._changed = False
             self._holding = False
             self.time.reach(0.0, self, self._resume, self._turn)

@@ -35,7 +35,7 @@ def test_every_example_is_tested() -> None:
 def test_an_example_is_a_sound_task_with_a_valid_recipe(name: str) -> None:
     result = CliRunner().invoke(build(), ["check-task", f"examples/{name}/recipe.toml"], catch_exceptions=False)
     assert result.exit_code == 0, result.stdout
-    assert "15 passed, 0 to look at, 0 failed" in result.stdout
+    assert "16 passed, 0 to look at, 0 failed" in result.stdout
     recipe = load(f"examples/{name}/recipe.toml")
     validate(recipe)
     assert resolve(recipe).sync.fragments == recipe.sync.fragments

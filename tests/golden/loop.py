@@ -7,6 +7,7 @@ from typing import Any, TypeVar
 
 from learners.protocol.events_effects import (
     Answer,
+    Boundary,
     Compiled,
     Effect,
     Emit,
@@ -74,9 +75,20 @@ class Loop:
     def step(self, seconds: float = 1.0, loss: float = 2.0) -> list[Effect]:
         """The running step ends; what is asked for is copied. Returns what the boundary said."""
         self.now += seconds
-        effects = self.do(StepDone(loss, TOKENS))
+        effects = self.do(StepDone(loss, TOKENS), Boundary(TOKENS))
         [stage] = only(Stage, effects)
         return self.do(Staged({p: f"copy of {p} at {self.machine.step}" for p in stage.fragments}))
+
+    def reach(self) -> list[Effect]:
+        """The boundary after the step just dispatched; what is asked for is copied. Returns what it said."""
+        [stage] = only(Stage, self.do(Boundary(TOKENS)))
+        at = self.machine.step + 1
+        return self.do(Staged({p: f"copy of {p} at {at}" for p in stage.fragments}))
+
+    def done(self, seconds: float = 1.0, loss: float = 2.0) -> list[Effect]:
+        """The oldest step in flight ends."""
+        self.now += seconds
+        return self.do(StepDone(loss, TOKENS))
 
     def steps(self, count: int) -> None:
         for _ in range(count):

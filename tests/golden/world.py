@@ -244,10 +244,12 @@ class World:
             if not isinstance(each.next, unit.Hold | None):
                 return  # it no longer waits
             each.next = None
-        if not isinstance(event, unit.Resume | unit.Staged | unit.StepDone):
+        if not isinstance(event, unit.Resume | unit.Staged | unit.StepDone | unit.Boundary):
             self._line(f"{each.machine.name} hears {event}")
         self._perform(each, each.machine.handle(self.now, event))
-        if isinstance(each.next, unit.Hold) and not isinstance(event, unit.Resume | unit.Staged | unit.StepDone):
+        if isinstance(each.next, unit.Hold) and not isinstance(
+            event, unit.Resume | unit.Staged | unit.StepDone | unit.Boundary
+        ):
             self._drive(each, unit.Resume())  # whatever arrives wakes the loop
 
     def _perform(self, each: Unit, effects: list[unit.Effect]) -> None:
@@ -292,6 +294,7 @@ class World:
             step, each.next = each.next.step, None
             each.values = [plus(value, {(*each.key, step): 1}) for value in each.values]
             self._drive(each, unit.StepDone(2.0, 10))
+            self._drive(each, unit.Boundary(10))
 
     def _fetch(self, each: Unit, fragment: int, version: int) -> None:
         """A fetch is always answered: with the newest value, or with its failure."""

@@ -52,11 +52,13 @@ class Sound:
         return self.batch(start, count, stream=1)
 
 
-def examined(factory: type[Sound], *names: str, **changes: Any) -> dict[str, Finding]:
+def examined(
+    factory: type[Sound], *names: str, inner: Mapping[str, Any] | None = None, **changes: Any
+) -> dict[str, Finding]:
     """Findings by their checks' names, of all of them or of those named; another process is another instance here."""
     subject = Subject(
         build=factory,
-        inner=InnerConfig(lr=1e-2),
+        inner=InnerConfig.model_validate({"lr": 1e-2, **(inner or {})}),
         sync=SyncConfig(**changes),
         batch_size=4,
         seed=0,
@@ -69,7 +71,7 @@ def test_a_sound_task_passes_every_check() -> None:
     findings = examined(Sound)
     assert {finding.status for finding in findings.values()} == {"pass"}, findings
     assert list(findings) == [check.name for check in checks.CHECKS]
-    assert len(findings) == 15
+    assert len(findings) == 16
 
 
 # ------------------------------------------------------------------ planted faults
@@ -357,6 +359,51 @@ class UnusedParameter(Sound):
 def test_what_may_be_meant_is_only_warned_of(factory: type[Sound], check: str, says: str) -> None:
     finding = examined(factory, check)[check]
     assert finding.status == "warn" and says in finding.message and finding.fix
+
+
+class DividesByZeroInHalf(Sound):
+    """In bfloat16, 0.999 is 1."""
+
+    def loss(self, params: Any, batch: Any, rng: jax.Array) -> Any:
+        loss, aux = super().loss(params, batch, rng)
+        almost = jnp.full((), 0.999, params["weight"].dtype)
+        return loss + 1.0 / (1.0 - almost).astype(jnp.float32), aux
+
+
+class CancelsInHalf(Sound):
+    """Subtracts numbers that bfloat16 cannot tell apart."""
+
+    def loss(self, params: Any, batch: Any, rng: jax.Array) -> Any:
+        loss, aux = super().loss(params, batch, rng)
+        return (loss.astype(params["weight"].dtype) + 4096.0) - 4096.0, aux
+
+
+class SumOfSamples(Sound):
+    def loss(self, params: Any, batch: Any, rng: jax.Array) -> Any:
+        loss, aux = super().loss(params, batch, rng)
+        return loss * len(batch[0]), aux
+
+
+HALF = {"parameters": "float32", "compute": "bfloat16"}
+
+
+@pytest.mark.parametrize(
+    ("factory", "inner", "status", "says"),
+    [
+        (Sound, {}, "pass", "float32 throughout"),
+        (Sound, HALF | {"microbatches": 2}, "pass", "loss in bfloat16"),
+        (DividesByZeroInHalf, HALF, "fail", "the first loss is inf with parameters in float32, loss in bfloat16"),
+        (CancelsInHalf, HALF, "warn", "in float32"),
+        (SumOfSamples, {"microbatches": 2}, "warn", "as the mean over 2 parts"),
+        (Sound, {"microbatches": 3}, "fail", "inner.microbatches = 3 does not divide the batch of 4 samples"),
+    ],
+)
+def test_dtypes_and_microbatches_that_do_not_suit_the_task_are_found(
+    factory: type[Sound], inner: Mapping[str, Any], status: str, says: str
+) -> None:
+    finding = examined(factory, "precision", inner=inner)["precision"]
+    assert (finding.status, says in finding.message) == (status, True), finding
+    assert bool(finding.fix) == (status != "pass")
 
 
 def test_too_many_fragments_and_what_rests_on_a_failed_check() -> None:

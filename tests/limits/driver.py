@@ -100,6 +100,7 @@ class Driver:
         match process.next:
             case unit.RunStep():
                 self._do(process, unit.StepDone(2.0, 10))
+                self._do(process, unit.Boundary(10))
             case unit.Hold():
                 self._do(process, unit.Resume())
             case unit.Exit(reason):

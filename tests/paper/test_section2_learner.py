@@ -12,7 +12,7 @@ import pytest
 
 from learners.config import InnerConfig
 from learners.fragment_io import FragmentIO
-from learners.protocol.events_effects import Apply, Hold, RunStep, Staged, StepDone
+from learners.protocol.events_effects import Apply, Boundary, Hold, RunStep, Staged, StepDone
 from learners.protocol.facts import Adopted, StepFinished
 from learners.training.trainer import Trainer
 from learners.training.tree import deal, initial_parameters
@@ -186,4 +186,4 @@ def test_reads_are_answered_from_one_completed_step_while_the_next_one_runs() ->
     [contribution] = loop.read(2, 1)
     assert (contribution.step, contribution.payload) == (2, "copy of 1 at 2")
     assert contribution.counters == FragmentCounters(0, 0, 2, 2 * TOKENS)
-    assert only(RunStep, loop.do(StepDone(2.0, TOKENS), Staged({}))), "and it steps on"
+    assert only(RunStep, loop.do(StepDone(2.0, TOKENS), Boundary(TOKENS), Staged({}))), "and it steps on"

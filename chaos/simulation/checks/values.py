@@ -25,7 +25,7 @@ class Held(NamedTuple):
 
 
 class LearnerValues:
-    """`step` is the learner's last completed step."""
+    """`step` is the learner's newest step: copies are made after it is dispatched."""
 
     def __init__(self, unit: Key, oracle: Oracle) -> None:
         self.step = 0

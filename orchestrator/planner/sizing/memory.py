@@ -51,33 +51,40 @@ class Memory:
 
 
 def learner(sync: SyncConfig, shapes: Shapes, accelerated: bool) -> Memory:
-    """One learner at the peak of a step (learners/training/trainer.py, learners/fragment_io.py)."""
+    """One learner at the peak of a step, beside a snapshot (learners/training/trainer.py, learners/fragment_io.py)."""
     device: Where = "device" if accelerated else "host"
-    model = shapes.elements * DOWN_BYTES
+    model, state = shapes.elements * DOWN_BYTES, shapes.parameter_bytes + shapes.inner_state_bytes
     largest, open_steps = _largest(shapes), max(1, sync.overlap_steps)
+    placed = largest * DOWN_BYTES if sync.adopt != "overwrite" else largest * shapes.parameter_bytes // shapes.elements
     parts = [
         _process("learner"),
         Part("parameters", shapes.parameter_bytes, device),
         Part("inner optimizer state", shapes.inner_state_bytes, device),
-        # The step donates nothing, so that a fragment can be read while the next one runs.
         Part("gradients", shapes.parameter_bytes, device),
         Part("parameters in the loss's dtype", shapes.compute_bytes, device),
         Part("gradients summed over microbatches", shapes.summed_bytes, device),
-        Part("parameters and state after the step", shapes.parameter_bytes + shapes.inner_state_bytes, device),
+        Part("staged fragments, and the ones they replace", 2 * staged_bytes(sync, shapes), device),
+        Part("versions that came, placed for a step's end", open_steps * placed, device),
+        Part("a snapshot, for a checkpoint or a joiner", state, device),
         Part("versions last received", model, "store"),
-        Part("staged fragments, and the ones they replace", 2 * staged_bytes(sync, shapes), "host"),
         Part("contributions on their way up", open_steps * largest * UP_BYTES[sync.codec], "store"),
         Part("versions that came and wait for a step's end", open_steps * largest * DOWN_BYTES, "store"),
     ]
+    if accelerated:  # a CPU's copies are read where they are
+        parts.append(Part("staged fragments that were asked for", open_steps * largest * DOWN_BYTES, "host"))
+        parts.append(Part("a snapshot, packed", state, "host"))
     if sync.adopt == "rebase":
         parts.append(Part("values as read, for rebasing", model, "host"))
     return Memory("learner", tuple(parts))
 
 
 def staged_bytes(sync: SyncConfig, shapes: Shapes) -> int:
-    """Host copies taken at a boundary, float32: the largest set of fragments due within max(1, tau) + 1 steps."""
+    """Copies taken at a boundary, float32: the largest set of fragments due within max(1, tau) + 2 steps.
+
+    The last of them for the step that is in flight when the copies are taken.
+    """
     schedule = Schedule(len(shapes.fragments), sync.round_steps)
-    window = max(1, sync.overlap_steps) + 1
+    window = max(1, sync.overlap_steps) + 2
     sets = (schedule.upcoming(step, window) for step in range(sync.round_steps))
     return DOWN_BYTES * max(sum(shapes.fragments[index].size for index in due) for due in sets)
 

@@ -8,6 +8,7 @@ import pytest
 
 from learners.protocol.events_effects import (
     Apply,
+    Boundary,
     Enter,
     Exit,
     Fetch,
@@ -124,7 +125,7 @@ def test_what_is_not_on_the_host_is_answered_at_the_next_boundary() -> None:
     loop.steps(2)
     assert loop.read(4, 0) == []
     loop.now += 1.0
-    [stage] = only(Stage, loop.do(StepDone(2.0, TOKENS)))
+    [stage] = only(Stage, loop.do(StepDone(2.0, TOKENS), Boundary(TOKENS)))
     assert 0 in stage.fragments
     [answer] = answers(loop.do(Staged({0: "copy of 0 at 3"})))
     assert (answer.step, answer.counters.steps, answer.payload) == (3, 3, "copy of 0 at 3")
@@ -157,7 +158,7 @@ def test_only_what_may_be_asked_for_before_the_next_boundary_is_copied() -> None
     loop = joined()
     loop.do(notice(1, 0))
     loop.now += 1.0
-    assert only(Stage, loop.do(StepDone(2.0, TOKENS))) == [Stage((1,))], "0 is due at 4"
+    assert only(Stage, loop.do(StepDone(2.0, TOKENS), Boundary(TOKENS))) == [Stage((1,))], "0 is due at 4"
 
 
 @pytest.mark.parametrize(("read_timeout_s", "copied"), [(1.6, ()), (1.5, (1,))])
@@ -167,7 +168,7 @@ def test_where_a_read_may_not_last_until_the_next_boundary_the_next_fragment_is_
     loop = joined(H=12, read_timeout_s=read_timeout_s)
     loop.step(0.8)
     loop.now += 0.8
-    assert only(Stage, loop.do(StepDone(2.0, TOKENS))) == [Stage(copied)], "1 is due at 6"
+    assert only(Stage, loop.do(StepDone(2.0, TOKENS), Boundary(TOKENS))) == [Stage(copied)], "1 is due at 6"
 
 
 def test_what_was_asked_for_in_vain_before_an_adoption_is_copied_when_it_is_due() -> None:
@@ -177,7 +178,9 @@ def test_what_was_asked_for_in_vain_before_an_adoption_is_copied_when_it_is_due(
     loop.deliver(4, 0)
     loop.step()
     loop.now += 1.0
-    assert only(Stage, loop.do(StepDone(2.0, TOKENS))) == [Stage((1,))], "the step that asked for it is committed"
+    assert only(Stage, loop.do(StepDone(2.0, TOKENS), Boundary(TOKENS))) == [Stage((1,))], (
+        "the step that asked for it is committed"
+    )
 
 
 @pytest.mark.parametrize("change", [{"epoch": 0}, {"epoch": 2}, {"incarnation": 2}, {"incarnation": 4}])

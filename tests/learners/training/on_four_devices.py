@@ -8,6 +8,7 @@ import numpy as np
 from jax.sharding import PartitionSpec as P
 
 from learners.config import DataConfig, InnerConfig
+from learners.training import state_arrays
 from learners.training.models.language import ByteLanguageModel
 from learners.training.trainer import Trainer
 from learners.training.tree import deal
@@ -56,6 +57,50 @@ def trained(kind, data, microbatches=1, **devices):
     }
 
 
+def moved(data):
+    """What copies, adoption and snapshots do on four devices, beside steps that donate."""
+    task = Sharded(data, 0, layers=1, width=16, heads=2)
+    one, twin = (
+        Trainer(task, deal(task, SyncConfig(P=4)), InnerConfig(lr=1e-2), 0, devices=4, model_parallel=2)
+        for _ in range(2)
+    )
+    started = [leaf.sharding == sharding for leaf, sharding in zip(one._leaves, one.layout.leaves, strict=True)]
+    one.warm_up(BATCH)
+    one.expect([0, BATCH], BATCH)
+    one.dispatch(0, BATCH, 0.5)
+    copies, captured = [one.copy(index) for index in range(4)], one.capture()
+    for step in range(1, STEPS):
+        one.dispatch(step * BATCH, BATCH, 0.5)
+    twin.step(0, BATCH, 0.5)
+    wanted = [twin.read(index) for index in range(4)]
+    copied = all(np.array_equal(one.host(copy), theta) for copy, theta in zip(copies, wanted, strict=True))
+    digests = [state_arrays.digest(state_arrays.pack(leaves)) for leaves in (captured, twin.state_leaves())]
+    shared, equal = [], []
+    for index, theta in enumerate(wanted):
+        begin, end = theta.ctypes.data, theta.ctypes.data + theta.nbytes
+        ready = one.prepare(index, theta)
+        for leaf in ready.leaves:
+            shared += [begin <= shard.data.unsafe_buffer_pointer() < end for shard in leaf.addressable_shards]
+        for mode, anchor in (("rebase", one.read(index)), ("mix", None)):
+            one.adopt(index, theta, mode, anchor)
+            equal.append(one.read(index).tobytes() == theta.tobytes())
+        one.load(index, wanted[index] + 1.0)
+        one.adopt(index, theta, "rebase", wanted[index])
+        equal.append(np.allclose(one.read(index), wanted[index] + 1.0, atol=1e-6))
+    placed = [leaf.sharding == sharding for leaf, sharding in zip(one._leaves, one.layout.leaves, strict=True)]
+    one.step(0, BATCH, 0.5)
+    return {
+        "started_in_place": all(started),
+        "copied": copied,
+        "captured": digests[0] == digests[1],
+        "kept_in_place": all(a.sharding == b.sharding for a, b in zip(captured, one.state_leaves(), strict=True)),
+        "shared": any(shared),
+        "adopted": all(equal),
+        "placed": all(placed),
+        "programs": one._train_step._cache_size(),
+    }
+
+
 def refusal(kind, data, count=BATCH, **devices):
     task = kind(data, 0, layers=1, width=16, heads=2)
     try:
@@ -72,6 +117,7 @@ def main():
         "split": trained(ByteLanguageModel, data, devices=None),
         "parts": trained(Sharded, data, microbatches=2, devices=4, model_parallel=2),
         "sharded": trained(Sharded, data, devices=4, model_parallel=2),
+        "moved": moved(data),
         "refusals": [
             refusal(Sharded, data, devices=8),
             refusal(Sharded, data, devices=4, model_parallel=3),

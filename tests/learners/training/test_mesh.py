@@ -72,6 +72,16 @@ def test_parameters_and_moments_are_cut_as_the_task_says(found: Any) -> None:
     assert found["one"]["shards"]["embed"] == [[256, 16]]
 
 
+def test_copies_adoption_and_snapshots_work_shard_by_shard_beside_steps_that_donate(found: Any) -> None:
+    moved = found["moved"]
+    assert moved["started_in_place"], "initial parameters are made where they belong"
+    assert moved["copied"] and moved["captured"], "as of the step they were taken after, though others ran since"
+    assert moved["kept_in_place"] and moved["placed"], "each shard stays on its device"
+    assert not moved["shared"], "no shard shares memory with NumPy"
+    assert moved["adopted"], "rebase and mix without progress are overwriting, and progress is kept"
+    assert moved["programs"] == 1, "the step is compiled once"
+
+
 def test_what_the_devices_do_not_allow_is_refused_with_the_numbers(found: Any) -> None:
     many, parallel, batch, cut = found["refusals"]
     assert "devices = 8: this process has 4" in many

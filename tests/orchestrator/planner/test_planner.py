@@ -115,8 +115,9 @@ def test_memory_of_a_learner_and_the_syncer_by_hand() -> None:
     assert learner["parameters"] == learner["gradients"] == 1400
     assert learner["inner optimizer state"] == 2800
     assert learner["versions last received"] == 1400
-    # Fragments are due every third step, so of any three steps one stages one: the largest, float32, twice.
-    assert learner["staged fragments, and the ones they replace"] == 2 * 400
+    # Fragments are due every third step, so among four steps at most two are due: the largest, float32, twice.
+    assert learner["staged fragments, and the ones they replace"] == 2 * 2 * 400
+    assert learner["a snapshot, for a checkpoint or a joiner"] == 1400 + 2800
     assert learner["contributions on their way up"] == 2 * 100 * 2
     syncer = {part.what: part.bytes for part in found["syncer"].parts}
     assert syncer["global parameters"] == syncer["outer optimizer state"] == 1400
@@ -127,8 +128,11 @@ def test_memory_of_a_learner_and_the_syncer_by_hand() -> None:
 
 def test_parameters_and_optimizer_state_of_a_learner_with_gpus_are_on_the_device() -> None:
     on_gpu = memory.learner(SyncConfig(), shapes(), accelerated=True)
-    assert on_gpu.device_bytes == 1400 * 3 + 2800 * 2
-    assert on_gpu.host_bytes == memory.learner(SyncConfig(), shapes(), accelerated=False).host_bytes - 1400 * 3 - 5600
+    state, staged, open_steps = 1400 + 2800, 2 * memory.staged_bytes(SyncConfig(), shapes()), 2
+    assert on_gpu.device_bytes == state + 1400 + staged + open_steps * 400 + state
+    on_cpu = memory.learner(SyncConfig(), shapes(), accelerated=False)
+    # On the host are what was asked for, and the packed snapshot, which a CPU reads where they are.
+    assert on_gpu.host_bytes == on_cpu.host_bytes - on_gpu.device_bytes + open_steps * 400 + state
 
 
 def test_rebasing_keeps_what_was_read_as_well() -> None:
@@ -157,6 +161,17 @@ def test_shapes_of_the_demo_are_those_of_its_task() -> None:
     assert 8 * 357_024 <= found.inner_state_bytes <= 8 * 357_024 + 16
     assert sum(found.outer_state_bytes) == 4 * 357_024
     assert found.step_tokens == {"local": 768}
+
+
+def test_memory_counts_the_copy_for_the_loss_and_the_sums_over_microbatches() -> None:
+    settings = ["inner.compute=bfloat16", "inner.microbatches=2"]
+    found = shapes_of(resolve(load(RECIPES / "demo.toml", settings)))
+    assert found.parameter_bytes == found.summed_bytes == 4 * 357_024
+    assert found.compute_bytes == 2 * 357_024
+    parts = {part.what: part for part in memory.learner(SyncConfig(), found, accelerated=True).parts}
+    copy, sums = parts["parameters in the loss's dtype"], parts["gradients summed over microbatches"]
+    assert (copy.bytes, sums.bytes) == (found.compute_bytes, found.summed_bytes)
+    assert copy.where == sums.where == "device"
 
 
 def test_constants_are_those_of_the_code_that_runs() -> None:

@@ -108,7 +108,7 @@ def copy_from_before_the_adoption(plant: Plant) -> None:
 
     def wrapper(method: Any) -> Any:
         def answer(self: Learner, request: Any, copy: Copy) -> None:
-            base = self._adoption.counters(self._mark)[request.fragment]
+            base = self._adoption.counters(self._pipeline.completed)[request.fragment]
             counters = copy.counters._replace(base_version=base.base_version)
             method(self, request, Copy(copy.read_at, counters, copy.payload))
 

@@ -123,7 +123,7 @@ def spans_forgotten_at_reattach(plant: Plant) -> None:
 
     def wrapper(method: Any) -> Any:
         def on_welcome(self: Learner, now: float, event: Welcome) -> None:
-            if self._epoch is not None and event.epoch > self._epoch and self._running is None:
+            if self._epoch is not None and event.epoch > self._epoch and not self._pipeline.busy:
                 self._spans = HeldSpans(self._spans._batch_size, self._spans._span_samples // self._spans._batch_size)
             method(self, now, event)
 
