@@ -10,15 +10,19 @@ from typing import Any
 
 import pytest
 
+from learners import lockstep
+from learners.config import InnerConfig
 from learners.protocol.facts import Adopted, Spoiled, StateReceived, StepFinished
+from learners.training.step import make_step
 from orchestrator.eventlog.events import Event
 from orchestrator.eventlog.facts import RunFinished
+from orchestrator.replay import learners
 from orchestrator.replay.incarnation import Adopt, TapeError
 from orchestrator.replay.replayer import Here, Replayer
 from orchestrator.replay.tape import record
 from outer.protocol.facts import Committed, DrainStarted
 from tests.orchestrator.histories import altered, inserted, is_a
-from tests.replay.shaken import Points, Shaken, recipe
+from tests.replay.shaken import Points, Shaken, recipe, shaken
 
 Make = Callable[..., Shaken]
 WAYS: Sequence[dict[str, Any]] = (
@@ -53,6 +57,22 @@ def test_every_number_is_equal_to_the_bit(way: dict[str, Any], shaken_run: Make)
     assert replayer.tally.equal["loss"] == replayer.tally.steps > 100
     assert replayer.tally.equal["state"] == (0 if "overlap" in way else 2), "two came back from a peer's state"
     assert any(isinstance(event.fact, DrainStarted) for event in events)
+
+
+@pytest.mark.parametrize("way", WAYS[2:4], ids=str)
+def test_leaves_in_bfloat16_and_microbatches_are_computed_again_to_the_bit(
+    way: dict[str, Any], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """What is adopted is rounded, and what rebasing or mixing rounds is carried on: in the replay too."""
+    half = InnerConfig(lr=0.05, parameters="bfloat16", compute="bfloat16", microbatches=2)
+    wanted = recipe(**way).model_copy(update={"inner": half})
+    step = make_step(Points(wanted.data, wanted.seed), half)
+    for room in (lockstep, learners):
+        monkeypatch.setattr(room, "make_step", lambda task, inner: step)
+    run = shaken(wanted)
+    replayer = played(run, run.events)
+    assert replayer.difference is None and replayer.tally.bit_equal is True
+    assert replayer.tally.equal["contribution"] > 40
 
 
 def test_nothing_is_kept_that_the_rest_of_the_tape_does_not_need(shaken_run: Make) -> None:
