@@ -55,12 +55,13 @@ def learner(sync: SyncConfig, shapes: Shapes, accelerated: bool) -> Memory:
     device: Where = "device" if accelerated else "host"
     model, state = shapes.elements * DOWN_BYTES, shapes.parameter_bytes + shapes.inner_state_bytes
     largest, open_steps = _largest(shapes), max(1, sync.overlap_steps)
-    placed = largest * DOWN_BYTES if sync.adopt != "overwrite" else largest * shapes.parameter_bytes // shapes.elements
+    sent = shapes.parameter_bytes - shapes.unsent_bytes
+    placed = largest * DOWN_BYTES if sync.adopt != "overwrite" else largest * sent // shapes.elements
     parts = [
         _process("learner"),
         Part("parameters", shapes.parameter_bytes, device),
         Part("inner optimizer state", shapes.inner_state_bytes, device),
-        Part("gradients", shapes.parameter_bytes, device),
+        Part("gradients", shapes.parameter_bytes - shapes.unstepped_bytes, device),
         Part("parameters in the loss's dtype", shapes.compute_bytes, device),
         Part("gradients summed over microbatches", shapes.summed_bytes, device),
         Part("staged fragments, and the ones they replace", 2 * staged_bytes(sync, shapes), device),

@@ -174,6 +174,15 @@ def test_memory_counts_the_copy_for_the_loss_and_the_sums_over_microbatches() ->
     assert copy.where == sums.where == "device"
 
 
+def test_leaves_of_other_kinds_have_no_gradients_and_those_not_sent_are_not_placed() -> None:
+    model = replace(shapes(), parameter_bytes=10_000 + 1400, unstepped_bytes=10_000 + 40, unsent_bytes=10_000)
+    found = {part.what: part.bytes for part in memory.learner(SyncConfig(), model, accelerated=True).parts}
+    plain = {part.what: part.bytes for part in memory.learner(SyncConfig(), shapes(), accelerated=True).parts}
+    assert (found["parameters"], found["gradients"]) == (11_400, 1360)
+    placed = "versions that came, placed for a step's end"
+    assert found[placed] == plain[placed]
+
+
 def test_constants_are_those_of_the_code_that_runs() -> None:
     from chaos.actor import CPUS
 
