@@ -182,7 +182,8 @@ def measured(events: list[Any], killed: list[tuple[float, str]], summary: Mappin
         "step_ms": 1e3 * len(inside) * (end - begin) / count,
         "waited_share": sum(row[2] for of in inside.values() for row in of) / (len(inside) * (end - begin)),
         "commits": sum(isinstance(event.fact, Committed) for event in events),
-        "checks_ok": summary["ok"],
+        "state": summary["state"],
+        "violated": [check["name"] for check in summary["checks"] if check["status"] == "violated"],
         "warnings": next((event.fact.warnings for event in events if isinstance(event.fact, DeviceTaken)), {}),
     }
     if killed:

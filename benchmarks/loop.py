@@ -273,6 +273,8 @@ def measure(step_ms: float, pairs: int, folder: Path, core: int) -> dict[str, An
         plain.wait()
     finally:
         plain.kill()
+    if len(turns.windows) < len(PHASES) * pairs:
+        raise SystemExit(f"error: the run ended before its last window; see {folder}")
     learner = [event.at for event in read_run(store.root) if isinstance(event.fact, StepFinished)]
     found = row(step_ms, turns.windows, json.loads(times.read_text()), learner)
     return found | {"batch_size": recipe.pools[0].batch_size, "load": os.getloadavg()[0]}

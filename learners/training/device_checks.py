@@ -68,6 +68,7 @@ def findings(platform: str) -> Iterator[Finding]:
         yield others_memory(nvidia_smi("memory.used", "memory.total"))
         if "failure" in (visible.status, fraction.status):
             return
+    os.environ.setdefault("XLA_PYTHON_CLIENT_PREALLOCATE", "false")  # learners may be using the device
     fit(None, platform)
     yield (taken := platform_taken(platform))
     if taken.status == "failure":

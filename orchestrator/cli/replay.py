@@ -6,16 +6,17 @@ import json
 import os
 import sys
 import time
-from collections.abc import Mapping
+from collections.abc import Iterable, Iterator, Mapping
 from dataclasses import asdict, dataclass
 from pathlib import Path
-from typing import Annotated, Any
+from typing import TYPE_CHECKING, Annotated, Any
 
 import typer
 
 from orchestrator.cli.errors import CHECK_FAILED, reported
 from orchestrator.cli.options import AsJson, RunFolder
 from orchestrator.cli.permission import permit
+from orchestrator.eventlog.block import Block, Key
 from orchestrator.eventlog.events import Event, finite
 from orchestrator.eventlog.facts import RunStarted
 from orchestrator.eventlog.segments import read_lines
@@ -24,6 +25,9 @@ from orchestrator.recipe.toml_text import hash_in
 from orchestrator.store.readers import RECIPE_FILE, recipe_of
 from orchestrator.store.run_store import RunStore
 from outer.protocol.facts import Committed, StepPassed
+
+if TYPE_CHECKING:
+    from orchestrator.replay.said import Said
 
 PLAIN_EVERY_S = 5.0  # between two lines on what is no terminal
 KINDS = ("loss", "state", "contribution", "commit", "final")  # what is compared, in the order of the report
@@ -47,7 +51,7 @@ def replay(
 ) -> None:
     """Compute a recorded run again and compare it to the bit; exit code 5 if it differs, or was not fully recorded."""
     with reported(as_json):
-        log = _log("RUN_DIR", run_dir)
+        log = _log("RUN_DIR", run_dir, columns=diff is None)
         if diff is not None:
             if until is not None or out is not None or every or task is not None:
                 fix = "leave out --until, --out, --evaluate-every and --task"
@@ -60,26 +64,47 @@ def replay(
 @dataclass(frozen=True)
 class _Log:
     store: RunStore
-    events: list[Event]  # as they stand in the files, doubles included
+    events: list[Event]  # as they stand in the files, doubles included; none if `said` has them
+    said: Mapping[Key, Said] | None  # as columns
+    config_hash: str | None  # with which it was begun, or resumed last
+    last_step: int  # of the syncer
     sealed: bool
 
 
-def _log(field: str, run_dir: str) -> _Log:
-    """A run's log, unchanged as far as its chains and its seal show. Raises InputError."""
+def _log(field: str, run_dir: str, columns: bool) -> _Log:
+    """A run's log, unchanged as far as its chains and its seal show; `columns`: without objects. Raises InputError."""
     from orchestrator.checkers.log import LogCheck, LogFolder, check_seal, is_older
+    from orchestrator.replay.said import said_in
 
     store = RunStore(run_dir)
     if not store.exists:
         raise InputError([Problem(field, run_dir, "no such folder", "give a run's folder, for example runs/demo")])
+    events: list[Event] = []
+    said: dict[Key, Said] | None = None
     try:
         if is_older(store.root):
             events, intact = list(read_lines(store.root)), check_seal(store.root)
+            begun = next(
+                (each.fact.config_hash for each in reversed(events) if isinstance(each.fact, RunStarted)), None
+            )
+            last_step = _last_step(events)
         else:
-            folder, ends, events = LogFolder(store.root), LogCheck(), []
-            for block in folder.blocks():
-                ends.take(block)
-                events += block.events()
-            intact = folder.verdicts(ends.config_hash)
+            folder, ends, last_step = LogFolder(store.root), LogCheck(), 0
+
+            def taken() -> Iterator[Block]:
+                nonlocal last_step
+                for block in folder.blocks():
+                    ends.take(block)
+                    newest = block.commits.syncer_step.max(initial=0)
+                    last_step = max(last_step, int(newest), _last_step(event for _, event in block.others))
+                    yield block
+
+            if columns:
+                said = said_in(taken())
+            else:
+                events = [event for block in taken() for event in block.events()]
+            begun = ends.config_hash
+            intact = folder.verdicts(begun)
     except (OSError, ValueError) as error:
         fix = "restore the log; one of a later version needs that version"
         raise InputError([Problem(field, run_dir, f"its log cannot be read: {error}", fix)]) from error
@@ -87,12 +112,16 @@ def _log(field: str, run_dir: str) -> _Log:
         if verdict.status == "violated" and verdict.name != "log.recipe":
             fix = "restore the log as it was written; what else is wrong with it: diloco check " + run_dir
             raise InputError([Problem(field, run_dir, f"its log was changed: {verdict.name}: {verdict.reason}", fix)])
-    if not events:
+    if not events and not said:
         raise InputError([Problem(field, run_dir, "holds no log", "give the folder of a run that has begun")])
     whole = any(verdict.name == "log.seal" and verdict.status == "pass" for verdict in intact)
     if not whole:
         typer.echo(f"{run_dir}: not sealed: it may have been cut", err=True)
-    return _Log(store, events, whole)
+    return _Log(store, events, said, begun, last_step, whole)
+
+
+def _last_step(events: Iterable[Event]) -> int:
+    return max((e.fact.syncer_step for e in events if isinstance(e.fact, (Committed, StepPassed))), default=0)
 
 
 # ------------------------------------------------------------------ the numbers again
@@ -109,9 +138,10 @@ def _replay(
     from orchestrator.replay.environment import needed
     from orchestrator.replay.incarnation import TapeError
     from orchestrator.replay.process import FILE, Job, play_apart
-    from orchestrator.replay.tape import record
+    from orchestrator.replay.said import checked
+    from orchestrator.replay.tape import by_writer, tape_of
 
-    store, events = log.store, log.events
+    store = log.store
     recipe = recipe_of(store)
     permit(recipe.task, allowed, "the run names", "this run")
     _check_recipe(log)
@@ -121,8 +151,8 @@ def _replay(
     if folder not in sys.path:
         sys.path.append(folder)  # as for a run
     try:
-        tape = record(events, until)
-        _check_until(until, events, bool(tape.commits))
+        tape = tape_of(by_writer(log.events) if log.said is None else checked(log.said), until)
+        _check_until(until, log.last_step, bool(tape.commits))
         view = _View()
         try:
             outcome = play_apart(Job(tape, recipe, needed(tape), every, out), view)
@@ -142,7 +172,7 @@ def _replay(
 
 def _check_recipe(log: _Log) -> None:
     here = hash_in(log.store.path(RECIPE_FILE))
-    begun = next((event.fact.config_hash for event in reversed(log.events) if isinstance(event.fact, RunStarted)), here)
+    begun = log.config_hash or here
     if begun != here:
         message = f"its {RECIPE_FILE} has the config hash {here}, and by its log the run was begun with {begun}"
         raise InputError([Problem("RUN_DIR", str(log.store.root), message, f"restore {RECIPE_FILE}")])
@@ -158,8 +188,7 @@ def _check_out(out: Path, name: str) -> None:
         raise InputError([Problem("--out", str(out), message, "give another folder")])
 
 
-def _check_until(until: int | None, events: list[Event], commits: bool) -> None:
-    last = max((e.fact.syncer_step for e in events if isinstance(e.fact, (Committed, StepPassed))), default=0)
+def _check_until(until: int | None, last: int, commits: bool) -> None:
     if until is None or (commits and until <= last):
         return
     bounds = f"the run's last syncer step is {last}" if commits else "nothing was committed until then"
@@ -259,7 +288,7 @@ def _compare(log: _Log, other_dir: str, as_json: bool) -> None:
     from orchestrator.replay.incarnation import TapeError
     from orchestrator.replay.log_diff import compare
 
-    other = _log("--diff", other_dir)
+    other = _log("--diff", other_dir, columns=False)
     try:
         found = compare(log.events, other.events)
     except TapeError as error:

@@ -7,7 +7,7 @@ are missing or contradict those of others.
 from __future__ import annotations
 
 import math
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass, field
 
 from learners.protocol.facts import Adopted, DeviceTaken, Spoiled, StateReceived, StepFinished
@@ -98,7 +98,7 @@ class Need:
 class IncarnationReader:
     """Reads an incarnation's facts in order, until everything needed of it is found."""
 
-    def __init__(self, key: Key, facts: Sequence[object], need: Need, versions: Sequence[set[int]]) -> None:
+    def __init__(self, key: Key, facts: Iterable[object], need: Need, versions: Sequence[set[int]]) -> None:
         self._key, self._facts, self._need, self._versions = key, facts, need, versions
         self._moments: list[Moment] = []
         self._places: dict[Read | Give, int] = {}

@@ -68,7 +68,11 @@ def nothing_computed(tape: Tape) -> bool:
 
 def record(events: Iterable[Event], until: int | None = None) -> Tape:
     """The tape of a log, up to and including syncer step `until`. Raises TapeError."""
-    said = _by_writer(events)
+    return tape_of(by_writer(events), until)
+
+
+def tape_of(said: Mapping[Key, Iterable[object]], until: int | None = None) -> Tape:
+    """The same from each writer's facts in its own order, as from `by_writer` or `said_in`."""
     rules = _rules(said)
     every = _commits(said, rules)
     commits = tuple(commit for commit in every if until is None or commit.syncer_step <= until)
@@ -96,7 +100,7 @@ def numbered(events: Iterable[Event]) -> dict[Key, dict[int, Event]]:
     return said
 
 
-def _by_writer(events: Iterable[Event]) -> dict[Key, list[object]]:
+def by_writer(events: Iterable[Event]) -> dict[Key, list[object]]:
     """Every writer's facts, in its own order. Raises TapeError for a gap."""
     said = numbered(events)
     for key, facts in said.items():
@@ -105,7 +109,7 @@ def _by_writer(events: Iterable[Event]) -> dict[Key, list[object]]:
     return {key: [facts[number].fact for number in range(len(facts))] for key, facts in said.items()}
 
 
-def _rules(said: Mapping[Key, Sequence[object]]) -> SyncerStarted:
+def _rules(said: Mapping[Key, Iterable[object]]) -> SyncerStarted:
     """The first epoch's SyncerStarted; later epochs must have the same fragments."""
     begun = [fact for _, facts in _epochs(said) for fact in facts if isinstance(fact, SyncerStarted)]
     if not begun:
@@ -116,11 +120,11 @@ def _rules(said: Mapping[Key, Sequence[object]]) -> SyncerStarted:
     return begun[0]
 
 
-def _epochs(said: Mapping[Key, Sequence[object]]) -> list[tuple[Key, Sequence[object]]]:
+def _epochs(said: Mapping[Key, Iterable[object]]) -> list[tuple[Key, Iterable[object]]]:
     return sorted((key, facts) for key, facts in said.items() if key[0] == "syncer")
 
 
-def _commits(said: Mapping[Key, Sequence[object]], rules: SyncerStarted) -> list[Committed]:
+def _commits(said: Mapping[Key, Iterable[object]], rules: SyncerStarted) -> list[Committed]:
     """Every commit once; a later epoch may repeat an earlier one's."""
     by_step: dict[int, Committed] = {}
     for _, facts in _epochs(said):
@@ -166,7 +170,7 @@ def _versions(commits: Sequence[Committed], rules: SyncerStarted) -> list[set[in
 # ------------------------------------------------------------------ who is needed, and when
 
 
-def _needs(commits: Sequence[Committed], said: Mapping[Key, Sequence[object]]) -> dict[Key, Need]:
+def _needs(commits: Sequence[Committed], said: Mapping[Key, Iterable[object]]) -> dict[Key, Need]:
     """The needs of all contributors, of the donors of their initial states, and so on."""
     needs: dict[Key, Need] = defaultdict(Need)
     for commit in commits:

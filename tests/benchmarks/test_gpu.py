@@ -58,10 +58,12 @@ def commit(at: float, *participants: tuple[str, int]) -> Event:
 def test_rates_are_of_the_time_in_which_all_step_and_a_kill_ends_it() -> None:
     steps = [step(0.5 * n, A, waited_s=0.1) for n in range(1, 41)] + [step(0.5 * n, B) for n in range(5, 61)]
     commits = [commit(9.0, (A, 1)), commit(21.0, (B, 1)), commit(26.0, (A, 2), (B, 1)), commit(27.0, (A, 2))]
-    summary = {"ok": True, "faults": [{"recovery_phases": {"import": 3.0}}]}
+    checks = [{"name": "books", "status": "pass"}, {"name": "spans", "status": "violated"}]
+    summary = {"state": "stopped", "checks": checks, "faults": [{"recovery_phases": {"import": 3.0}}]}
     row = measured([*steps, *commits], [(20.0, A)], summary)
     assert (row["from"], row["to"]) == (2.5 + SETTLE_S, 20.0)
     assert row["tokens_per_s"] == pytest.approx(400.0) and row["step_ms"] == pytest.approx(500.0)
+    assert (row["state"], row["violated"]) == ("stopped", ["spans"])
     assert row["waited_share"] == pytest.approx(0.1) and row["commits"] == 4
     assert row["kill"] == {"contributing_again_s": 6.0, "phases": {"import": 3.0}}
     assert "kill" not in measured(steps, [], summary)
@@ -155,7 +157,7 @@ def test_on_cpu_devices_every_phase_finds_what_it_looks_for(tmp_path: Path) -> N
     rows = {row["phase"]: row for row in map(json.loads, done.stdout.splitlines())}
     assert done.returncode == 0, done.stdout + done.stderr[-2000:]
     assert list(rows) == ["device", "copies", "bare-1", "synced-1", "bare-2", "synced-2", "replay"]
-    assert rows["device"]["ok"] and rows["synced-2"]["checks_ok"]
+    assert rows["device"]["ok"] and rows["synced-2"]["violated"] == []
     assert rows["synced-1"]["synced_over_alone"] > 0.0
     assert rows["synced-2"]["kill"]["contributing_again_s"] > 0.0
     assert rows["replay"]["bit_equal"] is True

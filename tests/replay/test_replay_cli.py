@@ -14,7 +14,7 @@ from typer.testing import CliRunner
 from learners.protocol.facts import StepFinished
 from learners.training import weights
 from orchestrator.cli.app import build
-from orchestrator.cli.replay import _as_recorded, _check_until, _told
+from orchestrator.cli.replay import _as_recorded, _check_until, _last_step, _told
 from orchestrator.eventlog.events import Event
 from orchestrator.eventlog.facts import RunStarted
 from orchestrator.eventlog.seal import SEAL_FILE, seal
@@ -155,9 +155,9 @@ def test_a_folder_for_the_parameters_that_cannot_be_is_told_first(recorded: Path
 def test_until_may_name_a_syncer_step_at_which_nothing_was_due(run: Shaken) -> None:
     last = max(event.fact.syncer_step for event in run.events if is_a(Committed)(event))
     events = [*run.events, Event("syncer", 2, 0, 1e9, StepPassed(last + 1))]
-    _check_until(last + 1, events, True)
+    _check_until(last + 1, _last_step(events), True)
     with pytest.raises(InputError, match=f"the run's last syncer step is {last + 1}"):
-        _check_until(last + 2, events, True)
+        _check_until(last + 2, _last_step(events), True)
 
 
 def test_wrong_input_is_told_before_anything_is_computed(run: Shaken, recorded: Path, tmp_path: Path) -> None:

@@ -109,6 +109,15 @@ STARTED = Event("syncer", 1, 0, 1.0, SyncerStarted(1, (("w",),), (3,), ("a",), 1
 HUGE, DEEP = "1" + "0" * 400, "[" * 100_000 + "]" * 100_000
 
 
+def test_warnings_of_a_device_are_written_where_there_are_any() -> None:
+    """So that a log from before there were such checks reads as it was written."""
+    assert "warnings" not in DEVICE
+    warned = DEVICE.replace('"versions":{}', '"versions":{},"warnings":{"burn-in":"bits differ"}')
+    event = Event.from_json(warned)
+    assert isinstance(event.fact, DeviceTaken) and event.fact.warnings == {"burn-in": "bits differ"}
+    assert event.to_json() == warned != DEVICE
+
+
 @pytest.mark.parametrize(
     ("line", "was", "now"),
     [
