@@ -131,12 +131,11 @@ class FragmentIO:
 
     def restore(self, header: Mapping[str, Any], arrays: Sequence[NDArray[Any]]) -> None:
         """Restore what a StateSnapshot packed. Raises ValueError if it does not fit this task."""
-        like, asked, at = self._trainer.state_leaves(), header["asked"], header["reads"]
-        count = len(like)
+        count, asked, at = len(self._trainer.state_leaves()), header["asked"], header["reads"]
         leaves = [np.array(array) for array in arrays[:count]]
-        if defect := state_arrays.defect(leaves, like):
+        if defect := state_arrays.defect(leaves, self._trainer.state_leaves()):
             raise ValueError(f"the saved state is of another task, or damaged: {defect}")
-        self._trainer.inherit(state_arrays.unpack(leaves, like))
+        self._trainer.restore(leaves)
         rest = iter(arrays[count:])
         self._bases = [next(rest) if there else None for there in header["bases"]]
         self._read = {(fragment, step): next(rest) for fragment, step in at}
@@ -164,7 +163,7 @@ class FragmentIO:
 
     def inherit(self, state: State) -> None:
         """Take over a peer's parameters and inner state. No fragment has a base yet."""
-        self._trainer.inherit(state_arrays.unpack(state.payload, self._trainer.state_leaves()))
+        self._trainer.restore(state.payload)
 
     def base(self, fragment: int) -> Flat | None:
         """The syncer's last value of a fragment, float32[n]; None before the first."""

@@ -73,6 +73,7 @@ def _kept(shell: LockStep) -> dict[int, tuple[Any, str]]:
     kept = {"syncer": shell._syncer, "task": shell._task, "optimizer": shell.parameters._optimizer}
     for name, each in shell._units.items():
         kept |= {f"machine {name}": each.machine, f"trainer {name}": each.trainer}
+        kept[f"slot {name}"] = each.fragment_io._slot  # of checkpoints and joiners: empty here
     return {id(thing): (thing, place) for place, thing in kept.items()}
 
 

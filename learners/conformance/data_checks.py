@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from typing import Any
+
 import jax
 import numpy as np
 
@@ -108,7 +110,7 @@ def _tokens(subject: Subject, task: Task) -> str:
     return f"{one} in a sample"
 
 
-@check("held-out", "held_out(start, count) must return what batch returns", ("batch",))
+@check("held-out", "held_out(start, count) must return what batch returns", ("init", "batch"))
 def _held_out(subject: Subject, task: Task) -> str:
     count = subject.batch_size
     held_out = task.held_out(0, count)
@@ -120,6 +122,10 @@ def _held_out(subject: Subject, task: Task) -> str:
         )
     if trees.differing(trees.copied(held_out), subject.build().held_out(0, count)):
         raise CheckFailed("a second instance gives other held-out samples", "compute them from position and seed alone")
+    if hasattr(task, "held_out_loss"):
+        loss: Any = jax.eval_shape(task.held_out_loss, fresh(task, subject.seed), held_out)
+        if not (hasattr(loss, "shape") and loss.shape == () and loss.dtype == np.float32):
+            raise CheckFailed(f"held_out_loss returns {loss}", "return the mean over the batch as a float32 scalar")
     return "like a batch, and the same every time"
 
 

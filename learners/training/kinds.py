@@ -5,6 +5,8 @@ merged   steps it          yes      merge rule and outer optimizer    gradients;
 mean     never sees it     yes      plain weighted average            the loss, aux["state"]
 local    never sees it     no       nothing                           the loss, aux["state"]
 frozen   never sees it     no       nothing                           nobody: it keeps its initial value
+
+A joiner takes all leaves from a peer; without one, local leaves have their initial values, as in evaluation.
 """
 
 from __future__ import annotations

@@ -280,6 +280,15 @@ class Trainer:
         """As `capture`, on the host; waits for the devices."""
         return [np.array(leaf) for leaf in state_arrays.pack(self.state_leaves())]
 
+    def restore(self, arrays: state_arrays.Arrays) -> None:
+        """Take over a packed state, in which `defect` found nothing, leaf by leaf: there are never two of each."""
+        old, structure = self.state_leaves(), jax.tree.structure(self.opt_state)
+        count = len(self._leaves)
+        self._leaves, self.opt_state = [], None
+        for index, array in enumerate(arrays):
+            (old[index],) = state_arrays.unpack([array], old[index : index + 1])
+        self._own(old[:count], jax.tree.unflatten(structure, old[count:]))
+
     def inherit(self, leaves: Iterable[Any]) -> None:
         """Take over the state of another trainer of the same task: the leaves are this trainer's from now on."""
         leaves = list(leaves)

@@ -5,7 +5,7 @@ Fragments are flat float32 arrays on the host; the model keeps its own dtypes. S
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Collection, Sequence
 from dataclasses import dataclass
 from typing import Any
 
@@ -21,7 +21,7 @@ from learners.training.precision import loss_dtype, precise
 from learners.training.step import transformation
 from learners.training.task import Params, Task
 from outer.config import SyncConfig
-from outer.protocol.fragments import Fragment, Tensor, balanced, default_count
+from outer.protocol.fragments import KINDS, Fragment, Tensor, balanced, default_count
 
 Flat = NDArray[np.float32]
 
@@ -152,9 +152,10 @@ class ParameterTree(Leaves):
         return jnp.dtype(self.tensors[self.leaf_of[tensor.name]].dtype)
 
 
-def parameter_bytes(task: Task, inner: InnerConfig) -> int:
-    """Bytes of one copy of the parameters, in the dtypes that the optimizer steps."""
-    return _bytes(_parameter_shapes(precise(task, inner)))
+def parameter_bytes(task: Task, inner: InnerConfig, kinds: Collection[str] = KINDS) -> int:
+    """Bytes of one copy of the parameters of these kinds, in the dtypes that a learner keeps."""
+    kept = (each for each in tensors_of(precise(task, inner)) if each.kind in kinds)
+    return sum(each.size * jnp.dtype(each.dtype).itemsize for each in kept)
 
 
 def compute_bytes(task: Task, inner: InnerConfig) -> int:

@@ -273,6 +273,11 @@ class NoNewValue(Counting):
         return Sound.loss(self, params, batch, rng)
 
 
+class HeldOutLossOfEachSample(Counting):
+    def held_out_loss(self, params: Any, batch: Any) -> Any:
+        return batch[0] @ params["weight"]
+
+
 class OnlyStatisticsMove(Counting):
     def optimizer(self, inner: InnerConfig) -> Any:
         return optax.set_to_zero()
@@ -287,6 +292,7 @@ def test_a_task_with_leaves_of_other_kinds_is_sound() -> None:
     [
         (KindForNothing, "init", "'counter' matches no parameter"),
         (NewValueOfAnotherType, "loss", r"\['seen'\] is float32"),
+        (HeldOutLossOfEachSample, "held-out", r"held_out_loss returns .*\(4,\)"),
         (NoNewValue, "loss", "no value for mean, seen"),
         (OnlyStatisticsMove, "steps", "stay as they were"),
         (WholeNumberInParameters, "init", "count.*int32"),

@@ -55,16 +55,17 @@ def learner(sync: SyncConfig, shapes: Shapes, accelerated: bool) -> Memory:
     device: Where = "device" if accelerated else "host"
     model, state = shapes.elements * DOWN_BYTES, shapes.parameter_bytes + shapes.inner_state_bytes
     largest, open_steps = _largest(shapes), max(1, sync.overlap_steps)
-    placed = largest * DOWN_BYTES if sync.adopt != "overwrite" else largest * shapes.parameter_bytes // shapes.elements
+    sent = shapes.parameter_bytes - shapes.unsent_bytes
+    placed = largest * DOWN_BYTES if sync.adopt != "overwrite" else largest * sent // shapes.elements
     parts = [
         _process("learner"),
         Part("parameters", shapes.parameter_bytes, device),
         Part("inner optimizer state", shapes.inner_state_bytes, device),
-        Part("gradients", shapes.parameter_bytes, device),
+        Part("gradients", shapes.parameter_bytes - shapes.unstepped_bytes, device),
         Part("parameters in the loss's dtype", shapes.compute_bytes, device),
         Part("gradients summed over microbatches", shapes.summed_bytes, device),
         Part("staged fragments, and the ones they replace", 2 * staged_bytes(sync, shapes), device),
-        Part("versions that came, placed for a step's end", open_steps * placed, device),
+        Part("a version that came, placed for a step's end", placed, device),
         Part("a snapshot, for a checkpoint or a joiner", state, device),
         Part("versions last received", model, "store"),
         Part("contributions on their way up", open_steps * largest * UP_BYTES[sync.codec], "store"),
@@ -79,12 +80,12 @@ def learner(sync: SyncConfig, shapes: Shapes, accelerated: bool) -> Memory:
 
 
 def staged_bytes(sync: SyncConfig, shapes: Shapes) -> int:
-    """Copies taken at a boundary, float32: the largest set of fragments due within max(1, tau) + 2 steps.
+    """Copies taken at a boundary, float32: the largest set of fragments due within two syncer steps.
 
-    The last of them for the step that is in flight when the copies are taken.
+    Two, because the copies answer when the step in flight is done. A learner that is slower than the syncer's steps
+    looks further ahead: max(1, tau) + 2 of them at most.
     """
-    schedule = Schedule(len(shapes.fragments), sync.round_steps)
-    window = max(1, sync.overlap_steps) + 2
+    schedule, window = Schedule(len(shapes.fragments), sync.round_steps), 2
     sets = (schedule.upcoming(step, window) for step in range(sync.round_steps))
     return DOWN_BYTES * max(sum(shapes.fragments[index].size for index in due) for due in sets)
 

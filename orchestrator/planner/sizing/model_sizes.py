@@ -20,6 +20,8 @@ class Shapes:
     step_tokens: Mapping[str, int]  # tokens of one step of a learner, by pool
     compute_bytes: int = 0  # the copy that the loss is computed with, if its dtypes are others
     summed_bytes: int = 0  # gradients summed over microbatches
+    unstepped_bytes: int = 0  # of parameter_bytes: leaves that the inner optimizer does not step
+    unsent_bytes: int = 0  # of parameter_bytes: leaves that are in no fragment
     shardable: bool = False  # the task says how its parameters may lie on several devices
 
     @property
@@ -43,5 +45,7 @@ def shapes_of(recipe: Recipe) -> Shapes:
         step_tokens={pool.name: built.tokens(pool.batch_size) for pool in recipe.pools},
         compute_bytes=tree.compute_bytes(built, recipe.inner),
         summed_bytes=tree.summed_bytes(built, recipe.inner),
+        unstepped_bytes=tree.parameter_bytes(built, recipe.inner, ("mean", "local", "frozen")),
+        unsent_bytes=tree.parameter_bytes(built, recipe.inner, ("local", "frozen")),
         shardable=hasattr(built, "sharding"),
     )

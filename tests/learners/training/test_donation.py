@@ -160,6 +160,24 @@ def test_inherited_leaves_never_share_memory_with_numpy() -> None:
     assert state_arrays.digest(packed) == kept and held.is_deleted()
 
 
+def test_a_state_is_restored_leaf_by_leaf(live_bytes: Any, monkeypatch: pytest.MonkeyPatch) -> None:
+    trainer, most, own = made(), 0, state_arrays.own
+    trainer.step(0, 2, 0.5)
+    packed = [np.array(array) for array in state_arrays.pack(trainer.capture())]
+    trainer.step(2, 2, 0.5)
+
+    def counted(values: Any, sharding: Any) -> jax.Array:
+        nonlocal most
+        array = own(values, sharding)
+        most = max(most, live_bytes())
+        return array
+
+    monkeypatch.setattr(state_arrays, "own", counted)
+    trainer.restore(packed)
+    assert most <= STATE_BYTES + SIDE * SIDE * 4 + SMALL_BYTES
+    assert state_arrays.digest(state_arrays.pack(trainer.capture())) == state_arrays.digest(packed)
+
+
 def test_a_view_of_live_parameters_stays_as_it_is() -> None:
     trainer = made()
     view = np.asarray(trainer.params["w"])

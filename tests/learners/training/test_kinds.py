@@ -17,7 +17,7 @@ from learners.lockstep import LockStep
 from learners.training import state_arrays, weights
 from learners.training.evaluator import Evaluator
 from learners.training.trainer import Trainer
-from learners.training.tree import deal, inner_state_bytes, parameters, tensors_of
+from learners.training.tree import deal, inner_state_bytes, parameter_bytes, parameters, tensors_of
 from outer.config import OuterConfig, SyncConfig
 from outer.numeric.parameters import GlobalParameters, Proposal
 from outer.protocol.fragments import Fragment
@@ -113,6 +113,8 @@ def test_the_inner_optimizer_has_moments_of_merged_leaves_alone() -> None:
     trainer = Trainer(Normed(), deal(Normed(), SyncConfig(P=1)), InnerConfig(), 0)
     shapes = [leaf.shape for leaf in jax.tree.leaves(trainer.opt_state)]
     assert sorted(shapes) == [(), (OUT,), (OUT,), (IN, OUT), (IN, OUT)]  # count, and two moments each of b and w
+    sizes = [parameter_bytes(Normed(), InnerConfig(), kinds) for kinds in (("merged",), ("mean",), ("local", "frozen"))]
+    assert sizes == [4 * (OUT + IN * OUT), 4 * IN, 4 * IN * OUT + 4 + 2 * OUT]
     assert inner_state_bytes(Normed(), InnerConfig()) == 4 + 2 * 4 * (OUT + IN * OUT)
 
 

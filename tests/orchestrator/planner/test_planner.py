@@ -115,8 +115,8 @@ def test_memory_of_a_learner_and_the_syncer_by_hand() -> None:
     assert learner["parameters"] == learner["gradients"] == 1400
     assert learner["inner optimizer state"] == 2800
     assert learner["versions last received"] == 1400
-    # Fragments are due every third step, so among four steps at most two are due: the largest, float32, twice.
-    assert learner["staged fragments, and the ones they replace"] == 2 * 2 * 400
+    # Fragments are due every third step, so of any two steps at most one stages one: the largest, float32, twice.
+    assert learner["staged fragments, and the ones they replace"] == 2 * 400
     assert learner["a snapshot, for a checkpoint or a joiner"] == 1400 + 2800
     assert learner["contributions on their way up"] == 2 * 100 * 2
     syncer = {part.what: part.bytes for part in found["syncer"].parts}
@@ -129,7 +129,7 @@ def test_memory_of_a_learner_and_the_syncer_by_hand() -> None:
 def test_parameters_and_optimizer_state_of_a_learner_with_gpus_are_on_the_device() -> None:
     on_gpu = memory.learner(SyncConfig(), shapes(), accelerated=True)
     state, staged, open_steps = 1400 + 2800, 2 * memory.staged_bytes(SyncConfig(), shapes()), 2
-    assert on_gpu.device_bytes == state + 1400 + staged + open_steps * 400 + state
+    assert on_gpu.device_bytes == state + 1400 + staged + 400 + state
     on_cpu = memory.learner(SyncConfig(), shapes(), accelerated=False)
     # On the host are what was asked for, and the packed snapshot, which a CPU reads where they are.
     assert on_gpu.host_bytes == on_cpu.host_bytes - on_gpu.device_bytes + open_steps * 400 + state
@@ -172,6 +172,15 @@ def test_memory_counts_the_copy_for_the_loss_and_the_sums_over_microbatches() ->
     copy, sums = parts["parameters in the loss's dtype"], parts["gradients summed over microbatches"]
     assert (copy.bytes, sums.bytes) == (found.compute_bytes, found.summed_bytes)
     assert copy.where == sums.where == "device"
+
+
+def test_leaves_of_other_kinds_have_no_gradients_and_those_not_sent_are_not_placed() -> None:
+    model = replace(shapes(), parameter_bytes=10_000 + 1400, unstepped_bytes=10_000 + 40, unsent_bytes=10_000)
+    found = {part.what: part.bytes for part in memory.learner(SyncConfig(), model, accelerated=True).parts}
+    plain = {part.what: part.bytes for part in memory.learner(SyncConfig(), shapes(), accelerated=True).parts}
+    assert (found["parameters"], found["gradients"]) == (11_400, 1360)
+    placed = "versions that came, placed for a step's end"
+    assert found[placed] == plain[placed]
 
 
 def test_constants_are_those_of_the_code_that_runs() -> None:
