@@ -62,8 +62,9 @@ class Versions:
             elif said.fact is None:
                 self._on_commit(said.commit)
         self._remember()
+        stepped = self._stepped()
         self._on_steps()
-        self._on_adoptions()
+        self._on_adoptions(stepped)
         self._on_reads()
 
     # -------------------------------------------------------------- the syncer
@@ -117,6 +118,18 @@ class Versions:
 
     # -------------------------------------------------------------- the learners
 
+    def _stepped(self) -> Ints:
+        """By adoption: the newest step in the log before it; NONE before the first. It comes before `_on_steps`."""
+        grouped = self.state.windows.grouped
+        assert grouped is not None
+        steps, slots = grouped.steps, grouped.adoption_slots
+        if not len(steps.step):
+            return self._step[slots]
+        places = (grouped.step_slots << VERSION_BITS) + steps.position
+        row = np.searchsorted(places, (slots << VERSION_BITS) + grouped.adoptions.position) - 1
+        here = (row >= 0) & (grouped.step_slots[row] == slots)
+        return np.where(here, steps.step[row], self._step[slots])
+
     def _on_steps(self) -> None:
         grouped = self.state.windows.grouped
         assert grouped is not None
@@ -127,7 +140,7 @@ class Versions:
             if step <= before[row] or key not in self.state.keeper.lost:
                 self.clocks.add(f"{key[0]} {key[1]} finished step {step} after step {before[row]}")
 
-    def _on_adoptions(self) -> None:
+    def _on_adoptions(self, stepped: Ints) -> None:
         grouped = self.state.windows.grouped
         assert grouped is not None
         adopted, slots = grouped.adoptions, grouped.adoption_slots
@@ -136,6 +149,10 @@ class Versions:
         for row in np.flatnonzero(adopted.after_step < before).tolist():
             name, after = self._named(slots, row), adopted.after_step[row]
             self.clocks.add(f"{name} adopted after step {after}, and before that after step {before[row]}")
+        for row in np.flatnonzero((stepped != NONE) & (adopted.after_step != stepped)).tolist():
+            if self._key(int(slots[row])) not in self.state.keeper.lost:
+                name, after = self._named(slots, row), adopted.after_step[row]
+                self.clocks.add(f"{name} adopted after step {after}, logged after step {stepped[row]}")
         held = previous(
             self._held.reshape(-1), slots * self.state.windows.fragments + adopted.fragment, adopted.version
         )
