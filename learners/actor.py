@@ -18,7 +18,8 @@ import ray
 
 from learners.fault_effects import FaultEffects
 from learners.protocol.fact_buffer import FactBuffer
-from learners.shell import LearnerShell, LearnerSpec
+from learners.shell import LearnerShell
+from learners.spec import LearnerSpec
 from outer.protocol.manifest import code_digest
 from outer.protocol.messages import (
     STOPPED,

@@ -15,7 +15,7 @@ from learners.config import InnerConfig, WarmStart
 from learners.fragment_io import FragmentIO
 from learners.protocol import events_effects as unit
 from learners.protocol.learner import Learner
-from learners.training.stacked import StackedStep
+from learners.stacked import StackedStep
 from learners.training.step import make_step
 from learners.training.task import Task
 from learners.training.trainer import InFlight, Trainer

@@ -14,15 +14,14 @@ import sys
 import threading
 import time
 import traceback
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Sequence
 from concurrent.futures import Future
 from concurrent.futures import TimeoutError as FutureTimeout
-from dataclasses import dataclass, replace
+from dataclasses import replace
 from typing import TYPE_CHECKING, Any, TypeVar
 
 from learners import checkpoint_writer
-from learners.checkpoint_writer import CheckpointWriter, SavedPart
-from learners.config import DataConfig, InnerConfig, WarmStart
+from learners.checkpoint_writer import CheckpointWriter
 from learners.fault_effects import FaultEffects, flipped
 from learners.fetcher import Fetcher, Link
 from learners.protocol import events_effects
@@ -31,11 +30,10 @@ from learners.protocol.facts import LoopFailed
 from learners.protocol.learner import Learner
 from learners.report_sender import ReportSender
 from learners.snapshot_slot import Captured
+from learners.spec import LearnerSpec
 from learners.step_runner import StepRunner
 from learners.training import cores
 from learners.training.device import device_taken, fit
-from outer.config import SyncConfig
-from outer.journal.object_store import Objects
 from outer.protocol.manifest import manifest
 from outer.protocol.messages import (
     COMPILING,
@@ -63,32 +61,6 @@ LOOP_EVENTS = (events_effects.Resume, events_effects.Boundary, events_effects.St
 
 T = TypeVar("T")
 Donation = tuple[events_effects.Donate, Captured]
-
-
-@dataclass(frozen=True)
-class LearnerSpec:
-    """What an incarnation is started with."""
-
-    name: str
-    incarnation: int
-    task: str
-    model: Mapping[str, Any]
-    data: DataConfig
-    inner: InnerConfig
-    sync: SyncConfig  # with P resolved
-    seed: int
-    batch_size: int
-    slowdown: float
-    start_s: float
-    shared: Mapping[str, Any]
-    code: str
-    core: int | None  # of this host, to be pinned to; None on clusters
-    platform: str  # cpu | gpu | tpu: what the pool's resources ask for
-    warm_start: WarmStart | None = None
-    store: Objects | None = None  # where snapshots are kept
-    saved: SavedPart | None = None  # what an earlier process has left there
-    devices: int | None = 1  # local ones that a step is spread over; None: all
-    model_parallel: int = 1
 
 
 class Refused(Exception):

@@ -46,7 +46,7 @@ class StepFinished:
     loss: float  # of the training batch, in the task's unit
     seconds: float  # from the previous boundary to this one, without waited_s
     waited_s: float  # waiting time before the step could begin
-    waited_for: str  # "" | span | adoption
+    waited_for: str  # "" | span | adoption | snapshot
     progress: float | None = None  # share of the budget that set the step's learning rate, exact
     aux: dict[str, float] | None = field(default=None, repr=False)  # the task's auxiliary values, if it has any
 

@@ -34,6 +34,7 @@ from learners.training.device import (
     visible_devices,
 )
 from learners.training.models import transformer
+from outer.protocol.manifest import code_digest
 
 COPIES_LEAST = 0.7  # of the bandwidth with pinned memory
 START_BYTES, START_S = 32 * 2**20, 0.5  # of one copy at a learner's start, and for all copies of one kind
@@ -324,14 +325,15 @@ def _step(size: BurnIn) -> Callable[[Any, Any], Any]:
 
 
 def _reference(digest: str, size: BurnIn) -> str | None:
-    """The digest that an earlier start left for this hardware kind and these settings; the first leaves its own.
+    """What an earlier start left for this hardware kind, these settings and sources; the first leaves its own digest.
 
     None for the first, and where no compile cache is kept in a folder.
     """
     folder = str(getattr(jax.config, "jax_compilation_cache_dir", None) or "")
     if not folder or "://" in folder:
         return None
-    settings = {name: os.environ[name] for name in SETTINGS if name in os.environ} | {"step": repr(size)}
+    settings = {name: os.environ[name] for name in SETTINGS if name in os.environ}
+    settings |= {"step": repr(size), "code": code_digest()}  # other sources may compute other bits
     name = hashlib.sha256(json.dumps(settings, sort_keys=True).encode()).hexdigest()[:8]
     path = Path(folder) / f"burn-in-{name}.txt"
     try:

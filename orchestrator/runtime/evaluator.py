@@ -13,7 +13,7 @@ from typing import Any
 
 import ray
 
-from learners.shell import LearnerSpec
+from learners.spec import LearnerSpec
 from learners.training.device import fit, use_compile_cache
 from orchestrator.eventlog.facts import Evaluated, ReferenceLosses
 from orchestrator.recipe.config import Recipe

@@ -7,7 +7,7 @@ import platform
 from collections.abc import Mapping
 from typing import Any
 
-from learners.shell import LearnerSpec
+from learners.spec import LearnerSpec
 from orchestrator.eventlog.compactor import Compactor
 from orchestrator.recipe.config import SYNCER, PoolConfig, Recipe
 from outer.epoch import SyncerSpec

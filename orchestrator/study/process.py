@@ -83,7 +83,7 @@ class _Processes:
                 [sys.executable, "-P", "-m", "orchestrator.study.process"],
                 stdin=subprocess.PIPE,
                 stdout=subprocess.PIPE,
-                env=compilation_cache(job.folder) | os.environ | {"PYTHONPATH": path},
+                env=compilation_cache(job.folder.parent) | os.environ | {"PYTHONPATH": path},
                 start_new_session=True,  # an interrupt is for the command, which ends its processes
             )
             self._running.add(process)

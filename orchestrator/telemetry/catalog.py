@@ -154,7 +154,7 @@ _ALL = (
         "seconds",
         "Time that inner steps waited before they could begin, by for what.",
         LEARNER,
-        Label("kind", ("span", "adoption")),
+        Label("kind", ("span", "adoption", "snapshot")),
     ),
     Metric(
         "diloco_step_duration_seconds",

@@ -157,6 +157,7 @@ def test_a_question_that_comes_again_does_not_take_the_answer_of_another() -> No
     shell = object.__new__(LearnerShell)
     shell._answers, shell._faults = {}, FaultEffects(lambda: 0.0)
     shell._every_fact = lambda: ([], 0)  # type: ignore[method-assign]
+    shell._fragment_io = SimpleNamespace(encode=lambda contribution: contribution)  # type: ignore[assignment]
     asked: list[ReadRequest] = []
     shell._drive = asked.append  # type: ignore[assignment, method-assign]
     with ThreadPoolExecutor(3) as pool:

@@ -75,6 +75,30 @@ def test_leaves_in_bfloat16_and_microbatches_are_computed_again_to_the_bit(
     assert replayer.tally.equal["contribution"] > 40
 
 
+@pytest.mark.parametrize("way", WAYS[1:3], ids=str)
+def test_leaves_of_every_kind_are_computed_again_to_the_bit(
+    way: dict[str, Any], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """A joiner has its donor's local leaves, in the replay too."""
+    plain = Points.loss
+
+    def loss(self: Points, params: Any, batch: Any, rng: Any) -> Any:
+        state = {name: 0.5 * params[name] + batch.mean() for name in ("x", "y")}
+        return plain(self, params, batch, rng)[0], {"state": state}
+
+    monkeypatch.setattr(Points, "kinds", {"x": "local", "y": "mean", "z": "frozen"}, raising=False)
+    monkeypatch.setattr(Points, "loss", loss)
+    wanted = recipe(P=3, **way)
+    step = make_step(Points(wanted.data, wanted.seed), wanted.inner)
+    for room in (lockstep, learners):
+        monkeypatch.setattr(room, "make_step", lambda task, inner: step)
+    run = shaken(wanted)
+    assert sorted(tensor.name for fragment in run.fragments for tensor in fragment.tensors) == ["embed", "w", "y"]
+    replayer = played(run, run.events)
+    assert replayer.difference is None and replayer.tally.bit_equal is True
+    assert replayer.tally.equal["contribution"] > 40 and replayer.tally.equal["state"] > 0
+
+
 def test_nothing_is_kept_that_the_rest_of_the_tape_does_not_need(shaken_run: Make) -> None:
     run = shaken_run(adopt="rebase")
     replayer = played(run, run.events)

@@ -16,6 +16,7 @@ from chaos.simulation.trace import Trace
 from orchestrator.simulation.learner_process import LearnerProcess
 from orchestrator.simulation.process import Process
 from orchestrator.simulation.timeline import Timeline
+from outer.protocol import messages
 
 
 class Link:
@@ -128,8 +129,9 @@ class HostileNetwork:
         """Count a fault that hit a message."""
         self._fault_counts[kind] += 1
         if self._trace is not None:
-            message = getattr(args[-2] if len(args) > 1 else args[-1], "message", None) or args[-1]
-            self._trace.line(self._time.now, link.name, "", kind, type(message).__name__)
+            carried = [getattr(each, "message", each) for each in args]
+            named = [each for each in carried if type(each).__module__ == messages.__name__]
+            self._trace.line(self._time.now, link.name, "", kind, type(named[0] if named else carried[-1]).__name__)
 
     def mend(self, link: Link) -> None:
         """Send on what was held back, if nothing cuts the link any more."""

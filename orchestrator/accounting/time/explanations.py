@@ -5,7 +5,7 @@
     wasted_overlap, wasted_refused,   refused); the step that a kill broke off is wasted_killed
     wasted_run_ended
     in_flight                         steps whose tokens have no fate yet: none in a run that has ended
-    data_stall, sync_blocked          a step waiting to begin: for a span, for an adoption
+    data_stall, sync_blocked          a step waiting to begin: for a span, for an adoption or a snapshot
     suspended                         frozen by a fault, whatever it was doing
     fault_detect                      from its death (the injection, else its last sign of life) until it is noticed
     fault_recover                     from there until the next incarnation is requested
@@ -64,7 +64,7 @@ _OF_FATE = {
     "run_ended": "wasted_run_ended",
 }
 _FATE_RANKS = np.array([RANKS.index(_OF_FATE[fate]) for fate in FATES])
-OF_WAIT = {"span": "data_stall", "adoption": "sync_blocked"}
+OF_WAIT = {"span": "data_stall", "adoption": "sync_blocked", "snapshot": "sync_blocked"}
 _OF_PHASE = {
     "starting": "startup",
     "importing": "startup",

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import inspect
 import os
+import sys
 from pathlib import Path
 from typing import Any
 
@@ -149,6 +150,24 @@ def test_whatever_a_users_task_raises_is_an_input_error(tmp_path: Path, monkeypa
     (tmp_path / "broken_task.py").write_text("def build(data, seed):\n    raise KeyError('weights')\n")
     monkeypatch.syspath_prepend(tmp_path)
     assert "KeyError: 'weights'" in problems("task=broken_task:build", "model={}")["task"].message
+
+
+@pytest.mark.parametrize(
+    ("kinds", "message"),
+    [({"blok*": "frozen"}, "'blok*' matches no parameter"), ({"norm": "still"}, "'norm' is 'still'"),
+     ({"*": "frozen"}, "leave no parameter to train")],
+)  # fmt: skip
+def test_kinds_that_do_not_fit_the_task_are_a_problem_of_the_task(
+    kinds: dict[str, str], message: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    source = "from learners.training.models.language import ByteLanguageModel\n\nclass Wrong(ByteLanguageModel):\n"
+    (tmp_path / "wrong_kinds.py").write_text(f"{source}    kinds = {kinds!r}\n")
+    monkeypatch.syspath_prepend(tmp_path)
+    monkeypatch.delitem(sys.modules, "wrong_kinds", raising=False)
+    found = problems("task=wrong_kinds:Wrong")
+    assert list(found) == ["task"]
+    assert message in found["task"].message
+    assert found["task"].fix
 
 
 # ------------------------------------------------------------------ all of them at once

@@ -140,7 +140,8 @@ def test_the_command_trains_seeds_once_and_compares(file: Path, tmp_path: Path) 
     written = (tmp_path / "a/seed-3" / ROW_FILE).stat().st_mtime_ns
     again = command("--seeds", "3", "--out", str(tmp_path / "a"), "--against", str(tmp_path / "a"), "--set", "seed=3")
     assert (tmp_path / "a/seed-3" / ROW_FILE).stat().st_mtime_ns == written, "it is finished"
-    assert again["against"]["each"] == [0.0] * len(again["seeds"])
+    assert [row["seed"] for row in again["seeds"]] == [3, 4, 5]
+    assert (again["against"]["seeds"], again["against"]["each"]) == ([3, 5], [0.0, 0.0])
 
 
 @pytest.mark.parametrize(

@@ -1,0 +1,38 @@
+"""What an incarnation of a learner is started with."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from dataclasses import dataclass
+from typing import Any
+
+from learners.checkpoint_writer import SavedPart
+from learners.config import DataConfig, InnerConfig, WarmStart
+from outer.config import SyncConfig
+from outer.journal.object_store import Objects
+
+
+@dataclass(frozen=True)
+class LearnerSpec:
+    """What an incarnation is started with."""
+
+    name: str
+    incarnation: int
+    task: str
+    model: Mapping[str, Any]
+    data: DataConfig
+    inner: InnerConfig
+    sync: SyncConfig  # with P resolved
+    seed: int
+    batch_size: int
+    slowdown: float
+    start_s: float
+    shared: Mapping[str, Any]
+    code: str
+    core: int | None  # of this host, to be pinned to; None on clusters
+    platform: str  # cpu | gpu | tpu: what the pool's resources ask for
+    warm_start: WarmStart | None = None
+    store: Objects | None = None  # where snapshots are kept
+    saved: SavedPart | None = None  # what an earlier process has left there
+    devices: int | None = 1  # local ones that a step is spread over; None: all
+    model_parallel: int = 1
