@@ -5,21 +5,24 @@ from __future__ import annotations
 import pickle
 from collections import Counter
 from collections.abc import Iterator
+from pathlib import Path
 from typing import Any
 
 import numpy as np
 import pytest
 
 from learners import lockstep, lockstep_state
+from learners.config import DataConfig, InnerConfig
 from learners.lockstep import LockStep, Stacked
 from learners.protocol.facts import StepFinished
+from learners.training.models.language import ByteLanguageModel
 from learners.training.step import make_step
 from outer.config import OuterConfig, SyncConfig
 from outer.protocol.syncer import Budget
 from tests.orchestrator.checkers.test_lockstep_log import INNER, TASK
 
 LEARNERS = {"a": 2, "b": 4, "c": 4}
-STACKED_BOUND = 1e-5  # of what parameters of a few units differ by, after 24 units of time
+STACKED_BOUND = 1e-5  # of what losses and parameters differ by: a language model's by 1e-6 and 1.2e-7 in 105 steps
 
 
 @pytest.fixture(autouse=True, scope="module")
@@ -79,3 +82,23 @@ def test_learners_that_step_together_stay_within_a_bound_of_those_that_step_alon
     ]
     for ours, theirs in zip(together.parameters.thetas, alone.parameters.thetas, strict=True):
         np.testing.assert_allclose(ours, theirs, rtol=0.0, atol=STACKED_BOUND)
+
+
+@pytest.mark.full
+def test_a_language_models_learners_that_step_together_stay_within_the_bound(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(lockstep, "make_step", make_step)
+    for number in range(4):
+        (tmp_path / f"{number}.txt").write_text(f"the {number} quick brown foxes jump over lazy dogs\n" * 60)
+    data, inner = DataConfig(path=str(tmp_path), held_out=0.25, sequence_length=16), InnerConfig()
+    task, sizes = ByteLanguageModel(data=data, seed=3, layers=1, width=16, heads=2), dict.fromkeys("abc", 2)
+    runs = []
+    for stepper in (lockstep.single, Stacked(task, inner, sizes.values())):
+        sync, budget = SyncConfig(P=4, H=6, tau=2, quorum=2), Budget(tokens=None, syncer_steps=36)
+        settings: dict[str, Any] = {"learners": sizes, "quorum": 2, "span_steps": 4, "seed": 3, "stepper": stepper}
+        one = LockStep(task=task, sync=sync, outer_config=OuterConfig(), inner=inner, budget=budget, **settings)
+        one.run()
+        losses = [said.fact.loss for said in one.facts if isinstance(said.fact, StepFinished)]
+        runs.append(np.concatenate([losses, *one.parameters.thetas]))
+    np.testing.assert_allclose(*runs, rtol=0.0, atol=STACKED_BOUND)
