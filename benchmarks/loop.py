@@ -11,7 +11,8 @@ in a bare loop, one step dispatched ahead. Windows take turns, and what does not
     synced   the learner and all that it talks to
 
 Steps are counted by the times in the log (StepFinished) and in the bare loop. `synced_over_alone` is the median of the
-pairs' ratios of rates. Where the time goes is read from /proc for each thread of the learner: processor time and time
+pairs' ratios of rates. Other work on the machine disturbs them, and hardly `on_core_ms`, the processor time on the
+step's core per step. Where the time goes is read from /proc for each thread: processor time and time
 in the run queue, per step, on the step's core and elsewhere. Rows for 75 ms take about seven minutes.
 """
 
@@ -64,6 +65,7 @@ SETTINGS = (
     "run.syncer_lease_s=600",
 )
 PHASES = ("alone", "quiet", "synced")
+ON_CORE = "on the step's core"
 
 
 @dataclass
@@ -91,6 +93,8 @@ def row(step_ms: float, windows: Sequence[Window], bare: Sequence[float], learne
         rates[each.phase].append(rate(bare if each.phase == "alone" else learner, each.begin, each.end))
     ratios = [synced / alone for synced, alone in zip(rates["synced"], rates["alone"], strict=True)]
     quiet = [synced / still for synced, still in zip(rates["synced"], rates["quiet"], strict=True)]
+    threads = {phase: _per_step([each for each in windows if each.phase == phase], rates[phase]) for phase in PHASES}
+    on_core = {phase: sum(threads[phase].get(ON_CORE, {}).values()) for phase in PHASES}
     return {
         "step_ms": step_ms,
         "pairs": len(ratios),
@@ -100,10 +104,8 @@ def row(step_ms: float, windows: Sequence[Window], bare: Sequence[float], learne
         "synced_over_alone": median(ratios),
         "synced_over_quiet": median(quiet),
         "ratios": ratios,
-        "threads_ms_per_step": {
-            phase: _per_step([each for each in windows if each.phase == phase], rates[phase])
-            for phase in ("quiet", "synced")
-        },
+        "on_core_ms": on_core,
+        "threads_ms_per_step": threads,
     }
 
 
@@ -133,7 +135,7 @@ def thread_seconds(pid: int, core: int) -> dict[tuple[str, str, int], float]:
             name = re.sub(r"[-.:]?\d+$", "", (task / "comm").read_text().strip())
             ran, waited, _ = (task / "schedstat").read_text().split()
             here = os.sched_getaffinity(tid) == {core}
-            found["on the step's core" if here else "elsewhere", name, tid] = int(ran) / 1e9
+            found[ON_CORE if here else "elsewhere", name, tid] = int(ran) / 1e9
             if here:
                 found["in its run queue", name, tid] = int(waited) / 1e9
     return found
@@ -237,10 +239,11 @@ class Turns:
         frozen = {"alone": [learner, *control], "quiet": [self._plain.pid, *control], "synced": [self._plain.pid]}
         with _stopped(frozen[phase]):
             time.sleep(SETTLE_S)
-            before, begin = thread_seconds(learner, self._core), time.time()
+            stepping = self._plain.pid if phase == "alone" else learner
+            before, begin = thread_seconds(stepping, self._core), time.time()
             time.sleep(self._seconds)
-            end, after = time.time(), thread_seconds(learner, self._core)
-        return Window(phase, begin, end, {} if phase == "alone" else between(before, after))
+            end, after = time.time(), thread_seconds(stepping, self._core)
+        return Window(phase, begin, end, between(before, after))
 
 
 @contextlib.contextmanager

@@ -49,6 +49,7 @@ def test_a_row_is_the_median_of_the_ratios_of_neighbouring_windows() -> None:
     assert found["synced_over_alone"] == pytest.approx(0.95)
     assert (found["alone_ms"], found["quiet_ms"]) == pytest.approx((100.0, 100.0))
     spent = found["threads_ms_per_step"]["quiet"]["on the step's core"]
+    assert found["on_core_ms"]["quiet"] == pytest.approx(spent["python"]) and found["on_core_ms"]["alone"] == 0
     assert spent == {"python": pytest.approx(1e3 * 0.4 * (1 / 99 + 1 / 49.5 + 1 / 99) / 3)}, "what is tiny is left out"
 
 
