@@ -39,7 +39,7 @@ ROOT = Path(__file__).resolve().parent.parent
 sys.path.insert(0, str(ROOT))
 
 from benchmarks.gpu_phases import SETTLE_S, SIZES, recipe_of  # noqa: E402
-from learners.training.accelerators import nvidia_smi  # noqa: E402
+from learners.training.devices.accelerators import nvidia_smi  # noqa: E402
 from orchestrator.recipe.resources import MEMORY_FRACTION, MEMORY_USABLE  # noqa: E402
 from orchestrator.store.compile_cache import compilation_cache  # noqa: E402
 

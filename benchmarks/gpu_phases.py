@@ -67,8 +67,8 @@ def recipe_of(devices: str, learners: int, batch: int, tokens: int = 10**9) -> R
 def copies(job: Mapping[str, Any]) -> dict[str, Any]:
     import jax
 
-    from learners.training.device import fit
-    from learners.training.device_checks import copy_rates
+    from learners.training.devices.device import fit
+    from learners.training.devices.device_checks import copy_rates
 
     fit(None, job["devices"])
     device, sizes = jax.local_devices()[0], SIZES[job["devices"]].copies
@@ -78,12 +78,13 @@ def copies(job: Mapping[str, Any]) -> dict[str, Any]:
 
 def bare(job: Mapping[str, Any]) -> dict[str, Any]:
     """One of the processes that step without sync: prints a line when it is ready, and begins when it reads one."""
-    from learners.training.device import fit, use_compile_cache
+    from learners.training.devices.device import fit, use_compile_cache
 
     fit(None, job["devices"])
     import jax
 
-    from learners.training import device_checks, task
+    from learners.training import task
+    from learners.training.devices import device_checks
     from learners.training.trainer import Trainer
     from learners.training.tree import deal
 

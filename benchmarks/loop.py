@@ -171,7 +171,7 @@ def descendants(pid: int) -> list[tuple[int, str]]:
 
 def bare(recipe_file: Path, core: int, times: Path | None) -> None:
     """Step until SIGTERM, and then write when steps ended; without `times`: print one step's processor seconds."""
-    from learners.training.device import fit
+    from learners.training.devices.device import fit
 
     fit(core, "cpu")
     from learners.training.trainer import Trainer

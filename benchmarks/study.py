@@ -53,7 +53,7 @@ def plain_loop(settings: list[str], steps: int) -> tuple[float, float]:
 
 
 def _plain(settings: list[str], steps: int) -> list[float]:
-    from learners.training.device import fit, use_compile_cache
+    from learners.training.devices.device import fit, use_compile_cache
 
     fit(None, "cpu")
     from learners.training.step import make_step

@@ -18,7 +18,7 @@ from pydantic import TypeAdapter
 
 from learners.protocol.events_effects import Save
 from learners.protocol.resume_state import ResumeState
-from learners.training import cores
+from learners.training.devices import cores
 from outer.journal import checkpoint_parts
 from outer.journal.object_store import Objects
 from outer.protocol.messages import State

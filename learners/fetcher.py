@@ -15,7 +15,7 @@ from learners import checkpoint_writer
 from learners.checkpoint_writer import SavedPart
 from learners.protocol import events_effects
 from learners.protocol.fact_buffer import FactBuffer
-from learners.training import cores
+from learners.training.devices import cores
 from outer.journal.object_store import Objects
 from outer.numeric import codec as codecs
 from outer.protocol.messages import Attach, Donor, Report, SeekDonor, State, StateRequest, Welcome

@@ -20,7 +20,7 @@ from outer.numeric import codec as codecs
 from outer.protocol.messages import Contribution, State, StateRequest
 
 if TYPE_CHECKING:
-    from learners.training.placement import Placed
+    from learners.training.devices.placement import Placed
     from learners.training.trainer import Trainer
     from outer.config import SyncConfig
 

@@ -32,8 +32,8 @@ from learners.report_sender import ReportSender
 from learners.snapshot_slot import Captured
 from learners.spec import LearnerSpec
 from learners.step_runner import StepRunner
-from learners.training import cores
-from learners.training.device import device_taken, fit
+from learners.training.devices import cores
+from learners.training.devices.device import device_taken, fit
 from outer.protocol.manifest import manifest
 from outer.protocol.messages import (
     COMPILING,
@@ -247,7 +247,7 @@ class LearnerShell:
         self._drive(events_effects.Enter(IMPORTING))
         fit(spec.core, spec.platform, spec.devices or 1, self._granted)
         from learners.fragment_io import FragmentIO
-        from learners.training import device_checks
+        from learners.training.devices import device_checks
         from learners.training.task import load
         from learners.training.trainer import Trainer
         from learners.training.tree import deal, left_out

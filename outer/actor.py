@@ -98,8 +98,7 @@ class SyncerActor:
         self._timer: asyncio.TimerHandle | None = None
         self._digests = [codecs.digest(theta) for theta in self._parameters.thetas]
         self._failure = ""
-        left_out = self._task.get("left_out")
-        self._snapshots = Snapshots(spec.epoch, self._fragments, spec.store, self._journal, left_out)
+        self._snapshots = Snapshots(spec.epoch, self._fragments, spec.store, self._journal, self._task.get("left_out"))
         self._dies_at: dict[str, int] = {}  # for chaos: at which point, passed so many times from now
 
     def __repr__(self) -> str:

@@ -10,7 +10,7 @@ from collections.abc import Callable, Sequence
 from concurrent.futures import Future, ThreadPoolExecutor
 from typing import Any
 
-from learners.training import cores
+from learners.training.devices import cores
 
 AHEAD_MAX = 2  # batches that are built, or being built, and not yet taken
 

@@ -15,7 +15,7 @@ import jax.numpy as jnp
 import numpy as np
 from numpy.typing import NDArray
 
-from learners.training.placement import own
+from learners.training.devices.placement import own
 
 Arrays = list[NDArray[Any]]
 PLAIN = "biuf"  # the dtype kinds of NumPy itself

@@ -31,7 +31,7 @@ class Task(Protocol):
     - `held_out_loss(params, batch)`, the loss of held-out samples, float32 scalar, where it is not that of `loss`,
       for example because it uses running statistics in place of the batch's;
     - `sharding(mesh)`, a mapping of such patterns to PartitionSpecs over the axes "batch" and "model", for learners
-      with several devices (learners/training/mesh.py); without it, parameters are replicated;
+      with several devices (learners/training/devices/mesh.py); without it, parameters are replicated;
     - `sample(params, prompt, length, temperature, top_k, rng)`, which continues the bytes of a prompt by `length`
       bytes, for `diloco sample`;
     - `loss_unit`, what its loss is measured in, such as "nats/token"; without it, a loss is shown without a unit.

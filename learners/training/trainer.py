@@ -13,10 +13,11 @@ import jax.numpy as jnp
 import numpy as np
 
 from learners.config import InnerConfig, WarmStart
-from learners.training import placement, state_arrays
+from learners.training import state_arrays
 from learners.training.batches import Batches
-from learners.training.mesh import layout
-from learners.training.placement import Placed
+from learners.training.devices import placement
+from learners.training.devices.mesh import layout
+from learners.training.devices.placement import Placed
 from learners.training.precision import precise
 from learners.training.step import Aux, TrainStep, make_step, schedule, step_key, transformation
 from learners.training.task import Batch, Params, Task

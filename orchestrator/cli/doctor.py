@@ -25,8 +25,8 @@ import psutil
 import typer
 
 import orchestrator
-from learners.training.accelerators import accelerators
-from learners.training.device import Finding
+from learners.training.devices.accelerators import accelerators
+from learners.training.devices.device import Finding
 from orchestrator.cli.errors import INPUT, reported
 from orchestrator.cli.options import AsJson
 from orchestrator.recipe.problems import Problem
@@ -95,7 +95,7 @@ def findings(folder: Path) -> Iterator[Finding]:
 
 
 def device_findings(platform: str | None = None, deadline_s: float = GPU_S) -> Iterator[Finding]:
-    """What a process that takes the devices finds (learners/training/device_checks.py).
+    """What a process that takes the devices finds (learners/training/devices/device_checks.py).
 
     `platform`: cpu, gpu or tpu; by default tpu on a machine with TPU chips and no GPU, else gpu.
     """
@@ -105,7 +105,7 @@ def device_findings(platform: str | None = None, deadline_s: float = GPU_S) -> I
     with tempfile.TemporaryDirectory(prefix="diloco-doctor-") as folder:
         variables = compilation_cache(Path(folder)) | os.environ
         variables["PYTHONPATH"] = os.pathsep.join(filter(None, sys.path))
-        command = [sys.executable, "-P", "-m", "learners.training.device_checks", platform]
+        command = [sys.executable, "-P", "-m", "learners.training.devices.device_checks", platform]
         late = ""
         try:
             done = subprocess.run(command, capture_output=True, text=True, timeout=deadline_s, env=variables)

@@ -166,13 +166,9 @@ def _microbatches(recipe: Recipe) -> Iterator[Problem]:
     for index, pool in enumerate(recipe.pools):
         ways = max(1, pool.known_devices // pool.model_parallel)
         if parts > 1 and pool.batch_size % ways == 0 and pool.batch_size % (parts * ways):
-            over = f", each over {ways} devices" if ways > 1 else ""
-            yield Problem(
-                f"pools.{index}.batch_size",
-                pool.batch_size,
-                f"cannot be split into inner.microbatches = {parts} equal parts{over}",
-                f"give a multiple of {parts * ways}, or another inner.microbatches",
-            )
+            problem = f"cannot be split into inner.microbatches = {parts} equal parts for {ways} devices"
+            fix = f"give a multiple of {parts * ways}, or another inner.microbatches"
+            yield Problem(f"pools.{index}.batch_size", pool.batch_size, problem, fix)
 
 
 @_reads("durability.store")
@@ -399,7 +395,5 @@ def host_only() -> Iterator[None]:
     try:
         yield
     finally:
-        if before is None:
-            del os.environ["JAX_PLATFORMS"]
-        else:
-            os.environ["JAX_PLATFORMS"] = before
+        del os.environ["JAX_PLATFORMS"]
+        os.environ |= {} if before is None else {"JAX_PLATFORMS": before}

@@ -10,7 +10,7 @@ from collections.abc import Mapping
 from dataclasses import dataclass
 
 from learners.protocol.facts import DeviceTaken
-from learners.training.device import SETTINGS
+from learners.training.devices.device import SETTINGS
 from orchestrator.replay.incarnation import TapeError, named
 from orchestrator.replay.tape import Tape
 

@@ -124,7 +124,7 @@ def main() -> None:
 
 
 def _play(job: Job, tell: Callable[[News], None]) -> dict[str, Any]:
-    from learners.training.device import fit
+    from learners.training.devices.device import fit
 
     parts = shares(job.tape, job.recipe, job.environment, sorted(os.sched_getaffinity(0)))
     if job.environment is None:
@@ -140,7 +140,7 @@ def _play(job: Job, tell: Callable[[News], None]) -> dict[str, Any]:
 
 
 def _computed(job: Job, tell: Callable[[News], None], crew: Crew | None, processes: int) -> dict[str, Any]:
-    from learners.training.device import use_compile_cache
+    from learners.training.devices.device import use_compile_cache
     from learners.training.evaluator import Evaluator  # JAX starts here
     from orchestrator.recipe.validation import build_task
     from orchestrator.replay.replayer import Replayer
@@ -224,7 +224,7 @@ def _write(job: Job, replayer: Replayer) -> str:
 def _hints(job: Job) -> list[str]:
     from importlib.metadata import version
 
-    from learners.training.device import device_taken
+    from learners.training.devices.device import device_taken
     from outer.protocol.manifest import code_digest
 
     devices = next((device.devices for device in job.tape.devices.values()), 1)

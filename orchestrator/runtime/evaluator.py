@@ -14,7 +14,7 @@ from typing import Any
 import ray
 
 from learners.spec import LearnerSpec
-from learners.training.device import fit, use_compile_cache
+from learners.training.devices.device import fit, use_compile_cache
 from orchestrator.eventlog.facts import Evaluated, ReferenceLosses
 from orchestrator.recipe.config import Recipe
 from orchestrator.runtime.placement import RunPlacement, control, named

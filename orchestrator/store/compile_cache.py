@@ -5,7 +5,7 @@ from __future__ import annotations
 import os
 from pathlib import Path
 
-from learners.training.device import host_kind
+from learners.training.devices.device import host_kind
 
 
 def compilation_cache(fallback: Path) -> dict[str, str]:

@@ -119,7 +119,7 @@ def main() -> None:
     def tell(news: News) -> None:
         print(json.dumps(finite(dict(news)), allow_nan=False), file=output, flush=True)
 
-    from learners.training.device import fit, use_compile_cache
+    from learners.training.devices.device import fit, use_compile_cache
 
     if job.cores:
         os.sched_setaffinity(0, job.cores)

@@ -19,7 +19,7 @@ from typing import Any
 
 from learners import lockstep_state
 from learners.lockstep import LockStep, LoggedFact, Stacked, single
-from learners.training.device import device_taken
+from learners.training.devices.device import device_taken
 from learners.training.evaluator import Evaluator
 from learners.training.task import Task, loss_unit
 from learners.training.tree import left_out

@@ -11,7 +11,7 @@ from numpy.typing import NDArray
 
 from learners.fragment_io import FragmentIO, StagedCopy
 from learners.protocol.events_effects import Apply
-from learners.training.placement import Placed
+from learners.training.devices.placement import Placed
 from learners.training.trainer import Trainer
 from outer.config import SyncConfig
 from outer.numeric import codec as codecs

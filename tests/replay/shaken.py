@@ -17,7 +17,7 @@ from learners.fragment_io import FragmentIO
 from learners.lockstep import IDLE_ROUNDS_MAX, LockStep, LoggedFact, _Unit
 from learners.protocol import events_effects as unit
 from learners.protocol.learner import Learner
-from learners.training.device import device_taken
+from learners.training.devices.device import device_taken
 from learners.training.task import Batch
 from learners.training.trainer import Trainer
 from orchestrator.eventlog.events import Event

@@ -10,7 +10,7 @@ from typing import Any
 import pytest
 
 from learners.protocol.facts import Adopted, DeviceTaken, Spoiled, StateReceived, StepFinished
-from learners.training.device import SETTINGS
+from learners.training.devices.device import SETTINGS
 from orchestrator.eventlog.events import Event
 from orchestrator.replay.environment import hints, needed, permitted
 from orchestrator.replay.incarnation import Give, Read, TapeError

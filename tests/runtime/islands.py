@@ -138,7 +138,7 @@ def settings_of_a_learner(pool: PoolConfig) -> dict[str, str]:
     class Probe:
         def settings(self) -> dict[str, str]:
             from learners.actor import granted_gpus
-            from learners.training.device import visible_devices
+            from learners.training.devices.device import visible_devices
 
             kept = {name: value for name, value in os.environ.items() if name in ("XLA_CLIENT_MEM_FRACTION", "JOB")}
             return kept | {"visible devices": visible_devices(os.environ, granted_gpus()).status}

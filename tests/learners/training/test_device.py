@@ -13,9 +13,9 @@ from typing import Any
 import jax
 import pytest
 
-from learners.training import device, device_checks, placement
-from learners.training.device import FRACTIONS, Finding, WrongDevice, cache_folder, host_kind
-from learners.training.device_checks import CopyRates
+from learners.training.devices import device, device_checks, placement
+from learners.training.devices.device import FRACTIONS, Finding, WrongDevice, cache_folder, host_kind
+from learners.training.devices.device_checks import CopyRates
 from tests.waiting import DEADLINE_S
 
 ROOT = Path(__file__).parents[3]
@@ -80,10 +80,10 @@ def test_a_memory_fraction_that_xla_would_refuse_is_found_before_it_starts(
 def prepared(platform: str, granted: list[str] | None, **environ: str) -> subprocess.CompletedProcess[str]:
     """Call `fit`, then the checks of a learner's start, in a process of its own."""
     code = (
-        "import os\nfrom learners.training.device import fit\n"
+        "import os\nfrom learners.training.devices.device import fit\n"
         f"fit(None, {platform!r}, 1, {granted!r})\n"
         "print(os.environ['JAX_PLATFORMS'], flush=True)\n"
-        "from learners.training.device_checks import at_start\n"
+        "from learners.training.devices.device_checks import at_start\n"
         f"print(at_start({platform!r}, {granted!r}))\n"
     )
     kept = {name: value for name, value in os.environ.items() if not name.startswith(("XLA_", "JAX_"))}
@@ -269,7 +269,7 @@ def test_a_start_on_an_accelerator_returns_its_warnings_and_refuses_a_defective_
 
 def test_the_checks_of_a_machine_are_printed_a_line_each() -> None:
     done = subprocess.run(
-        [sys.executable, "-m", "learners.training.device_checks", "cpu"],
+        [sys.executable, "-m", "learners.training.devices.device_checks", "cpu"],
         env=os.environ | {"PYTHONPATH": str(ROOT)},
         capture_output=True,
         text=True,

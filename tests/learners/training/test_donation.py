@@ -14,7 +14,8 @@ import optax
 import pytest
 
 from learners.config import InnerConfig
-from learners.training import placement, state_arrays
+from learners.training import state_arrays
+from learners.training.devices import placement
 from learners.training.step import make_step
 from learners.training.trainer import Trainer
 from learners.training.tree import deal

@@ -121,7 +121,7 @@ def test_a_pool_steps_on_all_its_accelerators_and_on_one_cpu() -> None:
 @pytest.mark.parametrize("devices", [1, 3])
 def test_a_cpu_learner_has_as_many_devices_as_asked_for_and_only_one_is_pinned_to_a_core(devices: int) -> None:
     code = (
-        "import os\nfrom learners.training.device import fit\n"
+        "import os\nfrom learners.training.devices.device import fit\n"
         "before, core = os.sched_getaffinity(0), min(os.sched_getaffinity(0))\n"
         f"fit(core, 'cpu', {devices})\n"
         "import jax\n"

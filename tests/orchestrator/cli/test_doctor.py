@@ -11,7 +11,7 @@ from typing import Any
 import pytest
 from typer.testing import CliRunner
 
-from learners.training.accelerators import accelerators
+from learners.training.devices.accelerators import accelerators
 from orchestrator.cli import doctor
 from orchestrator.cli.app import build
 

@@ -8,7 +8,7 @@ from pathlib import Path
 import pytest
 
 from benchmarks.fresh import emptied
-from learners.training.device import host_kind
+from learners.training.devices.device import host_kind
 from orchestrator.store.compile_cache import compilation_cache
 
 

@@ -12,7 +12,7 @@ from typing import Any
 import pytest
 from typer.testing import CliRunner
 
-from learners.training.device import device_taken
+from learners.training.devices.device import device_taken
 from orchestrator.checkers.suite import check_run
 from orchestrator.cli.app import build
 from orchestrator.eventlog.reader import read_run

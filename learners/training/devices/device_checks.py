@@ -20,9 +20,9 @@ import jax
 import jax.numpy as jnp
 import numpy as np
 
-from learners.training import placement
-from learners.training.accelerators import KINDS, accelerators, has_plugin, nvidia_smi
-from learners.training.device import (
+from learners.training.devices import placement
+from learners.training.devices.accelerators import KINDS, accelerators, has_plugin, nvidia_smi
+from learners.training.devices.device import (
     REHEARSED,
     SETTINGS,
     Finding,

@@ -16,7 +16,7 @@ from pathlib import Path
 from typing import Any, Literal
 
 from learners.protocol.facts import DeviceTaken
-from learners.training import cores
+from learners.training.devices import cores
 
 # Environment variables that XLA and JAX read at start and that can change numbers.
 SETTINGS = (
