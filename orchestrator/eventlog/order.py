@@ -11,7 +11,7 @@ from learners.protocol.facts import Adopted, StepFinished
 from orchestrator.eventlog.block import Key
 from orchestrator.eventlog.events import Event
 from orchestrator.eventlog.segments import by_writer, once
-from outer.protocol.facts import Committed
+from outer.protocol.facts import Committed, FactsLost
 
 SYNCER = "syncer"
 
@@ -20,7 +20,8 @@ def canonical(events: Iterable[Event]) -> list[Event]:
     """Each event once: the syncer's in their order, epoch by epoch, the others' between them by time.
 
     For logs of format 1 and for logs made by hand. Each writer's own order is kept. Where a learner's clock is wrong
-    its steps still precede the commits that cover them, and its adoptions follow the commits of their versions.
+    its steps still precede the commits that cover them, its adoptions follow the commits of their versions, and what it
+    said after a gap follows the FactsLost that names the gap.
     """
     apart = {key: once(said) for key, said in sorted(by_writer(events).items())}
     own = [event for key, said in apart.items() if key[0] == SYNCER for event in said]
@@ -39,13 +40,24 @@ class _Order:
         self._stepped = dict.fromkeys(said, 0)
         self._coming = {event.fact.syncer_step for event in own if isinstance(event.fact, Committed)}
         self._waiting: defaultdict[int, list[Key]] = defaultdict(list)  # by the version of their next adoption
+        self._gaps = {
+            (lost.writer, lost.incarnation, lost.last + 1) for each in own if isinstance(lost := each.fact, FactsLost)
+        }
+        self._behind: set[Key] = set()  # whose next fact waits for a FactsLost
         self._heap = [(dates[0], key) for key, dates in self._dates.items()]
         heapify(self._heap)
 
     def events(self) -> Iterator[Event]:
         for event, date in zip(self._own, accumulate((each.at for each in self._own), max), strict=True):
             yield from self._until(date)
-            if not isinstance(fact := event.fact, Committed):
+            fact = event.fact
+            if isinstance(fact, FactsLost):
+                key = (fact.writer, fact.incarnation)
+                self._gaps.discard((*key, fact.last + 1))
+                if key in self._behind:
+                    self._behind.discard(key)
+                    self._queue(key)
+            if not isinstance(fact, Committed):
                 yield event
                 continue
             for one in fact.participants:
@@ -57,6 +69,9 @@ class _Order:
             for key in self._waiting.pop(fact.syncer_step, ()):
                 self._queue(key)
         self._coming = set()
+        self._gaps = set()
+        for key in self._behind:
+            self._queue(key)
         for version in [*self._waiting]:
             for key in self._waiting.pop(version):
                 self._queue(key)
@@ -68,7 +83,11 @@ class _Order:
             at, key = heappop(self._heap)
             place = self._next[key]
             if place < len(self._said[key]) and self._dates[key][place] <= at:
-                fact = self._said[key][place].fact
+                event = self._said[key][place]
+                fact = event.fact
+                if (event.writer, event.incarnation, event.sequence) in self._gaps:
+                    self._behind.add(key)
+                    continue
                 if isinstance(fact, Adopted) and fact.version in self._coming:
                     self._waiting[fact.version].append(key)
                     continue

@@ -179,7 +179,7 @@ def test_leaves_of_other_kinds_have_no_gradients_and_those_not_sent_are_not_plac
     found = {part.what: part.bytes for part in memory.learner(SyncConfig(), model, accelerated=True).parts}
     plain = {part.what: part.bytes for part in memory.learner(SyncConfig(), shapes(), accelerated=True).parts}
     assert (found["parameters"], found["gradients"]) == (11_400, 1360)
-    placed = "versions that came, placed for a step's end"
+    placed = "a version that came, placed for a step's end"
     assert found[placed] == plain[placed]
 
 
