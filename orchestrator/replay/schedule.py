@@ -1,6 +1,6 @@
 """In which order a tape's moments are computed: for each commit, what its participants do up to what it read of them.
 
-Whoever performs its part of this order, and waits for what is not there yet, cannot wait for ever: everything that a
+A process that performs its part of this order and waits for what is missing cannot wait for ever: everything that a
 moment needs comes earlier.
 """
 
