@@ -34,13 +34,12 @@ class Size:
     model: dict[str, int]
     sequence_length: int
     batch: int
-    H: int
     copies: tuple[int, ...]  # bytes
 
 
 SIZES = {
-    "gpu": Size({"layers": 24, "width": 1024, "heads": 16}, 256, 16, 96, (4 * MIB, 64 * MIB, 256 * MIB)),
-    "cpu": Size({"layers": 2, "width": 32, "heads": 2}, 32, 8, 24, (MIB,)),
+    "gpu": Size({"layers": 24, "width": 1024, "heads": 16}, 256, 16, (4 * MIB, 64 * MIB, 256 * MIB)),
+    "cpu": Size({"layers": 2, "width": 32, "heads": 2}, 32, 8, (MIB,)),
 }
 
 
@@ -56,7 +55,7 @@ def recipe_of(devices: str, learners: int, batch: int, tokens: int = 10**9) -> R
         "model": size.model,
         "data": {"sequence_length": size.sequence_length},
         "inner": inner,
-        "sync": {"P": 12, "H": size.H, "tau": 2, "quorum": max(1, learners - 1)},
+        "sync": {"P": 12, "H": 96, "tau": 2, "quorum": max(1, learners - 1)},
         "pools": [{"name": "card", "learners": learners, "batch_size": batch, "resources": {"CPU": 1.0} | shared}],
         "budget": {"tokens": tokens},
         "eval": {"every": 0, "sequences": 2},

@@ -26,7 +26,6 @@ from orchestrator.accounting.fold import as_blocks
 from orchestrator.accounting.ledger import Books
 from orchestrator.accounting.records import Records
 from orchestrator.accounting.roster import Roster
-from orchestrator.accounting.saving import saved, saved_all
 from orchestrator.accounting.time.accounts import Goodput, TimeAccounts, Wanted
 from orchestrator.accounting.time.fault_rows import Row
 from orchestrator.accounting.time.fault_table import FaultTable
@@ -35,6 +34,7 @@ from orchestrator.eventlog.block import Block
 from orchestrator.eventlog.events import Event
 from orchestrator.eventlog.facts import Evaluated, ReferenceLosses, RunFinished, RunStarted
 from orchestrator.eventlog.order import canonical
+from outer.journal.saving import saved, saved_all
 from outer.protocol.facts import Finished, Refused, StepPassed
 
 saved_all(books, ledger, lost_steps, records, refusals, sketch, token_fragments, verdicts, windows)

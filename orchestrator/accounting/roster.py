@@ -16,7 +16,6 @@ from typing import Any, Literal
 import numpy as np
 
 from learners.protocol.facts import PhaseEntered, Resumed
-from orchestrator.accounting.saving import saved
 from orchestrator.eventlog.block import Block, Key
 from orchestrator.eventlog.events import Event
 from orchestrator.eventlog.facts import (
@@ -28,6 +27,7 @@ from orchestrator.eventlog.facts import (
     RunFinished,
     RunResumed,
 )
+from outer.journal.saving import saved
 from outer.protocol.facts import (
     FactsLost,
     Finished,

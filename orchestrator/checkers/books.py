@@ -9,10 +9,10 @@ from collections import deque
 from dataclasses import dataclass, field
 
 from orchestrator.accounting.ledger import Ledger
-from orchestrator.accounting.saving import saved
 from orchestrator.accounting.verdicts import Failures, Verdict, judge
 from orchestrator.checkers.state import EPOCHS_KEPT, CheckState
 from orchestrator.eventlog.block import Block
+from outer.journal.saving import saved
 from outer.protocol.facts import Finished
 
 

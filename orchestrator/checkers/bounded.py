@@ -7,10 +7,10 @@ from __future__ import annotations
 
 from dataclasses import dataclass, field
 
-from orchestrator.accounting.saving import saved
 from orchestrator.accounting.verdicts import Failures, Verdict, judge
 from orchestrator.checkers.state import EPOCHS_KEPT, CheckState, Said
 from orchestrator.eventlog.block import NONE, Block
+from outer.journal.saving import saved
 from outer.protocol.facts import Finished, LearnerAttached, ReadFailed, StepOpened, StepPassed, StepReopened
 
 STEPS_KEPT = 256  # newest syncer steps whose reads are still counted

@@ -11,10 +11,10 @@ from typing import Any
 
 import numpy as np
 
-from orchestrator.accounting.saving import saved
 from orchestrator.accounting.verdicts import Failures, Verdict, judge
 from orchestrator.checkers.state import CheckState
 from orchestrator.eventlog.block import Block, Key
+from outer.journal.saving import saved
 from outer.protocol.facts import Refused, SpanGranted
 
 KEPT = 1024  # newest incarnations that were refused, and that merged unattached

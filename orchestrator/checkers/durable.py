@@ -8,10 +8,10 @@ from __future__ import annotations
 
 from dataclasses import dataclass, field
 
-from orchestrator.accounting.saving import saved
 from orchestrator.accounting.verdicts import Failures, Verdict, judge
 from orchestrator.checkers.state import CheckState, Said
 from orchestrator.eventlog.block import Block
+from outer.journal.saving import saved
 from outer.protocol.facts import Finished, StepOpened, SyncerStarted
 
 

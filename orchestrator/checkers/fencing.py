@@ -12,10 +12,10 @@ from dataclasses import dataclass, field
 
 import numpy as np
 
-from orchestrator.accounting.saving import saved
 from orchestrator.accounting.verdicts import Failures, Verdict, judge
 from orchestrator.checkers.state import EPOCHS_KEPT, INCARNATIONS_KEPT, NEVER, CheckState, Merged, Said, previous
 from orchestrator.eventlog.block import NONE, Block, Ints, Key
+from outer.journal.saving import saved
 from outer.protocol.facts import LearnerAttached, LearnerFenced, SpanGranted, StepOpened, SyncerStarted
 
 OPENED_KEPT = 1024  # newest syncer steps of which it is remembered where they opened

@@ -18,10 +18,10 @@ import numpy as np
 
 from orchestrator.accounting.records import Records
 from orchestrator.accounting.roster import Incarnation, Roster
-from orchestrator.accounting.saving import saved
 from orchestrator.accounting.verdicts import Verdict, judge
 from orchestrator.accounting.windows import StepWindows
 from orchestrator.eventlog.block import Block, Floats, Ints, Key
+from outer.journal.saving import saved
 from outer.protocol.facts import LearnerFenced, LeaseExpired
 
 RATIO, EXTRA_S, STALL_S = 3.0, 0.05, 2.0

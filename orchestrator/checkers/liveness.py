@@ -26,12 +26,12 @@ import numpy as np
 
 from orchestrator.accounting.records import Records
 from orchestrator.accounting.roster import Roster
-from orchestrator.accounting.saving import saved
 from orchestrator.accounting.sketch import Sketch
 from orchestrator.accounting.verdicts import Verdict, judge
 from orchestrator.accounting.windows import StepWindows
 from orchestrator.checkers.timeline import Gap, Mark, Timeline
 from orchestrator.eventlog.block import NONE, Block, Floats, Ints, Key
+from outer.journal.saving import saved
 from outer.protocol.facts import SyncerStarted
 
 PACE = 3  # so many rounds, where one would do

@@ -6,7 +6,6 @@ import contextlib
 from collections.abc import Iterable, Iterator, Sequence
 from pathlib import Path
 
-from orchestrator.accounting.saving import saved
 from orchestrator.accounting.verdicts import Verdict, judge
 from orchestrator.eventlog import reader
 from orchestrator.eventlog.block import Block
@@ -19,6 +18,7 @@ from orchestrator.eventlog.segments import by_writer
 from orchestrator.recipe.problems import InputError
 from orchestrator.recipe.toml_text import hash_in
 from orchestrator.store.readers import RECIPE_FILE
+from outer.journal.saving import saved
 from outer.protocol.facts import Finished
 
 saved(Numbering)

@@ -12,11 +12,11 @@ from dataclasses import dataclass, field
 import numpy as np
 from numpy.typing import NDArray
 
-from orchestrator.accounting.saving import saved
 from orchestrator.accounting.verdicts import Failures, Verdict, judge
 from orchestrator.checkers.state import CheckState, Merged
 from orchestrator.eventlog.block import NONE, Block, Ints
 from orchestrator.eventlog.facts import Evaluated
+from outer.journal.saving import saved
 from outer.protocol.facts import Finished, LearnerAttached, StepOpened
 
 TOLERANCE = 1e-9  # of a weight

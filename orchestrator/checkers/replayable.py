@@ -15,13 +15,13 @@ import numpy as np
 from numpy.typing import NDArray
 
 from learners.protocol.facts import Donated, StateReceived, StateSaved
-from orchestrator.accounting.saving import saved
 from orchestrator.accounting.verdicts import Failures, Verdict, judge
 from orchestrator.accounting.windows import MOST
 from orchestrator.checkers.state import CheckState, Merged, previous
 from orchestrator.eventlog.block import NONE, Block, Ints, Key
 from orchestrator.eventlog.events import Event
 from orchestrator.eventlog.facts import RunStarted
+from outer.journal.saving import saved
 
 GIFTS_KEPT = 4096  # newest states that a donor gave, and that incarnations received
 SAVED_KEPT = 4  # newest states that a learner saved

@@ -12,11 +12,11 @@ from typing import NamedTuple
 import numpy as np
 
 from orchestrator.accounting.ledger import COMMITTED, FATE
-from orchestrator.accounting.saving import saved
 from orchestrator.accounting.verdicts import Failures, Verdict, judge
 from orchestrator.checkers.state import INCARNATIONS_KEPT, SYNCER, CheckState
 from orchestrator.eventlog.block import NONE, Block, Floats, Key
 from orchestrator.eventlog.facts import LearnerLost
+from outer.journal.saving import saved
 from outer.protocol.facts import LearnerFenced, SpanGranted, SpanReturned
 
 UNHEARD_S = 5.0  # of steps, at most, whose facts never came from an incarnation that ended, or have yet to come

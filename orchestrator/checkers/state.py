@@ -12,10 +12,10 @@ from numpy.typing import NDArray
 from orchestrator.accounting.books import Bookkeeper
 from orchestrator.accounting.fold import Fold
 from orchestrator.accounting.records import Records
-from orchestrator.accounting.saving import saved
 from orchestrator.accounting.verdicts import Verdict
 from orchestrator.accounting.windows import StepWindows
 from orchestrator.eventlog.block import NONE, Block, Contributions, Ints, Key
+from outer.journal.saving import saved
 from outer.protocol.facts import LearnerAttached, SyncerStarted
 
 SYNCER = "syncer"

@@ -8,7 +8,6 @@ from pathlib import Path
 
 from orchestrator.accounting.accounts import Accounts
 from orchestrator.accounting.fold import Fold, as_blocks, drive
-from orchestrator.accounting.saving import saved, saved_all
 from orchestrator.accounting.verdicts import Verdict, judge
 from orchestrator.checkers import (
     books,
@@ -42,6 +41,7 @@ from orchestrator.eventlog.block import Block
 from orchestrator.eventlog.events import Event
 from orchestrator.eventlog.order import canonical
 from orchestrator.eventlog.segments import merge, read_lines, read_segment
+from outer.journal.saving import saved, saved_all
 
 FOLDS: tuple[Callable[[CheckState], Checker], ...] = (
     Durable,

@@ -13,12 +13,12 @@ import numpy as np
 
 from orchestrator.accounting.records import Records
 from orchestrator.accounting.roster import Roster
-from orchestrator.accounting.saving import saved
 from orchestrator.accounting.time.accounts import Goodput
 from orchestrator.accounting.time.explanations import BLUR_S
 from orchestrator.accounting.verdicts import Verdict, judge
 from orchestrator.accounting.windows import StepWindows
 from orchestrator.eventlog.block import Block, Floats, Ints, Key
+from outer.journal.saving import saved
 
 UNEXPLAINED_MAX = 0.01  # of the learners' time,
 UNEXPLAINED_S = 0.25  # or so many seconds of each, whichever is more

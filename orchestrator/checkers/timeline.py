@@ -9,10 +9,10 @@ from dataclasses import dataclass
 from typing import Any, NamedTuple
 
 from orchestrator.accounting.roster import KILLING
-from orchestrator.accounting.saving import saved
 from orchestrator.eventlog.block import Block, Commits, Key
 from orchestrator.eventlog.events import Event
 from orchestrator.eventlog.facts import FaultHealed, FaultInjected
+from outer.journal.saving import saved
 from outer.protocol.facts import (
     Committed,
     DrainStarted,

@@ -11,10 +11,10 @@ from typing import Any
 import numpy as np
 from numpy.typing import NDArray
 
-from orchestrator.accounting.saving import saved
 from orchestrator.accounting.verdicts import Failures, Verdict, judge
 from orchestrator.checkers.state import CheckState, previous
 from orchestrator.eventlog.block import NONE, Block, Ints
+from outer.journal.saving import saved
 from outer.protocol.facts import Finished, StepOpened
 
 OPENED_KEPT = 1024  # newest syncer steps of which the due fragment is remembered

@@ -19,6 +19,8 @@ from numpy.typing import NDArray
 
 from learners.protocol.facts import Adopted, StepFinished
 from orchestrator.eventlog.events import Event
+from orchestrator.eventlog.facts import REGISTRY
+from outer.journal.saving import saved
 from outer.protocol.facts import Committed, Participant
 
 T = TypeVar("T")
@@ -103,6 +105,10 @@ class Placed(NamedTuple):
 
     position: int
     event: Event
+
+
+for _kind in (Event, Placed, Participant, *REGISTRY.values()):
+    saved(_kind)  # folds hold them
 
 
 @dataclass(frozen=True)

@@ -15,7 +15,10 @@ from orchestrator.eventlog.segment_codec import Segment, encode
 from outer.journal.groups import SYNCER, FactRun
 from outer.journal.journal import StoredJournal
 from outer.journal.object_store import Objects
+from outer.journal.saving import saved
 from outer.journal.segmenter import SEGMENT_ROWS, Segmented
+
+saved(Segmented)
 
 LOGS = (SYNCER, "orchestrator", "chaos")
 
@@ -69,11 +72,12 @@ def write_log(store: Objects, events: Iterable[Event]) -> dict[str, Segmented]:
     return log.close(store)
 
 
+@saved
 class GrowingLog:
     """A log that is written as segments, for a process that simulates a run and can repeat it.
 
-    What is in no segment yet is in memory. It may be pickled, and written on from there: what it writes a second time
-    has to be the same.
+    What is in no segment yet is in memory. It may be saved (outer/journal/saving.py) and written on from there: what it
+    writes a second time has to be the same.
     """
 
     def __init__(self) -> None:

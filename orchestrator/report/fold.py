@@ -12,7 +12,6 @@ import numpy as np
 
 from learners.protocol.facts import AdoptionRefused, LoopFailed, StateReceived
 from orchestrator.accounting.accounts import Accounts
-from orchestrator.accounting.saving import saved
 from orchestrator.accounting.sketch import Sketch
 from orchestrator.eventlog.block import Block, Commits
 from orchestrator.eventlog.events import Event, Unknown, kind_of
@@ -27,6 +26,7 @@ from orchestrator.eventlog.facts import (
 from orchestrator.report.learner_traffic import Traffic
 from orchestrator.report.participation import Ages, RoundsFold
 from orchestrator.report.series import Ends, Series, Tally, Thinned
+from outer.journal.saving import saved
 from outer.protocol.facts import ReadFailed, Refused, SyncerStarted
 
 LOSS_BINS, LOSS_STEPS = 240, 8  # at most so many bins, of at least about so many steps

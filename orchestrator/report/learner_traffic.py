@@ -13,9 +13,9 @@ from typing import Any
 import numpy as np
 
 from learners.protocol.facts import StateReceived
-from orchestrator.accounting.saving import saved
 from orchestrator.accounting.summary import ELEMENT_BYTES
 from orchestrator.eventlog.block import Block, Commits, Contributions
+from outer.journal.saving import saved
 from outer.protocol.facts import SyncerStarted
 
 GRADIENT_BYTES = 4  # of one float32

@@ -6,8 +6,8 @@ from dataclasses import dataclass, field
 
 import numpy as np
 
-from orchestrator.accounting.saving import saved
 from orchestrator.eventlog.block import Block, Commits, Contributions, Floats, Ints
+from outer.journal.saving import saved
 
 COLUMNS = 360  # of rounds; an even number
 AGE_MOST = 1_000  # older ones count as this old

@@ -10,8 +10,8 @@ from typing import Any, TypeVar
 import numpy as np
 from numpy.typing import ArrayLike, NDArray
 
-from orchestrator.accounting.saving import saved
 from orchestrator.accounting.sketch import Sketch
+from outer.journal.saving import saved
 
 T = TypeVar("T")
 KEPT = 16_384  # rows of a series that are kept as they are; a longer one is kept as bins

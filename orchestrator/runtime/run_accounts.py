@@ -12,7 +12,6 @@ import traceback
 from typing import TYPE_CHECKING, Any
 
 from orchestrator.accounting.accounts import Accounts
-from orchestrator.accounting.saving import dump, load, saved
 from orchestrator.accounting.summary import summarise
 from orchestrator.checkers.suite import Suite
 from orchestrator.eventlog.block import Block
@@ -26,6 +25,7 @@ from orchestrator.telemetry.catalog import Buckets
 from orchestrator.telemetry.fold import MetricsFold
 from orchestrator.telemetry.published import package_version, publish
 from outer.journal.object_store import Objects
+from outer.journal.saving import dump, load, saved
 from outer.protocol.manifest import code_digest
 
 if TYPE_CHECKING:

@@ -45,6 +45,7 @@ from orchestrator.store.export import write_final
 from orchestrator.store.readers import RECIPE_FILE
 from orchestrator.store.run_store import RunStore
 from outer.journal.object_store import Folder
+from outer.journal.saving import saved
 from outer.protocol.manifest import code_digest
 from outer.protocol.syncer import Budget
 
@@ -55,6 +56,7 @@ SAVE_S, NEWS_S = 30.0, 0.5
 News = Mapping[str, Any]
 
 
+@saved
 @dataclass
 class Recording:
     """What a run has beside its shell, and what is saved with it."""

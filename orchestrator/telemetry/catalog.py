@@ -13,8 +13,8 @@ from dataclasses import dataclass, field
 from typing import Literal
 
 from orchestrator.accounting.ledger import REASONS
-from orchestrator.accounting.saving import saved
 from orchestrator.eventlog.facts import REGISTRY
+from outer.journal.saving import saved
 
 OTHER = "other"
 LEARNERS_MAX = 1024  # learners with series of their own; further ones share `other`

@@ -16,12 +16,12 @@ import numpy as np
 from orchestrator.accounting.accounts import Accounts
 from orchestrator.accounting.fold import drive
 from orchestrator.accounting.ledger import COMMITTED, FATES, REASONS, Books
-from orchestrator.accounting.saving import saved
 from orchestrator.accounting.summary import ELEMENT_BYTES
 from orchestrator.eventlog.block import Block
 from orchestrator.eventlog.events import Event, kind_of
 from orchestrator.eventlog.facts import Evaluated, LearnerLost, LearnerRequested, ReferenceLosses, RunStarted
 from orchestrator.telemetry.catalog import CATALOG, KINDS, OTHER, Bounds, Buckets, Sample
+from outer.journal.saving import saved
 from outer.protocol.facts import LearnerFenced, SyncerStarted
 
 WRITER = "@writer"  # in place of a field's name: the event's writer

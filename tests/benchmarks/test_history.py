@@ -9,9 +9,9 @@ import pytest
 from benchmarks.history import History, write
 from orchestrator.accounting import records
 from orchestrator.accounting.accounts import Accounts
-from orchestrator.accounting.saving import dump
 from orchestrator.checkers.suite import Suite
 from orchestrator.eventlog.reader import LogReader, differs, sealed
+from outer.journal.saving import dump
 
 
 def folded(root: Path, history: History) -> tuple[Accounts, Suite]:

@@ -59,11 +59,13 @@ def test_a_run_that_another_process_continues_has_the_same_facts_and_bits(overla
         assert second.parameters.digest() == whole.parameters.digest()
 
 
-def test_a_state_that_names_anything_but_values_is_refused() -> None:
-    with pytest.raises(ValueError, match="cannot be loaded"):
+def test_a_damaged_state_or_one_of_other_arguments_is_refused() -> None:
+    with pytest.raises(ValueError, match="magic"):
         lockstep_state.restore(shell(), pickle.dumps(print))
-    with pytest.raises(ValueError, match="cannot be loaded"):
+    with pytest.raises(ValueError, match="checksum"):
         lockstep_state.restore(shell(), lockstep_state.pack(shell())[:-20])
+    with pytest.raises(ValueError, match="cannot be read"):
+        lockstep_state.restore(shell(learners={"other": 2}, quorum=1), lockstep_state.pack(shell()))
 
 
 def test_a_slow_learner_steps_as_often_as_its_slowdown_says() -> None:

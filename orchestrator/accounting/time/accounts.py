@@ -24,7 +24,6 @@ import numpy as np
 from orchestrator.accounting.books import Bookkeeper
 from orchestrator.accounting.ledger import Settled
 from orchestrator.accounting.roster import Incarnation, Roster
-from orchestrator.accounting.saving import saved
 from orchestrator.accounting.sketch import Sketch
 from orchestrator.accounting.time.explanations import (
     RANKS,
@@ -36,6 +35,7 @@ from orchestrator.accounting.time.explanations import (
 from orchestrator.accounting.time.painting import Interval, Spans, clip, length, minus, paint
 from orchestrator.eventlog.block import Block, Key
 from orchestrator.eventlog.facts import LearnerRequested, PoolScaled, RunResumed
+from outer.journal.saving import saved
 from outer.protocol.facts import SyncerStarted
 
 PAUSES_KEPT = 64  # newest

@@ -10,7 +10,7 @@ from dataclasses import dataclass
 from typing import Any, Literal
 
 from orchestrator.accounting.roster import SYNCER, Fault, Incarnation
-from orchestrator.accounting.saving import saved
+from outer.journal.saving import saved
 
 PHASES = ("detect", "decide", "start", "import", "compile", "state", "first_contribution")
 

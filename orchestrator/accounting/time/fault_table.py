@@ -13,11 +13,11 @@ import numpy as np
 from orchestrator.accounting.books import Bookkeeper
 from orchestrator.accounting.ledger import COMMITTED, FATES, IN_FLIGHT
 from orchestrator.accounting.roster import KILLING, SYNCER, Fault, Roster
-from orchestrator.accounting.saving import saved
 from orchestrator.accounting.time.fault_rows import OpenFault, Outage, Row, outage_row, row_of
 from orchestrator.eventlog.block import Block, Contributions, Floats
 from orchestrator.eventlog.events import Event
 from orchestrator.eventlog.facts import FaultInjected, LearnerLost, SyncerLost
+from outer.journal.saving import saved
 from outer.protocol.facts import LearnerFenced, LeaseExpired, Refused, SyncerStarted
 
 ROWS = 1000  # that are kept: the newest

@@ -12,8 +12,8 @@ from typing import NamedTuple
 
 import numpy as np
 
-from orchestrator.accounting.saving import saved
 from orchestrator.eventlog.block import Floats, Ints
+from outer.journal.saving import saved
 
 Interval = tuple[float, float]  # [start, stop), Unix seconds
 WANTED = 0  # the rank of the time that counts

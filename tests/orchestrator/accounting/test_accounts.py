@@ -18,7 +18,6 @@ from chaos.simulation.profile import draw
 from learners.protocol.facts import Adopted, StepFinished
 from orchestrator.accounting.accounts import Accounts
 from orchestrator.accounting.roster import REMAINS
-from orchestrator.accounting.saving import dump, load
 from orchestrator.accounting.summary import summarise
 from orchestrator.accounting.time.fault_table import ROWS
 from orchestrator.accounting.time.painting import Spans, paint
@@ -34,6 +33,7 @@ from orchestrator.eventlog.facts import (
     LearnerStarted,
 )
 from orchestrator.eventlog.order import canonical
+from outer.journal.saving import dump, load
 from outer.protocol.facts import Committed, LearnerFenced
 from tests.orchestrator.histories import BASE, END, Script, history, is_a, script
 

@@ -8,7 +8,6 @@ from pathlib import Path
 
 import pytest
 
-from orchestrator.accounting.saving import dump, load
 from orchestrator.eventlog import chain_reader, compactor, log_writer, reader
 from orchestrator.eventlog.events import Event
 from orchestrator.eventlog.log_writer import LogWriter
@@ -17,6 +16,7 @@ from orchestrator.eventlog.segments import SegmentWriter
 from orchestrator.runtime.run_accounts import STATE_FILE  # noqa: F401  registers places
 from outer.journal import journal as journals
 from outer.journal.object_store import Folder
+from outer.journal.saving import dump, load
 from outer.protocol.facts import StepPassed
 from tests.orchestrator.eventlog.logs import GUESTS, chunks, journal, of_syncer, write, write_log
 from tests.orchestrator.eventlog.test_reader import EVENTS, joined, joined_from

@@ -13,13 +13,13 @@ import pytest
 from learners.protocol.facts import LoopFailed
 from orchestrator.accounting.accounts import Accounts
 from orchestrator.accounting.fold import drive
-from orchestrator.accounting.saving import dump, load
 from orchestrator.eventlog.block import Block, Placed, block_of
 from orchestrator.eventlog.events import Event
 from orchestrator.eventlog.facts import Evaluated, FaultHealed, FaultInjected, FaultSkipped
 from orchestrator.report.fold import AUX_BINS, Auxiliary, ReportFold
 from orchestrator.report.participation import COLUMNS
 from orchestrator.report.series import KEPT, Ends, Series, Tally, Thinned
+from outer.journal.saving import dump, load
 from outer.protocol.facts import LearnerFenced, Refused
 from tests.orchestrator.histories import BASE, history, restarted
 from tests.orchestrator.report.test_report_data import blocks, data, folded

@@ -26,7 +26,6 @@ from learners.protocol.facts import (
 from orchestrator.accounting.accounts import Accounts
 from orchestrator.accounting.books import settle
 from orchestrator.accounting.fold import drive
-from orchestrator.accounting.saving import dump, load
 from orchestrator.accounting.summary import summarise
 from orchestrator.eventlog.block import block_of
 from orchestrator.eventlog.events import Event, Unknown
@@ -39,6 +38,7 @@ from orchestrator.telemetry.fold import RULES, WRITER, MetricsFold, metrics_of
 from orchestrator.telemetry.gauges import gauges
 from orchestrator.telemetry.published import all_samples
 from orchestrator.telemetry.run_samples import now
+from outer.journal.saving import dump, load
 from outer.protocol.facts import (
     Committed,
     DrainStarted,

@@ -4,8 +4,10 @@ from __future__ import annotations
 
 import json
 import math
+import threading
 from collections import Counter, defaultdict, deque
 from dataclasses import dataclass, field
+from enum import Enum
 from functools import cached_property
 from typing import Any, NamedTuple
 
@@ -14,10 +16,11 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from orchestrator.accounting import saving
-from orchestrator.accounting.saving import dump, load, saved
+from orchestrator.eventlog.block import Placed
 from orchestrator.eventlog.events import Event
+from outer.journal import saving
 from outer.journal.framing import pack, unpack
+from outer.journal.saving import dump, load, saved, saved_as
 from outer.protocol.facts import LearnerAttached
 
 
@@ -73,6 +76,19 @@ saved(Passing, rows=None)
 
 class Stranger:
     pass
+
+
+@saved
+class Stage(Enum):
+    OPEN = "open"
+
+
+class Held:
+    def __init__(self, value: Any) -> None:
+        self.lock, self.value = threading.Lock(), value
+
+
+saved_as(Held, lambda held: held.value, Held)
 
 
 PLAIN = st.one_of(st.none(), st.booleans(), st.integers(), st.floats(allow_nan=False), st.text())
@@ -156,7 +172,7 @@ def test_numbers_that_json_does_not_have() -> None:
 
 
 def test_facts_and_counts() -> None:
-    state = {"event": Event("a", 1, 0, 2.5, LearnerAttached("a", 1, 4)), "counts": Counter("aab")}
+    state = {"event": Placed(7, Event("a", 1, 0, 2.5, LearnerAttached("a", 1, 4))), "counts": Counter("aab")}
     assert load(dump(state)) == state
     assert type(load(dump(state))["counts"]) is Counter
 
@@ -169,6 +185,20 @@ def test_a_value_that_was_used_is_saved_without_what_it_derived() -> None:
 
 def test_what_is_about_the_newest_block_only_is_left_out() -> None:
     assert load(dump(Passing(3, [1, 2]))) == Passing(3, None)
+
+
+def test_what_is_kept_is_the_loading_programs_own() -> None:
+    ours, theirs = Stranger(), Stranger()
+    state = dump({"held": [ours, 1]}, {"the stranger": ours})
+    assert load(state, {"the stranger": theirs})["held"][0] is theirs
+    with pytest.raises(ValueError, match="cannot be read"):
+        load(state)
+
+
+def test_an_enum_and_what_is_made_again() -> None:
+    stage, held = load(dump((Stage.OPEN, Held(np.arange(3)))))
+    assert stage is Stage.OPEN
+    assert held.value.tolist() == [0, 1, 2]
 
 
 @pytest.mark.parametrize(

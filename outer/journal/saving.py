@@ -1,9 +1,10 @@
-"""Saves the state of folds and loads it again, without running anything that the bytes say.
+"""Saves the state of folds or of machines and loads it again, without running anything that the bytes say.
 
 State is made of None, bool, int, float, str, NumPy scalars, list, tuple, dict, defaultdict, Counter, set, frozenset,
-deque, arrays, and instances of registered classes (`saved`): dataclasses, named tuples, and classes whose attributes
-are all set in `__init__`. What two places share they share again after loading; arrays that are views of one memory do
-not. Classes are looked up in the registry and never imported, and made without calling `__init__`.
+deque, arrays, and instances of registered classes (`saved`): dataclasses, named tuples, enums, and classes whose
+attributes are all set in `__init__`. What two places share they share again after loading; arrays that are views of one
+memory do not. Classes are looked up in the registry and never imported, and made without calling `__init__`. What is
+`kept` is not written: the program that loads has its own.
 
 The bytes are those of outer/journal/framing.py: a JSON header and arrays. A mutable thing is written once, in a list,
 and referred to by its place in it.
@@ -15,8 +16,9 @@ import copy
 import dis
 import math
 from collections import Counter, defaultdict, deque
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterator, Mapping
 from dataclasses import fields, is_dataclass
+from enum import Enum
 from functools import cached_property
 from types import ModuleType
 from typing import Any, TypeVar
@@ -24,11 +26,7 @@ from typing import Any, TypeVar
 import numpy as np
 from numpy.typing import NDArray
 
-from orchestrator.eventlog.block import Placed
-from orchestrator.eventlog.events import Event
-from orchestrator.eventlog.facts import REGISTRY
 from outer.journal.framing import pack, unpack
-from outer.protocol.facts import Participant
 
 FORMAT = 1
 _KINDS = "biuf"  # dtype kinds of arrays and scalars
@@ -37,6 +35,7 @@ _FACTORIES: dict[str, Callable[[], Any]] = {kind.__name__: kind for kind in (int
 _CLASSES: dict[str, type[Any]] = {}
 _PARTS: dict[type[Any], tuple[str, ...]] = {}
 _PASSING: dict[type[Any], dict[str, Any]] = {}
+_STAND_INS: dict[type[Any], tuple[Callable[[Any], Any], Callable[[Any], Any]]] = {}
 
 C = TypeVar("C", bound=type[Any])
 
@@ -46,6 +45,8 @@ def saved(kind: C, **passing: Any) -> C:
 
     `passing`: what is saved instead of attributes that are about the newest block only.
     """
+    if issubclass(kind, Enum):
+        saved_as(kind, lambda member: member.value, kind)
     _CLASSES[_name(kind)], _PASSING[kind] = kind, passing
     return kind
 
@@ -58,31 +59,35 @@ def saved_all(*modules: ModuleType) -> None:
                 saved(thing)
 
 
+def saved_as(kind: type[Any], state_of: Callable[[Any], Any], again: Callable[[Any], Any]) -> None:
+    """Register a class whose instances are saved as an array or plain value, `state_of`, and made `again` from it."""
+    _CLASSES[_name(kind)], _STAND_INS[kind] = kind, (state_of, again)
+
+
 def _name(kind: type[Any]) -> str:
     return f"{kind.__module__}.{kind.__qualname__}"
 
 
-for _kind in (Event, Placed, Participant, *REGISTRY.values()):
-    saved(_kind)
+def dump(state: Any, kept: Mapping[str, Any] | None = None) -> bytes:
+    """The state as bytes. Raises TypeError where it holds anything else than the docstring of this module says.
 
-
-def dump(state: Any) -> bytes:
-    """The state as bytes. Raises TypeError where it holds anything else than the docstring of this module says."""
-    writer = _Writer()
+    `kept`: by name, things that are not written, and that whoever loads the state has too.
+    """
+    writer = _Writer(kept or {})
     root = writer.value(state, type(state).__name__)
     objects = list(writer.objects())
-    classes = [[name, list(_attributes(_CLASSES[name]))] for name in writer.classes]
+    classes = [[name, _attributes(_CLASSES[name])] for name in writer.classes]
     header = {"format": FORMAT, "classes": classes, "objects": objects, "root": root}
     return b"".join(pack(header, writer.arrays)[0])
 
 
-def load(data: bytes) -> Any:
+def load(data: bytes, kept: Mapping[str, Any] | None = None) -> Any:
     """The state of these bytes. Raises ValueError if they are damaged or were written for other classes."""
     header, arrays, _ = unpack(data)
     if header.get("format") != FORMAT:
         raise ValueError(f"the state has format {header.get('format')!r}, this program reads {FORMAT}")
     try:
-        return _Reader(header, arrays).state()
+        return _Reader(header, arrays, kept or {}).state()
     except (KeyError, IndexError, TypeError, AttributeError, RecursionError, OverflowError) as error:
         raise ValueError(f"the state cannot be read: {error!r}") from error
 
@@ -98,6 +103,8 @@ def _attributes(kind: type[Any]) -> tuple[str, ...]:
 
 
 def _found(kind: type[Any]) -> tuple[str, ...]:
+    if kind in _STAND_INS:
+        return ()
     if is_dataclass(kind):
         return tuple(each.name for each in fields(kind))
     if issubclass(kind, tuple):
@@ -127,7 +134,8 @@ def _contents(thing: Any, where: str) -> list[tuple[str, Any]]:
 
 
 class _Writer:
-    def __init__(self) -> None:
+    def __init__(self, kept: Mapping[str, Any]) -> None:
+        self._kept = {id(thing): name for name, thing in kept.items()}
         self.classes: dict[str, int] = {}
         self.arrays: list[NDArray[Any]] = []
         self._things: list[tuple[Any, str]] = []  # mutable, in order of appearance, and where
@@ -140,10 +148,15 @@ class _Writer:
             return value
         if kind is float:
             return ["float", repr(value)]
+        if id(value) in self._kept:
+            return ["kept", self._kept[id(value)]]
         if kind in (tuple, frozenset):
             return [kind.__name__, *(self.value(item, where) for item in value)]
         if isinstance(value, np.generic) and value.dtype.kind in _KINDS:
             return ["scalar", value.dtype.str, self.value(value.item(), where)]
+        if kind in _STAND_INS:
+            place = self.classes.setdefault(_name(kind), len(self.classes))
+            return ["again", place, self.value(_STAND_INS[kind][0](value), where)]
         if _CLASSES.get(_name(kind)) is kind and _immutable(kind):
             return ["value", *self._instance(value, where)]
         place = self._places.setdefault(id(value), len(self._things))
@@ -199,8 +212,8 @@ class _Writer:
 class _Reader:
     """First makes every mutable thing empty, then fills them, so that they may refer to each other in any way."""
 
-    def __init__(self, header: dict[str, Any], arrays: list[NDArray[Any]]) -> None:
-        self._arrays = arrays
+    def __init__(self, header: dict[str, Any], arrays: list[NDArray[Any]], kept: Mapping[str, Any]) -> None:
+        self._arrays, self._kept = arrays, kept
         self._classes = [_class(name, names) for name, names in header["classes"]]
         self._objects, self._root = header["objects"], header["root"]
         self._things = [self._empty(*parts) for parts in self._objects]
@@ -217,6 +230,10 @@ class _Reader:
         match tag:
             case "at":
                 return self._things[rest[0]]
+            case "kept":
+                return self._kept[rest[0]]
+            case "again":
+                return _STAND_INS[self._classes[rest[0]]][1](self._value(rest[1]))
             case "float":
                 return float(rest[0])
             case "tuple":
