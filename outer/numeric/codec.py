@@ -14,12 +14,14 @@ import ml_dtypes
 import numpy as np
 from numpy.typing import NDArray
 
+from outer.numeric import kernel
 from outer.protocol.messages import Contribution
 
 FLOAT32 = np.dtype(np.float32)
 BITS16 = np.dtype(np.uint16)
 _DTYPES = {"fp32": FLOAT32, "bf16": BITS16}
-_EXPONENT = np.uint16(0x7F80)  # all ones in bfloat16: infinity or NaN
+# All ones in the exponent: infinity or NaN.
+_EXPONENTS = {np.dtype(np.uint16): np.uint16(0x7F80), np.dtype(np.uint32): np.uint32(0x7F800000)}
 
 
 def encode(codec: str, theta: NDArray[np.float32], base: NDArray[np.float32]) -> NDArray[Any]:
@@ -61,8 +63,13 @@ def inspect(codec: str, payload: Any, size: int) -> str:
         return "wrong_shape"
     if not payload.flags.c_contiguous:
         return "wrong_shape"
-    finite = np.isfinite(payload) if codec == "fp32" else (payload & _EXPONENT) != _EXPONENT
-    return "" if finite.all() else "non_finite"
+    return "" if finite(payload) else "non_finite"
+
+
+def finite(payload: NDArray[Any]) -> bool:
+    """Whether all numbers are finite, in float32[n] or as the bits of bfloat16 in uint16[n]."""
+    bits = payload.view(np.uint32) if payload.dtype == FLOAT32 else payload
+    return bool(kernel.all_finite(kernel.read_only(bits), _EXPONENTS[bits.dtype]))
 
 
 def digest(*payloads: NDArray[Any]) -> str:

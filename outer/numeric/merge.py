@@ -1,22 +1,74 @@
 """Merges the learners' outer gradients of one fragment by Avg or RDA (paper section 4).
 
-Computes in float64 under a local switch, because learners in lock-step runs train in float32 in the same process.
+A rule turns the gradients' lengths, vector by vector, into shares; the merged gradient is the sum of share times
+gradient. So a merge reads the payloads twice at most, and holds none of them in another format.
 """
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
+from concurrent.futures import ThreadPoolExecutor
+from dataclasses import dataclass
 from fnmatch import fnmatchcase
-from functools import partial
+from functools import cached_property
+from typing import Any, Protocol
 
-import jax
-import jax.numpy as jnp
 import numpy as np
 from numpy.typing import NDArray
 
+from outer.numeric import codec as codecs
+from outer.numeric import kernel
 from outer.protocol.fragments import Fragment, Tensor
 
-Gradient = NDArray[np.float64]
+Ints = NDArray[np.int64]
+Floats = NDArray[np.float64]
+
+PIECE = 2**16  # elements that one thread computes at a time
+CROSSED_MAX = 8  # so many gradients' inner products cost less than another pass over them
+TINY = 1e-32  # mean square below which float32 loses digits of the squares
+
+
+class Lengths(Protocol):
+    """What a rule knows of V vectors, each with M gradients."""
+
+    weights: Floats  # [M], positive, sum 1
+
+    @property
+    def norms(self) -> Floats:
+        """float64[V, M]: L2 norms of the gradients."""
+
+    def of_sums(self, shares: Floats) -> Floats:
+        """float64[V]: L2 norms of the sums of share times gradient, for shares float64[V, M]."""
+
+
+Rule = Callable[[Lengths], Floats]
+
+
+def average(lengths: Lengths) -> Floats:
+    """Avg, sum w v: the weights as they are."""
+    return lengths.weights
+
+
+def radial_directional(lengths: Lengths) -> Floats:
+    """RDA: (sum w |v|) phi(sum w phi(v)) with phi(x) = x / |x|, phi(0) = 0.
+
+    The radius is the weighted mean of the norms. (The paper's weighted form prints the mean of the vectors there, which
+    would be plain averaging.)
+
+    Departure from the paper (section 4): M_eff = (sum w)^2 / sum w^2 orthogonal directions have a mean of length
+    1 / sqrt(M_eff). If the mean direction is shorter than half of that, the directions cancel, and the paper's rule
+    would scale the remainder, mostly noise, to full length. Such a vector gets Avg instead, so the result is never
+    longer than 2 sqrt(M_eff) times the radius times |sum w phi(v)|.
+    """
+    weights, norms = lengths.weights, lengths.norms
+    directions = np.divide(weights, norms, out=np.zeros_like(norms), where=norms > 0.0)
+    length = lengths.of_sums(directions)
+    agree = length >= 0.5 * np.sqrt(np.sum(weights**2)) / np.sum(weights)
+    stretch = norms @ weights / np.where(agree, length, 1.0)
+    return np.where(agree[:, None], directions * stretch[:, None], weights)
+
+
+RULES: dict[str, Rule] = {"avg": average, "rda": radial_directional}
 
 
 def rules(tensors: Sequence[Tensor], default: str, patterns: Mapping[str, str] | None = None) -> dict[str, str]:
@@ -39,82 +91,193 @@ def rules(tensors: Sequence[Tensor], default: str, patterns: Mapping[str, str] |
     return {tensor.name: rule(tensor) for tensor in tensors}
 
 
-def merge(
-    fragment: Fragment,
-    gradients: Sequence[Gradient],
-    weights: Sequence[float],
-    rules: Mapping[str, str],
-    granularity: str,
-) -> Gradient:
-    """Merge M outer gradients float64[n] into one float64[n], n = fragment.size (paper section 4).
+# ------------------------------------------------------------------ vectors
 
-    `weights`: M numbers >= 0 with sum 1; at least one must be above 0. `rules`: by tensor name, from `rules`.
-    `granularity`: what RDA treats as one vector: "tensor"; "row" or "column" (one vector for each index of the first
-    or last axis; a tensor with fewer than two axes is one vector); "fragment" (all its RDA tensors together). With a
-    single contributor the result is its gradient, exactly.
+
+@dataclass(frozen=True)
+class Pieces:
+    """Ranges of a fragment's elements, each part of one vector."""
+
+    starts: Ints
+    stops: Ints
+    vector: Ints  # of each piece, the number of its vector, rising
+    shift: Ints  # of each piece, how many elements before it the outer optimizer does not step
+    sizes: Ints  # of each vector
+
+
+@dataclass(frozen=True)
+class Layout:
+    """How the rules see a fragment: the vectors of each rule, and what is treated otherwise."""
+
+    pieces: Mapping[str, Pieces]  # by rule
+    columns: Sequence[tuple[str, slice, tuple[int, int]]]  # (rule, elements, matrix): each column is a vector
+    mean: Sequence[slice]  # averaged, and not stepped
+
+
+def layout(fragment: Fragment, rules: Mapping[str, str], granularity: str) -> Layout:
+    """`rules`: by tensor name, from `rules`. `granularity`: what RDA treats as one vector.
+
+    "tensor"; "row" or "column" (one vector for each index of the first or last axis; a tensor with fewer than two axes
+    is one vector); "fragment" (all its RDA tensors together).
     """
-    contributors = [index for index, weight in enumerate(weights) if weight > 0.0]
-    assert contributors, "a merge needs a contributor"
-    if len(contributors) == 1:
-        return gradients[contributors[0]].copy()
-    gradients = [gradients[index] for index in contributors]
-    shares = np.array([weights[index] for index in contributors], dtype=np.float64)
-    merged = np.empty(fragment.size, dtype=np.float64)
-    with jax.enable_x64(True):
-        for rule, elements, shape, axis in _groups(fragment, rules, granularity):
-            stack = np.stack([gradient[elements].reshape(shape) for gradient in gradients])
-            result = _radial_directional(stack, shares, axis) if rule == "rda" else _average(stack, shares)
-            merged[elements] = np.asarray(result).reshape(-1)
-    return merged
-
-
-def _groups(
-    fragment: Fragment, rules: Mapping[str, str], granularity: str
-) -> Iterator[tuple[str, slice | NDArray[np.intp], tuple[int, int], int]]:
-    """Yield (rule, elements of the flat array, their matrix shape, the axis along which a vector runs)."""
-    together: list[NDArray[np.intp]] = []
-    for tensor, elements in fragment.slices():
-        rule, size = rules[tensor.name], tensor.size
-        if rule == "rda" and granularity == "fragment":
-            together.append(np.arange(elements.start, elements.stop))
-        elif size == 0 or rule != "rda" or granularity == "tensor" or len(tensor.shape) <= 1:
-            yield rule, elements, (1, size), 1
+    vectors: dict[str, list[list[tuple[int, int, int]]]] = {}  # by rule, (start, stop, shift) of each part
+    columns, mean, shift = [], [], 0
+    for tensor, place in fragment.slices():
+        rule, whole = rules[tensor.name], (place.start, place.stop, shift)
+        if rule == "mean":
+            mean.append(place)
+            shift += tensor.size
+            continue
+        of_rule = vectors.setdefault(rule, [])
+        if rule == "avg" or granularity == "tensor" or len(tensor.shape) <= 1 or not tensor.size:
+            of_rule.append([whole])
+        elif granularity == "fragment":
+            of_rule[:] = [[*(of_rule[0] if of_rule else []), whole]]
         elif granularity == "row":
-            yield rule, elements, (tensor.shape[0], size // tensor.shape[0]), 1
+            width = tensor.size // tensor.shape[0]
+            of_rule += [[(start, start + width, shift)] for start in range(place.start, place.stop, width)]
         else:
-            yield rule, elements, (size // tensor.shape[-1], tensor.shape[-1]), 0
-    if together:
-        joined = np.concatenate(together)
-        yield "rda", joined, (1, len(joined)), 1
+            columns.append((rule, place, (tensor.size // tensor.shape[-1], tensor.shape[-1])))
+    return Layout({rule: _pieces(found) for rule, found in vectors.items() if found}, columns, mean)
 
 
-# Compiled once per matrix shape and number of contributors; tensors of the same shape share the program.
+def _pieces(vectors: Sequence[Sequence[tuple[int, int, int]]]) -> Pieces:
+    rows = [
+        (begin, min(begin + PIECE, stop), number, shift)
+        for number, parts in enumerate(vectors)
+        for start, stop, shift in parts
+        for begin in range(start, stop, PIECE)
+    ]
+    table = np.array(rows, np.int64).reshape(-1, 4).T
+    sizes = np.array([sum(stop - start for start, stop, _ in parts) for parts in vectors], np.int64)
+    return Pieces(*map(np.ascontiguousarray, table), sizes)
 
 
-@jax.jit
-def _average(stack: jax.Array, weights: jax.Array) -> jax.Array:
-    """Avg, sum w v: float64[M, a, b], float64[M] -> float64[a, b]."""
-    return jnp.sum(weights[:, None, None] * stack, axis=0)
+# ------------------------------------------------------------------ merging
 
 
-@partial(jax.jit, static_argnums=2)
-def _radial_directional(stack: jax.Array, weights: jax.Array, axis: int) -> jax.Array:
-    """RDA: (sum w |v|) phi(sum w phi(v)) with phi(x) = x / |x|, phi(0) = 0; float64[M, a, b] -> float64[a, b].
+class Contributions:
+    """M payloads of one fragment with weights above 0, for one merge. Payloads have passed `codec.inspect`."""
 
-    A vector v runs along `axis` of the matrix; weights float64[M] have sum 1. The radius is the weighted mean of the
-    norms. (The paper's weighted form prints the mean of the vectors there, which would be plain averaging.)
+    def __init__(
+        self,
+        codec: str,
+        base: NDArray[np.float32],
+        payloads: Sequence[NDArray[Any]],
+        weights: Sequence[float],
+        threads: int = 1,
+    ) -> None:
+        """`base`: the syncer's value, float32[n]. `weights`: numbers >= 0 with sum 1; those of weight 0 do not count.
 
-    Departure from the paper (section 4): M_eff = (sum w)^2 / sum w^2 orthogonal directions have a mean of length
-    1 / sqrt(M_eff). If the mean direction is shorter than half of that, the directions cancel, and the paper's rule
-    would scale the remainder, mostly noise, to full length. Such a vector gets Avg instead, so the result is never
-    longer than 2 sqrt(M_eff) times the radius times |sum w phi(v)|.
-    """
-    share = weights[:, None, None]
-    norms = jnp.linalg.norm(stack, axis=axis + 1, keepdims=True)
-    radius = jnp.sum(share * norms, axis=0)
-    direction = jnp.sum(share * stack / jnp.where(norms > 0.0, norms, 1.0), axis=0)
-    length = jnp.linalg.norm(direction, axis=axis, keepdims=True)
-    contributors = jnp.sum(weights) ** 2 / jnp.sum(weights**2)
-    agree = length >= 0.5 / jnp.sqrt(contributors)
-    mean = jnp.sum(share * stack, axis=0)
-    return jnp.where(agree, radius * direction / jnp.where(agree, length, 1.0), mean)
+        The result has the same bits for any number of threads.
+        """
+        kept = [index for index, weight in enumerate(weights) if weight > 0.0]
+        assert kept, "a merge needs a contributor"
+        self.codec, self.half, self.base = codec, codec == "bf16", kernel.read_only(base)
+        self.payloads = [payloads[index] for index in kept]
+        self.weights = np.array([weights[index] for index in kept], np.float64)
+        self.addresses = np.array([payload.ctypes.data for payload in self.payloads], np.uint64)
+        self._threads = threads
+
+    def shares(self, rule: str, pieces: Pieces) -> Floats:
+        """float64[pieces, M]: by which factor each gradient goes into the merged one. One alone goes in as it is."""
+        if len(self.payloads) == 1:
+            return np.ones((len(pieces.starts), 1))
+        found = np.broadcast_to(RULES[rule](_OfPieces(self, pieces)), (len(pieces.sizes), len(self.payloads)))
+        return np.ascontiguousarray(found[pieces.vector])
+
+    def run(
+        self, work: Callable[..., None], pieces: Pieces, *by_piece: NDArray[Any], between: Sequence[Any] = ()
+    ) -> None:
+        """Call work(base, addresses, half, starts, stops, *by_piece, *between) for the pieces, in threads."""
+        parts = np.array_split(np.arange(len(pieces.starts)), min(self._threads, max(1, len(pieces.starts))))
+
+        def one(part: NDArray[np.intp]) -> None:
+            here = slice(int(part[0]), int(part[-1]) + 1) if len(part) else slice(0)
+            table = [column[here] for column in (pieces.starts, pieces.stops, *by_piece)]
+            work(self.base, self.addresses, self.half, *table, *between)
+
+        if len(parts) == 1:
+            one(parts[0])
+            return
+        with ThreadPoolExecutor(len(parts)) as pool:
+            list(pool.map(one, parts))
+
+    def gradient(self, laid: Layout) -> Floats:
+        """The merged outer gradient, float64[n]; 0 for mean tensors."""
+        merged = np.zeros(len(self.base), np.float64)
+        for rule, pieces in laid.pieces.items():
+            self.run(kernel.merged_gradient, pieces, self.shares(rule, pieces), between=(merged,))
+        for rule, place, matrix in laid.columns:
+            here = [codecs.decode(self.codec, payload[place], self.base[place]) for payload in self.payloads]
+            stack = np.stack(here).reshape(-1, *matrix)
+            shares = RULES[rule](_OfColumns(stack, self.weights)) if len(here) > 1 else np.ones((matrix[1], 1))
+            merged[place] = np.einsum("mrc,cm->rc", stack, shares).reshape(-1)
+        return merged
+
+
+class _OfPieces:
+    """Lengths of vectors that lie in pieces."""
+
+    def __init__(self, contributions: Contributions, pieces: Pieces) -> None:
+        self.weights = contributions.weights
+        self._given, self._pieces, self._count = contributions, pieces, len(contributions.payloads)
+        self._crossed = self._count <= CROSSED_MAX
+
+    @cached_property
+    def _products(self) -> Floats:
+        """float64[V, M, M]: inner products, or only the squares on the diagonal."""
+        found = np.zeros((len(self._pieces.starts), self._count, self._count))
+        self._given.run(self._inner, self._pieces, found)
+        products = self._by_vector(found)
+        squares = np.einsum("vmm->vm", products)
+        lost = ~np.isfinite(squares) | ((squares > 0.0) & (squares < TINY * self._pieces.sizes[:, None]))
+        for vector in np.flatnonzero(lost.any(axis=1)):
+            products[vector] = self._plainly(int(vector))
+        return np.tril(products) + np.tril(products, -1).transpose(0, 2, 1)
+
+    def _inner(self, base: Any, addresses: Any, half: bool, starts: Ints, stops: Ints, found: Floats) -> None:
+        kernel.inner_products(base, addresses, half, starts, stops, self._crossed, found)
+
+    def _plainly(self, vector: int) -> Floats:
+        """The inner products of one vector in float64, for numbers whose squares float32 does not hold."""
+        products = np.zeros((self._count, self._count))
+        for piece in np.flatnonzero(self._pieces.vector == vector):
+            here = slice(int(self._pieces.starts[piece]), int(self._pieces.stops[piece]))
+            given = self._given
+            rows = np.stack([codecs.decode(given.codec, payload[here], given.base[here]) for payload in given.payloads])
+            products += rows @ rows.T
+        return products
+
+    def _by_vector(self, of_pieces: Floats) -> Floats:
+        total = np.zeros((len(self._pieces.sizes), *of_pieces.shape[1:]))
+        np.add.at(total, self._pieces.vector, of_pieces)
+        return total
+
+    @property
+    def norms(self) -> Floats:
+        return np.sqrt(np.einsum("vmm->vm", self._products))
+
+    def of_sums(self, shares: Floats) -> Floats:
+        if self._crossed:
+            squares = np.einsum("vi,vij,vj->v", shares, self._products, shares)
+        else:
+            found = np.zeros(len(self._pieces.starts))
+            by_piece = np.ascontiguousarray(shares[self._pieces.vector])
+            self._given.run(kernel.squares_of_sums, self._pieces, by_piece, found)
+            squares = self._by_vector(found)
+        return np.sqrt(np.maximum(squares, 0.0))
+
+
+class _OfColumns:
+    """Lengths of the columns of gradients float64[M, a, b]."""
+
+    def __init__(self, stack: Floats, weights: Floats) -> None:
+        self.weights, self._stack = weights, stack
+
+    @cached_property
+    def norms(self) -> Floats:
+        return np.linalg.norm(self._stack, axis=1).T
+
+    def of_sums(self, shares: Floats) -> Floats:
+        return np.linalg.norm(np.einsum("mrc,cm->rc", self._stack, shares), axis=0)

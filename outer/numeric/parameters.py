@@ -5,6 +5,7 @@
 
 from __future__ import annotations
 
+import math
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any
@@ -15,9 +16,12 @@ from numpy.typing import NDArray
 
 from outer.config import OuterConfig
 from outer.numeric import codec as codecs
-from outer.numeric.merge import merge
-from outer.numeric.optimizer import OuterOptimizer
+from outer.numeric import kernel
+from outer.numeric.merge import Contributions, Layout, layout
+from outer.numeric.optimizer import OuterOptimizer, Sgd
 from outer.protocol.fragments import Fragment
+
+Stepped = tuple[NDArray[np.float32], Any, float]  # theta, state, and the norm of the merged outer gradient
 
 
 @dataclass(frozen=True)
@@ -51,15 +55,17 @@ class GlobalParameters:
         outer: OuterConfig,
         codec: str,
         rules: Mapping[str, str],
+        threads: int = 1,
     ) -> None:
-        """`initial`: float32[n] per fragment. `rules`: by tensor name. Raises ValueError for an invalid `outer`."""
+        """`initial`: float32[n] per fragment. `rules`: by tensor name. `threads`: that merge, with the same bits.
+
+        Raises ValueError for an invalid `outer`.
+        """
         assert [array.shape for array in initial] == [(fragment.size,) for fragment in fragments]
         self.fragments = tuple(fragments)
         self._optimizer = OuterOptimizer(outer)
-        self._granularity = outer.granularity
-        self._codec = codec
-        self._rules = dict(rules)
-        self._averaged = [_averaged(fragment, rules) for fragment in self.fragments]
+        self._codec, self._threads = codec, threads
+        self._layouts = [layout(fragment, rules, outer.granularity) for fragment in self.fragments]
         self.thetas = [_frozen(np.array(array, dtype=np.float32)) for array in initial]
         self.states = [self._fresh_state(index) for index in range(len(self.fragments))]
         self.versions = [0] * len(self.fragments)
@@ -70,27 +76,45 @@ class GlobalParameters:
         Tensors of the kind mean become the weighted average of the learners' values (with one learner and codec fp32
         its value, exactly), and the outer optimizer does not see them.
         """
-        theta = self.thetas[fragment]
-        gradients = [codecs.decode(self._codec, payload, theta) for payload in payloads]
-        merged = merge(self.fragments[fragment], gradients, weights, self._rules, self._granularity)
-        averaged = self._averaged[fragment]
-        if averaged is None:
-            stepped, state = self._optimizer.step(theta, merged, self.states[fragment])
+        theta, laid = self.thetas[fragment], self._layouts[fragment]
+        given = Contributions(self._codec, theta, payloads, weights, self._threads)
+        if self._optimizer.sgd is not None and not laid.columns:
+            stepped, state, norm = self._sgd(given, laid, self._optimizer.sgd, self.states[fragment])
         else:
-            merged, stepped = merged[~averaged], np.empty_like(theta)
-            stepped[averaged] = sum(
-                weight * codecs.values(self._codec, payload[averaged], theta[averaged])
-                for payload, weight in zip(payloads, weights, strict=True)
+            stepped, state, norm = self._step(given, laid, self.states[fragment])
+        for place in laid.mean:
+            stepped[place] = sum(
+                weight * codecs.values(self._codec, payload[place], theta[place])
+                for payload, weight in zip(given.payloads, given.weights, strict=True)
             )
-            stepped[~averaged], state = self._optimizer.step(theta[~averaged], merged, self.states[fragment])
         return Proposal(
             fragment=fragment,
             theta=_frozen(stepped),
             state=state,
-            norm=float(np.sqrt(np.dot(merged, merged))),
+            norm=norm,
             digest=codecs.digest(stepped),
-            finite=bool(np.isfinite(stepped).all()),
+            finite=codecs.finite(stepped),
         )
+
+    def _sgd(self, given: Contributions, laid: Layout, how: Sgd, state: Any) -> Stepped:
+        """SGD with momentum, merged and stepped in one pass."""
+        (velocity,), structure = jax.tree.flatten(state)
+        stepped, moved, squares = np.empty_like(given.base), np.empty_like(velocity), 0.0
+        settings = (kernel.read_only(velocity), moved, stepped, how.lr, how.momentum, how.nesterov)
+        for rule, pieces in laid.pieces.items():
+            found = np.zeros(len(pieces.starts))
+            given.run(kernel.sgd, pieces, given.shares(rule, pieces), pieces.shift, found, between=settings)
+            squares += float(found.sum())
+        return stepped, jax.tree.unflatten(structure, [moved]), math.sqrt(squares)
+
+    def _step(self, given: Contributions, laid: Layout, state: Any) -> Stepped:
+        """Any other optimizer, on the merged gradient as a whole."""
+        merged, kept = given.gradient(laid), np.ones(len(given.base), np.bool_)
+        for place in laid.mean:
+            kept[place] = False
+        stepped = np.empty_like(given.base)
+        stepped[kept], state = self._optimizer.step(given.base[kept], merged[kept], state)
+        return stepped, state, float(np.sqrt(np.dot(merged, merged)))
 
     def install(self, proposal: Proposal, version: int) -> None:
         """Put a proposal in force as the given version of its fragment."""
@@ -108,8 +132,8 @@ class GlobalParameters:
         self.restore(fragment, version, [theta, *jax.tree.leaves(self._fresh_state(fragment))])
 
     def _fresh_state(self, fragment: int) -> Any:
-        averaged, theta = self._averaged[fragment], self.thetas[fragment]
-        return self._optimizer.init(theta if averaged is None else theta[~averaged])
+        theta, mean = self.thetas[fragment], self._layouts[fragment].mean
+        return self._optimizer.init(np.delete(theta, np.r_[tuple(mean)]) if mean else theta)
 
     def restore(self, fragment: int, version: int, arrays: Sequence[NDArray[Any]]) -> None:
         """Restore a fragment from `arrays`. Raises ValueError if they do not fit this model and optimizer."""
@@ -126,12 +150,6 @@ class GlobalParameters:
     def digest(self) -> str:
         """SHA-256 of all parameters, in the order of the fragments."""
         return codecs.digest(*self.thetas)
-
-
-def _averaged(fragment: Fragment, rules: Mapping[str, str]) -> NDArray[np.bool_] | None:
-    """Which elements of a fragment belong to mean tensors, bool[n]; None for none."""
-    found = np.repeat([rules[each.name] == "mean" for each in fragment.tensors], [t.size for t in fragment.tensors])
-    return found if found.any() else None
 
 
 def _frozen(array: NDArray[np.float32]) -> NDArray[np.float32]:

@@ -9,9 +9,10 @@ import pytest
 from numpy.typing import NDArray
 
 from outer.config import OuterConfig
-from outer.numeric.merge import merge, rules
+from outer.numeric.merge import rules
 from outer.numeric.optimizer import OuterOptimizer
 from outer.protocol.fragments import Fragment, Tensor
+from tests.outer.numeric.merging import merge
 
 Vector = NDArray[np.float64]
 SHAPE = (4, 4)

@@ -75,7 +75,9 @@ def stories(draw: st.DrawFn) -> tuple[dict[str, Fraction], list[tuple[Fraction, 
 
     No two at once: what comes first is judged first, of which a list of moments knows nothing.
     """
-    leases = draw(st.dictionaries(st.sampled_from("abcd"), EIGHTHS.map(lambda at: at + 1), min_size=1))
+    leases = draw(
+        st.dictionaries(st.sampled_from("abcd"), EIGHTHS.map(lambda at: at + 1 + Fraction(1, 16)), min_size=1)
+    )
     steps, reports = dict.fromkeys(leases, 0), []
     for at in sorted(draw(st.lists(EIGHTHS.map(lambda at: at + Fraction(1, 8)), max_size=12, unique=True))):
         name = draw(st.sampled_from(sorted(leases)))
