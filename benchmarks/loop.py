@@ -43,6 +43,7 @@ from orchestrator.eventlog.reader import read_run  # noqa: E402
 from orchestrator.recipe.config import Recipe  # noqa: E402
 from orchestrator.recipe.toml_text import load  # noqa: E402
 from orchestrator.recipe.validation import resolve  # noqa: E402
+from orchestrator.store.run_store import RunStore  # noqa: E402
 
 SETTLE_S = 1.0  # after a change, before a window: what was held up meanwhile arrives
 WINDOW_S = 9.0  # at least, and at least WINDOW_STEPS steps
@@ -215,8 +216,9 @@ def _bare(recipe_file: Path, core: int, *more: str) -> subprocess.Popen[str]:
 class Turns:
     """Called with every status; once the learner has stepped for a while, lets the three step in turns."""
 
-    def __init__(self, plain: subprocess.Popen[str], core: int, pairs: int, seconds: float) -> None:
+    def __init__(self, store: RunStore, plain: subprocess.Popen[str], core: int, pairs: int, seconds: float) -> None:
         self.windows: list[Window] = []
+        self._store = store
         self._plain, self._core, self._pairs, self._seconds = plain, core, pairs, seconds
         self._since: float | None = None
 
@@ -233,7 +235,7 @@ class Turns:
             turns = PHASES if number % 2 else tuple(reversed(PHASES))
             for phase in turns:
                 self.windows.append(self._window(phase, rows[0]["pid"], control))
-        os.kill(os.getpid(), signal.SIGINT)  # the run ends
+        self._store.write_json("stop", {"reason": "all windows are measured"})
 
     def _window(self, phase: str, learner: int, control: list[int]) -> Window:
         frozen = {"alone": [learner, *control], "quiet": [self._plain.pid, *control], "synced": [self._plain.pid]}
@@ -267,8 +269,8 @@ def measure(step_ms: float, pairs: int, folder: Path, core: int) -> dict[str, An
     plain = _bare(_written(recipe, recipe_file), core, str(times))
     try:
         assert plain.stdout is not None and plain.stdout.readline() == "ready\n", "the bare loop did not start"
-        turns = Turns(plain, core, pairs, max(WINDOW_S, WINDOW_STEPS * step_ms / 1e3))
         store = emptied(folder)
+        turns = Turns(store, plain, core, pairs, max(WINDOW_S, WINDOW_STEPS * step_ms / 1e3))
         os.kill(plain.pid, signal.SIGSTOP)
         launch.run_embedded(recipe, store, None, turns)
         os.kill(plain.pid, signal.SIGCONT)

@@ -56,7 +56,7 @@ class Link(Protocol):
         ...
 
     def fetch(self, fragment: int, version: int, deadline_s: float) -> tuple[int, str, Any, int] | None:
-        """(version, SHA-256, float32[n], snapshot) of a fragment, if the syncer has that version."""
+        """(version, digest, float32[n], snapshot) of a fragment, if the syncer has that version."""
         ...
 
 

@@ -91,6 +91,7 @@ class SyncerActor:
         self._parameters, self._machine = self._begun.parameters, self._begun.machine
         self._over = ""  # why this epoch does nothing any more
         self._merger = ThreadPoolExecutor(1, "merge")
+        self._merger.submit(self._parameters.warm_up)
         self._examiner = ThreadPoolExecutor(2, "examine")
         self._peers: dict[str, _Peer] = {}
         self._undelivered: Counter[tuple[str, int]] = Counter()
@@ -246,7 +247,7 @@ class SyncerActor:
 
     @OFTEN
     async def fetch(self, fragment: int, version: int) -> tuple[int, str, NDArray[np.float32], int] | None:
-        """(version, SHA-256, float32[n], snapshot): the newest, if it is at least the version asked for."""
+        """(version, digest, float32[n], snapshot): the newest, if it is at least the version asked for."""
         parameters, newest = self._parameters, self._parameters.versions[fragment]
         if newest < version:
             return None

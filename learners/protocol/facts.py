@@ -79,7 +79,7 @@ class StateReceived:
     donor: str  # "" when from the syncer
     donor_incarnation: int
     donor_step: int  # the donor's last completed step; 0 from the syncer
-    digest: str  # SHA-256 of the donor's parameters and inner state; "" from the syncer
+    digest: str  # XXH3 digest of the donor's parameters and inner state; "" from the syncer
     bytes: int  # size of a peer's state; 0 from the syncer
     seconds: float  # since the Welcome
     versions: tuple[int, ...] = ()  # of every fragment, as the donor held them; empty from the syncer

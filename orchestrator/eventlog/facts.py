@@ -173,7 +173,7 @@ class FaultSkipped:
 class RunFinished:
     state: str  # finished | stopped | failed
     reason: str
-    digest: str = ""  # SHA-256 over all final parameters, fragment by fragment; "" where there are none
+    digest: str = ""  # XXH3 digest of all final parameters, fragment by fragment; "" where there are none
 
 
 ClusterFact = (

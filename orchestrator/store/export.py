@@ -5,7 +5,6 @@ Tensors are float32, named by their path in the parameter tree. Starts no JAX an
 
 from __future__ import annotations
 
-import hashlib
 import io
 import json
 import os
@@ -31,6 +30,7 @@ from orchestrator.store.run_store import RunStore
 from outer.journal import checkpoint_parts
 from outer.journal.framing import Damaged
 from outer.journal.object_store import Objects
+from outer.numeric import codec as codecs
 from outer.protocol.fragments import Fragment, Tensor
 
 FORMAT = "decoupled-diloco/1"
@@ -99,7 +99,7 @@ def of_checkpoint(store: RunStore, kept: Objects, snapshot: int) -> Model:
     if lacking := [each.index for each in fragments if each.index not in thetas] or not fragments:
         raise Damaged(f"{checkpoint_parts.SYNCER}: it has no values of fragments {lacking}")
     for index, digest in enumerate(header["kept"]["digests"]):
-        if digest and weights.sha256(thetas[index]) != digest:
+        if digest and codecs.digest(thetas[index]) != digest:
             raise Damaged(f"{checkpoint_parts.SYNCER}: fragment {index} has not the digest of its commit")
     values = [thetas[each.index] for each in fragments]
     tokens, left_out = manifest.tokens_committed, header.get("left_out", {})
@@ -196,13 +196,12 @@ def _about(
 
 
 def _fragment_digests(described: Mapping[str, Any], tensors: weights.Named) -> list[str]:
-    """SHA-256 of each fragment's float32 bytes: the digests of the last commits in the run's log."""
-    running: dict[int, Any] = {}
+    """Digest of each fragment's float32 bytes: those of the last commits in the run's log."""
+    parts: dict[int, list[weights.Flat]] = {}
     for name, about in described.items():  # in the order in which a fragment has its tensors
-        if about["fragment"] is None:
-            continue
-        running.setdefault(about["fragment"], hashlib.sha256()).update(tensors[name].tobytes())
-    return [running[index].hexdigest() for index in sorted(running)]
+        if about["fragment"] is not None:
+            parts.setdefault(about["fragment"], []).append(tensors[name])
+    return [codecs.digest(*parts[index]) for index in sorted(parts)]
 
 
 # ------------------------------------------------------------------ the end of a run

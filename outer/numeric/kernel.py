@@ -1,211 +1,247 @@
 """Compiled passes over the elements of one fragment: inner products of outer gradients, and the merge with its step.
 
-Each pass reads every payload once, a block at a time, and keeps what it derives in the processor's caches. Ranges of
-elements are independent, so they may be computed in any number of threads with the same bits: the caller adds up what
-the ranges return in a fixed order. The merge and the step round as the plain float64 formulas do; inner products are
-summed in float32 within a block, in an order that the processor's vector width decides, and in float64 beyond; in them
-elements below 1e-22 count as zero.
+Each pass reads every payload once, a block at a time. Ranges of elements are independent, so they may be computed in
+any number of threads with the same bits: the caller adds up what the ranges return in a fixed order. The merge and the
+step round as the plain float64 formulas do. Inner products are summed in float32 within a block, in an order that the
+processor's vector width decides, and in float64 beyond; in them elements below 1e-22 count as zero.
 
-Payloads are given by their addresses, because a compiled program is for one number of arguments. They are contiguous
-arrays as long as `base`: float32 parameters, or outer gradients as the bits of bfloat16 (`half`).
+Payloads are given by their addresses, because a compiled program is for one number of arguments; there are four of
+them, or a multiple (`in_fours`). They are contiguous arrays as long as `base`, of the type of `kind`: float32
+parameters, or outer gradients as the bits of bfloat16, uint16.
 """
+
+# mypy: disable-error-code="no-untyped-def,no-untyped-call"
+# Compiled functions have the types that they are called with.
 
 from __future__ import annotations
 
+from collections.abc import Sequence
 from typing import Any
 
 import numba
 import numpy as np
-from numba import carray, types
-from numba.extending import intrinsic
+from numba import carray, types  # type: ignore[attr-defined]
+from numba.extending import intrinsic, overload
 from numpy.typing import NDArray
 
-BLOCK = 512  # elements
+BLOCK = 2048  # elements
+WIDTH = 4  # payloads that one loop reads
 
 _HOW: dict[str, Any] = {"nogil": True, "cache": True, "error_model": "numpy"}
 _EXACT = numba.njit(**_HOW)
 _IN_ANY_ORDER = numba.njit(**_HOW, fastmath={"reassoc", "contract", "nsz"})
 
 
-def _pointer_to(kind: Any) -> Any:
-    def pointer(context: Any, address: Any) -> Any:
-        def generate(compiler: Any, builder: Any, signature: Any, arguments: Any) -> Any:
-            return builder.inttoptr(arguments[0], compiler.get_value_type(signature.return_type))
-
-        return types.CPointer(kind)(types.uint64), generate
-
-    return intrinsic(pointer)
-
-
-_floats, _bits = _pointer_to(types.float32), _pointer_to(types.uint16)
-
-
-@intrinsic
-def _float32_of(context: Any, bits: Any) -> Any:
-    """The float32 with these 32 bits."""
-
+def _bits_to_float(context: Any, bits: Any) -> Any:
     def generate(compiler: Any, builder: Any, signature: Any, arguments: Any) -> Any:
         return builder.bitcast(arguments[0], compiler.get_value_type(types.float32))
 
     return types.float32(types.uint32), generate
 
 
-@_EXACT
-def _gradient(base, payload, start, half, row):  # type: ignore[no-untyped-def]
-    """A block of one outer gradient, float32, correctly rounded."""
-    count = len(row)
-    if half:
-        bits = carray(_bits(payload + np.uint64(2 * start)), (count,))
-        for k in range(count):
-            row[k] = _float32_of(np.uint32(bits[k]) << np.uint32(16))
-    else:
-        theta = carray(_floats(payload + np.uint64(4 * start)), (count,))
-        for k in range(count):
-            row[k] = base[k] - theta[k]
+def _address_to_pointer(context: Any, address: Any, kind: Any) -> Any:
+    def generate(compiler: Any, builder: Any, signature: Any, arguments: Any) -> Any:
+        return builder.inttoptr(arguments[0], compiler.get_value_type(signature.return_type))
+
+    return types.CPointer(kind)(types.uint64, kind), generate
 
 
-@_IN_ANY_ORDER
-def _dot(a, b):  # type: ignore[no-untyped-def]
-    total = np.float32(0.0)
-    for k in range(len(a)):
-        total += a[k] * b[k]
-    return np.float64(total)
+_float32_of: Any = intrinsic(_bits_to_float)  # the number with these 32 bits
+_pointer: Any = intrinsic(_address_to_pointer)
 
 
-@_IN_ANY_ORDER
-def _dots(a, b, c, d, e):  # type: ignore[no-untyped-def]
-    """a with each of the other four, in one pass."""
-    with_b = with_c = with_d = with_e = np.float32(0.0)
-    for k in range(len(a)):
-        with_b += a[k] * b[k]
-        with_c += a[k] * c[k]
-        with_d += a[k] * d[k]
-        with_e += a[k] * e[k]
-    return np.float64(with_b), np.float64(with_c), np.float64(with_d), np.float64(with_e)
+def _moved(base, value):
+    """One element's outer gradient, float32, correctly rounded: from parameters, or from the bits of bfloat16."""
 
 
-@_IN_ANY_ORDER
-def _square(a):  # type: ignore[no-untyped-def]
-    total = 0.0
-    for k in range(len(a)):
-        total += a[k] * a[k]
-    return total
+def _moved_far(base, value):
+    """The same in float64, exactly."""
+
+
+@overload(_moved, inline="always")
+def _any_moved(base, value):
+    if value == types.float32:
+        return lambda base, value: base - value
+    return lambda base, value: _float32_of(np.uint32(value) << np.uint32(16))
+
+
+@overload(_moved_far, inline="always")
+def _any_moved_far(base, value):
+    if value == types.float32:
+        return lambda base, value: np.float64(base) - np.float64(value)
+    return lambda base, value: np.float64(_float32_of(np.uint32(value) << np.uint32(16)))
 
 
 @_EXACT
-def inner_products(base, payloads, half, starts, stops, crossed, found):  # type: ignore[no-untyped-def]
+def _part(payload, kind, start, count):
+    """Elements of a payload from `start` on."""
+    return carray(_pointer(payload, kind), (start + count,))[start:]
+
+
+@_IN_ANY_ORDER
+def _within_four(base, p, q, r, s, found):
+    """Add the products of four gradients with themselves and each other to found float64[4, 4], lower triangle."""
+    pp = pq = pr = ps = qq = qr = qs = rr = rs = ss = np.float32(0.0)
+    for k in range(len(base)):
+        a, b = _moved(base[k], p[k]), _moved(base[k], q[k])
+        c, d = _moved(base[k], r[k]), _moved(base[k], s[k])
+        pp += a * a
+        pq += a * b
+        pr += a * c
+        ps += a * d
+        qq += b * b
+        qr += b * c
+        qs += b * d
+        rr += c * c
+        rs += c * d
+        ss += d * d
+    found[0, 0] += pp
+    found[1, 0] += pq
+    found[1, 1] += qq
+    found[2, 0] += pr
+    found[2, 1] += qr
+    found[2, 2] += rr
+    found[3, 0] += ps
+    found[3, 1] += qs
+    found[3, 2] += rs
+    found[3, 3] += ss
+
+
+@_IN_ANY_ORDER
+def _one_with_four(base, a, p, q, r, s, found):
+    """Add the products of one gradient with four others to found float64[4]."""
+    ap = aq = ar = as_ = np.float32(0.0)
+    for k in range(len(base)):
+        one = _moved(base[k], a[k])
+        ap += one * _moved(base[k], p[k])
+        aq += one * _moved(base[k], q[k])
+        ar += one * _moved(base[k], r[k])
+        as_ += one * _moved(base[k], s[k])
+    found[0] += ap
+    found[1] += aq
+    found[2] += ar
+    found[3] += as_
+
+
+@_IN_ANY_ORDER
+def _squares_of_four(base, p, q, r, s, found):
+    pp = qq = rr = ss = np.float32(0.0)
+    for k in range(len(base)):
+        a, b = _moved(base[k], p[k]), _moved(base[k], q[k])
+        c, d = _moved(base[k], r[k]), _moved(base[k], s[k])
+        pp += a * a
+        qq += b * b
+        rr += c * c
+        ss += d * d
+    found[0, 0] += pp
+    found[1, 1] += qq
+    found[2, 2] += rr
+    found[3, 3] += ss
+
+
+@_EXACT
+def inner_products(base, payloads, kind, starts, stops, crossed, found):
     """Add each range's inner products of all M outer gradients to found float64[ranges, M, M], below the diagonal too.
 
     Without `crossed` only the squared norms, on the diagonal.
     """
-    count = len(payloads)
-    rows = np.empty((count, BLOCK), np.float32)
     for index in range(len(starts)):
-        products = found[index]
         for start in range(starts[index], stops[index], BLOCK):
-            size = min(BLOCK, stops[index] - start)
-            block = base[start : start + size]
-            for i in range(count):
-                _gradient(block, payloads[i], start, half, rows[i, :size])
-            for i in range(count):
-                row, j = rows[i, :size], 0
-                if crossed:
-                    while j + 4 <= i:
-                        four = _dots(row, rows[j, :size], rows[j + 1, :size], rows[j + 2, :size], rows[j + 3, :size])
-                        products[i, j] += four[0]
-                        products[i, j + 1] += four[1]
-                        products[i, j + 2] += four[2]
-                        products[i, j + 3] += four[3]
-                        j += 4
-                    while j < i:
-                        products[i, j] += _dot(row, rows[j, :size])
-                        j += 1
-                products[i, i] += _dot(row, row)
+            count = min(BLOCK, stops[index] - start)
+            block = base[start : start + count]
+            for i in range(0, len(payloads), WIDTH):
+                p, q = _part(payloads[i], kind, start, count), _part(payloads[i + 1], kind, start, count)
+                r, s = _part(payloads[i + 2], kind, start, count), _part(payloads[i + 3], kind, start, count)
+                here = found[index, i : i + WIDTH, i : i + WIDTH]
+                if not crossed:
+                    _squares_of_four(block, p, q, r, s, here)
+                    continue
+                _within_four(block, p, q, r, s, here)
+                for j in range(i + WIDTH, len(payloads)):
+                    one = _part(payloads[j], kind, start, count)
+                    _one_with_four(block, one, p, q, r, s, found[index, j, i : i + WIDTH])
 
 
 @_EXACT
-def _add_one(base, payload, start, half, share, total):  # type: ignore[no-untyped-def]
-    count = len(total)
-    if half:
-        bits = carray(_bits(payload + np.uint64(2 * start)), (count,))
-        for k in range(count):
-            total[k] += share * np.float64(_float32_of(np.uint32(bits[k]) << np.uint32(16)))
-    else:
-        theta = carray(_floats(payload + np.uint64(4 * start)), (count,))
-        for k in range(count):
-            total[k] += share * (np.float64(base[k]) - np.float64(theta[k]))
-
-
-@_EXACT
-def _add_four(base, payloads, i, start, shares, total):  # type: ignore[no-untyped-def]
-    """Payloads i to i + 3, float32, added in this order."""
-    count = len(total)
-    p = carray(_floats(payloads[i] + np.uint64(4 * start)), (count,))
-    q = carray(_floats(payloads[i + 1] + np.uint64(4 * start)), (count,))
-    r = carray(_floats(payloads[i + 2] + np.uint64(4 * start)), (count,))
-    s = carray(_floats(payloads[i + 3] + np.uint64(4 * start)), (count,))
-    a, b, c, d = shares[i], shares[i + 1], shares[i + 2], shares[i + 3]
-    for k in range(count):
-        wide = np.float64(base[k])
+def _add_four(base, p, q, r, s, shares, total):
+    a, b, c, d = shares[0], shares[1], shares[2], shares[3]
+    for k in range(len(base)):
         total[k] = (
             total[k]
-            + a * (wide - np.float64(p[k]))
-            + b * (wide - np.float64(q[k]))
-            + c * (wide - np.float64(r[k]))
-            + d * (wide - np.float64(s[k]))
+            + a * _moved_far(base[k], p[k])
+            + b * _moved_far(base[k], q[k])
+            + c * _moved_far(base[k], r[k])
+            + d * _moved_far(base[k], s[k])
         )
 
 
 @_EXACT
-def _sum(base, payloads, half, start, shares, total):  # type: ignore[no-untyped-def]
+def _sum(base, payloads, kind, start, shares, total):
     """A block of the merged outer gradient, the sum of shares[m] times gradient m in the order of m, float64."""
+    count = len(base)
     total[:] = 0.0
-    i = 0
-    if not half:
-        while i + 4 <= len(payloads):
-            _add_four(base, payloads, i, start, shares, total)
-            i += 4
-    while i < len(payloads):
-        _add_one(base, payloads[i], start, half, shares[i], total)
-        i += 1
+    for i in range(0, len(payloads), WIDTH):
+        p, q = _part(payloads[i], kind, start, count), _part(payloads[i + 1], kind, start, count)
+        r, s = _part(payloads[i + 2], kind, start, count), _part(payloads[i + 3], kind, start, count)
+        _add_four(base, p, q, r, s, shares[i : i + WIDTH], total)
+
+
+@_IN_ANY_ORDER
+def _square(values):
+    total = 0.0
+    for k in range(len(values)):
+        total += values[k] * values[k]
+    return total
 
 
 @_EXACT
-def squares_of_sums(base, payloads, half, starts, stops, shares, found):  # type: ignore[no-untyped-def]
+def squares_of_sums(base, payloads, kind, starts, stops, shares, found):
     """Each range's squared norm of the sum of shares[range, m] times gradient m, in found float64[ranges]."""
     sums = np.empty(BLOCK, np.float64)
     for index in range(len(starts)):
         for start in range(starts[index], stops[index], BLOCK):
-            size = min(BLOCK, stops[index] - start)
-            _sum(base[start : start + size], payloads, half, start, shares[index], sums[:size])
-            found[index] += _square(sums[:size])
+            stop = min(start + BLOCK, stops[index])
+            total = sums[: stop - start]
+            _sum(base[start:stop], payloads, kind, start, shares[index], total)
+            found[index] += _square(total)
 
 
 @_EXACT
-def merged_gradient(base, payloads, half, starts, stops, shares, gradient):  # type: ignore[no-untyped-def]
+def merged_gradient(base, payloads, kind, starts, stops, shares, gradient):
     """The same sums themselves, in gradient float64[n]."""
     for index in range(len(starts)):
         for start in range(starts[index], stops[index], BLOCK):
             stop = min(start + BLOCK, stops[index])
-            _sum(base[start:stop], payloads, half, start, shares[index], gradient[start:stop])
+            _sum(base[start:stop], payloads, kind, start, shares[index], gradient[start:stop])
 
 
 @_EXACT
-def _nesterov(base, gradient, velocity, lr, momentum, nesterov, new_velocity, theta):  # type: ignore[no-untyped-def]
+def _nesterov(base, gradient, velocity, lr, momentum, nesterov, new_velocity, theta):
+    ahead = momentum if nesterov else 1.0
+    now = 1.0 if nesterov else 0.0
     for k in range(len(base)):
         speed = gradient[k] + momentum * np.float64(velocity[k])
         new_velocity[k] = np.float32(speed)
-        update = gradient[k] + momentum * speed if nesterov else speed
-        theta[k] = np.float32(np.float64(base[k]) - lr * update)
+        theta[k] = np.float32(np.float64(base[k]) - lr * (now * gradient[k] + ahead * speed))
+
+
+@_IN_ANY_ORDER
+def _zero_or_nan(values):
+    """0 if all are finite, else NaN."""
+    total = np.float32(0.0)
+    for k in range(len(values)):
+        total += values[k] * np.float32(0.0)
+    return total
 
 
 @_EXACT
-def sgd(  # type: ignore[no-untyped-def]
-    base, payloads, half, starts, stops, shares, shift, found, velocity, new_velocity, theta, lr, momentum, nesterov
+def sgd(
+    base, payloads, kind, starts, stops, shares, shift, found, velocity, new_velocity, theta, lr, momentum, nesterov
 ):
-    """Merge and step of SGD with momentum: fills theta and new_velocity, and found float64[ranges].
+    """Merge and step of SGD with momentum: fills theta and new_velocity, and found float64[ranges, 2].
 
-    found: each range's squared norm of the merged outer gradient. The velocity of element k is at k - shift[range].
+    found: each range's squared norm of the merged outer gradient, and 0 if theta is finite, else NaN. The velocity of
+    element k is at k - shift[range].
     """
     sums = np.empty(BLOCK, np.float64)
     for index in range(len(starts)):
@@ -213,22 +249,15 @@ def sgd(  # type: ignore[no-untyped-def]
         for start in range(starts[index], stops[index], BLOCK):
             stop = min(start + BLOCK, stops[index])
             block, total = base[start:stop], sums[: stop - start]
-            _sum(block, payloads, half, start, shares[index], total)
-            _nesterov(
-                block,
-                total,
-                velocity[start - before : stop - before],
-                lr,
-                momentum,
-                nesterov,
-                new_velocity[start - before : stop - before],
-                theta[start:stop],
-            )
-            found[index] += _square(total)
+            _sum(block, payloads, kind, start, shares[index], total)
+            old, new = velocity[start - before : stop - before], new_velocity[start - before : stop - before]
+            _nesterov(block, total, old, lr, momentum, nesterov, new, theta[start:stop])
+            found[index, 0] += _square(total)
+            found[index, 1] += _zero_or_nan(theta[start:stop])
 
 
 @_EXACT
-def all_finite(bits, exponent):  # type: ignore[no-untyped-def]
+def all_finite(bits, exponent):
     """Whether no element of an unsigned array has all bits of `exponent` set, as infinities and NaN have."""
     for start in range(0, len(bits), BLOCK):
         bad = 0
@@ -237,6 +266,25 @@ def all_finite(bits, exponent):  # type: ignore[no-untyped-def]
         if bad:
             return False
     return True
+
+
+def in_fours(payloads: Sequence[NDArray[Any]]) -> tuple[NDArray[np.uint64], Any]:
+    """(addresses, kind) of contiguous payloads, the first repeated up to a multiple of four; those get no share."""
+    padded = [*payloads, *[payloads[0]] * (-len(payloads) % WIDTH)]
+    return np.array([payload.ctypes.data for payload in padded], np.uint64), payloads[0].dtype.type(0)
+
+
+def warm_up(kind: Any) -> None:
+    """Compile everything for payloads of this type, or load it from the compiler's cache."""
+    base, one = read_only(np.zeros(1, np.float32)), np.zeros(1, np.int64)
+    pieces = base, *in_fours([np.zeros(1, kind)]), one, one + 1
+    shares, zeros = np.zeros((1, WIDTH)), np.zeros(1)
+    inner_products(*pieces, True, np.zeros((1, WIDTH, WIDTH)))
+    squares_of_sums(*pieces, shares, zeros)
+    merged_gradient(*pieces, shares, zeros)
+    sgd(*pieces, shares, one, np.zeros((1, 2)), base, np.zeros(1, np.float32), np.zeros(1, np.float32), 0.5, 0.5, True)
+    for bits in (np.uint16, np.uint32):
+        all_finite(read_only(np.zeros(1, bits)), bits(1))
 
 
 def read_only(array: NDArray[Any]) -> NDArray[Any]:

@@ -150,7 +150,8 @@ def _pieces(vectors: Sequence[Sequence[tuple[int, int, int]]]) -> Pieces:
     ]
     table = np.array(rows, np.int64).reshape(-1, 4).T
     sizes = np.array([sum(stop - start for start, stop, _ in parts) for parts in vectors], np.int64)
-    return Pieces(*map(np.ascontiguousarray, table), sizes)
+    starts, stops, vector, shift = map(np.ascontiguousarray, table)
+    return Pieces(starts, stops, vector, shift, sizes)
 
 
 # ------------------------------------------------------------------ merging
@@ -173,29 +174,34 @@ class Contributions:
         """
         kept = [index for index, weight in enumerate(weights) if weight > 0.0]
         assert kept, "a merge needs a contributor"
-        self.codec, self.half, self.base = codec, codec == "bf16", kernel.read_only(base)
+        self.codec, self.base = codec, kernel.read_only(base)
         self.payloads = [payloads[index] for index in kept]
         self.weights = np.array([weights[index] for index in kept], np.float64)
-        self.addresses = np.array([payload.ctypes.data for payload in self.payloads], np.uint64)
+        self.addresses, self._kind = kernel.in_fours(self.payloads)
         self._threads = threads
 
     def shares(self, rule: str, pieces: Pieces) -> Floats:
-        """float64[pieces, M]: by which factor each gradient goes into the merged one. One alone goes in as it is."""
-        if len(self.payloads) == 1:
-            return np.ones((len(pieces.starts), 1))
-        found = np.broadcast_to(RULES[rule](_OfPieces(self, pieces)), (len(pieces.sizes), len(self.payloads)))
-        return np.ascontiguousarray(found[pieces.vector])
+        """By which factor each gradient goes into the merged one, as `by_piece`. One alone goes in as it is."""
+        alone = len(self.payloads) == 1
+        return self.by_piece(np.ones((1, 1)) if alone else RULES[rule](_OfPieces(self, pieces)), pieces)
+
+    def by_piece(self, shares: Floats, pieces: Pieces) -> Floats:
+        """float64[pieces, M rounded up to fours] of each vector's shares [V, M], or of one row for all."""
+        found = np.zeros((len(pieces.starts), len(self.addresses)))
+        rows = np.broadcast_to(shares, (len(pieces.sizes), len(self.payloads)))
+        found[:, : len(self.payloads)] = rows[pieces.vector]
+        return found
 
     def run(
         self, work: Callable[..., None], pieces: Pieces, *by_piece: NDArray[Any], between: Sequence[Any] = ()
     ) -> None:
-        """Call work(base, addresses, half, starts, stops, *by_piece, *between) for the pieces, in threads."""
+        """Call work(base, addresses, kind, starts, stops, *by_piece, *between) for the pieces, in threads."""
         parts = np.array_split(np.arange(len(pieces.starts)), min(self._threads, max(1, len(pieces.starts))))
 
         def one(part: NDArray[np.intp]) -> None:
             here = slice(int(part[0]), int(part[-1]) + 1) if len(part) else slice(0)
             table = [column[here] for column in (pieces.starts, pieces.stops, *by_piece)]
-            work(self.base, self.addresses, self.half, *table, *between)
+            work(self.base, self.addresses, self._kind, *table, *between)
 
         if len(parts) == 1:
             one(parts[0])
@@ -227,17 +233,18 @@ class _OfPieces:
     @cached_property
     def _products(self) -> Floats:
         """float64[V, M, M]: inner products, or only the squares on the diagonal."""
-        found = np.zeros((len(self._pieces.starts), self._count, self._count))
+        width = len(self._given.addresses)
+        found = np.zeros((len(self._pieces.starts), width, width))
         self._given.run(self._inner, self._pieces, found)
-        products = self._by_vector(found)
+        products = self._by_vector(found)[:, : self._count, : self._count]
         squares = np.einsum("vmm->vm", products)
         lost = ~np.isfinite(squares) | ((squares > 0.0) & (squares < TINY * self._pieces.sizes[:, None]))
         for vector in np.flatnonzero(lost.any(axis=1)):
             products[vector] = self._plainly(int(vector))
         return np.tril(products) + np.tril(products, -1).transpose(0, 2, 1)
 
-    def _inner(self, base: Any, addresses: Any, half: bool, starts: Ints, stops: Ints, found: Floats) -> None:
-        kernel.inner_products(base, addresses, half, starts, stops, self._crossed, found)
+    def _inner(self, base: Any, addresses: Any, kind: Any, starts: Ints, stops: Ints, found: Floats) -> None:
+        kernel.inner_products(base, addresses, kind, starts, stops, self._crossed, found)
 
     def _plainly(self, vector: int) -> Floats:
         """The inner products of one vector in float64, for numbers whose squares float32 does not hold."""
@@ -256,17 +263,19 @@ class _OfPieces:
 
     @property
     def norms(self) -> Floats:
-        return np.sqrt(np.einsum("vmm->vm", self._products))
+        norms: Floats = np.sqrt(np.einsum("vmm->vm", self._products))
+        return norms
 
     def of_sums(self, shares: Floats) -> Floats:
         if self._crossed:
             squares = np.einsum("vi,vij,vj->v", shares, self._products, shares)
         else:
             found = np.zeros(len(self._pieces.starts))
-            by_piece = np.ascontiguousarray(shares[self._pieces.vector])
+            by_piece = self._given.by_piece(shares, self._pieces)
             self._given.run(kernel.squares_of_sums, self._pieces, by_piece, found)
             squares = self._by_vector(found)
-        return np.sqrt(np.maximum(squares, 0.0))
+        norms: Floats = np.sqrt(np.maximum(squares, 0.0))
+        return norms
 
 
 class _OfColumns:
@@ -277,7 +286,9 @@ class _OfColumns:
 
     @cached_property
     def norms(self) -> Floats:
-        return np.linalg.norm(self._stack, axis=1).T
+        norms: Floats = np.linalg.norm(self._stack, axis=1).T
+        return norms
 
     def of_sums(self, shares: Floats) -> Floats:
-        return np.linalg.norm(np.einsum("mrc,cm->rc", self._stack, shares), axis=0)
+        norms: Floats = np.linalg.norm(np.einsum("mrc,cm->rc", self._stack, shares), axis=0)
+        return norms

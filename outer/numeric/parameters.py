@@ -18,10 +18,10 @@ from outer.config import OuterConfig
 from outer.numeric import codec as codecs
 from outer.numeric import kernel
 from outer.numeric.merge import Contributions, Layout, layout
-from outer.numeric.optimizer import OuterOptimizer, Sgd
+from outer.numeric.optimizer import OuterOptimizer
 from outer.protocol.fragments import Fragment
 
-Stepped = tuple[NDArray[np.float32], Any, float]  # theta, state, and the norm of the merged outer gradient
+Stepped = tuple[NDArray[np.float32], Any, float, bool]  # theta, state, norm of the merged gradient, all finite
 
 
 @dataclass(frozen=True)
@@ -32,7 +32,7 @@ class Proposal:
     theta: NDArray[np.float32]  # [n], read-only
     state: Any  # outer optimizer state, a pytree of NumPy arrays
     norm: float  # L2 norm of the merged outer gradient that the outer optimizer stepped on
-    digest: str  # SHA-256 of theta
+    digest: str  # as codec.digest
     finite: bool  # whether every element of theta is finite
 
     @property
@@ -78,34 +78,38 @@ class GlobalParameters:
         """
         theta, laid = self.thetas[fragment], self._layouts[fragment]
         given = Contributions(self._codec, theta, payloads, weights, self._threads)
-        if self._optimizer.sgd is not None and not laid.columns:
-            stepped, state, norm = self._sgd(given, laid, self._optimizer.sgd, self.states[fragment])
-        else:
-            stepped, state, norm = self._step(given, laid, self.states[fragment])
+        step = self._sgd if self._fused(fragment) else self._step
+        stepped, state, norm, finite = step(given, laid, self.states[fragment])
         for place in laid.mean:
             stepped[place] = sum(
                 weight * codecs.values(self._codec, payload[place], theta[place])
                 for payload, weight in zip(given.payloads, given.weights, strict=True)
             )
+            finite = finite and codecs.finite(stepped[place])
         return Proposal(
             fragment=fragment,
             theta=_frozen(stepped),
             state=state,
             norm=norm,
             digest=codecs.digest(stepped),
-            finite=codecs.finite(stepped),
+            finite=finite,
         )
 
-    def _sgd(self, given: Contributions, laid: Layout, how: Sgd, state: Any) -> Stepped:
+    def _fused(self, fragment: int) -> bool:
+        return self._optimizer.sgd is not None and not self._layouts[fragment].columns
+
+    def _sgd(self, given: Contributions, laid: Layout, state: Any) -> Stepped:
         """SGD with momentum, merged and stepped in one pass."""
+        how = self._optimizer.sgd
+        assert how is not None
         (velocity,), structure = jax.tree.flatten(state)
-        stepped, moved, squares = np.empty_like(given.base), np.empty_like(velocity), 0.0
+        stepped, moved, total = np.empty_like(given.base), np.empty_like(velocity), np.zeros(2)
         settings = (kernel.read_only(velocity), moved, stepped, how.lr, how.momentum, how.nesterov)
         for rule, pieces in laid.pieces.items():
-            found = np.zeros(len(pieces.starts))
+            found = np.zeros((len(pieces.starts), 2))
             given.run(kernel.sgd, pieces, given.shares(rule, pieces), pieces.shift, found, between=settings)
-            squares += float(found.sum())
-        return stepped, jax.tree.unflatten(structure, [moved]), math.sqrt(squares)
+            total += found.sum(axis=0)
+        return stepped, jax.tree.unflatten(structure, [moved]), math.sqrt(total[0]), total[1] == 0.0
 
     def _step(self, given: Contributions, laid: Layout, state: Any) -> Stepped:
         """Any other optimizer, on the merged gradient as a whole."""
@@ -114,7 +118,14 @@ class GlobalParameters:
             kept[place] = False
         stepped = np.empty_like(given.base)
         stepped[kept], state = self._optimizer.step(given.base[kept], merged[kept], state)
-        return stepped, state, float(np.sqrt(np.dot(merged, merged)))
+        return stepped, state, float(np.sqrt(np.dot(merged, merged))), codecs.finite(stepped)
+
+    def warm_up(self) -> None:
+        """Compile what `propose` needs, before the first learner waits for it. Changes nothing."""
+        kernel.warm_up(codecs.dtype(self._codec))
+        for fragment in {each.size: each.index for each in self.fragments}.values():
+            if not self._fused(fragment):
+                self.propose(fragment, [codecs.encode(self._codec, *[self.thetas[fragment]] * 2)], [1.0])
 
     def install(self, proposal: Proposal, version: int) -> None:
         """Put a proposal in force as the given version of its fragment."""
@@ -148,7 +159,7 @@ class GlobalParameters:
         self.versions[fragment] = version
 
     def digest(self) -> str:
-        """SHA-256 of all parameters, in the order of the fragments."""
+        """Digest of all parameters, in the order of the fragments."""
         return codecs.digest(*self.thetas)
 
 

@@ -177,7 +177,7 @@ class Participant:
     steps: int  # c_steps = step - base_step
     tokens: int  # c_tokens of those steps
     weight: float  # the exact number used; all weights of a commit sum to 1
-    digest: str  # SHA-256 of the payload
+    digest: str  # XXH3 digest of the payload
     processed: int = 0  # tokens processed by this incarnation by the end of `step`
 
 
@@ -191,7 +191,7 @@ class Committed:
     base_version: int
     participants: tuple[Participant, ...]
     live: int  # learners with a valid lease when it merged
-    digest: str  # SHA-256 of the fragment's new parameters
+    digest: str  # XXH3 digest of the fragment's new parameters
     norm: float  # L2 norm of the merged outer gradient
     tokens_committed: int  # of the whole run, including this commit
     quorum_s: float  # opening to the K-th report

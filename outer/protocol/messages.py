@@ -79,7 +79,7 @@ class Contribution:
     processed: int  # tokens processed by this incarnation up to and including that step
     counters: FragmentCounters
     payload: Any  # handle; on the wire a 1-D array in the codec's format
-    digest: str  # SHA-256 of the payload's bytes
+    digest: str  # XXH3 digest of the payload's bytes
     defect: str = ""  # found by the receiving shell: bad_digest | non_finite | wrong_shape
     snapshot: int = 0  # the newest that the sender had saved its state for
 
@@ -119,7 +119,7 @@ class State:
     step: int  # of the donor
     syncer_step: int  # the newest that the donor knew
     payload: Any  # handle; on the wire a list of arrays
-    digest: str  # SHA-256 of the payload
+    digest: str  # XXH3 digest of the payload
     size: int  # bytes
     versions: tuple[int, ...] = ()  # of every fragment, as the donor held them
 

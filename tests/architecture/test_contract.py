@@ -89,7 +89,7 @@ BREACHES = [
         "from typing import TYPE_CHECKING\nif TYPE_CHECKING:\n    import outer.protocol.syncer",
         "No cycles",
     ),
-    ("outer/protocol/syncer.py", "import outer.numeric.merge", "Rooms of outer"),
+    ("outer/protocol/syncer.py", "import outer.numeric.optimizer", "Rooms of outer"),
     ("orchestrator/recipe/config.py", "import orchestrator.runtime.actor", "Rooms of orchestrator"),
     ("outer/protocol/syncer.py", "import ray", "Ray only"),
     ("orchestrator/recipe/config.py", "import ray.util", "Ray only"),
@@ -103,7 +103,7 @@ BREACHES = [
 SOUND = {
     "outer/protocol/syncer.py": "import outer.protocol.leases\n",
     "outer/protocol/leases.py": "",
-    "outer/numeric/merge.py": "import jax\n",
+    "outer/numeric/optimizer.py": "import jax\n",
     "outer/actor.py": "import ray\nimport outer.protocol.syncer\n",
     "learners/protocol/learner.py": "import outer.protocol.syncer\n",
     "learners/training/data.py": "import numpy\n",

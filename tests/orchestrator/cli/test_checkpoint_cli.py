@@ -15,7 +15,6 @@ import typer
 from safetensors.numpy import load_file
 from typer.testing import CliRunner
 
-from learners.training import weights
 from orchestrator.cli import checkpoint, scale
 from orchestrator.cli.app import build
 from orchestrator.cli.run import SILENT_S
@@ -31,6 +30,7 @@ from outer.journal import checkpoint_parts
 from outer.journal.groups import Logged
 from outer.journal.journal import StoredJournal
 from outer.journal.object_store import Folder
+from outer.numeric import codec
 from outer.protocol.facts import Committed, Participant
 from outer.protocol.fragments import Fragment, Tensor
 from outer.protocol.recovery import Entry
@@ -64,7 +64,7 @@ def journal(store: RunStore) -> StoredJournal:
     made = StoredJournal(Folder(store.root), "journal", 1, len(FRAGMENTS))
     made.open()
     one = Participant("learner-a-0", 1, 1, 0, 1, 8, 1.0, "d", 8)
-    record = Committed(5, 0, 1, 0, (one,), 1, weights.sha256(THETA), 1.0, 8, 0.1, 0.2, 0.3, "why")
+    record = Committed(5, 0, 1, 0, (one,), 1, codec.digest(THETA), 1.0, 8, 0.1, 0.2, 0.3, "why")
     made.write([Logged(Entry(1, 0, record), 0, 1.0, [THETA, np.arange(3)])])
     return made
 

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import base64
-import hashlib
 import json
 import sys
 from pathlib import Path
@@ -22,6 +21,7 @@ from orchestrator.recipe.problems import InputError
 from orchestrator.recipe.toml_text import dump, load
 from orchestrator.store.export import write_final
 from orchestrator.store.run_store import RunStore
+from outer.numeric import codec
 from outer.protocol.fragments import Fragment, Tensor
 
 FRAGMENTS = (
@@ -62,7 +62,7 @@ def test_the_file_holds_the_runs_tensors_and_says_where_they_come_from(store: Ru
         about = file.metadata()
     assert about == told["metadata"]
     assert (about["run"], about["tokens"], about["syncer_step"], about["eval_loss"]) == ("one", "123", "40", "2.5")
-    assert json.loads(about["fragments"]) == [hashlib.sha256(theta.tobytes()).hexdigest() for theta in THETAS]
+    assert json.loads(about["fragments"]) == [codec.digest(theta) for theta in THETAS]
     assert json.loads(about["dtypes"])["embed"] == "bfloat16"
     assert (about["task"], json.loads(about["model"]), about["seed"]) == (
         Recipe.model_fields["task"].default,
@@ -82,7 +82,7 @@ def test_leaves_that_are_not_sent_are_in_the_file_or_named_in_it(store: RunStore
     assert json.loads(about["left_out"]) == {"seen": "int32[] local"}
     assert json.loads(about["kinds"])["table"] == "frozen"
     assert json.loads(about["dtypes"])["table"] == "bfloat16"
-    assert json.loads(about["fragments"]) == [hashlib.sha256(theta.tobytes()).hexdigest() for theta in THETAS]
+    assert json.loads(about["fragments"]) == [codec.digest(theta) for theta in THETAS]
 
 
 def test_nothing_is_overwritten(store: RunStore) -> None:
