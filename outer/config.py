@@ -93,3 +93,8 @@ class OuterConfig(Section):
     granularity: Literal["tensor", "row", "column", "fragment"] = Field(
         "tensor", description="what radial-directional averaging (rda) treats as one vector"
     )
+
+    @property
+    def plain_sgd(self) -> bool:
+        """Whether the merge kernel takes the outer step itself, in the pass that merges."""
+        return self.optimizer == "sgd" and set(self.options) <= {"nesterov"} and self.granularity != "column"

@@ -75,7 +75,7 @@ class OuterOptimizer:
     Momentum is Nesterov where the optimizer has it (paper section 4). A step computes in float64 under a local switch;
     parameters and the floating leaves of the state are stored in float32. So SGD with learning rate 1 and no momentum
     restores a lone learner's parameters bit for bit. Raises ValueError as `resolve` does, and for a momentum that the
-    optimizer does not have. `sgd`: its settings if it is plain SGD, else None.
+    optimizer does not have. `sgd`: its settings if the kernel takes its steps, else None.
     """
 
     def __init__(self, config: OuterConfig) -> None:
@@ -95,7 +95,7 @@ class OuterOptimizer:
                 f"it out, or choose one that has it: {', '.join(sorted(filter(_has_momentum, _known())))}"
             )
         self._transformation = resolve("outer", config.optimizer, config.lr, options)
-        self.sgd = _sgd(config, options)
+        self.sgd = Sgd(config.lr, config.momentum, bool(options["nesterov"])) if config.plain_sgd else None
         self._step = jax.jit(self._apply)
 
     def init(self, theta: NDArray[np.float32]) -> Any:
@@ -131,11 +131,6 @@ class Sgd:
     lr: float
     momentum: float
     nesterov: bool
-
-
-def _sgd(config: OuterConfig, options: Mapping[str, Any]) -> Sgd | None:
-    plain = config.optimizer == "sgd" and set(options) == {"momentum", "nesterov"}
-    return Sgd(config.lr, config.momentum, bool(options["nesterov"])) if plain else None
 
 
 def _has_momentum(name: str) -> bool:

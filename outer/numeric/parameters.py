@@ -78,7 +78,7 @@ class GlobalParameters:
         """
         theta, laid = self.thetas[fragment], self._layouts[fragment]
         given = Contributions(self._codec, theta, payloads, weights, self._threads)
-        step = self._sgd if self._fused(fragment) else self._step
+        step = self._step if self._optimizer.sgd is None else self._sgd
         stepped, state, norm, finite = step(given, laid, self.states[fragment])
         for place in laid.mean:
             stepped[place] = sum(
@@ -94,9 +94,6 @@ class GlobalParameters:
             digest=codecs.digest(stepped),
             finite=finite,
         )
-
-    def _fused(self, fragment: int) -> bool:
-        return self._optimizer.sgd is not None and not self._layouts[fragment].columns
 
     def _sgd(self, given: Contributions, laid: Layout, state: Any) -> Stepped:
         """SGD with momentum, merged and stepped in one pass."""
@@ -123,8 +120,8 @@ class GlobalParameters:
     def warm_up(self) -> None:
         """Compile what `propose` needs, before the first learner waits for it. Changes nothing."""
         kernel.warm_up(codecs.dtype(self._codec))
-        for fragment in {each.size: each.index for each in self.fragments}.values():
-            if not self._fused(fragment):
+        if self._optimizer.sgd is None:
+            for fragment in {each.size: each.index for each in self.fragments}.values():
                 self.propose(fragment, [codecs.encode(self._codec, *[self.thetas[fragment]] * 2)], [1.0])
 
     def install(self, proposal: Proposal, version: int) -> None:

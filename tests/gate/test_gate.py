@@ -10,7 +10,6 @@ from functools import partial
 from pathlib import Path
 
 import jax
-import jax.numpy as jnp
 import numpy as np
 import pytest
 
@@ -25,7 +24,7 @@ from orchestrator.checkers.suite import Suite
 from orchestrator.eventlog.block import block_of
 from orchestrator.eventlog.order import canonical
 from outer.config import OuterConfig, SyncConfig
-from outer.numeric.merge import merge
+from outer.numeric.parameters import GlobalParameters
 from outer.protocol.fragments import Fragment, Tensor
 from outer.protocol.syncer import Budget
 from tests.gate.paired import assert_at_most, measure
@@ -33,7 +32,7 @@ from tests.orchestrator.histories import END, script
 
 pytestmark = pytest.mark.full
 
-ROWS, COLUMNS, CONTRIBUTORS, MERGES = 512, 512, 4, 10
+ROWS, COLUMNS, CONTRIBUTORS, MERGES = 1024, 4096, 4, 3
 STEPS, ROUND, BATCH, SEED = 24, 12, 8, 3
 SEEDS = range(1, 4)
 LOOP, SECONDS = 200_000, 3_000
@@ -50,32 +49,24 @@ def plain_loop() -> float:
     return LOOP
 
 
-@jax.jit
-def weighted_sum(stack: jax.Array, weights: jax.Array) -> jax.Array:
-    """float64[M, a, b], float64[M] -> float64[a, b]."""
-    return jnp.tensordot(weights, stack, axes=1)
-
-
-@pytest.mark.parametrize(("rule", "normal"), [("avg", 5.2), ("rda", 9.5)])
-def test_a_merge_costs_little_more_than_a_weighted_sum(rule: str, normal: float) -> None:
-    """Against the sum alone in float64, the way onto the device and back included."""
+@pytest.mark.parametrize(("rule", "normal"), [("avg", 2.6), ("rda", 3.0)])
+def test_a_merge_and_its_step_cost_little_more_than_copying_what_they_read(rule: str, normal: float) -> None:
     tensor = Tensor("layer.weight", (ROWS, COLUMNS), "float32")
     fragment = Fragment(0, (tensor,))
     drawn = np.random.default_rng(0)
-    gradients = [drawn.standard_normal(fragment.size) for _ in range(CONTRIBUTORS)]
-    weights = [0.1, 0.2, 0.3, 0.4]
-    chosen = {tensor.name: rule}
+    payloads = [drawn.standard_normal(fragment.size, np.float32) for _ in range(CONTRIBUTORS)]
+    base, target = np.zeros(fragment.size, np.float32), np.empty(fragment.size, np.float32)
+    held = GlobalParameters([fragment], [base], OuterConfig(granularity="row"), "fp32", {tensor.name: rule})
 
     def work() -> float:
         for _ in range(MERGES):
-            merge(fragment, gradients, weights, chosen, "row")
+            held.propose(0, payloads, [0.1, 0.2, 0.3, 0.4])
         return MERGES
 
     def reference() -> float:
         for _ in range(MERGES):
-            stack = np.stack([gradient.reshape(tensor.shape) for gradient in gradients])
-            with jax.enable_x64(True):
-                np.asarray(weighted_sum(stack, np.array(weights)))
+            for payload in payloads:
+                np.copyto(target, payload)
         return MERGES
 
     assert_at_most(f"merge {rule}", measure(work, reference), normal)

@@ -21,7 +21,7 @@ from outer.protocol.schedule import Budget
 
 NOISE = 0.02  # standard deviation of a step's time, as a share of it
 IMPORTING = 0.3  # share of a learner's start; the rest is compiling
-MERGE_BYTES_S = 4e9  # float32 that the syncer reads and writes a second, in a merge
+MERGE_BYTES_S = 8e9  # that a merge reads and writes a second: benchmarks/merge.py, 32 MB, RDA, 7 to 12 GB/s by learners
 STORE_BYTES_S = 1e9  # that the journal's store takes a second
 
 
@@ -83,7 +83,7 @@ def _timing(recipe: Recipe, replace_s: Draw) -> Timing:
         compile_s=constant((1.0 - IMPORTING) * told.start_s),
         detect_s=constant(told.detect_s),
         replace_s=replace_s,
-        merge_s=lambda elements, learners: 4.0 * elements * (learners + 3) / MERGE_BYTES_S,
+        merge_s=lambda elements, learners: 4.0 * elements * (2 * (learners + 1) + 3) / MERGE_BYTES_S,
         append_s=lambda elements: 8.0 * elements / STORE_BYTES_S,
         outage_s=constant(run.syncer_lease_s),
         backoff_s=run.restart_backoff_s,

@@ -95,7 +95,8 @@ def syncer(recipe: Recipe, shapes: Shapes) -> Memory:
     learners, open_steps = len(recipe.learners), max(1, recipe.sync.overlap_steps)
     largest = _largest(shapes)
     tensor = max(tensor.size for fragment in shapes.fragments for tensor in fragment.tensors)
-    state = max(shapes.outer_state_bytes)
+    state, outer = max(shapes.outer_state_bytes), recipe.outer
+    columns = outer.granularity == "column"
     return Memory(
         "syncer",
         (
@@ -103,10 +104,9 @@ def syncer(recipe: Recipe, shapes: Shapes) -> Memory:
             Part("global parameters", shapes.elements * DOWN_BYTES, "host"),
             Part("outer optimizer state", sum(shapes.outer_state_bytes), "host"),
             Part("payloads of the open steps", open_steps * learners * largest * UP_BYTES[recipe.sync.codec], "store"),
-            Part("outer gradients of one merge, float64", learners * largest * FLOAT64, "host"),
-            Part("one tensor of each, stacked, and JAX's copy", 2 * learners * tensor * FLOAT64, "host"),
             # Merged gradient, base, parameters before and after; the state before and after.
-            Part("one outer step, float64", 4 * largest * FLOAT64 + 2 * 2 * state, "host"),
+            Part("one outer step, float64", 0 if outer.plain_sgd else 4 * largest * FLOAT64 + 2 * 2 * state, "host"),
+            Part("one tensor of each, float64", 2 * learners * tensor * FLOAT64 if columns else 0, "host"),
             Part("proposals not yet in force", open_steps * (largest * DOWN_BYTES + state), "host"),
         ),
     )
