@@ -125,18 +125,11 @@ def step_for(trainer: Any, batch: int, seconds: float) -> Iterator[float]:
 def synced(job: Mapping[str, Any]) -> dict[str, Any]:
     from benchmarks.fresh import emptied
     from orchestrator.eventlog.reader import read_run
-    from orchestrator.planner.sizing import memory
-    from orchestrator.planner.sizing.model_sizes import shapes_of
     from orchestrator.recipe.toml_text import dump
     from orchestrator.runtime import launch
     from orchestrator.store.readers import RECIPE_FILE
 
     recipe = recipe_of(job["devices"], job["learners"], job["batch"], job["tokens"])
-    planned = memory.of_run(recipe, shapes_of(recipe), ["card"])
-    learners = job["learners"] * planned["learner-card"].store_bytes
-    # A local Ray's object store is for small models; this is what the plan says that the run keeps there.
-    needed = learners + sum(each.store_bytes for name, each in planned.items() if name != "learner-card")
-    launch.OBJECT_STORE_BYTES = max(launch.OBJECT_STORE_BYTES, int(1.5 * needed))
     store = emptied(Path(job["folder"]))
     store.write_text(RECIPE_FILE, dump(recipe))
     killed: list[tuple[float, str]] = []

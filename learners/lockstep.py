@@ -22,8 +22,8 @@ from learners.training.trainer import InFlight, Trainer
 from learners.training.tree import deal, initial_parameters
 from outer.config import OuterConfig, SyncConfig
 from outer.numeric.codec import examine
-from outer.numeric.merge import rules
 from outer.numeric.parameters import GlobalParameters
+from outer.numeric.rules import rules
 from outer.protocol import events_effects as outer
 from outer.protocol.messages import COMPILING, IMPORTING, Donor
 from outer.protocol.syncer import Budget, Syncer

@@ -87,8 +87,10 @@ class OuterConfig(Section):
     lr: PositiveFloat = 0.7
     momentum: float = Field(0.5, ge=0.0, lt=1.0, description="Nesterov momentum, if the optimizer has momentum")
     options: dict[str, Any] = Field(default_factory=dict, description="further arguments of the optimizer")
-    merge: Literal["rda", "avg"] = Field(
-        "rda", description="merge rule for tensors that no pattern of the task matches"
+    merge: str = Field(
+        "rda",
+        description="merge rule for tensors that no pattern of the task matches: rda, avg, median, clip, or the "
+        "`package.module:function` of your own",
     )
     granularity: Literal["tensor", "row", "column", "fragment"] = Field(
         "tensor", description="what radial-directional averaging (rda) treats as one vector"

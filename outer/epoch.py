@@ -5,6 +5,7 @@ The syncer actor uses it in its constructor. Nothing here knows Ray.
 
 from __future__ import annotations
 
+import os
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
 from functools import partial
@@ -33,6 +34,8 @@ if TYPE_CHECKING:
     from outer.numeric.parameters import GlobalParameters
 
 Facts = Sequence[Numbered]  # sent along by learners until they are durable
+
+MERGE_THREADS = 4  # at most; the bits do not depend on it
 
 # Where chaos can kill the syncer, in the order in which a commit passes them.
 RECEIVED, MERGED, JOURNALING, JOURNALED, APPLIED, ANNOUNCED = POINTS = (
@@ -91,8 +94,8 @@ def begin(
     `make` makes fragments and initial parameters from the task. Raises Incomplete when the journal is not enough and
     there are no other sources, and as JournalWriter.open.
     """
-    from outer.numeric.merge import rules  # JAX starts here
     from outer.numeric.parameters import GlobalParameters
+    from outer.numeric.rules import rules  # JAX starts here
 
     opened = journal.open()
     why = _lacking(spec, opened)
@@ -101,7 +104,8 @@ def begin(
     fragments, thetas, patterns, task = _first_values(spec, opened, why) or make()
     tensors = [tensor for fragment in fragments for tensor in fragment.tensors]
     merge_rules = rules(tensors, spec.outer.merge, patterns)
-    parameters = GlobalParameters(fragments, thetas, spec.outer, spec.sync.codec, merge_rules)
+    threads = min(MERGE_THREADS, len(os.sched_getaffinity(0)))
+    parameters = GlobalParameters(fragments, thetas, spec.outer, spec.sync.codec, merge_rules, threads)
     found, rebuilt = opened.found, None
     if sources is not None and why:
         found, rebuilt = _rebuilt(spec, journal, parameters, len(fragments), opened, sources, ask, why)

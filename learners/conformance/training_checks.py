@@ -19,8 +19,8 @@ from learners.training import kinds, step, trainer, tree
 from learners.training.precision import precise
 from learners.training.task import Task
 from outer.config import SyncConfig
+from outer.numeric import rules
 
-RULES = ("rda", "avg")
 STEPS = 3
 LOSS_TOLERANCE = 1e-4  # relative: compiled programs may round differently
 FAR_OFF = 0.05  # relative: a loss in other dtypes, or of parts of a batch
@@ -180,13 +180,15 @@ def _fragments(subject: Subject, task: Task) -> str:
     return f"P = {len(sizes)}, the largest {largest:.1f} times the mean"
 
 
-@check("merge-rules", 'merge_rules must map patterns of tensor paths to "rda" or "avg"', ("init",))
+@check("merge-rules", "merge_rules must map patterns of tensor paths to merge rules", ("init",))
 def _merge_rules(subject: Subject, task: Task) -> str:
     patterns: Mapping[str, str] = getattr(task, "merge_rules", {})
     names = [tensor.name for tensor in tree.tensors_of(task)]
     for pattern, rule in patterns.items():
-        if rule not in RULES:
-            raise CheckFailed(f"{pattern!r} asks for the rule {rule!r}", f"the rules are {', '.join(RULES)}")
+        try:
+            rules.check(rule)
+        except ValueError as error:
+            raise CheckFailed(f"{pattern!r}: {error}", "outer/numeric/rules.py says what a rule is") from error
         if not any(fnmatchcase(name, pattern) for name in names):
             raise CheckFailed(f"{pattern!r} matches no tensor", f"the tensors are {some(names)}")
     return f"{len(patterns)} patterns, each matches" if patterns else "none: the default rules apply"

@@ -23,8 +23,8 @@ class Task(Protocol):
     """A model with its data, loss and inner optimizer.
 
     A task may also have
-    - `merge_rules`, a mapping of tensor path patterns (fnmatch) to "rda" or "avg", which overrides the default
-      rules of outer/numeric/merge.py;
+    - `merge_rules`, a mapping of tensor path patterns (fnmatch) to merge rules (outer/numeric/rules.py), which
+      overrides the default ones;
     - `kinds`, a mapping of such patterns to the kind of a parameter, "merged" (the default), "mean", "local" or
       "frozen" (learners/training/kinds.py). Only merged and frozen leaves are constant in a step: for each mean and
       local one, the auxiliary values of `loss` have the new value, as aux["state"][path], in its dtype and shape;

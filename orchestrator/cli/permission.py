@@ -1,4 +1,4 @@
-"""Permission to run a task's code, which a run's folder or an exported file names and which may come from anyone."""
+"""Permission to run code that a run's folder or an exported file names, and which may come from anyone."""
 
 from __future__ import annotations
 
@@ -10,13 +10,19 @@ from orchestrator.recipe.problems import InputError, Problem
 _OWN = re.compile(r"learners\.training\.models\.\w+:\w+")  # the tasks that come with this package
 
 
-def permit(named: str, allowed: str | None, who: str = "the parameters name", whose: str = "these parameters") -> None:
-    """Raise InputError unless the named task is built in, or is the one that the user allows."""
+def permit(
+    named: str,
+    allowed: str | None,
+    who: str = "the parameters name",
+    whose: str = "these parameters",
+    option: str = "--task",
+) -> None:
+    """Raise InputError unless the named task is built in, or is the one that the user allows with `option`."""
     if named == allowed or (allowed is None and _OWN.fullmatch(named)):
         return
     if allowed is None:
         message = f"is required: {who} {named}, whose code would run here"
-        fix = f"if you trust that code, as it is on this machine, add --task {shlex.quote(named)}"
+        fix = f"if you trust that code, as it is on this machine, add {option} {shlex.quote(named)}"
     else:
-        message, fix = f"is not the task of {whose}, {named}", "give that one, if you trust its code"
-    raise InputError([Problem("--task", allowed, message, fix)])
+        message, fix = f"is not the {option[2:]} of {whose}, {named}", "give that one, if you trust its code"
+    raise InputError([Problem(option, allowed, message, fix)])

@@ -10,7 +10,10 @@ where it finds the hardware, but only labels work with an autoscaler that starts
 from __future__ import annotations
 
 from collections.abc import Iterable, Iterator, Mapping, Sequence
+from contextlib import suppress
 from dataclasses import dataclass
+
+import psutil
 
 from orchestrator.recipe.config import PoolConfig
 from orchestrator.recipe.problems import Problem, nearest
@@ -23,8 +26,18 @@ MEMORY_FRACTION = "XLA_CLIENT_MEM_FRACTION"  # of a GPU, taken by a process at i
 MEMORY_SETTINGS = (MEMORY_FRACTION, "XLA_PYTHON_CLIENT_MEM_FRACTION", "XLA_PYTHON_CLIENT_PREALLOCATE")
 MEMORY_USABLE = 0.9  # of a GPU: each process has its driver context beside what XLA takes
 MEMORY_USABLE_NCCL = 0.85  # of each of several GPUs of one learner: NCCL has its buffers there too
+LOCAL_STORE = 512 * 2**20  # bytes: what a local Ray's object store has at least
+SHARED = "/dev/shm"  # where it lies
 RESERVED = ("memory", "object_store_memory")  # Ray treats these apart
 GPUS = ("V100", "T4", "A10G", "L4", "L40S", "A100", "H100", "H200", "B200", "GB200")  # names to suggest, not a limit
+
+
+def local_store_bytes() -> int:
+    """Size of the object store of the Ray that `diloco run` starts here. It takes memory as it fills, not before."""
+    with suppress(OSError):
+        free = psutil.disk_usage(SHARED).free
+        return max(LOCAL_STORE, int(min(0.3 * psutil.virtual_memory().total, 0.9 * free)))
+    return LOCAL_STORE
 
 
 @dataclass(frozen=True)

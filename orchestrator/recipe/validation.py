@@ -269,6 +269,10 @@ def _outer(recipe: Recipe) -> Iterator[Problem]:
         from outer.numeric.optimizer import OuterOptimizer
     fix = 'the default is outer.optimizer = "sgd"'
     yield from _refusal(lambda: OuterOptimizer(recipe.outer), "outer.optimizer", recipe, fix)
+    from outer.numeric import rules
+
+    fix = 'the default is outer.merge = "rda"; outer/numeric/rules.py says what a rule is'
+    yield from _refusal(lambda: rules.check(recipe.outer.merge), "outer.merge", recipe, fix)
 
 
 @_reads("task", "model", "data", "seed")

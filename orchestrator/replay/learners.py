@@ -156,7 +156,8 @@ class Learners:
                 unit.trainer.load(fragment, np.full(self.fragments[fragment].size, np.nan, np.float32))
             case Inherit(_, digest):
                 arrays = self._states.pop(key)
-                self._compare("state", digest, state_arrays.digest(arrays), order, syncer_step, key)
+                if self._tally.compare("state", digest, state_arrays.digest(arrays), order, syncer_step, key):
+                    self._tell()
                 unit.trainer.inherit(state_arrays.unpack(arrays, unit.trainer.state_leaves()))
             case Read():
                 self._read(key, unit, moment)
@@ -180,8 +181,8 @@ class Learners:
         loss, _ = in_flight.result()
         self._tally.steps += 1
         recorded = "" if self._bare and not math.isfinite(step.loss) else repr(step.loss)
-        self._compare("loss", recorded, repr(loss), order, syncer_step, key, step.step)
-        if time.monotonic() - self._told_at >= NEWS_S:
+        differs = self._tally.compare("loss", recorded, repr(loss), order, syncer_step, key, step.step)
+        if differs or time.monotonic() - self._told_at >= NEWS_S:
             self._tell()
 
     def _value(self, fragment: int, version: int) -> NDArray[np.float32]:
@@ -205,21 +206,6 @@ class Learners:
             self._states[joiner] = arrays
         else:
             self._emit(PeerState(joiner, arrays))
-
-    def _compare(
-        self,
-        what: str,
-        recorded: str,
-        found: str,
-        order: Order,
-        syncer_step: int,
-        key: Key,
-        step: int | None = None,
-    ) -> None:
-        differs = self._tally.first
-        self._tally.compare(what, recorded, found, order, syncer_step, key, step)
-        if self._tally.first is not differs:
-            self._tell()
 
     def _tell(self) -> None:
         self._emit(News(self._tally))

@@ -21,8 +21,8 @@ from orchestrator.replay.learners import Learners, pool_of
 from orchestrator.replay.schedule import AFTER_STRETCHES, Order, Stretch, stretches
 from orchestrator.replay.tally import Difference, Tally
 from orchestrator.replay.tape import Tape, merged_read, merged_reads, nothing_computed
-from outer.numeric.merge import rules
 from outer.numeric.parameters import GlobalParameters
+from outer.numeric.rules import rules
 from outer.protocol.facts import Committed
 
 AHEAD = 32  # commits for which learners are told to go on before they are needed

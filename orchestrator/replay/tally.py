@@ -43,16 +43,18 @@ class Tally:
         key: Key = ("", 0),
         step: int | None = None,
         fragment: int | None = None,
-    ) -> None:
-        """`recorded`: empty if it was not."""
+    ) -> bool:
+        """Returns whether this is the first difference so far. `recorded`: empty if it was not."""
         self.computed[what] += 1
         if not recorded:
-            return
+            return False
         self.compared[what] += 1
         if recorded == found:
             self.equal[what] += 1
         elif self.first is None or order < self.first[0]:
             self.first = order, Difference(what, syncer_step, fragment, *key, step, recorded, found)
+            return True
+        return False
 
     def add(self, other: Tally) -> None:
         self.computed += other.computed

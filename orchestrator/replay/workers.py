@@ -24,6 +24,7 @@ from orchestrator.replay.environment import ONE_THREAD, Environment
 from orchestrator.replay.incarnation import IncarnationTape, Key, Read, Step, TapeError
 from orchestrator.replay.schedule import dealt
 from orchestrator.replay.tape import Tape, merged_reads, nothing_computed
+from outer import heap
 
 LEAST_STEPS = 400  # for each process: what is less takes no longer than starting it
 
@@ -138,6 +139,7 @@ class Workers(Crew):
 def main() -> None:
     source, sink = sys.stdin.buffer, os.fdopen(os.dup(sys.stdout.fileno()), "wb")
     os.dup2(sys.stderr.fileno(), sys.stdout.fileno())  # whatever the task prints
+    heap.keep_large()
     share: Share = pickle.load(source)
     os.sched_setaffinity(0, share.cores)
 

@@ -24,7 +24,7 @@ import ray
 
 from orchestrator.recipe.config import Recipe
 from orchestrator.recipe.problems import InputError, Problem
-from orchestrator.recipe.resources import ACCELERATOR, Node, misses
+from orchestrator.recipe.resources import ACCELERATOR, Node, local_store_bytes, misses
 from orchestrator.runtime import actor, evaluator, job, metrics_actor, syncer_manager
 from orchestrator.runtime.placement import RunPlacement, admit, control, named
 from orchestrator.store.compile_cache import compilation_cache
@@ -39,7 +39,6 @@ ORCHESTRATORS_MAX = 10  # in one run, before its deaths are taken for intended
 KNOCK_S = 5.0
 STOP_S = 10.0
 REMOVE_S = 5.0
-OBJECT_STORE_BYTES = 512 * 2**20
 
 OnStatus = Callable[[Mapping[str, Any]], None]
 Starter = Callable[[Recipe, RunStore, str, bool], Any]  # starts chaos: (recipe, store, namespace, anywhere)
@@ -222,7 +221,7 @@ def local_cluster(recipe: Recipe, store: RunStore) -> Iterator[str]:
             resources=_other_resources(recipe),
             include_dashboard=recipe.run.dashboard,
             dashboard_host=LOOPBACK,
-            object_store_memory=OBJECT_STORE_BYTES,
+            object_store_memory=local_store_bytes(),
             log_to_driver=False,
             logging_level="ERROR",
             _node_ip_address=LOOPBACK,

@@ -1,7 +1,8 @@
-"""Merges the learners' outer gradients of one fragment by Avg or RDA (paper section 4).
+"""Merges the learners' outer gradients of one fragment (paper section 4).
 
 A rule turns the gradients' lengths, vector by vector, into shares; the merged gradient is the sum of share times
-gradient. So a merge reads the payloads twice at most, and holds none of them in another format.
+gradient. So a merge reads the payloads twice, or three times where many learners' lengths are asked for, and holds none
+of them in another format.
 """
 
 from __future__ import annotations
@@ -9,86 +10,23 @@ from __future__ import annotations
 from collections.abc import Callable, Mapping, Sequence
 from concurrent.futures import ThreadPoolExecutor
 from dataclasses import dataclass
-from fnmatch import fnmatchcase
 from functools import cached_property
-from typing import Any, Protocol
+from typing import Any
 
 import numpy as np
 from numpy.typing import NDArray
 
 from outer.numeric import codec as codecs
 from outer.numeric import kernel
-from outer.protocol.fragments import Fragment, Tensor
+from outer.numeric.rules import Columns, Floats, named
+from outer.protocol.fragments import Fragment
 
 Ints = NDArray[np.int64]
-Floats = NDArray[np.float64]
 
 PIECE = 2**16  # elements that one thread computes at a time
+THREAD_ELEMENTS = 2**17  # so many at least are worth a thread
 CROSSED_MAX = 8  # so many gradients' inner products cost less than another pass over them
 TINY = 1e-32  # mean square below which float32 loses digits of the squares
-
-
-class Lengths(Protocol):
-    """What a rule knows of V vectors, each with M gradients."""
-
-    weights: Floats  # [M], positive, sum 1
-
-    @property
-    def norms(self) -> Floats:
-        """float64[V, M]: L2 norms of the gradients."""
-
-    def of_sums(self, shares: Floats) -> Floats:
-        """float64[V]: L2 norms of the sums of share times gradient, for shares float64[V, M]."""
-
-
-Rule = Callable[[Lengths], Floats]
-
-
-def average(lengths: Lengths) -> Floats:
-    """Avg, sum w v: the weights as they are."""
-    return lengths.weights
-
-
-def radial_directional(lengths: Lengths) -> Floats:
-    """RDA: (sum w |v|) phi(sum w phi(v)) with phi(x) = x / |x|, phi(0) = 0.
-
-    The radius is the weighted mean of the norms. (The paper's weighted form prints the mean of the vectors there, which
-    would be plain averaging.)
-
-    Departure from the paper (section 4): M_eff = (sum w)^2 / sum w^2 orthogonal directions have a mean of length
-    1 / sqrt(M_eff). If the mean direction is shorter than half of that, the directions cancel, and the paper's rule
-    would scale the remainder, mostly noise, to full length. Such a vector gets Avg instead, so the result is never
-    longer than 2 sqrt(M_eff) times the radius times |sum w phi(v)|.
-    """
-    weights, norms = lengths.weights, lengths.norms
-    directions = np.divide(weights, norms, out=np.zeros_like(norms), where=norms > 0.0)
-    length = lengths.of_sums(directions)
-    agree = length >= 0.5 * np.sqrt(np.sum(weights**2)) / np.sum(weights)
-    stretch = norms @ weights / np.where(agree, length, 1.0)
-    return np.where(agree[:, None], directions * stretch[:, None], weights)
-
-
-RULES: dict[str, Rule] = {"avg": average, "rda": radial_directional}
-
-
-def rules(tensors: Sequence[Tensor], default: str, patterns: Mapping[str, str] | None = None) -> dict[str, str]:
-    """The rule, "rda", "avg" or "mean", of each tensor by name.
-
-    Tensors of the kind mean have the rule of that name: averaged, and not stepped by the outer optimizer. For others
-    the first of the task's `patterns` (fnmatch pattern -> rule) that matches the name decides. Else embeddings get
-    Avg, because learners move them along common directions (paper section 4); vectors and scalars get Avg, because
-    they have too few elements for a direction; all others get `default`.
-    """
-
-    def rule(tensor: Tensor) -> str:
-        if tensor.kind == "mean":
-            return "mean"
-        for pattern, chosen in (patterns or {}).items():
-            if fnmatchcase(tensor.name, pattern):
-                return chosen
-        return "avg" if "embed" in tensor.name or len(tensor.shape) <= 1 else default
-
-    return {tensor.name: rule(tensor) for tensor in tensors}
 
 
 # ------------------------------------------------------------------ vectors
@@ -183,7 +121,7 @@ class Contributions:
     def shares(self, rule: str, pieces: Pieces) -> Floats:
         """By which factor each gradient goes into the merged one, as `by_piece`. One alone goes in as it is."""
         alone = len(self.payloads) == 1
-        return self.by_piece(np.ones((1, 1)) if alone else RULES[rule](_OfPieces(self, pieces)), pieces)
+        return self.by_piece(np.ones((1, 1)) if alone else named(rule)(_OfPieces(self, pieces)), pieces)
 
     def by_piece(self, shares: Floats, pieces: Pieces) -> Floats:
         """float64[pieces, M rounded up to fours] of each vector's shares [V, M], or of one row for all."""
@@ -196,7 +134,7 @@ class Contributions:
         self, work: Callable[..., None], pieces: Pieces, *by_piece: NDArray[Any], between: Sequence[Any] = ()
     ) -> None:
         """Call work(base, addresses, kind, starts, stops, *by_piece, *between) for the pieces, in threads."""
-        parts = np.array_split(np.arange(len(pieces.starts)), min(self._threads, max(1, len(pieces.starts))))
+        parts = np.array_split(np.arange(len(pieces.starts)), self._threads_for(pieces))
 
         def one(part: NDArray[np.intp]) -> None:
             here = slice(int(part[0]), int(part[-1]) + 1) if len(part) else slice(0)
@@ -209,6 +147,9 @@ class Contributions:
         with ThreadPoolExecutor(len(parts)) as pool:
             list(pool.map(one, parts))
 
+    def _threads_for(self, pieces: Pieces) -> int:
+        return max(1, min(self._threads, int(pieces.sizes.sum()) // THREAD_ELEMENTS))
+
     def gradient(self, laid: Layout) -> Floats:
         """The merged outer gradient, float64[n]; 0 for mean tensors."""
         merged = np.zeros(len(self.base), np.float64)
@@ -217,8 +158,9 @@ class Contributions:
         for rule, place, matrix in laid.columns:
             here = [codecs.decode(self.codec, payload[place], self.base[place]) for payload in self.payloads]
             stack = np.stack(here).reshape(-1, *matrix)
-            shares = RULES[rule](_OfColumns(stack, self.weights)) if len(here) > 1 else np.ones((matrix[1], 1))
-            merged[place] = np.einsum("mrc,cm->rc", stack, shares).reshape(-1)
+            shares = named(rule)(Columns(stack, self.weights)) if len(here) > 1 else np.ones(1)
+            by_column = np.broadcast_to(shares, (matrix[1], len(here)))
+            merged[place] = np.einsum("mrc,cm->rc", stack, by_column).reshape(-1)
         return merged
 
 
@@ -275,20 +217,4 @@ class _OfPieces:
             self._given.run(kernel.squares_of_sums, self._pieces, by_piece, found)
             squares = self._by_vector(found)
         norms: Floats = np.sqrt(np.maximum(squares, 0.0))
-        return norms
-
-
-class _OfColumns:
-    """Lengths of the columns of gradients float64[M, a, b]."""
-
-    def __init__(self, stack: Floats, weights: Floats) -> None:
-        self.weights, self._stack = weights, stack
-
-    @cached_property
-    def norms(self) -> Floats:
-        norms: Floats = np.linalg.norm(self._stack, axis=1).T
-        return norms
-
-    def of_sums(self, shares: Floats) -> Floats:
-        norms: Floats = np.linalg.norm(np.einsum("mrc,cm->rc", self._stack, shares), axis=0)
         return norms

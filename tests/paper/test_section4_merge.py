@@ -9,8 +9,8 @@ import pytest
 from numpy.typing import NDArray
 
 from outer.config import OuterConfig
-from outer.numeric.merge import rules
 from outer.numeric.optimizer import OuterOptimizer
+from outer.numeric.rules import rules
 from outer.protocol.fragments import Fragment, Tensor
 from tests.outer.numeric.merging import merge
 

@@ -17,6 +17,7 @@ from typing import Any, Literal
 
 from learners.protocol.facts import DeviceTaken
 from learners.training.devices import cores
+from outer import heap
 
 # Environment variables that XLA and JAX read at start and that can change numbers.
 SETTINGS = (
@@ -70,7 +71,9 @@ def asked(platform: str) -> str:
 
 
 def fit(core: int | None, platform: str, devices: int = 1, granted: Sequence[str] | None = None) -> None:
-    """Set the environment for JAX. On CPUs: one thread, pinned to `core` if given. Accelerators keep JAX's defaults.
+    """Set the environment for JAX. Accelerators keep JAX's defaults.
+
+    On CPUs: one thread, pinned to `core` if given, and a heap that keeps large blocks.
 
     `platform`: cpu, gpu or tpu. `devices` above 1 on CPUs: XLA simulates that many devices, each with its own thread
     on any core. `granted`: the GPUs that Ray grants. Raises WrongDevice if the environment contradicts them.
@@ -83,6 +86,7 @@ def fit(core: int | None, platform: str, devices: int = 1, granted: Sequence[str
             # In front, because XLA stops reading at a word without a leading hyphen.
             os.environ["XLA_FLAGS"] = f"--xla_force_host_platform_device_count={devices} {flags}"
         os.environ.setdefault("JAX_PLATFORMS", "cpu")
+        heap.keep_large()
         return
     if taken == "gpu":
         refuse(visible_devices(os.environ, granted))

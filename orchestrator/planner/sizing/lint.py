@@ -12,8 +12,8 @@ from orchestrator.planner.sizing import link_load, links
 from orchestrator.planner.sizing.draft import Draft, gib, some
 from orchestrator.planner.sizing.fit import AGENT_CPUS
 from orchestrator.recipe.problems import Problem
+from orchestrator.recipe.resources import local_store_bytes
 
-LOCAL_STORE_BYTES = 512 * 2**20  # the object store of the Ray that `diloco run` starts on this machine
 LOADED_SHARE = 0.1  # of a learner's run, out on loan
 OVERLAP_SHARE = 1 / 6  # tau / H up to which Streaming DiLoCo (arXiv 2501.18512) saw next to no loss: 5 of 30
 BALANCE = 2.0  # largest fragment, in means
@@ -267,12 +267,12 @@ def _cores(draft: Draft) -> Iterator[Problem]:
 def _object_store(draft: Draft) -> Iterator[Problem]:
     """Versions that learners hold are objects of Ray's store, which cannot move them out while they are held."""
     held = len(draft.recipe.learners) * draft.traffic.joining_bytes
-    if draft.local and held > LOCAL_STORE_BYTES:
+    if draft.local and held > (room := local_store_bytes()):
         yield Problem(
             "model",
             draft.recipe.model,
             f"versions held by {len(draft.recipe.learners)} learners take {gib(held)} of this machine's object store "
-            f"of {gib(LOCAL_STORE_BYTES)}: Ray puts the rest on disk, slowly",
+            f"of {gib(room)}: Ray puts the rest on disk, slowly",
             "fewer learners or a smaller model here; a cluster's store is 30 % of a node's memory",
         )
 

@@ -198,7 +198,6 @@ def test_constants_are_those_of_the_code_that_runs() -> None:
         "chaos": CPUS,
     }
     assert fit.AGENT_CPUS == placement.AGENT_CPUS
-    assert lint.LOCAL_STORE_BYTES == launch.OBJECT_STORE_BYTES
     assert UP_BYTES == ELEMENT_BYTES
 
 
@@ -306,7 +305,8 @@ def test_more_learners_than_cores_are_warned_of_only_where_ray_is_told_of_more()
     assert planned(nodes=["CPU=100"], source="this machine", cores=4).warnings == ()
 
 
-def test_versions_beyond_the_local_object_store_are_warned_of() -> None:
+def test_versions_beyond_the_local_object_store_are_warned_of(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(lint, "local_store_bytes", lambda: 512 * 2**20)
     size = 512 * 2**20 // 4 // 4 // 4  # 4 learners, 4 fragments, 4 bytes
     here: dict[str, Any] = {"nodes": ["CPU=100"], "source": "this machine", "cores": 4}
     assert planned(of=shapes(size, size, size, size), **here).warnings == ()

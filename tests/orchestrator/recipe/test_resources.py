@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from types import SimpleNamespace
 from typing import Any
 
 import pytest
@@ -9,12 +10,15 @@ from ray._private.accelerators import tpu as ray_tpu
 from ray.util.accelerators import accelerators as ray_accelerators
 from ray.util.tpu import get_tpu_version_from_type
 
+from orchestrator.recipe import resources
 from orchestrator.recipe.config import PoolConfig
 from orchestrator.recipe.problems import InputError, Problem
 from orchestrator.recipe.resources import (
     GPUS,
+    LOCAL_STORE,
     Node,
     Shape,
+    local_store_bytes,
     memory_settings,
     misses,
     refusals,
@@ -233,3 +237,15 @@ def test_a_claim_without_a_place_is_told_why(claim: Shape, nodes: list[Node], sa
 def test_labels_must_meet_on_one_node() -> None:
     assert misses({"region": "us-east", "ray.io/accelerator-type": "H100"}, [HEAD, H100]) == ""
     assert misses({"region": "us-west", "ray.io/accelerator-type": "H100"}, [HEAD, H100, A100]).startswith("no living")
+
+
+def test_a_local_object_store_grows_with_the_machine_and_stays_within_shared_memory(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    disk, memory = SimpleNamespace(free=100 * 2**30), SimpleNamespace(total=64 * 2**30)
+    monkeypatch.setattr(resources, "psutil", SimpleNamespace(disk_usage=lambda _: disk, virtual_memory=lambda: memory))
+    assert local_store_bytes() == int(0.3 * 64 * 2**30)
+    disk.free = 2**30
+    assert local_store_bytes() == int(0.9 * 2**30)
+    disk.free = 64 * 2**20
+    assert local_store_bytes() == LOCAL_STORE

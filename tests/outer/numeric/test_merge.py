@@ -13,7 +13,8 @@ from hypothesis import strategies as st
 from numpy.typing import NDArray
 
 from outer.numeric.codec import decode, encode
-from outer.numeric.merge import Contributions, layout, rules
+from outer.numeric.merge import Contributions, layout
+from outer.numeric.rules import rules
 from outer.protocol.fragments import Fragment, Tensor
 from tests.outer.numeric.merging import merge
 from tests.property_settings import examples
@@ -211,7 +212,7 @@ def test_only_zero_vectors_merge_to_zero() -> None:
 
 def large(count: int, codec: str, seed: int = 3) -> tuple[Fragment, Vector, list[NDArray[Any]]]:
     """A fragment of several pieces and odd sizes, the syncer's value, and payloads."""
-    tensors = (Tensor("w", (301, 701), "float32"), Tensor("b", (77,), "float32"), Tensor("v", (5, 3, 7), "float32"))
+    tensors = (Tensor("w", (701, 801), "float32"), Tensor("b", (77,), "float32"), Tensor("v", (5, 3, 7), "float32"))
     fragment, random = Fragment(0, tensors), np.random.default_rng(seed)
     base = random.normal(size=fragment.size).astype(np.float32)
     moved = [

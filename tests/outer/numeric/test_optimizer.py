@@ -14,10 +14,10 @@ from numpy.typing import NDArray
 
 from outer.config import OuterConfig
 from outer.numeric import codec
-from outer.numeric.merge import rules
 from outer.numeric.optimizer import OuterOptimizer, resolve
 from outer.numeric.parameters import GlobalParameters
-from outer.protocol.fragments import Tensor, balanced
+from outer.numeric.rules import rules
+from outer.protocol.fragments import Fragment, Tensor, balanced
 from tests.property_settings import examples
 
 # ------------------------------------------------------------------ SGD
@@ -177,3 +177,37 @@ def test_an_outer_step_that_overflows_is_marked() -> None:
     payload = np.full(held.fragments[0].size, 1e20, np.float32)
     assert not held.propose(0, [payload], [1.0]).finite
     assert held.propose(0, [held.thetas[0]], [1.0]).finite
+
+
+@pytest.mark.parametrize("options", [{}, {"nesterov": False}])
+@pytest.mark.parametrize("momentum", [0.0, 0.9])
+@pytest.mark.parametrize("codec_name", ["fp32", "bf16"])
+def test_the_kernels_sgd_is_that_of_optax(codec_name: str, momentum: float, options: dict[str, Any]) -> None:
+    """With a tensor of the kind mean between others, which has no velocity."""
+    tensors = (*TENSORS[:2], Tensor("seen", (5,), "float32", "mean"), TENSORS[2])
+    fragment = Fragment(0, tensors)
+    random = np.random.default_rng(7)
+    initial = random.normal(size=fragment.size).astype(np.float32)
+    config = OuterConfig(momentum=momentum, options=options)
+    ours, plain = (GlobalParameters([fragment], [initial], config, codec_name, rules(tensors, "rda")) for _ in range(2))
+    plain._optimizer.sgd = None
+    for version in range(1, 5):
+        theta = ours.thetas[0]
+        moves = [0.1 * random.normal(size=theta.size).astype(np.float32) for _ in range(3)]
+        given = [codec.encode(codec_name, theta + move, theta) for move in moves]
+        found, wanted = (each.propose(0, given, [0.5, 0.3, 0.2]) for each in (ours, plain))
+        for one, other in zip(found.arrays, wanted.arrays, strict=True):
+            np.testing.assert_allclose(one, other, rtol=1e-6, atol=1e-7)
+        assert found.norm == pytest.approx(wanted.norm, rel=1e-12)
+        for each in (ours, plain):
+            each.install(found, version)
+
+
+@pytest.mark.parametrize("outer", [{}, {"optimizer": "adam"}, {"granularity": "column"}])
+def test_compiling_ahead_changes_nothing(outer: dict[str, Any]) -> None:
+    held = parameters(**outer)
+    before = [array.copy() for fragment in range(2) for array in held.arrays(fragment)]
+    held.warm_up()
+    after = [array for fragment in range(2) for array in held.arrays(fragment)]
+    assert all(np.array_equal(one, other) for one, other in zip(before, after, strict=True))
+    assert held.versions == [0, 0]
