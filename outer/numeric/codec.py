@@ -14,14 +14,12 @@ import numpy as np
 import xxhash
 from numpy.typing import NDArray
 
-from outer.numeric import kernel
 from outer.protocol.messages import Contribution
 
 FLOAT32 = np.dtype(np.float32)
 BITS16 = np.dtype(np.uint16)
 _DTYPES: dict[str, np.dtype[Any]] = {"fp32": FLOAT32, "bf16": BITS16}
-# All ones in the exponent: infinity or NaN.
-_EXPONENTS = {np.dtype(np.uint16): np.uint16(0x7F80), np.dtype(np.uint32): np.uint32(0x7F800000)}
+_EXPONENT = np.uint16(0x7F80)  # all ones in bfloat16: infinity or NaN
 
 
 def dtype(codec: str) -> np.dtype[Any]:
@@ -73,8 +71,8 @@ def inspect(codec: str, payload: Any, size: int) -> str:
 
 def finite(payload: NDArray[Any]) -> bool:
     """Whether all numbers are finite, in float32[n] or as the bits of bfloat16 in uint16[n]."""
-    bits = payload.view(np.uint32) if payload.dtype == FLOAT32 else payload
-    return bool(kernel.all_finite(kernel.read_only(bits), _EXPONENTS[bits.dtype]))
+    finite = np.isfinite(payload) if payload.dtype == FLOAT32 else (payload & _EXPONENT) != _EXPONENT
+    return bool(finite.all())
 
 
 def digest(*payloads: NDArray[Any]) -> str:

@@ -256,18 +256,6 @@ def sgd(
             found[index, 1] += _zero_or_nan(theta[start:stop])
 
 
-@_EXACT
-def all_finite(bits, exponent):
-    """Whether no element of an unsigned array has all bits of `exponent` set, as infinities and NaN have."""
-    for start in range(0, len(bits), BLOCK):
-        bad = 0
-        for value in bits[start : start + BLOCK]:
-            bad += (value & exponent) == exponent
-        if bad:
-            return False
-    return True
-
-
 def in_fours(payloads: Sequence[NDArray[Any]]) -> tuple[NDArray[np.uint64], Any]:
     """(addresses, kind) of contiguous payloads, the first repeated up to a multiple of four; those get no share."""
     padded = [*payloads, *[payloads[0]] * (-len(payloads) % WIDTH)]
@@ -283,8 +271,6 @@ def warm_up(kind: Any) -> None:
     squares_of_sums(*pieces, shares, zeros)
     merged_gradient(*pieces, shares, zeros)
     sgd(*pieces, shares, one, np.zeros((1, 2)), base, np.zeros(1, np.float32), np.zeros(1, np.float32), 0.5, 0.5, True)
-    for bits in (np.uint16, np.uint32):
-        all_finite(read_only(np.zeros(1, bits)), bits(1))
 
 
 def read_only(array: NDArray[Any]) -> NDArray[Any]:

@@ -67,5 +67,5 @@ def test_the_commands_and_their_options_are_these() -> None:
         "log": ["--follow", "--kind"],
         "metrics": ["--json"],
         "doctor": ["--gpu", "--json"],
-        "replay": ["--diff", "--evaluate-every", "--json", "--out", "--task", "--until"],
+        "replay": ["--diff", "--evaluate-every", "--json", "--out", "--rule", "--task", "--until"],
     }
