@@ -30,6 +30,7 @@ import psutil
 ROOT = Path(__file__).resolve().parent.parent
 sys.path.insert(0, str(ROOT))
 
+from outer import heap  # noqa: E402
 from outer.config import OuterConfig  # noqa: E402
 from outer.numeric import codec as codecs  # noqa: E402
 from outer.numeric.parameters import GlobalParameters  # noqa: E402
@@ -126,6 +127,7 @@ def main() -> None:
     arguments.add_argument("--repeats", type=int, default=5)
     arguments.add_argument("--json", action="store_true")
     options = arguments.parse_args()
+    heap.keep_small()  # as in the syncer
     os.sched_setaffinity(0, sorted(os.sched_getaffinity(0))[-max(1, options.threads) :])
     rows = []
     for size_mb in options.sizes_mb:

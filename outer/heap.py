@@ -1,8 +1,8 @@
 """How a process keeps its memory: small for months, or ready for the next step. For glibc; elsewhere nothing happens.
 
 glibc keeps what threads have freed, in one arena a thread, and gives none of it back: a process whose use is constant
-then grows by tens of megabytes an hour. But it gives large blocks back at once, and a training step on a CPU asks for
-the same large blocks again: a quarter to a third of its time can go to the kernel, for clearing their pages.
+then grows by tens of megabytes an hour. But it gives large blocks back at once, and a training step on a CPU, or a
+merge, asks for the same large blocks again: a third of its time can go to the kernel, for clearing their pages.
 """
 
 from __future__ import annotations
@@ -13,16 +13,7 @@ import threading
 M_TRIM_THRESHOLD, M_MMAP_THRESHOLD, M_ARENA_MAX = -1, -3, -8  # glibc's malloc.h
 LARGE = 2**30  # bytes; larger blocks are given back all the same
 NEVER = 2**31 - 1
-ARENAS = 2
 TRIM_S = 60.0
-
-
-def keep_small() -> None:
-    """Let threads share arenas, and give free pages back every minute, in a thread. Call it once, early."""
-    if (libc := _glibc()) is None:
-        return
-    libc.mallopt(M_ARENA_MAX, ARENAS)
-    threading.Thread(target=_trim, args=(libc,), name="trim", daemon=True).start()
 
 
 def keep_large() -> None:
@@ -31,6 +22,13 @@ def keep_large() -> None:
         libc.mallopt(M_ARENA_MAX, 1)
         libc.mallopt(M_MMAP_THRESHOLD, LARGE)
         libc.mallopt(M_TRIM_THRESHOLD, NEVER)
+
+
+def keep_small() -> None:
+    """The same, and give free pages back every minute, in a thread: for a process that computes now and then."""
+    keep_large()
+    if (libc := _glibc()) is not None:
+        threading.Thread(target=_trim, args=(libc,), name="trim", daemon=True).start()
 
 
 def _glibc() -> ctypes.CDLL | None:
