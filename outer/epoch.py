@@ -94,8 +94,8 @@ def begin(
     `make` makes fragments and initial parameters from the task. Raises Incomplete when the journal is not enough and
     there are no other sources, and as JournalWriter.open.
     """
-    from outer.numeric.parameters import GlobalParameters
-    from outer.numeric.rules import rules  # JAX starts here
+    from outer.numeric.parameters import GlobalParameters  # JAX starts here
+    from outer.numeric.rules import rules
 
     opened = journal.open()
     why = _lacking(spec, opened)

@@ -21,7 +21,7 @@ from outer.protocol.schedule import Budget
 
 NOISE = 0.02  # standard deviation of a step's time, as a share of it
 IMPORTING = 0.3  # share of a learner's start; the rest is compiling
-MERGE_BYTES_S = 11e9  # that a merge reads and writes a second: benchmarks/merge.py, 32 MB, RDA, 11 to 16 GB/s by learners
+MERGE_BYTES_S = 11e9  # that a merge moves: benchmarks/merge.py, 32 MB, RDA, 10 to 16 GB/s by learners
 STORE_BYTES_S = 1e9  # that the journal's store takes a second
 
 
