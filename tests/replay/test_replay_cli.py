@@ -181,6 +181,17 @@ def test_wrong_input_is_told_before_anything_is_computed(run: Shaken, recorded: 
     refused("step 3 has no progress", folder(tmp_path / "older", run, older), *TASK)
 
 
+def test_a_merge_rule_that_only_the_folder_names_is_not_run(run: Shaken, tmp_path: Path) -> None:
+    other = run.recipe.model_copy(update={"outer": run.recipe.outer.model_copy(update={"merge": "no.such:rule"})})
+    begun = altered(run.events, is_a(RunStarted), config_hash=other.config_hash)
+    place = folder(tmp_path / "ruled", run, begun)
+    (place / "config.toml").write_text(dump(other))
+    refused = invoke(place, *TASK)
+    assert refused.exit_code == 2 and "add --rule no.such:rule" in refused.stderr
+    wrong = invoke(place, *TASK, "--rule", "my_rules:damped")
+    assert wrong.exit_code == 2 and "is not the rule of this run, no.such:rule" in wrong.stderr
+
+
 def test_a_task_that_cannot_be_built_is_the_users_problem(run: Shaken, tmp_path: Path) -> None:
     other = run.recipe.model_copy(update={"task": "no.such.module:Task"})
     begun = altered(run.events, is_a(RunStarted), config_hash=other.config_hash)
