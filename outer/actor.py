@@ -61,10 +61,7 @@ class SyncerActor:
     """
 
     def __init__(
-        self,
-        spec: SyncerSpec,
-        initial: Callable[[], FirstValues],
-        sources: RecoverySources | None = None,
+        self, spec: SyncerSpec, initial: Callable[[], FirstValues], sources: RecoverySources | None = None
     ) -> None:
         if (code := code_digest()) != spec.code:
             raise RuntimeError(f"this node runs other sources ({code}) than the run was started with ({spec.code})")

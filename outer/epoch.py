@@ -112,6 +112,7 @@ def begin(
     else:
         for fragment, value in opened.values.items():
             parameters.restore(fragment, value.version, value.arrays)
+            found.digests[fragment] = codecs.digest(value.arrays[0])  # an older version's may be of another kind
     machine = Syncer(
         epoch=spec.epoch,
         config=spec.sync,

@@ -266,12 +266,11 @@ def _inner(recipe: Recipe) -> Iterator[Problem]:
 @_reads("outer")
 def _outer(recipe: Recipe) -> Iterator[Problem]:
     with host_only():
-        from outer.numeric.optimizer import OuterOptimizer
-    fix = 'the default is outer.optimizer = "sgd"'
-    yield from _refusal(lambda: OuterOptimizer(recipe.outer), "outer.optimizer", recipe, fix)
-    from outer.numeric import rules
-
-    fix = 'the default is outer.merge = "rda"; outer/numeric/rules.py says what a rule is'
+        from outer.numeric import optimizer, rules
+    yield from _refusal(
+        lambda: optimizer.OuterOptimizer(recipe.outer), "outer.optimizer", recipe, 'the default is "sgd"'
+    )
+    fix = 'the default is "rda"; outer/numeric/rules.py says what a rule is'
     yield from _refusal(lambda: rules.check(recipe.outer.merge), "outer.merge", recipe, fix)
 
 

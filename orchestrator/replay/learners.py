@@ -156,7 +156,8 @@ class Learners:
                 unit.trainer.load(fragment, np.full(self.fragments[fragment].size, np.nan, np.float32))
             case Inherit(_, digest):
                 arrays = self._states.pop(key)
-                if self._tally.compare("state", digest, state_arrays.digest(arrays), order, syncer_step, key):
+                found = state_arrays.digest(arrays, like=digest)
+                if self._tally.compare("state", digest, found, order, syncer_step, key):
                     self._tell()
                 unit.trainer.inherit(state_arrays.unpack(arrays, unit.trainer.state_leaves()))
             case Read():

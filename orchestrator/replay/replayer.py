@@ -21,6 +21,7 @@ from orchestrator.replay.learners import Learners, pool_of
 from orchestrator.replay.schedule import AFTER_STRETCHES, Order, Stretch, stretches
 from orchestrator.replay.tally import Difference, Tally
 from orchestrator.replay.tape import Tape, merged_read, merged_reads, nothing_computed
+from outer.numeric import codec as codecs
 from outer.numeric.parameters import GlobalParameters
 from outer.numeric.rules import rules
 from outer.protocol.facts import Committed
@@ -109,7 +110,8 @@ class Replayer:
                 number += 1
             proposal = self.parameters.propose(commit.fragment, payloads, [one.weight for one in commit.participants])
             self._order = (number - 1, AFTER_STRETCHES, 1)
-            self._compare("commit", commit.digest, proposal.digest, fragment=commit.fragment)
+            found = codecs.digest(proposal.theta, like=commit.digest)
+            self._compare("commit", commit.digest, found, fragment=commit.fragment)
             self.parameters.install(proposal, commit.syncer_step)
             self._publish(commit.fragment, commit.syncer_step)
             yield commit
@@ -131,7 +133,8 @@ class Replayer:
             self._hear()
         sent = self._sent.pop((key, read))
         self._order = (number, AFTER_STRETCHES, 0)
-        self._compare("contribution", one.digest, sent.digest, key, one.step, commit.fragment)
+        found = codecs.digest(sent.payload, like=one.digest)
+        self._compare("contribution", one.digest, found, key, one.step, commit.fragment)
         return sent.payload
 
     def _hear(self) -> None:
@@ -170,7 +173,8 @@ class Replayer:
         digest = self.parameters.digest()
         finished = self._tape.finished
         if self._tape.whole and finished is not None and (finished.digest or finished.state != "failed"):
-            self._compare("final", finished.digest, digest)  # of a run that failed there is none
+            found = codecs.digest(*self.parameters.thetas, like=finished.digest)
+            self._compare("final", finished.digest, found)  # of a run that failed there is none
         return digest
 
     @property

@@ -6,6 +6,7 @@ outer gradient without rounding. `bf16` carries the outer gradient itself, in ha
 
 from __future__ import annotations
 
+import hashlib
 from dataclasses import replace
 from typing import Any
 
@@ -16,6 +17,7 @@ from numpy.typing import NDArray
 
 from outer.protocol.messages import Contribution
 
+SHA256_DIGITS = 64
 FLOAT32 = np.dtype(np.float32)
 BITS16 = np.dtype(np.uint16)
 _DTYPES: dict[str, np.dtype[Any]] = {"fp32": FLOAT32, "bf16": BITS16}
@@ -75,9 +77,12 @@ def finite(payload: NDArray[Any]) -> bool:
     return bool(finite.all())
 
 
-def digest(*payloads: NDArray[Any]) -> str:
-    """XXH3, 128 bits, of the arrays' concatenated bytes, hexadecimal: bits flip, and nobody here forges them."""
-    running = xxhash.xxh3_128()
+def digest(*payloads: NDArray[Any], like: str = "") -> str:
+    """XXH3, 128 bits, of the arrays' concatenated bytes, hexadecimal: bits flip, and nobody here forges them.
+
+    `like`: a recorded digest to compare with; one of an older version may be SHA-256, and then this is too.
+    """
+    running = hashlib.sha256() if len(like) == SHA256_DIGITS else xxhash.xxh3_128()
     for payload in payloads:
         running.update(np.ascontiguousarray(payload).data)
     return running.hexdigest()
