@@ -40,6 +40,8 @@ TESTED = {
     "pydantic": "2.14",
     "prometheus-client": "0.26",
     "numpy": "2.4",
+    "numba": "0.68",
+    "xxhash": "4.1",
     "ml_dtypes": "0.6",
     "typer": "0.29",
     "rich": "15.0",

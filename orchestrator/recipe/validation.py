@@ -24,7 +24,6 @@ from outer.journal.object_store import absolute, objects
 if TYPE_CHECKING:
     from learners.training.task import Task
 
-
 Check = Callable[[Recipe], Iterator[Problem]]
 CHECKS: list[tuple[tuple[str, ...], Check]] = []  # with the fields that each reads: all of them must be sound
 
@@ -248,10 +247,10 @@ def _some(names: list[str], most: int = 9) -> str:
 
 @_reads("data")
 def _data(recipe: Recipe) -> Iterator[Problem]:
-    from learners.training import data
+    from learners.training.data import check
 
     fix = "give a folder or a glob of text files, or leave it out"
-    yield from _refusal(lambda: data.check(recipe.data), "data.path", recipe, fix)
+    yield from _refusal(lambda: check(recipe.data), "data.path", recipe, fix)
 
 
 @_reads("inner.optimizer", "inner.lr", "inner.options")
@@ -267,9 +266,8 @@ def _inner(recipe: Recipe) -> Iterator[Problem]:
 def _outer(recipe: Recipe) -> Iterator[Problem]:
     with host_only():
         from outer.numeric import optimizer, rules
-    yield from _refusal(
-        lambda: optimizer.OuterOptimizer(recipe.outer), "outer.optimizer", recipe, 'the default is "sgd"'
-    )
+    built = lambda: optimizer.OuterOptimizer(recipe.outer)  # noqa: E731
+    yield from _refusal(built, "outer.optimizer", recipe, 'the default is "sgd"')
     fix = 'the default is "rda"; outer/numeric/rules.py says what a rule is'
     yield from _refusal(lambda: rules.check(recipe.outer.merge), "outer.merge", recipe, fix)
 

@@ -25,7 +25,7 @@ Ints = NDArray[np.int64]
 
 PIECE = 2**16  # elements that one thread computes at a time
 THREAD_ELEMENTS = 2**17  # so many at least are worth a thread
-CROSSED_MAX = 8  # so many gradients' inner products cost less than another pass over them
+CROSSED = 8  # so many gradients' inner products cost less than another pass over them
 TINY = 1e-32  # mean square below which float32 loses digits of the squares
 
 
@@ -170,7 +170,7 @@ class _OfPieces:
     def __init__(self, contributions: Contributions, pieces: Pieces) -> None:
         self.weights = contributions.weights
         self._given, self._pieces, self._count = contributions, pieces, len(contributions.payloads)
-        self._crossed = self._count <= CROSSED_MAX
+        self._crossed = self._count <= CROSSED
 
     @cached_property
     def _products(self) -> Floats:
