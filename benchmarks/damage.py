@@ -30,13 +30,13 @@ from typing import Any
 ROOT = Path(__file__).resolve().parent.parent
 sys.path.insert(0, str(ROOT))
 
-from learners.training import weights  # noqa: E402
 from orchestrator.store import checkpoints  # noqa: E402
 from outer.journal import checkpoint_parts  # noqa: E402
 from outer.journal.framing import Damaged  # noqa: E402
 from outer.journal.identity import identity  # noqa: E402
 from outer.journal.journal import StoredJournal  # noqa: E402
 from outer.journal.object_store import Folder  # noqa: E402
+from outer.numeric import codec as codecs  # noqa: E402
 
 EPOCH = 10**6  # of the epoch that opens the scratch copy
 
@@ -90,7 +90,7 @@ def journal_outcome(root: Path, scratch: Path, before: dict[int, int]) -> tuple[
     wrong = [
         f"fragment {fragment} is not what commit {versions[fragment]} made"
         for fragment, value in opened.values.items()
-        if versions[fragment] == value.version and weights.sha256(value.arrays[0]) != opened.found.digests[fragment]
+        if versions[fragment] == value.version and codecs.digest(value.arrays[0]) != opened.found.digests[fragment]
     ]
     if versions == before and not lost:
         return "journal: all of it", wrong

@@ -159,7 +159,7 @@ class FragmentIO:
         """The defect of a peer's state: bad_digest, wrong_shape or non_finite; empty for none."""
         if defect := state_arrays.defect(state.payload, self._trainer.state_leaves()):
             return defect
-        return "" if state_arrays.digest(state.payload) == state.digest else "bad_digest"
+        return "" if state_arrays.digest(state.payload, like=state.digest) == state.digest else "bad_digest"
 
     def inherit(self, state: State) -> None:
         """Take over a peer's parameters and inner state. No fragment has a base yet."""

@@ -12,6 +12,7 @@ import threading
 
 M_TRIM_THRESHOLD, M_MMAP_THRESHOLD, M_ARENA_MAX = -1, -3, -8  # glibc's malloc.h
 LARGE = 2**30  # bytes; larger blocks are given back all the same
+OLDER_LARGE = 2**25  # what older versions accept
 NEVER = 2**31 - 1
 TRIM_S = 60.0
 
@@ -20,7 +21,7 @@ def keep_large() -> None:
     """Keep large blocks that are freed, for whoever asks next, in one heap for all threads. Call it once, early."""
     if (libc := _glibc()) is not None:
         libc.mallopt(M_ARENA_MAX, 1)
-        libc.mallopt(M_MMAP_THRESHOLD, LARGE)
+        libc.mallopt(M_MMAP_THRESHOLD, LARGE) or libc.mallopt(M_MMAP_THRESHOLD, OLDER_LARGE)
         libc.mallopt(M_TRIM_THRESHOLD, NEVER)
 
 

@@ -12,6 +12,7 @@ from __future__ import annotations
 from collections.abc import Iterable, Iterator, Mapping, Sequence
 from contextlib import suppress
 from dataclasses import dataclass
+from pathlib import Path
 
 import psutil
 
@@ -28,15 +29,18 @@ MEMORY_USABLE = 0.9  # of a GPU: each process has its driver context beside what
 MEMORY_USABLE_NCCL = 0.85  # of each of several GPUs of one learner: NCCL has its buffers there too
 LOCAL_STORE = 512 * 2**20  # bytes: what a local Ray's object store has at least
 SHARED = "/dev/shm"  # where it lies
+CONTAINER = "/sys/fs/cgroup/memory.max"
 RESERVED = ("memory", "object_store_memory")  # Ray treats these apart
 GPUS = ("V100", "T4", "A10G", "L4", "L40S", "A100", "H100", "H200", "B200", "GB200")  # names to suggest, not a limit
 
 
 def local_store_bytes() -> int:
     """Size of the object store of the Ray that `diloco run` starts here. It takes memory as it fills, not before."""
+    memory = psutil.virtual_memory().total
+    with suppress(OSError, ValueError):  # a container's limit; "max" is none
+        memory = min(memory, int(Path(CONTAINER).read_text()))
     with suppress(OSError):
-        free = psutil.disk_usage(SHARED).free
-        return max(LOCAL_STORE, int(min(0.3 * psutil.virtual_memory().total, 0.9 * free)))
+        return max(LOCAL_STORE, int(min(0.3 * memory, 0.9 * psutil.disk_usage(SHARED).free)))
     return LOCAL_STORE
 
 

@@ -10,7 +10,7 @@ import re
 from collections import Counter
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
-from functools import reduce
+from functools import partial, reduce
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
@@ -247,10 +247,9 @@ def _some(names: list[str], most: int = 9) -> str:
 
 @_reads("data")
 def _data(recipe: Recipe) -> Iterator[Problem]:
-    from learners.training.data import check
+    from learners.training import data
 
-    fix = "give a folder or a glob of text files, or leave it out"
-    yield from _refusal(lambda: check(recipe.data), "data.path", recipe, fix)
+    yield from _refusal(lambda: data.check(recipe.data), "data.path", recipe, "give a folder or a glob of text files")
 
 
 @_reads("inner.optimizer", "inner.lr", "inner.options")
@@ -258,7 +257,7 @@ def _inner(recipe: Recipe) -> Iterator[Problem]:
     with host_only():
         from outer.numeric import optimizer
     inner, fix = recipe.inner, 'the default is inner.optimizer = "adamw"'
-    asked = lambda: optimizer.resolve("inner", inner.optimizer, inner.lr, inner.options)  # noqa: E731
+    asked = partial(optimizer.resolve, "inner", inner.optimizer, inner.lr, inner.options)
     yield from _refusal(asked, "inner.optimizer", recipe, fix)
 
 
@@ -266,10 +265,9 @@ def _inner(recipe: Recipe) -> Iterator[Problem]:
 def _outer(recipe: Recipe) -> Iterator[Problem]:
     with host_only():
         from outer.numeric import optimizer, rules
-    built = lambda: optimizer.OuterOptimizer(recipe.outer)  # noqa: E731
-    yield from _refusal(built, "outer.optimizer", recipe, 'the default is "sgd"')
-    fix = 'the default is "rda"; outer/numeric/rules.py says what a rule is'
-    yield from _refusal(lambda: rules.check(recipe.outer.merge), "outer.merge", recipe, fix)
+    asked = partial(optimizer.OuterOptimizer, recipe.outer)
+    yield from _refusal(asked, "outer.optimizer", recipe, "the default is sgd")
+    yield from _refusal(partial(rules.check, recipe.outer.merge), "outer.merge", recipe, "the default: rda")
 
 
 @_reads("task", "model", "data", "seed")
@@ -288,8 +286,10 @@ def _deals(recipe: Recipe) -> Iterator[Problem]:
         return  # reported by _builds
     with host_only():
         from learners.training import tree
-    fix = "see learners/training/task.py for what a task must provide"
-    yield from _refusal(lambda: tree.deal(task, recipe.sync), "task", recipe, fix)
+        from outer.numeric import rules
+    yield from _refusal(partial(tree.deal, task, recipe.sync), "task", recipe, "see learners/training/task.py")
+    for rule in dict.fromkeys(getattr(task, "merge_rules", {}).values()):
+        yield from _refusal(partial(rules.check, rule), "task", recipe, "see outer/numeric/rules.py")
 
 
 @_reads("init_from", "init_digest", "task", "model", "data", "seed")

@@ -28,7 +28,6 @@ from orchestrator.replay.incarnation import TapeError
 from orchestrator.replay.tape import Tape
 from orchestrator.replay.workers import Workers, shares
 from orchestrator.store.compile_cache import compilation_cache
-from outer import heap
 
 if TYPE_CHECKING:
     from orchestrator.replay.replayer import Replayer
@@ -127,7 +126,6 @@ def main() -> None:
 def _play(job: Job, tell: Callable[[News], None]) -> dict[str, Any]:
     from learners.training.devices.device import fit
 
-    heap.keep_large()
     parts = shares(job.tape, job.recipe, job.environment, sorted(os.sched_getaffinity(0)))
     if job.environment is None:
         fit(None, job.recipe.pools[0].platform)

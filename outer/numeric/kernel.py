@@ -27,9 +27,19 @@ from numpy.typing import NDArray
 BLOCK = 2048  # elements
 WIDTH = 4  # payloads that one loop reads
 
-_HOW: dict[str, Any] = {"nogil": True, "cache": True, "error_model": "numpy"}
-_EXACT = numba.njit(**_HOW)
-_IN_ANY_ORDER = numba.njit(**_HOW, fastmath={"reassoc", "contract", "nsz"})
+
+def _compiled(**more: Any) -> Any:
+    def compiled(function: Any) -> Any:
+        how: dict[str, Any] = {"nogil": True, "error_model": "numpy"} | more
+        try:
+            return numba.njit(**how, cache=True)(function)
+        except RuntimeError:  # there is no folder to keep it in
+            return numba.njit(**how)(function)
+
+    return compiled
+
+
+_EXACT, _IN_ANY_ORDER = _compiled(), _compiled(fastmath={"reassoc", "contract", "nsz"})
 
 
 def _bits_to_float(context: Any, bits: Any) -> Any:
@@ -133,18 +143,28 @@ def _squares_of_four(base, p, q, r, s, found):
         qq += b * b
         rr += c * c
         ss += d * d
-    found[0, 0] += pp
-    found[1, 1] += qq
-    found[2, 2] += rr
-    found[3, 3] += ss
+    found[0] += pp
+    found[1] += qq
+    found[2] += rr
+    found[3] += ss
 
 
 @_EXACT
-def inner_products(base, payloads, kind, starts, stops, crossed, found):
-    """Add each range's inner products of all M outer gradients to found float64[ranges, M, M], below the diagonal too.
+def squares(base, payloads, kind, starts, stops, found):
+    """Add each range's squared norms of all M outer gradients to found float64[ranges, M]."""
+    for index in range(len(starts)):
+        for start in range(starts[index], stops[index], BLOCK):
+            count = min(BLOCK, stops[index] - start)
+            block = base[start : start + count]
+            for i in range(0, len(payloads), WIDTH):
+                p, q = _part(payloads[i], kind, start, count), _part(payloads[i + 1], kind, start, count)
+                r, s = _part(payloads[i + 2], kind, start, count), _part(payloads[i + 3], kind, start, count)
+                _squares_of_four(block, p, q, r, s, found[index, i : i + WIDTH])
 
-    Without `crossed` only the squared norms, on the diagonal.
-    """
+
+@_EXACT
+def inner_products(base, payloads, kind, starts, stops, found):
+    """Add each range's inner products of all M outer gradients to found float64[ranges, M, M], lower triangle."""
     for index in range(len(starts)):
         for start in range(starts[index], stops[index], BLOCK):
             count = min(BLOCK, stops[index] - start)
@@ -153,9 +173,6 @@ def inner_products(base, payloads, kind, starts, stops, crossed, found):
                 p, q = _part(payloads[i], kind, start, count), _part(payloads[i + 1], kind, start, count)
                 r, s = _part(payloads[i + 2], kind, start, count), _part(payloads[i + 3], kind, start, count)
                 here = found[index, i : i + WIDTH, i : i + WIDTH]
-                if not crossed:
-                    _squares_of_four(block, p, q, r, s, here)
-                    continue
                 _within_four(block, p, q, r, s, here)
                 for j in range(i + WIDTH, len(payloads)):
                     one = _part(payloads[j], kind, start, count)
@@ -267,7 +284,8 @@ def warm_up(kind: Any) -> None:
     base, one = read_only(np.zeros(1, np.float32)), np.zeros(1, np.int64)
     pieces = base, *in_fours([np.zeros(1, kind)]), one, one + 1
     shares, zeros = np.zeros((1, WIDTH)), np.zeros(1)
-    inner_products(*pieces, True, np.zeros((1, WIDTH, WIDTH)))
+    inner_products(*pieces, np.zeros((1, WIDTH, WIDTH)))
+    squares(*pieces, shares)
     squares_of_sums(*pieces, shares, zeros)
     merged_gradient(*pieces, shares, zeros)
     sgd(*pieces, shares, one, np.zeros((1, 2)), base, np.zeros(1, np.float32), np.zeros(1, np.float32), 0.5, 0.5, True)

@@ -53,10 +53,10 @@ class Layout:
 
 
 def layout(fragment: Fragment, rules: Mapping[str, str], granularity: str) -> Layout:
-    """`rules`: by tensor name, from `rules`. `granularity`: what RDA treats as one vector.
+    """`rules`: by tensor name, from `rules`. `granularity`: what every rule but Avg treats as one vector.
 
     "tensor"; "row" or "column" (one vector for each index of the first or last axis; a tensor with fewer than two axes
-    is one vector); "fragment" (all its RDA tensors together).
+    is one vector); "fragment" (all tensors of a rule together).
     """
     vectors: dict[str, list[list[tuple[int, int, int]]]] = {}  # by rule, (start, stop, shift) of each part
     columns, mean, shift = [], [], 0
@@ -67,10 +67,10 @@ def layout(fragment: Fragment, rules: Mapping[str, str], granularity: str) -> La
             shift += tensor.size
             continue
         of_rule = vectors.setdefault(rule, [])
-        if rule == "avg" or granularity == "tensor" or len(tensor.shape) <= 1 or not tensor.size:
-            of_rule.append([whole])
-        elif granularity == "fragment":
+        if rule != "avg" and granularity == "fragment":
             of_rule[:] = [[*(of_rule[0] if of_rule else []), whole]]
+        elif rule == "avg" or granularity == "tensor" or len(tensor.shape) <= 1 or not tensor.size:
+            of_rule.append([whole])
         elif granularity == "row":
             width = tensor.size // tensor.shape[0]
             of_rule += [[(start, start + width, shift)] for start in range(place.start, place.stop, width)]
@@ -114,6 +114,8 @@ class Contributions:
         assert kept, "a merge needs a contributor"
         self.codec, self.base = codec, kernel.read_only(base)
         self.payloads = [payloads[index] for index in kept]
+        like = codecs.dtype(codec), base.shape
+        assert all((each.dtype, each.shape) == like and each.flags.c_contiguous for each in self.payloads)
         self.weights = np.array([weights[index] for index in kept], np.float64)
         self.addresses, self._kind = kernel.in_fours(self.payloads)
         self._threads = threads
@@ -174,19 +176,21 @@ class _OfPieces:
 
     @cached_property
     def _products(self) -> Floats:
-        """float64[V, M, M]: inner products, or only the squares on the diagonal."""
-        width = len(self._given.addresses)
-        found = np.zeros((len(self._pieces.starts), width, width))
-        self._given.run(self._inner, self._pieces, found)
-        products = self._by_vector(found)[:, : self._count, : self._count]
-        squares = np.einsum("vmm->vm", products)
+        """Inner products, float64[V, M, M]; beyond CROSSED gradients the squared norms alone, float64[V, M]."""
+        width, count = len(self._given.addresses), self._count
+        work = kernel.inner_products if self._crossed else kernel.squares
+        found = np.zeros((len(self._pieces.starts), *[width] * (2 if self._crossed else 1)))
+        self._given.run(work, self._pieces, found)
+        products = self._by_vector(found)[:, :count]
+        if self._crossed:
+            products = np.tril(products[:, :, :count])
+            products += np.tril(products, -1).transpose(0, 2, 1)
+        squares = np.einsum("vmm->vm", products) if self._crossed else products
         lost = ~np.isfinite(squares) | ((squares > 0.0) & (squares < TINY * self._pieces.sizes[:, None]))
         for vector in np.flatnonzero(lost.any(axis=1)):
-            products[vector] = self._plainly(int(vector))
-        return np.tril(products) + np.tril(products, -1).transpose(0, 2, 1)
-
-    def _inner(self, base: Any, addresses: Any, kind: Any, starts: Ints, stops: Ints, found: Floats) -> None:
-        kernel.inner_products(base, addresses, kind, starts, stops, self._crossed, found)
+            plain = self._plainly(int(vector))
+            products[vector] = plain if self._crossed else np.diag(plain)
+        return products
 
     def _plainly(self, vector: int) -> Floats:
         """The inner products of one vector in float64, for numbers whose squares float32 does not hold."""
@@ -205,7 +209,8 @@ class _OfPieces:
 
     @property
     def norms(self) -> Floats:
-        norms: Floats = np.sqrt(np.einsum("vmm->vm", self._products))
+        products = self._products
+        norms: Floats = np.sqrt(np.einsum("vmm->vm", products) if self._crossed else products)
         return norms
 
     def of_sums(self, shares: Floats) -> Floats:

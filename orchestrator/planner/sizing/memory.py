@@ -97,6 +97,8 @@ def syncer(recipe: Recipe, shapes: Shapes) -> Memory:
     tensor = max(tensor.size for fragment in shapes.fragments for tensor in fragment.tensors)
     state, outer = max(shapes.outer_state_bytes), recipe.outer
     columns = outer.granularity == "column"
+    # Merged gradient and what is stepped of it, base, parameters before and after; the state before and after.
+    step = (5 * FLOAT64 + DOWN_BYTES) * largest + 2 * 2 * state
     return Memory(
         "syncer",
         (
@@ -104,9 +106,8 @@ def syncer(recipe: Recipe, shapes: Shapes) -> Memory:
             Part("global parameters", shapes.elements * DOWN_BYTES, "host"),
             Part("outer optimizer state", sum(shapes.outer_state_bytes), "host"),
             Part("payloads of the open steps", open_steps * learners * largest * UP_BYTES[recipe.sync.codec], "store"),
-            # Merged gradient, base, parameters before and after; the state before and after.
-            Part("one outer step, float64", 0 if outer.plain_sgd else 4 * largest * FLOAT64 + 2 * 2 * state, "host"),
-            Part("one tensor of each, float64", 2 * learners * tensor * FLOAT64 if columns else 0, "host"),
+            Part("one outer step, float64", 0 if outer.plain_sgd else step, "host"),
+            Part("one tensor of each, float64", 4 * learners * tensor * FLOAT64 if columns else 0, "host"),
             Part("proposals not yet in force", open_steps * (largest * DOWN_BYTES + state), "host"),
         ),
     )

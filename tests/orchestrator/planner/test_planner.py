@@ -125,8 +125,8 @@ def test_memory_of_a_learner_and_the_syncer_by_hand() -> None:
     assert syncer["one outer step, float64"] == syncer["one tensor of each, float64"] == 0
     other = planned(recipe(outer={"optimizer": "adam", "granularity": "column"})).memory
     syncer = {part.what: part.bytes for part in other["syncer"].parts}
-    assert syncer["one outer step, float64"] == 4 * 100 * 8 + 4 * 400
-    assert syncer["one tensor of each, float64"] == 2 * 4 * 100 * 8
+    assert syncer["one outer step, float64"] == 5 * 100 * 8 + 4 * 100 + 4 * 400
+    assert syncer["one tensor of each, float64"] == 4 * 4 * 100 * 8
     assert found["learner-a"].device_bytes == 0
 
 

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from pathlib import Path
 from types import SimpleNamespace
 from typing import Any
 
@@ -240,11 +241,16 @@ def test_labels_must_meet_on_one_node() -> None:
 
 
 def test_a_local_object_store_grows_with_the_machine_and_stays_within_shared_memory(
-    monkeypatch: pytest.MonkeyPatch,
+    monkeypatch: pytest.MonkeyPatch, tmp_path: Path
 ) -> None:
     disk, memory = SimpleNamespace(free=100 * 2**30), SimpleNamespace(total=64 * 2**30)
     monkeypatch.setattr(resources, "psutil", SimpleNamespace(disk_usage=lambda _: disk, virtual_memory=lambda: memory))
+    monkeypatch.setattr(resources, "CONTAINER", str(tmp_path / "memory.max"))
     assert local_store_bytes() == int(0.3 * 64 * 2**30)
+    (tmp_path / "memory.max").write_text("max")
+    assert local_store_bytes() == int(0.3 * 64 * 2**30)
+    (tmp_path / "memory.max").write_text(str(8 * 2**30))
+    assert local_store_bytes() == int(0.3 * 8 * 2**30)
     disk.free = 2**30
     assert local_store_bytes() == int(0.9 * 2**30)
     disk.free = 64 * 2**20

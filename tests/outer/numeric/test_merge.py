@@ -210,6 +210,23 @@ def test_only_zero_vectors_merge_to_zero() -> None:
     assert (merged == 0.0).all()
 
 
+@pytest.mark.parametrize("granularity", GRANULARITIES)
+def test_every_element_is_in_one_vector(granularity: str) -> None:
+    """Whatever the order of the shapes, and whichever rule they have."""
+    shapes = [(4,), (2, 3), (), (3, 2), (0, 2), (5,), (2, 2)]
+    for chosen in (["rda"] * 7, ["rda", "avg", "clip", "rda", "rda", "clip", "mean"]):
+        tensors = tuple(Tensor(str(place), shape, "float32") for place, shape in enumerate(shapes))
+        fragment = Fragment(0, tensors)
+        laid = layout(fragment, dict(zip("0123456", chosen, strict=True)), granularity)
+        seen = np.zeros(fragment.size, int)
+        for pieces in laid.pieces.values():
+            for start, stop in zip(pieces.starts, pieces.stops, strict=True):
+                seen[start:stop] += 1
+        for place in [*(place for _, place, _ in laid.columns), *laid.mean]:
+            seen[place] += 1
+        assert (seen == 1).all()
+
+
 def large(count: int, codec: str, seed: int = 3) -> tuple[Fragment, Vector, list[NDArray[Any]]]:
     """A fragment of several pieces and odd sizes, the syncer's value, and payloads."""
     tensors = (Tensor("w", (701, 801), "float32"), Tensor("b", (77,), "float32"), Tensor("v", (5, 3, 7), "float32"))
