@@ -113,7 +113,8 @@ def test_an_older_run_is_resumed(ray_cluster: None, folder: Path) -> None:
     (resumed,) = result.facts(RunResumed)
     assert resumed.snapshot == 1 and resumed.exact == () and resumed.damaged == ()
     assert result.facts(Resumed) == []
-    assert len([event for event in result.of(StateReceived) if event.incarnation == 2]) == 2
+    received = [event.fact for event in result.of(StateReceived) if event.incarnation == 2]
+    assert [fact.source for fact in received] == ["peer", "peer"], "with the moments that the checkpoint has"
     assert {event.incarnation for event in result.of(DeviceTaken)} == {1, 2}
     assert {event.incarnation for event in result.events[len(before) :] if isinstance(event.fact, StepFinished)} == {2}
 
