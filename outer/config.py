@@ -93,7 +93,7 @@ class OuterConfig(Section):
         "`package.module:function` of your own",
     )
     granularity: Literal["tensor", "row", "column", "fragment"] = Field(
-        "tensor", description="what radial-directional averaging (rda) treats as one vector"
+        "tensor", description="what every merge rule but avg treats as one vector"
     )
 
     @property

@@ -18,7 +18,7 @@ TRIM_S = 60.0
 
 
 def keep_large() -> None:
-    """Keep large blocks that are freed, for whoever asks next, in one heap for all threads. Call it once, early."""
+    """Keep large blocks that are freed, for later requests, in one heap for all threads. Call it once, early."""
     if (libc := _glibc()) is not None:
         libc.mallopt(M_ARENA_MAX, 1)
         libc.mallopt(M_MMAP_THRESHOLD, LARGE) or libc.mallopt(M_MMAP_THRESHOLD, OLDER_LARGE)

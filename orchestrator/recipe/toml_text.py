@@ -231,7 +231,7 @@ quorum = 2                      # K: without this many learners nothing commits
 optimizer = "sgd"
 lr = 0.7
 momentum = 0.5                  # Nesterov
-merge = "rda"                   # radial-directional averaging; or "avg"
+merge = "rda"                   # radial-directional averaging; or "avg", "median", "clip"
 
 [[pools]]                       # learner units of one kind in one place; repeat for further ones
 name = "local"                  # learners are called learner-local-0, learner-local-1, ...

@@ -71,7 +71,7 @@ def _name(kind: type[Any]) -> str:
 def dump(state: Any, kept: Mapping[str, Any] | None = None) -> bytes:
     """The state as bytes. Raises TypeError where it holds anything else than the docstring of this module says.
 
-    `kept`: by name, things that are not written, and that whoever loads the state has too.
+    `kept`: by name, things that are not written, and that the loading program has too.
     """
     writer = _Writer(kept or {})
     root = writer.value(state, type(state).__name__)

@@ -88,6 +88,17 @@ def _part(payload, kind, start, count):
     return carray(_pointer(payload, kind), (start + count,))[start:]
 
 
+@_EXACT
+def _four(payloads, i, kind, start, count):
+    """The same elements of payloads i to i + 3."""
+    return (
+        _part(payloads[i], kind, start, count),
+        _part(payloads[i + 1], kind, start, count),
+        _part(payloads[i + 2], kind, start, count),
+        _part(payloads[i + 3], kind, start, count),
+    )
+
+
 @_IN_ANY_ORDER
 def _within_four(base, p, q, r, s, found):
     """Add the products of four gradients with themselves and each other to found float64[4, 4], lower triangle."""
@@ -157,8 +168,7 @@ def squares(base, payloads, kind, starts, stops, found):
             count = min(BLOCK, stops[index] - start)
             block = base[start : start + count]
             for i in range(0, len(payloads), WIDTH):
-                p, q = _part(payloads[i], kind, start, count), _part(payloads[i + 1], kind, start, count)
-                r, s = _part(payloads[i + 2], kind, start, count), _part(payloads[i + 3], kind, start, count)
+                p, q, r, s = _four(payloads, i, kind, start, count)
                 _squares_of_four(block, p, q, r, s, found[index, i : i + WIDTH])
 
 
@@ -170,8 +180,7 @@ def inner_products(base, payloads, kind, starts, stops, found):
             count = min(BLOCK, stops[index] - start)
             block = base[start : start + count]
             for i in range(0, len(payloads), WIDTH):
-                p, q = _part(payloads[i], kind, start, count), _part(payloads[i + 1], kind, start, count)
-                r, s = _part(payloads[i + 2], kind, start, count), _part(payloads[i + 3], kind, start, count)
+                p, q, r, s = _four(payloads, i, kind, start, count)
                 here = found[index, i : i + WIDTH, i : i + WIDTH]
                 _within_four(block, p, q, r, s, here)
                 for j in range(i + WIDTH, len(payloads)):
@@ -198,8 +207,7 @@ def _sum(base, payloads, kind, start, shares, total):
     count = len(base)
     total[:] = 0.0
     for i in range(0, len(payloads), WIDTH):
-        p, q = _part(payloads[i], kind, start, count), _part(payloads[i + 1], kind, start, count)
-        r, s = _part(payloads[i + 2], kind, start, count), _part(payloads[i + 3], kind, start, count)
+        p, q, r, s = _four(payloads, i, kind, start, count)
         _add_four(base, p, q, r, s, shares[i : i + WIDTH], total)
 
 

@@ -36,6 +36,6 @@ def cleared(first: str) -> float:
 
 
 @pytest.mark.skipif(platform.libc_ver()[0] != "glibc", reason="only glibc is told")
-def test_large_blocks_are_kept_for_whoever_asks_next() -> None:
+def test_large_blocks_are_kept_for_later_requests() -> None:
     assert cleared("") > 0.9
     assert cleared("heap.keep_large()") < 0.1
