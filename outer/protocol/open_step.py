@@ -233,11 +233,14 @@ class OpenStep:
 
 
 def age(base: int | None, version: int, round_steps: int) -> int:
-    """How many rounds a base is behind a fragment's version, rounded up; -1 where it is unset, or newer.
+    """How many rounds a base is behind a fragment's version; -1 where it is unset, newer, or no version.
 
     A fragment commits once a round, so these are the versions that the base lacks; a commit that was lost counts too.
+    From the initial value, version 0, to the first commit it is a part of a round, which counts as one.
     """
-    return -1 if base is None or base > version else -(-(version - base) // round_steps)
+    if base is None or not 0 <= base <= version or (base and (version - base) % round_steps):
+        return -1
+    return -(-(version - base) // round_steps)
 
 
 def is_usable(counters: FragmentCounters, member: Member, fragment: int, version: int, config: SyncConfig) -> bool:
