@@ -292,6 +292,7 @@ class History:
             raw / np.bincount(commit, raw, size)[commit],
             digests,
             step[order] * who,
+            np.zeros(len(order), np.int64),
         )
         return steps, adoptions, self._commits(first, stop, commit, who), contributions
 

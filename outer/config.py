@@ -18,6 +18,8 @@ from pydantic import (
     model_validator,
 )
 
+BASE_WINDOW_MAX = 16  # rounds
+
 
 class Section(BaseModel):
     """One table of the recipe. Unknown keys are errors; values are immutable after validation."""
@@ -53,6 +55,9 @@ class SyncConfig(Section):
     )
     adopt: Literal["overwrite", "rebase", "mix"] = Field("overwrite", description="what a learner does on arrival")
     alpha: float = Field(0.0, ge=0.0, le=1.0, description="share of the local value kept by adopt = mix")
+    base_window: int = Field(
+        0, ge=0, le=BASE_WINDOW_MAX, description="rounds that a contribution's base may be behind; 0: the paper's"
+    )
     codec: Literal["fp32", "bf16"] = Field("fp32", description="number format of contributions on the wire")
     read_timeout_s: PositiveFloat = Field(2.0, description="deadline for a learner's answer to a read")
     transfer_s: PositiveFloat = Field(60.0, description="deadline for the transfer of a fragment, or of all of them")
@@ -75,6 +80,8 @@ class SyncConfig(Section):
             )
         if self.overlap_steps >= self.round_steps:
             raise ValueError(f"tau = {self.overlap_steps} must be below H = {self.round_steps}")
+        if self.base_window and self.overlap == "strict":
+            raise ValueError('base_window needs overlap = "free": in strict overlap no base is late')
         if self.alpha and self.adopt != "mix":
             raise ValueError('alpha is used by adopt = "mix" only')
         return self

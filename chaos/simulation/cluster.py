@@ -105,7 +105,7 @@ class Cluster:
                 name: SimLearner(self.hosts[name], options.batch[name], *options.place(name)) for name in options.step_s
             },
             manifest=MANIFEST,
-            model=SyncerValues(oracle, damage),
+            model=SyncerValues(oracle, damage, options.sync.base_window > 0),
             make_learner=partial(_learner, options, make_learner),
             make_values=lambda key: LearnerValues(key, oracle),
             make_journal=partial(Writer, self.store),

@@ -160,7 +160,7 @@ class Options:
         return (
             f"seed {self.seed} profile {self.profile} P {self.fragments} H {sync.round_steps} tau {sync.overlap_steps} "
             f"K {self.quorum} grace {sync.grace} pacing {sync.pacing} participants {sync.participants} "
-            f"adopt {sync.adopt} recover {sync.recover} storm_s {self.storm_s:.1f} "
+            f"adopt {sync.adopt} base_window {sync.base_window} recover {sync.recover} storm_s {self.storm_s:.1f} "
             f"step_s {' '.join(f'{name}={self.step_s[name]:.3f}' for name in self.learners)} "
             f"batch {' '.join(f'{name}={self.batch[name]}' for name in self.learners)} span_steps {self.span_steps} "
             f"in_flight {self.in_flight_max} "
@@ -215,9 +215,11 @@ def draw(
         "drain_s": between(chance, 3.0, 12.0),
         "lease_s": between(chance, 0.8, 3.0),
     }
+    late = stream(seed, "base window")
+    drawn["base_window"] = pick(late, (1, 1, 2, 4)) if late.random() < 0.4 else 0
     quorum = 1 + int(chance.random() * len(learners))
     if profile == "lockstep":
-        quorum, sync = len(learners), {"overlap": "strict", "grace": "infinite"} | sync
+        quorum, sync = len(learners), {"overlap": "strict", "grace": "infinite", "base_window": 0} | sync
     stormy = 1.0 if profile == "ended" else 0.6  # of the run: that one may end in the storm
     storm_s = 8.0 + stormy * syncer_steps * common_s if PROFILES[profile] else 0.0
     batch = {name: 1 + int(chance.random() * 3) for name in step_s}

@@ -155,11 +155,21 @@ class Adoption:
         return effects
 
     def _is_time(self, fragment: int, version: int, at: Mark) -> bool:
-        """Strict overlap fixes the step of adoption. Rebase needs the version's notice, which says what it contains."""
+        """Strict overlap fixes the step of adoption. Rebase needs a notice that says what the version contains.
+
+        With a base window, no version older than an answered read is adopted before it is known whether that read
+        merged: its steps would be overwritten, and merged later. Once it has, rebase needs a version that contains it.
+        """
         if self._config.overlap == "strict" and at.step < version + self._config.overlap_steps:
             return False
-        noticed = self._noticed.get(fragment)
-        return self._config.adopt != "rebase" or (noticed is not None and noticed.version == version)
+        base, noticed = self._bases[fragment], self._noticed.get(fragment)
+        heard, rebases = noticed.version if noticed else -1, self._config.adopt == "rebase"
+        if rebases and heard < version:
+            return False
+        if not (self._config.base_window and base.reads) or version >= base.asked[1]:
+            return True
+        assert noticed is not None
+        return heard >= base.asked[1] and not (rebases and noticed.merged_step in base.reads)
 
     def _adopt(self, fragment: int, version: int, payload: Any, at: Mark) -> list[Effect]:
         base = self._bases[fragment]

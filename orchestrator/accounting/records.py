@@ -98,7 +98,8 @@ def _contents(block: Block) -> list[int]:
     if not len(commits.position):
         return []
     names = np.array([crc32(repr(source).encode()) for source in block.sources], np.int64)
-    numbers: list[Ints] = [names[parts.learner], parts.step, parts.base_step, parts.steps, parts.tokens]
+    behind = parts.steps + (parts.age << 40)  # as an older version counted, where no base was behind
+    numbers: list[Ints] = [names[parts.learner], parts.step, parts.base_step, behind, parts.tokens]
     table = np.stack([*numbers, parts.weight.view(np.int64), parts.processed], axis=1)
     own = [commits.syncer_step, commits.fragment, commits.epoch, commits.base_version, commits.live]
     own += [commits.tokens_committed, commits.norm.view(np.int64), commits.quorum_s.view(np.int64)]

@@ -21,7 +21,8 @@ from outer.protocol.facts import Finished, LearnerAttached, StepOpened
 
 TOLERANCE = 1e-9  # of a weight
 OPEN_KEPT = 1024  # newest syncer steps of which it is known whether they were opened
-ADOPTIONS_KEPT = 3  # newest of each incarnation and fragment
+ADOPTIONS_KEPT = 3  # newest of each incarnation and fragment, beside the base window's
+ENDLESS = 1 << 40  # syncer steps
 BY_SLOT = 1 << 12  # more than there are fragments
 STEP_BITS = 36  # of a step number
 AT_ONE_BOUNDARY = 4  # adoptions of one fragment after one step
@@ -90,12 +91,18 @@ class Merges:
             self.ranges.add(f"steps of {name} after {one.base_step} merged twice into it")
 
     def _weights(self, merged: Merged) -> None:
-        """Paper, section 3: a contribution weighs tokens^2 / steps, normalised over the commit."""
+        """Paper, section 3: a contribution weighs tokens^2 / steps, normalised over the commit.
+
+        Of one on an older base at most H steps count, divided by 1 + age.
+        """
         parts, size = merged.parts, len(self.state.commits)
         empty = (parts.steps < 1) | (parts.tokens < 1)
         without = np.bincount(parts.commit[empty], minlength=size) > 0
         tokens = parts.tokens.astype(np.float64)
         raw = tokens * tokens / np.maximum(parts.steps, 1)
+        rounds, _ = self._rules(merged)
+        late = parts.age > 0
+        raw[late] *= np.minimum(1.0, rounds[late] / np.maximum(parts.steps[late], 1)) / (1 + parts.age[late])
         given, total = (np.bincount(parts.commit, column, minlength=size) for column in (parts.weight, raw))
         for index in np.flatnonzero(without).tolist():
             self.weights.add(f"{self._weights_of(index)} include a contribution without steps or tokens")
@@ -108,6 +115,13 @@ class Merges:
             name = self.state.sources[int(parts.learner[row])][0]
             told = f"{name} has {float(parts.weight[row])!r}, due is {float(due[row])!r}"
             self.weights.add(f"{self._weights_of(int(parts.commit[row]))}: {told}")
+
+    def _rules(self, merged: Merged) -> tuple[Ints, Ints]:
+        """By contribution, H and the base window; without its epoch's settings, a round without end."""
+        rules = [self.state.rules.get(commit.said) for commit in self.state.commits]
+        rounds = np.array([each.round_steps if each else ENDLESS for each in rules], np.int64)
+        windows = np.array([each.base_window if each else ENDLESS for each in rules], np.int64)
+        return rounds[merged.parts.commit], windows[merged.parts.commit]
 
     def _weights_of(self, index: int) -> str:
         return f"the weights at syncer step {self.state.commits[index].syncer_step}"
@@ -127,13 +141,18 @@ class Merges:
             )
 
     def _current(self, merged: Merged) -> None:
-        """The newest adoption before the last step read is of the version merged onto, and counting began there.
+        """The newest adoption before the last step read is of the version merged onto, or of one that is as many
+        rounds older as the contribution's age, within the window; and counting began there.
 
         An adoption at the boundary of the read came after the read. With rebase, counting may have begun earlier: what
         accrued since the read, or since the older base, is kept; and a learner that no longer steps may be read again
         after it has rebased. An adoption whose fact was lost is not missed.
         """
-        wanted = self.state.records.commits.base_version[merged.parts.commit]
+        rounds, window = self._rules(merged)
+        age, newest = merged.parts.age, self.state.records.commits.base_version[merged.parts.commit]
+        for name, _, one in self.state.contributions((age < 0) | (age > window)):
+            self.current.add(f"{name} has a base {one.age} rounds behind")
+        wanted = np.where(age > 0, np.maximum(newest - age * np.where(age > 0, rounds, 0), 0), newest)
         found = self._bases.of(self.state, merged, wanted)
         known, base = found >= 0, np.maximum(found, 0)
         if not len(self._bases.place):
@@ -148,10 +167,10 @@ class Merges:
         told = ~merged.lost
         for name, _, one in self.state.contributions(~known & told):
             self.current.add(f"{name} had adopted no version before step {one.step}")
-        for row, (name, commit, _) in zip(
+        for row, (name, _, _) in zip(
             np.flatnonzero(stale & told).tolist(), self.state.contributions(stale & told), strict=True
         ):
-            self.current.add(f"{name} was based on version {version[row]}, not {commit.base_version}")
+            self.current.add(f"{name} was based on version {version[row]}, not {wanted[row]}")
         for row, (name, _, one) in zip(
             np.flatnonzero(off & told).tolist(), self.state.contributions(off & told), strict=True
         ):
@@ -205,7 +224,9 @@ class Merges:
         return [
             judge("merges.once", "a learner merges at most once into a commit", parts, "contributions", self.once),
             judge("merges.ranges", "no step merges twice into the same fragment", parts, "contributions", self.ranges),
-            judge("merges.weights", "weights are tokens^2 / steps, normalised", commits, "commits", self.weights),
+            judge(
+                "merges.weights", "weights are tokens^2 / steps by age, normalised", commits, "commits", self.weights
+            ),
             judge(
                 "merges.quorum", "nothing commits below the quorum", self.with_rules, "commits with rules", self.quorum
             ),
@@ -225,7 +246,7 @@ class Merges:
             ),
             judge(
                 "merges.current",
-                "only contributions based on the fragment's current version merge, counted from its adoption",
+                "only contributions based on a version in the window merge, with its age, counted from its adoption",
                 parts,
                 "contributions",
                 self.current,
@@ -262,7 +283,8 @@ class Bases:
         grouped, fresh = state.windows.grouped, state.windows.fresh
         assert grouped is not None
         rank = np.searchsorted(self.place, self.place, "right") - np.arange(len(self.place))
-        keep = (rank <= ADOPTIONS_KEPT) & ~np.isin(self.place // BY_SLOT, fresh)
+        window = max((rules.base_window for rules in state.rules.values()), default=0)
+        keep = (rank <= ADOPTIONS_KEPT + window) & ~np.isin(self.place // BY_SLOT, fresh)
         adopted = grouped.adoptions
         place = np.concatenate([self.place[keep], grouped.adoption_slots * BY_SLOT + adopted.fragment])
         after = np.concatenate([self.after[keep], adopted.after_step])

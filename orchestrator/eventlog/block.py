@@ -98,6 +98,7 @@ class Contributions(NamedTuple):
     weight: Floats
     digest: Objects  # str
     processed: Ints
+    age: Ints
 
 
 class Placed(NamedTuple):
@@ -166,8 +167,8 @@ class Block:
     def committed(self) -> Iterator[Placed]:
         """The commits as events, in order."""
         parts = [
-            Participant(*self._key(learner), step, base_step, steps, tokens, weight, digest, processed)
-            for _, learner, step, base_step, steps, tokens, weight, digest, processed in _rows(self.contributions)
+            Participant(*self._key(learner), *rest)  # the columns are in the order of its fields
+            for _, learner, *rest in _rows(self.contributions)
         ]
         commits, first = self.commits, self.commits.first.tolist()
         for index, row in enumerate(_rows(commits._replace(first=commits.first[:-1]))):

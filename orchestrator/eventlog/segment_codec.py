@@ -34,6 +34,7 @@ FORMAT = 2
 MICRO = 1_000_000
 TABLES = {"steps": Steps, "adoptions": Adoptions, "commits": Commits, "contributions": Contributions}
 _REPEATED = 8  # a column with fewer distinct values than rows / 8 is written with a dictionary
+_LATER = frozenset({"age"})  # columns of whole numbers that older segments lack; there they are 0
 _HEX = frozenset("0123456789abcdef")
 
 Column = NDArray[Any]
@@ -249,7 +250,10 @@ def _read(content: Column, packing: dict[str, str], kind: Any, start: int) -> di
     """The columns of a table, in the log's order."""
     read = pq.read_table(pa.BufferReader(pa.py_buffer(content)), use_threads=False, pre_buffer=False)
     names = [*kind._fields, *([] if "position" in kind._fields else ["position"])]
-    columns = {each: _unpack(read[each].combine_chunks(), packing[each]) for each in names}
+    columns = {each: _unpack(read[each].combine_chunks(), packing[each]) for each in names if each not in _LATER}
+    for each in _LATER.intersection(names):
+        there = each in packing
+        columns[each] = _unpack(read[each].combine_chunks(), "") if there else np.zeros(read.num_rows, np.int64)
     order = np.argsort(columns["position"], kind="stable")
     columns = {each: column[order] for each, column in columns.items()}
     if "position" in kind._fields:

@@ -128,7 +128,7 @@ class Replayer:
 
     def _contribution(self, commit: Committed, index: int, number: int) -> NDArray[Any]:
         one = commit.participants[index]
-        key, read = (one.learner, one.incarnation), merged_read(commit, one)
+        key, read = (one.learner, one.incarnation), merged_read(self._tape.rules, commit, one)
         while (key, read) not in self._sent:
             self._hear()
         sent = self._sent.pop((key, read))

@@ -35,7 +35,7 @@ def stretches(tape: Tape) -> Iterator[list[Stretch]]:
         before: list[Stretch] = []
         for one in commit.participants:
             key = (one.learner, one.incarnation)
-            place = tape.incarnations[key].places[merged_read(commit, one)]
+            place = tape.incarnations[key].places[merged_read(tape.rules, commit, one)]
             for found in _up_to(tape, key, place, done):
                 _check(tape, *found, commit.syncer_step)
                 before.append(Stretch(found[0], found[2], commit.syncer_step, (number, len(before))))

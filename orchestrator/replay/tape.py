@@ -44,15 +44,16 @@ class Tape:
         }
 
 
-def merged_read(commit: Committed, one: Participant) -> Read:
-    """What went into a commit from one participant."""
-    return Read(commit.fragment, one.step, commit.base_version)
+def merged_read(rules: SyncerStarted, commit: Committed, one: Participant) -> Read:
+    """What went into a commit from one participant: grown from the version merged onto, or as many rounds older."""
+    base = max(0, commit.base_version - one.age * rules.round_steps) if one.age else commit.base_version
+    return Read(commit.fragment, one.step, base)
 
 
 def merged_reads(tape: Tape) -> frozenset[tuple[Key, Read]]:
     """What goes into commits."""
     return frozenset(
-        ((one.learner, one.incarnation), merged_read(commit, one))
+        ((one.learner, one.incarnation), merged_read(tape.rules, commit, one))
         for commit in tape.commits
         for one in commit.participants
     )
@@ -77,7 +78,7 @@ def tape_of(said: Mapping[Key, Iterable[object]], until: int | None = None) -> T
     every = _commits(said, rules)
     commits = tuple(commit for commit in every if until is None or commit.syncer_step <= until)
     versions = _versions(commits, rules)
-    needs = _needs(commits, said)
+    needs = _needs(rules, commits, said)
     incarnations = {key: IncarnationReader(key, said[key], need, versions).read() for key, need in needs.items()}
     orchestrator = [fact for (writer, _), facts in said.items() if writer == "orchestrator" for fact in facts]
     return Tape(
@@ -141,16 +142,28 @@ def _commits(said: Mapping[Key, Iterable[object]], rules: SyncerStarted) -> list
                 f"whose newest before it is {newest[commit.fragment]}: a commit is missing, or one too many"
             )
         newest[commit.fragment] = step
-        _check_weights(commit)
+        _check_weights(commit, rules)
     return [commit for _, commit in sorted(by_step.items())]
 
 
-def _check_weights(commit: Committed) -> None:
-    """Paper, section 3: a contribution weighs tokens^2 / steps, normalised over the commit."""
+def _check_weights(commit: Committed, rules: SyncerStarted) -> None:
+    """Paper, section 3: a contribution weighs tokens^2 / steps, normalised over the commit.
+
+    Of one on an older base at most H steps count, divided by 1 + age.
+    """
     where = f"syncer step {commit.syncer_step}"
     if not commit.participants or any(one.steps < 1 or one.tokens < 1 for one in commit.participants):
         raise TapeError(f"{where}: a contribution without steps or tokens, or none at all")
-    raw = [one.tokens * one.tokens / one.steps for one in commit.participants]
+    if any(not 0 <= one.age <= rules.base_window for one in commit.participants):
+        raise TapeError(f"{where}: a contribution has a base further behind than base_window = {rules.base_window}")
+    raw = [
+        one.tokens
+        * one.tokens
+        / one.steps
+        * (min(1.0, rules.round_steps / one.steps) if one.age else 1.0)
+        / (1 + one.age)
+        for one in commit.participants
+    ]
     for one, due in zip(commit.participants, raw, strict=True):
         if not abs(one.weight - due / math.fsum(raw)) <= TOLERANCE:
             raise TapeError(
@@ -170,12 +183,12 @@ def _versions(commits: Sequence[Committed], rules: SyncerStarted) -> list[set[in
 # ------------------------------------------------------------------ who is needed, and when
 
 
-def _needs(commits: Sequence[Committed], said: Mapping[Key, Iterable[object]]) -> dict[Key, Need]:
+def _needs(rules: SyncerStarted, commits: Sequence[Committed], said: Mapping[Key, Iterable[object]]) -> dict[Key, Need]:
     """The needs of all contributors, of the donors of their initial states, and so on."""
     needs: dict[Key, Need] = defaultdict(Need)
     for commit in commits:
         for one in commit.participants:
-            key, read = (one.learner, one.incarnation), merged_read(commit, one)
+            key, read = (one.learner, one.incarnation), merged_read(rules, commit, one)
             if key not in said:
                 raise TapeError(f"syncer step {commit.syncer_step}: the log holds no word of {named(key)} itself")
             if read in needs[key].reads:

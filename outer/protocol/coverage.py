@@ -5,7 +5,7 @@ from __future__ import annotations
 from bisect import bisect_left, bisect_right
 from typing import NamedTuple
 
-INTERVALS_MAX = 64  # more than a round leaves, and no contribution has a base that is older than the round before
+INTERVALS_MAX = 256  # more than the rounds leave that a contribution's base may be behind
 
 
 class Mark(NamedTuple):

@@ -22,6 +22,7 @@ class SyncerStarted:
     lease_s: float = 0.0  # the shortest lease of a stepping learner
     ahead_s: float = 0.0  # seconds of stepping for which learners hold samples ahead
     durability: str = ""  # journal | replica | checkpoint
+    base_window: int = 0  # rounds that a contribution's base may be behind
 
 
 @dataclass(frozen=True)
@@ -179,6 +180,7 @@ class Participant:
     weight: float  # the exact number used; all weights of a commit sum to 1
     digest: str  # XXH3 digest of the payload
     processed: int = 0  # tokens processed by this incarnation by the end of `step`
+    age: int = 0  # rounds by which its base was behind the version merged onto, rounded up
 
 
 @dataclass(frozen=True)

@@ -12,10 +12,11 @@ from typing import TYPE_CHECKING
 
 from outer.protocol.events_effects import Merge, Merged
 from outer.protocol.facts import Committed, Participant, ReadFailed, StepReopened
-from outer.protocol.messages import DRAINING, Contribution, ReadRequest
+from outer.protocol.messages import DRAINING, Contribution, FragmentCounters, ReadRequest
 from outer.protocol.quorum import Decision, Verdict, decide
 
 if TYPE_CHECKING:
+    from outer.config import SyncConfig
     from outer.protocol.members import Member
 
 
@@ -87,6 +88,7 @@ class OpenStep:
     starved: bool = False  # fewer than K learners were live at some time since it opened
     awaited: dict[str, int] = field(default_factory=dict)  # learner -> incarnation
     contributions: dict[str, Contribution] = field(default_factory=dict)
+    ages: tuple[int, ...] = ()  # of the chosen contributions' bases, in rounds
     weights: tuple[float, ...] = ()
     result: Merged | None = None
     record: Committed | None = None
@@ -165,15 +167,18 @@ class OpenStep:
             deadline_s=deadline_s,
         )
 
-    def accept(self, contribution: Contribution, versions: Sequence[int]) -> str:
-        """Keep a contribution that was asked for and can be merged; else return the reason for refusing it."""
+    def accept(self, contribution: Contribution, member: Member, version: int, config: SyncConfig) -> str:
+        """Keep a contribution that was asked for and can be merged; else return the reason for refusing it.
+
+        `version`: the newest of this step's fragment.
+        """
         name = contribution.learner
         asked = self.stage is Stage.READING and contribution.attempt == self.attempt
         if not asked or name not in self.awaited:
             return "doubled" if asked and name in self.contributions else "late"
         assert self.fragment is not None
         del self.awaited[name]
-        if reason := unusable(contribution, self.fragment, versions[self.fragment]):
+        if reason := unusable(contribution, member, self.fragment, version, config):
             return reason
         self.contributions[name] = contribution
         return ""
@@ -193,11 +198,12 @@ class OpenStep:
         self.reported, self.awaited, self.contributions = set(), {}, {}
         return fact
 
-    def merge(self) -> Merge:
-        """Stop reading and merge the contributions that were accepted."""
+    def merge(self, version: int, round_steps: int) -> Merge:
+        """Stop reading and merge the contributions that were accepted onto this version of the fragment."""
         assert self.fragment is not None
         self.move(Stage.MERGING)
-        self.weights = weigh(self.chosen)
+        self.ages = tuple(age(c.counters.base_version, version, round_steps) for c in self.chosen)
+        self.weights = weigh(self.chosen, self.ages, round_steps)
         payloads = tuple(contribution.payload for contribution in self.chosen)
         return Merge(self.syncer_step, self.fragment, payloads, self.weights)
 
@@ -210,7 +216,7 @@ class OpenStep:
             fragment=self.fragment,
             epoch=epoch,
             base_version=base_version,
-            participants=participants(self.chosen, self.weights),
+            participants=participants(self.chosen, self.weights, self.ages),
             live=self.live,
             digest=self.result.digest,
             norm=self.result.norm,
@@ -226,21 +232,41 @@ class OpenStep:
 # ------------------------------------------------------------------ contributions
 
 
-def has_progress(member: Member, fragment: int, version: int) -> bool:
-    """Whether the learner's last report shows this version as its base, and at least one step since."""
+def age(base: int | None, version: int, round_steps: int) -> int:
+    """How many rounds a base is behind a fragment's version; -1 where it is unset, newer, or no version.
+
+    A fragment commits once a round, so these are the versions that the base lacks; a commit that was lost counts too.
+    From the initial value, version 0, to the first commit it is a part of a round, which counts as one.
+    """
+    if base is None or not 0 <= base <= version or (base and (version - base) % round_steps):
+        return -1
+    return -(-(version - base) // round_steps)
+
+
+def is_usable(counters: FragmentCounters, member: Member, fragment: int, version: int, config: SyncConfig) -> bool:
+    """Whether progress on this base may merge into a version: it is in the window, and nothing of it has merged.
+
+    A learner that has not adopted the version that contains its newest merged read would contribute those steps again.
+    """
+    in_window = 0 <= age(counters.base_version, version, config.round_steps) <= config.base_window
+    return in_window and counters.base_step >= member.merged_step.get(fragment, 0)
+
+
+def has_progress(member: Member, fragment: int, version: int, config: SyncConfig) -> bool:
+    """Whether the learner's last report shows a base that may still be used, and at least one step since."""
     assert member.report is not None
     counters = member.report.counters[fragment]
-    return counters.base_version == version and counters.steps >= 1
+    return counters.steps >= 1 and is_usable(counters, member, fragment, version, config)
 
 
-def unusable(contribution: Contribution, fragment: int, version: int) -> str:
+def unusable(contribution: Contribution, member: Member, fragment: int, version: int, config: SyncConfig) -> str:
     """Why a contribution cannot be merged into this version of the fragment; empty when it can."""
     if contribution.defect:
         return contribution.defect
     if contribution.fragment != fragment:
         return "wrong_fragment"
     counters = contribution.counters
-    if counters.base_version != version:
+    if not is_usable(counters, member, fragment, version, config):
         return "stale_base"
     plausible = counters.steps >= 1 and 1 <= counters.tokens <= contribution.processed
     if not plausible or counters.base_step + counters.steps != contribution.step:
@@ -248,14 +274,22 @@ def unusable(contribution: Contribution, fragment: int, version: int) -> str:
     return ""
 
 
-def weigh(contributions: Sequence[Contribution]) -> tuple[float, ...]:
-    """The weight of each contribution: c_tokens^2 / c_steps, normalised to sum 1 (paper section 3)."""
+def weigh(contributions: Sequence[Contribution], ages: Sequence[int], round_steps: int) -> tuple[float, ...]:
+    """The weight of each contribution: c_tokens^2 / c_steps, normalised to sum 1 (paper section 3).
+
+    Of late ones at most H steps count, with their tokens, and less the older the base is: 1 / (1 + age).
+    """
     raw = [c.counters.tokens * c.counters.tokens / c.counters.steps for c in contributions]
+    for place, behind in enumerate(ages):
+        if behind:
+            raw[place] *= min(1.0, round_steps / contributions[place].counters.steps) / (1 + behind)
     total = sum(raw)
     return tuple(weight / total for weight in raw)
 
 
-def participants(contributions: Sequence[Contribution], weights: Sequence[float]) -> tuple[Participant, ...]:
+def participants(
+    contributions: Sequence[Contribution], weights: Sequence[float], ages: Sequence[int]
+) -> tuple[Participant, ...]:
     """Each contribution as the commit's record describes it."""
     return tuple(
         Participant(
@@ -268,6 +302,7 @@ def participants(contributions: Sequence[Contribution], weights: Sequence[float]
             weight=weight,
             digest=contribution.digest,
             processed=contribution.processed,
+            age=behind,
         )
-        for contribution, weight in zip(contributions, weights, strict=True)
+        for contribution, weight, behind in zip(contributions, weights, ages, strict=True)
     )

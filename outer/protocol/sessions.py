@@ -265,10 +265,14 @@ class ReadRequests:
         assert step.fragment is not None
         live, timeout_s = self._members.live, self._config.read_timeout_s
         able = live if self._config.participants == "eligible" else step.counted(live, self._config.overlap)
-        asked = [member for member in able if has_progress(member, step.fragment, version) and not member.unheard]
+        asked = [
+            member
+            for member in able
+            if has_progress(member, step.fragment, version, self._config) and not member.unheard
+        ]
         step.ask(now, len(live), {member.name: member.incarnation for member in asked}, timeout_s)
         if len(asked) < self._quorum:
-            self.reopen(now, step, f"{len(asked)} learners have a current base, the quorum is {self._quorum}")
+            self.reopen(now, step, f"{len(asked)} learners have a usable base, the quorum is {self._quorum}")
             return
         for member in asked:
             self._out.send(member, step.request(self._epoch, member.incarnation, progress, timeout_s))
@@ -280,7 +284,7 @@ class ReadRequests:
                 self._members.note_missed(event.learner)
             self._out.emit(step.miss(event.learner, reason))
 
-    def close(self, now: float, step: OpenStep) -> None:
+    def close(self, now: float, step: OpenStep, version: int) -> None:
         """All answers are in, or the deadline has passed: merge if at least K contributions are valid, else reopen."""
         for learner in list(step.awaited):
             self._members.note_missed(learner)
@@ -288,7 +292,7 @@ class ReadRequests:
         if len(step.contributions) < self._quorum:
             self.reopen(now, step, f"{len(step.contributions)} valid contributions, the quorum is {self._quorum}")
             return
-        self._out.add(step.merge())
+        self._out.add(step.merge(version, self._config.round_steps))
 
     def reopen(self, now: float, step: OpenStep, reason: str) -> None:
         """Send the step back to collecting; a new quorum is counted after REOPEN_S."""

@@ -161,6 +161,7 @@ class Syncer:
                 lease_s=self._config.lease_s,
                 ahead_s=self._ahead_s,
                 durability=self._durability,
+                base_window=self._config.base_window,
             )
         )
         self._finish_if_due()
@@ -317,7 +318,8 @@ class Syncer:
         if step.collects:
             return self._collect(now, step)
         if step.stage is Stage.READING and (not step.awaited or now >= step.deadline):
-            self._read_requests.close(now, step)
+            assert step.fragment is not None
+            self._read_requests.close(now, step, self.versions[step.fragment])
             return True
         return False
 
@@ -367,7 +369,9 @@ class Syncer:
         if member is None:
             self._read_requests.miss(step, event, "refused")
             return
-        reason = "late" if step is None else step.accept(event, self.versions)
+        reason = "late"
+        if step is not None and step.fragment is not None:
+            reason = step.accept(event, member, self.versions[step.fragment], self._config)
         if not reason:
             member.non_finite = 0
             return

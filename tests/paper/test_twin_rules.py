@@ -133,16 +133,19 @@ def test_who_can_contribute_is_who_has_the_base_and_a_step(
     counters: dict[str, tuple[int | None, int]], version: int
 ) -> None:
     def member(base: int | None, steps: int) -> Any:
-        return SimpleNamespace(report=SimpleNamespace(counters=(FragmentCounters(base, 0, steps, 10 * steps),)))
+        report = SimpleNamespace(counters=(FragmentCounters(base, 0, steps, 10 * steps),))
+        return SimpleNamespace(report=report, merged_step={})
 
-    able = [name for name, each in sorted(counters.items()) if has_progress(member(*each), 0, version)]
+    able = [name for name, each in sorted(counters.items()) if has_progress(member(*each), 0, version, SyncConfig())]
     assert able == twin.eligible(counters, version)
 
 
 @given(counters=st.lists(st.tuples(st.integers(1, 10**9), st.integers(1, 10**4)), min_size=1, max_size=9))
 def test_weights_are_the_exact_shares_to_rounding(counters: list[tuple[int, int]]) -> None:
     contributions: Any = [SimpleNamespace(counters=FragmentCounters(0, 0, steps, tokens)) for tokens, steps in counters]
-    assert weigh(contributions) == pytest.approx([float(share) for share in twin.weights(counters)], rel=1e-14)
+    assert weigh(contributions, [0] * len(counters), 1) == pytest.approx(
+        [float(share) for share in twin.weights(counters)], rel=1e-14
+    )
 
 
 @given(ranges=st.lists(st.tuples(st.integers(0, 20), st.integers(1, 9)), max_size=9))

@@ -45,7 +45,7 @@ def test_everything_that_a_stretch_needs_comes_before_it(tape: Tape) -> None:
                     assert (moment.donor, Give(stretch.key)) in done
                 done.add((stretch.key, moment))
         for one in commit.participants:
-            assert ((one.learner, one.incarnation), merged_read(commit, one)) in done
+            assert ((one.learner, one.incarnation), merged_read(tape.rules, commit, one)) in done
     assert {moment for _, moment in done} == {m for each in tape.incarnations.values() for m in each.moments}
 
 

@@ -41,29 +41,25 @@ def test_as_they_are_the_machines_break_nothing() -> None:
 
 def test_a_stale_base_counts_a_step_twice(monkeypatch: pytest.MonkeyPatch) -> None:
     """For a syncer that merges contributions whose base is an older version."""
-    monkeypatch.setattr(
-        outer.protocol.open_step, "unusable", lambda contribution, fragment, version: contribution.defect
-    )
-    monkeypatch.setattr(
-        outer.protocol.sessions, "has_progress", lambda member, fragment, version: bool(member.report.counters)
-    )
+    monkeypatch.setattr(outer.protocol.open_step, "unusable", lambda contribution, *args: contribution.defect)
+    monkeypatch.setattr(outer.protocol.sessions, "has_progress", lambda member, *args: bool(member.report.counters))
     monkeypatch.setattr(learners.protocol.staged_reads.StagedReads, "forget", lambda reads, fragments: None)
     slow = (Fault(2.0, "slow_link", "all", 9.0, 0.5),)
-    assert {"oracle.record", "oracle.once"} <= broken(slow)
+    assert {"oracle.window", "oracle.once"} <= broken(slow)
 
 
 def test_weights_by_another_rule(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(
-        outer.protocol.open_step, "weigh", lambda each: (0.9, *(0.1 / (len(each) - 1) for _ in each[1:]))
+        outer.protocol.open_step, "weigh", lambda each, *ages: (0.9, *(0.1 / (len(each) - 1) for _ in each[1:]))
     )
     assert {"oracle.weights"} <= broken()
 
 
 def test_a_merge_below_the_quorum(monkeypatch: pytest.MonkeyPatch) -> None:
-    def close(reading: Any, now: float, step: Any) -> None:
+    def close(reading: Any, now: float, step: Any, version: int) -> None:
         for name in list(step.contributions)[1:]:
             del step.contributions[name]
-        reading._out.add(step.merge())
+        reading._out.add(step.merge(version, 8))
 
     monkeypatch.setattr(outer.protocol.sessions.ReadRequests, "close", close)
     assert {"oracle.quorum"} <= broken()
@@ -144,9 +140,7 @@ def test_notices_that_are_never_sent_again_end_in_a_standstill(monkeypatch: pyte
 def test_an_answer_that_cannot_be_right_is_merged(monkeypatch: pytest.MonkeyPatch) -> None:
     garbled = (Fault(3.0, "garbled", "all", 9.0, 0.5),)
     assert broken(garbled) == set()
-    monkeypatch.setattr(
-        outer.protocol.open_step, "unusable", lambda contribution, fragment, version: contribution.defect
-    )
+    monkeypatch.setattr(outer.protocol.open_step, "unusable", lambda contribution, *args: contribution.defect)
     assert {"invariants.refuses", "oracle.refused"} <= broken(garbled)
 
 

@@ -5,6 +5,7 @@ The log is judged by the log's own checkers (history.py).
 
 from __future__ import annotations
 
+import math
 from typing import Any, NamedTuple
 
 from chaos.simulation.checks.provenance import Content, Key, Version, counts, uneven
@@ -13,6 +14,7 @@ from learners.protocol.events_effects import Apply
 from outer.protocol.facts import Committed, SpanGranted, SpanReturned
 
 TOLERANCE = 1e-9  # of a weight
+NONE = -1
 SHOWN_MAX = 8  # violations of one check that are kept
 
 
@@ -47,6 +49,7 @@ class Oracle:
         self._quorum = options.quorum
         self._tokens = options.tokens
         self._learners = options.learners
+        self._sync = options.sync
         self._lockstep = options.sync.overlap == "strict"
         self._overlap_steps = options.sync.overlap_steps
 
@@ -89,15 +92,26 @@ class Oracle:
             steps = content.step - content.since
             tokens = steps * self._tokens[content.unit[0]]
             held = content.unit, content.since, content.step, steps, tokens, weight
-            if told != held or content.carried or content.root is not version.parent:
+            if told != held or content.carried or one.age != self._age(content, version):
                 self.broken("oracle.record", f"{name} says {told}, the payload is {held} with {content.carried}")
+            if one.age > self._sync.base_window:
+                self.broken("oracle.window", f"{name} holds what {one.learner} did on a base {one.age} rounds behind")
+
+    def _age(self, content: Content, version: Version) -> int:
+        """How many rounds a payload's base is behind the version merged onto; NONE where it is no ancestor of that."""
+        base, tip = version.parent, version.parent
+        while base is not None and base is not content.root:
+            base = base.parent
+        return NONE if base is None or tip is None else math.ceil((tip.number - base.number) / self._sync.round_steps)
 
     def _weights(self, name: str, proposal: Proposal) -> None:
-        """tokens^2 / steps of what the payloads hold, normalised."""
+        """tokens^2 / steps of what the payloads hold, normalised; of late ones a round's, divided by 1 + age."""
         raw = []
         for content in proposal.payloads:
             steps = sum(abs(count) for count in counts(content.carried).values()) + content.step - content.since
-            raw.append(steps * float(self._tokens[content.unit[0]]) ** 2)
+            late = self._sync.base_window and self._age(content, proposal.version)
+            counted = min(steps, self._sync.round_steps) / (1 + late) if late else steps
+            raw.append(counted * float(self._tokens[content.unit[0]]) ** 2)
         total = sum(raw)
         for content, weight, due in zip(proposal.payloads, proposal.weights, raw, strict=True):
             if not abs(weight * total - due) <= TOLERANCE * total:

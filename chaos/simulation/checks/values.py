@@ -96,16 +96,19 @@ class LearnerValues:
 
 
 class SyncerValues:
-    """Merges payloads into versions. `faults` may make an update overflow."""
+    """Merges payloads into versions. `faults` may make an update overflow.
 
-    def __init__(self, oracle: Oracle, faults: Faults) -> None:
-        self._oracle, self._faults = oracle, faults
+    `deltas`: a payload is what a learner added to its own base, not its parameters.
+    """
+
+    def __init__(self, oracle: Oracle, faults: Faults, deltas: bool) -> None:
+        self._oracle, self._faults, self._deltas = oracle, faults, deltas
 
     def merged(self, syncer: SyncerProcess, effect: Merge) -> Merged:
         base = syncer.values[effect.fragment]
         ranges: tuple[Range, ...] = ()
         for content in effect.payloads:
-            ranges += content.beyond(base)
+            ranges += content.ranges if self._deltas else content.beyond(base)
         version = Version(effect.fragment, effect.syncer_step, base, ranges)
         proposal = Proposal(version, effect.payloads, effect.weights)
         digest = f"{effect.fragment}@{effect.syncer_step}/{syncer.epoch}"

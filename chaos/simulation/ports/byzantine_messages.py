@@ -54,7 +54,7 @@ def _counted(change: Callable[[FragmentCounters], dict[str, Any]]) -> Callable[[
 GARBLED: tuple[tuple[Callable[[Contribution, int], Contribution], str], ...] = (
     (lambda answer, fragments: replace(answer, fragment=(answer.fragment + 1) % fragments), "wrong_fragment"),
     (_counted(lambda counters: {"base_version": None}), "stale_base"),
-    (_counted(lambda counters: {"base_version": (counters.base_version or 0) - 1}), "stale_base"),
+    (_counted(lambda counters: {"base_version": -1}), "stale_base"),
     (_counted(lambda counters: {"steps": counters.steps + 1}), "wrong_counters"),
     (_counted(lambda counters: {"base_step": counters.base_step - 1}), "wrong_counters"),
     (_counted(lambda counters: {"tokens": 0}), "wrong_counters"),

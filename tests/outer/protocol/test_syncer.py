@@ -29,7 +29,7 @@ def test_with_fewer_than_k_current_bases_the_step_reopens_and_commits_once_there
     made.peers["b"].bases[0] = (None, 0, 0)
     made.now = 1.0
     made.step("a", "b")
-    assert made.facts(StepReopened) == [StepReopened(1, 0, 0, "1 learners have a current base, the quorum is 2")]
+    assert made.facts(StepReopened) == [StepReopened(1, 0, 0, "1 learners have a usable base, the quorum is 2")]
     assert made.asked(1) == []
     made.peers["b"].bases[0] = (0, 1, 10)
     made.step("a", "b")

@@ -36,12 +36,12 @@ def quorum_off_by_one(plant: Plant) -> None:
 def quorum_of_the_asked(plant: Plant) -> None:
     """Contributions that are valid make a quorum, not learners that were asked."""
 
-    def close(self: ReadRequests, now: float, step: OpenStep) -> None:
+    def close(self: ReadRequests, now: float, step: OpenStep, version: int) -> None:
         for learner in list(step.awaited):
             self._members.note_missed(learner)
             self._out.emit(step.miss(learner, "timeout"))
         if step.contributions:  # K were asked, or it would not be reading
-            self._out.add(step.merge())
+            self._out.add(step.merge(version, self._config.round_steps))
         else:
             self.reopen(now, step, "nobody answered")
 
@@ -155,16 +155,16 @@ def weights_of_the_last_report(plant: Plant) -> None:
     """A contribution weighs by the counters of the step that was read, not by those of a report."""
 
     def wrapper(method: Any) -> Any:
-        def close(self: ReadRequests, now: float, step: OpenStep) -> None:
+        def close(self: ReadRequests, now: float, step: OpenStep, version: int) -> None:
             told = {member.name: member.report.counters for member in self._members.live if member.report}
 
-            def stale(contributions: Any) -> Any:
+            def stale(contributions: Any, *ages: Any) -> Any:
                 counters = [told.get(c.learner, {c.fragment: c.counters})[c.fragment] for c in contributions]
                 usable = [now if now.steps else c.counters for now, c in zip(counters, contributions, strict=True)]
-                return weigh([replace(c, counters=now) for c, now in zip(contributions, usable, strict=True)])
+                return weigh([replace(c, counters=now) for c, now in zip(contributions, usable, strict=True)], *ages)
 
             with patch.object(open_step, "weigh", stale):
-                method(self, now, step)
+                method(self, now, step, version)
 
         return close
 
@@ -176,7 +176,7 @@ def weights_of_the_last_report(plant: Plant) -> None:
 def weights_by_tokens(plant: Plant) -> None:
     """Weights are tokens^2 / steps, normalised."""
 
-    def weigh(contributions: Any) -> tuple[float, ...]:
+    def weigh(contributions: Any, *ages: Any) -> tuple[float, ...]:
         total = sum(c.counters.tokens for c in contributions)
         return tuple(c.counters.tokens / total for c in contributions)
 
@@ -188,8 +188,8 @@ def doubled_answer_merged(plant: Plant) -> None:
     """A learner merges at most once into a commit, however often its answer arrives."""
 
     def wrapper(method: Any) -> Any:
-        def take(self: OpenStep, contribution: Any, versions: Any) -> str:
-            reason = method(self, contribution, versions)
+        def take(self: OpenStep, contribution: Any, *args: Any) -> str:
+            reason: str = method(self, contribution, *args)
             if reason != "doubled":
                 return reason
             self.contributions[f"{contribution.learner} again"] = contribution
@@ -228,13 +228,13 @@ def kept_over_reopening(plant: Plant) -> None:
 def base_unchecked(plant: Plant) -> None:
     """A contribution on another base than the fragment's current version weighs nothing."""
 
-    def has_progress(member: Any, fragment: int, version: int) -> bool:
+    def has_progress(member: Any, fragment: int, version: int, config: Any) -> bool:
         counters = member.report.counters[fragment : fragment + 1]
         return any(each.base_version is not None and each.steps for each in counters)
 
     def wrapper(unusable: Any) -> Any:
-        def forgiving(contribution: Any, fragment: int, version: int) -> str:
-            reason: str = unusable(contribution, fragment, version)
+        def forgiving(*args: Any) -> str:
+            reason: str = unusable(*args)
             return "" if reason == "stale_base" else reason
 
         return forgiving
@@ -248,8 +248,8 @@ def defects_merged(plant: Plant) -> None:
     """A contribution whose payload is damaged, or not finite, is refused."""
 
     def wrapper(unusable: Any) -> Any:
-        def blind(contribution: Any, fragment: int, version: int) -> str:
-            return unusable(replace(contribution, defect=""), fragment, version)
+        def blind(contribution: Any, *args: Any) -> str:
+            return unusable(replace(contribution, defect=""), *args)
 
         return blind
 
