@@ -22,6 +22,7 @@ class SyncerStarted:
     lease_s: float = 0.0  # the shortest lease of a stepping learner
     ahead_s: float = 0.0  # seconds of stepping for which learners hold samples ahead
     durability: str = ""  # journal | replica | checkpoint
+    weights: str = "paper"  # as in the recipe: sync.weights
 
 
 @dataclass(frozen=True)

@@ -1,10 +1,11 @@
 """One open syncer step, and the contributions to it: which are refused, which are merged, and with what weight.
 
-The syncer drives an OpenStep through the stages in TRANSITIONS. The paper's section 3 defines the weights.
+The syncer drives an OpenStep through the stages in TRANSITIONS.
 """
 
 from __future__ import annotations
 
+import math
 from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass, field
 from enum import Enum
@@ -14,6 +15,7 @@ from outer.protocol.events_effects import Merge, Merged
 from outer.protocol.facts import Committed, Participant, ReadFailed, StepReopened
 from outer.protocol.messages import DRAINING, Contribution, ReadRequest
 from outer.protocol.quorum import Decision, Verdict, decide
+from outer.weights import Progress, Weight, paper
 
 if TYPE_CHECKING:
     from outer.protocol.members import Member
@@ -74,6 +76,7 @@ class OpenStep:
     syncer_step: int
     fragment: int | None
     opened_at: float
+    weight: Weight = paper
     stage: Stage = Stage.COLLECTING
     reported: set[str] = field(default_factory=set)
     quorum_at: float | None = None
@@ -197,7 +200,7 @@ class OpenStep:
         """Stop reading and merge the contributions that were accepted."""
         assert self.fragment is not None
         self.move(Stage.MERGING)
-        self.weights = weigh(self.chosen)
+        self.weights = weigh(self.chosen, self.weight)
         payloads = tuple(contribution.payload for contribution in self.chosen)
         return Merge(self.syncer_step, self.fragment, payloads, self.weights)
 
@@ -248,11 +251,13 @@ def unusable(contribution: Contribution, fragment: int, version: int) -> str:
     return ""
 
 
-def weigh(contributions: Sequence[Contribution]) -> tuple[float, ...]:
-    """The weight of each contribution: c_tokens^2 / c_steps, normalised to sum 1 (paper section 3)."""
-    raw = [c.counters.tokens * c.counters.tokens / c.counters.steps for c in contributions]
+def weigh(contributions: Sequence[Contribution], weight: Weight = paper) -> tuple[float, ...]:
+    """The weight of each contribution, normalised to sum 1."""
+    raw = [weight(Progress(c.counters.tokens, c.counters.steps)) for c in contributions]
+    if not all(0.0 < each < math.inf for each in raw):
+        raise ValueError(f"sync.weights gives {raw}: a weight is a finite number above 0")
     total = sum(raw)
-    return tuple(weight / total for weight in raw)
+    return tuple(each / total for each in raw)
 
 
 def participants(contributions: Sequence[Contribution], weights: Sequence[float]) -> tuple[Participant, ...]:

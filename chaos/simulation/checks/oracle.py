@@ -10,7 +10,9 @@ from typing import Any, NamedTuple
 from chaos.simulation.checks.provenance import Content, Key, Version, counts, uneven
 from chaos.simulation.profile import Options
 from learners.protocol.events_effects import Apply
+from outer import weights
 from outer.protocol.facts import Committed, SpanGranted, SpanReturned
+from outer.weights import Progress
 
 TOLERANCE = 1e-9  # of a weight
 SHOWN_MAX = 8  # violations of one check that are kept
@@ -47,6 +49,7 @@ class Oracle:
         self._quorum = options.quorum
         self._tokens = options.tokens
         self._learners = options.learners
+        self._weight = weights.named(options.sync.weights)
         self._lockstep = options.sync.overlap == "strict"
         self._overlap_steps = options.sync.overlap_steps
 
@@ -93,11 +96,11 @@ class Oracle:
                 self.broken("oracle.record", f"{name} says {told}, the payload is {held} with {content.carried}")
 
     def _weights(self, name: str, proposal: Proposal) -> None:
-        """tokens^2 / steps of what the payloads hold, normalised."""
+        """By the recipe's rule, of what the payloads hold, normalised."""
         raw = []
         for content in proposal.payloads:
             steps = sum(abs(count) for count in counts(content.carried).values()) + content.step - content.since
-            raw.append(steps * float(self._tokens[content.unit[0]]) ** 2)
+            raw.append(self._weight(Progress(steps * self._tokens[content.unit[0]], max(1, steps))))
         total = sum(raw)
         for content, weight, due in zip(proposal.payloads, proposal.weights, raw, strict=True):
             if not abs(weight * total - due) <= TOLERANCE * total:
