@@ -26,7 +26,7 @@ class Section(BaseModel):
     model_config = ConfigDict(extra="forbid", frozen=True, allow_inf_nan=False, validate_default=True)
 
 
-ImportPath = Annotated[str, StringConstraints(pattern=r"^[\w.]+:[\w.]+$")]  # of a user's own rule
+ImportPath = Annotated[str, StringConstraints(pattern=r"^\w[\w.]*:[\w.]+$")]  # of a user's own rule
 
 
 class SyncConfig(Section):
