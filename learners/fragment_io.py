@@ -13,6 +13,7 @@ from typing import TYPE_CHECKING, Any
 import numpy as np
 from numpy.typing import NDArray
 
+from learners.protocol.adoption import OWN
 from learners.protocol.events_effects import Apply
 from learners.snapshot_slot import Captured, SnapshotSlot
 from learners.training import state_arrays
@@ -211,11 +212,12 @@ class FragmentIO:
         if effect.mode in ("bootstrap", "overwrite"):
             self._trainer.adopt(index, placed, "overwrite")
         else:
-            assert base is not None, "only what is held can be rebased or mixed"
+            assert base is not None, "only what is held can be rebased, mixed or given to a rule"
             with self._lock:  # an answer to a later read replaces the values of earlier ones
                 anchor = base if effect.read_at is None else self._read[index, effect.read_at]
             before = base if grown_from is None else grown_from.value
-            adopted = self._trainer.adopt(index, placed, effect.mode, anchor, self._config.alpha, before)
+            mode = self._config.adopt if effect.mode == OWN else effect.mode
+            adopted = self._trainer.adopt(index, placed, mode, anchor, self._config.alpha, before)
             if adopted is not None:
                 self._adopted[index] = OnDevices(adopted, self._trainer.host)
         with self._lock:

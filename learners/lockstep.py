@@ -20,6 +20,7 @@ from learners.training.step import make_step
 from learners.training.task import Task
 from learners.training.trainer import InFlight, Trainer
 from learners.training.tree import deal, initial_parameters
+from outer import weights
 from outer.config import OuterConfig, SyncConfig
 from outer.numeric.codec import examine
 from outer.numeric.parameters import GlobalParameters
@@ -144,6 +145,7 @@ class LockStep:
             span_steps=span_steps,
             budget=budget,
             manifest={},
+            weight=weights.named(sync.weights),
         )
         self._units = {}
         train_step = make_step(task, inner)

@@ -5,7 +5,7 @@ The TOML uses the paper's letters (`P`, `H`, `tau`), the code uses words.
 
 from __future__ import annotations
 
-from typing import Any, Literal, Self
+from typing import Annotated, Any, Literal, Self
 
 from pydantic import (
     BaseModel,
@@ -15,6 +15,7 @@ from pydantic import (
     NonNegativeInt,
     PositiveFloat,
     PositiveInt,
+    StringConstraints,
     model_validator,
 )
 
@@ -25,6 +26,9 @@ class Section(BaseModel):
     """One table of the recipe. Unknown keys are errors; values are immutable after validation."""
 
     model_config = ConfigDict(extra="forbid", frozen=True, allow_inf_nan=False, validate_default=True)
+
+
+ImportPath = Annotated[str, StringConstraints(pattern=r"^\w[\w.]*:[\w.]+$")]  # of a user's own rule
 
 
 class SyncConfig(Section):
@@ -53,7 +57,14 @@ class SyncConfig(Section):
         "free",
         description="strict: a fragment read at step s is adopted exactly after s + tau (lock-step studies)",
     )
-    adopt: Literal["overwrite", "rebase", "mix"] = Field("overwrite", description="what a learner does on arrival")
+    weights: Literal["paper", "tokens", "equal"] | ImportPath = Field(
+        "paper",
+        description="what a contribution weighs in a merge: paper (tokens^2 / steps), tokens, equal, or a function of "
+        "your own, by import path",
+    )
+    adopt: Literal["overwrite", "rebase", "mix"] | ImportPath = Field(
+        "overwrite", description="what a learner does on arrival; also a function of your own, by import path"
+    )
     alpha: float = Field(0.0, ge=0.0, le=1.0, description="share of the local value kept by adopt = mix")
     base_window: int = Field(
         0, ge=0, le=BASE_WINDOW_MAX, description="rounds that a contribution's base may be behind; 0: the paper's"
@@ -88,9 +99,13 @@ class SyncConfig(Section):
 
 
 class OuterConfig(Section):
-    """The outer optimizer: any optax transformation by name, applied per fragment to the merged outer gradient."""
+    """The outer optimizer: any optax transformation, applied per fragment to the merged outer gradient."""
 
-    optimizer: str = Field("sgd", description="name of an optax function that returns a GradientTransformation")
+    optimizer: str = Field(
+        "sgd",
+        description="name of an optax function that returns a GradientTransformation, delayed_nesterov, restarted_sgd, "
+        "or the `package.module:function` of your own",
+    )
     lr: PositiveFloat = 0.7
     momentum: float = Field(0.5, ge=0.0, lt=1.0, description="Nesterov momentum, if the optimizer has momentum")
     options: dict[str, Any] = Field(default_factory=dict, description="further arguments of the optimizer")

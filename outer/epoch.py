@@ -11,7 +11,7 @@ from dataclasses import dataclass
 from functools import partial
 from typing import TYPE_CHECKING, Any
 
-from outer import first_values
+from outer import first_values, weights
 from outer.config import OuterConfig, SyncConfig
 from outer.first_values import FirstValues
 from outer.journal import record_codec
@@ -126,6 +126,7 @@ def begin(
         ahead_s=spec.ahead_s,
         reopened=True,
         durability=spec.durability,
+        weight=weights.named(spec.sync.weights),
     )
     return Begun(fragments, task, patterns, parameters, machine, opened.writers, rebuilt)
 

@@ -33,6 +33,7 @@ from orchestrator.simulation.process import Host
 from orchestrator.simulation.supervisor import Supervisor
 from orchestrator.simulation.syncer_process import SyncerProcess
 from orchestrator.simulation.timeline import Timeline
+from outer import weights
 from outer.protocol import recovery
 from outer.protocol import syncer as syncers
 from outer.protocol.facts import Committed, SpanGranted, SpanReturned
@@ -165,6 +166,7 @@ class Cluster:
             manifest=MANIFEST,
             recovered=recovery.recover(entries, options.fragments) if epoch > 1 else None,
             ahead_s=options.ahead_s,
+            weight=weights.named(options.sync.weights),
         )
         self.context.oracle.recovered(epoch, values, list(machine.versions))
         on_death = self.supervisor.on_syncer_death

@@ -259,7 +259,7 @@ class Apply:
     fragment: int
     version: int
     payload: Any
-    mode: str  # bootstrap | overwrite | rebase | mix
+    mode: str  # bootstrap | overwrite | rebase | mix | own: by a user's rule
     read_at: int | None = None
 
 

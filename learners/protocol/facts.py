@@ -58,7 +58,7 @@ class Adopted:
     fragment: int
     version: int
     after_step: int
-    mode: str  # bootstrap | overwrite | rebase | mix
+    mode: str  # bootstrap | overwrite | rebase | mix | own: by a user's rule
     read_at: int | None = None  # rebase: the anchor was the read after this step; None: it was the base
 
 

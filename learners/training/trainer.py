@@ -13,7 +13,7 @@ import jax.numpy as jnp
 import numpy as np
 
 from learners.config import InnerConfig, WarmStart
-from learners.training import state_arrays
+from learners.training import adopting, state_arrays
 from learners.training.batches import Batches
 from learners.training.devices import placement
 from learners.training.devices.mesh import layout
@@ -223,8 +223,9 @@ class Trainer:
         """Adopt the syncer's value theta of one fragment, float32[n]; the optimizer's moments stay.
 
         overwrite: theta (paper section 3). rebase: theta + (local - anchor), where anchor float32[n] is the value that
-        was read if this learner took part in the merge, else its base. mix: theta + alpha (local - theta). Computed on
-        the devices in float32; rebasing without progress since the anchor, and mixing with alpha 0, equal overwriting
+        was read if this learner took part in the merge, else its base. mix: theta + alpha (local - theta). Any other
+        mode is the import path of a rule, and `anchor` its base (learners/training/adopting.py). Computed on the
+        devices in float32; rebasing without progress since the anchor, and mixing with alpha 0, equal overwriting
         bit for bit. `adopted` float32[n] is what the local value grew from before it was rounded to the leaves' dtypes;
         where a leaf is narrower than float32, that rounding is no progress. A Placed theta is exact unless the mode is
         overwrite.
@@ -245,9 +246,12 @@ class Trainer:
             placed, moved = placement.rebased(
                 self._locals(index), theta, self._everywhere(anchor), grown_from, *placing
             )
-        else:
-            assert mode == "mix", mode
+        elif mode == "mix":
             placed, moved = placement.mixed(self._locals(index), theta, alpha, grown_from, *placing)
+        else:
+            assert anchor is not None, "a rule needs the base"
+            base, rule = self._everywhere(anchor), adopting.named(mode)
+            placed, moved = placement.ruled(self._locals(index), theta, rule, base, grown_from, *placing)
         self.swap(index, placed)
         return moved if narrow else None
 

@@ -91,18 +91,26 @@ class Merges:
             self.ranges.add(f"steps of {name} after {one.base_step} merged twice into it")
 
     def _weights(self, merged: Merged) -> None:
-        """Paper, section 3: a contribution weighs tokens^2 / steps, normalised over the commit.
+        """By the rule that the epoch names, normalised over the commit. A user's own is not computed again.
 
-        Of one on an older base at most H steps count, divided by 1 + age.
+        Of a contribution on an older base at most H steps count, divided by 1 + age.
         """
         parts, size = merged.parts, len(self.state.commits)
+        started = [
+            self.state.rules.get(commit.said, self.state.rules.get(self.state.newest_epoch))
+            for commit in self.state.commits
+        ]
+        rules = np.array([fact.weights if fact else "paper" for fact in started], np.str_)[parts.commit]
         empty = (parts.steps < 1) | (parts.tokens < 1)
         without = np.bincount(parts.commit[empty], minlength=size) > 0
         tokens = parts.tokens.astype(np.float64)
-        raw = tokens * tokens / np.maximum(parts.steps, 1)
+        raw = np.select(
+            [rules == "paper", rules == "tokens"], [tokens * tokens / np.maximum(parts.steps, 1), tokens], 1.0
+        )
         rounds, _ = self._rules(merged)
         late = parts.age > 0
-        raw[late] *= np.minimum(1.0, rounds[late] / np.maximum(parts.steps[late], 1)) / (1 + parts.age[late])
+        counted = np.where(rules == "equal", 1.0, np.minimum(1.0, rounds / np.maximum(parts.steps, 1)))
+        raw[late] *= counted[late] / (1 + parts.age[late])
         given, total = (np.bincount(parts.commit, column, minlength=size) for column in (parts.weight, raw))
         for index in np.flatnonzero(without).tolist():
             self.weights.add(f"{self._weights_of(index)} include a contribution without steps or tokens")
@@ -110,6 +118,7 @@ class Merges:
             self.weights.add(f"{self._weights_of(index)} sum to {given[index]!r}")
         with np.errstate(divide="ignore", invalid="ignore"):
             due = raw / total[parts.commit]
+        due = np.where(np.char.find(rules, ":") < 0, due, np.where(parts.weight > 0.0, parts.weight, np.nan))
         wrong = ~without[parts.commit] & ~(np.abs(parts.weight - due) <= TOLERANCE)
         for row in np.flatnonzero(wrong).tolist():
             name = self.state.sources[int(parts.learner[row])][0]
@@ -225,7 +234,11 @@ class Merges:
             judge("merges.once", "a learner merges at most once into a commit", parts, "contributions", self.once),
             judge("merges.ranges", "no step merges twice into the same fragment", parts, "contributions", self.ranges),
             judge(
-                "merges.weights", "weights are tokens^2 / steps by age, normalised", commits, "commits", self.weights
+                "merges.weights",
+                "weights are by the rule of sync.weights, normalised",
+                commits,
+                "commits",
+                self.weights,
             ),
             judge(
                 "merges.quorum", "nothing commits below the quorum", self.with_rules, "commits with rules", self.quorum

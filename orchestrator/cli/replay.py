@@ -45,8 +45,8 @@ def replay(
         typer.Option(metavar="FACTORY", help="The run's task, if it is not built in: allows its code to run."),
     ] = None,
     rule: Annotated[
-        str | None,
-        typer.Option(metavar="FUNCTION", help="The run's merge rule, if it is not built in: allows its code to run."),
+        list[str] | None,
+        typer.Option(metavar="FUNCTION", help="A rule of the run that is not built in: allows its code to run."),
     ] = None,
     diff: Annotated[
         str | None, typer.Option(metavar="OTHER_DIR", help="Only show the first event in which two logs differ.")
@@ -57,12 +57,12 @@ def replay(
     with reported(as_json):
         log = _log("RUN_DIR", run_dir, columns=diff is None)
         if diff is not None:
-            if until is not None or out is not None or every or task is not None or rule is not None:
+            if until is not None or out is not None or every or task is not None or rule:
                 fix = "leave out --until, --out, --evaluate-every, --task and --rule"
                 raise InputError([Problem("--diff", diff, "compares two logs, and computes nothing", fix)])
             _compare(log, diff, as_json)
         else:
-            _replay(log, until, out, every, task, rule, as_json)
+            _replay(log, until, out, every, task, rule or [], as_json)
 
 
 @dataclass(frozen=True)
@@ -137,7 +137,7 @@ def _replay(
     out: Path | None,
     every: int,
     allowed: str | None,
-    rule: str | None,
+    rules: list[str],
     as_json: bool,
 ) -> None:
     from orchestrator.replay.environment import needed
@@ -149,8 +149,12 @@ def _replay(
     store = log.store
     recipe = recipe_of(store)
     permit(recipe.task, allowed, "the run names", "this run")
-    if ":" in recipe.outer.merge or rule is not None:
-        permit(recipe.outer.merge, rule, "the run names", "this run", "--rule")
+    named = [each for each in (recipe.outer.merge, recipe.outer.optimizer, recipe.sync.adopt) if ":" in each]
+    for each in rules:
+        if each not in named:
+            permit(named[0] if named else recipe.outer.merge, each, "the run names", "this run", "--rule")
+    for each in named:
+        permit(each, each if each in rules else None, "the run names", "this run", "--rule")
     _check_recipe(log)
     if out is not None:
         _check_out(out, FILE)

@@ -89,6 +89,7 @@ def _elsewhere(root: type[BaseModel], key: str) -> list[str]:
 
 _PATTERNS = {
     "^[a-z0-9]": "1 to 40 lower-case letters, digits and hyphens, a letter or digit first and last",
+    r"^\w[\w.]*:": "an import path `package.module:function`",
     r"^[\w.]+:": "an import path `package.module:factory`",
     "^[A-Za-z0-9]": "1 to 63 letters, digits, `-`, `_` and `.`, a letter or digit first and last",
 }
@@ -136,6 +137,17 @@ def explain(error: ValidationError, model: type[BaseModel], prefix: str = "") ->
         if field not in seen:
             seen.add(field)
             yield _problem(field, str(path[-1]) if path else "", detail, model, owner, info)
+
+
+def model_of(error: ValidationError) -> type[BaseModel]:
+    """The model that refused the input. Pydantic gives its name only."""
+    waiting: list[type[BaseModel]] = [BaseModel]
+    while waiting:
+        model = waiting.pop()
+        if model.__name__ == error.title:
+            return model
+        waiting += model.__subclasses__()
+    return BaseModel
 
 
 def _locate(model: type[BaseModel], loc: Sequence[int | str]) -> tuple[list[int | str], type[BaseModel], Any]:

@@ -14,12 +14,13 @@ from functools import partial, reduce
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
-from pydantic import BaseModel, ValidationError
+from pydantic import ValidationError
 
 from orchestrator.recipe.config import SYNCER, Recipe
-from orchestrator.recipe.problems import InputError, Problem, explain, nearest
+from orchestrator.recipe.problems import InputError, Problem, explain, model_of, nearest
 from orchestrator.recipe.resources import REGION, refusals
 from outer.journal.object_store import absolute, objects
+from outer.weights import check as check_weights
 
 if TYPE_CHECKING:
     from learners.training.task import Task
@@ -265,9 +266,16 @@ def _inner(recipe: Recipe) -> Iterator[Problem]:
 def _outer(recipe: Recipe) -> Iterator[Problem]:
     with host_only():
         from outer.numeric import optimizer, rules
-    asked = partial(optimizer.OuterOptimizer, recipe.outer)
-    yield from _refusal(asked, "outer.optimizer", recipe, "the default is sgd")
+    yield from _refusal(partial(optimizer.check, recipe.outer), "outer.optimizer", recipe, "the default is sgd")
     yield from _refusal(partial(rules.check, recipe.outer.merge), "outer.merge", recipe, "the default: rda")
+
+
+@_reads("sync.weights", "sync.adopt")
+def _own_rules(recipe: Recipe) -> Iterator[Problem]:
+    with host_only():
+        from learners.training import adopting
+    yield from _refusal(partial(check_weights, recipe.sync.weights), "sync.weights", recipe, "the default: paper")
+    yield from _refusal(partial(adopting.check, recipe.sync.adopt), "sync.adopt", recipe, "the default: overwrite")
 
 
 @_reads("task", "model", "data", "seed")
@@ -330,24 +338,13 @@ def build_task(recipe: Recipe) -> Task:
     except ValueError as error:
         refusal = error if isinstance(error, ValidationError) else error.__cause__
         if isinstance(refusal, ValidationError):
-            raise InputError(list(explain(refusal, _model_of(refusal), "model."))) from error
+            raise InputError(list(explain(refusal, model_of(refusal), "model."))) from error
         fix = "give `package.module:factory`, importable from here"
         raise InputError([_from_error(error, "task", recipe, fix)]) from error
     except (Exception, SystemExit) as error:
         fix = "correct the task's own code, or the [model] keys it is given"
         message = f"cannot be built: {type(error).__name__}: {error}"
         raise InputError([Problem("task", recipe.task, message, fix)]) from error
-
-
-def _model_of(error: ValidationError) -> type[BaseModel]:
-    """The model that refused the input. Pydantic gives its name only."""
-    waiting: list[type[BaseModel]] = [BaseModel]
-    while waiting:
-        model = waiting.pop()
-        if model.__name__ == error.title:
-            return model
-        waiting += model.__subclasses__()
-    return BaseModel
 
 
 # ------------------------------------------------------------------ helpers

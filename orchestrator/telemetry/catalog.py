@@ -76,7 +76,7 @@ REFUSALS = (
 MISSED_READS = ("timeout", "no_boundary", "lease_expired", "fenced", "superseded", "stopped", "refused", "behind")
 FENCES = ("killed", "failed", "lease_expired", "superseded", "stopped", "drained", "quarantined")
 CAUSES = ("died", "lease_expired", "failed", "drained", "quarantined")
-MODES = ("bootstrap", "overwrite", "rebase", "mix")
+MODES = ("bootstrap", "overwrite", "rebase", "mix", "own")
 FAULTS = (
     "kill",
     "freeze",

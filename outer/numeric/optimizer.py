@@ -1,4 +1,4 @@
-"""optax optimizers by name, and the outer optimizer, which applies a merged outer gradient to one flat fragment."""
+"""Optimizers by name, and the outer optimizer, which applies a merged outer gradient to one flat fragment."""
 
 from __future__ import annotations
 
@@ -17,6 +17,8 @@ import optax
 from numpy.typing import NDArray
 
 from outer.config import OuterConfig
+from outer.imports import function_at
+from outer.numeric import momentum
 
 # Unusable in a recipe: lbfgs needs the loss at trial points, noisy_sgd a random key; scale_by_* are building blocks.
 _OTHERS = ("lbfgs", "noisy_sgd", "scale_by_")
@@ -36,30 +38,53 @@ def _known() -> dict[str, Callable[..., Any]]:
     return known
 
 
-def resolve(section: str, name: str, lr: float, options: Mapping[str, Any]) -> optax.GradientTransformation:
-    """Build the optax optimizer `name` with learning rate `lr` and further arguments `options`.
+def _named(section: str) -> dict[str, Callable[..., Any]]:
+    ours = (momentum.delayed_nesterov, momentum.restarted_sgd) if section == "outer" else ()
+    return _known() | {each.__name__: each for each in ours}
 
-    `section` names the recipe's table in messages. Raises ValueError, with the field, the value and what is allowed,
-    for an unknown optimizer, an unknown option, or a value that optax refuses.
+
+def resolve(section: str, name: str, lr: float, options: Mapping[str, Any]) -> optax.GradientTransformation:
+    """Build the optimizer `name` with learning rate `lr` and further arguments `options`.
+
+    `section` names the recipe's table in messages; "outer" also has those of `momentum`, and import paths. Raises
+    ValueError, with the field, the value and what is allowed, for an unknown optimizer, an unknown option, or a value
+    that the optimizer refuses.
     """
-    function = _known().get(name)
+    function = _function(section, name)
     if function is None:
         raise ValueError(
-            f"{section}.optimizer = {name!r} is not an optax optimizer; {_nearest(name, _known())} "
+            f"{section}.optimizer = {name!r} is not an optax optimizer; {_nearest(name, _named(section))} "
             "(any optax function that takes a learning_rate will do)"
         )
-    allowed = [option for option in inspect.signature(function).parameters if option != "learning_rate"]
+    parameters = inspect.signature(function).parameters
+    called = f"optax.{name}" if name in _known() else name
+    if "learning_rate" not in parameters:
+        raise ValueError(f"{section}.optimizer = {name!r} takes no learning_rate; give it an argument of that name")
+    allowed = [option for option in parameters if option != "learning_rate"]
     for option in options:
         if option == "learning_rate":
             raise ValueError(f"{section}.options.learning_rate: give the learning rate as {section}.lr")
         if option not in allowed:
-            raise ValueError(
-                f"{section}.options.{option}: optax.{name} has no such option; {_nearest(option, allowed)}"
-            )
+            raise ValueError(f"{section}.options.{option}: {called} has no such option; {_nearest(option, allowed)}")
     try:
-        return function(learning_rate=lr, **options)
+        made = function(learning_rate=lr, **options)
     except (TypeError, ValueError) as error:
-        raise ValueError(f"{section}.options = {dict(options)!r}: optax.{name} refuses them: {error}") from error
+        raise ValueError(f"{section}.options = {dict(options)!r}: {called} refuses them: {error}") from error
+    if not isinstance(made, optax.GradientTransformation):
+        raise ValueError(
+            f"{section}.optimizer = {name!r} returns {type(made).__name__}; return an optax.GradientTransformation"
+        )
+    return made
+
+
+def _function(section: str, name: str) -> Callable[..., Any] | None:
+    if section == "outer" and ":" in name:
+        try:
+            found: Callable[..., Any] = function_at(name, {}, "optimizer")
+        except ValueError as error:
+            raise ValueError(f"outer.optimizer = {error}") from error
+        return found
+    return _named(section).get(name)
 
 
 def _nearest(word: str, known: Any) -> str:
@@ -80,7 +105,7 @@ class OuterOptimizer:
 
     def __init__(self, config: OuterConfig) -> None:
         options = dict(config.options)
-        function = _known().get(config.optimizer)
+        function = _function("outer", config.optimizer)
         parameters = inspect.signature(function).parameters if function else {}
         if "momentum" in parameters:
             if "momentum" in options:
@@ -91,8 +116,8 @@ class OuterOptimizer:
         elif function and "momentum" in config.model_fields_set and config.momentum != _default_momentum():
             # A resolved recipe that is read back sets every field, so the default value must not be an error.
             raise ValueError(
-                f"outer.momentum = {config.momentum}: optax.{config.optimizer} has no momentum; leave "
-                f"it out, or choose one that has it: {', '.join(sorted(filter(_has_momentum, _known())))}"
+                f"outer.momentum = {config.momentum}: {config.optimizer} has no momentum; leave "
+                f"it out, or choose one that has it: {', '.join(sorted(filter(_has_momentum, _named('outer'))))}"
             )
         self._transformation = resolve("outer", config.optimizer, config.lr, options)
         self.sgd = Sgd(config.lr, config.momentum, bool(options["nesterov"])) if config.plain_sgd else None
@@ -124,6 +149,48 @@ class OuterOptimizer:
         return optax.apply_updates(theta, updates), state
 
 
+def check(config: OuterConfig) -> None:
+    """Build the optimizer, and try one that is a user's own. Raises ValueError, with what is wrong and the fix.
+
+    Restoring needs a state of fixed shapes, and replay the same bits from every program that computes the steps.
+    """
+    name, optimizer = config.optimizer, OuterOptimizer(config)
+    if ":" not in name:
+        return
+    told = f"outer.optimizer = {name!r}"
+    try:
+        states, thetas = _tried(optimizer)
+        again = _tried(OuterOptimizer(config))
+    except Exception as error:  # whatever a user's function raises
+        raise ValueError(
+            f"{told} fails in a step under jax.jit: {type(error).__name__}: {error}; use JAX's operations alone"
+        ) from error
+    forms = [[(leaf.dtype, leaf.shape) for leaf in jax.tree.leaves(state)] for state in states]
+    if any(dtype.hasobject for form in forms for dtype, _ in form):
+        raise ValueError(f"{told} keeps in its state what is no array; keep arrays and numbers")
+    if any(form != forms[0] for form in forms) or len({jax.tree.structure(state) for state in states}) > 1:
+        raise ValueError(f"{told} changes its state's structure, shapes or dtypes; keep those that init returns")
+    if any(theta.shape != thetas[0].shape for theta in thetas):
+        raise ValueError(f"{told} gives updates of another shape; keep the gradient's")
+    if not all(np.isfinite(leaf).all() for leaf in jax.tree.leaves((states, thetas))):
+        raise ValueError(f"{told} gives what is not finite; look at gradients of zero, 1e-8 and 1e4")
+    bits = [[leaf.tobytes() for leaf in jax.tree.leaves(each)] for each in ((states, thetas), again)]
+    if bits[0] != bits[1]:
+        raise ValueError(f"{told} gives other bits the second time; let it depend on gradients and parameters alone")
+
+
+def _tried(optimizer: OuterOptimizer) -> tuple[list[Any], list[NDArray[np.float32]]]:
+    """States and parameters before and after each of some steps."""
+    drawn = np.random.default_rng(0)
+    thetas = [drawn.normal(size=12).astype(np.float32)]
+    states = [optimizer.init(thetas[0])]
+    for scale in (1.0, 0.0, 1e-8, -1.0, 1e4, 1.0):
+        theta, state = optimizer.step(thetas[-1], scale * drawn.normal(size=12), states[-1])
+        thetas.append(theta)
+        states.append(state)
+    return states, thetas
+
+
 @dataclass(frozen=True)
 class Sgd:
     """The settings of SGD with momentum, whose step the merge kernel takes itself. Its state is one float32[n]."""
@@ -134,7 +201,7 @@ class Sgd:
 
 
 def _has_momentum(name: str) -> bool:
-    return "momentum" in inspect.signature(_known()[name]).parameters
+    return "momentum" in inspect.signature(_named("outer")[name]).parameters
 
 
 def _default_momentum() -> Any:

@@ -7,16 +7,15 @@ replay to find the same bits. A user's own goes by its import path, `package.mod
 
 from __future__ import annotations
 
-import importlib
 from collections.abc import Callable, Mapping, Sequence
 from fnmatch import fnmatchcase
 from functools import cached_property
-from operator import attrgetter
 from typing import Protocol
 
 import numpy as np
 from numpy.typing import NDArray
 
+from outer.imports import function_at
 from outer.protocol.fragments import Tensor
 
 Floats = NDArray[np.float64]
@@ -122,20 +121,7 @@ RULES: Mapping[str, Rule] = {
 
 def named(name: str) -> Rule:
     """The rule of this name or import path. Raises ValueError, with what is wrong and the fix."""
-    if name in RULES:
-        return RULES[name]
-    module, _, attribute = name.partition(":")
-    if not module or not attribute:
-        raise ValueError(f"{name!r} is no merge rule; known are {', '.join(RULES)}, and a `package.module:function`")
-    try:
-        found = attrgetter(attribute)(importlib.import_module(module))
-    except Exception as error:  # a user's module may raise anything
-        raise ValueError(
-            f"{name!r} does not import ({type(error).__name__}: {error}); give `package.module:function`"
-        ) from error
-    if not callable(found):
-        raise ValueError(f"{name!r} is not callable; name a function of outer.numeric.rules.Lengths")
-    rule: Rule = found
+    rule: Rule = function_at(name, RULES, "merge rule")
     return rule
 
 

@@ -23,6 +23,7 @@ class SyncerStarted:
     ahead_s: float = 0.0  # seconds of stepping for which learners hold samples ahead
     durability: str = ""  # journal | replica | checkpoint
     base_window: int = 0  # rounds that a contribution's base may be behind
+    weights: str = "paper"  # as in the recipe: sync.weights
 
 
 @dataclass(frozen=True)

@@ -1,10 +1,11 @@
 """One open syncer step, and the contributions to it: which are refused, which are merged, and with what weight.
 
-The syncer drives an OpenStep through the stages in TRANSITIONS. The paper's section 3 defines the weights.
+The syncer drives an OpenStep through the stages in TRANSITIONS.
 """
 
 from __future__ import annotations
 
+import math
 from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass, field
 from enum import Enum
@@ -14,6 +15,7 @@ from outer.protocol.events_effects import Merge, Merged
 from outer.protocol.facts import Committed, Participant, ReadFailed, StepReopened
 from outer.protocol.messages import DRAINING, Contribution, FragmentCounters, ReadRequest
 from outer.protocol.quorum import Decision, Verdict, decide
+from outer.weights import Progress, Weight, paper
 
 if TYPE_CHECKING:
     from outer.config import SyncConfig
@@ -75,6 +77,7 @@ class OpenStep:
     syncer_step: int
     fragment: int | None
     opened_at: float
+    weight: Weight = paper
     stage: Stage = Stage.COLLECTING
     reported: set[str] = field(default_factory=set)
     quorum_at: float | None = None
@@ -203,7 +206,7 @@ class OpenStep:
         assert self.fragment is not None
         self.move(Stage.MERGING)
         self.ages = tuple(age(c.counters.base_version, version, round_steps) for c in self.chosen)
-        self.weights = weigh(self.chosen, self.ages, round_steps)
+        self.weights = weigh(self.chosen, self.ages, round_steps, self.weight)
         payloads = tuple(contribution.payload for contribution in self.chosen)
         return Merge(self.syncer_step, self.fragment, payloads, self.weights)
 
@@ -274,17 +277,19 @@ def unusable(contribution: Contribution, member: Member, fragment: int, version:
     return ""
 
 
-def weigh(contributions: Sequence[Contribution], ages: Sequence[int], round_steps: int) -> tuple[float, ...]:
-    """The weight of each contribution: c_tokens^2 / c_steps, normalised to sum 1 (paper section 3).
-
-    Of late ones at most H steps count, with their tokens, and less the older the base is: 1 / (1 + age).
-    """
-    raw = [c.counters.tokens * c.counters.tokens / c.counters.steps for c in contributions]
-    for place, behind in enumerate(ages):
-        if behind:
-            raw[place] *= min(1.0, round_steps / contributions[place].counters.steps) / (1 + behind)
+def weigh(
+    contributions: Sequence[Contribution], ages: Sequence[int], round_steps: int, weight: Weight = paper
+) -> tuple[float, ...]:
+    """The weight of each contribution, normalised to sum 1. Of a late one at most H steps count, with their tokens."""
+    raw = []
+    for contribution, behind in zip(contributions, ages, strict=True):
+        counters = contribution.counters
+        share = min(1.0, round_steps / counters.steps) if behind else 1
+        raw.append(weight(Progress(share * counters.tokens, share * counters.steps, behind)))
+    if not all(0.0 < each < math.inf for each in raw):
+        raise ValueError(f"sync.weights gives {raw}: a weight is a finite number above 0")
     total = sum(raw)
-    return tuple(weight / total for weight in raw)
+    return tuple(each / total for each in raw)
 
 
 def participants(

@@ -50,6 +50,7 @@ from outer.protocol.open_step import OpenStep, Stage
 from outer.protocol.quorum import Decision, StepTiming
 from outer.protocol.schedule import Budget, Schedule
 from outer.protocol.sessions import REOPEN_S, RESEND_S, ReadRequests, RunSnapshot, Sessions
+from outer.weights import Weight, paper
 
 if TYPE_CHECKING:
     from outer.config import SyncConfig
@@ -78,10 +79,11 @@ class Syncer:
         ahead_s: float = 0.0,
         reopened: bool = False,
         durability: str = "",
+        weight: Weight = paper,
     ) -> None:
         """`learners`: every configured learner and its batch size in samples. `quorum`: K. `span_steps`, `ahead_s`: as
         for Members. `recovered`: the state of earlier epochs. `durability`: for the log only. `reopened`: a run that
-        was stopped, or whose budget was raised, continues.
+        was stopped, or whose budget was raised, continues. `weight`: what `config.weights` names.
         """
         assert 1 <= quorum <= len(learners)
         assert recovered is None or config.overlap == "free", "strict overlap has one epoch"
@@ -104,7 +106,7 @@ class Syncer:
         self._read_requests = ReadRequests(epoch, config, quorum, self._members, self._out)
         self._digests = [""] * len(fragments)  # of the versions
         self._budget, self._ahead_s, self._reopened = budget, ahead_s, reopened
-        self._durability = durability
+        self._durability, self._weight = durability, weight
         self._open: list[OpenStep] = []
         self._opened_at = float("-inf")
         self._stopping: StopRequested | TakeSnapshot | None = None  # waits for a commit that is being journaled
@@ -162,6 +164,7 @@ class Syncer:
                 ahead_s=self._ahead_s,
                 durability=self._durability,
                 base_window=self._config.base_window,
+                weights=self._config.weights,
             )
         )
         self._finish_if_due()
@@ -306,7 +309,7 @@ class Syncer:
             return False
         self.syncer_step += 1
         self._opened_at = now
-        step = OpenStep(self.syncer_step, self._schedule.due(self.syncer_step), now)
+        step = OpenStep(self.syncer_step, self._schedule.due(self.syncer_step), now, self._weight)
         self._open.append(step)
         self._out.emit(StepOpened(step.syncer_step, step.fragment))
         return True

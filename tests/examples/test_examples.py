@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import json
 import sys
 from pathlib import Path
 
@@ -28,7 +29,7 @@ def _at_the_root(monkeypatch: pytest.MonkeyPatch) -> None:
 
 
 def test_every_example_is_tested() -> None:
-    assert EXAMPLES == ["batchnorm", "shapes", "spirals"]
+    assert EXAMPLES == ["batchnorm", "rules", "shapes", "spirals"]
 
 
 @pytest.mark.parametrize("name", EXAMPLES)
@@ -45,6 +46,7 @@ def test_an_example_is_a_sound_task_with_a_valid_recipe(name: str) -> None:
     ("name", "tokens", "start", "end"),
     [
         ("batchnorm", 8_000, 1.9, 1.2),  # guessing: 1.79
+        ("rules", 30_000, 0.72, 0.35),
         ("shapes", 8_000, 1.9, 1.5),
         ("spirals", 30_000, 0.72, 0.35),  # guessing: 0.69
     ],
@@ -67,3 +69,16 @@ def test_an_example_learns_in_a_few_rounds(name: str, tokens: int, start: float,
     after = evaluator.loss(shell.run().thetas)
     assert end < before < start
     assert after < end
+
+
+def test_a_run_by_rules_of_ones_own_passes_the_checks_and_replays_to_the_bit(tmp_path: Path) -> None:
+    run, rules = str(tmp_path / "seed-0"), "examples.rules.rules"
+    short = ["--set", "budget.tokens=10_000", "--set", "eval.every=0", "--out", str(tmp_path), "--json"]
+    done = CliRunner().invoke(build(), ["study", "examples/rules/recipe.toml", *short], catch_exceptions=False)
+    assert done.exit_code == 0 and json.loads(done.stdout)["seeds"][0]["ok"], done.stdout
+    replay = ["replay", run, "--task", "examples.spirals.task:Spirals", "--rule", f"{rules}:geometric_median"]
+    refused = CliRunner().invoke(build(), replay)
+    assert refused.exit_code == 2 and f"add --rule {rules}:heavy_ball" in refused.stderr
+    replay += ["--rule", f"{rules}:heavy_ball", "--rule", f"{rules}:keep_half", "--json"]
+    again = CliRunner().invoke(build(), replay, catch_exceptions=False)
+    assert again.exit_code == 0 and json.loads(again.stdout)["bit_equal"] is True, again.stdout

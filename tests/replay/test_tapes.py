@@ -209,7 +209,7 @@ def test_the_command_says_what_it_made_and_never_writes_over_a_run(toml: Path, t
 def test_a_machine_that_breaks_a_promise_makes_no_tape(
     toml: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr(outer.protocol.open_step, "weigh", lambda each: tuple(1.0 / len(each) for _ in each))
+    monkeypatch.setattr(outer.protocol.open_step, "weigh", lambda each, _: tuple(1.0 / len(each) for _ in each))
     done = invoke(toml, tmp_path / "run", "--json")
     assert done.exit_code == 5 and "oracle.weights" in json.loads(done.stdout)["error"]["message"]
     assert [path.name for path in tmp_path.iterdir()] == ["recipe.toml"]

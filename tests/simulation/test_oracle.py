@@ -50,7 +50,7 @@ def test_a_stale_base_counts_a_step_twice(monkeypatch: pytest.MonkeyPatch) -> No
 
 def test_weights_by_another_rule(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(
-        outer.protocol.open_step, "weigh", lambda each, *ages: (0.9, *(0.1 / (len(each) - 1) for _ in each[1:]))
+        outer.protocol.open_step, "weigh", lambda each, *how: (0.9, *(0.1 / (len(each) - 1) for _ in each[1:]))
     )
     assert {"oracle.weights"} <= broken()
 

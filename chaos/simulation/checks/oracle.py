@@ -11,7 +11,9 @@ from typing import Any, NamedTuple
 from chaos.simulation.checks.provenance import Content, Key, Version, counts, uneven
 from chaos.simulation.profile import Options
 from learners.protocol.events_effects import Apply
+from outer import weights
 from outer.protocol.facts import Committed, SpanGranted, SpanReturned
+from outer.weights import Progress
 
 TOLERANCE = 1e-9  # of a weight
 NONE = -1
@@ -50,6 +52,7 @@ class Oracle:
         self._tokens = options.tokens
         self._learners = options.learners
         self._sync = options.sync
+        self._weight = weights.named(options.sync.weights)
         self._lockstep = options.sync.overlap == "strict"
         self._overlap_steps = options.sync.overlap_steps
 
@@ -105,13 +108,13 @@ class Oracle:
         return NONE if base is None or tip is None else math.ceil((tip.number - base.number) / self._sync.round_steps)
 
     def _weights(self, name: str, proposal: Proposal) -> None:
-        """tokens^2 / steps of what the payloads hold, normalised; of late ones a round's, divided by 1 + age."""
+        """By the recipe's rule, of what the payloads hold, normalised. Of late ones at most a round counts."""
         raw = []
         for content in proposal.payloads:
             steps = sum(abs(count) for count in counts(content.carried).values()) + content.step - content.since
-            late = self._sync.base_window and self._age(content, proposal.version)
-            counted = min(steps, self._sync.round_steps) / (1 + late) if late else steps
-            raw.append(counted * float(self._tokens[content.unit[0]]) ** 2)
+            late = max(0, self._age(content, proposal.version)) if self._sync.base_window else 0
+            counted = max(1.0, min(steps, self._sync.round_steps) if late else steps)
+            raw.append(self._weight(Progress(counted * self._tokens[content.unit[0]], counted, late)))
         total = sum(raw)
         for content, weight, due in zip(proposal.payloads, proposal.weights, raw, strict=True):
             if not abs(weight * total - due) <= TOLERANCE * total:

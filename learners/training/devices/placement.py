@@ -138,6 +138,19 @@ def mixed(
     return _move(_mix, local, theta, everywhere, shardings, np.float32(alpha), adopted)
 
 
+def ruled(
+    local: Sequence[jax.Array],
+    theta: Placed,
+    rule: Any,
+    base: jax.Array,
+    adopted: jax.Array,
+    everywhere: Any,
+    shardings: Any,
+) -> tuple[Placed, jax.Array]:
+    """rule(local, theta, base), leaf by leaf, as `rebased`."""
+    return _move(_by(rule), local, theta, everywhere, shardings, base, adopted)
+
+
 def _move(
     rule: Any, local: Sequence[jax.Array], theta: Placed, everywhere: Any, shardings: Any, *arguments: Any
 ) -> tuple[Placed, jax.Array]:
@@ -165,6 +178,15 @@ def _mix(local: Any, theta: Any, alpha: jax.Array, adopted: jax.Array) -> Any:
     return _moved(local, theta, [alpha * (held - t) for held, t in zip(_held(local, adopted), theta, strict=True)])
 
 
+@cache
+def _by(rule: Any) -> Any:
+    def apply(local: Any, theta: Any, base: jax.Array, adopted: jax.Array) -> Any:
+        given = zip(_held(local, adopted), theta, _cut(base, local), strict=True)
+        return _cast(local, tuple(rule(*each) for each in given))
+
+    return apply
+
+
 def _held(local: Any, adopted: jax.Array) -> list[jax.Array]:
     """The local values in float32, without what rounding added when they were adopted."""
     return [
@@ -184,5 +206,8 @@ def _cut(flat: jax.Array, like: Any) -> list[jax.Array]:
 
 def _moved(local: Any, theta: Any, by: Sequence[jax.Array]) -> tuple[tuple[jax.Array, ...], jax.Array]:
     # Where nothing moves it is theta itself: -0.0 + 0.0 would be +0.0.
-    moved = tuple(jnp.where(b == 0.0, t, t + b) for t, b in zip(theta, by, strict=True))
+    return _cast(local, tuple(jnp.where(b == 0.0, t, t + b) for t, b in zip(theta, by, strict=True)))
+
+
+def _cast(local: Any, moved: tuple[jax.Array, ...]) -> tuple[tuple[jax.Array, ...], jax.Array]:
     return tuple(new.astype(leaf.dtype) for new, leaf in zip(moved, local, strict=True)), _flatten(moved)

@@ -20,6 +20,7 @@ from orchestrator.simulation.process import Host, Process
 from orchestrator.simulation.supervisor import Supervisor
 from orchestrator.simulation.syncer_process import SyncerProcess
 from orchestrator.simulation.timeline import Timeline
+from outer import weights
 from outer.protocol import recovery
 from outer.protocol.events_effects import Merge, Merged, Publish
 from outer.protocol.facts import Committed
@@ -124,6 +125,7 @@ class World:
             manifest={},
             recovered=recovered,
             ahead_s=fleet.ahead_s,
+            weight=weights.named(fleet.sync.weights),
         )
         values = [Number(number) for number in machine.versions]
         syncer = SyncerProcess(self.context, Host("syncer"), epoch, machine, values, self.supervisor.on_syncer_death)

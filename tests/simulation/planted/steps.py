@@ -158,10 +158,10 @@ def weights_of_the_last_report(plant: Plant) -> None:
         def close(self: ReadRequests, now: float, step: OpenStep, version: int) -> None:
             told = {member.name: member.report.counters for member in self._members.live if member.report}
 
-            def stale(contributions: Any, *ages: Any) -> Any:
+            def stale(contributions: Any, *how: Any) -> Any:
                 counters = [told.get(c.learner, {c.fragment: c.counters})[c.fragment] for c in contributions]
                 usable = [now if now.steps else c.counters for now, c in zip(counters, contributions, strict=True)]
-                return weigh([replace(c, counters=now) for c, now in zip(contributions, usable, strict=True)], *ages)
+                return weigh([replace(c, counters=now) for c, now in zip(contributions, usable, strict=True)], *how)
 
             with patch.object(open_step, "weigh", stale):
                 method(self, now, step, version)
@@ -176,7 +176,7 @@ def weights_of_the_last_report(plant: Plant) -> None:
 def weights_by_tokens(plant: Plant) -> None:
     """Weights are tokens^2 / steps, normalised."""
 
-    def weigh(contributions: Any, *ages: Any) -> tuple[float, ...]:
+    def weigh(contributions: Any, *how: Any) -> tuple[float, ...]:
         total = sum(c.counters.tokens for c in contributions)
         return tuple(c.counters.tokens / total for c in contributions)
 

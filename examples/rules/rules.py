@@ -1,0 +1,42 @@
+"""Example: rules of your own, each a function that the recipe names by its import path."""
+
+from __future__ import annotations
+
+import math
+from typing import Any
+
+import jax
+import numpy as np
+import optax
+
+from outer.numeric.rules import Floats, Lengths
+from outer.weights import Progress
+
+STEPS = 8
+
+
+def geometric_median(lengths: Lengths) -> Floats:
+    """The point with the least sum of weighted distances to the gradients, by Weiszfeld's iteration."""
+    norms, weights = lengths.norms, lengths.weights
+    each, near = np.eye(len(weights)), 1e-6 * norms.max(axis=1, keepdims=True) + 1e-30
+    shares = np.broadcast_to(weights, norms.shape)
+    for _ in range(STEPS):
+        distances = np.stack([lengths.of_sums(one - shares) for one in each], axis=1)
+        pull = weights / np.maximum(distances, near)
+        shares = pull / pull.sum(axis=1, keepdims=True)
+    return shares
+
+
+def root(progress: Progress) -> float:
+    """Twice the tokens weigh 1.4 times as much."""
+    return math.sqrt(progress.tokens)
+
+
+def heavy_ball(learning_rate: float, momentum: float) -> optax.GradientTransformation:
+    """Momentum without Nesterov's look ahead. `momentum` is outer.momentum; others come from outer.options."""
+    return optax.chain(optax.trace(momentum), optax.scale(-learning_rate))
+
+
+def keep_half(local: jax.Array, theta: jax.Array, base: jax.Array) -> Any:
+    """The version that arrives, and half of what this learner did since it adopted the last."""
+    return theta + 0.5 * (local - base)
