@@ -243,12 +243,12 @@ class SyncerActor:
             self._log.take(learner, incarnation, facts, oldest)
 
     @OFTEN
-    async def fetch(self, fragment: int, version: int) -> tuple[int, str, NDArray[np.float32], int] | None:
-        """(version, digest, float32[n], snapshot): the newest, if it is at least the version asked for."""
-        parameters, newest = self._parameters, self._parameters.versions[fragment]
+    async def fetch(self, fragment: int, version: int, held: int) -> tuple[int, str, Any, int] | None:
+        """(version, digest, value, snapshot) of the newest, if it is at least the version asked for; see since."""
+        newest = self._parameters.versions[fragment]
         if newest < version:
             return None
-        return newest, self._digests[fragment], parameters.thetas[fragment], self._machine.marker
+        return newest, self._digests[fragment], self._parameters.since(fragment, held), self._machine.marker
 
     # -------------------------------------------------------------- the machine and its effects
 
@@ -320,9 +320,8 @@ class SyncerActor:
     async def _merge(self, effect: events_effects.Merge) -> None:
         loop = asyncio.get_running_loop()
         try:
-            proposal = await loop.run_in_executor(
-                self._merger, self._parameters.propose, effect.fragment, effect.payloads, effect.weights
-            )
+            given = effect.fragment, effect.payloads, effect.weights, effect.syncer_step
+            proposal = await loop.run_in_executor(self._merger, self._parameters.propose, *given)
         except Exception:
             self._failure = traceback.format_exc()
             raise

@@ -54,6 +54,11 @@ class SyncConfig(Section):
     adopt: Literal["overwrite", "rebase", "mix"] = Field("overwrite", description="what a learner does on arrival")
     alpha: float = Field(0.0, ge=0.0, le=1.0, description="share of the local value kept by adopt = mix")
     codec: Literal["fp32", "bf16"] = Field("fp32", description="number format of contributions on the wire")
+    downlink: Literal["fp32", "bf16", "int8"] = Field(
+        "fp32",
+        description="number format of the differences between versions on their way to the learners; fp32: versions "
+        "travel whole and exact",
+    )
     read_timeout_s: PositiveFloat = Field(2.0, description="deadline for a learner's answer to a read")
     transfer_s: PositiveFloat = Field(60.0, description="deadline for the transfer of a fragment, or of all of them")
     recover: Literal["peer", "syncer"] = Field(

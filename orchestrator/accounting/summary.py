@@ -2,8 +2,8 @@
 
 What the log does not contain is None, never 0. Times are seconds; `wall_s` and `tokens_per_s` are over the window of
 the accounts (first learner step to last commit), `at_s` counts from the first learner step. `wire_bytes` are
-payloads only, headers are not counted: up, each merged contribution in the recipe's codec; down, each adoption
-in float32.
+payloads only, headers are not counted: up, each merged contribution in the recipe's codec; down, what came for each
+adoption, and where that was not measured, the fragment in float32.
 """
 
 from __future__ import annotations
@@ -12,10 +12,12 @@ import math
 from collections.abc import Iterable, Mapping, Sequence
 from typing import TYPE_CHECKING, Any
 
+import numpy as np
+
 from orchestrator.accounting.accounts import Accounts, Tallies
 from orchestrator.accounting.ledger import REASONS, Books, Ledger
 from orchestrator.accounting.verdicts import Verdict, sound
-from orchestrator.eventlog.block import Block
+from orchestrator.eventlog.block import Adoptions, Block, Ints
 from orchestrator.eventlog.events import Event
 from orchestrator.eventlog.facts import Evaluated, ReferenceLosses, RunFinished, RunStarted
 from outer.protocol.facts import SyncerStarted
@@ -78,6 +80,11 @@ def summarise(
     }
 
 
+def downloaded(adopted: Adoptions, elements: Ints) -> Ints:
+    """Bytes that came for each adoption of a fragment with so many elements."""
+    return np.where(adopted.bytes > 0, adopted.bytes, elements * ELEMENT_BYTES["fp32"])
+
+
 def _finite(value: float) -> float | None:
     return value if math.isfinite(value) else None
 
@@ -113,5 +120,5 @@ def _wire_bytes(tallies: Tallies, rules: SyncerStarted | None, codec: str | None
     down = sum(sizes.get(fragment, 0) * count for fragment, count in tallies.adoptions.items())
     return {
         "up": up * ELEMENT_BYTES[codec] if codec in ELEMENT_BYTES else None,
-        "down": down * ELEMENT_BYTES["fp32"],
+        "down": tallies.downloaded + down * ELEMENT_BYTES["fp32"],
     }

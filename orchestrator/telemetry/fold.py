@@ -16,7 +16,7 @@ import numpy as np
 from orchestrator.accounting.accounts import Accounts
 from orchestrator.accounting.fold import drive
 from orchestrator.accounting.ledger import COMMITTED, FATES, REASONS, Books
-from orchestrator.accounting.summary import ELEMENT_BYTES
+from orchestrator.accounting.summary import ELEMENT_BYTES, downloaded
 from orchestrator.eventlog.block import Block
 from orchestrator.eventlog.events import Event, kind_of
 from orchestrator.eventlog.facts import Evaluated, LearnerLost, LearnerRequested, ReferenceLosses, RunStarted
@@ -220,7 +220,7 @@ class MetricsFold:
         for mode in np.unique(adopted.mode).tolist():
             sources = adopted.source[adopted.mode == mode]
             self._by_learner("diloco_adoptions_total", block, sources, mode=block.names[mode])
-        amounts = self._elements(adopted.fragment) * ELEMENT_BYTES["fp32"]
+        amounts = downloaded(adopted, self._elements(adopted.fragment))
         self._by_learner("diloco_version_bytes_total", block, adopted.source, amounts)
 
     def _elements(self, fragments: Any) -> Any:

@@ -17,6 +17,7 @@ from numpy.typing import NDArray
 from outer.config import OuterConfig
 from outer.numeric import codec as codecs
 from outer.numeric import kernel
+from outer.numeric.chain import Chain, Delta, Recent
 from outer.numeric.merge import Contributions, Layout, layout
 from outer.numeric.optimizer import OuterOptimizer
 from outer.protocol.fragments import Fragment
@@ -29,22 +30,25 @@ class Proposal:
     """A computed outer step of one fragment that is not in force yet."""
 
     fragment: int
-    theta: NDArray[np.float32]  # [n], read-only
+    theta: NDArray[np.float32]  # [n], read-only: as published
     state: Any  # outer optimizer state, a pytree of NumPy arrays
     norm: float  # L2 norm of the merged outer gradient that the outer optimizer stepped on
-    digest: str  # as codec.digest
+    digest: str  # of theta, as codec.digest
     finite: bool  # whether every element of theta is finite
+    exact: NDArray[np.float32] | None = None  # [n], read-only: with a chain, what theta rounds
+    delta: Delta | None = None  # with a chain: what leads from the version before to theta
 
     @property
     def arrays(self) -> list[NDArray[Any]]:
-        """theta, then the leaves of the state, as `GlobalParameters.restore` takes them."""
-        return [self.theta, *jax.tree.leaves(self.state)]
+        """theta, the leaves of the state, and with a chain `exact`, as `GlobalParameters.restore` takes them."""
+        return _arrays(self.theta, self.state, self.exact)
 
 
 class GlobalParameters:
     """The paper's Theta in fragments, with the outer optimizer's state for each.
 
-    `thetas`: read-only float32[n] for each fragment; a commit replaces an array and never changes one in place.
+    `thetas`: as published, read-only float32[n] for each fragment; a commit replaces an array and never changes one in
+    place. `exact`: what the outer optimizer steps; with a chain `thetas` rounds it, else they are the same arrays.
     `states`: outer optimizer states. `versions`: 0 at first, then the syncer step of the newest commit.
     """
 
@@ -56,8 +60,10 @@ class GlobalParameters:
         codec: str,
         rules: Mapping[str, str],
         threads: int = 1,
+        chain: Chain | None = None,
     ) -> None:
         """`initial`: float32[n] per fragment. `rules`: by tensor name. `threads`: that merge, with the same bits.
+        `chain`: how published versions follow each other, if not as they are.
 
         Raises ValueError for an invalid `outer`.
         """
@@ -67,11 +73,17 @@ class GlobalParameters:
         self._codec, self._threads = codec, threads
         self._layouts = [layout(fragment, rules, outer.granularity) for fragment in self.fragments]
         self.thetas = [_frozen(np.array(array, dtype=np.float32)) for array in initial]
+        self.exact = list(self.thetas)
+        self._chain, self._recent = chain, [Recent(theta.nbytes) for theta in self.thetas]
         self.states = [self._fresh_state(index) for index in range(len(self.fragments))]
         self.versions = [0] * len(self.fragments)
 
-    def propose(self, fragment: int, payloads: Sequence[NDArray[Any]], weights: Sequence[float]) -> Proposal:
+    def propose(
+        self, fragment: int, payloads: Sequence[NDArray[Any]], weights: Sequence[float], version: int = 0
+    ) -> Proposal:
         """Compute a fragment's outer step from M checked payloads and M weights with sum 1. Changes nothing.
+
+        `version`: as which it will be installed; it seeds the rounding of a chain.
 
         Tensors of the kind mean become the weighted average of the learners' values (with one learner and codec fp32
         its value, exactly), and the outer optimizer does not see them.
@@ -86,14 +98,12 @@ class GlobalParameters:
                 for payload, weight in zip(given.payloads, given.weights, strict=True)
             )
             finite = finite and codecs.finite(stepped[place])
-        return Proposal(
-            fragment=fragment,
-            theta=_frozen(stepped),
-            state=state,
-            norm=norm,
-            digest=codecs.digest(stepped),
-            finite=finite,
-        )
+        if self._chain is None or not finite:
+            return Proposal(fragment, _frozen(stepped), state, norm, codecs.digest(stepped), finite)
+        delta = self._chain.delta(fragment, version, stepped, theta)
+        published = self._chain.extend(fragment, theta, [delta])
+        finite, digest = codecs.finite(published), codecs.digest(published)
+        return Proposal(fragment, published, state, norm, digest, finite, _frozen(stepped), delta)
 
     def _sgd(self, given: Contributions, laid: Layout, state: Any) -> Stepped:
         """SGD with momentum, merged and stepped in one pass."""
@@ -127,16 +137,25 @@ class GlobalParameters:
     def install(self, proposal: Proposal, version: int) -> None:
         """Put a proposal in force as the given version of its fragment."""
         assert version > self.versions[proposal.fragment], "a fragment's version only rises"
+        if proposal.delta is not None:
+            self._recent[proposal.fragment].add(self.versions[proposal.fragment], proposal.delta)
         self.thetas[proposal.fragment] = proposal.theta
+        self.exact[proposal.fragment] = proposal.theta if proposal.exact is None else proposal.exact
         self.states[proposal.fragment] = proposal.state
         self.versions[proposal.fragment] = version
 
+    def since(self, fragment: int, version: int) -> NDArray[np.float32] | list[Delta]:
+        """What brings a holder of `version` to the newest one: successive deltas, or else the whole value."""
+        deltas = self._recent[fragment].since(version)
+        return self.thetas[fragment] if deltas is None else deltas
+
     def arrays(self, fragment: int) -> list[NDArray[Any]]:
-        """A fragment's theta and state leaves, as `restore` takes them."""
-        return [self.thetas[fragment], *jax.tree.leaves(self.states[fragment])]
+        """What `restore` takes: as Proposal.arrays."""
+        exact = None if self._chain is None else self.exact[fragment]
+        return _arrays(self.thetas[fragment], self.states[fragment], exact)
 
     def restore_theta(self, fragment: int, version: int, theta: NDArray[np.float32]) -> None:
-        """Restore a fragment's parameters alone; its outer optimizer state starts fresh."""
+        """Restore a fragment's published parameters alone; its outer optimizer state starts fresh, from these."""
         self.restore(fragment, version, [theta, *jax.tree.leaves(self._fresh_state(fragment))])
 
     def _fresh_state(self, fragment: int) -> Any:
@@ -144,20 +163,30 @@ class GlobalParameters:
         return self._optimizer.init(np.delete(theta, np.r_[tuple(mean)]) if mean else theta)
 
     def restore(self, fragment: int, version: int, arrays: Sequence[NDArray[Any]]) -> None:
-        """Restore a fragment from `arrays`. Raises ValueError if they do not fit this model and optimizer."""
-        theta, leaves = arrays[0], list(arrays[1:])
+        """Restore a fragment from `arrays`. Raises ValueError if they do not fit this model and optimizer.
+
+        The exact parameters are the published ones where either this run or the one that saved them has no chain.
+        """
         old, structure = jax.tree.flatten(self.states[fragment])
-        ours = [(self.thetas[fragment].dtype, self.thetas[fragment].shape), *((leaf.dtype, leaf.shape) for leaf in old)]
+        theta, leaves, more = arrays[0], list(arrays[1 : 1 + len(old)]), list(arrays[1 + len(old) :])
+        held = self.thetas[fragment]
+        ours = [(each.dtype, each.shape) for each in (held, *old, *[held][: len(more)])]
         theirs = [(array.dtype, array.shape) for array in arrays]
         if ours != theirs:
             raise ValueError(f"fragment {fragment} was saved as {theirs}; this recipe needs {ours}")
         self.thetas[fragment] = _frozen(theta)
+        self.exact[fragment] = _frozen(more[0]) if more and self._chain is not None else self.thetas[fragment]
+        self._recent[fragment] = Recent(theta.nbytes)
         self.states[fragment] = jax.tree.unflatten(structure, leaves)
         self.versions[fragment] = version
 
     def digest(self) -> str:
         """Digest of all parameters, in the order of the fragments."""
         return codecs.digest(*self.thetas)
+
+
+def _arrays(theta: NDArray[np.float32], state: Any, exact: NDArray[np.float32] | None) -> list[NDArray[Any]]:
+    return [theta, *jax.tree.leaves(state), *([] if exact is None else [exact])]
 
 
 def _frozen(array: NDArray[np.float32]) -> NDArray[np.float32]:
