@@ -53,7 +53,9 @@ class SyncConfig(Section):
     )
     adopt: Literal["overwrite", "rebase", "mix"] = Field("overwrite", description="what a learner does on arrival")
     alpha: float = Field(0.0, ge=0.0, le=1.0, description="share of the local value kept by adopt = mix")
-    codec: Literal["fp32", "bf16"] = Field("fp32", description="number format of contributions on the wire")
+    codec: Literal["fp32", "fp32_delta", "bf16", "int8", "int4", "fp4"] = Field(
+        "fp32", description="number format of contributions on the wire"
+    )
     read_timeout_s: PositiveFloat = Field(2.0, description="deadline for a learner's answer to a read")
     transfer_s: PositiveFloat = Field(60.0, description="deadline for the transfer of a fragment, or of all of them")
     recover: Literal["peer", "syncer"] = Field(
