@@ -28,7 +28,7 @@ class Chain:
     """How a run's versions follow each other. `codec`: a name of formats.named that takes differences."""
 
     def __init__(self, codec: str, fragments: Sequence[Fragment], seed: int) -> None:
-        self._codec, self._seed = formats.named(codec), seed
+        self.codec, self._seed = formats.named(codec), seed
         self._sizes = [fragment.size for fragment in fragments]
         self._exact = [_of_mean(fragment) for fragment in fragments]
 
@@ -48,7 +48,7 @@ class Chain:
         if exact is not None:
             moved = moved[~exact]
         seed = xxhash.xxh3_64_intdigest(f"{self._seed}/{fragment}/{version}".encode())
-        payload = self._codec.encode(moved, seed).view(np.uint8)
+        payload = self.codec.encode(moved, seed).view(np.uint8)
         return payload if exact is None else np.concatenate([payload, theta[exact].view(np.uint8)])
 
     def extend(self, fragment: int, before: Flat, deltas: Sequence[Any]) -> Flat:
@@ -61,8 +61,8 @@ class Chain:
             if not isinstance(delta, np.ndarray) or delta.dtype != np.uint8 or delta.shape != (self.bytes(fragment),):
                 raise ValueError(f"no delta of fragment {fragment}")
             size = held.size if exact is None else held.size - int(exact.sum())
-            end = self._codec.bytes(size)
-            moved = self._codec.decode(delta[:end].view(self._codec.dtype), size)
+            end = self.codec.bytes(size)
+            moved = self.codec.decode(delta[:end].view(self.codec.dtype), size)
             with np.errstate(over="ignore", invalid="ignore"):
                 if exact is None:
                     held += moved
@@ -76,7 +76,7 @@ class Chain:
         """Of a fragment's delta."""
         exact = self._exact[fragment]
         apart = 0 if exact is None else int(exact.sum())
-        return self._codec.bytes(self._sizes[fragment] - apart) + 4 * apart
+        return self.codec.bytes(self._sizes[fragment] - apart) + 4 * apart
 
 
 def _of_mean(fragment: Fragment) -> NDArray[np.bool_] | None:

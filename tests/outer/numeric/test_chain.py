@@ -16,7 +16,7 @@ from outer.numeric.parameters import GlobalParameters
 from outer.protocol.fragments import Fragment, Tensor
 
 SIZE, SEED = 3001, 7
-CODED = ("bf16", "int8")
+CODED = ("bf16", "int8", "int4", "fp4")
 FRAGMENT = Fragment(0, (Tensor("w", (SIZE,), "float32"),))
 WITH_MEAN = Fragment(
     0,
