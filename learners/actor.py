@@ -194,9 +194,9 @@ class RayLink:
         given: tuple[State, list[Any], int] | str = self._call(lambda: donor.donate.remote(request), request.deadline_s)
         return given
 
-    def fetch(self, fragment: int, version: int, deadline_s: float) -> tuple[int, str, Any, int] | None:
+    def fetch(self, fragment: int, version: int, held: int, deadline_s: float) -> tuple[int, str, Any, int] | None:
         answer: tuple[int, str, Any, int] | None = self._call(
-            lambda: self._syncer.fetch.remote(fragment, version), deadline_s
+            lambda: self._syncer.fetch.remote(fragment, version, held), deadline_s
         )
         return answer
 

@@ -18,10 +18,14 @@ from learners.protocol.fact_buffer import FactBuffer
 from learners.training.devices import cores
 from outer.journal.object_store import Objects
 from outer.numeric import codec as codecs
+from outer.numeric.chain import Chain
 from outer.protocol.messages import Attach, Donor, Report, SeekDonor, State, StateRequest, Welcome
 
 if TYPE_CHECKING:
     from learners.fragment_io import FragmentIO
+
+
+NOTHING = -1
 
 
 class Link(Protocol):
@@ -55,8 +59,11 @@ class Link(Protocol):
         """The donor's state, facts and oldest fact's number; a string says why it cannot give them."""
         ...
 
-    def fetch(self, fragment: int, version: int, deadline_s: float) -> tuple[int, str, Any, int] | None:
-        """(version, digest, float32[n], snapshot) of a fragment, if the syncer has that version."""
+    def fetch(self, fragment: int, version: int, held: int, deadline_s: float) -> tuple[int, str, Any, int] | None:
+        """(version, digest, value, snapshot) of a fragment, if the syncer has that version.
+
+        The value is float32[n], or the successive deltas that lead to it from the version `held`; NOTHING: none is.
+        """
         ...
 
 
@@ -72,12 +79,14 @@ class Fetcher:
         saved: SavedPart | None,
     ) -> None:
         self.fragment_io: FragmentIO | None = None  # as soon as there is a model
+        self.chain: Chain | None = None  # from then on, if the run has one
         self._link, self._drive, self._transfer_s = link, drive, transfer_s
         self._store, self._saved = store, saved
         self._threads = ThreadPoolExecutor(2, "fetch", initializer=cores.leave)
         self._lock = threading.Lock()
         self._wanted: dict[int, events_effects.Fetch] = {}  # by fragment: the newest version asked for, not begun
         self._busy: set[int] = set()  # fragments that a thread has taken on, or is about to
+        self._held: dict[int, tuple[int, Any]] = {}  # with a chain, by fragment: the newest version and its float32[n]
 
     def fetch(self, effect: events_effects.Fetch) -> None:
         """Download a version. Of versions that wait for the same fragment only the newest is downloaded."""
@@ -165,14 +174,33 @@ class Fetcher:
 
         `wanted.digest`: the checksum in the notice of this version, if it gave one.
         """
-        fragment, version = wanted.fragment, wanted.version
+        fragment, version, moved = wanted.fragment, wanted.version, 0
         with contextlib.suppress(Exception):  # nothing reads this thread's exceptions, and the machine has to hear
-            answer = self._link.fetch(fragment, version, self._transfer_s)
-            if answer is not None:
+            while True:
+                held, before = self._held.get(fragment, (NOTHING, None))
+                answer = self._link.fetch(fragment, version, held, self._transfer_s)
+                if answer is None:
+                    break
                 newest, digest, payload, snapshot = answer
+                whole = not isinstance(payload, list)
+                moved += payload.nbytes if whole else sum(each.nbytes for each in payload)
+                if not whole:
+                    payload = self._extended(fragment, before, payload)
                 if digest == codecs.digest(payload) and (newest != version or wanted.digest in ("", digest)):
+                    if self.chain is not None:
+                        self._held[fragment] = newest, payload
                     if self.fragment_io is not None:
                         payload = self.fragment_io.receive(fragment, payload)
-                    return events_effects.Fetched(fragment, newest, payload, snapshot)
-                return events_effects.FetchFailed(fragment, version, "bad_digest")
+                    return events_effects.Fetched(fragment, newest, payload, snapshot, moved)
+                if whole:
+                    return events_effects.FetchFailed(fragment, version, "bad_digest")
+                del self._held[fragment]  # a delta is damaged, or what it is added to: the whole value next
         return events_effects.FetchFailed(fragment, version, "fetch_failed")
+
+    def _extended(self, fragment: int, before: Any, deltas: list[Any]) -> Any:
+        """The version that deltas lead to, float32[n]; if one is no delta, `before`, whose digest is another."""
+        assert self.chain is not None
+        try:
+            return self.chain.extend(fragment, before, deltas)
+        except ValueError:
+            return before

@@ -22,6 +22,7 @@ from learners.training.trainer import InFlight, Trainer
 from learners.training.tree import deal, initial_parameters
 from outer import weights
 from outer.config import OuterConfig, SyncConfig
+from outer.numeric.chain import Chain
 from outer.numeric.codec import examine
 from outer.numeric.parameters import GlobalParameters
 from outer.numeric.rules import rules
@@ -129,6 +130,7 @@ class LockStep:
             outer_config,
             sync.codec,
             rules(tensors, outer_config.merge, getattr(task, "merge_rules", {})),
+            chain=Chain.of(sync.downlink, self.fragments, seed),
         )
         self.facts: list[LoggedFact] = []
         self._sync, self._task = sync, task
@@ -160,7 +162,7 @@ class LockStep:
                 span_steps=span_steps,
                 start_s=float(IDLE_ROUNDS_MAX),
             )
-            fragment_io = FragmentIO(trainer, sync, len(self.fragments))
+            fragment_io = FragmentIO(trainer, sync, len(self.fragments), seed)
             slowdown = (slowdowns or {}).get(name, 1.0)
             self._units[name] = _Unit(machine, trainer, fragment_io, batch_size, slowdown=slowdown)
 
@@ -250,7 +252,7 @@ class LockStep:
                     assert not isinstance(message, Donor), "no learner asks for one here"
                     self._to_learner(learner, message)
                 case outer.Merge(syncer_step, fragment, payloads, weights):
-                    proposal = self.parameters.propose(fragment, payloads, weights)
+                    proposal = self.parameters.propose(fragment, payloads, weights, syncer_step)
                     merged = outer.Merged(syncer_step, proposal, proposal.digest, proposal.norm, proposal.finite)
                     self._to_syncer(merged)
                 case outer.Append(sequence, record):

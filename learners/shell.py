@@ -34,6 +34,7 @@ from learners.spec import LearnerSpec
 from learners.step_runner import StepRunner
 from learners.training.devices import cores
 from learners.training.devices.device import device_taken, fit
+from outer.numeric.chain import Chain
 from outer.protocol.manifest import manifest
 from outer.protocol.messages import (
     COMPILING,
@@ -267,7 +268,8 @@ class LearnerShell:
             model_parallel=spec.model_parallel,
             warm_start=spec.warm_start,
         )
-        self._fragment_io = self._fetcher.fragment_io = FragmentIO(self._trainer, spec.sync, len(fragments))
+        self._fragment_io = self._fetcher.fragment_io = FragmentIO(self._trainer, spec.sync, len(fragments), spec.seed)
+        self._fetcher.chain = Chain.of(spec.sync.downlink, fragments)
         self._facts.add(device_taken(spec.devices, warnings))
         self._drive(events_effects.Enter(COMPILING))
         self._trainer.warm_up(spec.batch_size)

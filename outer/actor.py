@@ -240,9 +240,9 @@ class SyncerActor:
             self._log.take(learner, incarnation, facts, oldest)
 
     @OFTEN
-    async def fetch(self, fragment: int, version: int) -> tuple[int, str, NDArray[np.float32], int] | None:
-        """(version, digest, float32[n], snapshot): the newest, if it is at least the version asked for."""
-        found = self._bulk.fetch(fragment, version)
+    async def fetch(self, fragment: int, version: int, held: int) -> tuple[int, str, Any, int] | None:
+        """(version, digest, value, snapshot) of the newest, if it is at least the version asked for; see Bulk.fetch."""
+        found = self._bulk.fetch(fragment, version, held)
         return None if found is None else (*found, self._machine.marker)
 
     # -------------------------------------------------------------- the machine and its effects
@@ -268,7 +268,7 @@ class SyncerActor:
                 case events_effects.Send(learner, incarnation, message):
                     self._send(learner, incarnation, message)
                 case events_effects.Merge(syncer_step, fragment, tokens, weights):
-                    self._spawn(self._merge(syncer_step, self._bulk.merge(fragment, tokens, weights)))
+                    self._spawn(self._merge(syncer_step, self._bulk.merge(fragment, tokens, weights, syncer_step)))
                 case events_effects.Append(sequence, record, proposal):
                     self._log.append(sequence, record, proposal.arrays if proposal is not None else [])
                 case events_effects.Cut(identifier):

@@ -20,6 +20,7 @@ from outer.protocol.messages import Contribution, ReadRequest
 from outer.protocol.recorder import Numbered
 
 if TYPE_CHECKING:
+    from outer.numeric.chain import Delta
     from outer.numeric.parameters import GlobalParameters, Proposal
 
 ReadId = tuple[int, int]  # syncer step and attempt
@@ -45,7 +46,7 @@ class Fetched(NamedTuple):
 
     version: int
     digest: str
-    theta: NDArray[Any]  # float32[n]
+    value: NDArray[Any] | list[Delta]  # float32[n], or the deltas that lead to it from the version that is held
 
 
 class Bulk:
@@ -88,18 +89,22 @@ class Bulk:
         for token in [token for token in self._payloads if token.read not in reads]:
             del self._payloads[token]
 
-    def merge(self, fragment: int, tokens: Sequence[Token], weights: Sequence[float]) -> asyncio.Future[Proposal]:
+    def merge(
+        self, fragment: int, tokens: Sequence[Token], weights: Sequence[float], version: int
+    ) -> asyncio.Future[Proposal]:
         """Compute a fragment's next value, as GlobalParameters.propose. Takes the payloads at once."""
         payloads = [self._payloads[token] for token in tokens]
         loop = asyncio.get_running_loop()
-        return loop.run_in_executor(self._merger, self.parameters.propose, fragment, payloads, weights)
+        return loop.run_in_executor(self._merger, self.parameters.propose, fragment, payloads, weights, version)
 
     def install(self, proposal: Proposal, version: int) -> None:
         """Put a merged value in force."""
         self.parameters.install(proposal, version)
         self._digests[proposal.fragment] = proposal.digest
 
-    def fetch(self, fragment: int, version: int) -> Fetched | None:
-        """The newest version of a fragment, if it is at least the version asked for."""
+    def fetch(self, fragment: int, version: int, held: int) -> Fetched | None:
+        """The newest version of a fragment, if it is at least the version asked for. `held`: which one is there."""
         newest = self.parameters.versions[fragment]
-        return None if newest < version else Fetched(newest, self._digests[fragment], self.parameters.thetas[fragment])
+        if newest < version:
+            return None
+        return Fetched(newest, self._digests[fragment], self.parameters.since(fragment, held))

@@ -69,7 +69,14 @@ class SyncConfig(Section):
     base_window: int = Field(
         0, ge=0, le=BASE_WINDOW_MAX, description="rounds that a contribution's base may be behind; 0: the paper's"
     )
-    codec: Literal["fp32", "bf16"] = Field("fp32", description="number format of contributions on the wire")
+    codec: Literal["fp32", "fp32_delta", "bf16", "int8", "int4", "fp4"] = Field(
+        "fp32", description="number format of contributions on the wire"
+    )
+    downlink: Literal["fp32", "bf16", "int8", "int4", "fp4"] = Field(
+        "fp32",
+        description="number format of the differences between versions on their way to the learners; fp32: versions "
+        "travel whole and exact",
+    )
     read_timeout_s: PositiveFloat = Field(2.0, description="deadline for a learner's answer to a read")
     transfer_s: PositiveFloat = Field(60.0, description="deadline for the transfer of a fragment, or of all of them")
     recover: Literal["peer", "syncer"] = Field(

@@ -94,6 +94,7 @@ def begin(
     `make` makes fragments and initial parameters from the task. Raises Incomplete when the journal is not enough and
     there are no other sources, and as JournalWriter.open.
     """
+    from outer.numeric.chain import Chain
     from outer.numeric.parameters import GlobalParameters  # JAX starts here
     from outer.numeric.rules import rules
 
@@ -105,7 +106,8 @@ def begin(
     tensors = [tensor for fragment in fragments for tensor in fragment.tensors]
     merge_rules = rules(tensors, spec.outer.merge, patterns)
     threads = min(MERGE_THREADS, len(os.sched_getaffinity(0)))
-    parameters = GlobalParameters(fragments, thetas, spec.outer, spec.sync.codec, merge_rules, threads)
+    chain = Chain.of(spec.sync.downlink, fragments, spec.shared["seed"])
+    parameters = GlobalParameters(fragments, thetas, spec.outer, spec.sync.codec, merge_rules, threads, chain)
     found, rebuilt = opened.found, None
     if sources is not None and why:
         found, rebuilt = _rebuilt(spec, journal, parameters, len(fragments), opened, sources, ask, why)

@@ -5,6 +5,7 @@ The learner machine calls `adopt` at every boundary.
 
 from __future__ import annotations
 
+from collections import Counter
 from collections.abc import Sequence
 from dataclasses import dataclass, field
 from typing import TYPE_CHECKING, Any
@@ -44,6 +45,7 @@ class Adoption:
         self._noticed: dict[int, Notice] = {}  # the newest notice, by fragment
         self._fetching: dict[int, int] = {}  # fragment -> the newest requested version, until it fails
         self._pending: dict[int, tuple[int, Any]] = {}  # fragment -> (version, payload)
+        self._bytes: Counter[int] = Counter()  # by fragment: of versions that came, until one is adopted
         self._counted: tuple[Mark, tuple[FragmentCounters, ...]] | None = None  # cache of `counters`
 
     # -------------------------------------------------------------- what is held
@@ -130,6 +132,7 @@ class Adoption:
 
     def arrive(self, event: Fetched) -> None:
         """Keep a payload until the next boundary, if it is the newest of its fragment."""
+        self._bytes[event.fragment] += event.bytes
         if event.version > self._pending.get(event.fragment, (-1,))[0]:
             self._pending[event.fragment] = (event.version, event.payload)
 
@@ -187,6 +190,6 @@ class Adoption:
         base.reads = {}
         self._counted = None
         return [
-            Emit(Adopted(fragment, version, at.step, mode, read_at)),
+            Emit(Adopted(fragment, version, at.step, mode, read_at, self._bytes.pop(fragment, 0))),
             Apply(fragment, version, payload, mode, read_at),
         ]

@@ -66,6 +66,7 @@ class Fetched:
     version: int
     payload: Any
     snapshot: int = 0  # the newest snapshot of the syncer when it answered
+    bytes: int = field(default=0, repr=False)  # that its download took; 0: nobody measured them
 
 
 @dataclass(frozen=True)

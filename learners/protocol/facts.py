@@ -60,6 +60,7 @@ class Adopted:
     after_step: int
     mode: str  # bootstrap | overwrite | rebase | mix | own: by a user's rule
     read_at: int | None = None  # rebase: the anchor was the read after this step; None: it was the base
+    bytes: int = field(default=0, repr=False)  # of the fragment's versions that came since the last one was adopted
 
 
 @dataclass(frozen=True)

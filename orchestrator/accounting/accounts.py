@@ -65,7 +65,8 @@ class Tallies:
         self.syncer_step: int | None = None  # the newest that was committed or passed
         self.commits: Counter[int] = Counter()  # by fragment
         self.contributions: Counter[int] = Counter()  # the same
-        self.adoptions: Counter[int] = Counter()  # the same
+        self.adoptions: Counter[int] = Counter()  # the same, of versions whose bytes nobody measured
+        self.downloaded = 0  # bytes of the others
         self.refusals: Counter[str] = Counter()  # by reason
         self._took_part: Counter[str] = Counter()  # by learner, in commits
         self._could: Counter[str] = Counter()  # the same: while it was wanted, and those it did while leaving
@@ -84,7 +85,8 @@ class Tallies:
                 steps.append(fact.syncer_step)
         if steps:
             self.syncer_step = max(steps) if self.syncer_step is None else max(self.syncer_step, *steps)
-        self.adoptions.update(_counted(block.adoptions.fragment))
+        self.adoptions.update(_counted(block.adoptions.fragment[block.adoptions.bytes == 0]))
+        self.downloaded += int(block.adoptions.bytes.sum())
         self._participate(block)
 
     def newest_of(self, kind: type[Any]) -> Any:

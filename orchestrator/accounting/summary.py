@@ -2,8 +2,8 @@
 
 What the log does not contain is None, never 0. Times are seconds; `wall_s` and `tokens_per_s` are over the window of
 the accounts (first learner step to last commit), `at_s` counts from the first learner step. `wire_bytes` are
-payloads only, headers are not counted: up, each merged contribution in the recipe's codec; down, each adoption
-in float32.
+payloads only, headers are not counted: up, each merged contribution in the recipe's codec; down, what came for each
+adoption, and where that was not measured, the fragment in float32.
 """
 
 from __future__ import annotations
@@ -12,18 +12,21 @@ import math
 from collections.abc import Iterable, Mapping, Sequence
 from typing import TYPE_CHECKING, Any
 
+import numpy as np
+
 from orchestrator.accounting.accounts import Accounts, Tallies
 from orchestrator.accounting.ledger import REASONS, Books, Ledger
 from orchestrator.accounting.verdicts import Verdict, sound
-from orchestrator.eventlog.block import Block
+from orchestrator.eventlog.block import Adoptions, Block, Ints
 from orchestrator.eventlog.events import Event
 from orchestrator.eventlog.facts import Evaluated, ReferenceLosses, RunFinished, RunStarted
+from outer.numeric.formats import known
 from outer.protocol.facts import SyncerStarted
 
 if TYPE_CHECKING:
     from orchestrator.recipe.config import Recipe
 
-ELEMENT_BYTES = {"fp32": 4, "bf16": 2}  # of one element on the wire, by codec
+ELEMENT_BYTES = 4  # of a version, on the wire
 
 
 def summarise(
@@ -78,6 +81,11 @@ def summarise(
     }
 
 
+def downloaded(adopted: Adoptions, elements: Ints) -> Ints:
+    """Bytes that came for each adoption of a fragment with so many elements."""
+    return np.where(adopted.bytes > 0, adopted.bytes, elements * ELEMENT_BYTES)
+
+
 def _finite(value: float) -> float | None:
     return value if math.isfinite(value) else None
 
@@ -109,9 +117,10 @@ def _wire_bytes(tallies: Tallies, rules: SyncerStarted | None, codec: str | None
     if rules is None:
         return {"up": None, "down": None}
     sizes = dict(enumerate(rules.sizes))  # a strange log may name other fragments
-    up = sum(sizes.get(fragment, 0) * count for fragment, count in tallies.contributions.items())
+    form, sent = known(codec), tallies.contributions.items()
+    up = None if form is None else sum(form.bytes(sizes.get(fragment, 0)) * count for fragment, count in sent)
     down = sum(sizes.get(fragment, 0) * count for fragment, count in tallies.adoptions.items())
     return {
-        "up": up * ELEMENT_BYTES[codec] if codec in ELEMENT_BYTES else None,
-        "down": down * ELEMENT_BYTES["fp32"],
+        "up": up,
+        "down": tallies.downloaded + down * ELEMENT_BYTES,
     }

@@ -62,6 +62,7 @@ class Adoptions(NamedTuple):
     after_step: Ints
     mode: Ints
     read_at: Ints  # NONE: None
+    bytes: Ints
 
 
 class Commits(NamedTuple):
@@ -160,8 +161,9 @@ class Block:
             yield Placed(position, Event(*self._key(source), sequence, at, fact))
 
     def _adoptions(self) -> Iterator[Placed]:
-        for position, source, sequence, at, fragment, version, after_step, mode, read_at in _rows(self.adoptions):
-            fact = Adopted(fragment, version, after_step, self.names[mode], None if read_at == NONE else read_at)
+        for position, source, sequence, at, *rest in _rows(self.adoptions):
+            fragment, version, after_step, mode, read_at, came = rest
+            fact = Adopted(fragment, version, after_step, self.names[mode], None if read_at == NONE else read_at, came)
             yield Placed(position, Event(*self._key(source), sequence, at, fact))
 
     def committed(self) -> Iterator[Placed]:
@@ -242,9 +244,9 @@ class Rows:
 
     def adoption(self, key: Key, sequence: int, at: float, values: Sequence[Any]) -> None:
         """An Adopted, by the values of its fields in order."""
-        *most, mode, read_at = values
+        *most, mode, read_at, came = values
         word, read_at = self._names[mode], NONE if read_at is None else read_at
-        self._adoptions.append((self.next, self._sources[key], sequence, at, *most, word, read_at))
+        self._adoptions.append((self.next, self._sources[key], sequence, at, *most, word, read_at, came))
         self.next += 1
 
     def commit(

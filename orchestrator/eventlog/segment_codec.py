@@ -34,8 +34,8 @@ FORMAT = 2
 MICRO = 1_000_000
 TABLES = {"steps": Steps, "adoptions": Adoptions, "commits": Commits, "contributions": Contributions}
 _REPEATED = 8  # a column with fewer distinct values than rows / 8 is written with a dictionary
-_LATER = frozenset({"age"})  # columns of whole numbers that older segments lack; there they are 0
 _HEX = frozenset("0123456789abcdef")
+_LATER = {"age": 0, "bytes": 0}  # columns that segments of older versions lack, and what stands there
 
 Column = NDArray[Any]
 
@@ -250,10 +250,8 @@ def _read(content: Column, packing: dict[str, str], kind: Any, start: int) -> di
     """The columns of a table, in the log's order."""
     read = pq.read_table(pa.BufferReader(pa.py_buffer(content)), use_threads=False, pre_buffer=False)
     names = [*kind._fields, *([] if "position" in kind._fields else ["position"])]
-    columns = {each: _unpack(read[each].combine_chunks(), packing[each]) for each in names if each not in _LATER}
-    for each in _LATER.intersection(names):
-        there = each in packing
-        columns[each] = _unpack(read[each].combine_chunks(), "") if there else np.zeros(read.num_rows, np.int64)
+    later = {each: np.full(len(read), _LATER[each]) for each in _LATER.keys() & set(names) - set(read.column_names)}
+    columns = later | {each: _unpack(read[each].combine_chunks(), packing[each]) for each in names if each not in later}
     order = np.argsort(columns["position"], kind="stable")
     columns = {each: column[order] for each, column in columns.items()}
     if "position" in kind._fields:

@@ -22,6 +22,7 @@ from orchestrator.replay.schedule import AFTER_STRETCHES, Order, Stretch, stretc
 from orchestrator.replay.tally import Difference, Tally
 from orchestrator.replay.tape import Tape, merged_read, merged_reads, nothing_computed
 from outer.numeric import codec as codecs
+from outer.numeric.chain import Chain
 from outer.numeric.parameters import GlobalParameters
 from outer.numeric.rules import rules
 from outer.protocol.facts import Committed
@@ -76,6 +77,7 @@ class Replayer:
             recipe.outer,
             recipe.sync.codec,
             rules(tensors, recipe.outer.merge, getattr(task, "merge_rules", {})),
+            chain=Chain.of(recipe.sync.downlink, self.fragments, recipe.seed),
         )
         for key in tape.incarnations:
             pool_of(recipe, key)
@@ -108,7 +110,8 @@ class Replayer:
             for index in range(len(commit.participants)):
                 payloads.append(self._contribution(commit, index, number))
                 number += 1
-            proposal = self.parameters.propose(commit.fragment, payloads, [one.weight for one in commit.participants])
+            weights = [one.weight for one in commit.participants]
+            proposal = self.parameters.propose(commit.fragment, payloads, weights, commit.syncer_step)
             self._order = (number - 1, AFTER_STRETCHES, 1)
             found = codecs.digest(proposal.theta, like=commit.digest)
             self._compare("commit", commit.digest, found, fragment=commit.fragment)

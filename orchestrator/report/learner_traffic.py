@@ -1,7 +1,7 @@
 """Bytes between the syncer and each learner, against those of data-parallel training of the same steps.
 
 Computed from the log's sizes of fragments, merged contributions, adoptions and received states. Payloads only, each
-byte once. Headers, refused contributions, and versions that were fetched and never adopted are not in the log.
+byte once. Headers, refused contributions, and what came after the last adoption are not in the log.
 """
 
 from __future__ import annotations
@@ -13,9 +13,10 @@ from typing import Any
 import numpy as np
 
 from learners.protocol.facts import StateReceived
-from orchestrator.accounting.summary import ELEMENT_BYTES
+from orchestrator.accounting.summary import downloaded
 from orchestrator.eventlog.block import Block, Commits, Contributions
 from outer.journal.saving import saved
+from outer.numeric.formats import known
 from outer.protocol.facts import SyncerStarted
 
 GRADIENT_BYTES = 4  # of one float32
@@ -41,9 +42,9 @@ class Link:
 @saved
 @dataclass
 class Sent:
-    """What passed one learner's link: elements, bytes of peers' states, and the steps that it made."""
+    """What passed one learner's link, in bytes but for `up`, and the steps that it made."""
 
-    up: int = 0
+    up: int = 0  # elements
     down: int = 0
     joins: int = 0
     peers: int = 0
@@ -71,8 +72,9 @@ class Traffic:
                 return np.minimum(fragments, len(self.sizes))  # a strange log may name others: they count nothing
 
             self._add(block, "up", contributions.learner, sizes[known(commits.fragment)[contributions.commit]])
-            self._add(block, "joins", adopted.source[joining], sizes[known(adopted.fragment)[joining]])
-            self._add(block, "down", adopted.source[~joining], sizes[known(adopted.fragment)[~joining]])
+            came = downloaded(adopted, sizes[known(adopted.fragment)])
+            self._add(block, "joins", adopted.source[joining], came[joining])
+            self._add(block, "down", adopted.source[~joining], came[~joining])
         self._add(block, "steps", block.steps.source, np.ones(len(block.steps.source), np.int64))
         for _, event in block.others:
             if isinstance(event.fact, StateReceived) and event.fact.source == "peer":
@@ -90,13 +92,11 @@ class Traffic:
 
     def links(self, names: tuple[str, ...], configured: int, recipe: Mapping[str, Any]) -> list[Link]:
         """One link for each of these learners; `configured`: how many a data-parallel run would have."""
-        width = ELEMENT_BYTES.get(str((recipe.get("sync") or {}).get("codec")))
+        form = known((recipe.get("sync") or {}).get("codec"))
         a_step = 2 * (configured - 1) / configured * sum(self.sizes) * GRADIENT_BYTES if configured else 0.0
         made = []
         for name in names:
-            sent, down = self.learners.get(name, Sent()), ELEMENT_BYTES["fp32"]
-            up = None if width is None else sent.up * width
-            made.append(
-                Link(name, up, sent.down * down, sent.joins * down, sent.peers, sent.steps, sent.steps * a_step)
-            )
+            sent = self.learners.get(name, Sent())
+            up = None if form is None else round(sent.up * form.bits / 8)
+            made.append(Link(name, up, sent.down, sent.joins, sent.peers, sent.steps, sent.steps * a_step))
         return made

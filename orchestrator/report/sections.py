@@ -191,9 +191,9 @@ def _wire(data: Data) -> Section:
         return Section("wire", "Bytes on the links")
     elements, count = sum(data.rules.sizes), len(data.rules.learners)
     lead = (
-        "Up: the elements of every merged contribution in the recipe's codec. Down: the elements of every adopted "
-        "fragment in float32. Payloads only: headers, refused contributions, and versions that were fetched but never "
-        "adopted are not in the log and not counted.",
+        "Up: the elements of every merged contribution in the recipe's codec. Down: what was fetched until "
+        "each adoption, and in float32 where the log does not say. Payloads only: headers and refused contributions "
+        "are not in the log and not counted.",
         f"Data-parallel training is a ring all-reduce of one float32 gradient ({number(elements)} elements) for each "
         f"of the same learner steps among {count} learners: 2 (M − 1) / M × 4 bytes × elements sent by each learner "
         "and step. "

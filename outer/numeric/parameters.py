@@ -16,7 +16,9 @@ from numpy.typing import NDArray
 
 from outer.config import OuterConfig
 from outer.numeric import codec as codecs
-from outer.numeric import kernel
+from outer.numeric import formats, kernel
+from outer.numeric.chain import Chain, Delta, Recent
+from outer.numeric.compiling import read_only
 from outer.numeric.merge import Contributions, Layout, layout
 from outer.numeric.optimizer import OuterOptimizer
 from outer.protocol.fragments import Fragment
@@ -29,22 +31,25 @@ class Proposal:
     """A computed outer step of one fragment that is not in force yet."""
 
     fragment: int
-    theta: NDArray[np.float32]  # [n], read-only
+    theta: NDArray[np.float32]  # [n], read-only: as published
     state: Any  # outer optimizer state, a pytree of NumPy arrays
     norm: float  # L2 norm of the merged outer gradient that the outer optimizer stepped on
-    digest: str  # as codec.digest
+    digest: str  # of theta, as codec.digest
     finite: bool  # whether every element of theta is finite
+    exact: NDArray[np.float32] | None = None  # [n], read-only: with a chain, what theta rounds
+    delta: Delta | None = None  # with a chain: what leads from the version before to theta
 
     @property
     def arrays(self) -> list[NDArray[Any]]:
-        """theta, then the leaves of the state, as `GlobalParameters.restore` takes them."""
-        return [self.theta, *jax.tree.leaves(self.state)]
+        """theta, the leaves of the state, and with a chain `exact`, as `GlobalParameters.restore` takes them."""
+        return _arrays(self.theta, self.state, self.exact)
 
 
 class GlobalParameters:
     """The paper's Theta in fragments, with the outer optimizer's state for each.
 
-    `thetas`: read-only float32[n] for each fragment; a commit replaces an array and never changes one in place.
+    `thetas`: as published, read-only float32[n] for each fragment; a commit replaces an array and never changes one in
+    place. `exact`: what the outer optimizer steps; with a chain `thetas` rounds it, else they are the same arrays.
     `states`: outer optimizer states. `versions`: 0 at first, then the syncer step of the newest commit.
     """
 
@@ -56,8 +61,10 @@ class GlobalParameters:
         codec: str,
         rules: Mapping[str, str],
         threads: int = 1,
+        chain: Chain | None = None,
     ) -> None:
         """`initial`: float32[n] per fragment. `rules`: by tensor name. `threads`: that merge, with the same bits.
+        `chain`: how published versions follow each other, if not as they are.
 
         Raises ValueError for an invalid `outer`.
         """
@@ -67,76 +74,94 @@ class GlobalParameters:
         self._codec, self._threads = codec, threads
         self._layouts = [layout(fragment, rules, outer.granularity) for fragment in self.fragments]
         self.thetas = [_frozen(np.array(array, dtype=np.float32)) for array in initial]
+        self.exact = list(self.thetas)
+        self._chain, self._recent = chain, [Recent(theta.nbytes) for theta in self.thetas]
         self.states = [self._fresh_state(index) for index in range(len(self.fragments))]
         self.versions = [0] * len(self.fragments)
 
-    def propose(self, fragment: int, payloads: Sequence[NDArray[Any]], weights: Sequence[float]) -> Proposal:
+    def propose(
+        self, fragment: int, payloads: Sequence[NDArray[Any]], weights: Sequence[float], version: int = 0
+    ) -> Proposal:
         """Compute a fragment's outer step from M checked payloads and M weights with sum 1. Changes nothing.
+
+        `version`: as which it will be installed; it seeds the rounding of a chain.
 
         Tensors of the kind mean become the weighted average of the learners' values (with one learner and codec fp32
         its value, exactly), and the outer optimizer does not see them.
         """
-        theta, laid = self.thetas[fragment], self._layouts[fragment]
-        given = Contributions(self._codec, theta, payloads, weights, self._threads)
+        anchor, laid = self.thetas[fragment], self._layouts[fragment]  # what the learners grew from
+        given = Contributions(self._codec, anchor, payloads, weights, self._threads)
         step = self._step if self._optimizer.sgd is None else self._sgd
-        stepped, state, norm, finite = step(given, laid, self.states[fragment])
+        stepped, state, norm, finite = step(given, laid, self.exact[fragment], self.states[fragment])
         for place in laid.mean:
             stepped[place] = sum(
-                weight * codecs.values(self._codec, payload[place], theta[place])
+                weight * codecs.values(self._codec, payload, given.anchor, place)
                 for payload, weight in zip(given.payloads, given.weights, strict=True)
             )
-            finite = finite and codecs.finite(stepped[place])
-        return Proposal(
-            fragment=fragment,
-            theta=_frozen(stepped),
-            state=state,
-            norm=norm,
-            digest=codecs.digest(stepped),
-            finite=finite,
-        )
+            finite = finite and bool(np.isfinite(stepped[place]).all())
+        if self._chain is None or not finite:
+            return Proposal(fragment, _frozen(stepped), state, norm, codecs.digest(stepped), finite)
+        delta = self._chain.delta(fragment, version, stepped, anchor)
+        published = self._chain.extend(fragment, anchor, [delta])
+        finite, digest = bool(np.isfinite(published).all()), codecs.digest(published)
+        return Proposal(fragment, published, state, norm, digest, finite, _frozen(stepped), delta)
 
-    def _sgd(self, given: Contributions, laid: Layout, state: Any) -> Stepped:
+    def _sgd(self, given: Contributions, laid: Layout, theta: NDArray[np.float32], state: Any) -> Stepped:
         """SGD with momentum, merged and stepped in one pass."""
         how = self._optimizer.sgd
         assert how is not None
         (velocity,), structure = jax.tree.flatten(state)
-        stepped, moved, total = np.empty_like(given.base), np.empty_like(velocity), np.zeros(2)
-        settings = (kernel.read_only(velocity), moved, stepped, how.lr, how.momentum, how.nesterov)
+        stepped, moved, total = np.empty_like(theta), np.empty_like(velocity), np.zeros(2)
+        settings = (read_only(theta), read_only(velocity), moved, stepped, how.lr, how.momentum, how.nesterov)
         for rule, pieces in laid.pieces.items():
             found = np.zeros((len(pieces.starts), 2))
             given.run(kernel.sgd, pieces, given.shares(rule, pieces), pieces.shift, found, between=settings)
             total += found.sum(axis=0)
         return stepped, jax.tree.unflatten(structure, [moved]), math.sqrt(total[0]), total[1] == 0.0
 
-    def _step(self, given: Contributions, laid: Layout, state: Any) -> Stepped:
+    def _step(self, given: Contributions, laid: Layout, theta: NDArray[np.float32], state: Any) -> Stepped:
         """Any other optimizer, on the merged gradient as a whole."""
-        merged, kept = given.gradient(laid), np.ones(len(given.base), np.bool_)
+        merged, kept = given.gradient(laid), np.ones(len(theta), np.bool_)
         for place in laid.mean:
             kept[place] = False
-        stepped = np.empty_like(given.base)
-        stepped[kept], state = self._optimizer.step(given.base[kept], merged[kept], state)
-        return stepped, state, float(np.sqrt(np.dot(merged, merged))), codecs.finite(stepped)
+        stepped = np.empty_like(theta)
+        stepped[kept], state = self._optimizer.step(theta[kept], merged[kept], state)
+        return stepped, state, float(np.sqrt(np.dot(merged, merged))), bool(np.isfinite(stepped).all())
 
     def warm_up(self) -> None:
         """Compile what `propose` needs, before the first learner waits for it. Changes nothing."""
-        kernel.warm_up(codecs.dtype(self._codec))
+        form = formats.named(self._codec)
+        kernel.warm_up(form.encode(np.zeros(1, np.float32), 0), form.kind)
+        if self._chain is not None:
+            self._chain.codec.warm_up()
         if self._optimizer.sgd is None:
             for fragment in {each.size: each.index for each in self.fragments}.values():
-                self.propose(fragment, [codecs.encode(self._codec, *[self.thetas[fragment]] * 2)], [1.0])
+                self.propose(
+                    fragment, [codecs.encode(self._codec, self.thetas[fragment], self.thetas[fragment])], [1.0]
+                )
 
     def install(self, proposal: Proposal, version: int) -> None:
         """Put a proposal in force as the given version of its fragment."""
         assert version > self.versions[proposal.fragment], "a fragment's version only rises"
+        if proposal.delta is not None:
+            self._recent[proposal.fragment].add(self.versions[proposal.fragment], proposal.delta)
         self.thetas[proposal.fragment] = proposal.theta
+        self.exact[proposal.fragment] = proposal.theta if proposal.exact is None else proposal.exact
         self.states[proposal.fragment] = proposal.state
         self.versions[proposal.fragment] = version
 
+    def since(self, fragment: int, version: int) -> NDArray[np.float32] | list[Delta]:
+        """What brings a holder of `version` to the newest one: successive deltas, or else the whole value."""
+        deltas = self._recent[fragment].since(version)
+        return self.thetas[fragment] if deltas is None else deltas
+
     def arrays(self, fragment: int) -> list[NDArray[Any]]:
-        """A fragment's theta and state leaves, as `restore` takes them."""
-        return [self.thetas[fragment], *jax.tree.leaves(self.states[fragment])]
+        """What `restore` takes: as Proposal.arrays."""
+        exact = None if self._chain is None else self.exact[fragment]
+        return _arrays(self.thetas[fragment], self.states[fragment], exact)
 
     def restore_theta(self, fragment: int, version: int, theta: NDArray[np.float32]) -> None:
-        """Restore a fragment's parameters alone; its outer optimizer state starts fresh."""
+        """Restore a fragment's published parameters alone; its outer optimizer state starts fresh, from these."""
         self.restore(fragment, version, [theta, *jax.tree.leaves(self._fresh_state(fragment))])
 
     def _fresh_state(self, fragment: int) -> Any:
@@ -144,20 +169,30 @@ class GlobalParameters:
         return self._optimizer.init(np.delete(theta, np.r_[tuple(mean)]) if mean else theta)
 
     def restore(self, fragment: int, version: int, arrays: Sequence[NDArray[Any]]) -> None:
-        """Restore a fragment from `arrays`. Raises ValueError if they do not fit this model and optimizer."""
-        theta, leaves = arrays[0], list(arrays[1:])
+        """Restore a fragment from `arrays`. Raises ValueError if they do not fit this model and optimizer.
+
+        The exact parameters are the published ones where either this run or the one that saved them has no chain.
+        """
         old, structure = jax.tree.flatten(self.states[fragment])
-        ours = [(self.thetas[fragment].dtype, self.thetas[fragment].shape), *((leaf.dtype, leaf.shape) for leaf in old)]
+        theta, leaves, more = arrays[0], list(arrays[1 : 1 + len(old)]), list(arrays[1 + len(old) :])
+        held = self.thetas[fragment]
+        ours = [(each.dtype, each.shape) for each in (held, *old, *[held][: len(more)])]
         theirs = [(array.dtype, array.shape) for array in arrays]
         if ours != theirs:
             raise ValueError(f"fragment {fragment} was saved as {theirs}; this recipe needs {ours}")
         self.thetas[fragment] = _frozen(theta)
+        self.exact[fragment] = _frozen(more[0]) if more and self._chain is not None else self.thetas[fragment]
+        self._recent[fragment] = Recent(theta.nbytes)
         self.states[fragment] = jax.tree.unflatten(structure, leaves)
         self.versions[fragment] = version
 
     def digest(self) -> str:
         """Digest of all parameters, in the order of the fragments."""
         return codecs.digest(*self.thetas)
+
+
+def _arrays(theta: NDArray[np.float32], state: Any, exact: NDArray[np.float32] | None) -> list[NDArray[Any]]:
+    return [theta, *jax.tree.leaves(state), *([] if exact is None else [exact])]
 
 
 def _frozen(array: NDArray[np.float32]) -> NDArray[np.float32]:

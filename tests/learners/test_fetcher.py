@@ -3,17 +3,21 @@
 from __future__ import annotations
 
 import threading
+from collections.abc import Callable
 from types import SimpleNamespace
 from typing import Any
 
 import numpy as np
 import pytest
 
-from learners.fetcher import Fetcher
+from learners.fetcher import NOTHING, Fetcher
 from learners.protocol.adoption import Adoption
 from learners.protocol.events_effects import Fetch, Fetched, FetchFailed, Recover, StateArrived, StateMissed
-from outer.config import SyncConfig
+from outer.config import OuterConfig, SyncConfig
 from outer.numeric import codec as codecs
+from outer.numeric.chain import Chain
+from outer.numeric.parameters import GlobalParameters
+from outer.protocol.fragments import Fragment, Tensor
 from outer.protocol.messages import Donor, Notice, SeekDonor, State, StateRequest
 from tests.waiting import DEADLINE_S, until
 
@@ -28,7 +32,7 @@ class GatedLink:
         self.gate = threading.Event()
         self.asked: list[tuple[int, int]] = []
 
-    def fetch(self, fragment: int, version: int, deadline_s: float) -> tuple[int, str, Any, int]:
+    def fetch(self, fragment: int, version: int, held: int, deadline_s: float) -> tuple[int, str, Any, int]:
         self.asked.append((fragment, version))
         assert self.gate.wait(DEADLINE_S)
         payload = np.full(3, version, np.float32)
@@ -54,8 +58,8 @@ def test_a_thousand_notices_download_each_fragment_once_at_its_newest_version() 
 
 def test_a_version_that_came_with_an_older_request_is_not_downloaded_again() -> None:
     class Ahead(GatedLink):
-        def fetch(self, fragment: int, version: int, deadline_s: float) -> tuple[int, str, Any, int]:
-            return super().fetch(fragment, 9, deadline_s)
+        def fetch(self, fragment: int, version: int, held: int, deadline_s: float) -> tuple[int, str, Any, int]:
+            return super().fetch(fragment, 9, held, deadline_s)
 
     link, results = Ahead(), list[Any]()
     fetching = fetcher(link, results)
@@ -70,11 +74,11 @@ def test_a_version_that_came_with_an_older_request_is_not_downloaded_again() -> 
 
 def test_after_a_failure_the_fragment_is_fetched_again() -> None:
     class Failing(GatedLink):
-        def fetch(self, fragment: int, version: int, deadline_s: float) -> Any:
+        def fetch(self, fragment: int, version: int, held: int, deadline_s: float) -> Any:
             if not self.asked:
                 self.asked.append((fragment, version))
                 raise TimeoutError
-            return super().fetch(fragment, version, deadline_s)
+            return super().fetch(fragment, version, held, deadline_s)
 
     link, results = Failing(), list[Any]()
     link.gate.set()
@@ -84,6 +88,65 @@ def test_after_a_failure_the_fragment_is_fetched_again() -> None:
     fetching.fetch(Fetch(0, 5, ""))
     until(lambda: len(results) == 2, "the second attempt")
     assert isinstance(results[1], Fetched) and results[1].version == 5
+
+
+class ChainLink:
+    """The syncer's answers, of a fragment whose versions follow each other by deltas; `spoil` may change a value."""
+
+    def __init__(self, parameters: GlobalParameters) -> None:
+        self.parameters = parameters
+        self.held: list[int] = []
+        self.spoil: Callable[[Any], Any] = lambda value: value
+
+    def fetch(self, fragment: int, version: int, held: int, deadline_s: float) -> tuple[int, str, Any, int]:
+        self.held.append(held)
+        theta = self.parameters.thetas[fragment]
+        value = self.spoil(self.parameters.since(fragment, held))
+        return self.parameters.versions[fragment], codecs.digest(theta), value, 0
+
+
+def flipped(value: Any) -> Any:
+    """The newest delta with one bit changed; a whole value as it is."""
+    if not isinstance(value, list):
+        return value
+    damaged = value[-1].copy()
+    damaged[-1] ^= 1
+    return [*value[:-1], damaged]
+
+
+@pytest.mark.parametrize(
+    "spoil", [None, flipped, lambda value: [value[0][:5]] if isinstance(value, list) else value], ids=str
+)
+def test_who_is_versions_behind_takes_deltas_and_the_whole_value_where_they_do_not_fit(spoil: Any) -> None:
+    fragment, rng = Fragment(0, (Tensor("w", (1000,), "float32"),)), np.random.default_rng(1)
+    chain = Chain("int8", [fragment], 3)
+    held = GlobalParameters([fragment], [np.zeros(1000, np.float32)], OuterConfig(), "fp32", {"w": "avg"}, chain=chain)
+    link, results = ChainLink(held), list[Any]()
+    fetching = fetcher(link, results)
+    fetching.chain = chain
+    bytes_of = {"whole": held.thetas[0].nbytes, "delta": chain.bytes(0)}
+    wanted = []
+    for version in (1, 2, 3, 5, 9):
+        payload = held.thetas[0] + rng.normal(size=1000).astype(np.float32)
+        held.install(held.propose(0, [payload], [1.0], version), version)
+        if version == 9 and spoil is not None:
+            link.spoil = spoil
+        if version in (2, 3, 9):  # 5 is missed
+            fetching.fetch(Fetch(0, version, codecs.digest(held.thetas[0])))
+            until(lambda: len(results) == len(wanted) + 1, "the version")
+            wanted.append((version, held.thetas[0].tobytes()))
+    assert [(each.version, each.payload.tobytes()) for each in results] == wanted
+    if spoil is None:
+        assert link.held == [NOTHING, 2, 3]
+        assert [each.bytes for each in results] == [bytes_of["whole"], bytes_of["delta"], 2 * bytes_of["delta"]]
+    else:
+        assert link.held == [NOTHING, 2, 3, NOTHING]
+        assert results[-1].bytes > bytes_of["whole"], "what was damaged was moved, too"
+    link.spoil = lambda value: value + 1.0 if not isinstance(value, list) else flipped(value)
+    held.install(held.propose(0, [held.thetas[0]], [1.0], 10), 10)
+    fetching.fetch(Fetch(0, 10, ""))
+    until(lambda: len(results) == len(wanted) + 1, "the failure")
+    assert results[-1] == FetchFailed(0, 10, "bad_digest")
 
 
 class DonorsLink:

@@ -33,8 +33,10 @@ def one_compilation() -> Iterator[None]:
         yield
 
 
-def shell(overlap: str = "free", adopt: str = "overwrite", **settings: Any) -> LockStep:
-    sync = SyncConfig.model_validate({"P": 3, "H": 6, "tau": 2, "overlap": overlap, "adopt": adopt})
+def shell(overlap: str = "free", adopt: str = "overwrite", downlink: str = "fp32", **settings: Any) -> LockStep:
+    sync = SyncConfig.model_validate(
+        {"P": 3, "H": 6, "tau": 2, "overlap": overlap, "adopt": adopt, "downlink": downlink}
+    )
     budget = Budget(tokens=None, syncer_steps=18)
     learners: dict[str, Any] = {"learners": LEARNERS, "quorum": 2, "span_steps": 4}
     return LockStep(
@@ -42,16 +44,16 @@ def shell(overlap: str = "free", adopt: str = "overwrite", **settings: Any) -> L
     )
 
 
-@pytest.mark.parametrize(("overlap", "adopt"), [("free", "rebase"), ("strict", "overwrite")])
-def test_a_run_that_another_process_continues_has_the_same_facts_and_bits(overlap: str, adopt: str) -> None:
-    whole = shell(overlap, adopt, slowdowns={"b": 1.5})
+@pytest.mark.parametrize("way", [("free", "rebase"), ("strict", "overwrite"), ("free", "overwrite", "int8")], ids=str)
+def test_a_run_that_another_process_continues_has_the_same_facts_and_bits(way: tuple[str, ...]) -> None:
+    whole = shell(*way, slowdowns={"b": 1.5})
     whole.run()
     for units in (1, 9):
-        first = shell(overlap, adopt, slowdowns={"b": 1.5})
+        first = shell(*way, slowdowns={"b": 1.5})
         first.begin()
         for _ in range(units):
             first.advance()
-        second = shell(overlap, adopt, slowdowns={"b": 1.5})
+        second = shell(*way, slowdowns={"b": 1.5})
         lockstep_state.restore(second, lockstep_state.pack(first))
         while not second.over:
             second.advance()

@@ -29,8 +29,10 @@ WAYS: Sequence[dict[str, Any]] = (
     {},
     {"adopt": "rebase"},
     {"adopt": "mix", "alpha": 0.5, "codec": "bf16"},
-    {"adopt": "rebase", "codec": "bf16"},
+    {"adopt": "rebase", "codec": "bf16", "downlink": "int8"},
     {"overlap": "strict"},
+    {"adopt": "mix", "alpha": 0.5, "downlink": "bf16"},
+    {"downlink": "int8"},
 )
 
 
@@ -75,7 +77,7 @@ def test_leaves_in_bfloat16_and_microbatches_are_computed_again_to_the_bit(
     assert replayer.tally.equal["contribution"] > 40
 
 
-@pytest.mark.parametrize("way", WAYS[1:3], ids=str)
+@pytest.mark.parametrize("way", [*WAYS[1:3], WAYS[-1]], ids=str)
 def test_leaves_of_every_kind_are_computed_again_to_the_bit(
     way: dict[str, Any], monkeypatch: pytest.MonkeyPatch
 ) -> None:

@@ -11,10 +11,11 @@ from heapq import heappush
 from typing import Any
 
 from orchestrator.planner.fleet.description import Fleet, Link
-from orchestrator.planner.sizing.traffic import DOWN_BYTES, UP_BYTES
+from orchestrator.planner.sizing.traffic import DOWN_BYTES, down_bytes
 from orchestrator.simulation.learner_process import LearnerProcess
 from orchestrator.simulation.process import Process
 from orchestrator.simulation.timeline import Timeline
+from outer.numeric.formats import named
 from outer.protocol.messages import JOINING
 
 FREE = Link()
@@ -80,13 +81,15 @@ class FleetNetwork:
         self._shards = fleet.shards or (fleet.syncer_region,)
         self._region = {member.name: member.region for member in fleet.members}
         self._warm = {member.name for member in fleet.members if fleet.warm and not member.since_s}
-        self._up_bytes = UP_BYTES[fleet.sync.codec]
+        self._up_bytes = [named(fleet.sync.codec).bytes(fragment.size) for fragment in fleet.fragments]
+        self._down_bytes = down_bytes(fleet.sync, fleet.fragments)
+        self._whole = DOWN_BYTES * sum(each.size for each in fleet.fragments) / sum(self._down_bytes)
 
     def up_size(self, fragment: int) -> float:
-        return self._up_bytes * self._fleet.fragments[fragment].size
+        return self._up_bytes[fragment]
 
     def down_size(self, fragment: int) -> float:
-        return DOWN_BYTES * self._fleet.fragments[fragment].size
+        return self._down_bytes[fragment]
 
     def links(self, learner: LearnerProcess) -> tuple[Way, Way]:
         here, there = self._region[learner.name], self._syncer
@@ -119,6 +122,7 @@ class FleetNetwork:
         if learner.machine.phase == JOINING and learner.incarnation == 1 and learner.name in self._warm:
             time.reach(0.0, target, happen, *args)  # it holds the first versions
             return
+        size *= self._whole if learner.machine.phase == JOINING else 1.0  # it holds no version before
         there_at = self.regions.gather(at, size, self._shards, way.target)
         time.reach(there_at - time.now, target, happen, *args)
 

@@ -12,6 +12,7 @@ from dataclasses import dataclass
 
 from orchestrator.planner.sizing.draft import Draft, gib
 from orchestrator.planner.sizing.nodes import Node
+from orchestrator.planner.sizing.traffic import DOWN_BYTES
 from orchestrator.recipe.problems import Problem
 
 
@@ -40,7 +41,8 @@ def _transfers(draft: Draft) -> Iterator[tuple[str, float, str, int]]:
     """(field, its deadline in seconds, what has to cross by then, bytes of it)."""
     sync, moved = draft.recipe.sync, draft.traffic
     yield "sync.read_timeout_s", sync.read_timeout_s, "contribution", moved.learner_up.peak_bytes
-    yield "sync.transfer_s", sync.transfer_s, "version", moved.learner_down.peak_bytes
+    whole = DOWN_BYTES * max(row.elements for row in draft.rows)  # who joins, or is late, takes no differences
+    yield "sync.transfer_s", sync.transfer_s, "version", whole
 
 
 def deadlines(draft: Draft) -> Iterator[Problem]:

@@ -16,7 +16,7 @@ class Shapes:
     fragments: tuple[Fragment, ...]
     parameter_bytes: int  # one copy, in the dtypes that a learner keeps
     inner_state_bytes: int  # the inner optimizer's, of one learner
-    outer_state_bytes: tuple[int, ...]  # the outer optimizer's, by fragment
+    outer_state_bytes: tuple[int, ...]  # the outer optimizer's and, with a chain, exact parameters, by fragment
     step_tokens: Mapping[str, int]  # tokens of one step of a learner, by pool
     compute_bytes: int = 0  # the copy that the loss is computed with, if its dtypes are others
     summed_bytes: int = 0  # gradients summed over microbatches
@@ -32,16 +32,18 @@ class Shapes:
 def shapes_of(recipe: Recipe) -> Shapes:
     """The shapes of a validated recipe. Raises what the task's own code raises."""
     from learners.training import task, tree
+    from outer.numeric.chain import EXACT
     from outer.numeric.optimizer import OuterOptimizer
 
     built = task.load(recipe.task, recipe.data, recipe.seed, dict(recipe.model))
     fragments = tree.deal(built, recipe.sync)
     outer = OuterOptimizer(recipe.outer)
+    exact = 0 if recipe.sync.downlink == EXACT else 4  # bytes: float32 beside what is published
     return Shapes(
         fragments=fragments,
         parameter_bytes=tree.parameter_bytes(built, recipe.inner),
         inner_state_bytes=tree.inner_state_bytes(built, recipe.inner),
-        outer_state_bytes=tuple(outer.state_bytes(fragment.stepped) for fragment in fragments),
+        outer_state_bytes=tuple(outer.state_bytes(fragment.stepped) + exact * fragment.size for fragment in fragments),
         step_tokens={pool.name: built.tokens(pool.batch_size) for pool in recipe.pools},
         compute_bytes=tree.compute_bytes(built, recipe.inner),
         summed_bytes=tree.summed_bytes(built, recipe.inner),

@@ -11,11 +11,12 @@ from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 
 from outer.config import SyncConfig
+from outer.numeric.chain import Chain
+from outer.numeric.formats import named
 from outer.protocol.fragments import Fragment
 from outer.protocol.schedule import Schedule
 
-UP_BYTES = {"fp32": 4, "bf16": 2}  # of one element of a contribution, by codec
-DOWN_BYTES = 4  # of one element of a version: float32
+DOWN_BYTES = 4  # of one element of a whole version: float32
 
 
 @dataclass(frozen=True)
@@ -27,7 +28,7 @@ class FragmentRow:
     elements: int
     share: float  # of the model's elements
     up_bytes: int
-    down_bytes: int
+    down_bytes: int  # of a version, to a learner that holds the one before
     due: int  # at every syncer step t with t mod H = this
 
 
@@ -78,18 +79,25 @@ def table(fragments: Sequence[Fragment], sync: SyncConfig) -> tuple[FragmentRow,
     """The fragments as they are dealt, in order."""
     schedule = Schedule(len(fragments), sync.round_steps)
     total = sum(fragment.size for fragment in fragments)
+    downs = down_bytes(sync, fragments)
     return tuple(
         FragmentRow(
             fragment=fragment.index,
             tensors=len(fragment.tensors),
             elements=fragment.size,
             share=fragment.size / total if total else 0.0,
-            up_bytes=fragment.size * UP_BYTES[sync.codec],
-            down_bytes=fragment.size * DOWN_BYTES,
+            up_bytes=named(sync.codec).bytes(fragment.size),
+            down_bytes=downs[fragment.index],
             due=schedule.offset(fragment.index),
         )
         for fragment in fragments
     )
+
+
+def down_bytes(sync: SyncConfig, fragments: Sequence[Fragment]) -> list[int]:
+    """Of each fragment's version, to a learner that holds the one before."""
+    chain, wholes = Chain.of(sync.downlink, fragments), [fragment.size * DOWN_BYTES for fragment in fragments]
+    return wholes if chain is None else [min(whole, chain.bytes(index)) for index, whole in enumerate(wholes)]
 
 
 def traffic(
@@ -104,7 +112,7 @@ def traffic(
 ) -> Traffic:
     """`regions`: each learner's, by name. `syncer_steps`: T. `step_s`: seconds of a syncer step, if known."""
     ups, downs = [row.up_bytes for row in rows], [row.down_bytes for row in rows]
-    learners = len(regions)
+    learners, model = len(regions), DOWN_BYTES * sum(row.elements for row in rows)
     up, down = (_flow(sizes, sync.round_steps, 1, step_s) for sizes in (ups, downs))
     commits = [_times_due(row.due, sync.round_steps, syncer_steps) for row in rows]
     counted = Counter(regions.values())
@@ -121,11 +129,11 @@ def traffic(
             )
             for region, count in sorted(counted.items(), key=lambda item: item[0] or "")
         ),
-        joining_bytes=sum(downs),
+        joining_bytes=model,
         donation_bytes=parameter_bytes + inner_state_bytes if _peers_give(sync) else None,
-        evaluation_bytes=sum(downs),
+        evaluation_bytes=model,
         run_up_bytes=learners * sum(size * count for size, count in zip(ups, commits, strict=True)),
-        run_down_bytes=learners * sum(size * (1 + count) for size, count in zip(downs, commits, strict=True)),
+        run_down_bytes=learners * (model + sum(size * count for size, count in zip(downs, commits, strict=True))),
         data_parallel=_data_parallel(parameter_bytes, learners, up.per_step_bytes + down.per_step_bytes),
     )
 
