@@ -1,6 +1,6 @@
 """Traffic over the declared links between regions, against their capacity: on average, and for one fragment in time.
 
-Every learner exchanges with the syncer, so the only pairs are a learners' region and the syncer's. Regions are those of
+Contributions go to the syncer and versions come from it, so the only pairs are a learners' region and the syncer's. Regions are those of
 the recipe's pools, wherever the plan places them. Knows payloads alone, as traffic.py does.
 """
 
@@ -27,7 +27,7 @@ class LinkLoad:
     syncer_region: str
     learners: int
     up_bytes: float  # of all its learners, per syncer step on average
-    down_bytes: float
+    down_bytes: float  # once for all of them: one brings a version, the others get it there
     up_bits: float | None  # per second, on average; None: the step's length is not given
     down_bits: float | None
     link_bits: float | None  # declared; None: it is not
@@ -84,12 +84,12 @@ def _load(
         syncer_region=hub,
         learners=learners,
         up_bytes=learners * up.per_step_bytes,
-        down_bytes=learners * down.per_step_bytes,
+        down_bytes=down.per_step_bytes,
         up_bits=_times(up, learners),
-        down_bits=_times(down, learners),
+        down_bits=down.per_second_bits,
         link_bits=bits,
         latency_s=latency_s,
-        fragment_s=None if bits is None else 8 * learners * (up.peak_bytes + down.peak_bytes) / bits + 2 * latency_s,
+        fragment_s=None if bits is None else 8 * (learners * up.peak_bytes + down.peak_bytes) / bits + 2 * latency_s,
         window_s=None if step_s is None else sync.overlap_steps * step_s,
         contribution_s=None if bits is None else 8 * up.peak_bytes / bits + 2 * latency_s,
         version_s=None if bits is None else 8 * down.peak_bytes / bits + 2 * latency_s,
