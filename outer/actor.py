@@ -1,7 +1,7 @@
 """The syncer as a detached Ray actor: a thin shell around the machine, which takes every protocol decision.
 
-One event loop runs the machine. Merges run in one thread beside it, and the journal is written in another. Bulk data
-leaves only as return values, which their caller owns.
+One event loop runs the machine. The bytes of fragments are behind outer/bulk.py, and the journal is written in a thread
+beside the loop. Bulk data leaves only as return values, which their caller owns.
 """
 
 from __future__ import annotations
@@ -15,15 +15,15 @@ import time
 import traceback
 from collections import Counter
 from collections.abc import Callable, Coroutine
-from concurrent.futures import ThreadPoolExecutor
-from dataclasses import dataclass, replace
-from typing import Any
+from dataclasses import dataclass
+from typing import TYPE_CHECKING, Any
 
 import numpy as np
 import ray
 from numpy.typing import NDArray
 
 from outer import epoch, heap
+from outer.bulk import Bulk
 from outer.epoch import Facts, SyncerSpec
 from outer.first_values import FirstValues
 from outer.journal.object_store import Objects
@@ -31,12 +31,13 @@ from outer.journal.recovery_sources import RecoverySources
 from outer.journal.segmenter import Segmented
 from outer.journal.writer import JournalWriter
 from outer.log_feed import LogFeed
-from outer.numeric import codec as codecs
-from outer.numeric.codec import examine
 from outer.protocol import events_effects, messages
 from outer.protocol.fragments import Fragment
 from outer.protocol.manifest import code_digest
 from outer.snapshots import Snapshots
+
+if TYPE_CHECKING:
+    from outer.numeric.parameters import Proposal
 
 OFTEN = ray.method(enable_task_events=False)  # Ray's control store would keep a row of every call
 HELD_S = 10.0  # for a learner to give what it holds of a fragment
@@ -84,17 +85,13 @@ class SyncerActor:
         )
         self._begun = epoch.begin(spec, self._journal, initial, sources, _ask)
         self._log.begin(self._journal, self._begun.writers)
-        self._fragments, self._task = self._begun.fragments, self._begun.task
-        self._parameters, self._machine = self._begun.parameters, self._begun.machine
+        self._fragments, self._task, self._machine = self._begun.fragments, self._begun.task, self._begun.machine
+        self._bulk = Bulk(self._begun.parameters, spec.sync.codec, lambda: self._reach(epoch.RECEIVED))
         self._over = ""  # why this epoch does nothing any more
-        self._merger = ThreadPoolExecutor(1, "merge")
-        self._merger.submit(self._parameters.warm_up)
-        self._examiner = ThreadPoolExecutor(2, "examine")
         self._peers: dict[str, _Peer] = {}
         self._undelivered: Counter[tuple[str, int]] = Counter()
         self._tasks: set[asyncio.Task[None]] = set()
         self._timer: asyncio.TimerHandle | None = None
-        self._digests = [codecs.digest(theta) for theta in self._parameters.thetas]
         self._failure = ""
         self._snapshots = Snapshots(spec.epoch, self._fragments, spec.store, self._journal, self._task.get("left_out"))
         self._dies_at: dict[str, int] = {}  # for chaos: at which point, passed so many times from now
@@ -195,7 +192,7 @@ class SyncerActor:
 
     async def snapshot(self) -> tuple[int, list[NDArray[np.float32]], tuple[Fragment, ...]]:
         """(newest committed syncer step, float32[n] per fragment, the fragments)."""
-        return self._machine.committed_step, list(self._parameters.thetas), self._fragments
+        return self._machine.committed_step, list(self._bulk.parameters.thetas), self._fragments
 
     # -------------------------------------------------------------- called by learners
 
@@ -245,10 +242,8 @@ class SyncerActor:
     @OFTEN
     async def fetch(self, fragment: int, version: int) -> tuple[int, str, NDArray[np.float32], int] | None:
         """(version, digest, float32[n], snapshot): the newest, if it is at least the version asked for."""
-        parameters, newest = self._parameters, self._parameters.versions[fragment]
-        if newest < version:
-            return None
-        return newest, self._digests[fragment], parameters.thetas[fragment], self._machine.marker
+        found = self._bulk.fetch(fragment, version)
+        return None if found is None else (*found, self._machine.marker)
 
     # -------------------------------------------------------------- the machine and its effects
 
@@ -258,6 +253,7 @@ class SyncerActor:
         try:
             effects = self._machine.handle(_now(), event)
             self._perform(effects)
+            self._bulk.keep(self._machine.open_reads)
         except Exception:
             self._failure = traceback.format_exc()
             raise
@@ -271,15 +267,14 @@ class SyncerActor:
                     self._log.log(fact)
                 case events_effects.Send(learner, incarnation, message):
                     self._send(learner, incarnation, message)
-                case events_effects.Merge():
-                    self._spawn(self._merge(effect))
+                case events_effects.Merge(syncer_step, fragment, tokens, weights):
+                    self._spawn(self._merge(syncer_step, self._bulk.merge(fragment, tokens, weights)))
                 case events_effects.Append(sequence, record, proposal):
                     self._log.append(sequence, record, proposal.arrays if proposal is not None else [])
                 case events_effects.Cut(identifier):
-                    self._snapshots.cut(identifier, self._parameters)
-                case events_effects.Publish(fragment, version, proposal):
-                    self._parameters.install(proposal, version)
-                    self._digests[fragment] = proposal.digest
+                    self._snapshots.cut(identifier, self._bulk.parameters)
+                case events_effects.Publish(_, version, proposal):
+                    self._bulk.install(proposal, version)
                     self._reach(epoch.APPLIED)
                     asyncio.get_running_loop().call_later(ANNOUNCED_S, self._reach, epoch.ANNOUNCED)
 
@@ -317,19 +312,14 @@ class SyncerActor:
             delay_s = max(0.001, at - _now())
             self._timer = asyncio.get_running_loop().call_later(delay_s, self._drive, events_effects.Tick())
 
-    async def _merge(self, effect: events_effects.Merge) -> None:
-        loop = asyncio.get_running_loop()
+    async def _merge(self, syncer_step: int, merging: asyncio.Future[Proposal]) -> None:
         try:
-            proposal = await loop.run_in_executor(
-                self._merger, self._parameters.propose, effect.fragment, effect.payloads, effect.weights
-            )
+            proposal = await merging
         except Exception:
             self._failure = traceback.format_exc()
             raise
         self._reach(epoch.MERGED)
-        self._drive(
-            events_effects.Merged(effect.syncer_step, proposal, proposal.digest, proposal.norm, proposal.finite)
-        )
+        self._drive(events_effects.Merged(syncer_step, proposal, proposal.digest, proposal.norm, proposal.finite))
 
     # -------------------------------------------------------------- to learners
 
@@ -356,7 +346,7 @@ class SyncerActor:
                 del self._undelivered[learner, peer.incarnation]  # incarnations come and go
 
     async def _read(self, learner: str, peer: _Peer, request: messages.ReadRequest) -> None:
-        answer = asyncio.ensure_future(peer.handle.read.remote(request))
+        answer = asyncio.ensure_future(self._bulk.read(learner, peer.handle, request))
         done, _ = await asyncio.wait({answer}, timeout=request.deadline_s)
         if not done:
             self._drive(events_effects.ReadMissed(learner, peer.incarnation, request.syncer_step, "timeout"))
@@ -364,26 +354,13 @@ class SyncerActor:
             if not answer.done():
                 answer.cancel()
                 return
-        try:
-            reply: tuple[messages.Contribution, Facts, int] | str = answer.result()
-        except ray.exceptions.RayError as error:
-            reply = type(error).__name__
+        reply = answer.result()
+        if not isinstance(reply, str) and not self._log.take(learner, peer.incarnation, reply.facts, reply.oldest):
+            reply = BEHIND
         if isinstance(reply, str):
             self._drive(events_effects.ReadMissed(learner, peer.incarnation, request.syncer_step, reply))
-            return
-        contribution, facts, oldest = reply
-        self._reach(epoch.RECEIVED)
-        if not self._log.take(learner, peer.incarnation, facts, oldest):
-            self._drive(events_effects.ReadMissed(learner, peer.incarnation, request.syncer_step, BEHIND))
-            return
-        if contribution.learner != learner or not 0 <= contribution.fragment < len(self._fragments):
-            contribution = replace(contribution, learner=learner, payload=None, defect="wrong_sender")
         else:
-            size, loop = self._fragments[contribution.fragment].size, asyncio.get_running_loop()
-            contribution = await loop.run_in_executor(
-                self._examiner, examine, contribution, self._spec.sync.codec, size
-            )
-        self._drive(contribution)
+            self._drive(reply.contribution)
 
 
 def _ask(learner: Any, method: str, *arguments: Any) -> Any:

@@ -215,6 +215,11 @@ class Syncer:
         """Tokens that all incarnations have reported as processed."""
         return self._members.tokens_processed
 
+    @property
+    def open_reads(self) -> set[tuple[int, int]]:
+        """Syncer step and attempt of each read whose contributions may still merge."""
+        return {(step.syncer_step, step.attempt) for step in self._open if step.stage in (Stage.READING, Stage.MERGING)}
+
     def knows(self, learner: str) -> bool:
         """Whether a learner of this name was configured or expected; of any other nothing may be kept."""
         return self._members.knows(learner)

@@ -1,0 +1,105 @@
+"""Everything of the syncer that moves or computes on fragments' bytes, behind one port.
+
+Control, the syncer actor, hands in read requests and gets contributions whose payload is a token; the bytes stay here
+until control merges them or closes the read. Nothing here takes a protocol decision.
+"""
+
+from __future__ import annotations
+
+import asyncio
+from collections.abc import Callable, Collection, Sequence
+from concurrent.futures import ThreadPoolExecutor
+from dataclasses import replace
+from typing import TYPE_CHECKING, Any, NamedTuple
+
+import ray
+from numpy.typing import NDArray
+
+from outer.numeric import codec as codecs
+from outer.protocol.messages import Contribution, ReadRequest
+from outer.protocol.recorder import Numbered
+
+if TYPE_CHECKING:
+    from outer.numeric.parameters import GlobalParameters, Proposal
+
+ReadId = tuple[int, int]  # syncer step and attempt
+
+
+class Token(NamedTuple):
+    """Stands for a payload that is kept here."""
+
+    read: ReadId
+    learner: str
+
+
+class Answer(NamedTuple):
+    """A learner's answer to a read: `contribution.payload` is a Token, or None where `defect` says why not."""
+
+    contribution: Contribution
+    facts: Sequence[Numbered]
+    oldest: int  # the oldest fact's number that the learner still holds
+
+
+class Fetched(NamedTuple):
+    """A fragment's newest version."""
+
+    version: int
+    digest: str
+    theta: NDArray[Any]  # float32[n]
+
+
+class Bulk:
+    """The parameters of one epoch, and the payloads of its open reads. Call it in the event loop's thread."""
+
+    def __init__(self, parameters: GlobalParameters, codec: str, received: Callable[[], None]) -> None:
+        """`received` is called whenever a learner's answer has come."""
+        self.parameters = parameters
+        self._codec, self._received = codec, received
+        self._payloads: dict[Token, NDArray[Any]] = {}
+        self._digests = [codecs.digest(theta) for theta in parameters.thetas]
+        self._merger = ThreadPoolExecutor(1, "merge")
+        self._merger.submit(parameters.warm_up)
+        self._examiner = ThreadPoolExecutor(2, "examine")
+
+    async def read(self, learner: str, handle: Any, request: ReadRequest) -> Answer | str:
+        """Ask a learner for a fragment and check its answer; a string says why there is none. Has no deadline."""
+        try:
+            reply: tuple[Contribution, Sequence[Numbered], int] | str = await handle.read.remote(request)
+        except ray.exceptions.RayError as error:
+            return type(error).__name__
+        if isinstance(reply, str):
+            return reply
+        self._received()
+        contribution, facts, oldest = reply
+        sizes = [fragment.size for fragment in self.parameters.fragments]
+        if contribution.learner != learner or not 0 <= contribution.fragment < len(sizes):
+            contribution = replace(contribution, learner=learner, payload=None, defect="wrong_sender")
+        else:
+            loop, size = asyncio.get_running_loop(), sizes[contribution.fragment]
+            contribution = await loop.run_in_executor(self._examiner, codecs.examine, contribution, self._codec, size)
+        if not contribution.defect:
+            token = Token((request.syncer_step, request.attempt), learner)
+            self._payloads[token] = contribution.payload
+            contribution = replace(contribution, payload=token)
+        return Answer(contribution, facts, oldest)
+
+    def keep(self, reads: Collection[ReadId]) -> None:
+        """Forget the payloads of all other reads: they are closed, so nothing can merge them."""
+        for token in [token for token in self._payloads if token.read not in reads]:
+            del self._payloads[token]
+
+    def merge(self, fragment: int, tokens: Sequence[Token], weights: Sequence[float]) -> asyncio.Future[Proposal]:
+        """Compute a fragment's next value, as GlobalParameters.propose. Takes the payloads at once."""
+        payloads = [self._payloads[token] for token in tokens]
+        loop = asyncio.get_running_loop()
+        return loop.run_in_executor(self._merger, self.parameters.propose, fragment, payloads, weights)
+
+    def install(self, proposal: Proposal, version: int) -> None:
+        """Put a merged value in force."""
+        self.parameters.install(proposal, version)
+        self._digests[proposal.fragment] = proposal.digest
+
+    def fetch(self, fragment: int, version: int) -> Fetched | None:
+        """The newest version of a fragment, if it is at least the version asked for."""
+        newest = self.parameters.versions[fragment]
+        return None if newest < version else Fetched(newest, self._digests[fragment], self.parameters.thetas[fragment])

@@ -1,0 +1,82 @@
+"""The store of fragments' bytes: what a read leaves in it, what a merge takes out, and what is forgotten."""
+
+from __future__ import annotations
+
+import asyncio
+from types import SimpleNamespace
+from typing import Any
+
+import numpy as np
+import ray
+
+from outer.bulk import Answer, Bulk, Token
+from outer.config import OuterConfig
+from outer.numeric import codec as codecs
+from outer.numeric.parameters import GlobalParameters
+from outer.protocol.fragments import Fragment, Tensor
+from outer.protocol.messages import Contribution, FragmentCounters, ReadRequest
+
+SIZE = 3
+
+
+def bulk() -> Bulk:
+    fragments = (Fragment(0, (Tensor("w", (SIZE,), "float32"),)),)
+    parameters = GlobalParameters(fragments, [np.zeros(SIZE, np.float32)], OuterConfig(), "fp32", {"w": "avg"})
+    return Bulk(parameters, "fp32", lambda: None)
+
+
+def request(syncer_step: int, attempt: int = 1) -> ReadRequest:
+    return ReadRequest(1, 1, syncer_step, 0, attempt, 0.0, 2.0)
+
+
+def learner(value: float, name: str = "a", digest: str = "") -> Any:
+    """A handle whose `read` gives this value, or raises it."""
+
+    async def read(asked: ReadRequest) -> tuple[Contribution, list[Any], int]:
+        if value < 0.0:
+            raise ray.exceptions.GetTimeoutError("it is dead")
+        payload = np.full(SIZE, value, np.float32)
+        counters = FragmentCounters(0, 0, 1, 8)
+        sent = digest or codecs.digest(payload)
+        return Contribution(name, 1, 1, asked.syncer_step, 0, asked.attempt, 1, 8, counters, payload, sent), [], 0
+
+    return SimpleNamespace(read=SimpleNamespace(remote=read))
+
+
+def test_a_payload_stays_behind_its_token_until_its_read_is_closed() -> None:
+    async def story() -> None:
+        held = bulk()
+        for step, attempt in ((1, 1), (1, 2), (2, 1)):
+            answer = await held.read("a", learner(step), request(step, attempt))
+            assert isinstance(answer, Answer) and answer.contribution.payload == Token((step, attempt), "a")
+        held.keep({(1, 2), (2, 1)})
+        assert set(held._payloads) == {Token((1, 2), "a"), Token((2, 1), "a")}
+        merging = held.merge(0, [Token((2, 1), "a")], [1.0])
+        held.keep(())  # the run ends; a merge under way has what it needs
+        assert held._payloads == {}
+        proposal = await merging
+        expected = held.parameters.propose(0, [np.full(SIZE, 2.0, np.float32)], [1.0])
+        assert proposal.digest == expected.digest and held.fetch(0, 1) is None
+        held.install(proposal, 2)
+        fetched = held.fetch(0, 1)
+        assert fetched is not None and (fetched.version, fetched.digest) == (2, expected.digest)
+        np.testing.assert_array_equal(fetched.theta, expected.theta)
+
+    asyncio.run(story())
+
+
+def test_a_defective_or_missing_answer_leaves_nothing_behind() -> None:
+    async def story() -> None:
+        held = bulk()
+        for handle, defect in (
+            (learner(1.0, name="b"), "wrong_sender"),
+            (learner(1.0, digest="0" * 32), "bad_digest"),
+            (learner(float("inf")), "non_finite"),
+        ):
+            answer = await held.read("a", handle, request(1))
+            assert isinstance(answer, Answer)
+            assert (answer.contribution.defect, answer.contribution.payload) == (defect, None)
+        assert await held.read("a", learner(-1.0), request(1)) == "GetTimeoutError"
+        assert held._payloads == {}
+
+    asyncio.run(story())
