@@ -15,6 +15,7 @@ from learners import checkpoint_writer
 from learners.checkpoint_writer import SavedPart
 from learners.protocol import events_effects
 from learners.protocol.fact_buffer import FactBuffer
+from learners.received import Received, Version
 from learners.training.devices import cores
 from outer.journal.object_store import Objects
 from outer.numeric import codec as codecs
@@ -72,6 +73,7 @@ class Fetcher:
         saved: SavedPart | None,
     ) -> None:
         self.fragment_io: FragmentIO | None = None  # as soon as there is a model
+        self.received = Received()
         self._link, self._drive, self._transfer_s = link, drive, transfer_s
         self._store, self._saved = store, saved
         self._threads = ThreadPoolExecutor(2, "fetch", initializer=cores.leave)
@@ -171,6 +173,7 @@ class Fetcher:
             if answer is not None:
                 newest, digest, payload, snapshot = answer
                 if digest == codecs.digest(payload) and (newest != version or wanted.digest in ("", digest)):
+                    self.received.put(fragment, Version(newest, digest, payload, snapshot))
                     if self.fragment_io is not None:
                         payload = self.fragment_io.receive(fragment, payload)
                     return events_effects.Fetched(fragment, newest, payload, snapshot)

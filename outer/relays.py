@@ -5,6 +5,18 @@ So a version crosses each link between regions once. The syncer actor asks at ev
 
 from __future__ import annotations
 
+from dataclasses import dataclass
+from typing import Any
+
+
+@dataclass(frozen=True)
+class Elsewhere:
+    """The answer to a learner that asked the syncer for a version: another one of its region has it, or will."""
+
+    learner: str
+    handle: Any  # of its actor
+    snapshot: int  # the newest that the syncer has begun
+
 
 class Relays:
     """Of one epoch. What is kept: each learner's region, and the newest relay of each fragment in each region."""

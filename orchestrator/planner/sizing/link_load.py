@@ -1,6 +1,6 @@
 """Traffic over the declared links between regions, against their capacity: on average, and for one fragment in time.
 
-Contributions go to the syncer and versions come from it, so the only pairs are a learners' region and the syncer's. Regions are those of
+Every learner exchanges with the syncer, so the only pairs are a learners' region and the syncer's. Regions are those of
 the recipe's pools, wherever the plan places them. Knows payloads alone, as traffic.py does.
 """
 

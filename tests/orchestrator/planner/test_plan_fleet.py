@@ -144,7 +144,9 @@ def test_doubtful_links_are_warned_of() -> None:
 
     assert warned(fleet={"links": [LINK | {"gbit_s": 1.5e-6}]}) == ["sync.tau"]  # 4.8 s, of 4.0 s
     assert warned(fleet={"links": [LINK | {"gbit_s": 1e-5}]}) == []
-    assert warned(sync={"tau": 0, "read_timeout_s": 9.0}, fleet={"links": [LINK | {"gbit_s": 0.25e-6}]}) == ["fleet.links east - west"]
+    assert warned(sync={"tau": 0, "read_timeout_s": 9.0}, fleet={"links": [LINK | {"gbit_s": 0.25e-6}]}) == [
+        "fleet.links east - west"
+    ]
     south = [*TWO_REGIONS["pools"], {"name": "c", "region": "west"}, {"name": "d", "learners": 2, "region": "south"}]
     wide = {"links": [LINK | {"gbit_s": 1e-5}]}
     plan = make_with_south(recipe(pools=south, fleet=wide))
