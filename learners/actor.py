@@ -12,14 +12,17 @@ import threading
 import time
 from collections import deque
 from collections.abc import Callable, Iterator
+from functools import partial
 from typing import Any
 
 import ray
 
 from learners.fault_effects import FaultEffects
 from learners.protocol.fact_buffer import FactBuffer
+from learners.received import Version
 from learners.shell import LearnerShell
 from learners.spec import LearnerSpec
+from outer.numeric import codec as codecs
 from outer.protocol.manifest import code_digest
 from outer.protocol.messages import (
     STOPPED,
@@ -37,6 +40,7 @@ from outer.protocol.messages import (
     Stop,
     Welcome,
 )
+from outer.relays import Elsewhere
 
 REPORTS_MAX = 32  # on their way to the syncer; while as many are, none is added
 REPORT_FACTS_MAX = 256  # that one report takes along: the training loop sends it
@@ -45,12 +49,15 @@ LATE_S = 120.0  # for which a call waits while the link is down
 FLUSH_S = 20.0  # for a loop's last facts to become durable; what is left is lost with the process
 PAUSE_S = 0.2  # between two attempts to send facts
 ATTACH_ATTEMPTS_MAX = 5
+RELAY_S = 1.0  # for which a learner waits for a version that another one asks it for; then that one asks again
+RELAYS_MAX = 3  # learners that are asked for one version, before the syncer is asked again after a while
 
 GROUPS = {
     "loop": 1,
     "inbox": 1,
     "read": 4,
     "give": 2,
+    "relay": 4,
     "keep": 1,
     "probe": 1,
     "chaos": 1,
@@ -60,8 +67,8 @@ GROUPS = {
 class RayLink:
     """The link to the syncer and to other learners, as far as injected faults let it work."""
 
-    def __init__(self, syncer: Any, faults: FaultEffects) -> None:
-        self._syncer, self._faults = syncer, faults
+    def __init__(self, name: str, syncer: Any, faults: FaultEffects) -> None:
+        self._name, self._syncer, self._faults = name, syncer, faults
         self._lock = threading.Lock()  # of what follows: the loop reports, and so do threads that bring messages
         self._reports: deque[Any] = deque()  # on their way
         self._delayed: deque[Report] = deque(maxlen=REPORTS_MAX // 2)  # held back while the link is down
@@ -195,10 +202,32 @@ class RayLink:
         return given
 
     def fetch(self, fragment: int, version: int, held: int, deadline_s: float) -> tuple[int, str, Any, int] | None:
-        answer: tuple[int, str, Any, int] | None = self._call(
-            lambda: self._syncer.fetch.remote(fragment, version, held), deadline_s
-        )
-        return answer
+        """From the syncer, or from a learner of the same region that the syncer names, if that one gives it."""
+        failed = ""
+        for _ in range(RELAYS_MAX):
+            asked = fragment, version, held, self._name, failed
+            answer = self._call(partial(self._syncer.fetch.remote, *asked), deadline_s)
+            if not isinstance(answer, Elsewhere):
+                found: tuple[int, str, Any, int] | None = answer
+                return found
+            if (given := self._from_relay(answer, fragment, version, deadline_s)) is not None:
+                return given
+            failed = answer.learner
+        return None
+
+    def _from_relay(self, named: Elsewhere, fragment: int, version: int, deadline_s: float) -> Version | None:
+        """A version from another learner, once that has it; None if it dies, is silent, or has not got it in time."""
+        deadline = time.monotonic() + deadline_s
+        while time.monotonic() < deadline:
+            ask = partial(named.handle.received.remote, fragment, version, RELAY_S)
+            try:
+                given: Version | None = self._call(ask, 2 * RELAY_S)
+            except ray.exceptions.RayError:
+                return None
+            if given is not None:
+                sound = codecs.digest(given.theta) == given.digest
+                return given._replace(snapshot=max(given.snapshot, named.snapshot)) if sound else None
+        return None
 
 
 def granted_gpus() -> list[str] | None:
@@ -215,7 +244,7 @@ class LearnerActor:
             raise RuntimeError(f"this node runs other sources ({code}) than the run was started with ({spec.code})")
         self._name = spec.name
         self._faults = FaultEffects(time.monotonic)
-        self._link = RayLink(syncer, self._faults)
+        self._link = RayLink(spec.name, syncer, self._faults)
         self._shell = LearnerShell(spec, self._link, self._faults, granted_gpus())
         signal.signal(signal.SIGTERM, self._on_sigterm)  # Ray runs constructors in the main thread
 
@@ -277,6 +306,14 @@ class LearnerActor:
     def held(self, fragment: int) -> tuple[int, Any]:
         """For a syncer that has lost its journal: see LearnerShell.held."""
         return self._shell.held(fragment)
+
+    # -------------------------------------------------------------- called by learners of its region
+
+    @ray.method(concurrency_group="relay", enable_task_events=False)
+    def received(self, fragment: int, version: int, wait_s: float) -> Version | None:
+        """This version or a newer one, as soon as it is here; None after `wait_s` seconds."""
+        with self._link.up(LATE_S):
+            return self._shell.received(fragment, version, wait_s)
 
     # -------------------------------------------------------------- called by a joiner
 

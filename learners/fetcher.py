@@ -15,6 +15,7 @@ from learners import checkpoint_writer
 from learners.checkpoint_writer import SavedPart
 from learners.protocol import events_effects
 from learners.protocol.fact_buffer import FactBuffer
+from learners.received import Received, Version
 from learners.training.devices import cores
 from outer.journal.object_store import Objects
 from outer.numeric import codec as codecs
@@ -80,13 +81,13 @@ class Fetcher:
     ) -> None:
         self.fragment_io: FragmentIO | None = None  # as soon as there is a model
         self.chain: Chain | None = None  # from then on, if the run has one
+        self.received = Received()
         self._link, self._drive, self._transfer_s = link, drive, transfer_s
         self._store, self._saved = store, saved
         self._threads = ThreadPoolExecutor(2, "fetch", initializer=cores.leave)
         self._lock = threading.Lock()
         self._wanted: dict[int, events_effects.Fetch] = {}  # by fragment: the newest version asked for, not begun
         self._busy: set[int] = set()  # fragments that a thread has taken on, or is about to
-        self._held: dict[int, tuple[int, Any]] = {}  # with a chain, by fragment: the newest version and its float32[n]
 
     def fetch(self, effect: events_effects.Fetch) -> None:
         """Download a version. Of versions that wait for the same fragment only the newest is downloaded."""
@@ -174,10 +175,11 @@ class Fetcher:
 
         `wanted.digest`: the checksum in the notice of this version, if it gave one.
         """
-        fragment, version, moved = wanted.fragment, wanted.version, 0
+        fragment, version, moved, damaged = wanted.fragment, wanted.version, 0, False
         with contextlib.suppress(Exception):  # nothing reads this thread's exceptions, and the machine has to hear
             while True:
-                held, before = self._held.get(fragment, (NOTHING, None))
+                before = self.received.newest(fragment)
+                held = NOTHING if damaged or before is None else before.version
                 answer = self._link.fetch(fragment, version, held, self._transfer_s)
                 if answer is None:
                     break
@@ -185,16 +187,16 @@ class Fetcher:
                 whole = not isinstance(payload, list)
                 moved += payload.nbytes if whole else sum(each.nbytes for each in payload)
                 if not whole:
-                    payload = self._extended(fragment, before, payload)
+                    assert before is not None
+                    payload = self._extended(fragment, before.theta, payload)
                 if digest == codecs.digest(payload) and (newest != version or wanted.digest in ("", digest)):
-                    if self.chain is not None:
-                        self._held[fragment] = newest, payload
+                    self.received.put(fragment, Version(newest, digest, payload, snapshot))
                     if self.fragment_io is not None:
                         payload = self.fragment_io.receive(fragment, payload)
                     return events_effects.Fetched(fragment, newest, payload, snapshot, moved)
                 if whole:
                     return events_effects.FetchFailed(fragment, version, "bad_digest")
-                del self._held[fragment]  # a delta is damaged, or what it is added to: the whole value next
+                damaged = True  # a delta, or what it is added to: the whole value next
         return events_effects.FetchFailed(fragment, version, "fetch_failed")
 
     def _extended(self, fragment: int, before: Any, deltas: list[Any]) -> Any:

@@ -28,6 +28,7 @@ from learners.protocol import events_effects
 from learners.protocol.fact_buffer import FactBuffer
 from learners.protocol.facts import LoopFailed
 from learners.protocol.learner import Learner
+from learners.received import Version
 from learners.report_sender import ReportSender
 from learners.snapshot_slot import Captured
 from learners.spec import LearnerSpec
@@ -196,6 +197,10 @@ class LearnerShell:
     def _may_save(self, snapshot: int) -> bool:
         with self._lock:
             return self._machine is not None and self._machine.may_save(snapshot)
+
+    def received(self, fragment: int, version: int, deadline_s: float) -> Version | None:
+        """See Received.get."""
+        return self._fetcher.received.get(fragment, version, deadline_s)
 
     @property
     def held_versions(self) -> list[int]:

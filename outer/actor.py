@@ -34,6 +34,7 @@ from outer.log_feed import LogFeed
 from outer.protocol import events_effects, messages
 from outer.protocol.fragments import Fragment
 from outer.protocol.manifest import code_digest
+from outer.relays import Elsewhere, Relays
 from outer.snapshots import Snapshots
 
 if TYPE_CHECKING:
@@ -94,6 +95,8 @@ class SyncerActor:
         self._timer: asyncio.TimerHandle | None = None
         self._failure = ""
         self._snapshots = Snapshots(spec.epoch, self._fragments, spec.store, self._journal, self._task.get("left_out"))
+        self._relays = Relays(spec.region or ray.get_runtime_context().get_node_labels().get("region", ""))
+        self._sent: Counter[str] = Counter()  # bytes of versions, by the learners' region
         self._dies_at: dict[str, int] = {}  # for chaos: at which point, passed so many times from now
 
     def __repr__(self) -> str:
@@ -112,6 +115,8 @@ class SyncerActor:
             self._perform([events_effects.Emit(self._begun.rebuilt)])
         if (save := epoch.save_first_values(self._spec, self._begun)) is not None:
             self._spawn(self._save(save))
+        for each in living:
+            self._relays.expect(each.learner, each.region)
         if self._spec.epoch > 1:
             self._drive(events_effects.Living(living))
         gc.collect()
@@ -122,6 +127,7 @@ class SyncerActor:
         peer = self._peers.get(expected.learner)
         if peer is not None and peer.incarnation < expected.incarnation:
             del self._peers[expected.learner]
+        self._relays.expect(expected.learner, expected.region)
         self._drive(expected)
 
     async def drain(self, request: events_effects.DrainRequested) -> bool:
@@ -181,6 +187,7 @@ class SyncerActor:
             "moved_s_ago": None if syncer.moved_at is None else now - syncer.moved_at,
             "learners": syncer.view(now),
             "journal": self._journal.view(),
+            "sent_bytes": dict(self._sent),
             "failure": self._failure,
             **await self.clock(),
         }
@@ -240,10 +247,21 @@ class SyncerActor:
             self._log.take(learner, incarnation, facts, oldest)
 
     @OFTEN
-    async def fetch(self, fragment: int, version: int, held: int) -> tuple[int, str, Any, int] | None:
-        """(version, digest, value, snapshot) of the newest, if it is at least the version asked for; see Bulk.fetch."""
+    async def fetch(
+        self, fragment: int, version: int, held: int, learner: str, failed: str = ""
+    ) -> tuple[int, str, Any, int] | Elsewhere | None:
+        """(version, digest, value, snapshot) of the newest, if it is at least the version asked for; see Bulk.fetch.
+
+        Or who of the learner's region gives it; `failed`: the learner that was named before and did not.
+        """
         found = self._bulk.fetch(fragment, version, held)
-        return None if found is None else (*found, self._machine.marker)
+        if found is None:
+            return None
+        relay = self._relays.source(learner, fragment, version, found.version, failed)
+        if (peer := self._peers.get(relay)) is not None:
+            return Elsewhere(relay, peer.handle, self._machine.marker)
+        self._sent[self._relays.region(learner)] += found.bytes
+        return (*found, self._machine.marker)
 
     # -------------------------------------------------------------- the machine and its effects
 

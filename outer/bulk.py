@@ -48,6 +48,10 @@ class Fetched(NamedTuple):
     digest: str
     value: NDArray[Any] | list[Delta]  # float32[n], or the deltas that lead to it from the version that is held
 
+    @property
+    def bytes(self) -> int:
+        return sum(each.nbytes for each in self.value) if isinstance(self.value, list) else self.value.nbytes
+
 
 class Bulk:
     """The parameters of one epoch, and the payloads of its open reads. Call it in the event loop's thread."""

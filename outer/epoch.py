@@ -66,6 +66,7 @@ class SyncerSpec:
     durability: str = "journal"
     journal: Objects | None = None  # where the journal is, if not there
     segmenter: Segmenter | None = None  # makes segments of the log from the journal's groups
+    region: str = ""  # the syncer's, if the recipe says so; else that of its node
     begun: int = 0  # the epoch that started the run, or resumed it, and saved its first values; 0: this one does
 
 

@@ -10,6 +10,7 @@ from typing import Any
 from learners.spec import LearnerSpec
 from orchestrator.eventlog.compactor import Compactor
 from orchestrator.recipe.config import SYNCER, PoolConfig, Recipe
+from orchestrator.recipe.resources import REGION
 from outer.epoch import SyncerSpec
 from outer.journal.groups import FORMAT
 from outer.journal.object_store import Objects
@@ -60,6 +61,7 @@ def syncer_spec(recipe: Recipe, code: str, store: Objects) -> SyncerSpec:
         store=store,
         durability=recipe.durability.mode,
         segmenter=Compactor(store, SYNCER),
+        region=recipe.run.control.get(REGION, ""),
     )
 
 

@@ -110,6 +110,7 @@ def model(
             "syncer_step": view.get("syncer_step", 0),
             "quorum": recipe.quorum,
             "grace_s": view.get("grace_s"),
+            "sent_bytes": view.get("sent_bytes", {}),
         },
         "durability": {
             "mode": recipe.durability.mode,

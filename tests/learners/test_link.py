@@ -10,6 +10,7 @@ from collections.abc import Callable
 from types import SimpleNamespace
 from typing import Any
 
+import numpy as np
 import pytest
 import ray
 
@@ -17,8 +18,11 @@ from learners import actor, shell
 from learners.actor import RayLink
 from learners.fault_effects import FaultEffects
 from learners.protocol.fact_buffer import ANSWER_MAX, RESEND_S, FactBuffer
+from learners.received import Received, Version
 from learners.shell import LearnerShell
+from outer.numeric import codec as codecs
 from outer.protocol.messages import STEPPING, Drain, Report
+from outer.relays import Elsewhere
 from tests.waiting import DEADLINE_S, until
 
 
@@ -63,7 +67,7 @@ def syncer(monkeypatch: pytest.MonkeyPatch) -> FakeSyncer:
 
 
 def link(syncer: FakeSyncer) -> RayLink:
-    return RayLink(syncer, FaultEffects(time.monotonic))
+    return RayLink("a", syncer, FaultEffects(time.monotonic))
 
 
 def report(number: int, phase: str = STEPPING) -> Report:
@@ -171,3 +175,64 @@ def test_a_learner_that_has_to_leave_ends_some_time_after_its_deadline(
     for deadline_s in deadlines:
         leaver.deliver(Drain(1, 1, "scaled", deadline_s))
     assert started[-1] == (5.0 + shell.LEAVE_MARGIN_S, os._exit) and len(started) <= 2
+
+
+# ------------------------------------------------------------------ versions from a learner of the same region
+
+
+def version(number: int, snapshot: int = 0) -> Version:
+    theta = np.full(4, number, np.float32)
+    return Version(number, codecs.digest(theta), theta, snapshot)
+
+
+def relay(name: str, give: Callable[[], Any], snapshot: int = 0) -> Elsewhere:
+    """A learner whose answer is what `give` returns."""
+    call = SimpleNamespace(remote=lambda fragment, wanted, wait_s: Call(give()))
+    return Elsewhere(name, SimpleNamespace(received=call), snapshot)
+
+
+def fetched(syncer: FakeSyncer, *answers: Any) -> tuple[Any, list[str]]:
+    """What a fetch of version 5 returns, and the relays that the syncer was told to have failed."""
+    coming, failed = deque(answers), list[str]()
+
+    def fetch(fragment: int, wanted: int, held: int, learner: str, why: str) -> Call:
+        assert (fragment, wanted, held, learner) == (0, 5, 4, "a")
+        failed.append(why)
+        return Call(coming.popleft())
+
+    syncer.fetch = SimpleNamespace(remote=fetch)  # type: ignore[attr-defined]
+    return link(syncer).fetch(0, 5, 4, 60.0), failed
+
+
+def test_a_version_comes_from_the_named_learner_once_that_has_it(syncer: FakeSyncer) -> None:
+    waits = deque([None, None, version(6, snapshot=1)])
+    given, failed = fetched(syncer, relay("b", waits.popleft, snapshot=2))
+    assert (given.version, given.snapshot, failed) == (6, 2, [""]), "with the newest snapshot that either knew"
+
+
+@pytest.mark.parametrize(
+    "answer",
+    [ray.exceptions.RayActorError(), ray.exceptions.GetTimeoutError("frozen"), version(5)._replace(digest="flipped")],
+)
+def test_where_the_named_learner_fails_the_syncer_is_asked_again(syncer: FakeSyncer, answer: Any) -> None:
+    given, failed = fetched(syncer, relay("b", lambda: answer), version(5))
+    assert (given.version, failed) == (5, ["", "b"])
+
+
+def test_a_chain_of_learners_that_fail_ends_as_a_failed_fetch(syncer: FakeSyncer) -> None:
+    dead = [relay(name, lambda: ray.exceptions.RayActorError()) for name in "bcde"]
+    assert fetched(syncer, *dead) == (None, ["", "b", "c"])
+
+
+def test_who_waits_for_a_version_gets_it_as_soon_as_it_comes_and_never_an_older_one() -> None:
+    received = Received()
+    received.put(0, version(4))
+    waiting = threading.Thread(target=lambda: found.append(received.get(0, 5, DEADLINE_S)))
+    found = list[Any]()
+    waiting.start()
+    received.put(0, version(5))
+    waiting.join(DEADLINE_S)
+    received.put(0, version(3))
+    assert [each.version for each in found] == [5]
+    assert received.get(0, 6, 0.01) is None
+    assert received.get(0, 1, 0.01) == found[0]

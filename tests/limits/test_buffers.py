@@ -177,7 +177,7 @@ def test_reports_that_are_not_answered_and_those_held_back_are_bounded(monkeypat
     syncer = SimpleNamespace(report=SimpleNamespace(remote=lambda *said: said))
     now = [0.0]
     faults, facts = FaultEffects(lambda: now[0]), FactBuffer(lambda: 0.0)
-    link = RayLink(syncer, faults)
+    link = RayLink("a", syncer, faults)
 
     def report(number: int) -> None:
         link.report(Report("a", 1, 1, number, "stepping", 3.0, number, 1.0, 10, 0), facts)

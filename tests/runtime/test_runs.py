@@ -79,6 +79,27 @@ def test_a_run_without_faults_ends_with_exact_books_and_says_so_in_every_file(ru
             assert codec.digest(np.frombuffer(flat, np.uint8)) == digest, "final/ holds what was committed last"
 
 
+def test_a_version_leaves_the_syncer_once_for_a_region_though_the_learner_that_fetched_it_dies(run, tmp_path_factory):
+    """Without relays each of the three learners would fetch every version."""
+    folder, name, statuses = tmp_path_factory.mktemp("relayed"), "relayed", []
+    script = Script(
+        folder,
+        (all_step(syncer_step=20), inject(name, "kill", "learner-t-1")),
+        (all_step(1, 2, 1), nothing),
+        (Later(0.0, 40), nothing),
+    )
+
+    def look(status):
+        statuses.append(status)
+        script(status)
+
+    pools = [{"name": "t", "learners": 3, "batch_size": 2, "slowdown": 20.0, "region": "eu"}]
+    result = run(name, look, folder, pools=pools, sync={"quorum": 1}, budget=FOREVER, chaos=BY_HAND)
+    assert_kept(result, "stopped")
+    sent = max(status["syncer"]["sent_bytes"].get("eu", 0) for status in statuses)
+    assert 0 < sent < 0.6 * result.summary["wire_bytes"]["down"]
+
+
 @pytest.fixture(scope="module")
 def struck(run, tmp_path_factory):
     """One learner is killed, and once it is back another is frozen for longer than its lease."""

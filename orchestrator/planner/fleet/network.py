@@ -68,7 +68,7 @@ class Up(Way):
 
 
 class Down(Way):
-    """From the syncer to a learner. A version comes from every shard."""
+    """From the syncer to a learner. A version comes from every shard, once for all learners of another region."""
 
 
 class FleetNetwork:
@@ -81,6 +81,7 @@ class FleetNetwork:
         self._shards = fleet.shards or (fleet.syncer_region,)
         self._region = {member.name: member.region for member in fleet.members}
         self._warm = {member.name for member in fleet.members if fleet.warm and not member.since_s}
+        self._here: dict[tuple[str, int], tuple[int, float]] = {}  # by region, fragment: a version, when it is there
         self._up_bytes = [named(fleet.sync.codec).bytes(fragment.size) for fragment in fleet.fragments]
         self._down_bytes = down_bytes(fleet.sync, fleet.fragments)
         self._whole = DOWN_BYTES * sum(each.size for each in fleet.fragments) / sum(self._down_bytes)
@@ -104,7 +105,7 @@ class FleetNetwork:
     def carry(self, way: Way, size: float, target: Process, happen: Callable[..., Any], *args: Any) -> int:
         time, learner = self._time, way.learner
         down_s = learner.link_down_s if learner.effects is not None else 0.0
-        if not size:
+        if not size or args[0] is None:  # it has no such version
             heappush(time.queue, (time.now + (down_s + way.latency_s), time.number(), target, happen, args))
         elif type(way) is Up:
             there_at = self.regions.scatter(time.now + down_s, size, way.source, self._shards)
@@ -122,9 +123,12 @@ class FleetNetwork:
         if learner.machine.phase == JOINING and learner.incarnation == 1 and learner.name in self._warm:
             time.reach(0.0, target, happen, *args)  # it holds the first versions
             return
-        size *= self._whole if learner.machine.phase == JOINING else 1.0  # it holds no version before
-        there_at = self.regions.gather(at, size, self._shards, way.target)
-        time.reach(there_at - time.now, target, happen, *args)
+        version, (there, there_at) = args[0], self._here.get((way.target, args[0].fragment), (-1, 0.0))
+        if way.target in ("", *self._shards) or version.number > there:
+            size *= self._whole if learner.machine.phase == JOINING else 1.0  # it holds no version before
+            there_at = self.regions.gather(at, size, self._shards, way.target)
+            self._here[way.target, version.fragment] = version.number, there_at
+        time.reach(max(at, there_at) - time.now, target, happen, *args)
 
     def _send_piece(
         self, way: Way, size: float, left: int, target: Process, happen: Callable[..., Any], args: tuple[Any, ...]

@@ -127,7 +127,7 @@ class World:
             ahead_s=fleet.ahead_s,
             weight=weights.named(fleet.sync.weights),
         )
-        values = [Number(number) for number in machine.versions]
+        values = [Number(number, fragment) for fragment, number in enumerate(machine.versions)]
         syncer = SyncerProcess(self.context, Host("syncer"), epoch, machine, values, self.supervisor.on_syncer_death)
         self._count_process(SYNCER, syncer)
         return syncer
@@ -156,13 +156,14 @@ class Number(NamedTuple):
     """A version without its value."""
 
     number: int
+    fragment: int
 
 
 class Numbers:
     """Merges nothing into the next version."""
 
     def merged(self, syncer: SyncerProcess, effect: Merge) -> Merged:
-        return Merged(effect.syncer_step, Number(effect.syncer_step), "", 1.0, True)
+        return Merged(effect.syncer_step, Number(effect.syncer_step, effect.fragment), "", 1.0, True)
 
     def published(self, syncer: SyncerProcess, effect: Publish) -> Any:
         return effect.proposal

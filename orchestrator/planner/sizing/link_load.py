@@ -27,7 +27,7 @@ class LinkLoad:
     syncer_region: str
     learners: int
     up_bytes: float  # of all its learners, per syncer step on average
-    down_bytes: float
+    down_bytes: float  # once for all of them: one brings a version, the others get it there
     up_bits: float | None  # per second, on average; None: the step's length is not given
     down_bits: float | None
     link_bits: float | None  # declared; None: it is not
@@ -84,12 +84,12 @@ def _load(
         syncer_region=hub,
         learners=learners,
         up_bytes=learners * up.per_step_bytes,
-        down_bytes=learners * down.per_step_bytes,
+        down_bytes=down.per_step_bytes,
         up_bits=_times(up, learners),
-        down_bits=_times(down, learners),
+        down_bits=down.per_second_bits,
         link_bits=bits,
         latency_s=latency_s,
-        fragment_s=None if bits is None else 8 * learners * (up.peak_bytes + down.peak_bytes) / bits + 2 * latency_s,
+        fragment_s=None if bits is None else 8 * (learners * up.peak_bytes + down.peak_bytes) / bits + 2 * latency_s,
         window_s=None if step_s is None else sync.overlap_steps * step_s,
         contribution_s=None if bits is None else 8 * up.peak_bytes / bits + 2 * latency_s,
         version_s=None if bits is None else 8 * down.peak_bytes / bits + 2 * latency_s,

@@ -45,7 +45,7 @@ class Flow:
 
 @dataclass(frozen=True)
 class RegionFlow:
-    """All learners of a region, to the syncer and back."""
+    """All learners of a region, to the syncer and back: each contributes, and one brings a version for all of them."""
 
     region: str | None  # the learners'; None: no region is known
     syncer_region: str | None
@@ -125,7 +125,7 @@ def traffic(
                 syncer_region,
                 count,
                 _flow(ups, sync.round_steps, count, step_s),
-                _flow(downs, sync.round_steps, count, step_s),
+                _flow(downs, sync.round_steps, fetches(region, syncer_region, count), step_s),
             )
             for region, count in sorted(counted.items(), key=lambda item: item[0] or "")
         ),
@@ -133,9 +133,15 @@ def traffic(
         donation_bytes=parameter_bytes + inner_state_bytes if _peers_give(sync) else None,
         evaluation_bytes=model,
         run_up_bytes=learners * sum(size * count for size, count in zip(ups, commits, strict=True)),
-        run_down_bytes=learners * (model + sum(size * count for size, count in zip(downs, commits, strict=True))),
+        run_down_bytes=sum(fetches(region, syncer_region, count) for region, count in counted.items())
+        * (model + sum(size * count for size, count in zip(downs, commits, strict=True))),
         data_parallel=_data_parallel(parameter_bytes, learners, up.per_step_bytes + down.per_step_bytes),
     )
+
+
+def fetches(region: str | None, syncer_region: str | None, learners: int) -> int:
+    """How often the syncer sends a version to so many learners of a region, as outer/relays.py has it."""
+    return learners if region is None or region == syncer_region else 1
 
 
 def _peers_give(sync: SyncConfig) -> bool:

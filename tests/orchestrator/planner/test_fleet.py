@@ -142,7 +142,7 @@ def test_what_a_unit_loses_by_dying_is_its_detection_and_restart():
     assert outcome.uptime == 1.0
 
 
-def test_bytes_are_those_of_the_fragments_and_cross_each_way_once_a_round():
+def test_contributions_cross_for_each_learner_and_versions_once_for_a_region():
     rhythms, rounds = [Steady(1.0)] * 2, 5
     links = {("us", "eu"): Link(1e6, 0.1), ("eu", "us"): Link(1e6, 0.1)}
     members = tuple(Member(f"learner-t-{i}", 8, 800, rhythm, region="us") for i, rhythm in enumerate(rhythms))
@@ -151,9 +151,11 @@ def test_bytes_are_those_of_the_fragments_and_cross_each_way_once_a_round():
     outcome, _ = simulate(made, 1000.0)
     model = 4 * 24_000
     assert outcome.moved["us", "eu"] == 2 * rounds * model
-    assert outcome.moved["eu", "us"] == 2 * rounds * model
+    assert outcome.moved["eu", "us"] == rounds * model
     cold, _ = simulate(replace(made, warm=False), 1000.0)
-    assert cold.moved["eu", "us"] == 2 * (rounds + 1) * model, "and the first versions"
+    assert cold.moved["eu", "us"] == (rounds + 1) * model, "and the first versions"
+    beside, _ = simulate(replace(made, links={}, syncer_region="us"), 1000.0)
+    assert beside.moved["us", "us"] == 4 * rounds * model, "without relays beside the syncer"
 
 
 def test_an_equal_share_of_every_fragment_goes_to_each_shard():

@@ -1,0 +1,51 @@
+"""Which learner of a region gets a version from the syncer; the region's others get it from that learner.
+
+So a version crosses each link between regions once. The syncer actor asks at every fetch.
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from typing import Any
+
+
+@dataclass(frozen=True)
+class Elsewhere:
+    """The answer to a learner that asked the syncer for a version: another one of its region has it, or will."""
+
+    learner: str
+    handle: Any  # of its actor
+    snapshot: int  # the newest that the syncer has begun
+
+
+class Relays:
+    """Of one epoch. What is kept: each learner's region, and the newest relay of each fragment in each region."""
+
+    def __init__(self, home: str) -> None:
+        """`home`: the syncer's region, whose learners need no relay; empty: unknown, and every region has relays."""
+        self._home = home
+        self._regions: dict[str, str] = {}
+        self._newest: dict[tuple[str, int], tuple[int, str]] = {}  # by region and fragment: version, learner
+
+    def expect(self, learner: str, region: str) -> None:
+        """A new incarnation of this learner starts: it holds nothing. `region`: empty for none."""
+        self._regions[learner] = region
+        self._newest = {place: relay for place, relay in self._newest.items() if relay[1] != learner}
+
+    def region(self, learner: str) -> str:
+        """A learner's region; empty for none."""
+        return self._regions.get(learner, "")
+
+    def source(self, learner: str, fragment: int, wanted: int, newest: int, failed: str) -> str:
+        """The learner from which `learner` gets the version `wanted` or a newer one; empty for the syncer.
+
+        `newest`: what the syncer sends. `failed`: the relay that was named before and did not give it.
+        """
+        region = self.region(learner)
+        if region in ("", self._home):
+            return ""
+        version, relay = self._newest.get((region, fragment), (-1, ""))
+        if version >= wanted and relay not in (learner, failed):
+            return relay
+        self._newest[region, fragment] = newest, learner
+        return ""
