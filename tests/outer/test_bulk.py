@@ -51,16 +51,16 @@ def test_a_payload_stays_behind_its_token_until_its_read_is_closed() -> None:
             assert isinstance(answer, Answer) and answer.contribution.payload == Token((step, attempt), "a")
         held.keep({(1, 2), (2, 1)})
         assert set(held._payloads) == {Token((1, 2), "a"), Token((2, 1), "a")}
-        merging = held.merge(0, [Token((2, 1), "a")], [1.0])
+        merging = held.merge(0, [Token((2, 1), "a")], [1.0], 2)
         held.keep(())  # the run ends; a merge under way has what it needs
         assert held._payloads == {}
         proposal = await merging
-        expected = held.parameters.propose(0, [np.full(SIZE, 2.0, np.float32)], [1.0])
-        assert proposal.digest == expected.digest and held.fetch(0, 1) is None
+        expected = held.parameters.propose(0, [np.full(SIZE, 2.0, np.float32)], [1.0], 2)
+        assert proposal.digest == expected.digest and held.fetch(0, 1, -1) is None
         held.install(proposal, 2)
-        fetched = held.fetch(0, 1)
+        fetched = held.fetch(0, 1, -1)
         assert fetched is not None and (fetched.version, fetched.digest) == (2, expected.digest)
-        np.testing.assert_array_equal(fetched.theta, expected.theta)
+        np.testing.assert_array_equal(fetched.value, expected.theta)
 
     asyncio.run(story())
 
