@@ -287,9 +287,11 @@ class LearnerActor:
     # -------------------------------------------------------------- called by the syncer
 
     @ray.method(concurrency_group="inbox", enable_task_events=False)
-    def inbox(self, message: Notice | Grant | Drain | Stop) -> None:
+    def inbox(self, *messages: Notice | Grant | Drain | Stop) -> None:
+        """Messages in the order in which they were sent."""
         with self._link.up(LATE_S):
-            self._shell.deliver(message)
+            for message in messages:
+                self._shell.deliver(message)
 
     @ray.method(concurrency_group="read", enable_task_events=False)
     def read(self, request: ReadRequest) -> tuple[Contribution, list[Any], int] | str:

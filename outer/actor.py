@@ -13,7 +13,6 @@ import os
 import signal
 import time
 import traceback
-from collections import Counter
 from collections.abc import Callable, Coroutine
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any
@@ -31,6 +30,7 @@ from outer.journal.recovery_sources import RecoverySources
 from outer.journal.segmenter import Segmented
 from outer.journal.writer import JournalWriter
 from outer.log_feed import LogFeed
+from outer.outbox import Outbox
 from outer.protocol import events_effects, messages
 from outer.protocol.fragments import Fragment
 from outer.protocol.manifest import code_digest
@@ -43,7 +43,6 @@ if TYPE_CHECKING:
 OFTEN = ray.method(enable_task_events=False)  # Ray's control store would keep a row of every call
 HELD_S = 10.0  # for a learner to give what it holds of a fragment
 ANNOUNCED_S = 0.02  # for notices to be on their way
-UNDELIVERED_MAX = 64  # messages on their way to one learner; more are dropped, the machine sends again
 BEHIND = "behind"  # why an answer does not count: the log cannot take its facts now
 RECORD_S = 5.0  # for facts to become durable before `record` answers
 LATE_S = 120.0  # an answer that comes after its deadline is still heard, to be refused, for this long
@@ -90,9 +89,10 @@ class SyncerActor:
         self._bulk = Bulk(self._begun.parameters, spec.sync.codec, lambda: self._reach(epoch.RECEIVED))
         self._over = ""  # why this epoch does nothing any more
         self._peers: dict[str, _Peer] = {}
-        self._undelivered: Counter[tuple[str, int]] = Counter()
+        self._outbox = Outbox(self._spawn, LATE_S)
         self._tasks: set[asyncio.Task[None]] = set()
         self._timer: asyncio.TimerHandle | None = None
+        self._wake_at: float | None = None  # when it fires
         self._failure = ""
         self._snapshots = Snapshots(spec.epoch, self._fragments, spec.store, self._journal, self._task.get("left_out"))
         self._relays = Relays(spec.region or ray.get_runtime_context().get_node_labels().get("region", ""))
@@ -323,12 +323,18 @@ class SyncerActor:
             await asyncio.get_running_loop().run_in_executor(None, save)
 
     def _set_timer(self) -> None:
+        at = self._machine.wake_at
+        if at is not None and at == self._wake_at and self._timer is not None:
+            return
         if self._timer is not None:
             self._timer.cancel()
+        self._timer, self._wake_at = None, at
+        if at is not None:
+            self._timer = asyncio.get_running_loop().call_later(max(0.001, at - _now()), self._wake)
+
+    def _wake(self) -> None:
         self._timer = None
-        if (at := self._machine.wake_at) is not None:
-            delay_s = max(0.001, at - _now())
-            self._timer = asyncio.get_running_loop().call_later(delay_s, self._drive, events_effects.Tick())
+        self._drive(events_effects.Tick())
 
     async def _merge(self, syncer_step: int, merging: asyncio.Future[Proposal]) -> None:
         try:
@@ -349,19 +355,8 @@ class SyncerActor:
             return
         if isinstance(message, messages.ReadRequest):
             self._spawn(self._read(learner, peer, message))
-        elif isinstance(message, messages.Stop) or self._undelivered[learner, incarnation] < UNDELIVERED_MAX:
-            self._spawn(self._deliver(learner, peer, message))
-
-    async def _deliver(self, learner: str, peer: _Peer, message: events_effects.ToLearner) -> None:
-        self._undelivered[learner, peer.incarnation] += 1
-        try:
-            await asyncio.wait_for(asyncio.ensure_future(peer.handle.inbox.remote(message)), LATE_S)
-        except (ray.exceptions.RayError, TimeoutError):
-            pass  # a dead or frozen learner: its lease tells
-        finally:
-            self._undelivered[learner, peer.incarnation] -= 1
-            if not self._undelivered[learner, peer.incarnation]:
-                del self._undelivered[learner, peer.incarnation]  # incarnations come and go
+        else:
+            self._outbox.put(learner, incarnation, peer.handle, message)
 
     async def _read(self, learner: str, peer: _Peer, request: messages.ReadRequest) -> None:
         answer = asyncio.ensure_future(self._bulk.read(learner, peer.handle, request))

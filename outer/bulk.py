@@ -23,6 +23,8 @@ if TYPE_CHECKING:
     from outer.numeric.chain import Delta
     from outer.numeric.parameters import GlobalParameters, Proposal
 
+EXAMINED_AT_ONCE = 2**17  # elements: checking them takes less than handing them to a thread and back
+
 ReadId = tuple[int, int]  # syncer step and attempt
 
 
@@ -80,8 +82,14 @@ class Bulk:
         if contribution.learner != learner or not 0 <= contribution.fragment < len(sizes):
             contribution = replace(contribution, learner=learner, payload=None, defect="wrong_sender")
         else:
-            loop, size = asyncio.get_running_loop(), sizes[contribution.fragment]
-            contribution = await loop.run_in_executor(self._examiner, codecs.examine, contribution, self._codec, size)
+            size = sizes[contribution.fragment]
+            if size <= EXAMINED_AT_ONCE:
+                contribution = codecs.examine(contribution, self._codec, size)
+            else:
+                loop = asyncio.get_running_loop()
+                contribution = await loop.run_in_executor(
+                    self._examiner, codecs.examine, contribution, self._codec, size
+                )
         if not contribution.defect:
             token = Token((request.syncer_step, request.attempt), learner)
             self._payloads[token] = contribution.payload

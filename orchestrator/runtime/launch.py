@@ -37,6 +37,7 @@ WAIT_S = 0.5
 BEGIN_S = 60.0
 ORCHESTRATORS_MAX = 10  # in one run, before its deaths are taken for intended
 KNOCK_S = 5.0
+INLINE_BYTES = 2**20
 STOP_S = 10.0
 REMOVE_S = 5.0
 
@@ -203,6 +204,8 @@ def local_cluster(recipe: Recipe, store: RunStore) -> Iterator[str]:
         "RAY_ACCEL_ENV_VAR_OVERRIDE_ON_ZERO": "0",
         # Ray runs its workers at nice 15, but only once they are up: until then each new one starves all the others.
         "RAY_worker_niceness": "0",
+        # Smaller values come with the answer; larger ones take a way through the store and several milliseconds.
+        "RAY_max_direct_call_object_size": str(INLINE_BYTES),
         "OMP_NUM_THREADS": "1",
         "PYTHONPATH": os.pathsep.join(filter(None, [str(_sources()), os.environ.get("PYTHONPATH")])),
     }

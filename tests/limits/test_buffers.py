@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import asyncio
 import random
-from collections import Counter
 from collections.abc import Sequence
 from concurrent.futures import ThreadPoolExecutor
 from types import SimpleNamespace
@@ -22,11 +21,12 @@ from learners.protocol.events_effects import Fetch
 from learners.protocol.fact_buffer import ANSWER_MAX, FactBuffer
 from learners.shell import LearnerShell
 from orchestrator.eventlog.compactor import Compactor
-from outer.actor import SyncerActor, _Peer
+from outer.actor import SyncerActor
 from outer.journal import journal as journals
 from outer.journal.groups import FactRun, Logged
 from outer.journal.journal import StoredJournal
 from outer.journal.object_store import Bytes
+from outer.outbox import UNDELIVERED_MAX, Outbox
 from outer.protocol.facts import Committed, Participant, StepOpened
 from outer.protocol.messages import Attach, ReadRequest, Report, Stop
 from outer.protocol.recorder import INCARNATIONS_KEPT, Recorder, runs_of
@@ -110,21 +110,48 @@ def test_downloads_that_wait_are_as_many_as_there_are_fragments() -> None:
 
 @pytest.mark.parametrize("answers", [True, False])
 def test_what_is_on_its_way_to_incarnations_that_are_gone_is_not_counted_for_ever(answers: bool) -> None:
-    async def inbox(message: Any) -> None:
+    async def inbox(*messages: Any) -> None:
         if not answers:
             raise ray.exceptions.GetTimeoutError("it is dead")
 
-    handle = SimpleNamespace(inbox=SimpleNamespace(remote=lambda message: asyncio.ensure_future(inbox(message))))
-    syncer = object.__new__(SyncerActor)  # of all that it is made of, this needs one part
-    syncer._undelivered = Counter()
+    handle = SimpleNamespace(inbox=SimpleNamespace(remote=lambda *messages: asyncio.ensure_future(inbox(*messages))))
 
     async def story() -> None:
+        tasks: list[asyncio.Task[None]] = []
+        outbox = Outbox(lambda work: tasks.append(asyncio.ensure_future(work)), 60.0)
         for incarnation in range(1, 1001):
-            peer = _Peer(incarnation, handle)
-            await asyncio.gather(*(syncer._deliver("a", peer, Stop(1, "over")) for _ in range(3)))
+            for _ in range(3):
+                outbox.put("a", incarnation, handle, Stop(1, "over"))
+        await asyncio.gather(*tasks)
+        assert len(tasks) == 1000 and outbox._waiting == {}
 
     asyncio.run(story())
-    assert len(syncer._undelivered) == 0
+
+
+def test_messages_that_wait_go_in_one_call_and_are_bounded_and_stop_is_among_them() -> None:
+    calls: list[tuple[Any, ...]] = []
+
+    async def story() -> None:
+        heard, tasks = asyncio.Event(), []
+
+        async def inbox(*messages: Any) -> None:
+            calls.append(messages)
+            await heard.wait()
+
+        handle = SimpleNamespace(inbox=SimpleNamespace(remote=lambda *sent: asyncio.ensure_future(inbox(*sent))))
+        outbox = Outbox(lambda work: tasks.append(asyncio.ensure_future(work)), DEADLINE_S)
+        for number in range(2):
+            outbox.put("a", 1, handle, number)  # type: ignore[arg-type]
+        while not calls:
+            await asyncio.sleep(0)
+        for number in range(2, 1000):
+            outbox.put("a", 1, handle, number)  # type: ignore[arg-type]
+        outbox.put("a", 1, handle, Stop(1, "over"))
+        heard.set()
+        await asyncio.gather(*tasks)
+
+    asyncio.run(story())
+    assert calls == [(0, 1), (*range(2, 1 + UNDELIVERED_MAX), Stop(1, "over"))]
 
 
 def test_a_strangers_facts_are_not_taken_and_its_name_is_not_kept() -> None:
