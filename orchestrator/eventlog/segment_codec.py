@@ -251,9 +251,7 @@ def _read(content: Column, packing: dict[str, str], kind: Any, start: int) -> di
     read = pq.read_table(pa.BufferReader(pa.py_buffer(content)), use_threads=False, pre_buffer=False)
     names = [*kind._fields, *([] if "position" in kind._fields else ["position"])]
     later = {each: np.full(len(read), _LATER[each]) for each in _LATER.keys() & set(names) - set(read.column_names)}
-    columns = later | {
-        each: _unpack(read[each].combine_chunks(), packing[each]) for each in names if each not in later
-    }
+    columns = later | {each: _unpack(read[each].combine_chunks(), packing[each]) for each in names if each not in later}
     order = np.argsort(columns["position"], kind="stable")
     columns = {each: column[order] for each, column in columns.items()}
     if "position" in kind._fields:

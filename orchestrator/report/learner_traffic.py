@@ -13,7 +13,7 @@ from typing import Any
 import numpy as np
 
 from learners.protocol.facts import StateReceived
-from orchestrator.accounting.summary import ELEMENT_BYTES, downloaded
+from orchestrator.accounting.summary import downloaded
 from orchestrator.eventlog.block import Block, Commits, Contributions
 from outer.journal.saving import saved
 from outer.numeric.formats import known

@@ -16,7 +16,7 @@ import numpy as np
 from orchestrator.accounting.accounts import Accounts
 from orchestrator.accounting.fold import drive
 from orchestrator.accounting.ledger import COMMITTED, FATES, REASONS, Books
-from orchestrator.accounting.summary import ELEMENT_BYTES, downloaded
+from orchestrator.accounting.summary import downloaded
 from orchestrator.eventlog.block import Block
 from orchestrator.eventlog.events import Event, kind_of
 from orchestrator.eventlog.facts import Evaluated, LearnerLost, LearnerRequested, ReferenceLosses, RunStarted

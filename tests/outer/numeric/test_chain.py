@@ -185,7 +185,9 @@ def test_a_step_that_is_not_finite_is_no_proposal() -> None:
     assert held.propose(0, [held.thetas[0]], [1.0], 1).finite
 
 
-@pytest.mark.parametrize("wrong", [None, np.zeros(5, np.uint8), np.zeros(SIZE, np.float32)], ids=["none", "few", "float"])
+@pytest.mark.parametrize(
+    "wrong", [None, np.zeros(5, np.uint8), np.zeros(SIZE, np.float32)], ids=["none", "few", "float"]
+)
 def test_what_is_no_delta_is_refused(wrong: Any) -> None:
     chain, held = Chain("bf16", [FRAGMENT], SEED), parameters("bf16")
     with pytest.raises(ValueError, match="no delta of fragment 0"):
