@@ -59,7 +59,8 @@ class Adopted:
     version: int
     after_step: int
     mode: str  # bootstrap | overwrite | rebase | mix
-    read_at: int | None = None  # rebase: the anchor was the read after this step; None: it was the base
+    # With rebase or error feedback, the version contains the read after this step; None: none since the last version.
+    read_at: int | None = None
 
 
 @dataclass(frozen=True)

@@ -31,6 +31,8 @@ WAYS: Sequence[dict[str, Any]] = (
     {"adopt": "mix", "alpha": 0.5, "codec": "bf16"},
     {"adopt": "rebase", "codec": "bf16"},
     {"overlap": "strict"},
+    {"codec": "int8", "error_feedback": 0.9},
+    {"adopt": "rebase", "codec": "fp4", "error_feedback": 1.0},
 )
 
 
