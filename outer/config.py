@@ -61,6 +61,13 @@ class SyncConfig(Section):
         description="number format of the differences between versions on their way to the learners; fp32: versions "
         "travel whole and exact",
     )
+    error_feedback: float | None = Field(
+        None,
+        ge=0.0,
+        le=1.0,
+        description="share of what rounding left out of a merged contribution that the learner adds to its next one; "
+        "default 0.95 for topk and topk1, else 0",
+    )
     read_timeout_s: PositiveFloat = Field(2.0, description="deadline for a learner's answer to a read")
     transfer_s: PositiveFloat = Field(60.0, description="deadline for the transfer of a fragment, or of all of them")
     recover: Literal["peer", "syncer"] = Field(
@@ -84,7 +91,20 @@ class SyncConfig(Section):
             raise ValueError(f"tau = {self.overlap_steps} must be below H = {self.round_steps}")
         if self.alpha and self.adopt != "mix":
             raise ValueError('alpha is used by adopt = "mix" only')
+        if self.error_feedback and self.codec.startswith("fp32"):
+            raise ValueError(f'error_feedback = {self.error_feedback:g}: codec = "{self.codec}" leaves nothing out')
         return self
+
+    @property
+    def decay(self) -> float:
+        """Of what a merged contribution left out; 0 where learners do not keep it."""
+        default = 0.95 if self.codec.startswith("topk") else 0.0
+        return default if self.error_feedback is None else self.error_feedback
+
+    @property
+    def needs_notice(self) -> bool:
+        """Whether a learner adopts a version only once it knows which of its own reads is in it."""
+        return self.adopt == "rebase" or self.decay > 0.0
 
 
 class OuterConfig(Section):

@@ -70,7 +70,7 @@ class Adoption:
         return self._counted[1]
 
     def note_read(self, request: ReadRequest, at: Mark) -> None:
-        """Remember the answer to a read, for rebase. Answers to older reads can no longer merge and are dropped."""
+        """Remember the answer to a read, for adoption. Answers to older reads can no longer merge and are dropped."""
         base = self._bases[request.fragment]
         asked = (request.epoch, request.syncer_step, request.attempt)
         if asked > base.asked:
@@ -158,23 +158,24 @@ class Adoption:
         return effects
 
     def _is_time(self, fragment: int, version: int, at: Mark) -> bool:
-        """Strict overlap fixes the step of adoption. Rebase needs the version's notice, which says what it contains."""
+        """Strict overlap fixes the step of adoption. Rebase and error feedback need the version's notice, which says
+        what it contains."""
         if self._config.overlap == "strict" and at.step < version + self._config.overlap_steps:
             return False
         noticed = self._noticed.get(fragment)
-        return self._config.adopt != "rebase" or (noticed is not None and noticed.version == version)
+        return not self._config.needs_notice or (noticed is not None and noticed.version == version)
 
     def _adopt(self, fragment: int, version: int, payload: Any, at: Mark) -> list[Effect]:
         base = self._bases[fragment]
         mode = "bootstrap" if base.version is None else self._config.adopt
         read_at = None
-        if mode == "rebase":
+        if mode != "bootstrap" and self._config.needs_notice:
             merged_step = self._noticed[fragment].merged_step
-            if merged_step is not None and merged_step in base.reads:
-                # The new version contains what was read at that step; later progress is kept.
-                read_at, base.since = merged_step, base.reads[merged_step]
-        else:
+            read_at = merged_step if merged_step in base.reads else None
+        if mode != "rebase":
             base.since = at
+        elif read_at is not None:  # the new version contains what was read at that step; later progress is kept
+            base.since = base.reads[read_at]
         base.version = version
         base.reads = {}
         self._counted = None
