@@ -53,10 +53,11 @@ class SyncConfig(Section):
     )
     adopt: Literal["overwrite", "rebase", "mix"] = Field("overwrite", description="what a learner does on arrival")
     alpha: float = Field(0.0, ge=0.0, le=1.0, description="share of the local value kept by adopt = mix")
-    codec: Literal["fp32", "fp32_delta", "bf16", "int8", "int4", "fp4"] = Field(
-        "fp32", description="number format of contributions on the wire"
+    codec: Literal["fp32", "fp32_delta", "bf16", "int8", "int4", "fp4", "topk", "topk1"] = Field(
+        "fp32",
+        description="number format of contributions on the wire; topk: the largest 3 % of the numbers, topk1: 1 %",
     )
-    downlink: Literal["fp32", "bf16", "int8", "int4", "fp4"] = Field(
+    downlink: Literal["fp32", "bf16", "int8", "int4", "fp4", "topk", "topk1"] = Field(
         "fp32",
         description="number format of the differences between versions on their way to the learners; fp32: versions "
         "travel whole and exact",
