@@ -22,7 +22,6 @@ NOT_BUILT = {
     },
     "6": {
         "The syncer in M shards, one near each learner": "one syncer in one process",
-        "Outer gradients of 4 bits": "32 or 16",
         "Vector clocks of every worker on every message": "two entries: the learner's own step and the syncer's",
         "Checkpoints by markers on the messages (Chandy-Lamport)": "",
         "Mixture-of-experts models, whose balancing loss stays within a learner": "a task can bring one; none is here",

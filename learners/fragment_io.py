@@ -52,11 +52,13 @@ class StagedCopy:
     """A fragment as of one completed step, and the syncer's value that it grew from, float32[n] each.
 
     `adopted`: what was adopted then, before it was rounded to leaves narrower than float32. None stands for `base`.
+    `residual`: what earlier contributions left out, to be added to the outer gradient; None for nothing.
     """
 
     theta: OnDevices
     base: Flat
     adopted: OnDevices | None = None
+    residual: Flat | None = None
 
 
 @dataclass(frozen=True)
@@ -76,6 +78,8 @@ class StateSnapshot:
     read: dict[tuple[int, int], Flat]
     asked: dict[int, tuple[int, int, int]]
     adopted: dict[int, OnDevices]
+    residuals: dict[int, Flat]
+    left_out: dict[tuple[int, int], Flat]
 
     def pack(self) -> tuple[dict[str, Any], Sequence[NDArray[Any]]]:
         """(header, arrays) for a checkpoint, as `FragmentIO.restore` takes them. Call it once."""
@@ -88,10 +92,13 @@ class StateSnapshot:
             "reads": [list(at) for at in self.read],
             "asked": [[fragment, *newest] for fragment, newest in self.asked.items()],
             "adopted": list(self.adopted),
+            "residuals": list(self.residuals),
+            "left_out": [list(at) for at in self.left_out],
         }
         bases = [base for base in self.bases if base is not None]
         adopted = [each.host() for each in self.adopted.values()]
-        return header, [*leaves, *bases, *self.read.values(), *adopted]
+        fed_back = *self.residuals.values(), *self.left_out.values()
+        return header, [*leaves, *bases, *self.read.values(), *adopted, *fed_back]
 
 
 class FragmentIO:
@@ -108,6 +115,8 @@ class FragmentIO:
         ] = {}  # (fragment, step) -> the value sent for the fragment's newest read
         self._asked: dict[int, tuple[int, int, int]] = {}  # fragment -> that read's epoch, syncer step and attempt
         self._adopted: dict[int, OnDevices] = {}  # StagedCopy.adopted, where it is not the base
+        self._residuals: dict[int, Flat] = {}  # StagedCopy.residual, where error feedback has one
+        self._left_out: dict[tuple[int, int], Flat] = {}  # (fragment, step) -> what rounding left out of that answer
         self._lock = threading.Lock()  # other threads encode answers
         self.bytes_to_host = 0  # of staged copies that were asked for
 
@@ -118,7 +127,10 @@ class FragmentIO:
             base = self._bases[fragment]
             assert base is not None, "only a fragment from the syncer can be contributed"
             copies[fragment] = StagedCopy(
-                OnDevices(self._trainer.copy(fragment), self._to_host), base, self._adopted.get(fragment)
+                OnDevices(self._trainer.copy(fragment), self._to_host),
+                base,
+                self._adopted.get(fragment),
+                self._residuals.get(fragment),
             )
         return copies
 
@@ -131,8 +143,9 @@ class FragmentIO:
     def snapshot(self) -> StateSnapshot:
         """All state as of now, for a checkpoint."""
         with self._lock:
-            read, asked = dict(self._read), dict(self._asked)
-        return StateSnapshot(self._slot.take(), list(self._bases), read, asked, dict(self._adopted))
+            read, asked, left_out = dict(self._read), dict(self._asked), dict(self._left_out)
+        bases, adopted, residuals = list(self._bases), dict(self._adopted), dict(self._residuals)
+        return StateSnapshot(self._slot.take(), bases, read, asked, adopted, residuals, left_out)
 
     def restore(self, header: Mapping[str, Any], arrays: Sequence[NDArray[Any]]) -> None:
         """Restore what a StateSnapshot packed. Raises ValueError if it does not fit this task."""
@@ -146,6 +159,8 @@ class FragmentIO:
         self._read = {(fragment, step): next(rest) for fragment, step in at}
         self._asked = {fragment: tuple(newest) for fragment, *newest in asked}
         self._adopted = {fragment: OnDevices(next(rest), lambda held: held) for fragment in header.get("adopted", ())}
+        self._residuals = {fragment: next(rest) for fragment in header.get("residuals", ())}
+        self._left_out = {(fragment, step): next(rest) for fragment, step in header.get("left_out", ())}
 
     def capture(self) -> Captured:
         """Parameters and inner state as of now. Any thread may `pack` them later."""
@@ -184,10 +199,23 @@ class FragmentIO:
         theta, adopted = copy.theta.host(), copy.base if copy.adopted is None else copy.adopted.host()
         if (added := self._trainer.rounding(contribution.fragment, adopted)) is not None:
             theta = theta - added
-        if self._config.adopt == "rebase":
-            self._remember(contribution, theta)
-        payload = codecs.encode(self._config.codec, theta, copy.base, self._seed_of(contribution))
+        payload, left_out = self._payload(contribution, theta, copy)
+        if self._config.needs_notice:
+            self._remember(contribution, theta, left_out)
         return replace(contribution, payload=payload, digest=codecs.digest(payload))
+
+    def _payload(self, contribution: Contribution, theta: Flat, copy: StagedCopy) -> tuple[NDArray[Any], Flat | None]:
+        """The payload, and with error feedback what it leaves out of the outer gradient with its residual."""
+        seed = self._seed_of(contribution)
+        if not self._config.decay:
+            return codecs.encode(self._config.codec, theta, copy.base, seed), None
+        form = named(self._config.codec)
+        with np.errstate(over="ignore", invalid="ignore"):  # the receiver refuses what is not finite
+            wanted = copy.base - theta
+            if copy.residual is not None:
+                wanted += copy.residual
+            payload = form.encode(wanted, seed)
+            return payload, wanted - form.decode(payload, len(wanted))
 
     def _seed_of(self, contribution: Contribution) -> int:
         """64 bits, of this answer alone: whoever encodes it again makes the same payload."""
@@ -195,20 +223,23 @@ class FragmentIO:
         words = f"{self._seed} {one.learner} {one.incarnation} {one.fragment} {one.step}"
         return xxhash.xxh3_64_intdigest(words.encode())
 
-    def _remember(self, contribution: Contribution, theta: Flat) -> None:
-        """Remember the value sent for the newest read of a fragment. Older reads can no longer merge."""
+    def _remember(self, contribution: Contribution, theta: Flat, left_out: Flat | None) -> None:
+        """Remember what was sent for the newest read of a fragment, and what was not. Older reads no longer merge."""
         asked = (contribution.epoch, contribution.syncer_step, contribution.attempt)
         with self._lock:
             newest = self._asked.setdefault(contribution.fragment, asked)
             if asked > newest:
                 self._asked[contribution.fragment] = asked
                 self._forget(contribution.fragment)
-            if asked >= newest:
+            if asked >= newest and self._config.adopt == "rebase":
                 self._read[contribution.fragment, contribution.step] = theta
+            if asked >= newest and left_out is not None:
+                self._left_out[contribution.fragment, contribution.step] = left_out
 
     def _forget(self, fragment: int) -> None:
-        for key in [key for key in self._read if key[0] == fragment]:
-            del self._read[key]
+        for kept in (self._read, self._left_out):
+            for key in [key for key in kept if key[0] == fragment]:
+                del kept[key]
 
     def receive(self, fragment: int, theta: Flat) -> Received:
         """Put the syncer's value of a fragment, read-only float32[n], on the devices. Any thread may call it."""
@@ -219,6 +250,10 @@ class FragmentIO:
         index, given, base = effect.fragment, effect.payload, self._bases[effect.fragment]
         theta, placed = (given.theta, given.placed) if isinstance(given, Received) else (given, given)
         grown_from = self._adopted.pop(index, None)
+        if self._config.decay and effect.read_at is not None:
+            with self._lock:
+                left_out = self._left_out[index, effect.read_at]
+            self._residuals[index] = np.float32(self._config.decay) * left_out
         if effect.mode in ("bootstrap", "overwrite"):
             self._trainer.adopt(index, placed, "overwrite")
         else:

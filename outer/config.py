@@ -69,13 +69,21 @@ class SyncConfig(Section):
     base_window: int = Field(
         0, ge=0, le=BASE_WINDOW_MAX, description="rounds that a contribution's base may be behind; 0: the paper's"
     )
-    codec: Literal["fp32", "fp32_delta", "bf16", "int8", "int4", "fp4"] = Field(
-        "fp32", description="number format of contributions on the wire"
+    codec: Literal["fp32", "fp32_delta", "bf16", "int8", "int4", "fp4", "topk", "topk1"] = Field(
+        "fp32",
+        description="number format of contributions on the wire; topk: the largest 3 % of the numbers, topk1: 1 %",
     )
-    downlink: Literal["fp32", "bf16", "int8", "int4", "fp4"] = Field(
+    downlink: Literal["fp32", "bf16", "int8", "int4", "fp4", "topk", "topk1"] = Field(
         "fp32",
         description="number format of the differences between versions on their way to the learners; fp32: versions "
         "travel whole and exact",
+    )
+    error_feedback: float | None = Field(
+        None,
+        ge=0.0,
+        le=1.0,
+        description="share of what rounding left out of a merged contribution that the learner adds to its next one; "
+        "default 0.95 for topk and topk1, else 0",
     )
     read_timeout_s: PositiveFloat = Field(2.0, description="deadline for a learner's answer to a read")
     transfer_s: PositiveFloat = Field(60.0, description="deadline for the transfer of a fragment, or of all of them")
@@ -102,7 +110,20 @@ class SyncConfig(Section):
             raise ValueError('base_window needs overlap = "free": in strict overlap no base is late')
         if self.alpha and self.adopt != "mix":
             raise ValueError('alpha is used by adopt = "mix" only')
+        if self.error_feedback and self.codec.startswith("fp32"):
+            raise ValueError(f'error_feedback = {self.error_feedback:g}: codec = "{self.codec}" leaves nothing out')
         return self
+
+    @property
+    def decay(self) -> float:
+        """Of what a merged contribution left out; 0 where learners do not keep it."""
+        default = 0.95 if self.codec.startswith("topk") else 0.0
+        return default if self.error_feedback is None else self.error_feedback
+
+    @property
+    def needs_notice(self) -> bool:
+        """Whether a learner adopts a version only once it knows which of its own reads is in it."""
+        return self.adopt == "rebase" or self.decay > 0.0
 
 
 class OuterConfig(Section):

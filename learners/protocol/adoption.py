@@ -71,7 +71,7 @@ class Adoption:
         return self._counted[1]
 
     def note_read(self, request: ReadRequest, at: Mark) -> None:
-        """Remember the answer to a read, for rebase. Answers to older reads can no longer merge and are dropped."""
+        """Remember the answer to a read, for adoption. Answers to older reads can no longer merge and are dropped."""
         base = self._bases[request.fragment]
         asked = (request.epoch, request.syncer_step, request.attempt)
         if asked > base.asked:
@@ -159,7 +159,8 @@ class Adoption:
         return effects
 
     def _is_time(self, fragment: int, version: int, at: Mark) -> bool:
-        """Strict overlap fixes the step of adoption. Rebase needs a notice that says what the version contains.
+        """Strict overlap fixes the step of adoption. Rebase and error feedback need a notice that says what the version
+        contains.
 
         With a base window, no version older than an answered read is adopted before it is known whether that read
         merged: its steps would be overwritten, and merged later. Once it has, rebase needs a version that contains it.
@@ -167,25 +168,25 @@ class Adoption:
         if self._config.overlap == "strict" and at.step < version + self._config.overlap_steps:
             return False
         base, noticed = self._bases[fragment], self._noticed.get(fragment)
-        heard, rebases = noticed.version if noticed else -1, self._config.adopt == "rebase"
-        if rebases and heard < version:
+        heard = noticed.version if noticed else -1
+        if self._config.needs_notice and heard < version:
             return False
         if not (self._config.base_window and base.reads) or version >= base.asked[1]:
             return True
         assert noticed is not None
-        return heard >= base.asked[1] and not (rebases and noticed.merged_step in base.reads)
+        return heard >= base.asked[1] and not (self._config.adopt == "rebase" and noticed.merged_step in base.reads)
 
     def _adopt(self, fragment: int, version: int, payload: Any, at: Mark) -> list[Effect]:
         base = self._bases[fragment]
         mode = "bootstrap" if base.version is None else OWN if ":" in self._config.adopt else self._config.adopt
         read_at = None
-        if mode == "rebase":
+        if mode != "bootstrap" and self._config.needs_notice:
             merged_step = self._noticed[fragment].merged_step
-            if merged_step is not None and merged_step in base.reads:
-                # The new version contains what was read at that step; later progress is kept.
-                read_at, base.since = merged_step, base.reads[merged_step]
-        else:
+            read_at = merged_step if merged_step in base.reads else None
+        if mode != "rebase":
             base.since = at
+        elif read_at is not None:  # the new version contains what was read at that step; later progress is kept
+            base.since = base.reads[read_at]
         base.version = version
         base.reads = {}
         self._counted = None

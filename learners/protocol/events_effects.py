@@ -255,7 +255,10 @@ class Stage:
 
 @dataclass(frozen=True)
 class Apply:
-    """Adopt a payload now. Rebase subtracts the value read after step `read_at`, or the base when that is None."""
+    """Adopt a payload now. It contains what was read after step `read_at`; None: nothing since the last, or not known.
+
+    Rebase subtracts the value of that read, or the base.
+    """
 
     fragment: int
     version: int

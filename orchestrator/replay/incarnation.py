@@ -35,7 +35,7 @@ class Step:
 
 @dataclass(frozen=True)
 class Adopt:
-    """A fragment's version took effect. Rebase subtracts what was read after step `read_at`, or the base."""
+    """A fragment's version took effect. It contains what was read after step `read_at`, if that is known."""
 
     fragment: int
     version: int
@@ -122,7 +122,7 @@ class IncarnationReader:
         return IncarnationTape(self._key, device, tuple(self._moments), self._places)
 
     def _find_anchors(self) -> set[Read]:
-        """The reads that rebasing will subtract: those on the replaced base."""
+        """The reads that adoptions name: those on the replaced base."""
         held: dict[int, int] = {}
         anchors = set()
         for fact in self._facts:
@@ -190,10 +190,13 @@ class IncarnationReader:
         if fact.read_at is not None:
             held = self._held[fragment]
             if held is None or Read(fragment, fact.read_at, held) not in self._places:
-                raise self._error(f"it rebases on {what} from step {fact.read_at}, since when it holds another version")
-            self._since[fragment] = fact.read_at
-        elif fact.mode != "rebase":
+                raise self._error(
+                    f"it adopts {what} with its read of step {fact.read_at}, since when it holds another version"
+                )
+        if fact.mode != "rebase":
             self._since[fragment] = fact.after_step
+        elif fact.read_at is not None:
+            self._since[fragment] = fact.read_at
         self._held[fragment], self._newest = version, max(self._newest, version)
         self._moments.append(Adopt(fragment, version, fact.mode, fact.read_at))
 

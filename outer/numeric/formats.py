@@ -16,6 +16,7 @@ Floats = NDArray[np.float32]
 
 FLOAT32 = np.dtype(np.float32)
 GROUP = 128  # elements that share a scale; as in grouped.py
+CHUNK, PART, PARTS = 4096, 256, 16  # as in sparse.py
 SCALE_BYTES = 4
 _EXPONENT = np.uint16(0x7F80)  # all ones in bfloat16: infinity or NaN
 _EXPONENT32 = np.uint32(0x7F800000)
@@ -28,7 +29,6 @@ class Codec:
     dtype: np.dtype[Any]  # of a payload's elements
     absolute = False  # whether a payload holds parameters, and not a difference
     bits = 32.0  # of one element on the wire, about
-    error_feedback = 0.0  # the decay of what rounding left out, where the recipe does not say
 
     @property
     def kind(self) -> Any:
@@ -183,6 +183,58 @@ class _Grouped(Codec):
         return (step * np.float32(1.0 + 2.0**-16) + np.float32(2.0**-118)).astype(np.float32)  # smaller ones are zero
 
 
+class _TopK(Codec):
+    """The largest magnitudes of each 4,096 numbers, in 2 bits; nothing of the others. sparse.py has the layout."""
+
+    dtype = np.dtype(np.uint8)
+
+    def __init__(self, name: str, kept: int) -> None:
+        """`kept`: of each chunk."""
+        self.name, self._kept = name, kept
+        self.bits = 8 * self.elements(CHUNK) / CHUNK
+
+    @property
+    def kind(self) -> Any:
+        return np.uint8(self._kept)
+
+    def elements(self, size: int) -> int:
+        return -(-size // CHUNK) * (2 * SCALE_BYTES + PARTS + self._kept + -(-self._kept // 4))
+
+    def encode(self, numbers: Floats, seed: int) -> NDArray[Any]:
+        from outer.numeric import sparse
+        from outer.numeric.compiling import read_only
+
+        payload = np.empty(self.elements(len(numbers)), np.uint8)
+        sparse.encode(read_only(np.ascontiguousarray(numbers, dtype=np.float32)), self._kept, payload)
+        return payload
+
+    def decode(self, payload: NDArray[Any], size: int, place: slice = slice(None)) -> Floats:
+        from outer.numeric import sparse
+        from outer.numeric.compiling import read_only
+
+        start, stop, _ = place.indices(size)
+        out = np.empty(stop - start + 2 * PART, np.float32)
+        found: Floats = sparse.decode(read_only(payload), self._kept, size, start, stop - start, out)
+        return found
+
+    def finite(self, payload: NDArray[Any]) -> bool:
+        chunks = len(payload) // self.elements(1)
+        return bool(np.isfinite(payload[: 2 * SCALE_BYTES * chunks].view(np.float32)).all())
+
+    def bound(self, numbers: Floats) -> Floats:
+        """The largest magnitude of the chunk; and of the chunk's squares, the sum of errors is no larger than that."""
+        padded = np.zeros(-(-len(numbers) // CHUNK) * CHUNK, np.float32)
+        padded[: len(numbers)] = np.abs(numbers)
+        return np.repeat(padded.reshape(-1, CHUNK).max(axis=1), CHUNK)[: len(numbers)]
+
+    def inspect(self, payload: Any, size: int) -> str:
+        from outer.numeric import sparse
+        from outer.numeric.compiling import read_only
+
+        defect = super().inspect(payload, size)
+        return defect or ("" if sparse.sound(read_only(payload), self._kept, size) else "wrong_shape")
+
+
 _ALL: dict[str, Codec] = {
     each.name: each
     for each in (
@@ -192,6 +244,8 @@ _ALL: dict[str, Codec] = {
         _Grouped("int8", 0, 8, 127),
         _Grouped("int4", 1, 4, 7),
         _Grouped("fp4", 2, 4, 1),
+        _TopK("topk", 124),
+        _TopK("topk1", 40),
     )
 }
 

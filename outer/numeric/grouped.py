@@ -19,7 +19,7 @@ from outer.numeric.compiling import EXACT, bits_of, float32_of
 
 GROUP = 128  # elements that share a scale
 HALF = 64
-INT8, INT4, FP4 = 0, 1, 2  # the formats, as numbers
+INT8, INT4, FP4 = 0, 1, 2  # the formats, as numbers; larger ones are top-k, and how many it keeps
 _INFINITY = np.uint32(0x7F800000)  # bits; those of NaN are above
 _SIGN = np.uint32(0x80000000)
 _TINY = np.float32(1.1754944e-38)  # smaller scales have no exact inverse: the group is zero

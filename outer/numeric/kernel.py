@@ -8,8 +8,8 @@ processor's vector width decides, and in float64 beyond; in them elements below 
 Payloads are given by their addresses, because a compiled program is for one number of arguments; there are four of
 them, or a multiple (`in_fours`). They are contiguous arrays of the type of `kind`. float32 are parameters, and an outer
 gradient is the anchor, what the learners grew from, minus these. All others are outer gradients: uint32 the bits of
-float32, uint16 those of bfloat16, uint8 a coded format, whose number `kind` is: a block of it is decoded into memory of
-this thread and then read from there.
+float32, uint16 those of bfloat16, uint8 a coded format, which the number `kind` names: a block of it is decoded into
+memory of this thread and then read from there.
 """
 
 # mypy: disable-error-code="no-untyped-def,no-untyped-call"
@@ -25,12 +25,12 @@ from numba import carray, types  # type: ignore[attr-defined]
 from numba.extending import overload
 from numpy.typing import NDArray
 
-from outer.numeric import grouped
+from outer.numeric import grouped, sparse
 from outer.numeric.compiling import EXACT, IN_ANY_ORDER, float32_of, pointer, read_only
 
 BLOCK = 2048  # elements
 WIDTH = 4  # payloads that one loop reads
-ROOM = BLOCK + 2 * grouped.GROUP  # elements of a block that is decoded in whole groups
+ROOM = BLOCK + 2 * sparse.PART  # elements of a block that is decoded in whole groups, or parts
 
 
 def _moved(anchor, value):
@@ -71,6 +71,9 @@ def _any_part(address, kind, size, start, count, room):
 
 
 def _decoded(address, kind, size, start, count, room):
+    if kind > grouped.FP4:
+        payload = carray(pointer(address, kind), (sparse.elements(size, kind),))
+        return sparse.decode(payload, kind, size, start, count, room).view(np.uint32)
     payload = carray(pointer(address, kind), (grouped.elements(kind, size),))
     return grouped.decode(payload, kind, size, start, count, room).view(np.uint32)
 

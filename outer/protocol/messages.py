@@ -173,7 +173,7 @@ class Notice:
     version: int
     digest: str
     progress: float
-    merged_step: int | None = None  # the version contains the receiver's own steps up to this one; rebase needs it
+    merged_step: int | None = None  # the version contains the receiver's own steps up to this one
     snapshot: int = 0
 
 

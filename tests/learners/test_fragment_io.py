@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from typing import Any, cast
 
 import numpy as np
@@ -93,7 +93,7 @@ def test_a_fragment_without_a_base_cannot_be_copied() -> None:
         made.stage([0])
 
 
-@pytest.mark.parametrize("codec", ["fp32", "bf16"])
+@pytest.mark.parametrize("codec", ["fp32", "fp32_delta", "bf16", "fp4"])
 def test_what_is_encoded_passes_inspection_and_is_the_outer_gradient(codec: str) -> None:
     made, trainer = fragment_io(codec=codec)
     trainer.thetas[0] += 0.5
@@ -101,6 +101,36 @@ def test_what_is_encoded_passes_inspection_and_is_the_outer_gradient(codec: str)
     assert examine(sent, codec, SIZE) is sent and sent.defect == ""
     assert np.array_equal(codecs.decode(codec, sent.payload, flat(1.0)), np.full(SIZE, -0.5))
     assert sent.counters == FragmentCounters(0, 0, 3, 24)
+
+
+@pytest.mark.parametrize("adopt", ["overwrite", "rebase"])
+@pytest.mark.parametrize("codec", ["bf16", "int8", "int4", "fp4", "topk"])
+def test_what_was_sent_and_what_is_left_add_up_to_what_was_made(codec: str, adopt: str) -> None:
+    """With a decay of 1, over the reads that merged; one that did not merge changes nothing."""
+    made, trainer = fragment_io(codec=codec, error_feedback=1.0, adopt=adopt)
+    wanted, arrived, base = np.zeros(SIZE), np.zeros(SIZE), flat(1.0)
+    for number in range(30):
+        step, merges = np.float32([0.3, -0.001, 7e-5, 0.0]) * (number + 1), number % 3 != 1
+        trainer.thetas[0] = base - step
+        asked = replace(contribution(made.stage([0])[0]), step=number, syncer_step=number)
+        sent = made.encode(asked)
+        assert made.encode(asked).digest == sent.digest, "asked again, the same answer"
+        if merges:
+            wanted += (base - trainer.thetas[0]).astype(np.float64)
+            arrived += codecs.decode(codec, sent.payload, base)
+        base = flat(1.0 + number)
+        made.apply(Apply(0, number + 1, base, adopt, read_at=number if merges else None))
+    left = made.stage([0])[0].residual
+    assert left is not None and left.any()
+    np.testing.assert_allclose(arrived + left, wanted, rtol=1e-5, atol=1e-5)
+
+
+def test_without_error_feedback_nothing_is_left_and_a_new_incarnation_has_nothing() -> None:
+    made, trainer = fragment_io(codec="int4")
+    trainer.thetas[0] = flat(1.0) + np.float32([0.3, 0.2, 0.1, 0.0])
+    made.encode(contribution(made.stage([0])[0]))
+    made.apply(Apply(0, 4, flat(2.0), "overwrite"))
+    assert made.stage([0])[0].residual is None
 
 
 def test_the_gradient_is_against_the_base_of_the_copy_though_a_newer_one_was_adopted_since() -> None:

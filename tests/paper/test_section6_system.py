@@ -101,14 +101,15 @@ def test_a_learner_that_dies_holds_up_nobody() -> None:
     assert len(late) > 10 and all({p.learner for p in fact.participants} <= {"a", "b"} for fact in late)
 
 
-def test_outer_gradients_can_travel_in_sixteen_bits() -> None:
-    """Section 6, wire format: what is sent is the difference, rounded to bfloat16."""
-    base = np.linspace(-3, 3, 500).astype(np.float32)
-    theta = base - np.random.default_rng(0).normal(scale=1e-3, size=500).astype(np.float32)
-    payload = codec.encode("bf16", theta, base)
-    assert payload.nbytes == theta.nbytes // 2
+@pytest.mark.parametrize(("name", "bits", "error"), [("bf16", 16, 2.0**-8), ("fp4", 4.25, 0.5)])
+def test_outer_gradients_can_travel_in_sixteen_or_four_bits(name: str, bits: float, error: float) -> None:
+    """Section 6, wire format: what is sent is the difference, rounded to bfloat16 or to E3M0 with a scale for 128."""
+    base = np.linspace(-3, 3, 512).astype(np.float32)
+    theta = base - np.random.default_rng(0).normal(scale=1e-3, size=512).astype(np.float32)
+    payload = codec.encode(name, theta, base)
+    assert payload.nbytes == 512 * bits / 8
     gradient = base.astype(np.float64) - theta
-    assert np.abs(codec.decode("bf16", payload, base) - gradient).max() <= np.abs(gradient).max() / 2**8
+    assert np.abs(codec.decode(name, payload, base) - gradient).max() <= np.abs(gradient).max() * error
 
 
 # ------------------------------------------------------------------ clocks and the tape

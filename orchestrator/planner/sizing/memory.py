@@ -78,6 +78,8 @@ def learner(sync: SyncConfig, shapes: Shapes, accelerated: bool) -> Memory:
         parts.append(Part("a snapshot, packed", state, "host"))
     if sync.adopt == "rebase":
         parts.append(Part("values as read, for rebasing", model, "host"))
+    if sync.decay:
+        parts.append(Part("what contributions left out, and what of it is to be sent", 2 * model, "host"))
     return Memory("learner", tuple(parts))
 
 

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from typing import Any
+
 import pytest
 
 from learners.protocol.events_effects import Apply, Fetch, Fetched, FetchFailed, Hold, Resume, RunStep
@@ -45,6 +47,25 @@ def test_rebasing_keeps_what_accrued_since_the_read_for_one_that_took_part() -> 
     assert loop.counters(1) == FragmentCounters(2, base_step=2, steps=3, tokens=3 * TOKENS)
     loop.deliver(6, 1, merged_step=2)
     assert only(Apply, loop.step()) == [Apply(1, 6, "v6", "rebase", read_at=None)], "that read went into version 2"
+
+
+@pytest.mark.parametrize("adopt", [{}, {"adopt": "mix", "alpha": 0.5}])
+def test_with_error_feedback_a_version_waits_for_its_notice_and_names_its_read(
+    adopt: dict[str, Any],
+) -> None:
+    loop = joined(codec="int8", error_feedback=0.9, **adopt)
+    loop.steps(2)
+    loop.read(2, 1)
+    loop.do(Fetched(1, 2, "v2"))
+    assert only(Apply, loop.step()) == [], "its notice is not here"
+    loop.deliver(2, 1, merged_step=2)
+    mode = adopt.get("adopt", "overwrite")
+    assert only(Apply, loop.step()) == [Apply(1, 2, "v2", mode, read_at=2)]
+    assert loop.facts(Adopted)[-1] == Adopted(1, 2, 4, mode, read_at=2)
+    loop.step()
+    assert loop.counters(1) == FragmentCounters(2, 4, 1, TOKENS), "it counts as without"
+    loop.deliver(6, 1, merged_step=2)
+    assert only(Apply, loop.step()) == [Apply(1, 6, "v6", mode, read_at=None)], "that read went into version 2"
 
 
 @pytest.mark.parametrize("asked", [False, True])

@@ -28,6 +28,9 @@ HALF = 6  # the first leaf by size, w, is bfloat16; the others are float32
 ODD = [1.0, -1.003, 0.0, -0.0, 1e-3, 3e-39, 0.1, -7e-5, 2.0, -0.0]  # few of them are bfloat16 numbers
 
 
+FED_BACK = {"codec": "int4", "error_feedback": 0.9}
+
+
 class Learners:
     """M learners with two leaves, bfloat16[6] and float32[4], and their syncer."""
 
@@ -39,7 +42,7 @@ class Learners:
         self.outer = GlobalParameters(fragments, [initial], outer, config.codec, {"w": "avg", "b": "avg"})
         self.trainers = [Trainer(Half(), fragments, InnerConfig(), 0) for _ in range(count)]
         self.units = [FragmentIO(trainer, config, 1) for trainer in self.trainers]
-        self.mode = config.adopt
+        self.mode, self.needs_notice = config.adopt, config.needs_notice
         self._publish("bootstrap")
 
     def _publish(self, mode: str, read_at: int | None = None) -> None:
@@ -58,7 +61,7 @@ class Learners:
             payloads.append(sent.payload)
         late()
         self.outer.install(self.outer.propose(0, payloads, [1 / len(self.units)] * len(self.units)), version)
-        self._publish(self.mode, version if self.mode == "rebase" else None)
+        self._publish(self.mode, version if self.needs_notice else None)
 
     def move(self, learner: int, by: float) -> None:
         """A step of one learner."""
@@ -97,7 +100,7 @@ def test_what_a_rebasing_learner_keeps_is_counted_once_without_its_rounding() ->
     np.testing.assert_allclose(bf16, float32[0], rtol=1e-6)
 
 
-@pytest.mark.parametrize("adopt", [{}, {"adopt": "rebase"}, {"adopt": "mix", "alpha": 0.3}])
+@pytest.mark.parametrize("adopt", [{}, {"adopt": "rebase"}, {"adopt": "mix", "alpha": 0.3}, FED_BACK])
 def test_a_restored_learner_sends_what_the_saved_one_would_have_sent(adopt: dict[str, Any]) -> None:
     saved = Learners(np.array(ODD, np.float32), count=1, **adopt)
     for _ in range(3):

@@ -49,6 +49,38 @@ def test_a_part_is_decoded_as_in_the_whole(name: str, size: int, place: tuple[fl
     )
 
 
+@pytest.mark.parametrize("name", ["topk", "topk1"])
+@examples(30)
+@given(size=st.sampled_from(SIZES), seed=st.integers(0, 100))
+def test_top_k_keeps_the_largest_with_their_signs_and_shrinks_the_rest_of_each_chunk(
+    name: str, size: int, seed: int
+) -> None:
+    codec, given = named(name), numbers(seed, size)
+    decoded = codec.decode(codec.encode(given, 0), size)
+    for start in range(0, size, 4096):
+        one, other = given[start : start + 4096].astype(np.float64), decoded[start : start + 4096]
+        kept = np.flatnonzero(other)
+        assert len(kept) == min({"topk": 124, "topk1": 40}[name], np.count_nonzero(one))
+        assert (np.sign(other[kept]) == np.sign(one[kept])).all() and len(set(np.abs(other[kept]).tolist())) <= 2
+        dropped = np.delete(np.abs(one), kept)
+        assert not len(kept) or not len(dropped) or dropped.max() <= np.abs(one[kept]).min()
+        assert ((other - one) ** 2).sum() <= (one**2).sum() - (np.abs(other) ** 2).sum() * (1 - 1e-5)
+
+
+@pytest.mark.parametrize("at", range(24, 24 + 4))
+def test_top_k_with_places_that_do_not_rise_or_are_outside_has_the_wrong_shape(at: int) -> None:
+    codec = named("topk")
+    payload = codec.encode(np.arange(1.0, 201.0, dtype=np.float32), 0)
+    assert payload[8] == 124 and codec.inspect(payload, 200) == "" and codec.inspect(payload, 199) == "wrong_shape"
+    for place in (payload[at + 1], 255):
+        broken = payload.copy()
+        broken[at] = place
+        assert codec.inspect(broken, 200) == "wrong_shape"
+    broken = payload.copy()
+    broken[8] = 125
+    assert codec.inspect(broken, 200) == "wrong_shape"
+
+
 @pytest.mark.parametrize("name", AT_RANDOM)
 def test_rounding_has_the_right_mean_and_depends_on_the_seed(name: str) -> None:
     codec, given = named(name), numbers(1, 4096)
