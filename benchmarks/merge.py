@@ -33,12 +33,12 @@ sys.path.insert(0, str(ROOT))
 from outer import heap  # noqa: E402
 from outer.config import OuterConfig  # noqa: E402
 from outer.numeric import codec as codecs  # noqa: E402
+from outer.numeric.formats import NAMES, named  # noqa: E402
 from outer.numeric.parameters import GlobalParameters  # noqa: E402
 from outer.protocol.fragments import Fragment, Tensor  # noqa: E402
 
 MB = 2**20
 COPIED_MB = 256
-BYTES = {"fp32": 4, "bf16": 2}
 INPUTS_MAX = 0.6  # of the memory that is available
 
 
@@ -61,9 +61,10 @@ def median_s(work: Callable[[], object], repeats: int) -> float:
 
 def words(learners: int, rule: str, codec: str) -> float:
     """float32 words that one element costs at least."""
-    reads = learners * BYTES[codec] / 4 + (1 if codec == "fp32" else 0)
+    form = named(codec)
+    reads = learners * form.bits / 32 + (1 if form.absolute else 0)
     passes = 2 if rule == "rda" else 1
-    return reads * passes + (0 if codec == "fp32" else 1) + 3
+    return reads * passes + (0 if form.absolute else 1) + 3
 
 
 def grown_mb(work: Callable[[], object]) -> float:
@@ -122,7 +123,7 @@ def main() -> None:
     arguments.add_argument("--sizes-mb", type=_numbers, default=[4, 32, 256])
     arguments.add_argument("--learners", type=_numbers, default=[4, 16, 64])
     arguments.add_argument("--rules", nargs="+", choices=("rda", "avg"), default=["rda", "avg"])
-    arguments.add_argument("--codecs", nargs="+", choices=("fp32", "bf16"), default=["fp32", "bf16"])
+    arguments.add_argument("--codecs", nargs="+", choices=NAMES, default=["fp32", "bf16"])
     arguments.add_argument("--threads", type=int, default=1)
     arguments.add_argument("--repeats", type=int, default=5)
     arguments.add_argument("--json", action="store_true")

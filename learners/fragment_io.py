@@ -11,12 +11,14 @@ from dataclasses import dataclass, replace
 from typing import TYPE_CHECKING, Any
 
 import numpy as np
+import xxhash
 from numpy.typing import NDArray
 
 from learners.protocol.events_effects import Apply
 from learners.snapshot_slot import Captured, SnapshotSlot
 from learners.training import state_arrays
 from outer.numeric import codec as codecs
+from outer.numeric.formats import named
 from outer.protocol.messages import Contribution, State, StateRequest
 
 if TYPE_CHECKING:
@@ -94,8 +96,10 @@ class StateSnapshot:
 class FragmentIO:
     """One learner's fragments. Keeps unchanged host copies of the syncer's last values, for codecs and rebase."""
 
-    def __init__(self, trainer: Trainer, config: SyncConfig, fragments: int) -> None:
-        self._trainer, self._config = trainer, config
+    def __init__(self, trainer: Trainer, config: SyncConfig, fragments: int, seed: int = 0) -> None:
+        """`seed`: the run's, for codecs that round at random."""
+        self._trainer, self._config, self._seed = trainer, config, seed
+        named(config.codec).warm_up()
         self._slot = SnapshotSlot(trainer, config.lease_s / 2)
         self._bases: list[Flat | None] = [None] * fragments
         self._read: dict[
@@ -181,8 +185,14 @@ class FragmentIO:
             theta = theta - added
         if self._config.adopt == "rebase":
             self._remember(contribution, theta)
-        payload = codecs.encode(self._config.codec, theta, copy.base)
+        payload = codecs.encode(self._config.codec, theta, copy.base, self._seed_of(contribution))
         return replace(contribution, payload=payload, digest=codecs.digest(payload))
+
+    def _seed_of(self, contribution: Contribution) -> int:
+        """64 bits, of this answer alone: whoever encodes it again makes the same payload."""
+        one = contribution
+        words = f"{self._seed} {one.learner} {one.incarnation} {one.fragment} {one.step}"
+        return xxhash.xxh3_64_intdigest(words.encode())
 
     def _remember(self, contribution: Contribution, theta: Flat) -> None:
         """Remember the value sent for the newest read of a fragment. Older reads can no longer merge."""

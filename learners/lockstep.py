@@ -158,7 +158,7 @@ class LockStep:
                 span_steps=span_steps,
                 start_s=float(IDLE_ROUNDS_MAX),
             )
-            fragment_io = FragmentIO(trainer, sync, len(self.fragments))
+            fragment_io = FragmentIO(trainer, sync, len(self.fragments), seed)
             slowdown = (slowdowns or {}).get(name, 1.0)
             self._units[name] = _Unit(machine, trainer, fragment_io, batch_size, slowdown=slowdown)
 

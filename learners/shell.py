@@ -267,7 +267,7 @@ class LearnerShell:
             model_parallel=spec.model_parallel,
             warm_start=spec.warm_start,
         )
-        self._fragment_io = self._fetcher.fragment_io = FragmentIO(self._trainer, spec.sync, len(fragments))
+        self._fragment_io = self._fetcher.fragment_io = FragmentIO(self._trainer, spec.sync, len(fragments), spec.seed)
         self._facts.add(device_taken(spec.devices, warnings))
         self._drive(events_effects.Enter(COMPILING))
         self._trainer.warm_up(spec.batch_size)

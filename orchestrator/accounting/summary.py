@@ -18,12 +18,13 @@ from orchestrator.accounting.verdicts import Verdict, sound
 from orchestrator.eventlog.block import Block
 from orchestrator.eventlog.events import Event
 from orchestrator.eventlog.facts import Evaluated, ReferenceLosses, RunFinished, RunStarted
+from outer.numeric.formats import known
 from outer.protocol.facts import SyncerStarted
 
 if TYPE_CHECKING:
     from orchestrator.recipe.config import Recipe
 
-ELEMENT_BYTES = {"fp32": 4, "bf16": 2}  # of one element on the wire, by codec
+ELEMENT_BYTES = 4  # of a version, on the wire
 
 
 def summarise(
@@ -109,9 +110,10 @@ def _wire_bytes(tallies: Tallies, rules: SyncerStarted | None, codec: str | None
     if rules is None:
         return {"up": None, "down": None}
     sizes = dict(enumerate(rules.sizes))  # a strange log may name other fragments
-    up = sum(sizes.get(fragment, 0) * count for fragment, count in tallies.contributions.items())
+    form, sent = known(codec), tallies.contributions.items()
+    up = None if form is None else sum(form.bytes(sizes.get(fragment, 0)) * count for fragment, count in sent)
     down = sum(sizes.get(fragment, 0) * count for fragment, count in tallies.adoptions.items())
     return {
-        "up": up * ELEMENT_BYTES[codec] if codec in ELEMENT_BYTES else None,
-        "down": down * ELEMENT_BYTES["fp32"],
+        "up": up,
+        "down": down * ELEMENT_BYTES,
     }

@@ -15,8 +15,9 @@ from typing import Any
 from orchestrator.planner.sizing.fault_tolerance import HOUR_S, unit_chips, unit_mtbf_hours
 from orchestrator.planner.sizing.link_load import SHARE, LinkLoad
 from orchestrator.planner.sizing.model_sizes import Shapes
-from orchestrator.planner.sizing.traffic import DOWN_BYTES, UP_BYTES
+from orchestrator.planner.sizing.traffic import DOWN_BYTES
 from orchestrator.recipe.config import Recipe
+from outer.numeric.formats import named
 
 FRAGMENTS_MOST = 24  # as the paper's
 BALANCE = 2.0  # the largest fragment, in means
@@ -58,7 +59,8 @@ class _Case:
     def largest_bytes(self) -> int:
         """Of a fragment, up and down: no smaller than the largest tensor or the mean."""
         tensor = max(tensor.size for fragment in self.shapes.fragments for tensor in fragment.tensors)
-        return max(tensor, self.shapes.elements // self.fragments) * (UP_BYTES[self.codec] + DOWN_BYTES)
+        largest = max(tensor, self.shapes.elements // self.fragments)
+        return named(self.codec).bytes(largest) + largest * DOWN_BYTES
 
 
 def recommend(
@@ -149,7 +151,7 @@ def _codec(case: _Case) -> Recommendation:
     now = case.recipe.sync.codec
     if case.loads:
         reason = "contributions cross regions; the paper saw no loss from 16 bits on"
-        return Recommendation("codec", "sync.codec", now, "bf16", reason)
+        return Recommendation("codec", "sync.codec", now, "bf16" if named(now).bits > 16 else now, reason)
     return Recommendation("codec", "sync.codec", now, now, "nothing crosses regions, as far as the recipe says")
 
 
@@ -194,7 +196,7 @@ def _carried(case: _Case, load: LinkLoad) -> int:
     """The least H at which a link carries the mean traffic, with the advised codec."""
     if load.link_bits is None or case.step_s is None:
         return 1
-    width = max(UP_BYTES[case.codec], DOWN_BYTES)
+    width = max(named(case.codec).bits / 8, DOWN_BYTES)
     bits = 8.0 * load.learners * case.shapes.elements * width
     return math.ceil(bits / (SHARE * load.link_bits * case.step_s))
 

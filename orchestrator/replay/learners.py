@@ -142,7 +142,7 @@ class Learners:
             )
         except ValueError as error:  # devices that are not here
             raise TapeError(f"{named(key)} computed on {devices} devices: {error}") from error
-        fragment_io = FragmentIO(trainer, self._recipe.sync, len(self.fragments))
+        fragment_io = FragmentIO(trainer, self._recipe.sync, len(self.fragments), self._recipe.seed)
         unit = self._units[key] = _Unit(pool.batch_size, trainer, fragment_io)
         return unit
 

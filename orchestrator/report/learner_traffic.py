@@ -16,6 +16,7 @@ from learners.protocol.facts import StateReceived
 from orchestrator.accounting.summary import ELEMENT_BYTES
 from orchestrator.eventlog.block import Block, Commits, Contributions
 from outer.journal.saving import saved
+from outer.numeric.formats import known
 from outer.protocol.facts import SyncerStarted
 
 GRADIENT_BYTES = 4  # of one float32
@@ -90,12 +91,12 @@ class Traffic:
 
     def links(self, names: tuple[str, ...], configured: int, recipe: Mapping[str, Any]) -> list[Link]:
         """One link for each of these learners; `configured`: how many a data-parallel run would have."""
-        width = ELEMENT_BYTES.get(str((recipe.get("sync") or {}).get("codec")))
+        form = known((recipe.get("sync") or {}).get("codec"))
         a_step = 2 * (configured - 1) / configured * sum(self.sizes) * GRADIENT_BYTES if configured else 0.0
         made = []
         for name in names:
-            sent, down = self.learners.get(name, Sent()), ELEMENT_BYTES["fp32"]
-            up = None if width is None else sent.up * width
+            sent, down = self.learners.get(name, Sent()), ELEMENT_BYTES
+            up = None if form is None else round(sent.up * form.bits / 8)
             made.append(
                 Link(name, up, sent.down * down, sent.joins * down, sent.peers, sent.steps, sent.steps * a_step)
             )

@@ -22,6 +22,7 @@ from orchestrator.eventlog.events import Event, kind_of
 from orchestrator.eventlog.facts import Evaluated, LearnerLost, LearnerRequested, ReferenceLosses, RunStarted
 from orchestrator.telemetry.catalog import CATALOG, KINDS, OTHER, Bounds, Buckets, Sample
 from outer.journal.saving import saved
+from outer.numeric.formats import known
 from outer.protocol.facts import LearnerFenced, SyncerStarted
 
 WRITER = "@writer"  # in place of a field's name: the event's writer
@@ -73,7 +74,7 @@ class MetricsFold:
 
     def __init__(self, codec: str, version: str, accounts: Accounts) -> None:
         """`codec`: the contributions' number format, of the recipe; `version`: this package's."""
-        self._bytes_up = ELEMENT_BYTES.get(codec, 0)
+        self._codec = codec
         self._version = version
         self._accounts = accounts
         self._values: dict[tuple[str, ...], float] = {}  # by metric and the values of its labels
@@ -220,7 +221,7 @@ class MetricsFold:
         for mode in np.unique(adopted.mode).tolist():
             sources = adopted.source[adopted.mode == mode]
             self._by_learner("diloco_adoptions_total", block, sources, mode=block.names[mode])
-        amounts = self._elements(adopted.fragment) * ELEMENT_BYTES["fp32"]
+        amounts = self._elements(adopted.fragment) * ELEMENT_BYTES
         self._by_learner("diloco_version_bytes_total", block, adopted.source, amounts)
 
     def _elements(self, fragments: Any) -> Any:
@@ -244,7 +245,9 @@ class MetricsFold:
             self._add("diloco_commits_total", len(here), fragment=str(fragment))
             self._set("diloco_merged_norm", float(commits.norm[here[-1]]), fragment=str(fragment))
         self._by_learner("diloco_contributions_total", block, parts.learner[parts.weight > 0])
-        amounts = self._elements(commits.fragment)[parts.commit] * self._bytes_up
+        form = known(self._codec)
+        payloads = [form.bytes(size) if form else 0 for size in self._elements(commits.fragment).tolist()]
+        amounts = np.array(payloads, np.int64)[parts.commit]
         self._by_learner("diloco_contribution_bytes_total", block, parts.learner, amounts)
         self._come_back(block)
 

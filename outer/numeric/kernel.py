@@ -6,8 +6,10 @@ step round as the plain float64 formulas do. Inner products are summed in float3
 processor's vector width decides, and in float64 beyond; in them elements below 1e-22 count as zero.
 
 Payloads are given by their addresses, because a compiled program is for one number of arguments; there are four of
-them, or a multiple (`in_fours`). They are contiguous arrays as long as `base`, of the type of `kind`: float32
-parameters, or outer gradients as the bits of bfloat16, uint16.
+them, or a multiple (`in_fours`). They are contiguous arrays of the type of `kind`. float32 are parameters, and an outer
+gradient is the anchor, what the learners grew from, minus these. All others are outer gradients: uint32 the bits of
+float32, uint16 those of bfloat16, uint8 a coded format, whose number `kind` is: a block of it is decoded into memory of
+this thread and then read from there.
 """
 
 # mypy: disable-error-code="no-untyped-def,no-untyped-call"
@@ -18,94 +20,84 @@ from __future__ import annotations
 from collections.abc import Sequence
 from typing import Any
 
-import numba
 import numpy as np
 from numba import carray, types  # type: ignore[attr-defined]
-from numba.extending import intrinsic, overload
+from numba.extending import overload
 from numpy.typing import NDArray
+
+from outer.numeric import grouped
+from outer.numeric.compiling import EXACT, IN_ANY_ORDER, float32_of, pointer, read_only
 
 BLOCK = 2048  # elements
 WIDTH = 4  # payloads that one loop reads
+ROOM = BLOCK + 2 * grouped.GROUP  # elements of a block that is decoded in whole groups
 
 
-def _compiled(**more: Any) -> Any:
-    def compiled(function: Any) -> Any:
-        how: dict[str, Any] = {"nogil": True, "error_model": "numpy"} | more
-        try:
-            return numba.njit(**how, cache=True)(function)
-        except RuntimeError:  # there is no folder to keep it in
-            return numba.njit(**how)(function)
-
-    return compiled
-
-
-_EXACT, _IN_ANY_ORDER = _compiled(), _compiled(fastmath={"reassoc", "contract", "nsz"})
-
-
-def _bits_to_float(context: Any, bits: Any) -> Any:
-    def generate(compiler: Any, builder: Any, signature: Any, arguments: Any) -> Any:
-        return builder.bitcast(arguments[0], compiler.get_value_type(types.float32))
-
-    return types.float32(types.uint32), generate
-
-
-def _address_to_pointer(context: Any, address: Any, kind: Any) -> Any:
-    def generate(compiler: Any, builder: Any, signature: Any, arguments: Any) -> Any:
-        return builder.inttoptr(arguments[0], compiler.get_value_type(signature.return_type))
-
-    return types.CPointer(kind)(types.uint64, kind), generate
-
-
-_float32_of: Any = intrinsic(_bits_to_float)  # the number with these 32 bits
-_pointer: Any = intrinsic(_address_to_pointer)
-
-
-def _moved(base, value):
+def _moved(anchor, value):
     """One element's outer gradient, float32, correctly rounded: from parameters, or from the bits of bfloat16."""
 
 
-def _moved_far(base, value):
+def _moved_far(anchor, value):
     """The same in float64, exactly."""
 
 
 @overload(_moved, inline="always")
-def _any_moved(base, value):
+def _any_moved(anchor, value):
     if value == types.float32:
-        return lambda base, value: base - value
-    return lambda base, value: _float32_of(np.uint32(value) << np.uint32(16))
+        return lambda anchor, value: anchor - value
+    if value == types.uint32:
+        return lambda anchor, value: float32_of(value)
+    return lambda anchor, value: float32_of(np.uint32(value) << np.uint32(16))
 
 
 @overload(_moved_far, inline="always")
-def _any_moved_far(base, value):
+def _any_moved_far(anchor, value):
     if value == types.float32:
-        return lambda base, value: np.float64(base) - np.float64(value)
-    return lambda base, value: np.float64(_float32_of(np.uint32(value) << np.uint32(16)))
+        return lambda anchor, value: np.float64(anchor) - np.float64(value)
+    if value == types.uint32:
+        return lambda anchor, value: np.float64(float32_of(value))
+    return lambda anchor, value: np.float64(float32_of(np.uint32(value) << np.uint32(16)))
 
 
-@_EXACT
-def _part(payload, kind, start, count):
-    """Elements of a payload from `start` on."""
-    return carray(_pointer(payload, kind), (start + count,))[start:]
+def _part(address, kind, size, start, count, room):
+    """Elements of a payload of `size` from `start` on; coded ones are decoded into room float32[ROOM]."""
 
 
-@_EXACT
-def _four(payloads, i, kind, start, count):
+@overload(_part)
+def _any_part(address, kind, size, start, count, room):
+    if kind == types.uint8:
+        return _decoded
+    return lambda address, kind, size, start, count, room: carray(pointer(address, kind), (start + count,))[start:]
+
+
+def _decoded(address, kind, size, start, count, room):
+    payload = carray(pointer(address, kind), (grouped.elements(kind, size),))
+    return grouped.decode(payload, kind, size, start, count, room).view(np.uint32)
+
+
+@EXACT
+def _four(payloads, i, kind, size, start, count, rooms):
     """The same elements of payloads i to i + 3."""
     return (
-        _part(payloads[i], kind, start, count),
-        _part(payloads[i + 1], kind, start, count),
-        _part(payloads[i + 2], kind, start, count),
-        _part(payloads[i + 3], kind, start, count),
+        _part(payloads[i], kind, size, start, count, rooms[0]),
+        _part(payloads[i + 1], kind, size, start, count, rooms[1]),
+        _part(payloads[i + 2], kind, size, start, count, rooms[2]),
+        _part(payloads[i + 3], kind, size, start, count, rooms[3]),
     )
 
 
-@_IN_ANY_ORDER
-def _within_four(base, p, q, r, s, found):
+@EXACT
+def _rooms():
+    return np.empty((WIDTH + 1, ROOM), np.float32)
+
+
+@IN_ANY_ORDER
+def _within_four(anchor, p, q, r, s, found):
     """Add the products of four gradients with themselves and each other to found float64[4, 4], lower triangle."""
     pp = pq = pr = ps = qq = qr = qs = rr = rs = ss = np.float32(0.0)
-    for k in range(len(base)):
-        a, b = _moved(base[k], p[k]), _moved(base[k], q[k])
-        c, d = _moved(base[k], r[k]), _moved(base[k], s[k])
+    for k in range(len(anchor)):
+        a, b = _moved(anchor[k], p[k]), _moved(anchor[k], q[k])
+        c, d = _moved(anchor[k], r[k]), _moved(anchor[k], s[k])
         pp += a * a
         pq += a * b
         pr += a * c
@@ -128,28 +120,28 @@ def _within_four(base, p, q, r, s, found):
     found[3, 3] += ss
 
 
-@_IN_ANY_ORDER
-def _one_with_four(base, a, p, q, r, s, found):
+@IN_ANY_ORDER
+def _one_with_four(anchor, a, p, q, r, s, found):
     """Add the products of one gradient with four others to found float64[4]."""
     ap = aq = ar = as_ = np.float32(0.0)
-    for k in range(len(base)):
-        one = _moved(base[k], a[k])
-        ap += one * _moved(base[k], p[k])
-        aq += one * _moved(base[k], q[k])
-        ar += one * _moved(base[k], r[k])
-        as_ += one * _moved(base[k], s[k])
+    for k in range(len(anchor)):
+        one = _moved(anchor[k], a[k])
+        ap += one * _moved(anchor[k], p[k])
+        aq += one * _moved(anchor[k], q[k])
+        ar += one * _moved(anchor[k], r[k])
+        as_ += one * _moved(anchor[k], s[k])
     found[0] += ap
     found[1] += aq
     found[2] += ar
     found[3] += as_
 
 
-@_IN_ANY_ORDER
-def _squares_of_four(base, p, q, r, s, found):
+@IN_ANY_ORDER
+def _squares_of_four(anchor, p, q, r, s, found):
     pp = qq = rr = ss = np.float32(0.0)
-    for k in range(len(base)):
-        a, b = _moved(base[k], p[k]), _moved(base[k], q[k])
-        c, d = _moved(base[k], r[k]), _moved(base[k], s[k])
+    for k in range(len(anchor)):
+        a, b = _moved(anchor[k], p[k]), _moved(anchor[k], q[k])
+        c, d = _moved(anchor[k], r[k]), _moved(anchor[k], s[k])
         pp += a * a
         qq += b * b
         rr += c * c
@@ -160,58 +152,60 @@ def _squares_of_four(base, p, q, r, s, found):
     found[3] += ss
 
 
-@_EXACT
-def squares(base, payloads, kind, starts, stops, found):
+@EXACT
+def squares(anchor, payloads, kind, starts, stops, found):
     """Add each range's squared norms of all M outer gradients to found float64[ranges, M]."""
+    rooms = _rooms()
     for index in range(len(starts)):
         for start in range(starts[index], stops[index], BLOCK):
             count = min(BLOCK, stops[index] - start)
-            block = base[start : start + count]
+            block = anchor[start : start + count]
             for i in range(0, len(payloads), WIDTH):
-                p, q, r, s = _four(payloads, i, kind, start, count)
+                p, q, r, s = _four(payloads, i, kind, len(anchor), start, count, rooms)
                 _squares_of_four(block, p, q, r, s, found[index, i : i + WIDTH])
 
 
-@_EXACT
-def inner_products(base, payloads, kind, starts, stops, found):
+@EXACT
+def inner_products(anchor, payloads, kind, starts, stops, found):
     """Add each range's inner products of all M outer gradients to found float64[ranges, M, M], lower triangle."""
+    rooms = _rooms()
     for index in range(len(starts)):
         for start in range(starts[index], stops[index], BLOCK):
             count = min(BLOCK, stops[index] - start)
-            block = base[start : start + count]
+            block = anchor[start : start + count]
             for i in range(0, len(payloads), WIDTH):
-                p, q, r, s = _four(payloads, i, kind, start, count)
+                p, q, r, s = _four(payloads, i, kind, len(anchor), start, count, rooms)
                 here = found[index, i : i + WIDTH, i : i + WIDTH]
                 _within_four(block, p, q, r, s, here)
                 for j in range(i + WIDTH, len(payloads)):
-                    one = _part(payloads[j], kind, start, count)
+                    one = _part(payloads[j], kind, len(anchor), start, count, rooms[WIDTH])
                     _one_with_four(block, one, p, q, r, s, found[index, j, i : i + WIDTH])
 
 
-@_EXACT
-def _add_four(base, p, q, r, s, shares, total):
+@EXACT
+def _add_four(anchor, p, q, r, s, shares, total):
     a, b, c, d = shares[0], shares[1], shares[2], shares[3]
-    for k in range(len(base)):
+    for k in range(len(anchor)):
         total[k] = (
             total[k]
-            + a * _moved_far(base[k], p[k])
-            + b * _moved_far(base[k], q[k])
-            + c * _moved_far(base[k], r[k])
-            + d * _moved_far(base[k], s[k])
+            + a * _moved_far(anchor[k], p[k])
+            + b * _moved_far(anchor[k], q[k])
+            + c * _moved_far(anchor[k], r[k])
+            + d * _moved_far(anchor[k], s[k])
         )
 
 
-@_EXACT
-def _sum(base, payloads, kind, start, shares, total):
+@EXACT
+def _sum(anchor, payloads, kind, start, stop, shares, rooms, total):
     """A block of the merged outer gradient, the sum of shares[m] times gradient m in the order of m, float64."""
-    count = len(base)
+    count, block = stop - start, anchor[start:stop]
     total[:] = 0.0
     for i in range(0, len(payloads), WIDTH):
-        p, q, r, s = _four(payloads, i, kind, start, count)
-        _add_four(base, p, q, r, s, shares[i : i + WIDTH], total)
+        p, q, r, s = _four(payloads, i, kind, len(anchor), start, count, rooms)
+        _add_four(block, p, q, r, s, shares[i : i + WIDTH], total)
 
 
-@_IN_ANY_ORDER
+@IN_ANY_ORDER
 def _square(values):
     total = 0.0
     for k in range(len(values)):
@@ -219,28 +213,29 @@ def _square(values):
     return total
 
 
-@_EXACT
-def squares_of_sums(base, payloads, kind, starts, stops, shares, found):
+@EXACT
+def squares_of_sums(anchor, payloads, kind, starts, stops, shares, found):
     """Each range's squared norm of the sum of shares[range, m] times gradient m, in found float64[ranges]."""
-    sums = np.empty(BLOCK, np.float64)
+    sums, rooms = np.empty(BLOCK, np.float64), _rooms()
     for index in range(len(starts)):
         for start in range(starts[index], stops[index], BLOCK):
             stop = min(start + BLOCK, stops[index])
             total = sums[: stop - start]
-            _sum(base[start:stop], payloads, kind, start, shares[index], total)
+            _sum(anchor, payloads, kind, start, stop, shares[index], rooms, total)
             found[index] += _square(total)
 
 
-@_EXACT
-def merged_gradient(base, payloads, kind, starts, stops, shares, gradient):
+@EXACT
+def merged_gradient(anchor, payloads, kind, starts, stops, shares, gradient):
     """The same sums themselves, in gradient float64[n]."""
+    rooms = _rooms()
     for index in range(len(starts)):
         for start in range(starts[index], stops[index], BLOCK):
             stop = min(start + BLOCK, stops[index])
-            _sum(base[start:stop], payloads, kind, start, shares[index], gradient[start:stop])
+            _sum(anchor, payloads, kind, start, stop, shares[index], rooms, gradient[start:stop])
 
 
-@_EXACT
+@EXACT
 def _nesterov(base, gradient, velocity, lr, momentum, nesterov, new_velocity, theta):
     ahead = momentum if nesterov else 1.0
     now = 1.0 if nesterov else 0.0
@@ -250,7 +245,7 @@ def _nesterov(base, gradient, velocity, lr, momentum, nesterov, new_velocity, th
         theta[k] = np.float32(np.float64(base[k]) - lr * (now * gradient[k] + ahead * speed))
 
 
-@_IN_ANY_ORDER
+@IN_ANY_ORDER
 def _zero_or_nan(values):
     """0 if all are finite, else NaN."""
     total = np.float32(0.0)
@@ -259,48 +254,56 @@ def _zero_or_nan(values):
     return total
 
 
-@_EXACT
+@EXACT
 def sgd(
-    base, payloads, kind, starts, stops, shares, shift, found, velocity, new_velocity, theta, lr, momentum, nesterov
+    anchor,
+    payloads,
+    kind,
+    starts,
+    stops,
+    shares,
+    shift,
+    found,
+    base,
+    velocity,
+    new_velocity,
+    theta,
+    lr,
+    momentum,
+    nesterov,
 ):
-    """Merge and step of SGD with momentum: fills theta and new_velocity, and found float64[ranges, 2].
+    """Merge, and step of SGD with momentum from base: fills theta and new_velocity, and found float64[ranges, 2].
 
     found: each range's squared norm of the merged outer gradient, and 0 if theta is finite, else NaN. The velocity of
     element k is at k - shift[range].
     """
-    sums = np.empty(BLOCK, np.float64)
+    sums, rooms = np.empty(BLOCK, np.float64), _rooms()
     for index in range(len(starts)):
         before = shift[index]
         for start in range(starts[index], stops[index], BLOCK):
             stop = min(start + BLOCK, stops[index])
             block, total = base[start:stop], sums[: stop - start]
-            _sum(block, payloads, kind, start, shares[index], total)
+            _sum(anchor, payloads, kind, start, stop, shares[index], rooms, total)
             old, new = velocity[start - before : stop - before], new_velocity[start - before : stop - before]
             _nesterov(block, total, old, lr, momentum, nesterov, new, theta[start:stop])
             found[index, 0] += _square(total)
             found[index, 1] += _zero_or_nan(theta[start:stop])
 
 
-def in_fours(payloads: Sequence[NDArray[Any]]) -> tuple[NDArray[np.uint64], Any]:
-    """(addresses, kind) of contiguous payloads, the first repeated up to a multiple of four; those get no share."""
+def in_fours(payloads: Sequence[NDArray[Any]]) -> NDArray[np.uint64]:
+    """Addresses of contiguous payloads, the first repeated up to a multiple of four; those get no share."""
     padded = [*payloads, *[payloads[0]] * (-len(payloads) % WIDTH)]
-    return np.array([payload.ctypes.data for payload in padded], np.uint64), payloads[0].dtype.type(0)
+    return np.array([payload.ctypes.data for payload in padded], np.uint64)
 
 
-def warm_up(kind: Any) -> None:
-    """Compile everything for payloads of this type, or load it from the compiler's cache."""
-    base, one = read_only(np.zeros(1, np.float32)), np.zeros(1, np.int64)
-    pieces = base, *in_fours([np.zeros(1, kind)]), one, one + 1
+def warm_up(payload: NDArray[Any], kind: Any) -> None:
+    """Compile everything for payloads of this kind, or load it from the compiler's cache. `payload`: of one number."""
+    anchor, one = read_only(np.zeros(1, np.float32)), np.zeros(1, np.int64)
+    pieces = anchor, in_fours([payload]), kind, one, one + 1
     shares, zeros = np.zeros((1, WIDTH)), np.zeros(1)
     inner_products(*pieces, np.zeros((1, WIDTH, WIDTH)))
     squares(*pieces, shares)
     squares_of_sums(*pieces, shares, zeros)
     merged_gradient(*pieces, shares, zeros)
-    sgd(*pieces, shares, one, np.zeros((1, 2)), base, np.zeros(1, np.float32), np.zeros(1, np.float32), 0.5, 0.5, True)
-
-
-def read_only(array: NDArray[Any]) -> NDArray[Any]:
-    """A read-only view: compiled programs tell the two kinds apart, and one is enough."""
-    view = array.view()
-    view.setflags(write=False)
-    return view
+    filled = np.zeros(1, np.float32), np.zeros(1, np.float32)
+    sgd(*pieces, shares, one, np.zeros((1, 2)), anchor, anchor, *filled, 0.5, 0.5, True)

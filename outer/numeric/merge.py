@@ -17,7 +17,8 @@ import numpy as np
 from numpy.typing import NDArray
 
 from outer.numeric import codec as codecs
-from outer.numeric import kernel
+from outer.numeric import formats, kernel
+from outer.numeric.compiling import read_only
 from outer.numeric.rules import Columns, Floats, named
 from outer.protocol.fragments import Fragment
 
@@ -101,23 +102,25 @@ class Contributions:
     def __init__(
         self,
         codec: str,
-        base: NDArray[np.float32],
+        anchor: NDArray[np.float32],
         payloads: Sequence[NDArray[Any]],
         weights: Sequence[float],
         threads: int = 1,
     ) -> None:
-        """`base`: the syncer's value, float32[n]. `weights`: numbers >= 0 with sum 1; those of weight 0 do not count.
+        """`anchor`: what the learners grew from, float32[n]. `weights`: numbers >= 0 with sum 1; a payload of
+        weight 0 does not count.
 
         The result has the same bits for any number of threads.
         """
         kept = [index for index, weight in enumerate(weights) if weight > 0.0]
         assert kept, "a merge needs a contributor"
-        self.codec, self.base = codec, kernel.read_only(base)
+        self.codec, self.anchor = codec, read_only(anchor)
         self.payloads = [payloads[index] for index in kept]
-        like = codecs.dtype(codec), base.shape
+        form = formats.named(codec)
+        like = form.dtype, (form.elements(len(anchor)),)
         assert all((each.dtype, each.shape) == like and each.flags.c_contiguous for each in self.payloads)
         self.weights = np.array([weights[index] for index in kept], np.float64)
-        self.addresses, self._kind = kernel.in_fours(self.payloads)
+        self.addresses, self._kind = kernel.in_fours(self.payloads), form.kind
         self._threads = threads
 
     def shares(self, rule: str, pieces: Pieces) -> Floats:
@@ -135,13 +138,13 @@ class Contributions:
     def run(
         self, work: Callable[..., None], pieces: Pieces, *by_piece: NDArray[Any], between: Sequence[Any] = ()
     ) -> None:
-        """Call work(base, addresses, kind, starts, stops, *by_piece, *between) for the pieces, in threads."""
+        """Call work(anchor, addresses, kind, starts, stops, *by_piece, *between) for the pieces, in threads."""
         parts = np.array_split(np.arange(len(pieces.starts)), self._threads_for(pieces))
 
         def one(part: NDArray[np.intp]) -> None:
             here = slice(int(part[0]), int(part[-1]) + 1) if len(part) else slice(0)
             table = [column[here] for column in (pieces.starts, pieces.stops, *by_piece)]
-            work(self.base, self.addresses, self._kind, *table, *between)
+            work(self.anchor, self.addresses, self._kind, *table, *between)
 
         if len(parts) == 1:
             one(parts[0])
@@ -154,11 +157,11 @@ class Contributions:
 
     def gradient(self, laid: Layout) -> Floats:
         """The merged outer gradient, float64[n]; 0 for mean tensors."""
-        merged = np.zeros(len(self.base), np.float64)
+        merged = np.zeros(len(self.anchor), np.float64)
         for rule, pieces in laid.pieces.items():
             self.run(kernel.merged_gradient, pieces, self.shares(rule, pieces), between=(merged,))
         for rule, place, matrix in laid.columns:
-            here = [codecs.decode(self.codec, payload[place], self.base[place]) for payload in self.payloads]
+            here = [codecs.decode(self.codec, payload, self.anchor, place) for payload in self.payloads]
             stack = np.stack(here).reshape(-1, *matrix)
             shares = named(rule)(Columns(stack, self.weights)) if len(here) > 1 else np.ones(1)
             by_column = np.broadcast_to(shares, (matrix[1], len(here)))
@@ -198,7 +201,7 @@ class _OfPieces:
         for piece in np.flatnonzero(self._pieces.vector == vector):
             here = slice(int(self._pieces.starts[piece]), int(self._pieces.stops[piece]))
             given = self._given
-            rows = np.stack([codecs.decode(given.codec, payload[here], given.base[here]) for payload in given.payloads])
+            rows = np.stack([codecs.decode(given.codec, payload, given.anchor, here) for payload in given.payloads])
             products += rows @ rows.T
         return products
 

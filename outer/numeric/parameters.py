@@ -16,7 +16,8 @@ from numpy.typing import NDArray
 
 from outer.config import OuterConfig
 from outer.numeric import codec as codecs
-from outer.numeric import kernel
+from outer.numeric import formats, kernel
+from outer.numeric.compiling import read_only
 from outer.numeric.merge import Contributions, Layout, layout
 from outer.numeric.optimizer import OuterOptimizer
 from outer.protocol.fragments import Fragment
@@ -70,22 +71,29 @@ class GlobalParameters:
         self.states = [self._fresh_state(index) for index in range(len(self.fragments))]
         self.versions = [0] * len(self.fragments)
 
-    def propose(self, fragment: int, payloads: Sequence[NDArray[Any]], weights: Sequence[float]) -> Proposal:
+    def propose(
+        self,
+        fragment: int,
+        payloads: Sequence[NDArray[Any]],
+        weights: Sequence[float],
+        anchor: NDArray[np.float32] | None = None,
+    ) -> Proposal:
         """Compute a fragment's outer step from M checked payloads and M weights with sum 1. Changes nothing.
 
+        `anchor`: float32[n], what the learners grew from, where it is not the global parameters themselves.
         Tensors of the kind mean become the weighted average of the learners' values (with one learner and codec fp32
         its value, exactly), and the outer optimizer does not see them.
         """
         theta, laid = self.thetas[fragment], self._layouts[fragment]
-        given = Contributions(self._codec, theta, payloads, weights, self._threads)
+        given = Contributions(self._codec, theta if anchor is None else anchor, payloads, weights, self._threads)
         step = self._step if self._optimizer.sgd is None else self._sgd
-        stepped, state, norm, finite = step(given, laid, self.states[fragment])
+        stepped, state, norm, finite = step(given, laid, theta, self.states[fragment])
         for place in laid.mean:
             stepped[place] = sum(
-                weight * codecs.values(self._codec, payload[place], theta[place])
+                weight * codecs.values(self._codec, payload, given.anchor, place)
                 for payload, weight in zip(given.payloads, given.weights, strict=True)
             )
-            finite = finite and codecs.finite(stepped[place])
+            finite = finite and bool(np.isfinite(stepped[place]).all())
         return Proposal(
             fragment=fragment,
             theta=_frozen(stepped),
@@ -95,34 +103,37 @@ class GlobalParameters:
             finite=finite,
         )
 
-    def _sgd(self, given: Contributions, laid: Layout, state: Any) -> Stepped:
+    def _sgd(self, given: Contributions, laid: Layout, theta: NDArray[np.float32], state: Any) -> Stepped:
         """SGD with momentum, merged and stepped in one pass."""
         how = self._optimizer.sgd
         assert how is not None
         (velocity,), structure = jax.tree.flatten(state)
-        stepped, moved, total = np.empty_like(given.base), np.empty_like(velocity), np.zeros(2)
-        settings = (kernel.read_only(velocity), moved, stepped, how.lr, how.momentum, how.nesterov)
+        stepped, moved, total = np.empty_like(theta), np.empty_like(velocity), np.zeros(2)
+        settings = (read_only(theta), read_only(velocity), moved, stepped, how.lr, how.momentum, how.nesterov)
         for rule, pieces in laid.pieces.items():
             found = np.zeros((len(pieces.starts), 2))
             given.run(kernel.sgd, pieces, given.shares(rule, pieces), pieces.shift, found, between=settings)
             total += found.sum(axis=0)
         return stepped, jax.tree.unflatten(structure, [moved]), math.sqrt(total[0]), total[1] == 0.0
 
-    def _step(self, given: Contributions, laid: Layout, state: Any) -> Stepped:
+    def _step(self, given: Contributions, laid: Layout, theta: NDArray[np.float32], state: Any) -> Stepped:
         """Any other optimizer, on the merged gradient as a whole."""
-        merged, kept = given.gradient(laid), np.ones(len(given.base), np.bool_)
+        merged, kept = given.gradient(laid), np.ones(len(theta), np.bool_)
         for place in laid.mean:
             kept[place] = False
-        stepped = np.empty_like(given.base)
-        stepped[kept], state = self._optimizer.step(given.base[kept], merged[kept], state)
-        return stepped, state, float(np.sqrt(np.dot(merged, merged))), codecs.finite(stepped)
+        stepped = np.empty_like(theta)
+        stepped[kept], state = self._optimizer.step(theta[kept], merged[kept], state)
+        return stepped, state, float(np.sqrt(np.dot(merged, merged))), bool(np.isfinite(stepped).all())
 
     def warm_up(self) -> None:
         """Compile what `propose` needs, before the first learner waits for it. Changes nothing."""
-        kernel.warm_up(codecs.dtype(self._codec))
+        form = formats.named(self._codec)
+        kernel.warm_up(form.encode(np.zeros(1, np.float32), 0), form.kind)
         if self._optimizer.sgd is None:
             for fragment in {each.size: each.index for each in self.fragments}.values():
-                self.propose(fragment, [codecs.encode(self._codec, *[self.thetas[fragment]] * 2)], [1.0])
+                self.propose(
+                    fragment, [codecs.encode(self._codec, self.thetas[fragment], self.thetas[fragment])], [1.0]
+                )
 
     def install(self, proposal: Proposal, version: int) -> None:
         """Put a proposal in force as the given version of its fragment."""

@@ -115,7 +115,7 @@ class Shaken(LockStep):
         )
         trainer = Trainer(self._task, self.fragments, self.recipe.inner, self.recipe.seed)
         self._units[name] = _Unit(
-            machine, trainer, FragmentIO(trainer, self._sync, len(self.fragments)), pool.batch_size
+            machine, trainer, FragmentIO(trainer, self._sync, len(self.fragments), self.recipe.seed), pool.batch_size
         )
         self._to_syncer(outer.Expect(name, incarnation, float(IDLE_ROUNDS_MAX), pool.batch_size))
         for event in (unit.Enter(IMPORTING), unit.Enter(COMPILING), unit.Compiled({})):

@@ -11,10 +11,11 @@ from heapq import heappush
 from typing import Any
 
 from orchestrator.planner.fleet.description import Fleet, Link
-from orchestrator.planner.sizing.traffic import DOWN_BYTES, UP_BYTES
+from orchestrator.planner.sizing.traffic import DOWN_BYTES
 from orchestrator.simulation.learner_process import LearnerProcess
 from orchestrator.simulation.process import Process
 from orchestrator.simulation.timeline import Timeline
+from outer.numeric.formats import named
 from outer.protocol.messages import JOINING
 
 FREE = Link()
@@ -80,10 +81,10 @@ class FleetNetwork:
         self._shards = fleet.shards or (fleet.syncer_region,)
         self._region = {member.name: member.region for member in fleet.members}
         self._warm = {member.name for member in fleet.members if fleet.warm and not member.since_s}
-        self._up_bytes = UP_BYTES[fleet.sync.codec]
+        self._up_bytes = [named(fleet.sync.codec).bytes(fragment.size) for fragment in fleet.fragments]
 
     def up_size(self, fragment: int) -> float:
-        return self._up_bytes * self._fleet.fragments[fragment].size
+        return self._up_bytes[fragment]
 
     def down_size(self, fragment: int) -> float:
         return DOWN_BYTES * self._fleet.fragments[fragment].size

@@ -11,9 +11,10 @@ from dataclasses import dataclass
 from typing import Literal
 
 from orchestrator.planner.sizing.model_sizes import Shapes
-from orchestrator.planner.sizing.traffic import DOWN_BYTES, UP_BYTES
+from orchestrator.planner.sizing.traffic import DOWN_BYTES
 from orchestrator.recipe.config import Recipe
 from outer.config import SyncConfig
+from outer.numeric.formats import named
 from outer.protocol.schedule import Schedule
 
 Where = Literal["device", "host", "store"]  # on CPUs the device is the host; store: Ray's object store, shared memory
@@ -68,7 +69,7 @@ def learner(sync: SyncConfig, shapes: Shapes, accelerated: bool) -> Memory:
         Part("a version that came, placed for a step's end", placed, device),
         Part("a snapshot, for a checkpoint or a joiner", state, device),
         Part("versions last received", model, "store"),
-        Part("contributions on their way up", open_steps * largest * UP_BYTES[sync.codec], "store"),
+        Part("contributions on their way up", open_steps * named(sync.codec).bytes(largest), "store"),
         Part("versions that came and wait for a step's end", open_steps * largest * DOWN_BYTES, "store"),
     ]
     if accelerated:  # a CPU's copies are read where they are
@@ -94,6 +95,7 @@ def syncer(recipe: Recipe, shapes: Shapes) -> Memory:
     """The syncer while it merges everyone's largest fragment (outer/numeric/parameters.py, outer/numeric/merge.py)."""
     learners, open_steps = len(recipe.learners), max(1, recipe.sync.overlap_steps)
     largest = _largest(shapes)
+    payload = named(recipe.sync.codec).bytes(largest)
     tensor = max(tensor.size for fragment in shapes.fragments for tensor in fragment.tensors)
     state, outer = max(shapes.outer_state_bytes), recipe.outer
     columns = outer.granularity == "column"
@@ -105,7 +107,7 @@ def syncer(recipe: Recipe, shapes: Shapes) -> Memory:
             _process("syncer"),
             Part("global parameters", shapes.elements * DOWN_BYTES, "host"),
             Part("outer optimizer state", sum(shapes.outer_state_bytes), "host"),
-            Part("payloads of the open steps", open_steps * learners * largest * UP_BYTES[recipe.sync.codec], "store"),
+            Part("payloads of the open steps", open_steps * learners * payload, "store"),
             Part("one outer step, float64", 0 if outer.plain_sgd else step, "host"),
             Part("one tensor of each, float64", 4 * learners * tensor * FLOAT64 if columns else 0, "host"),
             Part("proposals not yet in force", open_steps * (largest * DOWN_BYTES + state), "host"),

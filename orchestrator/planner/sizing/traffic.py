@@ -11,10 +11,10 @@ from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 
 from outer.config import SyncConfig
+from outer.numeric.formats import named
 from outer.protocol.fragments import Fragment
 from outer.protocol.schedule import Schedule
 
-UP_BYTES = {"fp32": 4, "bf16": 2}  # of one element of a contribution, by codec
 DOWN_BYTES = 4  # of one element of a version: float32
 
 
@@ -84,7 +84,7 @@ def table(fragments: Sequence[Fragment], sync: SyncConfig) -> tuple[FragmentRow,
             tensors=len(fragment.tensors),
             elements=fragment.size,
             share=fragment.size / total if total else 0.0,
-            up_bytes=fragment.size * UP_BYTES[sync.codec],
+            up_bytes=named(sync.codec).bytes(fragment.size),
             down_bytes=fragment.size * DOWN_BYTES,
             due=schedule.offset(fragment.index),
         )

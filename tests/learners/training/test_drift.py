@@ -17,6 +17,7 @@ from learners.training.trainer import Trainer
 from learners.training.tree import deal
 from outer.config import OuterConfig, SyncConfig
 from outer.numeric.codec import examine
+from outer.numeric.formats import NAMES
 from outer.numeric.parameters import GlobalParameters
 from outer.protocol.messages import Contribution, FragmentCounters
 from tests.learners.training.test_trainer import Half
@@ -65,7 +66,7 @@ class Learners:
         trainer.load(0, trainer.read(0) + np.float32(by))
 
 
-@pytest.mark.parametrize("codec", ["fp32", "bf16"])
+@pytest.mark.parametrize("codec", NAMES)
 @pytest.mark.parametrize("adopt", [{}, {"adopt": "rebase"}, {"adopt": "mix", "alpha": 0.3}])
 def test_idle_learners_leave_the_master_as_it_is_to_the_bit(codec: str, adopt: dict[str, Any]) -> None:
     initial = np.array(ODD, np.float32)

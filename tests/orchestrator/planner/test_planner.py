@@ -15,7 +15,7 @@ from orchestrator.planner.plan import Plan, PlanContext, make
 from orchestrator.planner.sizing import fit, lint, memory
 from orchestrator.planner.sizing.model_sizes import Shapes, shapes_of
 from orchestrator.planner.sizing.nodes import from_text
-from orchestrator.planner.sizing.traffic import UP_BYTES, table, traffic
+from orchestrator.planner.sizing.traffic import DOWN_BYTES, table, traffic
 from orchestrator.recipe.config import Recipe
 from orchestrator.recipe.toml_text import load
 from orchestrator.recipe.validation import resolve
@@ -198,7 +198,7 @@ def test_constants_are_those_of_the_code_that_runs() -> None:
         "chaos": CPUS,
     }
     assert fit.AGENT_CPUS == placement.AGENT_CPUS
-    assert UP_BYTES == ELEMENT_BYTES
+    assert DOWN_BYTES == ELEMENT_BYTES
 
 
 @pytest.mark.parametrize("overrides", [[], ["pools.0.max=5"], ["pools.0.resources={CPU=2, license=3}"]])

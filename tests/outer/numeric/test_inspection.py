@@ -10,6 +10,7 @@ import pytest
 
 from outer.numeric import codec as codecs
 from outer.numeric.codec import examine
+from outer.numeric.formats import NAMES
 from outer.protocol.messages import Contribution, FragmentCounters
 
 SIZE = 6
@@ -26,13 +27,13 @@ def sound(codec: str) -> Any:
     return codecs.encode(codec, theta, np.zeros(SIZE, np.float32))
 
 
-@pytest.mark.parametrize("codec", ["fp32", "bf16"])
+@pytest.mark.parametrize("codec", NAMES)
 def test_a_sound_payload_passes_untouched(codec: str) -> None:
     given = contribution(sound(codec))
     assert examine(given, codec, SIZE) is given
 
 
-@pytest.mark.parametrize("codec", ["fp32", "bf16"])
+@pytest.mark.parametrize("codec", NAMES)
 def test_one_flipped_bit_is_a_bad_digest(codec: str) -> None:
     payload = sound(codec)
     given = contribution(payload)
@@ -42,7 +43,7 @@ def test_one_flipped_bit_is_a_bad_digest(codec: str) -> None:
 
 
 @pytest.mark.parametrize("value", [np.nan, np.inf, -np.inf])
-@pytest.mark.parametrize("codec", ["fp32", "bf16"])
+@pytest.mark.parametrize("codec", NAMES)
 def test_what_is_not_finite_is_refused_though_its_checksum_is_right(codec: str, value: float) -> None:
     theta = np.zeros(SIZE, np.float32)
     theta[2] = value

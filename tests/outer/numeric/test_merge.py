@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import math
 from collections.abc import Mapping, Sequence
+from itertools import product
 from typing import Any
 
 import numpy as np
@@ -13,6 +14,7 @@ from hypothesis import strategies as st
 from numpy.typing import NDArray
 
 from outer.numeric.codec import decode, encode
+from outer.numeric.formats import NAMES
 from outer.numeric.merge import Contributions, layout
 from outer.numeric.rules import rules
 from outer.protocol.fragments import Fragment, Tensor
@@ -239,8 +241,10 @@ def large(count: int, codec: str, seed: int = 3) -> tuple[Fragment, Vector, list
     return fragment, base, [encode(codec, theta.astype(np.float32), base) for theta in moved]
 
 
-@pytest.mark.parametrize("codec", ["fp32", "bf16"])
-@pytest.mark.parametrize("count", [2, 3, 7, 8, 9, 21])
+@pytest.mark.parametrize(
+    ("codec", "count"),
+    [*product(["fp32", "bf16"], [2, 3, 7, 8, 9, 21]), *product(sorted({*NAMES} - {"fp32", "bf16"}), [2, 7, 9])],
+)
 @pytest.mark.parametrize("granularity", ["tensor", "row", "fragment"])
 def test_large_fragments_merge_as_the_plain_implementation_and_to_the_bit_in_any_number_of_threads(
     granularity: str, count: int, codec: str

@@ -14,6 +14,7 @@ from numpy.typing import NDArray
 
 from outer.config import OuterConfig
 from outer.numeric import codec
+from outer.numeric.formats import NAMES
 from outer.numeric.optimizer import OuterOptimizer, resolve
 from outer.numeric.parameters import GlobalParameters
 from outer.numeric.rules import rules
@@ -153,6 +154,15 @@ def test_parameters_are_read_only() -> None:
             theta[0] = 0.0
 
 
+def test_the_outer_gradient_is_from_the_anchor_and_the_step_from_the_parameters() -> None:
+    """Learners that did not move leave the parameters as they are, whatever they grew from."""
+    held = parameters(lr=1.0, momentum=0.0)
+    anchor = held.thetas[0] + np.float32(0.25)
+    assert held.propose(0, [anchor], [1.0], anchor).theta.tobytes() == held.thetas[0].tobytes()
+    moved = held.propose(0, [anchor + np.float32(0.5)], [1.0], anchor).theta
+    np.testing.assert_allclose(moved, held.thetas[0] + 0.5, rtol=1e-6)
+
+
 def test_a_lone_learners_fragment_is_installed_to_the_bit_and_its_move_is_the_norm() -> None:
     held = parameters(lr=1.0, momentum=0.0)
     base, (payload,) = held.thetas[1], payloads(held, 1, 1)
@@ -181,9 +191,9 @@ def test_an_outer_step_that_overflows_is_marked() -> None:
 
 @pytest.mark.parametrize("options", [{}, {"nesterov": False}])
 @pytest.mark.parametrize("momentum", [0.0, 0.9])
-@pytest.mark.parametrize("codec_name", ["fp32", "bf16"])
+@pytest.mark.parametrize("codec_name", NAMES)
 def test_the_kernels_sgd_is_that_of_optax(codec_name: str, momentum: float, options: dict[str, Any]) -> None:
-    """With a tensor of the kind mean between others, which has no velocity."""
+    """With a tensor of the kind mean between others, which has no velocity. Learners grew from another value."""
     tensors = (*TENSORS[:2], Tensor("seen", (5,), "float32", "mean"), TENSORS[2])
     fragment = Fragment(0, tensors)
     random = np.random.default_rng(7)
@@ -194,8 +204,9 @@ def test_the_kernels_sgd_is_that_of_optax(codec_name: str, momentum: float, opti
     for version in range(1, 5):
         theta = ours.thetas[0]
         moves = [0.1 * random.normal(size=theta.size).astype(np.float32) for _ in range(3)]
-        given = [codec.encode(codec_name, theta + move, theta) for move in moves]
-        found, wanted = (each.propose(0, given, [0.5, 0.3, 0.2]) for each in (ours, plain))
+        anchor = theta + 0.01 * random.normal(size=theta.size).astype(np.float32)
+        given = [codec.encode(codec_name, anchor + move, anchor) for move in moves]
+        found, wanted = (each.propose(0, given, [0.5, 0.3, 0.2], anchor) for each in (ours, plain))
         for one, other in zip(found.arrays, wanted.arrays, strict=True):
             np.testing.assert_allclose(one, other, rtol=1e-6, atol=1e-7)
         assert found.norm == pytest.approx(wanted.norm, rel=1e-12)

@@ -1,0 +1,60 @@
+"""How compiled functions are made, and the few operations on bits and addresses that the compiler lacks."""
+
+# mypy: disable-error-code="no-untyped-call"
+# The compiler's own library has no types.
+
+from __future__ import annotations
+
+from typing import Any
+
+import numba
+from numba import types
+from numba.extending import intrinsic
+from numpy.typing import NDArray
+
+
+def _compiled(**more: Any) -> Any:
+    def compiled(function: Any) -> Any:
+        how: dict[str, Any] = {"nogil": True, "error_model": "numpy"} | more
+        try:
+            return numba.njit(**how, cache=True)(function)
+        except RuntimeError:  # there is no folder to keep it in
+            return numba.njit(**how)(function)
+
+    return compiled
+
+
+EXACT, IN_ANY_ORDER = _compiled(), _compiled(fastmath={"reassoc", "contract", "nsz"})
+
+
+def _bits_to_float(context: Any, bits: Any) -> Any:
+    def generate(compiler: Any, builder: Any, signature: Any, arguments: Any) -> Any:
+        return builder.bitcast(arguments[0], compiler.get_value_type(types.float32))
+
+    return types.float32(types.uint32), generate
+
+
+def _float_to_bits(context: Any, number: Any) -> Any:
+    def generate(compiler: Any, builder: Any, signature: Any, arguments: Any) -> Any:
+        return builder.bitcast(arguments[0], compiler.get_value_type(types.uint32))
+
+    return types.uint32(types.float32), generate
+
+
+def _address_to_pointer(context: Any, address: Any, kind: Any) -> Any:
+    def generate(compiler: Any, builder: Any, signature: Any, arguments: Any) -> Any:
+        return builder.inttoptr(arguments[0], compiler.get_value_type(signature.return_type))
+
+    return types.CPointer(kind)(types.uint64, kind), generate
+
+
+float32_of: Any = intrinsic(_bits_to_float)  # the number with these 32 bits
+bits_of: Any = intrinsic(_float_to_bits)
+pointer: Any = intrinsic(_address_to_pointer)
+
+
+def read_only(array: NDArray[Any]) -> NDArray[Any]:
+    """A read-only view: compiled programs tell the two kinds apart, and one is enough."""
+    view = array.view()
+    view.setflags(write=False)
+    return view

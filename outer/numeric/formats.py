@@ -1,0 +1,208 @@
+"""Number formats of a fragment on the wire, each an object behind one interface.
+
+`named` returns the object of a name. A payload is one contiguous 1-D NumPy array, a pure function of the numbers and
+the seed. The coded formats import the compiler when they are first used.
+"""
+
+from __future__ import annotations
+
+from typing import Any
+
+import ml_dtypes
+import numpy as np
+from numpy.typing import NDArray
+
+Floats = NDArray[np.float32]
+
+FLOAT32 = np.dtype(np.float32)
+GROUP = 128  # elements that share a scale; as in grouped.py
+SCALE_BYTES = 4
+_EXPONENT = np.uint16(0x7F80)  # all ones in bfloat16: infinity or NaN
+_EXPONENT32 = np.uint32(0x7F800000)
+
+
+class Codec:
+    """One format. Of the methods, those that raise NotImplementedError are each format's own."""
+
+    name: str
+    dtype: np.dtype[Any]  # of a payload's elements
+    absolute = False  # whether a payload holds parameters, and not a difference
+    bits = 32.0  # of one element on the wire, about
+    error_feedback = 0.0  # the decay of what rounding left out, where the recipe does not say
+
+    @property
+    def kind(self) -> Any:
+        """What tells the merge kernel how to read a payload: a number of the payload's type."""
+        return self.dtype.type(0)
+
+    def elements(self, size: int) -> int:
+        """Length of the payload of `size` numbers."""
+        return size
+
+    def bytes(self, size: int) -> int:
+        """Length of the payload of `size` numbers, in bytes."""
+        return self.elements(size) * self.dtype.itemsize
+
+    def encode(self, numbers: Floats, seed: int) -> NDArray[Any]:
+        """The payload of float32[n]; `seed`: 64 bits, for the rounding. Numbers need not be finite."""
+        raise NotImplementedError
+
+    def decode(self, payload: NDArray[Any], size: int, place: slice = slice(None)) -> Floats:
+        """The numbers in a payload that `inspect` passed, float32[n], or those at a place, a slice without a step."""
+        raise NotImplementedError
+
+    def finite(self, payload: NDArray[Any]) -> bool:
+        """Whether every number in it is finite, for a payload of the right length."""
+        raise NotImplementedError
+
+    def bound(self, numbers: Floats) -> Floats:
+        """How far from each of finite numbers float32[n] what is decoded may be, float32[n]."""
+        raise NotImplementedError
+
+    def warm_up(self) -> None:
+        """Compile what `encode` and `decode` need."""
+        self.decode(self.encode(np.zeros(1, np.float32), 0), 1)
+
+    def inspect(self, payload: Any, size: int) -> str:
+        """The defect of a payload of `size` numbers: "wrong_shape", "non_finite", or "" for none.
+
+        "wrong_shape" is anything but a contiguous 1-D array of the dtype and length, or codes that are none.
+        """
+        if not isinstance(payload, np.ndarray) or payload.dtype != self.dtype or not payload.flags.c_contiguous:
+            return "wrong_shape"
+        if payload.shape != (self.elements(size),):
+            return "wrong_shape"
+        return "" if self.finite(payload) else "non_finite"
+
+
+class _Parameters(Codec):
+    """float32 as it is, of parameters."""
+
+    name, dtype, absolute = "fp32", FLOAT32, True
+
+    def encode(self, numbers: Floats, seed: int) -> NDArray[Any]:
+        return np.ascontiguousarray(numbers, dtype=np.float32)
+
+    def decode(self, payload: NDArray[Any], size: int, place: slice = slice(None)) -> Floats:
+        numbers: Floats = payload[place]
+        return numbers
+
+    def finite(self, payload: NDArray[Any]) -> bool:
+        return bool(np.isfinite(payload).all())
+
+    def bound(self, numbers: Floats) -> Floats:
+        return np.zeros_like(numbers)
+
+
+class _Difference(Codec):
+    """float32 as it is, of a difference, as its bits: the kernel tells it from parameters by the type."""
+
+    name, dtype = "fp32_delta", np.dtype(np.uint32)
+
+    def encode(self, numbers: Floats, seed: int) -> NDArray[Any]:
+        return np.ascontiguousarray(numbers, dtype=np.float32).view(np.uint32)
+
+    def decode(self, payload: NDArray[Any], size: int, place: slice = slice(None)) -> Floats:
+        return payload[place].view(np.float32)
+
+    def finite(self, payload: NDArray[Any]) -> bool:
+        return bool(((payload & _EXPONENT32) != _EXPONENT32).all())
+
+    def bound(self, numbers: Floats) -> Floats:
+        return np.zeros_like(numbers)
+
+
+class _Bfloat16(Codec):
+    """Rounded to nearest even, as the bits of bfloat16: Ray copies arrays of NumPy's extension types."""
+
+    name, dtype, bits = "bf16", np.dtype(np.uint16), 16.0
+
+    def encode(self, numbers: Floats, seed: int) -> NDArray[Any]:
+        with np.errstate(over="ignore", invalid="ignore"):  # the receiver refuses non-finite payloads
+            return numbers.astype(ml_dtypes.bfloat16).view(np.uint16)
+
+    def decode(self, payload: NDArray[Any], size: int, place: slice = slice(None)) -> Floats:
+        return (payload[place].astype(np.uint32) << np.uint32(16)).view(np.float32)
+
+    def finite(self, payload: NDArray[Any]) -> bool:
+        return bool(((payload & _EXPONENT) != _EXPONENT).all())
+
+    def bound(self, numbers: Floats) -> Floats:
+        bound: Floats = np.abs(numbers) * np.float32(2.0**-8) + np.float32(2.0**-134)  # half a unit; subnormal numbers
+        return bound
+
+
+class _Grouped(Codec):
+    """Codes of 8 or 4 bits, rounded up or down at random, with one scale for each group. grouped.py has the layout."""
+
+    dtype = np.dtype(np.uint8)
+
+    def __init__(self, name: str, form: int, code_bits: int, levels: int) -> None:
+        """`levels`: the largest code, which stands for the largest magnitude of the group."""
+        self.name, self._form, self._code_bits, self._levels = name, form, code_bits, levels
+        self.bits = code_bits + 8 * SCALE_BYTES / GROUP
+
+    @property
+    def kind(self) -> Any:
+        return np.uint8(self._form)
+
+    def elements(self, size: int) -> int:
+        groups = -(-size // GROUP)
+        return groups * SCALE_BYTES + (size if self._code_bits == 8 else groups * GROUP // 2)
+
+    def encode(self, numbers: Floats, seed: int) -> NDArray[Any]:
+        from outer.numeric import grouped
+        from outer.numeric.compiling import read_only
+
+        payload = np.empty(self.elements(len(numbers)), np.uint8)
+        given = read_only(np.ascontiguousarray(numbers, dtype=np.float32))
+        grouped.encode(given, self._form, np.uint32(seed & 0xFFFFFFFF), np.uint32(seed >> 32 & 0xFFFFFFFF), payload)
+        return payload
+
+    def decode(self, payload: NDArray[Any], size: int, place: slice = slice(None)) -> Floats:
+        from outer.numeric import grouped
+        from outer.numeric.compiling import read_only
+
+        start, stop, _ = place.indices(size)
+        out = np.empty(stop - start + 2 * GROUP, np.float32)
+        found: Floats = grouped.decode(read_only(payload), self._form, size, start, stop - start, out)
+        return found
+
+    def finite(self, payload: NDArray[Any]) -> bool:
+        share = SCALE_BYTES + GROUP * self._code_bits // 8
+        scales = payload[: SCALE_BYTES * -(-len(payload) // share)].view(np.float32)
+        with np.errstate(over="ignore", invalid="ignore"):
+            return bool(np.isfinite(scales * np.float32(self._levels + 1)).all())
+
+    def bound(self, numbers: Floats) -> Floats:
+        """int8, int4: one step of the scale. fp4: the number itself, and at least 1/64 of the group's largest."""
+        padded = np.zeros(-(-len(numbers) // GROUP) * GROUP, np.float32)
+        padded[: len(numbers)] = np.abs(numbers)
+        largest = np.repeat(padded.reshape(-1, GROUP).max(axis=1), GROUP)[: len(numbers)]
+        step = np.maximum(np.abs(numbers), largest / 64) if self.name == "fp4" else largest / self._levels
+        return (step * np.float32(1.0 + 2.0**-16) + np.float32(2.0**-118)).astype(np.float32)  # smaller ones are zero
+
+
+_ALL: dict[str, Codec] = {
+    each.name: each
+    for each in (
+        _Parameters(),
+        _Difference(),
+        _Bfloat16(),
+        _Grouped("int8", 0, 8, 127),
+        _Grouped("int4", 1, 4, 7),
+        _Grouped("fp4", 2, 4, 1),
+    )
+}
+
+NAMES = tuple(_ALL)
+
+
+def named(name: str) -> Codec:
+    """The format of this name, one of those that `sync.codec` allows."""
+    return _ALL[name]
+
+
+def known(name: object) -> Codec | None:
+    """The same, or None for what is no name: a recipe of another version may hold anything."""
+    return _ALL.get(name) if isinstance(name, str) else None
