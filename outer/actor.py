@@ -13,6 +13,7 @@ import os
 import signal
 import time
 import traceback
+from collections import Counter
 from collections.abc import Callable, Coroutine
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any

@@ -67,7 +67,10 @@ class SyncConfig(Section):
     )
     alpha: float = Field(0.0, ge=0.0, le=1.0, description="share of the local value kept by adopt = mix")
     base_window: int = Field(
-        0, ge=0, le=BASE_WINDOW_MAX, description="rounds that a contribution's base may be behind; 0: the paper's"
+        0,
+        ge=0,
+        le=BASE_WINDOW_MAX,
+        description="rounds that a contribution's base may be behind; beyond 0, fp32 is sent as fp32_delta",
     )
     codec: Literal["fp32", "fp32_delta", "bf16", "int8", "int4", "fp4", "topk", "topk1"] = Field(
         "fp32",
@@ -97,6 +100,14 @@ class SyncConfig(Section):
     drain_s: PositiveFloat = Field(30.0, description="how long a learner that has to leave waits for its last merges")
     lease_s: PositiveFloat = Field(3.0, description="shortest progress lease of a stepping learner")
     lease_steps: PositiveFloat = Field(5.0, description="a stepping lease lasts at least this many average steps")
+
+    @model_validator(mode="before")
+    @classmethod
+    def _differences(cls, given: Any) -> Any:
+        """What grew from an older version says nothing against the newest: contributions are differences then."""
+        if isinstance(given, dict) and given.get("base_window") and given.get("codec", "fp32") == "fp32":
+            return given | {"codec": "fp32_delta"}
+        return given
 
     @model_validator(mode="after")
     def _fits_the_round(self) -> Self:

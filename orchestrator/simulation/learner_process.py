@@ -52,6 +52,7 @@ class LearnerProcess(LearnerLoop):
         self._gifts: dict[Key, Call] = {}  # by joiner: who waits for this learner's state
         self._fetches: deque[Callable[[], None]] = deque()  # that wait for a thread
         self._fetching = 0
+        self._wanted: dict[int, int] = {}  # by fragment that is fetched, or waits for it: the newest version asked for
         self._attempts = 0  # to attach
         self._perform |= {
             events_effects.Send: self._send,
@@ -215,7 +216,23 @@ class LearnerProcess(LearnerLoop):
     # -------------------------------------------------------------- versions
 
     def _fetch(self, effect: events_effects.Fetch) -> None:
-        self._submit(partial(self._ask_version, effect.fragment, effect.version))
+        """Of versions that wait for the same fragment only the newest is fetched, as learners/fetcher.py does."""
+        fragment = effect.fragment
+        idle = fragment not in self._wanted
+        self._wanted[fragment] = max(effect.version, self._wanted.get(fragment, -1))
+        if idle:
+            self._submit(partial(self._fetch_wanted, fragment))
+
+    def _fetch_wanted(self, fragment: int) -> None:
+        self._ask_version(fragment, self._wanted[fragment])
+
+    def _done_fetching(self, fragment: int, version: int) -> None:
+        """Fetch what was asked for meanwhile, unless this is it."""
+        if self._wanted[fragment] > version:
+            self._fetches.append(partial(self._fetch_wanted, fragment))
+        else:
+            del self._wanted[fragment]
+        self._release()
 
     def _submit(self, job: Callable[[], None]) -> None:
         """Run as many jobs at once as there are threads."""
@@ -243,11 +260,11 @@ class LearnerProcess(LearnerLoop):
         elif self._context.faults.damages("fetch_damage"):
             self._unfetched(fragment, version, "bad_digest")
         else:
-            self._release()
+            self._done_fetching(fragment, answer.number)
             self.on_message(events_effects.Fetched(fragment, answer.number, answer))
 
     def _unfetched(self, fragment: int, version: int, reason: str) -> None:
-        self._release()
+        self._done_fetching(fragment, version)
         reason = reason if reason == "bad_digest" else "fetch_failed"
         self.on_message(events_effects.FetchFailed(fragment, version, reason))
 

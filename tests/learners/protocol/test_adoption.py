@@ -265,3 +265,39 @@ def test_a_strict_joiner_that_starts_from_a_newer_version_than_its_clock_does_no
     loop.do(Grant(1, 3, 0, 0, 200), Resume())
     assert loop.facts(Adopted)[-1] == Adopted(1, 6, 5, "bootstrap")
     assert only(Hold, [*loop.step(), *loop.step()]) == [] and loop.machine.step == 7
+
+
+@pytest.mark.parametrize(("adopt", "base_step"), [("overwrite", 4), ("rebase", 0)])
+def test_with_a_window_an_older_version_waits_until_it_is_known_whether_an_answer_merged(
+    adopt: str, base_step: int
+) -> None:
+    loop = joined(adopt=adopt, base_window=2)
+    loop.steps(2)
+    loop.do(notice(1, 1))
+    assert loop.read(2, 1)[0].counters == FragmentCounters(0, 0, 2, 2 * TOKENS)
+    loop.do(Fetched(1, 1, "v1"))
+    assert only(Apply, loop.step()) == [], "steps 1 and 2 may still merge into version 2"
+    loop.do(notice(2, 1))
+    assert [effect.version for effect in only(Apply, loop.step())] == [1], "they have not"
+    loop.step()
+    assert loop.counters(1) == FragmentCounters(1, base_step, 5 - base_step, (5 - base_step) * TOKENS)
+
+
+def test_rebasing_waits_for_a_version_that_contains_what_merged() -> None:
+    loop = joined(adopt="rebase", base_window=2)
+    loop.steps(2)
+    loop.do(notice(1, 1))
+    assert loop.read(2, 1)[0].step == 2
+    loop.do(Fetched(1, 1, "v1"), notice(2, 1, merged_step=2))
+    assert only(Apply, loop.step()) == [], "version 1 lacks steps 1 and 2"
+    loop.do(Fetched(1, 2, "v2"))
+    assert only(Apply, loop.step()) == [Apply(1, 2, "v2", "rebase", read_at=2)]
+    loop.step()
+    assert loop.counters(1) == FragmentCounters(2, 2, 3, 3 * TOKENS)
+
+
+def test_rebasing_takes_an_older_version_once_a_newer_notice_says_what_it_holds() -> None:
+    loop = joined(adopt="rebase", base_window=2)
+    loop.steps(2)
+    loop.do(notice(2, 1), notice(6, 1), Fetched(1, 2, "v2"))
+    assert only(Apply, loop.step()) == [Apply(1, 2, "v2", "rebase", read_at=None)]

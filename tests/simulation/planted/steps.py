@@ -3,9 +3,11 @@
 from __future__ import annotations
 
 from dataclasses import replace
+from types import SimpleNamespace
 from typing import Any
 from unittest.mock import patch
 
+from outer.config import SyncConfig
 from outer.protocol import open_step
 from outer.protocol import sessions as reading
 from outer.protocol.messages import STEPPING, Report
@@ -304,3 +306,39 @@ def passed_out_of_order(plant: Plant) -> None:
 def never_at_its_end(plant: Plant) -> None:
     """The run ends with the commit that reaches its budget."""
     plant.put(Syncer, "_finish_if_due", lambda self: None)
+
+
+# ---------------------------------------------------------------- late work
+
+
+@mutant
+def late_steps_merged_again(plant: Plant) -> None:
+    """Who has not adopted the version that merged its steps does not contribute them again."""
+
+    def wrapper(is_usable: Any) -> Any:
+        def forgetful(counters: Any, member: Any, *args: Any) -> bool:
+            return bool(is_usable(counters, SimpleNamespace(merged_step={}), *args))
+
+        return forgetful
+
+    plant.around(open_step, "is_usable", wrapper)
+
+
+@mutant
+def window_off_by_one(plant: Plant) -> None:
+    """No base is further behind than the recipe's window."""
+
+    def wrapper(is_usable: Any) -> Any:
+        def generous(counters: Any, member: Any, fragment: int, version: int, config: SyncConfig) -> bool:
+            wider = config.model_copy(update={"base_window": config.base_window + 1}) if config.base_window else config
+            return bool(is_usable(counters, member, fragment, version, wider))
+
+        return generous
+
+    plant.around(open_step, "is_usable", wrapper)
+
+
+@mutant
+def late_work_at_full_weight(plant: Plant) -> None:
+    """Late work weighs less, by its age."""
+    plant.around(open_step, "weigh", lambda weigh: lambda each, ages, rounds: weigh(each, [0] * len(ages), rounds))
