@@ -2,7 +2,7 @@
 
     python benchmarks/rules.py [--rounds 60] [--seeds 2] [--only PART] [--json]
 
-`alike`: learners alike. `heavy`: they too, with an outer momentum of 0.9. `wild`: the inner learning rate of one is 30
+`alike`: learners alike. `heavy`: they too, with an outer momentum of 0.9. `wild`: the inner learning rate of one is 300
 times the others'. `small`: the batches of one are an eighth of the others'. Each row is the held-out loss at the end,
 and what it is more than the first row's of its part, by seed. --only: parts and rows whose `part rule` contains this.
 """
@@ -29,7 +29,7 @@ from outer.protocol.syncer import Budget  # noqa: E402
 RECIPE = ROOT / "deploy/recipes/demo.toml"
 SETTINGS = ["model.layers=1", "model.width=32", "data.sequence_length=32", "sync.H=4", "sync.P=4", "sync.tau=1"]
 SETTINGS += ["eval.every=0", "chaos.faults=[]", "budget.tokens="]
-WILD = 30.0  # times the others' inner learning rate
+WILD = 300.0  # times the others' inner learning rate
 BATCH, SMALL = 8, 1
 DEFAULT: list[str] = []
 HEAVY = ["outer.momentum=0.9"]
