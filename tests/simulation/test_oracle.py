@@ -21,6 +21,7 @@ from chaos.simulation.cluster import Outcome, play
 from chaos.simulation.profile import Fault, draw
 from learners.protocol.learner import Learner
 from outer.protocol.messages import Grant
+from outer.protocol.open_step import weigh
 from outer.protocol.sessions import Sessions
 from outer.protocol.syncer import Syncer
 
@@ -37,6 +38,16 @@ def broken(faults: tuple[Fault, ...] = (), machines: dict[str, Any] | None = Non
 
 def test_as_they_are_the_machines_break_nothing() -> None:
     assert broken() == set() and broken(adopt="rebase") == set()
+
+
+@pytest.mark.parametrize("weights", ["tokens", "equal", "tests.outer.test_weights:root"])
+def test_other_weights_and_a_rule_of_adoption_break_nothing(weights: str) -> None:
+    assert broken(weights=weights, adopt="my.rules:keep_half") == set()
+
+
+def test_a_machine_that_weighs_by_another_rule_than_the_recipes(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(outer.protocol.open_step, "weigh", lambda each, _: weigh(each, lambda one: one.tokens + 9.0))
+    assert {"oracle.weights", "merges.weights"} <= broken(weights="tokens")
 
 
 def test_a_stale_base_counts_a_step_twice(monkeypatch: pytest.MonkeyPatch) -> None:

@@ -25,11 +25,12 @@ def test_overwriting_puts_the_counters_to_zero_at_the_boundary() -> None:
     assert loop.counters(0) == FragmentCounters(0, 0, 4, 4 * TOKENS)
 
 
-def test_mixing_counts_like_overwriting() -> None:
-    loop = joined(adopt="mix", alpha=0.5)
+@pytest.mark.parametrize(("adopt", "mode"), [("mix", "mix"), ("my.rules:keep_half", "own")])
+def test_mixing_and_a_rule_of_ones_own_count_like_overwriting(adopt: str, mode: str) -> None:
+    loop = joined(adopt=adopt)
     loop.steps(2)
     loop.deliver(2, 1)
-    assert only(Apply, loop.step()) == [Apply(1, 2, "v2", "mix")]
+    assert only(Apply, loop.step()) == [Apply(1, 2, "v2", mode)]
     loop.step()
     assert loop.counters(1) == FragmentCounters(2, 3, 1, TOKENS)
 

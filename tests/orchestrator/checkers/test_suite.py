@@ -171,6 +171,32 @@ def test_a_planted_bug_is_found(name: str, bug: str, plant: Callable[[Log], Log]
     assert statuses(plant(history()))[name] == "violated"
 
 
+def weighed(rule: str, weight: Callable[[Participant], float]) -> str:
+    """What merges.weights says of a history by this rule, whose contributions are weighed like this."""
+
+    def again(event: Event) -> Event:
+        if not isinstance(event.fact, Committed):
+            return event
+        raw = [weight(one) for one in event.fact.participants]
+        parts = [replace(p, weight=r / sum(raw)) for p, r in zip(event.fact.participants, raw, strict=True)]
+        return replace(event, fact=replace(event.fact, participants=tuple(parts)))
+
+    return statuses([again(event) for event in altered(history(), is_a(SyncerStarted), weights=rule)])["merges.weights"]
+
+
+def test_weights_are_judged_by_the_rule_that_the_epoch_names() -> None:
+    rules: dict[str, Callable[[Participant], float]] = {
+        "paper": lambda p: p.tokens**2 / p.steps,
+        "tokens": lambda p: p.tokens,
+        "equal": lambda p: 1.0,
+    }
+    for name in rules:
+        for other, weight in rules.items():
+            assert weighed(name, weight) == ("pass" if name == other else "violated"), (name, other)
+    assert weighed("my.rules:root", lambda p: p.tokens**0.5) == "pass", "nobody's code is run to judge a log"
+    assert weighed("my.rules:root", lambda p: 0.0 if p.learner == "a" else 1.0) == "violated"
+
+
 def test_a_planted_bug_is_found_however_the_log_is_cut() -> None:
     size = 40
     assert folded(blocks(history(), size)) == folded([block_of(history())])

@@ -124,6 +124,12 @@ FAULT = 'chaos.faults=[{kind="kill",%s}]'
         (["sync.P=500", "sync.H=500"], "sync.P", "the model has 20 tensors", "20"),
         (["sync.tau=12"], "sync.tau", "below H = 12", "change sync.tau or sync.H"),
         (["sync.adopt=mix"], "sync.alpha", "above 0", "sync.alpha = 0.5"),
+        (["sync.adopt=nothing"], "sync.adopt", 'or an import path `package.module:function`', "overwrite"),
+        (["sync.adopt=no.such:rule"], "sync.adopt", "does not import", "package.module:function"),
+        (["sync.weights=heavy"], "sync.weights", '"paper", "tokens", "equal" or an import path', "paper"),
+        (["sync.weights=no.such:rule"], "sync.weights", "does not import", "package.module:function"),
+        (["outer.optimizer=no.such:rule"], "outer.optimizer", "does not import", "package.module:function"),
+        (["inner.optimizer=restarted_sgd"], "inner.optimizer", "optax", "sgd"),
         (["inner.optimizer=adamv"], "inner.optimizer", "optax", "adam"),
         (["outer.optimizer=sdg"], "outer.optimizer", "optax", "sgd"),
         (["inner.options.bta1=0.9"], "inner.options.bta1", "no such option", "b1"),
@@ -144,6 +150,12 @@ def test_one_message_names_the_field_and_the_fix(overrides: list[str], field: st
     assert message in found[field].message
     assert fix in found[field].fix
     assert field in str(found[field])
+
+
+def test_rules_of_ones_own_are_all_tried_before_anything_is_told() -> None:
+    bad = ("sync.adopt", "sync.weights", "outer.optimizer", "outer.merge")
+    found = problems(*(f"{field}=no.such:rule" for field in bad))
+    assert sorted(found) == sorted(bad)
 
 
 def test_whatever_a_users_task_raises_is_an_input_error(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:

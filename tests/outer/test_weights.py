@@ -1,0 +1,73 @@
+"""Weights: those in the box, a user's own, and what is refused."""
+
+from __future__ import annotations
+
+import itertools
+from types import SimpleNamespace
+from typing import Any
+
+import pytest
+
+from outer.protocol.messages import FragmentCounters
+from outer.protocol.open_step import weigh
+from outer.weights import WEIGHTS, Progress, check, named
+
+HERE = "tests.outer.test_weights"
+
+
+def root(progress: Progress) -> float:
+    return float(progress.tokens**0.5)
+
+
+def fresh_alone(progress: Progress) -> float:
+    return 1.0 if progress.age == 0 else 0.0
+
+
+def of_one_step(progress: Progress) -> float:
+    return 1.0 / (progress.steps - 1)
+
+
+CALLS = itertools.count(1)
+
+
+def of_its_own_mind(progress: Progress) -> float:
+    return float(next(CALLS))
+
+
+def contributions(*counters: tuple[int, int]) -> Any:
+    return [SimpleNamespace(counters=FragmentCounters(0, 0, steps, tokens)) for tokens, steps in counters]
+
+
+@pytest.mark.parametrize("name", [*WEIGHTS, f"{HERE}:root"])
+def test_a_sound_weight_passes(name: str) -> None:
+    check(name)
+
+
+@pytest.mark.parametrize(
+    ("name", "words"),
+    [
+        ("papers", "known are paper, tokens, equal, any `package.module:function`"),
+        (f"{HERE}:nobody", "does not import"),
+        (f"{HERE}:HERE", "not callable"),
+        (f"{HERE}:fresh_alone", "gives 0.0 for Progress.*age=3"),
+        (f"{HERE}:of_one_step", "fails for Progress.*ZeroDivisionError"),
+        (f"{HERE}:of_its_own_mind", "gives 1.0, then 2.0"),
+    ],
+)
+def test_what_cannot_be_used_is_refused_with_the_reason(name: str, words: str) -> None:
+    with pytest.raises(ValueError, match=words):
+        check(name)
+
+
+@pytest.mark.parametrize(
+    ("name", "shares"),
+    [("paper", [0.2, 0.8]), ("tokens", [1 / 3, 2 / 3]), ("equal", [0.5, 0.5]), (f"{HERE}:root", [0.414, 0.586])],
+)
+def test_a_merge_weighs_by_the_rule(name: str, shares: list[float]) -> None:
+    assert weigh(contributions((100, 4), (200, 4)), named(name)) == pytest.approx(shares, abs=1e-3)
+
+
+@pytest.mark.parametrize("bad", [0.0, -1.0, float("nan"), float("inf")])
+def test_a_weight_that_is_no_share_stops_the_merge(bad: float) -> None:
+    with pytest.raises(ValueError, match=r"sync\.weights gives .* finite number above 0"):
+        weigh(contributions((100, 4), (200, 4)), lambda progress: bad)
