@@ -74,13 +74,15 @@ def measure(seeds: range) -> tuple[dict[str, Any], list[str]]:
     return told, broken
 
 
-def table(told: dict[str, Any], seeds: range) -> str:
+def headline(told: dict[str, Any], seeds: range) -> str:
     names = ", ".join(f"`{profile}`" for profile in PROFILES)
+    reached = f"{told['totals']['percent_covered']:.1f} % of {_size(told['totals'])} in {len(told['files'])} files"
+    return f"Seeds {seeds[0]} to {seeds[-1]} of {names}: {reached}."
+
+
+def table(told: dict[str, Any]) -> str:
+    """The files that are not reached completely."""
     rows = [
-        f"Seeds {seeds[0]} to {seeds[-1]} of {names}: "
-        f"{told['totals']['percent_covered']:.1f} % of {_size(told['totals'])} in {len(told['files'])} files. "
-        "The files that are not reached completely:",
-        "",
         "|file|lines|branches|reached %|not reached|",
         "|---|---|---|---|---|",
     ]
@@ -127,8 +129,8 @@ def main() -> None:
     parser.add_argument("--write", action="store_true")
     options = parser.parse_args()
     told, broken = measure(options.seeds)
-    text = table(told, options.seeds)
-    print("\n".join([text, *broken]))
+    text = headline(told, options.seeds)
+    print("\n".join([text, "", table(told), *broken]))
     if options.write:
         write(f"{BEGIN}\n\n{text}\n\n{END}")
     sys.exit(1 if broken or told["totals"]["percent_covered"] < REACH_MIN else 0)
