@@ -32,6 +32,7 @@ WAYS: Sequence[dict[str, Any]] = (
     {"adopt": "rebase", "codec": "bf16"},
     {"overlap": "strict"},
     {"codec": "int8", "error_feedback": 0.9},
+    {"adopt": "mix", "alpha": 0.5, "codec": "topk"},
     {"adopt": "rebase", "codec": "fp4", "error_feedback": 1.0},
 )
 
