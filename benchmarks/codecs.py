@@ -3,13 +3,14 @@
     python benchmarks/codecs.py [--codecs int8 fp4 ...] [--repeats 5] [--json]
     python benchmarks/codecs.py --loss [--seeds 5] [--rounds 100] [--key sync.codec] [--set KEY=VALUE ...] [--json]
 
-The first measures one core on 32 MB of float32, an outer gradient as Adam makes it: magnitudes differ by tensor and by
-row. `encode_gb_s`, `decode_gb_s` and `check_gb_s`: GB of float32 a second, the median; `factor`: by how much smaller the
+The first measures one core on 32 MB of float32, an outer gradient as Adam makes it: magnitudes differ by row.
+`encode_gb_s`, `decode_gb_s` and `check_gb_s`: GB of float32 in a second of the core; `factor`: by how much smaller the
 payload is; `error`: the L2 norm of what is lost over that of the whole; `of_bound`: the largest error over its bound.
 
 `--loss` trains the demonstration's recipe with each format by `diloco study`, at equal tokens and over the same seeds,
 and prints held-out losses, `more_percent`: the mean difference from the first format, fp32, in percent of its loss,
-and `interval`: half of Student's 95 % interval of it, from two seeds on. `--key`: the setting that takes the format's name.
+and `interval`: half of Student's 95 % interval of it, from two seeds on. `--key`: the setting that the format's name
+is for.
 """
 
 from __future__ import annotations
@@ -58,9 +59,9 @@ def speed(name: str, numbers: NDArray[np.float32], repeats: int) -> dict[str, An
     def gb_s(work: Callable[[], object]) -> float:
         seconds = []
         for _ in range(repeats):
-            begun = time.perf_counter()
+            begun = time.thread_time()
             work()
-            seconds.append(time.perf_counter() - begun)
+            seconds.append(time.thread_time() - begun)
         return numbers.nbytes / statistics.median(seconds) / 1e9
 
     payload = codec.encode(numbers, 1)
@@ -77,7 +78,7 @@ def speed(name: str, numbers: NDArray[np.float32], repeats: int) -> dict[str, An
 
 
 def losses(options: argparse.Namespace) -> list[dict[str, Any]]:
-    sync, rows = load(RECIPE).recipe.sync, []
+    sync, rows = load(RECIPE).sync, []
     settings = [*PLAIN, f"budget.syncer_steps={options.rounds * sync.round_steps}", *options.set]
     with tempfile.TemporaryDirectory() as folder:
         first = Path(folder, options.codecs[0])

@@ -258,8 +258,10 @@ class FragmentIO:
             self._trainer.adopt(index, placed, "overwrite")
         else:
             assert base is not None, "only what is held can be rebased, mixed or given to a rule"
-            with self._lock:  # an answer to a later read replaces the values of earlier ones
-                anchor = base if effect.read_at is None else self._read[index, effect.read_at]
+            anchor = base
+            if effect.mode == "rebase" and effect.read_at is not None:
+                with self._lock:  # an answer to a later read replaces the values of earlier ones
+                    anchor = self._read[index, effect.read_at]
             before = base if grown_from is None else grown_from.value
             mode = self._config.adopt if effect.mode == OWN else effect.mode
             adopted = self._trainer.adopt(index, placed, mode, anchor, self._config.alpha, before)

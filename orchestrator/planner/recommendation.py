@@ -15,7 +15,6 @@ from typing import Any
 from orchestrator.planner.sizing.fault_tolerance import HOUR_S, unit_chips, unit_mtbf_hours
 from orchestrator.planner.sizing.link_load import SHARE, LinkLoad
 from orchestrator.planner.sizing.model_sizes import Shapes
-from orchestrator.planner.sizing.traffic import DOWN_BYTES
 from orchestrator.recipe.config import Recipe
 from outer.numeric.formats import named
 
@@ -60,7 +59,7 @@ class _Case:
         """Of a fragment, up and down: no smaller than the largest tensor or the mean."""
         tensor = max(tensor.size for fragment in self.shapes.fragments for tensor in fragment.tensors)
         largest = max(tensor, self.shapes.elements // self.fragments)
-        return named(self.codec).bytes(largest) + largest * DOWN_BYTES
+        return sum(named(each).bytes(largest) for each in (self.codec, self.recipe.sync.downlink))
 
 
 def recommend(
@@ -196,7 +195,7 @@ def _carried(case: _Case, load: LinkLoad) -> int:
     """The least H at which a link carries the mean traffic, with the advised codec."""
     if load.link_bits is None or case.step_s is None:
         return 1
-    width = max(named(case.codec).bits / 8, DOWN_BYTES)
+    width = max(named(each).bits / 8 for each in (case.codec, case.recipe.sync.downlink))
     bits = 8.0 * load.learners * case.shapes.elements * width
     return math.ceil(bits / (SHARE * load.link_bits * case.step_s))
 

@@ -122,7 +122,9 @@ class _Bfloat16(Codec):
             return numbers.astype(ml_dtypes.bfloat16).view(np.uint16)
 
     def decode(self, payload: NDArray[Any], size: int, place: slice = slice(None)) -> Floats:
-        return (payload[place].astype(np.uint32) << np.uint32(16)).view(np.float32)
+        wide = payload[place].astype(np.uint32)
+        wide <<= np.uint32(16)
+        return wide.view(np.float32)
 
     def finite(self, payload: NDArray[Any]) -> bool:
         return bool(((payload & _EXPONENT) != _EXPONENT).all())

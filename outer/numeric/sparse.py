@@ -6,7 +6,7 @@ these, rising, uint8[k]; and 2 bits for each, four in a byte, sign and level. Ze
 others than k, the rest is unused. The levels are NaN where a chunk held a number that is not finite.
 """
 
-# mypy: disable-error-code="no-untyped-def"
+# mypy: disable-error-code="no-untyped-def,assignment"
 # Compiled functions have the types that they are called with.
 
 from __future__ import annotations

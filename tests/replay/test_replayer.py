@@ -31,7 +31,7 @@ WAYS: Sequence[dict[str, Any]] = (
     {"adopt": "mix", "alpha": 0.5, "codec": "bf16"},
     {"adopt": "rebase", "codec": "bf16", "downlink": "int8"},
     {"overlap": "strict"},
-    {"adopt": "mix", "alpha": 0.5, "downlink": "bf16"},
+    {"adopt": "mix", "alpha": 0.5, "codec": "topk", "downlink": "bf16"},
     {"codec": "int8", "error_feedback": 0.9, "downlink": "fp4"},
     {"adopt": "rebase", "codec": "fp4", "error_feedback": 1.0},
     {"downlink": "int8"},
