@@ -67,7 +67,7 @@ def ran(codec: str, rounds: int) -> list[Event]:
         command = [sys.executable, "-m", "orchestrator", "run", str(path), "--run-dir", f"{folder}/run", "--json"]
         done = subprocess.run(command, cwd=ROOT, capture_output=True, text=True)
         if done.returncode:
-            raise SystemExit(done.stderr or done.stdout)
+            raise SystemExit(done.stderr + done.stdout)
         return read_run(Path(folder, "run"))
 
 
