@@ -122,7 +122,9 @@ class SyncConfig(Section):
         if self.alpha and self.adopt != "mix":
             raise ValueError('alpha is used by adopt = "mix" only')
         if self.error_feedback and self.codec.startswith("fp32"):
-            raise ValueError(f'error_feedback = {self.error_feedback:g}: codec = "{self.codec}" leaves nothing out')
+            raise ValueError(
+                f'error_feedback = {self.error_feedback:g}: codec = "{self.codec}" leaves nothing out; give another'
+            )
         return self
 
     @property

@@ -34,8 +34,7 @@ VALUES: FirstValues = (
 def spec(store: Folder, number: int, begun: int = 0) -> SyncerSpec:
     return SyncerSpec(
         number, SyncConfig(P=3, H=3), OuterConfig(), {"a": 2}, 1, 4, 20.0, Budget(10**6, None), {"seed": 0}, "code",
-        store,
-        begun=begun,
+        store, begun=begun,
     )  # fmt: skip
 
 

@@ -136,7 +136,7 @@ def limits(loads: Sequence[LinkLoad], sync: SyncConfig) -> Iterator[Problem]:
 def warnings(loads: Sequence[LinkLoad], sync: SyncConfig) -> Iterator[Problem]:
     """Links that are nearly full, fragments that outlast their overlap, links of which nothing is said."""
     declared = any(load.link_bits is not None for load in loads)
-    half = ', or sync.codec = "bf16"' if sync.codec == "fp32" else ""
+    half = ', or sync.codec = "bf16"' if sync.codec.startswith("fp32") else ""
     for load in loads:
         field = f"fleet.links {load.region} - {load.syncer_region}"
         if load.link_bits is None and declared:

@@ -95,7 +95,8 @@ def donations(draft: Draft) -> Iterator[Problem]:
 
 def _smaller(draft: Draft, what: str) -> str:
     more = f", sync.P above {len(draft.rows)}" if draft.recipe.sync.round_steps > len(draft.rows) else ""
-    return more + (', or sync.codec = "bf16"' if draft.recipe.sync.codec == "fp32" and what == "contribution" else "")
+    half = what == "contribution" and draft.recipe.sync.codec.startswith("fp32")
+    return more + (', or sync.codec = "bf16"' if half else "")
 
 
 def rate(draft: Draft) -> Iterator[Problem]:

@@ -210,10 +210,10 @@ def _codec(draft: Draft) -> Iterator[Problem]:
     far = {pool.region for pool in draft.recipe.pools if pool.region}
     far |= {flow.region for flow in draft.traffic.regions if flow.region}
     apart = len(far) > 1 or (hub is not None and hub.region is not None and bool(far - {hub.region}))
-    if draft.recipe.sync.codec == "fp32" and apart and not draft.local:
+    if draft.recipe.sync.codec.startswith("fp32") and apart and not draft.local:
         yield Problem(
             "sync.codec",
-            "fp32",
+            draft.recipe.sync.codec,
             f"contributions cross regions in 32 bits: {gib(draft.traffic.learner_up.per_round_bytes)} from each "
             "learner in a round; the paper saw no loss from 16 on (section 8)",
             'give "bf16", half the bytes up',

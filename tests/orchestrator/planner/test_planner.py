@@ -92,6 +92,18 @@ def test_traffic_is_what_one_computes_by_hand() -> None:
     assert found.data_parallel.ratio == pytest.approx(3200 / (2100 / 12))
 
 
+def test_versions_come_down_as_differences_and_first_ones_whole() -> None:
+    sync = SyncConfig.model_validate({"P": 4, "H": 12, "codec": "bf16", "downlink": "int8"})
+    rows = table(shapes().fragments, sync)
+    assert [row.down_bytes for row in rows] == [104, 104, 104, 54], "a byte each, and a scale"
+    found = traffic(rows, sync, {"x": "eu", "y": "us"}, "us", 24, 1200, 2404, 0.5)
+    assert (found.learner_down.per_round_bytes, found.learner_down.peak_bytes) == (366, 104)
+    assert (found.joining_bytes, found.evaluation_bytes) == (1400, 1400)
+    assert found.run_down_bytes == 2 * (1400 + 2 * 366)
+    small = SyncConfig.model_validate({"P": 1, "H": 12, "downlink": "int8"})
+    assert table(shapes(1).fragments, small)[0].down_bytes == 4, "the whole version is smaller"
+
+
 def test_without_a_step_time_nothing_is_said_per_second_and_one_learner_is_compared_with_nothing() -> None:
     sync = SyncConfig.model_validate({"P": 4, "H": 12})
     found = traffic(table(shapes().fragments, sync), sync, {"x": None}, None, 24, 1400, 2800, step_s=None)

@@ -110,7 +110,7 @@ FAULT = 'chaos.faults=[{kind="kill",%s}]'
         (["sync.gamma=nan"], "sync.gamma", "at least 0 and below 1", "default is sync.gamma = 0.5"),
         (["sync.quorum=0"], "sync.quorum", 'a whole number above 0 or "all"', "default is sync.quorum = 1"),
         (["sync.grace=soon"], "sync.grace", 'a number at least 0 or one of "adaptive"', "adaptive"),
-        (["sync.codec=fp64"], "sync.codec", 'one of "fp32", "bf16"', "fp32"),
+        (["sync.codec=fp64"], "sync.codec", 'one of "fp32", "fp32_delta", "bf16"', "fp32"),
         (["eval.ngrams=perhaps"], "eval.ngrams", "true or false", "false"),
         (["sync=3"], "sync", "a table", "leave it out"),
         (["name=Big Run"], "name", "lower-case letters, digits and hyphens", "name ="),
