@@ -18,6 +18,7 @@ from pydantic import (
     model_validator,
 )
 
+
 class Section(BaseModel):
     """One table of the recipe. Unknown keys are errors; values are immutable after validation."""
 

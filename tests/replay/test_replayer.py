@@ -31,6 +31,8 @@ WAYS: Sequence[dict[str, Any]] = (
     {"adopt": "mix", "alpha": 0.5, "codec": "bf16"},
     {"adopt": "rebase", "codec": "bf16"},
     {"overlap": "strict"},
+    {"base_window": 2},
+    {"adopt": "rebase", "base_window": 2},
 )
 
 
@@ -57,6 +59,7 @@ def test_every_number_is_equal_to_the_bit(way: dict[str, Any], shaken_run: Make)
     assert replayer.tally.equal["loss"] == replayer.tally.steps > 100
     assert replayer.tally.equal["state"] == (0 if "overlap" in way else 2), "two came back from a peer's state"
     assert any(isinstance(event.fact, DrainStarted) for event in events)
+    assert any(one.age for commit in commits for one in commit.participants) == ("base_window" in way)
 
 
 @pytest.mark.parametrize("way", WAYS[2:4], ids=str)
