@@ -19,8 +19,6 @@ from pydantic import (
     model_validator,
 )
 
-BASE_WINDOW_MAX = 16  # rounds
-
 
 class Section(BaseModel):
     """One table of the recipe. Unknown keys are errors; values are immutable after validation."""
@@ -69,7 +67,7 @@ class SyncConfig(Section):
     base_window: int = Field(
         0,
         ge=0,
-        le=BASE_WINDOW_MAX,
+        le=16,
         description="rounds that a contribution's base may be behind; beyond 0, fp32 is sent as fp32_delta",
     )
     codec: Literal["fp32", "fp32_delta", "bf16", "int8", "int4", "fp4", "topk", "topk1"] = Field(

@@ -28,6 +28,7 @@ from outer.protocol.messages import COMPILING, IMPORTING, STEPPING, Donor, State
 from outer.protocol.syncer import Budget
 
 SPAN_STEPS = 4
+LATE = 1.4  # rounds
 
 
 class Points:
@@ -74,12 +75,16 @@ def recipe(syncer_steps: int = 48, **sync: Any) -> Recipe:
 
 
 class Shaken(LockStep):
-    """`plan`: what is done to the run before which virtual second. Learners now and then miss a second, by chance."""
+    """`plan`: what is done to the run before which virtual second. Learners now and then miss a second, by chance.
+
+    With a base window versions come to one of them more than a round late.
+    """
 
     def __init__(self, wanted: Recipe, plan: dict[int, Callable[[Shaken], None]], seed: int = 0) -> None:
         self.recipe, self._plan, self._chance = wanted, plan, Random(seed)
         self._incarnations = dict.fromkeys(wanted.learners, 1)
         self._seekers: dict[tuple[str, int], float] = {}
+        self._under_way: list[tuple[float, str, unit.Event]] = []
         super().__init__(
             task=Points(wanted.data, wanted.seed),
             sync=wanted.sync,
@@ -97,6 +102,7 @@ class Shaken(LockStep):
 
     def kill(self, name: str) -> None:
         del self._units[name]
+        self._under_way = [each for each in self._under_way if each[1] != name]
         self._to_syncer(outer.Fence(name, self._incarnations[name], "killed"))
         self._deliver()
 
@@ -130,6 +136,10 @@ class Shaken(LockStep):
 
     def _round(self) -> bool:
         self._plan.get(int(self._now), lambda run: None)(self)
+        there = [each for each in self._under_way if each[0] <= self._now]
+        self._under_way = self._under_way[len(there) :]
+        for _, name, event in there:
+            super()._to_learner(name, event)
         sleeping = {}
         for name, each in self._units.items():
             if each.machine.phase == STEPPING and isinstance(each.next, unit.RunStep) and self._chance.random() < 0.25:
@@ -140,7 +150,16 @@ class Shaken(LockStep):
         return stepped or bool(sleeping)
 
     def _to_learner(self, name: str, event: unit.Event) -> None:
-        if name in self._units:
+        if name not in self._units:
+            return
+        if (
+            self._sync.base_window
+            and name == min(self.recipe.learners)
+            and isinstance(event, unit.Fetched)
+            and event.version
+        ):
+            self._under_way.append((self._now + LATE * self._sync.round_steps, name, event))
+        else:
             super()._to_learner(name, event)
 
     def _perform_outer(self, effects: list[outer.Effect]) -> None:

@@ -34,7 +34,9 @@ WAYS: Sequence[dict[str, Any]] = (
     {"adopt": "mix", "alpha": 0.5, "codec": "topk", "downlink": "bf16"},
     {"codec": "int8", "error_feedback": 0.9, "downlink": "fp4"},
     {"adopt": "rebase", "codec": "fp4", "error_feedback": 1.0},
-    {"downlink": "int8"},
+    {"base_window": 2, "downlink": "int8"},
+    {"adopt": "rebase", "base_window": 2},
+    {"base_window": 2, "codec": "int8", "error_feedback": 0.9},
 )
 
 
@@ -61,6 +63,7 @@ def test_every_number_is_equal_to_the_bit(way: dict[str, Any], shaken_run: Make)
     assert replayer.tally.equal["loss"] == replayer.tally.steps > 100
     assert replayer.tally.equal["state"] == (0 if "overlap" in way else 2), "two came back from a peer's state"
     assert any(isinstance(event.fact, DrainStarted) for event in events)
+    assert any(one.age for commit in commits for one in commit.participants) == ("base_window" in way)
 
 
 @pytest.mark.parametrize("way", WAYS[2:4], ids=str)
