@@ -7,6 +7,7 @@ from __future__ import annotations
 
 import contextlib
 import threading
+import time
 from collections.abc import Callable
 from concurrent.futures import ThreadPoolExecutor
 from typing import TYPE_CHECKING, Any, Protocol
@@ -18,6 +19,7 @@ from learners.protocol.fact_buffer import FactBuffer
 from learners.training.devices import cores
 from outer.journal.object_store import Objects
 from outer.numeric import codec as codecs
+from outer.protocol.leases import LinkRate, longest_s
 from outer.protocol.messages import Attach, Donor, Report, SeekDonor, State, StateRequest, Welcome
 
 if TYPE_CHECKING:
@@ -75,6 +77,7 @@ class Fetcher:
         self._link, self._drive, self._transfer_s = link, drive, transfer_s
         self._store, self._saved = store, saved
         self._threads = ThreadPoolExecutor(2, "fetch", initializer=cores.leave)
+        self._rate = LinkRate()  # from the syncer
         self._lock = threading.Lock()
         self._wanted: dict[int, events_effects.Fetch] = {}  # by fragment: the newest version asked for, not begun
         self._busy: set[int] = set()  # fragments that a thread has taken on, or is about to
@@ -110,7 +113,7 @@ class Fetcher:
                 donor,
                 incarnation,
                 found.syncer_step,
-                effect.deadline_s,
+                longest_s(effect.deadline_s, self._state_bytes()),
             )
             given = self._link.donate(handle, request)
             assert self.fragment_io is not None
@@ -160,6 +163,12 @@ class Fetcher:
                 return None
             return wanted
 
+    def _bytes(self, fragment: int) -> int:
+        return 0 if self.fragment_io is None else self.fragment_io.bytes_of(fragment)
+
+    def _state_bytes(self) -> int:
+        return 0 if self.fragment_io is None else self.fragment_io.state_bytes
+
     def _download(self, wanted: events_effects.Fetch) -> events_effects.Fetched | events_effects.FetchFailed:
         """The fragment's newest value, put on the devices.
 
@@ -167,7 +176,10 @@ class Fetcher:
         """
         fragment, version = wanted.fragment, wanted.version
         with contextlib.suppress(Exception):  # nothing reads this thread's exceptions, and the machine has to hear
-            answer = self._link.fetch(fragment, version, self._transfer_s)
+            size, began = self._bytes(fragment), time.monotonic()
+            answer = self._link.fetch(fragment, version, self._rate.deadline_s(self._transfer_s, size))
+            if answer is not None:
+                self._rate.note(size, time.monotonic() - began)
             if answer is not None:
                 newest, digest, payload, snapshot = answer
                 if digest == codecs.digest(payload) and (newest != version or wanted.digest in ("", digest)):

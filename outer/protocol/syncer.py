@@ -101,7 +101,9 @@ class Syncer:
         self._members = Members(epoch, learners, span_steps, ahead_s)
         self._out = EffectBuffer(self._members)
         self._sessions = Sessions(epoch, config, manifest, self._members, self._out)
-        self._read_requests = ReadRequests(epoch, config, quorum, self._members, self._out)
+        self._read_requests = ReadRequests(
+            epoch, config, quorum, self._members, self._out, [4 * fragment.size for fragment in fragments]
+        )
         self._digests = [""] * len(fragments)  # of the versions
         self._budget, self._ahead_s, self._reopened = budget, ahead_s, reopened
         self._durability = durability
@@ -367,6 +369,7 @@ class Syncer:
         if member is None:
             self._read_requests.miss(step, event, "refused")
             return
+        self._read_requests.note_transfer(member, event)
         reason = "late" if step is None else step.accept(event, self.versions)
         if not reason:
             member.non_finite = 0
