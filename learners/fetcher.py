@@ -7,6 +7,7 @@ from __future__ import annotations
 
 import contextlib
 import threading
+import time
 from collections.abc import Callable
 from concurrent.futures import ThreadPoolExecutor
 from typing import TYPE_CHECKING, Any, Protocol
@@ -20,6 +21,7 @@ from learners.training.devices import cores
 from outer.journal.object_store import Objects
 from outer.numeric import codec as codecs
 from outer.numeric.chain import Chain
+from outer.protocol.leases import LinkRate, longest_s
 from outer.protocol.messages import Attach, Donor, Report, SeekDonor, State, StateRequest, Welcome
 
 if TYPE_CHECKING:
@@ -85,6 +87,7 @@ class Fetcher:
         self._link, self._drive, self._transfer_s = link, drive, transfer_s
         self._store, self._saved = store, saved
         self._threads = ThreadPoolExecutor(2, "fetch", initializer=cores.leave)
+        self._rate = LinkRate()  # from the syncer
         self._lock = threading.Lock()
         self._wanted: dict[int, events_effects.Fetch] = {}  # by fragment: the newest version asked for, not begun
         self._busy: set[int] = set()  # fragments that a thread has taken on, or is about to
@@ -120,7 +123,7 @@ class Fetcher:
                 donor,
                 incarnation,
                 found.syncer_step,
-                effect.deadline_s,
+                longest_s(effect.deadline_s, self._state_bytes()),
             )
             given = self._link.donate(handle, request)
             assert self.fragment_io is not None
@@ -170,6 +173,12 @@ class Fetcher:
                 return None
             return wanted
 
+    def _bytes(self, fragment: int) -> int:
+        return 0 if self.fragment_io is None else self.fragment_io.bytes_of(fragment)
+
+    def _state_bytes(self) -> int:
+        return 0 if self.fragment_io is None else self.fragment_io.state_bytes
+
     def _download(self, wanted: events_effects.Fetch) -> events_effects.Fetched | events_effects.FetchFailed:
         """The fragment's newest value, put on the devices.
 
@@ -178,14 +187,17 @@ class Fetcher:
         fragment, version, moved, damaged = wanted.fragment, wanted.version, 0, False
         with contextlib.suppress(Exception):  # nothing reads this thread's exceptions, and the machine has to hear
             while True:
-                before = self.received.newest(fragment)
+                before, began = self.received.newest(fragment), time.monotonic()
                 held = NOTHING if damaged or before is None else before.version
-                answer = self._link.fetch(fragment, version, held, self._transfer_s)
+                deadline_s = self._rate.deadline_s(self._transfer_s, self._bytes(fragment))
+                answer = self._link.fetch(fragment, version, held, deadline_s)
                 if answer is None:
                     break
                 newest, digest, payload, snapshot = answer
                 whole = not isinstance(payload, list)
-                moved += payload.nbytes if whole else sum(each.nbytes for each in payload)
+                came = payload.nbytes if whole else sum(each.nbytes for each in payload)
+                self._rate.note(came, time.monotonic() - began)
+                moved += came
                 if not whole:
                     assert before is not None
                     payload = self._extended(fragment, before.theta, payload)

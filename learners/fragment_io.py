@@ -185,6 +185,15 @@ class FragmentIO:
         """Take over a peer's parameters and inner state. No fragment has a base yet."""
         self._trainer.restore(state.payload)
 
+    def bytes_of(self, fragment: int) -> int:
+        """Of a fragment as the syncer sends it."""
+        return 4 * self._trainer.fragments[fragment].size
+
+    @property
+    def state_bytes(self) -> int:
+        """Of a peer's state."""
+        return sum(leaf.nbytes for leaf in self._trainer.state_leaves())
+
     def base(self, fragment: int) -> Flat | None:
         """The syncer's last value of a fragment, float32[n]; None before the first."""
         return self._bases[fragment]

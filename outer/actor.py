@@ -34,6 +34,7 @@ from outer.log_feed import LogFeed
 from outer.outbox import Outbox
 from outer.protocol import events_effects, messages
 from outer.protocol.fragments import Fragment
+from outer.protocol.leases import longest_s
 from outer.protocol.manifest import code_digest
 from outer.relays import Elsewhere, Relays
 from outer.snapshots import Snapshots
@@ -364,7 +365,7 @@ class SyncerActor:
         done, _ = await asyncio.wait({answer}, timeout=request.deadline_s)
         if not done:
             self._drive(events_effects.ReadMissed(learner, peer.incarnation, request.syncer_step, "timeout"))
-            await asyncio.wait({answer}, timeout=LATE_S)
+            await asyncio.wait({answer}, timeout=LATE_S + request.deadline_s)
             if not answer.done():
                 answer.cancel()
                 return
@@ -377,10 +378,10 @@ class SyncerActor:
             self._drive(reply.contribution)
 
 
-def _ask(learner: Any, method: str, *arguments: Any) -> Any:
-    """A learner's answer; None when it is dead or frozen: another may hold the same."""
+def _ask(size: int, learner: Any, method: str, *arguments: Any) -> Any:
+    """A learner's answer of about `size` bytes; None when it is dead or frozen: another may hold the same."""
     try:
-        return ray.get(getattr(learner, method).remote(*arguments), timeout=HELD_S)
+        return ray.get(getattr(learner, method).remote(*arguments), timeout=longest_s(HELD_S, size))
     except ray.exceptions.RayError:
         return None
 

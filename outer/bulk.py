@@ -7,6 +7,7 @@ until control merges them or closes the read. Nothing here takes a protocol deci
 from __future__ import annotations
 
 import asyncio
+import time
 from collections.abc import Callable, Collection, Sequence
 from concurrent.futures import ThreadPoolExecutor
 from dataclasses import replace
@@ -70,14 +71,17 @@ class Bulk:
 
     async def read(self, learner: str, handle: Any, request: ReadRequest) -> Answer | str:
         """Ask a learner for a fragment and check its answer; a string says why there is none. Has no deadline."""
+        asked_at = time.monotonic()
         try:
             reply: tuple[Contribution, Sequence[Numbered], int] | str = await handle.read.remote(request)
         except ray.exceptions.RayError as error:
             return type(error).__name__
         if isinstance(reply, str):
             return reply
+        took_s = time.monotonic() - asked_at
         self._received()
         contribution, facts, oldest = reply
+        contribution = replace(contribution, took_s=took_s)
         sizes = [fragment.size for fragment in self.parameters.fragments]
         if contribution.learner != learner or not 0 <= contribution.fragment < len(sizes):
             contribution = replace(contribution, learner=learner, payload=None, defect="wrong_sender")

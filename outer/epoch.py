@@ -19,7 +19,7 @@ from outer.journal.groups import Value
 from outer.journal.journal import Opened
 from outer.journal.object_store import Objects
 from outer.journal.rebuild import JOURNAL, RecoverySource, rebuild
-from outer.journal.recovery_sources import Ask, Incomplete, RecoverySources
+from outer.journal.recovery_sources import Incomplete, RecoverySources
 from outer.journal.segmenter import Segmenter
 from outer.journal.writer import JournalWriter
 from outer.numeric import codec as codecs
@@ -88,11 +88,12 @@ def begin(
     journal: JournalWriter,
     make: Callable[[], FirstValues],
     sources: RecoverySources | None,
-    ask: Ask,
+    ask: Callable[..., Any],
 ) -> Begun:
     """Open the journal, which fences earlier epochs, and load what they have left.
 
-    `make` makes fragments and initial parameters from the task. Raises Incomplete when the journal is not enough and
+    `make` makes fragments and initial parameters from the task. `ask` is an Ask whose first argument is the bytes of an
+    answer. Raises Incomplete when the journal is not enough and
     there are no other sources, and as JournalWriter.open.
     """
     from outer.numeric.chain import Chain
@@ -173,7 +174,7 @@ def _rebuilt(
     fragments: int,
     opened: Opened,
     sources: RecoverySources,
-    ask: Ask,
+    ask: Callable[..., Any],
     why: str,
 ) -> tuple[Recovered, StateRebuilt]:
     log = record_codec.decode_replay(dict(sources.log))
@@ -181,7 +182,8 @@ def _rebuilt(
         fragment: RecoverySource(JOURNAL, value, codecs.digest(value.arrays[0]))
         for fragment, value in opened.values.items()
     }
-    learners = sources.held_by_learners(log.found.versions, ours, ask)
+    largest = max(4 * fragment.size for fragment in parameters.fragments)
+    learners = sources.held_by_learners(log.found.versions, ours, partial(ask, largest))
     rebuilt = rebuild(log, ours, sources.cut(spec.store), learners)
     for fragment, value in rebuilt.values.items():
         if fragment in rebuilt.momentum_lost:

@@ -12,6 +12,7 @@ from typing import TYPE_CHECKING
 from learners.protocol.adoption import Adoption
 from learners.protocol.events_effects import Effect, Emit, Inherit, Recover, StateMissed
 from learners.protocol.facts import DonorFailed, StateReceived
+from outer.protocol.leases import longest_s
 from outer.protocol.messages import SeekDonor, State, StateRequest, Welcome
 
 if TYPE_CHECKING:
@@ -51,7 +52,7 @@ class Joining:
         if not event.donor:
             return self._take_snapshot()
         self._failed = (*self._failed, event.donor)
-        another = len(self._failed) < DONORS_MAX and not self._took_too_long(now, syncer_step)
+        another = len(self._failed) < DONORS_MAX and not self._took_too_long(now, syncer_step, 0)
         failed = Emit(DonorFailed(event.donor, event.donor_incarnation, event.reason))
         return [failed, *([self._seek()] if another else self._take_snapshot())]
 
@@ -59,7 +60,7 @@ class Joining:
         """Keep a peer's state for the next boundary."""
         if self.source:
             return []
-        if self._took_too_long(now, syncer_step):
+        if self._took_too_long(now, syncer_step, state.size):
             return [Emit(DonorFailed(state.donor, state.donor_incarnation, "too_old")), *self._take_snapshot()]
         self.source, self._state = "peer", state
         return []
@@ -90,10 +91,10 @@ class Joining:
         """Fetch the fragments that are neither here nor requested."""
         return [*self._adoption.fetch_missing(self._welcome.versions)]
 
-    def _took_too_long(self, now: float, syncer_step: int) -> bool:
-        """Whether a peer's state may be too old: over H syncer steps and over join_s seconds since the Welcome."""
+    def _took_too_long(self, now: float, syncer_step: int, size: int) -> bool:
+        """Whether a peer's state may be too old: over H syncer steps, and over join_s and time for its bytes."""
         passed = syncer_step - self._welcome.syncer_step
-        return passed > self._config.round_steps and self.seconds(now) > self._config.join_s
+        return passed > self._config.round_steps and self.seconds(now) > longest_s(self._config.join_s, size)
 
     def seconds(self, now: float) -> float:
         """Seconds since the Welcome; 0 before it."""

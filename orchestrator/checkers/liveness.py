@@ -33,6 +33,7 @@ from orchestrator.checkers.timeline import Gap, Mark, Timeline
 from orchestrator.eventlog.block import NONE, Block, Floats, Ints, Key
 from outer.journal.saving import saved
 from outer.protocol.facts import SyncerStarted
+from outer.protocol.leases import longest_s
 
 PACE = 3  # so many rounds, where one would do
 LEASE_STEPS = 5.0  # a lease lasts at least so many steps
@@ -261,7 +262,8 @@ class _Limits:
         lease = max(rules.lease_s or LEASE_S, LEASE_STEPS * slowest_s)
         self._steps = _steps_allowed(rules)
         self._seconds = self._steps * slowest_s + rules.round_steps * grace_s
-        self._patience_s = (rules.read_timeout_s or READ_TIMEOUT_S) + lease + RESEND_S
+        largest = 4 * max(rules.sizes, default=0)
+        self._patience_s = longest_s(rules.read_timeout_s or READ_TIMEOUT_S, largest) + lease + RESEND_S
 
     def _allowed(self, gap: Gap) -> float:
         return self._seconds + (1 + gap.troubles) * self._patience_s

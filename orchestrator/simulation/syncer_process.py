@@ -7,6 +7,7 @@ from __future__ import annotations
 
 import math
 from collections.abc import Callable
+from dataclasses import replace
 from functools import partial
 from typing import Any
 
@@ -270,7 +271,7 @@ class SyncerProcess(Process):
         self._context.observer.sent(self, message)
         if kind is ReadRequest:
             links = learner.down, learner.up
-            answered = partial(self._answered, learner, message.syncer_step)
+            answered = partial(self._answered, learner, message.syncer_step, self.time.now)
             missed = partial(self._unread, learner, message.syncer_step)
             ask(self._network, self, learner, links, learner.read, message, message.deadline_s, answered, missed, True)
         elif kind is Stop or learner.undelivered < UNDELIVERED_MAX:
@@ -286,11 +287,16 @@ class SyncerProcess(Process):
         self.drive(events_effects.ReadMissed(learner.name, learner.incarnation, syncer_step, reason))
 
     def _answered(
-        self, learner: LearnerProcess, syncer_step: int, answer: tuple[Contribution, int, list[Numbered]] | None
+        self,
+        learner: LearnerProcess,
+        syncer_step: int,
+        asked_at: float,
+        answer: tuple[Contribution, int, list[Numbered]] | None,
     ) -> None:
         if answer is None:
             self._unread(learner, syncer_step, "no_boundary")
             return
         contribution, oldest, facts = answer
+        contribution = replace(contribution, took_s=self.time.now - asked_at)
         self.note(learner, oldest, facts)
         self._context.observer.answered(self, contribution, self.drive(contribution))

@@ -1,8 +1,16 @@
-"""Progress leases: a learner is alive while its training loop reports in time, by the syncer's own clock."""
+"""Progress leases: a learner is alive while its training loop reports in time, by the syncer's own clock.
+
+And the deadlines of transfers, which follow their bytes.
+"""
 
 from __future__ import annotations
 
 from dataclasses import dataclass
+
+SLOWEST_LINK = 4 * 2**20  # bytes/s; over a slower one, large transfers miss their deadlines
+IN_FLOOR = 2**20  # bytes that the floor of a deadline is enough for
+SMOOTHING = 0.1  # weight of a transfer that was faster than those before
+MARGIN = 2.0  # a transfer may take so many times what the link's rate says
 
 
 @dataclass(frozen=True)
@@ -60,3 +68,33 @@ class Leases:
     def next_expiry(self) -> float | None:
         running = (lease.expires_at for learner, lease in self._leases.items() if learner not in self._expired)
         return min(running, default=None)
+
+
+@dataclass
+class LinkRate:
+    """How long transfers over one link may take: a floor, and time for the bytes beyond the first MiB.
+
+    A link counts as slow until a transfer was seen. A slower one counts at once, faster ones little by little.
+    """
+
+    byte_s: float = 0.0  # seconds a byte; 0 until known
+
+    def note(self, size: int, seconds: float) -> None:
+        """A transfer of `size` bytes took so long. A small one says nothing of the rate."""
+        if size > IN_FLOOR:
+            sample = seconds / size
+            self.byte_s = max(sample, self.byte_s + SMOOTHING * (sample - self.byte_s)) if self.byte_s else sample
+
+    def deadline_s(self, floor_s: float, size: int) -> float:
+        """For a transfer of `size` bytes, in seconds: twice what it should take, and no more than `longest_s`."""
+        longest = longest_s(floor_s, size)
+        return min(floor_s + MARGIN * _counted(size) * self.byte_s, longest) if self.byte_s else longest
+
+
+def longest_s(floor_s: float, size: int) -> float:
+    """The deadline, in seconds, of a transfer of `size` bytes over the slowest link."""
+    return floor_s + _counted(size) / SLOWEST_LINK
+
+
+def _counted(size: int) -> int:
+    return max(0, size - IN_FLOOR)

@@ -23,7 +23,7 @@ from outer.protocol.facts import (
     SpanReturned,
     SyncerFact,
 )
-from outer.protocol.leases import Leases
+from outer.protocol.leases import Leases, LinkRate
 from outer.protocol.messages import DRAINING, STARTING, STEPPING, Attach, Contribution, Report, SeekDonor
 from outer.protocol.quorum import step_time
 from outer.protocol.sample_spans import Span, SpanPool, span_size
@@ -57,6 +57,7 @@ class Member:
     noticed_at: dict[int, float] = field(default_factory=dict)  # by fragment
     merged_step: dict[int, int] = field(default_factory=dict)  # by fragment: its own step in the newest merged read
     missed: int = -1  # sequence number of its newest report when it let a read time out
+    link: LinkRate = field(default_factory=LinkRate)  # from it to the syncer
     non_finite: int = 0  # contributions in a row that were refused as non-finite
     stopped_at: float = float("-inf")  # when Stop was last sent
     granted_at: float = float("-inf")  # when its newest span was last sent

@@ -82,6 +82,9 @@ class Contribution:
     digest: str  # XXH3 digest of the payload's bytes
     defect: str = ""  # found by the receiving shell: bad_digest | non_finite | wrong_shape
     snapshot: int = 0  # the newest that the sender had saved its state for
+    took_s: float = field(
+        default=0.0, repr=False
+    )  # from asking to arrival, as the receiving shell measured it; 0: it did not
 
 
 @dataclass(frozen=True)

@@ -6,7 +6,7 @@ and has no access to open steps, quorums or merges.
 
 from __future__ import annotations
 
-from collections.abc import Collection, Iterable, Mapping
+from collections.abc import Collection, Iterable, Mapping, Sequence
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any
 
@@ -253,7 +253,17 @@ class ReadRequests:
     The syncer decides when to read. OpenStep accepts or refuses each contribution.
     """
 
-    def __init__(self, epoch: int, config: SyncConfig, quorum: int, members: Members, out: EffectBuffer) -> None:
+    def __init__(
+        self,
+        epoch: int,
+        config: SyncConfig,
+        quorum: int,
+        members: Members,
+        out: EffectBuffer,
+        sizes: Sequence[int],
+    ) -> None:
+        """`sizes`: bytes of each fragment in float32."""
+        self._sizes = sizes
         self._epoch = epoch
         self._config = config
         self._quorum = quorum
@@ -263,19 +273,26 @@ class ReadRequests:
     def ask(self, now: float, step: OpenStep, version: int, progress: float) -> None:
         """A quorum has reported: request the fragment from every learner that can contribute to this version."""
         assert step.fragment is not None
-        live, timeout_s = self._members.live, self._config.read_timeout_s
+        live, size = self._members.live, self._sizes[step.fragment]
         able = live if self._config.participants == "eligible" else step.counted(live, self._config.overlap)
         asked = [
             member
             for member in able
             if has_progress(member, step.fragment, version, self._config) and not member.unheard
         ]
-        step.ask(now, len(live), {member.name: member.incarnation for member in asked}, timeout_s)
+        deadlines = [member.link.deadline_s(self._config.read_timeout_s, size) for member in asked]
+        awaited = {member.name: member.incarnation for member in asked}
+        step.ask(now, len(live), awaited, max(deadlines, default=0.0))
         if len(asked) < self._quorum:
             self.reopen(now, step, f"{len(asked)} learners have a usable base, the quorum is {self._quorum}")
             return
-        for member in asked:
-            self._out.send(member, step.request(self._epoch, member.incarnation, progress, timeout_s))
+        for member, deadline_s in zip(asked, deadlines, strict=True):
+            self._out.send(member, step.request(self._epoch, member.incarnation, progress, deadline_s))
+
+    def note_transfer(self, member: Member, event: Contribution) -> None:
+        """An answer came, in time or not: it says how fast this learner's link is."""
+        if event.took_s > 0.0 and not event.defect:
+            member.link.note(self._sizes[event.fragment], event.took_s)
 
     def miss(self, step: OpenStep | None, event: Contribution | ReadMissed, reason: str) -> None:
         """Stop waiting for this incarnation's contribution, and record why."""

@@ -103,7 +103,9 @@ class Syncer:
         self._members = Members(epoch, learners, span_steps, ahead_s)
         self._out = EffectBuffer(self._members)
         self._sessions = Sessions(epoch, config, manifest, self._members, self._out)
-        self._read_requests = ReadRequests(epoch, config, quorum, self._members, self._out)
+        self._read_requests = ReadRequests(
+            epoch, config, quorum, self._members, self._out, [4 * fragment.size for fragment in fragments]
+        )
         self._digests = [""] * len(fragments)  # of the versions
         self._budget, self._ahead_s, self._reopened = budget, ahead_s, reopened
         self._durability, self._weight = durability, weight
@@ -372,6 +374,7 @@ class Syncer:
         if member is None:
             self._read_requests.miss(step, event, "refused")
             return
+        self._read_requests.note_transfer(member, event)
         reason = "late"
         if step is not None and step.fragment is not None:
             reason = step.accept(event, member, self.versions[step.fragment], self._config)

@@ -97,6 +97,7 @@ class Bench:
     quorum: int = 2
     budget: Budget = field(default_factory=lambda: Budget(None, 1000))
     sync: dict[str, Any] = field(default_factory=dict)  # on top of P = 2, H = 4, tau = 1
+    elements: int = 1  # of a fragment
     merges_itself: bool = True
     journals_itself: bool = True
 
@@ -117,7 +118,9 @@ class Bench:
         return Syncer(
             epoch=number,
             config=config,
-            fragments=tuple(Fragment(p, (Tensor(f"t{p}", (1,), "float32"),)) for p in range(config.fragments)),
+            fragments=tuple(
+                Fragment(p, (Tensor(f"t{p}", (self.elements,), "float32"),)) for p in range(config.fragments)
+            ),
             learners=self.learners,
             quorum=self.quorum,
             span_steps=4,

@@ -184,7 +184,7 @@ FACTS = [(4, 1.0, "step 6"), (5, 2.0, "step 7")]
 def test_a_donors_state_is_used_only_once_its_facts_are_durable(answers: bool | Exception, event: Any) -> None:
     link, results = DonorsLink(answers), list[Any]()
     joiner = fetcher(link, results)
-    joiner.fragment_io = SimpleNamespace(state_defect=lambda state: "")  # type: ignore[assignment]
+    joiner.fragment_io = SimpleNamespace(state_defect=lambda state: "", state_bytes=0)  # type: ignore[assignment]
     joiner.recover(Recover(SeekDonor("a", 1, 1, ()), 10.0))
     until(lambda: results, "the outcome")
     assert results == [event] and link.recorded == [("b", 3, FACTS, 4)]
