@@ -1,10 +1,11 @@
-"""Bytes that a learner's step moves up and down, on a real run for each number format, against data-parallel training.
+"""Bytes that a learner's step with its fragment moves, on a real run for each number format, against data-parallel.
 
     python benchmarks/wire.py [--codecs fp32,bf16,int8,fp4] [--rounds 3] [--json]
 
-Two learners on this machine, the format used both ways, P = H = 24. Payloads are those in the run's log; headers are
-the messages beside them as Ray pickles them, without what Ray and TCP add. What moves before a learner's first step is
-apart. Data-parallel training moves a gradient in bf16 each way in every step: 2 bytes x parameters x 2. Below it, what
+Two learners on this machine, the format used both ways, P = H = 24: one fragment is due a step. Payloads are those in
+the run's log, up for each merged contribution, down for each adoption but the first ones; headers are the messages
+beside them for each learner step as Ray pickles them, without what Ray and TCP add. `synced`: merged contributions for
+each learner step; learners that outrun the merges move less than what is printed. Data-parallel training moves a gradient in bf16 each way in every step: 2 bytes x parameters x 2. Below it, what
 `plan` says of 8 learners in 8 datacentres with steps of a second, in Gbit/s of each learner each way; the paper has
 0.84 with int4, of a model that it calls 5B.
 """
@@ -53,7 +54,7 @@ def recipe(codec: str, rounds: int) -> dict[str, Any]:
         "model": {"layers": 4, "width": 160, "heads": 4},
         "data": {"sequence_length": 16},
         "sync": {"P": FRAGMENTS, "H": FRAGMENTS, "tau": 2, "quorum": "all", "codec": codec, "downlink": codec},
-        "pools": [{"name": "t", "learners": LEARNERS, "batch_size": 1}],
+        "pools": [{"name": "t", "learners": LEARNERS, "batch_size": 1, "slowdown": 8.0}],
         "budget": {"syncer_steps": rounds * FRAGMENTS},
         "eval": {"every": 0, "sequences": 2},
         "run": {"metrics": False},
@@ -77,7 +78,7 @@ def pickled(*things: Any) -> int:
 
 
 def measure(codec: str, events: Sequence[Event]) -> dict[str, Any]:
-    """Bytes per learner step."""
+    """Bytes per learner step in which a fragment is due."""
     facts = [event.fact for event in events]
     sizes = next(fact.sizes for fact in facts if isinstance(fact, SyncerStarted))
     steps = [event for event in events if isinstance(event.fact, StepFinished)]
@@ -95,13 +96,14 @@ def measure(codec: str, events: Sequence[Event]) -> dict[str, Any]:
     request, notice = ReadRequest(1, 1000, 3, 1, 1000, 2.0, 0.5), Notice(1, 1000, 3, 1000, DIGEST, 0.5)
     fetched = pickled((1000, DIGEST, None, 0))
     headers_down = parts * pickled(request) + len(commits) * LEARNERS * pickled(notice) + len(adopted) * fetched
-    moved = [up / len(steps), sum(fact.bytes for fact in adopted) / len(steps)]
+    moved = [up / parts, sum(fact.bytes for fact in adopted) / len(adopted)]
     headers = [headers_up / len(steps), headers_down / len(steps)]
     parallel = GRADIENT_BYTES * sum(sizes)
     return {
         "codec": codec,
         "parameters": sum(sizes),
         "learner_steps": len(steps),
+        "synced": round(parts / len(steps), 3),
         "up": round(moved[0]),
         "down": round(moved[1]),
         "headers_up": round(headers[0]),
