@@ -236,6 +236,7 @@ class SimContext:
     trace: Any = None
     recording: bool = True  # facts are kept
     fetchers: int = 2  # fetches at a time of one learner
+    fetches_newest: bool = False  # of a fragment's versions that wait, as learners/fetcher.py does
     in_flight_max: int = 1  # steps of one learner
     facts: dict[Key, list[Fact]] = field(default_factory=dict)  # all that were said, by writer and incarnation
     said_at: dict[Key, list[float]] = field(default_factory=dict)  # virtual seconds, of each epoch's own facts

@@ -216,8 +216,11 @@ class LearnerProcess(LearnerLoop):
     # -------------------------------------------------------------- versions
 
     def _fetch(self, effect: events_effects.Fetch) -> None:
-        """Of versions that wait for the same fragment only the newest is fetched, as learners/fetcher.py does."""
+        """Fetch each version by itself, so that they overtake each other, or only the newest that waits."""
         fragment = effect.fragment
+        if not self._context.fetches_newest:
+            self._submit(partial(self._ask_version, fragment, effect.version))
+            return
         idle = fragment not in self._wanted
         self._wanted[fragment] = max(effect.version, self._wanted.get(fragment, -1))
         if idle:
@@ -228,10 +231,10 @@ class LearnerProcess(LearnerLoop):
 
     def _done_fetching(self, fragment: int, version: int) -> None:
         """Fetch what was asked for meanwhile, unless this is it."""
-        if self._wanted[fragment] > version:
+        if self._wanted.get(fragment, version) > version:
             self._fetches.append(partial(self._fetch_wanted, fragment))
         else:
-            del self._wanted[fragment]
+            self._wanted.pop(fragment, None)
         self._release()
 
     def _submit(self, job: Callable[[], None]) -> None:

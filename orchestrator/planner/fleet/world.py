@@ -66,6 +66,7 @@ class World:
             faults=faults,
             observer=CommitCounter(self.time, self.commits),
             recording=fleet.recorded,
+            fetches_newest=True,
             fetchers=len(fleet.fragments),  # links are what limits them
         )
         self.supervisor = Supervisor(self.context, self._first, self._begin_epoch)
