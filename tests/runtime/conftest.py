@@ -84,19 +84,20 @@ def ray_cluster(tmp_path_factory: pytest.TempPathFactory, corpus: str) -> Any:
 
 @pytest.fixture(scope="session")
 def run(ray_cluster: None, tmp_path_factory: pytest.TempPathFactory, corpus: str) -> Callable[..., Result]:
-    """Run a recipe to its end. `on_status` may interfere on the way; if it fails, the run is stopped and waited for."""
+    """Run a recipe to its end. `cores`: of the one node, which then has every region. `on_status` may interfere on the way; if it fails, the run is stopped and waited for."""
 
     def run_recipe(
         name: str,
         on_status: Callable[[Mapping[str, Any]], None] = lambda status: None,
         folder: Path | None = None,
+        cores: int = 0,
         **sections: Any,
     ) -> Result:
         store = RunStore(folder or tmp_path_factory.mktemp("runs") / name)
         store.create()
         wanted = recipe(name, corpus, **sections)
         store.write_text(RECIPE_FILE, dump(wanted))
-        place, failed = RunPlacement(namespace(name), cores=0), []
+        place, failed = RunPlacement(namespace(name), cores), []
 
         def guarded(status: Mapping[str, Any]) -> None:
             try:

@@ -94,7 +94,7 @@ def test_a_version_leaves_the_syncer_once_for_a_region_though_the_learner_that_f
         script(status)
 
     pools = [{"name": "t", "learners": 3, "batch_size": 2, "slowdown": 20.0, "region": "eu"}]
-    result = run(name, look, folder, pools=pools, sync={"quorum": 1}, budget=FOREVER, chaos=BY_HAND)
+    result = run(name, look, folder, cores=2, pools=pools, sync={"quorum": 1}, budget=FOREVER, chaos=BY_HAND)
     assert_kept(result, "stopped")
     sent = max(status["syncer"]["sent_bytes"].get("eu", 0) for status in statuses)
     assert 0 < sent < 0.6 * result.summary["wire_bytes"]["down"]
