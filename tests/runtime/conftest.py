@@ -84,7 +84,10 @@ def ray_cluster(tmp_path_factory: pytest.TempPathFactory, corpus: str) -> Any:
 
 @pytest.fixture(scope="session")
 def run(ray_cluster: None, tmp_path_factory: pytest.TempPathFactory, corpus: str) -> Callable[..., Result]:
-    """Run a recipe to its end. `cores`: of the one node, which then has every region. `on_status` may interfere on the way; if it fails, the run is stopped and waited for."""
+    """Run a recipe to its end. `on_status` may interfere on the way; if it fails, the run is stopped and waited for.
+
+    `cores`: of the one node, which then has every region.
+    """
 
     def run_recipe(
         name: str,
