@@ -5,9 +5,9 @@
 Two learners on this machine, the format used both ways, P = H = 24: one fragment is due a step. Payloads are those in
 the run's log, up for each merged contribution, down for each adoption but the first ones; headers are the messages
 beside them for each learner step as Ray pickles them, without what Ray and TCP add. `synced`: merged contributions for
-each learner step; learners that outrun the merges move less than what is printed. Data-parallel training moves a gradient in bf16 each way in every step: 2 bytes x parameters x 2. Below it, what
-`plan` says of 8 learners in 8 datacentres with steps of a second, in Gbit/s of each learner each way; the paper has
-0.84 with int4, of a model that it calls 5B.
+each learner step; learners that outrun the merges move less than is printed. Data-parallel training moves a gradient in
+bf16 each way in every step: 2 bytes x parameters x 2. Below it, what `plan` says of 8 learners in 8 datacentres with
+steps of a second, in Gbit/s of each learner each way; the paper has 0.84 with int4, of a model that it calls 5B.
 """
 
 from __future__ import annotations
