@@ -271,6 +271,7 @@ class History:
             step[late],
             none[late] + 1,
             none[late] + NONE,
+            none[late],
         )
         taking = np.flatnonzero(read > 0)
         order = taking[np.argsort(n[taking], kind="stable")]

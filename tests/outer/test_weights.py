@@ -64,10 +64,18 @@ def test_what_cannot_be_used_is_refused_with_the_reason(name: str, words: str) -
     [("paper", [0.2, 0.8]), ("tokens", [1 / 3, 2 / 3]), ("equal", [0.5, 0.5]), (f"{HERE}:root", [0.414, 0.586])],
 )
 def test_a_merge_weighs_by_the_rule(name: str, shares: list[float]) -> None:
-    assert weigh(contributions((100, 4), (200, 4)), named(name)) == pytest.approx(shares, abs=1e-3)
+    assert weigh(contributions((100, 4), (200, 4)), (0, 0), 24, named(name)) == pytest.approx(shares, abs=1e-3)
+
+
+@pytest.mark.parametrize("name", WEIGHTS)
+def test_late_work_weighs_less_and_counts_for_at_most_a_round(name: str) -> None:
+    late = {"paper": 24 * 25.0**2, "tokens": 24 * 25.0, "equal": 1.0}[name] / 3
+    now = {"paper": 4 * 25.0**2, "tokens": 4 * 25.0, "equal": 1.0}[name]
+    given = weigh(contributions((100, 4), (2500, 100)), (0, 2), 24, named(name))
+    assert given == pytest.approx([now / (now + late), late / (now + late)])
 
 
 @pytest.mark.parametrize("bad", [0.0, -1.0, float("nan"), float("inf")])
 def test_a_weight_that_is_no_share_stops_the_merge(bad: float) -> None:
     with pytest.raises(ValueError, match=r"sync\.weights gives .* finite number above 0"):
-        weigh(contributions((100, 4), (200, 4)), lambda progress: bad)
+        weigh(contributions((100, 4), (200, 4)), (0, 0), 24, lambda progress: bad)

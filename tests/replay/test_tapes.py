@@ -11,7 +11,6 @@ from typing import Any, get_args
 
 import pytest
 import tomli_w
-from numpy.typing import NDArray
 from typer.testing import CliRunner
 
 import outer.protocol.open_step
@@ -81,9 +80,11 @@ def test_real_training_merges_what_was_simulated_and_twice_to_the_same_bits(monk
     merged: list[tuple[int, int, list[float]]] = []
     propose = GlobalParameters.propose
 
-    def noted(self: GlobalParameters, fragment: int, payloads: list[NDArray[Any]], weights: list[float]) -> Proposal:
+    def noted(
+        self: GlobalParameters, fragment: int, payloads: list[Any], weights: list[float], version: int
+    ) -> Proposal:
         merged.append((fragment, len(payloads), weights))
-        return propose(self, fragment, payloads, weights)
+        return propose(self, fragment, payloads, weights, version)
 
     monkeypatch.setattr(GlobalParameters, "propose", noted)
     first, second = played(made, events), played(made, events)
@@ -209,7 +210,7 @@ def test_the_command_says_what_it_made_and_never_writes_over_a_run(toml: Path, t
 def test_a_machine_that_breaks_a_promise_makes_no_tape(
     toml: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr(outer.protocol.open_step, "weigh", lambda each, _: tuple(1.0 / len(each) for _ in each))
+    monkeypatch.setattr(outer.protocol.open_step, "weigh", lambda each, *_: tuple(1.0 / len(each) for _ in each))
     done = invoke(toml, tmp_path / "run", "--json")
     assert done.exit_code == 5 and "oracle.weights" in json.loads(done.stdout)["error"]["message"]
     assert [path.name for path in tmp_path.iterdir()] == ["recipe.toml"]

@@ -25,6 +25,7 @@ from outer.actor import SyncerActor
 from outer.journal.object_store import Folder
 from outer.protocol.events_effects import Effect, Event
 from outer.protocol.facts import LearnerFenced
+from outer.relays import Relays
 from tests.golden.bench import Bench
 
 T = TypeVar("T")
@@ -37,7 +38,7 @@ class Outer(SyncerActor):
 
     def __init__(self, bench: Bench) -> None:
         self._bench, self._machine, self._peers = bench, bench.syncer, {}
-        self._log = SimpleNamespace(take=lambda *told: True)
+        self._log, self._relays = SimpleNamespace(take=lambda *told: True), Relays("")
 
     def _drive(self, event: Event) -> list[Effect]:
         return self._bench.do(event)
