@@ -34,7 +34,7 @@ def test_in_json_it_says_what_scripts_need() -> None:
 
 
 def test_a_violation_is_exit_code_5_with_the_command_that_shows_it(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(outer.protocol.open_step, "weigh", lambda each, _: tuple(1.0 / len(each) for _ in each))
+    monkeypatch.setattr(outer.protocol.open_step, "weigh", lambda each, *_: tuple(1.0 / len(each) for _ in each))
     reproducer = "diloco chaos sim --seed 1 --profile calm --trace"
     done = invoke("--seed", "1", "--profile", "calm")
     assert done.exit_code == 5

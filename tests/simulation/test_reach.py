@@ -24,7 +24,7 @@ def test_every_machine_and_every_leaf_is_a_file_that_is_there() -> None:
 
 def test_a_row_names_the_functions_with_lines_or_branches_missing_and_the_reason() -> None:
     missing = told(("StagedReads.stage", [83], []), ("Spans.take", [], [[5, 7]]), ("Spans.use", [], []))
-    assert reach.table(missing, range(1, 4)).splitlines()[-1] == (
+    assert reach.table(missing).splitlines()[-1] == (
         "|outer/protocol/sample_spans.py|20|4|87.5|"
         f"`StagedReads.stage`: {reach.REASONS['StagedReads.stage']}; `Spans.take`: not at these seeds|"
     )

@@ -341,4 +341,4 @@ def window_off_by_one(plant: Plant) -> None:
 @mutant
 def late_work_at_full_weight(plant: Plant) -> None:
     """Late work weighs less, by its age."""
-    plant.around(open_step, "weigh", lambda weigh: lambda each, ages, rounds: weigh(each, [0] * len(ages), rounds))
+    plant.around(open_step, "weigh", lambda weigh: lambda each, ages, *how: weigh(each, [0] * len(ages), *how))
