@@ -49,7 +49,7 @@ LATE_S = 120.0  # for which a call waits while the link is down
 FLUSH_S = 20.0  # for a loop's last facts to become durable; what is left is lost with the process
 PAUSE_S = 0.2  # between two attempts to send facts
 ATTACH_ATTEMPTS_MAX = 5
-RELAY_S = 1.0  # for which a learner waits for a version that another one asks it for; then that one asks again
+RELAY_S = 2.0  # for another learner to say whether it has a version
 RELAYS_MAX = 3  # learners that are asked for one version, before the syncer is asked again after a while
 
 GROUPS = {
@@ -216,18 +216,20 @@ class RayLink:
         return None
 
     def _from_relay(self, named: Elsewhere, fragment: int, version: int, deadline_s: float) -> Version | None:
-        """A version from another learner, once that has it; None if it dies, is silent, or has not got it in time."""
-        deadline = time.monotonic() + deadline_s
-        while time.monotonic() < deadline:
-            ask = partial(named.handle.received.remote, fragment, version, RELAY_S)
-            try:
-                given: Version | None = self._call(ask, 2 * RELAY_S)
-            except ray.exceptions.RayError:
-                return None
-            if given is not None:
-                sound = codecs.digest(given.theta) == given.digest
-                return given._replace(snapshot=max(given.snapshot, named.snapshot)) if sound else None
-        return None
+        """A version from another learner, once that has it; None if it dies, is silent, or does not get it."""
+        deadline, asked = time.monotonic() + deadline_s, (fragment, version)
+        try:
+            while not (there := self._call(partial(named.handle.holds.remote, *asked), RELAY_S)):
+                if there is None or time.monotonic() >= deadline:
+                    return None
+                time.sleep(PAUSE_S)
+            left_s = max(RELAY_S, deadline - time.monotonic())
+            given: Version | None = self._call(partial(named.handle.received.remote, fragment), left_s)
+        except ray.exceptions.RayError:
+            return None
+        if given is None or given.version < version or codecs.digest(given.theta) != given.digest:
+            return None
+        return given._replace(snapshot=max(given.snapshot, named.snapshot))
 
 
 def granted_gpus() -> list[str] | None:
@@ -312,10 +314,16 @@ class LearnerActor:
     # -------------------------------------------------------------- called by learners of its region
 
     @ray.method(concurrency_group="relay", enable_task_events=False)
-    def received(self, fragment: int, version: int, wait_s: float) -> Version | None:
-        """This version or a newer one, as soon as it is here; None after `wait_s` seconds."""
+    def holds(self, fragment: int, version: int) -> bool | None:
+        """See Fetcher.holds."""
         with self._link.up(LATE_S):
-            return self._shell.received(fragment, version, wait_s)
+            return self._shell.fetcher.holds(fragment, version)
+
+    @ray.method(concurrency_group="relay", enable_task_events=False)
+    def received(self, fragment: int) -> Version | None:
+        """The newest version that is here."""
+        with self._link.up(LATE_S):
+            return self._shell.fetcher.received.newest(fragment)
 
     # -------------------------------------------------------------- called by a joiner
 

@@ -66,6 +66,7 @@ class Link(Protocol):
         """(version, digest, value, snapshot) of a fragment, if the syncer has that version.
 
         The value is float32[n], or the successive deltas that lead to it from the version `held`; NOTHING: none is.
+        From another learner it is a Version.
         """
         ...
 
@@ -173,6 +174,14 @@ class Fetcher:
                 return None
             return wanted
 
+    def holds(self, fragment: int, version: int) -> bool | None:
+        """Whether this version or a newer one is here. None: it is not, nor is any of the fragment on its way."""
+        newest = self.received.newest(fragment)
+        if newest is not None and newest.version >= version:
+            return True
+        with self._lock:
+            return False if fragment in self._busy else None
+
     def _bytes(self, fragment: int) -> int:
         return 0 if self.fragment_io is None else self.fragment_io.bytes_of(fragment)
 
@@ -196,7 +205,8 @@ class Fetcher:
                 newest, digest, payload, snapshot = answer
                 whole = not isinstance(payload, list)
                 came = payload.nbytes if whole else sum(each.nbytes for each in payload)
-                self._rate.note(came, time.monotonic() - began)
+                if not isinstance(answer, Version):  # else it came from a learner nearby
+                    self._rate.note(came, time.monotonic() - began)
                 moved += came
                 if not whole:
                     assert before is not None
@@ -209,6 +219,7 @@ class Fetcher:
                 if whole:
                     return events_effects.FetchFailed(fragment, version, "bad_digest")
                 damaged = True  # a delta, or what it is added to: the whole value next
+        self._rate.lapse()
         return events_effects.FetchFailed(fragment, version, "fetch_failed")
 
     def _extended(self, fragment: int, before: Any, deltas: list[Any]) -> Any:

@@ -261,8 +261,9 @@ class FragmentIO:
         grown_from = self._adopted.pop(index, None)
         if self._config.decay and effect.read_at is not None:
             with self._lock:
-                left_out = self._left_out[index, effect.read_at]
-            self._residuals[index] = np.float32(self._config.decay) * left_out
+                left_out = self._left_out.get((index, effect.read_at))
+            if left_out is not None:  # else a checkpoint without error feedback was resumed with it
+                self._residuals[index] = np.float32(self._config.decay) * left_out
         if effect.mode in ("bootstrap", "overwrite"):
             self._trainer.adopt(index, placed, "overwrite")
         else:

@@ -28,7 +28,6 @@ from learners.protocol import events_effects
 from learners.protocol.fact_buffer import FactBuffer
 from learners.protocol.facts import LoopFailed
 from learners.protocol.learner import Learner
-from learners.received import Version
 from learners.report_sender import ReportSender
 from learners.snapshot_slot import Captured
 from learners.spec import LearnerSpec
@@ -83,7 +82,7 @@ class LearnerShell:
         self._changed = threading.Event()
         self._answers: dict[tuple[int, int, int], Future[Contribution]] = {}  # by epoch, syncer step and attempt
         self._donations: dict[tuple[str, int], Future[Donation | str]] = {}  # by joiner
-        self._fetcher = Fetcher(link, self._drive, spec.sync.transfer_s, spec.store, spec.saved)
+        self.fetcher = Fetcher(link, self._drive, spec.sync.transfer_s, spec.store, spec.saved)
         self._writer = None
         if spec.store is not None:
             self._writer = CheckpointWriter(spec.name, spec.incarnation, spec.store, lambda: self._facts.recorded)
@@ -123,6 +122,7 @@ class LearnerShell:
         """Attach to a new epoch of the syncer. Returns why that refuses this learner; empty when it does not."""
         if self._machine is None:
             return ""
+        self.fetcher.received.clear()
         try:
             self._drive(events_effects.Reattach())
         except Refused as refusal:
@@ -198,10 +198,6 @@ class LearnerShell:
         with self._lock:
             return self._machine is not None and self._machine.may_save(snapshot)
 
-    def received(self, fragment: int, version: int, deadline_s: float) -> Version | None:
-        """See Received.get."""
-        return self._fetcher.received.get(fragment, version, deadline_s)
-
     @property
     def held_versions(self) -> list[int]:
         """The version of each fragment that the syncer sent last; 0 where it sent none."""
@@ -273,8 +269,8 @@ class LearnerShell:
             model_parallel=spec.model_parallel,
             warm_start=spec.warm_start,
         )
-        self._fragment_io = self._fetcher.fragment_io = FragmentIO(self._trainer, spec.sync, len(fragments), spec.seed)
-        self._fetcher.chain = Chain.of(spec.sync.downlink, fragments)
+        self._fragment_io = self.fetcher.fragment_io = FragmentIO(self._trainer, spec.sync, len(fragments), spec.seed)
+        self.fetcher.chain = Chain.of(spec.sync.downlink, fragments)
         self._facts.add(device_taken(spec.devices, warnings))
         self._drive(events_effects.Enter(COMPILING))
         self._trainer.warm_up(spec.batch_size)
@@ -339,9 +335,9 @@ class LearnerShell:
                     if answer is not None and not answer.done():
                         answer.set_result(contribution)
                 case events_effects.Fetch():
-                    self._fetcher.fetch(effect)
+                    self.fetcher.fetch(effect)
                 case events_effects.Recover():
-                    self._fetcher.recover(effect)
+                    self.fetcher.recover(effect)
                 case events_effects.Save():
                     assert self._fragment_io is not None
                     if self._writer is not None:

@@ -260,6 +260,8 @@ class SyncerActor:
         if found is None:
             return None
         relay = self._relays.source(learner, fragment, version, found.version, failed)
+        if relay and relay not in self._peers:
+            relay = self._relays.source(learner, fragment, version, found.version, relay)
         if (peer := self._peers.get(relay)) is not None:
             return Elsewhere(relay, peer.handle, self._machine.marker)
         self._sent[self._relays.region(learner)] += found.bytes

@@ -149,7 +149,7 @@ class Adoption:
         for fragment in sorted(self._pending):
             version, payload = self._pending[fragment]
             base = self._bases[fragment].version
-            if base is not None and not self._is_time(fragment, version, at):
+            if base is not None and version > base and not self._is_time(fragment, version, at):
                 continue
             del self._pending[fragment]
             if base is None or version > base:

@@ -40,8 +40,17 @@ def left_out(task: Task) -> dict[str, str]:
 
 
 def deal(task: Task, sync: SyncConfig) -> tuple[Fragment, ...]:
-    """Deal the merged and mean tensors of a task into P fragments. Raises ValueError if P exceeds their number."""
+    """Deal the merged and mean tensors of a task into P fragments.
+
+    Raises ValueError if P exceeds their number, or if mean tensors would arrive otherwise than the learners have them.
+    """
     tensors = tuple(tensor for tensor in tensors_of(task) if tensor.sent)
+    exact = sync.codec in ("fp32", "fp32_delta", "bf16") and not (sync.decay or sync.base_window)
+    if not exact and (statistic := next((each.name for each in tensors if each.kind == "mean"), None)):
+        raise ValueError(
+            f"{statistic} is of the kind mean, and a variance could become negative: set sync.codec to fp32 or bf16, "
+            "and leave out sync.error_feedback and sync.base_window"
+        )
     count = sync.fragments or default_count(len(tensors), sync.round_steps)
     if count > len(tensors):
         raise ValueError(

@@ -286,7 +286,7 @@ def _builds(recipe: Recipe) -> Iterator[Problem]:
         yield from error.problems
 
 
-@_reads("task", "model", "data", "seed", "sync.P", "sync.H")
+@_reads("task", "model", "data", "seed", "sync")
 def _deals(recipe: Recipe) -> Iterator[Problem]:
     try:
         task = build_task(recipe)

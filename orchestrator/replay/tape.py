@@ -16,6 +16,7 @@ from orchestrator.eventlog.events import Event
 from orchestrator.eventlog.facts import RunFinished, RunStarted
 from orchestrator.replay.incarnation import OLDER, IncarnationReader, IncarnationTape, Key, Need, Read, TapeError, named
 from outer.protocol.facts import Committed, Participant, SyncerStarted
+from outer.weights import WEIGHTS, Progress
 
 TOLERANCE = 1e-9  # of a weight; what is less shows in the digests
 
@@ -147,23 +148,21 @@ def _commits(said: Mapping[Key, Iterable[object]], rules: SyncerStarted) -> list
 
 
 def _check_weights(commit: Committed, rules: SyncerStarted) -> None:
-    """Paper, section 3: a contribution weighs tokens^2 / steps, normalised over the commit.
+    """By the rule that the epoch names, normalised over the commit; a user's own is not computed again.
 
-    Of one on an older base at most H steps count, divided by 1 + age.
+    Of a contribution on an older base at most H steps count, with their tokens.
     """
     where = f"syncer step {commit.syncer_step}"
     if not commit.participants or any(one.steps < 1 or one.tokens < 1 for one in commit.participants):
         raise TapeError(f"{where}: a contribution without steps or tokens, or none at all")
     if any(not 0 <= one.age <= rules.base_window for one in commit.participants):
         raise TapeError(f"{where}: a contribution has a base further behind than base_window = {rules.base_window}")
-    raw = [
-        one.tokens
-        * one.tokens
-        / one.steps
-        * (min(1.0, rules.round_steps / one.steps) if one.age else 1.0)
-        / (1 + one.age)
-        for one in commit.participants
-    ]
+    raw = [one.weight for one in commit.participants]
+    if rules.weights in WEIGHTS:
+        raw = []
+        for one in commit.participants:
+            share = min(1.0, rules.round_steps / one.steps) if one.age else 1
+            raw.append(WEIGHTS[rules.weights](Progress(share * one.tokens, share * one.steps, one.age)))
     for one, due in zip(commit.participants, raw, strict=True):
         if not abs(one.weight - due / math.fsum(raw)) <= TOLERANCE:
             raise TapeError(

@@ -5,12 +5,22 @@
 
 from __future__ import annotations
 
+import os
+from hashlib import sha256
+from pathlib import Path
 from typing import Any
 
 import numba
 from numba import types
 from numba.extending import intrinsic
 from numpy.typing import NDArray
+
+# The compiler's cache looks at one file alone, and one file's functions are compiled into another's: a folder for each
+# state of them all.
+if "NUMBA_CACHE_DIR" not in os.environ:
+    _HERE = Path(__file__).parent
+    _SOURCES = b"".join(file.read_bytes() for file in sorted(_HERE.glob("*.py")))
+    numba.config.CACHE_DIR = str(_HERE / "__pycache__" / sha256(_SOURCES).hexdigest()[:16])  # type: ignore[attr-defined]
 
 
 def _compiled(**more: Any) -> Any:

@@ -76,7 +76,7 @@ class GlobalParameters:
         self.thetas = [_frozen(np.array(array, dtype=np.float32)) for array in initial]
         self.exact = list(self.thetas)
         self._chain, self._recent = chain, [Recent(theta.nbytes) for theta in self.thetas]
-        self.states = [self._fresh_state(index) for index in range(len(self.fragments))]
+        self.states = [self._fresh_state(index, theta) for index, theta in enumerate(self.thetas)]
         self.versions = [0] * len(self.fragments)
 
     def propose(
@@ -162,10 +162,10 @@ class GlobalParameters:
 
     def restore_theta(self, fragment: int, version: int, theta: NDArray[np.float32]) -> None:
         """Restore a fragment's published parameters alone; its outer optimizer state starts fresh, from these."""
-        self.restore(fragment, version, [theta, *jax.tree.leaves(self._fresh_state(fragment))])
+        self.restore(fragment, version, [theta, *jax.tree.leaves(self._fresh_state(fragment, theta))])
 
-    def _fresh_state(self, fragment: int) -> Any:
-        theta, mean = self.thetas[fragment], self._layouts[fragment].mean
+    def _fresh_state(self, fragment: int, theta: NDArray[np.float32]) -> Any:
+        mean = self._layouts[fragment].mean
         return self._optimizer.init(np.delete(theta, np.r_[tuple(mean)]) if mean else theta)
 
     def restore(self, fragment: int, version: int, arrays: Sequence[NDArray[Any]]) -> None:

@@ -85,6 +85,10 @@ class LinkRate:
             sample = seconds / size
             self.byte_s = max(sample, self.byte_s + SMOOTHING * (sample - self.byte_s)) if self.byte_s else sample
 
+    def lapse(self) -> None:
+        """A deadline has passed: what is known of the link may be out of date."""
+        self.byte_s = 0.0
+
     def deadline_s(self, floor_s: float, size: int) -> float:
         """For a transfer of `size` bytes, in seconds: twice what it should take, and no more than `longest_s`."""
         longest = longest_s(floor_s, size)

@@ -310,6 +310,7 @@ class Members:
         member = self._members[name]
         assert member.report is not None, "only learners that have reported are read"
         member.missed = member.report.sequence
+        member.link.lapse()
 
     def note_merged(self, commit: Committed) -> None:
         """Remember for each participant which of its steps the new version contains."""

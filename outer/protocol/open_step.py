@@ -285,10 +285,10 @@ def weigh(
     for contribution, behind in zip(contributions, ages, strict=True):
         counters = contribution.counters
         share = min(1.0, round_steps / counters.steps) if behind else 1
-        raw.append(weight(Progress(share * counters.tokens, share * counters.steps, behind)))
-    if not all(0.0 < each < math.inf for each in raw):
-        raise ValueError(f"sync.weights gives {raw}: a weight is a finite number above 0")
+        raw.append(float(weight(Progress(share * counters.tokens, share * counters.steps, behind))))
     total = sum(raw)
+    if not (all(each > 0.0 for each in raw) and total < math.inf):
+        raise ValueError(f"sync.weights gives {raw}: a weight is a finite number above 0")
     return tuple(each / total for each in raw)
 
 

@@ -188,3 +188,15 @@ def test_a_donors_state_is_used_only_once_its_facts_are_durable(answers: bool | 
     joiner.recover(Recover(SeekDonor("a", 1, 1, ()), 10.0))
     until(lambda: results, "the outcome")
     assert results == [event] and link.recorded == [("b", 3, FACTS, 4)]
+
+
+def test_another_learner_is_told_what_is_here_what_comes_and_what_does_not() -> None:
+    link, results = GatedLink(), list[Any]()
+    fetching = fetcher(link, results)
+    assert fetching.holds(0, 5) is None
+    fetching.fetch(Fetch(0, 5, ""))
+    assert fetching.holds(0, 5) is False
+    link.gate.set()
+    until(lambda: results, "the version")
+    assert fetching.holds(0, 5) is True
+    until(lambda: fetching.holds(0, 6) is None, "nothing is on its way any more")

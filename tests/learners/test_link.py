@@ -185,10 +185,12 @@ def version(number: int, snapshot: int = 0) -> Version:
     return Version(number, codecs.digest(theta), theta, snapshot)
 
 
-def relay(name: str, give: Callable[[], Any], snapshot: int = 0) -> Elsewhere:
-    """A learner whose answer is what `give` returns."""
-    call = SimpleNamespace(remote=lambda fragment, wanted, wait_s: Call(give()))
-    return Elsewhere(name, SimpleNamespace(received=call), snapshot)
+def relay(name: str, holds: Callable[[], Any], give: Any = None, snapshot: int = 0) -> Elsewhere:
+    """A learner that says what `holds` returns, and gives a version."""
+    there = SimpleNamespace(remote=lambda fragment, wanted: Call(holds()))
+    return Elsewhere(
+        name, SimpleNamespace(holds=there, received=SimpleNamespace(remote=lambda _: Call(give))), snapshot
+    )
 
 
 def fetched(syncer: FakeSyncer, *answers: Any) -> tuple[Any, list[str]]:
@@ -205,17 +207,22 @@ def fetched(syncer: FakeSyncer, *answers: Any) -> tuple[Any, list[str]]:
 
 
 def test_a_version_comes_from_the_named_learner_once_that_has_it(syncer: FakeSyncer) -> None:
-    waits = deque([None, None, version(6, snapshot=1)])
-    given, failed = fetched(syncer, relay("b", waits.popleft, snapshot=2))
+    coming = deque([False, False, True])
+    given, failed = fetched(syncer, relay("b", coming.popleft, version(6, snapshot=1), snapshot=2))
     assert (given.version, given.snapshot, failed) == (6, 2, [""]), "with the newest snapshot that either knew"
 
 
+@pytest.mark.parametrize("holds", [ray.exceptions.RayActorError(), ray.exceptions.GetTimeoutError("frozen"), None])
+def test_where_the_named_learner_has_nothing_to_give_the_syncer_is_asked_again(syncer: FakeSyncer, holds: Any) -> None:
+    given, failed = fetched(syncer, relay("b", lambda: holds), version(5))
+    assert (given.version, failed) == (5, ["", "b"])
+
+
 @pytest.mark.parametrize(
-    "answer",
-    [ray.exceptions.RayActorError(), ray.exceptions.GetTimeoutError("frozen"), version(5)._replace(digest="flipped")],
+    "gives", [version(5)._replace(digest="flipped"), version(4), None, ray.exceptions.RayActorError()]
 )
-def test_where_the_named_learner_fails_the_syncer_is_asked_again(syncer: FakeSyncer, answer: Any) -> None:
-    given, failed = fetched(syncer, relay("b", lambda: answer), version(5))
+def test_where_the_named_learner_gives_something_else_the_syncer_is_asked_again(syncer: FakeSyncer, gives: Any) -> None:
+    given, failed = fetched(syncer, relay("b", lambda: True, gives), version(5))
     assert (given.version, failed) == (5, ["", "b"])
 
 
@@ -224,15 +231,11 @@ def test_a_chain_of_learners_that_fail_ends_as_a_failed_fetch(syncer: FakeSyncer
     assert fetched(syncer, *dead) == (None, ["", "b", "c"])
 
 
-def test_who_waits_for_a_version_gets_it_as_soon_as_it_comes_and_never_an_older_one() -> None:
+def test_the_newest_version_is_kept_until_another_epoch_serves() -> None:
     received = Received()
-    received.put(0, version(4))
-    waiting = threading.Thread(target=lambda: found.append(received.get(0, 5, DEADLINE_S)))
-    found = list[Any]()
-    waiting.start()
-    received.put(0, version(5))
-    waiting.join(DEADLINE_S)
-    received.put(0, version(3))
-    assert [each.version for each in found] == [5]
-    assert received.get(0, 6, 0.01) is None
-    assert received.get(0, 1, 0.01) == found[0]
+    for number in (4, 5, 3):
+        received.put(0, version(number))
+    held = received.newest(0)
+    assert held is not None and held.version == 5 and received.newest(1) is None
+    received.clear()
+    assert received.newest(0) is None
