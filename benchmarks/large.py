@@ -181,7 +181,7 @@ def main() -> None:
     arguments.add_argument("--codec", default="bf16")
     arguments.add_argument("--downlink", default="fp32")
     arguments.add_argument(
-        "--slowdown", type=float, default=1.5, help="a step sleeps until it lasted so many times as long"
+        "--slowdown", type=float, default=3.0, help="a step sleeps until it lasted so many times as long"
     )
     arguments.add_argument("--run-dir", type=Path, default=Path("runs/large"))
     arguments.add_argument("--json", action="store_true")
