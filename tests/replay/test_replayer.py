@@ -82,7 +82,7 @@ def test_leaves_in_bfloat16_and_microbatches_are_computed_again_to_the_bit(
     assert replayer.tally.equal["contribution"] > 40
 
 
-@pytest.mark.parametrize("way", [*WAYS[1:3], WAYS[-1]], ids=str)
+@pytest.mark.parametrize("way", WAYS[1:4], ids=str)
 def test_leaves_of_every_kind_are_computed_again_to_the_bit(
     way: dict[str, Any], monkeypatch: pytest.MonkeyPatch
 ) -> None:

@@ -109,6 +109,15 @@ def test_only_merged_and_mean_leaves_are_sent() -> None:
     }  # fmt: skip
 
 
+@pytest.mark.parametrize(
+    "sync", [{"codec": "int8"}, {"codec": "topk"}, {"base_window": 1}, {"codec": "bf16", "error_feedback": 0.5}]
+)
+def test_what_could_make_a_statistic_negative_is_refused_with_the_fix(sync: dict[str, Any]) -> None:
+    with pytest.raises(ValueError, match=r"norm/shift is of the kind mean.*set sync\.codec to fp32 or bf16"):
+        deal(Normed(), SyncConfig(P=1, H=4, **sync))
+    assert deal(Normed(), SyncConfig(P=1, H=4, codec="bf16", downlink="fp4"))
+
+
 def test_the_inner_optimizer_has_moments_of_merged_leaves_alone() -> None:
     trainer = Trainer(Normed(), deal(Normed(), SyncConfig(P=1)), InnerConfig(), 0)
     shapes = [leaf.shape for leaf in jax.tree.leaves(trainer.opt_state)]
