@@ -150,7 +150,8 @@ def measure(options: argparse.Namespace) -> dict[str, Any]:
     with Peaks() as peaks:
         summary = launch.run_embedded(made, store, None, lambda status: None)
     planned = memory.of_run(made, shapes_of(made), ["large"])
-    stored = options.learners * planned["learner-large"].store_bytes + planned["syncer"].store_bytes
+    at_the_end = max(planned[service].store_bytes for service in ("orchestrator", "evaluator"))
+    stored = options.learners * planned["learner-large"].store_bytes + planned["syncer"].store_bytes + at_the_end
     commits = [event.fact for event in read_run(store.root) if isinstance(event.fact, Committed)]
     return {
         "parameters": int(options.parameters),

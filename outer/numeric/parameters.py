@@ -63,7 +63,9 @@ class GlobalParameters:
         threads: int = 1,
         chain: Chain | None = None,
     ) -> None:
-        """`initial`: float32[n] per fragment. `rules`: by tensor name. `threads`: that merge, with the same bits.
+        """`initial`: float32[n] per fragment, which nobody may change any more. `rules`: by tensor name.
+
+        `threads`: that merge, with the same bits.
         `chain`: how published versions follow each other, if not as they are.
 
         Raises ValueError for an invalid `outer`.
@@ -73,7 +75,7 @@ class GlobalParameters:
         self._optimizer = OuterOptimizer(outer)
         self._codec, self._threads = codec, threads
         self._layouts = [layout(fragment, rules, outer.granularity) for fragment in self.fragments]
-        self.thetas = [_frozen(np.array(array, dtype=np.float32)) for array in initial]
+        self.thetas = [_frozen(np.asarray(array, dtype=np.float32).view()) for array in initial]
         self.exact = list(self.thetas)
         self._chain, self._recent = chain, [Recent(theta.nbytes) for theta in self.thetas]
         self.states = [self._fresh_state(index, theta) for index, theta in enumerate(self.thetas)]
