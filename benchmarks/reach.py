@@ -2,7 +2,7 @@
 
     python benchmarks/reach.py [--seeds 1..60] [--write]
 
-Over these seeds of every profile in PROFILES. `--write` renews the table in docs/simulation.md. The exit code is 1 if
+Over these seeds of every profile in PROFILES. `--write` renews the total in docs/simulation.md. The exit code is 1 if
 less than REACH_MIN percent of lines and branches are reached, or if a promise breaks on the way.
 """
 

@@ -227,7 +227,7 @@ class FragmentIO:
             return payload, wanted - form.decode(payload, len(wanted))
 
     def _seed_of(self, contribution: Contribution) -> int:
-        """64 bits, of this answer alone: whoever encodes it again makes the same payload."""
+        """64 bits, of this answer alone: encoding it again makes the same payload."""
         one = contribution
         words = f"{self._seed} {one.learner} {one.incarnation} {one.fragment} {one.step}"
         return xxhash.xxh3_64_intdigest(words.encode())

@@ -45,7 +45,7 @@ class SyncConfig(Section):
     smoothing: float = Field(0.1, gt=0.0, le=1.0, description="weight of the newest sample in moving averages")
     participants: Literal["eligible", "reported"] = Field(
         "eligible",
-        description="which learners are read: all live ones with a current base, or only those that reported",
+        description="which learners are read: all live ones with a usable base, or only those that reported",
     )
     pacing: Literal["clock", "quorum"] = Field(
         "clock",

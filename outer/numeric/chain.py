@@ -2,8 +2,8 @@
 
 B_v = B_(v-1) + Q(Theta_v - B_(v-1)), and B_0 = Theta_0. What rounding leaves out of one version is in the next
 difference: B stays within one rounding of Theta, however long the chain is. Rounding is seeded by run, fragment and
-version, so whoever computes a version gets the same bits. Elements of tensors of the kind mean are published exactly:
-rounding could make a variance negative.
+version, so every process that computes a version gets the same bits. Elements of tensors of the kind mean are published
+exactly: rounding could make a variance negative.
 """
 
 from __future__ import annotations

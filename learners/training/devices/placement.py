@@ -21,6 +21,7 @@ from outer.protocol.fragments import Fragment
 
 Flat = NDArray[np.float32]
 PINNED = "pinned_host"  # JAX's name for page-locked host memory
+ALIGNMENT = 64  # bytes; of addresses that XLA reads in place
 
 
 @dataclass(frozen=True)
@@ -36,9 +37,6 @@ def gathered(leaves: Sequence[jax.Array], everywhere: Any = None) -> jax.Array:
     `everywhere`: the replicated sharding of a learner with several devices.
     """
     return _program(_flatten, everywhere)(tuple(leaves))  # type: ignore[no-any-return]
-
-
-ALIGNMENT = 64  # bytes
 
 
 def to_host(flat: jax.Array) -> Flat:
