@@ -41,6 +41,7 @@ from outer.protocol.messages import (
     Welcome,
 )
 from outer.relays import Elsewhere
+from outer.shards import AtShard
 
 REPORTS_MAX = 32  # on their way to the syncer; while as many are, none is added
 REPORT_FACTS_MAX = 256  # that one report takes along: the training loop sends it
@@ -207,6 +208,8 @@ class RayLink:
         for _ in range(RELAYS_MAX):
             asked = fragment, version, held, self._name, failed
             answer = self._call(partial(self._syncer.fetch.remote, *asked), deadline_s)
+            if isinstance(answer, AtShard):
+                return self._from_shard(answer, fragment, version, held, deadline_s)
             if not isinstance(answer, Elsewhere):
                 found: tuple[int, str, Any, int] | None = answer
                 return found
@@ -214,6 +217,16 @@ class RayLink:
                 return given
             failed = answer.learner
         return None
+
+    def _from_shard(
+        self, named: AtShard, fragment: int, version: int, held: int, deadline_s: float
+    ) -> tuple[int, str, Any, int] | None:
+        """A version from the shard that has it; None if that dies: then the syncer does, and another follows."""
+        try:
+            found = self._call(partial(named.handle.fetch.remote, fragment, version, held, self._name), deadline_s)
+        except ray.exceptions.RayActorError:
+            return None
+        return None if found is None else (*found, named.snapshot)
 
     def _from_relay(self, named: Elsewhere, fragment: int, version: int, deadline_s: float) -> Version | None:
         """A version from another learner, once that has it; None if it dies, is silent, or does not get it."""

@@ -1,7 +1,7 @@
 """The syncer as a detached Ray actor: a thin shell around the machine, which takes every protocol decision.
 
-One event loop runs the machine. The bytes of fragments are behind outer/bulk.py, and the journal is written in a thread
-beside the loop. Bulk data leaves only as return values, which their caller owns.
+One event loop runs the machine. The bytes of fragments are behind outer/bulk.py, or in shards behind outer/shards.py,
+and the journal is written in a thread beside the loop. Bulk data leaves only as return values, which their caller owns.
 """
 
 from __future__ import annotations
@@ -10,26 +10,24 @@ import asyncio
 import contextlib
 import gc
 import os
-import signal
 import time
 import traceback
-from collections import Counter
-from collections.abc import Callable, Coroutine
+from collections.abc import Awaitable, Callable, Coroutine
 from dataclasses import dataclass
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
-import numpy as np
 import ray
-from numpy.typing import NDArray
 
-from outer import epoch, heap
-from outer.bulk import Bulk
-from outer.epoch import Facts, SyncerSpec
+from outer import epoch, first_values, heap
+from outer.bulk import Bulk, Fetched
+from outer.epoch import Facts
 from outer.first_values import FirstValues
+from outer.journal import values
 from outer.journal.object_store import Objects
 from outer.journal.recovery_sources import RecoverySources
 from outer.journal.segmenter import Segmented
 from outer.journal.writer import JournalWriter
+from outer.kill_points import ANNOUNCED, APPLIED, MERGED, MERGING, RECEIVED, KillPoints
 from outer.log_feed import LogFeed
 from outer.outbox import Outbox
 from outer.protocol import events_effects, messages
@@ -37,10 +35,9 @@ from outer.protocol.fragments import Fragment
 from outer.protocol.leases import longest_s
 from outer.protocol.manifest import code_digest
 from outer.relays import Elsewhere, Relays
+from outer.shards import AtShard, Shards
 from outer.snapshots import Snapshots
-
-if TYPE_CHECKING:
-    from outer.numeric.parameters import Proposal
+from outer.spec import SyncerSpec
 
 OFTEN = ray.method(enable_task_events=False)  # Ray's control store would keep a row of every call
 HELD_S = 10.0  # for a learner to give what it holds of a fragment
@@ -68,6 +65,8 @@ class SyncerActor:
     ) -> None:
         if (code := code_digest()) != spec.code:
             raise RuntimeError(f"this node runs other sources ({code}) than the run was started with ({spec.code})")
+        self._points = KillPoints()  # for chaos
+        self._reach = self._points.reach
         heap.keep_small()
         os.environ["JAX_PLATFORMS"] = "cpu"  # epoch.begin starts JAX
         assert spec.sync.fragments is not None
@@ -77,19 +76,21 @@ class SyncerActor:
             spec.journal or spec.store,
             spec.epoch,
             spec.sync.fragments,
-            self._durable,
+            lambda sequence: self._drive(events_effects.Durable(sequence)),
             self._depose,
             self._reach,
-            persistent=spec.durability != "checkpoint",
+            persistent=spec.persistent,
             recorded=self._log.recorded,
             segmenter=spec.segmenter,
             volatile=spec.durability == "replica",
+            apart=spec.shards > 1,
         )
-        self._begun = epoch.begin(spec, self._journal, initial, sources, _ask)
+        port = Bulk if spec.shards == 1 else Shards
+        self._bulk: Bulk | Shards = port(spec, initial, lambda: self._reach(RECEIVED))
+        self._begun = epoch.begin(spec, self._journal, self._bulk, sources, _ask)
         self._log.begin(self._journal, self._begun.writers)
-        self._fragments, self._task, self._machine = self._begun.fragments, self._begun.task, self._begun.machine
-        self._bulk = Bulk(self._begun.parameters, spec.sync.codec, lambda: self._reach(epoch.RECEIVED))
-        self._over = ""  # why this epoch does nothing any more
+        (self._fragments, _, self._task), self._machine = self._begun.layout, self._begun.machine
+        self._over = self._ended = ""  # why this epoch does nothing any more; and another must follow
         self._peers: dict[str, _Peer] = {}
         self._outbox = Outbox(self._spawn, LATE_S)
         self._tasks: set[asyncio.Task[None]] = set()
@@ -98,8 +99,6 @@ class SyncerActor:
         self._failure = ""
         self._snapshots = Snapshots(spec.epoch, self._fragments, spec.store, self._journal, self._task.get("left_out"))
         self._relays = Relays(spec.region or ray.get_runtime_context().get_node_labels().get("region", ""))
-        self._sent: Counter[str] = Counter()  # bytes of versions, by the learners' region
-        self._dies_at: dict[str, int] = {}  # for chaos: at which point, passed so many times from now
 
     def __repr__(self) -> str:
         return "syncer"  # how the dashboard and log lines call this actor
@@ -115,8 +114,8 @@ class SyncerActor:
         self._perform(self._machine.start())
         if self._begun.rebuilt is not None:
             self._perform([events_effects.Emit(self._begun.rebuilt)])
-        if (save := epoch.save_first_values(self._spec, self._begun)) is not None:
-            self._spawn(self._save(save))
+        self._spawn(self._tidy())
+        self._spawn(self._watch())
         for each in living:
             self._relays.expect(each.learner, each.region)
         if self._spec.epoch > 1:
@@ -189,19 +188,21 @@ class SyncerActor:
             "moved_s_ago": None if syncer.moved_at is None else now - syncer.moved_at,
             "learners": syncer.view(now),
             "journal": self._journal.view(),
-            "sent_bytes": dict(self._sent),
+            "sent_bytes": self._relays.sent(self._bulk.sent),
+            "shards": self._bulk.view(),
             "failure": self._failure,
+            "ended": self._ended,
             **await self.clock(),
         }
 
     async def die(self, point: str, times: int) -> None:
         """For chaos: kill this process when it passes this point for the nth time."""
-        assert point in epoch.POINTS, point
-        self._dies_at[point] = times
+        armed = self._bulk if point == MERGING and isinstance(self._bulk, Shards) else self._points
+        armed.arm(point, times)
 
-    async def snapshot(self) -> tuple[int, list[NDArray[np.float32]], tuple[Fragment, ...]]:
-        """(newest committed syncer step, float32[n] per fragment, the fragments)."""
-        return self._machine.committed_step, list(self._bulk.parameters.thetas), self._fragments
+    async def snapshot(self) -> tuple[int, list[Any], tuple[Fragment, ...]]:
+        """(newest committed syncer step, what shards.gathered takes, the fragments)."""
+        return self._machine.committed_step, self._bulk.current(), self._fragments
 
     # -------------------------------------------------------------- called by learners
 
@@ -251,20 +252,22 @@ class SyncerActor:
     @OFTEN
     async def fetch(
         self, fragment: int, version: int, held: int, learner: str, failed: str = ""
-    ) -> tuple[int, str, Any, int] | Elsewhere | None:
+    ) -> tuple[int, str, Any, int] | Elsewhere | AtShard | None:
         """(version, digest, value, snapshot) of the newest, if it is at least the version asked for; see Bulk.fetch.
 
-        Or who of the learner's region gives it; `failed`: the learner that was named before and did not.
+        Or which shard or who of the learner's region gives it; `failed`: the learner that was named before and did not.
         """
         found = self._bulk.fetch(fragment, version, held)
         if found is None:
             return None
-        relay = self._relays.source(learner, fragment, version, found.version, failed)
+        relay = self._relays.source(learner, fragment, version, found[0], failed)
         if relay and relay not in self._peers:
-            relay = self._relays.source(learner, fragment, version, found.version, relay)
+            relay = self._relays.source(learner, fragment, version, found[0], relay)
         if (peer := self._peers.get(relay)) is not None:
             return Elsewhere(relay, peer.handle, self._machine.marker)
-        self._sent[self._relays.region(learner)] += found.bytes
+        if not isinstance(found, Fetched):
+            return AtShard(found[1], self._machine.marker)
+        self._relays.count(learner, found.bytes)
         return (*found, self._machine.marker)
 
     # -------------------------------------------------------------- the machine and its effects
@@ -291,17 +294,17 @@ class SyncerActor:
                     self._send(learner, incarnation, message)
                 case events_effects.Merge(syncer_step, fragment, tokens, weights):
                     self._spawn(self._merge(syncer_step, self._bulk.merge(fragment, tokens, weights, syncer_step)))
+                    self._reach(MERGING)
+                case events_effects.Append(sequence, record, None):
+                    self._log.append(sequence, record, [])
                 case events_effects.Append(sequence, record, proposal):
-                    self._log.append(sequence, record, proposal.arrays if proposal is not None else [])
+                    self._log.append(sequence, record, proposal.arrays, proposal.stored)
                 case events_effects.Cut(identifier):
-                    self._snapshots.cut(identifier, self._bulk.parameters)
+                    self._snapshots.cut(identifier, self._bulk)
                 case events_effects.Publish(_, version, proposal):
                     self._bulk.install(proposal, version)
-                    self._reach(epoch.APPLIED)
-                    asyncio.get_running_loop().call_later(ANNOUNCED_S, self._reach, epoch.ANNOUNCED)
-
-    def _durable(self, sequence: int) -> None:
-        self._drive(events_effects.Durable(sequence))
+                    self._reach(APPLIED)
+                    asyncio.get_running_loop().call_later(ANNOUNCED_S, self._reach, ANNOUNCED)
 
     def _depose(self, why: str) -> None:
         """A newer epoch has opened the journal: stop at once, send and acknowledge nothing more."""
@@ -310,21 +313,24 @@ class SyncerActor:
         print(f"syncer epoch {self._spec.epoch}: {why}", flush=True)  # in the actor's own log
         os._exit(0)
 
-    def _reach(self, point: str) -> None:
-        """Die here if chaos asked for it."""
-        if point in self._dies_at:
-            self._dies_at[point] -= 1
-            if self._dies_at[point] <= 0:
-                os.kill(os.getpid(), signal.SIGKILL)
-
     def _spawn(self, work: Coroutine[Any, Any, None]) -> None:
         task = asyncio.get_running_loop().create_task(work)
         self._tasks.add(task)
         task.add_done_callback(self._tasks.discard)
 
-    async def _save(self, save: Callable[[], None]) -> None:
-        with contextlib.suppress(OSError):  # then later epochs make what they need themselves
-            await asyncio.get_running_loop().run_in_executor(None, save)
+    async def _tidy(self) -> None:
+        """Save for later epochs what this one has made from the task, and remove what earlier ones have left."""
+        spec, loop = self._spec, asyncio.get_running_loop()
+        with contextlib.suppress(OSError, ray.exceptions.RayError):  # then later epochs make what they need themselves
+            if not spec.begun:
+                await self._bulk.save_first_values()
+                await loop.run_in_executor(None, first_values.finish, spec.store, spec.epoch, self._begun.layout)
+            await loop.run_in_executor(None, values.sweep, spec.journal or spec.store, spec.epoch, self._begun.values)
+
+    async def _watch(self) -> None:
+        """Without one of its shards this epoch is over."""
+        self._over = self._ended = await self._bulk.watch()
+        self._log.close()
 
     def _set_timer(self) -> None:
         at = self._machine.wake_at
@@ -340,13 +346,15 @@ class SyncerActor:
         self._timer = None
         self._drive(events_effects.Tick())
 
-    async def _merge(self, syncer_step: int, merging: asyncio.Future[Proposal]) -> None:
+    async def _merge(self, syncer_step: int, merging: Awaitable[Any]) -> None:
         try:
             proposal = await merging
+        except ray.exceptions.RayActorError:
+            return  # the shard has died: `_watch` ends this epoch
         except Exception:
             self._failure = traceback.format_exc()
             raise
-        self._reach(epoch.MERGED)
+        self._reach(MERGED)
         self._drive(events_effects.Merged(syncer_step, proposal, proposal.digest, proposal.norm, proposal.finite))
 
     # -------------------------------------------------------------- to learners

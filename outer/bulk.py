@@ -1,30 +1,38 @@
 """Everything of the syncer that moves or computes on fragments' bytes, behind one port.
 
 Control, the syncer actor, hands in read requests and gets contributions whose payload is a token; the bytes stay here
-until control merges them or closes the read. Nothing here takes a protocol decision.
+until control merges them or closes the read. Nothing here takes a protocol decision. With several shards each holds
+some of the fragments in a process of its own, and control has outer/shards.py in place of this.
 """
 
 from __future__ import annotations
 
 import asyncio
+import os
 import time
-from collections.abc import Callable, Collection, Sequence
+from collections.abc import Callable, Collection, Mapping, Sequence
 from concurrent.futures import ThreadPoolExecutor
 from dataclasses import replace
+from functools import partial
 from typing import TYPE_CHECKING, Any, NamedTuple
 
 import ray
 from numpy.typing import NDArray
 
+from outer import first_values
+from outer.first_values import FirstValues, Layout
+from outer.journal.groups import Value
 from outer.numeric import codec as codecs
 from outer.protocol.messages import Contribution, ReadRequest
 from outer.protocol.recorder import Numbered
+from outer.spec import SyncerSpec
 
 if TYPE_CHECKING:
     from outer.numeric.chain import Delta
-    from outer.numeric.parameters import GlobalParameters, Proposal
+    from outer.numeric.parameters import Proposal
 
 EXAMINED_AT_ONCE = 2**17  # elements: checking them takes less than handing them to a thread and back
+MERGE_THREADS = 4  # at most; the bits do not depend on it
 
 ReadId = tuple[int, int]  # syncer step and attempt
 
@@ -59,15 +67,85 @@ class Fetched(NamedTuple):
 class Bulk:
     """The parameters of one epoch, and the payloads of its open reads. Call it in the event loop's thread."""
 
-    def __init__(self, parameters: GlobalParameters, codec: str, received: Callable[[], None]) -> None:
-        """`received` is called whenever a learner's answer has come."""
-        self.parameters = parameters
-        self._codec, self._received = codec, received
+    def __init__(
+        self,
+        spec: SyncerSpec,
+        make: Callable[[], FirstValues],
+        received: Callable[[], None] = lambda: None,
+        shard: int = 0,
+    ) -> None:
+        """`make` makes fragments and initial parameters from the task. `shard`: of `spec.shards`, whose fragments are
+        here. `received` is called whenever a learner's answer has come.
+        """
+        self._spec, self._make, self._received, self._shard = spec, make, received, shard
         self._payloads: dict[Token, NDArray[Any]] = {}
-        self._digests = [codecs.digest(theta) for theta in parameters.thetas]
+        self.sent: Mapping[str, int] = {}  # bytes of versions that did not pass through control, by learner
+        self._digests: dict[int, str] = {}  # of the newest versions, once they are wanted
         self._merger = ThreadPoolExecutor(1, "merge")
-        self._merger.submit(parameters.warm_up)
         self._examiner = ThreadPoolExecutor(2, "examine")
+
+    # -------------------------------------------------------------- how an epoch begins
+
+    def holds(self, fragment: int) -> bool:
+        """Whether this shard has the fragment."""
+        return fragment % self._spec.shards == self._shard
+
+    def load(self, values: Mapping[int, Value]) -> dict[int, tuple[str, str]]:
+        """Read newest values that are objects of their own: by fragment, theta's digest, or "" and what is damaged.
+
+        Without shards there are none: the journal has read them.
+        """
+        return {}
+
+    def begin(self, versions: Sequence[int], lacking: bool) -> Layout:
+        """Make the parameters, with initial values; `versions`: of which fragments there will be others.
+
+        `lacking`: they may not, so that every initial value is wanted.
+        """
+        from outer.numeric.chain import Chain
+        from outer.numeric.parameters import GlobalParameters  # JAX starts here
+        from outer.numeric.rules import rules
+
+        spec = self._spec
+        uncommitted = [fragment for fragment, version in enumerate(versions) if not version and self.holds(fragment)]
+        saved = first_values.load(spec.store, spec.begun, uncommitted) if spec.begun and not lacking else None
+        fragments, thetas, patterns, task = saved or self._make()
+        merge_rules = rules([t for each in fragments for t in each.tensors], spec.outer.merge, patterns)
+        self.parameters = GlobalParameters(
+            fragments,
+            [theta if self.holds(fragment) else None for fragment, theta in enumerate(thetas)],
+            spec.outer,
+            spec.sync.codec,
+            merge_rules,
+            min(MERGE_THREADS, len(os.sched_getaffinity(0))),
+            Chain.of(spec.sync.downlink, fragments, spec.shared["seed"]),
+        )
+        self._merger.submit(self.parameters.warm_up)
+        return Layout(fragments, patterns, task)
+
+    def restore(self, values: Mapping[int, Value], momentum_lost: Collection[int] = ()) -> None:
+        """Put these values in force. `momentum_lost`: fragments whose value is theta alone.
+
+        Raises ValueError for one that does not fit the model and the outer optimizer.
+        """
+        for fragment, value in values.items():
+            if fragment in momentum_lost:
+                self.parameters.restore_theta(fragment, value.version, value.arrays[0])
+            else:
+                self.parameters.restore(fragment, value.version, value.arrays)
+
+    def kept(self, fragments: Collection[int]) -> dict[int, Value]:
+        """The newest values, as the journal keeps them."""
+        return {f: Value(self.parameters.versions[f], self.parameters.arrays(f)) for f in fragments}
+
+    async def save_first_values(self) -> None:
+        """Save for later epochs the initial values that have no commit. Raises OSError."""
+        versions, thetas = self.parameters.versions, self.parameters.thetas
+        initial = {f: theta for f, theta in enumerate(thetas) if not versions[f] and self.holds(f)}
+        save = partial(first_values.save, self._spec.store, self._spec.epoch, initial)
+        await asyncio.get_running_loop().run_in_executor(None, save)
+
+    # -------------------------------------------------------------- reads, merges, versions
 
     async def read(self, learner: str, handle: Any, request: ReadRequest) -> Answer | str:
         """Ask a learner for a fragment and check its answer; a string says why there is none. Has no deadline."""
@@ -87,13 +165,12 @@ class Bulk:
             contribution = replace(contribution, learner=learner, payload=None, defect="wrong_sender")
         else:
             size = sizes[contribution.fragment]
+            codec = self._spec.sync.codec
             if size <= EXAMINED_AT_ONCE:
-                contribution = codecs.examine(contribution, self._codec, size)
+                contribution = codecs.examine(contribution, codec, size)
             else:
                 loop = asyncio.get_running_loop()
-                contribution = await loop.run_in_executor(
-                    self._examiner, codecs.examine, contribution, self._codec, size
-                )
+                contribution = await loop.run_in_executor(self._examiner, codecs.examine, contribution, codec, size)
         if not contribution.defect:
             token = Token((request.syncer_step, request.attempt), learner)
             self._payloads[token] = contribution.payload
@@ -102,8 +179,12 @@ class Bulk:
 
     def keep(self, reads: Collection[ReadId]) -> None:
         """Forget the payloads of all other reads: they are closed, so nothing can merge them."""
-        for token in [token for token in self._payloads if token.read not in reads]:
-            del self._payloads[token]
+        self.forget([token for token in self._payloads if token.read not in reads])
+
+    def forget(self, tokens: Collection[Token]) -> None:
+        """Forget these payloads."""
+        for token in tokens:
+            self._payloads.pop(token, None)
 
     def merge(
         self, fragment: int, tokens: Sequence[Token], weights: Sequence[float], version: int
@@ -123,4 +204,29 @@ class Bulk:
         newest = self.parameters.versions[fragment]
         if newest < version:
             return None
+        if fragment not in self._digests:
+            self._digests[fragment] = codecs.digest(self.parameters.thetas[fragment])
         return Fetched(newest, self._digests[fragment], self.parameters.since(fragment, held))
+
+    async def watch(self) -> str:
+        """Until a shard has died; returns why the epoch is over. Without shards, for ever."""
+        return await asyncio.get_running_loop().create_future()  # type: ignore[no-any-return]
+
+    def view(self) -> list[dict[str, Any]]:
+        """For status pages: of each shard."""
+        return []
+
+    def current(self) -> list[Any]:
+        """float32[n] per fragment, or who has them, for `shards.gathered`."""
+        return list(self.parameters.thetas)
+
+    # -------------------------------------------------------------- checkpoints, as with shards
+
+    def mark(self, snapshot: int) -> Mapping[int, NDArray[Any]]:
+        """Everything merged so far may belong to the snapshot. Returns the values of fragments without a commit."""
+        versions, thetas = self.parameters.versions, self.parameters.thetas
+        return {fragment: thetas[fragment] for fragment, version in enumerate(versions) if version == 0}
+
+    async def save(self, snapshot: int, versions: Sequence[int]) -> list[dict[str, Any]]:
+        """Write the snapshot's values of these versions where they are not in control's part: without shards, none."""
+        return []

@@ -11,7 +11,7 @@ from __future__ import annotations
 
 from collections.abc import Collection, Mapping, Sequence
 from dataclasses import asdict
-from typing import Any
+from typing import Any, NamedTuple
 
 import numpy as np
 from numpy.typing import NDArray
@@ -26,12 +26,24 @@ FOLDER, LAYOUT = "initial", "layout"
 FirstValues = tuple[tuple[Fragment, ...], list[NDArray[np.float32]], Mapping[str, str], Mapping[str, Any]]
 
 
-def save(store: Objects, epoch: int, values: FirstValues, uncommitted: Collection[int]) -> None:
-    """Save what `epoch` started with, and remove what starts before it have saved. Raises OSError."""
-    fragments, thetas, patterns, task = values
-    for fragment in uncommitted:
-        content, _ = pack({"epoch": epoch, "fragment": fragment}, [thetas[fragment]])
+class Layout(NamedTuple):
+    """What is known of a model without its values."""
+
+    fragments: tuple[Fragment, ...]
+    patterns: Mapping[str, str]  # the task's merge rules
+    task: Mapping[str, Any]  # what status pages need to know of the task
+
+
+def save(store: Objects, epoch: int, thetas: Mapping[int, NDArray[np.float32]]) -> None:
+    """Save initial values, by fragment, that have no commit. Raises OSError."""
+    for fragment, theta in thetas.items():
+        content, _ = pack({"epoch": epoch, "fragment": fragment}, [theta])
         store.create(_key(epoch, f"{fragment:04d}"), content)
+
+
+def finish(store: Objects, epoch: int, made: Layout) -> None:
+    """Save the layout, behind all values, and remove what starts before this one have saved. Raises OSError."""
+    fragments, patterns, task = made
     layout = [[asdict(tensor) for tensor in fragment.tensors] for fragment in fragments]
     header = {"epoch": epoch, "layout": layout, "patterns": dict(patterns), "task": dict(task)}
     store.create(_key(epoch, LAYOUT), pack(header, [])[0])

@@ -12,6 +12,7 @@ from collections.abc import Iterable, Sequence
 from typing import Any
 
 from outer.journal.groups import SYNCER, Arrays
+from outer.journal.values import Stored
 from outer.journal.writer import JournalWriter
 from outer.protocol.facts import Record
 from outer.protocol.recorder import Numbered, Recorder, Run
@@ -37,9 +38,9 @@ class LogFeed:
         """Log a fact of the syncer."""
         self._journal.note(SYNCER, self._epoch, [(self._number(), time.time(), fact)])
 
-    def append(self, sequence: int, record: Record, arrays: Arrays) -> None:
-        """Log a record, and make it durable at once, with the value that belongs to it."""
-        self._journal.append(Entry(self._epoch, sequence, record), arrays, self._number(), time.time())
+    def append(self, sequence: int, record: Record, arrays: Arrays, stored: Stored | None = None) -> None:
+        """Log a record, and make it durable at once, with the value that belongs to it or where that is stored."""
+        self._journal.append(Entry(self._epoch, sequence, record), arrays, self._number(), time.time(), stored)
 
     def _number(self) -> int:
         self._said += 1

@@ -5,6 +5,8 @@ So a version crosses each link between regions once. The syncer actor asks at ev
 
 from __future__ import annotations
 
+from collections import Counter
+from collections.abc import Mapping
 from dataclasses import dataclass
 from typing import Any
 
@@ -25,7 +27,19 @@ class Relays:
         """`home`: the syncer's region, whose learners need no relay; empty: unknown, and every region has relays."""
         self._home = home
         self._regions: dict[str, str] = {}
+        self._sent: Counter[str] = Counter()
         self._newest: dict[tuple[str, int], tuple[int, str]] = {}  # by region and fragment: version, learner
+
+    def count(self, learner: str, size: int) -> None:
+        """The syncer has sent a learner this many bytes of versions."""
+        self._sent[self.region(learner)] += size
+
+    def sent(self, by_shards: Mapping[str, int]) -> dict[str, int]:
+        """Bytes of versions sent so far, by the learners' region. `by_shards`: by learner, what shards have sent."""
+        sent = Counter(self._sent)
+        for learner, size in by_shards.items():
+            sent[self.region(learner)] += size
+        return dict(sent)
 
     def expect(self, learner: str, region: str) -> None:
         """A new incarnation of this learner starts: it holds nothing. `region`: empty for none."""

@@ -17,7 +17,8 @@ from outer.journal.writer import JournalWriter
 from outer.protocol.fragments import Fragment
 
 if TYPE_CHECKING:
-    from outer.numeric.parameters import GlobalParameters
+    from outer.bulk import Bulk
+    from outer.shards import Shards
 
 POLL_S = 0.05
 CUTS_MAX = 2  # cuts that wait to be written; each keeps the values of a whole model alive
@@ -25,7 +26,8 @@ CUTS_MAX = 2  # cuts that wait to be written; each keeps the values of a whole m
 
 class _Cut(NamedTuple):
     committed: asyncio.Future[Cut]
-    initial: dict[int, NDArray[Any]]  # by fragment: without a commit so far
+    bulk: Bulk | Shards
+    initial: Mapping[int, NDArray[Any]]  # by fragment: without a commit so far
 
 
 class Snapshots:
@@ -44,17 +46,15 @@ class Snapshots:
         self._cuts: dict[int, _Cut] = {}  # by snapshot, oldest first, until they are written
         self._taken = 0  # the newest
 
-    def cut(self, snapshot: int, parameters: GlobalParameters) -> None:
+    def cut(self, snapshot: int, bulk: Bulk | Shards) -> None:
         """Everything committed so far belongs to the snapshot."""
-        versions, thetas = parameters.versions, parameters.thetas
-        initial = {n: thetas[n] for n, version in enumerate(versions) if version == 0}
-        self._cuts[snapshot] = _Cut(self._journal.cut(), initial)
+        self._cuts[snapshot] = _Cut(self._journal.cut(), bulk, bulk.mark(snapshot))
         self._taken = snapshot
         while len(self._cuts) > CUTS_MAX:
             self._cuts.pop(next(iter(self._cuts))).committed.cancel()
 
     async def write(self, snapshot: int, deadline_s: float) -> dict[str, Any]:
-        """Write the part; returns its seal, size and place in the run.
+        """Write the part, after those of the shards; returns their descriptions, and the place in the run.
 
         Raises TimeoutError, OSError, FileExistsError.
         """
@@ -65,12 +65,14 @@ class Snapshots:
             if time.monotonic() >= give_up_at:
                 raise TimeoutError(f"snapshot {snapshot} was not taken within {deadline_s:g} s")
             await asyncio.sleep(POLL_S)
-        committed, initial = self._cuts.pop(snapshot)
+        committed, bulk, initial = self._cuts.pop(snapshot)
         cut = await asyncio.wait_for(committed, max(0.0, give_up_at - time.monotonic()))
-        header, arrays = cut.part(self._epoch, snapshot, self._fragments, initial, self._left_out)
+        left_s = max(0.0, give_up_at - time.monotonic())
+        apart = await asyncio.wait_for(bulk.save(snapshot, cut.state["versions"]), left_s)
+        header, arrays = cut.part(self._epoch, snapshot, self._fragments, initial, self._left_out, apart)
         write = functools.partial(
             checkpoint_parts.write, self._store, snapshot, checkpoint_parts.SYNCER, header, arrays
         )
         described = await asyncio.get_running_loop().run_in_executor(None, write)
         where = {"syncer_step": max(cut.state["versions"]), "tokens_committed": cut.state["tokens_committed"]}
-        return described | where | {"epoch": self._epoch}
+        return {"parts": [described, *apart], "epoch": self._epoch, **where}

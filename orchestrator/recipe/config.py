@@ -14,7 +14,7 @@ from outer.config import OuterConfig, Section, SyncConfig
 
 FaultKind = Literal["kill", "freeze", "slow", "straggle", "link", "corrupt", "non_finite", "wrong_config"]
 SYNCER = "syncer"  # where a fault can strike, beside the learners
-Point = Literal["received", "merged", "journaling", "journaled", "applied", "announced"]
+Point = Literal["received", "merging", "merged", "journaling", "journaled", "applied", "announced"]
 NAME = r"[a-z0-9]([a-z0-9-]{0,38}[a-z0-9])?"
 LABEL = r"^[A-Za-z0-9]([A-Za-z0-9_.-]{0,61}[A-Za-z0-9])?$"  # value of a node label, to Ray and to Kubernetes
 
@@ -164,6 +164,9 @@ class RunConfig(Section):
         "be seen; hang_s or more",
     )
     syncer_lease_s: PositiveFloat = Field(5.0, description="a syncer silent for this long is replaced")
+    shards: PositiveInt = Field(
+        1, le=64, description="processes that hold, merge and store the fragments; 1: the syncer's own"
+    )
     start_s: PositiveFloat = Field(120.0, description="lease of a learner that starts, compiles or joins")
     idle_s: PositiveFloat = Field(
         300.0, description="with no syncer step for this long the run fails; waiting for a place does not count"

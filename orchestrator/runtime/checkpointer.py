@@ -88,7 +88,7 @@ class Checkpointer:
         try:
             kept = await self._syncer.call("kept", identifier, SAVE_S, patience_s=SAVE_S, call_s=SAVE_S)
             given = await asyncio.gather(*(self._part(handle, identifier) for _, _, handle in savers))
-            parts = [Part(part=kept["part"], seal=kept["seal"], bytes=kept["bytes"])]
+            parts = [Part(**each) for each in kept["parts"]]
             parts += [Part(**each) for each in given if each is not None]
             manifest = Manifest(
                 snapshot=identifier,

@@ -21,6 +21,7 @@ from orchestrator.runtime.placement import RunPlacement, control, named
 from orchestrator.runtime.ray_await import gist, within
 from orchestrator.runtime.specs import learner_spec
 from orchestrator.store.run_store import RunStore
+from outer.shards import gathered
 
 CPUS = 0.5
 EVALUATION_S = 300.0
@@ -60,8 +61,9 @@ class EvaluatorActor:
 
     def current(self) -> tuple[int, float, int, str]:
         """(syncer step, loss, tokens, the loss's unit) of an evaluation of the syncer's parameters now."""
-        syncer_step, thetas, _ = ray.get(self._syncer.snapshot.remote(), timeout=self._spec.sync.transfer_s)
-        return self._evaluate(syncer_step, thetas)
+        deadline_s = self._spec.sync.transfer_s
+        syncer_step, current, _ = ray.get(self._syncer.snapshot.remote(), timeout=deadline_s)
+        return self._evaluate(syncer_step, gathered(current, deadline_s))
 
     def _evaluate(self, syncer_step: int, thetas: Sequence[Any]) -> tuple[int, float, int, str]:
         from learners.training.task import loss_unit

@@ -31,6 +31,7 @@ from orchestrator.store.compile_cache import compilation_cache
 from orchestrator.store.readers import CLUSTER_FILE, object_of, status_if_any
 from orchestrator.store.run_store import RunStore
 from orchestrator.store.watch import RunLost
+from outer.shards import SHARD_CPUS
 
 LOOPBACK = "127.0.0.2"  # Ray replaces 127.0.0.1 by an address that others can reach; this one it leaves
 WAIT_S = 0.5
@@ -290,6 +291,8 @@ def logical_cpus(recipe: Recipe) -> int:
     asked = sum(pool.resources.get("CPU", 0.0) * pool.most for pool in recipe.pools)
     if recipe.durability.mode == "replica":
         asked += syncer_manager.REPLICA_CPUS
+    if recipe.run.shards > 1:
+        asked += recipe.run.shards * SHARD_CPUS
     return math.ceil(asked + syncer_manager.SYNCER_CPUS + evaluator.CPUS + actor.ORCHESTRATOR_CPUS + 0.5)
 
 

@@ -11,10 +11,10 @@ from learners.spec import LearnerSpec
 from orchestrator.eventlog.compactor import Compactor
 from orchestrator.recipe.config import SYNCER, PoolConfig, Recipe
 from orchestrator.recipe.resources import REGION
-from outer.epoch import SyncerSpec
 from outer.journal.groups import FORMAT
 from outer.journal.object_store import Objects
 from outer.protocol.syncer import Budget
+from outer.spec import SyncerSpec
 
 SHARED = ("seed", "task", "model", "data", "inner", "sync")  # tables that every learner must agree on
 
@@ -62,6 +62,8 @@ def syncer_spec(recipe: Recipe, code: str, store: Objects) -> SyncerSpec:
         durability=recipe.durability.mode,
         segmenter=Compactor(store, SYNCER),
         region=recipe.run.control.get(REGION, ""),
+        shards=recipe.run.shards,
+        shard_lease_s=recipe.run.syncer_lease_s,
     )
 
 

@@ -24,13 +24,13 @@ from orchestrator.runtime.ray_await import CALL_S, gist, within
 from orchestrator.store import checkpoints
 from orchestrator.store.run_store import RunStore
 from outer.actor import SyncerActor
-from outer.epoch import SyncerSpec
 from outer.journal.actor import Replica, ReplicaActor
 from outer.journal.rebuild import replay_log
 from outer.journal.record_codec import encode_replay
 from outer.journal.recovery_sources import Incomplete, RecoverySources
 from outer.journal.segmenter import Segmented
 from outer.protocol.events_effects import Expect
+from outer.spec import SyncerSpec
 
 SYNCER_CPUS, REPLICA_CPUS = 0.5, 0.2
 SYNCER_START_S = 120.0
@@ -197,7 +197,8 @@ class SyncerManager:
         initial = InitialState(recipe.task, recipe.model, recipe.data, recipe.seed, recipe.sync, recipe.warm_start)
         options = named(syncer_name(epoch), self._placement.namespace, SYNCER_CPUS)
         options |= control(recipe.run.control, anywhere=self._placement.local)
-        self._spec = replace(self._spec, epoch=epoch)
+        placed = control(recipe.run.control, anywhere=self._placement.local) or {"scheduling_strategy": "SPREAD"}
+        self._spec = replace(self._spec, epoch=epoch, shard_options=placed)
         return ray.remote(SyncerActor).options(**options).remote(self._spec, initial, sources)
 
     async def view(self) -> dict[str, Any] | None:
@@ -213,7 +214,10 @@ class SyncerManager:
         lease_s, handle = self._recipe.run.syncer_lease_s, self._handle
         try:
             view: dict[str, Any] = await within(lease_s, handle.view.remote())
-            return view
+            if not view["ended"]:
+                return view
+            ray.kill(handle)  # with its other shards, whose memory the next ones need
+            self._on_death(handle, "died", view["ended"])
         except TimeoutError:
             self._on_death(handle, "lease_expired", f"silent for {lease_s:g} s")
         except ray.exceptions.RayActorError as error:

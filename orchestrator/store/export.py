@@ -83,15 +83,13 @@ def of_checkpoint(store: RunStore, kept: Objects, snapshot: int) -> Model:
     """
     manifest = checkpoints.manifest_of(kept, snapshot)
     seal = next((part.seal for part in manifest.parts if part.part == checkpoint_parts.SYNCER), "")
-    header, arrays, _ = checkpoint_parts.read(kept, snapshot, checkpoint_parts.SYNCER, seal)
-    left, thetas = iter(arrays), {}
-    for fragment, _, count in header["values"]:
-        thetas[fragment], *_ = [next(left) for _ in range(count)]  # the outer optimizer's state follows
+    header, committed, initial = checkpoint_parts.read_values(kept, snapshot, seal)
+    thetas = {fragment: arrays[0] for fragment, (_, arrays) in committed.items()}  # the outer optimizer's state follows
     if lacking_form := {"initial", "tensors", "kept"} - header.keys():
         raise Damaged(
             f"{checkpoint_parts.SYNCER}: it does not say {', '.join(sorted(lacking_form))}: another version wrote it"
         )
-    thetas |= {fragment: next(left) for fragment in header["initial"]}
+    thetas |= initial
     fragments = tuple(
         Fragment(index, tuple(Tensor(name, tuple(shape), *more) for name, shape, *more in tensors))
         for index, tensors in enumerate(header["tensors"])

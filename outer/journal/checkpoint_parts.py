@@ -1,6 +1,7 @@
 """Reads and writes the parts of a checkpoint in an object store.
 
     checkpoints/000007/syncer            the journal at the cut: its records and every fragment's newest value
+    checkpoints/000007/shard-1           the values of the fragments of shard 1, where a run has shards
     checkpoints/000007/NAME.INCARNATION  a learner: machine state, parameters, inner state, and its fragments' bases
     checkpoints/000007/manifest          each part's seal and size; created last: without it there is no checkpoint
 
@@ -49,6 +50,25 @@ def read(store: Objects, snapshot: int, part: str, seal: str = "") -> tuple[dict
     if seal and found != seal:
         raise Damaged("its seal is not the one in the manifest")
     return header, arrays, found
+
+
+def read_values(
+    store: Objects, snapshot: int, seal: str = ""
+) -> tuple[dict[str, Any], dict[int, tuple[int, list[NDArray[Any]]]], dict[int, NDArray[Any]]]:
+    """(header, (version, arrays) by fragment, initial values by fragment) of the syncer's part and those of its shards.
+
+    `seal`: of the syncer's part. Raises Damaged.
+    """
+    header, arrays, _ = read(store, snapshot, SYNCER, seal)
+    values: dict[int, tuple[int, list[NDArray[Any]]]] = {}
+    initial: dict[int, NDArray[Any]] = {}
+    described = [(header, arrays)]
+    described += [read(store, snapshot, part, expected)[:2] for part, expected in header.get("apart", ())]
+    for each, given in described:
+        left = iter(given)
+        values |= {f: (version, [next(left) for _ in range(count)]) for f, version, count in each["values"]}
+        initial |= {fragment: next(left) for fragment in each.get("initial", ())}
+    return header, values, initial
 
 
 def _is_there(store: Objects, snapshot: int, part: str, seal: str) -> bool:

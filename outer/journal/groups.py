@@ -21,6 +21,7 @@ from typing import Any, NamedTuple
 from numpy.typing import NDArray
 
 from outer.journal import record_codec
+from outer.journal.values import Stored
 from outer.protocol.facts import Committed, FactsLost
 from outer.protocol.fragments import Fragment
 from outer.protocol.recorder import Numbered, Run, runs_of
@@ -49,6 +50,7 @@ class Logged(NamedTuple):
     number: int
     at: float  # Unix seconds
     arrays: Arrays
+    stored: Stored | None = None  # its value, if that is an object of its own
 
 
 Item = FactRun | Logged
@@ -59,6 +61,11 @@ class Value(NamedTuple):
 
     version: int
     arrays: list[NDArray[Any]]
+    stored: Stored | None = None  # where the arrays are, if not here
+
+    def described(self, fragment: int) -> list[Any]:
+        """For a snapshot's header."""
+        return [fragment, self.version, len(self.arrays), *([] if self.stored is None else [list(self.stored)])]
 
 
 @dataclass(frozen=True)
@@ -75,13 +82,16 @@ class Cut:
         fragments: Sequence[Fragment] = (),
         initial: Mapping[int, NDArray[Any]] | None = None,
         left_out: Mapping[str, str] | None = None,
+        apart: Sequence[Mapping[str, Any]] = (),
     ) -> tuple[dict[str, Any], list[NDArray[Any]]]:
         """(header, arrays) of the syncer's part of a checkpoint.
 
         `initial`: values of fragments without a commit. `left_out`: leaves that are in no fragment, by name.
+        `apart`: the parts of shards, where these have all values.
         """
-        described = [[fragment, value.version, len(value.arrays)] for fragment, value in sorted(self.values.items())]
-        arrays = [array for _, value in sorted(self.values.items()) for array in value.arrays]
+        values = {} if apart else self.values
+        described = [[fragment, value.version, len(value.arrays)] for fragment, value in sorted(values.items())]
+        arrays = [array for _, value in sorted(values.items()) for array in value.arrays]
         first = {fragment: theta for fragment, theta in (initial or {}).items() if fragment not in self.values}
         arrays += [theta for _, theta in sorted(first.items())]
         tensors = [
@@ -89,7 +99,8 @@ class Cut:
             for fragment in fragments
         ]
         header = {"epoch": epoch, "snapshot": snapshot, "kept": self.state, "values": described}
-        return header | {"tensors": tensors, "left_out": dict(left_out or {}), "initial": sorted(first)}, arrays
+        header |= {"tensors": tensors, "left_out": dict(left_out or {}), "initial": sorted(first)}
+        return header | {"apart": [[each["part"], each["seal"]] for each in apart]}, arrays
 
 
 @dataclass
@@ -127,16 +138,14 @@ class Group:
     def values(self) -> list[tuple[int, Value]]:
         """(fragment, value) of the commits in the group, newest first; for a snapshot, of all its values."""
         arrays, values = iter(self.arrays), []
-        entries = self.entries()
-        counts = [
-            each["arrays"] for each in self.header.get("entries") or self.header.get("items", ()) if "arrays" in each
-        ]
-        for entry, count in zip(entries, counts, strict=True):
+        written = [each for each in self.header.get("entries") or self.header.get("items", ()) if "arrays" in each]
+        for entry, item in zip(self.entries(), written, strict=True):
+            value, stored = [next(arrays) for _ in range(item["arrays"])], _stored(item.get("stored"))
+            if (value or stored) and isinstance(entry.record, Committed):
+                values.append((entry.record.fragment, Value(entry.record.syncer_step, value, stored)))
+        for fragment, version, count, *stored in self.header.get("values", []):
             value = [next(arrays) for _ in range(count)]
-            if count and isinstance(entry.record, Committed):
-                values.append((entry.record.fragment, Value(entry.record.syncer_step, value)))
-        for fragment, version, count in self.header.get("values", []):
-            values.append((fragment, Value(version, [next(arrays) for _ in range(count)])))
+            values.append((fragment, Value(version, value, _stored(stored[0] if stored else None))))
         return values[::-1]
 
 
@@ -176,6 +185,7 @@ def _record(item: Logged, named: Named, arrays: bool) -> dict[str, Any]:
         "kind": type(entry.record).__name__,
         "record": values(entry.record, named),
         "arrays": len(item.arrays) if arrays else 0,
+        **({} if item.stored is None else {"stored": list(item.stored)}),
     }
 
 
@@ -207,6 +217,10 @@ def _fields(kind: type[Any]) -> tuple[tuple[str, ...], Callable[[Any], Iterable[
 
 
 # ------------------------------------------------------------------ reading
+
+
+def _stored(named: Sequence[Any] | None) -> Stored | None:
+    return None if named is None else Stored(*named)
 
 
 def _entry(item: Mapping[str, Any], named: Mapping[str, Sequence[str]]) -> Entry:

@@ -22,7 +22,7 @@ from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import asdict, dataclass, field
 from typing import Any
 
-from outer.journal import groups, record_codec
+from outer.journal import groups, record_codec, values
 from outer.journal import identity as identities
 from outer.journal.chain import Chain, History, Link, words
 from outer.journal.framing import Damaged, pack
@@ -50,6 +50,7 @@ class Opened:
     values: dict[int, Value] = field(default_factory=dict)  # by fragment; a fragment without one never committed
     damage: list[str] = field(default_factory=list)  # what was damaged or missing, in words
     writers: list[list[Any]] = field(default_factory=list)  # up to which fact of whom the log goes: a Recorder's state
+    named: list[str] = field(default_factory=list)  # the values that are objects of their own and that records name
 
 
 def inspect(store: Objects, folder: str) -> list[str]:
@@ -71,11 +72,11 @@ class StoredJournal:
         persistent: bool = True,
         segmenter: Segmenter | None = None,
         volatile: bool = False,
+        apart: bool = False,
     ) -> None:
-        """`persistent`: False for a journal that keeps no values. `segmenter`: None where no log is kept. `volatile`:
-        the store may vanish, and another journal must then take over the facts that are in no segment.
-        """
-        self._persistent, self._segmenter, self._volatile = persistent, segmenter, volatile
+        """`persistent`: False for a journal without values; `apart`: for one whose values others read. `volatile`: the
+        store may vanish, and another journal must then take over the facts that `segmenter` has not seen."""
+        self._persistent, self._segmenter, self._volatile, self._apart = persistent, segmenter, volatile, apart
         self.bytes_written = self.groups_written = 0
         self._store, self._folder, self._epoch = store, folder, epoch
         self._chain = Chain(store, folder, "")
@@ -154,6 +155,8 @@ class StoredJournal:
         for fragment, (position, seal) in self._newest_at.items():
             if fragment not in opened.values:
                 self._fetch(fragment, position, seal, opened)
+        for fragment, value in list(opened.values.items()):
+            self._read(fragment, value, opened, here=not self._apart)
         self._recorder.mark_durable(Run(*each) for each in self.segmented.writers)
         self._inherited = self.rows > self.segmented.rows
         self._removable = set(past.positions)
@@ -195,6 +198,17 @@ class StoredJournal:
         if (value := next(values, None)) is not None:
             opened.values[fragment] = value
 
+    def _read(self, fragment: int, value: Value, opened: Opened, here: bool = True) -> None:
+        """Note a value that is an object of its own; `here`: and read it."""
+        if value.stored is None:
+            return
+        opened.named.append(value.stored.key)
+        try:
+            opened.values[fragment] = Value(value.version, values.read(self._store, value.stored)) if here else value
+        except Damaged as error:
+            opened.values.pop(fragment)
+            opened.damage.append(f"the newest value of fragment {fragment}: {error}")
+
     def survey(self, run: str) -> list[str]:
         """Describe the damage of a journal, without opening an epoch."""
         self._chain.run = run
@@ -207,6 +221,8 @@ class StoredJournal:
                     self._fetch(fragment, position, seal, opened)
             if (opening := oldest.get("opening", -1)) not in (-1, *past.positions):
                 opened.damage.append(f"group {opening}: it is missing; an epoch opened there")
+        for fragment, value in list(opened.values.items()):
+            self._read(fragment, value, opened)
         reported = {each.partition(":")[0] for each in opened.damage}
         for position in past.positions:
             if position not in read and f"group {position}" not in reported:
@@ -234,15 +250,15 @@ class StoredJournal:
             entry, record = item.entry, item.entry.record
             self._replay.apply(entry)
             if isinstance(record, Committed):
-                self._values[record.fragment] = Value(record.syncer_step, list(item.arrays))
+                self._values[record.fragment] = Value(record.syncer_step, list(item.arrays), item.stored)
                 if self._persistent:
                     self._newest_at[record.fragment] = self._after, self._before
 
-    def seed(self, replay: JournalReplay, values: Mapping[int, Value]) -> Recovered:
+    def seed(self, replay: JournalReplay, newest: Mapping[int, Value]) -> Recovered:
         """Start over from this state, whatever `open` found. Raises as `write` does."""
-        self._replay, self._values = replay, dict(values)
-        kept = values if self._persistent else {}
-        described = [[fragment, value.version, len(value.arrays)] for fragment, value in sorted(kept.items())]
+        self._replay, self._values = replay, dict(newest)
+        kept = newest if self._persistent else {}
+        described = [value.described(fragment) for fragment, value in sorted(kept.items())]
         arrays = [array for _, value in sorted(kept.items()) for array in value.arrays]
         self._newest_at = {}
         self._put_snapshot({"values": described}, arrays)

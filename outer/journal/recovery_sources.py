@@ -35,10 +35,8 @@ class RecoverySources:
         """The syncer's part of the checkpoint. Raises Damaged."""
         if not self.snapshot:
             return None
-        header, arrays, _ = checkpoint_parts.read(store, self.snapshot, checkpoint_parts.SYNCER)
-        rest = iter(arrays)
-        values = {f: Value(version, [next(rest) for _ in range(count)]) for f, version, count in header["values"]}
-        return Cut(header["kept"], values)
+        header, values, _ = checkpoint_parts.read_values(store, self.snapshot)
+        return Cut(header["kept"], {fragment: Value(*value) for fragment, value in values.items()})
 
     def held_by_learners(
         self, announced: Sequence[int], journal: Mapping[int, RecoverySource], ask: Ask

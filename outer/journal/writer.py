@@ -16,6 +16,7 @@ from outer.journal.groups import SYNCER, Arrays, Cut, FactRun, Item, Logged, Val
 from outer.journal.journal import Opened, StaleEpoch, StoredJournal
 from outer.journal.object_store import Objects
 from outer.journal.segmenter import Segmented, Segmenter
+from outer.journal.values import Stored
 from outer.protocol.recorder import Numbered, Run
 from outer.protocol.recovery import Entry, JournalReplay, Recovered
 
@@ -33,20 +34,21 @@ class JournalWriter:
         store: Objects,
         epoch: int,
         fragments: int,
-        durable: Callable[[int], None],
+        durable: Callable[[int], object],
         deposed: Callable[[str], None],
         reach: Callable[[str], None],
         persistent: bool = True,
         recorded: Callable[[Sequence[Run]], None] = lambda _: None,
         segmenter: Segmenter | None = None,
         volatile: bool = False,
+        apart: bool = False,
     ) -> None:
         """`recorded(runs)`: these facts are durable. `durable(n)`: all entries up to sequence n are; said after it.
 
         `deposed(reason)`: a newer epoch has opened. `reach(name)` is called at "journaling" and "journaled".
-        `persistent`, `segmenter`, `volatile`: as for StoredJournal.
+        `persistent`, `segmenter`, `volatile`, `apart`: as for StoredJournal.
         """
-        self._arguments = (FOLDER, epoch, fragments, persistent, segmenter, volatile)
+        self._arguments = (FOLDER, epoch, fragments, persistent, segmenter, volatile, apart)
         self._journal = StoredJournal(store, *self._arguments)
         self._durable, self._deposed, self._reach, self._recorded = durable, deposed, reach, recorded
         self._executor = ThreadPoolExecutor(1, "journal")
@@ -110,9 +112,9 @@ class JournalWriter:
     def _compact(self) -> list[int]:
         return self._journal.compact()
 
-    def append(self, entry: Entry, arrays: Arrays, number: int, at: float) -> None:
+    def append(self, entry: Entry, arrays: Arrays, number: int, at: float, stored: Stored | None = None) -> None:
         """Make a record durable, as the syncer's fact of this number and time; `durable` reports it."""
-        self._waiting.append(Logged(entry, number, at, arrays))
+        self._waiting.append(Logged(entry, number, at, arrays, stored))
         self._count(1, own=True)
         self._urgent = True
         if self._since is None:

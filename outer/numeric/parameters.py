@@ -38,6 +38,7 @@ class Proposal:
     finite: bool  # whether every element of theta is finite
     exact: NDArray[np.float32] | None = None  # [n], read-only: with a chain, what theta rounds
     delta: Delta | None = None  # with a chain: what leads from the version before to theta
+    stored: None = None  # the value is here, and in no object of its own
 
     @property
     def arrays(self) -> list[NDArray[Any]]:
@@ -56,29 +57,33 @@ class GlobalParameters:
     def __init__(
         self,
         fragments: Sequence[Fragment],
-        initial: Sequence[NDArray[np.float32]],
+        initial: Sequence[NDArray[np.float32] | None],
         outer: OuterConfig,
         codec: str,
         rules: Mapping[str, str],
         threads: int = 1,
         chain: Chain | None = None,
     ) -> None:
-        """`initial`: float32[n] per fragment, which nobody may change any more. `rules`: by tensor name.
+        """`initial`: float32[n] per fragment, which nobody may change any more; None where another process holds it.
 
-        `threads`: that merge, with the same bits.
+        `rules`: by tensor name. `threads`: that merge, with the same bits.
         `chain`: how published versions follow each other, if not as they are.
 
         Raises ValueError for an invalid `outer`.
         """
-        assert [array.shape for array in initial] == [(fragment.size,) for fragment in fragments]
+        assert all(a is None or a.shape == (each.size,) for a, each in zip(initial, fragments, strict=True))
         self.fragments = tuple(fragments)
         self._optimizer = OuterOptimizer(outer)
         self._codec, self._threads = codec, threads
         self._layouts = [layout(fragment, rules, outer.granularity) for fragment in self.fragments]
-        self.thetas = [_frozen(np.asarray(array, dtype=np.float32).view()) for array in initial]
+        held = [np.empty(0, np.float32) if array is None else array for array in initial]
+        self.thetas = [_frozen(np.asarray(array, dtype=np.float32).view()) for array in held]
         self.exact = list(self.thetas)
         self._chain, self._recent = chain, [Recent(theta.nbytes) for theta in self.thetas]
-        self.states = [self._fresh_state(index, theta) for index, theta in enumerate(self.thetas)]
+        self.states = [
+            None if initial[index] is None else self._fresh_state(index, theta)
+            for index, theta in enumerate(self.thetas)
+        ]
         self.versions = [0] * len(self.fragments)
 
     def propose(
@@ -137,7 +142,7 @@ class GlobalParameters:
         if self._chain is not None:
             self._chain.codec.warm_up()
         if self._optimizer.sgd is None:
-            for fragment in {each.size: each.index for each in self.fragments}.values():
+            for fragment in {theta.size: index for index, theta in enumerate(self.thetas) if theta.size}.values():
                 self.propose(
                     fragment, [codecs.encode(self._codec, self.thetas[fragment], self.thetas[fragment])], [1.0]
                 )

@@ -17,7 +17,7 @@ from chaos.faults import Fault
 from chaos.plans import due, plan, random_faults
 from orchestrator.recipe.config import ChaosConfig, FaultConfig, FaultKind, Point
 from orchestrator.recipe.toml_text import load
-from outer.epoch import POINTS
+from outer.kill_points import POINTS
 
 LEARNERS = tuple(f"learner-local-{index}" for index in range(4))
 PLANNED = ChaosConfig(

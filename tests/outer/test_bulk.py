@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import asyncio
+from pathlib import Path
 from types import SimpleNamespace
 from typing import Any
 
@@ -10,19 +11,28 @@ import numpy as np
 import ray
 
 from outer.bulk import Answer, Bulk, Token
-from outer.config import OuterConfig
+from outer.config import OuterConfig, SyncConfig
+from outer.journal.object_store import Folder
 from outer.numeric import codec as codecs
-from outer.numeric.parameters import GlobalParameters
 from outer.protocol.fragments import Fragment, Tensor
 from outer.protocol.messages import Contribution, FragmentCounters, ReadRequest
+from outer.protocol.syncer import Budget
+from outer.spec import SyncerSpec
 
 SIZE = 3
 
 
+FRAGMENTS = (Fragment(0, (Tensor("w", (SIZE,), "float32"),)),)
+
+
 def bulk() -> Bulk:
-    fragments = (Fragment(0, (Tensor("w", (SIZE,), "float32"),)),)
-    parameters = GlobalParameters(fragments, [np.zeros(SIZE, np.float32)], OuterConfig(), "fp32", {"w": "avg"})
-    return Bulk(parameters, "fp32", lambda: None)
+    spec = SyncerSpec(
+        1, SyncConfig(P=1, H=3), OuterConfig(), {"a": 2}, 1, 4, 20.0, Budget(10**6, None), {"seed": 0}, "code",
+        Folder(Path("unused")),
+    )  # fmt: skip
+    made = Bulk(spec, lambda: (FRAGMENTS, [np.zeros(SIZE, np.float32)], {"w": "avg"}, {}))
+    made.begin([0], lacking=False)
+    return made
 
 
 def request(syncer_step: int, attempt: int = 1) -> ReadRequest:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import asyncio
 from dataclasses import replace
 from pathlib import Path
 from typing import Any
@@ -10,8 +11,9 @@ import numpy as np
 import pytest
 
 from outer import epoch, first_values
+from outer.bulk import Bulk
 from outer.config import OuterConfig, SyncConfig
-from outer.epoch import Begun, SyncerSpec
+from outer.epoch import Begun
 from outer.first_values import FirstValues
 from outer.journal.groups import Logged
 from outer.journal.object_store import Folder
@@ -21,6 +23,7 @@ from outer.protocol.facts import Committed, Participant, SpanGranted
 from outer.protocol.fragments import Fragment, Tensor
 from outer.protocol.recovery import Entry
 from outer.protocol.syncer import Budget
+from outer.spec import SyncerSpec
 
 FRAGMENTS = tuple(Fragment(n, (Tensor(f"t{n}", (2, 2), "float32"), Tensor(f"u{n}", (), "float32"))) for n in range(3))
 VALUES: FirstValues = (
@@ -38,9 +41,14 @@ def spec(store: Folder, number: int, begun: int = 0) -> SyncerSpec:
     )  # fmt: skip
 
 
-def begin(spec: SyncerSpec, make: Any) -> tuple[Begun, JournalWriter]:
-    journal = JournalWriter(spec.store, spec.epoch, 3, print, print, print)
-    return epoch.begin(spec, journal, make, None, lambda *_: None), journal
+def begin(spec: SyncerSpec, make: Any) -> tuple[Begun, Bulk, JournalWriter]:
+    journal, bulk = JournalWriter(spec.store, spec.epoch, 3, print, print, print), Bulk(spec, make)
+    return epoch.begin(spec, journal, bulk, None, lambda *_: None), bulk, journal
+
+
+def save(spec: SyncerSpec, begun: Begun, bulk: Bulk) -> None:
+    asyncio.run(bulk.save_first_values())
+    first_values.finish(spec.store, spec.epoch, begun.layout)
 
 
 def never() -> FirstValues:
@@ -50,13 +58,11 @@ def never() -> FirstValues:
 def first_epoch(store: Folder) -> SyncerSpec:
     """It has committed fragment 1 and nothing else."""
     first = spec(store, 1)
-    begun, journal = begin(first, lambda: VALUES)
-    save = epoch.save_first_values(first, begun)
-    assert save is not None
-    save()
+    begun, bulk, journal = begin(first, lambda: VALUES)
+    save(first, begun, bulk)
     one = Participant("a", 1, 1, 0, 1, 8, 1.0, "d", 8)
     committed = Committed(1, 1, 1, 0, (one,), 1, "d", 1.0, 8, 0.1, 0.2, 0.3, "why")
-    state = begun.parameters.arrays(1)[1:]
+    state = bulk.parameters.arrays(1)[1:]
     granted = SpanGranted("a", 1, 0, 0, 8, 2)
     journal._journal.write(
         [
@@ -69,30 +75,27 @@ def first_epoch(store: Folder) -> SyncerSpec:
 
 def test_a_later_epoch_has_every_value_and_does_not_make_the_model(tmp_path: Path) -> None:
     first = first_epoch(store := Folder(tmp_path))
-    second, _ = begin(replace(first, epoch=2, begun=1), never)
-    assert second.fragments == FRAGMENTS and second.patterns == VALUES[2] and second.task == VALUES[3]
-    assert [theta.tolist() for theta in second.parameters.thetas] == [[0.5] * 5, [7.0] * 5, [2.5] * 5]
-    assert second.parameters.versions == [0, 1, 0]
-    assert epoch.save_first_values(replace(first, epoch=2, begun=1), second) is None, "it is saved already"
+    second, bulk, _ = begin(replace(first, epoch=2, begun=1), never)
+    assert second.layout == (FRAGMENTS, VALUES[2], VALUES[3])
+    assert [theta.tolist() for theta in bulk.parameters.thetas] == [[0.5] * 5, [7.0] * 5, [2.5] * 5]
+    assert bulk.parameters.versions == [0, 1, 0]
     assert store.folders(first_values.FOLDER) == ["000001"]
 
 
 def test_what_cannot_be_read_is_made_anew(tmp_path: Path) -> None:
     first = first_epoch(Folder(tmp_path))
     (tmp_path / "initial" / "000001" / "0002").write_bytes(b"damaged")
-    second, _ = begin(replace(first, epoch=2, begun=1), lambda: VALUES)
-    assert second.parameters.thetas[2].tolist() == [2.5] * 5 and second.parameters.versions == [0, 1, 0]
+    _, bulk, _ = begin(replace(first, epoch=2, begun=1), lambda: VALUES)
+    assert bulk.parameters.thetas[2].tolist() == [2.5] * 5 and bulk.parameters.versions == [0, 1, 0]
 
 
 def test_a_resumed_run_makes_it_anew_and_saves_only_what_has_no_commit(tmp_path: Path) -> None:
     first = first_epoch(store := Folder(tmp_path))
     made: list[FirstValues] = [VALUES]
     resumed = replace(first, epoch=2)
-    begun, _ = begin(resumed, made.pop)
+    begun, bulk, _ = begin(resumed, made.pop)
     assert not made
-    save = epoch.save_first_values(resumed, begun)
-    assert save is not None
-    save()
+    save(resumed, begun, bulk)
     assert store.folders("initial") == ["000002"], "what the earlier start saved is removed"
     assert store.names("initial/000002") == [f"initial/000002/{name}" for name in ("0000", "0002", "layout")]
 

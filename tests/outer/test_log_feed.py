@@ -25,7 +25,7 @@ class Journal:
     def note(self, writer: str, incarnation: int, facts: Sequence[Numbered]) -> None:
         self.taken += [(writer, incarnation, number, fact) for number, _, fact in facts]
 
-    def append(self, entry: Entry, arrays: Any, number: int, at: float) -> None:
+    def append(self, entry: Entry, arrays: Any, number: int, at: float, stored: Any = None) -> None:
         self.taken.append(("syncer", entry.epoch, number, entry.record))
 
 

@@ -6,7 +6,6 @@ import asyncio
 import gc
 import weakref
 from pathlib import Path
-from types import SimpleNamespace
 from typing import Any
 
 import numpy as np
@@ -40,9 +39,22 @@ class Journal:
         return sum(value() is not None for value in self.values)
 
 
+class Initial:
+    """What of the fragments' bytes a cut takes."""
+
+    def __init__(self, values: list[Any]) -> None:
+        self.values = values
+
+    def mark(self, snapshot: int) -> dict[int, Any]:
+        return dict(enumerate(self.values))
+
+    async def save(self, snapshot: int, versions: list[int]) -> list[Any]:
+        return []
+
+
 def made(folder: Path) -> tuple[Snapshots, Journal, Any]:
     journal = Journal()
-    parameters = SimpleNamespace(versions=[1], thetas=[np.zeros(4, np.float32)])
+    bulk = Initial([])
     return (
         Snapshots(
             1,
@@ -51,15 +63,15 @@ def made(folder: Path) -> tuple[Snapshots, Journal, Any]:
             journal,
         ),
         journal,
-        parameters,
+        bulk,
     )  # type: ignore[arg-type]
 
 
 def test_of_cuts_that_are_never_written_the_newest_are_kept_and_the_others_are_refused(tmp_path: Path) -> None:
     async def story() -> None:
-        snapshots, journal, parameters = made(tmp_path)
+        snapshots, journal, bulk = made(tmp_path)
         for snapshot in range(1, 101):
-            snapshots.cut(snapshot, parameters)
+            snapshots.cut(snapshot, bulk)
         assert journal.alive == CUTS_MAX
         with pytest.raises(OSError, match="dropped for newer ones: 100 is taken"):
             await snapshots.write(1, 60.0)
@@ -74,15 +86,15 @@ def test_a_cut_that_does_not_come_in_time_is_not_kept(tmp_path: Path) -> None:
     """The journal's store is full or away."""
 
     async def story() -> None:
-        snapshots, journal, parameters = made(tmp_path)
+        snapshots, journal, bulk = made(tmp_path)
         value = np.zeros(4, np.float32)
-        parameters = SimpleNamespace(versions=[0], thetas=[value])
+        bulk.values = [value]
         journal.cut = lambda: asyncio.get_running_loop().create_future()  # type: ignore[method-assign]
-        snapshots.cut(1, parameters)
+        snapshots.cut(1, bulk)
         with pytest.raises(TimeoutError):
             await snapshots.write(1, 0.0)
         kept = weakref.ref(value)
-        parameters.thetas = []
+        bulk.values = []
         del value
         gc.collect()
         assert kept() is None

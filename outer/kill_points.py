@@ -1,0 +1,35 @@
+"""Where chaos can kill a process of the syncer, in the order in which a commit passes them."""
+
+from __future__ import annotations
+
+import os
+import signal
+
+RECEIVED, MERGING, MERGED, JOURNALING, JOURNALED, APPLIED, ANNOUNCED = POINTS = (
+    "received",  # a contribution has arrived
+    "merging",  # a merge is being computed; with shards, the one that computes it dies
+    "merged",
+    "journaling",  # the record is about to be written
+    "journaled",  # the record is durable, and not announced
+    "applied",
+    "announced",
+)
+
+
+class KillPoints:
+    """Of one process."""
+
+    def __init__(self) -> None:
+        self._dies_at: dict[str, int] = {}  # at which point, passed so many times from now
+
+    def arm(self, point: str, times: int) -> None:
+        """Kill this process when it passes this point for the nth time."""
+        assert point in POINTS, point
+        self._dies_at[point] = times
+
+    def reach(self, point: str) -> None:
+        """Die here if chaos asked for it."""
+        if point in self._dies_at:
+            self._dies_at[point] -= 1
+            if self._dies_at[point] <= 0:
+                os.kill(os.getpid(), signal.SIGKILL)

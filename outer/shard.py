@@ -1,0 +1,240 @@
+"""A shard of the syncer as a Ray actor: it holds some of the fragments, reads, merges and stores them.
+
+It belongs to one epoch of control, which creates it and takes every decision, and ends with it.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import gc
+import os
+import time
+from collections import Counter
+from collections.abc import Callable, Collection, Mapping, Sequence
+from dataclasses import dataclass
+from functools import partial
+from typing import TYPE_CHECKING, Any, NamedTuple
+
+import ray
+from numpy.typing import NDArray
+
+from outer import heap
+from outer.bulk import Answer, Bulk, Token
+from outer.first_values import FirstValues, Layout
+from outer.journal import checkpoint_parts, values
+from outer.journal.framing import Damaged
+from outer.journal.groups import Value
+from outer.journal.values import Stored
+from outer.kill_points import MERGING, KillPoints
+from outer.numeric import codec as codecs
+from outer.protocol.manifest import code_digest
+from outer.protocol.messages import ReadRequest
+from outer.spec import SyncerSpec
+
+if TYPE_CHECKING:
+    from outer.numeric.parameters import Proposal
+
+OFTEN = ray.method(enable_task_events=False)  # Ray's control store would keep a row of every call
+INSTALLED_S = 10.0  # for control to say that a version is in force
+MARKS_MAX = 2  # cuts that wait to be written
+BACKOFF_S, BACKOFF_S_MAX = 0.05, 2.0  # between two attempts to write; doubles
+
+
+@dataclass(frozen=True)
+class Proposed:
+    """A shard's outer step of one fragment: as outer.numeric.parameters.Proposal, but the value stays in the shard."""
+
+    fragment: int
+    norm: float
+    digest: str
+    finite: bool
+    stored: Stored | None  # the value, as the commit's record names it; None where none is written
+    arrays: tuple[()] = ()
+
+
+class _Pending(NamedTuple):
+    """A merged value that is not in force yet."""
+
+    version: int
+    proposal: Proposal
+    stored: Stored | None
+
+
+Marked = dict[tuple[int, int], list[NDArray[Any]]]  # by fragment and version
+
+
+class ShardActor:
+    """The shard of this number of an epoch."""
+
+    def __init__(self, spec: SyncerSpec, make: Callable[[], FirstValues], shard: int) -> None:
+        if (code := code_digest()) != spec.code:
+            raise RuntimeError(f"this node runs other sources ({code}) than the run was started with ({spec.code})")
+        heap.keep_small()
+        os.environ["JAX_PLATFORMS"] = "cpu"  # Bulk.begin starts JAX
+        self._spec, self._shard = spec, shard
+        self._bulk = Bulk(spec, make, shard=shard)
+        self._values = spec.journal or spec.store
+        self._loaded: dict[int, Value] = {}  # until they are in force
+        self._stored: dict[int, list[Stored]] = {}  # by fragment, oldest first: the newest value and the one before
+        self._pending: dict[int, _Pending] = {}
+        self._marks: dict[int, Marked] = {}  # by snapshot
+        self._installed = asyncio.Condition()
+        self._sent: Counter[str] = Counter()  # bytes of versions, by learner
+        self._trouble = ""
+        self._points = KillPoints()
+
+    def __repr__(self) -> str:
+        return f"shard {self._shard}"  # how the dashboard and log lines call this actor
+
+    # -------------------------------------------------------------- how an epoch begins
+
+    async def load(self, stored: Mapping[int, Value]) -> dict[int, tuple[str, str]]:
+        """As Bulk.load."""
+        found = {}
+        for fragment, value in stored.items():
+            assert value.stored is not None
+            try:
+                arrays = values.read(self._values, value.stored)
+            except Damaged as error:
+                found[fragment] = "", str(error)
+                continue
+            self._loaded[fragment] = value._replace(arrays=arrays)
+            found[fragment] = codecs.digest(arrays[0]), ""
+        return found
+
+    async def begin(self, versions: Sequence[int], lacking: bool) -> Layout:
+        """As Bulk.begin."""
+        return self._bulk.begin(versions, lacking)
+
+    async def restore(self, restored: Mapping[int, Value], momentum_lost: Collection[int]) -> None:
+        """As Bulk.restore; of what `load` has read the arrays are here."""
+        whole = {f: value if value.arrays else self._loaded[f] for f, value in restored.items()}
+        self._bulk.restore(whole, momentum_lost)
+        self._stored = {f: [value.stored] for f, value in whole.items() if value.stored is not None}
+        self._loaded = {}
+        gc.collect()
+        gc.freeze()  # what is imported stays: a full collection need not walk it
+
+    async def kept(self, fragments: Collection[int]) -> dict[int, Value]:
+        """As Bulk.kept. Raises OSError where a value cannot be stored."""
+        found = {}
+        for fragment, value in self._bulk.kept(fragments).items():
+            stored = self._stored.get(fragment, [None])[-1]
+            if stored is None and self._spec.persistent:
+                stored = values.write(self._values, self._spec.epoch, fragment, value.version, value.arrays)
+                self._stored[fragment] = [stored]
+            found[fragment] = Value(value.version, [], stored)
+        return found
+
+    async def save_first_values(self) -> None:
+        """As Bulk.save_first_values."""
+        await self._bulk.save_first_values()
+
+    # -------------------------------------------------------------- reads and merges
+
+    @OFTEN
+    async def pulse(self) -> dict[str, Any]:
+        """That it lives, and what status pages say of it."""
+        node = ray.get_runtime_context().get_node_id()
+        return {"pid": os.getpid(), "node": node, "trouble": self._trouble, "sent": dict(self._sent)}
+
+    @OFTEN
+    async def read(self, learner: str, handle: Any, request: ReadRequest) -> Answer | str:
+        """As Bulk.read."""
+        return await self._bulk.read(learner, handle, request)
+
+    @OFTEN
+    async def forget(self, tokens: Collection[Token]) -> None:
+        """These reads are closed, so nothing can merge their payloads."""
+        self._bulk.forget(tokens)
+
+    @OFTEN
+    async def merge(self, fragment: int, tokens: Sequence[Token], weights: Sequence[float], version: int) -> Proposed:
+        """As Bulk.merge. The value is stored when it returns, unless the run keeps none."""
+        merging = self._bulk.merge(fragment, tokens, weights, version)
+        self._bulk.forget(tokens)
+        self._points.reach(MERGING)
+        proposal = await merging
+        stored = await self._store(fragment, version, proposal) if proposal.finite and self._spec.persistent else None
+        self._pending[fragment] = _Pending(version, proposal, stored)
+        return Proposed(fragment, proposal.norm, proposal.digest, proposal.finite, stored)
+
+    async def _store(self, fragment: int, version: int, proposal: Proposal) -> Stored:
+        """Write a value; retries for ever, and nothing commits meanwhile."""
+        backoff_s = BACKOFF_S
+        while True:
+            try:
+                write = partial(values.write, self._values, self._spec.epoch, fragment, version, proposal.arrays)
+                stored = await asyncio.get_running_loop().run_in_executor(None, write)
+                self._trouble = ""
+                return stored
+            except (OSError, Damaged) as error:
+                self._trouble = f"{type(error).__name__}: {error}"
+                await asyncio.sleep(backoff_s)
+                backoff_s = min(2 * backoff_s, BACKOFF_S_MAX)
+
+    @OFTEN
+    async def install(self, fragment: int, version: int) -> None:
+        """The merged value is committed: put it in force, and remove the one before the one before."""
+        pending = self._pending.pop(fragment)
+        assert pending.version == version, f"fragment {fragment}: {pending.version} is merged, not {version}"
+        self._bulk.install(pending.proposal, version)
+        if pending.stored is not None:
+            held = [*self._stored.get(fragment, ()), pending.stored]
+            self._stored[fragment] = held[-2:]
+            for stored in held[:-2]:
+                asyncio.get_running_loop().run_in_executor(None, values.remove, self._values, stored)
+        async with self._installed:
+            self._installed.notify_all()
+
+    @OFTEN
+    async def fetch(self, fragment: int, version: int, held: int, learner: str) -> tuple[int, str, Any] | None:
+        """As Bulk.fetch, once the version is in force; None if it does not come."""
+        parameters, deadline = self._bulk.parameters, time.monotonic() + INSTALLED_S
+        async with self._installed:
+            while parameters.versions[fragment] < version:
+                try:
+                    await asyncio.wait_for(self._installed.wait(), deadline - time.monotonic())
+                except TimeoutError:
+                    return None
+        found = self._bulk.fetch(fragment, version, held)
+        assert found is not None
+        self._sent[learner] += found.bytes
+        return found.version, found.digest, found.value
+
+    async def current(self) -> list[tuple[int, NDArray[Any]]]:
+        """(fragment, theta) of all that is here."""
+        thetas = enumerate(self._bulk.parameters.thetas)
+        return [(fragment, theta) for fragment, theta in thetas if self._bulk.holds(fragment)]
+
+    async def arm(self, point: str, times: int) -> None:
+        """For chaos: kill this process when it passes this point for the nth time."""
+        self._points.arm(point, times)
+
+    # -------------------------------------------------------------- checkpoints
+
+    @OFTEN
+    async def mark(self, snapshot: int) -> None:
+        """Keep what may belong to the snapshot: what is in force, and what is merged and may be recorded by then."""
+        parameters = self._bulk.parameters
+        held = [fragment.index for fragment in parameters.fragments if self._bulk.holds(fragment.index)]
+        marked: Marked = {(f, parameters.versions[f]): parameters.arrays(f) for f in held}
+        marked |= {(f, each.version): each.proposal.arrays for f, each in self._pending.items()}
+        self._marks[snapshot] = marked
+        while len(self._marks) > MARKS_MAX:
+            self._marks.pop(next(iter(self._marks)))
+
+    async def save(self, snapshot: int, versions: Sequence[int]) -> dict[str, Any]:
+        """Write this shard's part of the snapshot; returns its description. Raises OSError."""
+        marked = self._marks.pop(snapshot, None)
+        if marked is None:
+            raise OSError(f"shard {self._shard} does not keep snapshot {snapshot} any more")
+        wanted = [(f, version) for f, version in enumerate(versions) if self._bulk.holds(f)]
+        described = [[f, version, len(marked[f, version])] for f, version in wanted if version]
+        initial = [f for f, version in wanted if not version]
+        arrays = [array for f, version in wanted if version for array in marked[f, version]]
+        arrays += [marked[f, 0][0] for f in initial]
+        header = {"epoch": self._spec.epoch, "values": described, "initial": initial}
+        part = f"shard-{self._shard}"
+        write = partial(checkpoint_parts.write, self._spec.store, snapshot, part, header, arrays)
+        return await asyncio.get_running_loop().run_in_executor(None, write)

@@ -1,0 +1,189 @@
+"""Control's side of the shards: the same port as outer/bulk.py, over processes that each hold some of the fragments.
+
+Bytes go between learners and shards and between shards and the store; control sends tickets and gets counters, digests
+and tokens. The shards belong to one epoch: when one dies or falls silent the epoch is over, and the others end with it.
+What was merged and not recorded is no commit; the next epoch reads the journal, and its shards read their values.
+"""
+
+from __future__ import annotations
+
+import asyncio
+from collections import Counter
+from collections.abc import Callable, Collection, Mapping, Sequence
+from dataclasses import dataclass
+from typing import Any
+
+import numpy as np
+import ray
+from numpy.typing import NDArray
+
+from outer.bulk import Answer, ReadId, Token
+from outer.first_values import FirstValues, Layout
+from outer.journal.groups import Value
+from outer.protocol.messages import ReadRequest
+from outer.shard import Proposed, ShardActor
+from outer.spec import SyncerSpec
+
+SHARD_CPUS = 0.5
+BEGIN_S = 100.0  # for all shards to start, and to make or read their values; the orchestrator waits a little longer
+PULSE_S = 0.5  # between two questions whether a shard is there
+
+
+@dataclass(frozen=True)
+class AtShard:
+    """The answer to a learner that asked control for a version: this shard has it."""
+
+    handle: Any  # of its actor
+    snapshot: int  # the newest that the syncer has begun
+
+
+class Shards:
+    """Of one epoch. `begin` and what precedes it block; the rest is called in the event loop's thread."""
+
+    def __init__(self, spec: SyncerSpec, make: Callable[[], FirstValues], received: Callable[[], None]) -> None:
+        """`make`, `received`: as for Bulk."""
+        self._spec, self._received = spec, received
+        options = {"num_cpus": SHARD_CPUS, "max_restarts": 0, "max_concurrency": 1000, **spec.shard_options}
+        self._handles = [
+            ray.remote(ShardActor).options(name=f"shard.{spec.epoch}.{shard}", **options).remote(spec, make, shard)
+            for shard in range(spec.shards)
+        ]
+        self._versions: dict[int, int] = {}
+        self._unmerged: set[Token] = set()  # tokens whose payloads the shards keep
+        self._pulses: list[dict[str, Any]] = [{} for _ in self._handles]
+
+    def _of(self, fragment: int) -> Any:
+        return self._handles[fragment % len(self._handles)]
+
+    def _each(self, method: str, arguments: Callable[[int], Sequence[Any]]) -> list[Any]:
+        """The answers of all shards. Raises RayError, TimeoutError."""
+        asked = [getattr(handle, method).remote(*arguments(shard)) for shard, handle in enumerate(self._handles)]
+        answers: list[Any] = ray.get(asked, timeout=BEGIN_S)
+        return answers
+
+    def _share(self, values: Mapping[int, Value], shard: int) -> dict[int, Value]:
+        return {f: value for f, value in values.items() if f % len(self._handles) == shard}
+
+    # -------------------------------------------------------------- how an epoch begins
+
+    def load(self, values: Mapping[int, Value]) -> dict[int, tuple[str, str]]:
+        """As Bulk.load."""
+        stored = {fragment: value for fragment, value in values.items() if value.stored is not None}
+        found = self._each("load", lambda shard: [self._share(stored, shard)])
+        return {fragment: told for each in found for fragment, told in each.items()}
+
+    def begin(self, versions: Sequence[int], lacking: bool) -> Layout:
+        """As Bulk.begin."""
+        layouts: list[Layout] = self._each("begin", lambda _: [list(versions), lacking])
+        self._versions = dict.fromkeys(range(len(layouts[0].fragments)), 0)
+        return layouts[0]
+
+    def restore(self, values: Mapping[int, Value], momentum_lost: Collection[int] = ()) -> None:
+        """As Bulk.restore; a value that `load` has read needs no arrays."""
+        self._each("restore", lambda shard: [self._share(values, shard), list(momentum_lost)])
+        self._versions |= {fragment: value.version for fragment, value in values.items()}
+
+    def kept(self, fragments: Collection[int]) -> dict[int, Value]:
+        """As Bulk.kept: where the shards have stored the values."""
+        found = self._each("kept", lambda shard: [[f for f in fragments if f % len(self._handles) == shard]])
+        return {fragment: value for each in found for fragment, value in each.items()}
+
+    async def save_first_values(self) -> None:
+        """As Bulk.save_first_values."""
+        await asyncio.gather(*(handle.save_first_values.remote() for handle in self._handles))
+
+    async def watch(self) -> str:
+        """Until a shard dies or is silent; returns why the epoch is over."""
+        watching = [asyncio.ensure_future(self._watch(shard)) for shard in range(len(self._handles))]
+        done, pending = await asyncio.wait(watching, return_when=asyncio.FIRST_COMPLETED)
+        for each in pending:
+            each.cancel()
+        return done.pop().result()
+
+    async def _watch(self, shard: int) -> str:
+        while True:
+            try:
+                self._pulses[shard] = await asyncio.wait_for(self._pulse(shard), self._spec.shard_lease_s)
+            except TimeoutError:
+                return f"shard {shard} was silent for {self._spec.shard_lease_s:g} s"
+            except ray.exceptions.RayError as error:
+                return f"shard {shard}: {type(error).__name__}"
+            await asyncio.sleep(PULSE_S)
+
+    async def _pulse(self, shard: int) -> dict[str, Any]:
+        pulse: dict[str, Any] = await self._handles[shard].pulse.remote()
+        return pulse
+
+    def view(self) -> list[dict[str, Any]]:
+        """For status pages: each shard's process, node, and what the store refuses."""
+        return [{key: value for key, value in pulse.items() if key != "sent"} for pulse in self._pulses]
+
+    @property
+    def sent(self) -> Counter[str]:
+        """Bytes of versions that learners have fetched, by learner."""
+        return sum((Counter(pulse.get("sent", {})) for pulse in self._pulses), Counter())
+
+    # -------------------------------------------------------------- reads, merges, versions
+
+    async def read(self, learner: str, handle: Any, request: ReadRequest) -> Answer | str:
+        """As Bulk.read."""
+        try:
+            answer: Answer | str = await self._of(request.fragment).read.remote(learner, handle, request)
+        except ray.exceptions.RayError as error:
+            return type(error).__name__
+        if not isinstance(answer, str):
+            self._received()
+            if isinstance(answer.contribution.payload, Token):
+                self._unmerged.add(answer.contribution.payload)
+        return answer
+
+    def keep(self, reads: Collection[ReadId]) -> None:
+        """As Bulk.keep. Called after every event, so shards hear of it only where they keep such a payload."""
+        if closed := [token for token in self._unmerged if token.read not in reads]:
+            self._unmerged.difference_update(closed)
+            for handle in self._handles:
+                handle.forget.remote(closed)
+
+    async def merge(self, fragment: int, tokens: Sequence[Token], weights: Sequence[float], version: int) -> Proposed:
+        """As Bulk.merge; the value is stored when it returns."""
+        self._unmerged.difference_update(tokens)
+        proposed: Proposed = await self._of(fragment).merge.remote(fragment, tokens, weights, version)
+        return proposed
+
+    def install(self, proposal: Proposed, version: int) -> None:
+        """As Bulk.install. A shard that is asked for the version before it has heard of it waits."""
+        self._versions[proposal.fragment] = version
+        self._of(proposal.fragment).install.remote(proposal.fragment, version)
+
+    def fetch(self, fragment: int, version: int, held: int) -> tuple[int, Any] | None:
+        """(newest version, handle of the shard that has it), if it is at least the version asked for."""
+        newest = self._versions[fragment]
+        return None if newest < version else (newest, self._of(fragment))
+
+    def current(self) -> list[Any]:
+        """As Bulk.current."""
+        return list(self._handles)
+
+    def arm(self, point: str, times: int) -> None:
+        """For chaos: a shard dies at this point of its nth merge from now."""
+        self._handles[0].arm.remote(point, times)
+
+    # -------------------------------------------------------------- checkpoints
+
+    def mark(self, snapshot: int) -> Mapping[int, NDArray[Any]]:
+        """As Bulk.mark; the shards keep what may belong to the snapshot, and control has no value."""
+        for handle in self._handles:
+            handle.mark.remote(snapshot)
+        return {}
+
+    async def save(self, snapshot: int, versions: Sequence[int]) -> list[dict[str, Any]]:
+        """As Bulk.save: every shard writes a part. Raises OSError."""
+        return list(await asyncio.gather(*(handle.save.remote(snapshot, versions) for handle in self._handles)))
+
+
+def gathered(current: Sequence[Any], deadline_s: float) -> list[NDArray[np.float32]]:
+    """float32[n] per fragment, from what Bulk.current gives. Blocks. Raises RayError."""
+    if not current or isinstance(current[0], np.ndarray):
+        return list(current)
+    found = [item for each in ray.get([each.current.remote() for each in current], timeout=deadline_s) for item in each]
+    return [theta for _, theta in sorted(found, key=lambda item: item[0])]
