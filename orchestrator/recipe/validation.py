@@ -116,16 +116,21 @@ def _alpha(recipe: Recipe) -> Iterator[Problem]:
         )
 
 
+@_reads("run.shards", "sync.P", "durability")
+def _shards(recipe: Recipe) -> Iterator[Problem]:
+    shards, most = recipe.run.shards, recipe.sync.fragments or recipe.run.shards
+    if shards > 1 and recipe.durability.mode == "replica":
+        yield Problem("run.shards", shards, 'cannot be with durability.mode = "replica"', "give 1, or another mode")
+    elif shards > most:
+        yield Problem("run.shards", shards, f"is more than the {most} fragments", f"give at most {most}")
+
+
 @_reads("run.hang_s", "run.unreachable_s")
 def _patience(recipe: Recipe) -> Iterator[Problem]:
-    run = recipe.run
-    if run.unreachable_s < run.hang_s:
-        yield Problem(
-            "run.unreachable_s",
-            run.unreachable_s,
-            f"is less than run.hang_s = {run.hang_s:g}: a learner out of reach would be given up before one that hangs",
-            f"give {run.hang_s:g} or more",
-        )
+    given, least = recipe.run.unreachable_s, recipe.run.hang_s
+    if given < least:
+        message = f"is less than run.hang_s = {least:g}: a learner out of reach would be given up before one that hangs"
+        yield Problem("run.unreachable_s", given, message, f"give {least:g} or more")
 
 
 @_reads("pools")
@@ -133,12 +138,8 @@ def _pool_names(recipe: Recipe) -> Iterator[Problem]:
     counts = Counter(pool.name for pool in recipe.pools)
     for index, pool in enumerate(recipe.pools):
         if counts[pool.name] > 1 and pool.name in {earlier.name for earlier in recipe.pools[:index]}:
-            yield Problem(
-                f"pools.{index}.name",
-                pool.name,
-                "is another pool's name too",
-                "give each pool a name of its own",
-            )
+            fix = "give each pool a name of its own"
+            yield Problem(f"pools.{index}.name", pool.name, "is another pool's name too", fix)
 
 
 @_reads("pools")

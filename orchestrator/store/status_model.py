@@ -111,6 +111,7 @@ def model(
             "quorum": recipe.quorum,
             "grace_s": view.get("grace_s"),
             "sent_bytes": view.get("sent_bytes", {}),
+            "shards": view.get("shards", []),
         },
         "durability": {
             "mode": recipe.durability.mode,
