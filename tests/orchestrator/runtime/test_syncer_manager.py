@@ -31,6 +31,7 @@ class Epoch:
 
     def __init__(self, comes_up: bool = True) -> None:
         self.alive, self.mute, self.told, self._comes_up = True, False, list[str](), comes_up
+        self.ended = ""  # why it is over, by its own word
 
     def __getattr__(self, name: str) -> Any:
         return SimpleNamespace(remote=lambda *values: asyncio.ensure_future(self._answer(name)))
@@ -41,6 +42,8 @@ class Epoch:
         if not self.alive or (name == "start" and not self._comes_up):
             raise ray.exceptions.RayActorError(error_msg="its process ended")
         self.told.append(name)
+        if name == "view":
+            return {"said": "view answered", "ended": self.ended}
         return {"pid": 1, "node": "n", "run": "r", "begun": 1} if name == "start" else f"{name} answered"
 
 
@@ -105,9 +108,24 @@ def test_two_who_notice_one_death_bring_one_successor(play: Callable[..., Any]) 
         told = asyncio.ensure_future(scene.syncer.call("fence", patience_s=30.0))
         assert await scene.syncer.view() is None
         assert await told == "fence answered"
-        assert await scene.syncer.view() == "view answered"
+        seen = await scene.syncer.view()
+        assert seen is not None and seen["said"] == "view answered"
 
     assert play(story, first, second).lost == [(1, "died")]
+
+
+def test_one_that_says_that_it_is_over_is_ended_and_followed(play: Callable[..., Any]) -> None:
+    first, second = Epoch(), Epoch()
+
+    async def story(scene: Scene) -> None:
+        await scene.syncer.call("expect", patience_s=30.0)
+        first.ended = "shard 1: ActorDiedError"
+        assert await scene.syncer.view() is None
+        assert scene.killed == [first], "before the next one starts, with the memory of its other shards"
+        assert await scene.syncer.call("fence", patience_s=30.0) == "fence answered"
+
+    scene = play(story, first, second)
+    assert [(fact.cause, fact.detail) for fact in scene.said] == [("died", "shard 1: ActorDiedError")]
 
 
 def test_one_that_does_not_answer_is_followed_after_its_lease(play: Callable[..., Any]) -> None:
