@@ -19,6 +19,7 @@ from typing import Any
 import ray
 
 from outer import epoch, first_values, heap
+from outer.alarm import Alarm
 from outer.bulk import Bulk, Fetched
 from outer.epoch import Facts
 from outer.first_values import FirstValues
@@ -35,6 +36,7 @@ from outer.protocol.fragments import Fragment
 from outer.protocol.leases import longest_s
 from outer.protocol.manifest import code_digest
 from outer.relays import Elsewhere, Relays
+from outer.shard import LATE_S
 from outer.shards import AtShard, Shards
 from outer.snapshots import Snapshots
 from outer.spec import SyncerSpec
@@ -44,7 +46,7 @@ HELD_S = 10.0  # for a learner to give what it holds of a fragment
 ANNOUNCED_S = 0.02  # for notices to be on their way
 BEHIND = "behind"  # why an answer does not count: the log cannot take its facts now
 RECORD_S = 5.0  # for facts to become durable before `record` answers
-LATE_S = 120.0  # an answer that comes after its deadline is still heard, to be refused, for this long
+ENDED_S = 10.0  # for the orchestrator to hear why this epoch is over
 
 
 @dataclass(frozen=True)
@@ -94,8 +96,7 @@ class SyncerActor:
         self._peers: dict[str, _Peer] = {}
         self._outbox = Outbox(self._spawn, LATE_S)
         self._tasks: set[asyncio.Task[None]] = set()
-        self._timer: asyncio.TimerHandle | None = None
-        self._wake_at: float | None = None  # when it fires
+        self._alarm = Alarm(lambda: self._drive(events_effects.Tick()))
         self._failure = ""
         self._snapshots = Snapshots(spec.epoch, self._fragments, spec.store, self._journal, self._task.get("left_out"))
         self._relays = Relays(spec.region or ray.get_runtime_context().get_node_labels().get("region", ""))
@@ -208,6 +209,8 @@ class SyncerActor:
 
     async def attach(self, message: messages.Attach, facts: Facts, oldest: int, handle: Any) -> messages.Welcome | str:
         """A Welcome, or the reason why this learner may not join."""
+        while self._ended:  # the next epoch welcomes it
+            await asyncio.sleep(ANNOUNCED_S)
         self._take(message.learner, message.incarnation, facts, oldest)
         before = self._peers.get(message.learner)
         self._peers[message.learner] = _Peer(message.incarnation, handle)
@@ -282,7 +285,7 @@ class SyncerActor:
         except Exception:
             self._failure = traceback.format_exc()
             raise
-        self._set_timer()
+        self._alarm.set(self._machine.wake_at)
         return effects
 
     def _perform(self, effects: list[events_effects.Effect]) -> None:
@@ -331,20 +334,8 @@ class SyncerActor:
         """Without one of its shards this epoch is over."""
         self._over = self._ended = await self._bulk.watch()
         self._log.close()
-
-    def _set_timer(self) -> None:
-        at = self._machine.wake_at
-        if at is not None and at == self._wake_at and self._timer is not None:
-            return
-        if self._timer is not None:
-            self._timer.cancel()
-        self._timer, self._wake_at = None, at
-        if at is not None:
-            self._timer = asyncio.get_running_loop().call_later(max(0.001, at - _now()), self._wake)
-
-    def _wake(self) -> None:
-        self._timer = None
-        self._drive(events_effects.Tick())
+        await asyncio.sleep(ENDED_S)
+        os._exit(0)
 
     async def _merge(self, syncer_step: int, merging: Awaitable[Any]) -> None:
         try:

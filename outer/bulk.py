@@ -90,10 +90,10 @@ class Bulk:
         """Whether this shard has the fragment."""
         return fragment % self._spec.shards == self._shard
 
-    def load(self, values: Mapping[int, Value]) -> dict[int, tuple[str, str]]:
+    def load(self, values: Mapping[int, Value], run: str) -> dict[int, tuple[str, str]]:
         """Read newest values that are objects of their own: by fragment, theta's digest, or "" and what is damaged.
 
-        Without shards there are none: the journal has read them.
+        `run`: the journal's identity. Without shards there are none: the journal has read them.
         """
         return {}
 
@@ -185,6 +185,10 @@ class Bulk:
         """Forget these payloads."""
         for token in tokens:
             self._payloads.pop(token, None)
+
+    def forget_before(self, step: int) -> None:
+        """Forget the payloads of reads for syncer steps before this one."""
+        self.forget([token for token in self._payloads if token.read[0] < step])
 
     def merge(
         self, fragment: int, tokens: Sequence[Token], weights: Sequence[float], version: int

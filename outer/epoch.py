@@ -56,7 +56,7 @@ def begin(
     there are no other sources, and as JournalWriter.open.
     """
     opened = journal.open()
-    apart = bulk.load(opened.values)
+    apart = bulk.load(opened.values, journal.run)
     for fragment, (_, damage) in apart.items():
         if damage:
             opened.values.pop(fragment)

@@ -24,7 +24,9 @@ from outer.first_values import FirstValues, Layout
 from outer.journal import checkpoint_parts, values
 from outer.journal.framing import Damaged
 from outer.journal.groups import Value
+from outer.journal.identity import identity
 from outer.journal.values import Stored
+from outer.journal.writer import FOLDER as JOURNAL
 from outer.kill_points import MERGING, KillPoints
 from outer.numeric import codec as codecs
 from outer.protocol.manifest import code_digest
@@ -35,6 +37,7 @@ if TYPE_CHECKING:
     from outer.numeric.parameters import Proposal
 
 OFTEN = ray.method(enable_task_events=False)  # Ray's control store would keep a row of every call
+LATE_S = 120.0  # an answer that comes after its deadline is still heard, to be refused, for this long
 INSTALLED_S = 10.0  # for control to say that a version is in force
 MARKS_MAX = 2  # cuts that wait to be written
 BACKOFF_S, BACKOFF_S_MAX = 0.05, 2.0  # between two attempts to write; doubles
@@ -88,8 +91,13 @@ class ShardActor:
 
     # -------------------------------------------------------------- how an epoch begins
 
-    async def load(self, stored: Mapping[int, Value]) -> dict[int, tuple[str, str]]:
-        """As Bulk.load."""
+    async def load(self, stored: Mapping[int, Value], run: str) -> dict[int, tuple[str, str]]:
+        """As Bulk.load. Raises RuntimeError where this process does not see the journal of this identity."""
+        if identity(self._values, JOURNAL) != run:
+            raise RuntimeError(
+                f"shard {self._shard} does not see the run's store {self._values!r} from its node: give durability."
+                "store a place that all nodes reach, or run.control labels of nodes that share the run's folder"
+            )
         found = {}
         for fragment, value in stored.items():
             assert value.stored is not None
@@ -140,8 +148,11 @@ class ShardActor:
 
     @OFTEN
     async def read(self, learner: str, handle: Any, request: ReadRequest) -> Answer | str:
-        """As Bulk.read."""
-        return await self._bulk.read(learner, handle, request)
+        """As Bulk.read; control has given it up by its deadline here."""
+        try:
+            return await asyncio.wait_for(self._bulk.read(learner, handle, request), LATE_S + 2 * request.deadline_s)
+        except TimeoutError:
+            return "timeout"
 
     @OFTEN
     async def forget(self, tokens: Collection[Token]) -> None:
@@ -179,6 +190,7 @@ class ShardActor:
         pending = self._pending.pop(fragment)
         assert pending.version == version, f"fragment {fragment}: {pending.version} is merged, not {version}"
         self._bulk.install(pending.proposal, version)
+        self._bulk.forget_before(version - self._spec.sync.overlap_steps)  # of what control has not heard of in time
         if pending.stored is not None:
             held = [*self._stored.get(fragment, ()), pending.stored]
             self._stored[fragment] = held[-2:]

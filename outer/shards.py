@@ -66,10 +66,10 @@ class Shards:
 
     # -------------------------------------------------------------- how an epoch begins
 
-    def load(self, values: Mapping[int, Value]) -> dict[int, tuple[str, str]]:
+    def load(self, values: Mapping[int, Value], run: str) -> dict[int, tuple[str, str]]:
         """As Bulk.load."""
         stored = {fragment: value for fragment, value in values.items() if value.stored is not None}
-        found = self._each("load", lambda shard: [self._share(stored, shard)])
+        found = self._each("load", lambda shard: [self._share(stored, shard), run])
         return {fragment: told for each in found for fragment, told in each.items()}
 
     def begin(self, versions: Sequence[int], lacking: bool) -> Layout:

@@ -61,7 +61,8 @@ def test_a_dead_or_silent_shard_ends_its_epoch_and_nothing_is_lost(run, tmp_path
     assert first.facts(CheckpointWritten)[-1].final
     kept = {path.parent.name: path for path in (folder / FOLDER).rglob("*") if path.is_file()}
     assert sorted(kept) == ["0000", "0001", "0002", "0003"]
-    assert all(len(list((folder / FOLDER / name).iterdir())) <= 2 for name in kept), "older values are removed"
+    left = [len(list((folder / FOLDER / name).iterdir())) for name in kept]
+    assert max(left) <= 4, "older values are removed; what was merged and not recorded, a later epoch removes"
 
     reopen(RunStore(folder))
     second = run("sharded", folder=folder, run={"shards": 1}, **settings)
