@@ -5,8 +5,9 @@
 
 `limit`: the seconds that copying takes for as many bytes as a merge must move at least: every payload and the
 syncer's value, read once (twice for RDA, which needs the lengths before it can add), the velocity read, the new value
-and the new velocity written. Copying is measured between arrays of 256 MB, far larger than the caches, in the same
-minute. `fraction`: that limit over the seconds of a merge with its outer step, `seconds`, the median. Before each
+and the new velocity written. Copying is measured between arrays of 256 MB, far larger than the caches, before each
+merge. `fraction`: that limit over the seconds of a merge with its outer step; `of_processor_time`: the same where both
+are the process's own time, if something else runs. `seconds` and both of these are medians. Before each
 repeat 64 MB of something else are read, so that no payload is in a cache. `extra_mb`: what the process grows by at
 most, beyond the new value and velocity. `same_bits`: whether one and two threads agree.
 """
@@ -42,21 +43,27 @@ COPIED_MB = 256
 INPUTS_MAX = 0.6  # of the memory that is available
 
 
-def copy_bytes_s(repeats: int) -> float:
-    """Bytes read and written a second by one copy in one thread."""
-    source = np.ones(COPIED_MB * MB // 4, np.float32)
-    target = np.zeros_like(source)
-    return 2 * source.nbytes / median_s(lambda: np.copyto(target, source), repeats)
+Times = tuple[float, float]  # seconds by the clock, and of the processor
 
 
-def median_s(work: Callable[[], object], repeats: int) -> float:
-    flush, seconds = np.ones(64 * MB // 8), []
-    for _ in range(repeats):
-        flush.sum()
-        begun = time.perf_counter()
+class Copying:
+    """Copies between two arrays, by one thread."""
+
+    def __init__(self) -> None:
+        self._source = np.ones(COPIED_MB * MB // 4, np.float32)
+        self._target = np.zeros_like(self._source)
+        self._flush = np.ones(64 * MB // 8)
+
+    def bytes_s(self) -> Times:
+        """Bytes read and written a second."""
+        clock, processor = self.timed(lambda: np.copyto(self._target, self._source))
+        return 2 * self._source.nbytes / clock, 2 * self._source.nbytes / processor
+
+    def timed(self, work: Callable[[], object]) -> Times:
+        self._flush.sum()
+        begun = time.perf_counter(), time.process_time()
         work()
-        seconds.append(time.perf_counter() - begun)
-    return statistics.median(seconds)
+        return time.perf_counter() - begun[0], time.process_time() - begun[1]
 
 
 def words(learners: int, rule: str, codec: str) -> float:
@@ -85,7 +92,9 @@ def grown_mb(work: Callable[[], object]) -> float:
     return (peak - before) / MB
 
 
-def measure(size_mb: int, learners: int, rule: str, codec: str, threads: int, repeats: int) -> dict[str, Any]:
+def measure(
+    copying: Copying, size_mb: int, learners: int, rule: str, codec: str, threads: int, repeats: int
+) -> dict[str, Any]:
     elements, random = size_mb * MB // 4, np.random.default_rng(0)
     fragment = Fragment(0, (Tensor("w", (1024, elements // 1024), "float32"),))
     base = random.standard_normal(elements, np.float32)
@@ -103,7 +112,13 @@ def measure(size_mb: int, learners: int, rule: str, codec: str, threads: int, re
     one = held(threads)
     one.warm_up()
     proposal = one.propose(0, payloads, weights)
-    seconds = median_s(lambda: one.propose(0, payloads, weights), repeats)
+    needed = words(learners, rule, codec) * size_mb * MB
+    rows = []
+    for _ in range(repeats):
+        copied = copying.bytes_s()
+        taken = copying.timed(lambda: one.propose(0, payloads, weights))
+        rows.append((*taken, copied[0], needed / copied[0] / taken[0], needed / copied[1] / taken[1]))
+    seconds, _, speed, fraction, of_processor_time = map(statistics.median, zip(*rows, strict=True))
     extra = grown_mb(lambda: one.propose(0, payloads, weights)) - 2 * size_mb
     return {
         "size_mb": size_mb,
@@ -112,6 +127,9 @@ def measure(size_mb: int, learners: int, rule: str, codec: str, threads: int, re
         "codec": codec,
         "threads": threads,
         "seconds": seconds,
+        "copy_gb_s": speed / 1e9,
+        "fraction": fraction,
+        "of_processor_time": of_processor_time,
         "words": words(learners, rule, codec),
         "extra_mb": max(0.0, extra),
         "same_bits": held(2).propose(0, payloads, weights).digest == proposal.digest,
@@ -130,7 +148,7 @@ def main() -> None:
     options = arguments.parse_args()
     heap.keep_small()  # as in the syncer
     os.sched_setaffinity(0, sorted(os.sched_getaffinity(0))[-max(1, options.threads) :])
-    rows = []
+    rows, copying = [], Copying()
     for size_mb in options.sizes_mb:
         for learners in options.learners:
             for codec in options.codecs:
@@ -138,17 +156,14 @@ def main() -> None:
                     print(f"{size_mb} MB x {learners}: more than memory holds; left out", file=sys.stderr)
                     continue
                 for rule in options.rules:
-                    copied = copy_bytes_s(options.repeats)
-                    row = measure(size_mb, learners, rule, codec, options.threads, options.repeats)
-                    row["copy_gb_s"] = copied / 1e9
-                    row["limit"] = row["words"] * size_mb * MB / copied
-                    row["fraction"] = row["limit"] / row["seconds"]
+                    row = measure(copying, size_mb, learners, rule, codec, options.threads, options.repeats)
                     rows.append(row)
                     if not options.json:
                         print(
                             f"{size_mb:4} MB x {learners:2}, {codec}, {rule}: {row['seconds']:.4f} s, "
                             f"{row['words']:.1f} words at {row['copy_gb_s']:.1f} GB/s: {row['fraction']:.2f} of the "
-                            f"limit; {row['extra_mb']:.0f} MB more; same bits: {row['same_bits']}",
+                            f"limit, {row['of_processor_time']:.2f} by processor time; "
+                            f"{row['extra_mb']:.0f} MB more; same bits: {row['same_bits']}",
                             flush=True,
                         )
     if options.json:

@@ -156,19 +156,16 @@ class _Grouped(Codec):
         from outer.numeric import grouped
         from outer.numeric.compiling import read_only
 
-        payload = np.empty(self.elements(len(numbers)), np.uint8)
+        payload, end = np.empty(self.elements(len(numbers)), np.uint8), SCALE_BYTES * -(-len(numbers) // GROUP)
         given = read_only(np.ascontiguousarray(numbers, dtype=np.float32))
-        grouped.encode(given, self._form, np.uint32(seed & 0xFFFFFFFF), np.uint32(seed >> 32 & 0xFFFFFFFF), payload)
+        low, high = np.uint32(seed & 0xFFFFFFFF), np.uint32(seed >> 32 & 0xFFFFFFFF)
+        grouped.encode(given, self._form, low, high, payload[:end].view(np.float32), payload[end:])
         return payload
 
     def decode(self, payload: NDArray[Any], size: int, place: slice = slice(None)) -> Floats:
         from outer.numeric import grouped
-        from outer.numeric.compiling import read_only
 
-        start, stop, _ = place.indices(size)
-        out = np.empty(stop - start + 2 * GROUP, np.float32)
-        found: Floats = grouped.decode(read_only(payload), self._form, size, start, stop - start, out)
-        return found
+        return _decoded(grouped.decode, payload, self._form, size, place, GROUP)
 
     def finite(self, payload: NDArray[Any]) -> bool:
         share = SCALE_BYTES + GROUP * self._code_bits // 8
@@ -206,18 +203,15 @@ class _TopK(Codec):
         from outer.numeric import sparse
         from outer.numeric.compiling import read_only
 
-        payload = np.empty(self.elements(len(numbers)), np.uint8)
-        sparse.encode(read_only(np.ascontiguousarray(numbers, dtype=np.float32)), self._kept, payload)
+        payload, end = np.zeros(self.elements(len(numbers)), np.uint8), 2 * SCALE_BYTES * -(-len(numbers) // CHUNK)
+        given = read_only(np.ascontiguousarray(numbers, dtype=np.float32))
+        sparse.encode(given, self._kept, payload[:end].view(np.float32), payload[end:])
         return payload
 
     def decode(self, payload: NDArray[Any], size: int, place: slice = slice(None)) -> Floats:
         from outer.numeric import sparse
-        from outer.numeric.compiling import read_only
 
-        start, stop, _ = place.indices(size)
-        out = np.empty(stop - start + 2 * PART, np.float32)
-        found: Floats = sparse.decode(read_only(payload), self._kept, size, start, stop - start, out)
-        return found
+        return _decoded(sparse.decode, payload, self._kept, size, place, PART)
 
     def finite(self, payload: NDArray[Any]) -> bool:
         chunks = len(payload) // self.elements(1)
@@ -235,6 +229,15 @@ class _TopK(Codec):
 
         defect = super().inspect(payload, size)
         return defect or ("" if sparse.sound(read_only(payload), self._kept, size) else "wrong_shape")
+
+
+def _decoded(decode: Any, payload: NDArray[Any], form: int, size: int, place: slice, whole: int) -> Floats:
+    """`decode`: a compiled decoder, which fills whole groups of so many elements."""
+    start, stop, _ = place.indices(size)
+    out = np.empty(stop - start + 2 * whole, np.uint32)
+    address, kind = np.uint64(payload.ctypes.data), np.uint8(form)  # typed as the merge kernel types them
+    first = decode(address, kind, size, start, stop - start, out)
+    return out.view(np.float32)[first : first + stop - start]
 
 
 _ALL: dict[str, Codec] = {

@@ -14,8 +14,9 @@ of the element's place: the same seed makes the same payload again.
 from __future__ import annotations
 
 import numpy as np
+from numba import carray  # type: ignore[attr-defined]
 
-from outer.numeric.compiling import EXACT, bits_of, float32_of
+from outer.numeric.compiling import EXACT, bits_of, float32_of, pointer
 
 GROUP = 128  # elements that share a scale
 HALF = 64
@@ -38,11 +39,11 @@ def _drawn(index, low, high):
 
 
 @EXACT
-def _largest(bits):
+def _largest(delta):
     """The bits of the largest magnitude; from those of infinity on, something is not finite."""
     largest = np.uint32(0)
-    for k in range(len(bits)):
-        largest = max(largest, np.uint32(bits[k] & np.uint32(0x7FFFFFFF)))
+    for k in range(len(delta)):
+        largest = max(largest, np.uint32(bits_of(delta[k]) & np.uint32(0x7FFFFFFF)))
     return largest
 
 
@@ -70,27 +71,27 @@ def _powers(delta, first, inverse, low, high, codes):
 
 
 @EXACT
-def encode(delta, form, low, high, payload):
-    """Fill payload uint8 with delta float32[n] in one of the formats."""
-    groups = (len(delta) + GROUP - 1) // GROUP
-    scales, packed = payload[: 4 * groups].view(np.float32), payload[4 * groups :]
-    bits, codes = delta.view(np.uint32), np.zeros(GROUP, np.uint8)
+def encode(delta, form, low, high, scales, packed):
+    """Fill scales float32[groups] and packed uint8, the codes, with delta float32[n] in one of the formats."""
+    groups, codes = (len(delta) + GROUP - 1) // GROUP, np.empty(GROUP, np.uint8)
     levels = 127 if form == INT8 else 7 if form == INT4 else 1
     for group in range(groups):
         start, stop = group * GROUP, min((group + 1) * GROUP, len(delta))
-        largest = _largest(bits[start:stop])
+        largest = _largest(delta[start:stop])
         scale = float32_of(largest) / np.float32(levels)
         sound = largest < _INFINITY and scale >= _TINY
         if not sound:
             scale = np.float32(0.0) if largest < _INFINITY else np.float32(np.nan)
         scales[group] = scale
-        codes[:] = 0
+        for k in range(GROUP):
+            codes[k] = np.uint8(0)
         if sound and form == FP4:
             _powers(delta[start:stop], start, np.float32(1.0) / scale, low, high, codes)
         elif sound:
             _whole(delta[start:stop], start, levels, np.float32(1.0) / scale, low, high, codes)
         if form == INT8:
-            packed[start:stop] = codes[: stop - start]
+            for k in range(stop - start):
+                packed[start + k] = codes[k]
         else:
             half = packed[group * HALF : (group + 1) * HALF]
             for k in range(HALF):
@@ -111,31 +112,29 @@ def _number(code, form):
 @EXACT
 def _unpack(half, scale, form, out):
     for k in range(HALF):
-        out[k] = _number(half[k] & np.uint8(15), form) * scale
+        out[k] = bits_of(_number(half[k] & np.uint8(15), form) * scale)
     for k in range(HALF):
-        out[k + HALF] = _number(half[k] >> np.uint8(4), form) * scale
+        out[k + HALF] = bits_of(_number(half[k] >> np.uint8(4), form) * scale)
 
 
 @EXACT
-def elements(form, size):
-    """Length of a payload."""
-    groups = (size + GROUP - 1) // GROUP
-    return groups * 4 + (size if form == INT8 else groups * HALF)
+def decode(address, form, size, start, count, out):
+    """Decode elements from `start` on, of the `size` in the payload at an address; returns where they begin in out.
 
-
-@EXACT
-def decode(payload, form, size, start, count, out):
-    """Elements from `start` on, of `size`: a part of out float32[count + 2 GROUP], into which whole groups go."""
+    out: uint32[count + 2 GROUP], bits of float32; whole groups go into it.
+    """
     groups, first = (size + GROUP - 1) // GROUP, start // GROUP
-    scales, packed = payload[: 4 * groups].view(np.float32), payload[4 * groups :]
+    scales = carray(pointer(address, np.float32(0)), (groups,))
+    length = size if form == INT8 else groups * HALF
+    packed = carray(pointer(address + np.uint64(4 * groups), np.uint8(0)), (length,))
     for group in range(first, (start + count + GROUP - 1) // GROUP):
         here, scale = out[(group - first) * GROUP : (group - first + 1) * GROUP], scales[group]
         if form == INT8:
             codes = packed[group * GROUP : min((group + 1) * GROUP, size)]
             for k in range(len(codes)):
-                here[k] = np.float32(np.int8(codes[k])) * scale
+                here[k] = bits_of(np.float32(np.int8(codes[k])) * scale)
         elif form == INT4:
             _unpack(packed[group * HALF : (group + 1) * HALF], scale, INT4, here)
         else:
             _unpack(packed[group * HALF : (group + 1) * HALF], scale, FP4, here)
-    return out[start - first * GROUP : start - first * GROUP + count]
+    return start - first * GROUP

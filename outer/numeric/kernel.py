@@ -28,9 +28,11 @@ from numpy.typing import NDArray
 from outer.numeric import grouped, sparse
 from outer.numeric.compiling import EXACT, IN_ANY_ORDER, float32_of, pointer, read_only
 
-BLOCK = 2048  # elements
+BLOCK = 8192  # elements: memory is read fast in long runs alone, and sixteen payloads' blocks fit in a core's cache
+DECODED = 2048  # elements of a block of coded payloads
+SUMMED = 2048  # elements whose products are summed in float32
 WIDTH = 4  # payloads that one loop reads
-ROOM = BLOCK + 2 * sparse.PART  # elements of a block that is decoded in whole groups, or parts
+ROOM = DECODED + 2 * sparse.PART  # elements of a block that is decoded in whole groups, or parts
 
 
 def _moved(anchor, value):
@@ -59,39 +61,71 @@ def _any_moved_far(anchor, value):
     return lambda anchor, value: np.float64(float32_of(np.uint32(value) << np.uint32(16)))
 
 
-def _part(address, kind, size, start, count, room):
-    """Elements of a payload of `size` from `start` on; coded ones are decoded into room float32[ROOM]."""
+def _block(kind):
+    """Elements of a block of payloads of this kind."""
 
 
-@overload(_part)
-def _any_part(address, kind, size, start, count, room):
+@overload(_block)
+def _any_block(kind):
+    elements = DECODED if kind == types.uint8 else BLOCK
+    return lambda kind: elements
+
+
+def _four(payloads, i, kind, size, start, count, rooms):
+    """The elements from `start` on of payloads i to i + 3, of `size`; coded ones are decoded into rooms."""
+
+
+@overload(_four)
+def _any_four(payloads, i, kind, size, start, count, rooms):
     if kind == types.uint8:
-        return _decoded
-    return lambda address, kind, size, start, count, room: carray(pointer(address, kind), (start + count,))[start:]
+        return _four_decoded
+
+    def four(payloads, i, kind, size, start, count, rooms):
+        p, q = carray(pointer(payloads[i], kind), (size,)), carray(pointer(payloads[i + 1], kind), (size,))
+        r, s = carray(pointer(payloads[i + 2], kind), (size,)), carray(pointer(payloads[i + 3], kind), (size,))
+        stop = start + count
+        return p[start:stop], q[start:stop], r[start:stop], s[start:stop]
+
+    return four
 
 
-def _decoded(address, kind, size, start, count, room):
-    if kind > grouped.FP4:
-        payload = carray(pointer(address, kind), (sparse.elements(size, kind),))
-        return sparse.decode(payload, kind, size, start, count, room).view(np.uint32)
-    payload = carray(pointer(address, kind), (grouped.elements(kind, size),))
-    return grouped.decode(payload, kind, size, start, count, room).view(np.uint32)
+def _four_decoded(payloads, i, kind, size, start, count, rooms):
+    first = 0
+    for k in range(WIDTH):
+        first = _decode(payloads[i + k], kind, size, start, count, rooms[k])
+    stop = first + count
+    return rooms[0, first:stop], rooms[1, first:stop], rooms[2, first:stop], rooms[3, first:stop]
+
+
+def _one(address, kind, size, start, count, room):
+    """The same of one payload."""
+
+
+@overload(_one)
+def _any_one(address, kind, size, start, count, room):
+    if kind == types.uint8:
+        return _one_decoded
+    return lambda address, kind, size, start, count, room: carray(pointer(address, kind), (size,))[
+        start : start + count
+    ]
+
+
+def _one_decoded(address, kind, size, start, count, room):
+    first = _decode(address, kind, size, start, count, room)
+    return room[first : first + count]
 
 
 @EXACT
-def _four(payloads, i, kind, size, start, count, rooms):
-    """The same elements of payloads i to i + 3."""
-    return (
-        _part(payloads[i], kind, size, start, count, rooms[0]),
-        _part(payloads[i + 1], kind, size, start, count, rooms[1]),
-        _part(payloads[i + 2], kind, size, start, count, rooms[2]),
-        _part(payloads[i + 3], kind, size, start, count, rooms[3]),
-    )
+def _decode(address, kind, size, start, count, room):
+    """Decode a part of a payload into room uint32[ROOM], as bits of float32; returns where it begins there."""
+    if kind > grouped.FP4:
+        return sparse.decode(address, kind, size, start, count, room)
+    return grouped.decode(address, kind, size, start, count, room)
 
 
 @EXACT
 def _rooms():
-    return np.empty((WIDTH + 1, ROOM), np.float32)
+    return np.empty((WIDTH + 1, ROOM), np.uint32)
 
 
 @IN_ANY_ORDER
@@ -158,31 +192,38 @@ def _squares_of_four(anchor, p, q, r, s, found):
 @EXACT
 def squares(anchor, payloads, kind, starts, stops, found):
     """Add each range's squared norms of all M outer gradients to found float64[ranges, M]."""
-    rooms = _rooms()
+    rooms, size = _rooms(), _block(kind)
     for index in range(len(starts)):
-        for start in range(starts[index], stops[index], BLOCK):
-            count = min(BLOCK, stops[index] - start)
+        for start in range(starts[index], stops[index], size):
+            count = min(size, stops[index] - start)
             block = anchor[start : start + count]
             for i in range(0, len(payloads), WIDTH):
                 p, q, r, s = _four(payloads, i, kind, len(anchor), start, count, rooms)
-                _squares_of_four(block, p, q, r, s, found[index, i : i + WIDTH])
+                for k in range(0, count, SUMMED):
+                    to = min(k + SUMMED, count)
+                    _squares_of_four(block[k:to], p[k:to], q[k:to], r[k:to], s[k:to], found[index, i : i + WIDTH])
 
 
 @EXACT
 def inner_products(anchor, payloads, kind, starts, stops, found):
     """Add each range's inner products of all M outer gradients to found float64[ranges, M, M], lower triangle."""
-    rooms = _rooms()
+    rooms, size = _rooms(), _block(kind)
     for index in range(len(starts)):
-        for start in range(starts[index], stops[index], BLOCK):
-            count = min(BLOCK, stops[index] - start)
+        for start in range(starts[index], stops[index], size):
+            count = min(size, stops[index] - start)
             block = anchor[start : start + count]
             for i in range(0, len(payloads), WIDTH):
                 p, q, r, s = _four(payloads, i, kind, len(anchor), start, count, rooms)
                 here = found[index, i : i + WIDTH, i : i + WIDTH]
-                _within_four(block, p, q, r, s, here)
+                for k in range(0, count, SUMMED):
+                    to = min(k + SUMMED, count)
+                    _within_four(block[k:to], p[k:to], q[k:to], r[k:to], s[k:to], here)
                 for j in range(i + WIDTH, len(payloads)):
-                    one = _part(payloads[j], kind, len(anchor), start, count, rooms[WIDTH])
-                    _one_with_four(block, one, p, q, r, s, found[index, j, i : i + WIDTH])
+                    one = _one(payloads[j], kind, len(anchor), start, count, rooms[WIDTH])
+                    row = found[index, j, i : i + WIDTH]
+                    for k in range(0, count, SUMMED):
+                        to = min(k + SUMMED, count)
+                        _one_with_four(block[k:to], one[k:to], p[k:to], q[k:to], r[k:to], s[k:to], row)
 
 
 @EXACT
@@ -202,7 +243,8 @@ def _add_four(anchor, p, q, r, s, shares, total):
 def _sum(anchor, payloads, kind, start, stop, shares, rooms, total):
     """A block of the merged outer gradient, the sum of shares[m] times gradient m in the order of m, float64."""
     count, block = stop - start, anchor[start:stop]
-    total[:] = 0.0
+    for k in range(count):
+        total[k] = 0.0
     for i in range(0, len(payloads), WIDTH):
         p, q, r, s = _four(payloads, i, kind, len(anchor), start, count, rooms)
         _add_four(block, p, q, r, s, shares[i : i + WIDTH], total)
@@ -217,24 +259,36 @@ def _square(values):
 
 
 @EXACT
-def squares_of_sums(anchor, payloads, kind, starts, stops, shares, found):
-    """Each range's squared norm of the sum of shares[range, m] times gradient m, in found float64[ranges]."""
-    sums, rooms = np.empty(BLOCK, np.float64), _rooms()
+def _keep(values, kept):
+    for k in range(len(values)):
+        kept[k] = np.float32(values[k])
+
+
+@EXACT
+def sums(anchor, payloads, kind, starts, stops, shares, found, kept):
+    """Each range's sum of shares[range, m] times gradient m: its squared norm in found float64[ranges].
+
+    The sums themselves go into kept float32[n], if that has elements.
+    """
+    size = _block(kind)
+    total, rooms = np.empty(size, np.float64), _rooms()
     for index in range(len(starts)):
-        for start in range(starts[index], stops[index], BLOCK):
-            stop = min(start + BLOCK, stops[index])
-            total = sums[: stop - start]
-            _sum(anchor, payloads, kind, start, stop, shares[index], rooms, total)
-            found[index] += _square(total)
+        for start in range(starts[index], stops[index], size):
+            stop = min(start + size, stops[index])
+            here = total[: stop - start]
+            _sum(anchor, payloads, kind, start, stop, shares[index], rooms, here)
+            found[index] += _square(here)
+            if len(kept) > 0:
+                _keep(here, kept[start:stop])
 
 
 @EXACT
 def merged_gradient(anchor, payloads, kind, starts, stops, shares, gradient):
-    """The same sums themselves, in gradient float64[n]."""
-    rooms = _rooms()
+    """The same sums in float64, in gradient float64[n]."""
+    rooms, size = _rooms(), _block(kind)
     for index in range(len(starts)):
-        for start in range(starts[index], stops[index], BLOCK):
-            stop = min(start + BLOCK, stops[index])
+        for start in range(starts[index], stops[index], size):
+            stop = min(start + size, stops[index])
             _sum(anchor, payloads, kind, start, stop, shares[index], rooms, gradient[start:stop])
 
 
@@ -280,17 +334,40 @@ def sgd(
     found: each range's squared norm of the merged outer gradient, and 0 if theta is finite, else NaN. The velocity of
     element k is at k - shift[range].
     """
-    sums, rooms = np.empty(BLOCK, np.float64), _rooms()
+    size = _block(kind)
+    sums, rooms = np.empty(size, np.float64), _rooms()
     for index in range(len(starts)):
         before = shift[index]
-        for start in range(starts[index], stops[index], BLOCK):
-            stop = min(start + BLOCK, stops[index])
-            block, total = base[start:stop], sums[: stop - start]
+        for start in range(starts[index], stops[index], size):
+            stop = min(start + size, stops[index])
+            total = sums[: stop - start]
             _sum(anchor, payloads, kind, start, stop, shares[index], rooms, total)
             old, new = velocity[start - before : stop - before], new_velocity[start - before : stop - before]
-            _nesterov(block, total, old, lr, momentum, nesterov, new, theta[start:stop])
+            _nesterov(base[start:stop], total, old, lr, momentum, nesterov, new, theta[start:stop])
             found[index, 0] += _square(total)
             found[index, 1] += _zero_or_nan(theta[start:stop])
+
+
+@EXACT
+def _times(values, scale, total):
+    for k in range(len(values)):
+        total[k] = scale * np.float64(values[k])
+
+
+@EXACT
+def sgd_of_sums(starts, stops, scale, shift, found, base, velocity, new_velocity, theta, lr, momentum, nesterov):
+    """The same step where the merged outer gradient is scale[range] times what theta holds: a sum that was kept."""
+    sums = np.empty(DECODED, np.float64)
+    for index in range(len(starts)):
+        before = shift[index]
+        for start in range(starts[index], stops[index], DECODED):
+            stop = min(start + DECODED, stops[index])
+            total, new = sums[: stop - start], theta[start:stop]
+            _times(new, scale[index], total)
+            old, moved = velocity[start - before : stop - before], new_velocity[start - before : stop - before]
+            _nesterov(base[start:stop], total, old, lr, momentum, nesterov, moved, new)
+            found[index, 0] += _square(total)
+            found[index, 1] += _zero_or_nan(new)
 
 
 def in_fours(payloads: Sequence[NDArray[Any]]) -> NDArray[np.uint64]:
@@ -306,7 +383,9 @@ def warm_up(payload: NDArray[Any], kind: Any) -> None:
     shares, zeros = np.zeros((1, WIDTH)), np.zeros(1)
     inner_products(*pieces, np.zeros((1, WIDTH, WIDTH)))
     squares(*pieces, shares)
-    squares_of_sums(*pieces, shares, zeros)
-    merged_gradient(*pieces, shares, zeros)
     filled = np.zeros(1, np.float32), np.zeros(1, np.float32)
-    sgd(*pieces, shares, one, np.zeros((1, 2)), anchor, anchor, *filled, 0.5, 0.5, True)
+    sums(*pieces, shares, zeros, filled[0])
+    merged_gradient(*pieces, shares, zeros)
+    settings = one, np.zeros((1, 2)), anchor, anchor, *filled, 0.5, 0.5, True
+    sgd(*pieces, shares, *settings)
+    sgd_of_sums(one, one + 1, zeros, *settings)

@@ -27,6 +27,8 @@ Ints = NDArray[np.int64]
 PIECE = 2**16  # elements that one thread computes at a time
 THREAD_ELEMENTS = 2**17  # so many at least are worth a thread
 CROSSED = 8  # so many gradients' inner products cost less than another pass over them
+SHORT = 1e-16  # length of a sum below which, or above the inverse of which, float32 may not hold its elements
+ALIKE = 1e-12  # two shares, relative
 TINY = 1e-32  # mean square below which float32 loses digits of the squares
 
 
@@ -42,6 +44,11 @@ class Pieces:
     vector: Ints  # of each piece, the number of its vector, rising
     shift: Ints  # of each piece, how many elements before it the outer optimizer does not step
     sizes: Ints  # of each vector
+
+    def only(self, these: NDArray[np.bool_]) -> Pieces:
+        """Some of the pieces, where only their ranges count."""
+        starts, stops = self.starts[these], self.stops[these]
+        return Pieces(starts, stops, self.vector[these], self.shift[these], stops - starts)
 
 
 @dataclass(frozen=True)
@@ -122,11 +129,18 @@ class Contributions:
         self.weights = np.array([weights[index] for index in kept], np.float64)
         self.addresses, self._kind = kernel.in_fours(self.payloads), form.kind
         self._threads = threads
+        self.kept = np.empty(0, np.float32)  # float32[n]: where sums may be kept, if the caller gives room for them
 
-    def shares(self, rule: str, pieces: Pieces) -> Floats:
-        """By which factor each gradient goes into the merged one, as `by_piece`. One alone goes in as it is."""
-        alone = len(self.payloads) == 1
-        return self.by_piece(np.ones((1, 1)) if alone else named(rule)(_OfPieces(self, pieces)), pieces)
+    def shares(self, rule: str, pieces: Pieces) -> tuple[Floats, Floats]:
+        """By which factor each gradient goes into the merged one, as `by_piece`. One alone goes in as it is.
+
+        And by which factor `kept` goes into it instead, float64[pieces]; NaN where something else is kept, or nothing.
+        """
+        if len(self.payloads) == 1:
+            return self.by_piece(np.ones((1, 1)), pieces), np.full(len(pieces.starts), np.nan)
+        lengths = _OfPieces(self, pieces)
+        shares = np.broadcast_to(named(rule)(lengths), (len(pieces.sizes), len(self.payloads)))
+        return self.by_piece(shares, pieces), lengths.kept_times(shares)[pieces.vector]
 
     def by_piece(self, shares: Floats, pieces: Pieces) -> Floats:
         """float64[pieces, M rounded up to fours] of each vector's shares [V, M], or of one row for all."""
@@ -159,7 +173,7 @@ class Contributions:
         """The merged outer gradient, float64[n]; 0 for mean tensors."""
         merged = np.zeros(len(self.anchor), np.float64)
         for rule, pieces in laid.pieces.items():
-            self.run(kernel.merged_gradient, pieces, self.shares(rule, pieces), between=(merged,))
+            self.run(kernel.merged_gradient, pieces, self.shares(rule, pieces)[0], between=(merged,))
         for rule, place, matrix in laid.columns:
             here = [codecs.decode(self.codec, payload, self.anchor, place) for payload in self.payloads]
             stack = np.stack(here).reshape(-1, *matrix)
@@ -176,6 +190,7 @@ class _OfPieces:
         self.weights = contributions.weights
         self._given, self._pieces, self._count = contributions, pieces, len(contributions.payloads)
         self._crossed = self._count <= CROSSED
+        self._kept: tuple[Floats, Floats] | None = None  # shares and norms of the sums that are kept
 
     @cached_property
     def _products(self) -> Floats:
@@ -222,7 +237,24 @@ class _OfPieces:
         else:
             found = np.zeros(len(self._pieces.starts))
             by_piece = self._given.by_piece(shares, self._pieces)
-            self._given.run(kernel.squares_of_sums, self._pieces, by_piece, found)
+            self._given.run(kernel.sums, self._pieces, by_piece, found, between=(self._given.kept,))
             squares = self._by_vector(found)
         norms: Floats = np.sqrt(np.maximum(squares, 0.0))
+        if len(self._given.kept) and not self._crossed:
+            self._kept = np.array(shares), norms
         return norms
+
+    def kept_times(self, shares: Floats) -> Floats:
+        """float64[V]: how many times the sums that `of_sums` kept are the sums of these shares; NaN where they are not.
+
+        A sum that is kept in float32 is as exact as norms are, unless it is so short that float32 holds less of it.
+        """
+        if self._kept is None:
+            return np.full(len(shares), np.nan)
+        before, norms = self._kept
+        largest = np.abs(before).argmax(axis=1)[:, None]
+        with np.errstate(divide="ignore", invalid="ignore"):  # of sums of nothing
+            times = np.take_along_axis(shares, largest, 1) / np.take_along_axis(before, largest, 1)
+            alike = (np.abs(shares - times * before) <= ALIKE * np.abs(shares)).all(axis=1)
+        held = (norms > SHORT) & (norms < 1.0 / SHORT)
+        return np.where(alike & held, times[:, 0], np.nan)

@@ -120,10 +120,14 @@ class GlobalParameters:
         (velocity,), structure = jax.tree.flatten(state)
         stepped, moved, total = np.empty_like(theta), np.empty_like(velocity), np.zeros(2)
         settings = (read_only(theta), read_only(velocity), moved, stepped, how.lr, how.momentum, how.nesterov)
+        given.kept = stepped  # there is room until the step is taken
         for rule, pieces in laid.pieces.items():
-            found = np.zeros((len(pieces.starts), 2))
-            given.run(kernel.sgd, pieces, given.shares(rule, pieces), pieces.shift, found, between=settings)
-            total += found.sum(axis=0)
+            shares, times = given.shares(rule, pieces)
+            for these, by_piece, work in ((np.isnan(times), shares, kernel.sgd), (~np.isnan(times), times, _finish)):
+                if these.any():
+                    here, found = pieces.only(these), np.zeros((int(these.sum()), 2))
+                    given.run(work, here, by_piece[these], here.shift, found, between=settings)
+                    total += found.sum(axis=0)
         return stepped, jax.tree.unflatten(structure, [moved]), math.sqrt(total[0]), total[1] == 0.0
 
     def _step(self, given: Contributions, laid: Layout, theta: NDArray[np.float32], state: Any) -> Stepped:
@@ -196,6 +200,10 @@ class GlobalParameters:
     def digest(self) -> str:
         """Digest of all parameters, in the order of the fragments."""
         return codecs.digest(*self.thetas)
+
+
+def _finish(_anchor: Any, _payloads: Any, _kind: Any, *settings: Any) -> None:
+    kernel.sgd_of_sums(*settings)
 
 
 def _arrays(theta: NDArray[np.float32], state: Any, exact: NDArray[np.float32] | None) -> list[NDArray[Any]]:

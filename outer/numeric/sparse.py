@@ -12,8 +12,9 @@ others than k, the rest is unused. The levels are NaN where a chunk held a numbe
 from __future__ import annotations
 
 import numpy as np
+from numba import carray  # type: ignore[attr-defined]
 
-from outer.numeric.compiling import EXACT, bits_of, float32_of
+from outer.numeric.compiling import EXACT, bits_of, float32_of, pointer
 
 CHUNK = 4096
 PART = 256
@@ -21,12 +22,7 @@ PARTS = 16
 BINS = 2048
 _INFINITY = np.uint32(0x7F800000)
 _MAGNITUDE = np.uint32(0x7FFFFFFF)
-
-
-@EXACT
-def elements(size, kept):
-    """Length of a payload."""
-    return (size + CHUNK - 1) // CHUNK * (8 + PARTS + kept + (kept + 3) // 4)
+_SIGN = np.uint32(0x80000000)
 
 
 @EXACT
@@ -35,7 +31,8 @@ def _threshold(bits, kept, bins):
     above, least = 0, np.uint32(0)
     for shift, mask in ((20, 0), (9, 0x7FF00000), (0, 0x7FFFFE00)):
         wide = np.uint32(0x7FF if shift else 0x1FF)
-        bins[:] = 0
+        for k in range(BINS):
+            bins[k] = 0
         for k in range(CHUNK):
             if (bits[k] & np.uint32(mask)) == least:
                 bins[(bits[k] >> np.uint32(shift)) & wide] += 1
@@ -48,17 +45,20 @@ def _threshold(bits, kept, bins):
 
 
 @EXACT
-def encode(delta, kept, payload):
-    """Fill payload uint8 with the `kept` largest of each chunk of delta float32[n]."""
+def encode(delta, kept, levels, payload):
+    """Fill levels float32[2 chunks] and the rest of a payload, uint8, with the `kept` largest of each chunk of delta.
+
+    delta: float32[n]. The rest is zero at first.
+    """
     chunks, width = (len(delta) + CHUNK - 1) // CHUNK, PARTS + kept + (kept + 3) // 4
-    levels, bits, bins = payload[: 8 * chunks].view(np.float32), np.empty(CHUNK, np.uint32), np.empty(BINS, np.int64)
-    payload[8 * chunks :] = 0
+    bits, bins = np.empty(CHUNK, np.uint32), np.empty(BINS, np.int64)
     chosen = np.empty(kept, np.int64)
     for chunk in range(chunks):
         start, stop = chunk * CHUNK, min((chunk + 1) * CHUNK, len(delta))
-        body = payload[8 * chunks + chunk * width : 8 * chunks + (chunk + 1) * width]
+        body = payload[chunk * width : (chunk + 1) * width]
         counts, places, codes = body[:PARTS], body[PARTS : PARTS + kept], body[PARTS + kept :]
-        bits[:] = 0
+        for k in range(stop - start, CHUNK):
+            bits[k] = np.uint32(0)
         finite = True
         for k in range(stop - start):
             bits[k] = bits_of(delta[start + k]) & _MAGNITUDE
@@ -95,13 +95,19 @@ def encode(delta, kept, payload):
 
 
 @EXACT
-def decode(payload, kept, size, start, count, out):
-    """Elements from `start` on, of `size`: a part of out float32[count + 2 PART], into which whole parts go."""
+def decode(address, kept, size, start, count, out):
+    """Decode elements from `start` on, of the `size` in the payload at an address; returns where they begin in out.
+
+    out: uint32[count + 2 PART], bits of float32; whole parts go into it.
+    """
     chunks, width = (size + CHUNK - 1) // CHUNK, PARTS + kept + (kept + 3) // 4
-    levels, first, stop = payload[: 8 * chunks].view(np.float32), start // PART, (start + count + PART - 1) // PART
-    out[: (stop - first) * PART] = np.float32(0.0)
+    levels = carray(pointer(address, np.uint32(0)), (2 * chunks,))
+    payload = carray(pointer(address + np.uint64(8 * chunks), np.uint8(0)), (chunks * width,))
+    first, stop = start // PART, (start + count + PART - 1) // PART
+    for k in range((stop - first) * PART):
+        out[k] = np.uint32(0)
     for chunk in range(first // PARTS, (stop + PARTS - 1) // PARTS):
-        body = payload[8 * chunks + chunk * width : 8 * chunks + (chunk + 1) * width]
+        body = payload[chunk * width : (chunk + 1) * width]
         counts, places, codes = body[:PARTS], body[PARTS : PARTS + kept], body[PARTS + kept :]
         small, large, i = levels[2 * chunk], levels[2 * chunk + 1], 0
         for part in range(PARTS):
@@ -110,9 +116,9 @@ def decode(payload, kept, size, start, count, out):
                 for j in range(i, i + many):
                     code = (codes[j // 4] >> np.uint8(2 * (j % 4))) & np.uint8(3)
                     level = large if code & np.uint8(2) else small
-                    out[to + places[j]] = -level if code & np.uint8(1) else level
+                    out[to + places[j]] = np.uint32(level ^ _SIGN) if code & np.uint8(1) else level
             i += many
-    return out[start - first * PART : start - first * PART + count]
+    return start - first * PART
 
 
 @EXACT

@@ -13,9 +13,11 @@ from hypothesis import assume, given
 from hypothesis import strategies as st
 from numpy.typing import NDArray
 
+from outer.config import OuterConfig
 from outer.numeric.codec import decode, encode
 from outer.numeric.formats import NAMES
 from outer.numeric.merge import Contributions, layout
+from outer.numeric.parameters import GlobalParameters
 from outer.numeric.rules import rules
 from outer.protocol.fragments import Fragment, Tensor
 from tests.outer.numeric.merging import merge
@@ -265,6 +267,35 @@ def test_large_fragments_merge_as_the_plain_implementation_and_to_the_bit_in_any
     for weight, gradient in zip(weights, gradients, strict=True):
         total += weight * gradient
     assert averaged.tobytes() == total.tobytes(), "Avg rounds as the plain sum does"
+
+
+@pytest.mark.parametrize("opposed", [False, True])
+@pytest.mark.parametrize("rule", ["rda", "median", "avg"])
+@pytest.mark.parametrize("count", [8, 9, 21])
+def test_a_step_is_the_same_whether_the_sum_of_directions_is_kept_or_made_anew(
+    count: int, rule: str, opposed: bool
+) -> None:
+    """Of more than eight gradients RDA's is kept, but where directions cancel: there it is the mean's."""
+    fragment, base, payloads = large(count, "fp32")
+    place = next(place for tensor, place in fragment.slices() if tensor.name == "v")
+    if opposed:  # their sum is next to nothing
+        far = payloads[0][place] - base[place]
+        for index, payload in enumerate(payloads):
+            payload[place] = base[place] + (far if index % 2 else -far)
+    chosen, weights = {"w": rule, "b": "avg", "v": rule}, [1.0 / count] * count
+    outer = OuterConfig(lr=1.0, momentum=0.0)
+    steps = [
+        GlobalParameters([fragment], [base], outer, "fp32", chosen, threads).propose(0, payloads, weights)
+        for threads in (1, 2, 3)
+    ]
+    assert len({step.digest for step in steps}) == len({step.norm for step in steps}) == 1
+    gradient = Contributions("fp32", base, payloads, weights).gradient(layout(fragment, chosen, "tensor"))
+    mean = sum(base[place] - payload[place].astype(np.float64) for payload in payloads) / count
+    assert np.allclose(gradient[place], mean, rtol=1e-6) == (opposed or rule == "avg"), "or nothing was tested"
+    assert steps[0].norm == pytest.approx(float(np.linalg.norm(gradient)), rel=1e-6)
+    wanted = base - gradient
+    assert np.abs(steps[0].theta - wanted).max() <= 2e-7 * np.abs(np.stack([wanted, base, gradient])).max()
+    np.testing.assert_allclose(steps[0].state[0].trace, gradient, rtol=2e-7, atol=1e-30)
 
 
 @pytest.mark.parametrize("size", [1e-21, 1e-18, 1e-15, 1e19, 1e25])
