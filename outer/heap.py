@@ -3,6 +3,9 @@
 glibc keeps what threads have freed, in one arena a thread, and gives none of it back: a process whose use is constant
 then grows by tens of megabytes an hour. But it gives large blocks back at once, and a training step on a CPU, or a
 merge, asks for the same large blocks again: a third of its time can go to the kernel, for clearing their pages.
+
+Threads that were there before keep the arenas that they have, and later ones may be given those: what one thread frees,
+another then cannot use. So processes of actors start with ONE_HEAP in their environment.
 """
 
 from __future__ import annotations
@@ -15,6 +18,7 @@ LARGE = 2**30  # bytes; larger blocks are given back all the same
 OLDER_LARGE = 2**25  # what older versions accept
 NEVER = 2**31 - 1
 TRIM_S = 60.0
+ONE_HEAP = {"MALLOC_ARENA_MAX": "1"}
 
 
 def keep_large() -> None:

@@ -13,6 +13,7 @@ from rich.text import Text
 from orchestrator.cli.advised_plan import AdvisedPlan
 from orchestrator.planner.forecast import Forecast
 from orchestrator.planner.plan import Plan
+from orchestrator.planner.sizing.rates import rates
 from orchestrator.planner.sizing.traffic import Flow
 from orchestrator.recipe.problems import Problem
 from orchestrator.recipe.resources import ACCELERATOR, POD_TYPE, REGION
@@ -35,6 +36,7 @@ def show(plan: Plan, commands: Sequence[str], tried: AdvisedPlan | None, console
         ("log and recovery, at any age of the run", list(_upkeep(plan))),
         ("memory, without activations and data", [_memory(plan)]),
         ("links between regions", _links(plan)),
+        ("rates, and where they come from", list(_rates(plan))),
         ("faults and what follows", _survived(plan)),
         ("forecast", _foreseen(plan)),
         ("what it costs", list(_cost(plan))),
@@ -247,6 +249,11 @@ def _links(plan: Plan) -> list[Any]:
         bytes_ = (_amount(load.up_bytes), _amount(load.down_bytes), _rate(load.up_bits), _rate(load.down_bits))
         table.add_row(who, *bytes_, link, percent(load.share), *times)
     return [table, "all learners of a region together; a fragment: the largest, of all of them, up and down"]
+
+
+def _rates(plan: Plan) -> Iterator[str]:
+    for name, rate in rates(plan.recipe).items():
+        yield f"{name}: {rate.value:.3g} {rate.unit} ({rate.source})"
 
 
 def _survived(plan: Plan) -> list[Any]:

@@ -17,6 +17,7 @@ import orchestrator
 from orchestrator.cli.doctor import ROOMS
 from orchestrator.recipe.problems import Problem
 from orchestrator.store.run_store import RunStore
+from outer import heap
 
 # Never sent, since everyone who reaches the cluster can read what was sent. Named as in deploy/tls/ and the runbook.
 SECRETS = ("*.key", "*.pem", "certs/", "token", ".env*")
@@ -105,4 +106,4 @@ def packed(folder: Path) -> Iterator[Path]:
 
 
 def runtime_env(folder: Path) -> dict[str, Any]:
-    return {"working_dir": str(folder), "excludes": list(EXCLUDES)}
+    return {"working_dir": str(folder), "excludes": list(EXCLUDES), "env_vars": dict(heap.ONE_HEAP)}

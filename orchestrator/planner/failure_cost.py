@@ -15,6 +15,7 @@ from orchestrator.planner.sizing.model_sizes import Shapes
 from orchestrator.planner.sizing.step_times import unit_step_s
 from orchestrator.planner.sizing.traffic import DOWN_BYTES
 from orchestrator.recipe.config import Recipe
+from outer.protocol.leases import longest_s
 from outer.protocol.schedule import Budget
 
 ROUNDS = 3  # observed, without and with a death
@@ -120,6 +121,7 @@ class Machines:
 def _state_s(recipe: Recipe, shapes: Shapes) -> float:
     """Seconds until a joiner on the slowest link has its state: a peer's or, after two donors, the syncer's."""
     bits = min((1e9 * link.gbit_s for link in recipe.fleet.links), default=math.inf)
-    given_s = 8.0 * (shapes.parameter_bytes + shapes.inner_state_bytes) / bits
-    each_s = min(recipe.sync.transfer_s, recipe.sync.join_s / 3.0)
+    size = shapes.parameter_bytes + shapes.inner_state_bytes
+    given_s = 8.0 * size / bits
+    each_s = longest_s(min(recipe.sync.transfer_s, recipe.sync.join_s / 3.0), size)
     return given_s if given_s <= each_s else 2.0 * each_s + 8.0 * DOWN_BYTES * shapes.elements / bits

@@ -22,9 +22,10 @@ from orchestrator.planner.sizing.link_load import LinkLoad
 from orchestrator.planner.sizing.lint import warnings
 from orchestrator.planner.sizing.model_sizes import Shapes
 from orchestrator.planner.sizing.nodes import Node
+from orchestrator.planner.sizing.rates import rates
 from orchestrator.planner.sizing.step_times import unit_step_s
 from orchestrator.planner.sizing.storage_cost import StorageCost, storage_cost
-from orchestrator.planner.sizing.traffic import FragmentRow, Traffic, table, traffic
+from orchestrator.planner.sizing.traffic import DOWN_BYTES, FragmentRow, Traffic, table, traffic
 from orchestrator.planner.sizing.upkeep import CONSTANTS, Upkeep, upkeep
 from orchestrator.recipe.config import PoolConfig, Recipe
 from orchestrator.recipe.problems import Problem
@@ -115,7 +116,8 @@ def make(
         pace.step_s,
     )
     hub = context.syncer_region or recipe.fleet.syncer_region or regions.get("syncer") or link_load.home(recipe)
-    loads = link_load.of_regions(recipe, moved, hub, pace.step_s)
+    whole = DOWN_BYTES * max(row.elements for row in rows)
+    loads = link_load.of_regions(recipe, moved, hub, pace.step_s, whole)
     kept = memory.of_run(recipe, shapes, [pool.name for pool in recipe.pools])
     draft = Draft(
         recipe=recipe,
@@ -250,6 +252,7 @@ def as_json(plan: Plan, commands: Sequence[str]) -> dict[str, Any]:
             for name, one in plan.memory.items()
         },
         "fleet": recipe.fleet.model_dump(mode="json"),
+        "rates": {name: rate._asdict() for name, rate in rates(recipe).items()},
         "links": [asdict(load) | {"share": load.share} for load in plan.loads],
         "expected": asdict(plan.expected),
         "survives": [asdict(one) for one in plan.fault_outcomes],

@@ -15,8 +15,10 @@ from typing import Any
 from orchestrator.planner.sizing.fault_tolerance import HOUR_S, unit_chips, unit_mtbf_hours
 from orchestrator.planner.sizing.link_load import SHARE, LinkLoad
 from orchestrator.planner.sizing.model_sizes import Shapes
+from orchestrator.planner.sizing.rates import floor_s
 from orchestrator.recipe.config import Recipe
 from outer.numeric.formats import named
+from outer.protocol.leases import longest_s
 
 FRAGMENTS_MOST = 24  # as the paper's
 BALANCE = 2.0  # the largest fragment, in means
@@ -229,11 +231,13 @@ def _deadlines(case: _Case) -> Iterator[Recommendation]:
     slowest = max(known, key=lambda load: _transfer_s(case, load))
     takes_s, joining_s = _transfer_s(case, slowest), max(load.joining_s or 0.0 for load in known)
     between = f"between {slowest.region} and {slowest.syncer_region}"
-    for letter, field, now, needed, reason in (
+    whole, joining = max(load.whole_bytes for load in known), max(load.joining_bytes for load in known)
+    for letter, field, now, size, needed, reason in (
         (
             "reads",
             "sync.read_timeout_s",
             sync.read_timeout_s,
+            whole,
             2 * takes_s,
             f"fragments of all take {takes_s:.3g} s {between}",
         ),
@@ -241,6 +245,7 @@ def _deadlines(case: _Case) -> Iterator[Recommendation]:
             "transfers",
             "sync.transfer_s",
             sync.transfer_s,
+            whole if takes_s > joining_s else joining,
             2 * max(takes_s, joining_s),
             f"fragments of all take {takes_s:.3g} s {between}, a peer's state {joining_s:.3g} s",
         ),
@@ -248,12 +253,13 @@ def _deadlines(case: _Case) -> Iterator[Recommendation]:
             "joins",
             "sync.join_s",
             sync.join_s,
+            joining,
             3 * joining_s,
             f"each donor gets a third of it, and needs {joining_s:.3g} s",
         ),
     ):
-        if now < 0.5 * needed:
-            yield Recommendation(letter, field, now, float(math.ceil(needed)), reason)
+        if longest_s(now, size) < 0.5 * needed:
+            yield Recommendation(letter, field, now, float(math.ceil(floor_s(needed, size))), reason)
 
 
 def _transfer_s(case: _Case, load: LinkLoad) -> float:

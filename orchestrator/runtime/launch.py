@@ -31,6 +31,7 @@ from orchestrator.store.compile_cache import compilation_cache
 from orchestrator.store.readers import CLUSTER_FILE, object_of, status_if_any
 from orchestrator.store.run_store import RunStore
 from orchestrator.store.watch import RunLost
+from outer import heap
 from outer.shards import SHARD_CPUS
 
 LOOPBACK = "127.0.0.2"  # Ray replaces 127.0.0.1 by an address that others can reach; this one it leaves
@@ -208,6 +209,7 @@ def local_cluster(recipe: Recipe, store: RunStore) -> Iterator[str]:
         # Smaller values come with the answer; larger ones take a way through the store and several milliseconds.
         "RAY_max_direct_call_object_size": str(INLINE_BYTES),
         "OMP_NUM_THREADS": "1",
+        **heap.ONE_HEAP,
         "PYTHONPATH": os.pathsep.join(filter(None, [str(_sources()), os.environ.get("PYTHONPATH")])),
     }
     for name, value in compilation_cache(folder).items():

@@ -16,6 +16,7 @@ from learners.protocol import events_effects
 from orchestrator.simulation.calls import Call, ask
 from orchestrator.simulation.context import Key, SimContext
 from orchestrator.simulation.learner_loop import LearnerLoop
+from outer.protocol.leases import longest_s
 from outer.protocol.messages import (
     COMPILING,
     IMPORTING,
@@ -255,7 +256,8 @@ class LearnerProcess(LearnerLoop):
         assert self.syncer is not None
         self._moment("transferring")
         fetched, failed = partial(self._fetched, fragment, version), partial(self._unfetched, fragment, version)
-        self._ask(self.syncer.fetch, (fragment, version), self._context.sync.transfer_s, fetched, failed)
+        deadline_s = longest_s(self._context.sync.transfer_s, int(self._network.down_size(fragment)))
+        self._ask(self.syncer.fetch, (fragment, version), deadline_s, fetched, failed)
 
     def _fetched(self, fragment: int, version: int, answer: Any) -> None:
         if answer is None:
@@ -288,10 +290,11 @@ class LearnerProcess(LearnerLoop):
             return
         named, donor = answer
         whom = (named.donor, named.donor_incarnation)
-        request = StateRequest(named.epoch, *self.key, *whom, named.syncer_step, effect.deadline_s)
+        deadline_s = longest_s(effect.deadline_s, self._network.state_size)
+        request = StateRequest(named.epoch, *self.key, *whom, named.syncer_step, deadline_s)
         links = self._network.peer_links(self, donor)
         given, missed = partial(self._given, donor), partial(self._missed, *whom)
-        ask(self._network, self, donor, links, donor.give, request, effect.deadline_s, given, missed)
+        ask(self._network, self, donor, links, donor.give, request, deadline_s, given, missed)
 
     def _given(self, donor: LearnerProcess, answer: tuple[State, int, list[Numbered]] | str) -> None:
         """The donor's facts have to be in the log before its state is used."""

@@ -125,6 +125,9 @@ class OuterOptimizer:
 
     def init(self, theta: NDArray[np.float32]) -> Any:
         """The initial state for parameters theta float32[n]: a pytree of NumPy arrays."""
+        if self.sgd is not None:  # known without float64 copies, whose memory a large model would feel
+            shapes = jax.eval_shape(self._transformation.init, theta)
+            return jax.tree.map(lambda leaf: np.zeros(leaf.shape, leaf.dtype), shapes)
         with jax.enable_x64(True):
             return _stored(self._transformation.init(theta.astype(np.float64)))
 

@@ -63,35 +63,37 @@ def placed(fragment: Fragment, flat: Flat, dtypes: Sequence[Any], shardings: Seq
     assert flat.shape == (fragment.size,), f"fragment {fragment.index} has {fragment.size} elements, not {flat.shape}"
     leaves = []
     for (tensor, elements), dtype, sharding in zip(fragment.slices(), dtypes, shardings, strict=True):
-        values = flat[elements].reshape(tensor.shape).astype(dtype, copy=False)
-        leaves.append(own(values, sharding))
+        leaves.append(own(flat[elements].reshape(tensor.shape), sharding, dtype))
     for leaf in leaves:
         leaf.block_until_ready()
     return Placed(tuple(leaves))
 
 
-def own(values: NDArray[Any], sharding: Any) -> jax.Array:
-    """A device array of these values, shard by shard, in memory of its own.
+def own(values: NDArray[Any], sharding: Any, dtype: Any = None) -> jax.Array:
+    """A device array of these values, in this dtype or theirs, shard by shard, in memory of its own.
 
     On a CPU, device_put and make_array_from_callback share the caller's memory, whatever `may_alias` says.
     """
+    dtype = values.dtype if dtype is None else np.dtype(dtype)
     if sharding is None:
-        return jnp.array(_aligned(values))
+        return jnp.array(_aligned(values, dtype))
+    values = values.astype(dtype, copy=False)
     array = jax.make_array_from_callback(values.shape, sharding, lambda index: values[index])
     on_cpu = next(iter(sharding.device_set)).platform == "cpu"
     return _program(jnp.copy, sharding)(array) if on_cpu else array
 
 
-def _aligned(values: NDArray[Any]) -> NDArray[Any]:
-    """The values at an address that XLA can read in place.
+def _aligned(values: NDArray[Any], dtype: Any) -> NDArray[Any]:
+    """The values in this dtype, at an address that XLA can read in place.
 
     Others it copies in its one thread on a CPU, where a copy of more than 100 kB may wait behind steps for ever.
     """
-    if values.ctypes.data % ALIGNMENT == 0:
+    if values.dtype == dtype and values.ctypes.data % ALIGNMENT == 0:
         return values
-    room = np.empty(values.nbytes + ALIGNMENT, np.uint8)
+    size = values.size * dtype.itemsize
+    room = np.empty(size + ALIGNMENT, np.uint8)
     start = -room.ctypes.data % ALIGNMENT
-    aligned = room[start : start + values.nbytes].view(values.dtype).reshape(values.shape)
+    aligned: NDArray[Any] = room[start : start + size].view(dtype).reshape(values.shape)
     aligned[...] = values
     return aligned
 

@@ -11,6 +11,7 @@ from heapq import heappush
 from typing import Any
 
 from orchestrator.planner.fleet.description import Fleet, Link
+from orchestrator.planner.sizing.rates import encode_s
 from orchestrator.planner.sizing.traffic import DOWN_BYTES, down_bytes
 from orchestrator.simulation.learner_process import LearnerProcess
 from orchestrator.simulation.process import Process
@@ -108,7 +109,8 @@ class FleetNetwork:
         if not size or args[0] is None:  # it has no such version
             heappush(time.queue, (time.now + (down_s + way.latency_s), time.number(), target, happen, args))
         elif type(way) is Up:
-            there_at = self.regions.scatter(time.now + down_s, size, way.source, self._shards)
+            made_at = time.now + down_s + encode_s(self._fleet.sync.codec, size)
+            there_at = self.regions.scatter(made_at, size, way.source, self._shards)
             time.reach(there_at - time.now, target, happen, *args)
         elif type(way) is Down:
             self._publish(way, size, time.now + down_s, target, happen, args)

@@ -12,6 +12,7 @@ from random import Random
 
 from orchestrator.planner.fleet.description import Draw, Fault, Fleet, Link, Member, Steady, Timing, constant
 from orchestrator.planner.fleet.speeds import Varying
+from orchestrator.planner.sizing import rates
 from orchestrator.planner.sizing.fault_tolerance import HOUR_S, unit_mtbf_hours
 from orchestrator.planner.sizing.link_load import home
 from orchestrator.planner.sizing.model_sizes import Shapes
@@ -21,8 +22,6 @@ from outer.protocol.schedule import Budget
 
 NOISE = 0.02  # standard deviation of a step's time, as a share of it
 IMPORTING = 0.3  # share of a learner's start; the rest is compiling
-MERGE_BYTES_S = 11e9  # that a merge moves: benchmarks/merge.py, 32 MB, RDA, 10 to 16 GB/s by learners
-STORE_BYTES_S = 1e9  # that the journal's store takes a second
 
 
 def fleet(
@@ -83,8 +82,8 @@ def _timing(recipe: Recipe, replace_s: Draw) -> Timing:
         compile_s=constant((1.0 - IMPORTING) * told.start_s),
         detect_s=constant(told.detect_s),
         replace_s=replace_s,
-        merge_s=lambda elements, learners: 4.0 * elements * (2 * (learners + 1) + 3) / MERGE_BYTES_S,
-        append_s=lambda elements: 8.0 * elements / STORE_BYTES_S,
+        merge_s=lambda elements, learners: rates.merge_s(recipe.sync.codec, elements, learners),
+        append_s=lambda elements: 8.0 * elements / rates.STORE.value,
         outage_s=constant(run.syncer_lease_s),
         backoff_s=run.restart_backoff_s,
         hang_s=run.hang_s,

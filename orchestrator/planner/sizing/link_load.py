@@ -11,10 +11,12 @@ from collections import Counter
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
 
+from orchestrator.planner.sizing.rates import floor_s
 from orchestrator.planner.sizing.traffic import Flow, Traffic
 from orchestrator.recipe.config import LinkConfig, Recipe
 from orchestrator.recipe.problems import Problem
 from outer.config import SyncConfig
+from outer.protocol.leases import longest_s
 
 SHARE = 0.8  # of a link, on average, above which bursts and other traffic make fragments late
 
@@ -36,6 +38,8 @@ class LinkLoad:
     window_s: float | None  # tau steps, in which that should be over
     contribution_s: float | None  # until the largest one is up, alone on the link
     version_s: float | None  # until the largest one is down; None as above
+    whole_bytes: int  # of the largest fragment in float32, by which its deadlines grow
+    joining_bytes: int  # of a peer's or the syncer's state
     joining_s: float | None  # until one learner that joins has a peer's or the syncer's state, over this link alone
 
     @property
@@ -47,16 +51,21 @@ class LinkLoad:
 
 
 def of_regions(
-    recipe: Recipe, traffic: Traffic, syncer_region: str | None, step_s: float | None
+    recipe: Recipe, traffic: Traffic, syncer_region: str | None, step_s: float | None, whole_bytes: int = 0
 ) -> tuple[LinkLoad, ...]:
-    """A load for each region of the recipe's pools but the syncer's own. `step_s`: of a syncer step, if known."""
+    """A load for each region of the recipe's pools but the syncer's own.
+
+    `step_s`: of a syncer step, if known. `whole_bytes`: of the largest fragment in float32.
+    """
     hub = syncer_region or home(recipe)
     counted = Counter(pool.region for pool in recipe.learners.values() if pool.region not in (None, hub))
     if hub is None:
         return ()
     links = {frozenset(link.between): link for link in recipe.fleet.links}
     return tuple(
-        _load(str(region), hub, count, links.get(frozenset((str(region), hub))), recipe.sync, traffic, step_s)
+        _load(
+            str(region), hub, count, links.get(frozenset((str(region), hub))), recipe.sync, traffic, step_s, whole_bytes
+        )
         for region, count in sorted(counted.items(), key=lambda item: str(item[0]))
     )
 
@@ -75,6 +84,7 @@ def _load(
     sync: SyncConfig,
     traffic: Traffic,
     step_s: float | None,
+    whole_bytes: int,
 ) -> LinkLoad:
     up, down = traffic.learner_up, traffic.learner_down
     bits, latency_s = (None, 0.0) if link is None else (link.gbit_s * 1e9, link.latency_ms / 1e3)
@@ -93,6 +103,8 @@ def _load(
         window_s=None if step_s is None else sync.overlap_steps * step_s,
         contribution_s=None if bits is None else 8 * up.peak_bytes / bits + 2 * latency_s,
         version_s=None if bits is None else 8 * down.peak_bytes / bits + 2 * latency_s,
+        whole_bytes=whole_bytes,
+        joining_bytes=joining,
         joining_s=None if bits is None else 8 * joining / bits + latency_s,
     )
 
@@ -113,13 +125,14 @@ def limits(loads: Sequence[LinkLoad], sync: SyncConfig) -> Iterator[Problem]:
             ("sync.read_timeout_s", sync.read_timeout_s, "contribution", load.contribution_s),
             ("sync.transfer_s", sync.transfer_s, "version", load.version_s),
         ):
-            if takes_s is not None and takes_s > deadline_s:
+            if takes_s is not None and takes_s > longest_s(deadline_s, load.whole_bytes):
+                enough = floor_s(load.learners * takes_s, load.whole_bytes)
                 yield Problem(
                     field,
                     deadline_s,
                     f"one {what} of the largest fragment takes {takes_s:.3g} s between {load.region} and "
                     f"{load.syncer_region}: every one would be late",
-                    f"set {field} above {load.learners * takes_s:.3g}, which is what all of {load.region} take at once",
+                    f"set {field} above {enough:.3g}, which is enough for all of {load.region} at once",
                 )
         if load.share is not None and load.share > 1.0:
             busier = max(load.up_bits or 0.0, load.down_bits or 0.0)

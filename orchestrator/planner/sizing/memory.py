@@ -23,6 +23,9 @@ FLOAT64 = 8
 MIB = 2**20
 # Python, Ray's worker, JAX and what it compiles, the default corpus: measured on CPUs, with a model of 1.4 MiB.
 PROCESS_BYTES = {"learner": 400 * MIB, "syncer": 330 * MIB, "evaluator": 350 * MIB, "orchestrator": 80 * MIB}
+# Of what a learner on CPUs holds: freed blocks that later ones do not fit into (outer/heap.py), after three rounds of
+# benchmarks/large.py.
+HEAP_KEPT = 0.6
 
 
 @dataclass(frozen=True)
@@ -52,8 +55,11 @@ class Memory:
         return sum(part.bytes for part in self.parts if part.where == "store")
 
 
-def learner(sync: SyncConfig, shapes: Shapes, accelerated: bool) -> Memory:
-    """One learner at the peak of a step, beside a snapshot (learners/training/trainer.py, learners/fragment_io.py)."""
+def learner(sync: SyncConfig, shapes: Shapes, accelerated: bool, saving: bool = True) -> Memory:
+    """One learner at the peak of a step, and while `saving` beside a snapshot, for a checkpoint or a joiner.
+
+    See learners/training/trainer.py and learners/fragment_io.py.
+    """
     device: Where = "device" if accelerated else "host"
     model, state = shapes.elements * DOWN_BYTES, shapes.parameter_bytes + shapes.inner_state_bytes
     largest, open_steps = _largest(shapes), max(1, sync.overlap_steps)
@@ -68,18 +74,21 @@ def learner(sync: SyncConfig, shapes: Shapes, accelerated: bool) -> Memory:
         Part("gradients summed over microbatches", shapes.summed_bytes, device),
         Part("staged fragments, and the ones they replace", 2 * staged_bytes(sync, shapes), device),
         Part("a version that came, placed for a step's end", placed, device),
-        Part("a snapshot, for a checkpoint or a joiner", state, device),
+        Part("a snapshot, for a checkpoint or a joiner", state if saving else 0, device),
         Part("versions last received", model, "store" if sync.downlink == EXACT else "host"),
         Part("contributions on their way up", open_steps * named(sync.codec).bytes(largest), "store"),
         Part("versions that came and wait for a step's end", open_steps * largest * DOWN_BYTES, "store"),
     ]
     if accelerated:  # a CPU's copies are read where they are
         parts.append(Part("staged fragments that were asked for", open_steps * largest * DOWN_BYTES, "host"))
-        parts.append(Part("a snapshot, packed", state, "host"))
+        parts.append(Part("a snapshot, packed", state if saving else 0, "host"))
     if sync.adopt == "rebase":
         parts.append(Part("values as read, for rebasing", model, "host"))
     if sync.decay:
         parts.append(Part("what contributions left out, and what of it is to be sent", 2 * model, "host"))
+    if not accelerated:
+        held = sum(part.bytes for part in parts[1:] if part.where == "host")
+        parts.append(Part("freed blocks that the heap keeps", int(HEAP_KEPT * held), "host"))
     return Memory("learner", tuple(parts))
 
 
@@ -94,9 +103,13 @@ def staged_bytes(sync: SyncConfig, shapes: Shapes) -> int:
     return DOWN_BYTES * max(sum(shapes.fragments[index].size for index in due) for due in sets)
 
 
-def syncer(recipe: Recipe, shapes: Shapes) -> Memory:
-    """The syncer while it merges everyone's largest fragment (outer/numeric/parameters.py, outer/numeric/merge.py)."""
+def syncer(recipe: Recipe, shapes: Shapes, saving: bool = True) -> Memory:
+    """The syncer while it merges everyone's largest fragment, and while `saving` a checkpoint is written.
+
+    See outer/numeric/parameters.py, outer/numeric/merge.py and outer/snapshots.py.
+    """
     learners, open_steps = len(recipe.learners), max(1, recipe.sync.overlap_steps)
+    held = shapes.elements * DOWN_BYTES + sum(shapes.outer_state_bytes)
     largest = _largest(shapes)
     payload = named(recipe.sync.codec).bytes(largest)
     tensor = max(tensor.size for fragment in shapes.fragments for tensor in fragment.tensors)
@@ -116,6 +129,7 @@ def syncer(recipe: Recipe, shapes: Shapes) -> Memory:
             Part("one outer step, float64", 0 if outer.plain_sgd else step, "host"),
             Part("one tensor of each, float64", 4 * learners * tensor * FLOAT64 if columns else 0, "host"),
             Part("proposals not yet in force", open_steps * (largest * DOWN_BYTES + state), "host"),
+            Part("older values, until a checkpoint is written", held if saving else 0, "host"),
         ),
     )
 
@@ -140,15 +154,15 @@ def orchestrator(shapes: Shapes) -> Memory:
     return Memory("orchestrator", parts)
 
 
-def of_run(recipe: Recipe, shapes: Shapes, pools: Iterable[str]) -> dict[str, Memory]:
-    """Every kind of process: `learner-POOL` for each of these pools, and the services by name."""
-    by_name = {pool.name: pool for pool in recipe.pools}
-    found = {
-        f"learner-{name}": learner(recipe.sync, shapes, any(kind in by_name[name].resources for kind in ("GPU", "TPU")))
-        for name in pools
-    }
+def of_run(recipe: Recipe, shapes: Shapes, pools: Iterable[str], saving: bool = True) -> dict[str, Memory]:
+    """Every kind of process: `learner-POOL` for each of these pools, and the services by name.
+
+    `saving`: with what checkpoints and joiners need.
+    """
+    accelerated = {pool.name: any(kind in pool.resources for kind in ("GPU", "TPU")) for pool in recipe.pools}
+    found = {f"learner-{name}": learner(recipe.sync, shapes, accelerated[name], saving) for name in pools}
     return found | {
-        "syncer": syncer(recipe, shapes),
+        "syncer": syncer(recipe, shapes, saving),
         "evaluator": evaluator(shapes),
         "orchestrator": orchestrator(shapes),
     }

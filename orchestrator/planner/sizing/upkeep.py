@@ -7,21 +7,12 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 from dataclasses import dataclass
-from typing import NamedTuple
 
 from orchestrator.planner.sizing.fault_tolerance import DAY_S
+from orchestrator.planner.sizing.rates import STORE, Constant
 from orchestrator.planner.sizing.step_times import unit_step_s
 from orchestrator.recipe.config import Recipe
 from outer.journal.segmenter import SEGMENT_ROWS
-
-
-class Constant(NamedTuple):
-    """A number, and the benchmark that measures it; "assumed" where none does."""
-
-    value: float
-    unit: str
-    source: str
-
 
 CONSTANTS = {
     "step_bytes": Constant(15.0, "bytes of log for a learner's step and its adoption", "benchmarks/log_size.py"),
@@ -33,7 +24,7 @@ CONSTANTS = {
     ),
     "fold_rows_s": Constant(680_000.0, "facts that checks and accounts take, the same", "benchmarks/check_speed.py"),
     "report_s": Constant(10.0, "seconds to write summary and report", "assumed"),
-    "store_bytes_s": Constant(1e9, "bytes that a store gives a second", "assumed"),
+    "store_bytes_s": STORE,
 }
 
 

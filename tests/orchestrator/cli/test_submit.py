@@ -21,7 +21,12 @@ from ray.dashboard.modules.job.cli import submit
 
 from orchestrator.cli import jobs
 from orchestrator.cli.submission import EXCLUDES, carries_sources, packed, runtime_env, submission
+from orchestrator.recipe.toml_text import load
+from orchestrator.recipe.validation import resolve
+from orchestrator.runtime import launch
 from orchestrator.runtime.job import JOB_CONFIG, misplaced, submission_id
+from orchestrator.store.run_store import RunStore
+from outer import heap
 from outer.protocol.manifest import code_digest
 from tests.orchestrator.cli.submitting import SHARED, alone, arguments, invoke
 
@@ -224,6 +229,26 @@ def test_no_keys_and_tokens_are_sent(tmp_path: Path, by: str) -> None:
     create_package(str(folder), package, include_gitignore=by == ".gitignore", excludes=excludes)
     sent = {name for name in zipfile.ZipFile(package).namelist() if not name.endswith("/")}
     assert sent - {by} == {"own.py", "tokens.py", "certs.py"}
+
+
+def test_the_processes_of_a_job_and_of_a_local_cluster_have_one_heap_each(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    assert runtime_env(tmp_path)["env_vars"] == heap.ONE_HEAP
+    found: dict[str, str] = {}
+
+    def init(**options: Any) -> None:
+        found.update(os.environ)
+        raise InterruptedError
+
+    monkeypatch.setattr(launch.ray, "init", init)
+    monkeypatch.setattr(launch, "use_auth_settings", lambda: None)
+    recipe, store = resolve(load(ROOT / "deploy" / "recipes" / "demo.toml")), RunStore(tmp_path / "run")
+    store.create()
+    with pytest.raises(InterruptedError), launch.local_cluster(recipe, store):
+        pass
+    assert found.items() >= heap.ONE_HEAP.items()
+    assert os.environ.get("MALLOC_ARENA_MAX") is None
 
 
 def test_rays_own_command_leaves_out_what_ours_does() -> None:

@@ -1,0 +1,58 @@
+"""The rates that plan and the fleet simulator compute with, each with where it comes from; and deadlines at a rate."""
+
+from __future__ import annotations
+
+from typing import NamedTuple
+
+from orchestrator.recipe.config import Recipe
+from outer.numeric.formats import named
+from outer.protocol.leases import SLOWEST_LINK, longest_s
+
+ELEMENT_BYTES = 4  # rates of codecs are by bytes of float32
+
+
+class Constant(NamedTuple):
+    """A number, and the benchmark that measures it; "assumed" where none does."""
+
+    value: float
+    unit: str
+    source: str
+
+
+MERGE = Constant(11e9, "bytes that a merge reads and writes, a second and core", "benchmarks/merge.py")
+STORE = Constant(1e9, "bytes that a store takes or gives a second", "assumed")
+# By codec: bytes of float32 that become a payload, and that a payload becomes, a second and core.
+ENCODE = {"bf16": 8.5e9, "int8": 4.5e9, "int4": 8.2e9, "fp4": 7.6e9, "topk": 1.4e9, "topk1": 1.4e9}
+DECODE = {"bf16": 4.7e9, "int8": 6.0e9, "int4": 5.7e9, "fp4": 6.2e9, "topk": 6.0e9, "topk1": 6.0e9}
+PASSES = 2  # over the payloads of a merge: their products, then their sum
+
+
+def rates(recipe: Recipe) -> dict[str, Constant]:
+    """Those of this recipe, by name. A link is `link A - B`, in bits a second."""
+    codec, links = recipe.sync.codec, recipe.fleet.links
+    found = {"merge": MERGE, "store": STORE}
+    for what, known in (("encode", ENCODE), ("decode", DECODE)):
+        if codec in known:
+            words = f"bytes of float32 to and from {codec}, a second and core"
+            found[what] = Constant(known[codec], words, "benchmarks/codecs.py")
+    found["slowest link"] = Constant(SLOWEST_LINK, "bytes a second, by which deadlines grow", "assumed")
+    for link in links:
+        name = f"link {' - '.join(link.between)}"
+        found[name] = Constant(link.gbit_s * 1e9, "bits a second", "[[fleet.links]]")
+    return found
+
+
+def merge_s(codec: str, elements: int, learners: int) -> float:
+    """Seconds of a merge of a fragment from so many learners, outer step included."""
+    decoded = PASSES * learners / DECODE[codec] if codec in DECODE else 0.0
+    return ELEMENT_BYTES * elements * ((2 * (learners + 1) + 3) / MERGE.value + decoded)
+
+
+def encode_s(codec: str, payload_bytes: float) -> float:
+    """Seconds in which a learner makes so many bytes of a payload."""
+    return payload_bytes * 8 * ELEMENT_BYTES / named(codec).bits / ENCODE[codec] if codec in ENCODE else 0.0
+
+
+def floor_s(takes_s: float, size: int) -> float:
+    """The least `floor` of outer.protocol.leases.longest_s for which a transfer of `size` bytes is in time."""
+    return takes_s - longest_s(0.0, size)

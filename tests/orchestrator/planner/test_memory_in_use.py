@@ -1,0 +1,117 @@
+"""What `plan` says that a learner and the syncer hold, beside what their objects do hold: in processes of their own."""
+
+from __future__ import annotations
+
+import json
+import os
+import platform
+import subprocess
+import sys
+from pathlib import Path
+
+import pytest
+
+from benchmarks.large import recipe
+from orchestrator.planner.sizing import memory
+from orchestrator.planner.sizing.model_sizes import shapes_of
+from outer.heap import ONE_HEAP
+
+ROOT = Path(__file__).resolve().parents[3]
+PARAMETERS = 48_000_000  # 48 tensors in 24 fragments
+NEAR = 0.2  # of what plan says
+
+BEGIN = f"""
+import json
+from pathlib import Path
+from benchmarks.large import recipe
+from learners.training.devices.device import fit
+from learners.training import task, tree
+from learners.training.initial_state import InitialState
+from outer import heap
+
+def own():
+    return 1024 * int(Path("/proc/self/status").read_text().split("RssAnon:")[1].split()[0])
+
+made = recipe({PARAMETERS}, 2, 1, "bf16", "fp32", 1.0)
+rounds = 3
+"""
+
+LEARNER = """
+fit(None, "cpu")
+import jax, numpy as np
+from learners.fragment_io import FragmentIO
+from learners.protocol.events_effects import Apply
+from learners.training.trainer import Trainer
+
+jax.jit(lambda x: x + 1)(np.ones(3)).block_until_ready()
+built = task.load(made.task, made.data, made.seed, dict(made.model))
+fragments = tree.deal(built, made.sync)
+before, held = own(), 0
+trainer = Trainer(built, fragments, made.inner, made.seed)
+trainer.warm_up(1)
+moves = FragmentIO(trainer, made.sync, len(fragments))
+came = np.ones(max(each.size for each in fragments), np.float32)  # in Ray's store, when it is a real run
+before += came.nbytes
+for fragment in fragments:
+    moves.apply(Apply(fragment.index, 0, moves.receive(fragment.index, came[: fragment.size]), "bootstrap", None))
+number, captured = 0, None
+for _ in range(rounds):
+    for fragment in fragments:
+        number += 1
+        flight = trainer.dispatch(number, 1, 0.0)
+        staged = moves.stage([fragment.index, (fragment.index + 1) % len(fragments)])
+        for each in staged.values():
+            each.theta.host()
+        placed = moves.receive(fragment.index, came[: fragment.size])
+        if fragment.index == 8:
+            captured = moves.capture()
+        if fragment.index == 20:
+            captured.release(); captured = None
+        flight.result()
+        held = max(held, own())
+        moves.apply(Apply(fragment.index, number, placed, "overwrite", None))
+print(json.dumps(held - before))
+"""
+
+SYNCER = """
+import os
+os.environ["JAX_PLATFORMS"] = "cpu"
+heap.keep_small()
+import jax, numpy as np
+from outer.numeric import codec
+from outer.numeric.parameters import GlobalParameters
+from outer.numeric.rules import rules
+
+jax.jit(lambda x: x + 1)(np.ones(3)).block_until_ready()
+make = InitialState(made.task, dict(made.model), made.data, made.seed, made.sync)
+before, held = own(), 0
+fragments, thetas, patterns, _ = make()
+merge = rules([tensor for fragment in fragments for tensor in fragment.tensors], made.outer.merge, patterns)
+parameters = GlobalParameters(fragments, thetas, made.outer, made.sync.codec, merge)
+del thetas
+parameters.warm_up()
+payload = [codec.encode("bf16", parameters.thetas[0], parameters.thetas[0])] * 2
+before += payload[0].nbytes  # in Ray's store, when it is a real run
+for number in range(rounds):
+    cut = list(parameters.thetas), list(parameters.states)  # as outer/snapshots.py has it
+    for fragment in fragments:
+        version = number * len(fragments) + fragment.index + 1
+        proposals = [parameters.propose(fragment.index, payload, [0.5, 0.5], version) for _ in range(2)]
+        held = max(held, own())
+        parameters.install(proposals[0], version)
+    del cut
+print(json.dumps(held - before))
+"""
+
+
+@pytest.mark.skipif(platform.libc_ver()[0] != "glibc", reason="the heap is another one")
+@pytest.mark.parametrize(("process", "does"), [("learner-large", LEARNER), ("syncer", SYNCER)])
+def test_a_process_holds_what_plan_says(process: str, does: str) -> None:
+    environ = os.environ | ONE_HEAP | {"OMP_NUM_THREADS": "1", "PYTHONPATH": os.pathsep.join(sys.path)}
+    found = subprocess.run(
+        [sys.executable, "-c", BEGIN + does], cwd=ROOT, env=environ, capture_output=True, text=True, check=True
+    )
+    made = recipe(PARAMETERS, 2, 1, "bf16", "fp32", 1.0)
+    planned = memory.of_run(made, shapes_of(made), ["large"])[process]
+    held = planned.host_bytes - memory.PROCESS_BYTES[process.split("-")[0]]
+    assert json.loads(found.stdout) == pytest.approx(held, rel=NEAR)
