@@ -215,10 +215,10 @@ class FragmentIO:
 
     def _payload(self, contribution: Contribution, theta: Flat, copy: StagedCopy) -> tuple[NDArray[Any], Flat | None]:
         """The payload, and with error feedback what it leaves out of the outer gradient with its residual."""
-        seed = self._seed_of(contribution)
+        seed, codec = self._seed_of(contribution), contribution.codec or self._config.codec
         if not self._config.decay:
-            return codecs.encode(self._config.codec, theta, copy.base, seed), None
-        form = named(self._config.codec)
+            return codecs.encode(codec, theta, copy.base, seed), None
+        form = named(codec)
         with np.errstate(over="ignore", invalid="ignore"):  # the receiver refuses what is not finite
             wanted = copy.base - theta
             if copy.residual is not None:

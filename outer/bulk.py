@@ -17,6 +17,7 @@ import ray
 from numpy.typing import NDArray
 
 from outer.numeric import codec as codecs
+from outer.protocol.events_effects import Merge
 from outer.protocol.messages import Contribution, ReadRequest
 from outer.protocol.recorder import Numbered
 
@@ -81,19 +82,19 @@ class Bulk:
         took_s = time.monotonic() - asked_at
         self._received()
         contribution, facts, oldest = reply
-        contribution = replace(contribution, took_s=took_s)
+        contribution = replace(contribution, took_s=max(0.0, took_s - contribution.held_s))
         sizes = [fragment.size for fragment in self.parameters.fragments]
         if contribution.learner != learner or not 0 <= contribution.fragment < len(sizes):
             contribution = replace(contribution, learner=learner, payload=None, defect="wrong_sender")
         else:
-            size = sizes[contribution.fragment]
-            if size <= EXAMINED_AT_ONCE:
-                contribution = codecs.examine(contribution, self._codec, size)
+            size, codec = sizes[contribution.fragment], request.codec or self._codec
+            if contribution.codec != request.codec:
+                contribution = replace(contribution, payload=None, defect="wrong_shape")
+            elif size <= EXAMINED_AT_ONCE:
+                contribution = codecs.examine(contribution, codec, size)
             else:
                 loop = asyncio.get_running_loop()
-                contribution = await loop.run_in_executor(
-                    self._examiner, codecs.examine, contribution, self._codec, size
-                )
+                contribution = await loop.run_in_executor(self._examiner, codecs.examine, contribution, codec, size)
         if not contribution.defect:
             token = Token((request.syncer_step, request.attempt), learner)
             self._payloads[token] = contribution.payload
@@ -105,13 +106,11 @@ class Bulk:
         for token in [token for token in self._payloads if token.read not in reads]:
             del self._payloads[token]
 
-    def merge(
-        self, fragment: int, tokens: Sequence[Token], weights: Sequence[float], version: int
-    ) -> asyncio.Future[Proposal]:
+    def merge(self, merge: Merge) -> asyncio.Future[Proposal]:
         """Compute a fragment's next value, as GlobalParameters.propose. Takes the payloads at once."""
-        payloads = [self._payloads[token] for token in tokens]
-        loop = asyncio.get_running_loop()
-        return loop.run_in_executor(self._merger, self.parameters.propose, fragment, payloads, weights, version)
+        payloads = [self._payloads[token] for token in merge.payloads]
+        arguments = merge.fragment, payloads, merge.weights, merge.syncer_step, merge.codecs
+        return asyncio.get_running_loop().run_in_executor(self._merger, self.parameters.propose, *arguments)
 
     def install(self, proposal: Proposal, version: int) -> None:
         """Put a merged value in force."""

@@ -401,6 +401,7 @@ class Learner:
             counters=copy.counters,
             payload=copy.payload,
             digest="",
+            codec=request.codec,
             snapshot=0 if self._save else self._snapshot,
         )
         self._effects.append(Answer(contribution))

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 
 
 @dataclass(frozen=True)
@@ -182,6 +182,7 @@ class Participant:
     digest: str  # XXH3 digest of the payload
     processed: int = 0  # tokens processed by this incarnation by the end of `step`
     age: int = 0  # rounds by which its base was behind the version merged onto, rounded up
+    codec: str = field(default="", repr=False)  # the payload's number format; "": the run's
 
 
 @dataclass(frozen=True)

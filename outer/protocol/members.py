@@ -8,7 +8,7 @@ from __future__ import annotations
 
 from collections.abc import Collection, Iterable, Mapping, Sequence
 from dataclasses import dataclass, field
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING, Any, NamedTuple
 
 from outer.protocol.coverage import Coverage, Mark
 from outer.protocol.events_effects import Expect
@@ -24,6 +24,7 @@ from outer.protocol.facts import (
     SyncerFact,
 )
 from outer.protocol.leases import Leases, LinkRate
+from outer.protocol.links.estimate import LinkEstimate
 from outer.protocol.messages import DRAINING, STARTING, STEPPING, Attach, Contribution, Report, SeekDonor
 from outer.protocol.quorum import step_time
 from outer.protocol.sample_spans import Span, SpanPool, span_size
@@ -34,6 +35,14 @@ if TYPE_CHECKING:
 REFUSED_MAX = 256  # refused reports that are remembered, so that each is recorded once
 
 Key = tuple[str, int]  # learner, incarnation
+
+
+class UnderWay(NamedTuple):
+    """An answer that may still come: until then the learner is asked for nothing else."""
+
+    syncer_step: int
+    fragment: int
+    until: float
 
 
 @dataclass
@@ -57,7 +66,9 @@ class Member:
     noticed_at: dict[int, float] = field(default_factory=dict)  # by fragment
     merged_step: dict[int, int] = field(default_factory=dict)  # by fragment: its own step in the newest merged read
     missed: int = -1  # sequence number of its newest report when it let a read time out
-    link: LinkRate = field(default_factory=LinkRate)  # from it to the syncer
+    link: LinkRate = field(default_factory=LinkRate)  # from it to the syncer: for deadlines
+    answers: LinkEstimate = field(default_factory=LinkEstimate)  # how long its answers take on that link
+    under_way: UnderWay | None = None  # an answer over a slow link that no syncer step need wait for
     non_finite: int = 0  # contributions in a row that were refused as non-finite
     stopped_at: float = float("-inf")  # when Stop was last sent
     granted_at: float = float("-inf")  # when its newest span was last sent
@@ -68,6 +79,10 @@ class Member:
     def unheard(self) -> bool:
         """Whether it let a read time out and has not reported since. It may be frozen, so it is not asked again."""
         return self.report is not None and self.report.sequence == self.missed
+
+    def busy(self, now: float) -> bool:
+        """Whether its link still carries an answer that came too late for its syncer step."""
+        return self.under_way is not None and now < self.under_way.until
 
 
 class Members:
@@ -305,12 +320,19 @@ class Members:
     def has_dead(self) -> bool:
         return bool(self._dead)
 
-    def note_missed(self, name: str) -> None:
-        """A read of this learner timed out: ask it for nothing before its next report."""
+    def note_missed(self, name: str, size: int, seconds: float) -> None:
+        """A read of this learner, of so many bytes, timed out: ask it for nothing before its next report."""
         member = self._members[name]
         assert member.report is not None, "only learners that have reported are read"
         member.missed = member.report.sequence
         member.link.lapse()
+        member.answers.note_missed(size, seconds)
+
+    def note_slow(self, name: str, size: int, seconds: float, under_way: UnderWay) -> None:
+        """This learner's answer, of so many bytes, does not fit in tau steps: it may still come."""
+        member = self._members[name]
+        member.under_way = under_way
+        member.answers.note_missed(size, seconds)
 
     def note_merged(self, commit: Committed) -> None:
         """Remember for each participant which of its steps the new version contains."""

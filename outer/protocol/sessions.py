@@ -14,7 +14,7 @@ from outer.protocol.effect_buffer import EffectBuffer
 from outer.protocol.events_effects import DrainRequested, ReadMissed
 from outer.protocol.facts import DonorNamed, DrainStarted, LearnerAttached, SpanGranted
 from outer.protocol.manifest import difference
-from outer.protocol.members import Member, Members
+from outer.protocol.members import Member, Members, UnderWay
 from outer.protocol.messages import (
     DRAINING,
     STEPPING,
@@ -29,13 +29,15 @@ from outer.protocol.messages import (
     Stop,
     Welcome,
 )
-from outer.protocol.open_step import OpenStep, has_progress
+from outer.protocol.open_step import OpenStep, Wait, has_progress
 
 if TYPE_CHECKING:
     from outer.config import SyncConfig
 
 REOPEN_S = 0.1  # a reopened syncer step waits this long before it is judged again
 RECORDS_WAITING_MAX = 256  # for the journal, beyond which no span is lent
+SHORT = 0.25  # of read_timeout_s: an answer that takes less is not of a slow link
+SLOW_LINK = "slow_link"  # why an answer is not waited for: it does not fit in tau steps
 RESEND_S = 1.0  # a message that a learner does not seem to have received is sent again after this long
 
 
@@ -270,42 +272,69 @@ class ReadRequests:
         self._members = members
         self._out = out
 
-    def ask(self, now: float, step: OpenStep, version: int, progress: float) -> None:
-        """A quorum has reported: request the fragment from every learner that can contribute to this version."""
+    def ask(self, now: float, step: OpenStep, version: int, progress: float, room_s: float) -> None:
+        """A quorum has reported: request the fragment from every learner that can contribute to this version.
+
+        `room_s`: what is left of tau steps for the answers.
+        """
         assert step.fragment is not None
         live, size = self._members.live, self._sizes[step.fragment]
         able = live if self._config.participants == "eligible" else step.counted(live, self._config.overlap)
         asked = [
             member
             for member in able
-            if has_progress(member, step.fragment, version, self._config) and not member.unheard
+            if has_progress(member, step.fragment, version, self._config) and not (member.unheard or member.busy(now))
         ]
-        deadlines = [member.link.deadline_s(self._config.read_timeout_s, size) for member in asked]
+        waits = {member.name: self._wait(member, size, room_s) for member in asked}
         awaited = {member.name: member.incarnation for member in asked}
-        step.ask(now, len(live), awaited, max(deadlines, default=0.0))
+        step.ask(now, self._quorum, len(live), awaited, waits)
         if len(asked) < self._quorum:
             self.reopen(now, step, f"{len(asked)} learners have a usable base, the quorum is {self._quorum}")
             return
-        for member, deadline_s in zip(asked, deadlines, strict=True):
+        for member in asked:
+            deadline_s = waits[member.name].deadline_s
             self._out.send(member, step.request(self._epoch, member.incarnation, progress, deadline_s))
+
+    def _wait(self, member: Member, size: int, room_s: float) -> Wait:
+        """Beyond K answers nobody is waited for longer than fits in tau steps, or `read_timeout_s` if that is more.
+
+        Who is expected to need longer than fits, and than a quarter of `read_timeout_s`, is not waited for beyond tau
+        steps: a slow link slows nobody.
+        """
+        deadline_s = member.link.deadline_s(self._config.read_timeout_s, size)
+        if self._config.grace == "infinite" or self._config.overlap == "strict":
+            return Wait(deadline_s, deadline_s)
+        if member.answers.expected_s(size) > max(room_s, SHORT * self._config.read_timeout_s):
+            return Wait(deadline_s, room_s)
+        return Wait(deadline_s, min(deadline_s, max(room_s, self._config.read_timeout_s)))
 
     def note_transfer(self, member: Member, event: Contribution) -> None:
         """An answer came, in time or not: it says how fast this learner's link is."""
         if event.took_s > 0.0 and not event.defect:
             member.link.note(self._sizes[event.fragment], event.took_s)
+            member.answers.note(self._sizes[event.fragment], event.took_s)
+        if member.under_way is not None and member.under_way[:2] == (event.syncer_step, event.fragment):
+            member.under_way = None
 
-    def miss(self, step: OpenStep | None, event: Contribution | ReadMissed, reason: str) -> None:
+    def miss(self, now: float, step: OpenStep | None, event: Contribution | ReadMissed, reason: str) -> None:
         """Stop waiting for this incarnation's contribution, and record why."""
         if step is not None and step.awaited.get(event.learner) == event.incarnation:
-            if reason == "timeout":
-                self._members.note_missed(event.learner)
+            if reason == "timeout" and step.fragment is not None:
+                self._members.note_missed(event.learner, self._sizes[step.fragment], now - step.decided_at)
             self._out.emit(step.miss(event.learner, reason))
 
     def close(self, now: float, step: OpenStep, version: int) -> None:
-        """All answers are in, or the deadline has passed: merge if at least K contributions are valid, else reopen."""
+        """Reading is over: merge if at least K contributions are valid, else reopen."""
+        assert step.fragment is not None
+        step.read_at = now
         for learner in list(step.awaited):
-            self._members.note_missed(learner)
-            self._out.emit(step.miss(learner, "timeout"))
+            size, took_s = self._sizes[step.fragment], now - step.decided_at
+            if now < step.deadline:
+                late = UnderWay(step.syncer_step, step.fragment, step.deadline)
+                self._members.note_slow(learner, size, took_s, late)
+            else:
+                self._members.note_missed(learner, size, took_s)
+            self._out.emit(step.miss(learner, SLOW_LINK if now < step.deadline else "timeout"))
         if len(step.contributions) < self._quorum:
             self.reopen(now, step, f"{len(step.contributions)} valid contributions, the quorum is {self._quorum}")
             return

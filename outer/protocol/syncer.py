@@ -125,7 +125,7 @@ class Syncer:
             SeekDonor: lambda now, event: self._sessions.name_donor(event, self._run_snapshot),
             Report: self._on_report,
             Contribution: self._on_contribution,
-            ReadMissed: lambda now, event: self._read_requests.miss(self._find(event.syncer_step), event, event.reason),
+            ReadMissed: self._on_read_missed,
             Merged: self._on_merged,
             Durable: self._on_durable,
             StopRequested: self._on_stop,
@@ -322,7 +322,7 @@ class Syncer:
         """Move one step if its stage allows it now. Returns whether it moved."""
         if step.collects:
             return self._collect(now, step)
-        if step.stage is Stage.READING and (not step.awaited or now >= step.deadline):
+        if step.stage is Stage.READING and step.has_read(now):
             assert step.fragment is not None
             self._read_requests.close(now, step, self.versions[step.fragment])
             return True
@@ -348,7 +348,8 @@ class Syncer:
             step.move(Stage.GRACE)
             return True
         step.reason = verdict.reason
-        self._read_requests.ask(now, step, self.versions[step.fragment], self.progress)
+        room_s = self._timing.room_s(self.step_s, now - step.opened_at)
+        self._read_requests.ask(now, step, self.versions[step.fragment], self.progress, room_s)
         return True
 
     def _pass_if_first(self, now: float, step: OpenStep) -> bool:
@@ -368,11 +369,14 @@ class Syncer:
     def _find(self, syncer_step: int) -> OpenStep | None:
         return next((step for step in self._open if step.syncer_step == syncer_step), None)
 
+    def _on_read_missed(self, now: float, event: ReadMissed) -> None:
+        self._read_requests.miss(now, self._find(event.syncer_step), event, event.reason)
+
     def _on_contribution(self, now: float, event: Contribution) -> None:
         step = self._find(event.syncer_step)
         member = self._members.admit(event, "contribution")
         if member is None:
-            self._read_requests.miss(step, event, "refused")
+            self._read_requests.miss(now, step, event, "refused")
             return
         self._read_requests.note_transfer(member, event)
         reason = "late"
@@ -431,6 +435,7 @@ class Syncer:
         self._digests[fragment] = record.digest
         self.moved_at = now
         self._timing.sync_s.add(now - step.decided_at)
+        self._timing.merge_s.add(now - step.read_at)
         self._out.add(Publish(fragment, step.syncer_step, step.result.proposal))
         self._members.note_merged(record)
         run = self._run_snapshot

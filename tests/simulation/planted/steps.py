@@ -39,8 +39,9 @@ def quorum_of_the_asked(plant: Plant) -> None:
     """Contributions that are valid make a quorum, not learners that were asked."""
 
     def close(self: ReadRequests, now: float, step: OpenStep, version: int) -> None:
+        assert step.fragment is not None
         for learner in list(step.awaited):
-            self._members.note_missed(learner)
+            self._members.note_missed(learner, self._sizes[step.fragment], now - step.decided_at)
             self._out.emit(step.miss(learner, "timeout"))
         if step.contributions:  # K were asked, or it would not be reading
             self._out.add(step.merge(version, self._config.round_steps))
