@@ -19,7 +19,7 @@ from learners.protocol.events_effects import Apply
 from learners.snapshot_slot import Captured, SnapshotSlot
 from learners.training import state_arrays
 from outer.numeric import codec as codecs
-from outer.numeric.formats import named
+from outer.numeric.formats import below, named
 from outer.protocol.messages import Contribution, State, StateRequest
 
 if TYPE_CHECKING:
@@ -107,7 +107,8 @@ class FragmentIO:
     def __init__(self, trainer: Trainer, config: SyncConfig, fragments: int, seed: int = 0) -> None:
         """`seed`: the run's, for codecs that round at random."""
         self._trainer, self._config, self._seed = trainer, config, seed
-        named(config.codec).warm_up()
+        for codec in (config.codec, *(below(config.codec) if config.adaptive else ())):
+            named(codec).warm_up()
         self._slot = SnapshotSlot(trainer, config.lease_s / 2)
         self._bases: list[Flat | None] = [None] * fragments
         self._read: dict[

@@ -26,6 +26,7 @@ from outer.numeric.chain import Chain
 from outer.numeric.codec import examine
 from outer.numeric.parameters import GlobalParameters
 from outer.numeric.rules import rules
+from outer.numeric.uplinks import uplinks
 from outer.protocol import events_effects as outer
 from outer.protocol.messages import COMPILING, IMPORTING, Donor
 from outer.protocol.syncer import Budget, Syncer
@@ -148,6 +149,7 @@ class LockStep:
             budget=budget,
             manifest={},
             weight=weights.named(sync.weights),
+            uplinks=uplinks(sync, self.fragments),
         )
         self._units = {}
         train_step = make_step(task, inner)

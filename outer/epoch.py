@@ -99,6 +99,7 @@ def begin(
     from outer.numeric.chain import Chain
     from outer.numeric.parameters import GlobalParameters  # JAX starts here
     from outer.numeric.rules import rules
+    from outer.numeric.uplinks import uplinks
 
     opened = journal.open()
     why = _lacking(spec, opened)
@@ -109,7 +110,9 @@ def begin(
     merge_rules = rules(tensors, spec.outer.merge, patterns)
     threads = min(MERGE_THREADS, len(os.sched_getaffinity(0)))
     chain = Chain.of(spec.sync.downlink, fragments, spec.shared["seed"])
-    parameters = GlobalParameters(fragments, thetas, spec.outer, spec.sync.codec, merge_rules, threads, chain)
+    weighs = uplinks(spec.sync, fragments)
+    also = weighs.codecs[1:]
+    parameters = GlobalParameters(fragments, thetas, spec.outer, spec.sync.codec, merge_rules, threads, chain, also)
     found, rebuilt = opened.found, None
     if sources is not None and why:
         found, rebuilt = _rebuilt(spec, journal, parameters, len(fragments), opened, sources, ask, why)
@@ -131,6 +134,7 @@ def begin(
         reopened=True,
         durability=spec.durability,
         weight=weights.named(spec.sync.weights),
+        uplinks=weighs,
     )
     return Begun(fragments, task, patterns, parameters, machine, opened.writers, rebuilt)
 

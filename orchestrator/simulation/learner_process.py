@@ -215,7 +215,9 @@ class LearnerProcess(LearnerLoop):
             payload = None if defect else contribution.payload  # as the inspection leaves it
             digest = f"{self.name}{self.incarnation}@{contribution.step}"
             contribution = replace(contribution, payload=payload, digest=digest, defect=defect)
-        call.reply(self._network.up_size(contribution.fragment), (contribution, *self._everything()))
+        call.reply(
+            self._network.up_size(contribution.fragment, contribution.codec), (contribution, *self._everything())
+        )
         self._moment("answered")
 
     # -------------------------------------------------------------- versions

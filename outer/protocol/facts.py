@@ -205,6 +205,32 @@ class Committed:
 
 
 @dataclass(frozen=True)
+class LinkAdapted:
+    """A learner's contributions travel otherwise from here on: its link has become slower, or faster."""
+
+    learner: str
+    incarnation: int
+    codec_before: str
+    every_before: int  # rounds between two contributions of a fragment
+    codec: str
+    every: int
+    latency_s: float  # as estimated
+    bytes_s: float | None  # as estimated, a second; None: bytes take no time
+    reason: str
+
+
+@dataclass(frozen=True)
+class LinkBudgeted:
+    """The bytes that a learner's link carried in the last day have crossed a share of `sync.link_budget_gb_per_day`."""
+
+    learner: str
+    incarnation: int
+    state: str  # warned | reduced | paused; "": there is room
+    used: int  # bytes
+    budget: int  # bytes a day
+
+
+@dataclass(frozen=True)
 class StepPassed:
     """A syncer step at which no fragment was due has reached its quorum."""
 
@@ -262,6 +288,8 @@ SyncerFact = (
     | Refused
     | ReadFailed
     | Committed
+    | LinkAdapted
+    | LinkBudgeted
     | SnapshotTaken
     | StateRebuilt
     | Finished

@@ -8,7 +8,7 @@ from __future__ import annotations
 
 from collections.abc import Collection, Iterable, Mapping, Sequence
 from dataclasses import dataclass, field
-from typing import TYPE_CHECKING, Any, NamedTuple
+from typing import TYPE_CHECKING, Any
 
 from outer.protocol.coverage import Coverage, Mark
 from outer.protocol.events_effects import Expect
@@ -24,7 +24,9 @@ from outer.protocol.facts import (
     SyncerFact,
 )
 from outer.protocol.leases import Leases, LinkRate
+from outer.protocol.links.adapting import Place
 from outer.protocol.links.estimate import LinkEstimate
+from outer.protocol.links.links import Links, UnderWay
 from outer.protocol.messages import DRAINING, STARTING, STEPPING, Attach, Contribution, Report, SeekDonor
 from outer.protocol.quorum import step_time
 from outer.protocol.sample_spans import Span, SpanPool, span_size
@@ -35,14 +37,6 @@ if TYPE_CHECKING:
 REFUSED_MAX = 256  # refused reports that are remembered, so that each is recorded once
 
 Key = tuple[str, int]  # learner, incarnation
-
-
-class UnderWay(NamedTuple):
-    """An answer that may still come: until then the learner is asked for nothing else."""
-
-    syncer_step: int
-    fragment: int
-    until: float
 
 
 @dataclass
@@ -68,7 +62,9 @@ class Member:
     missed: int = -1  # sequence number of its newest report when it let a read time out
     link: LinkRate = field(default_factory=LinkRate)  # from it to the syncer: for deadlines
     answers: LinkEstimate = field(default_factory=LinkEstimate)  # how long its answers take on that link
+    place: Place = field(default_factory=Place)  # of its link, on the ladder
     under_way: UnderWay | None = None  # an answer over a slow link that no syncer step need wait for
+    owes: set[int] = field(default_factory=set)  # fragments of which a merge did not wait for its answer
     non_finite: int = 0  # contributions in a row that were refused as non-finite
     stopped_at: float = float("-inf")  # when Stop was last sent
     granted_at: float = float("-inf")  # when its newest span was last sent
@@ -81,7 +77,7 @@ class Member:
         return self.report is not None and self.report.sequence == self.missed
 
     def busy(self, now: float) -> bool:
-        """Whether its link still carries an answer that came too late for its syncer step."""
+        """Whether its link still carries an answer that its syncer step does not wait for."""
         return self.under_way is not None and now < self.under_way.until
 
 
@@ -320,19 +316,17 @@ class Members:
     def has_dead(self) -> bool:
         return bool(self._dead)
 
-    def note_missed(self, name: str, size: int, seconds: float) -> None:
-        """A read of this learner, of so many bytes, timed out: ask it for nothing before its next report."""
+    def note_missed(self, name: str, late: UnderWay | None = None) -> Member:
+        """A read of this learner is not waited for any more. `late`: it may still come; else nothing is asked before
+        the learner's next report.
+        """
         member = self._members[name]
         assert member.report is not None, "only learners that have reported are read"
-        member.missed = member.report.sequence
-        member.link.lapse()
-        member.answers.note_missed(size, seconds)
-
-    def note_slow(self, name: str, size: int, seconds: float, under_way: UnderWay) -> None:
-        """This learner's answer, of so many bytes, does not fit in tau steps: it may still come."""
-        member = self._members[name]
-        member.under_way = under_way
-        member.answers.note_missed(size, seconds)
+        if late is None:
+            member.missed = member.report.sequence
+            member.link.lapse()
+        member.under_way = late
+        return member
 
     def note_merged(self, commit: Committed) -> None:
         """Remember for each participant which of its steps the new version contains."""
@@ -340,6 +334,7 @@ class Members:
             member = self._members[participant.learner]
             if member.incarnation == participant.incarnation:
                 member.merged_step[commit.fragment] = participant.step
+                member.owes.discard(commit.fragment)
 
     def _samples_committed(self, member: Member) -> int:
         """How many samples the incarnation used up to its last committed step."""
@@ -348,9 +343,10 @@ class Members:
 
     # -------------------------------------------------------------- for status pages
 
-    def rows(self, now: float, versions: Sequence[int]) -> list[dict[str, Any]]:
+    def rows(self, now: float, versions: Sequence[int], links: Links | None = None) -> list[dict[str, Any]]:
         """One row for each known learner."""
-        return [self._row(now, member, versions) for member in self._members.values()]
+        members = self._members.values()
+        return [self._row(now, each, versions) | (links.row(each) if links else {}) for each in members]
 
     def _row(self, now: float, member: Member, versions: Sequence[int]) -> dict[str, Any]:
         lease, report = self._leases.get(member.name), member.report

@@ -13,6 +13,7 @@ from typing import TYPE_CHECKING, NamedTuple
 
 from outer.protocol.events_effects import Merge, Merged
 from outer.protocol.facts import Committed, Participant, ReadFailed, StepReopened
+from outer.protocol.links.links import EARLY
 from outer.protocol.messages import DRAINING, Contribution, FragmentCounters, ReadRequest
 from outer.protocol.quorum import Decision, Verdict, decide
 from outer.weights import Progress, Weight, paper
@@ -175,7 +176,7 @@ class OpenStep:
         self.awaited, self.contributions = dict(asked), {}
         self.attempt += 1
 
-    def request(self, epoch: int, incarnation: int, progress: float, deadline_s: float) -> ReadRequest:
+    def request(self, epoch: int, incarnation: int, progress: float, deadline_s: float, codec: str = "") -> ReadRequest:
         """The request to send to one of the asked learners."""
         assert self.fragment is not None
         return ReadRequest(
@@ -186,6 +187,7 @@ class OpenStep:
             attempt=self.attempt,
             progress=progress,
             deadline_s=deadline_s,
+            codec=codec,
         )
 
     def accept(self, contribution: Contribution, member: Member, version: int, config: SyncConfig) -> str:
@@ -194,7 +196,7 @@ class OpenStep:
         `version`: the newest of this step's fragment.
         """
         name = contribution.learner
-        asked = self.stage is Stage.READING and contribution.attempt == self.attempt
+        asked = self.stage is Stage.READING and contribution.attempt in (self.attempt, EARLY)
         if not asked or name not in self.awaited:
             return "doubled" if asked and name in self.contributions else "late"
         assert self.fragment is not None

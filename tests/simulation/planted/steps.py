@@ -13,7 +13,7 @@ from outer.protocol import sessions as reading
 from outer.protocol.messages import STEPPING, Report
 from outer.protocol.open_step import OpenStep, Stage
 from outer.protocol.quorum import Decision, Verdict
-from outer.protocol.sessions import ReadRequests
+from outer.protocol.reads.requests import ReadRequests
 from outer.protocol.syncer import Syncer
 from tests.simulation.planting import Plant, mutant
 
@@ -41,7 +41,7 @@ def quorum_of_the_asked(plant: Plant) -> None:
     def close(self: ReadRequests, now: float, step: OpenStep, version: int) -> None:
         assert step.fragment is not None
         for learner in list(step.awaited):
-            self._members.note_missed(learner, self._sizes[step.fragment], now - step.decided_at)
+            self._members.note_missed(learner)
             self._out.emit(step.miss(learner, "timeout"))
         if step.contributions:  # K were asked, or it would not be reading
             self._out.add(step.merge(version, self._config.round_steps))
