@@ -48,6 +48,7 @@ from outer.first_values import FirstValues  # noqa: E402
 from outer.journal.object_store import Folder  # noqa: E402
 from outer.kill_points import MERGING  # noqa: E402
 from outer.numeric import codec as codecs  # noqa: E402
+from outer.protocol.events_effects import Merge  # noqa: E402
 from outer.protocol.facts import Committed, SyncerStarted  # noqa: E402
 from outer.protocol.fragments import Fragment, Tensor  # noqa: E402
 from outer.protocol.manifest import code_digest  # noqa: E402
@@ -121,7 +122,7 @@ async def _merge_all(shards: Any, givers: dict[str, Any], rounds: int) -> dict[s
             answers = await asyncio.gather(*(shards.read(name, giver, request) for name, giver in givers.items()))
             assert all(isinstance(each, Answer) and not each.contribution.defect for each in answers), answers
             tokens = [each.contribution.payload for each in answers]
-            shards.install(await shards.merge(fragment, tokens, weights, step), step)
+            shards.install(await shards.merge(Merge(step, fragment, tuple(tokens), tuple(weights))), step)
             moved += len(answers)
 
     await asyncio.gather(*(one(step) for step in range(1, FRAGMENTS + 1)))  # everything is compiled and in the caches

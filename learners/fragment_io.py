@@ -19,7 +19,7 @@ from learners.protocol.events_effects import Apply
 from learners.snapshot_slot import Captured, SnapshotSlot
 from learners.training import state_arrays
 from outer.numeric import codec as codecs
-from outer.numeric.formats import named
+from outer.numeric.formats import below, named
 from outer.protocol.messages import Contribution, State, StateRequest
 
 if TYPE_CHECKING:
@@ -107,7 +107,8 @@ class FragmentIO:
     def __init__(self, trainer: Trainer, config: SyncConfig, fragments: int, seed: int = 0) -> None:
         """`seed`: the run's, for codecs that round at random."""
         self._trainer, self._config, self._seed = trainer, config, seed
-        named(config.codec).warm_up()
+        for codec in (config.codec, *(below(config.codec) if config.adaptive else ())):
+            named(codec).warm_up()
         self._slot = SnapshotSlot(trainer, config.lease_s / 2)
         self._bases: list[Flat | None] = [None] * fragments
         self._read: dict[
@@ -215,10 +216,10 @@ class FragmentIO:
 
     def _payload(self, contribution: Contribution, theta: Flat, copy: StagedCopy) -> tuple[NDArray[Any], Flat | None]:
         """The payload, and with error feedback what it leaves out of the outer gradient with its residual."""
-        seed = self._seed_of(contribution)
+        seed, codec = self._seed_of(contribution), contribution.codec or self._config.codec
         if not self._config.decay:
-            return codecs.encode(self._config.codec, theta, copy.base, seed), None
-        form = named(self._config.codec)
+            return codecs.encode(codec, theta, copy.base, seed), None
+        form = named(codec)
         with np.errstate(over="ignore", invalid="ignore"):  # the receiver refuses what is not finite
             wanted = copy.base - theta
             if copy.residual is not None:

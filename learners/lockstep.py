@@ -26,6 +26,7 @@ from outer.numeric.chain import Chain
 from outer.numeric.codec import examine
 from outer.numeric.parameters import GlobalParameters
 from outer.numeric.rules import rules
+from outer.numeric.uplinks import uplinks
 from outer.protocol import events_effects as outer
 from outer.protocol.messages import COMPILING, IMPORTING, Donor
 from outer.protocol.syncer import Budget, Syncer
@@ -148,6 +149,7 @@ class LockStep:
             budget=budget,
             manifest={},
             weight=weights.named(sync.weights),
+            uplinks=uplinks(sync, self.fragments),
         )
         self._units = {}
         train_step = make_step(task, inner)
@@ -251,8 +253,8 @@ class LockStep:
                 case outer.Send(learner, _, message):
                     assert not isinstance(message, Donor), "no learner asks for one here"
                     self._to_learner(learner, message)
-                case outer.Merge(syncer_step, fragment, payloads, weights):
-                    proposal = self.parameters.propose(fragment, payloads, weights, syncer_step)
+                case outer.Merge(syncer_step, fragment, payloads, weights, formats):
+                    proposal = self.parameters.propose(fragment, payloads, weights, syncer_step, formats)
                     merged = outer.Merged(syncer_step, proposal, proposal.digest, proposal.norm, proposal.finite)
                     self._to_syncer(merged)
                 case outer.Append(sequence, record):
@@ -270,8 +272,8 @@ class LockStep:
                 case unit.Send(message):
                     self._to_syncer(message)
                 case unit.Answer(contribution):
-                    size = self.fragments[contribution.fragment].size
-                    self._to_syncer(examine(each.fragment_io.encode(contribution), self._sync.codec, size))
+                    size, codec = self.fragments[contribution.fragment].size, contribution.codec or self._sync.codec
+                    self._to_syncer(examine(each.fragment_io.encode(contribution), codec, size))
                 case unit.Fetch(fragment, _, _):
                     parameters = self.parameters
                     self._to_learner(

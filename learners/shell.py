@@ -146,7 +146,7 @@ class LearnerShell:
 
         A string says why not: no_boundary came in time, or behind: more facts wait than a message carries.
         """
-        key = (request.epoch, request.syncer_step, request.attempt)
+        came_at, key = time.monotonic(), (request.epoch, request.syncer_step, request.attempt)
         answer = self._answers[key] = Future()
         try:
             self._drive(request)
@@ -159,7 +159,9 @@ class LearnerShell:
         contribution = self._fragment_io.encode(contribution)  # here, for it waits for the device
         if self._faults.corrupts():
             contribution = replace(contribution, payload=flipped(contribution.payload))
-        return BEHIND if (facts := self._every_fact()) is None else (contribution, *facts)
+        if (facts := self._every_fact()) is None:
+            return BEHIND
+        return replace(contribution, held_s=time.monotonic() - came_at), *facts
 
     def _every_fact(self) -> tuple[list[Any], int] | None:
         """All facts that are not durable, and the oldest one's number; None, and their upload begins, if too many."""

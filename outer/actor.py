@@ -295,8 +295,8 @@ class SyncerActor:
                     self._log.log(fact)
                 case events_effects.Send(learner, incarnation, message):
                     self._send(learner, incarnation, message)
-                case events_effects.Merge(syncer_step, fragment, tokens, weights):
-                    self._spawn(self._merge(syncer_step, self._bulk.merge(fragment, tokens, weights, syncer_step)))
+                case events_effects.Merge(syncer_step):
+                    self._spawn(self._merge(syncer_step, self._bulk.merge(effect)))
                     self._reach(MERGING)
                 case events_effects.Append(sequence, record, None):
                     self._log.append(sequence, record, [])

@@ -23,6 +23,7 @@ from outer import first_values
 from outer.first_values import FirstValues, Layout
 from outer.journal.groups import Value
 from outer.numeric import codec as codecs
+from outer.protocol.events_effects import Merge
 from outer.protocol.messages import Contribution, ReadRequest
 from outer.protocol.recorder import Numbered
 from outer.spec import SyncerSpec
@@ -105,6 +106,7 @@ class Bulk:
         from outer.numeric.chain import Chain
         from outer.numeric.parameters import GlobalParameters  # JAX starts here
         from outer.numeric.rules import rules
+        from outer.numeric.uplinks import uplinks
 
         spec = self._spec
         uncommitted = [fragment for fragment, version in enumerate(versions) if not version and self.holds(fragment)]
@@ -119,6 +121,7 @@ class Bulk:
             merge_rules,
             min(MERGE_THREADS, len(os.sched_getaffinity(0))),
             Chain.of(spec.sync.downlink, fragments, spec.shared["seed"]),
+            uplinks(spec.sync, fragments).codecs[1:],
         )
         self._merger.submit(self.parameters.warm_up)
         return Layout(fragments, patterns, task)
@@ -159,14 +162,15 @@ class Bulk:
         took_s = time.monotonic() - asked_at
         self._received()
         contribution, facts, oldest = reply
-        contribution = replace(contribution, took_s=took_s)
+        contribution = replace(contribution, took_s=max(0.0, took_s - contribution.held_s))
         sizes = [fragment.size for fragment in self.parameters.fragments]
         if contribution.learner != learner or not 0 <= contribution.fragment < len(sizes):
             contribution = replace(contribution, learner=learner, payload=None, defect="wrong_sender")
         else:
-            size = sizes[contribution.fragment]
-            codec = self._spec.sync.codec
-            if size <= EXAMINED_AT_ONCE:
+            size, codec = sizes[contribution.fragment], request.codec or self._spec.sync.codec
+            if contribution.codec != request.codec:
+                contribution = replace(contribution, payload=None, defect="wrong_shape")
+            elif size <= EXAMINED_AT_ONCE:
                 contribution = codecs.examine(contribution, codec, size)
             else:
                 loop = asyncio.get_running_loop()
@@ -190,13 +194,11 @@ class Bulk:
         """Forget the payloads of reads for syncer steps before this one."""
         self.forget([token for token in self._payloads if token.read[0] < step])
 
-    def merge(
-        self, fragment: int, tokens: Sequence[Token], weights: Sequence[float], version: int
-    ) -> asyncio.Future[Proposal]:
+    def merge(self, merge: Merge) -> asyncio.Future[Proposal]:
         """Compute a fragment's next value, as GlobalParameters.propose. Takes the payloads at once."""
-        payloads = [self._payloads[token] for token in tokens]
-        loop = asyncio.get_running_loop()
-        return loop.run_in_executor(self._merger, self.parameters.propose, fragment, payloads, weights, version)
+        payloads = [self._payloads[token] for token in merge.payloads]
+        arguments = merge.fragment, payloads, merge.weights, merge.syncer_step, merge.codecs
+        return asyncio.get_running_loop().run_in_executor(self._merger, self.parameters.propose, *arguments)
 
     def install(self, proposal: Proposal, version: int) -> None:
         """Put a merged value in force."""

@@ -55,6 +55,8 @@ def begin(
     `ask` is an Ask whose first argument is the bytes of an answer. Raises Incomplete when the journal is not enough and
     there are no other sources, and as JournalWriter.open.
     """
+    from outer.numeric.uplinks import uplinks
+
     opened = journal.open()
     apart = bulk.load(opened.values, journal.run)
     for fragment, (_, damage) in apart.items():
@@ -90,6 +92,7 @@ def begin(
         reopened=True,
         durability=spec.durability,
         weight=weights.named(spec.sync.weights),
+        uplinks=uplinks(spec.sync, layout.fragments),
     )
     return Begun(layout, machine, opened.writers, opened.named, rebuilt)
 

@@ -29,6 +29,7 @@ from outer.journal.values import Stored
 from outer.journal.writer import FOLDER as JOURNAL
 from outer.kill_points import MERGING, KillPoints
 from outer.numeric import codec as codecs
+from outer.protocol.events_effects import Merge
 from outer.protocol.manifest import code_digest
 from outer.protocol.messages import ReadRequest
 from outer.spec import SyncerSpec
@@ -160,10 +161,10 @@ class ShardActor:
         self._bulk.forget(tokens)
 
     @OFTEN
-    async def merge(self, fragment: int, tokens: Sequence[Token], weights: Sequence[float], version: int) -> Proposed:
+    async def merge(self, merge: Merge) -> Proposed:
         """As Bulk.merge. The value is stored when it returns, unless the run keeps none."""
-        merging = self._bulk.merge(fragment, tokens, weights, version)
-        self._bulk.forget(tokens)
+        merging, fragment, version = self._bulk.merge(merge), merge.fragment, merge.syncer_step
+        self._bulk.forget(merge.payloads)
         self._points.reach(MERGING)
         proposal = await merging
         stored = await self._store(fragment, version, proposal) if proposal.finite and self._spec.persistent else None

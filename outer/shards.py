@@ -20,6 +20,7 @@ from numpy.typing import NDArray
 from outer.bulk import Answer, ReadId, Token
 from outer.first_values import FirstValues, Layout
 from outer.journal.groups import Value
+from outer.protocol.events_effects import Merge
 from outer.protocol.messages import ReadRequest
 from outer.shard import Proposed, ShardActor
 from outer.spec import SyncerSpec
@@ -144,10 +145,10 @@ class Shards:
             for handle in self._handles:
                 handle.forget.remote(closed)
 
-    async def merge(self, fragment: int, tokens: Sequence[Token], weights: Sequence[float], version: int) -> Proposed:
+    async def merge(self, merge: Merge) -> Proposed:
         """As Bulk.merge; the value is stored when it returns."""
-        self._unmerged.difference_update(tokens)
-        proposed: Proposed = await self._of(fragment).merge.remote(fragment, tokens, weights, version)
+        self._unmerged.difference_update(merge.payloads)
+        proposed: Proposed = await self._of(merge.fragment).merge.remote(merge)
         return proposed
 
     def install(self, proposal: Proposed, version: int) -> None:

@@ -23,7 +23,7 @@ from chaos.simulation.faults.schedule import FaultSchedule
 from chaos.simulation.ports.context import HostileContext
 from chaos.simulation.ports.damage import Damage
 from chaos.simulation.ports.durations import DrawnDurations
-from chaos.simulation.ports.network import HostileNetwork
+from chaos.simulation.ports.network import HostileNetwork, uplinks
 from chaos.simulation.ports.storage import Store, Write, Writer
 from chaos.simulation.profile import MANIFEST, Options, between, draw, stream
 from chaos.simulation.trace import Trace
@@ -167,6 +167,7 @@ class Cluster:
             recovered=recovery.recover(entries, options.fragments) if epoch > 1 else None,
             ahead_s=options.ahead_s,
             weight=weights.named(options.sync.weights),
+            uplinks=uplinks(options.fragments) if options.sync.adaptive else None,
         )
         self.context.oracle.recovered(epoch, values, list(machine.versions))
         on_death = self.supervisor.on_syncer_death

@@ -217,9 +217,13 @@ def draw(
     }
     late = stream(seed, "base window")
     drawn["base_window"] = pick(late, (1, 1, 2, 4)) if late.random() < 0.4 else 0
+    drawn["adaptive"] = drawn["grace"] != "infinite" and stream(seed, "links").random() < 0.3
     quorum = 1 + int(chance.random() * len(learners))
     if profile == "lockstep":
-        quorum, sync = len(learners), {"overlap": "strict", "grace": "infinite", "base_window": 0} | sync
+        quorum, sync = (
+            len(learners),
+            {"overlap": "strict", "grace": "infinite", "base_window": 0, "adaptive": False} | sync,
+        )
     stormy = 1.0 if profile == "ended" else 0.6  # of the run: that one may end in the storm
     storm_s = 8.0 + stormy * syncer_steps * common_s if PROFILES[profile] else 0.0
     batch = {name: 1 + int(chance.random() * 3) for name in step_s}

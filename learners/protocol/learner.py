@@ -380,7 +380,7 @@ class Learner:
         if event.epoch != self._epoch or event.incarnation != self.incarnation:
             return
         self._note_snapshot(event.snapshot)
-        self._advance_clock(event.syncer_step, event.progress)
+        self._advance_clock(event.syncer_step if event.attempt else 0, event.progress)  # else asked ahead of its time
         if (copy := self._reads.copy_for(event)) is not None:
             self._adoption.note_read(event, copy.read_at)
             self._answer(event, copy)
@@ -401,6 +401,7 @@ class Learner:
             counters=copy.counters,
             payload=copy.payload,
             digest="",
+            codec=request.codec,
             snapshot=0 if self._save else self._snapshot,
         )
         self._effects.append(Answer(contribution))

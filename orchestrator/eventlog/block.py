@@ -100,6 +100,7 @@ class Contributions(NamedTuple):
     digest: Objects  # str
     processed: Ints
     age: Ints
+    codec: Objects  # str
 
 
 class Placed(NamedTuple):

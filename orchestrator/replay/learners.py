@@ -63,13 +63,14 @@ class Learners:
     def __init__(
         self,
         incarnations: Mapping[Key, IncarnationTape],
-        merged: frozenset[tuple[Key, Read]],
+        merged: Mapping[tuple[Key, Read], str],
         bare: bool,
         recipe: Recipe,
         task: Task,
         emit: Callable[[FromLearners], None],
     ) -> None:
-        """`merged`: the reads that go into commits. `bare`: nothing was computed when it was recorded.
+        """`merged`: the reads that go into commits, and their number formats. `bare`: nothing was computed when it
+        was recorded.
 
         Raises TapeError for an incarnation that is of no pool.
         """
@@ -197,7 +198,8 @@ class Learners:
         """Encode what was sent at this read."""
         copy = unit.fragment_io.stage([read.fragment])[read.fragment]
         counters = FragmentCounters(read.version, 0, 0, 0)
-        asked = Contribution(*key, 0, 0, read.fragment, 0, read.step, 0, counters, copy, "")
+        codec = self._merged.get((key, read), "")
+        asked = Contribution(*key, 0, 0, read.fragment, 0, read.step, 0, counters, copy, "", codec)
         sent = unit.fragment_io.encode(asked)  # which remembers it, where adopting will ask for it
         if (key, read) in self._merged:
             self._emit(Sent(key, read, sent.payload, sent.digest))

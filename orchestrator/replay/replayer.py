@@ -111,7 +111,8 @@ class Replayer:
                 payloads.append(self._contribution(commit, index, number))
                 number += 1
             weights = [one.weight for one in commit.participants]
-            proposal = self.parameters.propose(commit.fragment, payloads, weights, commit.syncer_step)
+            forms = [one.codec for one in commit.participants]
+            proposal = self.parameters.propose(commit.fragment, payloads, weights, commit.syncer_step, forms)
             self._order = (number - 1, AFTER_STRETCHES, 1)
             found = codecs.digest(proposal.theta, like=commit.digest)
             self._compare("commit", commit.digest, found, fragment=commit.fragment)

@@ -51,13 +51,13 @@ def merged_read(rules: SyncerStarted, commit: Committed, one: Participant) -> Re
     return Read(commit.fragment, one.step, base)
 
 
-def merged_reads(tape: Tape) -> frozenset[tuple[Key, Read]]:
-    """What goes into commits."""
-    return frozenset(
-        ((one.learner, one.incarnation), merged_read(tape.rules, commit, one))
+def merged_reads(tape: Tape) -> dict[tuple[Key, Read], str]:
+    """What goes into commits, and in which number format; "" is the run's."""
+    return {
+        ((one.learner, one.incarnation), merged_read(tape.rules, commit, one)): one.codec
         for commit in tape.commits
         for one in commit.participants
-    )
+    }
 
 
 def nothing_computed(tape: Tape) -> bool:

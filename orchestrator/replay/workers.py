@@ -34,7 +34,7 @@ class Share:
     """What one process has to repeat, and on which cores."""
 
     incarnations: Mapping[Key, IncarnationTape]
-    merged: frozenset[tuple[Key, Read]]
+    merged: dict[tuple[Key, Read], str]
     bare: bool
     recipe: Recipe
     cores: tuple[int, ...]
@@ -59,7 +59,7 @@ def shares(tape: Tape, recipe: Recipe, environment: Environment | None, cores: l
     return [
         Share(
             {key: incarnation for key, incarnation in tape.incarnations.items() if key[0] in names},
-            frozenset(read for read in reads if read[0][0] in names),
+            {read: codec for read, codec in reads.items() if read[0][0] in names},
             bare,
             recipe,
             tuple(cores[number * each : (number + 1) * each]) if each else tuple(cores),

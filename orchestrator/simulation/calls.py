@@ -13,8 +13,8 @@ class Network(Protocol):
 
     state_size: int  # of a learner's whole state
 
-    def up_size(self, fragment: int) -> float:
-        """Size of a learner's contribution."""
+    def up_size(self, fragment: int, codec: str) -> float:
+        """Size of a learner's contribution in a number format; "" is the run's."""
 
     def down_size(self, fragment: int) -> float:
         """Size of a published version."""

@@ -49,7 +49,9 @@ class LearnerProcess(LearnerLoop):
         self.reports = 0  # on their way to the syncer
         self.up, self.down = context.network.links(self)
         self._network = context.network
-        self._reads: dict[ReadKey, list[Call]] = {}  # the syncer's questions that are not answered yet
+        self._reads: dict[
+            ReadKey, list[tuple[Call, float]]
+        ] = {}  # the syncer's questions without an answer, and when they came
         self._gifts: dict[Key, Call] = {}  # by joiner: who waits for this learner's state
         self._fetches: deque[Callable[[], None]] = deque()  # that wait for a thread
         self._fetching = 0
@@ -73,8 +75,8 @@ class LearnerProcess(LearnerLoop):
 
     def die(self) -> None:
         super().die()
-        for calls in self._reads.values():
-            for call in calls:
+        for waiting in self._reads.values():
+            for call, _ in waiting:
                 call.died()
         for call in self._gifts.values():
             call.died()
@@ -181,20 +183,22 @@ class LearnerProcess(LearnerLoop):
         """The syncer asks for a fragment."""
         request = call.message
         key = (request.syncer_step, request.attempt)
-        self._reads.setdefault(key, []).append(call)
+        self._reads.setdefault(key, []).append((call, self.time.now))
         self.on_message(request)
         if key in self._reads:
             self.after(request.deadline_s, self._no_boundary, key, call)
 
     def _no_boundary(self, key: ReadKey, call: Call) -> None:
-        if call in self._reads.get(key, ()):
-            self._remove_read(key, call)
-            call.reply(0.0, None)
+        for read in self._reads.get(key, ()):
+            if read[0] is call:
+                self._remove_read(key, read)
+                call.reply(0.0, None)
+                return
 
-    def _remove_read(self, key: ReadKey, call: Call) -> None:
-        calls = self._reads[key]
-        calls.remove(call)
-        if not calls:
+    def _remove_read(self, key: ReadKey, read: tuple[Call, float]) -> None:
+        waiting = self._reads[key]
+        waiting.remove(read)
+        if not waiting:
             del self._reads[key]
 
     def _answer(self, effect: events_effects.Answer) -> None:
@@ -203,15 +207,18 @@ class LearnerProcess(LearnerLoop):
         key = (contribution.syncer_step, contribution.attempt)
         if key not in self._reads:
             return
-        call = self._reads[key][0]
-        self._remove_read(key, call)
+        call, asked_at = self._reads[key][0]
+        self._remove_read(key, (call, asked_at))
+        contribution = replace(contribution, held_s=self.time.now - asked_at)
         self.values.read(contribution)
         contribution, defect = self._context.faults.contributed(self, contribution)
         if defect or self._recording:  # else nobody looks at the digest
             payload = None if defect else contribution.payload  # as the inspection leaves it
             digest = f"{self.name}{self.incarnation}@{contribution.step}"
             contribution = replace(contribution, payload=payload, digest=digest, defect=defect)
-        call.reply(self._network.up_size(contribution.fragment), (contribution, *self._everything()))
+        call.reply(
+            self._network.up_size(contribution.fragment, contribution.codec), (contribution, *self._everything())
+        )
         self._moment("answered")
 
     # -------------------------------------------------------------- versions

@@ -297,6 +297,6 @@ class SyncerProcess(Process):
             self._unread(learner, syncer_step, "no_boundary")
             return
         contribution, oldest, facts = answer
-        contribution = replace(contribution, took_s=self.time.now - asked_at)
+        contribution = replace(contribution, took_s=max(0.0, self.time.now - asked_at - contribution.held_s))
         self.note(learner, oldest, facts)
         self._context.observer.answered(self, contribution, self.drive(contribution))

@@ -73,7 +73,17 @@ REFUSALS = (
     "wrong_config",
     "unknown_learner",
 )
-MISSED_READS = ("timeout", "no_boundary", "lease_expired", "fenced", "superseded", "stopped", "refused", "behind")
+MISSED_READS = (
+    "timeout",
+    "no_boundary",
+    "lease_expired",
+    "fenced",
+    "superseded",
+    "stopped",
+    "refused",
+    "behind",
+    "slow_link",
+)
 FENCES = ("killed", "failed", "lease_expired", "superseded", "stopped", "drained", "quarantined")
 CAUSES = ("died", "lease_expired", "failed", "drained", "quarantined")
 MODES = ("bootstrap", "overwrite", "rebase", "mix", "own")

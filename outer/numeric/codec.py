@@ -14,6 +14,7 @@ from outer.numeric.formats import named
 from outer.protocol.messages import Contribution
 
 SHA256_DIGITS = 64
+DIFFERENCE = "fp32_delta"  # what holds the outer gradient of any other format
 
 
 def encode(codec: str, theta: NDArray[np.float32], anchor: NDArray[np.float32], seed: int = 0) -> NDArray[Any]:
@@ -48,6 +49,15 @@ def values(
     form = named(codec)
     numbers = form.decode(payload, len(anchor), place).astype(np.float64)
     return numbers if form.absolute else anchor[place].astype(np.float64) - numbers
+
+
+def difference(codec: str, payload: NDArray[Any], anchor: NDArray[np.float32]) -> NDArray[np.uint32]:
+    """A payload that `inspect` passed, in the format DIFFERENCE: the outer gradient, rounded to float32."""
+    form = named(codec)
+    numbers = form.decode(payload, len(anchor))
+    with np.errstate(over="ignore"):  # what is not finite shows in the merged value
+        found = anchor - numbers if form.absolute else numbers
+    return np.ascontiguousarray(found, np.float32).view(np.uint32)
 
 
 def inspect(codec: str, payload: Any, size: int) -> str:

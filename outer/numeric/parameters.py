@@ -18,6 +18,7 @@ from outer.config import OuterConfig
 from outer.numeric import codec as codecs
 from outer.numeric import formats, kernel
 from outer.numeric.chain import Chain, Delta, Recent
+from outer.numeric.codec import DIFFERENCE
 from outer.numeric.compiling import read_only
 from outer.numeric.merge import Contributions, Layout, layout
 from outer.numeric.optimizer import OuterOptimizer
@@ -63,18 +64,19 @@ class GlobalParameters:
         rules: Mapping[str, str],
         threads: int = 1,
         chain: Chain | None = None,
+        others: Sequence[str] = (),
     ) -> None:
         """`initial`: float32[n] per fragment, which nobody may change any more; None where another process holds it.
 
-        `rules`: by tensor name. `threads`: that merge, with the same bits.
-        `chain`: how published versions follow each other, if not as they are.
+        `rules`: by tensor name. `threads`: that merge, with the same bits. `chain`: how published versions follow each
+        other, if not as they are. `others`: codecs that single payloads may have.
 
         Raises ValueError for an invalid `outer`.
         """
         assert all(a is None or a.shape == (each.size,) for a, each in zip(initial, fragments, strict=True))
         self.fragments = tuple(fragments)
         self._optimizer = OuterOptimizer(outer)
-        self._codec, self._threads = codec, threads
+        self._codec, self._others, self._threads = codec, others, threads
         self._layouts = [layout(fragment, rules, outer.granularity) for fragment in self.fragments]
         held = [np.empty(0, np.float32) if array is None else array for array in initial]
         self.thetas = [_frozen(np.asarray(array, dtype=np.float32).view()) for array in held]
@@ -87,22 +89,32 @@ class GlobalParameters:
         self.versions = [0] * len(self.fragments)
 
     def propose(
-        self, fragment: int, payloads: Sequence[NDArray[Any]], weights: Sequence[float], version: int = 0
+        self,
+        fragment: int,
+        payloads: Sequence[NDArray[Any]],
+        weights: Sequence[float],
+        version: int = 0,
+        forms: Sequence[str] = (),
     ) -> Proposal:
         """Compute a fragment's outer step from M checked payloads and M weights with sum 1. Changes nothing.
 
-        `version`: as which it will be installed; it seeds the rounding of a chain.
+        `version`: as which it will be installed; it seeds the rounding of a chain. `forms`: the codec of each payload,
+        where not all have the run's, which "" stands for; then all are merged as float32 differences.
 
         Tensors of the kind mean become the weighted average of the learners' values (with one learner and codec fp32
         its value, exactly), and the outer optimizer does not see them.
         """
         anchor, laid = self.thetas[fragment], self._layouts[fragment]  # what the learners grew from
-        given = Contributions(self._codec, anchor, payloads, weights, self._threads)
+        codec = self._codec
+        if any(form not in ("", codec) for form in forms):
+            read = zip(payloads, forms, strict=True)
+            codec, payloads = DIFFERENCE, [codecs.difference(form or self._codec, each, anchor) for each, form in read]
+        given = Contributions(codec, anchor, payloads, weights, self._threads)
         step = self._step if self._optimizer.sgd is None else self._sgd
         stepped, state, norm, finite = step(given, laid, self.exact[fragment], self.states[fragment])
         for place in laid.mean:
             stepped[place] = sum(
-                weight * codecs.values(self._codec, payload, given.anchor, place)
+                weight * codecs.values(codec, payload, given.anchor, place)
                 for payload, weight in zip(given.payloads, given.weights, strict=True)
             )
             finite = finite and bool(np.isfinite(stepped[place]).all())
@@ -141,8 +153,11 @@ class GlobalParameters:
 
     def warm_up(self) -> None:
         """Compile what `propose` needs, before the first learner waits for it. Changes nothing."""
-        form = formats.named(self._codec)
-        kernel.warm_up(form.encode(np.zeros(1, np.float32), 0), form.kind)
+        for name in dict.fromkeys([self._codec, *([DIFFERENCE] if self._others else [])]):
+            form = formats.named(name)
+            kernel.warm_up(form.encode(np.zeros(1, np.float32), 0), form.kind)
+        for name in self._others:
+            formats.named(name).warm_up()
         if self._chain is not None:
             self._chain.codec.warm_up()
         if self._optimizer.sgd is None:

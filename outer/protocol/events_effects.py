@@ -11,7 +11,7 @@ when it must send the next Tick.
 
 from __future__ import annotations
 
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from typing import Any
 
 from outer.protocol.facts import Record, SyncerFact
@@ -174,6 +174,7 @@ class Merge:
     fragment: int
     payloads: tuple[Any, ...]
     weights: tuple[float, ...]  # sum 1
+    codecs: tuple[str, ...] = field(default=(), repr=False)  # each payload's format, "" for the run's; (): all that
 
 
 @dataclass(frozen=True)

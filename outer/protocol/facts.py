@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 
 
 @dataclass(frozen=True)
@@ -182,6 +182,7 @@ class Participant:
     digest: str  # XXH3 digest of the payload
     processed: int = 0  # tokens processed by this incarnation by the end of `step`
     age: int = 0  # rounds by which its base was behind the version merged onto, rounded up
+    codec: str = field(default="", repr=False)  # the payload's number format; "": the run's
 
 
 @dataclass(frozen=True)
@@ -201,6 +202,32 @@ class Committed:
     grace_s: float  # seconds waited after the quorum
     sync_s: float  # decision to durable
     reason: str  # of the verdict, in words
+
+
+@dataclass(frozen=True)
+class LinkAdapted:
+    """A learner's contributions travel otherwise from here on: its link has become slower, or faster."""
+
+    learner: str
+    incarnation: int
+    codec_before: str
+    every_before: int  # rounds between two contributions of a fragment
+    codec: str
+    every: int
+    latency_s: float  # as estimated
+    bytes_s: float | None  # as estimated, a second; None: bytes take no time
+    reason: str
+
+
+@dataclass(frozen=True)
+class LinkBudgeted:
+    """The bytes that a learner's link carried in the last day have crossed a share of `sync.link_budget_gb_per_day`."""
+
+    learner: str
+    incarnation: int
+    state: str  # warned | reduced | paused; "": there is room
+    used: int  # bytes
+    budget: int  # bytes a day
 
 
 @dataclass(frozen=True)
@@ -261,6 +288,8 @@ SyncerFact = (
     | Refused
     | ReadFailed
     | Committed
+    | LinkAdapted
+    | LinkBudgeted
     | SnapshotTaken
     | StateRebuilt
     | Finished

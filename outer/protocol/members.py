@@ -24,6 +24,9 @@ from outer.protocol.facts import (
     SyncerFact,
 )
 from outer.protocol.leases import Leases, LinkRate
+from outer.protocol.links.adapting import Place
+from outer.protocol.links.estimate import LinkEstimate
+from outer.protocol.links.links import Links, UnderWay
 from outer.protocol.messages import DRAINING, STARTING, STEPPING, Attach, Contribution, Report, SeekDonor
 from outer.protocol.quorum import step_time
 from outer.protocol.sample_spans import Span, SpanPool, span_size
@@ -57,7 +60,11 @@ class Member:
     noticed_at: dict[int, float] = field(default_factory=dict)  # by fragment
     merged_step: dict[int, int] = field(default_factory=dict)  # by fragment: its own step in the newest merged read
     missed: int = -1  # sequence number of its newest report when it let a read time out
-    link: LinkRate = field(default_factory=LinkRate)  # from it to the syncer
+    link: LinkRate = field(default_factory=LinkRate)  # from it to the syncer: for deadlines
+    answers: LinkEstimate = field(default_factory=LinkEstimate)  # how long its answers take on that link
+    place: Place = field(default_factory=Place)  # of its link, on the ladder
+    under_way: UnderWay | None = None  # an answer over a slow link that no syncer step need wait for
+    owes: set[int] = field(default_factory=set)  # fragments of which a merge did not wait for its answer
     non_finite: int = 0  # contributions in a row that were refused as non-finite
     stopped_at: float = float("-inf")  # when Stop was last sent
     granted_at: float = float("-inf")  # when its newest span was last sent
@@ -68,6 +75,10 @@ class Member:
     def unheard(self) -> bool:
         """Whether it let a read time out and has not reported since. It may be frozen, so it is not asked again."""
         return self.report is not None and self.report.sequence == self.missed
+
+    def busy(self, now: float) -> bool:
+        """Whether its link still carries an answer that its syncer step does not wait for."""
+        return self.under_way is not None and now < self.under_way.until
 
 
 class Members:
@@ -305,12 +316,17 @@ class Members:
     def has_dead(self) -> bool:
         return bool(self._dead)
 
-    def note_missed(self, name: str) -> None:
-        """A read of this learner timed out: ask it for nothing before its next report."""
+    def note_missed(self, name: str, late: UnderWay | None = None) -> Member:
+        """A read of this learner is not waited for any more. `late`: it may still come; else nothing is asked before
+        the learner's next report.
+        """
         member = self._members[name]
         assert member.report is not None, "only learners that have reported are read"
-        member.missed = member.report.sequence
-        member.link.lapse()
+        if late is None:
+            member.missed = member.report.sequence
+            member.link.lapse()
+        member.under_way = late
+        return member
 
     def note_merged(self, commit: Committed) -> None:
         """Remember for each participant which of its steps the new version contains."""
@@ -318,6 +334,7 @@ class Members:
             member = self._members[participant.learner]
             if member.incarnation == participant.incarnation:
                 member.merged_step[commit.fragment] = participant.step
+                member.owes.discard(commit.fragment)
 
     def _samples_committed(self, member: Member) -> int:
         """How many samples the incarnation used up to its last committed step."""
@@ -326,9 +343,10 @@ class Members:
 
     # -------------------------------------------------------------- for status pages
 
-    def rows(self, now: float, versions: Sequence[int]) -> list[dict[str, Any]]:
+    def rows(self, now: float, versions: Sequence[int], links: Links | None = None) -> list[dict[str, Any]]:
         """One row for each known learner."""
-        return [self._row(now, member, versions) for member in self._members.values()]
+        members = self._members.values()
+        return [self._row(now, each, versions) | (links.row(each) if links else {}) for each in members]
 
     def _row(self, now: float, member: Member, versions: Sequence[int]) -> dict[str, Any]:
         lease, report = self._leases.get(member.name), member.report

@@ -80,11 +80,13 @@ class Contribution:
     counters: FragmentCounters
     payload: Any  # handle; on the wire a 1-D array in the codec's format
     digest: str  # XXH3 digest of the payload's bytes
+    codec: str = field(default="", repr=False)  # the request's
     defect: str = ""  # found by the receiving shell: bad_digest | non_finite | wrong_shape
     snapshot: int = 0  # the newest that the sender had saved its state for
+    held_s: float = field(default=0.0, repr=False)  # from the request's arrival to the answer's leaving, by the sender
     took_s: float = field(
         default=0.0, repr=False
-    )  # from asking to arrival, as the receiving shell measured it; 0: it did not
+    )  # from asking to arrival, without held_s, as the receiving shell measured it; 0: it did not
 
 
 @dataclass(frozen=True)
@@ -163,6 +165,7 @@ class ReadRequest:
     attempt: int  # from 1; rises each time a syncer step has to ask again
     progress: float
     deadline_s: float  # from sending
+    codec: str = field(default="", repr=False)  # the payload's number format; "": the run's
     snapshot: int = 0
 
 

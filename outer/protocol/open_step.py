@@ -9,10 +9,11 @@ import math
 from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass, field
 from enum import Enum
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, NamedTuple
 
 from outer.protocol.events_effects import Merge, Merged
 from outer.protocol.facts import Committed, Participant, ReadFailed, StepReopened
+from outer.protocol.links.links import EARLY
 from outer.protocol.messages import DRAINING, Contribution, FragmentCounters, ReadRequest
 from outer.protocol.quorum import Decision, Verdict, decide
 from outer.weights import Progress, Weight, paper
@@ -20,6 +21,13 @@ from outer.weights import Progress, Weight, paper
 if TYPE_CHECKING:
     from outer.config import SyncConfig
     from outer.protocol.members import Member
+
+
+class Wait(NamedTuple):
+    """How long one learner's answer to a read is waited for, in seconds from asking."""
+
+    deadline_s: float  # at most
+    patience_s: float  # once K answers are in
 
 
 class Stage(Enum):
@@ -86,6 +94,9 @@ class OpenStep:
     decided_at: float = 0.0
     live: int = 0
     deadline: float = 0.0
+    quorum: int = 1  # K, while reading
+    patience: dict[str, float] = field(default_factory=dict)  # learner -> until when it is waited for beyond K answers
+    read_at: float = 0.0  # when reading ended
     attempt: int = 0  # how often learners were asked
     retry_at: float = float("-inf")  # not judged before this time
     starved: bool = False  # fewer than K learners were live at some time since it opened
@@ -105,7 +116,9 @@ class OpenStep:
     def wake_at(self) -> float | None:
         """When the passing of time may move the step; None: only an event can."""
         if self.stage is Stage.READING:
-            return self.deadline
+            if len(self.contributions) < self.quorum:
+                return self.deadline
+            return min(self.deadline, max((self.patience[name] for name in self.awaited), default=self.deadline))
         if self.stage is Stage.COLLECTING and self.retry_at > float("-inf"):
             return self.retry_at
         if self.stage is Stage.GRACE and self.quorum_at is not None and self.grace_s is not None:
@@ -150,14 +163,20 @@ class OpenStep:
             if member.report and (member.name in self.reported or member.report.phase == DRAINING)
         ]
 
-    def ask(self, now: float, live: int, asked: Mapping[str, int], timeout_s: float) -> None:
+    def has_read(self, now: float) -> bool:
+        """Whether reading is over: every answer is in, or no longer waited for."""
+        return not self.awaited or (self.wake_at is not None and now >= self.wake_at)
+
+    def ask(self, now: float, quorum: int, live: int, asked: Mapping[str, int], waits: Mapping[str, Wait]) -> None:
         """Start reading: wait for the contributions of these learners. `asked`: learner -> incarnation."""
         self.move(Stage.READING)
-        self.decided_at, self.live, self.deadline = now, live, now + timeout_s
+        self.decided_at, self.quorum, self.live = now, quorum, live
+        self.deadline = now + max((wait.deadline_s for wait in waits.values()), default=0.0)
+        self.patience = {name: now + wait.patience_s for name, wait in waits.items()}
         self.awaited, self.contributions = dict(asked), {}
         self.attempt += 1
 
-    def request(self, epoch: int, incarnation: int, progress: float, deadline_s: float) -> ReadRequest:
+    def request(self, epoch: int, incarnation: int, progress: float, deadline_s: float, codec: str = "") -> ReadRequest:
         """The request to send to one of the asked learners."""
         assert self.fragment is not None
         return ReadRequest(
@@ -168,6 +187,7 @@ class OpenStep:
             attempt=self.attempt,
             progress=progress,
             deadline_s=deadline_s,
+            codec=codec,
         )
 
     def accept(self, contribution: Contribution, member: Member, version: int, config: SyncConfig) -> str:
@@ -176,7 +196,7 @@ class OpenStep:
         `version`: the newest of this step's fragment.
         """
         name = contribution.learner
-        asked = self.stage is Stage.READING and contribution.attempt == self.attempt
+        asked = self.stage is Stage.READING and contribution.attempt in (self.attempt, EARLY)
         if not asked or name not in self.awaited:
             return "doubled" if asked and name in self.contributions else "late"
         assert self.fragment is not None
@@ -208,7 +228,8 @@ class OpenStep:
         self.ages = tuple(age(c.counters.base_version, version, round_steps) for c in self.chosen)
         self.weights = weigh(self.chosen, self.ages, round_steps, self.weight)
         payloads = tuple(contribution.payload for contribution in self.chosen)
-        return Merge(self.syncer_step, self.fragment, payloads, self.weights)
+        codecs = tuple(contribution.codec for contribution in self.chosen)
+        return Merge(self.syncer_step, self.fragment, payloads, self.weights, codecs if any(codecs) else ())
 
     def commit(self, now: float, epoch: int, base_version: int, tokens_committed: int) -> Committed:
         """The commit's record, for the journal."""
@@ -308,6 +329,7 @@ def participants(
             digest=contribution.digest,
             processed=contribution.processed,
             age=behind,
+            codec=contribution.codec,
         )
         for contribution, weight, behind in zip(contributions, weights, ages, strict=True)
     )

@@ -90,6 +90,15 @@ class StepTiming:
         self._config = config
         self.quorum_s = Average(config.smoothing)  # xi_quorum: opening to the K-th report
         self.sync_s = Average(config.smoothing)  # xi_sync: decision to durable
+        self.merge_s = Average(config.smoothing)  # the part of it after the last answer
+
+    def room_s(self, step_s: float, since_s: float) -> float:
+        """What answers may take, in seconds: what is left of tau steps, `since_s` after opening, without the merge."""
+        return max(0.0, max(1, self._config.overlap_steps) * step_s - since_s - self.merge_s.value)
+
+    def usual_room_s(self, step_s: float) -> float:
+        """The same as usual: what quorum, grace and merge leave of tau steps."""
+        return self.room_s(step_s, self.quorum_s.value + (self.grace_s(step_s) or 0.0))
 
     def grace_s(self, step_s: float) -> float | None:
         """The grace for a quorum reached now, in seconds; None for endless. `step_s`: xi_step."""

@@ -1,4 +1,4 @@
-"""What learners are sent: Sessions for attach, donors, spans, notices, drain and stop; ReadRequests for open steps.
+"""What learners are sent but for reads: attach, donors, spans, notices, drain and stop.
 
 Sessions sends messages again that a learner does not seem to have received. It gets a RunSnapshot with each call
 and has no access to open steps, quorums or merges.
@@ -6,20 +6,20 @@ and has no access to open steps, quorums or merges.
 
 from __future__ import annotations
 
-from collections.abc import Collection, Iterable, Mapping, Sequence
+from collections.abc import Collection, Iterable, Mapping
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any
 
 from outer.protocol.effect_buffer import EffectBuffer
-from outer.protocol.events_effects import DrainRequested, ReadMissed
+from outer.protocol.events_effects import DrainRequested
 from outer.protocol.facts import DonorNamed, DrainStarted, LearnerAttached, SpanGranted
+from outer.protocol.links.links import Links
 from outer.protocol.manifest import difference
 from outer.protocol.members import Member, Members
 from outer.protocol.messages import (
     DRAINING,
     STEPPING,
     Attach,
-    Contribution,
     Donor,
     Drain,
     Grant,
@@ -29,12 +29,11 @@ from outer.protocol.messages import (
     Stop,
     Welcome,
 )
-from outer.protocol.open_step import OpenStep, has_progress
+from outer.protocol.open_step import age
 
 if TYPE_CHECKING:
     from outer.config import SyncConfig
 
-REOPEN_S = 0.1  # a reopened syncer step waits this long before it is judged again
 RECORDS_WAITING_MAX = 256  # for the journal, beyond which no span is lent
 RESEND_S = 1.0  # a message that a learner does not seem to have received is sent again after this long
 
@@ -56,8 +55,15 @@ class Sessions:
     """All sessions of one epoch. Times are seconds of the shell's monotonic clock."""
 
     def __init__(
-        self, epoch: int, config: SyncConfig, manifest: Mapping[str, Any], members: Members, out: EffectBuffer
+        self,
+        epoch: int,
+        config: SyncConfig,
+        manifest: Mapping[str, Any],
+        members: Members,
+        out: EffectBuffer,
+        links: Links,
     ) -> None:
+        self._links = links
         self._epoch = epoch
         self._config = config
         self._manifest = manifest
@@ -121,7 +127,7 @@ class Sessions:
             for fragment, counters in enumerate(report.counters):
                 behind = counters.base_version is None or counters.base_version < run.versions[fragment]
                 if behind and now >= self._overdue_at(member, fragment, report.step_s):
-                    self.notify(now, member, fragment, run)
+                    self.announce(now, member, fragment, run)
 
     def _lend(self, now: float, member: Member) -> None:
         """Lend a span. The grant is sent once it is durable, so that no other epoch can lend the same samples.
@@ -151,6 +157,18 @@ class Sessions:
             return told_at + max(RESEND_S, 2.0 * step_s)
         # Never notified: it joined with a peer's state. The next commit notifies it, but may need it for a quorum.
         return member.attached_at + max(RESEND_S, self._config.round_steps * self._members.step_s)
+
+    def announce(self, now: float, member: Member, fragment: int, run: RunSnapshot) -> None:
+        """Send a learner a notice of a fragment's current version, unless its link is spared that."""
+        self._links.check(now, member)
+        version, held = run.versions[fragment], None
+        if member.report is not None and member.report.counters:
+            held = member.report.counters[fragment].base_version
+        behind = age(held, version, self._config.round_steps)
+        if not is_leaving(member) and self._links.spares(member, fragment, version, behind):
+            return
+        self._links.carry(now, member, self._links.uplinks.down[fragment])
+        self.notify(now, member, fragment, run)
 
     def notify(self, now: float, member: Member, fragment: int, run: RunSnapshot) -> None:
         """Send a learner a notice of a fragment's current version."""
@@ -239,78 +257,14 @@ def is_whole(member: Member) -> bool:
     )
 
 
+def is_leaving(member: Member) -> bool:
+    """Whether a learner has stopped stepping, to leave once its finished steps are merged."""
+    return member.report is not None and member.report.phase == DRAINING
+
+
 def is_drained(member: Member) -> bool:
     """Whether a draining learner has no progress left on any fragment that a commit could still take."""
     report = member.report
     if report is None or report.phase != DRAINING:
         return False
     return all(counters.base_version is None or counters.steps == 0 for counters in report.counters)
-
-
-class ReadRequests:
-    """The reads of all syncer steps of one epoch. Times are seconds of the shell's monotonic clock.
-
-    The syncer decides when to read. OpenStep accepts or refuses each contribution.
-    """
-
-    def __init__(
-        self,
-        epoch: int,
-        config: SyncConfig,
-        quorum: int,
-        members: Members,
-        out: EffectBuffer,
-        sizes: Sequence[int],
-    ) -> None:
-        """`sizes`: bytes of each fragment in float32."""
-        self._sizes = sizes
-        self._epoch = epoch
-        self._config = config
-        self._quorum = quorum
-        self._members = members
-        self._out = out
-
-    def ask(self, now: float, step: OpenStep, version: int, progress: float) -> None:
-        """A quorum has reported: request the fragment from every learner that can contribute to this version."""
-        assert step.fragment is not None
-        live, size = self._members.live, self._sizes[step.fragment]
-        able = live if self._config.participants == "eligible" else step.counted(live, self._config.overlap)
-        asked = [
-            member
-            for member in able
-            if has_progress(member, step.fragment, version, self._config) and not member.unheard
-        ]
-        deadlines = [member.link.deadline_s(self._config.read_timeout_s, size) for member in asked]
-        awaited = {member.name: member.incarnation for member in asked}
-        step.ask(now, len(live), awaited, max(deadlines, default=0.0))
-        if len(asked) < self._quorum:
-            self.reopen(now, step, f"{len(asked)} learners have a usable base, the quorum is {self._quorum}")
-            return
-        for member, deadline_s in zip(asked, deadlines, strict=True):
-            self._out.send(member, step.request(self._epoch, member.incarnation, progress, deadline_s))
-
-    def note_transfer(self, member: Member, event: Contribution) -> None:
-        """An answer came, in time or not: it says how fast this learner's link is."""
-        if event.took_s > 0.0 and not event.defect:
-            member.link.note(self._sizes[event.fragment], event.took_s)
-
-    def miss(self, step: OpenStep | None, event: Contribution | ReadMissed, reason: str) -> None:
-        """Stop waiting for this incarnation's contribution, and record why."""
-        if step is not None and step.awaited.get(event.learner) == event.incarnation:
-            if reason == "timeout":
-                self._members.note_missed(event.learner)
-            self._out.emit(step.miss(event.learner, reason))
-
-    def close(self, now: float, step: OpenStep, version: int) -> None:
-        """All answers are in, or the deadline has passed: merge if at least K contributions are valid, else reopen."""
-        for learner in list(step.awaited):
-            self._members.note_missed(learner)
-            self._out.emit(step.miss(learner, "timeout"))
-        if len(step.contributions) < self._quorum:
-            self.reopen(now, step, f"{len(step.contributions)} valid contributions, the quorum is {self._quorum}")
-            return
-        self._out.add(step.merge(version, self._config.round_steps))
-
-    def reopen(self, now: float, step: OpenStep, reason: str) -> None:
-        """Send the step back to collecting; a new quorum is counted after REOPEN_S."""
-        self._out.emit(step.reopen(now, now + REOPEN_S, reason))

@@ -44,12 +44,15 @@ from outer.protocol.facts import (
     SyncerStarted,
 )
 from outer.protocol.fragments import Fragment
+from outer.protocol.links.adapting import Clock, Uplinks
+from outer.protocol.links.links import EARLY, Links
 from outer.protocol.members import Members
 from outer.protocol.messages import STEPPING, STOPPED, Attach, Contribution, Report, SeekDonor
 from outer.protocol.open_step import OpenStep, Stage
 from outer.protocol.quorum import Decision, StepTiming
+from outer.protocol.reads.requests import REOPEN_S, ReadRequests
 from outer.protocol.schedule import Budget, Schedule
-from outer.protocol.sessions import REOPEN_S, RESEND_S, ReadRequests, RunSnapshot, Sessions
+from outer.protocol.sessions import RESEND_S, RunSnapshot, Sessions
 from outer.weights import Weight, paper
 
 if TYPE_CHECKING:
@@ -80,10 +83,12 @@ class Syncer:
         reopened: bool = False,
         durability: str = "",
         weight: Weight = paper,
+        uplinks: Uplinks | None = None,
     ) -> None:
         """`learners`: every configured learner and its batch size in samples. `quorum`: K. `span_steps`, `ahead_s`: as
         for Members. `recovered`: the state of earlier epochs. `durability`: for the log only. `reopened`: a run that
-        was stopped, or whose budget was raised, continues. `weight`: what `config.weights` names.
+        was stopped, or whose budget was raised, continues. `weight`: what `config.weights` names. `uplinks`:
+        what contributions weigh; without it, float32 and no other format.
         """
         assert 1 <= quorum <= len(learners)
         assert recovered is None or config.overlap == "free", "strict overlap has one epoch"
@@ -102,10 +107,10 @@ class Syncer:
         self._schedule = Schedule(len(fragments), config.round_steps)
         self._members = Members(epoch, learners, span_steps, ahead_s)
         self._out = EffectBuffer(self._members)
-        self._sessions = Sessions(epoch, config, manifest, self._members, self._out)
-        self._read_requests = ReadRequests(
-            epoch, config, quorum, self._members, self._out, [4 * fragment.size for fragment in fragments]
-        )
+        whole = tuple(4 * fragment.size for fragment in fragments)
+        self._links = Links(config, len(fragments), uplinks or Uplinks(("",), (whole,), whole), self._out.emit)
+        self._sessions = Sessions(epoch, config, manifest, self._members, self._out, self._links)
+        self._read_requests = ReadRequests(epoch, config, quorum, self._members, self._out, self._links, whole)
         self._digests = [""] * len(fragments)  # of the versions
         self._budget, self._ahead_s, self._reopened = budget, ahead_s, reopened
         self._durability, self._weight = durability, weight
@@ -125,7 +130,7 @@ class Syncer:
             SeekDonor: lambda now, event: self._sessions.name_donor(event, self._run_snapshot),
             Report: self._on_report,
             Contribution: self._on_contribution,
-            ReadMissed: lambda now, event: self._read_requests.miss(self._find(event.syncer_step), event, event.reason),
+            ReadMissed: self._on_read_missed,
             Merged: self._on_merged,
             Durable: self._on_durable,
             StopRequested: self._on_stop,
@@ -224,7 +229,9 @@ class Syncer:
     @property
     def open_reads(self) -> set[tuple[int, int]]:
         """Syncer step and attempt of each read whose contributions may still merge."""
-        return {(step.syncer_step, step.attempt) for step in self._open if step.stage in (Stage.READING, Stage.MERGING)}
+        open_ = [step for step in self._open if step.stage in (Stage.READING, Stage.MERGING)]
+        early = {(step.syncer_step, EARLY) for step in open_} if self._config.adaptive else set()
+        return {(step.syncer_step, step.attempt) for step in open_} | early | self._links.early_reads
 
     def knows(self, learner: str) -> bool:
         """Whether a learner of this name was configured or expected; of any other nothing may be kept."""
@@ -232,7 +239,7 @@ class Syncer:
 
     def view(self, now: float) -> list[dict[str, Any]]:
         """One row for each known learner, for status pages."""
-        return self._members.rows(now, self.versions)
+        return self._members.rows(now, self.versions, self._links)
 
     @property
     def _run_snapshot(self) -> RunSnapshot:
@@ -276,8 +283,16 @@ class Syncer:
                 step.reported.add(member.name)
         self._sessions.on_report(now, member, event, self._run_snapshot)
 
+    @property
+    def _clock(self) -> Clock:
+        """What answers have to fit in."""
+        room_s, round_s = self._timing.usual_room_s(self.step_s), self._config.round_steps * self.step_s
+        return Clock(self._links.floor_s(room_s), round_s, len(self._fragments))
+
     def _stop_awaiting(self, learner: str, reason: str) -> None:
         """Drop a learner from the open steps. After an expired lease alone its reports still count."""
+        if reason != "lease_expired":
+            self._links.forget(learner)
         for step in self._open:
             if reason != "lease_expired":
                 step.reported.discard(learner)
@@ -314,6 +329,10 @@ class Syncer:
         step = OpenStep(self.syncer_step, self._schedule.due(self.syncer_step), now, self._weight)
         self._open.append(step)
         self._out.emit(StepOpened(step.syncer_step, step.fragment))
+        if self._config.adaptive:
+            due = {step.fragment for step in self._open if step.fragment is not None}
+            ahead = self.syncer_step, self._schedule, self.versions, due, self.progress
+            self._read_requests.ask_ahead(now, *ahead)
         return True
 
     # -------------------------------------------------------------- a syncer step: quorum and grace
@@ -322,7 +341,7 @@ class Syncer:
         """Move one step if its stage allows it now. Returns whether it moved."""
         if step.collects:
             return self._collect(now, step)
-        if step.stage is Stage.READING and (not step.awaited or now >= step.deadline):
+        if step.stage is Stage.READING and step.has_read(now):
             assert step.fragment is not None
             self._read_requests.close(now, step, self.versions[step.fragment])
             return True
@@ -348,7 +367,8 @@ class Syncer:
             step.move(Stage.GRACE)
             return True
         step.reason = verdict.reason
-        self._read_requests.ask(now, step, self.versions[step.fragment], self.progress)
+        room_s = self._timing.room_s(self.step_s, now - step.opened_at)
+        self._read_requests.ask(now, step, self.versions[step.fragment], self.progress, room_s)
         return True
 
     def _pass_if_first(self, now: float, step: OpenStep) -> bool:
@@ -368,15 +388,20 @@ class Syncer:
     def _find(self, syncer_step: int) -> OpenStep | None:
         return next((step for step in self._open if step.syncer_step == syncer_step), None)
 
+    def _on_read_missed(self, now: float, event: ReadMissed) -> None:
+        self._read_requests.miss(now, self._find(event.syncer_step), event, event.reason)
+
     def _on_contribution(self, now: float, event: Contribution) -> None:
         step = self._find(event.syncer_step)
         member = self._members.admit(event, "contribution")
         if member is None:
-            self._read_requests.miss(step, event, "refused")
+            self._read_requests.miss(now, step, event, "refused")
             return
-        self._read_requests.note_transfer(member, event)
+        early = self._read_requests.note_transfer(now, member, event, self._clock)
         reason = "late"
-        if step is not None and step.fragment is not None:
+        if early and event.syncer_step > self.committed_step and (step is None or step.collects):
+            reason = self._read_requests.keep(member, event, self.versions)
+        elif step is not None and step.fragment is not None:
             reason = step.accept(event, member, self.versions[step.fragment], self._config)
         if not reason:
             member.non_finite = 0
@@ -431,11 +456,12 @@ class Syncer:
         self._digests[fragment] = record.digest
         self.moved_at = now
         self._timing.sync_s.add(now - step.decided_at)
+        self._timing.merge_s.add(now - step.read_at)
         self._out.add(Publish(fragment, step.syncer_step, step.result.proposal))
         self._members.note_merged(record)
         run = self._run_snapshot
         for member in self._members.attached:
-            self._sessions.notify(now, member, fragment, run)
+            self._sessions.announce(now, member, fragment, run)
         self._finish_if_due()
         if self._stopping is not None:
             self._handlers[type(self._stopping)](now, self._stopping)

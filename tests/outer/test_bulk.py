@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import asyncio
+from dataclasses import replace
 from pathlib import Path
 from types import SimpleNamespace
 from typing import Any
@@ -14,6 +15,7 @@ from outer.bulk import Answer, Bulk, Token
 from outer.config import OuterConfig, SyncConfig
 from outer.journal.object_store import Folder
 from outer.numeric import codec as codecs
+from outer.protocol.events_effects import Merge
 from outer.protocol.fragments import Fragment, Tensor
 from outer.protocol.messages import Contribution, FragmentCounters, ReadRequest
 from outer.protocol.syncer import Budget
@@ -61,7 +63,7 @@ def test_a_payload_stays_behind_its_token_until_its_read_is_closed() -> None:
             assert isinstance(answer, Answer) and answer.contribution.payload == Token((step, attempt), "a")
         held.keep({(1, 2), (2, 1)})
         assert set(held._payloads) == {Token((1, 2), "a"), Token((2, 1), "a")}
-        merging = held.merge(0, [Token((2, 1), "a")], [1.0], 2)
+        merging = held.merge(Merge(2, 0, (Token((2, 1), "a"),), (1.0,)))
         held.keep(())  # the run ends; a merge under way has what it needs
         assert held._payloads == {}
         proposal = await merging
@@ -71,6 +73,30 @@ def test_a_payload_stays_behind_its_token_until_its_read_is_closed() -> None:
         fetched = held.fetch(0, 1, -1)
         assert fetched is not None and (fetched.version, fetched.digest) == (2, expected.digest)
         np.testing.assert_array_equal(fetched.value, expected.theta)
+
+    asyncio.run(story())
+
+
+def test_an_answer_in_another_format_than_asked_for_is_refused_and_one_in_its_own_merges_with_others() -> None:
+    async def story() -> None:
+        held = bulk()
+        asked = replace(request(1), codec="bf16")
+        moved = codecs.encode("bf16", np.full(SIZE, 3.0, np.float32), np.zeros(SIZE, np.float32))
+
+        async def read(asked: ReadRequest) -> tuple[Contribution, list[Any], int]:
+            counters = FragmentCounters(0, 0, 1, 8)
+            digest = codecs.digest(moved)
+            return Contribution("b", 1, 1, 1, 0, 1, 1, 8, counters, moved, digest, asked.codec), [], 0
+
+        answer = await held.read("b", SimpleNamespace(read=SimpleNamespace(remote=read)), asked)
+        other = await held.read("a", learner(1.0), request(1))
+        assert isinstance(answer, Answer) and isinstance(other, Answer)
+        tokens = other.contribution.payload, answer.contribution.payload
+        proposal = await held.merge(Merge(1, 0, tokens, (0.5, 0.5), ("", "bf16")))
+        plain = [np.full(SIZE, value, np.float32) for value in (1.0, 3.0)]
+        assert proposal.digest == held.parameters.propose(0, plain, [0.5, 0.5], 1).digest, "these numbers are exact"
+        wrong = await held.read("a", learner(1.0), replace(request(1), codec="bf16"))
+        assert isinstance(wrong, Answer) and wrong.contribution.defect == "wrong_shape"
 
     asyncio.run(story())
 

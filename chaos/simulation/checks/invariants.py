@@ -23,6 +23,7 @@ from orchestrator.simulation.syncer_process import SyncerProcess
 from outer.config import SyncConfig
 from outer.protocol.events_effects import Effect, Emit, Event, Fence
 from outer.protocol.facts import Committed, LearnerFenced, Refused, StepOpened, StepPassed, StepReopened
+from outer.protocol.links.links import EARLY
 from outer.protocol.messages import (
     COMPILING,
     DRAINING,
@@ -125,7 +126,7 @@ class Invariants(Observer):
 
     def sent(self, syncer: SyncerProcess, message: Any) -> None:
         kind = type(message)
-        if kind is ReadRequest:
+        if kind is ReadRequest and message.attempt != EARLY:
             self._quorate(syncer, message.syncer_step)
         elif kind is Grant:
             self._oracle.granted(syncer.epoch, message.span)

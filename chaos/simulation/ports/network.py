@@ -17,6 +17,16 @@ from orchestrator.simulation.learner_process import LearnerProcess
 from orchestrator.simulation.process import Process
 from orchestrator.simulation.timeline import Timeline
 from outer.protocol import messages
+from outer.protocol.links.adapting import Uplinks
+
+CODECS = ("", "bf16", "int8")  # each of half the size of the one before
+MIB = 2**20
+
+
+def uplinks(fragments: int) -> Uplinks:
+    """What contributions weigh here, for the syncer."""
+    sizes = tuple((int(MIB * 0.5**step),) * fragments for step in range(len(CODECS)))
+    return Uplinks(CODECS, sizes, sizes[0])
 
 
 class Link:
@@ -65,8 +75,8 @@ class HostileNetwork:
         self._time, self._random, self._fault_counts, self._trace = time, rng.random, fault_counts, trace
         self._latency_s, self._jitter_s = options.latency_s, options.jitter_s
 
-    def up_size(self, fragment: int) -> float:
-        return 1.0
+    def up_size(self, fragment: int, codec: str) -> float:
+        return 0.5 ** CODECS.index(codec)
 
     def down_size(self, fragment: int) -> float:
         return 1.0

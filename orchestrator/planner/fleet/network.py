@@ -16,7 +16,8 @@ from orchestrator.planner.sizing.traffic import DOWN_BYTES, down_bytes
 from orchestrator.simulation.learner_process import LearnerProcess
 from orchestrator.simulation.process import Process
 from orchestrator.simulation.timeline import Timeline
-from outer.numeric.formats import named
+from outer.numeric.uplinks import uplinks
+from outer.protocol.links.adapting import Rung
 from outer.protocol.messages import JOINING
 
 FREE = Link()
@@ -83,12 +84,12 @@ class FleetNetwork:
         self._region = {member.name: member.region for member in fleet.members}
         self._warm = {member.name for member in fleet.members if fleet.warm and not member.since_s}
         self._here: dict[tuple[str, int], tuple[int, float]] = {}  # by region, fragment: a version, when it is there
-        self._up_bytes = [named(fleet.sync.codec).bytes(fragment.size) for fragment in fleet.fragments]
+        self._up = uplinks(fleet.sync, fleet.fragments)
         self._down_bytes = down_bytes(fleet.sync, fleet.fragments)
         self._whole = DOWN_BYTES * sum(each.size for each in fleet.fragments) / sum(self._down_bytes)
 
-    def up_size(self, fragment: int) -> float:
-        return self._up_bytes[fragment]
+    def up_size(self, fragment: int, codec: str) -> float:
+        return self._up.bytes(Rung(codec), fragment)
 
     def down_size(self, fragment: int) -> float:
         return self._down_bytes[fragment]

@@ -21,6 +21,7 @@ from orchestrator.simulation.supervisor import Supervisor
 from orchestrator.simulation.syncer_process import SyncerProcess
 from orchestrator.simulation.timeline import Timeline
 from outer import weights
+from outer.numeric.uplinks import uplinks
 from outer.protocol import recovery
 from outer.protocol.events_effects import Merge, Merged, Publish
 from outer.protocol.facts import Committed
@@ -127,6 +128,7 @@ class World:
             recovered=recovered,
             ahead_s=fleet.ahead_s,
             weight=weights.named(fleet.sync.weights),
+            uplinks=uplinks(fleet.sync, fleet.fragments),
         )
         values = [Number(number, fragment) for fragment, number in enumerate(machine.versions)]
         syncer = SyncerProcess(self.context, Host("syncer"), epoch, machine, values, self.supervisor.on_syncer_death)

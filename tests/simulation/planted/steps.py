@@ -13,7 +13,7 @@ from outer.protocol import sessions as reading
 from outer.protocol.messages import STEPPING, Report
 from outer.protocol.open_step import OpenStep, Stage
 from outer.protocol.quorum import Decision, Verdict
-from outer.protocol.sessions import ReadRequests
+from outer.protocol.reads.requests import ReadRequests
 from outer.protocol.syncer import Syncer
 from tests.simulation.planting import Plant, mutant
 
@@ -39,6 +39,7 @@ def quorum_of_the_asked(plant: Plant) -> None:
     """Contributions that are valid make a quorum, not learners that were asked."""
 
     def close(self: ReadRequests, now: float, step: OpenStep, version: int) -> None:
+        assert step.fragment is not None
         for learner in list(step.awaited):
             self._members.note_missed(learner)
             self._out.emit(step.miss(learner, "timeout"))

@@ -1,0 +1,113 @@
+"""Fewer bits, then a longer H, for a link over which answers do not fit in tau steps; and back once they do.
+
+A link stands on one rung of a ladder. `judge` moves it, and says why. What to ask for on a rung is the syncer's.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass
+from typing import NamedTuple
+
+AFTER = 3  # answers in a row that do not fit, before a link goes down
+BACK_AFTER = 6  # answers in a row that would fit one rung further up, before it goes there
+EASE = 2.0  # and so many times over
+AHEAD = 1.5  # an answer that is asked for ahead may take so many times what is expected
+LOAD = 0.8  # of its time that a link's answers may take
+EVERY_MAX = 8  # rounds between two answers of one fragment, without a base window
+
+
+class Rung(NamedTuple):
+    """How a learner's contributions travel."""
+
+    codec: str = ""  # "": the run's
+    every: int = 1  # rounds between two contributions of a fragment
+
+
+@dataclass(frozen=True)
+class Uplinks:
+    """What contributions weigh on the wire.
+
+    `codecs`: the run's, as "", then those with fewer bits that the run's mathematics allows. `sizes`: bytes of each
+    fragment, by codec. `down`: bytes of each fragment's version.
+    """
+
+    codecs: tuple[str, ...]
+    sizes: tuple[tuple[int, ...], ...]
+    down: tuple[int, ...]
+
+    def ladder(self, base_window: int) -> tuple[Rung, ...]:
+        """From the run's codec and H downwards. With a base window a contribution covers all rounds since the last."""
+        longest = base_window + 1 if base_window else EVERY_MAX
+        every, rungs = 2, [Rung(codec) for codec in self.codecs]
+        while every <= longest:
+            rungs.append(Rung(self.codecs[-1], every))
+            every *= 2
+        return tuple(rungs)
+
+    def bytes(self, rung: Rung, fragment: int) -> int:
+        """Of a contribution."""
+        return self.sizes[self.codecs.index(rung.codec)][fragment]
+
+    def mean_bytes(self, rung: Rung) -> float:
+        """Of the contributions of a round."""
+        sizes = self.sizes[self.codecs.index(rung.codec)]
+        return sum(sizes) / len(sizes)
+
+
+class Clock(NamedTuple):
+    """What answers have to fit in."""
+
+    room_s: float  # what quorum, grace and merge leave of tau steps
+    round_s: float  # H steps
+    fragments: int  # P
+
+    def fits(self, rung: Rung, expected_s: float) -> bool:
+        """Whether answers of so many seconds do: in tau steps, or, asked for ahead, in less than a round of the link's.
+
+        Then they have a round each, and all of them together most of the rounds between.
+        """
+        if rung.every == 1:
+            return expected_s <= self.room_s
+        whole_s = self.fragments * expected_s
+        return AHEAD * expected_s <= self.round_s and whole_s <= LOAD * rung.every * self.round_s
+
+
+@dataclass
+class Place:
+    """Where one link stands."""
+
+    rung: int = 0
+    tight: int = 0  # answers in a row that did not fit
+    easy: int = 0  # answers in a row that would have fitted one rung further up, with ease
+
+    def judge(self, ladder: Sequence[Rung], expected_s: Callable[[Rung], float], clock: Clock, floor: int = 0) -> str:
+        """Another answer was seen. Moves the link if it is time; returns why, in words, else "".
+
+        `floor`: a rung above which it may not stand.
+        """
+        here = ladder[self.rung]
+        if not clock.fits(here, expected_s(here)):
+            self.tight, self.easy = self.tight + 1, 0
+            if self.tight < AFTER or self.rung == len(ladder) - 1:
+                return ""
+            told = f"{self.tight} answers in a row took about {expected_s(here):.3g} s, {clock.room_s:.3g} s fit"
+            below = range(self.rung + 1, len(ladder))
+            fitting = (rung for rung in below if clock.fits(ladder[rung], expected_s(ladder[rung])))
+            self._move(next(fitting, self.rung + 1))
+            return told
+        above = ladder[self.rung - 1] if self.rung > floor else None
+        if above is None or not clock.fits(above, EASE * expected_s(above)):
+            self.tight = self.easy = 0
+            return ""
+        self.tight, self.easy = 0, self.easy + 1
+        if self.easy < BACK_AFTER:
+            return ""
+        told = (
+            f"{self.easy} answers in a row would have taken about {expected_s(above):.3g} s, {clock.room_s:.3g} s fit"
+        )
+        self._move(self.rung - 1)
+        return told
+
+    def _move(self, rung: int) -> None:
+        self.rung, self.tight, self.easy = rung, 0, 0

@@ -1,0 +1,39 @@
+"""How many bytes one link has carried in the last day, against what it may carry."""
+
+from __future__ import annotations
+
+from collections import deque
+from dataclasses import dataclass, field
+
+DAY_S = 86400.0
+SLOTS = 96  # of a quarter of an hour: what is older than a day, by that, counts no more
+WARN, REDUCE, PAUSE, AGAIN = 0.8, 0.9, 1.0, 0.95  # shares of the budget; below the last a paused link goes on
+STATES = ("", "warned", "reduced", "paused")
+
+
+@dataclass
+class LinkBudget:
+    """One link's. Times are seconds of any clock that only rises."""
+
+    bytes_a_day: float
+    used: int = 0
+    state: str = ""
+    _slots: deque[tuple[int, int]] = field(default_factory=deque)  # (number of the quarter, bytes), at most SLOTS + 1
+
+    def add(self, now: float, size: int) -> None:
+        """The link carries so many bytes."""
+        slot = int(now // (DAY_S / SLOTS))
+        before = self._slots.pop()[1] if self._slots and self._slots[-1][0] == slot else 0
+        self._slots.append((slot, before + size))
+        self.used += size
+
+    def judge(self, now: float) -> bool:
+        """Whether the state is another one now."""
+        oldest = int(now // (DAY_S / SLOTS)) - SLOTS
+        while self._slots and self._slots[0][0] <= oldest:
+            self.used -= self._slots.popleft()[1]
+        share = self.used / self.bytes_a_day
+        paused = share >= (AGAIN if self.state == "paused" else PAUSE)
+        state = "paused" if paused else "reduced" if share >= REDUCE else "warned" if share >= WARN else ""
+        changed, self.state = state != self.state, state
+        return changed

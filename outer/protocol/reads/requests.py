@@ -1,0 +1,192 @@
+"""Which learners are asked for a fragment, when, in which format, and how long their answers are waited for."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from typing import TYPE_CHECKING
+
+from outer.protocol.effect_buffer import EffectBuffer
+from outer.protocol.events_effects import ReadMissed
+from outer.protocol.links.adapting import Clock, Rung
+from outer.protocol.links.links import EARLY, Links, UnderWay
+from outer.protocol.members import Member, Members
+from outer.protocol.messages import Contribution, ReadRequest
+from outer.protocol.open_step import OpenStep, Wait, has_progress, unusable
+from outer.protocol.schedule import Schedule
+from outer.protocol.sessions import is_leaving
+
+if TYPE_CHECKING:
+    from outer.config import SyncConfig
+
+REOPEN_S = 0.1  # a reopened syncer step waits this long before it is judged again
+SLOW_LINK = "slow_link"  # why an answer is not waited for: it does not fit in tau steps
+
+
+class ReadRequests:
+    """The reads of all syncer steps of one epoch. Times are seconds of the shell's monotonic clock.
+
+    The syncer decides when to read. OpenStep accepts or refuses each contribution.
+    """
+
+    def __init__(
+        self,
+        epoch: int,
+        config: SyncConfig,
+        quorum: int,
+        members: Members,
+        out: EffectBuffer,
+        links: Links,
+        sizes: Sequence[int],
+    ) -> None:
+        """`sizes`: bytes of each fragment in float32, for deadlines."""
+        self._links = links
+        self._sizes = sizes
+        self._epoch = epoch
+        self._config = config
+        self._quorum = quorum
+        self._members = members
+        self._out = out
+
+    def ask(self, now: float, step: OpenStep, version: int, progress: float, room_s: float) -> None:
+        """A quorum has reported: request the fragment from every learner that can contribute to this version.
+
+        `room_s`: what is left of tau steps for the answers. Those that were asked ahead are not asked again.
+        """
+        assert step.fragment is not None
+        live, fragment = self._members.live, step.fragment
+        able = live if self._config.participants == "eligible" else step.counted(live, self._config.overlap)
+        able = [member for member in able if self._can_answer(now, member, fragment, version)]
+        here = self._early(step, version)
+        coming = [
+            member for member in live if member.under_way and member.under_way[:2] == (step.syncer_step, fragment)
+        ]
+        able = [member for member in able if member.name not in here]
+        asked = [member for member in able if self._may_ask(member, step.syncer_step)]
+        if len(asked) + len(coming) + len(here) < self._quorum:  # a quorum needs those, too, whose H is longer
+            asked = [member for member in able if is_leaving(member) or not self._links.paused(member.name)]
+        waits = {member.name: self._wait(member, fragment, room_s) for member in (*asked, *coming)}
+        awaited = {member.name: member.incarnation for member in (*asked, *coming)}
+        step.ask(now, self._quorum, len(live), awaited, waits)
+        step.contributions |= here
+        if len(awaited) + len(here) < self._quorum:
+            count = len(awaited) + len(here)
+            self.reopen(now, step, f"{count} learners have a usable base, the quorum is {self._quorum}")
+            return
+        for member in asked:
+            deadline_s, codec = waits[member.name].deadline_s, self._links.rung(member).codec
+            self._out.send(member, step.request(self._epoch, member.incarnation, progress, deadline_s, codec))
+
+    def _early(self, step: OpenStep, version: int) -> dict[str, Contribution]:
+        """The answers that came ahead of this step and can be merged, by learner."""
+        assert step.fragment is not None
+        found = {}
+        for contribution in self._links.take(step.syncer_step, step.fragment, self._members.live):
+            member = self._members.get(contribution.learner, contribution.incarnation)
+            assert member is not None, "it is live"
+            if reason := unusable(contribution, member, step.fragment, version, self._config):
+                self._members.refuse(contribution, "contribution", reason)
+            else:
+                found[contribution.learner] = contribution
+        return found
+
+    def keep(self, member: Member, event: Contribution, versions: Sequence[int]) -> str:
+        """Keep an answer that came ahead of its step, or say why not."""
+        version = versions[event.fragment]
+        if reason := unusable(event, member, event.fragment, version, self._config):
+            return reason
+        self._links.keep(event)
+        return ""
+
+    def _can_answer(self, now: float, member: Member, fragment: int, version: int) -> bool:
+        return not (member.unheard or member.busy(now)) and has_progress(member, fragment, version, self._config)
+
+    def _may_ask(self, member: Member, syncer_step: int) -> bool:
+        return is_leaving(member) or self._links.may_ask(member, syncer_step)
+
+    def ask_ahead(
+        self, now: float, syncer_step: int, schedule: Schedule, versions: Sequence[int], busy: set[int], progress: float
+    ) -> None:
+        """Ask learners whose answers do not fit in tau steps for what is due later, each for one fragment at a time.
+
+        `busy`: fragments that an open step may still give a newer version.
+        """
+        for member in self._members.live:
+            lead = self._links.lead(member, self._members.step_s)
+            for step in range(syncer_step + 1, syncer_step + lead + 1):
+                fragment = schedule.due(step)
+                if fragment is None or fragment in busy or self._links.holds(member.name, fragment):
+                    continue
+                if is_leaving(member) or not self._links.may_ask(member, step):
+                    continue
+                if not self._can_answer(now, member, fragment, versions[fragment]):
+                    continue
+                deadline_s = member.link.deadline_s(self._config.read_timeout_s, self._sizes[fragment])
+                deadline_s = max(deadline_s, (step - syncer_step) * self._members.step_s)
+                codec = self._links.rung(member).codec
+                self._links.expect(member, UnderWay(step, fragment, now + deadline_s))
+                request = ReadRequest(
+                    self._epoch, member.incarnation, step, fragment, EARLY, progress, deadline_s, codec
+                )
+                self._out.send(member, request)
+                break
+
+    def _wait(self, member: Member, fragment: int, room_s: float) -> Wait:
+        """Beyond K answers nobody is waited for longer than fits in tau steps, or `read_timeout_s` if that is more.
+
+        Who is expected to need longer than fits, and than a quarter of `read_timeout_s`, is not waited for beyond tau
+        steps: a slow link slows nobody.
+        """
+        deadline_s = member.link.deadline_s(self._config.read_timeout_s, self._sizes[fragment])
+        if self._config.grace == "infinite" or self._config.overlap == "strict":
+            return Wait(deadline_s, deadline_s)
+        expected_s = member.answers.expected_s(self._links.bytes(member, fragment))
+        if member.under_way is not None or expected_s > self._links.floor_s(room_s):
+            return Wait(deadline_s, room_s)
+        return Wait(deadline_s, min(deadline_s, max(room_s, self._config.read_timeout_s)))
+
+    def note_transfer(self, now: float, member: Member, event: Contribution, clock: Clock) -> bool:
+        """An answer came, in time or not: it says how fast this learner's link is.
+
+        Returns whether it is the answer that was asked for ahead.
+        """
+        size = self._links.uplinks.bytes(Rung(event.codec), event.fragment)
+        if event.took_s > 0.0 and not event.defect:
+            member.link.note(self._sizes[event.fragment], event.took_s)
+            member.answers.note(size, event.took_s)
+        self._links.carry(now, member, size)
+        self._links.note(member, clock)
+        if member.under_way is None or member.under_way[:2] != (event.syncer_step, event.fragment):
+            return False
+        member.under_way = None
+        return event.attempt == EARLY
+
+    def miss(self, now: float, step: OpenStep | None, event: Contribution | ReadMissed, reason: str) -> None:
+        """Stop waiting for this incarnation's contribution, and record why."""
+        if step is not None and step.awaited.get(event.learner) == event.incarnation:
+            if reason == "timeout":
+                self._note_missed(event.learner, step, now)
+            self._out.emit(step.miss(event.learner, reason))
+
+    def close(self, now: float, step: OpenStep, version: int) -> None:
+        """Reading is over: merge if at least K contributions are valid, else reopen."""
+        step.read_at = now
+        for learner in list(step.awaited):
+            self._note_missed(learner, step, now)
+            self._out.emit(step.miss(learner, SLOW_LINK if now < step.deadline else "timeout"))
+        if len(step.contributions) < self._quorum:
+            self.reopen(now, step, f"{len(step.contributions)} valid contributions, the quorum is {self._quorum}")
+            return
+        self._out.add(step.merge(version, self._config.round_steps))
+
+    def _note_missed(self, learner: str, step: OpenStep, now: float) -> None:
+        """Its answer is not waited for any more. Before the deadline it may still come."""
+        assert step.fragment is not None
+        late = UnderWay(step.syncer_step, step.fragment, step.deadline) if now < step.deadline else None
+        member = self._members.note_missed(learner, late)
+        member.answers.note_missed(self._links.bytes(member, step.fragment), now - step.decided_at)
+        if late is not None and self._config.base_window:
+            member.owes.add(step.fragment)
+
+    def reopen(self, now: float, step: OpenStep, reason: str) -> None:
+        """Send the step back to collecting; a new quorum is counted after REOPEN_S."""
+        self._out.emit(step.reopen(now, now + REOPEN_S, reason))

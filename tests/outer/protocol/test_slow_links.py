@@ -1,0 +1,110 @@
+"""A learner behind a slow link slows nobody: what of its answers does not fit in tau steps is not waited for."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import pytest
+
+from outer.protocol.events_effects import Tick
+from outer.protocol.facts import Committed, ReadFailed, Refused
+from outer.protocol.links.estimate import LinkEstimate
+from outer.protocol.messages import ReadRequest
+from tests.golden.bench import Bench, reading
+
+MIB = 2**20
+TIMEOUT_S = 2.0
+
+
+def test_latency_and_rate_are_told_apart_by_answers_of_several_sizes() -> None:
+    link = LinkEstimate()
+    assert (link.known, link.expected_s(MIB)) == (False, 0.0)
+    link.note(4 * MIB, 2.0)
+    assert link.latency_s == 0.0 and link.expected_s(MIB) == pytest.approx(0.5), "one size: all its time is its bytes'"
+    for size in (2, 4, 1, 3) * 10:
+        link.note(size * MIB, 0.4 + 0.4 * size)
+    assert link.expected_s(8 * MIB) == pytest.approx(3.6, rel=0.05)
+    assert link.latency_s == pytest.approx(0.4, rel=0.1)
+
+
+def test_two_answers_of_another_link_make_what_was_known_forgotten_and_one_does_not() -> None:
+    link = LinkEstimate()
+    for _ in range(20):
+        link.note(MIB, 0.1)
+    link.note(MIB, 1.0)
+    assert link.expected_s(MIB) < 0.5
+    link.note(MIB, 1.0)
+    assert link.expected_s(MIB) == pytest.approx(1.0)
+    link.note(MIB, 0.1)
+    link.note(MIB, 0.1)
+    assert link.expected_s(MIB) == pytest.approx(0.1)
+
+
+def test_no_answer_for_a_while_says_that_the_link_is_at_least_so_slow() -> None:
+    link = LinkEstimate()
+    link.note_missed(MIB, 3.0)
+    link.note_missed(MIB, 1.0)
+    assert link.expected_s(MIB) == 3.0
+
+
+def made_of_three(**sync: Any) -> Bench:
+    """K = 2 of a, b and c. A syncer step is to last one of their steps, a second."""
+    given = {"P": 1, "H": 1, "tau": 0, "grace": 1.0, "read_timeout_s": TIMEOUT_S} | sync
+    return reading("a", "b", "c", elements=4 * MIB, sync=given)
+
+
+def next_read(made: Bench, after_s: float) -> None:
+    """The open syncer step is read after so long."""
+    made.adopt("a", "b", "c")
+    made.now += after_s
+    made.step("a", "b", "c")
+
+
+def test_a_slow_link_is_waited_for_once_and_then_no_longer_than_fits() -> None:
+    made = made_of_three()
+    made.answer("a", "b", took_s=0.1)
+    made.now = 2.0
+    made.step("a", "b", "c")  # their leases go on
+    assert made.facts(Committed) == []
+    assert made.sent(ReadRequest, "c")[-1].deadline_s > TIMEOUT_S, "its answer may take longer"
+    made.now = 1.0 + TIMEOUT_S
+    made.do(Tick())
+    assert [(fact.learner, fact.reason) for fact in made.facts(ReadFailed)] == [("c", "slow_link")]
+    assert [len(fact.participants) for fact in made.facts(Committed)] == [2]
+
+    late = made.sent(ReadRequest, "c")[-1]
+    next_read(made, 1.25)
+    assert made.sent(ReadRequest, "a")[-1].syncer_step > late.syncer_step
+    assert made.sent(ReadRequest, "c")[-1] == late, "it is asked for nothing while that answer is under way"
+    made.answer("a", "b", took_s=0.1)
+    assert len(made.facts(Committed)) == 2, "and holds up nothing"
+
+    made.do(made.peers["c"].answer(late, took_s=3.0))
+    assert [fact.reason for fact in made.facts(Refused)] == ["late"]
+    next_read(made, 0.25)
+    assert made.sent(ReadRequest, "c")[-1].syncer_step == made.sent(ReadRequest, "a")[-1].syncer_step
+    made.answer("a", "b", took_s=0.1)
+    assert len(made.facts(Committed)) == 2, "what fits in a step is waited for"
+    assert made.syncer.wake_at == 5.25, "it opened at 4.25"
+    made.now = 5.25
+    made.do(Tick())
+    assert len(made.facts(Committed)) == 3
+
+
+def test_with_grace_without_end_it_is_waited_for_until_the_deadline() -> None:
+    made = made_of_three(grace="infinite")
+    made.answer("a", "b", took_s=0.1)
+    made.now = 1.0 + TIMEOUT_S
+    made.step("a", "b", "c")
+    assert made.facts(Committed) == [] and made.facts(ReadFailed) == []
+
+
+def test_without_a_quorum_of_answers_a_slow_link_is_waited_for() -> None:
+    made = made_of_three()
+    made.answer("a", took_s=0.1)
+    made.now = 3.4
+    made.step("a", "b", "c")
+    assert made.facts(ReadFailed) == []
+    made.answer("c", took_s=2.4)
+    assert [fact.reason for fact in made.facts(ReadFailed)] == ["slow_link"], "b's time is over as well"
+    assert [len(fact.participants) for fact in made.facts(Committed)] == [2]
