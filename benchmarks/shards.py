@@ -6,8 +6,8 @@
 time. GB of payloads (bf16) that are merged in a second, with their reading. `run`: a whole run of benchmarks/large.py's
 model, with 1 and 2 shards. A probe asks the syncer for its clock, a call like a report, every 20 ms: its answers in
 milliseconds, median and 99 %, over the time in which values move. With two shards one is killed in the middle of a
-merge: `recovery_s` from its death to the next commit, `lost` versions that a later epoch started with and no commit
-made, and the checks that failed.
+merge: `recovery_s` from its death to the next commit, `lost` commits that are newer than what a later epoch started
+with, and the checks that failed.
 """
 
 from __future__ import annotations
@@ -175,7 +175,6 @@ def whole_run(count: int, parameters: int, kill: bool, folder: Path) -> dict[str
     events = list(read_run(store.root))
     told = [event.fact for event in events if isinstance(event.fact, Committed)]
     started = [event.fact for event in events if isinstance(event.fact, SyncerStarted)]
-    known = {(each.fragment, each.syncer_step) for each in told}
     answers = sorted(probe.answers_ms)
     return {
         "shards": count,
@@ -186,7 +185,12 @@ def whole_run(count: int, parameters: int, kill: bool, folder: Path) -> dict[str
         "answer_ms": {"median": statistics.median(answers), "p99": answers[int(0.99 * len(answers))]},
         "gb_moved": sum(summary["wire_bytes"].values()) / 1e9,
         "recovery_s": [row["recovery_s"] for row in summary["faults"]],
-        "lost": sum((f, v) not in known for start in started for f, v in enumerate(start.versions) if v),
+        "lost": sum(
+            each.syncer_step > start.versions[each.fragment]
+            for start in started
+            for each in told
+            if each.epoch < start.epoch
+        ),
         "failed_checks": [row["name"] for row in summary["checks"] if row["status"] == "fail"],
     }
 

@@ -223,10 +223,12 @@ class RayLink:
     ) -> tuple[int, str, Any, int] | None:
         """A version from the shard that has it; None if that dies: then the syncer does, and another follows."""
         try:
-            found = self._call(partial(named.handle.fetch.remote, fragment, version, held, self._name), deadline_s)
-        except ray.exceptions.RayActorError:
+            *found, snapshot = self._call(
+                partial(named.handle.fetch.remote, fragment, version, held, self._name), deadline_s
+            )
+        except ray.exceptions.RayError:
             return None
-        return None if found is None else (*found, named.snapshot)
+        return (*found, max(snapshot, named.snapshot))
 
     def _from_relay(self, named: Elsewhere, fragment: int, version: int, deadline_s: float) -> Version | None:
         """A version from another learner, once that has it; None if it dies, is silent, or does not get it."""

@@ -112,9 +112,8 @@ class SyncerActor:
 
     async def start(self, living: tuple[events_effects.Expect, ...] = ()) -> dict[str, Any]:
         """Begin the epoch; `living`: the learners that train already, if there was an epoch before."""
-        self._perform(self._machine.start())
-        if self._begun.rebuilt is not None:
-            self._perform([events_effects.Emit(self._begun.rebuilt)])
+        rebuilt = [] if self._begun.rebuilt is None else [events_effects.Emit(self._begun.rebuilt)]
+        self._perform([*self._machine.start(), *rebuilt])
         self._spawn(self._tidy())
         self._spawn(self._watch())
         for each in living:
@@ -126,6 +125,7 @@ class SyncerActor:
         return await self.identify()
 
     async def expect(self, expected: events_effects.Expect) -> None:
+        await self._goes_on()
         peer = self._peers.get(expected.learner)
         if peer is not None and peer.incarnation < expected.incarnation:
             del self._peers[expected.learner]
@@ -134,14 +134,17 @@ class SyncerActor:
 
     async def drain(self, request: events_effects.DrainRequested) -> bool:
         """Whether the learner was asked to leave; False: it has nothing to lose and is fenced, or was gone before."""
-        sent = (effect for effect in self._drive(request) if isinstance(effect, events_effects.Send))
-        return any(isinstance(effect.message, messages.Drain) for effect in sent)
+        await self._goes_on()
+        sent = [effect.message for effect in self._drive(request) if isinstance(effect, events_effects.Send)]
+        return any(isinstance(message, messages.Drain) for message in sent)
 
     async def fence(self, learner: str, incarnation: int, reason: str) -> None:
+        await self._goes_on()
         self._drive(events_effects.Fence(learner, incarnation, reason))
 
     async def snapshot_now(self, identifier: int, final: str = "") -> bool:
         """Take a consistent cut; `final`: why the run is suspended after it. False: the run is over."""
+        await self._goes_on()
         self._drive(events_effects.TakeSnapshot(identifier, final))
         return not self._machine.finished
 
@@ -154,6 +157,7 @@ class SyncerActor:
         await self._journal.move(journal)
 
     async def stop(self, reason: str) -> None:
+        await self._goes_on()
         self._drive(events_effects.StopRequested(reason))
 
     async def close(self) -> Segmented:
@@ -209,8 +213,7 @@ class SyncerActor:
 
     async def attach(self, message: messages.Attach, facts: Facts, oldest: int, handle: Any) -> messages.Welcome | str:
         """A Welcome, or the reason why this learner may not join."""
-        while self._ended:  # the next epoch welcomes it
-            await asyncio.sleep(ANNOUNCED_S)
+        await self._goes_on()
         self._take(message.learner, message.incarnation, facts, oldest)
         before = self._peers.get(message.learner)
         self._peers[message.learner] = _Peer(message.incarnation, handle)
@@ -328,20 +331,26 @@ class SyncerActor:
             if not spec.begun:
                 await self._bulk.save_first_values()
                 await loop.run_in_executor(None, first_values.finish, spec.store, spec.epoch, self._begun.layout)
-            await loop.run_in_executor(None, values.sweep, spec.journal or spec.store, spec.epoch, self._begun.values)
+            for store in (spec.store, *([] if spec.journal is None else [spec.journal])):
+                await loop.run_in_executor(None, values.sweep, store, spec.epoch, self._begun.values)
 
     async def _watch(self) -> None:
-        """Without one of its shards this epoch is over."""
-        self._over = self._ended = await self._bulk.watch()
-        self._log.close()
-        await asyncio.sleep(ENDED_S)
-        os._exit(0)
+        """Without one of its shards this epoch is over: another follows."""
+        why = await self._bulk.watch()
+        if not self._over:
+            self._over = self._ended = why
+            self._log.close()
+            await asyncio.sleep(ENDED_S)
+            os._exit(0)
+
+    async def _goes_on(self) -> None:
+        """Answer no call that only the next epoch can carry out: the caller asks that once this process is ended."""
+        while self._ended:
+            await asyncio.sleep(ANNOUNCED_S)
 
     async def _merge(self, syncer_step: int, merging: Awaitable[Any]) -> None:
         try:
             proposal = await merging
-        except ray.exceptions.RayActorError:
-            return  # the shard has died: `_watch` ends this epoch
         except Exception:
             self._failure = traceback.format_exc()
             raise

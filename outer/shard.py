@@ -8,7 +8,6 @@ from __future__ import annotations
 import asyncio
 import gc
 import os
-import time
 from collections import Counter
 from collections.abc import Callable, Collection, Mapping, Sequence
 from dataclasses import dataclass
@@ -82,6 +81,7 @@ class ShardActor:
         self._stored: dict[int, list[Stored]] = {}  # by fragment, oldest first: the newest value and the one before
         self._pending: dict[int, _Pending] = {}
         self._marks: dict[int, Marked] = {}  # by snapshot
+        self._newest_mark = 0
         self._installed = asyncio.Condition()
         self._sent: Counter[str] = Counter()  # bytes of versions, by learner
         self._trouble = ""
@@ -161,8 +161,9 @@ class ShardActor:
         self._bulk.forget(tokens)
 
     @OFTEN
-    async def merge(self, merge: Merge) -> Proposed:
-        """As Bulk.merge. The value is stored when it returns, unless the run keeps none."""
+    async def merge(self, merge: Merge, base: int) -> Proposed:
+        """As Bulk.merge, from version `base`. The value is stored when it returns, unless the run keeps none."""
+        await self._in_force({merge.fragment: base})
         merging, fragment, version = self._bulk.merge(merge), merge.fragment, merge.syncer_step
         self._bulk.forget(merge.payloads)
         self._points.reach(MERGING)
@@ -201,22 +202,28 @@ class ShardActor:
             self._installed.notify_all()
 
     @OFTEN
-    async def fetch(self, fragment: int, version: int, held: int, learner: str) -> tuple[int, str, Any] | None:
-        """As Bulk.fetch, once the version is in force; None if it does not come."""
-        parameters, deadline = self._bulk.parameters, time.monotonic() + INSTALLED_S
-        async with self._installed:
-            while parameters.versions[fragment] < version:
-                try:
-                    await asyncio.wait_for(self._installed.wait(), deadline - time.monotonic())
-                except TimeoutError:
-                    return None
+    async def fetch(self, fragment: int, version: int, held: int, learner: str) -> tuple[int, str, Any, int]:
+        """As Bulk.fetch, once the version is in force, and the newest snapshot that had begun by then."""
+        await self._in_force({fragment: version})
         found = self._bulk.fetch(fragment, version, held)
         assert found is not None
         self._sent[learner] += found.bytes
-        return found.version, found.digest, found.value
+        return found.version, found.digest, found.value, self._newest_mark
 
-    async def current(self) -> list[tuple[int, NDArray[Any]]]:
-        """(fragment, theta) of all that is here."""
+    async def _in_force(self, versions: Mapping[int, int]) -> None:
+        """Wait for control's word that these versions, or newer ones, of what is here are committed.
+
+        Raises TimeoutError.
+        """
+        here = {fragment: version for fragment, version in versions.items() if self._bulk.holds(fragment)}
+        newest = self._bulk.parameters.versions
+        async with self._installed:
+            told = self._installed.wait_for(lambda: all(newest[f] >= version for f, version in here.items()))
+            await asyncio.wait_for(told, INSTALLED_S)
+
+    async def current(self, versions: Mapping[int, int]) -> list[tuple[int, NDArray[Any]]]:
+        """(fragment, theta) of all that is here: of these versions or newer ones."""
+        await self._in_force(versions)
         thetas = enumerate(self._bulk.parameters.thetas)
         return [(fragment, theta) for fragment, theta in thetas if self._bulk.holds(fragment)]
 
@@ -229,6 +236,7 @@ class ShardActor:
     @OFTEN
     async def mark(self, snapshot: int) -> None:
         """Keep what may belong to the snapshot: what is in force, and what is merged and may be recorded by then."""
+        self._newest_mark = max(self._newest_mark, snapshot)
         parameters = self._bulk.parameters
         held = [fragment.index for fragment in parameters.fragments if self._bulk.holds(fragment.index)]
         marked: Marked = {(f, parameters.versions[f]): parameters.arrays(f) for f in held}
@@ -243,6 +251,8 @@ class ShardActor:
         if marked is None:
             raise OSError(f"shard {self._shard} does not keep snapshot {snapshot} any more")
         wanted = [(f, version) for f, version in enumerate(versions) if self._bulk.holds(f)]
+        if lacking := [place for place in wanted if place not in marked]:
+            raise OSError(f"shard {self._shard} does not hold, by fragment and version, {lacking}")
         described = [[f, version, len(marked[f, version])] for f, version in wanted if version]
         initial = [f for f, version in wanted if not version]
         arrays = [array for f, version in wanted if version for array in marked[f, version]]

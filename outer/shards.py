@@ -8,8 +8,9 @@ What was merged and not recorded is no commit; the next epoch reads the journal,
 from __future__ import annotations
 
 import asyncio
+import time
 from collections import Counter
-from collections.abc import Callable, Collection, Mapping, Sequence
+from collections.abc import Awaitable, Callable, Collection, Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any
 
@@ -26,7 +27,7 @@ from outer.shard import Proposed, ShardActor
 from outer.spec import SyncerSpec
 
 SHARD_CPUS = 0.5
-BEGIN_S = 100.0  # for all shards to start, and to make or read their values; the orchestrator waits a little longer
+BEGIN_S = 100.0  # for the shards to start, and to make or read their values; the orchestrator waits a little longer
 PULSE_S = 0.5  # between two questions whether a shard is there
 
 
@@ -52,14 +53,23 @@ class Shards:
         self._versions: dict[int, int] = {}
         self._unmerged: set[Token] = set()  # tokens whose payloads the shards keep
         self._pulses: list[dict[str, Any]] = [{} for _ in self._handles]
+        self._give_up_at = time.monotonic() + BEGIN_S
+        self._installing: set[asyncio.Future[Any]] = set()
+        self._failed: asyncio.Future[str] | None = None  # why, if a value was not put in force
 
     def _of(self, fragment: int) -> Any:
         return self._handles[fragment % len(self._handles)]
 
     def _each(self, method: str, arguments: Callable[[int], Sequence[Any]]) -> list[Any]:
-        """The answers of all shards. Raises RayError, TimeoutError."""
+        """The answers of all shards. Raises RuntimeError, and what a shard raises."""
         asked = [getattr(handle, method).remote(*arguments(shard)) for shard, handle in enumerate(self._handles)]
-        answers: list[Any] = ray.get(asked, timeout=BEGIN_S)
+        try:
+            answers: list[Any] = ray.get(asked, timeout=max(0.0, self._give_up_at - time.monotonic()))
+        except ray.exceptions.GetTimeoutError:
+            need = f"{len(asked)} shards need {SHARD_CPUS} CPU each"
+            raise RuntimeError(f"no answer to {method} within {BEGIN_S:g} s of the start: {need}") from None
+        except ray.exceptions.RayActorError as error:
+            raise RuntimeError(f"a shard ended in {method}: {type(error).__name__}") from error
         return answers
 
     def _share(self, values: Mapping[int, Value], shard: int) -> dict[int, Value]:
@@ -95,7 +105,9 @@ class Shards:
 
     async def watch(self) -> str:
         """Until a shard dies or is silent; returns why the epoch is over."""
-        watching = [asyncio.ensure_future(self._watch(shard)) for shard in range(len(self._handles))]
+        self._failed = asyncio.get_running_loop().create_future()
+        watching: list[asyncio.Future[str]] = [self._failed]
+        watching += [asyncio.ensure_future(self._watch(shard)) for shard in range(len(self._handles))]
         done, pending = await asyncio.wait(watching, return_when=asyncio.FIRST_COMPLETED)
         for each in pending:
             each.cancel()
@@ -130,8 +142,8 @@ class Shards:
         """As Bulk.read."""
         try:
             answer: Answer | str = await self._of(request.fragment).read.remote(learner, handle, request)
-        except ray.exceptions.RayError as error:
-            return type(error).__name__
+        except ray.exceptions.RayError:
+            return "shard"
         if not isinstance(answer, str):
             self._received()
             if isinstance(answer.contribution.payload, Token):
@@ -145,16 +157,31 @@ class Shards:
             for handle in self._handles:
                 handle.forget.remote(closed)
 
-    async def merge(self, merge: Merge) -> Proposed:
-        """As Bulk.merge; the value is stored when it returns."""
+    def merge(self, merge: Merge) -> Awaitable[Proposed]:
+        """As Bulk.merge; the value is stored when it is there. Takes the payloads at once."""
         self._unmerged.difference_update(merge.payloads)
-        proposed: Proposed = await self._of(merge.fragment).merge.remote(merge)
-        return proposed
+        asked = self._of(merge.fragment).merge.remote(merge, self._versions[merge.fragment])
+        return self._answer(asked, f"it did not merge fragment {merge.fragment}", ray.exceptions.RayTaskError)
 
     def install(self, proposal: Proposed, version: int) -> None:
         """As Bulk.install. A shard that is asked for the version before it has heard of it waits."""
-        self._versions[proposal.fragment] = version
-        self._of(proposal.fragment).install.remote(proposal.fragment, version)
+        fragment = proposal.fragment
+        self._versions[fragment] = version
+        asked = self._of(fragment).install.remote(fragment, version)
+        installing = asyncio.ensure_future(self._answer(asked, f"version {version} of {fragment} is not in force"))
+        self._installing.add(installing)
+        installing.add_done_callback(self._installing.discard)
+
+    async def _answer(self, asked: Awaitable[Any], otherwise: str, *told: type[Exception]) -> Any:
+        """A shard's answer. Without one the epoch is over, and this waits; `told`: errors that are an answer."""
+        try:
+            return await asked
+        except ray.exceptions.RayError as error:
+            if isinstance(error, told) and not isinstance(error, TimeoutError):
+                raise
+            if self._failed is not None and not self._failed.done():
+                self._failed.set_result(f"shard: {otherwise}: {type(error).__name__}")
+            return await asyncio.get_running_loop().create_future()
 
     def fetch(self, fragment: int, version: int, held: int) -> tuple[int, Any] | None:
         """(newest version, handle of the shard that has it), if it is at least the version asked for."""
@@ -162,8 +189,8 @@ class Shards:
         return None if newest < version else (newest, self._of(fragment))
 
     def current(self) -> list[Any]:
-        """As Bulk.current."""
-        return list(self._handles)
+        """As Bulk.current: shards, with the versions that they have at least."""
+        return [(handle, dict(self._versions)) for handle in self._handles]
 
     def arm(self, point: str, times: int) -> None:
         """For chaos: a shard dies at this point of its nth merge from now."""
@@ -186,5 +213,6 @@ def gathered(current: Sequence[Any], deadline_s: float) -> list[NDArray[np.float
     """float32[n] per fragment, from what Bulk.current gives. Blocks. Raises RayError."""
     if not current or isinstance(current[0], np.ndarray):
         return list(current)
-    found = [item for each in ray.get([each.current.remote() for each in current], timeout=deadline_s) for item in each]
+    asked = [handle.current.remote(versions) for handle, versions in current]
+    found = [item for each in ray.get(asked, timeout=deadline_s) for item in each]
     return [theta for _, theta in sorted(found, key=lambda item: item[0])]

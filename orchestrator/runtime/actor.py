@@ -41,7 +41,6 @@ from outer.journal.segmenter import Segmented
 from outer.journal.writer import FOLDER as JOURNAL
 from outer.numeric import codec as codecs
 from outer.protocol.manifest import code_digest
-from outer.shards import gathered
 
 POLL_S = 0.2
 STATUS_S = 0.5
@@ -307,8 +306,7 @@ class OrchestratorActor:
                 await self._call("stop", self._stop_reason, patience_s=SNAPSHOT_S)
             await self._learners.leave(LEAVE_S)
         await self._evaluations.finish(self._syncer.handle)
-        syncer_step, current, fragments = await self._call("snapshot", patience_s=SNAPSHOT_S, call_s=SNAPSHOT_S)
-        thetas = await asyncio.to_thread(gathered, current, SNAPSHOT_S)
+        syncer_step, thetas, fragments = await self._syncer.newest(SNAPSHOT_S)
         left_out = (self._syncer_status().get("task") or {}).get("left_out") or {}
         unsent = await self._evaluations.unsent() if left_out else {}
         await asyncio.to_thread(write_final, self._store, syncer_step, fragments, thetas, left_out, unsent)

@@ -30,6 +30,8 @@ from outer.journal.record_codec import encode_replay
 from outer.journal.recovery_sources import Incomplete, RecoverySources
 from outer.journal.segmenter import Segmented
 from outer.protocol.events_effects import Expect
+from outer.protocol.fragments import Fragment
+from outer.shards import gathered
 from outer.spec import SyncerSpec
 
 SYNCER_CPUS, REPLICA_CPUS = 0.5, 0.2
@@ -115,6 +117,23 @@ class SyncerManager:
             await asyncio.wait(waits, timeout=left_s, return_when=asyncio.FIRST_COMPLETED)
             serving.cancel()
 
+    async def newest(self, patience_s: float) -> tuple[int, list[Any], tuple[Fragment, ...]]:
+        """(syncer step, float32[n] per fragment, fragments), of this epoch or, if a shard dies, of the next one.
+
+        Raises as `call`.
+        """
+        give_up_at = time.monotonic() + patience_s
+        while True:
+            left_s = max(0.0, give_up_at - time.monotonic())
+            syncer_step, current, fragments = await self.call("snapshot", patience_s=left_s, call_s=left_s)
+            try:
+                return syncer_step, await asyncio.to_thread(gathered, current, left_s), fragments
+            except ray.exceptions.RayError:
+                if time.monotonic() >= give_up_at:
+                    raise
+                await self.view()  # finds that its epoch is over
+                await asyncio.sleep(PAUSE_S)
+
     async def close(self, deadline_s: float) -> Segmented | None:
         """The run is over: a living syncer takes nothing more. Returns where its log ends. Raises TimeoutError."""
         if self._handle is None:
@@ -172,7 +191,10 @@ class SyncerManager:
         try:
             handle = ray.get_actor(syncer_name(epoch), self._placement.namespace)
             self.info = await within(self._recipe.run.syncer_lease_s, handle.identify.remote())
-        except (ValueError, TimeoutError, ray.exceptions.RayError):
+        except ValueError:
+            return False
+        except (TimeoutError, ray.exceptions.RayError):
+            ray.kill(handle)  # it may be frozen, and its shards alive
             return False
         self._handle, self._spec = handle, replace(self._spec, epoch=epoch, begun=self.info["begun"])
         self._replicas = self._store.granted("incarnation", "replica")
@@ -216,7 +238,6 @@ class SyncerManager:
             view: dict[str, Any] = await within(lease_s, handle.view.remote())
             if not view["ended"]:
                 return view
-            ray.kill(handle)  # with its other shards, whose memory the next ones need
             self._on_death(handle, "died", view["ended"])
         except TimeoutError:
             self._on_death(handle, "lease_expired", f"silent for {lease_s:g} s")
@@ -242,6 +263,8 @@ class SyncerManager:
         self._serving.clear()
         self._down_since = time.monotonic()
         self._emit(SyncerLost(self.epoch, cause, detail))
+        if self._spec.shards > 1:
+            ray.kill(handle)  # the next ones need the room of its shards
         dead, self._handle = self._handle, self._create()
         self._starting = asyncio.create_task(self._start(dead))
 

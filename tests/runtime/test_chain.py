@@ -8,7 +8,7 @@ from learners.protocol.facts import Adopted, AdoptionRefused, Resumed
 from orchestrator.recipe.config import SYNCER
 from orchestrator.store.resume import reopen
 from orchestrator.store.run_store import RunStore
-from outer.epoch import JOURNALED
+from outer.kill_points import JOURNALED
 from outer.numeric.formats import named
 from outer.protocol.facts import SyncerStarted
 from tests.runtime.replayed import assert_bit_equal

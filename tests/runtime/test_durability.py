@@ -18,7 +18,7 @@ from orchestrator.eventlog.facts import (
     SyncerLost,
 )
 from orchestrator.recipe.config import SYNCER
-from outer.epoch import APPLIED, JOURNALED, RECEIVED
+from outer.kill_points import APPLIED, JOURNALED, RECEIVED
 from outer.protocol.facts import Committed, FactsLost, StateRebuilt, SyncerStarted
 from tests.runtime.replayed import assert_bit_equal
 from tests.runtime.script import FOREVER, Script, all_step, kill, nothing, said
