@@ -161,18 +161,18 @@ class Shards:
         """As Bulk.merge; the value is stored when it is there. Takes the payloads at once."""
         self._unmerged.difference_update(merge.payloads)
         asked = self._of(merge.fragment).merge.remote(merge, self._versions[merge.fragment])
-        return self._answer(asked, f"it did not merge fragment {merge.fragment}", ray.exceptions.RayTaskError)
+        return self._answer(asked, merge.fragment, "it did not merge", ray.exceptions.RayTaskError)
 
     def install(self, proposal: Proposed, version: int) -> None:
         """As Bulk.install. A shard that is asked for the version before it has heard of it waits."""
         fragment = proposal.fragment
         self._versions[fragment] = version
         asked = self._of(fragment).install.remote(fragment, version)
-        installing = asyncio.ensure_future(self._answer(asked, f"version {version} of {fragment} is not in force"))
+        installing = asyncio.ensure_future(self._answer(asked, fragment, f"version {version} is not in force"))
         self._installing.add(installing)
         installing.add_done_callback(self._installing.discard)
 
-    async def _answer(self, asked: Awaitable[Any], otherwise: str, *told: type[Exception]) -> Any:
+    async def _answer(self, asked: Awaitable[Any], fragment: int, otherwise: str, *told: type[Exception]) -> Any:
         """A shard's answer. Without one the epoch is over, and this waits; `told`: errors that are an answer."""
         try:
             return await asked
@@ -180,7 +180,8 @@ class Shards:
             if isinstance(error, told) and not isinstance(error, TimeoutError):
                 raise
             if self._failed is not None and not self._failed.done():
-                self._failed.set_result(f"shard: {otherwise}: {type(error).__name__}")
+                place = f"shard {fragment % len(self._handles)}: fragment {fragment}"
+                self._failed.set_result(f"{place}: {otherwise}: {type(error).__name__}")
             return await asyncio.get_running_loop().create_future()
 
     def fetch(self, fragment: int, version: int, held: int) -> tuple[int, Any] | None:
