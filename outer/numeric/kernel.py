@@ -227,11 +227,12 @@ def inner_products(anchor, payloads, kind, starts, stops, found):
 
 
 @EXACT
-def _add_four(anchor, p, q, r, s, shares, total):
+def _add_four(anchor, p, q, r, s, shares, first, total):
+    """Add four gradients by their shares to total, or to 0 if they are the first."""
     a, b, c, d = shares[0], shares[1], shares[2], shares[3]
     for k in range(len(anchor)):
         total[k] = (
-            total[k]
+            (0.0 if first else total[k])
             + a * _moved_far(anchor[k], p[k])
             + b * _moved_far(anchor[k], q[k])
             + c * _moved_far(anchor[k], r[k])
@@ -243,11 +244,9 @@ def _add_four(anchor, p, q, r, s, shares, total):
 def _sum(anchor, payloads, kind, start, stop, shares, rooms, total):
     """A block of the merged outer gradient, the sum of shares[m] times gradient m in the order of m, float64."""
     count, block = stop - start, anchor[start:stop]
-    for k in range(count):
-        total[k] = 0.0
     for i in range(0, len(payloads), WIDTH):
         p, q, r, s = _four(payloads, i, kind, len(anchor), start, count, rooms)
-        _add_four(block, p, q, r, s, shares[i : i + WIDTH], total)
+        _add_four(block, p, q, r, s, shares[i : i + WIDTH], i == 0, total)
 
 
 @IN_ANY_ORDER
