@@ -111,7 +111,11 @@ class SyncerActor:
         return process | {"run": self._journal.run, "begun": self._spec.begun or self._spec.epoch}
 
     async def start(self, living: tuple[events_effects.Expect, ...] = ()) -> dict[str, Any]:
-        """Begin the epoch; `living`: the learners that train already, if there was an epoch before."""
+        """Begin the epoch; `living`: the learners that train already, if there was an epoch before.
+
+        Raises as Bulk.ready: learners attach to what can merge.
+        """
+        await self._bulk.ready(self._tell)
         self._perform(self._machine.start())
         if self._begun.rebuilt is not None:
             self._perform([events_effects.Emit(self._begun.rebuilt)])
@@ -307,8 +311,11 @@ class SyncerActor:
         """A newer epoch has opened the journal: stop at once, send and acknowledge nothing more."""
         self._over = why
         self._log.close()
-        print(f"syncer epoch {self._spec.epoch}: {why}", flush=True)  # in the actor's own log
+        self._tell(why)
         os._exit(0)
+
+    def _tell(self, what: str) -> None:
+        print(f"syncer epoch {self._spec.epoch}: {what}", flush=True)  # in the actor's own log
 
     def _reach(self, point: str) -> None:
         """Die here if chaos asked for it."""

@@ -24,6 +24,7 @@ if TYPE_CHECKING:
     from outer.numeric.chain import Delta
     from outer.numeric.parameters import GlobalParameters, Proposal
 
+UNTOLD_S = 2.0  # of compiling
 EXAMINED_AT_ONCE = 2**17  # elements: checking them takes less than handing them to a thread and back
 
 ReadId = tuple[int, int]  # syncer step and attempt
@@ -66,8 +67,29 @@ class Bulk:
         self._payloads: dict[Token, NDArray[Any]] = {}
         self._digests = [codecs.digest(theta) for theta in parameters.thetas]
         self._merger = ThreadPoolExecutor(1, "merge")
-        self._merger.submit(parameters.warm_up)
         self._examiner = ThreadPoolExecutor(2, "examine")
+        self._warming = self._merger.submit(parameters.warm_up)
+        self._began = time.monotonic()
+
+    async def ready(self, tell: Callable[[str], None]) -> None:
+        """Return once merges need not wait for a compiler. `tell` hears of it if that takes long.
+
+        Raises RuntimeError, with what is wrong and the fix, if they cannot be compiled.
+        """
+        warming = asyncio.wrap_future(self._warming)
+        done, _ = await asyncio.wait({warming}, timeout=UNTOLD_S)
+        if not done:
+            tell(f"the merge of codec {self._codec} is being compiled for this machine")
+        try:
+            await warming
+        except Exception as error:
+            raise RuntimeError(
+                f"the merge of codec {self._codec} cannot be compiled: {type(error).__name__}: {error}; see that the "
+                "installed numba and llvmlite fit each other and this machine"
+            ) from error
+        if not done:
+            tell(f"the merge is compiled after {time.monotonic() - self._began:.1f} s")
+        self._examiner.submit(self.parameters.warm_up_rest)
 
     async def read(self, learner: str, handle: Any, request: ReadRequest) -> Answer | str:
         """Ask a learner for a fragment and check its answer; a string says why there is none. Has no deadline."""

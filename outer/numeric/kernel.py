@@ -375,16 +375,20 @@ def in_fours(payloads: Sequence[NDArray[Any]]) -> NDArray[np.uint64]:
     return np.array([payload.ctypes.data for payload in padded], np.uint64)
 
 
-def warm_up(payload: NDArray[Any], kind: Any) -> None:
-    """Compile everything for payloads of this kind, or load it from the compiler's cache. `payload`: of one number."""
+def warm_up(payload: NDArray[Any], kind: Any, few: bool) -> None:
+    """Compile for payloads of this kind, or load from the compiler's cache. `payload`: of one number.
+
+    `few`: what SGD of few gradients needs; else all the rest.
+    """
     anchor, one = read_only(np.zeros(1, np.float32)), np.zeros(1, np.int64)
     pieces = anchor, in_fours([payload]), kind, one, one + 1
-    shares, zeros = np.zeros((1, WIDTH)), np.zeros(1)
-    inner_products(*pieces, np.zeros((1, WIDTH, WIDTH)))
-    squares(*pieces, shares)
-    filled = np.zeros(1, np.float32), np.zeros(1, np.float32)
-    sums(*pieces, shares, zeros, filled[0])
-    merged_gradient(*pieces, shares, zeros)
+    shares, zeros, filled = np.zeros((1, WIDTH)), np.zeros(1), (np.zeros(1, np.float32), np.zeros(1, np.float32))
     settings = one, np.zeros((1, 2)), anchor, anchor, *filled, 0.5, 0.5, True
-    sgd(*pieces, shares, *settings)
+    if few:
+        inner_products(*pieces, np.zeros((1, WIDTH, WIDTH)))
+        sgd(*pieces, shares, *settings)
+        return
+    merged_gradient(*pieces, shares, zeros)
+    squares(*pieces, shares)
+    sums(*pieces, shares, zeros, filled[0])
     sgd_of_sums(one, one + 1, zeros, *settings)

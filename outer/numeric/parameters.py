@@ -18,7 +18,7 @@ from outer.config import OuterConfig
 from outer.numeric import codec as codecs
 from outer.numeric import formats, kernel
 from outer.numeric.chain import Chain, Delta, Recent
-from outer.numeric.compiling import read_only
+from outer.numeric.compiling import one_process, read_only
 from outer.numeric.merge import Contributions, Layout, layout
 from outer.numeric.optimizer import OuterOptimizer
 from outer.protocol.fragments import Fragment
@@ -135,9 +135,11 @@ class GlobalParameters:
         return stepped, state, float(np.sqrt(np.dot(merged, merged))), bool(np.isfinite(stepped).all())
 
     def warm_up(self) -> None:
-        """Compile what `propose` needs, before the first learner waits for it. Changes nothing."""
-        form = formats.named(self._codec)
-        kernel.warm_up(form.encode(np.zeros(1, np.float32), 0), form.kind)
+        """Compile what `propose` needs, before the first learner waits for it. Changes nothing.
+
+        What many gradients need is left to `warm_up_rest`.
+        """
+        self._warm_up_kernel(few=True)
         if self._chain is not None:
             self._chain.codec.warm_up()
         if self._optimizer.sgd is None:
@@ -145,6 +147,15 @@ class GlobalParameters:
                 self.propose(
                     fragment, [codecs.encode(self._codec, self.thetas[fragment], self.thetas[fragment])], [1.0]
                 )
+
+    def warm_up_rest(self) -> None:
+        """Compile what merges of more than a few gradients need."""
+        self._warm_up_kernel(few=False)
+
+    def _warm_up_kernel(self, few: bool) -> None:
+        form = formats.named(self._codec)
+        with one_process("merge"):
+            kernel.warm_up(np.zeros(form.elements(1), form.dtype), form.kind, few)
 
     def install(self, proposal: Proposal, version: int) -> None:
         """Put a proposal in force as the given version of its fragment."""
