@@ -111,6 +111,7 @@ def measure(
 
     one = held(threads)
     one.warm_up()
+    one.warm_up_rest()
     proposal = one.propose(0, payloads, weights)
     needed = words(learners, rule, codec) * size_mb * MB
     rows = []

@@ -111,7 +111,11 @@ class SyncerActor:
         return process | {"run": self._journal.run, "begun": self._spec.begun or self._spec.epoch}
 
     async def start(self, living: tuple[events_effects.Expect, ...] = ()) -> dict[str, Any]:
-        """Begin the epoch; `living`: the learners that train already, if there was an epoch before."""
+        """Begin the epoch; `living`: the learners that train already, if there was an epoch before.
+
+        Raises as Bulk.ready: learners attach to what can merge.
+        """
+        await self._bulk.ready(self._tell)
         rebuilt = [] if self._begun.rebuilt is None else [events_effects.Emit(self._begun.rebuilt)]
         self._perform([*self._machine.start(), *rebuilt])
         self._spawn(self._tidy())
@@ -316,8 +320,11 @@ class SyncerActor:
         """A newer epoch has opened the journal: stop at once, send and acknowledge nothing more."""
         self._over = why
         self._log.close()
-        print(f"syncer epoch {self._spec.epoch}: {why}", flush=True)  # in the actor's own log
+        self._tell(why)
         os._exit(0)
+
+    def _tell(self, what: str) -> None:
+        print(f"syncer epoch {self._spec.epoch}: {what}", flush=True)  # in the actor's own log
 
     def _spawn(self, work: Coroutine[Any, Any, None]) -> None:
         task = asyncio.get_running_loop().create_task(work)

@@ -32,6 +32,7 @@ if TYPE_CHECKING:
     from outer.numeric.chain import Delta
     from outer.numeric.parameters import Proposal
 
+UNTOLD_S = 2.0  # of compiling
 EXAMINED_AT_ONCE = 2**17  # elements: checking them takes less than handing them to a thread and back
 MERGE_THREADS = 4  # at most; the bits do not depend on it
 
@@ -123,8 +124,28 @@ class Bulk:
             Chain.of(spec.sync.downlink, fragments, spec.shared["seed"]),
             uplinks(spec.sync, fragments).codecs[1:],
         )
-        self._merger.submit(self.parameters.warm_up)
+        self._warming, self._began = self._merger.submit(self.parameters.warm_up), time.monotonic()
         return Layout(fragments, patterns, task)
+
+    async def ready(self, tell: Callable[[str], None]) -> None:
+        """Return once merges need not wait for a compiler. `tell` hears of it if that takes long.
+
+        Raises RuntimeError, with what is wrong and the fix, if they cannot be compiled.
+        """
+        warming = asyncio.wrap_future(self._warming)
+        done, _ = await asyncio.wait({warming}, timeout=UNTOLD_S)
+        if not done:
+            tell(f"the merge of codec {self._spec.sync.codec} is being compiled for this machine")
+        try:
+            await warming
+        except Exception as error:
+            raise RuntimeError(
+                f"the merge of codec {self._spec.sync.codec} cannot be compiled: {type(error).__name__}: {error}; see that the "
+                "installed numba and llvmlite fit each other and this machine"
+            ) from error
+        if not done:
+            tell(f"the merge is compiled after {time.monotonic() - self._began:.1f} s")
+        self._examiner.submit(self.parameters.warm_up_rest)
 
     def restore(self, values: Mapping[int, Value], momentum_lost: Collection[int] = ()) -> None:
         """Put these values in force. `momentum_lost`: fragments whose value is theta alone.

@@ -115,6 +115,10 @@ class ShardActor:
         """As Bulk.begin."""
         return self._bulk.begin(versions, lacking)
 
+    async def ready(self) -> None:
+        """As Bulk.ready."""
+        await self._bulk.ready(lambda what: print(f"shard {self._shard}: {what}", flush=True))
+
     async def restore(self, restored: Mapping[int, Value], momentum_lost: Collection[int]) -> None:
         """As Bulk.restore; of what `load` has read the arrays are here."""
         whole = {f: value if value.arrays else self._loaded[f] for f, value in restored.items()}

@@ -89,6 +89,10 @@ class Shards:
         self._versions = dict.fromkeys(range(len(layouts[0].fragments)), 0)
         return layouts[0]
 
+    async def ready(self, tell: Callable[[str], None]) -> None:
+        """As Bulk.ready; shards tell it themselves."""
+        await asyncio.gather(*(handle.ready.remote() for handle in self._handles))
+
     def restore(self, values: Mapping[int, Value], momentum_lost: Collection[int] = ()) -> None:
         """As Bulk.restore; a value that `load` has read needs no arrays."""
         self._each("restore", lambda shard: [self._share(values, shard), list(momentum_lost)])

@@ -6,6 +6,10 @@
 from __future__ import annotations
 
 import os
+import time
+from collections.abc import Iterator
+from contextlib import contextmanager
+from fcntl import LOCK_EX, LOCK_NB, flock
 from hashlib import sha256
 from pathlib import Path
 from typing import Any
@@ -14,6 +18,9 @@ import numba
 from numba import types
 from numba.extending import intrinsic
 from numpy.typing import NDArray
+
+LOOK_S = 0.05  # between two looks at whether another process compiles
+WAIT_S = 60.0  # at most, for another process
 
 # The compiler's cache looks at one file alone, and one file's functions are compiled into another's: a folder for each
 # state of them all.
@@ -32,6 +39,30 @@ def _compiled(**more: Any) -> Any:
             return numba.njit(**how)(function)
 
     return compiled
+
+
+@contextmanager
+def one_process(name: str) -> Iterator[None]:
+    """Let one process of this machine compile at a time: the others then find in the cache what it made.
+
+    None waits for long: one that holds the others up may be frozen.
+    """
+    folder = Path(numba.config.CACHE_DIR)  # type: ignore[attr-defined]
+    try:
+        folder.mkdir(parents=True, exist_ok=True)
+        file = (folder / f"{name}.lock").open("w")
+    except OSError:  # there is no folder to keep it in
+        yield
+        return
+    with file:
+        for _ in range(round(WAIT_S / LOOK_S)):
+            try:
+                flock(file, LOCK_EX | LOCK_NB)
+            except OSError:
+                time.sleep(LOOK_S)
+            else:
+                break
+        yield
 
 
 EXACT, IN_ANY_ORDER = _compiled(), _compiled(fastmath={"reassoc", "contract", "nsz"})

@@ -61,7 +61,11 @@ class Codec:
 
     def warm_up(self) -> None:
         """Compile what `encode` and `decode` need."""
-        self.decode(self.encode(np.zeros(1, np.float32), 0), 1)
+        if self.dtype == np.uint8:
+            from outer.numeric.compiling import one_process
+
+            with one_process(self.name):
+                self.decode(self.encode(np.zeros(1, np.float32), 0), 1)
 
     def inspect(self, payload: Any, size: int) -> str:
         """The defect of a payload of `size` numbers: "wrong_shape", "non_finite", or "" for none.

@@ -227,11 +227,12 @@ def inner_products(anchor, payloads, kind, starts, stops, found):
 
 
 @EXACT
-def _add_four(anchor, p, q, r, s, shares, total):
+def _add_four(anchor, p, q, r, s, shares, first, total):
+    """Add four gradients by their shares to total, or to 0 if they are the first."""
     a, b, c, d = shares[0], shares[1], shares[2], shares[3]
     for k in range(len(anchor)):
         total[k] = (
-            total[k]
+            (0.0 if first else total[k])
             + a * _moved_far(anchor[k], p[k])
             + b * _moved_far(anchor[k], q[k])
             + c * _moved_far(anchor[k], r[k])
@@ -243,11 +244,9 @@ def _add_four(anchor, p, q, r, s, shares, total):
 def _sum(anchor, payloads, kind, start, stop, shares, rooms, total):
     """A block of the merged outer gradient, the sum of shares[m] times gradient m in the order of m, float64."""
     count, block = stop - start, anchor[start:stop]
-    for k in range(count):
-        total[k] = 0.0
     for i in range(0, len(payloads), WIDTH):
         p, q, r, s = _four(payloads, i, kind, len(anchor), start, count, rooms)
-        _add_four(block, p, q, r, s, shares[i : i + WIDTH], total)
+        _add_four(block, p, q, r, s, shares[i : i + WIDTH], i == 0, total)
 
 
 @IN_ANY_ORDER
@@ -376,16 +375,20 @@ def in_fours(payloads: Sequence[NDArray[Any]]) -> NDArray[np.uint64]:
     return np.array([payload.ctypes.data for payload in padded], np.uint64)
 
 
-def warm_up(payload: NDArray[Any], kind: Any) -> None:
-    """Compile everything for payloads of this kind, or load it from the compiler's cache. `payload`: of one number."""
+def warm_up(payload: NDArray[Any], kind: Any, few: bool) -> None:
+    """Compile for payloads of this kind, or load from the compiler's cache. `payload`: of one number.
+
+    `few`: what SGD of few gradients needs; else all the rest.
+    """
     anchor, one = read_only(np.zeros(1, np.float32)), np.zeros(1, np.int64)
     pieces = anchor, in_fours([payload]), kind, one, one + 1
-    shares, zeros = np.zeros((1, WIDTH)), np.zeros(1)
-    inner_products(*pieces, np.zeros((1, WIDTH, WIDTH)))
-    squares(*pieces, shares)
-    filled = np.zeros(1, np.float32), np.zeros(1, np.float32)
-    sums(*pieces, shares, zeros, filled[0])
-    merged_gradient(*pieces, shares, zeros)
+    shares, zeros, filled = np.zeros((1, WIDTH)), np.zeros(1), (np.zeros(1, np.float32), np.zeros(1, np.float32))
     settings = one, np.zeros((1, 2)), anchor, anchor, *filled, 0.5, 0.5, True
-    sgd(*pieces, shares, *settings)
+    if few:
+        inner_products(*pieces, np.zeros((1, WIDTH, WIDTH)))
+        sgd(*pieces, shares, *settings)
+        return
+    merged_gradient(*pieces, shares, zeros)
+    squares(*pieces, shares)
+    sums(*pieces, shares, zeros, filled[0])
     sgd_of_sums(one, one + 1, zeros, *settings)

@@ -19,7 +19,7 @@ from outer.numeric import codec as codecs
 from outer.numeric import formats, kernel
 from outer.numeric.chain import Chain, Delta, Recent
 from outer.numeric.codec import DIFFERENCE
-from outer.numeric.compiling import read_only
+from outer.numeric.compiling import one_process, read_only
 from outer.numeric.merge import Contributions, Layout, layout
 from outer.numeric.optimizer import OuterOptimizer
 from outer.protocol.fragments import Fragment
@@ -152,10 +152,11 @@ class GlobalParameters:
         return stepped, state, float(np.sqrt(np.dot(merged, merged))), bool(np.isfinite(stepped).all())
 
     def warm_up(self) -> None:
-        """Compile what `propose` needs, before the first learner waits for it. Changes nothing."""
-        for name in dict.fromkeys([self._codec, *([DIFFERENCE] if self._others else [])]):
-            form = formats.named(name)
-            kernel.warm_up(form.encode(np.zeros(1, np.float32), 0), form.kind)
+        """Compile what `propose` needs, before the first learner waits for it. Changes nothing.
+
+        What many gradients need is left to `warm_up_rest`.
+        """
+        self._warm_up_kernel(few=True)
         for name in self._others:
             formats.named(name).warm_up()
         if self._chain is not None:
@@ -165,6 +166,16 @@ class GlobalParameters:
                 self.propose(
                     fragment, [codecs.encode(self._codec, self.thetas[fragment], self.thetas[fragment])], [1.0]
                 )
+
+    def warm_up_rest(self) -> None:
+        """Compile what merges of more than a few gradients need."""
+        self._warm_up_kernel(few=False)
+
+    def _warm_up_kernel(self, few: bool) -> None:
+        with one_process("merge"):
+            for name in dict.fromkeys([self._codec, *([DIFFERENCE] if self._others else [])]):
+                form = formats.named(name)
+                kernel.warm_up(np.zeros(form.elements(1), form.dtype), form.kind, few)
 
     def install(self, proposal: Proposal, version: int) -> None:
         """Put a proposal in force as the given version of its fragment."""

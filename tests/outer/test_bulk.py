@@ -3,18 +3,23 @@
 from __future__ import annotations
 
 import asyncio
+import threading
 from dataclasses import replace
 from pathlib import Path
 from types import SimpleNamespace
 from typing import Any
 
 import numpy as np
+import pytest
 import ray
 
+from outer import bulk as module
+from outer.actor import SyncerActor
 from outer.bulk import Answer, Bulk, Token
 from outer.config import OuterConfig, SyncConfig
 from outer.journal.object_store import Folder
 from outer.numeric import codec as codecs
+from outer.numeric.parameters import GlobalParameters
 from outer.protocol.events_effects import Merge
 from outer.protocol.fragments import Fragment, Tensor
 from outer.protocol.messages import Contribution, FragmentCounters, ReadRequest
@@ -116,3 +121,39 @@ def test_a_defective_or_missing_answer_leaves_nothing_behind() -> None:
         assert held._payloads == {}
 
     asyncio.run(story())
+
+
+def test_it_is_ready_once_the_merge_is_compiled_and_says_so_if_that_takes_long(monkeypatch: pytest.MonkeyPatch) -> None:
+    may_end, told = threading.Event(), list[str]()
+    monkeypatch.setattr(module, "UNTOLD_S", 0.0)
+    monkeypatch.setattr(GlobalParameters, "warm_up", lambda self: may_end.wait(60.0))
+    rest = threading.Event()
+    monkeypatch.setattr(GlobalParameters, "warm_up_rest", lambda self: rest.set())
+
+    def tell(what: str) -> None:
+        told.append(what)
+        assert may_end.is_set() == (len(told) == 2), "ready too early, or told too late"
+        may_end.set()
+
+    asyncio.run(bulk().ready(tell))
+    assert "codec fp32 is being compiled" in told[0] and "is compiled after" in told[1]
+    assert rest.wait(60.0), "what many gradients need is compiled beside the run"
+
+
+def test_a_merge_that_cannot_be_compiled_ends_the_start_of_the_syncer_with_the_reason(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    def fails(self: GlobalParameters) -> None:
+        raise OSError("no such instruction")
+
+    monkeypatch.setattr(GlobalParameters, "warm_up", fails)
+    begun = list[str]()
+    syncer = object.__new__(SyncerActor)
+    syncer.__dict__ |= {
+        "_bulk": bulk(),
+        "_machine": SimpleNamespace(start=lambda: begun.append("served")),
+        "_spec": SimpleNamespace(epoch=1),
+    }
+    with pytest.raises(RuntimeError, match=r"fp32 cannot be compiled: OSError: no such instruction; see that .* numba"):
+        asyncio.run(syncer.start())
+    assert not begun
