@@ -38,6 +38,7 @@ from outer.protocol.leases import longest_s
 from outer.protocol.manifest import code_digest
 from outer.relays import Elsewhere, Relays
 from outer.snapshots import Snapshots
+from outer.weights import BadWeight
 
 if TYPE_CHECKING:
     from outer.numeric.parameters import Proposal
@@ -276,6 +277,9 @@ class SyncerActor:
             effects = self._machine.handle(_now(), event)
             self._perform(effects)
             self._bulk.keep(self._machine.open_reads)
+        except BadWeight as error:
+            self._failure = self._over = str(error)  # `view` says so, and the run ends
+            return []
         except Exception:
             self._failure = traceback.format_exc()
             raise
