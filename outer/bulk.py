@@ -140,8 +140,8 @@ class Bulk:
             await warming
         except Exception as error:
             raise RuntimeError(
-                f"the merge of codec {self._spec.sync.codec} cannot be compiled: {type(error).__name__}: {error}; see that the "
-                "installed numba and llvmlite fit each other and this machine"
+                f"the merge of codec {self._spec.sync.codec} cannot be compiled: {type(error).__name__}: {error}; see that "
+                "the installed numba and llvmlite fit each other and this machine"
             ) from error
         if not done:
             tell(f"the merge is compiled after {time.monotonic() - self._began:.1f} s")

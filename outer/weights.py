@@ -24,6 +24,10 @@ class Progress(NamedTuple):
 Weight = Callable[[Progress], float]
 
 
+class BadWeight(ValueError):
+    """A rule failed on the progress of a run. It would do so again, in every epoch of the syncer."""
+
+
 def paper(progress: Progress) -> float:
     """tokens^2 / steps: the more tokens, and the larger the steps' batches, the more (paper section 3)."""
     return progress.tokens * progress.tokens / progress.steps / (1 + progress.age)
@@ -47,6 +51,21 @@ def named(name: str) -> Weight:
     """The weight of this name or import path. Raises ValueError, with what is wrong and the fix."""
     weight: Weight = function_at(name, WEIGHTS, "weight")
     return weight
+
+
+def weigh(weight: Weight, progress: Progress) -> float:
+    """What the rule says, above 0. Raises BadWeight, which names the rule, the progress and the fix."""
+    path = f"{getattr(weight, '__module__', '')}:{getattr(weight, '__qualname__', weight)}"
+    try:
+        found, wrong = float(weight(progress)), ""
+    except Exception as error:  # whatever a user's function raises
+        found, wrong = math.nan, f"fails: {type(error).__name__}: {error}"
+    if not 0.0 < found < math.inf:
+        raise BadWeight(
+            f"sync.weights: {path} {wrong or f'gives {found}'} for {progress}; "
+            "make it return a finite number above 0 for any progress, and resume the run"
+        )
+    return found
 
 
 def check(name: str) -> None:

@@ -5,6 +5,7 @@ Every purpose draws from a stream of its own, by random() alone, whose values Py
 
 from __future__ import annotations
 
+import math
 from collections.abc import Sequence
 from dataclasses import dataclass, field
 from random import Random
@@ -13,6 +14,7 @@ from typing import Any, NamedTuple, TypeVar
 from outer.config import SyncConfig
 from outer.protocol.fragments import Fragment, Tensor
 from outer.protocol.schedule import Budget
+from outer.weights import Progress
 
 T = TypeVar("T")
 
@@ -27,7 +29,7 @@ OTHER_MANIFEST = {"seed": 1}
 KINDS: dict[str, dict[str, float]] = {
     "network": {
         "loss": 0.25, "duplication": 0.25, "reordering": 0.25, "cut_one_way": 0.25, "cut_two_way": 0.2,
-        "flapping": 0.2, "slow_link": 0.2,
+        "flapping": 0.2, "slow_link": 0.2, "slow_download": 0.15,
     },
     "hosts": {
         "crash": 0.3, "crash_joining": 0.2, "crash_transferring": 0.2, "crash_answering": 0.15, "freeze": 0.3,
@@ -66,6 +68,12 @@ PROFILES: dict[str, tuple[str, ...]] = {  # topics, or single kinds
 }
 ALWAYS = frozenset({"syncer_crash"})  # but for mixed: what makes a profile's other faults matter
 LOCKSTEP_HANG_S = 30.0  # there a learner that is merely slow must not be ended: who takes its place could not catch up
+OWN_WEIGHT = f"{__name__}:root"
+
+
+def root(progress: Progress) -> float:
+    """A weight of a user's own."""
+    return math.sqrt(progress.tokens) / (1 + progress.age)
 
 
 class Place(NamedTuple):
@@ -160,7 +168,8 @@ class Options:
         return (
             f"seed {self.seed} profile {self.profile} P {self.fragments} H {sync.round_steps} tau {sync.overlap_steps} "
             f"K {self.quorum} grace {sync.grace} pacing {sync.pacing} participants {sync.participants} "
-            f"adopt {sync.adopt} base_window {sync.base_window} recover {sync.recover} storm_s {self.storm_s:.1f} "
+            f"adopt {sync.adopt} base_window {sync.base_window} weights {sync.weights} recover {sync.recover} "
+            f"storm_s {self.storm_s:.1f} "
             f"step_s {' '.join(f'{name}={self.step_s[name]:.3f}' for name in self.learners)} "
             f"batch {' '.join(f'{name}={self.batch[name]}' for name in self.learners)} span_steps {self.span_steps} "
             f"in_flight {self.in_flight_max} "
@@ -218,6 +227,8 @@ def draw(
     late = stream(seed, "base window")
     drawn["base_window"] = pick(late, (1, 1, 2, 4)) if late.random() < 0.4 else 0
     drawn["adaptive"] = drawn["grace"] != "infinite" and stream(seed, "links").random() < 0.3
+    weighing = stream(seed, "weights")
+    drawn["weights"] = pick(weighing, ("tokens", "equal", OWN_WEIGHT)) if weighing.random() < 0.3 else "paper"
     quorum = 1 + int(chance.random() * len(learners))
     if profile == "lockstep":
         quorum, sync = (

@@ -11,12 +11,13 @@ from dataclasses import dataclass, field
 from enum import Enum
 from typing import TYPE_CHECKING, NamedTuple
 
+from outer import weights as rules
 from outer.protocol.events_effects import Merge, Merged
 from outer.protocol.facts import Committed, Participant, ReadFailed, StepReopened
 from outer.protocol.links.links import EARLY
 from outer.protocol.messages import DRAINING, Contribution, FragmentCounters, ReadRequest
 from outer.protocol.quorum import Decision, Verdict, decide
-from outer.weights import Progress, Weight, paper
+from outer.weights import BadWeight, Progress, Weight, paper
 
 if TYPE_CHECKING:
     from outer.config import SyncConfig
@@ -301,15 +302,17 @@ def unusable(contribution: Contribution, member: Member, fragment: int, version:
 def weigh(
     contributions: Sequence[Contribution], ages: Sequence[int], round_steps: int, weight: Weight = paper
 ) -> tuple[float, ...]:
-    """The weight of each contribution, normalised to sum 1. Of a late one at most H steps count, with their tokens."""
+    """The weight of each contribution, normalised to sum 1. Of a late one at most H steps count, with their tokens.
+
+    Raises BadWeight.
+    """
     raw = []
     for contribution, behind in zip(contributions, ages, strict=True):
         counters = contribution.counters
         share = min(1.0, round_steps / counters.steps) if behind else 1
-        raw.append(float(weight(Progress(share * counters.tokens, share * counters.steps, behind))))
-    total = sum(raw)
-    if not (all(each > 0.0 for each in raw) and total < math.inf):
-        raise ValueError(f"sync.weights gives {raw}: a weight is a finite number above 0")
+        raw.append(rules.weigh(weight, Progress(share * counters.tokens, share * counters.steps, behind)))
+    if (total := sum(raw)) == math.inf:
+        raise BadWeight(f"sync.weights gives {raw}, whose sum is no float64; make them smaller, and resume the run")
     return tuple(each / total for each in raw)
 
 

@@ -10,7 +10,8 @@ import pytest
 
 from outer.protocol.messages import FragmentCounters
 from outer.protocol.open_step import weigh
-from outer.weights import WEIGHTS, Progress, check, named
+from outer.weights import WEIGHTS, BadWeight, Progress, check, named
+from outer.weights import weigh as weighed
 
 HERE = "tests.outer.test_weights"
 
@@ -77,5 +78,19 @@ def test_late_work_weighs_less_and_counts_for_at_most_a_round(name: str) -> None
 
 @pytest.mark.parametrize("bad", [0.0, -1.0, float("nan"), float("inf")])
 def test_a_weight_that_is_no_share_stops_the_merge(bad: float) -> None:
-    with pytest.raises(ValueError, match=r"sync\.weights gives .* finite number above 0"):
+    with pytest.raises(ValueError, match=r"sync\.weights: .* gives .* finite number above 0"):
         weigh(contributions((100, 4), (200, 4)), (0, 0), 24, lambda progress: bad)
+
+
+def half(progress: Progress) -> float:
+    return {1.0: 1.0, 2.0: 0.0, 3.0: float("nan")}[progress.steps]
+
+
+@pytest.mark.parametrize(("steps", "says"), [(2.0, "gives 0.0"), (3.0, "gives nan"), (4.0, "fails: KeyError: 4.0")])
+def test_a_rule_that_fails_on_real_progress_is_named_with_the_progress_and_the_fix(steps: float, says: str) -> None:
+    assert weighed(half, Progress(8.0, 1.0)) == 1.0
+    with pytest.raises(BadWeight) as caught:
+        weighed(half, Progress(8.0, steps))
+    told = str(caught.value)
+    assert told.startswith(f"sync.weights: {__name__}:half {says} for Progress(tokens=8.0, steps={steps}, age=0)")
+    assert told.endswith("return a finite number above 0 for any progress, and resume the run")

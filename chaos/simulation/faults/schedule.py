@@ -105,7 +105,17 @@ class FaultSchedule:
         self._share(fault, "delay_s", 0.05 + 1.5 * fault.strength * fault.strength)
 
     def _slow_link(self, fault: Fault) -> None:
+        for link in self._links(fault):
+            link.slow_kind = "slow_link"
         self._share(fault, "slow_s", 0.05 + 3.0 * fault.strength * fault.strength)
+
+    def _slow_download(self, fault: Fault) -> None:
+        """What the learner receives is late, and what it sends is not."""
+        names = self._learners if fault.target == EVERYBODY else (fault.target,)
+        for link in (each for each in self._links(fault) if each.target in names):
+            link.slow_kind, link.slow_s = "slow_download", 0.05 + 3.0 * fault.strength * fault.strength
+            link.update()
+            self._later(fault.duration_s, self._unshare, link, "slow_s")
 
     def _cut(self, fault: Fault, links: list[Link]) -> None:
         holding = fault.strength < 0.5
@@ -332,6 +342,7 @@ STRIKES: dict[str, Callable[[FaultSchedule, Fault], None]] = {
     "cut_two_way": FaultSchedule._cut_two_way,
     "flapping": FaultSchedule._flapping,
     "slow_link": FaultSchedule._slow_link,
+    "slow_download": FaultSchedule._slow_download,
     "crash": FaultSchedule._crash,
     "freeze": FaultSchedule._freeze,
     "slow": FaultSchedule._slow,

@@ -44,11 +44,13 @@ class Link:
         "latest",
         "lost",
         "name",
+        "slow_kind",
         "slow_s",
+        "target",
     )  # fmt: skip
 
     def __init__(self, source: str, target: str, latency_s: float, jitter_s: float) -> None:
-        self.name = f"{source}>{target}"
+        self.name, self.target = f"{source}>{target}", target
         self.latency_s, self.jitter_s = latency_s, jitter_s
         self.latest = 0.0  # arrival of what was sent before
         self.held: list[tuple[Process, Callable[..., Any], tuple[Any, ...]]] = []
@@ -58,6 +60,7 @@ class Link:
         self.lost = self.doubled = 0.0  # share of messages
         self.delay_s = 0.0  # further delay, up to this
         self.slow_s = 0.0  # for each unit of size
+        self.slow_kind = "slow_link"  # the fault that makes it so
 
     def update(self) -> None:
         """Note whether any fault is under way."""
@@ -121,7 +124,7 @@ class HostileNetwork:
             self._note("loss", link, args)
             return 0
         if size and link.slow_s:
-            self._note("slow_link", link, args)
+            self._note(link.slow_kind, link, args)
             delay_s += size * link.slow_s
         copies = 1
         if random() < link.doubled:
