@@ -72,12 +72,13 @@ class Links:
         """What answers may take before their link is slow: what is left of tau steps, and a quarter of the deadline."""
         return max(room_s, SHORT * self._config.read_timeout_s)
 
-    def may_ask(self, member: Linked, syncer_step: int) -> bool:
-        """Whether it contributes to this syncer step at all."""
-        return not self.paused(member.name) and self._is_its_round(member, syncer_step)
+    def may_ask(self, member: Linked, syncer_step: int, fragment: int) -> bool:
+        """Whether it contributes to this syncer step, at which the fragment is due."""
+        return not self.paused(member.name) and self._is_its_round(member, syncer_step, fragment)
 
-    def _is_its_round(self, member: Linked, syncer_step: int) -> bool:
-        return syncer_step // self._config.round_steps % self.rung(member).every == 0
+    def _is_its_round(self, member: Linked, syncer_step: int, fragment: int) -> bool:
+        """With a longer H its fragments take turns, so that the link has the same to carry in every round."""
+        return (syncer_step // self._config.round_steps + fragment) % self.rung(member).every == 0
 
     def paused(self, learner: str) -> bool:
         """Whether its budget is used up."""
@@ -93,7 +94,7 @@ class Links:
             return behind >= 0
         if not 0 <= behind <= self._config.base_window:
             return False
-        return fragment in member.owes or not self._is_its_round(member, version)
+        return fragment in member.owes or not self._is_its_round(member, version, fragment)
 
     def lead(self, member: Linked, step_s: float) -> int:
         """How many syncer steps ahead it is asked; 0: when a step is read."""
