@@ -151,12 +151,12 @@ class ReadRequests:
 
         Returns whether it is the answer that was asked for ahead.
         """
-        size = self._links.uplinks.bytes(Rung(event.codec), event.fragment)
-        if event.took_s > 0.0 and not event.defect:
+        if event.took_s > 0.0 and not event.defect and event.codec in self._links.uplinks.codecs:
+            size = self._links.uplinks.bytes(Rung(event.codec), event.fragment)
             member.link.note(self._sizes[event.fragment], event.took_s)
             member.answers.note(size, event.took_s)
-        self._links.carry(now, member, size)
-        self._links.note(member, clock)
+            self._links.carry(now, member, size)
+            self._links.note(member, clock)
         if member.under_way is None or member.under_way[:2] != (event.syncer_step, event.fragment):
             return False
         member.under_way = None
@@ -170,26 +170,27 @@ class ReadRequests:
             member.under_way = None  # it will not come
         if step is not None and step.awaited.get(event.learner) == event.incarnation:
             if reason == "timeout":
-                self._note_missed(event.learner, step, now)
+                self._note_missed(event.learner, step, now, over=True)
             self._out.emit(step.miss(event.learner, reason))
 
     def close(self, now: float, step: OpenStep, version: int) -> None:
         """Reading is over: merge if at least K contributions are valid, else reopen."""
         step.read_at = now
         for learner in list(step.awaited):
-            self._note_missed(learner, step, now)
-            self._out.emit(step.miss(learner, SLOW_LINK if now < step.deadline else "timeout"))
+            over = now >= step.deadline
+            self._note_missed(learner, step, now, over)
+            self._out.emit(step.miss(learner, "timeout" if over else SLOW_LINK))
         if len(step.contributions) < self._quorum:
             self.reopen(now, step, f"{len(step.contributions)} valid contributions, the quorum is {self._quorum}")
             return
         self._out.add(step.merge(version, self._config.round_steps))
 
-    def _note_missed(self, learner: str, step: OpenStep, now: float) -> None:
-        """Its answer is not waited for any more. Before the deadline it may still come."""
+    def _note_missed(self, learner: str, step: OpenStep, now: float, over: bool) -> None:
+        """Its answer is not waited for any more. Before its time is over, it may still come."""
         assert step.fragment is not None
         member, late = self._members.known(learner), None
         member.answers.note_missed(self._links.bytes(member, step.fragment), now - step.decided_at)
-        if now < step.deadline:
+        if not over:
             expected_s = member.answers.expected_s(self._links.bytes(member, step.fragment))
             longest_s = max(LATE * self._config.read_timeout_s, 2.0 * expected_s)
             late = UnderWay(step.syncer_step, step.fragment, max(step.deadline, now + longest_s))
