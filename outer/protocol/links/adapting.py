@@ -13,7 +13,7 @@ AFTER = 3  # answers in a row that do not fit, before a link goes down
 BACK_AFTER = 6  # answers in a row that would fit one rung further up, before it goes there
 EASE = 2.0  # and so many times over
 AHEAD = 1.5  # an answer that is asked for ahead may take so many times what is expected
-LOAD = 0.8  # of its time that a link's answers may take
+LOAD = 0.8  # of the time that there is, which answers may be expected to take
 EVERY_MAX = 8  # rounds between two answers of one fragment, without a base window
 
 
@@ -72,7 +72,7 @@ class Clock(NamedTuple):
     def longest_s(self, rung: Rung) -> float:
         """What an answer may take."""
         if rung.every == 1:
-            return self.room_s
+            return LOAD * self.room_s
         return min(self.round_s / AHEAD, LOAD * rung.every * self.round_s / self.fragments)
 
 

@@ -144,7 +144,7 @@ class ReadRequests:
         expected_s = member.answers.expected_s(self._links.bytes(member, fragment))
         if member.under_way is not None or expected_s > self._links.floor_s(max(room_s, usual_s)):
             return Wait(deadline_s, room_s)
-        return Wait(deadline_s, min(deadline_s, max(room_s, self._config.read_timeout_s)))
+        return Wait(deadline_s, min(deadline_s, max(room_s, usual_s, self._config.read_timeout_s)))
 
     def note_transfer(self, now: float, member: Member, event: Contribution, clock: Clock) -> bool:
         """An answer came, in time or not: it says how fast this learner's link is.

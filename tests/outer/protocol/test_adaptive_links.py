@@ -18,7 +18,7 @@ from tests.golden.bench import MANIFEST, Bench, Peer
 
 MIB = 2**20
 UPLINKS = Uplinks(("", "bf16", "int8"), ((4 * MIB,) * 2, (2 * MIB,) * 2, (MIB,) * 2), (4 * MIB,) * 2)
-CLOCK = Clock(room_s=1.0, round_s=12.0, fragments=2)
+CLOCK = Clock(room_s=1.25, round_s=12.0, fragments=2)
 
 
 def judged(place: Place, byte_s: float, times: int) -> list[str]:
@@ -63,7 +63,7 @@ def test_a_budget_warns_reduces_and_pauses_and_a_day_later_there_is_room() -> No
         now += DAY_S / SLOTS
     assert states == [(891, "warned"), (990, "reduced"), (1089, "paused")]
     assert not budget.judge(DAY_S - 1.0) and budget.state == "paused"
-    assert budget.judge(DAY_S + 2.1 * DAY_S / SLOTS) and budget.state == "warned"
+    assert budget.judge(DAY_S + 1.1 * DAY_S / SLOTS) and budget.state == "warned"
     assert budget.judge(3 * DAY_S) and (budget.state, budget.used) == ("", 0)
 
 
@@ -95,8 +95,8 @@ class Adaptive(Bench):
 
 
 def made_of_two(**sync: Any) -> Adaptive:
-    """a and b, K = 1; steps of a second, tau = 1, rounds of 12."""
-    given = {"P": 2, "H": 12, "tau": 1, "grace": 0.5, "read_timeout_s": 1.0} | sync
+    """a and b, K = 1; steps of a second, tau = 2, rounds of 12."""
+    given = {"P": 2, "H": 12, "tau": 2, "grace": 0.5, "read_timeout_s": 1.0} | sync
     made = Adaptive(learners={"a": 2, "b": 2}, quorum=1, sync=given)
     made.join("a", "b")
     return made
@@ -143,12 +143,12 @@ def test_a_slow_link_sends_fewer_bits_keeps_contributing_and_comes_back() -> Non
     run(made, 120, 40.0)
     assert made.facts(LinkAdapted) == [] and share_of(made, "a") == 1.0
     before = len(made.facts(Committed))
-    run(made, 240, 4.0)
+    run(made, 240, 2.0)
     during = len(made.facts(Committed))
     (down,) = made.facts(LinkAdapted)
     assert (down.codec_before, down.every_before, down.every) == ("fp32", 1, 1) and down.codec in ("bf16", "int8")
-    assert down.bytes_s == pytest.approx(4 * MIB, rel=0.2) and "fit" in down.reason
-    assert during - before >= 0.9 * before * 2, "nobody waited for it"
+    assert down.bytes_s == pytest.approx(2 * MIB, rel=0.2) and "fit" in down.reason
+    assert during - before >= 0.95 * 2 * before, "nobody waited for it"
     merged = [one for commit in made.facts(Committed)[-8:] for one in commit.participants if one.learner == "a"]
     assert len(merged) == 8 and {one.codec for one in merged} == {down.codec}
     run(made, 400, 40.0)
