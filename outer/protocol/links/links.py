@@ -53,7 +53,7 @@ class Links:
     ) -> None:
         self.uplinks = uplinks
         self._config, self._fragments, self._emit = config, fragments, emit
-        self._ladder = uplinks.ladder(config.base_window) if config.adaptive else (Rung(),)
+        self._ladder = uplinks.ladder(config.base_window) if config.has_ladder else (Rung(),)
         self._budgets: dict[str, LinkBudget] = {}  # by learner
         self._early: dict[tuple[str, int], Contribution] = {}  # by learner and fragment: for a step yet to be read
         self._ahead: dict[str, tuple[int, int]] = {}  # by learner: syncer step and fragment of the newest early read
@@ -152,10 +152,12 @@ class Links:
         budget = self._budgets.get(member.name)
         floor = len(self.uplinks.codecs) - 1 if budget is not None and budget.state in ("reduced", "paused") else 0
         before = self.rung(member)
-        reason = member.place.judge(self._ladder, lambda rung: self._expected_s(member, rung), clock, floor)
-        if member.place.rung < floor:
-            assert budget is not None
+        reason = ""
+        if self._config.adaptive:
+            reason = member.place.judge(self._ladder, lambda rung: self._expected_s(member, rung), clock, floor)
+        if member.place.rung < floor or not self._config.adaptive:
             member.place.rung = floor
+        if budget is not None and not reason:
             reason = f"{budget.used / GB:.3g} of {budget.bytes_a_day / GB:.3g} GB of this day are used"
         after = self.rung(member)
         if after == before:

@@ -186,6 +186,8 @@ def test_a_paused_link_carries_nothing_and_the_others_go_on() -> None:
     run(made, 600, 40.0)
     of_a = [fact.state for fact in made.facts(LinkBudgeted) if fact.learner == "a"]
     assert of_a == ["warned", "reduced", "paused"]
+    (reduced,) = (fact for fact in made.facts(LinkAdapted) if fact.learner == "a")
+    assert (reduced.codec, reduced.every) == ("int8", 1) and "of this day are used" in reduced.reason
     sent = len(made.sent(ReadRequest, "a")), len(made.sent(Notice, "a"))
     run(made, 120, 40.0)
     assert (len(made.sent(ReadRequest, "a")), len(made.sent(Notice, "a"))) == sent
