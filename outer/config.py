@@ -146,6 +146,11 @@ class SyncConfig(Section):
         return default if self.error_feedback is None else self.error_feedback
 
     @property
+    def has_ladder(self) -> bool:
+        """Whether single links may use other number formats than the run's."""
+        return self.adaptive or self.link_budget_gb_per_day is not None
+
+    @property
     def needs_notice(self) -> bool:
         """Whether a learner adopts a version only once it knows which of its own reads is in it."""
         return self.adopt == "rebase" or self.decay > 0.0

@@ -15,6 +15,7 @@ from orchestrator.checkers import (
     closed,
     durable,
     fencing,
+    links,
     log,
     merges,
     replayable,
@@ -28,6 +29,7 @@ from orchestrator.checkers.closed import Closed
 from orchestrator.checkers.durable import Durable
 from orchestrator.checkers.fencing import Fencing
 from orchestrator.checkers.isolation import Isolation
+from orchestrator.checkers.links import Links
 from orchestrator.checkers.liveness import Liveness
 from orchestrator.checkers.log import READABLE, LogCheck
 from orchestrator.checkers.merges import Merges
@@ -53,6 +55,7 @@ FOLDS: tuple[Callable[[CheckState], Checker], ...] = (
     Replayable,
     Bounded,
     Closed,
+    Links,
 )
 FAMILIES = (
     "log",
@@ -68,8 +71,9 @@ FAMILIES = (
     "bounded",
     "accounted",
     "closed",
+    "links",
 )  # of checks, in the order of verdicts
-saved_all(books, bounded, closed, durable, fencing, log, merges, replayable, spans, state, versions)
+saved_all(books, bounded, closed, durable, fencing, links, log, merges, replayable, spans, state, versions)
 saved(CheckState, sources=(), commits=[], story=[], merged=None)
 
 

@@ -213,6 +213,10 @@ class Members:
             self._facts.append(SpanReturned(name, member.incarnation, span.identifier, span.start, span.stop))
         return True
 
+    def known(self, name: str) -> Member:
+        """The newest incarnation of a learner that was asked for something."""
+        return self._members[name]
+
     def get(self, name: str, incarnation: int) -> Member | None:
         """This incarnation, if its messages are accepted."""
         member = self._members.get(name)
@@ -316,17 +320,13 @@ class Members:
     def has_dead(self) -> bool:
         return bool(self._dead)
 
-    def note_missed(self, name: str, late: UnderWay | None = None) -> Member:
-        """A read of this learner is not waited for any more. `late`: it may still come; else nothing is asked before
-        the learner's next report.
-        """
-        member = self._members[name]
+    def note_missed(self, member: Member, late: UnderWay | None) -> None:
+        """A read is not waited for any more. `late`: it may come; else nothing is asked before the next report."""
         assert member.report is not None, "only learners that have reported are read"
         if late is None:
             member.missed = member.report.sequence
             member.link.lapse()
         member.under_way = late
-        return member
 
     def note_merged(self, commit: Committed) -> None:
         """Remember for each participant which of its steps the new version contains."""

@@ -368,7 +368,8 @@ class Syncer:
             return True
         step.reason = verdict.reason
         room_s = self._timing.room_s(self.step_s, now - step.opened_at)
-        self._read_requests.ask(now, step, self.versions[step.fragment], self.progress, room_s)
+        usual_s = self._timing.usual_room_s(self.step_s)
+        self._read_requests.ask(now, step, self.versions[step.fragment], self.progress, room_s, usual_s)
         return True
 
     def _pass_if_first(self, now: float, step: OpenStep) -> bool:

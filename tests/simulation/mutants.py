@@ -2,9 +2,9 @@
 
 from __future__ import annotations
 
-from tests.simulation.planted import adopting, joining, logging, members, pipelining, recovering, steps, telling
+from tests.simulation.planted import adopting, joining, links, logging, members, pipelining, recovering, steps, telling
 from tests.simulation.planting import MUTANTS, Mutant
 
 __all__ = ["MUTANTS", "PLACES", "Mutant"]
 
-PLACES = (steps, telling, members, recovering, joining, adopting, pipelining, logging)
+PLACES = (steps, telling, members, recovering, joining, adopting, pipelining, logging, links)

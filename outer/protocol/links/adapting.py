@@ -13,7 +13,7 @@ AFTER = 3  # answers in a row that do not fit, before a link goes down
 BACK_AFTER = 6  # answers in a row that would fit one rung further up, before it goes there
 EASE = 2.0  # and so many times over
 AHEAD = 1.5  # an answer that is asked for ahead may take so many times what is expected
-LOAD = 0.8  # of its time that a link's answers may take
+LOAD = 0.8  # of the time that there is, which answers may be expected to take
 EVERY_MAX = 8  # rounds between two answers of one fragment, without a base window
 
 
@@ -67,10 +67,13 @@ class Clock(NamedTuple):
 
         Then they have a round each, and all of them together most of the rounds between.
         """
+        return expected_s <= self.longest_s(rung)
+
+    def longest_s(self, rung: Rung) -> float:
+        """What an answer may take."""
         if rung.every == 1:
-            return expected_s <= self.room_s
-        whole_s = self.fragments * expected_s
-        return AHEAD * expected_s <= self.round_s and whole_s <= LOAD * rung.every * self.round_s
+            return LOAD * self.room_s
+        return min(self.round_s / AHEAD, LOAD * rung.every * self.round_s / self.fragments)
 
 
 @dataclass
@@ -91,7 +94,9 @@ class Place:
             self.tight, self.easy = self.tight + 1, 0
             if self.tight < AFTER or self.rung == len(ladder) - 1:
                 return ""
-            told = f"{self.tight} answers in a row took about {expected_s(here):.3g} s, {clock.room_s:.3g} s fit"
+            told = (
+                f"{self.tight} answers in a row took about {expected_s(here):.3g} s, {clock.longest_s(here):.3g} s fit"
+            )
             below = range(self.rung + 1, len(ladder))
             fitting = (rung for rung in below if clock.fits(ladder[rung], expected_s(ladder[rung])))
             self._move(next(fitting, self.rung + 1))
@@ -103,9 +108,8 @@ class Place:
         self.tight, self.easy = 0, self.easy + 1
         if self.easy < BACK_AFTER:
             return ""
-        told = (
-            f"{self.easy} answers in a row would have taken about {expected_s(above):.3g} s, {clock.room_s:.3g} s fit"
-        )
+        would_s, fit_s = expected_s(above), clock.longest_s(above)
+        told = f"{self.easy} answers in a row would have taken about {would_s:.3g} s, {fit_s:.3g} s fit"
         self._move(self.rung - 1)
         return told
 

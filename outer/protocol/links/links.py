@@ -53,7 +53,7 @@ class Links:
     ) -> None:
         self.uplinks = uplinks
         self._config, self._fragments, self._emit = config, fragments, emit
-        self._ladder = uplinks.ladder(config.base_window) if config.adaptive else (Rung(),)
+        self._ladder = uplinks.ladder(config.base_window) if config.has_ladder else (Rung(),)
         self._budgets: dict[str, LinkBudget] = {}  # by learner
         self._early: dict[tuple[str, int], Contribution] = {}  # by learner and fragment: for a step yet to be read
         self._ahead: dict[str, tuple[int, int]] = {}  # by learner: syncer step and fragment of the newest early read
@@ -72,12 +72,13 @@ class Links:
         """What answers may take before their link is slow: what is left of tau steps, and a quarter of the deadline."""
         return max(room_s, SHORT * self._config.read_timeout_s)
 
-    def may_ask(self, member: Linked, syncer_step: int) -> bool:
-        """Whether it contributes to this syncer step at all."""
-        return not self.paused(member.name) and self._is_its_round(member, syncer_step)
+    def may_ask(self, member: Linked, syncer_step: int, fragment: int) -> bool:
+        """Whether it contributes to this syncer step, at which the fragment is due."""
+        return not self.paused(member.name) and self._is_its_round(member, syncer_step, fragment)
 
-    def _is_its_round(self, member: Linked, syncer_step: int) -> bool:
-        return syncer_step // self._config.round_steps % self.rung(member).every == 0
+    def _is_its_round(self, member: Linked, syncer_step: int, fragment: int) -> bool:
+        """With a longer H its fragments take turns, so that the link has the same to carry in every round."""
+        return (syncer_step // self._config.round_steps + fragment) % self.rung(member).every == 0
 
     def paused(self, learner: str) -> bool:
         """Whether its budget is used up."""
@@ -93,7 +94,7 @@ class Links:
             return behind >= 0
         if not 0 <= behind <= self._config.base_window:
             return False
-        return fragment in member.owes or not self._is_its_round(member, version)
+        return fragment in member.owes or not self._is_its_round(member, version, fragment)
 
     def lead(self, member: Linked, step_s: float) -> int:
         """How many syncer steps ahead it is asked; 0: when a step is read."""
@@ -151,10 +152,12 @@ class Links:
         budget = self._budgets.get(member.name)
         floor = len(self.uplinks.codecs) - 1 if budget is not None and budget.state in ("reduced", "paused") else 0
         before = self.rung(member)
-        reason = member.place.judge(self._ladder, lambda rung: self._expected_s(member, rung), clock, floor)
-        if member.place.rung < floor:
-            assert budget is not None
+        reason = ""
+        if self._config.adaptive:
+            reason = member.place.judge(self._ladder, lambda rung: self._expected_s(member, rung), clock, floor)
+        if member.place.rung < floor or not self._config.adaptive:
             member.place.rung = floor
+        if budget is not None and not reason:
             reason = f"{budget.used / GB:.3g} of {budget.bytes_a_day / GB:.3g} GB of this day are used"
         after = self.rung(member)
         if after == before:

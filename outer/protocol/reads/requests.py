@@ -19,6 +19,7 @@ if TYPE_CHECKING:
     from outer.config import SyncConfig
 
 REOPEN_S = 0.1  # a reopened syncer step waits this long before it is judged again
+LATE = 30.0  # times read_timeout_s: an answer that its step did not wait for may come so late
 SLOW_LINK = "slow_link"  # why an answer is not waited for: it does not fit in tau steps
 
 
@@ -47,10 +48,11 @@ class ReadRequests:
         self._members = members
         self._out = out
 
-    def ask(self, now: float, step: OpenStep, version: int, progress: float, room_s: float) -> None:
-        """A quorum has reported: request the fragment from every learner that can contribute to this version.
+    def ask(self, now: float, step: OpenStep, version: int, progress: float, room_s: float, usual_s: float) -> None:
+        """A quorum has reported: request the fragment from all that can contribute to this version.
 
-        `room_s`: what is left of tau steps for the answers. Those that were asked ahead are not asked again.
+        `room_s`: what is left of tau steps for the answers; `usual_s`: what usually is. Those that were asked ahead are
+        not asked again.
         """
         assert step.fragment is not None
         live, fragment = self._members.live, step.fragment
@@ -61,10 +63,10 @@ class ReadRequests:
             member for member in live if member.under_way and member.under_way[:2] == (step.syncer_step, fragment)
         ]
         able = [member for member in able if member.name not in here]
-        asked = [member for member in able if self._may_ask(member, step.syncer_step)]
+        asked = [member for member in able if self._may_ask(member, step.syncer_step, fragment)]
         if len(asked) + len(coming) + len(here) < self._quorum:  # a quorum needs those, too, whose H is longer
             asked = [member for member in able if is_leaving(member) or not self._links.paused(member.name)]
-        waits = {member.name: self._wait(member, fragment, room_s) for member in (*asked, *coming)}
+        waits = {member.name: self._wait(member, fragment, room_s, usual_s) for member in (*asked, *coming)}
         awaited = {member.name: member.incarnation for member in (*asked, *coming)}
         step.ask(now, self._quorum, len(live), awaited, waits)
         step.contributions |= here
@@ -100,8 +102,8 @@ class ReadRequests:
     def _can_answer(self, now: float, member: Member, fragment: int, version: int) -> bool:
         return not (member.unheard or member.busy(now)) and has_progress(member, fragment, version, self._config)
 
-    def _may_ask(self, member: Member, syncer_step: int) -> bool:
-        return is_leaving(member) or self._links.may_ask(member, syncer_step)
+    def _may_ask(self, member: Member, syncer_step: int, fragment: int) -> bool:
+        return is_leaving(member) or self._links.may_ask(member, syncer_step, fragment)
 
     def ask_ahead(
         self, now: float, syncer_step: int, schedule: Schedule, versions: Sequence[int], busy: set[int], progress: float
@@ -116,7 +118,7 @@ class ReadRequests:
                 fragment = schedule.due(step)
                 if fragment is None or fragment in busy or self._links.holds(member.name, fragment):
                     continue
-                if is_leaving(member) or not self._links.may_ask(member, step):
+                if is_leaving(member) or not self._links.may_ask(member, step, fragment):
                     continue
                 if not self._can_answer(now, member, fragment, versions[fragment]):
                     continue
@@ -130,31 +132,31 @@ class ReadRequests:
                 self._out.send(member, request)
                 break
 
-    def _wait(self, member: Member, fragment: int, room_s: float) -> Wait:
+    def _wait(self, member: Member, fragment: int, room_s: float, usual_s: float) -> Wait:
         """Beyond K answers nobody is waited for longer than fits in tau steps, or `read_timeout_s` if that is more.
 
-        Who is expected to need longer than fits, and than a quarter of `read_timeout_s`, is not waited for beyond tau
-        steps: a slow link slows nobody.
+        Who is expected to need longer than usually fits, and than a quarter of `read_timeout_s`, is not waited for
+        beyond tau steps: a slow link slows nobody.
         """
         deadline_s = member.link.deadline_s(self._config.read_timeout_s, self._sizes[fragment])
         if self._config.grace == "infinite" or self._config.overlap == "strict":
             return Wait(deadline_s, deadline_s)
         expected_s = member.answers.expected_s(self._links.bytes(member, fragment))
-        if member.under_way is not None or expected_s > self._links.floor_s(room_s):
+        if member.under_way is not None or expected_s > self._links.floor_s(max(room_s, usual_s)):
             return Wait(deadline_s, room_s)
-        return Wait(deadline_s, min(deadline_s, max(room_s, self._config.read_timeout_s)))
+        return Wait(deadline_s, min(deadline_s, max(room_s, usual_s, self._config.read_timeout_s)))
 
     def note_transfer(self, now: float, member: Member, event: Contribution, clock: Clock) -> bool:
         """An answer came, in time or not: it says how fast this learner's link is.
 
         Returns whether it is the answer that was asked for ahead.
         """
-        size = self._links.uplinks.bytes(Rung(event.codec), event.fragment)
-        if event.took_s > 0.0 and not event.defect:
+        if event.took_s > 0.0 and not event.defect and event.codec in self._links.uplinks.codecs:
+            size = self._links.uplinks.bytes(Rung(event.codec), event.fragment)
             member.link.note(self._sizes[event.fragment], event.took_s)
             member.answers.note(size, event.took_s)
-        self._links.carry(now, member, size)
-        self._links.note(member, clock)
+            self._links.carry(now, member, size)
+            self._links.note(member, clock)
         if member.under_way is None or member.under_way[:2] != (event.syncer_step, event.fragment):
             return False
         member.under_way = None
@@ -162,28 +164,37 @@ class ReadRequests:
 
     def miss(self, now: float, step: OpenStep | None, event: Contribution | ReadMissed, reason: str) -> None:
         """Stop waiting for this incarnation's contribution, and record why."""
+        member = self._members.get(event.learner, event.incarnation)
+        under_way = member.under_way if member is not None else None
+        if reason != "timeout" and member and under_way and under_way.syncer_step == event.syncer_step:
+            member.under_way = None  # it will not come
         if step is not None and step.awaited.get(event.learner) == event.incarnation:
             if reason == "timeout":
-                self._note_missed(event.learner, step, now)
+                self._note_missed(event.learner, step, now, over=True)
             self._out.emit(step.miss(event.learner, reason))
 
     def close(self, now: float, step: OpenStep, version: int) -> None:
         """Reading is over: merge if at least K contributions are valid, else reopen."""
         step.read_at = now
         for learner in list(step.awaited):
-            self._note_missed(learner, step, now)
-            self._out.emit(step.miss(learner, SLOW_LINK if now < step.deadline else "timeout"))
+            over = now >= step.deadline
+            self._note_missed(learner, step, now, over)
+            self._out.emit(step.miss(learner, "timeout" if over else SLOW_LINK))
         if len(step.contributions) < self._quorum:
             self.reopen(now, step, f"{len(step.contributions)} valid contributions, the quorum is {self._quorum}")
             return
         self._out.add(step.merge(version, self._config.round_steps))
 
-    def _note_missed(self, learner: str, step: OpenStep, now: float) -> None:
-        """Its answer is not waited for any more. Before the deadline it may still come."""
+    def _note_missed(self, learner: str, step: OpenStep, now: float, over: bool) -> None:
+        """Its answer is not waited for any more. Before its time is over, it may still come."""
         assert step.fragment is not None
-        late = UnderWay(step.syncer_step, step.fragment, step.deadline) if now < step.deadline else None
-        member = self._members.note_missed(learner, late)
+        member, late = self._members.known(learner), None
         member.answers.note_missed(self._links.bytes(member, step.fragment), now - step.decided_at)
+        if not over:
+            expected_s = member.answers.expected_s(self._links.bytes(member, step.fragment))
+            longest_s = max(LATE * self._config.read_timeout_s, 2.0 * expected_s)
+            late = UnderWay(step.syncer_step, step.fragment, max(step.deadline, now + longest_s))
+        self._members.note_missed(member, late)
         if late is not None and self._config.base_window:
             member.owes.add(step.fragment)
 

@@ -23,6 +23,7 @@ from outer.protocol.facts import (
     Finished,
     LearnerAttached,
     LearnerFenced,
+    LinkAdapted,
     Participant,
     SpanGranted,
     SpanReturned,
@@ -78,6 +79,7 @@ def older_incarnation(events: Log) -> Log:
     return altered(events, is_a(Committed, syncer_step=32), participants=(*last[:2], c))
 
 
+ADAPTED = LinkAdapted("a", 1, "fp32", 1, "int8", 1, 0.1, 1e6, "3 answers in a row took about 4 s, 1 s fit")
 GRANT = SpanGranted("a", 1, 90, 900, 916)
 PLANTED: list[tuple[str, str, Callable[[Log], Log]]] = [
     ("log.sequence", "a lost fact", lambda e: [x for x in e if x.key != ("b", 1, 7)]),
@@ -148,6 +150,14 @@ PLANTED: list[tuple[str, str, Callable[[Log], Log]]] = [
         "fencing.fences",
         "attaching after the fence",
         lambda e: inserted(e, is_a(LearnerFenced, learner="c"), LearnerAttached("c", 1, 10)),
+    ),
+    ("links.formats", "a format that no link was at", first(codec="int8")),
+    ("links.formats", "another format", lambda e: inserted(first(codec="fp4")(e), is_a(StepOpened), ADAPTED)),
+    ("links.changes", "a change told twice", lambda e: inserted(e, is_a(StepOpened), ADAPTED, ADAPTED)),
+    (
+        "links.changes",
+        "a change without a reason",
+        lambda e: inserted(e, is_a(StepOpened), replace(ADAPTED, reason="")),
     ),
     ("finite.commits", "a norm that is no number", lambda e: altered(e, EIGHT, norm=math.nan)),
     ("finite.commits", "an infinite norm", lambda e: altered(e, EIGHT, norm=math.inf)),
@@ -238,6 +248,15 @@ def test_a_running_history_is_sound_but_its_end_unknown() -> None:
 def test_a_contribution_received_before_a_fence_may_merge_after_it() -> None:
     events = inserted(history(), is_a(StepOpened, syncer_step=32), LearnerFenced("b", 1, "failed"))
     assert statuses(events)["fencing.fences"] == "pass"
+
+
+def test_a_contribution_may_have_the_format_of_its_link_or_that_before() -> None:
+    for codec in ("", "int8"):
+        events = inserted(first(codec=codec)(history()), is_a(StepOpened, syncer_step=8), ADAPTED)
+        assert {name: statuses(events)[name] for name in ("links.formats", "links.changes")} == {
+            "links.formats": "pass",
+            "links.changes": "pass",
+        }
 
 
 def test_rebased_counters_may_begin_before_the_adoption() -> None:

@@ -41,7 +41,7 @@ def quorum_of_the_asked(plant: Plant) -> None:
     def close(self: ReadRequests, now: float, step: OpenStep, version: int) -> None:
         assert step.fragment is not None
         for learner in list(step.awaited):
-            self._members.note_missed(learner)
+            self._members.note_missed(self._members.known(learner), None)
             self._out.emit(step.miss(learner, "timeout"))
         if step.contributions:  # K were asked, or it would not be reading
             self._out.add(step.merge(version, self._config.round_steps))

@@ -1,0 +1,34 @@
+"""Bugs in how contributions travel over single links."""
+
+from __future__ import annotations
+
+from dataclasses import replace
+from typing import Any
+
+from outer.protocol import open_step
+from outer.protocol.links.links import Links
+from tests.simulation.planting import Plant, mutant
+
+
+@mutant
+def change_of_format_untold(plant: Plant) -> None:
+    """The log tells of a link's change before a contribution comes in another format."""
+    plant.put(Links, "note", lambda self, member, clock: _silently(self, member, clock))
+
+
+def _silently(links: Any, member: Any, clock: Any) -> None:
+    if len(links._ladder) > 1:
+        member.place.judge(links._ladder, lambda rung: links._expected_s(member, rung), clock)
+
+
+@mutant
+def format_not_recorded(plant: Plant) -> None:
+    """A commit's record names the format of each contribution: replay encodes with it."""
+
+    def wrapper(method: Any) -> Any:
+        def without(*args: Any) -> Any:
+            return tuple(replace(one, codec="fp4") if one.codec else one for one in method(*args))
+
+        return without
+
+    plant.around(open_step, "participants", wrapper)
