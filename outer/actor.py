@@ -7,7 +7,6 @@ and the journal is written in a thread beside the loop. Bulk data leaves only as
 from __future__ import annotations
 
 import asyncio
-import contextlib
 import gc
 import os
 import time
@@ -18,12 +17,11 @@ from typing import Any
 
 import ray
 
-from outer import epoch, first_values, heap
+from outer import epoch, heap
 from outer.alarm import Alarm
 from outer.bulk import Bulk, Fetched
 from outer.epoch import Facts
 from outer.first_values import FirstValues
-from outer.journal import values
 from outer.journal.object_store import Objects
 from outer.journal.recovery_sources import RecoverySources
 from outer.journal.segmenter import Segmented
@@ -119,7 +117,7 @@ class SyncerActor:
         await self._bulk.ready(self._tell)
         rebuilt = [] if self._begun.rebuilt is None else [events_effects.Emit(self._begun.rebuilt)]
         self._perform([*self._machine.start(), *rebuilt])
-        self._spawn(self._tidy())
+        self._spawn(epoch.tidy(self._spec, self._begun, self._bulk))
         self._spawn(self._watch())
         for each in living:
             self._relays.expect(each.learner, each.region)
@@ -334,16 +332,6 @@ class SyncerActor:
         task = asyncio.get_running_loop().create_task(work)
         self._tasks.add(task)
         task.add_done_callback(self._tasks.discard)
-
-    async def _tidy(self) -> None:
-        """Save for later epochs what this one has made from the task, and remove what earlier ones have left."""
-        spec, loop = self._spec, asyncio.get_running_loop()
-        with contextlib.suppress(OSError, ray.exceptions.RayError):  # then later epochs make what they need themselves
-            if not spec.begun:
-                await self._bulk.save_first_values()
-                await loop.run_in_executor(None, first_values.finish, spec.store, spec.epoch, self._begun.layout)
-            for store in (spec.store, *([] if spec.journal is None else [spec.journal])):
-                await loop.run_in_executor(None, values.sweep, store, spec.epoch, self._begun.values)
 
     async def _watch(self) -> None:
         """Without one of its shards this epoch is over: another follows."""

@@ -139,10 +139,9 @@ class Bulk:
         try:
             await warming
         except Exception as error:
-            raise RuntimeError(
-                f"the merge of codec {self._spec.sync.codec} cannot be compiled: {type(error).__name__}: {error}; see that "
-                "the installed numba and llvmlite fit each other and this machine"
-            ) from error
+            message = f"the merge of codec {self._spec.sync.codec} cannot be compiled: {type(error).__name__}: {error}"
+            fix = "see that the installed numba and llvmlite fit each other and this machine"
+            raise RuntimeError(f"{message}; {fix}") from error
         if not done:
             tell(f"the merge is compiled after {time.monotonic() - self._began:.1f} s")
         self._examiner.submit(self.parameters.warm_up_rest)

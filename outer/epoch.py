@@ -5,14 +5,16 @@ The syncer actor uses it in its constructor. Nothing here knows Ray.
 
 from __future__ import annotations
 
+import asyncio
+import contextlib
 from collections.abc import Callable, Collection, Mapping, Sequence
 from dataclasses import dataclass
 from functools import partial
 from typing import TYPE_CHECKING, Any
 
-from outer import weights
+from outer import first_values, weights
 from outer.first_values import Layout
-from outer.journal import record_codec
+from outer.journal import record_codec, values
 from outer.journal.journal import Opened
 from outer.journal.rebuild import JOURNAL, RecoverySource, rebuild
 from outer.journal.recovery_sources import Incomplete, RecoverySources
@@ -95,6 +97,20 @@ def begin(
         uplinks=uplinks(spec.sync, layout.fragments),
     )
     return Begun(layout, machine, opened.writers, opened.named, rebuilt)
+
+
+async def tidy(spec: SyncerSpec, begun: Begun, bulk: Bulk | Shards) -> None:
+    """Save for later epochs what this one has made from the task, and remove what earlier ones have left.
+
+    Where the store refuses, later epochs make what they need themselves.
+    """
+    loop = asyncio.get_running_loop()
+    with contextlib.suppress(OSError):
+        if not spec.begun:
+            await bulk.save_first_values()
+            await loop.run_in_executor(None, first_values.finish, spec.store, spec.epoch, begun.layout)
+        for store in (spec.store, *([] if spec.journal is None else [spec.journal])):
+            await loop.run_in_executor(None, values.sweep, store, spec.epoch, begun.values)
 
 
 def _lacking(spec: SyncerSpec, opened: Opened) -> str:

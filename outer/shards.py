@@ -105,7 +105,10 @@ class Shards:
 
     async def save_first_values(self) -> None:
         """As Bulk.save_first_values."""
-        await asyncio.gather(*(handle.save_first_values.remote() for handle in self._handles))
+        try:
+            await asyncio.gather(*(handle.save_first_values.remote() for handle in self._handles))
+        except ray.exceptions.RayError as error:
+            raise OSError(f"a shard did not save its first values: {type(error).__name__}") from error
 
     async def watch(self) -> str:
         """Until a shard dies or is silent; returns why the epoch is over."""
