@@ -15,6 +15,7 @@ from outer.journal.groups import Cut, Value
 from outer.journal.object_store import Folder
 from outer.protocol.fragments import Fragment, Tensor
 from outer.snapshots import CUTS_MAX, Snapshots
+from tests.waiting import until_async
 
 FRAGMENTS = (Fragment(0, (Tensor("t", (4,), "float32"),)),)
 
@@ -77,7 +78,7 @@ def test_of_cuts_that_are_never_written_the_newest_are_kept_and_the_others_are_r
             await snapshots.write(1, 60.0)
         for snapshot in range(101 - CUTS_MAX, 101):
             assert (await snapshots.write(snapshot, 60.0))["syncer_step"] == snapshot
-        assert journal.alive == 0
+        await until_async(lambda: journal.alive == 0, "the writing thread lets go of them")
 
     asyncio.run(story())
 
