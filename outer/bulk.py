@@ -24,7 +24,7 @@ if TYPE_CHECKING:
     from outer.numeric.chain import Delta
     from outer.numeric.parameters import GlobalParameters, Proposal
 
-UNTOLD_S = 2.0  # of compiling
+UNTOLD_S, READY_S = 2.0, 60.0  # of compiling: without a word, and until the syncer serves all the same
 EXAMINED_AT_ONCE = 2**17  # elements: checking them takes less than handing them to a thread and back
 
 ReadId = tuple[int, int]  # syncer step and attempt
@@ -72,14 +72,21 @@ class Bulk:
         self._began = time.monotonic()
 
     async def ready(self, tell: Callable[[str], None]) -> None:
-        """Return once merges need not wait for a compiler. `tell` hears of it if that takes long.
+        """Return once merges need not wait for a compiler, or after READY_S: then the first merge waits for it.
+
+        `tell` hears of what takes long.
 
         Raises RuntimeError, with what is wrong and the fix, if they cannot be compiled.
         """
         warming = asyncio.wrap_future(self._warming)
-        done, _ = await asyncio.wait({warming}, timeout=UNTOLD_S)
-        if not done:
+        warming.add_done_callback(lambda _: self._examiner.submit(self.parameters.warm_up_rest))
+        soon, _ = await asyncio.wait({warming}, timeout=UNTOLD_S)
+        if not soon:
             tell(f"the merge of codec {self._codec} is being compiled for this machine")
+            done, _ = await asyncio.wait({warming}, timeout=READY_S)
+            if not done:
+                tell(f"it still is after {time.monotonic() - self._began:.0f} s; commits wait for it")
+                return
         try:
             await warming
         except Exception as error:
@@ -87,9 +94,8 @@ class Bulk:
                 f"the merge of codec {self._codec} cannot be compiled: {type(error).__name__}: {error}; see that the "
                 "installed numba and llvmlite fit each other and this machine"
             ) from error
-        if not done:
+        if not soon:
             tell(f"the merge is compiled after {time.monotonic() - self._began:.1f} s")
-        self._examiner.submit(self.parameters.warm_up_rest)
 
     async def read(self, learner: str, handle: Any, request: ReadRequest) -> Answer | str:
         """Ask a learner for a fragment and check its answer; a string says why there is none. Has no deadline."""
