@@ -32,7 +32,7 @@ if TYPE_CHECKING:
     from outer.numeric.chain import Delta
     from outer.numeric.parameters import Proposal
 
-UNTOLD_S = 2.0  # of compiling
+UNTOLD_S, READY_S = 2.0, 60.0  # of compiling: without a word, and until the syncer serves all the same
 EXAMINED_AT_ONCE = 2**17  # elements: checking them takes less than handing them to a thread and back
 MERGE_THREADS = 4  # at most; the bits do not depend on it
 
@@ -128,23 +128,29 @@ class Bulk:
         return Layout(fragments, patterns, task)
 
     async def ready(self, tell: Callable[[str], None]) -> None:
-        """Return once merges need not wait for a compiler. `tell` hears of it if that takes long.
+        """Return once merges need not wait for a compiler, or after READY_S: then the first merge waits for it.
+
+        `tell` hears of what takes long.
 
         Raises RuntimeError, with what is wrong and the fix, if they cannot be compiled.
         """
         warming = asyncio.wrap_future(self._warming)
-        done, _ = await asyncio.wait({warming}, timeout=UNTOLD_S)
-        if not done:
+        warming.add_done_callback(lambda _: self._examiner.submit(self.parameters.warm_up_rest))
+        soon, _ = await asyncio.wait({warming}, timeout=UNTOLD_S)
+        if not soon:
             tell(f"the merge of codec {self._spec.sync.codec} is being compiled for this machine")
+            done, _ = await asyncio.wait({warming}, timeout=READY_S)
+            if not done:
+                tell(f"it still is after {time.monotonic() - self._began:.0f} s; commits wait for it")
+                return
         try:
             await warming
         except Exception as error:
             message = f"the merge of codec {self._spec.sync.codec} cannot be compiled: {type(error).__name__}: {error}"
             fix = "see that the installed numba and llvmlite fit each other and this machine"
             raise RuntimeError(f"{message}; {fix}") from error
-        if not done:
+        if not soon:
             tell(f"the merge is compiled after {time.monotonic() - self._began:.1f} s")
-        self._examiner.submit(self.parameters.warm_up_rest)
 
     def restore(self, values: Mapping[int, Value], momentum_lost: Collection[int] = ()) -> None:
         """Put these values in force. `momentum_lost`: fragments whose value is theta alone.

@@ -140,6 +140,16 @@ def test_it_is_ready_once_the_merge_is_compiled_and_says_so_if_that_takes_long(m
     assert rest.wait(60.0), "what many gradients need is compiled beside the run"
 
 
+def test_a_syncer_serves_without_its_merge_if_compiling_takes_for_ever(monkeypatch: pytest.MonkeyPatch) -> None:
+    may_end, told = threading.Event(), list[str]()
+    monkeypatch.setattr(module, "UNTOLD_S", 0.0)
+    monkeypatch.setattr(module, "READY_S", 0.0)
+    monkeypatch.setattr(GlobalParameters, "warm_up", lambda self: may_end.wait(60.0))
+    asyncio.run(bulk().ready(told.append))
+    assert not may_end.is_set() and told[-1].endswith("commits wait for it")
+    may_end.set()
+
+
 def test_a_merge_that_cannot_be_compiled_ends_the_start_of_the_syncer_with_the_reason(
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:
