@@ -103,7 +103,7 @@ def _slow_down(folder: Path) -> None:
 
 
 def recipe(sync: dict[str, Any], links: Path | None, faults: tuple[FaultConfig, ...] = ()) -> Recipe:
-    given = {"P": FRAGMENTS, "H": ROUND, "tau": 2, "quorum": 1} | sync
+    given = {"P": FRAGMENTS, "H": ROUND, "tau": 2, "quorum": 1, "lease_s": 15.0} | sync
     return resolve(
         Recipe.model_validate(
             {
@@ -112,11 +112,11 @@ def recipe(sync: dict[str, Any], links: Path | None, faults: tuple[FaultConfig, 
                 "model": {"links": str(links)} if links else {},
                 "inner": {"optimizer": "sgd", "lr": 20.0, "clip_norm": 0.0, "schedule": "constant", "warmup": 0.0},
                 "sync": given,
-                "pools": [{"name": "local", "learners": 4, "batch_size": 2, "slowdown": 100.0}],
+                "pools": [{"name": "local", "learners": 4, "batch_size": 2, "slowdown": 170.0}],
                 "budget": {"tokens": 10**9},
                 "eval": {"every": 0, "sequences": 16},
                 "chaos": {"faults": [fault.model_dump() for fault in faults]},
-                "run": {"metrics": False},
+                "run": {"metrics": False, "hang_s": 120.0, "start_s": 180.0},
             }
         )
     )

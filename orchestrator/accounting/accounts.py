@@ -35,6 +35,7 @@ from orchestrator.eventlog.events import Event
 from orchestrator.eventlog.facts import Evaluated, ReferenceLosses, RunFinished, RunStarted
 from orchestrator.eventlog.order import canonical
 from outer.journal.saving import saved, saved_all
+from outer.numeric.formats import known
 from outer.protocol.facts import Finished, Refused, StepPassed
 
 saved_all(books, ledger, lost_steps, records, refusals, sketch, token_fragments, verdicts, windows)
@@ -64,7 +65,8 @@ class Tallies:
         self.evaluated: Evaluated | None = None  # the first
         self.syncer_step: int | None = None  # the newest that was committed or passed
         self.commits: Counter[int] = Counter()  # by fragment
-        self.contributions: Counter[int] = Counter()  # the same
+        self.contributions: Counter[int] = Counter()  # the same, in the run's number format
+        self.sent_otherwise = 0  # bytes of those in a format of their own
         self.adoptions: Counter[int] = Counter()  # the same, of versions whose bytes nobody measured
         self.downloaded = 0  # bytes of the others
         self.refusals: Counter[str] = Counter()  # by reason
@@ -104,12 +106,21 @@ class Tallies:
             {name: self._took_part[name] / self._could[name] if self._could[name] else 0.0 for name in names},
         )
 
+    def _bytes(self, fragments: Any, codecs: Any) -> list[int]:
+        """Of contributions in formats of their own; 0 where the log does not tell."""
+        sizes = self._roster.rules.sizes if self._roster.rules else ()
+        told = zip(fragments.tolist(), map(known, codecs.tolist()), strict=True)
+        return [form.bytes(sizes[index]) for index, form in told if form is not None and 0 <= index < len(sizes)]
+
     def _participate(self, block: Block) -> None:
         commits, parts = self._records.commits, self._records.contributions
         if not len(commits.at):
             return
         self.commits.update(_counted(commits.fragment))
-        self.contributions.update(_counted(commits.fragment[parts.commit]))
+        own = parts.codec != ""
+        self.contributions.update(_counted(commits.fragment[parts.commit][~own]))
+        if own.any():
+            self.sent_otherwise += sum(self._bytes(commits.fragment[parts.commit][own], parts.codec[own]))
         self._live += int(commits.live.sum())
         names = {name: number for number, name in enumerate(dict.fromkeys(name for name, _ in block.sources))}
         learners = np.array([names[name] for name, _ in block.sources], np.int64)[parts.learner]

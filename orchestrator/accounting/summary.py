@@ -2,7 +2,7 @@
 
 What the log does not contain is None, never 0. Times are seconds; `wall_s` and `tokens_per_s` are over the window of
 the accounts (first learner step to last commit), `at_s` counts from the first learner step. `wire_bytes` are
-payloads only, headers are not counted: up, each merged contribution in the recipe's codec; down, what came for each
+payloads only, headers are not counted: up, each merged contribution in its codec; down, what came for each
 adoption, and where that was not measured, the fragment in float32.
 """
 
@@ -119,6 +119,7 @@ def _wire_bytes(tallies: Tallies, rules: SyncerStarted | None, codec: str | None
     sizes = dict(enumerate(rules.sizes))  # a strange log may name other fragments
     form, sent = known(codec), tallies.contributions.items()
     up = None if form is None else sum(form.bytes(sizes.get(fragment, 0)) * count for fragment, count in sent)
+    up = None if up is None else up + tallies.sent_otherwise
     down = sum(sizes.get(fragment, 0) * count for fragment, count in tallies.adoptions.items())
     return {
         "up": up,

@@ -16,7 +16,7 @@ from learners.protocol.facts import StateReceived
 from orchestrator.accounting.summary import downloaded
 from orchestrator.eventlog.block import Block, Commits, Contributions
 from outer.journal.saving import saved
-from outer.numeric.formats import known
+from outer.numeric import formats
 from outer.protocol.facts import SyncerStarted
 
 GRADIENT_BYTES = 4  # of one float32
@@ -45,6 +45,7 @@ class Sent:
     """What passed one learner's link, in bytes but for `up`, and the steps that it made."""
 
     up: int = 0  # elements
+    otherwise: int = 0  # of contributions in a number format other than the run's
     down: int = 0
     joins: int = 0
     peers: int = 0
@@ -71,7 +72,12 @@ class Traffic:
             def known(fragments: Any) -> Any:
                 return np.minimum(fragments, len(self.sizes))  # a strange log may name others: they count nothing
 
-            self._add(block, "up", contributions.learner, sizes[known(commits.fragment)[contributions.commit]])
+            elements, own = sizes[known(commits.fragment)[contributions.commit]], contributions.codec != ""
+            self._add(block, "up", contributions.learner[~own], elements[~own])
+            if own.any():
+                forms = [formats.known(codec) for codec in contributions.codec[own].tolist()]
+                sent = [form.bytes(n) if form else 0 for form, n in zip(forms, elements[own].tolist(), strict=True)]
+                self._add(block, "otherwise", contributions.learner[own], np.array(sent, np.int64))
             came = downloaded(adopted, sizes[known(adopted.fragment)])
             self._add(block, "joins", adopted.source[joining], came[joining])
             self._add(block, "down", adopted.source[~joining], came[~joining])
@@ -92,11 +98,11 @@ class Traffic:
 
     def links(self, names: tuple[str, ...], configured: int, recipe: Mapping[str, Any]) -> list[Link]:
         """One link for each of these learners; `configured`: how many a data-parallel run would have."""
-        form = known((recipe.get("sync") or {}).get("codec"))
+        form = formats.known((recipe.get("sync") or {}).get("codec"))
         a_step = 2 * (configured - 1) / configured * sum(self.sizes) * GRADIENT_BYTES if configured else 0.0
         made = []
         for name in names:
             sent = self.learners.get(name, Sent())
-            up = None if form is None else round(sent.up * form.bits / 8)
+            up = None if form is None else round(sent.up * form.bits / 8) + sent.otherwise
             made.append(Link(name, up, sent.down, sent.joins, sent.peers, sent.steps, sent.steps * a_step))
         return made

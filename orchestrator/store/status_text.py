@@ -103,6 +103,18 @@ def aux_line(status: Mapping[str, Any]) -> list[str]:
     return ["auxiliary values: " + ", ".join(f"{name} {brief(value)}" for name, value in aux.items())] if aux else []
 
 
+def link_lines(status: Mapping[str, Any]) -> list[str]:
+    """The links whose contributions are less than the run's recipe says, or that have a budget to mind."""
+    learners = [(each, part(each, "link")) for each in status.get("learners") or []]
+    usual = {link.get("codec") for _, link in learners if link.get("every") == 1}
+    return [
+        f"link of {text(each.get('name'))}: {text(link.get('codec'))}, every {number(link.get('every'))} rounds"
+        + (f", budget {link['budget']}" if link.get("budget") else "")
+        for each, link in learners
+        if link.get("every") not in (None, 1) or link.get("budget") or (len(usual) > 1 and link.get("codec"))
+    ]
+
+
 def checkpoint_line(status: Mapping[str, Any]) -> str:
     newest, written_at = part(status, "durability").get("checkpoint"), status.get("written_at")
     if not isinstance(newest, dict) or written_at is None:
@@ -156,6 +168,7 @@ def lines(status: Mapping[str, Any]) -> list[str]:
     return [
         headline(status),
         *aux_line(status),
+        *link_lines(status),
         syncer_line(status),
         checkpoint_line(status),
         *conditions(status),

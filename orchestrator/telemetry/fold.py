@@ -245,9 +245,10 @@ class MetricsFold:
             self._add("diloco_commits_total", len(here), fragment=str(fragment))
             self._set("diloco_merged_norm", float(commits.norm[here[-1]]), fragment=str(fragment))
         self._by_learner("diloco_contributions_total", block, parts.learner[parts.weight > 0])
-        form = known(self._codec)
-        payloads = [form.bytes(size) if form else 0 for size in self._elements(commits.fragment).tolist()]
-        amounts = np.array(payloads, np.int64)[parts.commit]
+        forms = [known(codec or self._codec) for codec in parts.codec.tolist()]
+        sizes = self._elements(commits.fragment)[parts.commit].tolist()
+        payloads = [form.bytes(size) if form else 0 for form, size in zip(forms, sizes, strict=True)]
+        amounts = np.array(payloads, np.int64)
         self._by_learner("diloco_contribution_bytes_total", block, parts.learner, amounts)
         self._come_back(block)
 

@@ -24,6 +24,7 @@ from orchestrator.eventlog.events import Event
 from orchestrator.eventlog.facts import RunFinished, RunStarted
 from orchestrator.recipe.config import Recipe
 from outer.protocol import events_effects as outer
+from outer.protocol.links.adapting import Rung
 from outer.protocol.messages import COMPILING, IMPORTING, STEPPING, Donor, StateRequest
 from outer.protocol.syncer import Budget
 
@@ -77,7 +78,7 @@ def recipe(syncer_steps: int = 48, **sync: Any) -> Recipe:
 class Shaken(LockStep):
     """`plan`: what is done to the run before which virtual second. Learners now and then miss a second, by chance.
 
-    With a base window versions come to one of them more than a round late.
+    With a base window versions come to one of them more than a round late. With adaptive links formats change.
     """
 
     def __init__(self, wanted: Recipe, plan: dict[int, Callable[[Shaken], None]], seed: int = 0) -> None:
@@ -97,6 +98,13 @@ class Shaken(LockStep):
             seed=wanted.seed,
         )
         self.facts += [LoggedFact(0.0, name, 1, device_taken(1)) for name in wanted.learners]
+        if wanted.sync.adaptive:  # here no link is slow
+            self._syncer._links.rung = self._any_rung  # type: ignore[method-assign]
+
+    def _any_rung(self, member: Any) -> Rung:
+        """Every seven seconds another format, and each learner at its own time."""
+        codecs = self._syncer._links.uplinks.codecs
+        return Rung(codecs[(int(self._now) // 7 + sum(member.name.encode())) % len(codecs)])
 
     # -------------------------------------------------------------- what a plan may do
 

@@ -37,6 +37,9 @@ WAYS: Sequence[dict[str, Any]] = (
     {"base_window": 2, "downlink": "int8"},
     {"adopt": "rebase", "base_window": 2},
     {"base_window": 2, "codec": "int8", "error_feedback": 0.9},
+    {"adaptive": True},
+    {"adaptive": True, "adopt": "rebase", "base_window": 2},
+    {"adaptive": True, "codec": "bf16", "error_feedback": 0.9, "downlink": "int8"},
 )
 
 
@@ -64,6 +67,8 @@ def test_every_number_is_equal_to_the_bit(way: dict[str, Any], shaken_run: Make)
     assert replayer.tally.equal["state"] == (0 if "overlap" in way else 2), "two came back from a peer's state"
     assert any(isinstance(event.fact, DrainStarted) for event in events)
     assert any(one.age for commit in commits for one in commit.participants) == ("base_window" in way)
+    mixed = [commit for commit in commits if len({one.codec for one in commit.participants}) > 1]
+    assert (len(mixed) > 10) == ("adaptive" in way)
 
 
 @pytest.mark.parametrize("way", WAYS[2:4], ids=str)
