@@ -14,7 +14,7 @@ BACK_AFTER = 6  # answers in a row that would fit one rung further up, before it
 EASE = 2.0  # and so many times over
 AHEAD = 1.5  # an answer that is asked for ahead may take so many times what is expected
 LOAD = 0.8  # of the time that there is, which answers may be expected to take
-EVERY_MAX = 8  # rounds between two answers of one fragment, without a base window
+LONGEST = 8  # rounds between two answers of one fragment, without a base window
 
 
 class Rung(NamedTuple):
@@ -38,7 +38,7 @@ class Uplinks:
 
     def ladder(self, base_window: int) -> tuple[Rung, ...]:
         """From the run's codec and H downwards. With a base window a contribution covers all rounds since the last."""
-        longest = base_window + 1 if base_window else EVERY_MAX
+        longest = base_window + 1 if base_window else LONGEST
         every, rungs = 2, [Rung(codec) for codec in self.codecs]
         while every <= longest:
             rungs.append(Rung(self.codecs[-1], every))
