@@ -19,6 +19,7 @@ if TYPE_CHECKING:
     from outer.config import SyncConfig
 
 REOPEN_S = 0.1  # a reopened syncer step waits this long before it is judged again
+PAUSED_S = 60.0  # the same, where a quorum waits for room in a link's budget, which may take hours
 LATE = 30.0  # times read_timeout_s: an answer that its step did not wait for may come so late
 SLOW_LINK = "slow_link"  # why an answer is not waited for: it does not fit in tau steps
 
@@ -71,8 +72,10 @@ class ReadRequests:
         step.ask(now, self._quorum, len(live), awaited, waits)
         step.contributions |= here
         if len(awaited) + len(here) < self._quorum:
-            count = len(awaited) + len(here)
-            self.reopen(now, step, f"{count} learners have a usable base, the quorum is {self._quorum}")
+            count, paused = len(awaited) + len(here), any(self._links.paused(member.name) for member in able)
+            told = "learners have a usable base" + (" and a link that is not paused" if paused else "")
+            wait_s = PAUSED_S if paused else REOPEN_S
+            self.reopen(now, step, f"{count} {told}, the quorum is {self._quorum}", wait_s)
             return
         for member in asked:
             deadline_s, codec = waits[member.name].deadline_s, self._links.rung(member).codec
@@ -198,6 +201,6 @@ class ReadRequests:
         if late is not None and self._config.base_window:
             member.owes.add(step.fragment)
 
-    def reopen(self, now: float, step: OpenStep, reason: str) -> None:
-        """Send the step back to collecting; a new quorum is counted after REOPEN_S."""
-        self._out.emit(step.reopen(now, now + REOPEN_S, reason))
+    def reopen(self, now: float, step: OpenStep, reason: str, wait_s: float = REOPEN_S) -> None:
+        """Send the step back to collecting; a new quorum is counted after so many seconds."""
+        self._out.emit(step.reopen(now, now + wait_s, reason))

@@ -7,7 +7,7 @@ from typing import Any
 import pytest
 
 from outer.config import SyncConfig
-from outer.protocol.facts import Committed, LinkAdapted, LinkBudgeted, Refused
+from outer.protocol.facts import Committed, LinkAdapted, LinkBudgeted, Refused, StepReopened
 from outer.protocol.fragments import Fragment, Tensor
 from outer.protocol.links.adapting import AFTER, BACK_AFTER, Clock, Place, Rung, Uplinks
 from outer.protocol.links.budget import DAY_S, SLOTS, LinkBudget
@@ -193,6 +193,16 @@ def test_a_paused_link_carries_nothing_and_the_others_go_on() -> None:
     assert (len(made.sent(ReadRequest, "a")), len(made.sent(Notice, "a"))) == sent
     assert made.syncer.view(made.now)[0]["budget"] == "paused"
     assert made.facts(Refused) == []
+
+
+def test_a_quorum_that_waits_for_a_paused_link_is_looked_for_once_a_minute() -> None:
+    made = made_of_two(link_budget_gb_per_day=100 * MIB / 1e9)
+    made.syncer.quorum = made.syncer._read_requests._quorum = 2
+    run(made, 600, 40.0)
+    before = len(made.facts(StepReopened))
+    run(made, 300, 40.0)
+    assert 0 < len(made.facts(StepReopened)) - before <= 2 * 5, "of two open steps"
+    assert "a link that is not paused" in made.facts(StepReopened)[-1].reason
 
 
 @pytest.mark.parametrize(
