@@ -294,6 +294,7 @@ class History:
             digests,
             step[order] * who,
             np.zeros(len(order), np.int64),
+            np.full(len(order), "", object),
         )
         return steps, adoptions, self._commits(first, stop, commit, who), contributions
 

@@ -21,12 +21,8 @@ from outer.journal.saving import dump, load, saved_all, saved_as
 _TABLE = "_handlers"  # of a machine: methods of its own
 
 for _package in (learners.protocol, outer.protocol):
-    saved_all(
-        *(
-            importlib.import_module(f"{_package.__name__}.{each.name}")
-            for each in pkgutil.iter_modules(_package.__path__)
-        )
-    )
+    found = pkgutil.walk_packages(_package.__path__, f"{_package.__name__}.")
+    saved_all(*(importlib.import_module(each.name) for each in found))
 saved_all(fragment_io, lockstep)
 saved_as(OnDevices, OnDevices.host, lambda value: OnDevices(value, lambda held: held))
 

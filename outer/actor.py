@@ -55,11 +55,10 @@ class _Peer:
 
 
 class SyncerActor:
-    """One epoch of the syncer.
+    """One epoch of the syncer. `initial` makes the fragments and initial parameters; `sources` is what helps if the
+    journal is incomplete. Without it the constructor raises Incomplete then."""
 
-    `initial` makes the fragments and initial parameters; `sources` is what helps if the journal is incomplete.
-    Without it the constructor raises Incomplete then.
-    """
+    _ended = ""  # why another epoch must follow
 
     def __init__(
         self, spec: SyncerSpec, initial: Callable[[], FirstValues], sources: RecoverySources | None = None
@@ -91,7 +90,7 @@ class SyncerActor:
         self._begun = epoch.begin(spec, self._journal, self._bulk, sources, _ask)
         self._log.begin(self._journal, self._begun.writers)
         (self._fragments, _, self._task), self._machine = self._begun.layout, self._begun.machine
-        self._over = self._ended = ""  # why this epoch does nothing any more; and another must follow
+        self._over = ""  # why this epoch does nothing any more
         self._peers: dict[str, _Peer] = {}
         self._outbox = Outbox(self._spawn, LATE_S)
         self._tasks: set[asyncio.Task[None]] = set()
@@ -106,8 +105,8 @@ class SyncerActor:
     # -------------------------------------------------------------- called by the orchestrator
 
     async def identify(self) -> dict[str, Any]:
-        process = {"pid": os.getpid(), "node": ray.get_runtime_context().get_node_id(), "task": self._task}
-        return process | {"run": self._journal.run, "begun": self._spec.begun or self._spec.epoch}
+        process = {"pid": os.getpid(), "node": ray.get_runtime_context().get_node_id(), "run": self._journal.run}
+        return process | {"task": self._task, "begun": self._spec.begun or self._spec.epoch}
 
     async def start(self, living: tuple[events_effects.Expect, ...] = ()) -> dict[str, Any]:
         """Begin the epoch; `living`: the learners that train already, if there was an epoch before.

@@ -108,7 +108,7 @@ class Syncer:
         self._members = Members(epoch, learners, span_steps, ahead_s)
         self._out = EffectBuffer(self._members)
         whole = tuple(4 * fragment.size for fragment in fragments)
-        self._links = Links(config, len(fragments), uplinks or Uplinks(("",), (whole,), whole), self._out.emit)
+        self._links = Links(config, len(fragments), uplinks or Uplinks(("",), (whole,), whole), self._out)
         self._sessions = Sessions(epoch, config, manifest, self._members, self._out, self._links)
         self._read_requests = ReadRequests(epoch, config, quorum, self._members, self._out, self._links, whole)
         self._digests = [""] * len(fragments)  # of the versions

@@ -6,6 +6,7 @@ import asyncio
 import random
 from collections.abc import Sequence
 from concurrent.futures import ThreadPoolExecutor
+from dataclasses import replace
 from types import SimpleNamespace
 from typing import Any
 
@@ -28,7 +29,7 @@ from outer.journal.journal import StoredJournal
 from outer.journal.object_store import Bytes
 from outer.outbox import UNDELIVERED_MAX, Outbox
 from outer.protocol.facts import Committed, Participant, StepOpened
-from outer.protocol.messages import Attach, ReadRequest, Report, Stop
+from outer.protocol.messages import Attach, Contribution, FragmentCounters, ReadRequest, Report, Stop
 from outer.protocol.recorder import INCARNATIONS_KEPT, Recorder, runs_of
 from outer.protocol.recovery import Entry
 from tests.golden.bench import MANIFEST, Bench
@@ -194,8 +195,10 @@ def test_a_question_that_comes_again_does_not_take_the_answer_of_another() -> No
         until(lambda: len(asked) == 2, "the new epoch's read")
         assert old.result(DEADLINE_S) == "no_boundary"
         assert set(shell._answers) == {(2, 7, 1)}, "the new one still waits"
-        shell._answers[2, 7, 1].set_result("contribution")  # type: ignore[arg-type]
-        assert new.result(DEADLINE_S) == ("contribution", [], 0)
+        answer = Contribution("a", 1, 2, 7, 0, 1, 1, 8, FragmentCounters(0, 0, 1, 8), None, "digest")
+        shell._answers[2, 7, 1].set_result(answer)
+        found = new.result(DEADLINE_S)
+        assert not isinstance(found, str) and replace(found[0], held_s=answer.held_s) == answer
     assert shell._answers == {}
 
 

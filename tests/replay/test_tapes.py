@@ -80,11 +80,9 @@ def test_real_training_merges_what_was_simulated_and_twice_to_the_same_bits(monk
     merged: list[tuple[int, int, list[float]]] = []
     propose = GlobalParameters.propose
 
-    def noted(
-        self: GlobalParameters, fragment: int, payloads: list[Any], weights: list[float], version: int
-    ) -> Proposal:
+    def noted(self: GlobalParameters, fragment: int, payloads: list[Any], weights: list[float], *more: Any) -> Proposal:
         merged.append((fragment, len(payloads), weights))
-        return propose(self, fragment, payloads, weights, version)
+        return propose(self, fragment, payloads, weights, *more)
 
     monkeypatch.setattr(GlobalParameters, "propose", noted)
     first, second = played(made, events), played(made, events)

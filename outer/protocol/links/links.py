@@ -5,7 +5,7 @@ The syncer's requests ask it about a learner; it emits a fact for each change.
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterable
+from collections.abc import Iterable
 from typing import TYPE_CHECKING, NamedTuple, Protocol
 
 from outer.protocol.facts import LinkAdapted, LinkBudgeted
@@ -41,18 +41,24 @@ class Linked(Protocol):
     owes: set[int]
 
 
+class Facts(Protocol):
+    """Takes the facts: an EffectBuffer."""
+
+    def emit(self, fact: LinkAdapted | LinkBudgeted) -> None: ...
+
+
 class Links:
-    """One epoch's. `emit` logs a fact. Times are seconds of the shell's monotonic clock."""
+    """One epoch's. `out` takes the facts. Times are seconds of the shell's monotonic clock."""
 
     def __init__(
         self,
         config: SyncConfig,
         fragments: int,
         uplinks: Uplinks,
-        emit: Callable[[LinkAdapted | LinkBudgeted], None],
+        out: Facts,
     ) -> None:
         self.uplinks = uplinks
-        self._config, self._fragments, self._emit = config, fragments, emit
+        self._config, self._fragments, self._out = config, fragments, out
         self._ladder = uplinks.ladder(config.base_window) if config.has_ladder else (Rung(),)
         self._budgets: dict[str, LinkBudget] = {}  # by learner
         self._early: dict[tuple[str, int], Contribution] = {}  # by learner and fragment: for a step yet to be read
@@ -163,7 +169,7 @@ class Links:
         if after == before:
             return
         here = member.answers
-        self._emit(
+        self._out.emit(
             LinkAdapted(
                 member.name,
                 member.incarnation,
@@ -191,7 +197,7 @@ class Links:
         """Time has passed: its budget may have room again."""
         budget = self._budgets.get(member.name)
         if budget is not None and budget.judge(now):
-            self._emit(
+            self._out.emit(
                 LinkBudgeted(member.name, member.incarnation, budget.state, budget.used, round(budget.bytes_a_day))
             )
 

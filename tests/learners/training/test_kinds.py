@@ -146,8 +146,8 @@ def test_each_kind_in_lock_step(monkeypatch: pytest.MonkeyPatch) -> None:
     commits = []
     propose = GlobalParameters.propose
 
-    def noted(self: GlobalParameters, fragment: int, payloads: Any, weights: Any, version: int) -> Proposal:
-        commits.append((payloads, propose(self, fragment, payloads, weights, version)))
+    def noted(self: GlobalParameters, fragment: int, payloads: Any, *more: Any) -> Proposal:
+        commits.append((payloads, propose(self, fragment, payloads, *more)))
         return commits[-1][1]
 
     monkeypatch.setattr(GlobalParameters, "propose", noted)
