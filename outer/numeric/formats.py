@@ -266,13 +266,9 @@ def named(name: str) -> Codec:
     return _ALL[name]
 
 
-def below(name: str, exact: bool = False) -> tuple[str, ...]:
-    """Formats with fewer bits, one after the other, to which a contribution may change over a slow link.
-
-    `exact`: only those in which a learner's value arrives as it is, or rounded to nearest.
-    """
-    steps = ("bf16",) if exact else ("bf16", "int8", "fp4")
-    return tuple(each for each in steps if named(each).bits < named(name).bits)
+def below(name: str) -> tuple[str, ...]:
+    """Formats with fewer bits, one after the other, to which a contribution may change over a slow link."""
+    return tuple(each for each in ("bf16", "int8", "fp4") if named(each).bits < named(name).bits)
 
 
 def known(name: object) -> Codec | None:

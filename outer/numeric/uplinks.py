@@ -14,11 +14,10 @@ if TYPE_CHECKING:
 
 
 def uplinks(sync: SyncConfig, fragments: Sequence[Fragment]) -> Uplinks:
-    """The run's format, and those below it if links may use them.
-
-    A mean is only rounded to nearest, so that no variance becomes negative.
+    """The run's format, and those below it if links may adapt. A model with a mean keeps its format: a difference that
+    is rounded could make a variance negative.
     """
-    exact = any(tensor.kind == "mean" for fragment in fragments for tensor in fragment.tensors)
-    lower = below(sync.codec, exact) if sync.has_ladder else ()
+    mean = any(tensor.kind == "mean" for fragment in fragments for tensor in fragment.tensors)
+    lower = below(sync.codec) if sync.has_ladder and not mean else ()
     sizes = tuple(tuple(named(name).bytes(each.size) for each in fragments) for name in (sync.codec, *lower))
     return Uplinks(("", *lower), sizes, tuple(named(sync.downlink).bytes(each.size) for each in fragments))

@@ -6,7 +6,7 @@ The syncer drives an OpenStep through the stages in TRANSITIONS.
 from __future__ import annotations
 
 import math
-from collections.abc import Iterable, Mapping, Sequence
+from collections.abc import Collection, Iterable, Mapping, Sequence
 from dataclasses import dataclass, field
 from enum import Enum
 from typing import TYPE_CHECKING, NamedTuple
@@ -96,6 +96,7 @@ class OpenStep:
     live: int = 0
     deadline: float = 0.0
     quorum: int = 1  # K, while reading
+    early: Collection[str] = ()  # learners whose answer was asked for ahead, while reading
     patience: dict[str, float] = field(default_factory=dict)  # learner -> until when it is waited for beyond K answers
     read_at: float = 0.0  # when reading ended
     attempt: int = 0  # how often learners were asked
@@ -168,13 +169,24 @@ class OpenStep:
         """Whether reading is over: every answer is in, or no longer waited for."""
         return not self.awaited or (self.wake_at is not None and now >= self.wake_at)
 
-    def ask(self, now: float, quorum: int, live: int, asked: Mapping[str, int], waits: Mapping[str, Wait]) -> None:
-        """Start reading: wait for the contributions of these learners. `asked`: learner -> incarnation."""
+    def ask(
+        self,
+        now: float,
+        quorum: int,
+        live: int,
+        asked: Mapping[str, int],
+        waits: Mapping[str, Wait],
+        early: Collection[str] = (),
+    ) -> None:
+        """Start reading: wait for the contributions of these learners. `asked`: learner -> incarnation.
+
+        `early`: those that were asked ahead, and not anew.
+        """
         self.move(Stage.READING)
         self.decided_at, self.quorum, self.live = now, quorum, live
         self.deadline = now + max((wait.deadline_s for wait in waits.values()), default=0.0)
         self.patience = {name: now + wait.patience_s for name, wait in waits.items()}
-        self.awaited, self.contributions = dict(asked), {}
+        self.awaited, self.contributions, self.early = dict(asked), {}, frozenset(early)
         self.attempt += 1
 
     def request(self, epoch: int, incarnation: int, progress: float, deadline_s: float, codec: str = "") -> ReadRequest:
@@ -197,7 +209,7 @@ class OpenStep:
         `version`: the newest of this step's fragment.
         """
         name = contribution.learner
-        asked = self.stage is Stage.READING and contribution.attempt in (self.attempt, EARLY)
+        asked = self.stage is Stage.READING and contribution.attempt == (EARLY if name in self.early else self.attempt)
         if not asked or name not in self.awaited:
             return "doubled" if asked and name in self.contributions else "late"
         assert self.fragment is not None

@@ -167,7 +167,7 @@ class Sessions:
         behind = age(held, version, self._config.round_steps)
         if not is_leaving(member) and self._links.spares(member, fragment, version, behind):
             return
-        self._links.carry(now, member, self._links.uplinks.down[fragment])
+        self._links.carry_version(now, member, fragment, version)
         self.notify(now, member, fragment, run)
 
     def notify(self, now: float, member: Member, fragment: int, run: RunSnapshot) -> None:

@@ -63,6 +63,7 @@ class Links:
         self._budgets: dict[str, LinkBudget] = {}  # by learner
         self._early: dict[tuple[str, int], Contribution] = {}  # by learner and fragment: for a step yet to be read
         self._ahead: dict[str, tuple[int, int]] = {}  # by learner: syncer step and fragment of the newest early read
+        self._told: dict[tuple[str, int], int] = {}  # by learner and fragment: the newest version that was carried
 
     # -------------------------------------------------------------- how a learner is asked
 
@@ -138,14 +139,13 @@ class Links:
     def forget(self, learner: str) -> None:
         """Its incarnation is over."""
         self._ahead.pop(learner, None)
+        self._told = {place: version for place, version in self._told.items() if place[0] != learner}
         for key in [key for key in self._early if key[0] == learner]:
             del self._early[key]
 
     @property
     def early_reads(self) -> set[tuple[int, int]]:
         """Syncer step and attempt of each early read whose answer may still merge."""
-        if not self._ahead:
-            return set()
         kept = {(each.syncer_step, each.attempt) for each in self._early.values()}
         return kept | {(syncer_step, EARLY) for syncer_step, _ in self._ahead.values()}
 
@@ -192,6 +192,12 @@ class Links:
         if limit is not None:
             self._budgets.setdefault(member.name, LinkBudget(limit * GB)).add(now, size)
             self.check(now, member)
+
+    def carry_version(self, now: float, member: Linked, fragment: int, version: int) -> None:
+        """It gets a notice of a version, and fetches that once."""
+        if self._told.get((member.name, fragment), -1) < version:
+            self._told[member.name, fragment] = version
+            self.carry(now, member, self.uplinks.down[fragment])
 
     def check(self, now: float, member: Linked) -> None:
         """Time has passed: its budget may have room again."""

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 from collections.abc import Sequence
 from typing import TYPE_CHECKING
 
@@ -56,23 +57,33 @@ class ReadRequests:
         not asked again.
         """
         assert step.fragment is not None
-        live, fragment = self._members.live, step.fragment
+        live, fragment, least_s = self._members.live, step.fragment, self._config.read_timeout_s
+        for member in live:
+            self._links.check(now, member)
+            if not member.busy(now):
+                member.under_way = None  # what has not come by now will not
         able = live if self._config.participants == "eligible" else step.counted(live, self._config.overlap)
         able = [member for member in able if self._can_answer(now, member, fragment, version)]
         here = self._early(step, version)
-        coming = [
-            member for member in live if member.under_way and member.under_way[:2] == (step.syncer_step, fragment)
-        ]
+        coming = [each for each in live if each.under_way and each.under_way[:2] == (step.syncer_step, fragment)]
         able = [member for member in able if member.name not in here]
         asked = [member for member in able if self._may_ask(member, step.syncer_step, fragment)]
         if len(asked) + len(coming) + len(here) < self._quorum:  # a quorum needs those, too, whose H is longer
             asked = [member for member in able if is_leaving(member) or not self._links.paused(member.name)]
-        waits = {member.name: self._wait(member, fragment, room_s, usual_s) for member in (*asked, *coming)}
+        slow = [member for member in (*asked, *coming) if self._is_slow(member, fragment, room_s, usual_s)]
+        patient = 2 * len(slow) > len(asked) + len(coming) or not self._may_hurry()
+        waits = {
+            member.name: self._wait(
+                member, fragment, patient, room_s if member in slow else max(room_s, usual_s, least_s)
+            )
+            for member in (*asked, *coming)
+        }
         awaited = {member.name: member.incarnation for member in (*asked, *coming)}
-        step.ask(now, self._quorum, len(live), awaited, waits)
+        step.ask(now, self._quorum, len(live), awaited, waits, early={member.name for member in coming})
         step.contributions |= here
         if len(awaited) + len(here) < self._quorum:
-            count, paused = len(awaited) + len(here), any(self._links.paused(member.name) for member in able)
+            count = len(awaited) + len(here)
+            paused = sum(is_leaving(each) or not self._links.paused(each.name) for each in live) < self._quorum
             told = "learners have a usable base" + (" and a link that is not paused" if paused else "")
             wait_s = PAUSED_S if paused else REOPEN_S
             self.reopen(now, step, f"{count} {told}, the quorum is {self._quorum}", wait_s)
@@ -103,7 +114,8 @@ class ReadRequests:
         return ""
 
     def _can_answer(self, now: float, member: Member, fragment: int, version: int) -> bool:
-        return not (member.unheard or member.busy(now)) and has_progress(member, fragment, version, self._config)
+        busy = member.busy(now) and not is_leaving(member)
+        return not (member.unheard or busy) and has_progress(member, fragment, version, self._config)
 
     def _may_ask(self, member: Member, syncer_step: int, fragment: int) -> bool:
         return is_leaving(member) or self._links.may_ask(member, syncer_step, fragment)
@@ -135,19 +147,20 @@ class ReadRequests:
                 self._out.send(member, request)
                 break
 
-    def _wait(self, member: Member, fragment: int, room_s: float, usual_s: float) -> Wait:
-        """Beyond K answers nobody is waited for longer than fits in tau steps, or `read_timeout_s` if that is more.
-
-        Who is expected to need longer than usually fits, and than a quarter of `read_timeout_s`, is not waited for
-        beyond tau steps: a slow link slows nobody.
-        """
-        deadline_s = member.link.deadline_s(self._config.read_timeout_s, self._sizes[fragment])
-        if self._config.grace == "infinite" or self._config.overlap == "strict":
-            return Wait(deadline_s, deadline_s)
+    def _is_slow(self, member: Member, fragment: int, room_s: float, usual_s: float) -> bool:
+        """Whether its answer is expected to take longer than usually fits, and than a quarter of `read_timeout_s`."""
         expected_s = member.answers.expected_s(self._links.bytes(member, fragment))
-        if member.under_way is not None or expected_s > self._links.floor_s(max(room_s, usual_s)):
-            return Wait(deadline_s, room_s)
-        return Wait(deadline_s, min(deadline_s, max(room_s, usual_s, self._config.read_timeout_s)))
+        return member.under_way is not None or expected_s > self._links.floor_s(max(room_s, usual_s))
+
+    def _may_hurry(self) -> bool:
+        """Whether reads may end before their deadline: where links adapt, and nobody waits for everyone."""
+        config = self._config
+        return config.has_ladder and config.grace != "infinite" and config.overlap != "strict"
+
+    def _wait(self, member: Member, fragment: int, patient: bool, room_s: float) -> Wait:
+        """How long it is waited for: beyond K answers for `room_s`, unless `patient`."""
+        deadline_s = member.link.deadline_s(self._config.read_timeout_s, self._sizes[fragment])
+        return Wait(deadline_s, math.inf if patient else min(deadline_s, room_s))
 
     def note_transfer(self, now: float, member: Member, event: Contribution, clock: Clock) -> bool:
         """An answer came, in time or not: it says how fast this learner's link is.
@@ -156,7 +169,7 @@ class ReadRequests:
         """
         if event.took_s > 0.0 and not event.defect and event.codec in self._links.uplinks.codecs:
             size = self._links.uplinks.bytes(Rung(event.codec), event.fragment)
-            member.link.note(self._sizes[event.fragment], event.took_s)
+            member.link.note(self._sizes[event.fragment], event.took_s + event.held_s)
             member.answers.note(size, event.took_s)
             self._links.carry(now, member, size)
             self._links.note(member, clock)

@@ -49,7 +49,7 @@ def test_no_answer_for_a_while_says_that_the_link_is_at_least_so_slow() -> None:
 
 def made_of_three(**sync: Any) -> Bench:
     """K = 2 of a, b and c. A syncer step is to last one of their steps, a second."""
-    given = {"P": 1, "H": 1, "tau": 0, "grace": 1.0, "read_timeout_s": TIMEOUT_S} | sync
+    given = {"P": 1, "H": 1, "tau": 0, "grace": 1.0, "read_timeout_s": TIMEOUT_S, "link_budget_gb_per_day": 1e6} | sync
     return reading("a", "b", "c", elements=4 * MIB, sync=given)
 
 
@@ -89,6 +89,22 @@ def test_a_slow_link_is_waited_for_once_and_then_no_longer_than_fits() -> None:
     made.now = 5.25
     made.do(Tick())
     assert len(made.facts(Committed)) == 3
+
+
+@pytest.mark.parametrize("sync", [{"link_budget_gb_per_day": None}, {}])
+def test_where_links_do_not_adapt_or_most_are_slow_all_are_waited_for(sync: dict[str, Any]) -> None:
+    made = made_of_three(**sync)
+    for _ in range(4):
+        asked = made.sent(ReadRequest, "a")[-1]
+        opened = made.now
+        made.answer("a", took_s=1.9)
+        made.now = opened + 1.9
+        made.answer("b", "c", took_s=1.9)
+        assert len(made.facts(Committed)[-1].participants) == 3
+        next_read(made, 0.1)
+        if made.sent(ReadRequest, "a")[-1] == asked:
+            next_read(made, 1.0)
+    assert made.facts(ReadFailed) == []
 
 
 def test_with_grace_without_end_it_is_waited_for_until_the_deadline() -> None:
