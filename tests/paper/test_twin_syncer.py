@@ -11,10 +11,10 @@ import pytest
 from hypothesis import HealthCheck, given
 from hypothesis import strategies as st
 
-from outer.protocol import sessions as reading
 from outer.protocol.events_effects import Append, Effect, Emit, Fence, Send, Tick
 from outer.protocol.facts import Committed, StepOpened, StepPassed
 from outer.protocol.messages import DRAINING, ReadRequest
+from outer.protocol.reads import requests as reading
 from tests.golden.bench import Bench, Peer
 from tests.paper.twin_syncer import Asked, Commit, Habits, Move, Opened, Part, Passed, Rules, Trace, TwinSyncer
 from tests.property_settings import examples

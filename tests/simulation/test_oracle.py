@@ -12,6 +12,7 @@ import learners.protocol.adoption
 import learners.protocol.staged_reads
 import outer.protocol.members
 import outer.protocol.open_step
+import outer.protocol.reads.requests
 import outer.protocol.recovery
 import outer.protocol.sample_spans
 import outer.protocol.sessions
@@ -53,7 +54,9 @@ def test_a_machine_that_weighs_by_another_rule_than_the_recipes(monkeypatch: pyt
 def test_a_stale_base_counts_a_step_twice(monkeypatch: pytest.MonkeyPatch) -> None:
     """For a syncer that merges contributions whose base is an older version."""
     monkeypatch.setattr(outer.protocol.open_step, "unusable", lambda contribution, *args: contribution.defect)
-    monkeypatch.setattr(outer.protocol.sessions, "has_progress", lambda member, *args: bool(member.report.counters))
+    monkeypatch.setattr(
+        outer.protocol.reads.requests, "has_progress", lambda member, *args: bool(member.report.counters)
+    )
     monkeypatch.setattr(learners.protocol.staged_reads.StagedReads, "forget", lambda reads, fragments: None)
     slow = (Fault(2.0, "slow_link", "all", 9.0, 0.5),)
     assert {"oracle.window", "oracle.once"} <= broken(slow)
@@ -72,7 +75,7 @@ def test_a_merge_below_the_quorum(monkeypatch: pytest.MonkeyPatch) -> None:
             del step.contributions[name]
         reading._out.add(step.merge(version, 8))
 
-    monkeypatch.setattr(outer.protocol.sessions.ReadRequests, "close", close)
+    monkeypatch.setattr(outer.protocol.reads.requests.ReadRequests, "close", close)
     assert {"oracle.quorum"} <= broken()
 
 

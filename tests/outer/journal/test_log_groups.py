@@ -67,7 +67,7 @@ def test_values_are_written_in_the_order_of_the_fields_whose_names_are_written_o
     ]
     record = dict(zip(header["fields"]["Committed"], header["items"][1]["record"], strict=True))
     assert record["norm"] == "inf"
-    assert record["participants"] == [["a", 1, 3, 0, 3, 24, 1.0, "d", 24, 0]]
+    assert record["participants"] == [["a", 1, 3, 0, 3, 24, 1.0, "d", 24, 0, ""]]
     assert header["fields"]["Participant"][:2] == ("learner", "incarnation")
 
 

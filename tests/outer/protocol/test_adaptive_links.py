@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from types import SimpleNamespace
 from typing import Any
 
 import pytest
@@ -11,8 +12,8 @@ from outer.protocol.facts import Committed, LinkAdapted, LinkBudgeted, Refused, 
 from outer.protocol.fragments import Fragment, Tensor
 from outer.protocol.links.adapting import AFTER, BACK_AFTER, Clock, Place, Rung, Uplinks
 from outer.protocol.links.budget import DAY_S, SLOTS, LinkBudget
-from outer.protocol.links.links import EARLY
-from outer.protocol.messages import Notice, ReadRequest
+from outer.protocol.links.links import EARLY, Links, UnderWay
+from outer.protocol.messages import Contribution, FragmentCounters, Notice, ReadRequest
 from outer.protocol.syncer import Budget, Syncer
 from tests.golden.bench import MANIFEST, Bench, Peer
 
@@ -216,3 +217,18 @@ def test_a_quorum_that_waits_for_a_paused_link_is_looked_for_once_a_minute() -> 
 def test_what_does_not_go_together_is_refused(sync: dict[str, Any], words: str) -> None:
     with pytest.raises(ValueError, match=words):
         SyncConfig.model_validate(sync)
+
+
+def test_an_early_answer_that_is_here_keeps_its_payload_and_a_version_is_counted_once() -> None:
+    config = SyncConfig(P=1, H=4, adaptive=True, link_budget_gb_per_day=1.0)
+    links = Links(config, 1, Uplinks(("",), ((8,),), (100,)), SimpleNamespace(emit=lambda fact: None))
+    member: Any = SimpleNamespace(name="a", incarnation=1, under_way=None)
+    links.expect(member, UnderWay(5, 0, 9.0))
+    assert links.early_reads == {(5, EARLY)}
+    links.take(5, 0, [member])  # its step is read, and reopens
+    assert links.early_reads == set()
+    links.keep(Contribution("a", 1, 1, 5, 0, EARLY, 1, 8, FragmentCounters(0, 0, 1, 8), None, "digest"))
+    assert links.early_reads == {(5, EARLY)}, "it comes while the step collects"
+    for version in (1, 1, 1, 2):
+        links.carry_version(0.0, member, 0, version)
+    assert links._budgets["a"].used == 200
