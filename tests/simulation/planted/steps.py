@@ -217,8 +217,8 @@ def kept_over_reopening(plant: Plant) -> None:
         return reopen
 
     def asking(method: Any) -> Any:
-        def ask(self: OpenStep, *args: Any) -> None:
-            method(self, *args)
+        def ask(self: OpenStep, *args: Any, **more: Any) -> None:
+            method(self, *args, **more)
             self.contributions = dict(getattr(self, "kept", {}))
 
         return ask
