@@ -34,7 +34,7 @@ def test_a_coded_chain_outlives_its_syncer_and_a_stop_and_is_replayed_to_the_bit
     second = run("coded", folder=folder, **settings)
     assert_kept(second)
     assert len(second.facts(SyncerStarted)) == 3 and len(second.facts(Resumed)) == 3
-    assert second.facts(AdoptionRefused) == []
+    assert {fact.reason for fact in second.facts(AdoptionRefused)} <= {"fetch_failed"}, "while no syncer served"
     sizes = second.facts(SyncerStarted)[0].sizes
     assert min(sizes) > 25_600, "in float32 above 100 kB"
     downloads = [
