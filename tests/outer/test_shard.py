@@ -35,7 +35,8 @@ MINE = (1, 3)  # of shard 1 of 2
 
 @pytest.fixture
 def play(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Callable[..., None]:
-    monkeypatch.setattr(module, "INSTALLED_S", 5.0)
+    monkeypatch.setattr(module, "INSTALLED_S", 60.0)
+    monkeypatch.setattr(ray, "get_runtime_context", lambda: SimpleNamespace(get_node_id=lambda: "node"))
     store = Folder(tmp_path)
     journal = StoredJournal(store, "journal", 1, len(FRAGMENTS))
     journal.open()
