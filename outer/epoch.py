@@ -1,4 +1,4 @@
-"""What an epoch of the syncer begins with: its spec, and the state that earlier epochs have left.
+"""What an epoch of the syncer begins with: the state that earlier epochs have left.
 
 The syncer actor uses it in its constructor. Nothing here knows Ray.
 """

@@ -2,8 +2,9 @@
 
 Each pass reads every payload once, a block at a time. Ranges of elements are independent, so they may be computed in
 any number of threads with the same bits: the caller adds up what the ranges return in a fixed order. The merge and the
-step round as the plain float64 formulas do. Inner products are summed in float32 within a block, in an order that the
-processor's vector width decides, and in float64 beyond; in them elements below 1e-22 count as zero.
+step round as the plain float64 formulas do, but for `sums`, which keeps float32. Inner products are summed in float32
+within a block, in an order that the processor's vector width decides, and in float64 beyond; in them elements below
+1e-22 count as zero.
 
 Payloads are given by their addresses, because a compiled program is for one number of arguments; there are four of
 them, or a multiple (`in_fours`). They are contiguous arrays of the type of `kind`. float32 are parameters, and an outer

@@ -1,8 +1,8 @@
 """Merges the learners' outer gradients of one fragment (paper section 4).
 
 A rule turns the gradients' lengths, vector by vector, into shares; the merged gradient is the sum of share times
-gradient. So a merge reads the payloads twice, or three times where many learners' lengths are asked for, and holds none
-of them in another format.
+gradient. So a merge reads the payloads twice, and holds none of them in another format, unless links have changed the
+format of some: then all of them as float32 differences.
 """
 
 from __future__ import annotations

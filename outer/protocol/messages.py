@@ -162,7 +162,7 @@ class ReadRequest:
     incarnation: int  # of the learner
     syncer_step: int
     fragment: int
-    attempt: int  # from 1; rises each time a syncer step has to ask again
+    attempt: int  # from 1; rises each time a syncer step has to ask again. 0: asked ahead of its step
     progress: float
     deadline_s: float  # from sending
     codec: str = field(default="", repr=False)  # the payload's number format; "": the run's
