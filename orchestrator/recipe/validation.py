@@ -249,9 +249,9 @@ def _some(names: list[str], most: int = 9) -> str:
 
 @_reads("data")
 def _data(recipe: Recipe) -> Iterator[Problem]:
-    from learners.training import data
+    from learners.training.data import corpus
 
-    yield from _refusal(lambda: data.check(recipe.data), "data.path", recipe, "give a folder or a glob of text files")
+    yield from _refusal(lambda: corpus.check(recipe.data), "data.path", recipe, "give a folder or a glob of text files")
 
 
 @_reads("inner.optimizer", "inner.lr", "inner.options")

@@ -96,7 +96,7 @@ BREACHES = [
     ("chaos/plans.py", "from ray import get", "Ray only"),
     ("outer/protocol/syncer.py", "import jax.numpy", "JAX and optax"),
     ("learners/protocol/learner.py", "import optax", "JAX and optax"),
-    ("learners/training/data.py", "import jax", "JAX and optax"),
+    ("learners/training/data/byte_corpus.py", "import jax", "JAX and optax"),
     ("orchestrator/runtime/actor.py", "import jax", "JAX and optax"),
 ]
 # What a small sound project of the same shape imports.
@@ -106,7 +106,7 @@ SOUND = {
     "outer/numeric/optimizer.py": "import jax\n",
     "outer/actor.py": "import ray\nimport outer.protocol.syncer\n",
     "learners/protocol/learner.py": "import outer.protocol.syncer\n",
-    "learners/training/data.py": "import numpy\n",
+    "learners/training/data/byte_corpus.py": "import numpy\n",
     "learners/training/task.py": "import jax\nimport optax\n",
     "learners/training/models/language.py": "import jax\nimport learners.training.task\n",
     "orchestrator/recipe/config.py": "",

@@ -11,7 +11,7 @@ import optax
 from pydantic import ValidationError
 
 from learners.config import DataConfig, InnerConfig
-from learners.training.data import ByteCorpus, Bytes, ngram_losses
+from learners.training.data.byte_corpus import ByteCorpus, Bytes, ngram_losses
 from learners.training.models import transformer
 from outer.numeric.optimizer import resolve
 

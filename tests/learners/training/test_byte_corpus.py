@@ -10,7 +10,7 @@ import numpy as np
 import pytest
 
 from learners.config import DataConfig
-from learners.training.data import ByteCorpus, check, ngram_losses
+from learners.training.data.byte_corpus import ByteCorpus, check, ngram_losses
 
 LENGTH = 16
 

@@ -43,6 +43,8 @@ class ByteCorpus:
     ValueError as `check` does.
     """
 
+    vocabulary = 256
+
     def __init__(self, data: DataConfig, seed: int) -> None:
         self._length = length = data.sequence_length
         self._seed = seed

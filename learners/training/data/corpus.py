@@ -1,0 +1,40 @@
+"""Corpus, the tokens that a language model trains on, of whatever kind the recipe's [data] table names."""
+
+from __future__ import annotations
+
+from typing import Any, Protocol
+
+from numpy.typing import NDArray
+
+from learners.config import DataConfig
+from learners.training.data import byte_corpus
+
+Tokens = NDArray[Any]  # uint8, uint16 or uint32
+
+
+class Corpus(Protocol):
+    """Training and held-out tokens, cut into samples of L + 1: the last of a sample is only a target.
+
+    `vocabulary`: tokens are below it. `digest`: names everything that samples follow from, but the seed.
+    """
+
+    vocabulary: int
+    digest: str
+
+    def batch(self, start: int, count: int) -> Tokens:
+        """Samples [start, start + count) of the one endless order of training samples, [count, L + 1]."""
+        ...
+
+    def held_out_batch(self, start: int, count: int) -> Tokens:
+        """Samples [start, start + count) of the held-out tokens, from the first again after the last."""
+        ...
+
+
+def corpus(data: DataConfig, seed: int) -> Corpus:
+    """Open what `data` names. Raises ValueError, with the field and the fix, where it cannot be used."""
+    return byte_corpus.ByteCorpus(data, seed)
+
+
+def check(data: DataConfig) -> None:
+    """Check what `data` names without reading it whole. Raises ValueError as `corpus` does."""
+    byte_corpus.check(data)
