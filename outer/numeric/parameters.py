@@ -8,6 +8,7 @@ from __future__ import annotations
 import math
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
+from itertools import cycle
 from typing import Any
 
 import jax
@@ -23,6 +24,10 @@ from outer.numeric.compiling import one_process, read_only
 from outer.numeric.merge import Contributions, Layout, layout
 from outer.numeric.optimizer import OuterOptimizer
 from outer.protocol.fragments import Fragment
+
+LARGE = 2**18  # elements of arrays that no core's cache holds
+APART = 2304  # elements, 9 KB: two pages and some lines
+PLACES = 16
 
 Stepped = tuple[NDArray[np.float32], Any, float, bool]  # theta, state, norm of the merged gradient, all finite
 
@@ -87,6 +92,7 @@ class GlobalParameters:
             for index, theta in enumerate(self.thetas)
         ]
         self.versions = [0] * len(self.fragments)
+        self._places = cycle(range(PLACES))
 
     def propose(
         self,
@@ -130,7 +136,7 @@ class GlobalParameters:
         how = self._optimizer.sgd
         assert how is not None
         (velocity,), structure = jax.tree.flatten(state)
-        stepped, moved, total = np.empty_like(theta), np.empty_like(velocity), np.zeros(2)
+        stepped, moved, total = self._room(len(theta)), self._room(len(velocity)), np.zeros(2)
         settings = (read_only(theta), read_only(velocity), moved, stepped, how.lr, how.momentum, how.nesterov)
         given.kept = stepped  # there is room until the step is taken
         for rule, pieces in laid.pieces.items():
@@ -141,6 +147,11 @@ class GlobalParameters:
                     given.run(work, here, by_piece[these], here.shift, found, between=settings)
                     total += found.sum(axis=0)
         return stepped, jax.tree.unflatten(structure, [moved]), math.sqrt(total[0]), total[1] == 0.0
+
+    def _room(self, size: int) -> NDArray[np.float32]:
+        """float32[size] whose address, modulo what a core's cache can tell apart, is not that of its predecessors."""
+        skipped = next(self._places) * APART if size >= LARGE else 0
+        return np.empty(size + skipped, np.float32)[skipped:]
 
     def _step(self, given: Contributions, laid: Layout, theta: NDArray[np.float32], state: Any) -> Stepped:
         """Any other optimizer, on the merged gradient as a whole."""
