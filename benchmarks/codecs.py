@@ -1,7 +1,7 @@
 """What do the number formats cost, and what do they lose?
 
     python benchmarks/codecs.py [--codecs int8 fp4 ...] [--repeats 5] [--json]
-    python benchmarks/codecs.py --loss [--seeds 5] [--rounds 100] [--key sync.codec] [--set KEY=VALUE ...] [--json]
+    python benchmarks/codecs.py --loss [--seeds 5] [--rounds 100] [--key sync.codec sync.downlink] [--set KEY=VALUE ...]
 
 The first measures one core on 32 MB of float32, an outer gradient as Adam makes it: magnitudes differ by row.
 `encode_gb_s`, `decode_gb_s` and `check_gb_s`: GB of float32 in a second of the core; `factor`: by how much smaller the
@@ -9,8 +9,8 @@ payload is; `error`: the L2 norm of what is lost over that of the whole; `of_bou
 
 `--loss` trains the demonstration's recipe with each format by `diloco study`, at equal tokens and over the same seeds,
 and prints held-out losses, `more_percent`: the mean difference from the first format, fp32, in percent of its loss,
-and `interval`: half of Student's 95 % interval of it, from two seeds on. `--key`: the setting that the format's name
-is for.
+and `interval`: half of Student's 95 % interval of it, from two seeds on. `--key`: the settings that the format's
+name is for.
 """
 
 from __future__ import annotations
@@ -85,7 +85,8 @@ def losses(options: argparse.Namespace) -> list[dict[str, Any]]:
         for name in options.codecs:
             command = [sys.executable, "-m", "orchestrator", "study", str(RECIPE), "--json"]
             command += ["--seeds", str(options.seeds)]
-            command += [part for each in (*settings, f"{options.key}={name}") for part in ("--set", each)]
+            chosen = [f"{key}={name}" for key in options.key]
+            command += [part for each in (*settings, *chosen) for part in ("--set", each)]
             command += ["--out", str(Path(folder, name))]
             if name != options.codecs[0]:
                 command += ["--against", str(first)]
@@ -107,7 +108,7 @@ def main() -> None:
     arguments.add_argument("--loss", action="store_true")
     arguments.add_argument("--seeds", type=int, default=5)
     arguments.add_argument("--rounds", type=int, default=100)
-    arguments.add_argument("--key", default="sync.codec")
+    arguments.add_argument("--key", nargs="+", default=["sync.codec"])
     arguments.add_argument("--set", nargs="*", default=[])
     arguments.add_argument("--json", action="store_true")
     options = arguments.parse_args()

@@ -70,11 +70,12 @@ class SyncConfig(Section):
         le=16,
         description="rounds that a contribution's base may be behind; beyond 0, fp32 is sent as fp32_delta",
     )
-    codec: Literal["fp32", "fp32_delta", "bf16", "int8", "int4", "fp4", "topk", "topk1"] = Field(
+    codec: Literal["fp32", "fp32_delta", "bf16", "int8", "int4", "fp4", "topk9", "topk", "topk1"] = Field(
         "fp32",
-        description="number format of contributions on the wire; topk: the largest 3 % of the numbers, topk1: 1 %",
+        description="number format of contributions on the wire; topk9, topk, topk1: the largest 9, 3, 1 % of the "
+        "numbers",
     )
-    downlink: Literal["fp32", "bf16", "int8", "int4", "fp4", "topk", "topk1"] = Field(
+    downlink: Literal["fp32", "bf16", "int8", "int4", "fp4", "topk9", "topk", "topk1"] = Field(
         "fp32",
         description="number format of the differences between versions on their way to the learners; fp32: versions "
         "travel whole and exact",
@@ -84,7 +85,7 @@ class SyncConfig(Section):
         ge=0.0,
         le=1.0,
         description="share of what rounding left out of a merged contribution that the learner adds to its next one; "
-        "default 0.95 for topk and topk1, else 0",
+        "default 0.95 for those of top-k, else 0",
     )
     adaptive: bool = Field(
         False,

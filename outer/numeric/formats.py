@@ -191,17 +191,17 @@ class _TopK(Codec):
 
     dtype = np.dtype(np.uint8)
 
-    def __init__(self, name: str, kept: int) -> None:
-        """`kept`: of each chunk."""
-        self.name, self._kept = name, kept
+    def __init__(self, name: str, fours: int) -> None:
+        """`fours`: a quarter of how many numbers of each chunk are kept."""
+        self.name, self._fours = name, fours
         self.bits = 8 * self.elements(CHUNK) / CHUNK
 
     @property
     def kind(self) -> Any:
-        return np.uint8(self._kept)
+        return np.uint8(self._fours)
 
     def elements(self, size: int) -> int:
-        return -(-size // CHUNK) * (2 * SCALE_BYTES + PARTS + self._kept + -(-self._kept // 4))
+        return -(-size // CHUNK) * (2 * SCALE_BYTES + PARTS + 5 * self._fours)
 
     def encode(self, numbers: Floats, seed: int) -> NDArray[Any]:
         from outer.numeric import sparse
@@ -209,13 +209,13 @@ class _TopK(Codec):
 
         payload, end = np.zeros(self.elements(len(numbers)), np.uint8), 2 * SCALE_BYTES * -(-len(numbers) // CHUNK)
         given = read_only(np.ascontiguousarray(numbers, dtype=np.float32))
-        sparse.encode(given, self._kept, payload[:end].view(np.float32), payload[end:])
+        sparse.encode(given, self._fours, payload[:end].view(np.float32), payload[end:])
         return payload
 
     def decode(self, payload: NDArray[Any], size: int, place: slice = slice(None)) -> Floats:
         from outer.numeric import sparse
 
-        return _decoded(sparse.decode, payload, self._kept, size, place, PART)
+        return _decoded(sparse.decode, payload, self._fours, size, place, PART)
 
     def finite(self, payload: NDArray[Any]) -> bool:
         chunks = len(payload) // self.elements(1)
@@ -232,7 +232,7 @@ class _TopK(Codec):
         from outer.numeric.compiling import read_only
 
         defect = super().inspect(payload, size)
-        return defect or ("" if sparse.sound(read_only(payload), self._kept, size) else "wrong_shape")
+        return defect or ("" if sparse.sound(read_only(payload), self._fours, size) else "wrong_shape")
 
 
 def _decoded(decode: Any, payload: NDArray[Any], form: int, size: int, place: slice, whole: int) -> Floats:
@@ -253,8 +253,9 @@ _ALL: dict[str, Codec] = {
         _Grouped("int8", 0, 8, 127),
         _Grouped("int4", 1, 4, 7),
         _Grouped("fp4", 2, 4, 1),
-        _TopK("topk", 124),
-        _TopK("topk1", 40),
+        _TopK("topk9", 92),
+        _TopK("topk", 31),
+        _TopK("topk1", 10),
     )
 }
 

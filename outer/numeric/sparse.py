@@ -20,6 +20,7 @@ CHUNK = 4096
 PART = 256
 PARTS = 16
 BINS = 2048
+MOST = 255  # numbers of a part
 _INFINITY = np.uint32(0x7F800000)
 _MAGNITUDE = np.uint32(0x7FFFFFFF)
 _SIGN = np.uint32(0x80000000)
@@ -45,12 +46,13 @@ def _threshold(bits, kept, bins):
 
 
 @EXACT
-def encode(delta, kept, levels, payload):
-    """Fill levels float32[2 chunks] and the rest of a payload, uint8, with the `kept` largest of each chunk of delta.
+def encode(delta, fours, levels, payload):
+    """Fill levels float32[2 chunks] and the rest of a payload, uint8, with the 4 x `fours` largest of each chunk.
 
-    delta: float32[n]. The rest is zero at first.
+    delta: float32[n]. The rest is zero at first. Of 256 alike in one part, the last is left out.
     """
-    chunks, width = (len(delta) + CHUNK - 1) // CHUNK, PARTS + kept + (kept + 3) // 4
+    kept = 4 * np.int64(fours)
+    chunks, width = (len(delta) + CHUNK - 1) // CHUNK, PARTS + 5 * np.int64(fours)
     bits, bins = np.empty(CHUNK, np.uint32), np.empty(BINS, np.int64)
     chosen = np.empty(kept, np.int64)
     for chunk in range(chunks):
@@ -72,6 +74,8 @@ def encode(delta, kept, levels, payload):
                 if equal == 0:
                     continue
                 equal -= 1
+            if counts[k // PART] == MOST:
+                continue
             chosen[found] = k
             counts[k // PART] += np.uint8(1)
             places[found] = np.uint8(k % PART)
@@ -95,12 +99,13 @@ def encode(delta, kept, levels, payload):
 
 
 @EXACT
-def decode(address, kept, size, start, count, out):
+def decode(address, fours, size, start, count, out):
     """Decode elements from `start` on, of the `size` in the payload at an address; returns where they begin in out.
 
     out: uint32[count + 2 PART], bits of float32; whole parts go into it.
     """
-    chunks, width = (size + CHUNK - 1) // CHUNK, PARTS + kept + (kept + 3) // 4
+    kept = 4 * np.int64(fours)
+    chunks, width = (size + CHUNK - 1) // CHUNK, PARTS + 5 * np.int64(fours)
     levels = carray(pointer(address, np.uint32(0)), (2 * chunks,))
     payload = carray(pointer(address + np.uint64(8 * chunks), np.uint8(0)), (chunks * width,))
     first, stop = start // PART, (start + count + PART - 1) // PART
@@ -122,9 +127,10 @@ def decode(address, kept, size, start, count, out):
 
 
 @EXACT
-def sound(payload, kept, size):
+def sound(payload, fours, size):
     """Whether no chunk keeps more numbers than that, at places that rise and are within `size`."""
-    chunks, width = (size + CHUNK - 1) // CHUNK, PARTS + kept + (kept + 3) // 4
+    kept = 4 * np.int64(fours)
+    chunks, width = (size + CHUNK - 1) // CHUNK, PARTS + 5 * np.int64(fours)
     for chunk in range(chunks):
         body = payload[8 * chunks + chunk * width : 8 * chunks + (chunk + 1) * width]
         total = 0
