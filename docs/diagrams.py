@@ -6,7 +6,6 @@ from collections.abc import Mapping
 from enum import Enum
 
 from learners.protocol import learner
-from orchestrator.lifecycle import controller
 from outer.protocol import open_step
 
 Table = Mapping[Enum, Mapping[Enum, str]] | Mapping[str, Mapping[str, str]]
@@ -32,5 +31,4 @@ def blocks() -> dict[str, str]:
     return {
         "open step": diagram(open_step.TRANSITIONS),
         "learner": diagram(learner.TRANSITIONS),
-        "learner's record": diagram(controller.TRANSITIONS),
     }

@@ -7,6 +7,7 @@ from typing import Any
 import pytest
 
 from docs import claims, diagrams, renew
+from orchestrator.lifecycle import controller
 
 
 @pytest.mark.parametrize("name", sorted(renew.PAGES))
@@ -24,7 +25,7 @@ def test_a_diagram_has_every_move_of_its_table_and_ends_in_states_without_one() 
     ]
 
 
-TABLES = (diagrams.open_step.TRANSITIONS, diagrams.learner.TRANSITIONS, diagrams.controller.TRANSITIONS)
+TABLES = (diagrams.open_step.TRANSITIONS, diagrams.learner.TRANSITIONS, controller.TRANSITIONS)
 
 
 @pytest.mark.parametrize("table", TABLES)
