@@ -68,9 +68,7 @@ def load(store: Objects, epoch: int, uncommitted: Collection[int]) -> FirstValue
 
 
 def _tensors(described: Sequence[Mapping[str, Any]]) -> tuple[Tensor, ...]:
-    return tuple(
-        Tensor(each["name"], tuple(each["shape"]), each["dtype"], each.get("kind", "merged")) for each in described
-    )
+    return tuple(Tensor(**{**each, "shape": tuple(each["shape"])}) for each in described)
 
 
 def _theta(store: Objects, epoch: int, fragment: Fragment) -> NDArray[np.float32]:
