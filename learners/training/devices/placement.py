@@ -44,7 +44,7 @@ def gathered(leaves: Sequence[jax.Array], cuts: tuple[Cut, ...], everywhere: Any
 
 def part(leaf: jax.Array, cut: Cut, sharding: Any) -> jax.Array:
     """A copy of a part of a leaf, placed by this sharding; without a cut the leaf itself."""
-    return leaf if cut is None else _program(_cutting(cut), sharding)(leaf)  # type: ignore[no-any-return]
+    return leaf if cut is None else _program(_cutting(cut), sharding)(leaf)
 
 
 def with_part(leaf: jax.Array, cut: tuple[int, int, int], values: jax.Array, sharding: Any) -> jax.Array:
