@@ -224,9 +224,9 @@ class Links:
             self.check(now, member)
 
     def _served(self, now: float) -> float:
-        """Seconds that syncers have served this run, counted in whole quarters before this epoch."""
+        """The middle of this quarter, in seconds that syncers have served this run; earlier epochs' are whole."""
         self._began = now if self._began is None else self._began
-        return self._quarters * self._quarter_s + now - self._began
+        return (self._quarters + (now - self._began) // self._quarter_s + 0.5) * self._quarter_s
 
     def carry_version(self, now: float, member: Linked, fragment: int, version: int) -> None:
         """It gets a notice of a version, and fetches that once."""
