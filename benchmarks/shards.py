@@ -21,6 +21,7 @@ import sys
 import tempfile
 import threading
 import time
+from collections.abc import Callable
 from dataclasses import replace
 from pathlib import Path
 from typing import Any
@@ -90,8 +91,9 @@ def merged_gb_s(count: int, size_mb: int, learners: int, rounds: int) -> dict[st
     elements = size_mb * MB // 4
     fragments = tuple(Fragment(n, (Tensor(f"w{n}", (elements,), "float32"),)) for n in range(FRAGMENTS))
 
-    def make() -> FirstValues:
-        return fragments, [np.zeros(elements, np.float32) for _ in fragments], {}, {}
+    def make(wanted: Callable[[int], bool]) -> FirstValues:
+        thetas = [np.zeros(elements, np.float32) if wanted(each.index) else None for each in fragments]
+        return fragments, thetas, {}, {}
 
     sync = SyncConfig(P=FRAGMENTS, H=FRAGMENTS, codec="bf16")
     control_side.ShardActor = Pinned  # type: ignore[misc]

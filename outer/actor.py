@@ -11,7 +11,7 @@ import gc
 import os
 import time
 import traceback
-from collections.abc import Awaitable, Callable, Coroutine
+from collections.abc import Awaitable, Coroutine
 from dataclasses import dataclass
 from typing import Any
 
@@ -21,7 +21,7 @@ from outer import epoch, heap
 from outer.alarm import Alarm
 from outer.bulk import Bulk, Fetched
 from outer.epoch import Facts
-from outer.first_values import FirstValues
+from outer.first_values import Make
 from outer.journal.object_store import Objects
 from outer.journal.recovery_sources import RecoverySources
 from outer.journal.segmenter import Segmented
@@ -60,9 +60,7 @@ class SyncerActor:
 
     _ended = ""  # why another epoch must follow
 
-    def __init__(
-        self, spec: SyncerSpec, initial: Callable[[], FirstValues], sources: RecoverySources | None = None
-    ) -> None:
+    def __init__(self, spec: SyncerSpec, initial: Make, sources: RecoverySources | None = None) -> None:
         if (code := code_digest()) != spec.code:
             raise RuntimeError(f"this node runs other sources ({code}) than the run was started with ({spec.code})")
         self._points = KillPoints()  # for chaos

@@ -20,7 +20,7 @@ import ray
 from numpy.typing import NDArray
 
 from outer import first_values
-from outer.first_values import FirstValues, Layout
+from outer.first_values import Layout, Make
 from outer.journal.groups import Value
 from outer.numeric import codec as codecs
 from outer.protocol.events_effects import Merge
@@ -72,12 +72,12 @@ class Bulk:
     def __init__(
         self,
         spec: SyncerSpec,
-        make: Callable[[], FirstValues],
+        make: Make,
         received: Callable[[], None] = lambda: None,
         shard: int = 0,
     ) -> None:
-        """`make` makes fragments and initial parameters from the task. `shard`: of `spec.shards`, whose fragments are
-        here. `received` is called whenever a learner's answer has come.
+        """`make` makes fragments, and the initial parameters of those that are here, from the task. `shard`: of
+        `spec.shards`, whose fragments are here. `received` is called whenever a learner's answer has come.
         """
         self._spec, self._make, self._received, self._shard = spec, make, received, shard
         self._payloads: dict[Token, NDArray[Any]] = {}
@@ -112,7 +112,7 @@ class Bulk:
         spec = self._spec
         uncommitted = [fragment for fragment, version in enumerate(versions) if not version and self.holds(fragment)]
         saved = first_values.load(spec.store, spec.begun, uncommitted) if spec.begun and not lacking else None
-        fragments, thetas, patterns, task = saved or self._make()
+        fragments, thetas, patterns, task = saved or self._make(self.holds)
         merge_rules = rules([t for each in fragments for t in each.tensors], spec.outer.merge, patterns)
         self.parameters = GlobalParameters(
             fragments,

@@ -36,6 +36,11 @@ class SyncConfig(Section):
         None, alias="P", description="P, fragments; default min(24, H, number of tensors)"
     )
     round_steps: PositiveInt = Field(24, alias="H", description="H, syncer steps between two syncs of a fragment")
+    split: bool = Field(
+        False,
+        description="cut tensors above 4/3 of the mean fragment by rows into pieces, so that fragments have about one "
+        "size; a merge rule then sees each piece as a vector of its own",
+    )
     overlap_steps: NonNegativeInt = Field(2, alias="tau", description="tau, steps that a fragment may be in flight")
     quorum: PositiveInt | Literal["all"] = Field(1, description="K, the number of learners that a commit needs")
     grace: NonNegativeFloat | Literal["adaptive", "infinite"] = Field(

@@ -9,7 +9,7 @@ is written last: without it there is nothing.
 
 from __future__ import annotations
 
-from collections.abc import Collection, Mapping, Sequence
+from collections.abc import Callable, Collection, Mapping, Sequence
 from dataclasses import asdict
 from typing import Any, NamedTuple
 
@@ -22,8 +22,9 @@ from outer.protocol.fragments import Fragment, Tensor
 
 FOLDER, LAYOUT = "initial", "layout"
 
-# (fragments, float32[n] for each, merge rules by path pattern, what status pages need to know of the task)
-FirstValues = tuple[tuple[Fragment, ...], list[NDArray[np.float32]], Mapping[str, str], Mapping[str, Any]]
+# (fragments, float32[n] for each that is wanted, merge rules by path pattern, what status pages need of the task)
+FirstValues = tuple[tuple[Fragment, ...], Sequence[NDArray[np.float32] | None], Mapping[str, str], Mapping[str, Any]]
+Make = Callable[[Callable[[int], bool]], FirstValues]  # given which fragments are wanted
 
 
 class Layout(NamedTuple):
@@ -68,9 +69,7 @@ def load(store: Objects, epoch: int, uncommitted: Collection[int]) -> FirstValue
 
 
 def _tensors(described: Sequence[Mapping[str, Any]]) -> tuple[Tensor, ...]:
-    return tuple(
-        Tensor(each["name"], tuple(each["shape"]), each["dtype"], each.get("kind", "merged")) for each in described
-    )
+    return tuple(Tensor(**{**each, "shape": tuple(each["shape"])}) for each in described)
 
 
 def _theta(store: Objects, epoch: int, fragment: Fragment) -> NDArray[np.float32]:

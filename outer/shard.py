@@ -9,7 +9,7 @@ import asyncio
 import gc
 import os
 from collections import Counter
-from collections.abc import Callable, Collection, Mapping, Sequence
+from collections.abc import Collection, Mapping, Sequence
 from dataclasses import dataclass
 from functools import partial
 from typing import TYPE_CHECKING, Any, NamedTuple
@@ -19,7 +19,7 @@ from numpy.typing import NDArray
 
 from outer import heap
 from outer.bulk import Answer, Bulk, Token
-from outer.first_values import FirstValues, Layout
+from outer.first_values import Layout, Make
 from outer.journal import checkpoint_parts, values
 from outer.journal.framing import Damaged
 from outer.journal.groups import Value
@@ -69,7 +69,7 @@ Marked = dict[tuple[int, int], list[NDArray[Any]]]  # by fragment and version
 class ShardActor:
     """The shard of this number of an epoch."""
 
-    def __init__(self, spec: SyncerSpec, make: Callable[[], FirstValues], shard: int) -> None:
+    def __init__(self, spec: SyncerSpec, make: Make, shard: int) -> None:
         if (code := code_digest()) != spec.code:
             raise RuntimeError(f"this node runs other sources ({code}) than the run was started with ({spec.code})")
         heap.keep_small()

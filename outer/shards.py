@@ -19,7 +19,7 @@ import ray
 from numpy.typing import NDArray
 
 from outer.bulk import Answer, ReadId, Token
-from outer.first_values import FirstValues, Layout
+from outer.first_values import Layout, Make
 from outer.journal.groups import Value
 from outer.protocol.events_effects import Merge
 from outer.protocol.messages import ReadRequest
@@ -42,7 +42,7 @@ class AtShard:
 class Shards:
     """Of one epoch. `begin` and what precedes it block; the rest is called in the event loop's thread."""
 
-    def __init__(self, spec: SyncerSpec, make: Callable[[], FirstValues], received: Callable[[], None]) -> None:
+    def __init__(self, spec: SyncerSpec, make: Make, received: Callable[[], None]) -> None:
         """`make`, `received`: as for Bulk."""
         self._spec, self._received = spec, received
         options = {"num_cpus": SHARD_CPUS, "max_restarts": 0, "max_concurrency": 1000, **spec.shard_options}

@@ -19,6 +19,8 @@ from outer.weights import Progress
 T = TypeVar("T")
 
 SYNCER_STEPS = 200
+ELEMENTS = 2**18  # of a fragment that is made up
+DAY_S = 20.0  # of the budgets of links
 LEARNERS = ("a", "b", "c", "d")
 NEWCOMERS = ("e", "f")
 EVERYBODY = "all"
@@ -68,6 +70,9 @@ PROFILES: dict[str, tuple[str, ...]] = {  # topics, or single kinds
 }
 ALWAYS = frozenset({"syncer_crash"})  # but for mixed: what makes a profile's other faults matter
 LOCKSTEP_HANG_S = 30.0  # there a learner that is merely slow must not be ended: who takes its place could not catch up
+STRICT: dict[str, Any] = {
+    "overlap": "strict", "grace": "infinite", "base_window": 0, "adaptive": False, "link_budget_gb_per_day": None,
+}  # fmt: skip
 OWN_WEIGHT = f"{__name__}:root"
 
 
@@ -144,6 +149,7 @@ class Options:
     budget_tokens: int | None = None  # instead of the syncer steps
     dealt: tuple[Fragment, ...] = ()  # the model's own fragments; none: a model that is made up
     places: dict[str, Place] = field(default_factory=dict)  # of those that are not in PLACE
+    day_s: float = DAY_S  # over which the budgets of links count
 
     @property
     def budget(self) -> Budget:
@@ -151,7 +157,7 @@ class Options:
 
     @property
     def model(self) -> tuple[Fragment, ...]:
-        made_up = (Fragment(p, (Tensor(f"t{p}", (1,), "float32"),)) for p in range(self.fragments))
+        made_up = (Fragment(p, (Tensor(f"t{p}", (ELEMENTS,), "float32"),)) for p in range(self.fragments))
         return self.dealt or tuple(made_up)
 
     def place(self, learner: str) -> Place:
@@ -227,13 +233,17 @@ def draw(
     late = stream(seed, "base window")
     drawn["base_window"] = pick(late, (1, 1, 2, 4)) if late.random() < 0.4 else 0
     drawn["adaptive"] = drawn["grace"] != "infinite" and stream(seed, "links").random() < 0.3
+    budgets = stream(seed, "budgets")
+    if budgets.random() < 0.25:
+        day = DAY_S / common_s * fragments / round_steps * 2 * 4 * ELEMENTS  # of contributions and versions, about
+        drawn["link_budget_gb_per_day"] = day * between(budgets, 0.8, 1.6) / 1e9
     weighing = stream(seed, "weights")
     drawn["weights"] = pick(weighing, ("tokens", "equal", OWN_WEIGHT)) if weighing.random() < 0.3 else "paper"
     quorum = 1 + int(chance.random() * len(learners))
     if profile == "lockstep":
         quorum, sync = (
             len(learners),
-            {"overlap": "strict", "grace": "infinite", "base_window": 0, "adaptive": False} | sync,
+            STRICT | sync,
         )
     stormy = 1.0 if profile == "ended" else 0.6  # of the run: that one may end in the storm
     storm_s = 8.0 + stormy * syncer_steps * common_s if PROFILES[profile] else 0.0

@@ -174,7 +174,7 @@ def _fragments(subject: Subject, task: Task) -> str:
     if largest > 3.0:
         raise CheckFailed(
             f"P = {len(sizes)}, and the largest fragment is {largest:.1f} times the mean",
-            "one tensor outweighs the others: split it, for example by layer, or lower sync.P",
+            "one tensor outweighs the others: set sync.split, or lower sync.P",
             "warn",
         )
     return f"P = {len(sizes)}, the largest {largest:.1f} times the mean"

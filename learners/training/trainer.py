@@ -120,8 +120,10 @@ class Trainer:
     def warm_up(self, batch_size: int) -> None:
         """Load the data and compile: run one step and begin anew. Call it before anything is loaded."""
         self.dispatch(0, batch_size, progress=0.0).result()
-        for index in range(len(self.fragments)):
+        for index, fragment in enumerate(self.fragments):
             self.copy(index)
+            if any(tensor.cut for tensor in fragment.tensors):
+                self.load(index, np.zeros(fragment.size, np.float32))
         for leaf in self.state_leaves():
             placement.copied([leaf])
         self._leaves, self.opt_state = [], None  # or there would be two of each
@@ -179,7 +181,11 @@ class Trainer:
 
     def copy(self, index: int) -> jax.Array:
         """Copy one fragment, after the last dispatched step, on the devices: float32[n]. Does not wait."""
-        return placement.gathered(self._locals(index), self.layout.replicated if self.layout else None)
+        tensors = self.fragments[index].tensors
+        leaves = [self._leaves[self._tree.leaf_of[tensor.path]] for tensor in tensors]
+        return placement.gathered(
+            leaves, tuple(each.cut for each in tensors), self.layout.replicated if self.layout else None
+        )
 
     def host(self, flat: jax.Array) -> Flat:
         """Bring a `copy` to the host: read-only float32[n]. Waits for the devices; any thread may call it."""
@@ -198,10 +204,18 @@ class Trainer:
         return placement.placed(self.fragments[index], flat, dtypes, self._shardings(index))
 
     def swap(self, index: int, placed: Placed) -> None:
-        """Set one fragment to what `prepare` returned; the optimizer's moments stay. Use each Placed once."""
+        """Set one fragment to what `prepare` returned; the optimizer's moments stay. Use each Placed once.
+
+        Leaves that it has pieces of are donated.
+        """
         self.generation += 1
-        for tensor, leaf in zip(self.fragments[index].tensors, placed.leaves, strict=True):
-            self._leaves[self._tree.leaf_of[tensor.name]] = leaf.astype(self._tree.dtype(tensor))
+        for tensor, values in zip(self.fragments[index].tensors, placed.leaves, strict=True):
+            leaf = self._tree.leaf_of[tensor.path]
+            if tensor.cut is None:
+                self._leaves[leaf] = values.astype(self._tree.dtype(tensor))
+            else:
+                sharding = self.layout and self.layout.leaves[leaf]
+                self._leaves[leaf] = placement.with_part(self._leaves[leaf], tensor.cut, values, sharding)
 
     def load(self, index: int, flat: Flat) -> None:
         """Set one fragment to flat float32[n]; the optimizer's moments stay."""
@@ -260,11 +274,17 @@ class Trainer:
         return flat if isinstance(flat, jax.Array) else placement.own(flat, self.layout and self.layout.replicated)
 
     def _locals(self, index: int) -> list[jax.Array]:
-        return [self._leaves[self._tree.leaf_of[tensor.name]] for tensor in self.fragments[index].tensors]
+        """The values of a fragment's tensors: leaves, and copies of pieces."""
+        placed = zip(self.fragments[index].tensors, self._shardings(index), strict=True)
+        return [placement.part(self._leaves[self._tree.leaf_of[t.path]], t.cut, sharding) for t, sharding in placed]
 
     def _shardings(self, index: int) -> list[Any]:
-        leaf_of, tensors = self._tree.leaf_of, self.fragments[index].tensors
-        return [self.layout.leaves[leaf_of[tensor.name]] if self.layout else None for tensor in tensors]
+        if self.layout is None:
+            return [None] * len(self.fragments[index].tensors)
+        shardings = [
+            (each, self.layout.leaves[self._tree.leaf_of[each.path]]) for each in self.fragments[index].tensors
+        ]
+        return [placement.of_part(held, each.axis) if each.cut else held for each, held in shardings]
 
     # -------------------------------------------------------------- the whole state
 

@@ -21,7 +21,7 @@ from learners.training.precision import loss_dtype, precise
 from learners.training.step import transformation
 from learners.training.task import Params, Task
 from outer.config import SyncConfig
-from outer.protocol.fragments import KINDS, Fragment, Tensor, balanced, default_count
+from outer.protocol.fragments import KINDS, Fragment, Tensor, balanced, default_count, in_pieces
 
 Flat = NDArray[np.float32]
 
@@ -40,7 +40,7 @@ def left_out(task: Task) -> dict[str, str]:
 
 
 def deal(task: Task, sync: SyncConfig) -> tuple[Fragment, ...]:
-    """Deal the merged and mean tensors of a task into P fragments.
+    """Deal the merged and mean tensors of a task into P fragments, with `sync.split` large ones in pieces.
 
     Raises ValueError if P exceeds their number, or if mean tensors would arrive otherwise than the learners have them.
     """
@@ -52,9 +52,12 @@ def deal(task: Task, sync: SyncConfig) -> tuple[Fragment, ...]:
             "and leave out sync.error_feedback and sync.base_window"
         )
     count = sync.fragments or default_count(len(tensors), sync.round_steps)
+    whole = len(tensors)
+    tensors = in_pieces(tensors, count) if sync.split else tensors
     if count > len(tensors):
+        pieces = f", {len(tensors)} with pieces of large ones" if len(tensors) > whole else ""
         raise ValueError(
-            f"sync.P = {count}: the model has {len(tensors)} tensors, and a fragment needs at least one; "
+            f"sync.P = {count}: the model has {whole} tensors{pieces}, and a fragment needs at least one; "
             f"the largest P is {len(tensors)}"
         )
     return balanced(tensors, count)
@@ -118,7 +121,7 @@ def fresh(task: Task, seed: int, shardings: Any = None) -> Params:
 class ParameterTree(Leaves):
     """Maps the tensors of fragments to the leaves of the parameter tree."""
 
-    leaf_of: dict[str, int]  # tensor name -> leaf
+    leaf_of: dict[str, int]  # path -> leaf
 
     @staticmethod
     def of(task: Task) -> ParameterTree:
@@ -130,18 +133,8 @@ class ParameterTree(Leaves):
         """Copy the fragment's tensors from the leaves to the host: float32[n]."""
         flat = np.empty(fragment.size, dtype=np.float32)
         for tensor, elements in fragment.slices():
-            flat[elements] = np.asarray(leaves[self.leaf_of[tensor.name]]).reshape(-1)
+            flat[elements] = np.asarray(leaves[self.leaf_of[tensor.path]])[tensor.index].reshape(-1)
         return flat
-
-    def written(self, leaves: Sequence[Any], fragment: Fragment, flat: Flat) -> list[Any]:
-        """The leaves, with the fragment's tensors replaced by flat float32[n]."""
-        assert flat.shape == (fragment.size,)
-        changed = list(leaves)
-        for tensor, elements in fragment.slices():
-            # jnp.array copies; on a CPU, device_put would share the caller's memory.
-            values = jnp.array(flat[elements].reshape(tensor.shape), dtype=self.dtype(tensor))
-            changed[self.leaf_of[tensor.name]] = values
-        return changed
 
     def rounding(self, fragment: Fragment, flat: Flat) -> Flat | None:
         """What rounding to the leaves' dtypes adds to flat float32[n]: float32[n], exact for finite results.
@@ -158,7 +151,7 @@ class ParameterTree(Leaves):
 
     def dtype(self, tensor: Tensor) -> np.dtype[Any]:
         """The dtype of the tensor's leaf; a fragment's tensors may name that of another precision."""
-        return jnp.dtype(self.tensors[self.leaf_of[tensor.name]].dtype)
+        return jnp.dtype(self.tensors[self.leaf_of[tensor.path]].dtype)
 
 
 def parameter_bytes(task: Task, inner: InnerConfig, kinds: Collection[str] = KINDS) -> int:

@@ -82,7 +82,27 @@ def differences(named: Named, tensors: Sequence[Tensor]) -> list[str]:
 
 def dealt(named: Named, fragments: Sequence[Fragment]) -> list[Flat]:
     """Split tensors that fit the model into fragments: float32[n] for each."""
-    return [np.concatenate([named[tensor.name].reshape(-1) for tensor in each.tensors]) for each in fragments]
+    return [np.concatenate([named[t.path][t.index].reshape(-1) for t in each.tensors]) for each in fragments]
+
+
+def joined(fragments: Sequence[Fragment], thetas: Sequence[Flat]) -> dict[str, Flat]:
+    """The opposite of `dealt`: whole tensors by name, from float32[n] per fragment.
+
+    Copies of those that are in pieces; of all others, views.
+    """
+    named: dict[str, Flat] = {}
+    pieces: dict[str, list[tuple[Tensor, Flat]]] = {}
+    for fragment, theta in zip(fragments, thetas, strict=True):
+        for tensor, place in fragment.slices():
+            values = theta[place].reshape(tensor.shape)
+            if tensor.cut is None:
+                named[tensor.name] = values
+            else:
+                pieces.setdefault(tensor.path, []).append((tensor, values))
+    for path, parts in pieces.items():
+        parts.sort(key=lambda part: part[0].start)
+        named[path] = np.concatenate([values for _, values in parts], axis=parts[0][0].axis)
+    return named
 
 
 def start(warm: WarmStart, fragments: Sequence[Fragment]) -> list[Flat]:

@@ -70,7 +70,8 @@ class LiveView:
 
 def picture(status: Mapping[str, Any], width: int) -> RenderableType:
     """The whole status for a terminal of this many columns."""
-    lines = [words.headline(status), *words.aux_line(status), words.syncer_line(status), *words.conditions(status)]
+    lines = [words.headline(status), *words.aux_line(status), words.syncer_line(status)]
+    lines += [*words.shard_lines(status), *words.conditions(status)]
     return Group(*(Text(line) for line in lines), _bar(status, width), _table(status, width))
 
 

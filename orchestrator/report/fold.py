@@ -46,6 +46,7 @@ COMMON = frozenset(
     {
         "StepFinished", "Adopted", "Committed", "StepOpened", "StepReopened", "StepPassed", "SpanGranted",
         "SpanReturned", "SyncerStarted", "ReferenceLosses", "Refused", "ReadFailed", "AdoptionRefused",
+        "LinkCarried",
     }
 )  # fmt: skip
 

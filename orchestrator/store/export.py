@@ -136,12 +136,9 @@ def of_parameters(
 
     `left_out`: the leaves that are in no fragment, as Tensor.described by name.
     """
-    tensors, described = {}, {}
-    for fragment, theta in zip(fragments, thetas, strict=True):
-        for tensor, place in fragment.slices():
-            tensors[tensor.name] = np.array(theta[place]).reshape(tensor.shape)
-            described[tensor.name] = {"dtype": tensor.dtype, "fragment": fragment.index, "kind": tensor.kind}
-    manifest = {"syncer_step": syncer_step, "tensors": described, "left_out": dict(left_out or {})}
+    tensors = {name: np.array(values) for name, values in weights.joined(fragments, thetas).items()}
+    manifest = {"syncer_step": syncer_step, "tensors": _described(fragments), "left_out": dict(left_out or {})}
+    manifest["fragments"] = [codecs.digest(theta) for theta in thetas]
     return Model(tensors, _about(recipe, manifest, {"tokens": {"committed": tokens}}, tensors))
 
 
@@ -184,7 +181,7 @@ def _about(
         "tokens": str((summary.get("tokens") or {}).get("committed", "unknown")),
         "eval_loss": str(summary.get("eval_loss", "unknown")),
         "digest": weights.digest(tensors),
-        "fragments": json.dumps(_fragment_digests(manifest["tensors"], tensors)),
+        "fragments": json.dumps(manifest.get("fragments") or _fragment_digests(manifest["tensors"], tensors)),
         "dtypes": json.dumps({name: about["dtype"] for name, about in manifest["tensors"].items()}),
         "kinds": json.dumps({name: about.get("kind", "merged") for name, about in manifest["tensors"].items()}),
         "left_out": json.dumps(manifest.get("left_out", {})),  # leaves of the model that the file has not
@@ -194,7 +191,7 @@ def _about(
 
 
 def _fragment_digests(described: Mapping[str, Any], tensors: weights.Named) -> list[str]:
-    """Digest of each fragment's float32 bytes: those of the last commits in the run's log."""
+    """Digest of each fragment's float32 bytes: those of the last commits in the run's log, where no tensor is cut."""
     parts: dict[int, list[weights.Flat]] = {}
     for name, about in described.items():  # in the order in which a fragment has its tensors
         if about["fragment"] is not None:
@@ -216,20 +213,19 @@ def write_final(
     """Write `final/`: the run's parameters as plain NumPy arrays, no pickle. thetas: float32[n], one per fragment.
 
     parameters.npz: one float32 array per tensor, under its path in the parameter tree; numpy.load reads it.
-    manifest.json, written last: syncer step, and per tensor its shape, its dtype in the model, its kind, and SHA-256 of
-    its float32 bytes. `left_out`: the leaves that are in no fragment, as Tensor.described by name; `unsent`: the
-    initial values of those that can be written. The manifest says which are left out nevertheless.
+    manifest.json, written last: syncer step, each fragment's digest, and per tensor its shape, its dtype in the model,
+    its kind, its fragment (of one in pieces, the fragment of each piece) and SHA-256 of its float32 bytes. `left_out`:
+    the leaves that are in no fragment, as Tensor.described by name; `unsent`: the initial values of those that can be
+    written. The manifest says which are left out nevertheless.
     """
-    arrays: dict[str, NDArray[np.float32]] = {}
-    described: dict[str, dict[str, Any]] = {}
-    for fragment, theta in zip(fragments, thetas, strict=True):
-        for tensor, place in fragment.slices():
-            values = np.ascontiguousarray(theta[place]).reshape(tensor.shape)
-            arrays[tensor.name] = values
-            described[tensor.name] = _described(values, tensor.dtype, fragment.index, tensor.kind)
+    arrays = weights.joined(fragments, thetas)
+    described = _described(fragments)
     for name, values in (unsent or {}).items():
-        arrays[name], form = np.ascontiguousarray(values), (left_out or {})[name]
-        described[name] = _described(arrays[name], form.partition("[")[0], None, form.rpartition(" ")[2])
+        arrays[name], form = values, (left_out or {})[name]
+        described[name] = {"dtype": form.partition("[")[0], "fragment": None, "kind": form.rpartition(" ")[2]}
+    for name, about in described.items():
+        arrays[name] = np.asarray(arrays[name], order="C")
+        about |= {"shape": list(arrays[name].shape), "sha256": weights.sha256(arrays[name])}
     buffer = io.BytesIO()
     with zipfile.ZipFile(buffer, "w") as archive:  # as numpy.savez, which cannot take every name
         for name, values in arrays.items():
@@ -239,9 +235,18 @@ def write_final(
     store.path("final/parameters.npz").write_bytes(buffer.getvalue())
     missing = {name: form for name, form in (left_out or {}).items() if name not in arrays}
     manifest = {"syncer_step": syncer_step, "tensors": described, "left_out": missing}
+    manifest["fragments"] = [codecs.digest(theta) for theta in thetas]
     store.write_json("final/manifest.json", manifest)
 
 
-def _described(values: NDArray[np.float32], dtype: str, fragment: int | None, kind: str) -> dict[str, Any]:
-    sha256 = weights.sha256(values)
-    return {"shape": list(values.shape), "dtype": dtype, "fragment": fragment, "kind": kind, "sha256": sha256}
+def _described(fragments: Sequence[Fragment]) -> dict[str, dict[str, Any]]:
+    """Each tensor's dtype, kind and fragment; of one in pieces, their fragments by the pieces' names."""
+    described: dict[str, dict[str, Any]] = {}
+    for fragment in fragments:
+        for tensor in fragment.tensors:
+            about = described.setdefault(tensor.path, {"dtype": tensor.dtype, "fragment": None, "kind": tensor.kind})
+            if tensor.cut is None:
+                about["fragment"] = fragment.index
+            else:
+                about.setdefault("pieces", {})[tensor.name] = fragment.index
+    return described

@@ -97,6 +97,15 @@ def syncer_line(status: Mapping[str, Any]) -> str:
     )
 
 
+def shard_lines(status: Mapping[str, Any]) -> list[str]:
+    """The processes that hold and merge fragments, where the syncer does not do it itself."""
+    return [
+        f"shard {index}: pid {text(shard.get('pid'))}, node {text(str(shard.get('node') or '')[:8])}"
+        + (f", {shard['trouble']}" if shard.get("trouble") else "")
+        for index, shard in enumerate(part(status, "syncer").get("shards") or [])
+    ]
+
+
 def aux_line(status: Mapping[str, Any]) -> list[str]:
     """The means of the task's auxiliary values over the learners' last steps; nothing where it has none."""
     aux = part(status, "run").get("aux") or {}
@@ -170,6 +179,7 @@ def lines(status: Mapping[str, Any]) -> list[str]:
         *aux_line(status),
         *link_lines(status),
         syncer_line(status),
+        *shard_lines(status),
         checkpoint_line(status),
         *conditions(status),
         *table,

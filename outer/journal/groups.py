@@ -95,7 +95,16 @@ class Cut:
         first = {fragment: theta for fragment, theta in (initial or {}).items() if fragment not in self.values}
         arrays += [theta for _, theta in sorted(first.items())]
         tensors = [
-            [[each.name, list(each.shape), each.dtype, each.kind] for each in fragment.tensors]
+            [
+                [
+                    each.name,
+                    list(each.shape),
+                    each.dtype,
+                    each.kind,
+                    *((each.leaf, each.axis, each.start) if each.cut else ()),
+                ]
+                for each in fragment.tensors
+            ]
             for fragment in fragments
         ]
         header = {"epoch": epoch, "snapshot": snapshot, "kept": self.state, "values": described}

@@ -5,17 +5,19 @@ The encoded state is a snapshot: with it the journal can remove old groups.
 
 from __future__ import annotations
 
-from dataclasses import asdict, dataclass
+from dataclasses import asdict, dataclass, field
 from typing import Any
 
 from pydantic import TypeAdapter
 
 from outer.protocol.coverage import Coverage, Mark
-from outer.protocol.facts import Committed, Finished, Record, SpanGranted, SpanReturned
+from outer.protocol.facts import Committed, Finished, LinkCarried, Record, SpanGranted, SpanReturned
 from outer.protocol.recovery import Entry, JournalReplay, Recovered
 from outer.protocol.sample_spans import Borrowed, SpanPool
 
-KINDS: dict[str, type[Record]] = {kind.__name__: kind for kind in (Committed, SpanGranted, SpanReturned, Finished)}
+KINDS: dict[str, type[Record]] = {
+    kind.__name__: kind for kind in (Committed, SpanGranted, SpanReturned, LinkCarried, Finished)
+}
 _ADAPTERS: dict[str, TypeAdapter[Any]] = {name: TypeAdapter(kind) for name, kind in KINDS.items()}
 
 
@@ -58,6 +60,7 @@ class SavedState:
     next_span: int
     returned: list[tuple[int, int]]
     borrowed: list[Borrowed]
+    carried: dict[str, dict[int, int]] = field(default_factory=dict)  # an older version's state has none
 
 
 _STATE = TypeAdapter(SavedState)
@@ -86,6 +89,7 @@ def encode_replay(replay: JournalReplay) -> dict[str, Any]:
         found.incarnations,
         each,
         *found.spans.state(),
+        found.carried,
     )
     return dict(_STATE.dump_python(state, mode="json"))
 
@@ -100,6 +104,7 @@ def decode_replay(values: dict[str, Any]) -> JournalReplay:
         SpanPool.of(state.next_sample, state.next_span, state.returned, state.borrowed),
         incarnations=dict(state.newest),
         finished=None if state.finished is None else Finished(**state.finished),
+        carried={learner: dict(quarters) for learner, quarters in state.carried.items()},
     )
     for each in state.incarnations:
         key = (each.learner, each.number)

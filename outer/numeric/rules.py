@@ -153,17 +153,17 @@ def rules(tensors: Sequence[Tensor], default: str, patterns: Mapping[str, str] |
     """The rule of each tensor by name: as in `named`, or "mean".
 
     Tensors of the kind mean have the rule of that name: averaged, and not stepped by the outer optimizer. For others
-    the first of the task's `patterns` (fnmatch pattern -> rule) that matches the name decides. Else embeddings get
-    Avg, because learners move them along common directions (paper section 4); vectors and scalars get Avg, because
-    they have too few elements for a direction; all others get `default`.
+    the first of the task's `patterns` (fnmatch pattern -> rule) that matches the path of the leaf decides. Else
+    embeddings get Avg, because learners move them along common directions (paper section 4); vectors and scalars get
+    Avg, because they have too few elements for a direction; all others get `default`.
     """
 
     def rule(tensor: Tensor) -> str:
         if tensor.kind == "mean":
             return "mean"
         for pattern, chosen in (patterns or {}).items():
-            if fnmatchcase(tensor.name, pattern):
+            if fnmatchcase(tensor.path, pattern):
                 return chosen
-        return "avg" if "embed" in tensor.name or len(tensor.shape) <= 1 else default
+        return "avg" if "embed" in tensor.path or len(tensor.shape) <= 1 else default
 
     return {tensor.name: rule(tensor) for tensor in tensors}

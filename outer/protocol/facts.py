@@ -24,6 +24,7 @@ class SyncerStarted:
     durability: str = ""  # journal | replica | checkpoint
     base_window: int = 0  # rounds that a contribution's base may be behind
     weights: str = "paper"  # as in the recipe: sync.weights
+    codec: str = field(default="", repr=False)  # sync.codec
 
 
 @dataclass(frozen=True)
@@ -231,6 +232,18 @@ class LinkBudgeted:
 
 
 @dataclass(frozen=True)
+class LinkCarried:
+    """The bytes that a learner's link has carried in one quarter of an hour so far, of contributions and versions.
+
+    Recorded once a quarter, and whenever they have grown by 1 % of the budget of a day.
+    """
+
+    learner: str
+    quarter: int  # of the time that syncers have served the run
+    bytes: int
+
+
+@dataclass(frozen=True)
 class StepPassed:
     """A syncer step at which no fragment was due has reached its quorum."""
 
@@ -268,7 +281,7 @@ class Finished:
     reason: str
 
 
-Record = Committed | SpanGranted | SpanReturned | Finished  # what the journal keeps for the next epoch
+Record = Committed | SpanGranted | SpanReturned | LinkCarried | Finished  # what the journal keeps for the next epoch
 
 SyncerFact = (
     SyncerStarted
@@ -290,6 +303,7 @@ SyncerFact = (
     | Committed
     | LinkAdapted
     | LinkBudgeted
+    | LinkCarried
     | SnapshotTaken
     | StateRebuilt
     | Finished

@@ -1,22 +1,54 @@
-"""Tensors, fragments, and the rule that deals a model's tensors into P fragments (paper section 5)."""
+"""Tensors, fragments, and the rule that deals a model's tensors into P fragments (paper section 5).
+
+A large tensor may be cut into pieces first. A piece is a tensor of its own to everything that sees fragments; only
+where fragments meet the leaves of a model is it a part of one (docs/decisions/0021-row-pieces.md).
+"""
 
 from __future__ import annotations
 
 import math
 from collections.abc import Iterator, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
+from itertools import pairwise
+from typing import Any
 
 KINDS = ("merged", "mean", "local", "frozen")  # learners/training/kinds.py says what each is
+LARGE = 4 / 3  # a tensor beyond so many mean fragments is cut into pieces, where that is allowed
+PIECE = 1 / 2  # mean fragments, at most, that a piece has
 
 
 @dataclass(frozen=True)
 class Tensor:
-    """One leaf of the parameter tree. On the wire every tensor is float32, whatever its dtype in the model."""
+    """One leaf of the parameter tree, or a piece of one: some of the places of one axis, of a matrix some of its rows.
 
-    name: str  # path in the tree, e.g. "blocks/0/attention/query"
+    On the wire every tensor is float32, whatever its dtype in the model.
+    """
+
+    name: str  # path in the tree, e.g. "blocks/0/attention/query"; of a piece with its places, e.g. "embed[0:4096]"
     shape: tuple[int, ...]
     dtype: str  # in the model, e.g. "float32"
     kind: str = "merged"  # of KINDS
+    leaf: str = ""  # of a piece: the path of the leaf
+    axis: int = 0  # of a piece: the axis that is cut
+    start: int = 0  # of a piece: its first place on that axis
+
+    @property
+    def path(self) -> str:
+        """The path of its leaf, which task and recipe name."""
+        return self.leaf or self.name
+
+    @property
+    def cut(self) -> tuple[int, int, int] | None:
+        """Of a piece: the axis of the leaf, and the places [start, stop) on it. None for a whole leaf."""
+        return (self.axis, self.start, self.start + self.shape[self.axis]) if self.leaf else None
+
+    @property
+    def index(self) -> tuple[Any, ...]:
+        """Which elements of the leaf it has, as NumPy's indices."""
+        if self.cut is None:
+            return (...,)
+        axis, start, stop = self.cut
+        return (*[slice(None)] * axis, slice(start, stop))
 
     @property
     def size(self) -> int:
@@ -60,6 +92,34 @@ class Fragment:
 def default_count(tensors: int, round_steps: int) -> int:
     """The default P: 24, or fewer when the round has fewer steps or the model fewer tensors."""
     return min(24, round_steps, tensors)
+
+
+def in_pieces(tensors: Sequence[Tensor], count: int) -> tuple[Tensor, ...]:
+    """The tensors, each of more than 4/3 of the mean of `count` fragments cut into pieces of at most half of it.
+
+    Cut is the first axis that is long enough, else the longest one, into pieces that differ by one place at most.
+    """
+    mean = sum(tensor.size for tensor in tensors) / count
+    found: list[Tensor] = []
+    for tensor in tensors:
+        found += _cut(tensor, math.ceil(tensor.size / (PIECE * mean))) if tensor.size > LARGE * mean else [tensor]
+    return tuple(found)
+
+
+def _cut(tensor: Tensor, parts: int) -> list[Tensor]:
+    longest = max(tensor.shape, default=1)
+    parts = min(parts, longest)
+    if parts == 1:
+        return [tensor]
+    axis = next(axis for axis, places in enumerate(tensor.shape) if places >= parts)
+    edges = [tensor.shape[axis] * part // parts for part in range(parts + 1)]
+    return [_piece(tensor, axis, start, stop) for start, stop in pairwise(edges)]
+
+
+def _piece(tensor: Tensor, axis: int, start: int, stop: int) -> Tensor:
+    shape = (*tensor.shape[:axis], stop - start, *tensor.shape[axis + 1 :])
+    name = f"{tensor.name}[{':,' * axis}{start}:{stop}]"
+    return replace(tensor, name=name, shape=shape, leaf=tensor.name, axis=axis, start=start)
 
 
 def balanced(tensors: Sequence[Tensor], count: int) -> tuple[Fragment, ...]:

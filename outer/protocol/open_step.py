@@ -95,10 +95,12 @@ class OpenStep:
     decided_at: float = 0.0
     live: int = 0
     deadline: float = 0.0
+    due: dict[str, float] = field(default_factory=dict)  # learner -> when its answer is, while reading
     quorum: int = 1  # K, while reading
     early: Collection[str] = ()  # learners whose answer was asked for ahead, while reading
     patience: dict[str, float] = field(default_factory=dict)  # learner -> until when it is waited for beyond K answers
     read_at: float = 0.0  # when reading ended
+    merge_s: float = 0.0  # from there until its record was durable, without the wait for earlier steps
     attempt: int = 0  # how often learners were asked
     retry_at: float = float("-inf")  # not judged before this time
     starved: bool = False  # fewer than K learners were live at some time since it opened
@@ -184,7 +186,8 @@ class OpenStep:
         """
         self.move(Stage.READING)
         self.decided_at, self.quorum, self.live = now, quorum, live
-        self.deadline = now + max((wait.deadline_s for wait in waits.values()), default=0.0)
+        self.due = {name: now + wait.deadline_s for name, wait in waits.items()}
+        self.deadline = max(self.due.values(), default=now)
         self.patience = {name: now + wait.patience_s for name, wait in waits.items()}
         self.awaited, self.contributions, self.early = dict(asked), {}, frozenset(early)
         self.attempt += 1

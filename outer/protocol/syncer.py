@@ -148,6 +148,7 @@ class Syncer:
             self.finished = self._ending = recovered.finished.reason
         self.syncer_step = self.committed_step = max(*recovered.versions, recovered.clock)
         self._members.restore(recovered)
+        self._links.restore(recovered.carried)
 
     def _may_continue(self, recovered: Recovered) -> bool:
         """Whether a finished run continues: it was reopened and has not reached its (perhaps raised) budget."""
@@ -172,6 +173,7 @@ class Syncer:
                 durability=self._durability,
                 base_window=self._config.base_window,
                 weights=self._config.weights,
+                codec=self._config.codec,
             )
         )
         self._finish_if_due()
@@ -343,7 +345,7 @@ class Syncer:
             return self._collect(now, step)
         if step.stage is Stage.READING and step.has_read(now):
             assert step.fragment is not None
-            self._read_requests.close(now, step, self.versions[step.fragment])
+            self._read_requests.close(now, step, self.versions[step.fragment], self._clock)
             return True
         return False
 
@@ -369,7 +371,8 @@ class Syncer:
         step.reason = verdict.reason
         room_s = self._timing.room_s(self.step_s, now - step.opened_at)
         usual_s = self._timing.usual_room_s(self.step_s)
-        self._read_requests.ask(now, step, self.versions[step.fragment], self.progress, room_s, usual_s)
+        version = self.versions[step.fragment]
+        self._read_requests.ask(now, step, version, self.progress, room_s, usual_s, self._clock)
         return True
 
     def _pass_if_first(self, now: float, step: OpenStep) -> bool:
@@ -390,13 +393,13 @@ class Syncer:
         return next((step for step in self._open if step.syncer_step == syncer_step), None)
 
     def _on_read_missed(self, now: float, event: ReadMissed) -> None:
-        self._read_requests.miss(now, self._find(event.syncer_step), event, event.reason)
+        self._read_requests.miss(now, self._find(event.syncer_step), event, event.reason, self._clock)
 
     def _on_contribution(self, now: float, event: Contribution) -> None:
         step = self._find(event.syncer_step)
         member = self._members.admit(event, "contribution")
         if member is None:
-            self._read_requests.miss(now, step, event, "refused")
+            self._read_requests.miss(now, step, event, "refused", self._clock)
             return
         early = self._read_requests.note_transfer(now, member, event, self._clock)
         reason = "late"
@@ -423,7 +426,7 @@ class Syncer:
         if not event.finite:
             self._read_requests.reopen(now, step, "the merged update is not finite")
             return
-        step.result = event
+        step.result, step.merge_s = event, now - step.read_at
         step.move(Stage.MERGED)
 
     def _commit_next(self, now: float) -> bool:
@@ -434,6 +437,7 @@ class Syncer:
         assert step.fragment is not None and step.result is not None
         self._tokens_counted += sum(self._members.cover(contribution) for contribution in step.chosen)
         record = step.commit(now, self.epoch, self.versions[step.fragment], self._tokens_counted)
+        step.merge_s -= now  # and from here until it is durable
         self._out.append(record, step.result.proposal)
         return True
 
@@ -457,7 +461,7 @@ class Syncer:
         self._digests[fragment] = record.digest
         self.moved_at = now
         self._timing.sync_s.add(now - step.decided_at)
-        self._timing.merge_s.add(now - step.read_at)
+        self._timing.merge_s.add(step.merge_s + now)
         self._out.add(Publish(fragment, step.syncer_step, step.result.proposal))
         self._members.note_merged(record)
         run = self._run_snapshot
@@ -517,6 +521,7 @@ class Syncer:
         self._out.append(Finished(self.committed_step, self.tokens_committed, reason))
 
     def _drop_open(self) -> None:
+        self._links.end()
         for step in self._open:
             step.move(Stage.DROPPED)
         self._open.clear()

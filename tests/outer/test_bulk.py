@@ -37,7 +37,7 @@ def bulk() -> Bulk:
         1, SyncConfig(P=1, H=3), OuterConfig(), {"a": 2}, 1, 4, 20.0, Budget(10**6, None), {"seed": 0}, "code",
         Folder(Path("unused")),
     )  # fmt: skip
-    made = Bulk(spec, lambda: (FRAGMENTS, [np.zeros(SIZE, np.float32)], {"w": "avg"}, {}))
+    made = Bulk(spec, lambda _: (FRAGMENTS, [np.zeros(SIZE, np.float32)], {"w": "avg"}, {}))
     made.begin([0], lacking=False)
     return made
 

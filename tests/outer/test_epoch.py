@@ -51,14 +51,14 @@ def save(spec: SyncerSpec, begun: Begun, bulk: Bulk) -> None:
     first_values.finish(spec.store, spec.epoch, begun.layout)
 
 
-def never() -> FirstValues:
+def never(_: Any) -> FirstValues:
     raise AssertionError("the model is made anew")
 
 
 def first_epoch(store: Folder) -> SyncerSpec:
     """It has committed fragment 1 and nothing else."""
     first = spec(store, 1)
-    begun, bulk, journal = begin(first, lambda: VALUES)
+    begun, bulk, journal = begin(first, lambda _: VALUES)
     save(first, begun, bulk)
     one = Participant("a", 1, 1, 0, 1, 8, 1.0, "d", 8)
     committed = Committed(1, 1, 1, 0, (one,), 1, "d", 1.0, 8, 0.1, 0.2, 0.3, "why")
@@ -85,7 +85,7 @@ def test_a_later_epoch_has_every_value_and_does_not_make_the_model(tmp_path: Pat
 def test_what_cannot_be_read_is_made_anew(tmp_path: Path) -> None:
     first = first_epoch(Folder(tmp_path))
     (tmp_path / "initial" / "000001" / "0002").write_bytes(b"damaged")
-    _, bulk, _ = begin(replace(first, epoch=2, begun=1), lambda: VALUES)
+    _, bulk, _ = begin(replace(first, epoch=2, begun=1), lambda _: VALUES)
     assert bulk.parameters.thetas[2].tolist() == [2.5] * 5 and bulk.parameters.versions == [0, 1, 0]
 
 
@@ -93,7 +93,7 @@ def test_a_resumed_run_makes_it_anew_and_saves_only_what_has_no_commit(tmp_path:
     first = first_epoch(store := Folder(tmp_path))
     made: list[FirstValues] = [VALUES]
     resumed = replace(first, epoch=2)
-    begun, bulk, _ = begin(resumed, made.pop)
+    begun, bulk, _ = begin(resumed, lambda _: made.pop())
     assert not made
     save(resumed, begun, bulk)
     assert store.folders("initial") == ["000002"], "what the earlier start saved is removed"

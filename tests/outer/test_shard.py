@@ -47,7 +47,7 @@ def play(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Callable[..., None]
                 1, SyncConfig(P=4, H=4, tau=1), OuterConfig(), {"a": 2}, 1, 4, 20.0, Budget(10**6, None), {"seed": 0},
                 code_digest(), store, shards=2,
             )  # fmt: skip
-            shard = ShardActor(spec, lambda: (FRAGMENTS, [np.zeros(SIZE, np.float32)] * 4, {"w*": "avg"}, {}), 1)
+            shard = ShardActor(spec, lambda _: (FRAGMENTS, [np.zeros(SIZE, np.float32)] * 4, {"w*": "avg"}, {}), 1)
             assert await shard.load({}, journal.run) == {}
             await shard.begin([0] * 4, lacking=False)
             await shard.restore({}, [])

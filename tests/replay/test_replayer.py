@@ -39,6 +39,7 @@ WAYS: Sequence[dict[str, Any]] = (
     {"base_window": 2, "codec": "int8", "error_feedback": 0.9},
     {"adaptive": True},
     {"adaptive": True, "adopt": "rebase", "base_window": 2},
+    {"P": 8, "H": 8, "split": True, "adopt": "rebase", "codec": "int8", "downlink": "bf16"},
     {"adaptive": True, "codec": "bf16", "error_feedback": 0.9, "downlink": "int8"},
 )
 

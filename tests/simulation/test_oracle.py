@@ -70,7 +70,7 @@ def test_weights_by_another_rule(monkeypatch: pytest.MonkeyPatch) -> None:
 
 
 def test_a_merge_below_the_quorum(monkeypatch: pytest.MonkeyPatch) -> None:
-    def close(reading: Any, now: float, step: Any, version: int) -> None:
+    def close(reading: Any, now: float, step: Any, version: int, clock: Any) -> None:
         for name in list(step.contributions)[1:]:
             del step.contributions[name]
         reading._out.add(step.merge(version, 8))

@@ -6,7 +6,7 @@ Each direction between two hosts is a link of its own.
 from __future__ import annotations
 
 from collections import Counter
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from heapq import heappush
 from random import Random
 from typing import Any
@@ -16,17 +16,20 @@ from chaos.simulation.trace import Trace
 from orchestrator.simulation.learner_process import LearnerProcess
 from orchestrator.simulation.process import Process
 from orchestrator.simulation.timeline import Timeline
+from outer.config import SyncConfig
+from outer.numeric.formats import named
 from outer.protocol import messages
+from outer.protocol.fragments import Fragment
 from outer.protocol.links.adapting import Uplinks
+from outer.protocol.links.budget import DAY_S
 
-CODECS = ("", "bf16", "int8")  # each of half the size of the one before
-MIB = 2**20
+CODECS = ("", "bf16", "int8")  # about half the size of the one before
 
 
-def uplinks(fragments: int) -> Uplinks:
+def uplinks(sync: SyncConfig, fragments: Sequence[Fragment], day_s: float = DAY_S) -> Uplinks:
     """What contributions weigh here, for the syncer."""
-    sizes = tuple((int(MIB * 0.5**step),) * fragments for step in range(len(CODECS)))
-    return Uplinks(CODECS, sizes, sizes[0])
+    sizes = tuple(tuple(named(codec or sync.codec).bytes(each.size) for each in fragments) for codec in CODECS)
+    return Uplinks(CODECS, sizes, tuple(named(sync.downlink).bytes(each.size) for each in fragments), day_s)
 
 
 class Link:

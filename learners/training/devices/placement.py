@@ -15,11 +15,13 @@ from typing import Any
 import jax
 import jax.numpy as jnp
 import numpy as np
+from jax.sharding import NamedSharding, PartitionSpec
 from numpy.typing import NDArray
 
 from outer.protocol.fragments import Fragment
 
 Flat = NDArray[np.float32]
+Cut = tuple[int, int, int] | None  # Tensor.cut: axis, start and stop of a piece; None for a whole leaf
 PINNED = "pinned_host"  # JAX's name for page-locked host memory
 ALIGNMENT = 64  # bytes; of addresses that XLA reads in place
 
@@ -31,12 +33,31 @@ class Placed:
     leaves: tuple[jax.Array, ...]
 
 
-def gathered(leaves: Sequence[jax.Array], everywhere: Any = None) -> jax.Array:
-    """One fragment's leaves as a new float32[n], on the device, in the fragment's order.
+def gathered(leaves: Sequence[jax.Array], cuts: tuple[Cut, ...], everywhere: Any = None) -> jax.Array:
+    """One fragment's tensors as a new float32[n], on the device, in the fragment's order.
 
-    `everywhere`: the replicated sharding of a learner with several devices.
+    `leaves`, `cuts`: each tensor's leaf, and which part of it the tensor is. `everywhere`: the replicated sharding of a
+    learner with several devices.
     """
-    return _program(_flatten, everywhere)(tuple(leaves))  # type: ignore[no-any-return]
+    return _program(_flattening(cuts), everywhere)(tuple(leaves))  # type: ignore[no-any-return]
+
+
+def part(leaf: jax.Array, cut: Cut, sharding: Any) -> jax.Array:
+    """A copy of a part of a leaf, placed by this sharding; without a cut the leaf itself."""
+    return leaf if cut is None else _program(_cutting(cut), sharding)(leaf)
+
+
+def with_part(leaf: jax.Array, cut: tuple[int, int, int], values: jax.Array, sharding: Any) -> jax.Array:
+    """The leaf with other values in this part of it. It is donated: no second one is made."""
+    return _writing(cut, sharding)(leaf, values)  # type: ignore[no-any-return]
+
+
+def of_part(sharding: Any, axis: int) -> Any:
+    """The sharding of parts along an axis of a leaf that has this one: each device has all places of that axis."""
+    if sharding is None:
+        return None
+    spec: Any = PartitionSpec
+    return NamedSharding(sharding.mesh, spec(*[None if at == axis else each for at, each in enumerate(sharding.spec)]))
 
 
 def to_host(flat: jax.Array) -> Flat:
@@ -180,6 +201,47 @@ def _move(
 def _program(function: Any, shardings: Any) -> Any:
     """Compiled once per shapes, for all trainers of a process."""
     return jax.jit(function) if shardings is None else jax.jit(function, out_shardings=shardings)
+
+
+@cache
+def _flattening(cuts: tuple[Cut, ...]) -> Any:
+    if not any(cuts):
+        return _flatten
+    return lambda leaves: _flatten(tuple(_part(leaf, cut) for leaf, cut in zip(leaves, cuts, strict=True)))
+
+
+@cache
+def _cutting(cut: tuple[int, int, int]) -> Any:
+    return lambda leaf: _part(leaf, cut)
+
+
+def _part(leaf: jax.Array, cut: Cut) -> jax.Array:
+    if cut is None:
+        return leaf
+    axis, start, stop = cut
+    return jax.lax.slice_in_dim(leaf, start, stop, axis=axis)
+
+
+@cache
+def _writing(cut: tuple[int, int, int], sharding: Any) -> Any:
+    axis, start, stop = cut
+
+    def write(leaf: jax.Array, values: jax.Array) -> jax.Array:
+        return jax.lax.dynamic_update_slice_in_dim(leaf, values.astype(leaf.dtype), start, axis)
+
+    def write_shard(leaf: jax.Array, values: jax.Array) -> jax.Array:
+        held = leaf.shape[axis]
+        places = jax.lax.axis_index(sharding.spec[axis]) * held + jnp.arange(held) - start
+        taken = jnp.take(values.astype(leaf.dtype), jnp.clip(places, 0, stop - start - 1), axis=axis)
+        there = ((places >= 0) & (places < stop - start)).reshape([-1 if at == axis else 1 for at in range(leaf.ndim)])
+        return jnp.where(there, taken, leaf)
+
+    if sharding is None:
+        return jax.jit(write, donate_argnums=0)
+    if axis < len(sharding.spec) and sharding.spec[axis] is not None:  # left to XLA, each device would gather the leaf
+        specs = sharding.spec, of_part(sharding, axis).spec
+        write = jax.shard_map(write_shard, mesh=sharding.mesh, in_specs=specs, out_specs=sharding.spec)
+    return jax.jit(write, donate_argnums=0, out_shardings=sharding)
 
 
 def _flatten(leaves: tuple[jax.Array, ...]) -> jax.Array:

@@ -18,7 +18,8 @@ from orchestrator.recipe.resources import ACCELERATOR, POD_TYPE, REGION, Shape, 
 UNIT = 10_000  # Ray counts resources in this fraction
 # CPUs that the run's own actors ask for. The tests hold them against the actors' constants.
 SERVICE_CPUS = {"orchestrator": 0.1, "syncer": 0.5, "evaluator": 0.5, "metrics": 0.05, "chaos": 0.1}
-CONTROLLED = ("orchestrator", "syncer", "evaluator")  # where run.control says
+CONTROLLED = ("orchestrator", "syncer", "evaluator")  # where run.control says; shards, too
+SHARD, SHARD_CPUS = "shard-", 0.5  # how the shards' names begin; likewise, of each
 AGENT_CPUS = 0.01  # on each node with a learner, when something there has to be ended or frozen
 
 FIELDS = {REGION: "region", ACCELERATOR: "accelerator", POD_TYPE: "topology"}  # of a pool, by the label it asks for
@@ -66,14 +67,18 @@ def services(recipe: Recipe, anywhere: bool, region: str | None = None) -> list[
     """The run's services. `region`: where the syncer is wanted; None: wherever it may be."""
     absent = {"chaos": not recipe.chaos.active, "metrics": not recipe.run.metrics}
     control = {} if anywhere else recipe.run.control
+    shards = recipe.run.shards if recipe.run.shards > 1 else 0
     return [
-        Service(
-            name,
-            cpus,
-            (control if name in CONTROLLED else {}) | ({REGION: region} if region and name == "syncer" else {}),
-        )
-        for name, cpus in SERVICE_CPUS.items()
-        if not absent.get(name)
+        *(
+            Service(
+                name,
+                cpus,
+                (control if name in CONTROLLED else {}) | ({REGION: region} if region and name == "syncer" else {}),
+            )
+            for name, cpus in SERVICE_CPUS.items()
+            if not absent.get(name)
+        ),
+        *(Service(f"{SHARD}{shard}", SHARD_CPUS, control) for shard in range(shards)),
     ]
 
 
@@ -100,6 +105,7 @@ class _Packing:
         self.services: dict[str, str] = {}
         self._wanted, self._nodes, self._anywhere, self._asked = wanted, nodes, anywhere, learners
         self._free = {node.name: _units(node.resources) for node in nodes}
+        self._shards = Counter[str]()  # by node: they are spread
         self._claims = {pool.name: claim(pool, anywhere) for pool in learners.values()}
         if services_first:
             self._place_services()
@@ -124,8 +130,12 @@ class _Packing:
     def _place_services(self) -> None:
         for service in self._wanted:
             need = _units({"CPU": service.cpus})
-            node = next((n for n in self._bearing(service.labels) if _holds(self._free[n.name], need)), None)
-            if node is not None:
+            able = [n for n in self._bearing(service.labels) if _holds(self._free[n.name], need)]
+            if able:
+                node = (
+                    min(able, key=lambda each: self._shards[each.name]) if service.name.startswith(SHARD) else able[0]
+                )
+                self._shards[node.name] += service.name.startswith(SHARD)
                 self._take(node, need)
                 self.services[service.name] = node.name
 

@@ -78,5 +78,5 @@ def _processes(draft: Draft, node: Node) -> Counter[str]:
     """How many of each kind of process are placed on a node."""
     pools = draft.recipe.learners
     there = [f"learner-{pools[name].name}" for name, place in draft.placement.learners.items() if place == node.name]
-    there += [name for name, place in draft.placement.services.items() if place == node.name and name in draft.memory]
-    return Counter(there)
+    services = [name.partition("-")[0] for name, place in draft.placement.services.items() if place == node.name]
+    return Counter([*there, *(name for name in services if name in draft.memory)])

@@ -13,6 +13,7 @@ from orchestrator.planner.sizing.draft import Draft, gib, some
 from orchestrator.planner.sizing.fit import AGENT_CPUS
 from orchestrator.recipe.problems import Problem
 from orchestrator.recipe.resources import local_store_bytes
+from outer.protocol.fragments import LARGE
 
 LOADED_SHARE = 0.1  # of a learner's run, out on loan
 OVERLAP_SHARE = 1 / 6  # tau / H up to which Streaming DiLoCo (arXiv 2501.18512) saw next to no loss: 5 of 30
@@ -193,15 +194,23 @@ def _spacing(draft: Draft) -> Iterator[Problem]:
 def _balance(draft: Draft) -> Iterator[Problem]:
     largest = max(draft.rows, key=lambda row: row.elements)
     mean = draft.shapes.elements / len(draft.rows)
-    if mean and largest.elements > BALANCE * mean:
-        biggest = max((tensor for f in draft.shapes.fragments for tensor in f.tensors), key=lambda tensor: tensor.size)
+    biggest = max((tensor for f in draft.shapes.fragments for tensor in f.tensors), key=lambda tensor: tensor.size)
+    if not draft.recipe.sync.split and biggest.size > LARGE * mean:
+        yield Problem(
+            "sync.split",
+            False,
+            f"{biggest.name} alone has {biggest.size:,} elements, {biggest.size / mean:.1f} times the mean fragment: "
+            "the links must bear bursts of it",
+            f"give true, which cuts it by rows, or P = {max(1, int(LARGE * draft.shapes.elements / biggest.size))}",
+        )
+    elif mean and largest.elements > BALANCE * mean:
         even = max(1, draft.shapes.elements // max(1, biggest.size))
         yield Problem(
             "sync.P",
             len(draft.rows),
             f"fragment {largest.fragment} is {largest.elements / mean:.1f} times the mean, {biggest.name} alone has "
             f"{biggest.size:,} elements: the links must bear bursts of it",
-            f"give {even}, with which the mean is no smaller than that tensor, or split the tensor in the model",
+            f"give {even}, with which the mean is no smaller than that tensor, or make smaller tensors in the model",
         )
 
 

@@ -6,7 +6,7 @@ task's own affair and are not counted; docs/planning.md says how far off that wa
 
 from __future__ import annotations
 
-from collections.abc import Iterable
+from collections.abc import Iterable, Iterator
 from dataclasses import dataclass
 from typing import Literal
 
@@ -22,7 +22,8 @@ Where = Literal["device", "host", "store"]  # on CPUs the device is the host; st
 FLOAT64 = 8
 MIB = 2**20
 # Python, Ray's worker, JAX and what it compiles, the default corpus: measured on CPUs, with a model of 1.4 MiB.
-PROCESS_BYTES = {"learner": 400 * MIB, "syncer": 330 * MIB, "evaluator": 350 * MIB, "orchestrator": 80 * MIB}
+PROCESS_BYTES = {"learner": 400 * MIB, "evaluator": 350 * MIB, "orchestrator": 80 * MIB}
+PROCESS_BYTES |= dict.fromkeys(("syncer", "shard"), 330 * MIB)
 # Of what a learner on CPUs holds: freed blocks that later ones do not fit into (outer/heap.py), after three rounds of
 # benchmarks/large.py.
 HEAP_KEPT = 0.6
@@ -106,31 +107,42 @@ def staged_bytes(sync: SyncConfig, shapes: Shapes) -> int:
 def syncer(recipe: Recipe, shapes: Shapes, saving: bool = True) -> Memory:
     """The syncer while it merges everyone's largest fragment, and while `saving` a checkpoint is written.
 
-    See outer/numeric/parameters.py, outer/numeric/merge.py and outer/snapshots.py.
+    With shards it holds no values. See outer/numeric/parameters.py, outer/numeric/merge.py and outer/snapshots.py.
     """
-    learners, open_steps = len(recipe.learners), max(1, recipe.sync.overlap_steps)
-    held = shapes.elements * DOWN_BYTES + sum(shapes.outer_state_bytes)
-    largest = _largest(shapes)
+    merging = _merging(recipe, shapes, range(len(shapes.fragments)), saving) if recipe.run.shards == 1 else ()
+    return Memory("syncer", (_process("syncer"), *merging))
+
+
+def shard(recipe: Recipe, shapes: Shapes, saving: bool = True) -> Memory:
+    """The shard that needs the most, as `syncer`: every S-th fragment is its own (outer/bulk.py)."""
+    shards = recipe.run.shards
+    each = [range(first, len(shapes.fragments), shards) for first in range(shards)]
+    found = [Memory("shard", (_process("shard"), *_merging(recipe, shapes, held, saving))) for held in each]
+    return max(found, key=lambda one: one.host_bytes + one.store_bytes)
+
+
+def _merging(recipe: Recipe, shapes: Shapes, held: range, saving: bool) -> Iterator[Part]:
+    """What a process needs that holds and merges these fragments."""
+    learners, open_steps = len(recipe.learners), min(max(1, recipe.sync.overlap_steps), len(held))
+    sizes = [shapes.fragments[index].size for index in held]
+    states = [shapes.outer_state_bytes[index] for index in held]
+    largest, elements, state = max(sizes), sum(sizes), max(states)
     payload = named(recipe.sync.codec).bytes(largest)
-    tensor = max(tensor.size for fragment in shapes.fragments for tensor in fragment.tensors)
-    state, outer = max(shapes.outer_state_bytes), recipe.outer
-    columns = outer.granularity == "column"
-    deltas = 0 if recipe.sync.downlink == EXACT else shapes.elements * DOWN_BYTES  # less than what they lead to
+    tensor = max(tensor.size for index in held for tensor in shapes.fragments[index].tensors)
+    columns, mixed = recipe.outer.granularity == "column", recipe.sync.has_ladder
+    deltas = 0 if recipe.sync.downlink == EXACT else elements * DOWN_BYTES  # less than what they lead to
     # Merged gradient and what is stepped of it, base, parameters before and after; the state before and after.
     step = (5 * FLOAT64 + DOWN_BYTES) * largest + 2 * 2 * state
-    return Memory(
-        "syncer",
-        (
-            _process("syncer"),
-            Part("global parameters", shapes.elements * DOWN_BYTES, "host"),
-            Part("outer optimizer state", sum(shapes.outer_state_bytes), "host"),
-            Part("newest differences between versions", deltas, "host"),
-            Part("payloads of the open steps", open_steps * learners * payload, "store"),
-            Part("one outer step, float64", 0 if outer.plain_sgd else step, "host"),
-            Part("one tensor of each, float64", 4 * learners * tensor * FLOAT64 if columns else 0, "host"),
-            Part("proposals not yet in force", open_steps * (largest * DOWN_BYTES + state), "host"),
-            Part("older values, until a checkpoint is written", held if saving else 0, "host"),
-        ),
+    yield Part("global parameters", elements * DOWN_BYTES, "host")
+    yield Part("outer optimizer state", sum(states), "host")
+    yield Part("newest differences between versions", deltas, "host")
+    yield Part("payloads of the open steps", open_steps * learners * payload, "store")
+    yield Part("payloads of several formats, float32", (learners + 1) * largest * DOWN_BYTES if mixed else 0, "host")
+    yield Part("one outer step, float64", 0 if recipe.outer.plain_sgd else step, "host")
+    yield Part("one tensor of each, float64", 4 * learners * tensor * FLOAT64 if columns else 0, "host")
+    yield Part("proposals not yet in force", open_steps * (largest * DOWN_BYTES + state), "host")
+    yield Part(
+        "older values, until a checkpoint is written", elements * DOWN_BYTES + sum(states) if saving else 0, "host"
     )
 
 
@@ -161,8 +173,10 @@ def of_run(recipe: Recipe, shapes: Shapes, pools: Iterable[str], saving: bool = 
     """
     accelerated = {pool.name: any(kind in pool.resources for kind in ("GPU", "TPU")) for pool in recipe.pools}
     found = {f"learner-{name}": learner(recipe.sync, shapes, accelerated[name], saving) for name in pools}
+    shards = {"shard": shard(recipe, shapes, saving)} if recipe.run.shards > 1 else {}
     return found | {
         "syncer": syncer(recipe, shapes, saving),
+        **shards,
         "evaluator": evaluator(shapes),
         "orchestrator": orchestrator(shapes),
     }

@@ -9,6 +9,8 @@ from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from typing import NamedTuple
 
+from outer.protocol.links.budget import DAY_S
+
 AFTER = 3  # answers in a row that do not fit, before a link goes down
 BACK_AFTER = 6  # answers in a row that would fit one rung further up, before it goes there
 EASE = 2.0  # and so many times over
@@ -35,6 +37,7 @@ class Uplinks:
     codecs: tuple[str, ...]
     sizes: tuple[tuple[int, ...], ...]
     down: tuple[int, ...]
+    day_s: float = DAY_S  # of a budget of bytes a day; shorter in simulations
 
     def ladder(self, base_window: int) -> tuple[Rung, ...]:
         """From the run's codec and H downwards. With a base window a contribution covers all rounds since the last."""

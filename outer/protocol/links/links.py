@@ -5,12 +5,12 @@ The syncer's requests ask it about a learner; it emits a fact for each change.
 
 from __future__ import annotations
 
-from collections.abc import Iterable
+from collections.abc import Iterable, Mapping
 from typing import TYPE_CHECKING, NamedTuple, Protocol
 
-from outer.protocol.facts import LinkAdapted, LinkBudgeted
+from outer.protocol.facts import LinkAdapted, LinkBudgeted, LinkCarried
 from outer.protocol.links.adapting import AHEAD, Clock, Place, Rung, Uplinks
-from outer.protocol.links.budget import LinkBudget
+from outer.protocol.links.budget import SLOTS, LinkBudget
 from outer.protocol.links.estimate import LinkEstimate
 from outer.protocol.messages import Contribution
 
@@ -19,6 +19,7 @@ if TYPE_CHECKING:
 
 EARLY = 0  # the attempt of a read that is asked for ahead of its syncer step
 SHORT = 0.25  # of read_timeout_s: an answer that takes less is not of a slow link
+PAUSED_S = 60.0
 GB = 1e9
 
 
@@ -28,6 +29,7 @@ class UnderWay(NamedTuple):
     syncer_step: int
     fragment: int
     until: float
+    missed_s: float  # what it counts as if it does not come: the deadline that it had
 
 
 class Linked(Protocol):
@@ -38,6 +40,7 @@ class Linked(Protocol):
     answers: LinkEstimate
     place: Place
     under_way: UnderWay | None
+    counted: int
     owes: set[int]
 
 
@@ -45,6 +48,8 @@ class Facts(Protocol):
     """Takes the facts: an EffectBuffer."""
 
     def emit(self, fact: LinkAdapted | LinkBudgeted) -> None: ...
+
+    def append(self, record: LinkCarried) -> None: ...
 
 
 class Links:
@@ -64,6 +69,23 @@ class Links:
         self._early: dict[tuple[str, int], Contribution] = {}  # by learner and fragment: for a step yet to be read
         self._ahead: dict[str, tuple[int, int]] = {}  # by learner: syncer step and fragment of the newest early read
         self._told: dict[tuple[str, int], int] = {}  # by learner and fragment: the newest version that was carried
+        self._quarter_s = uplinks.day_s / SLOTS
+        self._quarters = 0  # before this epoch
+        self._began: float | None = None  # when budgets were first asked
+        self._recording = True
+
+    def restore(self, carried: Mapping[str, Mapping[int, int]]) -> None:
+        """What earlier epochs have recorded: bytes by learner and quarter. The time between epochs counts as none."""
+        self._quarters = 1 + max((quarter for each in carried.values() for quarter in each), default=-1)
+        limit = self._config.link_budget_gb_per_day
+        for learner, quarters in carried.items() if limit is not None else ():
+            assert limit is not None
+            self._budgets[learner] = LinkBudget(limit * GB, self._quarter_s)
+            self._budgets[learner].restore(quarters)
+
+    def end(self) -> None:
+        """The run is over, or suspended: nothing is recorded any more."""
+        self._recording = False
 
     # -------------------------------------------------------------- how a learner is asked
 
@@ -86,6 +108,11 @@ class Links:
     def _is_its_round(self, member: Linked, syncer_step: int, fragment: int) -> bool:
         """With a longer H its fragments take turns, so that the link has the same to carry in every round."""
         return (syncer_step // self._config.round_steps + fragment) % self.rung(member).every == 0
+
+    @property
+    def paused_s(self) -> float:
+        """How long a quorum waits at a time for room in the budgets of its links, which may take hours."""
+        return min(PAUSED_S, self._quarter_s)
 
     def paused(self, learner: str) -> bool:
         """Whether its budget is used up."""
@@ -152,7 +179,7 @@ class Links:
     # -------------------------------------------------------------- what is seen of a link
 
     def note(self, member: Linked, clock: Clock) -> None:
-        """An answer was seen, or missed: its link may go down the ladder, or up."""
+        """An answer was seen, or did not come: its link may go down the ladder, or up."""
         if len(self._ladder) == 1:
             return
         budget = self._budgets.get(member.name)
@@ -190,8 +217,16 @@ class Links:
         """Its link carries so many bytes, of a contribution or a version."""
         limit = self._config.link_budget_gb_per_day
         if limit is not None:
-            self._budgets.setdefault(member.name, LinkBudget(limit * GB)).add(now, size)
+            budget = self._budgets.setdefault(member.name, LinkBudget(limit * GB, self._quarter_s))
+            for quarter, carried in budget.add(self._served(now), size):
+                if self._recording:
+                    self._out.append(LinkCarried(member.name, quarter, carried))
             self.check(now, member)
+
+    def _served(self, now: float) -> float:
+        """The middle of this quarter, in seconds that syncers have served this run; earlier epochs' are whole."""
+        self._began = now if self._began is None else self._began
+        return (self._quarters + (now - self._began) // self._quarter_s + 0.5) * self._quarter_s
 
     def carry_version(self, now: float, member: Linked, fragment: int, version: int) -> None:
         """It gets a notice of a version, and fetches that once."""
@@ -202,7 +237,7 @@ class Links:
     def check(self, now: float, member: Linked) -> None:
         """Time has passed: its budget may have room again."""
         budget = self._budgets.get(member.name)
-        if budget is not None and budget.judge(now):
+        if budget is not None and budget.judge(self._served(now)):
             self._out.emit(
                 LinkBudgeted(member.name, member.incarnation, budget.state, budget.used, round(budget.bytes_a_day))
             )

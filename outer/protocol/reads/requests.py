@@ -20,7 +20,6 @@ if TYPE_CHECKING:
     from outer.config import SyncConfig
 
 REOPEN_S = 0.1  # a reopened syncer step waits this long before it is judged again
-PAUSED_S = 60.0  # the same, where a quorum waits for room in a link's budget, which may take hours
 LATE = 30.0  # times read_timeout_s: an answer that its step did not wait for may come so late
 SLOW_LINK = "slow_link"  # why an answer is not waited for: it does not fit in tau steps
 
@@ -50,7 +49,16 @@ class ReadRequests:
         self._members = members
         self._out = out
 
-    def ask(self, now: float, step: OpenStep, version: int, progress: float, room_s: float, usual_s: float) -> None:
+    def ask(
+        self,
+        now: float,
+        step: OpenStep,
+        version: int,
+        progress: float,
+        room_s: float,
+        usual_s: float,
+        clock: Clock,
+    ) -> None:
         """A quorum has reported: request the fragment from all that can contribute to this version.
 
         `room_s`: what is left of tau steps for the answers; `usual_s`: what usually is. Those that were asked ahead are
@@ -61,7 +69,7 @@ class ReadRequests:
         for member in live:
             self._links.check(now, member)
             if not member.busy(now):
-                member.under_way = None  # what has not come by now will not
+                self._give_up(member, clock)
         able = live if self._config.participants == "eligible" else step.counted(live, self._config.overlap)
         able = [member for member in able if self._can_answer(now, member, fragment, version)]
         here = self._early(step, version)
@@ -85,7 +93,7 @@ class ReadRequests:
             count = len(awaited) + len(here)
             paused = sum(is_leaving(each) or not self._links.paused(each.name) for each in live) < self._quorum
             told = "learners have a usable base" + (" and a link that is not paused" if paused else "")
-            wait_s = PAUSED_S if paused else REOPEN_S
+            wait_s = self._links.paused_s if paused else REOPEN_S
             self.reopen(now, step, f"{count} {told}, the quorum is {self._quorum}", wait_s)
             return
         for member in asked:
@@ -140,7 +148,7 @@ class ReadRequests:
                 deadline_s = member.link.deadline_s(self._config.read_timeout_s, self._sizes[fragment])
                 deadline_s = max(deadline_s, (step - syncer_step) * self._members.step_s)
                 codec = self._links.rung(member).codec
-                self._links.expect(member, UnderWay(step, fragment, now + deadline_s))
+                self._links.expect(member, UnderWay(step, fragment, now + deadline_s, deadline_s))
                 request = ReadRequest(
                     self._epoch, member.incarnation, step, fragment, EARLY, progress, deadline_s, codec
                 )
@@ -172,13 +180,16 @@ class ReadRequests:
             member.link.note(self._sizes[event.fragment], event.took_s + event.held_s)
             member.answers.note(size, event.took_s)
             self._links.carry(now, member, size)
-            self._links.note(member, clock)
+            if event.syncer_step != member.counted:
+                self._links.note(member, clock)
         if member.under_way is None or member.under_way[:2] != (event.syncer_step, event.fragment):
             return False
         member.under_way = None
         return event.attempt == EARLY
 
-    def miss(self, now: float, step: OpenStep | None, event: Contribution | ReadMissed, reason: str) -> None:
+    def miss(
+        self, now: float, step: OpenStep | None, event: Contribution | ReadMissed, reason: str, clock: Clock
+    ) -> None:
         """Stop waiting for this incarnation's contribution, and record why."""
         member = self._members.get(event.learner, event.incarnation)
         under_way = member.under_way if member is not None else None
@@ -186,33 +197,50 @@ class ReadRequests:
             member.under_way = None  # it will not come
         if step is not None and step.awaited.get(event.learner) == event.incarnation:
             if reason == "timeout":
-                self._note_missed(event.learner, step, now, over=True)
+                self._note_missed(event.learner, step, now, True, clock)
             self._out.emit(step.miss(event.learner, reason))
 
-    def close(self, now: float, step: OpenStep, version: int) -> None:
+    def close(self, now: float, step: OpenStep, version: int, clock: Clock) -> None:
         """Reading is over: merge if at least K contributions are valid, else reopen."""
         step.read_at = now
         for learner in list(step.awaited):
             over = now >= step.deadline
-            self._note_missed(learner, step, now, over)
+            self._note_missed(learner, step, now, over, clock)
             self._out.emit(step.miss(learner, "timeout" if over else SLOW_LINK))
         if len(step.contributions) < self._quorum:
             self.reopen(now, step, f"{len(step.contributions)} valid contributions, the quorum is {self._quorum}")
             return
         self._out.add(step.merge(version, self._config.round_steps))
 
-    def _note_missed(self, learner: str, step: OpenStep, now: float, over: bool) -> None:
+    def _note_missed(self, learner: str, step: OpenStep, now: float, over: bool, clock: Clock) -> None:
         """Its answer is not waited for any more. Before its time is over, it may still come."""
         assert step.fragment is not None
         member, late = self._members.known(learner), None
-        member.answers.note_missed(self._links.bytes(member, step.fragment), now - step.decided_at)
-        if not over:
-            expected_s = member.answers.expected_s(self._links.bytes(member, step.fragment))
-            longest_s = max(LATE * self._config.read_timeout_s, 2.0 * expected_s)
-            late = UnderWay(step.syncer_step, step.fragment, max(step.deadline, now + longest_s))
+        size, until = self._links.bytes(member, step.fragment), step.due[learner] if over else now
+        member.answers.note_missed(size, max(now, until) - step.decided_at)
+        if over:
+            self._judge(member, step.syncer_step, clock)
+        else:
+            longest_s = max(LATE * self._config.read_timeout_s, 2.0 * member.answers.expected_s(size))
+            until = max(step.deadline, now + longest_s)
+            late = UnderWay(step.syncer_step, step.fragment, until, step.due[learner] - step.decided_at)
         self._members.note_missed(member, late)
         if late is not None and self._config.base_window:
             member.owes.add(step.fragment)
+
+    def _give_up(self, member: Member, clock: Clock) -> None:
+        """What no step waits for has not come: it will not."""
+        if (lost := member.under_way) is None:
+            return
+        member.under_way = None
+        member.answers.note_missed(self._links.bytes(member, lost.fragment), lost.missed_s)
+        self._judge(member, lost.syncer_step, clock)
+
+    def _judge(self, member: Member, syncer_step: int, clock: Clock) -> None:
+        """An answer did not come: its link is judged by it, once."""
+        if syncer_step != member.counted:
+            member.counted = syncer_step
+            self._links.note(member, clock)
 
     def reopen(self, now: float, step: OpenStep, reason: str, wait_s: float = REOPEN_S) -> None:
         """Send the step back to collecting; a new quorum is counted after so many seconds."""

@@ -9,6 +9,7 @@ from jax.sharding import PartitionSpec as P
 
 from learners.config import DataConfig, InnerConfig
 from learners.training import state_arrays
+from learners.training.devices import placement
 from learners.training.models.language import ByteLanguageModel
 from learners.training.trainer import Trainer
 from learners.training.tree import deal
@@ -27,6 +28,9 @@ class Sharded(ByteLanguageModel):
 class Indivisible(ByteLanguageModel):
     def sharding(self, mesh):
         return {"norm": P(("batch", "model"), None)}
+
+
+CUT = SyncConfig(P=4, split=True)  # the embedding in pieces, across the axis that lies on several devices
 
 
 def trained(kind, data, microbatches=1, **devices):
@@ -57,12 +61,11 @@ def trained(kind, data, microbatches=1, **devices):
     }
 
 
-def moved(data):
+def moved(data, sync):
     """What copies, adoption and snapshots do on four devices, beside steps that donate."""
     task = Sharded(data, 0, layers=1, width=16, heads=2)
     one, twin = (
-        Trainer(task, deal(task, SyncConfig(P=4)), InnerConfig(lr=1e-2), 0, devices=4, model_parallel=2)
-        for _ in range(2)
+        Trainer(task, deal(task, sync), InnerConfig(lr=1e-2), 0, devices=4, model_parallel=2) for _ in range(2)
     )
     started = [leaf.sharding == sharding for leaf, sharding in zip(one._leaves, one.layout.leaves, strict=True)]
     one.warm_up(BATCH)
@@ -101,6 +104,27 @@ def moved(data):
     }
 
 
+def written(data):
+    """The bytes beside a leaf in place that writing its pieces takes on each device, and the largest piece's."""
+    task = type("Spread", (Sharded,), {"sharding": lambda self, mesh: {"embed": P(("batch", "model"))}})
+    task = task(data, 0, layers=1, width=16, heads=2)
+    one = Trainer(task, deal(task, CUT), InnerConfig(), 0, devices=4, model_parallel=2)
+    found, sizes = [], []
+    for fragment in one.fragments:
+        thetas = np.arange(fragment.size, dtype=np.float32)
+        placed = one.prepare(fragment.index, thetas)
+        for tensor, values in zip(fragment.tensors, placed.leaves, strict=True):
+            if tensor.cut:
+                at = one._tree.leaf_of[tensor.path]
+                program = placement._writing(tensor.cut, one.layout.leaves[at]).lower(one._leaves[at], values).compile()
+                memory = program.memory_analysis()
+                found.append(memory.temp_size_in_bytes + memory.output_size_in_bytes - memory.alias_size_in_bytes)
+                sizes.append(4 * tensor.size)
+        one.swap(fragment.index, placed)
+        assert np.array_equal(one.read(fragment.index), thetas)
+    return {"beside": max(found), "piece": max(sizes), "pieces": len(sizes)}
+
+
 def refusal(kind, data, count=BATCH, **devices):
     task = kind(data, 0, layers=1, width=16, heads=2)
     try:
@@ -117,7 +141,9 @@ def main():
         "split": trained(ByteLanguageModel, data, devices=None),
         "parts": trained(Sharded, data, microbatches=2, devices=4, model_parallel=2),
         "sharded": trained(Sharded, data, devices=4, model_parallel=2),
-        "moved": moved(data),
+        "moved": moved(data, SyncConfig(P=4)),
+        "moved_pieces": moved(data, CUT),
+        "written": written(data),
         "refusals": [
             refusal(Sharded, data, devices=8),
             refusal(Sharded, data, devices=4, model_parallel=3),

@@ -72,8 +72,9 @@ def test_parameters_and_moments_are_cut_as_the_task_says(found: Any) -> None:
     assert found["one"]["shards"]["embed"] == [[256, 16]]
 
 
-def test_copies_adoption_and_snapshots_work_shard_by_shard_beside_steps_that_donate(found: Any) -> None:
-    moved = found["moved"]
+@pytest.mark.parametrize("leaves", ["moved", "moved_pieces"])
+def test_copies_adoption_and_snapshots_work_shard_by_shard_beside_steps_that_donate(found: Any, leaves: str) -> None:
+    moved = found[leaves]
     assert moved["started_in_place"], "initial parameters are made where they belong"
     assert moved["copied"] and moved["captured"], "as of the step they were taken after, though others ran since"
     assert moved["kept_in_place"] and moved["placed"], "each shard stays on its device"
@@ -136,3 +137,9 @@ def test_a_cpu_learner_has_as_many_devices_as_asked_for_and_only_one_is_pinned_t
         timeout=DEADLINE_S,
     )
     assert done.stdout.split() == [str(devices), "True"], done.stderr
+
+
+def test_a_piece_is_written_into_a_leaf_on_several_devices_without_another_copy(found: Any) -> None:
+    written = found["written"]
+    assert written["pieces"] > 2
+    assert written["beside"] <= written["piece"] / 8

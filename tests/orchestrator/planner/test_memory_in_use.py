@@ -85,7 +85,7 @@ from outer.numeric.rules import rules
 jax.jit(lambda x: x + 1)(np.ones(3)).block_until_ready()
 make = InitialState(made.task, dict(made.model), made.data, made.seed, made.sync)
 before, held = own(), 0
-fragments, thetas, patterns, _ = make()
+fragments, thetas, patterns, _ = make(lambda fragment: True)
 merge = rules([tensor for fragment in fragments for tensor in fragment.tensors], made.outer.merge, patterns)
 parameters = GlobalParameters(fragments, thetas, made.outer, made.sync.codec, merge)
 del thetas

@@ -23,6 +23,7 @@ from orchestrator.runtime import actor, evaluator, launch, metrics_actor, placem
 from outer.config import SyncConfig
 from outer.protocol.fragments import Fragment, Tensor
 from outer.protocol.schedule import Schedule
+from outer.shards import SHARD_CPUS
 
 RECIPES = Path(__file__).parents[3] / "deploy" / "recipes"
 SPACIOUS = ["name=west,CPU=100,GPU=8,region=west", "name=east,CPU=100,region=east"]
@@ -142,6 +143,28 @@ def test_memory_of_a_learner_and_the_syncer_by_hand() -> None:
     assert found["learner-a"].device_bytes == 0
 
 
+def test_shards_divide_what_the_syncer_holds_and_have_a_place_each() -> None:
+    model, durable = shapes(200, 500, 100, 100), {"durability": {"mode": "journal"}}
+    one = planned(recipe(**durable), of=model)
+    two = planned(recipe(run={"shards": 2}, **durable), of=model)
+    whole, shard = ({part.what: part.bytes for part in two.memory[who].parts} for who in ("syncer", "shard"))
+    assert list(whole) == ["the process itself"]
+    assert shard["global parameters"] == shard["outer optimizer state"] == 4 * 600  # fragments 1 and 3
+    both = {part.what: part.bytes for part in one.memory["syncer"].parts}
+    assert both["global parameters"] == 4 * 900 and "shard" not in one.memory
+    assert shard["payloads of the open steps"] == both["payloads of the open steps"], "of the largest fragment"
+    assert {"shard-0", "shard-1"} <= two.placement.services.keys()
+    spread = planned(recipe(run={"shards": 2}, **durable), nodes=["CPU=8", "CPU=8"], of=model).placement.services
+    assert spread["shard-0"] != spread["shard-1"]
+
+
+def test_where_links_may_change_their_format_a_merge_needs_float32_copies() -> None:
+    what = "payloads of several formats, float32"
+    for sync, copies in (({}, 0), ({"adaptive": True}, 5), ({"link_budget_gb_per_day": 1.0}, 5)):
+        found = {part.what: part.bytes for part in planned(recipe(sync=sync)).memory["syncer"].parts}
+        assert found[what] == copies * 100 * 4
+
+
 def test_parameters_and_optimizer_state_of_a_learner_with_gpus_are_on_the_device() -> None:
     on_gpu = memory.learner(SyncConfig(), shapes(), accelerated=True)
     state, staged, open_steps = 1400 + 2800, 2 * memory.staged_bytes(SyncConfig(), shapes()), 2
@@ -210,6 +233,7 @@ def test_constants_are_those_of_the_code_that_runs() -> None:
         "chaos": CPUS,
     }
     assert fit.AGENT_CPUS == placement.AGENT_CPUS
+    assert fit.SHARD_CPUS == SHARD_CPUS
     assert DOWN_BYTES == ELEMENT_BYTES
 
 
@@ -290,10 +314,12 @@ def test_a_quorum_that_needs_the_largest_region_is_warned_of_by_pool_and_region(
     assert planned(recipe(pools=SPREAD, sync={"quorum": 1})).warnings == ()
 
 
-def test_a_fragment_of_twice_the_mean_is_warned_of_with_the_number_that_evens_it() -> None:
+def test_a_tensor_beyond_four_thirds_of_the_mean_fragment_is_warned_of_with_what_evens_it() -> None:
     (warning,) = planned(of=shapes(500, 100, 100, 100)).warnings
-    assert (warning.field, warning.fix.split(",")[0]) == ("sync.P", "give 1")
-    assert planned(of=shapes(200, 100, 100, 100)).warnings == ()
+    assert (warning.field, warning.fix) == ("sync.split", "give true, which cuts it by rows, or P = 2")
+    assert planned(of=shapes(150, 100, 100, 100)).warnings == ()
+    (still,) = planned(recipe(sync={"split": True}), of=shapes(500, 100, 100, 100)).warnings
+    assert (still.field, still.fix.split(",")[0]) == ("sync.P", "give 1"), "it cannot be cut"
 
 
 def test_full_precision_across_regions_is_warned_of_and_within_one_is_not() -> None:

@@ -278,3 +278,20 @@ def test_what_cannot_speak_is_refused_with_the_fix(parrot: Any) -> None:
         result = invoke("sample", *arguments)
         assert result.exit_code == 2
         assert says in result.stderr and "fix: " in result.stderr
+
+
+def test_tensors_that_were_cut_are_whole_in_the_file(store: RunStore) -> None:
+    table = np.arange(12, dtype=np.float32).reshape(4, 3)
+    first, last = (
+        Tensor(f"table[{start}:{start + 2}]", (2, 3), "float32", leaf="table", start=start) for start in (0, 2)
+    )
+    cut = (Fragment(0, (last, Tensor("scale", (), "float32"))), Fragment(1, (first,)))
+    thetas = [np.append(table[2:], np.float32(7.0)), table[:2].reshape(-1)]
+    write_final(store, 40, cut, thetas)
+    about = store.read_json("final/manifest.json")["tensors"]["table"]
+    assert (about["fragment"], about["pieces"]) == (None, {"table[0:2]": 1, "table[2:4]": 0})
+    told = json.loads(invoke("export", "one", "--json").stdout)
+    tensors = load_file("model.safetensors")
+    np.testing.assert_array_equal(tensors["table"], table)
+    assert tensors["scale"] == 7.0
+    assert json.loads(told["metadata"]["fragments"]) == [codec.digest(theta) for theta in thetas]

@@ -227,3 +227,12 @@ def test_a_pool_without_a_place_is_told_at_once_and_once_and_so_is_that_it_has_o
         view.update(each)
     lines = [line for line in out.getvalue().splitlines() if not line.startswith("demo: running")]
     assert lines == ["pool a waits", "no quorum", "every learner has a place"]
+
+
+def test_shards_have_a_line_each_with_what_the_store_refuses() -> None:
+    shards = [{"pid": 7, "node": "ab" * 14, "trouble": ""}, {"pid": 8, "node": None, "trouble": "OSError: full"}, {}]
+    status = STATUS | {"syncer": STATUS["syncer"] | {"shards": shards}}
+    wanted = ["shard 0: pid 7, node abababab", "shard 1: pid 8, node -, OSError: full", "shard 2: pid -, node -"]
+    assert words.shard_lines(status) == wanted
+    assert set(wanted) < set(words.lines(status))
+    assert words.shard_lines(STATUS) == []

@@ -99,10 +99,13 @@ def test_the_syncer_the_first_evaluation_and_lock_step_start_from_it(corpus: str
     assert not all(np.array_equal(a, b) for a, b in zip(fresh, wanted, strict=True))
 
     state = InitialState(resolved.task, resolved.model, resolved.data, resolved.seed, SYNC, resolved.warm_start)
-    _, thetas, _, described = state()
+    _, thetas, _, described = state(lambda _: True)
     assert described["tokens_per_sample"] == task.tokens(1)
     for found in (thetas, initial_parameters(task, fragments, resolved.seed, resolved.warm_start)):
         assert all(np.array_equal(a, b) for a, b in zip(found, wanted, strict=True))
+    _, some, _, _ = state(lambda fragment: fragment == 1)
+    assert [theta is None for theta in some] == [index != 1 for index in range(len(fragments))]
+    assert np.array_equal(some[1], wanted[1])
 
 
 def lock_step(task: ByteLanguageModel, steps: int, warm_start: WarmStart | None = None) -> LockStep:

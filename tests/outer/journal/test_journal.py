@@ -310,8 +310,11 @@ def test_a_cuts_part_has_every_fragment_those_that_never_committed_as_they_began
     writer = Writer(tmp_path, 1)
     writer.commit(2)
     fragments = [Fragment(index, (Tensor(f"t{index}", (5,), "float32"),)) for index in range(FRAGMENTS)]
+    fragments[1] = Fragment(1, (Tensor("w[4:9]", (5,), "float32", leaf="w", start=4),))
     begun = {index: np.full(5, float(index), np.float32) for index in range(FRAGMENTS)}
     header, arrays = writer.journal.cut().part(1, 7, fragments, begun)
     assert (header["values"], header["initial"]) == ([[2, 1, 2]], [0, 1])
     assert [float(array[0]) for array in arrays] == [1001.0, 0.0, 0.0, 1.0]
-    assert header["tensors"] == [[[f"t{index}", [5], "float32", "merged"]] for index in range(FRAGMENTS)]
+    assert header["tensors"][::2] == [[[f"t{index}", [5], "float32", "merged"]] for index in (0, 2)]
+    name, shape, *more = header["tensors"][1][0]
+    assert Tensor(name, tuple(shape), *more) == fragments[1].tensors[0]

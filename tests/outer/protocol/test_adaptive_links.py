@@ -8,12 +8,13 @@ from typing import Any
 import pytest
 
 from outer.config import SyncConfig
-from outer.protocol.facts import Committed, LinkAdapted, LinkBudgeted, Refused, StepReopened
+from outer.protocol.facts import Committed, LinkAdapted, LinkBudgeted, LinkCarried, ReadFailed, Refused, StepReopened
 from outer.protocol.fragments import Fragment, Tensor
 from outer.protocol.links.adapting import AFTER, BACK_AFTER, Clock, Place, Rung, Uplinks
 from outer.protocol.links.budget import DAY_S, SLOTS, LinkBudget
 from outer.protocol.links.links import EARLY, Links, UnderWay
 from outer.protocol.messages import Contribution, FragmentCounters, Notice, ReadRequest
+from outer.protocol.recovery import Entry, recover
 from outer.protocol.syncer import Budget, Syncer
 from tests.golden.bench import MANIFEST, Bench, Peer
 
@@ -223,7 +224,7 @@ def test_an_early_answer_that_is_here_keeps_its_payload_and_a_version_is_counted
     config = SyncConfig(P=1, H=4, adaptive=True, link_budget_gb_per_day=1.0)
     links = Links(config, 1, Uplinks(("",), ((8,),), (100,)), SimpleNamespace(emit=lambda fact: None))
     member: Any = SimpleNamespace(name="a", incarnation=1, under_way=None)
-    links.expect(member, UnderWay(5, 0, 9.0))
+    links.expect(member, UnderWay(5, 0, 9.0, 1.0))
     assert links.early_reads == {(5, EARLY)}
     links.take(5, 0, [member])  # its step is read, and reopens
     assert links.early_reads == set()
@@ -232,3 +233,57 @@ def test_an_early_answer_that_is_here_keeps_its_payload_and_a_version_is_counted
     for version in (1, 1, 1, 2):
         links.carry_version(0.0, member, 0, version)
     assert links._budgets["a"].used == 200
+
+
+def test_a_link_whose_answers_never_arrive_goes_down_too_and_comes_back_when_they_do() -> None:
+    made = made_of_two(adaptive=True)
+    run(made, 60, 40.0)
+    run(made, 500, 1e-9)
+    told = made.facts(LinkAdapted)
+    assert told and all(fact.learner == "a" for fact in told)
+    assert [fact.every for fact in told] == sorted(fact.every for fact in told) and told[-1].every > 1
+    missed = [fact for fact in made.facts(ReadFailed) if fact.learner == "a"]
+    assert len(missed) >= AFTER * len(told)
+    assert float(told[0].reason.split("about ")[1].split(" s,")[0]) >= 1.0, "each counts as its deadline at least"
+    made.due = []  # they are lost
+    run(made, 500, 40.0)
+    assert made.facts(LinkAdapted)[-1].every == 1
+
+
+def test_an_answer_that_comes_after_its_deadline_counts_once() -> None:
+    made = made_of_two(adaptive=True)
+    member = made.syncer._members.known("a")
+    notes: list[int] = []
+    made.syncer._links.note = lambda member, clock: notes.append(1)  # type: ignore[method-assign]
+    requests = made.syncer._read_requests
+    requests._judge(member, 5, made.syncer._clock)
+    requests._judge(member, 5, made.syncer._clock)
+    assert notes == [1] and member.counted == 5
+
+
+def test_the_next_epoch_knows_what_links_have_carried_and_records_do_not_grow() -> None:
+    made = made_of_two(link_budget_gb_per_day=100 * MIB / 1e9)
+    run(made, 200, 40.0)
+    records = [each for each in made.facts(LinkCarried) if each.learner == "a"]
+    used = made.syncer._links._budgets["a"].used
+    assert {each.quarter for each in records} == {0}
+    assert used - max(each.bytes for each in records) <= 0.01 * 100 * MIB + 4 * MIB
+    found = recover([Entry(1, number, each) for number, each in enumerate(made.facts(LinkCarried))], 2)
+    links, told = another(made, found.carried)
+    member: Any = SimpleNamespace(name="a", incarnation=1)
+    links.check(5e6, member)
+    assert [(fact.state, fact.used) for fact in told] == [("paused", records[-1].bytes)]
+    links.carry(5e6 + 1.0, member, 100 * MIB)
+    assert links.paused("a") and told[-1] == LinkCarried("a", 1, 100 * MIB), "quarters go on where they were"
+    links.end()
+    links.carry(5e6 + 2.0, member, 100 * MIB)
+    assert len(told) == 2
+
+
+def another(made: Bench, carried: dict[str, dict[int, int]]) -> tuple[Links, list[Any]]:
+    """The links of a next epoch, and what they tell and record."""
+    told: list[Any] = []
+    out = SimpleNamespace(emit=told.append, append=told.append)
+    links = Links(made.config, 2, UPLINKS, out)
+    links.restore(carried)
+    return links, told

@@ -4,11 +4,12 @@ from __future__ import annotations
 
 import itertools
 
+import numpy as np
 import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from outer.protocol.fragments import Tensor, balanced, default_count
+from outer.protocol.fragments import Tensor, balanced, default_count, in_pieces
 from tests.property_settings import examples
 
 SIZES = st.lists(st.integers(1, 60), min_size=1, max_size=7)
@@ -77,3 +78,31 @@ def test_more_fragments_than_tensors_is_refused_with_the_largest_possible_number
 )
 def test_the_default_number_of_fragments(tensor_count: int, round_steps: int, wanted: int) -> None:
     assert default_count(tensor_count, round_steps) == wanted
+
+
+SHAPES = st.lists(st.integers(1, 12), min_size=0, max_size=3).map(tuple)
+
+
+@given(shapes=st.lists(SHAPES, min_size=1, max_size=12), count=st.integers(1, 8))
+def test_pieces_are_all_of_a_large_tensor_without_gap_or_overlap(shapes: list[tuple[int, ...]], count: int) -> None:
+    whole = [Tensor(f"t{index}", shape, "float32", "mean") for index, shape in enumerate(shapes)]
+    mean = sum(tensor.size for tensor in whole) / count
+    pieces = in_pieces(whole, count)
+    assert len({piece.name for piece in pieces}) == len(pieces)
+    for tensor in whole:
+        held = np.zeros(tensor.shape, np.int64)
+        mine = [piece for piece in pieces if piece.path == tensor.name]
+        for piece in mine:
+            assert held[piece.index].shape == piece.shape and piece.kind == "mean"
+            held[piece.index] += 1
+        assert (held == 1).all()
+        if 3 * tensor.size <= 4 * mean:
+            assert mine == [tensor], "it is not large"
+        elif len(mine) < max(tensor.shape, default=1):
+            place = tensor.size // max(tensor.shape[mine[0].axis], 1)
+            assert max(piece.size for piece in mine) <= mean / 2 + place
+
+
+def test_a_tensor_with_one_place_on_each_axis_is_not_cut() -> None:
+    tensors_ = [Tensor("one", (1, 1), "float32"), Tensor("scalar", (), "float32")]
+    assert in_pieces(tensors_, 9) == tuple(tensors_)

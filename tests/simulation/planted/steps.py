@@ -9,6 +9,7 @@ from unittest.mock import patch
 
 from outer.config import SyncConfig
 from outer.protocol import open_step
+from outer.protocol.links.adapting import Clock
 from outer.protocol.messages import STEPPING, Report
 from outer.protocol.open_step import OpenStep, Stage
 from outer.protocol.quorum import Decision, Verdict
@@ -38,7 +39,7 @@ def quorum_off_by_one(plant: Plant) -> None:
 def quorum_of_the_asked(plant: Plant) -> None:
     """Contributions that are valid make a quorum, not learners that were asked."""
 
-    def close(self: ReadRequests, now: float, step: OpenStep, version: int) -> None:
+    def close(self: ReadRequests, now: float, step: OpenStep, version: int, clock: Clock) -> None:
         assert step.fragment is not None
         for learner in list(step.awaited):
             self._members.note_missed(self._members.known(learner), None)
@@ -158,7 +159,7 @@ def weights_of_the_last_report(plant: Plant) -> None:
     """A contribution weighs by the counters of the step that was read, not by those of a report."""
 
     def wrapper(method: Any) -> Any:
-        def close(self: ReadRequests, now: float, step: OpenStep, version: int) -> None:
+        def close(self: ReadRequests, now: float, step: OpenStep, version: int, clock: Clock) -> None:
             told = {member.name: member.report.counters for member in self._members.live if member.report}
 
             def stale(contributions: Any, *how: Any) -> Any:
@@ -167,7 +168,7 @@ def weights_of_the_last_report(plant: Plant) -> None:
                 return weigh([replace(c, counters=now) for c, now in zip(contributions, usable, strict=True)], *how)
 
             with patch.object(open_step, "weigh", stale):
-                method(self, now, step, version)
+                method(self, now, step, version, clock)
 
         return close
 
