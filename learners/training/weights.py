@@ -47,7 +47,7 @@ def read(path: str | Path) -> dict[str, Flat]:
             named = _read_safetensors(source)
         else:
             raise ValueError(
-                "no such file or folder; give a .safetensors file, a run's folder or its final/, or a Hugging Face folder"
+                "no such file or folder; give a .safetensors file, a run's folder, its final/, or a Hugging Face folder"
             )
     except OSError as error:
         raise ValueError(f"cannot be read: {error}; give a file that this user may read") from error

@@ -8,6 +8,7 @@ matrix and layer, so that the tensors can be dealt into fragments.
 from __future__ import annotations
 
 from functools import partial
+from typing import Any
 
 import jax
 import jax.numpy as jnp
@@ -76,25 +77,23 @@ def sharding(config: DecoderConfig, vocabulary: int, mesh: Mesh) -> dict[str, Pa
     Over "batch" it is FSDP: XLA gathers a matrix for its use. Pattern of tensor paths to specification.
     """
     shapes = jax.eval_shape(lambda: init(jax.random.key(0), config, vocabulary))
-    block = shapes["blocks"][0]
-    patterns = {f"*/{name}": ("batch", "model") for name in ("query", "key", "value", "gate", "up", "head")}
-    patterns |= {f"*/{name}": ("model", "batch") for name in ("out", "down")}
-    if config.experts:  # its columns, not its rows, belong to experts
-        patterns["*/down"] = ("batch", "model")
-    patterns |= {"embed": ("model", "batch"), "head": ("batch", "model")}
-    found = {name: shapes[name] for name in ("embed", "head") if name in shapes}
-    found |= {f"*/{name}": leaf for branch in block.values() for name, leaf in branch.items()}
-    spec: type = PartitionSpec  # JAX leaves its constructor untyped
-    return {
-        pattern: spec(*(axis if size % mesh.shape[axis] == 0 else None for axis, size in zip(axes, leaf.shape)))
-        for pattern, axes in patterns.items()
-        if (leaf := found.get(pattern)) is not None
-    }
+    leaves = {name: shapes[name] for name in ("embed", "head") if name in shapes}
+    leaves |= {f"*/{name}": leaf for branch in shapes["blocks"][0].values() for name, leaf in branch.items()}
+    down = ("batch", "model") if config.experts else ("model", "batch")  # an expert's are columns
+    axes = {"embed": ("model", "batch"), "*/out": ("model", "batch"), "*/down": down}
+    spec: Any = PartitionSpec  # JAX leaves its constructor untyped
+
+    def cut(name: str, shape: tuple[int, ...]) -> PartitionSpec:
+        of = zip(axes.get(name, ("batch", "model")), shape, strict=True)
+        placed: PartitionSpec = spec(*(axis if size % mesh.shape[axis] == 0 else None for axis, size in of))
+        return placed
+
+    return {name: cut(name, leaf.shape) for name, leaf in leaves.items() if len(leaf.shape) == 2}
 
 
 def _layer(block: Params, x: jax.Array, angles: jax.Array, config: DecoderConfig) -> tuple[jax.Array, Routing | None]:
     x = x + layers.attention(block["attention"], x, config.heads, config.norm_eps, angles)
     if not config.experts:
         return x + layers.gated_mlp(block["mlp"], x, config.norm_eps), None
-    y, routing = experts.mixture(block["mlp"], x, config.chosen, config.norm_eps)
+    y, routing = experts.mixture(block["mlp"], x, config.chosen, config.norm_eps, config.dispatch == "ragged")
     return x + y, routing

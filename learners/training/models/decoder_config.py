@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from typing import Any, Self
+from typing import Any, Literal, Self
 
 from pydantic import Field, NonNegativeFloat, NonNegativeInt, PositiveFloat, PositiveInt, model_validator
 
@@ -26,6 +26,10 @@ class DecoderConfig(Section):
     remat: bool = Field(False, description="compute a layer's activations again for the gradient, to save memory")
     experts: NonNegativeInt = Field(0, description="MLPs of a layer, each of `hidden`; 0: one, without a router")
     chosen: PositiveInt = Field(2, description="experts that a token goes to")
+    dispatch: Literal["dense", "ragged"] = Field(
+        "dense",
+        description="dense: every expert computes every token; ragged: its own, for many experts on accelerators",
+    )
     balance: NonNegativeFloat = Field(0.01, description="weight of the load-balancing loss")
     router_z: NonNegativeFloat = Field(0.001, description="weight of the router's z-loss")
 

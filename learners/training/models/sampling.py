@@ -28,9 +28,9 @@ def generate(
 ) -> jax.Array:
     """Sample int32[length] tokens that continue the first `filled` (at least 1) tokens of window int32[L].
 
-    `next_scores(params, window, i)`: the logits after the tokens 0 to i of a window. Each token sees the L tokens before
-    it: a full window shifts, which rotary positions allow. Tokens below `known` are drawn from softmax(logits /
-    temperature) over the `top_k` likeliest (0: all); at temperature 0 the likeliest is taken.
+    `next_scores(params, window, i)`: the logits after the tokens 0 to i of a window. Each token sees the L tokens
+    before it: a full window shifts, which rotary positions allow. Tokens below `known` are drawn from
+    softmax(logits / temperature) over the `top_k` likeliest (0: all); at temperature 0 the likeliest is taken.
     """
 
     def step(state: tuple[jax.Array, jax.Array], key: jax.Array) -> tuple[tuple[jax.Array, jax.Array], jax.Array]:
