@@ -5,10 +5,10 @@ from __future__ import annotations
 import jax
 import jax.numpy as jnp
 
-LOGITS_MAX = 1 << 24  # logits of one piece: 64 MiB in float32
+PIECE = 1 << 24  # logits of one piece: 64 MiB in float32
 
 
-def cross_entropy(x: jax.Array, head: jax.Array, targets: jax.Array, most: int = LOGITS_MAX) -> jax.Array:
+def cross_entropy(x: jax.Array, head: jax.Array, targets: jax.Array, most: int = PIECE) -> jax.Array:
     """Mean nats per token, float32 scalar, of features [batch, length, width] and targets int[batch, length].
 
     `head` [width, vocabulary]. Above `most` logits, the sequence is cut into pieces of positions: the logits of a
