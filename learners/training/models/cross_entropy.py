@@ -19,7 +19,7 @@ def cross_entropy(x: jax.Array, head: jax.Array, targets: jax.Array, most: int =
     batch, length, width = x.shape
     pieces = min(length, -(-batch * length * head.shape[1] // most))
     if pieces == 1:
-        return _nats(x, head, targets).sum() / (batch * length)
+        return jnp.mean(_nats(x, head, targets))
     each = -(-length // pieces)
     padding = pieces * each - length
     features = jnp.pad(x, ((0, 0), (0, padding), (0, 0))).reshape(batch, pieces, each, width)
@@ -33,7 +33,8 @@ def cross_entropy(x: jax.Array, head: jax.Array, targets: jax.Array, most: int =
         return total + jnp.where(counted, _nats(x, wide.astype(x.dtype), targets), 0.0).sum(), None
 
     over = jnp.moveaxis(features, 1, 0), jnp.moveaxis(wanted, 1, 0), counted
-    return jax.lax.scan(piece, jnp.float32(0.0), over)[0] / (batch * length)
+    total: jax.Array = jax.lax.scan(piece, jnp.float32(0.0), over)[0]
+    return total / (batch * length)
 
 
 def logits(x: jax.Array, head: jax.Array) -> jax.Array:

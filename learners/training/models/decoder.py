@@ -49,9 +49,8 @@ def features(params: Params, tokens: jax.Array, config: DecoderConfig) -> tuple[
     Without experts there is no routing.
     """
     angles = layers.rotary(tokens.shape[1], config.features, config.rope_theta)
-    layer = partial(_layer, config=config)
-    if config.remat:
-        layer = jax.checkpoint(layer)
+    plain = partial(_layer, config=config)
+    layer = jax.checkpoint(plain) if config.remat else plain
     x, routings = params["embed"][tokens], []
     for block in params["blocks"]:
         x, routing = layer(block, x, angles)
@@ -61,7 +60,8 @@ def features(params: Params, tokens: jax.Array, config: DecoderConfig) -> tuple[
 
 def head(params: Params) -> jax.Array:
     """The output matrix [width, vocabulary]."""
-    return params["head"] if "head" in params else params["embed"].T
+    matrix: jax.Array = params["head"] if "head" in params else params["embed"].T
+    return matrix
 
 
 def losses(params: Params, tokens: jax.Array, config: DecoderConfig) -> tuple[jax.Array, list[Routing]]:
