@@ -9,6 +9,7 @@ from jax.sharding import PartitionSpec as P
 
 from learners.config import DataConfig, InnerConfig
 from learners.training import state_arrays
+from learners.training.models.causal_lm import CausalLM
 from learners.training.models.language import ByteLanguageModel
 from learners.training.trainer import Trainer
 from learners.training.tree import deal
@@ -27,6 +28,13 @@ class Sharded(ByteLanguageModel):
 class Indivisible(ByteLanguageModel):
     def sharding(self, mesh):
         return {"norm": P(("batch", "model"), None)}
+
+
+class Mixed(CausalLM):
+    """The decoder with experts, whose columns are cut with those of all other matrices."""
+
+    def __init__(self, data, seed, **model):
+        super().__init__(data, seed, **model, kv_heads=1, hidden=12, experts=4)
 
 
 def trained(kind, data, microbatches=1, **devices):
@@ -117,6 +125,8 @@ def main():
         "split": trained(ByteLanguageModel, data, devices=None),
         "parts": trained(Sharded, data, microbatches=2, devices=4, model_parallel=2),
         "sharded": trained(Sharded, data, devices=4, model_parallel=2),
+        "one_mixed": trained(Mixed, data, devices=1),
+        "mixed": trained(Mixed, data, devices=4, model_parallel=2),
         "moved": moved(data),
         "refusals": [
             refusal(Sharded, data, devices=8),

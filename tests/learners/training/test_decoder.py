@@ -25,6 +25,20 @@ def task(**model: Any) -> CausalLM:
     return CausalLM(DataConfig(path="/no/such/text", sequence_length=12), 0, **(SMALL | model))
 
 
+def fresh(model: CausalLM) -> Any:
+    """Parameters like those of init, without compiling it."""
+    drawn = np.random.default_rng(0)
+
+    def leaf(shape: Any) -> Any:
+        return (
+            np.ones(shape.shape, np.float32)
+            if len(shape.shape) == 1
+            else drawn.normal(size=shape.shape, scale=0.25).astype(np.float32)
+        )
+
+    return jax.tree.map(leaf, jax.eval_shape(model.init, jax.random.key(0)))
+
+
 def tokens(vocabulary: int = 256) -> Any:
     return np.random.default_rng(0).integers(0, vocabulary, (4, 13)).astype(np.uint16)
 
@@ -70,7 +84,7 @@ def _shapes(jaxpr: Any) -> set[tuple[int, ...]]:
 
 def test_a_token_sees_none_after_it_and_groups_of_queries_share_keys() -> None:
     model = task()
-    params = jax.jit(model.init)(jax.random.key(0))
+    params = fresh(model)
     given = jnp.asarray(tokens()[:, :-1], jnp.int32)
     seen = jax.jit(lambda given: decoder.features(params, given, model.config)[0])
     plain, changed = np.asarray(seen(given)), np.asarray(seen(given.at[:, 7].set(3)))
@@ -86,6 +100,13 @@ def test_a_token_sees_none_after_it_and_groups_of_queries_share_keys() -> None:
 
 
 # ------------------------------------------------------------------ experts
+
+
+def one_mixture() -> Any:
+    """Parameters of a mixture: width 8, four experts of 6."""
+    shapes = jax.eval_shape(lambda: experts.init(layers.matrices(jax.random.key(0), 4), 8, 6, 4, 1.0))
+    drawn = np.random.default_rng(0)
+    return {name: jnp.asarray(drawn.normal(size=each.shape) * 8**-0.5, jnp.float32) for name, each in shapes.items()}
 
 
 def one_by_one(params: Any, x: Any, chosen: int) -> Any:
@@ -110,7 +131,7 @@ def one_by_one(params: Any, x: Any, chosen: int) -> Any:
 
 @pytest.mark.parametrize("chosen", [1, 2])
 def test_a_token_gets_its_best_experts_by_either_dispatch_with_the_same_gradients(chosen: int) -> None:
-    params = experts.init(layers.matrices(jax.random.key(0), 4), 8, 6, 4, 1.0)
+    params = one_mixture()
     x = jax.random.normal(jax.random.key(1), (3, 5, 8))
     wanted = one_by_one(params, x.reshape(-1, 8), chosen).reshape(x.shape)
 
@@ -127,13 +148,13 @@ def test_a_token_gets_its_best_experts_by_either_dispatch_with_the_same_gradient
 
 
 def test_the_balancing_loss_is_least_for_an_even_router_and_grows_where_one_expert_gets_all() -> None:
-    params = experts.init(layers.matrices(jax.random.key(0), 4), 8, 6, 4, 1.0)
+    params = one_mixture()
     x = jax.random.normal(jax.random.key(1), (8, 64, 8))
     routed = jax.jit(lambda params, x: experts.mixture(params, x, 1, 1e-6)[1])
-    even = routed(params | {"router": params["router"] * 1e-3}, x)
+    even = routed(params | {"router": params["router"] * 1e-3, "norm": jnp.ones(8)}, x)
     # A constant feature for which expert 2 alone has a weight.
     router = jnp.zeros((8, 4)).at[0, 2].set(20.0)
-    skewed = routed(params | {"router": router}, x.at[..., 0].set(9.0))
+    skewed = routed(params | {"router": router, "norm": jnp.ones(8)}, x.at[..., 0].set(9.0))
     assert float(even.balance) == pytest.approx(1.0, abs=0.02)
     assert float(skewed.balance) == pytest.approx(4.0, abs=0.02)
     assert (float(skewed.load_max), float(skewed.load_min)) == (4.0, 0.0)
@@ -142,21 +163,22 @@ def test_the_balancing_loss_is_least_for_an_even_router_and_grows_where_one_expe
 
 def test_what_a_step_reports_of_its_experts_adds_up_to_its_loss() -> None:
     model = task(**MIXED)
-    params = jax.jit(model.init)(jax.random.key(0))
-    loss, aux = jax.jit(model.loss)(params, tokens(), jax.random.key(0))
+    params = fresh(model)
+    both = jax.jit(lambda *given: (*model.loss(*given), model.held_out_loss(*given[:2])))
+    loss, aux, held_out = both(params, tokens(), jax.random.key(0))
     summed = aux["cross_entropy"] + 0.01 * aux["balance"] + 0.001 * aux["router_z"]
     assert float(loss) == pytest.approx(float(summed), rel=1e-6)
-    assert float(model.held_out_loss(params, tokens())) == pytest.approx(float(aux["cross_entropy"]), rel=1e-6)
+    assert float(held_out) == pytest.approx(float(aux["cross_entropy"]), rel=1e-6)
     assert 0.0 <= float(aux["expert_load_min"]) <= 1.0 <= float(aux["expert_load_max"]) <= 4.0
 
 
 # ------------------------------------------------------------------ precision, memory
 
 
-@pytest.mark.parametrize("model", [SMALL | {"qk_norm": True, "tied": False}, MIXED, MIXED | {"dispatch": "ragged"}])
+@pytest.mark.parametrize("model", [SMALL | {"qk_norm": True, "tied": False}, MIXED | {"dispatch": "ragged"}])
 def test_computing_activations_again_changes_nothing_and_bfloat16_little(model: dict[str, Any]) -> None:
     plain, again = task(**model), task(**model, remat=True)
-    params = jax.jit(plain.init)(jax.random.key(0))
+    params = fresh(plain)
     loss = lambda one: jax.jit(jax.value_and_grad(lambda params: one.loss(params, tokens(), None)[0]))(params)  # noqa: E731
     assert differ(loss(again), loss(plain)) < 1e-5
     narrow = precise(plain, InnerConfig(compute="bfloat16"))
