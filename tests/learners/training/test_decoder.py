@@ -29,12 +29,9 @@ def fresh(model: CausalLM) -> Any:
     """Parameters like those of init, without compiling it."""
     drawn = np.random.default_rng(0)
 
-    def leaf(shape: Any) -> Any:
-        return (
-            np.ones(shape.shape, np.float32)
-            if len(shape.shape) == 1
-            else drawn.normal(size=shape.shape, scale=0.25).astype(np.float32)
-        )
+    def leaf(like: Any) -> jax.Array:
+        values = np.ones(like.shape) if len(like.shape) == 1 else drawn.normal(size=like.shape, scale=0.25)
+        return jnp.asarray(values, jnp.float32)
 
     return jax.tree.map(leaf, jax.eval_shape(model.init, jax.random.key(0)))
 
@@ -175,6 +172,7 @@ def test_what_a_step_reports_of_its_experts_adds_up_to_its_loss() -> None:
 # ------------------------------------------------------------------ precision, memory
 
 
+@pytest.mark.full
 @pytest.mark.parametrize("model", [SMALL | {"qk_norm": True, "tied": False}, MIXED | {"dispatch": "ragged"}])
 def test_computing_activations_again_changes_nothing_and_bfloat16_little(model: dict[str, Any]) -> None:
     plain, again = task(**model), task(**model, remat=True)

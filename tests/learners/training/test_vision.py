@@ -49,6 +49,7 @@ def test_a_training_image_is_moved_by_a_pixel_at_most_and_by_its_position_alone(
     assert np.array_equal(digits().batch(100, 1)["image"][0], moved[10])
 
 
+@pytest.mark.full
 def test_it_learns_digits_that_it_has_not_seen() -> None:
     task = digits()
     learner = trainer.Trainer(task, tree.deal(task, SyncConfig(P=1)), InnerConfig(lr=3e-3), 0)
