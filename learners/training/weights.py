@@ -1,6 +1,6 @@
 """Reads parameters from files by tensor name, compares them with a model, and splits them into fragments.
 
-The formats are a run's `final/` folder and safetensors. Does not import JAX.
+The formats are a run's `final/` folder, safetensors, and Hugging Face folders. Does not import JAX.
 """
 
 from __future__ import annotations
@@ -18,6 +18,7 @@ from numpy.typing import NDArray
 from safetensors import SafetensorError, deserialize, safe_open
 
 from learners.config import WarmStart
+from learners.training.models import huggingface
 from outer.protocol.fragments import Fragment, Tensor
 
 Flat = NDArray[np.float32]
@@ -27,19 +28,27 @@ _FLOATS: dict[str, Any] = {"F64": np.float64, "F32": np.float32, "F16": np.float
 
 
 def read(path: str | Path) -> dict[str, Flat]:
-    """Read the tensors of a safetensors file, a `final/` folder, or the run folder around one, as float32.
+    """Read the tensors of a safetensors file, a `final/` folder or the run folder around one, or a Hugging Face folder
+    of the decoder's (models/huggingface.py), as float32.
 
     Raises ValueError, with the problem and, after a semicolon, the fix, for anything else, and for tensors that are not
     floating-point, not finite, or do not match their manifest.
     """
     source = Path(path).expanduser()
     try:
-        if source.is_dir():
+        if huggingface.is_folder(source):
+            theirs: dict[str, Flat] = {}
+            for file in huggingface.weight_files(source):
+                theirs |= _read_safetensors(file)
+            named = huggingface.ours(source, theirs)
+        elif source.is_dir():
             named = _read_final(source)
         elif source.is_file():
             named = _read_safetensors(source)
         else:
-            raise ValueError("no such file or folder; give a .safetensors file, or a run's folder or its final/")
+            raise ValueError(
+                "no such file or folder; give a .safetensors file, a run's folder, its final/, or a Hugging Face folder"
+            )
     except OSError as error:
         raise ValueError(f"cannot be read: {error}; give a file that this user may read") from error
     bad = [name for name, values in named.items() if not np.isfinite(values).all()]

@@ -1,10 +1,10 @@
-"""`diloco export RUN`: a run's final parameters, or a checkpoint's, as one safetensors file."""
+"""`diloco export RUN`: a run's final parameters, or a checkpoint's, for other programs."""
 
 from __future__ import annotations
 
 import json
 from pathlib import Path
-from typing import TYPE_CHECKING, Annotated
+from typing import TYPE_CHECKING, Annotated, Literal
 
 import typer
 
@@ -13,6 +13,7 @@ from orchestrator.cli.errors import reported
 from orchestrator.cli.options import AsJson, Run
 from orchestrator.cli.status import located
 from orchestrator.recipe.problems import InputError, Problem
+from orchestrator.recipe.validation import host_only
 from orchestrator.store.run_store import RunStore
 
 if TYPE_CHECKING:
@@ -23,19 +24,33 @@ NEWEST = "newest"
 
 def export(
     run: Run,
-    out: Annotated[Path, typer.Option(help="The file to write.")] = Path("model.safetensors"),
+    out: Annotated[
+        Path | None, typer.Option(help="The file or folder to write [model.safetensors, or model].", show_default=False)
+    ] = None,
+    form: Annotated[
+        Literal["safetensors", "huggingface", "orbax"],
+        typer.Option("--format", help="One file; a folder for transformers; an Orbax checkpoint."),
+    ] = "safetensors",
     checkpoint: Annotated[
         str | None, typer.Option(metavar="N|newest", help="A checkpoint's parameters instead of the final ones.")
     ] = None,
     as_json: AsJson = False,
 ) -> None:
-    """Write a run's final parameters, or a checkpoint's, as a safetensors file, and read it back."""
+    """Write a run's final parameters, or a checkpoint's, for other programs, and read them back."""
     with reported(as_json):
         store = located(run)
         from orchestrator.store import export as files
 
         model = files.of_run(store) if checkpoint is None else _of_checkpoint(store, checkpoint)
-        files.write(model, out)
+        out = out or Path("model.safetensors" if form == "safetensors" else "model")
+        if form == "safetensors":
+            files.write(model, out)
+        else:
+            from orchestrator.store import export_forms
+
+            with host_only():
+                files.write(model, out, export_forms.FORMS[form])
+        written = sum(each.stat().st_size for each in (out.rglob("*") if out.is_dir() else [out]) if each.is_file())
         elements = sum(values.size for values in model.tensors.values())
         if as_json:
             told = {"path": str(out), "tensors": len(model.tensors), "elements": elements, "metadata": model.metadata}
@@ -46,7 +61,7 @@ def export(
             typer.echo(f"left out: {names}; they are in no commit, and the task's init gives their initial values")
         typer.echo(
             f"wrote {out}: {len(model.tensors)} tensors, {elements:,} elements in float32, "
-            f"{out.stat().st_size:,} bytes; read back with digest {model.metadata['digest']}"
+            f"{written:,} bytes; read back with digest {model.metadata['digest']}"
         )
 
 

@@ -230,7 +230,9 @@ class Recipe(Section):
     task: str = Field("learners.training.models.language:ByteLanguageModel", pattern=r"^[\w.]+:[\w.]+$")
     model: dict[str, Any] = Field(default_factory=dict, description="arguments of the task's factory")
     init_from: str | None = Field(
-        None, description="parameters to start from: a .safetensors file, a run's folder or its final/"
+        None,
+        description="parameters to start from: a .safetensors file, a run's folder or its final/, or a folder in the "
+        "layout of Hugging Face",
     )
     init_digest: str | None = Field(None, description="of their content; filled in when the recipe is resolved")
     data: DataConfig = DataConfig()

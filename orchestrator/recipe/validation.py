@@ -308,11 +308,12 @@ def _warm_start(recipe: Recipe) -> Iterator[Problem]:
             yield Problem("init_digest", recipe.init_digest, "is given without init_from", "give both, or leave it out")
         return
     from learners.training import weights
+    from orchestrator.recipe.warm_start import misfits
 
     try:
         named = weights.read(recipe.init_from)
     except ValueError as error:
-        yield _from_error(error, "init_from", recipe, "give a .safetensors file, or a run's folder")
+        yield _from_error(error, "init_from", recipe, "give a .safetensors file, or a folder")
         return
     if recipe.init_digest not in (None, found := weights.digest(named)):
         message = f"is not the digest of init_from: its content has {found}"
@@ -321,13 +322,10 @@ def _warm_start(recipe: Recipe) -> Iterator[Problem]:
         task = build_task(recipe)
         with host_only():
             from learners.training import tree
-        differences = weights.differences(named, tree.tensors_of(task))
+        tensors = tree.tensors_of(task)
     except (InputError, ValueError):
         return  # reported by _builds or _deals
-    if differences:
-        fix = "give the parameters of the same model, or make [model] what it was for them"
-        message = f"does not fit the task's parameters: {', '.join(differences)}"
-        yield Problem("init_from", recipe.init_from, message, fix)
+    yield from misfits(recipe, task, named, tensors)
 
 
 def build_task(recipe: Recipe) -> Task:

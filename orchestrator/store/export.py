@@ -1,4 +1,4 @@
-"""A run's parameters, its last or a checkpoint's, as one safetensors file that says where it comes from.
+"""A run's parameters, its last or a checkpoint's, written with where they come from: by default one safetensors file.
 
 Tensors are float32, named by their path in the parameter tree. Starts no JAX and no Ray.
 """
@@ -8,9 +8,10 @@ from __future__ import annotations
 import io
 import json
 import os
+import shutil
 import uuid
 import zipfile
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
@@ -142,23 +143,41 @@ def of_parameters(
     return Model(tensors, _about(recipe, manifest, {"tokens": {"committed": tokens}}, tensors))
 
 
-def write(model: Model, path: Path) -> None:
-    """Write a draft, read it back, then rename it.
+@dataclass(frozen=True)
+class Form:
+    """A form in which parameters are written: `save` to a path where nothing is, `read` them back from there."""
 
-    Raises InputError when the path exists or cannot be written, RuntimeError when the disk returns other bytes.
+    save: Callable[[Model, Path], None]
+    read: Callable[[Path], weights.Named]
+
+
+def _save_safetensors(model: Model, path: Path) -> None:
+    save_file(model.tensors, path, metadata=model.metadata)
+
+
+SAFETENSORS = Form(_save_safetensors, weights.read)
+
+
+def write(model: Model, path: Path, form: Form = SAFETENSORS) -> None:
+    """Write a draft, read it back, then rename it. Other forms are in export_forms.py.
+
+    Raises InputError when the path exists or cannot be written, or the form cannot hold the model; RuntimeError when
+    the disk returns other bytes.
     """
     if path.exists():
         raise InputError([Problem("--out", str(path), "exists already", "give another --out; nothing was overwritten")])
     draft = path.with_name(f".{path.name}.{uuid.uuid4().hex}")
     try:
-        save_file(model.tensors, draft, metadata=model.metadata)
-        if (found := weights.digest(weights.read(draft))) != model.metadata["digest"]:
+        form.save(model, draft)
+        if (found := weights.digest(form.read(draft))) != model.metadata["digest"]:
             raise RuntimeError(f"{path} was written and reads back with digest {found}: the disk cannot be trusted")
         os.replace(draft, path)
     except (OSError, SafetensorError) as error:
         fix = "give a path in a folder that exists and that you may write to"
         raise InputError([Problem("--out", str(path), f"cannot be written: {error}", fix)]) from error
     finally:
+        if draft.is_dir():
+            shutil.rmtree(draft, ignore_errors=True)
         draft.unlink(missing_ok=True)
 
 

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from pathlib import Path
 from typing import Any, Protocol
 
 from numpy.typing import NDArray
@@ -29,6 +30,14 @@ class Corpus(Protocol):
         """Samples [start, start + count) of the held-out tokens, from the first again after the last."""
         ...
 
+    def encode(self, text: bytes) -> Tokens:
+        """The tokens [n] of a text."""
+        ...
+
+    def decode(self, tokens: Tokens) -> bytes:
+        """The text of tokens [n], each below `vocabulary`."""
+        ...
+
 
 def corpus(data: DataConfig, seed: int) -> Corpus:
     """Open what `data` names. Raises ValueError, with the field and the fix, where it cannot be used."""
@@ -38,3 +47,13 @@ def corpus(data: DataConfig, seed: int) -> Corpus:
 def check(data: DataConfig) -> None:
     """Check what `data` names without reading it whole. Raises ValueError as `corpus` does."""
     byte_corpus.check(data)
+
+
+def vocabulary(data: DataConfig) -> int:
+    """The corpus's `vocabulary`, without opening it."""
+    return byte_corpus.ByteCorpus.vocabulary
+
+
+def tokenizer(data: DataConfig) -> Path | None:
+    """The file of the tokenizer that made the tokens, tokenizer.json; None where tokens are bytes."""
+    return None

@@ -2,22 +2,19 @@
 
 from __future__ import annotations
 
-from functools import cached_property
+from functools import cached_property, partial
 from typing import Any
 
 import jax
 import numpy as np
 import optax
-from pydantic import ValidationError
 
 from learners.config import DataConfig, InnerConfig
 from learners.training.data.byte_corpus import ByteCorpus, Bytes, ngram_losses
-from learners.training.models import transformer
+from learners.training.models import fields, sampling, transformer
 from outer.numeric.optimizer import resolve
 
 VOCABULARY = 256  # every byte
-
-_generate = jax.jit(transformer.generate, static_argnames=("length", "top_k", "config"))
 
 
 class ByteLanguageModel:
@@ -30,12 +27,10 @@ class ByteLanguageModel:
     loss_unit = "nats/token"
 
     def __init__(self, data: DataConfig, seed: int, **model: Any) -> None:
-        try:
-            self.config = transformer.TransformerConfig(**model)
-        except ValidationError as error:
-            raise ValueError("; ".join(_in_words(problem) for problem in error.errors())) from error
+        self.config = fields.read(transformer.TransformerConfig, model)
         self._data = data
         self._seed = seed
+        self._next_scores = partial(transformer.next_scores, config=self.config)
 
     @cached_property
     def corpus(self) -> ByteCorpus:
@@ -65,35 +60,16 @@ class ByteLanguageModel:
     def sample(
         self, params: transformer.Params, prompt: bytes, length: int, temperature: float, top_k: int, rng: jax.Array
     ) -> bytes:
-        """Continue a prompt by `length` bytes, see transformer.generate.
+        """Continue a prompt by `length` bytes, see sampling.generate.
 
         The model sees the last sequence_length bytes of the prompt; an empty prompt stands for a newline.
         """
-        seen = np.frombuffer(prompt[-self._data.sequence_length :] or b"\n", dtype=np.uint8)
-        window = np.zeros(self._data.sequence_length, dtype=np.int32)
-        window[: len(seen)] = seen
-        tokens = _generate(
-            params,
-            window,
-            np.int32(len(seen)),
-            length=length,
-            temperature=np.float32(temperature),
-            top_k=min(top_k, VOCABULARY),
-            rng=rng,
-            config=self.config,
+        seen, window = np.frombuffer(prompt or b"\n", dtype=np.uint8), self._data.sequence_length
+        tokens = sampling.continued(
+            self._next_scores, params, seen, window, length, temperature, top_k, VOCABULARY, rng
         )
-        return np.asarray(tokens).astype(np.uint8).tobytes()
+        return tokens.astype(np.uint8).tobytes()
 
     def ngram_losses(self, count: int) -> tuple[float, float]:
         """(bigram, trigram) loss in nats per byte on the first `count` held-out samples."""
         return ngram_losses(self.corpus.train, self.corpus.held_out_batch(0, count))
-
-
-def _in_words(problem: Any) -> str:
-    field = ".".join(("model", *map(str, problem["loc"])))
-    if problem["type"] == "extra_forbidden":
-        known = ", ".join(transformer.TransformerConfig.model_fields)
-        return f"{field} = {problem['input']!r}: no such key; known are {known}"
-    if not problem["loc"]:
-        return f"{field}: {problem['msg']}"
-    return f"{field} = {problem['input']!r}: {problem['msg']}"

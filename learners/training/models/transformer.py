@@ -86,36 +86,10 @@ def loss(params: Params, tokens: jax.Array, config: TransformerConfig) -> jax.Ar
     return jnp.mean(jax.nn.logsumexp(scores, axis=-1) - right)
 
 
-def generate(
-    params: Params,
-    window: jax.Array,
-    filled: jax.Array,
-    length: int,
-    temperature: jax.Array,
-    top_k: int,
-    rng: jax.Array,
-    config: TransformerConfig,
-) -> jax.Array:
-    """Sample int32[length] tokens that continue the first `filled` (at least 1) tokens of window int32[L].
-
-    Each token sees the L tokens before it: a full window shifts, which rotary positions allow. Tokens are drawn from
-    softmax(logits / temperature) over the `top_k` likeliest (0: all); at temperature 0 the likeliest is taken.
-    """
-
-    def step(state: tuple[jax.Array, jax.Array], key: jax.Array) -> tuple[tuple[jax.Array, jax.Array], jax.Array]:
-        window, filled = state
-        scores = logits(params, window[None], config)[0, filled - 1]
-        if top_k:
-            scores = jnp.where(scores >= jax.lax.top_k(scores, top_k)[0][-1], scores, -jnp.inf)
-        drawn = jax.random.categorical(key, scores / jnp.maximum(temperature, 1e-6))
-        token = jnp.where(temperature > 0.0, drawn, jnp.argmax(scores)).astype(window.dtype)
-        full = filled == window.shape[0]
-        moved = jnp.where(full, jnp.roll(window, -1), window)
-        position = jnp.where(full, filled - 1, filled)
-        return (moved.at[position].set(token), position + 1), token
-
-    _, tokens = jax.lax.scan(step, (window, filled), jax.random.split(rng, length))
-    return tokens
+def next_scores(params: Params, window: jax.Array, position: jax.Array, config: TransformerConfig) -> jax.Array:
+    """Logits [vocabulary] after the tokens 0 to `position` of window int[L]."""
+    scores: jax.Array = logits(params, window[None], config)[0, position]
+    return scores
 
 
 def _normalise(x: jax.Array, gain: jax.Array) -> jax.Array:

@@ -10,6 +10,7 @@ from jax.sharding import PartitionSpec as P
 from learners.config import DataConfig, InnerConfig
 from learners.training import state_arrays
 from learners.training.devices import placement
+from learners.training.models.causal_lm import CausalLM
 from learners.training.models.language import ByteLanguageModel
 from learners.training.trainer import Trainer
 from learners.training.tree import deal
@@ -31,6 +32,13 @@ class Indivisible(ByteLanguageModel):
 
 
 CUT = SyncConfig(P=4, split=True)  # the embedding in pieces, across the axis that lies on several devices
+
+
+class Mixed(CausalLM):
+    """The decoder with experts, whose columns are cut with those of all other matrices."""
+
+    def __init__(self, data, seed, **model):
+        super().__init__(data, seed, **model, kv_heads=1, hidden=12, experts=4)
 
 
 def trained(kind, data, microbatches=1, **devices):
@@ -144,6 +152,8 @@ def main():
         "moved": moved(data, SyncConfig(P=4)),
         "moved_pieces": moved(data, CUT),
         "written": written(data),
+        "one_mixed": trained(Mixed, data, devices=1),
+        "mixed": trained(Mixed, data, devices=4, model_parallel=2),
         "refusals": [
             refusal(Sharded, data, devices=8),
             refusal(Sharded, data, devices=4, model_parallel=3),

@@ -43,9 +43,9 @@ def found(tmp_path_factory: pytest.TempPathFactory) -> Any:
     return json.loads(done.stdout.splitlines()[-1])
 
 
-@pytest.mark.parametrize("several", ["split", "sharded", "parts"])
+@pytest.mark.parametrize("several", ["split", "sharded", "parts", "mixed"])
 def test_losses_and_fragments_are_those_of_one_device(found: Any, several: str) -> None:
-    one, many = found["one"], found[several]
+    one, many = found["one_mixed" if several == "mixed" else "one"], found[several]
     np.testing.assert_allclose(many["losses"], one["losses"], rtol=1e-5)
     for mine, theirs in zip(many["initial"], one["initial"], strict=True):
         assert mine == theirs, "they begin with the same bits"
@@ -55,7 +55,7 @@ def test_losses_and_fragments_are_those_of_one_device(found: Any, several: str) 
     assert len({round(loss, 4) for loss in one["losses"][:4]}) == 4, "it trains"
 
 
-@pytest.mark.parametrize("several", ["one", "split", "sharded", "parts"])
+@pytest.mark.parametrize("several", ["one", "split", "sharded", "parts", "mixed"])
 def test_adopting_puts_back_every_bit_and_compiles_nothing_anew(found: Any, several: str) -> None:
     assert found[several]["adopted"]
     assert found[several]["programs"] == 1

@@ -1,0 +1,73 @@
+"""The sizes and options of the decoder, without JAX."""
+
+from __future__ import annotations
+
+from typing import Any, Literal, Self
+
+from pydantic import Field, NonNegativeFloat, NonNegativeInt, PositiveFloat, PositiveInt, model_validator
+
+from outer.config import Section
+
+
+class DecoderConfig(Section):
+    """The recipe's [model] table for the decoder (learners/training/models/causal_lm.py)."""
+
+    layers: PositiveInt = 4
+    width: PositiveInt = Field(128, description="features per token")
+    heads: PositiveInt = Field(4, description="of queries")
+    kv_heads: PositiveInt | None = Field(None, description="of keys and values, a divisor of heads; default: heads")
+    head_width: PositiveInt | None = Field(None, description="features of a head, even; default: width / heads")
+    hidden: PositiveInt | None = Field(None, description="features inside an MLP; default: 8/3 width, in whole eights")
+    vocabulary: NonNegativeInt = Field(0, description="tokens that the model knows; 0: as many as the data has")
+    rope_theta: PositiveFloat = Field(10_000.0, description="base of the rotary wavelengths")
+    norm_eps: PositiveFloat = 1e-6
+    qk_norm: bool = Field(False, description="normalise queries and keys")
+    tied: bool = Field(True, description="one matrix for embedding and output")
+    remat: bool = Field(False, description="compute a layer's activations again for the gradient, to save memory")
+    experts: NonNegativeInt = Field(0, description="MLPs of a layer, each of `hidden`; 0: one, without a router")
+    chosen: PositiveInt = Field(2, description="experts that a token goes to")
+    dispatch: Literal["dense", "ragged"] = Field(
+        "dense",
+        description="dense: every expert computes every token; ragged: its own, for many experts on accelerators",
+    )
+    balance: NonNegativeFloat = Field(0.01, description="weight of the load-balancing loss")
+    router_z: NonNegativeFloat = Field(0.001, description="weight of the router's z-loss")
+
+    @model_validator(mode="after")
+    def _fits(self) -> Self:
+        wrong = []
+        if self.head_width is None and self.width % (2 * self.heads):
+            fitting = -(-self.width // (2 * self.heads)) * 2 * self.heads
+            wrong.append(
+                f"width = {self.width} with heads = {self.heads}: rotary positions rotate pairs of a head's features; "
+                f"try width = {fitting}, or give head_width"
+            )
+        if self.head_width is not None and self.head_width % 2:
+            wrong.append(f"head_width = {self.head_width}: rotary positions rotate pairs; give an even number")
+        if self.kv_heads is not None and self.heads % self.kv_heads:
+            wrong.append(f"kv_heads = {self.kv_heads} does not divide heads = {self.heads}; give a divisor")
+        if self.experts and self.chosen > self.experts:
+            wrong.append(f"chosen = {self.chosen} of experts = {self.experts}; give at most as many")
+        if wrong:
+            raise ValueError("; and ".join(wrong))
+        return self
+
+    @property
+    def features(self) -> int:
+        """Of a head."""
+        return self.head_width or self.width // self.heads
+
+    @property
+    def key_heads(self) -> int:
+        """Heads of keys and values."""
+        return self.kv_heads or self.heads
+
+    @property
+    def inside(self) -> int:
+        """Features inside an MLP."""
+        return self.hidden or -(-self.width // 3) * 8
+
+    def settled(self, vocabulary: int) -> dict[str, Any]:
+        """Every field, with the numbers that those left out stand for; `vocabulary`: the data's."""
+        filled = {"kv_heads": self.key_heads, "head_width": self.features, "hidden": self.inside}
+        return self.model_dump() | filled | {"vocabulary": self.vocabulary or vocabulary}

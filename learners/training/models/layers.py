@@ -1,0 +1,97 @@
+"""Layers that the decoder and the vision transformer share: RMSNorm, attention, rotary positions, the gated MLP.
+
+Matrices are [in, out]. Norms, rotary angles and softmax are computed in float32, whatever the dtype of the parameters.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from typing import Any
+
+import jax
+import jax.numpy as jnp
+
+Params = dict[str, Any]
+Draw = Callable[..., jax.Array]  # (rows, columns, scale) -> a matrix
+
+
+def matrices(rng: jax.Array, count: int) -> Draw:
+    """Draws up to `count` float32 matrices [rows, columns] of variance scale^2 / rows, each with a key of its own."""
+    keys = iter(jax.random.split(rng, count))
+
+    def matrix(rows: int, columns: int, scale: float = 1.0) -> jax.Array:
+        drawn: jax.Array = jax.random.normal(next(keys), (rows, columns)) * (scale * rows**-0.5)
+        return drawn
+
+    return matrix
+
+
+def attention_init(
+    draw: Draw, width: int, heads: int, kv_heads: int, head_width: int, residual: float, qk_norm: bool
+) -> Params:
+    """Parameters of `attention`; draws four matrices. `residual` scales the output's."""
+    norms = {"query_norm": jnp.ones(head_width), "key_norm": jnp.ones(head_width)} if qk_norm else {}
+    return {
+        "norm": jnp.ones(width),
+        "query": draw(width, heads * head_width),
+        "key": draw(width, kv_heads * head_width),
+        "value": draw(width, kv_heads * head_width),
+        "out": draw(heads * head_width, width, residual),
+        **norms,
+    }
+
+
+def attention(params: Params, x: jax.Array, heads: int, eps: float, angles: jax.Array | None = None) -> jax.Array:
+    """Pre-norm self-attention with grouped queries (arXiv 2305.13245): [batch, length, width] in and out.
+
+    With `angles`, of `rotary`, it is causal, and queries and keys are rotated; without, all positions see each other.
+    Where there are `query_norm` and `key_norm`, queries and keys are normalised first (arXiv 2302.05442).
+    """
+    batch, length, _ = x.shape
+    head_width = params["query"].shape[1] // heads
+    x = rms_norm(x, params["norm"], eps)
+    query, key, value = (
+        jnp.matmul(x, params[name]).reshape(batch, length, -1, head_width) for name in ("query", "key", "value")
+    )
+    if "query_norm" in params:
+        query, key = rms_norm(query, params["query_norm"], eps), rms_norm(key, params["key_norm"], eps)
+    if angles is not None:
+        query, key = _rotated(query, angles), _rotated(key, angles)
+    mixed = jax.nn.dot_product_attention(query, key, value, is_causal=angles is not None)
+    return jnp.matmul(mixed.reshape(batch, length, -1), params["out"])
+
+
+def mlp_init(draw: Draw, width: int, hidden: int, residual: float) -> Params:
+    """Parameters of `gated_mlp`; draws three matrices."""
+    return {
+        "norm": jnp.ones(width),
+        "gate": draw(width, hidden),
+        "up": draw(width, hidden),
+        "down": draw(hidden, width, residual),
+    }
+
+
+def gated_mlp(params: Params, x: jax.Array, eps: float) -> jax.Array:
+    """Pre-norm SwiGLU (arXiv 2002.05202): [batch, length, width] in and out."""
+    x = rms_norm(x, params["norm"], eps)
+    return jnp.matmul(jax.nn.silu(x @ params["gate"]) * (x @ params["up"]), params["down"])
+
+
+def rms_norm(x: jax.Array, gain: jax.Array, eps: float) -> jax.Array:
+    """RMSNorm over the last axis (arXiv 1910.07467), in the dtype of x."""
+    wide = x.astype(jnp.float32)
+    mean_square = jnp.mean(wide * wide, axis=-1, keepdims=True)
+    return jnp.multiply((wide * jax.lax.rsqrt(mean_square + eps)).astype(x.dtype), gain)
+
+
+def rotary(length: int, features: int, theta: float) -> jax.Array:
+    """Angles float32[length, features / 2]: position times theta ** (-2 i / features) (arXiv 2104.09864)."""
+    rates = theta ** (-jnp.arange(0, features, 2, dtype=jnp.float32) / features)
+    return jnp.outer(jnp.arange(length, dtype=jnp.float32), rates)
+
+
+def _rotated(x: jax.Array, angles: jax.Array) -> jax.Array:
+    """Rotate the pairs (x_i, x_{i + features / 2}) of [batch, length, heads, features] by their angles."""
+    first, second = jnp.split(x, 2, axis=-1)
+    cosine, sine = (part.astype(x.dtype)[:, None, :] for part in (jnp.cos(angles), jnp.sin(angles)))
+    return jnp.concatenate([first * cosine - second * sine, first * sine + second * cosine], axis=-1)

@@ -1,0 +1,78 @@
+"""Hugging Face's layout: the decoder computes transformers' logits, and what it writes is what it read.
+
+The folders in huggingface/, with the logits of transformers, are made by the script beside them.
+"""
+
+from __future__ import annotations
+
+import json
+import shutil
+from pathlib import Path
+from typing import Any
+
+import jax
+import numpy as np
+import pytest
+
+from learners.config import DataConfig
+from learners.training import tree, weights
+from learners.training.models import cross_entropy, decoder, huggingface
+from learners.training.models.causal_lm import CausalLM
+
+FOLDERS = Path(__file__).parent / "huggingface"
+KINDS = ("llama", "qwen3")
+
+
+def task_of(folder: Path) -> CausalLM:
+    return CausalLM(DataConfig(sequence_length=12), 0, **huggingface.model_table(folder))
+
+
+@pytest.mark.parametrize("kind", KINDS)
+def test_the_decoder_computes_the_logits_of_transformers(kind: str) -> None:
+    task, stored = task_of(FOLDERS / kind), np.load(FOLDERS / kind / "logits.npz")
+    params = tree.parameters(task, weights.read(FOLDERS / kind), 0)
+
+    @jax.jit
+    def logits(params: Any, tokens: Any) -> Any:
+        return cross_entropy.logits(decoder.features(params, tokens, task.config)[0], decoder.head(params))
+
+    assert float(np.abs(stored["logits"]).max()) > 1.0
+    np.testing.assert_allclose(logits(params, stored["tokens"]), stored["logits"], atol=2e-5)
+
+
+@pytest.mark.parametrize("kind", KINDS)
+def test_what_is_read_and_written_again_is_the_same_model(kind: str) -> None:
+    folder = FOLDERS / kind
+    table, about = huggingface.model_table(folder), json.loads((folder / "config.json").read_text())
+    stored = {name: one for file in huggingface.weight_files(folder) for name, one in weights.read(file).items()}
+    again = huggingface.theirs(table, weights.read(folder))
+    assert again.keys() == stored.keys()
+    assert all(np.array_equal(again[name], stored[name]) for name in stored)
+    written = huggingface.config_of(table, 64)
+    assert {key: about[key] for key in written if key in about} == {
+        key: written[key] for key in written if key in about
+    }
+    assert written["rope_parameters"] == about["rope_parameters"]
+
+
+@pytest.mark.parametrize(
+    ("change", "words"),
+    [
+        ({"model_type": "gpt2"}, "model_type = 'gpt2' (known: llama, qwen3)"),
+        ({"attention_bias": True}, "attention_bias = True"),
+        ({"hidden_act": "gelu"}, "hidden_act = 'gelu'"),
+        ({"rope_parameters": {"rope_type": "llama3", "rope_theta": 1e4}}, "rope_type = 'llama3'"),
+        ({"hidden_size": None}, "config.json cannot be read"),
+        ({"tie_word_embeddings": True, "num_hidden_layers": 1}, "model.layers.1.input_layernorm.weight"),
+        ({"num_hidden_layers": 3}, "model.layers.2.input_layernorm.weight"),
+    ],
+)
+def test_what_the_decoder_does_not_compute_is_refused_by_name(
+    tmp_path: Path, change: dict[str, Any], words: str
+) -> None:
+    shutil.copytree(FOLDERS / "llama", tmp_path / "other")
+    about = json.loads((tmp_path / "other" / "config.json").read_text()) | change
+    (tmp_path / "other" / "config.json").write_text(json.dumps(about))
+    with pytest.raises(ValueError) as caught:
+        weights.read(tmp_path / "other")
+    assert words in str(caught.value) and "; " in str(caught.value)

@@ -1,0 +1,104 @@
+"""Hugging Face folders in and out by the commands, and Orbax out: the same tensors, or a refusal in words."""
+
+from __future__ import annotations
+
+import json
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import orbax.checkpoint as ocp
+import pytest
+from typer.testing import CliRunner
+
+from learners.training import weights
+from learners.training.models import huggingface
+from orchestrator.cli.app import build
+from orchestrator.recipe.config import Recipe
+from orchestrator.recipe.toml_text import dump
+from orchestrator.recipe.validation import problems, resolve
+from orchestrator.store.export import write_final
+from orchestrator.store.run_store import RunStore
+from outer.protocol.fragments import Fragment, Tensor
+
+FOLDERS = Path(__file__).parents[2] / "learners" / "training" / "huggingface"
+LLAMA, QWEN = FOLDERS / "llama", FOLDERS / "qwen3"
+
+
+def recipe(**changes: Any) -> Recipe:
+    small = {"name": "one", "task": huggingface.TASK, "pools": [{"name": "a"}], "budget": {"syncer_steps": 100}}
+    return Recipe.model_validate(small | {"data": {"sequence_length": 32}} | changes)
+
+
+@pytest.fixture
+def ended(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Any:
+    """Makes a run that ended with some tensors, runs/one of the working directory."""
+    monkeypatch.chdir(tmp_path)
+
+    def make(recipe: Recipe, named: weights.Named) -> None:
+        tensors = tuple(Tensor(name, value.shape, "float32") for name, value in named.items())
+        store = RunStore.named("one")
+        store.create()
+        store.write_text("config.toml", dump(recipe))
+        write_final(
+            store, 40, [Fragment(0, tensors)], [np.concatenate([value.reshape(-1) for value in named.values()])]
+        )
+
+    return make
+
+
+def export(*arguments: str) -> Any:
+    return CliRunner().invoke(build(), ["export", "one", *arguments], catch_exceptions=False)
+
+
+@pytest.mark.parametrize("folder", [LLAMA, QWEN])
+def test_a_run_starts_from_a_folder_and_what_it_ends_with_goes_back_into_one(folder: Path, ended: Any) -> None:
+    start = recipe(model=huggingface.model_table(folder), init_from=str(folder))
+    assert list(problems(start)) == []
+    named = weights.read(folder)
+    assert resolve(start).init_digest == weights.digest(named)
+    ended(start, named)
+    done = export("--format", "huggingface", "--out", "again")
+    assert done.exit_code == 0 and weights.digest(named) in done.stdout, done.stderr
+    assert sorted(path.name for path in Path("again").iterdir()) == ["config.json", "model.safetensors"]
+    assert huggingface.model_table(Path("again")) == huggingface.model_table(folder)
+    assert weights.metadata("again/model.safetensors")["format"] == "pt"
+    twice = export("--format", "huggingface", "--out", "again")
+    assert twice.exit_code == 2 and "exists already" in twice.stderr
+    assert [path.name for path in Path().iterdir() if path.name.startswith(".")] == [], "no draft is left"
+
+
+def test_what_a_recipe_says_otherwise_than_the_folder_is_named_with_the_fix_key_by_key() -> None:
+    table = huggingface.model_table(QWEN)
+    other = recipe(model=table | {"rope_theta": 1e4, "tied": False, "layers": 3}, init_from=str(QWEN))
+    found = {problem.field: problem.fix for problem in problems(other)}
+    assert found == {
+        "model.layers": "set model.layers = 2",
+        "model.rope_theta": "set model.rope_theta = 1000000.0",
+        "model.tied": "set model.tied = true",
+    }
+    (problem,) = problems(recipe(task=Recipe.model_fields["task"].default, init_from=str(QWEN)))
+    assert problem.field == "task" and huggingface.TASK in problem.fix
+
+
+def test_models_without_a_form_are_refused(ended: Any) -> None:
+    ended(recipe(model={"experts": 4}), {"embed": np.zeros((256, 128), np.float32)})
+    done = export("--format", "huggingface")
+    assert done.exit_code == 2 and "mixture of experts" in done.stderr
+    ended(recipe(task="examples.spirals.task:Spirals"), {"embed": np.zeros((2, 2), np.float32)})
+    done = export("--format", "huggingface")
+    assert done.exit_code == 2 and "has no form for the model of examples.spirals.task:Spirals" in done.stderr
+    assert not Path("model").exists()
+
+
+@pytest.mark.filterwarnings("default")  # of the library's own
+def test_an_orbax_checkpoint_restores_to_the_tensors_and_says_where_they_come_from(ended: Any) -> None:
+    named = weights.read(LLAMA)
+    ended(recipe(model=huggingface.model_table(LLAMA)), named)
+    done = export("--format", "orbax", "--out", "saved", "--json")
+    assert done.exit_code == 0, done.stderr
+    items = ocp.args.Composite(params=ocp.args.PyTreeRestore(), about=ocp.args.JsonRestore())
+    with ocp.Checkpointer(ocp.CompositeCheckpointHandler()) as reader:
+        found = reader.restore(Path("saved").absolute(), items)
+    np.testing.assert_array_equal(found.params["blocks"]["1"]["mlp"]["up"], named["blocks/1/mlp/up"])
+    assert found.about == json.loads(done.stdout)["metadata"]
