@@ -12,6 +12,7 @@ from orchestrator.cli import (
     check,
     check_task,
     checkpoint,
+    compare,
     doctor,
     export,
     init,
@@ -39,7 +40,7 @@ RUN, WATCH, PLAN, PROVE, USE = (
     "Use the model",
 )
 COMMANDS: tuple[tuple[str, tuple[Callable[..., None], ...]], ...] = (
-    (RUN, (init.init, run.run, submit.submit, scale.scale, status.stop, study.study)),
+    (RUN, (init.init, run.run, submit.submit, scale.scale, status.stop, study.study, compare.compare)),
     (WATCH, (status.status, log.log, report.report, metrics.metrics)),
     (PLAN, (plan.plan, doctor.doctor, check_task.check_task)),
     (PROVE, (check.check, replay.replay, tape.tape)),
