@@ -156,17 +156,18 @@ class _Bars:
         self._progress.update(self._bars[run.store.root], completed=news["progress"], **known)
 
 
-# ------------------------------------------------------------------ the table
+# ------------------------------------------------------------------ the tables
 
 
 def _print(result: Comparison, harness: bool) -> None:
-    from orchestrator.compare.page import cells, columns
+    from orchestrator.compare.page import losses, sentence, speed
 
-    table = Table(box=box.SIMPLE_HEAD, pad_edge=False)
-    table.add_column("", overflow="fold")
-    shown = [cells(row) for row in result.rows]
-    for name, *_ in shown:
-        table.add_column(name, justify="right")
-    for measure, *values in zip(columns(result, harness)[1:], *(row[1:] for row in shown), strict=True):
-        table.add_row(measure, *values)
-    Console().print(table)
+    console = Console()
+    for one in (losses(result, harness), speed(result, harness)):
+        table = Table(box=box.SIMPLE_HEAD, pad_edge=False)
+        for index, name in enumerate(one.columns):
+            table.add_column(name, justify="right" if index in one.numeric else "left", overflow="fold")
+        for row in one.rows:
+            table.add_row(*row)
+        console.print(table)
+    typer.echo(sentence(result))

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from dataclasses import replace
+
 from orchestrator.compare import figures
 from orchestrator.compare.comparison import Comparison, Row
 from orchestrator.compare.modes import Mode
@@ -9,7 +11,7 @@ from orchestrator.recipe.config import ChaosConfig, Recipe
 from orchestrator.recipe.toml_text import dump
 from orchestrator.report.render import page
 from orchestrator.report.sections import Picture, Section
-from orchestrator.report.tables import table
+from orchestrator.report.tables import Table, table
 from orchestrator.store.status_text import DASH, number, percent, seconds
 from orchestrator.study.results import Difference
 
@@ -33,43 +35,56 @@ def sentence(result: Comparison) -> str:
     if row is None or row.against is None or row.relative is None:
         return f"Only {result.reference.name} was trained: there is nothing to compare it with."
     found = row.against
-    pairs = f"{len(found.seeds)} paired seeds" if len(found.seeds) > 1 else "one seed, so there is no interval"
-    amount = f"{abs(found.mean):.4f} ({abs(row.relative):.2%}) {'above' if found.mean >= 0 else 'below'}"
+    pairs = f"over {len(found.seeds)} paired seeds" if len(found.seeds) > 1 else "with one seed, so without interval"
     half = "" if found.half_width is None else f" ± {found.half_width:.4f}"
-    return f"The held-out loss of {row.case.name} is {amount}{half} that of {result.reference.name}: {pairs}."
+    where = "above" if found.mean >= 0 else "below"
+    amount = f"{abs(found.mean):.4f}{half} ({abs(row.relative):.2%}) {where}"
+    return f"At equal tokens the held-out loss of {row.case.name} is {amount} that of {result.reference.name}, {pairs}."
 
 
 # ------------------------------------------------------------------ the table, here and in the terminal
 
 
-def columns(result: Comparison, harness: bool) -> tuple[str, ...]:
-    clock = "virtual " if harness else ""
-    return (
+def losses(result: Comparison, harness: bool) -> Table:
+    """A row for each case: losses at equal tokens and after equal times, and the difference."""
+    clock = " virtual" if harness else ""
+    titles = (
         "mode",
-        f"held-out loss at {_short(result.tokens)} tokens",
-        f"difference to {result.reference.name}",
-        f"loss after {seconds(result.seconds)} {clock}time".replace("  ", " "),
-        f"tokens/{clock}s",
-        "goodput",
-        "participation",
-        "MB a step, up / down",
-        "recovery",
+        f"loss at {_short(result.tokens)} tokens",
+        f"minus {result.reference.name}",
+        "%",
+        f"loss after {seconds(result.seconds)}{clock}",
     )
+    rows = [
+        (
+            row.case.name,
+            _loss_cell(row),
+            difference_cell(row.against),
+            DASH if row.relative is None else f"{100 * row.relative:+.2f}",
+            number(row.at_seconds, 4),
+        )
+        for row in result.rows
+    ]
+    return table("Held-out losses", "|".join(titles), rows, range(1, 5))
 
 
-def cells(row: Row) -> tuple[str, ...]:
-    up, down = row.mean(lambda each: each.up_bytes), row.mean(lambda each: each.down_bytes)
-    return (
-        row.case.name,
-        _loss_cell(row),
-        difference_cell(row.against, row.relative),
-        number(row.at_seconds, 4),
-        number(row.mean(lambda each: each.tokens_per_s)),
-        percent(row.mean(lambda each: each.goodput_time)),
-        percent(row.mean(lambda each: each.participation)),
-        f"{_mb(up)} / {_mb(down)}",
-        seconds(row.recovery_s),
-    )
+def speed(result: Comparison, harness: bool) -> Table:
+    """A row for each case: what it made of its time, and what it sent."""
+    faults = any(row.case.chaos for row in result.rows)
+    titles = f"mode|tokens/s{', virtual' if harness else ''}|goodput|participation|MB up a step|down"
+    rows = [
+        (
+            row.case.name,
+            number(row.mean(lambda each: each.tokens_per_s)),
+            percent(row.mean(lambda each: each.goodput_time)),
+            percent(row.mean(lambda each: each.participation)),
+            _mb(row.mean(lambda each: each.up_bytes)),
+            _mb(row.mean(lambda each: each.down_bytes)),
+            *((number(row.mean(lambda each: each.faults), 1), seconds(row.recovery_s)) if faults else ()),
+        )
+        for row in result.rows
+    ]
+    return table("Speed and bytes", titles + ("|faults|recovery" if faults else ""), rows, range(1, 8 if faults else 6))
 
 
 def _loss_cell(row: Row) -> str:
@@ -117,12 +132,11 @@ def _table(result: Comparison, harness: bool) -> Section:
     )
     if faults:
         notes += " Recovery: the median, until a restarted learner contributes again."
-    rows = [cells(row) for row in result.rows]
-    found = table("Side by side", "|".join(columns(result, harness)), rows, range(1, 9), notes)
+    found = losses(result, harness), replace(speed(result, harness), note=notes)
     meanings = table(
         "What they are", "mode|what it is", [(mode.name, mode.words) for mode in dict.fromkeys(_modes(result))]
     )
-    return Section("table", "Side by side", lead, (), (found, meanings))
+    return Section("table", "Side by side", lead, (), (*found, meanings))
 
 
 def _modes(result: Comparison) -> list[Mode]:
@@ -144,19 +158,20 @@ def _differences(result: Comparison) -> Section | None:
         "Loss at equal tokens minus that of the same seed in the reference: small dots are seeds, large ones their "
         "mean, bars Student's 95 % interval. Left is better."
     )
+    faults = any(row.case.chaos for row in rows)
     listed = table(
         "Paired differences",
-        f"mode|to {result.reference.name}|to itself without faults|seeds",
+        f"mode|to {result.reference.name}|seeds" + ("|to itself without faults" if faults else ""),
         [
             (
                 row.case.name,
                 difference_cell(row.against, row.relative),
-                difference_cell(row.against_calm),
                 ", ".join(map(str, row.against.seeds)) if row.against else DASH,
+                *((difference_cell(row.against_calm),) if faults else ()),
             )
             for row in rows
         ],
-        (1, 2),
+        (1, 3) if faults else (1,),
     )
     return Section("differences", "Differences", (), (Picture(figures.differences, words, caption),), (listed,))
 
