@@ -25,7 +25,7 @@ from orchestrator.store.run_store import RUNS, RunStore
 
 if TYPE_CHECKING:
     from orchestrator.compare.comparison import Comparison
-    from orchestrator.compare.runs import Run
+    from orchestrator.compare.runs import Real, Run
 
 PAGE, RESULT = "compare.html", "compare.json"
 OWN_PLAN = "recipe"
@@ -51,6 +51,10 @@ def compare(
     out: Annotated[
         Path | None, typer.Option(metavar="FOLDER", help="For MODE/seed-N and compare.html [runs/NAME-compare].")
     ] = None,
+    checkpoint_s: Annotated[
+        float | None,
+        typer.Option(min=0.0, help="Of real data_parallel: seconds between checkpoints; 0: none [durability.every_s]."),
+    ] = None,
     overrides: Overrides = None,
     as_json: AsJson = False,
 ) -> None:
@@ -70,7 +74,8 @@ def compare(
             numbers = seeds_of(seeds, resolved.seed)
             folder = out or RUNS / f"{resolved.name}-compare"
             all_runs = runs.planned(resolved, asked, numbers, folder, harness, plan)
-        _train([run for run in all_runs if not run.finished], harness, context.obj.starter, as_json)
+        real = runs.Real(context.obj.starter, context.obj.faults, checkpoint_s)
+        _train([run for run in all_runs if not run.finished], None if harness else real, as_json)
         found: dict[comparison.Case, list[Any]] = {}
         for run in all_runs:
             found.setdefault(run.case, []).append(run.outcome(len(resolved.learners)))
@@ -118,17 +123,18 @@ def _plan(chaos: str | None, recipe: Recipe) -> ChaosConfig | None:
 # ------------------------------------------------------------------ training
 
 
-def _train(waiting: Sequence[Run], harness: bool, starter: Any, as_json: bool) -> None:
+def _train(waiting: Sequence[Run], real: Real | None, as_json: bool) -> None:
+    """`real`: None in the harness."""
     from orchestrator.compare import runs
 
     if not waiting:
         return
     with _Bars(waiting) as bars, apart(as_json):
-        if harness:
+        if real is None:
             runs.in_harness(waiting, cores_here(), bars.show)
             return
         for run in waiting:
-            runs.for_real(run, starter, bars.show)
+            real.train(run, bars.show)
             bars.show(run, {"progress": 1.0, "eval_loss": None})
 
 

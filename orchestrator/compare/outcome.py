@@ -1,7 +1,4 @@
-"""What one compared run came to: a plain file beside the run's other ones, computed once from its log.
-
-A data-parallel run of Ray Train, which has no log of ours, writes this file itself.
-"""
+"""What one compared run came to: a plain file beside the run's other ones, computed once from its log."""
 
 from __future__ import annotations
 
@@ -16,6 +13,7 @@ from orchestrator.recipe.config import Recipe
 from orchestrator.report.data import Data, collect
 from orchestrator.report.learner_traffic import GRADIENT_BYTES
 from orchestrator.report.render import contents_of, plain
+from orchestrator.runtime.data_parallel.history import History
 from orchestrator.store.readers import RECIPE_FILE, object_of
 from orchestrator.store.run_store import RunStore
 
@@ -136,6 +134,32 @@ def _of_data(data: Data, mode: Mode, recipe: Recipe, places: int) -> Outcome:
         down * each + gathered,
         len(faults),
         tuple(row["recovery_s"] for row in faults if row["recovery_s"] is not None),
+    )
+
+
+def of_history(found: History, recipe: Recipe, tokens_per_step: int, elements: int, loss_unit: str) -> Outcome:
+    """The outcome of a run by Ray Train, which has ended. `elements`: of the model."""
+    told = found.summary(tokens_per_step)
+    sent = all_reduced(elements, len(recipe.learners))
+    return Outcome(
+        recipe.config_hash,
+        recipe.seed,
+        told["ok"],
+        told["state"],
+        loss_unit,
+        told["eval_loss"],
+        tuple((step * tokens_per_step, at, loss) for step, at, loss in found.evaluations),
+        told["tokens"]["committed"],
+        told["tokens"]["processed"],
+        float(found.step),
+        found.wall_s,
+        told["tokens_per_s"],
+        found.goodput_time,
+        None,
+        sent,
+        sent,
+        sum(1 for fault in found.faults if fault.get("injected")),
+        tuple(each.recovery_s for each in found.restarts if each.recovery_s is not None),
     )
 
 

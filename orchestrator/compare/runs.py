@@ -10,10 +10,12 @@ from typing import Any
 
 from orchestrator.compare.comparison import Case
 from orchestrator.compare.modes import Mode, transformed
-from orchestrator.compare.outcome import OUTCOME_FILE, Outcome, outcome
+from orchestrator.compare.outcome import OUTCOME_FILE, Outcome, of_history, outcome, save
 from orchestrator.recipe.config import ChaosConfig, Recipe
 from orchestrator.recipe.problems import InputError, Problem
 from orchestrator.recipe.toml_text import dump, stored_hash
+from orchestrator.recipe.validation import build_task, host_only
+from orchestrator.runtime.data_parallel.history import RANKS
 from orchestrator.store.readers import RECIPE_FILE, object_of, status_if_any
 from orchestrator.store.resume import reopen
 from orchestrator.store.run_store import RunStore
@@ -22,6 +24,7 @@ from orchestrator.study.seed_run import LOCK_FILE, ROW_FILE
 
 DATA_PARALLEL = "data_parallel"
 Starter = Callable[..., Any]  # starts chaos beside a run
+Faults = Callable[..., tuple[Sequence[Any], Iterator[Any]]]  # (chaos, learners, seed): planned ones, random ones
 OnNews = Callable[["Run", Mapping[str, Any]], None]  # a run; its progress in [0, 1] and newest held-out loss
 
 
@@ -99,7 +102,7 @@ def _occupied(run: Run) -> Iterator[Problem]:
         yield Problem("--out", str(store.root), "is not empty and holds no run", fix)
     elif found != run.recipe.config_hash:
         yield Problem("--out", str(store.root), "holds a run of another recipe", fix)
-    elif run.harness == (store.path("grants").exists() or store.path("ranks.json").exists()):
+    elif run.harness == (store.path("grants").exists() or store.path(RANKS).exists()):
         kind = "a real run" if run.harness else "a run of the harness"
         yield Problem("--out", str(store.root), f"holds {kind}", fix)
 
@@ -125,23 +128,49 @@ def in_harness(runs: Sequence[Run], cores: Sequence[int], on_news: OnNews) -> No
     process.train(jobs, at_once, tell)
 
 
-def for_real(run: Run, starter: Starter | None, on_news: OnNews) -> None:
-    """Train one run on a local Ray, or continue it where its learners do not wait for each other."""
-    from orchestrator.runtime import launch
+@dataclass(frozen=True)
+class Real:
+    """What real runs need from outside."""
 
-    store = run.store
-    if run.case.mode.lockstep and not run.by_ray_train and not store.empty:
-        shutil.rmtree(store.root)  # a syncer whose learners wait has one epoch: nobody takes it over
-    store.create()
-    if not store.empty:
-        reopen(store)
-    store.write_text(RECIPE_FILE, dump(run.recipe))
+    starter: Starter | None
+    faults: Faults | None
+    checkpoint_s: float | None  # of data-parallel training; None: the recipe's
 
-    def tell(status: Mapping[str, Any]) -> None:
-        said = status.get("run") or {}
-        on_news(run, {"progress": said.get("progress") or 0.0, "eval_loss": said.get("eval_loss")})
+    def train(self, run: Run, on_news: OnNews) -> None:
+        """Train one run on a local Ray, or continue it where its learners do not wait for each other."""
+        if run.by_ray_train:
+            self._by_ray_train(run, on_news)
+            return
+        from orchestrator.runtime import launch
 
-    launch.run_embedded(run.recipe, store, starter, tell)
+        store = run.store
+        if run.case.mode.lockstep and not store.empty:
+            shutil.rmtree(store.root)  # a syncer whose learners wait has one epoch: nobody takes it over
+        store.create()
+        if not store.empty:
+            reopen(store)
+        store.write_text(RECIPE_FILE, dump(run.recipe))
+
+        def tell(status: Mapping[str, Any]) -> None:
+            said = status.get("run") or {}
+            on_news(run, {"progress": said.get("progress") or 0.0, "eval_loss": said.get("eval_loss")})
+
+        launch.run_embedded(run.recipe, store, self.starter, tell)
+
+    def _by_ray_train(self, run: Run, on_news: OnNews) -> None:
+        from orchestrator.runtime.data_parallel import trainer
+
+        recipe, chaos = run.recipe, run.recipe.chaos
+        planned = self.faults(chaos, list(recipe.learners), recipe.seed) if self.faults else ((), iter(()))
+        every_s = recipe.durability.every_s if self.checkpoint_s is None else self.checkpoint_s
+        found = trainer.run(recipe, run.store, every_s, planned, lambda news: on_news(run, news))
+        task = build_task(recipe)
+        with host_only():
+            from learners.training.task import loss_unit
+            from learners.training.tree import tensors_of
+        elements = sum(tensor.size for tensor in tensors_of(task) if tensor.sent)
+        tokens = task.tokens(sum(pool.batch_size for pool in recipe.learners.values()))
+        save(run.store, of_history(found, recipe, tokens, elements, loss_unit(task)))
 
 
 def reason(run: Run) -> str:

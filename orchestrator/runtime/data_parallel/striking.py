@@ -7,7 +7,7 @@ import os
 import signal
 import threading
 import time
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Iterator, Sequence
 from typing import Any, Protocol
 
 import psutil
@@ -30,11 +30,7 @@ class Wanted(Protocol):
     duration_s: float
 
 
-Plan = Callable[[], tuple[Sequence[Any], Iterator[Any]]]  # planned faults, and endless random ones in order
-
-
-def no_faults() -> tuple[Sequence[Any], Iterator[Any]]:
-    return (), iter(())
+Plan = tuple[Sequence[Any], Iterator[Any]]  # planned faults, and endless random ones in order
 
 
 class Striker:
@@ -42,7 +38,7 @@ class Striker:
 
     def __init__(self, store: RunStore, learners: Sequence[str], plan: Plan) -> None:
         self._store, self._ranks = store, {name: rank for rank, name in enumerate(learners)}
-        self._planned, self._random = plan()
+        self._planned, self._random = plan
         self._over = threading.Event()
         self._thread = threading.Thread(target=self._strike_all, name="faults", daemon=True)
         self._frozen: dict[int, float] = {}  # pid -> when it goes on

@@ -37,7 +37,7 @@ CPU_FLAGS = "--xla_cpu_multi_thread_eigen=false intra_op_parallelism_threads=1"
 OnProgress = Callable[[Mapping[str, Any]], None]
 
 
-class HeldOut:
+class HeldOutActor:
     """Evaluates parameters beside the ranks, which do not wait for it; writes what it finds."""
 
     def __init__(self, recipe: Recipe, folder: str) -> None:
@@ -57,35 +57,45 @@ class HeldOut:
 
 
 def run(recipe: Recipe, store: RunStore, checkpoint_s: float, plan: Plan, on_progress: OnProgress) -> History:
-    """Train to the end, or go on; `checkpoint_s` between two checkpoints. Raises what Ray Train raises.
-
-    `plan`: the faults to strike with, by learner; the learner's number is the rank's.
-    """
-    store.create()
-    store.write_text(RECIPE_FILE, dump(recipe))
+    """`train_on`, on a local Ray that is started for it."""
     with launch.local_cluster(recipe, store) as namespace:
-        held_out = ray.remote(HeldOut).options(num_cpus=evaluator.CPUS, name="held-out", namespace=namespace)
-        judge = held_out.remote(recipe, str(store.root))
-        spec = RankSpec(recipe, str(store.root), checkpoint_s, judge, len(os.sched_getaffinity(0)))
-        pool, platform = recipe.pools[0], recipe.pools[0].platform
-        trainer = JaxTrainer(
-            train,
-            train_loop_config={"spec": spec},
-            jax_config=JaxConfig(use_gpu=True),  # else it does without jax.distributed
-            scaling_config=ScalingConfig(
-                num_workers=len(recipe.learners), use_gpu=platform == "gpu", resources_per_worker=dict(pool.resources)
-            ),
-            run_config=RunConfig(
-                name=TRAIN_FOLDER,
-                storage_path=str(store.root),
-                failure_config=FailureConfig(max_failures=-1),
-                checkpoint_config=CheckpointConfig(num_to_keep=recipe.durability.keep),
-                worker_runtime_env={"env_vars": _environment(platform)},
-                logging_config=LoggingConfig(log_level="ERROR"),
-            ),
-        )
+        return train_on(namespace, recipe, store, checkpoint_s, plan, on_progress)
+
+
+def train_on(
+    namespace: str, recipe: Recipe, store: RunStore, checkpoint_s: float, plan: Plan, on_progress: OnProgress
+) -> History:
+    """Train to the end, or go on, on the one host of the Ray that this process is connected to.
+
+    `checkpoint_s`: between two checkpoints; 0: none. `plan`: the faults to strike with, by learner: the learner's
+    number is the rank's. Raises what Ray Train raises, which does not give up because of ranks that die.
+    """
+    store.write_text(RECIPE_FILE, dump(recipe))
+    options = {"num_cpus": evaluator.CPUS, "name": f"held-out.{recipe.name}", "namespace": namespace}
+    judge = ray.remote(HeldOutActor).options(**options).remote(recipe, str(store.root))
+    spec = RankSpec(recipe, str(store.root), checkpoint_s, judge, len(os.sched_getaffinity(0)))
+    pool, platform = recipe.pools[0], recipe.pools[0].platform
+    trainer = JaxTrainer(
+        train,
+        train_loop_config={"spec": spec},
+        jax_config=JaxConfig(use_gpu=True),  # else it does without jax.distributed
+        scaling_config=ScalingConfig(
+            num_workers=len(recipe.learners), use_gpu=platform == "gpu", resources_per_worker=dict(pool.resources)
+        ),
+        run_config=RunConfig(
+            name=TRAIN_FOLDER,
+            storage_path=str(store.root),
+            failure_config=FailureConfig(max_failures=-1),
+            checkpoint_config=CheckpointConfig(num_to_keep=recipe.durability.keep),
+            worker_runtime_env={"env_vars": _environment(platform)},
+            logging_config=LoggingConfig(log_level="ERROR"),
+        ),
+    )
+    try:
         with _followed(store, on_progress), Striker(store, list(recipe.learners), plan):
             trainer.fit()
+    finally:
+        ray.kill(judge)
     found = history(store)
     tokens = build_task(recipe).tokens(batch_size(recipe))
     summary = {"name": recipe.name, "config_hash": recipe.config_hash, "mode": "data_parallel"}
