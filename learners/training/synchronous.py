@@ -77,11 +77,9 @@ class SynchronousTrainer:
 
     def _build(self, start: int, count: int) -> Any:
         """This process's share of a step's samples, as part of the whole batch."""
+        placed: Any = jax.make_array_from_process_local_data
         share = self._task.batch(start + self._first, self._share)
-        return jax.tree.map(
-            lambda leaf: jax.make_array_from_process_local_data(self._split, np.array(leaf), (count, *leaf.shape[1:])),
-            share,
-        )
+        return jax.tree.map(lambda leaf: placed(self._split, np.array(leaf), (count, *leaf.shape[1:])), share)
 
     def _inputs(self, start: int, progress: float) -> tuple[Any, Any, Any]:
         key = np.asarray(jax.random.key_data(step_key(self._seed, start)))

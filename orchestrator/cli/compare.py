@@ -158,8 +158,10 @@ class _Bars:
         self._progress.stop()
 
     def show(self, run: Run, news: Mapping[str, Any]) -> None:
-        known = {"loss": f"{news['eval_loss']:.4f}"} if isinstance(news["eval_loss"], float) else {}
-        self._progress.update(self._bars[run.store.root], completed=news["progress"], **known)
+        bar = self._bars[run.store.root]
+        self._progress.update(bar, completed=news["progress"])
+        if isinstance(news["eval_loss"], float):
+            self._progress.update(bar, loss=f"{news['eval_loss']:.4f}")
 
 
 # ------------------------------------------------------------------ the tables

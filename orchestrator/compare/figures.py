@@ -123,5 +123,5 @@ def _loss_axis(axes: Axes, result: Comparison, rows: Sequence[Row]) -> None:
 
 
 def _line(row: Row) -> Line2D:
-    style = (0, (4, 2)) if row.case.chaos else "-"
+    style: Any = (0, (4, 2)) if row.case.chaos else "-"
     return Line2D([], [], color=light(COLOURS[row.case.mode.name]), linestyle=style, label=row.case.name)

@@ -68,8 +68,11 @@ def test_its_folder_says_what_was_done_and_holds_the_model(by_ray_train: tuple[P
 
 
 @pytest.mark.full
-def test_a_killed_rank_takes_all_back_to_the_newest_checkpoint(ray_cluster: Any, corpus: str, tmp_path: Path) -> None:
+def test_a_killed_rank_takes_all_back_to_the_newest_checkpoint(
+    ray_cluster: Any, corpus: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
     """Paced, so that checkpoints come before the end; the losses after it are those of a run without a fault."""
+    monkeypatch.setenv("RAY_TRAIN_HEALTH_CHECK_INTERVAL_S", "0.1")  # else each checkpoint takes two seconds
     kill = SimpleNamespace(kind="kill", learner="learner-t-1", at_step=40, at_s=None, duration_s=0.0)
     given = wanted("killed", corpus, pool={"slowdown": 20.0}, budget={"syncer_steps": 80})
     found = trained(given, tmp_path / "run", kill, checkpoint_s=0.5)

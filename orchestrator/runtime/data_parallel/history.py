@@ -141,9 +141,9 @@ def history(store: RunStore) -> History:
         elif kind == "finished":
             found.finished = True
     begun = found.started_at or 0.0
-    newest = {int(line["step"]): line for line in lines(store.path(EVALUATIONS_FILE))}
+    by_step = {int(line["step"]): line for line in lines(store.path(EVALUATIONS_FILE))}
     found.evaluations = [
-        (step, max(0.0, float(newest[step]["at"]) - begun), float(newest[step]["loss"])) for step in sorted(newest)
+        (step, max(0.0, float(line["at"]) - begun), float(line["loss"])) for step, line in sorted(by_step.items())
     ]
     found.faults = list(lines(store.path(FAULTS_FILE)))
     return found

@@ -16,7 +16,7 @@ from typing import Any
 
 import ray
 import ray.train
-from ray.train.collective import broadcast_from_rank_zero
+from ray.train.collective import barrier, broadcast_from_rank_zero
 
 from orchestrator.recipe.config import Recipe
 from orchestrator.recipe.validation import build_task
@@ -72,6 +72,8 @@ class Rank:
         self._log = LineLog(self._store.path(STEPS_FILE)) if self._rank == 0 else None
         self._flights: deque[tuple[int, float, Any]] = deque()  # (step, when it was dispatched, loss)
         self._step, self._done_at, self._told_at = 0, 0.0, 0.0
+        self._compute_s = float("inf")  # the least that a step took
+        self._stepped, self._stepped_s = 0, 0.0  # since this start
         self._evaluation: Any = None
 
     @property
@@ -87,7 +89,8 @@ class Rank:
 
     def train(self) -> None:
         self._resume()
-        measured_from, due_at, last = (self._step, time.monotonic()), self._step + FIRST_STEPS, self._last
+        measured_at, last = self._step + FIRST_STEPS, self._last
+        due_at = measured_at
         for step in range(self._step + 1, last + 1):
             flight = self._trainer.dispatch((step - 1) * self._batch, self._progress(step))
             self._flights.append((step, time.time(), flight))
@@ -99,17 +102,16 @@ class Rank:
                 self._evaluate()
             if self._spec.checkpoint_s and step == due_at and step < last:
                 self._drain()
-                if measured_from[0] + FIRST_STEPS != step:
+                if step > measured_at:
                     self._checkpoint()
-                due_at = step + self._until_next(measured_from)
+                due_at = step + self._until_next()
         self._drain()
         self._evaluate(wait=True)
         self._finish()
 
-    def _until_next(self, measured_from: tuple[int, float]) -> int:
+    def _until_next(self) -> int:
         """Steps to the next checkpoint: all ranks must agree on them, so the first one's clock decides."""
-        since, at = measured_from
-        step_s = (time.monotonic() - at) / (self._step - since)
+        step_s = self._stepped_s / max(1, self._stepped)
         steps: int = broadcast_from_rank_zero(max(1, round(self._spec.checkpoint_s / step_s)))
         return steps
 
@@ -125,6 +127,7 @@ class Rank:
             self._log.write(kind="started", step=self._step, at=time.time())
             if self._step == 0:
                 self._evaluate()
+        barrier()
         self._done_at = time.time()
 
     # -------------------------------------------------------------- steps
@@ -135,10 +138,13 @@ class Rank:
         loss, _ = flight.result()
         now = time.time()
         took = now - max(dispatched_at, self._done_at)
-        if self._slowdown > 1.0:
-            time.sleep((self._slowdown - 1.0) * took)
-            now, took = time.time(), took * self._slowdown
+        if self._slowdown > 1.0:  # of the device's own time: the rest of a step is waiting for other ranks
+            self._compute_s = min(self._compute_s, took)
+            time.sleep((self._slowdown - 1.0) * self._compute_s)
+            took += time.time() - now
+            now = time.time()
         self._step, self._done_at = step, now
+        self._stepped, self._stepped_s = self._stepped + 1, self._stepped_s + took
         if self._log is not None:
             self._log.write(kind="step", step=step, at=now, seconds=took, loss=loss)
             if now - self._told_at >= PROGRESS_S:
