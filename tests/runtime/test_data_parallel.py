@@ -74,7 +74,7 @@ def test_a_killed_rank_takes_all_back_to_the_newest_checkpoint(
     """Paced, so that checkpoints come before the end; the losses after it are those of a run without a fault."""
     monkeypatch.setenv("RAY_TRAIN_HEALTH_CHECK_INTERVAL_S", "0.1")  # else each checkpoint takes two seconds
     kill = SimpleNamespace(kind="kill", learner="learner-t-1", at_step=40, at_s=None, duration_s=0.0)
-    given = wanted("killed", corpus, pool={"slowdown": 20.0}, budget={"syncer_steps": 80})
+    given = wanted("killed", corpus, pool={"slowdown": 8.0}, budget={"syncer_steps": 80})
     found = trained(given, tmp_path / "run", kill, checkpoint_s=0.5)
     assert found.finished and found.step == 80
     assert [fault["injected"] for fault in found.faults] == [True]

@@ -57,7 +57,9 @@ class HeldOutActor:
 
 
 def run(recipe: Recipe, store: RunStore, checkpoint_s: float, plan: Plan, on_progress: OnProgress) -> History:
-    """`train_on`, on a local Ray that is started for it."""
+    """`train_on`, on a local Ray that is started for it; a run that has finished is only read."""
+    if (found := history(store)).finished:
+        return found
     with launch.local_cluster(recipe, store) as namespace:
         return train_on(namespace, recipe, store, checkpoint_s, plan, on_progress)
 
