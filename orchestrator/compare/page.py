@@ -145,7 +145,10 @@ def _modes(result: Comparison) -> list[Mode]:
 
 def _loss(result: Comparison, harness: bool) -> Section | None:
     words = "Held-out loss against committed tokens and against time, a line for each mode."
-    caption = "Means over seeds; thin lines are single seeds. Dashed: under faults."
+    several = any(len(row.outcomes) > 1 for row in result.rows)
+    caption = "Means over seeds; thin lines are single seeds." if several else "One seed."
+    if any(row.case.chaos for row in result.rows):
+        caption += " Dashed: under faults."
     return Section("loss", "Held-out loss", (), (Picture(figures.curves(harness), words, caption),))
 
 
