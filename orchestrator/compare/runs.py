@@ -155,7 +155,9 @@ class Real:
             said = status.get("run") or {}
             on_news(run, {"progress": said.get("progress") or 0.0, "eval_loss": said.get("eval_loss")})
 
-        launch.run_embedded(run.recipe, store, self.starter, tell)
+        summary = launch.run_embedded(run.recipe, store, self.starter, tell)
+        if summary["state"] == "stopped":  # by an interrupt, which is for the whole comparison
+            raise KeyboardInterrupt
 
     def _by_ray_train(self, run: Run, on_news: OnNews) -> None:
         from orchestrator.runtime.data_parallel import trainer
