@@ -5,6 +5,7 @@ from __future__ import annotations
 from typing import Any
 
 from chaos.cli import app as chaos_app
+from chaos.plans import plan, random_faults
 from chaos.simulation.hostile_tape import HOSTILE
 from orchestrator.cli.app import build
 
@@ -16,8 +17,14 @@ def start_chaos(*arguments: Any, **options: Any) -> Any:
     return start(*arguments, **options)
 
 
+def faults(chaos: Any, learners: list[str], seed: int) -> tuple[Any, Any]:
+    """A plan's faults, and endless random ones."""
+    planned = plan(chaos, learners, seed)
+    return planned, random_faults(chaos, learners, seed, len(planned))
+
+
 def main() -> None:
-    build(extensions=[("chaos", chaos_app)], starter=start_chaos, hostile=HOSTILE)()
+    build(extensions=[("chaos", chaos_app)], starter=start_chaos, hostile=HOSTILE, faults=faults)()
 
 
 if __name__ == "__main__":

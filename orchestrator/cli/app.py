@@ -12,6 +12,7 @@ from orchestrator.cli import (
     check,
     check_task,
     checkpoint,
+    compare,
     doctor,
     export,
     init,
@@ -39,7 +40,7 @@ RUN, WATCH, PLAN, PROVE, USE = (
     "Use the model",
 )
 COMMANDS: tuple[tuple[str, tuple[Callable[..., None], ...]], ...] = (
-    (RUN, (init.init, run.run, submit.submit, scale.scale, status.stop, study.study)),
+    (RUN, (init.init, run.run, submit.submit, scale.scale, status.stop, study.study, compare.compare)),
     (WATCH, (status.status, log.log, report.report, metrics.metrics)),
     (PLAN, (plan.plan, doctor.doctor, check_task.check_task)),
     (PROVE, (check.check, replay.replay, tape.tape)),
@@ -53,12 +54,14 @@ class Wiring:
 
     starter: Callable[..., Any] | None  # starts chaos beside a run
     hostile: tape.Hostile | None  # simulates a recipe under faults
+    faults: Callable[..., Any] | None = None  # (chaos, learners, seed): a plan's faults, and endless random ones
 
 
 def build(
     extensions: Sequence[tuple[str, typer.Typer]] = (),
     starter: Callable[..., Any] | None = None,
     hostile: tape.Hostile | None = None,
+    faults: Callable[..., Any] | None = None,
 ) -> typer.Typer:
     """The command line. `extensions` are named groups of further commands; the others as in Wiring."""
     app = typer.Typer(
@@ -71,7 +74,7 @@ def build(
 
     @app.callback()
     def root(context: typer.Context) -> None:
-        context.obj = Wiring(starter, hostile)
+        context.obj = Wiring(starter, hostile, faults)
 
     for panel, commands in COMMANDS:
         for command in commands:

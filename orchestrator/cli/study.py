@@ -50,16 +50,16 @@ def study(
         from orchestrator.study.process import train
 
         with apart(as_json):
-            resolved = checked(recipe, overrides or [], Path.cwd(), _unfit)
+            resolved = checked(recipe, overrides or [], Path.cwd(), unfit_for_harness)
         if resolved.chaos.active:
             typer.echo("warning: faults of [chaos] do not strike in a study", err=True)
             resolved = resolved.model_copy(update={"chaos": ChaosConfig()})
         folder = out or RUNS / f"{resolved.name}-study"
         before = _rows(against)
-        jobs, rows = _jobs(resolved, _seeds(seeds, resolved.seed), folder, vmap)
-        at_once = 1 if any(pool.accelerated for pool in resolved.pools) else min(len(jobs), len(_cores()))
+        jobs, rows = _jobs(resolved, seeds_of(seeds, resolved.seed), folder, vmap)
+        at_once = 1 if any(pool.accelerated for pool in resolved.pools) else min(len(jobs), len(cores_here()))
         with _Bars([job.recipe.seed for job in jobs], resolved.target_syncer_steps) as bars:
-            rows += train(_pinned(jobs, at_once), max(1, at_once), bars.show)
+            rows += train(_pinned(jobs, at_once), max(1, at_once), lambda job, news: bars.show(job.recipe.seed, news))
         rows.sort(key=lambda row: int(row["seed"]))
         _tell(resolved, folder, rows, before, as_json)
         if not all(row["ok"] for row in rows):
@@ -69,7 +69,7 @@ def study(
 # ------------------------------------------------------------------ the input
 
 
-def _unfit(recipe: Recipe) -> list[Problem]:
+def unfit_for_harness(recipe: Recipe) -> list[Problem]:
     """What a study cannot do: it steps each learner on one device."""
     fix = "set it to 1, or leave it out"
     return [
@@ -80,7 +80,7 @@ def _unfit(recipe: Recipe) -> list[Problem]:
     ]
 
 
-def _seeds(text: str, first: int) -> list[int]:
+def seeds_of(text: str, first: int) -> list[int]:
     if not re.fullmatch(r"\d+(,\d+)*", text) or text == "0":
         raise InputError([Problem("--seeds", text, "must be a number above 0, or a list", "write 5, or 0,1,2")])
     numbers = [int(part) for part in text.split(",")]
@@ -120,14 +120,14 @@ def _pinned(jobs: Sequence[Job], at_once: int) -> list[Job]:
     """Each with a core of its own where as many train at once as there are cores."""
     from dataclasses import replace
 
-    cores = _cores()
+    cores = cores_here()
     return [
         replace(job, cores=(cores[index % at_once],)) if at_once == len(cores) > 1 and len(jobs) == at_once else job
         for index, job in enumerate(jobs)
     ]
 
 
-def _cores() -> list[int]:
+def cores_here() -> list[int]:
     return sorted(os.sched_getaffinity(0)) if hasattr(os, "sched_getaffinity") else list(range(os.cpu_count() or 1))
 
 

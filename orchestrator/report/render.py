@@ -60,6 +60,13 @@ def contents_of(blocks: Iterable[Block], recipe: str) -> Contents:
 
 
 def _html(summary: Mapping[str, Any], data: Data, told: list[Section]) -> str:
+    return page(
+        "report.html", data, told, summary=summary, verdict=headline.verdict(summary), tiles=headline.tiles(summary)
+    )
+
+
+def page(template: str, data: Any, told: Sequence[Section], **values: Any) -> str:
+    """The HTML of a template with these sections, whose pictures are drawn from `data`."""
     environment = Environment(
         loader=PackageLoader("orchestrator.report"),
         autoescape=True,
@@ -71,15 +78,8 @@ def _html(summary: Mapping[str, Any], data: Data, told: list[Section]) -> str:
         section.key: [(wide, narrow, picture) for (wide, narrow), picture in drawn(section, data, (WIDE, NARROW))]
         for section in told
     }
-    return environment.get_template("report.html").render(
-        summary=summary,
-        verdict=headline.verdict(summary),
-        tiles=headline.tiles(summary),
-        sections=told,
-        pictures=pictures,
-        light=variables(dark=False),
-        dark=variables(dark=True),
-    )
+    colours = {"light": variables(dark=False), "dark": variables(dark=True)}
+    return environment.get_template(template).render(sections=told, pictures=pictures, **colours, **values)
 
 
 def plain(recipe: str) -> Mapping[str, Any]:

@@ -17,7 +17,7 @@ from orchestrator.store.status_text import number, part, percent, seconds
 class Picture:
     """A figure: `draw(data, width, words)` gives SVG, or None where the log has nothing to show."""
 
-    draw: Callable[[Data, int, str], str | None]
+    draw: Callable[[Any, int, str], str | None]
     words: str  # for those who cannot see it
     caption: str
 
@@ -235,7 +235,7 @@ def _recipe(data: Data, recipe: str) -> Section:
     return Section("recipe", "Recipe", (), (), _kept(made), blocks)
 
 
-def drawn(section: Section, data: Data, widths: tuple[int, ...]) -> Iterator[tuple[list[str], Picture]]:
+def drawn(section: Section, data: Any, widths: tuple[int, ...]) -> Iterator[tuple[list[str], Picture]]:
     """The section's pictures with something to show, drawn at every width."""
     for picture in section.pictures:
         svgs = [picture.draw(data, width, picture.words) for width in widths]

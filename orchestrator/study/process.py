@@ -37,8 +37,8 @@ class Job:
     cores: tuple[int, ...]  # that it may use; () for all
 
 
-def train(jobs: Sequence[Job], at_once: int, on_news: Callable[[int, News], None]) -> list[dict[str, Any]]:
-    """The rows of all seeds; so many train at once. `on_news` gets a seed, and its step and newest held-out loss.
+def train(jobs: Sequence[Job], at_once: int, on_news: Callable[[Job, News], None]) -> list[dict[str, Any]]:
+    """The rows of all jobs; so many train at once. `on_news` gets a job, and its step and newest held-out loss.
 
     Raises InputError for a task that cannot be built, RuntimeError for a process that fails. Whatever is raised ends
     all processes; what they have saved stays.
@@ -61,7 +61,7 @@ def train(jobs: Sequence[Job], at_once: int, on_news: Callable[[int, News], None
 
 
 class _Processes:
-    def __init__(self, on_news: Callable[[int, News], None]) -> None:
+    def __init__(self, on_news: Callable[[Job, News], None]) -> None:
         self._on_news = on_news
         self._lock = threading.Lock()
         self._running: set[subprocess.Popen[bytes]] = set()
@@ -98,7 +98,7 @@ class _Processes:
                     return row
                 if "problems" in said:
                     raise InputError([Problem(**problem) for problem in said["problems"]])
-                self._on_news(job.recipe.seed, said)
+                self._on_news(job, said)
             message = f"the process of seed {job.recipe.seed} has ended; what it printed is above"
             raise RuntimeError(f"{message}. The same command continues")
         finally:

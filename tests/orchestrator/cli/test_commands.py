@@ -59,6 +59,9 @@ def test_the_commands_and_their_options_are_these() -> None:
         "check-task": ["--json", "--set"],
         "checkpoint": [],  # its own commands: test_checkpoint_cli.py
         "simulate": [],  # its own commands: test_simulate_cli.py
+        "compare": [
+            *("--against", "--chaos", "--checkpoint-s", "--harness", "--json", "--modes", "--out", "--seeds", "--set")
+        ],
         "study": ["--against", "--json", "--out", "--seeds", "--set", "--vmap"],
         "tape": ["--chips", "--json", "--profile", "--seed", "--set", "--startup-seconds", "--step-seconds"],
         "export": ["--checkpoint", "--json", "--out"],

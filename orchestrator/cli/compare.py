@@ -1,0 +1,181 @@
+"""`diloco compare RECIPE`: train a recipe in several ways, and set them side by side."""
+
+from __future__ import annotations
+
+import json
+import tomllib
+from collections.abc import Mapping, Sequence
+from pathlib import Path
+from typing import TYPE_CHECKING, Annotated, Any
+
+import typer
+from pydantic import ValidationError
+from rich import box
+from rich.console import Console
+from rich.progress import BarColumn, Progress, TextColumn, TimeRemainingColumn
+from rich.table import Table
+
+from orchestrator.cli.errors import CHECK_FAILED, apart, reported
+from orchestrator.cli.options import AsJson, Overrides
+from orchestrator.cli.run import checked
+from orchestrator.cli.study import cores_here, seeds_of, unfit_for_harness
+from orchestrator.recipe.config import ChaosConfig, Recipe
+from orchestrator.recipe.problems import InputError, Problem, explain
+from orchestrator.store.run_store import RUNS, RunStore
+
+if TYPE_CHECKING:
+    from orchestrator.compare.comparison import Comparison
+    from orchestrator.compare.runs import Real, Run
+
+PAGE, RESULT = "compare.html", "compare.json"
+OWN_PLAN = "recipe"
+
+
+def compare(
+    context: typer.Context,
+    recipe: Annotated[Path, typer.Argument(help="A TOML file, as for diloco run.")],
+    modes: Annotated[
+        str, typer.Option(help="Of decoupled, data_parallel, diloco, streaming, one_outer, single.")
+    ] = "decoupled,data_parallel",
+    seeds: Annotated[str, typer.Option(help="How many, from the recipe's on; or a list, such as 0,1,5.")] = "1",
+    chaos: Annotated[
+        str | None,
+        typer.Option(metavar="PLAN", help="Also train under faults: a TOML file with [chaos], or `recipe`: its own."),
+    ] = None,
+    harness: Annotated[
+        bool, typer.Option("--harness", help="In lock-step on one device, without Ray, as diloco study does.")
+    ] = False,
+    against: Annotated[
+        str | None, typer.Option(metavar="MODE", help="What differences are taken against [data_parallel].")
+    ] = None,
+    out: Annotated[
+        Path | None, typer.Option(metavar="FOLDER", help="For MODE/seed-N and compare.html [runs/NAME-compare].")
+    ] = None,
+    checkpoint_s: Annotated[
+        float | None,
+        typer.Option(min=0.0, help="Of real data_parallel: seconds between checkpoints; 0: none [durability.every_s]."),
+    ] = None,
+    overrides: Overrides = None,
+    as_json: AsJson = False,
+) -> None:
+    """Train a recipe in several ways, and set them side by side; the same command continues."""
+    with reported(as_json):
+        from orchestrator.compare import comparison, page, runs
+        from orchestrator.compare.modes import chosen, reference
+
+        asked = chosen(modes)
+        base = reference(asked, against)
+        with apart(as_json):
+            resolved = checked(recipe, overrides or [], Path.cwd(), unfit_for_harness if harness else lambda _: [])
+            plan = _plan(chaos, resolved)
+            if plan is not None and harness:
+                fix = "leave out --harness; what faults do to the numbers in lock-step: diloco tape, then replay"
+                raise InputError([Problem("--chaos", chaos, "strikes real runs: in lock-step nothing fails", fix)])
+            numbers = seeds_of(seeds, resolved.seed)
+            folder = out or RUNS / f"{resolved.name}-compare"
+            all_runs = runs.planned(resolved, asked, numbers, folder, harness, plan)
+        real = runs.Real(context.obj.starter, context.obj.faults, checkpoint_s)
+        _train([run for run in all_runs if not run.finished], None if harness else real, as_json)
+        found: dict[comparison.Case, list[Any]] = {}
+        for run in all_runs:
+            found.setdefault(run.case, []).append(run.outcome(len(resolved.learners)))
+        result = comparison.compared(found, base)
+        told = comparison.as_json(result, str(folder)) | {"name": resolved.name, "harness": harness}
+        store = RunStore(folder)
+        store.write_json(RESULT, told)
+        store.write_text(PAGE, page.html(result, resolved, harness, plan))
+        if as_json:
+            typer.echo(json.dumps(told))
+        else:
+            _print(result, harness)
+            typer.echo(f"{folder / PAGE}; the runs are beside it, in MODE/seed-N")
+        failed = [run for run in all_runs if not run.outcome(len(resolved.learners)).ok]
+        for run in failed:
+            typer.echo(f"warning: {run.store.root} is NOT OK: {runs.reason(run)}", err=True)
+        if failed:
+            raise typer.Exit(CHECK_FAILED)
+
+
+def _plan(chaos: str | None, recipe: Recipe) -> ChaosConfig | None:
+    """The faults of a plan. Raises InputError for one that cannot be read, or has none."""
+    if chaos is None:
+        return None
+    if chaos == OWN_PLAN:
+        plan = recipe.chaos
+    else:
+        try:
+            with open(chaos, "rb") as file:
+                tables = tomllib.load(file)
+            plan = ChaosConfig.model_validate(tables.get("chaos", {}))
+        except OSError as error:
+            fix = f"give a TOML file with a [chaos] table, or `{OWN_PLAN}` for the recipe's own"
+            raise InputError([Problem("--chaos", chaos, f"cannot be read: {error.strerror}", fix)]) from error
+        except (tomllib.TOMLDecodeError, UnicodeDecodeError) as error:
+            raise InputError([Problem("--chaos", chaos, f"is not TOML: {error}", "correct that line")]) from error
+        except ValidationError as error:
+            raise InputError(list(explain(error, ChaosConfig, "chaos."))) from error
+    if not plan.active:
+        fix = "write [[chaos.faults]] or chaos.mtbf_s"
+        raise InputError([Problem("--chaos", chaos, "has no faults", fix)])
+    return plan
+
+
+# ------------------------------------------------------------------ training
+
+
+def _train(waiting: Sequence[Run], real: Real | None, as_json: bool) -> None:
+    """`real`: None in the harness."""
+    from orchestrator.compare import runs
+
+    if not waiting:
+        return
+    with _Bars(waiting) as bars, apart(as_json):
+        if real is None:
+            runs.in_harness(waiting, cores_here(), bars.show)
+            return
+        for run in waiting:
+            real.train(run, bars.show)
+            bars.show(run, {"progress": 1.0, "eval_loss": None})
+
+
+class _Bars:
+    """A bar for each run, on stderr."""
+
+    def __init__(self, waiting: Sequence[Run]) -> None:
+        columns = ("{task.description}", BarColumn(), "{task.percentage:>3.0f} %")
+        loss = TextColumn("held-out loss {task.fields[loss]}")
+        self._progress = Progress(*columns, loss, TimeRemainingColumn(), console=Console(stderr=True), transient=True)
+        self._bars = {
+            run.store.root: self._progress.add_task(f"{run.case.name}, seed {run.recipe.seed}", total=1.0, loss="-")
+            for run in waiting
+        }
+
+    def __enter__(self) -> _Bars:
+        self._progress.start()
+        return self
+
+    def __exit__(self, *error: object) -> None:
+        self._progress.stop()
+
+    def show(self, run: Run, news: Mapping[str, Any]) -> None:
+        bar = self._bars[run.store.root]
+        self._progress.update(bar, completed=news["progress"])
+        if isinstance(news["eval_loss"], float):
+            self._progress.update(bar, loss=f"{news['eval_loss']:.4f}")
+
+
+# ------------------------------------------------------------------ the tables
+
+
+def _print(result: Comparison, harness: bool) -> None:
+    from orchestrator.compare.page import losses, sentence, speed
+
+    console = Console()
+    for one in (losses(result, harness), speed(result, harness)):
+        table = Table(box=box.SIMPLE_HEAD, pad_edge=False)
+        for index, name in enumerate(one.columns):
+            table.add_column(name, justify="right" if index in one.numeric else "left", overflow="fold")
+        for row in one.rows:
+            table.add_row(*row)
+        console.print(table)
+    typer.echo(sentence(result))

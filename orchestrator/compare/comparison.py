@@ -1,0 +1,147 @@
+"""Compared runs as rows, one for each mode without and with faults: means over seeds, and paired differences."""
+
+from __future__ import annotations
+
+import statistics
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import asdict, dataclass
+from typing import Any
+
+from orchestrator.compare.modes import Mode
+from orchestrator.compare.outcome import Outcome
+from orchestrator.study.results import Difference, difference, spread
+
+
+@dataclass(frozen=True)
+class Case:
+    """A mode, without faults or under the plan."""
+
+    mode: Mode
+    chaos: bool
+
+    @property
+    def name(self) -> str:
+        return f"{self.mode.name} + faults" if self.chaos else self.mode.name
+
+    @property
+    def folder(self) -> str:
+        return f"{self.mode.name}-chaos" if self.chaos else self.mode.name
+
+
+@dataclass(frozen=True)
+class Row:
+    """A case over its seeds: means, None where no run knows. Losses with half of Student's 95 % interval."""
+
+    case: Case
+    outcomes: tuple[Outcome, ...]
+    eval_loss: tuple[float | None, float | None]
+    at_tokens: float | None  # held-out loss at Comparison.tokens
+    at_seconds: float | None  # held-out loss at Comparison.seconds
+    against: Difference | None  # of losses at equal tokens to the reference; None for the reference itself
+    against_calm: Difference | None  # of a case with faults to the same mode without
+    relative: float | None  # against.mean / the reference's mean loss
+
+    def mean(self, of: Callable[[Outcome], float | None]) -> float | None:
+        return _mean(self.outcomes, of)
+
+    @property
+    def recovery_s(self) -> float | None:
+        """The median over all faults of all seeds."""
+        found = [seconds for each in self.outcomes for seconds in each.recoveries]
+        return statistics.median(found) if found else None
+
+
+@dataclass(frozen=True)
+class Comparison:
+    """All rows. `tokens`, `seconds`: that every run with the whole budget came to."""
+
+    reference: Case
+    tokens: int
+    seconds: float
+    rows: tuple[Row, ...]
+
+    @property
+    def loss_unit(self) -> str:
+        return next((each.loss_unit for row in self.rows for each in row.outcomes if each.loss_unit), "")
+
+
+def compared(found: Mapping[Case, Sequence[Outcome]], reference: Mode) -> Comparison:
+    """Rows in the order of `found`, in which no case is without outcomes, and the reference is without faults."""
+    every = [(case, each) for case, outcomes in found.items() for each in outcomes if each.curve]
+    whole = [each for case, each in every if case.mode.whole_budget] or [each for _, each in every]
+    tokens = min((each.curve[-1][0] for each in whole), default=0)
+    seconds = min((each.curve[-1][1] for each in whole), default=0.0)
+    base = Case(reference, False)
+    losses = {case: _losses(case, outcomes, tokens) for case, outcomes in found.items()}
+    rows = []
+    for case, outcomes in found.items():
+        against = None if case == base else difference(losses[case], losses[base])
+        calm = losses.get(Case(case.mode, False)) if case.chaos else None
+        rows.append(
+            Row(
+                case,
+                tuple(outcomes),
+                spread([each.eval_loss for each in outcomes if each.eval_loss is not None]),
+                _mean(outcomes, lambda each: each.at_tokens(tokens)),
+                _mean(outcomes, lambda each: each.at_seconds(seconds)),
+                against,
+                None if calm is None else difference(losses[case], calm),
+                None if against is None else against.mean / _paired_mean(losses[base], against),
+            )
+        )
+    return Comparison(base, tokens, seconds, tuple(rows))
+
+
+def _mean(outcomes: Sequence[Outcome], of: Callable[[Outcome], float | None]) -> float | None:
+    known = [value for each in outcomes if (value := of(each)) is not None]
+    return statistics.fmean(known) if known else None
+
+
+def _paired_mean(rows: Sequence[dict[str, Any]], found: Difference) -> float:
+    return statistics.fmean(row["eval_loss"] for row in rows if row["seed"] in found.seeds)
+
+
+def _losses(case: Case, outcomes: Sequence[Outcome], tokens: int) -> list[dict[str, Any]]:
+    """Rows for `difference`: losses at equal tokens; of a mode with fewer tokens, its last."""
+    return [
+        {"seed": each.seed, "eval_loss": each.at_tokens(tokens) if case.mode.whole_budget else each.eval_loss}
+        for each in outcomes
+    ]
+
+
+def as_json(comparison: Comparison, folder: str) -> dict[str, Any]:
+    """The comparison as plain values."""
+    return {
+        "folder": folder,
+        "reference": comparison.reference.name,
+        "loss_unit": comparison.loss_unit,
+        "tokens": comparison.tokens,
+        "seconds": comparison.seconds,
+        "rows": [_row_as_json(row) for row in comparison.rows],
+    }
+
+
+def _row_as_json(row: Row) -> dict[str, Any]:
+    return {
+        "mode": row.case.mode.name,
+        "chaos": row.case.chaos,
+        "eval_loss": row.eval_loss[0],
+        "half_width": row.eval_loss[1],
+        "eval_loss_at_tokens": row.at_tokens,
+        "eval_loss_at_seconds": row.at_seconds,
+        "difference": row.against and asdict(row.against),
+        "relative_difference": row.relative,
+        "difference_to_calm": row.against_calm and asdict(row.against_calm),
+        "committed": row.mean(lambda each: each.committed),
+        "steps": row.mean(lambda each: each.steps),
+        "wall_s": row.mean(lambda each: each.wall_s),
+        "tokens_per_s": row.mean(lambda each: each.tokens_per_s),
+        "goodput_time": row.mean(lambda each: each.goodput_time),
+        "goodput_tokens": row.mean(lambda each: each.goodput_tokens),
+        "participation": row.mean(lambda each: each.participation),
+        "up_bytes": row.mean(lambda each: each.up_bytes),
+        "down_bytes": row.mean(lambda each: each.down_bytes),
+        "faults": row.mean(lambda each: each.faults),
+        "recovery_s": row.recovery_s,
+        "seeds": [asdict(each) for each in row.outcomes],
+    }

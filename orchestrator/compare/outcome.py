@@ -1,0 +1,168 @@
+"""What one compared run came to: a plain file beside the run's other ones, computed once from its log."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+from dataclasses import asdict, dataclass
+from itertools import pairwise
+from typing import Any
+
+from orchestrator.compare.modes import Mode
+from orchestrator.eventlog.reader import intact
+from orchestrator.recipe.config import Recipe
+from orchestrator.report.data import Data, collect
+from orchestrator.report.learner_traffic import GRADIENT_BYTES
+from orchestrator.report.render import contents_of, plain
+from orchestrator.runtime.data_parallel.history import History
+from orchestrator.store.readers import RECIPE_FILE, object_of
+from orchestrator.store.run_store import RunStore
+
+OUTCOME_FILE = "outcome.json"
+Point = tuple[int, float, float]  # tokens committed, seconds after the first step, held-out loss
+
+
+@dataclass(frozen=True)
+class Outcome:
+    """One finished run. Times are seconds after its first step; what it does not know is None.
+
+    A place is the hardware of one of the recipe's learners. `steps`: of one place, mean. `up_bytes`, `down_bytes`: sent
+    and received by one place in one step, mean, payloads only; of gradients, what a ring all-reduce in float32 takes.
+    """
+
+    config_hash: str
+    seed: int
+    ok: bool
+    state: str | None
+    loss_unit: str
+    eval_loss: float | None
+    curve: tuple[Point, ...]
+    committed: int
+    processed: int
+    steps: float
+    wall_s: float | None
+    tokens_per_s: float | None
+    goodput_time: float | None
+    participation: float | None
+    up_bytes: float | None
+    down_bytes: float | None
+    faults: int
+    recoveries: tuple[float, ...]
+
+    @property
+    def goodput_tokens(self) -> float | None:
+        """Tokens committed / tokens processed."""
+        return self.committed / self.processed if self.processed else None
+
+    def at_tokens(self, tokens: float) -> float | None:
+        """The held-out loss after so many committed tokens, interpolated; None where the run did not get there."""
+        return _at([(float(each[0]), each[2]) for each in self.curve], tokens)
+
+    def at_seconds(self, seconds: float) -> float | None:
+        """The held-out loss so many seconds after the first step, interpolated; None where it had ended before."""
+        return _at([(each[1], each[2]) for each in self.curve], seconds)
+
+
+def _at(points: Sequence[tuple[float, float]], place: float) -> float | None:
+    if not points or not points[0][0] <= place <= points[-1][0]:
+        return None
+    for (left, before), (right, after) in pairwise(points):
+        if place <= right:
+            share = (place - left) / (right - left) if right > left else 1.0
+            return before + share * (after - before)
+    return points[-1][1]
+
+
+def outcome(store: RunStore, mode: Mode, recipe: Recipe, places: int) -> Outcome:
+    """The outcome of a run that has ended, whose recipe is `recipe`; `places`: learners of the compared recipe.
+
+    Raises ValueError for a damaged log, OSError where it cannot be read.
+    """
+    told = object_of(store, OUTCOME_FILE)
+    if told and told.get("config_hash") == recipe.config_hash:
+        return loaded(told)
+    text = store.read_text(RECIPE_FILE) or ""
+    contents = contents_of(intact(store.root), text)
+    data = collect(contents.fold, plain(text), contents.summary, contents.verdicts)
+    found = _of_data(data, mode, recipe, places)
+    save(store, found)
+    return found
+
+
+def save(store: RunStore, found: Outcome) -> None:
+    store.write_json(OUTCOME_FILE, asdict(found))
+
+
+def loaded(told: Mapping[str, Any]) -> Outcome:
+    """What `save` wrote."""
+    curve = tuple((int(tokens), float(at), float(loss)) for tokens, at, loss in told["curve"])
+    return Outcome(**dict(told) | {"curve": curve, "recoveries": tuple(told["recoveries"])})
+
+
+def _of_data(data: Data, mode: Mode, recipe: Recipe, places: int) -> Outcome:
+    summary, tokens = data.summary, data.summary["tokens"]
+    steps = sum(link.steps for link in data.links)
+    ups = [link.up for link in data.links]
+    up = None if None in ups else float(sum(each or 0 for each in ups))
+    down = float(sum(link.down + link.joins + link.peers for link in data.links))
+    gathered = 0.0
+    if mode.one_learner and mode.whole_budget:  # its gradients cross between the places
+        elements = sum(data.rules.sizes) if data.rules else 0
+        gathered = all_reduced(elements, places)
+        steps_of_places, up, down = steps * places, *((up, down) if mode.name == "one_outer" else (0.0, 0.0))
+    elif mode.one_learner:
+        steps_of_places, up, down = steps, 0.0, 0.0
+    else:
+        steps_of_places = steps
+    each = 1.0 / steps_of_places if steps_of_places else 0.0
+    faults = summary["faults"]
+    return Outcome(
+        recipe.config_hash,
+        recipe.seed,
+        summary["ok"],
+        summary["state"],
+        summary["loss_unit"] or "",
+        summary["eval_loss"],
+        tuple((point.tokens, point.at_s, point.value) for point in data.held_out),
+        tokens["committed"],
+        tokens["processed"],
+        steps / max(1, len(data.links)),
+        summary["wall_s"],
+        summary["tokens_per_s"],
+        summary["goodput_time"],
+        (summary["participation"] or {}).get("mean"),
+        None if up is None else up * each + gathered,
+        down * each + gathered,
+        len(faults),
+        tuple(row["recovery_s"] for row in faults if row["recovery_s"] is not None),
+    )
+
+
+def of_history(found: History, recipe: Recipe, tokens_per_step: int, elements: int, loss_unit: str) -> Outcome:
+    """The outcome of a run by Ray Train, which has ended. `elements`: of the model."""
+    told = found.summary(tokens_per_step)
+    sent = all_reduced(elements, len(recipe.learners))
+    return Outcome(
+        recipe.config_hash,
+        recipe.seed,
+        told["ok"],
+        told["state"],
+        loss_unit,
+        told["eval_loss"],
+        tuple((step * tokens_per_step, at, loss) for step, at, loss in found.evaluations),
+        told["tokens"]["committed"],
+        told["tokens"]["processed"],
+        float(found.step),
+        found.wall_s,
+        told["tokens_per_s"],
+        found.goodput_time,
+        None,
+        sent,
+        sent,
+        sum(1 for fault in found.faults if fault.get("injected")),
+        tuple(each.recovery_s for each in found.restarts if each.recovery_s is not None),
+    )
+
+
+def all_reduced(elements: int, places: int) -> float:
+    """Bytes that each of so many places sends, and receives, to average one float32 gradient by a ring."""
+    return 2 * (places - 1) / places * elements * GRADIENT_BYTES

@@ -1,0 +1,204 @@
+"""A comparison as one HTML page, in the report's style: a table, curves, differences and the runs behind them."""
+
+from __future__ import annotations
+
+from dataclasses import replace
+
+from orchestrator.compare import figures
+from orchestrator.compare.comparison import Comparison, Row
+from orchestrator.compare.modes import Mode
+from orchestrator.recipe.config import ChaosConfig, Recipe
+from orchestrator.recipe.toml_text import dump
+from orchestrator.report.render import page
+from orchestrator.report.sections import Picture, Section
+from orchestrator.report.tables import Table, table
+from orchestrator.store.status_text import DASH, number, percent, seconds
+from orchestrator.study.results import Difference
+
+
+def html(result: Comparison, recipe: Recipe, harness: bool, plan: ChaosConfig | None) -> str:
+    """The page. It needs no network, no script and no other file."""
+    told = [
+        _table(result, harness),
+        _loss(result, harness),
+        _differences(result),
+        _runs(result),
+        _recipe(recipe, plan),
+    ]
+    shown = [section for section in told if section is not None]
+    return page("compare.html", result, shown, title=f"{recipe.name}: ways to train", sentence=sentence(result))
+
+
+def sentence(result: Comparison) -> str:
+    """What came out, for the first row that is not the reference."""
+    row = next((row for row in result.rows if row.against is not None), None)
+    if row is None or row.against is None or row.relative is None:
+        return f"Only {result.reference.name} was trained: there is nothing to compare it with."
+    found = row.against
+    pairs = f"over {len(found.seeds)} paired seeds" if len(found.seeds) > 1 else "with one seed, so without interval"
+    half = "" if found.half_width is None else f" ± {found.half_width:.4f}"
+    where = "above" if found.mean >= 0 else "below"
+    amount = f"{abs(found.mean):.4f}{half} ({abs(row.relative):.2%}) {where}"
+    return f"At equal tokens the held-out loss of {row.case.name} is {amount} that of {result.reference.name}, {pairs}."
+
+
+# ------------------------------------------------------------------ the table, here and in the terminal
+
+
+def losses(result: Comparison, harness: bool) -> Table:
+    """A row for each case: losses at equal tokens and after equal times, and the difference."""
+    clock = " virtual" if harness else ""
+    titles = (
+        "mode",
+        f"loss at {_short(result.tokens)} tokens",
+        f"minus {result.reference.name}",
+        "%",
+        f"loss after {seconds(result.seconds)}{clock}",
+    )
+    rows = [
+        (
+            row.case.name,
+            _loss_cell(row),
+            difference_cell(row.against),
+            DASH if row.relative is None else f"{100 * row.relative:+.2f}",
+            number(row.at_seconds, 4),
+        )
+        for row in result.rows
+    ]
+    return table("Held-out losses", "|".join(titles), rows, range(1, 5))
+
+
+def speed(result: Comparison, harness: bool) -> Table:
+    """A row for each case: what it made of its time, and what it sent."""
+    faults = any(row.case.chaos for row in result.rows)
+    titles = f"mode|tokens/s{', virtual' if harness else ''}|goodput|participation|MB up a step|down"
+    rows = [
+        (
+            row.case.name,
+            number(row.mean(lambda each: each.tokens_per_s)),
+            percent(row.mean(lambda each: each.goodput_time)),
+            percent(row.mean(lambda each: each.participation)),
+            _mb(row.mean(lambda each: each.up_bytes)),
+            _mb(row.mean(lambda each: each.down_bytes)),
+            *((number(row.mean(lambda each: each.faults), 1), seconds(row.recovery_s)) if faults else ()),
+        )
+        for row in result.rows
+    ]
+    return table("Speed and bytes", titles + ("|faults|recovery" if faults else ""), rows, range(1, 8 if faults else 6))
+
+
+def _loss_cell(row: Row) -> str:
+    """At equal tokens; in brackets that of a run which ended before."""
+    return f"({number(row.eval_loss[0], 4)})" if row.at_tokens is None else number(row.at_tokens, 4)
+
+
+def difference_cell(found: Difference | None, relative: float | None = None) -> str:
+    if found is None:
+        return DASH
+    share = "" if relative is None else f" ({relative:+.2%})"
+    half = "" if found.half_width is None else f" ± {found.half_width:.4f}"
+    return f"{found.mean:+.4f}{half}{share}"
+
+
+def _mb(count: float | None) -> str:
+    return DASH if count is None else f"{count / 1e6:.3f}"
+
+
+def _short(count: int) -> str:
+    return f"{count / 1e6:.3g}M" if count >= 1e6 else f"{count / 1e3:.3g}k" if count >= 1e3 else str(count)
+
+
+# ------------------------------------------------------------------ sections
+
+
+def _table(result: Comparison, harness: bool) -> Section:
+    faults = any(row.case.chaos for row in result.rows)
+    same = "One model, one order of samples, one inner optimizer, one budget of tokens, and the same hardware for all"
+    if any(not row.case.mode.whole_budget for row in result.rows):
+        same += (
+            "; single alone has one learner's share of both, so its loss, in brackets, is after the same steps per "
+            "learner"
+        )
+    time = (
+        "Times are virtual: in lock-step a step at slowdown 1 takes a second, all else nothing."
+        if harness
+        else "Time counts from the first learner step."
+    )
+    lead = (f"{same}.", time)
+    notes = (
+        "Losses before a run's end are interpolated, and their learning rate is not yet at its last. ± is half of "
+        "Student's 95 % interval over paired seeds. Bytes are payloads, for one learner's hardware and one of its "
+        "steps; gradients are counted as a ring all-reduce in float32."
+    )
+    if faults:
+        notes += " Recovery: the median, until a restarted learner contributes again."
+    found = losses(result, harness), replace(speed(result, harness), note=notes)
+    meanings = table(
+        "What they are", "mode|what it is", [(mode.name, mode.words) for mode in dict.fromkeys(_modes(result))]
+    )
+    return Section("table", "Side by side", lead, (), (*found, meanings))
+
+
+def _modes(result: Comparison) -> list[Mode]:
+    return [row.case.mode for row in result.rows]
+
+
+def _loss(result: Comparison, harness: bool) -> Section | None:
+    words = "Held-out loss against committed tokens and against time, a line for each mode."
+    several = any(len(row.outcomes) > 1 for row in result.rows)
+    caption = "Means over seeds; thin lines are single seeds." if several else "One seed."
+    if any(row.case.chaos for row in result.rows):
+        caption += " Dashed: under faults."
+    return Section("loss", "Held-out loss", (), (Picture(figures.curves(harness), words, caption),))
+
+
+def _differences(result: Comparison) -> Section | None:
+    rows = [row for row in result.rows if row.against is not None]
+    if not rows:
+        return None
+    words = f"Each mode's paired differences of held-out losses to {result.reference.name}."
+    caption = (
+        "Loss at equal tokens minus that of the same seed in the reference: small dots are seeds, large ones their "
+        "mean, bars Student's 95 % interval. Left is better."
+    )
+    faults = any(row.case.chaos for row in rows)
+    listed = table(
+        "Paired differences",
+        f"mode|to {result.reference.name}|seeds" + ("|to itself without faults" if faults else ""),
+        [
+            (
+                row.case.name,
+                difference_cell(row.against, row.relative),
+                ", ".join(map(str, row.against.seeds)) if row.against else DASH,
+                *((difference_cell(row.against_calm),) if faults else ()),
+            )
+            for row in rows
+        ],
+        (1, 3) if faults else (1,),
+    )
+    return Section("differences", "Differences", (), (Picture(figures.differences, words, caption),), (listed,))
+
+
+def _runs(result: Comparison) -> Section:
+    rows = [
+        (
+            row.case.name,
+            str(each.seed),
+            number(each.eval_loss, 4),
+            number(each.committed),
+            number(each.processed),
+            number(each.steps),
+            seconds(each.wall_s),
+            number(each.faults),
+            "ok" if each.ok else "NOT OK",
+        )
+        for row in result.rows
+        for each in row.outcomes
+    ]
+    titles = "mode|seed|held-out loss|tokens committed|processed|steps|time|faults|checks"
+    return Section("runs", "Runs", (), (), (table("Every run", titles, rows, range(1, 8)),))
+
+
+def _recipe(recipe: Recipe, plan: ChaosConfig | None) -> Section:
+    calm = recipe.model_copy(update={"chaos": plan or ChaosConfig()})
+    return Section("recipe", "Recipe", blocks=(("The recipe that all modes change", dump(calm)),))

@@ -1,0 +1,182 @@
+"""The runs of a comparison: which there are, which are finished, and how the others are trained."""
+
+from __future__ import annotations
+
+import shutil
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+from orchestrator.compare.comparison import Case
+from orchestrator.compare.modes import Mode, transformed
+from orchestrator.compare.outcome import OUTCOME_FILE, Outcome, of_history, outcome, save
+from orchestrator.recipe.config import ChaosConfig, Recipe
+from orchestrator.recipe.problems import InputError, Problem
+from orchestrator.recipe.toml_text import dump, stored_hash
+from orchestrator.recipe.validation import build_task, host_only
+from orchestrator.runtime.data_parallel.history import RANKS
+from orchestrator.store.readers import RECIPE_FILE, object_of, status_if_any
+from orchestrator.store.resume import reopen
+from orchestrator.store.run_store import RunStore
+from orchestrator.study import process
+from orchestrator.study.seed_run import LOCK_FILE, ROW_FILE
+
+DATA_PARALLEL = "data_parallel"
+Starter = Callable[..., Any]  # starts chaos beside a run
+Faults = Callable[..., tuple[Sequence[Any], Iterator[Any]]]  # (chaos, learners, seed): planned ones, random ones
+OnNews = Callable[["Run", Mapping[str, Any]], None]  # a run; its progress in [0, 1] and newest held-out loss
+
+
+@dataclass(frozen=True)
+class Run:
+    """One run of the comparison: a case, and a recipe with its seed."""
+
+    case: Case
+    recipe: Recipe
+    store: RunStore
+    harness: bool
+
+    @property
+    def by_ray_train(self) -> bool:
+        return self.case.mode.name == DATA_PARALLEL and not self.harness
+
+    @property
+    def finished(self) -> bool:
+        if self.harness:
+            return self.store.path(ROW_FILE).exists()
+        if self.by_ray_train:
+            return self.store.path(OUTCOME_FILE).exists()
+        state = ((status_if_any(self.store) or {}).get("run") or {}).get("state")
+        return state == "finished" and self.store.path("summary.json").exists()
+
+    def outcome(self, places: int) -> Outcome:
+        """Of a finished run; `places`: learners of the compared recipe."""
+        return outcome(self.store, self.case.mode, self.recipe, places)
+
+
+def planned(
+    recipe: Recipe, modes: Sequence[Mode], seeds: Sequence[int], folder: Path, harness: bool, chaos: ChaosConfig | None
+) -> list[Run]:
+    """Every run, case by case; with `chaos`, each mode also under it.
+
+    Raises InputError with every mode that the recipe cannot have, and every folder that holds something else.
+    """
+    runs, problems = list[Run](), list[Problem]()
+    for mode in modes:
+        for plan in (None, chaos) if chaos else (None,):
+            case = Case(mode, plan is not None)
+            try:
+                made = transformed(recipe, mode, harness, plan)
+            except InputError as error:
+                problems += error.problems
+                continue
+            for seed in seeds:
+                place = folder.absolute() / case.folder / f"seed-{seed}"
+                one = Run(case, _seeded(made, seed, case), RunStore(place), harness)
+                problems += _occupied(one)
+                runs.append(one)
+    if problems:
+        raise InputError(list(dict.fromkeys(problems)))
+    return runs
+
+
+def _seeded(recipe: Recipe, seed: int, case: Case) -> Recipe:
+    plain = recipe.canonical() | {"seed": seed, "fleet": recipe.fleet}
+    if recipe.durability.store is not None:  # each run has its own
+        own = f"{recipe.durability.store.rstrip('/')}/{case.folder}/seed-{seed}"
+        plain["durability"] = plain["durability"] | {"store": own}
+    return Recipe.model_validate(plain)
+
+
+def _occupied(run: Run) -> Iterator[Problem]:
+    store = run.store
+    fix = "give another --out, or remove the folder"
+    if store.root.exists() and not store.root.is_dir():
+        yield Problem("--out", str(store.root), "is a file", fix)
+        return
+    if store.empty or [each.name for each in store.root.iterdir()] == [LOCK_FILE]:
+        return
+    text = store.read_text(RECIPE_FILE) or ""
+    if (found := stored_hash(text)) is None:
+        yield Problem("--out", str(store.root), "is not empty and holds no run", fix)
+    elif found != run.recipe.config_hash:
+        yield Problem("--out", str(store.root), "holds a run of another recipe", fix)
+    elif run.harness == (store.path("grants").exists() or store.path(RANKS).exists()):
+        kind = "a real run" if run.harness else "a run of the harness"
+        yield Problem("--out", str(store.root), f"holds {kind}", fix)
+
+
+# ------------------------------------------------------------------ training
+
+
+def in_harness(runs: Sequence[Run], cores: Sequence[int], on_news: OnNews) -> None:
+    """Train runs in lock-step, side by side on these cores. Interrupted, each continues with the same command."""
+    platform = next((pool.platform for run in runs for pool in run.recipe.pools if pool.accelerated), "cpu")
+    at_once = max(1, min(len(runs), len(cores) if platform == "cpu" else 1))
+    pinned = at_once == len(runs) == len(cores) > 1
+    jobs = [
+        process.Job(run.recipe, run.store.root, False, platform, (cores[index],) if pinned else ())
+        for index, run in enumerate(runs)
+    ]
+    of_folder = {run.store.root: run for run in runs}
+
+    def tell(job: process.Job, news: Mapping[str, Any]) -> None:
+        done = min(1.0, news["step"] / job.recipe.target_syncer_steps)
+        on_news(of_folder[job.folder], {"progress": done, "eval_loss": news["loss"]})
+
+    process.train(jobs, at_once, tell)
+
+
+@dataclass(frozen=True)
+class Real:
+    """What real runs need from outside."""
+
+    starter: Starter | None
+    faults: Faults | None
+    checkpoint_s: float | None  # of data-parallel training; None: the recipe's
+
+    def train(self, run: Run, on_news: OnNews) -> None:
+        """Train one run on a local Ray, or continue it where its learners do not wait for each other."""
+        if run.by_ray_train:
+            self._by_ray_train(run, on_news)
+            return
+        from orchestrator.runtime import launch
+
+        store = run.store
+        if run.case.mode.lockstep and not store.empty:
+            shutil.rmtree(store.root)  # a syncer whose learners wait has one epoch: nobody takes it over
+        store.create()
+        if not store.empty:
+            reopen(store)
+        store.write_text(RECIPE_FILE, dump(run.recipe))
+
+        def tell(status: Mapping[str, Any]) -> None:
+            said = status.get("run") or {}
+            on_news(run, {"progress": said.get("progress") or 0.0, "eval_loss": said.get("eval_loss")})
+
+        summary = launch.run_embedded(run.recipe, store, self.starter, tell)
+        if summary["state"] == "stopped":  # by an interrupt, which is for the whole comparison
+            raise KeyboardInterrupt
+
+    def _by_ray_train(self, run: Run, on_news: OnNews) -> None:
+        from orchestrator.runtime.data_parallel import trainer
+
+        recipe, chaos = run.recipe, run.recipe.chaos
+        planned = self.faults(chaos, list(recipe.learners), recipe.seed) if self.faults else ((), iter(()))
+        every_s = recipe.durability.every_s if self.checkpoint_s is None else self.checkpoint_s
+        found = trainer.run(recipe, run.store, every_s, planned, lambda news: on_news(run, news))
+        task = build_task(recipe)
+        with host_only():
+            from learners.training.task import loss_unit
+            from learners.training.tree import tensors_of
+        elements = sum(tensor.size for tensor in tensors_of(task) if tensor.sent)
+        tokens = task.tokens(sum(pool.batch_size for pool in recipe.learners.values()))
+        save(run.store, of_history(found, recipe, tokens, elements, loss_unit(task)))
+
+
+def reason(run: Run) -> str:
+    """Why a run that ended is not sound, in words."""
+    summary = object_of(run.store, "summary.json") or {}
+    failed = [check["name"] for check in summary.get("checks") or [] if check["status"] in ("violated", "unknown")]
+    return ", ".join(failed) or str(summary.get("reason") or "its accounts do not balance").strip().splitlines()[-1]

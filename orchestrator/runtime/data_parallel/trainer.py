@@ -1,0 +1,142 @@
+"""Conventional data-parallel training of a recipe by Ray Train's JaxTrainer, on a local Ray.
+
+As many workers as the recipe has learners, each with their resources; jax.distributed runs on CPUs too. Ray Train
+restarts all workers from the newest checkpoint when one dies; a run that was interrupted goes on from it as well.
+"""
+
+from __future__ import annotations
+
+import json
+import os
+import threading
+from collections.abc import Callable, Iterator, Mapping
+from contextlib import contextmanager
+from pathlib import Path
+from typing import Any
+
+import ray
+from ray.train import CheckpointConfig, FailureConfig, LoggingConfig, RunConfig, ScalingConfig
+from ray.train.v2.jax import JaxTrainer
+from ray.train.v2.jax.config import JaxConfig
+
+from learners.training.devices.device import fit
+from orchestrator.recipe.config import Recipe
+from orchestrator.recipe.toml_text import dump
+from orchestrator.recipe.validation import build_task
+from orchestrator.runtime import evaluator, launch
+from orchestrator.runtime.data_parallel.history import EVALUATIONS_FILE, PROGRESS_FILE, History, LineLog, history
+from orchestrator.runtime.data_parallel.rank import RankSpec, batch_size, train
+from orchestrator.runtime.data_parallel.striking import Plan, Striker
+from orchestrator.store.readers import RECIPE_FILE, object_of
+from orchestrator.store.run_store import RunStore
+
+TRAIN_FOLDER = "train"  # Ray Train's own, with its checkpoints
+POLL_S = 0.5
+CPU_FLAGS = "--xla_cpu_multi_thread_eigen=false intra_op_parallelism_threads=1"
+
+OnProgress = Callable[[Mapping[str, Any]], None]
+
+
+class HeldOutActor:
+    """Evaluates parameters beside the ranks, which do not wait for it; writes what it finds."""
+
+    def __init__(self, recipe: Recipe, folder: str) -> None:
+        os.nice(10)  # where cores are shared, ranks come first
+        fit(None, "cpu")
+        from learners.training.evaluator import Evaluator
+        from learners.training.synchronous import WHOLE
+        from learners.training.tree import deal
+
+        task = build_task(recipe)
+        warm_start, sequences = recipe.warm_start, recipe.eval.sequences
+        self._evaluator = Evaluator(task, deal(task, WHOLE), sequences, seed=recipe.seed, warm_start=warm_start)
+        self._log = LineLog(Path(folder, EVALUATIONS_FILE))
+
+    def evaluate(self, step: int, at: float, thetas: Any) -> None:
+        self._log.write(kind="evaluated", step=step, at=at, loss=self._evaluator.loss(thetas))
+
+
+def run(recipe: Recipe, store: RunStore, checkpoint_s: float, plan: Plan, on_progress: OnProgress) -> History:
+    """`train_on`, on a local Ray that is started for it; a run that has finished is only read."""
+    if (found := history(store)).finished:
+        return found
+    with launch.local_cluster(recipe, store) as namespace:
+        return train_on(namespace, recipe, store, checkpoint_s, plan, on_progress)
+
+
+def train_on(
+    namespace: str, recipe: Recipe, store: RunStore, checkpoint_s: float, plan: Plan, on_progress: OnProgress
+) -> History:
+    """Train to the end, or go on, on the one host of the Ray that this process is connected to.
+
+    `checkpoint_s`: between two checkpoints; 0: none. `plan`: the faults to strike with, by learner: the learner's
+    number is the rank's. Raises what Ray Train raises, which does not give up because of ranks that die.
+    """
+    store.write_text(RECIPE_FILE, dump(recipe))
+    options = {"num_cpus": evaluator.CPUS, "name": f"held-out.{recipe.name}", "namespace": namespace}
+    judge = ray.remote(HeldOutActor).options(**options).remote(recipe, str(store.root))
+    spec = RankSpec(recipe, str(store.root), checkpoint_s, judge, len(os.sched_getaffinity(0)))
+    pool, platform = recipe.pools[0], recipe.pools[0].platform
+    trainer = JaxTrainer(
+        train,
+        train_loop_config={"spec": spec},
+        jax_config=JaxConfig(use_gpu=True),  # else it does without jax.distributed
+        scaling_config=ScalingConfig(
+            num_workers=len(recipe.learners), use_gpu=platform == "gpu", resources_per_worker=dict(pool.resources)
+        ),
+        run_config=RunConfig(
+            name=TRAIN_FOLDER,
+            storage_path=str(store.root),
+            failure_config=FailureConfig(max_failures=-1),
+            checkpoint_config=CheckpointConfig(num_to_keep=recipe.durability.keep),
+            worker_runtime_env={"env_vars": _environment(platform)},
+            logging_config=LoggingConfig(log_level="ERROR"),
+        ),
+    )
+    try:
+        with _followed(store, on_progress), Striker(store, list(recipe.learners), plan):
+            trainer.fit()
+    finally:
+        ray.kill(judge)
+    found = history(store)
+    tokens = build_task(recipe).tokens(batch_size(recipe))
+    summary = {"name": recipe.name, "config_hash": recipe.config_hash, "mode": "data_parallel"}
+    store.write_json("summary.json", summary | found.summary(tokens))
+    return found
+
+
+def _environment(platform: str) -> dict[str, str]:
+    if platform != "cpu":
+        return {}
+    return {"JAX_PLATFORMS": "cpu", "XLA_FLAGS": os.environ.get("XLA_FLAGS") or CPU_FLAGS}
+
+
+@contextmanager
+def _followed(store: RunStore, on_progress: OnProgress) -> Iterator[None]:
+    """Tell the progress while the block runs."""
+    over = threading.Event()
+
+    def follow() -> None:
+        while not over.wait(POLL_S):
+            found = object_of(store, PROGRESS_FILE) or {}
+            if found.get("steps"):
+                on_progress({"progress": found["step"] / found["steps"], "eval_loss": _newest_loss(store)})
+
+    thread = threading.Thread(target=follow, name="progress", daemon=True)
+    thread.start()
+    try:
+        yield
+    finally:
+        over.set()
+        thread.join()
+
+
+def _newest_loss(store: RunStore) -> float | None:
+    """From the last line, however long the file is."""
+    try:
+        with open(store.path(EVALUATIONS_FILE), "rb") as file:
+            file.seek(max(0, file.seek(0, os.SEEK_END) - 512))
+            *_, last = file.read().splitlines() or [b"{}"]
+        return float(json.loads(last)["loss"])
+    except (OSError, ValueError, KeyError):
+        return None

@@ -1,0 +1,170 @@
+"""`diloco compare`: its numbers, its page, and the command in the harness from end to end."""
+
+from __future__ import annotations
+
+import json
+from dataclasses import replace
+from html.parser import HTMLParser
+from pathlib import Path
+
+import pytest
+from typer.testing import CliRunner
+
+from orchestrator.cli.app import build
+from orchestrator.compare import page
+from orchestrator.compare.comparison import Case, Comparison, as_json, compared
+from orchestrator.compare.modes import MODES
+from orchestrator.compare.outcome import Outcome, all_reduced, loaded
+from orchestrator.recipe.toml_text import dump
+from tests.replay.shaken import recipe
+
+ROOT = Path(__file__).resolve().parents[3]
+CALM, STRUCK = Case(MODES["decoupled"], False), Case(MODES["decoupled"], True)
+BASE, ALONE = Case(MODES["data_parallel"], False), Case(MODES["single"], False)
+
+
+def ended(seed: int, losses: list[float], tokens: int = 1000, seconds: float = 10.0) -> Outcome:
+    last = len(losses) - 1
+    curve = tuple((tokens * at // last, seconds * at / last, loss) for at, loss in enumerate(losses))
+    return Outcome(
+        "hash", seed, True, "finished", "nats", losses[-1], curve, tokens, tokens + 100, 20.0, seconds,
+        tokens / seconds, 0.9, 0.8, 4e6, 2e6, 2, (1.0, 3.0),
+    )  # fmt: skip
+
+
+@pytest.fixture(scope="module")
+def result() -> Comparison:
+    return compared(
+        {
+            BASE: [ended(0, [6.0, 4.0, 2.0]), ended(1, [6.0, 4.0, 2.2], 1200)],
+            CALM: [ended(0, [6.0, 4.0, 2.1]), ended(1, [6.0, 4.0, 2.0], seconds=8.0)],
+            STRUCK: [ended(1, [6.0, 4.0, 2.5], seconds=20.0)],
+            ALONE: [ended(0, [6.0, 5.0, 4.0], 250), ended(1, [6.0, 5.0, 4.0], 250)],
+        },
+        MODES["data_parallel"],
+    )
+
+
+def test_losses_are_compared_where_every_run_with_the_whole_budget_still_was(result: Comparison) -> None:
+    assert (result.tokens, result.seconds, result.reference) == (1000, 8.0, BASE)
+    base, calm, struck, alone = result.rows
+    assert base.at_tokens == pytest.approx((2.0 + 2.2 + 1.8 * 200 / 600) / 2), "interpolated where it is not at its end"
+    assert calm.at_seconds == pytest.approx((2.0 + (4.0 - 1.9 * 3 / 5)) / 2)
+    assert alone.at_tokens is None and alone.eval_loss == (4.0, 0.0), "it had fewer tokens"
+    assert struck.against_calm is not None and struck.against_calm.each == (0.5,)
+
+
+def test_differences_are_paired_over_seeds_with_an_interval(result: Comparison) -> None:
+    base, calm, struck, alone = result.rows
+    assert base.against is None and base.relative is None
+    assert calm.against is not None and calm.against.seeds == (0, 1)
+    assert calm.against.each == pytest.approx((0.1, -0.8))
+    assert calm.relative == pytest.approx(-0.35 / 2.4)
+    assert calm.against.half_width == pytest.approx(12.706 * 0.45, rel=1e-3), "Student's for two seeds"
+    assert struck.against is not None and (struck.against.seeds, struck.against.half_width) == ((1,), None)
+    assert alone.against is not None and alone.against.each == pytest.approx((2.0, 1.2)), "at equal steps per learner"
+
+
+def test_a_ring_sends_twice_the_gradient_less_one_share() -> None:
+    assert all_reduced(100, 1) == 0 and all_reduced(100, 4) == 600
+
+
+def test_an_outcome_is_the_same_when_it_is_read_back() -> None:
+    one = ended(3, [6.0, 2.0])
+    assert loaded(json.loads(json.dumps(as_json(compared({BASE: [one]}, MODES["data_parallel"]), ""))
+        )["rows"][0]["seeds"][0]) == one  # fmt: skip
+
+
+class Balanced(HTMLParser):
+    """Fails on tags that do not close in order; knows the texts of cells."""
+
+    def __init__(self, text: str) -> None:
+        super().__init__()
+        self.open: list[str] = []
+        self.cells: list[str] = []
+        self.feed(text)
+        self.close()
+        assert self.open == []
+
+    def handle_starttag(self, tag: str, attributes: list[tuple[str, str | None]]) -> None:
+        assert tag not in ("script", "img", "link")
+        if tag not in ("meta", "br"):
+            self.open.append(tag)
+
+    def handle_endtag(self, tag: str) -> None:
+        assert self.open.pop() == tag
+
+    def handle_data(self, data: str) -> None:
+        if self.open and self.open[-1] == "td":
+            self.cells.append(data)
+
+
+def test_the_page_is_whole_and_says_what_came_out(result: Comparison) -> None:
+    text = page.html(result, recipe(), harness=True, plan=None)
+    found = Balanced(text)
+    assert "decoupled + faults" in found.cells and "(4.0000)" in found.cells and "-0.3500 ± 5.7178 (-14.58%)" in text
+    assert text.count("<svg") == 4 and "prefers-color-scheme: dark" in text
+    assert page.sentence(result) in text.replace("&#39;", "'")
+    one = replace(result, rows=result.rows[:1])
+    assert "nothing to compare" in page.html(one, recipe(), harness=True, plan=None)
+
+
+# ------------------------------------------------------------------ the command
+
+
+@pytest.fixture
+def file(tmp_path: Path) -> Path:
+    path = tmp_path / "points.toml"
+    path.write_text(dump(recipe(30)))
+    return path
+
+
+def test_the_command_trains_each_run_once_and_sets_them_side_by_side(
+    file: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.chdir(ROOT)
+    words = ["compare", str(file), "--harness", "--out", str(tmp_path / "out"), "--set", "eval.every=6"]
+    first = CliRunner().invoke(build(), words)
+    assert first.exit_code == 0, first.stderr
+    assert "decoupled" in first.stdout and "data_parallel" in first.stdout and "virtual" in first.stdout
+    runs = [tmp_path / f"out/{mode}/seed-0" for mode in ("decoupled", "data_parallel")]
+    written = [(run / "study.json").stat().st_mtime_ns for run in runs]
+    again = CliRunner().invoke(build(), [*words, "--json"])
+    assert again.exit_code == 0, again.stderr
+    assert [(run / "study.json").stat().st_mtime_ns for run in runs] == written, "they are finished"
+    told = json.loads(again.stdout)
+    ours, theirs = told["rows"]
+    assert (told["reference"], ours["mode"], theirs["mode"]) == ("data_parallel", "decoupled", "data_parallel")
+    assert ours["difference"]["mean"] == pytest.approx(ours["eval_loss_at_tokens"] - theirs["eval_loss_at_tokens"])
+    assert ours["participation"] == 1.0 and theirs["up_bytes"] == all_reduced(20, 3)
+    assert ours["seeds"][0]["curve"][-1][2] == ours["eval_loss"]
+    Balanced((tmp_path / "out/compare.html").read_text())
+
+
+@pytest.mark.parametrize(
+    ("words", "said"),
+    [
+        (["--modes", "decoupeld"], "did you mean decoupled?"),
+        (["--seeds", "0"], "--seeds"),
+        (["--against", "diloco"], "is not compared"),
+        (["--chaos", "nowhere.toml"], "cannot be read"),
+        (["--chaos", "recipe"], "has no faults"),
+        (["--set", "sync.overlap=strict"], "its learners wait"),
+    ],
+)
+def test_what_cannot_be_compared_is_refused(file: Path, tmp_path: Path, words: list[str], said: str) -> None:
+    done = CliRunner().invoke(build(), ["compare", str(file), "--harness", "--out", str(tmp_path / "out"), *words])
+    assert done.exit_code == 2 and said in done.stderr
+    assert not (tmp_path / "out").exists()
+
+
+def test_a_folder_of_something_else_is_refused(file: Path, tmp_path: Path) -> None:
+    place = tmp_path / "out/decoupled/seed-0"
+    place.mkdir(parents=True)
+    (place / "notes").write_text("mine")
+    words = ["compare", str(file), "--harness", "--out", str(tmp_path / "out")]
+    done = CliRunner().invoke(build(), words)
+    assert done.exit_code == 2 and "holds no run" in done.stderr
+    (place / "config.toml").write_text(dump(recipe(36)))
+    done = CliRunner().invoke(build(), words)
+    assert done.exit_code == 2 and "another recipe" in done.stderr

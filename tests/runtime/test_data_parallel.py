@@ -1,0 +1,87 @@
+"""Conventional data-parallel training by Ray Train: the harness's numbers, and restarts of killed ranks."""
+
+from __future__ import annotations
+
+from pathlib import Path
+from types import SimpleNamespace
+from typing import Any
+
+import pytest
+
+from learners.protocol.facts import StepFinished
+from orchestrator.compare.modes import MODES, transformed
+from orchestrator.eventlog.reader import read_run
+from orchestrator.recipe.config import Recipe
+from orchestrator.runtime.data_parallel.history import STEPS_FILE, History, lines
+from orchestrator.runtime.data_parallel.trainer import train_on
+from orchestrator.store.export import of_run
+from orchestrator.store.run_store import RunStore
+from orchestrator.study.seed_run import SeedRun
+from tests.runtime.conftest import namespace, recipe
+
+pytestmark = [pytest.mark.runtime, pytest.mark.filterwarnings("ignore::DeprecationWarning")]  # of Ray Data
+STEPS = 30
+
+
+def wanted(name: str, corpus: str, **sections: Any) -> Recipe:
+    pools = [{"name": "t", "learners": 2, "batch_size": 4, **sections.pop("pool", {})}]
+    budget = {"syncer_steps": STEPS}
+    return recipe(name, corpus, **{"pools": pools, "budget": budget, "eval": {"every": 10, "sequences": 8}} | sections)
+
+
+def trained(given: Recipe, folder: Path, *faults: Any, checkpoint_s: float = 0.0) -> History:
+    store = RunStore(folder)
+    store.create()
+    return train_on(namespace(given.name), given, store, checkpoint_s, (faults, iter(())), lambda news: None)
+
+
+def losses(folder: Path) -> dict[int, float]:
+    """By step, as done last."""
+    return {line["step"]: line["loss"] for line in lines(folder / STEPS_FILE) if line["kind"] == "step"}
+
+
+@pytest.fixture(scope="module")
+def by_ray_train(ray_cluster: Any, corpus: str, tmp_path_factory: pytest.TempPathFactory) -> tuple[Path, History]:
+    folder = tmp_path_factory.mktemp("data-parallel") / "run"
+    return folder, trained(wanted("conventional", corpus), folder)
+
+
+def test_losses_are_those_of_the_harness_within_rounding(
+    by_ray_train: tuple[Path, History], corpus: str, tmp_path: Path
+) -> None:
+    folder, found = by_ray_train
+    given = wanted("conventional", corpus)
+    row = SeedRun(transformed(given, MODES["data_parallel"], harness=True), tmp_path, False).train(lambda news: None)
+    steps = [event.fact for event in read_run(tmp_path) if isinstance(event.fact, StepFinished)]
+    assert losses(folder) == pytest.approx({fact.step: fact.loss for fact in steps}, rel=2e-5)
+    assert [step for step, _, _ in found.evaluations][-1] == STEPS and found.evaluations[0][0] == 0
+    assert found.evaluations[-1][2] == pytest.approx(row["eval_loss"], rel=2e-5)
+
+
+def test_its_folder_says_what_was_done_and_holds_the_model(by_ray_train: tuple[Path, History]) -> None:
+    folder, found = by_ray_train
+    assert (found.finished, found.step, found.processed, found.restarts) == (True, STEPS, STEPS, [])
+    summary = RunStore(folder).read_json("summary.json")
+    assert summary["tokens"] == {"committed": STEPS * 8 * 16, "processed": STEPS * 8 * 16}
+    assert 0.0 < summary["goodput_time"] <= 1.0
+    assert of_run(RunStore(folder)).tensors.keys()
+
+
+@pytest.mark.full
+def test_a_killed_rank_takes_all_back_to_the_newest_checkpoint(
+    ray_cluster: Any, corpus: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Paced, so that checkpoints come before the end; the losses after it are those of a run without a fault."""
+    monkeypatch.setenv("RAY_TRAIN_HEALTH_CHECK_INTERVAL_S", "0.1")  # else each checkpoint takes two seconds
+    kill = SimpleNamespace(kind="kill", learner="learner-t-1", at_step=40, at_s=None, duration_s=0.0)
+    given = wanted("killed", corpus, pool={"slowdown": 8.0}, budget={"syncer_steps": 80})
+    found = trained(given, tmp_path / "run", kill, checkpoint_s=0.5)
+    assert found.finished and found.step == 80
+    assert [fault["injected"] for fault in found.faults] == [True]
+    (restart,) = found.restarts
+    assert restart.resumed_at_step > 10 and restart.lost_steps > 0
+    assert found.processed == 80 + restart.lost_steps
+    assert restart.outage_s is not None and restart.recovery_s is not None and restart.outage_s <= restart.recovery_s
+    assert found.checkpoints and found.goodput_time is not None and found.goodput_time < 1.0
+    calm = SeedRun(transformed(given, MODES["data_parallel"], harness=True), tmp_path / "calm", False)
+    assert found.evaluations[-1][2] == pytest.approx(calm.train(lambda news: None)["eval_loss"], rel=1e-4)
