@@ -13,7 +13,6 @@ from numpy.typing import NDArray
 from learners.config import WarmStart
 from learners.training.task import Params, Task
 from learners.training.tree import Flat, ParameterTree, unsent
-from learners.training.weights import joined
 from outer.protocol.fragments import Fragment
 
 
@@ -40,13 +39,7 @@ class Evaluator:
 
     def loss(self, thetas: Sequence[Flat]) -> float:
         """Mean loss of thetas, float32[n] per fragment, over the first held-out samples."""
-        sent = joined(self.fragments, thetas)
-        # jnp.array copies; on a CPU, device_put would share the caller's memory.
-        leaves: list[Any] = [
-            jnp.array(sent[each.name], dtype=each.dtype) if each.name in sent else self._unsent[each.name]
-            for each in self._tree.tensors
-        ]
-        params = jax.tree.unflatten(self._tree.structure, leaves)
+        params = self._tree.params(self.fragments, thetas, self._unsent)
         total = 0.0
         for start in range(0, self._sequences, self._batch_size):
             count = min(self._batch_size, self._sequences - start)

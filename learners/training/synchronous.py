@@ -19,7 +19,7 @@ from learners.training.precision import precise
 from learners.training.step import make_step, schedule, step_key, transformation
 from learners.training.task import Task
 from learners.training.trainer import InFlight
-from learners.training.tree import Flat, ParameterTree, deal, fresh, initial_parameters, unsent
+from learners.training.tree import Flat, ParameterTree, deal, initial_parameters, unsent
 from outer.config import SyncConfig
 from outer.journal.saving import dump, load
 
@@ -47,14 +47,8 @@ class SynchronousTrainer:
         self._share = batch_size // processes
         self._first = jax.process_index() * self._share
         self._replicated, self._split = NamedSharding(mesh, _SPEC()), NamedSharding(mesh, _SPEC("batch"))
-        leaves: list[Any] = jax.tree.leaves(fresh(task, seed))
-        for name, value in unsent(task, seed, warm_start).items():
-            leaves[self._tree.leaf_of[name]] = value
-        for fragment, theta in zip(
-            self.fragments, initial_parameters(task, self.fragments, seed, warm_start), strict=True
-        ):
-            leaves = self._tree.written(leaves, fragment, theta)
-        params = jax.tree.unflatten(self._tree.structure, leaves)
+        first = initial_parameters(task, self.fragments, seed, warm_start)
+        params = self._tree.params(self.fragments, first, unsent(task, seed, warm_start))
         opt_state = transformation(task, inner).init(self._tree.merged(params))
         self._params, self._opt_state = jax.tree.map(self._everywhere, (params, opt_state))
         self._batches = Batches(self._build)

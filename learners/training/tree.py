@@ -5,7 +5,7 @@ Fragments are flat float32 arrays on the host; the model keeps its own dtypes. S
 
 from __future__ import annotations
 
-from collections.abc import Collection, Sequence
+from collections.abc import Collection, Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any
 
@@ -135,6 +135,16 @@ class ParameterTree(Leaves):
         for tensor, elements in fragment.slices():
             flat[elements] = np.asarray(leaves[self.leaf_of[tensor.path]])[tensor.index].reshape(-1)
         return flat
+
+    def params(self, fragments: Sequence[Fragment], thetas: Sequence[Flat], unsent: Mapping[str, Any]) -> Params:
+        """The parameter tree of float32[n] per fragment and of the leaves that are in none, by path; JAX arrays."""
+        sent = weights.joined(fragments, thetas)
+        # jnp.array copies; on a CPU, device_put would share the caller's memory.
+        leaves = [
+            jnp.array(sent[each.name], dtype=each.dtype) if each.name in sent else unsent[each.name]
+            for each in self.tensors
+        ]
+        return jax.tree.unflatten(self.structure, leaves)
 
     def rounding(self, fragment: Fragment, flat: Flat) -> Flat | None:
         """What rounding to the leaves' dtypes adds to flat float32[n]: float32[n], exact for finite results.
