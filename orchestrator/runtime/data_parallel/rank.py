@@ -72,7 +72,7 @@ class Rank:
         self._log = LineLog(self._store.path(STEPS_FILE)) if self._rank == 0 else None
         self._flights: deque[tuple[int, float, Any]] = deque()  # (step, when it was dispatched, loss)
         self._step, self._done_at, self._told_at = 0, 0.0, 0.0
-        self._compute_s = float("inf")  # the least that a step took
+        self._pause_s = 0.0 if self._slowdown == 1.0 else (self._slowdown - 1.0) * self._trainer.share_s()
         self._stepped, self._stepped_s = 0, 0.0  # since this start
         self._evaluation: Any = None
 
@@ -94,7 +94,7 @@ class Rank:
         for step in range(self._step + 1, last + 1):
             flight = self._trainer.dispatch((step - 1) * self._batch, self._progress(step))
             self._flights.append((step, time.time(), flight))
-            if len(self._flights) > 1 or self._slowdown > 1.0:
+            if len(self._flights) > 1 or self._pause_s:
                 self._complete()
             every = self._recipe.eval.every
             if every and step % every == 0 and step < last:
@@ -138,9 +138,8 @@ class Rank:
         loss, _ = flight.result()
         now = time.time()
         took = now - max(dispatched_at, self._done_at)
-        if self._slowdown > 1.0:  # of the device's own time: the rest of a step is waiting for other ranks
-            self._compute_s = min(self._compute_s, took)
-            time.sleep((self._slowdown - 1.0) * self._compute_s)
+        if self._pause_s:  # only the device is slower: what ranks wait for each other takes as long as it takes
+            time.sleep(self._pause_s)
             took += time.time() - now
             now = time.time()
         self._step, self._done_at = step, now
