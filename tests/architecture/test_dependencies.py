@@ -14,6 +14,7 @@ ROOMS = ("outer", "learners", "orchestrator", "chaos")
 BESIDE = ("tests", "benchmarks", "docs", "examples", "deploy")
 NAMES = {"yaml": "pyyaml"}  # packages whose importable name is another
 APART = ROOT / "benchmarks" / "torchft"  # another project's training, in an environment of its own
+ASKED_FOR = ("data",)  # extras that production code imports where a recipe or an option asks for them
 OWN = {*ROOMS, *BESIDE}
 PROJECT = tomllib.loads((ROOT / "pyproject.toml").read_text())["project"]
 
@@ -48,7 +49,8 @@ def _of(path: Path) -> Iterator[str]:
 
 
 def test_production_code_imports_what_is_declared_and_nothing_is_declared_in_vain() -> None:
-    assert imported(ROOMS) == packages(PROJECT["dependencies"])
+    extras = [one for extra in ASKED_FOR for one in PROJECT["optional-dependencies"][extra]]
+    assert imported(ROOMS) == packages([*PROJECT["dependencies"], *extras])
 
 
 def test_tests_benchmarks_and_examples_import_only_what_an_extra_declares() -> None:

@@ -11,11 +11,14 @@ import optax
 from pydantic import ValidationError
 
 from learners.config import DataConfig, InnerConfig
-from learners.training.data.byte_corpus import ByteCorpus, Bytes, ngram_losses
+from learners.training.data import corpus
+from learners.training.data.byte_corpus import ByteCorpus, ngram_losses
+from learners.training.data.corpus import Corpus, Tokens
 from learners.training.models import transformer
 from outer.numeric.optimizer import resolve
 
 VOCABULARY = 256  # every byte
+NGRAM_TOKENS = 2**24  # of shards, for the tables of n-grams
 
 _generate = jax.jit(transformer.generate, static_argnames=("length", "top_k", "config"))
 
@@ -34,12 +37,17 @@ class ByteLanguageModel:
             self.config = transformer.TransformerConfig(**model)
         except ValidationError as error:
             raise ValueError("; ".join(_in_words(problem) for problem in error.errors())) from error
+        if (known := corpus.vocabulary(data)) > VOCABULARY or corpus.tokenizer(data) is not None:
+            raise ValueError(
+                f"data.path = {data.path!r}: its vocabulary is {known:,} tokens of a tokenizer, this model's the 256 "
+                "bytes; name a task of that vocabulary, or prepare the text as bytes, without a tokenizer"
+            )
         self._data = data
         self._seed = seed
 
     @cached_property
-    def corpus(self) -> ByteCorpus:
-        return ByteCorpus(self._data, self._seed)
+    def corpus(self) -> Corpus:
+        return corpus.corpus(self._data, self._seed)
 
     def init(self, rng: jax.Array) -> transformer.Params:
         return transformer.init(rng, self.config, VOCABULARY)
@@ -53,13 +61,13 @@ class ByteLanguageModel:
     def optimizer(self, inner: InnerConfig) -> optax.GradientTransformation:
         return resolve("inner", inner.optimizer, inner.lr, inner.options)
 
-    def batch(self, start: int, count: int) -> Bytes:
+    def batch(self, start: int, count: int) -> Tokens:
         return self.corpus.batch(start, count)
 
     def tokens(self, count: int) -> int:
         return count * self._data.sequence_length
 
-    def held_out(self, start: int, count: int) -> Bytes:
+    def held_out(self, start: int, count: int) -> Tokens:
         return self.corpus.held_out_batch(start, count)
 
     def sample(
@@ -86,7 +94,12 @@ class ByteLanguageModel:
 
     def ngram_losses(self, count: int) -> tuple[float, float]:
         """(bigram, trigram) loss in nats per byte on the first `count` held-out samples."""
-        return ngram_losses(self.corpus.train, self.corpus.held_out_batch(0, count))
+        found = self.corpus
+        if isinstance(found, ByteCorpus):
+            train = found.train
+        else:
+            train = found.batch(0, -(-NGRAM_TOKENS // self._data.sequence_length))[:, 1:].reshape(-1)
+        return ngram_losses(train, found.held_out_batch(0, count))
 
 
 def _in_words(problem: Any) -> str:
