@@ -81,6 +81,7 @@ def make(part: Part) -> Made:
             begin = train.tokens
             (held_out if chosen else train).write(tokens)
             if not chosen:
+                mine = (digest, begin, train.tokens)
                 smallest = min(smallest, mine) if smallest[0] else mine
     made = Made(
         key=part.key,

@@ -160,7 +160,7 @@ def _tokenizer(options: Options, parts: Sequence[tuple[Slice, ...]], show: Show)
         if options.tokenizer is not None:
             _replace(path, options.tokenizer.read_text(encoding="utf-8"))
         elif options.train_bpe is not None:
-            _train(path, options, parts, show)
+            _train(path, options, options.train_bpe, parts, show)
         else:
             return settings, coder_of(settings)
         sha256 = hashlib.sha256(path.read_bytes()).hexdigest()
@@ -172,11 +172,11 @@ def _tokenizer(options: Options, parts: Sequence[tuple[Slice, ...]], show: Show)
         raise InputError([Problem(field, str(value), text or str(error), fix)]) from error
 
 
-def _train(path: Path, options: Options, parts: Sequence[tuple[Slice, ...]], show: Show) -> None:
+def _train(path: Path, options: Options, vocabulary: int, parts: Sequence[tuple[Slice, ...]], show: Show) -> None:
     """A byte-level BPE of the first documents of every part, unless this folder has it of the same documents."""
     share = max(1, SAMPLE_BYTES // len(parts))
     sample = [Part("", slices, Settings(None, None, None, options.field, options.held_out)).key for slices in parts]
-    key = hashlib.sha256(json.dumps([options.train_bpe, options.end_token, sample]).encode()).hexdigest()
+    key = hashlib.sha256(json.dumps([vocabulary, options.end_token, sample]).encode()).hexdigest()
     plan = options.out / PARTS / PLAN
     if path.exists() and plan.exists() and json.loads(plan.read_text()) == key:
         return
@@ -190,7 +190,7 @@ def _train(path: Path, options: Options, parts: Sequence[tuple[Slice, ...]], sho
     bpe.pre_tokenizer = pre_tokenizers.ByteLevel(add_prefix_space=False)
     bpe.decoder = decoders.ByteLevel()
     trainer = trainers.BpeTrainer(
-        vocab_size=options.train_bpe,
+        vocab_size=vocabulary,
         special_tokens=[end],
         initial_alphabet=pre_tokenizers.ByteLevel.alphabet(),
         show_progress=False,

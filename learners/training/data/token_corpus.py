@@ -166,7 +166,7 @@ class TokenStream:
         begin = block * BLOCK_BYTES
         part = content[begin : begin + BLOCK_BYTES]
         name = self._shards[place].name
-        if xxhash.xxh3_64_intdigest(part) != int(self._sums[place][block]):
+        if xxhash.xxh3_64_intdigest(part.data) != int(self._sums[place][block]):
             raise self._refused(f"shard {name} has changed since it was prepared, in the 64 KiB from byte {begin:,}")
         size = self._manifest.itemsize
         if (

@@ -36,7 +36,8 @@ class ByteCoder:
         return [np.frombuffer(text.encode(), dtype=np.uint8).astype(np.int64) for text in texts]
 
     def decode(self, tokens: NDArray[Any]) -> bytes:
-        return tokens[tokens != self.end].astype(np.uint8).tobytes()
+        text: bytes = tokens[tokens != self.end].astype(np.uint8).tobytes()
+        return text
 
 
 class FileCoder:
