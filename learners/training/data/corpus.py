@@ -41,7 +41,7 @@ class Corpus(Protocol):
         ...
 
 
-def corpus(data: DataConfig, seed: int) -> Corpus:
+def corpus(data: DataConfig, seed: int) -> ByteCorpus | TokenCorpus:
     """Open what `data` names. Raises ValueError, with the field and the fix, where it cannot be used."""
     return TokenCorpus(data, seed) if data.kind == "tokens" else ByteCorpus(data, seed)
 

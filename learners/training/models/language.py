@@ -13,7 +13,8 @@ from pydantic import ValidationError
 from learners.config import DataConfig, InnerConfig
 from learners.training.data import corpus
 from learners.training.data.byte_corpus import ByteCorpus, ngram_losses
-from learners.training.data.corpus import Corpus, Tokens
+from learners.training.data.corpus import Tokens
+from learners.training.data.token_corpus import TokenCorpus
 from learners.training.models import transformer
 from outer.numeric.optimizer import resolve
 
@@ -46,7 +47,7 @@ class ByteLanguageModel:
         self._seed = seed
 
     @cached_property
-    def corpus(self) -> Corpus:
+    def corpus(self) -> ByteCorpus | TokenCorpus:
         return corpus.corpus(self._data, self._seed)
 
     def init(self, rng: jax.Array) -> transformer.Params:
@@ -95,10 +96,7 @@ class ByteLanguageModel:
     def ngram_losses(self, count: int) -> tuple[float, float]:
         """(bigram, trigram) loss in nats per byte on the first `count` held-out samples."""
         found = self.corpus
-        if isinstance(found, ByteCorpus):
-            train = found.train
-        else:
-            train = found.batch(0, -(-NGRAM_TOKENS // self._data.sequence_length))[:, 1:].reshape(-1)
+        train = found.train if isinstance(found, ByteCorpus) else found.head(NGRAM_TOKENS)
         return ngram_losses(train, found.held_out_batch(0, count))
 
 

@@ -1,4 +1,4 @@
-"""`diloco data prepare`: the same shards from any number of workers, after any interruption, and nothing lost in silence."""
+"""`diloco data prepare`: the same shards from any number of workers, after any interruption, and nothing is lost."""
 
 from __future__ import annotations
 
@@ -101,7 +101,7 @@ def test_every_document_comes_back_once_on_one_side(tmp_path: Path) -> None:
         train, held_out = texts_of(out, False), texts_of(out, True)
         assert held_out and len(train) > len(held_out)
         assert sorted(train + held_out) == sorted(path.read_bytes() for path in sources.iterdir())
-        assert made.manifest.vocabulary == (train_bpe or 256)
+        assert made.manifest.vocabulary == (296 if train_bpe else 256)  # so few words have no more pairs
     text = "θ of a café, 12\n"
     assert (
         corpus.corpus(DataConfig(kind="tokens", path=str(out), sequence_length=8), 0).decode(
