@@ -4,8 +4,8 @@
 
 `tokens_s`: tokens a second of one core for batches of 8 samples, of the demonstration's length and of a real model's,
 from Python's own sources: `bytes` in memory, `tokens` from shards of bytes, whose blocks are checked when first read
-(`first_tokens_s`: the first 200 batches of a process) and then only copied (`tokens_s`). `prepare`: MB of text in a second
-of one worker, start of the process included, for bytes and for a byte-level BPE of 4,096 tokens.
+(`first_tokens_s`: the first 200 batches of a process) and then only copied (`tokens_s`). `prepare`: MB of text in a
+second of one worker, start of the process included, for bytes and for a byte-level BPE of 4,096 tokens.
 """
 
 from __future__ import annotations

@@ -1,4 +1,4 @@
-"""A seeded order of n things, each place computed alone: a Feistel network on the next power of four, walked into [0, n).
+"""A seeded order of n things, each place computed alone: a Feistel network on a power of four, walked into [0, n).
 
 Costs no memory and a few vector operations a batch, however large n is (Black and Rogaway, 2002, "Ciphers with
 arbitrary finite domains", their cycle-walking cipher). The round function is the finalizer of SplitMix64.

@@ -73,7 +73,7 @@ class TokenCorpus:
         return self.train.read(offsets, self._length + 1)
 
     def held_out_batch(self, start: int, count: int) -> Tokens:
-        """Samples [start, start + count) for evaluation, [count, L + 1], spread over the held-out tokens as bytes are."""
+        """Samples [start, start + count) for evaluation, [count, L + 1], in a strided order as of bytes."""
         windows = self._held_out_windows
         places = np.arange(start, start + count, dtype=np.int64) % windows
         return self.held_out.read(places * stride(windows) % windows * self._length, self._length + 1)
@@ -121,7 +121,7 @@ class TokenStream:
         self._all_allowed = np.iinfo(manifest.dtype).max < manifest.vocabulary
 
     def read(self, offsets: NDArray[np.int64], count: int) -> Tokens:
-        """Tokens [offset, offset + count) of each offset, [len(offsets), count]. Raises ValueError, naming the shard."""
+        """Tokens [offset, offset + count) of each offset, [len(offsets), count]. Raises ValueError with the shard."""
         found = np.empty((len(offsets), count), dtype=self._manifest.dtype)
         places = np.searchsorted(self._ends, offsets, side="right")
         for row, (offset, place) in enumerate(zip(offsets.tolist(), places.tolist(), strict=True)):

@@ -1,4 +1,4 @@
-"""Token shards: the same samples everywhere, each window once an epoch, and every damage named before it is trained on."""
+"""Token shards: the same samples everywhere, each window once an epoch, and damage is named before it is trained on."""
 
 from __future__ import annotations
 
@@ -155,7 +155,7 @@ def test_too_few_tokens_and_no_folder_are_told_with_the_fix(tmp_path: Path) -> N
         corpus.check(DataConfig(kind="tokens"))
     later = json.loads((tmp_path / manifest.FILE).read_text()) | {"format": 2}
     (tmp_path / manifest.FILE).write_text(json.dumps(later))
-    with pytest.raises(ValueError, match="format 2 .* reads format 1"):
+    with pytest.raises(ValueError, match=r"format 2 .* reads format 1"):
         corpus.check(data)
 
 

@@ -122,7 +122,7 @@ def test_a_document_is_held_out_by_its_content_whatever_is_beside_it(tmp_path: P
 
 def test_with_few_documents_one_is_held_out_and_of_one_its_end(tmp_path: Path) -> None:
     sources = text_files(tmp_path / "in", 3)
-    prepare(Options((str(sources),), tmp_path / "a", held_out=1e-9, part_bytes=100), quiet)
+    prepare(Options((str(sources),), tmp_path / "a", held_out=1e-9, part_bytes=3000), quiet)
     assert len(texts_of(tmp_path / "a", True)) == 1 and len(texts_of(tmp_path / "a", False)) == 2
     prepare(Options((str(sources / "00.txt"),), tmp_path / "b", held_out=0.25), quiet)
     found = TokenCorpus(DataConfig(kind="tokens", path=str(tmp_path / "b"), sequence_length=8), 0)
