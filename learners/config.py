@@ -21,11 +21,17 @@ class WarmStart:
 class DataConfig(Section):
     """Where the samples come from and how text is cut into samples."""
 
+    kind: Literal["bytes", "tokens"] = Field(
+        "bytes", description="tokens: shards that `diloco data prepare` has made; bytes: those of text files"
+    )
     path: str | None = Field(
         None,
-        description="a folder or a glob of text files; default: the Python standard library's own sources",
+        description="a folder or a glob of text files; default: the Python standard library's own sources; of kind "
+        "tokens: a prepared folder",
     )
-    held_out: float = Field(0.05, gt=0.0, lt=1.0, description="share of the files kept for evaluation")
+    held_out: float = Field(
+        0.05, gt=0.0, lt=1.0, description="share of the files kept for evaluation; shards have theirs from prepare"
+    )
     sequence_length: PositiveInt = Field(96, description="tokens per sample")
     span_steps: PositiveInt = Field(16, description="the fewest steps' samples that a learner is lent at a time")
     ahead_s: NonNegativeFloat = Field(

@@ -13,6 +13,7 @@ from orchestrator.cli import (
     check_task,
     checkpoint,
     compare,
+    data,
     doctor,
     export,
     init,
@@ -82,6 +83,7 @@ def build(
     simulate = typer.Typer(cls=Group, help="Simulate fleets of any size.", no_args_is_help=True)
     simulate.command("goodput")(simulate_goodput.goodput)
     app.add_typer(checkpoint.app, name="checkpoint", cls=Group, rich_help_panel=RUN)
+    app.add_typer(data.app, name="data", cls=Group, rich_help_panel=RUN)
     app.add_typer(simulate, name="simulate", rich_help_panel=PLAN)
     for name, group in extensions:
         app.add_typer(group, name=name, cls=Group, rich_help_panel=PROVE)

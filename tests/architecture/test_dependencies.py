@@ -17,7 +17,7 @@ APART = (  # with an environment of its own: another project's training, and wha
     ROOT / "benchmarks" / "torchft",
     ROOT / "tests" / "learners" / "training" / "huggingface",
 )
-ASKED_FOR = ("vision", "orbax")  # extras that production code imports where a recipe or an option asks for them
+ASKED_FOR = ("data", "vision", "orbax")  # extras that production code imports where a recipe or an option asks for them
 OWN = {*ROOMS, *BESIDE}
 PROJECT = tomllib.loads((ROOT / "pyproject.toml").read_text())["project"]
 

@@ -82,7 +82,7 @@ class ByteCorpus:
 
         Their order is strided, so the first samples, however many, spread evenly over the held-out text.
         """
-        order = np.arange(start, start + count, dtype=np.int64) * _stride(self._held_out_windows)
+        order = np.arange(start, start + count, dtype=np.int64) * stride(self._held_out_windows)
         return self._cut(self.held_out, order % self._held_out_windows * self._length)
 
     def encode(self, text: bytes) -> Bytes:
@@ -106,12 +106,12 @@ def _epoch(seed: int, epoch: int, windows: int, length: int) -> tuple[int, NDArr
     return int(raw[0] % length), np.argsort(raw[1:], kind="stable")
 
 
-def _stride(windows: int) -> int:
-    """A stride coprime to `windows`, near its golden section, whose multiples leave no large gaps."""
-    stride = max(1, round(windows * 0.6180339887498949))
-    while np.gcd(stride, windows) != 1:
-        stride += 1
-    return stride
+def stride(windows: int) -> int:
+    """A step coprime to `windows`, near its golden section, whose multiples leave no large gaps."""
+    step = max(1, round(windows * 0.6180339887498949))
+    while np.gcd(step, windows) != 1:
+        step += 1
+    return step
 
 
 # ------------------------------------------------------------------ files

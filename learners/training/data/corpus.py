@@ -8,7 +8,9 @@ from typing import Any, Protocol
 from numpy.typing import NDArray
 
 from learners.config import DataConfig
-from learners.training.data import byte_corpus
+from learners.training.data import byte_corpus, manifest, token_corpus
+from learners.training.data.byte_corpus import ByteCorpus
+from learners.training.data.token_corpus import TokenCorpus
 
 Tokens = NDArray[Any]  # uint8, uint16 or uint32
 
@@ -39,21 +41,23 @@ class Corpus(Protocol):
         ...
 
 
-def corpus(data: DataConfig, seed: int) -> Corpus:
+def corpus(data: DataConfig, seed: int) -> ByteCorpus | TokenCorpus:
     """Open what `data` names. Raises ValueError, with the field and the fix, where it cannot be used."""
-    return byte_corpus.ByteCorpus(data, seed)
+    return TokenCorpus(data, seed) if data.kind == "tokens" else ByteCorpus(data, seed)
 
 
 def check(data: DataConfig) -> None:
     """Check what `data` names without reading it whole. Raises ValueError as `corpus` does."""
-    byte_corpus.check(data)
+    (token_corpus if data.kind == "tokens" else byte_corpus).check(data)
 
 
 def vocabulary(data: DataConfig) -> int:
-    """The corpus's `vocabulary`, without opening it."""
-    return byte_corpus.ByteCorpus.vocabulary
+    """The corpus's `vocabulary`, without opening it. Raises ValueError where the manifest cannot be read."""
+    return manifest.read(data.path)[0].vocabulary if data.kind == "tokens" else ByteCorpus.vocabulary
 
 
 def tokenizer(data: DataConfig) -> Path | None:
     """The file of the tokenizer that made the tokens, tokenizer.json; None where tokens are bytes."""
-    return None
+    if data.kind == "bytes" or (made := manifest.read(data.path)[0].tokenizer) is None:
+        return None
+    return Path(str(data.path)).expanduser() / made.file

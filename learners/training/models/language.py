@@ -10,11 +10,15 @@ import numpy as np
 import optax
 
 from learners.config import DataConfig, InnerConfig
-from learners.training.data.byte_corpus import ByteCorpus, Bytes, ngram_losses
+from learners.training.data import corpus
+from learners.training.data.byte_corpus import ByteCorpus, ngram_losses
+from learners.training.data.corpus import Tokens
+from learners.training.data.token_corpus import TokenCorpus
 from learners.training.models import fields, sampling, transformer
 from outer.numeric.optimizer import resolve
 
 VOCABULARY = 256  # every byte
+NGRAM_TOKENS = 2**24  # of shards, for the tables of n-grams
 
 
 class ByteLanguageModel:
@@ -28,13 +32,18 @@ class ByteLanguageModel:
 
     def __init__(self, data: DataConfig, seed: int, **model: Any) -> None:
         self.config = fields.read(transformer.TransformerConfig, model)
+        if (known := corpus.vocabulary(data)) > VOCABULARY or corpus.tokenizer(data) is not None:
+            raise ValueError(
+                f"data.path = {data.path!r}: its vocabulary is {known:,} tokens of a tokenizer, this model's the 256 "
+                "bytes; name a task of that vocabulary, or prepare the text as bytes, without a tokenizer"
+            )
         self._data = data
         self._seed = seed
         self._next_scores = partial(transformer.next_scores, config=self.config)
 
     @cached_property
-    def corpus(self) -> ByteCorpus:
-        return ByteCorpus(self._data, self._seed)
+    def corpus(self) -> ByteCorpus | TokenCorpus:
+        return corpus.corpus(self._data, self._seed)
 
     def init(self, rng: jax.Array) -> transformer.Params:
         return transformer.init(rng, self.config, VOCABULARY)
@@ -48,13 +57,13 @@ class ByteLanguageModel:
     def optimizer(self, inner: InnerConfig) -> optax.GradientTransformation:
         return resolve("inner", inner.optimizer, inner.lr, inner.options)
 
-    def batch(self, start: int, count: int) -> Bytes:
+    def batch(self, start: int, count: int) -> Tokens:
         return self.corpus.batch(start, count)
 
     def tokens(self, count: int) -> int:
         return count * self._data.sequence_length
 
-    def held_out(self, start: int, count: int) -> Bytes:
+    def held_out(self, start: int, count: int) -> Tokens:
         return self.corpus.held_out_batch(start, count)
 
     def sample(
@@ -72,4 +81,6 @@ class ByteLanguageModel:
 
     def ngram_losses(self, count: int) -> tuple[float, float]:
         """(bigram, trigram) loss in nats per byte on the first `count` held-out samples."""
-        return ngram_losses(self.corpus.train, self.corpus.held_out_batch(0, count))
+        found = self.corpus
+        train = found.train if isinstance(found, ByteCorpus) else found.head(NGRAM_TOKENS)
+        return ngram_losses(train, found.held_out_batch(0, count))

@@ -58,6 +58,7 @@ def test_the_commands_and_their_options_are_these() -> None:
         "check": ["--jobs", "--json"],
         "check-task": ["--json", "--set"],
         "checkpoint": [],  # its own commands: test_checkpoint_cli.py
+        "data": [],  # its own commands: tests/orchestrator/prepare
         "simulate": [],  # its own commands: test_simulate_cli.py
         "compare": [
             *("--against", "--chaos", "--checkpoint-s", "--harness", "--json", "--modes", "--out", "--seeds", "--set")

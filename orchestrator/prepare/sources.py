@@ -1,0 +1,195 @@
+"""The inputs of `diloco data prepare`, how they are cut into parts, and the documents of a part.
+
+Text files are one document each; jsonl has one a line, parquet one a row. A text file above PART_BYTES is cut at ends
+of lines, each piece a document. The cut follows from names, sizes and row groups alone, never from workers.
+"""
+
+from __future__ import annotations
+
+import json
+import os
+from collections.abc import Iterable, Iterator, Sequence
+from dataclasses import dataclass
+from glob import glob
+from pathlib import Path
+from typing import Any, BinaryIO
+
+import pyarrow
+import pyarrow.parquet
+
+PART_BYTES = 32 * 2**20
+ROWS = 256
+CUT_SEARCH = 2**20  # bytes in which a long text's cut looks for the end of a line
+SUFFIXES = {".jsonl": "jsonl", ".ndjson": "jsonl", ".parquet": "parquet"}
+TEXT_SUFFIXES = (".txt", ".md", ".py", ".rst", ".html", ".tex", ".c", ".h", ".cc", ".cpp", ".rs", ".go", ".java", ".js")
+
+
+@dataclass(frozen=True)
+class Source:
+    """A file. `name`: relative to the input that it was found in. `kind`: text, jsonl or parquet."""
+
+    name: str
+    path: str
+    kind: str
+    size: int
+    changed_ns: int
+
+
+@dataclass(frozen=True)
+class Slice:
+    """What a part takes of a source: bytes [begin, end), or row groups of a parquet file. `bytes`: its share."""
+
+    source: Source
+    begin: int
+    end: int
+    bytes: int
+
+
+@dataclass(frozen=True)
+class Unreadable:
+    """An input, or a document of it, that was left out."""
+
+    input: str
+    reason: str
+
+
+def found(inputs: Sequence[str]) -> tuple[list[Source], list[Unreadable]]:
+    """Every file of the inputs, which are files, folders or globs: in their order, each sorted by name."""
+    sources, unreadable = [], []
+    for given in inputs:
+        root = Path(given).expanduser()
+        if root.is_dir():
+            named = [(path.relative_to(root).as_posix(), path) for path in _walk(root)]
+        else:
+            paths = [root] if root.is_file() else [Path(path) for path in glob(str(root), recursive=True)]
+            base = Path(os.path.commonpath([str(path.parent) for path in paths] or ["."]))
+            named = [(path.relative_to(base).as_posix(), path) for path in paths if path.is_file()]
+        if not named:
+            unreadable.append(Unreadable(given, "no such file, and no text, jsonl or parquet files there"))
+        for name, path in sorted(named):
+            status = path.stat()
+            kind = SUFFIXES.get(path.suffix.lower(), "text")
+            sources.append(Source(name, str(path.absolute()), kind, status.st_size, status.st_mtime_ns))
+    return list(dict.fromkeys(sources)), unreadable
+
+
+def _walk(root: Path) -> Iterator[Path]:
+    for folder, folders, files in os.walk(root):
+        folders[:] = [name for name in folders if not name.startswith(".") and name != "__pycache__"]
+        for name in files:
+            suffix = Path(name).suffix.lower()
+            if not name.startswith(".") and (suffix in SUFFIXES or suffix in TEXT_SUFFIXES):
+                yield Path(folder, name)
+
+
+# ------------------------------------------------------------------ parts
+
+
+def cut(sources: Iterable[Source], part_bytes: int) -> tuple[list[tuple[Slice, ...]], list[Unreadable]]:
+    """The parts, each of about `part_bytes`, in the order of the sources."""
+    parts: list[tuple[Slice, ...]] = []
+    unreadable: list[Unreadable] = []
+    open_part: list[Slice] = []
+    size = 0
+    for source in sources:
+        try:
+            slices = list(_slices(source, part_bytes))
+        except (OSError, pyarrow.ArrowException) as error:
+            unreadable.append(Unreadable(source.name, _line(error)))
+            continue
+        for piece in slices:
+            if open_part and size + piece.bytes > part_bytes:
+                parts.append(tuple(open_part))
+                open_part, size = [], 0
+            open_part.append(piece)
+            size += piece.bytes
+    return parts + ([tuple(open_part)] if open_part else []), unreadable
+
+
+def _slices(source: Source, part_bytes: int) -> Iterator[Slice]:
+    if source.kind == "parquet":
+        with pyarrow.parquet.ParquetFile(source.path) as file:
+            groups = file.metadata.num_row_groups
+        for group in range(groups):
+            yield Slice(source, group, group + 1, source.size // groups)
+        return
+    for begin in range(0, source.size, part_bytes):
+        end = min(begin + part_bytes, source.size)
+        yield Slice(source, begin, end, end - begin)
+
+
+# ------------------------------------------------------------------ documents
+
+
+def documents(piece: Slice, field: str, unreadable: list[Unreadable]) -> Iterator[str]:
+    """The documents of a slice that are not empty. What cannot be read is appended to `unreadable`."""
+    reader = {"text": _texts, "jsonl": _lines, "parquet": _rows}[piece.source.kind]
+    try:
+        for text in reader(piece, field, unreadable):
+            if text:
+                yield text
+    except (OSError, UnicodeDecodeError, pyarrow.ArrowException, KeyError) as error:
+        unreadable.append(Unreadable(piece.source.name, _line(error)))
+
+
+def _texts(piece: Slice, field: str, unreadable: list[Unreadable]) -> Iterator[str]:
+    with open(piece.source.path, "rb") as file:
+        begin, end = _line_start(file, piece.begin, CUT_SEARCH), _line_start(file, piece.end, CUT_SEARCH)
+        file.seek(begin)
+        yield file.read(end - begin).decode()
+
+
+def _lines(piece: Slice, field: str, unreadable: list[Unreadable]) -> Iterator[str]:
+    bad, first = 0, ""
+    with open(piece.source.path, "rb") as file:
+        at, end = _line_start(file, piece.begin, None), _line_start(file, piece.end, None)
+        file.seek(at)
+        while at < end:
+            line = file.readline()
+            try:
+                text = _text_of(json.loads(line), field) if line.strip() else ""
+            except (ValueError, LookupError, TypeError) as error:
+                bad, first = bad + 1, first or f"at byte {at:,}: {_line(error)}"
+                text = ""
+            at += len(line)
+            yield text
+    if bad:
+        unreadable.append(
+            Unreadable(piece.source.name, f"{bad:,} line{'s' * (bad > 1)} without text, the first {first}")
+        )
+
+
+def _text_of(record: Any, field: str) -> str:
+    if not isinstance(record, dict) or not isinstance(record.get(field), str):
+        raise LookupError(f"no text in a field {field!r}")
+    return str(record[field])
+
+
+def _rows(piece: Slice, field: str, unreadable: list[Unreadable]) -> Iterator[str]:
+    with pyarrow.parquet.ParquetFile(piece.source.path) as file:
+        if field not in file.schema_arrow.names:
+            raise KeyError(f"no column {field!r}; there are {', '.join(file.schema_arrow.names)}")
+        for rows in file.iter_batches(ROWS, row_groups=list(range(piece.begin, piece.end)), columns=[field]):
+            for text in rows.column(0).to_pylist():
+                if text is not None and not isinstance(text, str):
+                    raise KeyError(f"column {field!r} holds {type(text).__name__}, not text")
+                yield text or ""
+
+
+def _line_start(file: BinaryIO, at: int, within: int | None) -> int:
+    """Where the first line at or after byte `at` begins; without one `within` so many bytes, the next character."""
+    if at == 0:
+        return 0
+    file.seek(at - 1)
+    if within is None:
+        file.readline()
+        return file.tell()
+    seen = file.read(within + 1)
+    if (newline := seen.find(b"\n")) >= 0:
+        return at + newline
+    return at + next((index for index, byte in enumerate(seen[1:]) if byte & 0xC0 != 0x80), 0)
+
+
+def _line(error: BaseException) -> str:
+    text = str(error.args[0]) if isinstance(error, KeyError) else str(error)
+    return " ".join(text.split())[:200] or type(error).__name__

@@ -1,0 +1,283 @@
+"""`diloco data prepare`: the same shards from any number of workers, after any interruption, and nothing is lost."""
+
+from __future__ import annotations
+
+import json
+import os
+import signal
+import subprocess
+import sys
+from pathlib import Path
+from typing import Any
+
+import jax
+import jax.numpy as jnp
+import numpy as np
+import optax
+import pyarrow
+import pyarrow.parquet
+import pytest
+from typer.testing import CliRunner
+
+from learners.config import DataConfig, InnerConfig
+from learners.lockstep import LockStep
+from learners.training.data import corpus
+from learners.training.data.token_corpus import TokenCorpus
+from orchestrator.cli.app import build
+from orchestrator.prepare import preparation
+from orchestrator.prepare.preparation import Options, prepare
+from orchestrator.recipe.problems import InputError
+from outer.config import OuterConfig, SyncConfig
+from outer.numeric.optimizer import resolve
+from outer.protocol.syncer import Budget
+from tests.waiting import until
+
+ROOT = Path(__file__).parents[3]
+BPE = 512
+
+
+def quiet(stage: str, done: int, total: int) -> None:
+    pass
+
+
+@pytest.fixture(autouse=True)
+def in_this_process(monkeypatch: pytest.MonkeyPatch) -> None:
+    """One worker is this process: to spawn another takes seconds. Tests of processes undo it."""
+
+    class Here:
+        def __init__(self, *_: Any, **__: Any) -> None:
+            pass
+
+        def __enter__(self) -> Here:
+            return self
+
+        def __exit__(self, *_: object) -> None:
+            pass
+
+        def submit(self, work: Any, *given: Any) -> Any:
+            from concurrent.futures import Future
+
+            future: Any = Future()
+            try:
+                future.set_result(work(*given))
+            except BaseException as error:
+                future.set_exception(error)
+            return future
+
+        def shutdown(self, **_: Any) -> None:
+            pass
+
+    monkeypatch.setattr(preparation, "ProcessPoolExecutor", Here)
+
+
+def text_files(root: Path, count: int = 12) -> Path:
+    random = np.random.default_rng(0)
+    root.mkdir()
+    for index in range(count):
+        words = random.choice(["loss", "step", "merge", "café", "\n", "θ"], size=400)
+        (root / f"{index:02}.txt").write_text(" ".join([f"document {index}", *words]))
+    return root
+
+
+def content(folder: Path) -> dict[str, bytes]:
+    return {path.name: path.read_bytes() for path in sorted(folder.iterdir())}
+
+
+def texts_of(folder: Path, held_out: bool) -> list[bytes]:
+    found = TokenCorpus(DataConfig(kind="tokens", path=str(folder), sequence_length=8), 0)
+    stream = found.held_out if held_out else found.train
+    tokens = stream.read(np.zeros(1, np.int64), stream.tokens)[0]
+    ends = np.flatnonzero(tokens == found.manifest.end_of_document)
+    assert ends[-1] == len(tokens) - 1
+    return [found.decode(part) for part in np.split(tokens, ends + 1)[:-1]]
+
+
+def test_every_document_comes_back_once_on_one_side(tmp_path: Path) -> None:
+    sources = text_files(tmp_path / "in")
+    for train_bpe in (None, BPE):
+        out = tmp_path / f"out{train_bpe}"
+        made = prepare(Options((str(sources),), out, train_bpe=train_bpe, held_out=0.3, part_bytes=5000), quiet)
+        assert made.parts > 3 and made.unreadable == () and not (out / "parts").exists()
+        train, held_out = texts_of(out, False), texts_of(out, True)
+        assert held_out and len(train) > len(held_out)
+        assert sorted(train + held_out) == sorted(path.read_bytes() for path in sources.iterdir())
+        assert made.manifest.vocabulary == (296 if train_bpe else 256)  # so few words have no more pairs
+    text = "θ of a café, 12\n"
+    assert (
+        corpus.corpus(DataConfig(kind="tokens", path=str(out), sequence_length=8), 0).decode(
+            corpus.corpus(DataConfig(kind="tokens", path=str(out), sequence_length=8), 0).encode(text.encode())
+        )
+        == text.encode()
+    )
+
+
+def test_a_document_is_held_out_by_its_content_whatever_is_beside_it(tmp_path: Path) -> None:
+    sources = text_files(tmp_path / "in")
+    prepare(Options((str(sources),), tmp_path / "a", held_out=0.3), quiet)
+    before = set(texts_of(tmp_path / "a", True))
+    (sources / "00a.txt").write_text("another document")
+    prepare(Options((str(sources),), tmp_path / "b", held_out=0.3), quiet)
+    assert set(texts_of(tmp_path / "b", True)) - {b"another document"} == before
+
+
+def test_with_few_documents_one_is_held_out_and_of_one_its_end(tmp_path: Path) -> None:
+    sources = text_files(tmp_path / "in", 3)
+    prepare(Options((str(sources),), tmp_path / "a", held_out=1e-9, part_bytes=3000), quiet)
+    assert len(texts_of(tmp_path / "a", True)) == 1 and len(texts_of(tmp_path / "a", False)) == 2
+    prepare(Options((str(sources / "00.txt"),), tmp_path / "b", held_out=0.25), quiet)
+    found = TokenCorpus(DataConfig(kind="tokens", path=str(tmp_path / "b"), sequence_length=8), 0)
+    size = (sources / "00.txt").stat().st_size + 1
+    assert found.held_out.tokens == round(0.25 * size) and found.train.tokens + found.held_out.tokens == size
+
+
+def test_jsonl_and_parquet_give_their_field_and_what_is_unreadable_is_named(tmp_path: Path) -> None:
+    documents = [f"document {index} " + "of some text " * 20 for index in range(40)]
+    lines = [json.dumps({"body": text}) for text in documents[:20]]
+    lines[3:3] = ["{broken", json.dumps({"text": "elsewhere"})]
+    (tmp_path / "a.jsonl").write_text("\n".join(lines) + "\n\n")
+    table = pyarrow.table({"body": documents[20:], "more": list(range(20))})
+    pyarrow.parquet.write_table(table, tmp_path / "b.parquet", row_group_size=7)
+    pyarrow.parquet.write_table(table.drop_columns(["body"]), tmp_path / "c.parquet")
+    (tmp_path / "d.parquet").write_bytes(b"no parquet")
+    (tmp_path / "e.txt").write_bytes(b"\xff\xfe")
+    made = prepare(Options((str(tmp_path),), tmp_path / "out", field="body", held_out=0.2, part_bytes=2000), quiet)
+    assert sorted(texts_of(tmp_path / "out", False) + texts_of(tmp_path / "out", True)) == sorted(
+        text.encode() for text in documents
+    )
+    said = {one.input: one.reason for one in made.unreadable}
+    assert set(said) == {"a.jsonl", "c.parquet", "d.parquet", "e.txt"}
+    assert "2 lines without text" in said["a.jsonl"] and "at byte" in said["a.jsonl"]
+    assert said["c.parquet"] == "no column 'body'; there are more"
+
+
+def test_a_long_text_is_cut_at_ends_of_lines_and_loses_nothing(tmp_path: Path) -> None:
+    text = "".join(f"line {index} of θ\n" for index in range(2000))
+    (tmp_path / "long.txt").write_text(text)
+    prepare(Options((str(tmp_path / "long.txt"),), tmp_path / "out", held_out=0.2, part_bytes=3001), quiet)
+    found = texts_of(tmp_path / "out", False) + texts_of(tmp_path / "out", True)
+    assert len(found) > 8 and all(part.endswith(b"\n") for part in found)
+    assert sorted(b"".join(found).splitlines()) == sorted(text.encode().splitlines())
+
+
+def test_a_part_that_is_damaged_or_of_a_changed_file_is_made_again(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    sources = text_files(tmp_path / "in")
+    options = Options((str(sources),), tmp_path / "a", held_out=0.3, part_bytes=5000, train_bpe=BPE)
+    with monkeypatch.context() as patch:
+        patch.setattr(preparation, "_joined", lambda *_: 1 / 0)
+        with pytest.raises(ZeroDivisionError):
+            prepare(options, quiet)
+    damaged = tmp_path / "a" / "parts" / "000001.train"
+    damaged.write_bytes(damaged.read_bytes()[:-1] + b"\xff")
+    made = prepare(options, quiet)
+    assert made.parts_kept == made.parts - 1
+    prepare(Options((str(sources),), tmp_path / "b", held_out=0.3, part_bytes=5000, train_bpe=BPE), quiet)
+    assert content(tmp_path / "a") == content(tmp_path / "b")
+
+
+def test_a_killed_preparation_continues_with_equal_bits_from_any_number_of_workers(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    sources = text_files(tmp_path / "in", 40)
+    out = tmp_path / "killed"
+    script = (
+        "import sys, pathlib; from orchestrator.prepare.preparation import *\n"
+        "if __name__ == '__main__':\n"
+        "    prepare(Options((sys.argv[1],), pathlib.Path(sys.argv[2]), train_bpe=512, workers=2, held_out=0.3,"
+        " part_bytes=3000), lambda *news: None)\n"
+    )
+    file = tmp_path / "prepare.py"
+    file.write_text(script)
+    process = subprocess.Popen(
+        [sys.executable, str(file), str(sources), str(out)], env=os.environ | {"PYTHONPATH": str(ROOT)}
+    )
+    try:
+        until(lambda: len(list((out / "parts").glob("*.json"))) >= 3 or process.poll() is not None, "three parts")
+    finally:
+        process.send_signal(signal.SIGKILL)
+        process.wait()
+    options = Options((str(sources),), out, train_bpe=BPE, workers=1, held_out=0.3, part_bytes=3000)
+    if not (out / "manifest.json").exists():  # else it was faster than the kill
+        assert prepare(options, quiet).parts_kept >= 2
+    unbroken = tmp_path / "unbroken"
+    prepare(Options((str(sources),), unbroken, train_bpe=BPE, workers=3, held_out=0.3, part_bytes=3000), quiet)
+    assert content(out) == content(unbroken)
+
+
+def test_folders_and_tokenizers_that_cannot_be_used_are_input_errors(tmp_path: Path) -> None:
+    sources = text_files(tmp_path / "in", 3)
+    for given, out, field in (
+        ({}, tmp_path / "in", "--out"),
+        ({"tokenizer": sources / "00.txt"}, tmp_path / "a", "--tokenizer"),
+        ({"tokenizer": tmp_path / "none.json"}, tmp_path / "b", "--tokenizer"),
+    ):
+        with pytest.raises(InputError) as caught:
+            prepare(Options((str(sources),), out, **given), quiet)  # type: ignore[arg-type]
+        assert [problem.field for problem in caught.value.problems] == [field]
+    with pytest.raises(InputError, match="no such file"):
+        prepare(Options((str(tmp_path / "nowhere"),), tmp_path / "c"), quiet)
+
+
+def test_the_commands_tell_what_they_made_and_what_they_left_out(tmp_path: Path) -> None:
+    sources, out = text_files(tmp_path / "in"), tmp_path / "out"
+    (sources / "bad.md").write_bytes(b"\xff")
+    run = CliRunner()
+    result = run.invoke(build(), ["data", "prepare", str(sources), "--out", str(out), "--held-out", "0.3", "--json"])
+    assert result.exit_code == 5 and "left out: bad.md" in result.stderr
+    record = json.loads(result.stdout)
+    assert record["documents"] == 12 and record["unreadable"][0]["input"] == "bad.md" and record["vocabulary"] == 256
+    whole = run.invoke(build(), ["data", "check", str(out), "--json"])
+    assert whole.exit_code == 0 and json.loads(whole.stdout)["damaged"] == []
+    (out / "train-00000.tokens").write_bytes(b"")
+    assert run.invoke(build(), ["data", "check", str(out)]).exit_code == 5
+    assert run.invoke(build(), ["data", "check", str(sources)]).exit_code == 2
+    again = run.invoke(build(), ["data", "prepare", str(sources), "--out", str(out), "--held-out", "2"])
+    assert again.exit_code == 2 and "--held-out" in again.stderr
+
+
+class Bigrams:
+    """A table of bigrams over tokens of any vocabulary."""
+
+    def __init__(self, data: DataConfig, seed: int) -> None:
+        self._length = data.sequence_length
+        self.corpus = corpus.corpus(data, seed)
+
+    def init(self, rng: jax.Array) -> Any:
+        return {"logits": jnp.zeros((self.corpus.vocabulary, self.corpus.vocabulary))}
+
+    def loss(self, params: Any, batch: jax.Array, rng: jax.Array) -> tuple[jax.Array, dict[str, jax.Array]]:
+        logits = params["logits"][batch[:, :-1]]
+        return optax.softmax_cross_entropy_with_integer_labels(logits, batch[:, 1:].astype(jnp.int32)).mean(), {}
+
+    def optimizer(self, inner: InnerConfig) -> optax.GradientTransformation:
+        return resolve("inner", inner.optimizer, inner.lr, inner.options)
+
+    def batch(self, start: int, count: int) -> Any:
+        return self.corpus.batch(start, count)
+
+    def tokens(self, count: int) -> int:
+        return count * self._length
+
+    def held_out(self, start: int, count: int) -> Any:
+        return self.corpus.held_out_batch(start, count)
+
+
+def test_learners_train_on_the_projects_own_docs(tmp_path: Path) -> None:
+    out = tmp_path / "out"
+    prepare(Options((str(ROOT / "docs"),), out, train_bpe=BPE, held_out=0.1, shard_tokens=20_000), quiet)
+    task = Bigrams(DataConfig(kind="tokens", path=str(out), sequence_length=32), seed=0)
+    shell = LockStep(
+        task=task,
+        sync=SyncConfig.model_validate({"P": 1, "H": 4}),
+        outer_config=OuterConfig(),
+        inner=InnerConfig(lr=0.3),
+        learners={"a": 8, "b": 8},
+        quorum=2,
+        budget=Budget(tokens=None, syncer_steps=12),
+        span_steps=4,
+    )
+    parameters = shell.run()
+    held_out = jnp.asarray(task.held_out(0, 32))
+    values = {"logits": jnp.asarray(parameters.thetas[0]).reshape(BPE, BPE)}
+    assert float(task.loss(values, held_out, jax.random.key(0))[0]) < 0.95 * np.log(BPE)
