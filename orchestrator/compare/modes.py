@@ -150,6 +150,8 @@ def _all_hardware(mode: str, recipe: Recipe, plain: Plain, harness: bool) -> Pla
 def _equal_shares(recipe: Recipe) -> None:
     """Ray Train's workers are alike: equal shares of a step's samples, one device each."""
     for pool in recipe.pools:
+        if pool.platform == "tpu":
+            raise _unfit("data_parallel", f"pool {pool.name} has TPUs, with which it is untried", "use --harness")
         if pool.known_devices > 1:
             fix = "compare it with --harness, or use pools of one device"
             raise _unfit("data_parallel", f"pool {pool.name} has {pool.known_devices} devices a learner", fix)

@@ -131,7 +131,7 @@ def _table(result: Comparison, harness: bool) -> Section:
         "steps; gradients are counted as a ring all-reduce in float32."
     )
     if faults:
-        notes += " Recovery: the median, until a restarted learner contributes again."
+        notes += " Recovery: the median, until a restarted learner contributes, or all ranks are further than before."
     found = losses(result, harness), replace(speed(result, harness), note=notes)
     meanings = table(
         "What they are", "mode|what it is", [(mode.name, mode.words) for mode in dict.fromkeys(_modes(result))]

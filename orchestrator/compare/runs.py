@@ -15,7 +15,6 @@ from orchestrator.recipe.config import ChaosConfig, Recipe
 from orchestrator.recipe.problems import InputError, Problem
 from orchestrator.recipe.toml_text import dump, stored_hash
 from orchestrator.recipe.validation import build_task, host_only
-from orchestrator.runtime.data_parallel.history import RANKS
 from orchestrator.store.readers import RECIPE_FILE, object_of, status_if_any
 from orchestrator.store.resume import reopen
 from orchestrator.store.run_store import RunStore
@@ -102,7 +101,7 @@ def _occupied(run: Run) -> Iterator[Problem]:
         yield Problem("--out", str(store.root), "is not empty and holds no run", fix)
     elif found != run.recipe.config_hash:
         yield Problem("--out", str(store.root), "holds a run of another recipe", fix)
-    elif run.harness == (store.path("grants").exists() or store.path(RANKS).exists()):
+    elif run.harness != store.path(LOCK_FILE).exists():
         kind = "a real run" if run.harness else "a run of the harness"
         yield Problem("--out", str(store.root), f"holds {kind}", fix)
 

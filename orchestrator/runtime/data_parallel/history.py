@@ -15,7 +15,7 @@ from typing import Any
 from orchestrator.store.run_store import RunStore
 
 STEPS_FILE, EVALUATIONS_FILE, FAULTS_FILE = "steps.jsonl", "evaluations.jsonl", "faults.jsonl"
-RANKS = "ranks"  # a folder: each rank's pid, of its newest start; a data-parallel run is recognised by it
+RANKS = "ranks"  # a folder: each rank's pid, of its newest start
 PROGRESS_FILE = "progress.json"
 
 
