@@ -70,6 +70,12 @@ def test_parameters_and_moments_are_cut_as_the_task_says(found: Any) -> None:
     assert found["sharded"]["moment_shard"] == [16, 32]
     assert found["split"]["shards"]["embed"] == [[256, 16]] * 4
     assert found["one"]["shards"]["embed"] == [[256, 16]]
+    mixed = found["mixed"]["shards"]
+    assert mixed["blocks/0/attention/query"] == [[8, 8]] * 4, "over both axes"
+    assert mixed["blocks/0/mlp/up"] == mixed["blocks/0/mlp/gate"] == [[8, 24]] * 4
+    assert mixed["blocks/0/mlp/down"] == [[6, 32]] * 4, "two experts each"
+    assert mixed["blocks/0/mlp/router"] == [[8, 2]] * 4
+    assert mixed["embed"] == [[128, 8]] * 4
 
 
 @pytest.mark.parametrize("leaves", ["moved", "moved_pieces"])
