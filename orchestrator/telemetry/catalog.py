@@ -1,6 +1,6 @@
 """Every metric as data: name, kind, unit, help, labels and the values that these may take.
 
-The mapping, the exporters, docs/metrics.md, the dashboard and the alert rules are held against this one table.
+The mapping, the exporters, the dashboard and the alert rules are held against this one table.
 Counters count since the run began, in base units. Labels are bounded: reasons and kinds come from
 closed sets, and any other value becomes `other`; incarnations, processes, nodes and digests are no labels.
 Every series also has the label `run`. Ray puts `ray_` before each name.
@@ -344,7 +344,7 @@ class Bounds:
         return value
 
 
-# ------------------------------------------------------------------ the table of docs/metrics.md
+# ------------------------------------------------------------------ the table that docs/metrics.md names
 
 SHOWN_MAX = 16  # values of one label that are written out
 
