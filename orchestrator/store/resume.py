@@ -5,6 +5,7 @@ from __future__ import annotations
 from collections.abc import Iterator
 from pathlib import Path
 
+from learners.training.data import corpus
 from orchestrator.eventlog.seal import SEAL_FILE
 from orchestrator.recipe.config import Recipe
 from orchestrator.recipe.problems import Problem
@@ -35,6 +36,8 @@ def unlike(store: RunStore, recipe: Recipe) -> Iterator[Problem]:
         now["init_from"] = str(Path(recipe.init_from).expanduser().absolute())  # as a resolved recipe has it
     if recipe.durability.store is not None:
         now[FIXED] = absolute(recipe.durability.store)
+    if recipe.data.kind != "bytes":
+        now["data.digest"] = corpus.digest(recipe.data)
     for key in sorted(before.keys() | now.keys()):
         if _changeable(key) or before.get(key) == now.get(key) or (key in FILLED_IN and key not in now):
             continue
