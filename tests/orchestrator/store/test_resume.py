@@ -128,6 +128,10 @@ def test_a_run_on_shards_goes_on_with_the_same_shards_alone(store: RunStore, tmp
     with pytest.raises(InputError, match=r"data\.digest"):
         validate(begun)
     assert resolve(recipe()).data.digest is None
+    shutil.rmtree(out)
+    assert list(unlike(store, again)) == [], "validation names what is missing"
+    with pytest.raises(InputError, match="manifest.json cannot be read"):
+        validate(again)
 
 
 def test_a_store_given_by_a_relative_path_is_the_same_from_its_folder(
