@@ -29,6 +29,9 @@ class DataConfig(Section):
         description="a folder or a glob of text files; default: the Python standard library's own sources; of kind "
         "tokens: a prepared folder",
     )
+    digest: str | None = Field(
+        None, description="of the shards' manifest; filled in when the recipe is resolved, and refused where it differs"
+    )
     held_out: float = Field(
         0.05, gt=0.0, lt=1.0, description="share of the files kept for evaluation; shards have theirs from prepare"
     )

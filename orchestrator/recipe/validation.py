@@ -54,7 +54,7 @@ def validate(recipe: Recipe) -> None:
 
 
 def resolve(recipe: Recipe) -> Recipe:
-    """The valid recipe with P as a number, the digest of its initial parameters, and absolute paths.
+    """The valid recipe with P as a number, the digests of its initial parameters and its shards, and absolute paths.
 
     So the run's hash covers everything that depends on the task or on files.
     """
@@ -68,6 +68,10 @@ def resolve(recipe: Recipe) -> Recipe:
 
         path = Path(recipe.init_from).expanduser().absolute()
         settled |= {"init_from": str(path), "init_digest": weights.digest(weights.read(path))}
+    if recipe.data.kind != "bytes":
+        from learners.training.data import corpus
+
+        settled["data"] = canonical["data"] | {"digest": corpus.digest(recipe.data)}
     if recipe.durability.store is not None:
         settled["durability"] = canonical["durability"] | {"store": absolute(recipe.durability.store)}
     return Recipe.model_validate(canonical | settled | {"fleet": recipe.fleet})

@@ -3,8 +3,10 @@
 from __future__ import annotations
 
 from collections.abc import Iterator
+from contextlib import suppress
 from pathlib import Path
 
+from learners.training.data import corpus
 from orchestrator.eventlog.seal import SEAL_FILE
 from orchestrator.recipe.config import Recipe
 from orchestrator.recipe.problems import Problem
@@ -18,7 +20,7 @@ from outer.protocol.manifest import flatten
 CHANGEABLE = ("pools", "budget", "eval", "chaos", "run", "durability", "sync.quorum", "data.ahead_s", "data.span_steps")
 JOURNAL = "journal"  # its folder
 FIXED = "durability.store"  # where journal and checkpoints are
-FILLED_IN = ("sync.P", "init_digest")  # when a recipe is resolved; their sources are compared
+FILLED_IN = ("sync.P", "init_digest", "data.digest")  # when a recipe is resolved; their sources are compared
 # Written at the end that no longer holds, or for a process that is gone.
 END_FILES = (SEAL_FILE, "summary.json", "stop", REQUEST_FILE)
 
@@ -35,6 +37,9 @@ def unlike(store: RunStore, recipe: Recipe) -> Iterator[Problem]:
         now["init_from"] = str(Path(recipe.init_from).expanduser().absolute())  # as a resolved recipe has it
     if recipe.durability.store is not None:
         now[FIXED] = absolute(recipe.durability.store)
+    if recipe.data.kind != "bytes":
+        with suppress(ValueError):  # validation says why
+            now["data.digest"] = corpus.digest(recipe.data)
     for key in sorted(before.keys() | now.keys()):
         if _changeable(key) or before.get(key) == now.get(key) or (key in FILLED_IN and key not in now):
             continue

@@ -51,6 +51,11 @@ def check(data: DataConfig) -> None:
     (token_corpus if data.kind == "tokens" else byte_corpus).check(data)
 
 
+def digest(data: DataConfig) -> str | None:
+    """The digest that a run's recipe keeps, of a manifest; None for bytes. Raises ValueError as `vocabulary` does."""
+    return manifest.read(data.path)[1] if data.kind == "tokens" else None
+
+
 def vocabulary(data: DataConfig) -> int:
     """The corpus's `vocabulary`, without opening it. Raises ValueError where the manifest cannot be read."""
     return manifest.read(data.path)[0].vocabulary if data.kind == "tokens" else ByteCorpus.vocabulary

@@ -192,6 +192,11 @@ class TokenStream:
 
 def _checked(data: DataConfig) -> tuple[Manifest, str]:
     manifest, digest = manifests.read(data.path)
+    if data.digest not in (None, digest):
+        raise ValueError(
+            f"data.path = {data.path!r}: holds shards of digest {digest}, and data.digest is {data.digest}; give the "
+            "folder that the run began with, or start a new run under another name"
+        )
     if found := manifests.problems(Path(str(data.path)).expanduser(), manifest):
         more = f" and {len(found) - 3} more" if len(found) > 3 else ""
         raise ValueError(f"data.path = {data.path!r}: {', '.join(found[:3])}{more}; copy or prepare the folder again")

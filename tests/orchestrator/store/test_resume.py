@@ -2,12 +2,15 @@
 
 from __future__ import annotations
 
+import shutil
 from pathlib import Path
 from typing import Any
 
 import pytest
 
+from learners.training.data import corpus
 from orchestrator.eventlog.seal import SEAL_FILE
+from orchestrator.prepare.preparation import Options, prepare
 from orchestrator.recipe.config import Recipe
 from orchestrator.recipe.problems import InputError
 from orchestrator.recipe.toml_text import dump
@@ -104,6 +107,31 @@ def test_a_run_that_began_from_parameters_goes_on_from_the_same_path(
     assert problem.field == "init_from"
     [problem] = unlike(store, recipe())
     assert problem.field == "init_from"
+
+
+def test_a_run_on_shards_goes_on_with_the_same_shards_alone(store: RunStore, tmp_path: Path) -> None:
+    source, out = tmp_path / "text.txt", tmp_path / "tokens"
+    again = recipe(data={"kind": "tokens", "path": str(out), "sequence_length": 16})
+    for text in ("some text\n", "other text\n"):
+        source.write_text(text * 200)
+        shutil.rmtree(out, ignore_errors=True)
+        prepare(Options((str(source),), out, held_out=0.25), lambda *news: None)
+        if text.startswith("some"):
+            begun = resolve(again)
+            store.write_text("config.toml", dump(begun))
+            assert list(unlike(store, again)) == []
+    [problem] = unlike(store, again)
+    assert problem.field == "data.digest" and str(begun.data.digest) in problem.fix
+    assert resolve(again).config_hash != begun.config_hash
+    with pytest.raises(ValueError, match=r"data\.digest.*give the folder that the run began with"):
+        corpus.corpus(begun.data, 0)  # as on a node that has other shards
+    with pytest.raises(InputError, match=r"data\.digest"):
+        validate(begun)
+    assert resolve(recipe()).data.digest is None
+    shutil.rmtree(out)
+    assert list(unlike(store, again)) == [], "validation names what is missing"
+    with pytest.raises(InputError, match="manifest.json cannot be read"):
+        validate(again)
 
 
 def test_a_store_given_by_a_relative_path_is_the_same_from_its_folder(
