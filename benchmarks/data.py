@@ -5,7 +5,7 @@
 `tokens_s`: tokens a second of one core for batches of 8 samples, of the demonstration's length and of a real model's,
 from Python's own sources: `bytes` in memory, `tokens` from shards of bytes, whose blocks are checked when first read
 (`first_tokens_s`: the first 200 batches of a process) and then only copied (`tokens_s`). `prepare`: MB of text in a
-second of one worker, start of the process included, for bytes and for a byte-level BPE of 4,096 tokens.
+second of one worker, start of the process included, for bytes and for a trained byte-level BPE of 4,096 tokens.
 """
 
 from __future__ import annotations
@@ -56,8 +56,9 @@ def measured(options: argparse.Namespace) -> dict[str, Any]:
             part = whole[at : at + 2**18].tobytes().decode(errors="replace")
             (text / f"{index:05}.txt").write_text(part)
         rates = {}
-        for name, train_bpe in (("bytes", None), ("bpe", BPE)):
-            made = prepare(Options((str(text),), Path(folder, name), train_bpe=train_bpe), lambda *news: None)
+        prepare(Options((str(text / "0000?.txt"),), Path(folder, "trained"), train_bpe=BPE), lambda *news: None)
+        for name, file in (("bytes", None), ("bpe", Path(folder, "trained", "tokenizer.json"))):
+            made = prepare(Options((str(text),), Path(folder, name), tokenizer=file), lambda *news: None)
             rates[name] = made.bytes / 1e6 / made.seconds
         for length in LENGTHS:
             for kind, path in (("bytes", text), ("tokens", Path(folder, "bytes"))):

@@ -25,6 +25,7 @@ from learners.training.data.permutation import Permutation
 from learners.training.data.tokenizer import ByteCoder, Coder, FileCoder
 
 SHARDS_OPEN_MAX = 256
+BLOCK_SAMPLES = 1024
 Tokens = NDArray[Any]  # uint8, uint16 or uint32
 
 
@@ -51,6 +52,7 @@ class TokenCorpus:
         self.held_out = TokenStream(where, self._folder, self.manifest, self.manifest.held_out)
         self.windows = (self.train.tokens - length) // length  # the samples of one epoch: whole windows at every phase
         self._held_out_windows = (self.held_out.tokens - 1) // length
+        self._blocks: dict[tuple[int, int], NDArray[np.int64]] = {}
         self._epochs: dict[int, tuple[int, Permutation]] = {}
         self._coder: Coder | None = None
 
@@ -65,11 +67,10 @@ class TokenCorpus:
         row = 0
         while row < count:
             epoch, index = divmod(start + row, self.windows)
-            rows = min(count - row, self.windows - index)
-            phase, order = self._epoch(epoch)
-            places = np.arange(index, index + rows, dtype=np.int64)
-            offsets[row : row + rows] = phase + order(places) * self._length
-            row += rows
+            block, first = divmod(index, BLOCK_SAMPLES)
+            found = self._block(epoch, block)[first : first + count - row]
+            offsets[row : row + len(found)] = found
+            row += len(found)
         return self.train.read(offsets, self._length + 1)
 
     def held_out_batch(self, start: int, count: int) -> Tokens:
@@ -97,6 +98,19 @@ class TokenCorpus:
             name = None if made is None else self.manifest.made_from.get("end_token")
             self._coder = ByteCoder() if made is None else FileCoder(self._folder / made.file, name)
         return self._coder
+
+    def _block(self, epoch: int, block: int) -> NDArray[np.int64]:
+        """Where samples [block, block + 1) * BLOCK_SAMPLES of an epoch begin, as far as the epoch goes.
+
+        Together, since steps take neighbours, and a batch's few at a time cost many times as much.
+        """
+        if (epoch, block) not in self._blocks:
+            phase, order = self._epoch(epoch)
+            begin = block * BLOCK_SAMPLES
+            places = np.arange(begin, min(begin + BLOCK_SAMPLES, self.windows), dtype=np.int64)
+            self._blocks = dict(list(self._blocks.items())[-3:])
+            self._blocks[epoch, block] = phase + order(places) * self._length
+        return self._blocks[epoch, block]
 
     def _epoch(self, epoch: int) -> tuple[int, Permutation]:
         """The phase in tokens and the order of windows."""
