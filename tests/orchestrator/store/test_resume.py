@@ -130,7 +130,7 @@ def test_a_run_on_shards_goes_on_with_the_same_shards_alone(store: RunStore, tmp
     assert resolve(recipe()).data.digest is None
     shutil.rmtree(out)
     assert list(unlike(store, again)) == [], "validation names what is missing"
-    with pytest.raises(InputError, match="manifest.json cannot be read"):
+    with pytest.raises(InputError, match=r"manifest\.json cannot be read"):
         validate(again)
 
 
