@@ -242,6 +242,6 @@ class ReadRequests:
             member.counted = syncer_step
             self._links.note(member, clock)
 
-    def reopen(self, now: float, step: OpenStep, reason: str, wait_s: float = REOPEN_S) -> None:
-        """Send the step back to collecting; a new quorum is counted after so many seconds."""
-        self._out.emit(step.reopen(now, now + wait_s, reason))
+    def reopen(self, now: float, step: OpenStep, reason: str, wait_s: float | None = None) -> None:
+        """Send the step back to collecting; a new quorum is counted after so many seconds, REOPEN_S by default."""
+        self._out.emit(step.reopen(now, now + (REOPEN_S if wait_s is None else wait_s), reason))

@@ -63,7 +63,7 @@ def test_values_are_written_in_the_order_of_the_fields_whose_names_are_written_o
     assert header["items"][0][3][0] == [
         1.0,
         "SyncerStarted",
-        [1, [["w", "x"]], [3], ["a"], 1, 1, 1, [], 0, 0.0, 0.0, 0.0, "", 0, "paper"],
+        [1, [["w", "x"]], [3], ["a"], 1, 1, 1, [], 0, 0.0, 0.0, 0.0, "", 0, "paper", ""],
     ]
     record = dict(zip(header["fields"]["Committed"], header["items"][1]["record"], strict=True))
     assert record["norm"] == "inf"
