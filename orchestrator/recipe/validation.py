@@ -120,13 +120,11 @@ def _alpha(recipe: Recipe) -> Iterator[Problem]:
         )
 
 
-@_reads("run.shards", "sync.P", "durability")
+@_reads("run.shards", "durability")
 def _shards(recipe: Recipe) -> Iterator[Problem]:
-    shards, most = recipe.run.shards, recipe.sync.fragments or recipe.run.shards
+    shards = recipe.run.shards
     if shards > 1 and recipe.durability.mode == "replica":
         yield Problem("run.shards", shards, 'cannot be with durability.mode = "replica"', "give 1, or another mode")
-    elif shards > most:
-        yield Problem("run.shards", shards, f"is more than the {most} fragments", f"give at most {most}")
 
 
 @_reads("run.hang_s", "run.unreachable_s")
@@ -291,7 +289,7 @@ def _builds(recipe: Recipe) -> Iterator[Problem]:
         yield from error.problems
 
 
-@_reads("task", "model", "data", "seed", "sync")
+@_reads("task", "model", "data", "seed", "sync", "run.shards")
 def _deals(recipe: Recipe) -> Iterator[Problem]:
     try:
         task = build_task(recipe)
@@ -300,7 +298,13 @@ def _deals(recipe: Recipe) -> Iterator[Problem]:
     with host_only():
         from learners.training import tree
         from outer.numeric import rules
-    yield from _refusal(partial(tree.deal, task, recipe.sync), "task", recipe, "see learners/training/task.py")
+    try:
+        most, shards = len(tree.deal(task, recipe.sync)), recipe.run.shards
+    except ValueError as error:
+        yield _from_error(error, "task", recipe, "see learners/training/task.py")
+    else:
+        if shards > most:
+            yield Problem("run.shards", shards, f"is more than the {most} fragments", f"give at most {most}")
     for rule in dict.fromkeys(getattr(task, "merge_rules", {}).values()):
         yield from _refusal(partial(rules.check, rule), "task", recipe, "see outer/numeric/rules.py")
 

@@ -34,11 +34,15 @@ def _save_huggingface(model: Model, folder: Path) -> None:
         message = "has no form for a mixture of experts"
         raise InputError([Problem("--format", "huggingface", message, "leave --format out, or give orbax")])
     data = DataConfig(**task["data"])
-    if (tokenizer := corpus.tokenizer(data)) is not None and not tokenizer.is_file():
-        fix = "put the data's tokenizer there, or leave --format out"
+    fix = "put the run's data there, or leave --format out"
+    try:
+        tokenizer, end = corpus.tokenizer(data), corpus.end_of_document(data)
+    except ValueError as error:
+        raise InputError([Problem("--format", "huggingface", f"needs the data's tokenizer: {error}", fix)]) from error
+    if tokenizer is not None and not tokenizer.is_file():
         raise InputError([Problem("--format", "huggingface", f"needs {tokenizer}, which is no file", fix)])
     folder.mkdir()
-    about = huggingface.config_of(table, data.sequence_length)
+    about = huggingface.config_of(table, data.sequence_length, end)
     (folder / huggingface.CONFIG).write_text(json.dumps(about, indent=2) + "\n", encoding="utf-8")
     named = huggingface.theirs(table, model.tensors)
     save_file(
@@ -46,6 +50,8 @@ def _save_huggingface(model: Model, folder: Path) -> None:
     )  # which transformers asks for
     if tokenizer is not None:
         shutil.copy(tokenizer, folder / "tokenizer.json")
+        how = {"tokenizer_class": "PreTrainedTokenizerFast"}  # or transformers adds the usual tokens of Llama
+        (folder / "tokenizer_config.json").write_text(json.dumps(how) + "\n", encoding="utf-8")
 
 
 def _save_orbax(model: Model, folder: Path) -> None:

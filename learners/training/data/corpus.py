@@ -66,3 +66,8 @@ def tokenizer(data: DataConfig) -> Path | None:
     if data.kind == "bytes" or (made := manifest.read(data.path)[0].tokenizer) is None:
         return None
     return Path(str(data.path)).expanduser() / made.file
+
+
+def end_of_document(data: DataConfig) -> int | None:
+    """The token behind each document; None for bytes, which have none."""
+    return manifest.read(data.path)[0].end_of_document if data.kind == "tokens" else None

@@ -21,6 +21,7 @@ def cross_entropy(x: jax.Array, head: jax.Array, targets: jax.Array, most: int =
     if pieces == 1:
         return jnp.mean(_nats(x, head, targets))
     each = -(-length // pieces)
+    pieces = -(-length // each)  # or the last ones would be padding alone
     padding = pieces * each - length
     features = jnp.pad(x, ((0, 0), (0, padding), (0, 0))).reshape(batch, pieces, each, width)
     wanted = jnp.pad(targets, ((0, 0), (0, padding))).reshape(batch, pieces, each)

@@ -56,13 +56,14 @@ def model_table(folder: Path) -> dict[str, Any]:
     Raises ValueError, with the fix, for an architecture that the decoder does not compute, and for a damaged file.
     """
     try:
-        about = json.loads((folder / CONFIG).read_text(encoding="utf-8"))
+        given = json.loads((folder / CONFIG).read_text(encoding="utf-8"))
+        about = {key: value for key, value in given.items() if value is not None}
         if wrong := list(_unlike_ours(about)):
             raise ValueError(f"{CONFIG}: {', '.join(wrong)}: the decoder computes no such thing; give another model")
         heads = about["num_attention_heads"]
         usual = {
             "num_key_value_heads": heads,
-            "head_dim": about["hidden_size"] // heads,
+            "head_dim": 128 if about["model_type"] == "qwen3" else about["hidden_size"] // heads,
             "rms_norm_eps": 1e-6,
             "tie_word_embeddings": False,
         }
@@ -71,17 +72,28 @@ def model_table(folder: Path) -> dict[str, Any]:
         raise ValueError(
             f"{CONFIG} cannot be read: {type(error).__name__}: {error}; give a folder that transformers saved"
         ) from error
-    theta = (about.get("rope_parameters") or about).get("rope_theta", 10_000.0)
+    inside = about.get("rope_parameters") or {}
+    theta = inside.get("rope_theta", about.get("rope_theta", 10_000.0))
+    if about.get("rope_theta", theta) != theta:
+        raise ValueError(f"{CONFIG} names two bases, rope_theta = {about['rope_theta']} and {theta}; leave one")
     return table | {"rope_theta": float(theta), "qk_norm": about["model_type"] == "qwen3", "experts": 0}
 
 
 def weight_files(folder: Path) -> list[Path]:
-    """Its safetensors files. Raises ValueError where there are none."""
-    if (folder / INDEX).is_file():
-        return [folder / name for name in sorted(set(json.loads((folder / INDEX).read_text())["weight_map"].values()))]
-    if not (folder / WEIGHTS).is_file():
+    """Its safetensors files. Raises ValueError, with the fix, where one is missing, or the index is damaged."""
+    if (folder / WEIGHTS).is_file():
+        return [folder / WEIGHTS]
+    if not (folder / INDEX).is_file():
         raise ValueError(f"the folder has neither {WEIGHTS} nor {INDEX}; save the model with safe_serialization=True")
-    return [folder / WEIGHTS]
+    try:
+        names = sorted({str(name) for name in json.loads((folder / INDEX).read_text())["weight_map"].values()})
+    except (AttributeError, KeyError, TypeError, ValueError) as error:
+        raise ValueError(
+            f"{INDEX} cannot be read: {type(error).__name__}: {error}; give a folder that transformers saved"
+        ) from error
+    if missing := [name for name in names if Path(name).name != name or not (folder / name).is_file()]:
+        raise ValueError(f"{INDEX} names {', '.join(missing)}, no files of the folder; copy the folder whole")
+    return [folder / name for name in names]
 
 
 def ours(folder: Path, theirs: Mapping[str, Flat]) -> dict[str, Flat]:
@@ -109,8 +121,11 @@ def theirs(table: Mapping[str, Any], named: Mapping[str, Flat]) -> dict[str, Fla
     }
 
 
-def config_of(table: Mapping[str, Any], length: int) -> dict[str, Any]:
-    """The content of config.json. `table`: DecoderConfig.settled, without experts; `length`: tokens of a sample."""
+def config_of(table: Mapping[str, Any], length: int, end: int | None = None) -> dict[str, Any]:
+    """The content of config.json.
+
+    `table`: DecoderConfig.settled, without experts; `length`: tokens of a sample; `end`: the token after a document.
+    """
     kind = "qwen3" if table["qk_norm"] else "llama"
     return {
         "architectures": [ARCHITECTURES[kind]],
@@ -122,6 +137,8 @@ def config_of(table: Mapping[str, Any], length: int) -> dict[str, Any]:
         "hidden_act": "silu",
         "attention_bias": False,
         "torch_dtype": "float32",
+        "bos_token_id": None,
+        "eos_token_id": end,
     }
 
 

@@ -6,6 +6,7 @@ The decoder's layers without a causal mask, on patches with learned positions, a
 from __future__ import annotations
 
 from functools import cached_property, lru_cache
+from importlib.util import find_spec
 from typing import Any
 
 import jax
@@ -60,14 +61,14 @@ class Digits:
     def __init__(self, data: DataConfig, seed: int, **model: Any) -> None:
         self.config = fields.read(VisionConfig, model)
         self._seed = seed
+        if find_spec("sklearn") is None:
+            raise ValueError('needs scikit-learn; pip install "decoupled-diloco[vision]"')
 
     @cached_property
     def images(self) -> tuple[Batch, Batch]:
         """(training, held out)."""
-        try:
-            from sklearn.datasets import load_digits
-        except ImportError as error:
-            raise ValueError(f'needs scikit-learn: {error}; pip install "decoupled-diloco[vision]"') from error
+        from sklearn.datasets import load_digits
+
         found = load_digits()
         image, digit = (found.images / 16.0).astype(np.float32), found.target.astype(np.int32)
         held_out = np.arange(len(image)) % 5 == 4

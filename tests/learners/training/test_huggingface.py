@@ -49,10 +49,29 @@ def test_what_is_read_and_written_again_is_the_same_model(kind: str) -> None:
     assert again.keys() == stored.keys()
     assert all(np.array_equal(again[name], stored[name]) for name in stored)
     written = huggingface.config_of(table, 64)
-    assert {key: about[key] for key in written if key in about} == {
-        key: written[key] for key in written if key in about
-    }
+    same = written.keys() & about.keys() - {"bos_token_id", "eos_token_id"}  # which are the tokenizer's
+    assert {key: about[key] for key in same} == {key: written[key] for key in same}
     assert written["rope_parameters"] == about["rope_parameters"]
+    assert written["bos_token_id"] is None and written["eos_token_id"] is None, (
+        "transformers has tokens of its own else"
+    )
+
+
+@pytest.mark.parametrize(
+    ("index", "words"),
+    [
+        ("{}", "index.json cannot be read: KeyError"),
+        ("[", "index.json cannot be read: JSONDecodeError"),
+        ('{"weight_map": {"a": "b.safetensors"}}', "names b.safetensors, no files of the folder; copy"),
+        ('{"weight_map": {"a": "../model.safetensors"}}', "names ../model.safetensors, no files"),
+    ],
+)
+def test_an_index_that_cannot_be_followed_is_refused(tmp_path: Path, index: str, words: str) -> None:
+    shutil.copy(FOLDERS / "llama" / "config.json", tmp_path)
+    (tmp_path / "model.safetensors.index.json").write_text(index)
+    with pytest.raises(ValueError) as caught:
+        huggingface.weight_files(tmp_path)
+    assert words in str(caught.value)
 
 
 @pytest.mark.parametrize(
@@ -65,6 +84,7 @@ def test_what_is_read_and_written_again_is_the_same_model(kind: str) -> None:
         ({"hidden_size": None}, "config.json cannot be read"),
         ({"tie_word_embeddings": True, "num_hidden_layers": 1}, "model.layers.1.input_layernorm.weight"),
         ({"num_hidden_layers": 3}, "model.layers.2.input_layernorm.weight"),
+        ({"rope_theta": 5e5, "rope_parameters": {"rope_type": "default", "rope_theta": 1e4}}, "names two bases"),
     ],
 )
 def test_what_the_decoder_does_not_compute_is_refused_by_name(
