@@ -27,6 +27,7 @@ from orchestrator.store.run_store import RunStore
 STATE_FILE = "state"  # in a checkpoint
 FIRST_STEPS = 10  # after a start, measured to choose the steps between two checkpoints
 PROGRESS_S = 0.5
+EVALUATION_S = 300.0  # for the last evaluation, and those before it that still run
 
 
 @dataclass(frozen=True)
@@ -74,7 +75,7 @@ class Rank:
         self._step, self._done_at, self._told_at = 0, 0.0, 0.0
         self._pause_s = 0.0 if self._slowdown == 1.0 else (self._slowdown - 1.0) * self._trainer.share_s()
         self._stepped, self._stepped_s = 0, 0.0  # since this start
-        self._evaluation: Any = None
+        self._evaluation: tuple[int, Any] | None = None  # (step, the evaluator's answer)
 
     @property
     def _last(self) -> int:
@@ -172,11 +173,26 @@ class Rank:
         """Let the evaluator have the parameters, if it is not busy: no rank waits for it, but at the end."""
         if self._log is None:
             return
-        if self._evaluation is not None and not wait and not ray.wait([self._evaluation], timeout=0)[0]:
-            return
-        self._evaluation = self._spec.evaluator.evaluate.remote(self._step, time.time(), self._trainer.thetas())
+        if self._evaluation is not None:
+            if not wait and not ray.wait([self._evaluation[1]], timeout=0)[0]:
+                return
+            self._evaluated()
+        answer = self._spec.evaluator.evaluate.remote(self._step, time.time(), self._trainer.thetas())
+        self._evaluation = self._step, answer
         if wait:
-            ray.get(self._evaluation)
+            self._evaluated()
+
+    def _evaluated(self) -> None:
+        """Read the evaluator's answer, and log why there is none: the ranks go on without it."""
+        if self._evaluation is None or self._log is None:
+            return
+        step, answer = self._evaluation
+        try:
+            ray.get(answer, timeout=EVALUATION_S)
+        except (ray.exceptions.RayError, TimeoutError) as error:
+            said = str(error).strip().splitlines() or [""]
+            reason = f"{type(error).__name__}: {said[-1]}"
+            self._log.write(kind="not_evaluated", step=step, at=time.time(), reason=reason)
 
     def _finish(self) -> None:
         if self._log is None:
