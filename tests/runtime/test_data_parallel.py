@@ -11,6 +11,7 @@ from learners.protocol.facts import StepFinished
 from orchestrator.compare.modes import MODES, transformed
 from orchestrator.eventlog.reader import read_run
 from orchestrator.recipe.config import Recipe
+from orchestrator.runtime.data_parallel.checkpoint_interval import Interval
 from orchestrator.runtime.data_parallel.history import STEPS_FILE, History, lines
 from orchestrator.runtime.data_parallel.trainer import train_on
 from orchestrator.store.export import of_run
@@ -31,7 +32,7 @@ def wanted(name: str, corpus: str, **sections: Any) -> Recipe:
 def trained(given: Recipe, folder: Path, *faults: Any, checkpoint_s: float = 0.0) -> History:
     store = RunStore(folder)
     store.create()
-    return train_on(namespace(given.name), given, store, checkpoint_s, (faults, iter(())), lambda news: None)
+    return train_on(namespace(given.name), given, store, Interval(checkpoint_s), (faults, iter(())), lambda news: None)
 
 
 def losses(folder: Path) -> dict[int, float]:

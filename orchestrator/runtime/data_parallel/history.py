@@ -82,6 +82,7 @@ class History:
     productive_s: float = 0.0  # of steps that were not lost
     blocked_s: float = 0.0  # the rest of such steps
     checkpoints: int = 0
+    checkpoint_every: str | None = None  # as the newest command wanted it
     checkpoint_s: float = 0.0
     restarts: list[Restart] = field(default_factory=list)
     evaluations: list[tuple[int, float, float]] = field(default_factory=list)  # step, seconds after the start, loss
@@ -115,6 +116,7 @@ class History:
             "tokens_per_s": self.step * tokens_per_step / self.wall_s if self.wall_s else None,
             "goodput_time": self.goodput_time,
             "blocked_s": self.blocked_s,
+            "checkpoint_every": self.checkpoint_every,
             "checkpoints": self.checkpoints,
             "checkpoint_s": self.checkpoint_s,
             "restarts": [
@@ -139,9 +141,11 @@ def history(store: RunStore) -> History:
     taken, gaps = deque[float](maxlen=MEDIAN_OF), list[tuple[float, float]]()  # gaps: (end, length), by the clock
     for line in lines(store.path(STEPS_FILE)):
         kind, clock = line.get("kind"), float(line["at"])
-        if kind == "attached" and found.started_at is not None:
-            gaps.append((clock, max(0.0, clock - newest_at)))
-            found.away_s += gaps[-1][1]
+        if kind == "attached":
+            found.checkpoint_every = line.get("checkpoints")
+            if found.started_at is not None:
+                gaps.append((clock, max(0.0, clock - newest_at)))
+                found.away_s += gaps[-1][1]
         newest_at, at = clock, clock - found.away_s
         if kind == "started":
             if found.started_at is not None and found.ended_at is not None:

@@ -20,6 +20,7 @@ from ray.train.collective import barrier, broadcast_from_rank_zero
 
 from orchestrator.recipe.config import Recipe
 from orchestrator.recipe.validation import build_task
+from orchestrator.runtime.data_parallel.checkpoint_interval import Interval
 from orchestrator.runtime.data_parallel.history import PROGRESS_FILE, RANKS, STEPS_FILE, LineLog
 from orchestrator.store.export import write_final
 from orchestrator.store.run_store import RunStore
@@ -36,7 +37,7 @@ class RankSpec:
 
     recipe: Recipe  # resolved
     folder: str  # the run's
-    checkpoint_s: float  # between two checkpoints; 0: none
+    checkpoints: Interval
     evaluator: Any  # an actor's handle
     cores: int  # of the one host, to pin ranks to; 0 on clusters
 
@@ -90,20 +91,21 @@ class Rank:
 
     def train(self) -> None:
         self._resume()
-        measured_at, last = self._step + FIRST_STEPS, self._last
+        every = self._spec.checkpoints
+        measured_at, last = self._step + min(FIRST_STEPS, every.steps or FIRST_STEPS), self._last
         due_at = measured_at
         for step in range(self._step + 1, last + 1):
             flight = self._trainer.dispatch((step - 1) * self._batch, self._progress(step))
             self._flights.append((step, time.time(), flight))
             if len(self._flights) > 1 or self._pause_s:
                 self._complete()
-            every = self._recipe.eval.every
-            if every and step % every == 0 and step < last:
+            evaluate = self._recipe.eval.every
+            if evaluate and step % evaluate == 0 and step < last:
                 self._drain()
                 self._evaluate()
-            if self._spec.checkpoint_s and step == due_at and step < last:
+            if (every.seconds or every.steps) and step == due_at and step < last:
                 self._drain()
-                if step > measured_at:
+                if step > measured_at or every.steps:
                     self._checkpoint()
                 due_at = step + self._until_next()
         self._drain()
@@ -113,7 +115,7 @@ class Rank:
     def _until_next(self) -> int:
         """Steps to the next checkpoint: all ranks must agree on them, so the first one's clock decides."""
         step_s = self._stepped_s / max(1, self._stepped)
-        steps: int = broadcast_from_rank_zero(max(1, round(self._spec.checkpoint_s / step_s)))
+        steps: int = broadcast_from_rank_zero(self._spec.checkpoints.in_steps(step_s))
         return steps
 
     def _resume(self) -> None:

@@ -61,6 +61,7 @@ class Striker:
             raise RuntimeError(f"the plan's faults could not go on: {self._error}") from self._error
 
     def _work(self) -> None:
+        self._over.wait(POLL_S)  # until the block has begun: only there an interrupt is caught
         try:
             self._strike_all()
         except Exception as error:

@@ -27,6 +27,7 @@ from orchestrator.recipe.config import Recipe
 from orchestrator.recipe.toml_text import dump
 from orchestrator.recipe.validation import build_task
 from orchestrator.runtime import evaluator, launch
+from orchestrator.runtime.data_parallel.checkpoint_interval import Interval
 from orchestrator.runtime.data_parallel.history import (
     EVALUATIONS_FILE,
     PROGRESS_FILE,
@@ -70,7 +71,7 @@ class HeldOutActor:
         self._log.write(kind="evaluated", step=step, at=at, loss=self._evaluator.loss(thetas))
 
 
-def run(recipe: Recipe, store: RunStore, checkpoint_s: float, plan: Plan, on_progress: OnProgress) -> History:
+def run(recipe: Recipe, store: RunStore, checkpoints: Interval, plan: Plan, on_progress: OnProgress) -> History:
     """`train_on`, on a local Ray that is started for it; a run that has finished is only read."""
     if (found := history(store)).finished:
         if not store.path(SUMMARY_FILE).exists():  # ended in between
@@ -79,22 +80,22 @@ def run(recipe: Recipe, store: RunStore, checkpoint_s: float, plan: Plan, on_pro
     store.create()
     store.write_text(RECIPE_FILE, dump(recipe))  # first: by it the folder is known when the command comes again
     with launch.local_cluster(recipe, store) as namespace:
-        return train_on(namespace, recipe, store, checkpoint_s, plan, on_progress)
+        return train_on(namespace, recipe, store, checkpoints, plan, on_progress)
 
 
 def train_on(
-    namespace: str, recipe: Recipe, store: RunStore, checkpoint_s: float, plan: Plan, on_progress: OnProgress
+    namespace: str, recipe: Recipe, store: RunStore, checkpoints: Interval, plan: Plan, on_progress: OnProgress
 ) -> History:
     """Train to the end, or go on, on the one host of the Ray that this process is connected to.
 
-    `checkpoint_s`: between two checkpoints; 0: none. `plan`: the faults to strike with, by learner: the learner's
+    `plan`: the faults to strike with, by learner: the learner's
     number is the rank's. Raises what Ray Train raises, RuntimeError if the faults cannot go on, and KeyboardInterrupt.
     """
     store.write_text(RECIPE_FILE, dump(recipe))
-    options = {"num_cpus": evaluator.CPUS, "max_restarts": -1}
+    options: dict[str, Any] = {"num_cpus": evaluator.CPUS, "max_restarts": -1}
     options |= {"name": f"held-out.{recipe.name}", "namespace": namespace}
     judge = ray.remote(HeldOutActor).options(**options).remote(recipe, str(store.root))
-    spec = RankSpec(recipe, str(store.root), checkpoint_s, judge, len(os.sched_getaffinity(0)))
+    spec = RankSpec(recipe, str(store.root), checkpoints, judge, len(os.sched_getaffinity(0)))
     trainer = JaxTrainer(
         train,
         train_loop_config={"spec": spec},
@@ -113,7 +114,8 @@ def train_on(
         ),
     )
     try:
-        LineLog(store.path(STEPS_FILE)).write(kind="attached", at=time.time())
+        attached = {"kind": "attached", "at": time.time(), "checkpoints": str(checkpoints)}
+        LineLog(store.path(STEPS_FILE)).write(**attached)
         striker = Striker(store, list(recipe.learners), plan)
         with _followed(store, on_progress), _often_checked(), interruptible(), striker:
             trainer.fit()

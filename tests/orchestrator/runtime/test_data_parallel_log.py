@@ -5,6 +5,7 @@ from __future__ import annotations
 import json
 import subprocess
 import sys
+import threading
 import time
 from collections.abc import Iterator
 from pathlib import Path
@@ -160,9 +161,17 @@ def test_a_fault_that_was_done_is_not_done_again_and_one_that_was_passed_over_is
 
 
 def test_faults_that_cannot_go_on_fail_the_run(store: RunStore) -> None:
+    begun = threading.Event()
+
     def random() -> Iterator[object]:
+        begun.wait(DEADLINE_S)
         raise ValueError("no more")
         yield
 
-    with pytest.raises(RuntimeError, match="no more"), Striker(store, [], ((), random())):
-        time.sleep(DEADLINE_S)  # interrupted
+    def train() -> None:
+        with Striker(store, [], ((), random())):
+            begun.set()
+            time.sleep(DEADLINE_S)  # interrupted
+
+    with pytest.raises(RuntimeError, match="no more"):
+        train()

@@ -10,6 +10,7 @@ import pytest
 
 from orchestrator.recipe.config import Recipe
 from orchestrator.runtime.data_parallel import trainer
+from orchestrator.runtime.data_parallel.checkpoint_interval import Interval
 from orchestrator.runtime.data_parallel.history import FAULTS_FILE, STEPS_FILE, LineLog
 from orchestrator.runtime.data_parallel.restarts import RESTARTS, NoProgress, RestartCap
 from orchestrator.store.readers import RECIPE_FILE
@@ -69,10 +70,10 @@ def test_a_run_writes_its_recipe_before_anything_and_its_summary_when_that_was_l
 
     monkeypatch.setattr(trainer.launch, "local_cluster", cluster)
     with pytest.raises(KeyboardInterrupt):
-        trainer.run(GIVEN, store, 0.0, ((), iter(())), lambda news: None)
+        trainer.run(GIVEN, store, Interval(0.0), ((), iter(())), lambda news: None)
     assert seen == [True]
     log = LineLog(store.path(STEPS_FILE))
     log.write(kind="step", step=1, at=2.0, seconds=1.0, loss=1.0)
     log.write(kind="finished", step=1, at=3.0)
-    assert trainer.run(GIVEN, store, 0.0, ((), iter(())), lambda news: None).finished
+    assert trainer.run(GIVEN, store, Interval(0.0), ((), iter(())), lambda news: None).finished
     assert store.read_json("summary.json")["state"] == "finished"
