@@ -9,6 +9,7 @@ from typing import Any
 import pytest
 
 from orchestrator.recipe.config import Recipe
+from orchestrator.runtime import launch
 from orchestrator.runtime.data_parallel import trainer
 from orchestrator.runtime.data_parallel.checkpoint_interval import Interval
 from orchestrator.runtime.data_parallel.history import FAULTS_FILE, STEPS_FILE, LineLog
@@ -68,7 +69,7 @@ def test_a_run_writes_its_recipe_before_anything_and_its_summary_when_that_was_l
         seen.append(store.path(RECIPE_FILE).exists())
         raise KeyboardInterrupt
 
-    monkeypatch.setattr(trainer.launch, "local_cluster", cluster)
+    monkeypatch.setattr(launch, "local_cluster", cluster)
     with pytest.raises(KeyboardInterrupt):
         trainer.run(GIVEN, store, Interval(0.0), ((), iter(())), lambda news: None)
     assert seen == [True]
