@@ -41,7 +41,7 @@ def losses(folder: Path) -> dict[int, float]:
 
 
 class AfterCheckpoint:
-    """A kill that is due once the run has a checkpoint."""
+    """A kill that is due at the second checkpoint: by then Ray Train knows the first."""
 
     kind, learner, at_s, duration_s = "kill", "learner-t-1", None, 0.0
 
@@ -50,7 +50,7 @@ class AfterCheckpoint:
 
     @property
     def at_step(self) -> int:
-        return 0 if any(line["kind"] == "checkpoint" for line in lines(self._log)) else 2**31
+        return 0 if [line["kind"] for line in lines(self._log)].count("checkpoint") > 1 else 2**31
 
 
 @pytest.fixture(scope="module")
