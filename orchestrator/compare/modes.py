@@ -16,6 +16,7 @@ from pydantic import ValidationError
 from orchestrator.recipe.config import SYNCER, ChaosConfig, FleetConfig, Recipe
 from orchestrator.recipe.problems import InputError, Problem, nearest
 from orchestrator.recipe.validation import problems as problems_of
+from orchestrator.runtime.data_parallel.striking import STRIKING
 
 Plain = dict[str, Any]  # a recipe's values under its own keys
 
@@ -152,6 +153,8 @@ def _equal_shares(recipe: Recipe) -> None:
     for pool in recipe.pools:
         if pool.platform == "tpu":
             raise _unfit("data_parallel", f"pool {pool.name} has TPUs, with which it is untried", "use --harness")
+        if pool.platform == "gpu" or pool.resources.get("GPU"):  # Ray Train shows all ranks of a host the first one
+            raise _unfit("data_parallel", f"pool {pool.name} has GPUs, which its ranks cannot share", "use --harness")
         if pool.known_devices > 1:
             fix = "compare it with --harness, or use pools of one device"
             raise _unfit("data_parallel", f"pool {pool.name} has {pool.known_devices} devices a learner", fix)
@@ -200,6 +203,10 @@ def transformed(recipe: Recipe, mode: Mode, harness: bool, chaos: ChaosConfig | 
         if mode.name != "data_parallel":
             raise _unfit(mode.name, "a learner that waits does not survive the syncer, which the plan strikes", fix)
         raise _unfit(mode.name, "it has no syncer for the plan to strike", fix)
+    if mode.name == "data_parallel" and not harness and (odd := _kinds(faults) - set(STRIKING)):
+        fix = "take these faults out of the plan, or the mode out of --modes"
+        reason = f"faults of the plan cannot strike its ranks ({', '.join(sorted(odd))}), only {' and '.join(STRIKING)}"
+        raise _unfit(mode.name, reason, fix)
     changed = plain | {"fleet": recipe.fleet} | mode.change(recipe, plain, harness)
     for table in ("sync", "pools"):
         tables = changed[table] if table == "pools" else [changed[table]]
@@ -214,6 +221,10 @@ def transformed(recipe: Recipe, mode: Mode, harness: bool, chaos: ChaosConfig | 
         reasons = [Problem("--modes", mode.name, f"this recipe cannot have it: {one}", one.fix) for one in found]
         raise InputError(reasons)
     return made
+
+
+def _kinds(chaos: ChaosConfig) -> set[str]:
+    return {fault.kind for fault in chaos.faults} | set(chaos.kinds if chaos.mtbf_s is not None else ())
 
 
 def _own_share(recipe: Recipe, chaos: Plain) -> Plain:

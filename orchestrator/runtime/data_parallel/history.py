@@ -1,15 +1,23 @@
 """The log of a data-parallel run: a JSON line for each start, step, checkpoint and fault; and what it adds up to.
 
-The first rank writes `steps.jsonl`, the evaluator `evaluations.jsonl`, the command `faults.jsonl`. A line is written
-whole, so a killed writer leaves at most one that is cut, which readers skip. Times are Unix seconds.
+The first rank writes `steps.jsonl`, to which the command adds a line `attached` when it starts; the evaluator writes
+`evaluations.jsonl`, the command `faults.jsonl`. A line is written whole, so a killed writer leaves at most one that is
+cut, which readers skip. Times are Unix seconds; the time from the last line before an `attached` to it, in which no
+command ran, does not count.
+
+Goodput: of a step that was not lost, at most STALLED times the median of the newest MEDIAN_OF steps is productive; the
+rest is blocked, as when all wait for a frozen rank.
 """
 
 from __future__ import annotations
 
 import json
+import math
+from collections import deque
 from collections.abc import Iterator, Mapping
 from dataclasses import dataclass, field
 from pathlib import Path
+from statistics import median
 from typing import Any
 
 from orchestrator.store.run_store import RunStore
@@ -17,17 +25,23 @@ from orchestrator.store.run_store import RunStore
 STEPS_FILE, EVALUATIONS_FILE, FAULTS_FILE = "steps.jsonl", "evaluations.jsonl", "faults.jsonl"
 RANKS = "ranks"  # a folder: each rank's pid, of its newest start
 PROGRESS_FILE = "progress.json"
+STALLED, MEDIAN_OF = 1.5, 32
 
 
 class LineLog:
-    """Appends lines to one file."""
+    """Appends lines of strict JSON to one file: a number that is not finite becomes null."""
 
     def __init__(self, path: Path) -> None:
         self._path = path
 
     def write(self, **values: Any) -> None:
         with open(self._path, "ab", buffering=0) as file:
-            file.write(json.dumps(values).encode() + b"\n")
+            told = {key: None if _unfit(value) else value for key, value in values.items()}
+            file.write(json.dumps(told, allow_nan=False).encode() + b"\n")
+
+
+def _unfit(value: object) -> bool:
+    return isinstance(value, float) and not math.isfinite(value)
 
 
 def lines(path: Path) -> Iterator[Mapping[str, Any]]:
@@ -48,7 +62,7 @@ def lines(path: Path) -> Iterator[Mapping[str, Any]]:
 class Restart:
     """A start after the first one."""
 
-    at: float  # when the newest step before it was finished
+    at: float  # when the newest step before it was finished, without the time in which no command ran
     lost_steps: int  # finished, and done again
     resumed_at_step: int
     outage_s: float | None = None  # until a step was finished again
@@ -60,15 +74,20 @@ class History:
     """What the log of one run adds up to."""
 
     started_at: float | None = None  # the beginning of the first step
-    ended_at: float | None = None  # the end of the newest
+    ended_at: float | None = None  # the end of the newest, `away_s` earlier than by the clock
+    away_s: float = 0.0  # no command ran, since the first step
     step: int = 0  # the newest finished
     most: int = 0  # the furthest ever
     processed: int = 0  # steps, those done again included
     productive_s: float = 0.0  # of steps that were not lost
+    blocked_s: float = 0.0  # the rest of such steps
     checkpoints: int = 0
+    checkpoint_every: str | None = None  # as the newest command wanted it
     checkpoint_s: float = 0.0
     restarts: list[Restart] = field(default_factory=list)
     evaluations: list[tuple[int, float, float]] = field(default_factory=list)  # step, seconds after the start, loss
+    eval_loss: float | None = None  # of the newest evaluation; None too where it is not finite
+    not_evaluated: dict[int, str] = field(default_factory=dict)  # step -> why not
     faults: list[Mapping[str, Any]] = field(default_factory=list)
     finished: bool = False
 
@@ -82,16 +101,22 @@ class History:
 
     def summary(self, tokens_per_step: int) -> dict[str, Any]:
         """For summary.json: names as in a run of ours where they mean the same."""
+        reason = "the budget is reached" if self.finished else "it was ended before its budget"
+        if failed := self.not_evaluated.get(self.step):
+            reason += f"; its last evaluation failed: {failed}"
         return {
-            "ok": self.finished,
+            "ok": self.finished and not failed,
             "state": "finished" if self.finished else "stopped",
-            "reason": "the budget is reached" if self.finished else "it was ended before its budget",
-            "eval_loss": self.evaluations[-1][2] if self.evaluations else None,
+            "reason": reason,
+            "eval_loss": None if failed else self.eval_loss,
+            "not_evaluated": [{"step": step, "reason": why} for step, why in sorted(self.not_evaluated.items())],
             "steps": self.step,
             "tokens": {"committed": self.step * tokens_per_step, "processed": self.processed * tokens_per_step},
             "wall_s": self.wall_s,
             "tokens_per_s": self.step * tokens_per_step / self.wall_s if self.wall_s else None,
             "goodput_time": self.goodput_time,
+            "blocked_s": self.blocked_s,
+            "checkpoint_every": self.checkpoint_every,
             "checkpoints": self.checkpoints,
             "checkpoint_s": self.checkpoint_s,
             "restarts": [
@@ -110,18 +135,29 @@ class History:
 
 def history(store: RunStore) -> History:
     """Read a run's log. Lost steps are those that a start goes back behind."""
-    found, seconds = History(), dict[int, float]()
+    found = History()
+    seconds = dict[int, tuple[float, float]]()  # of each step since the last checkpoint but one: productive, blocked
+    saved, newest_at = 0, 0.0
+    taken, gaps = deque[float](maxlen=MEDIAN_OF), list[tuple[float, float]]()  # gaps: (end, length), by the clock
     for line in lines(store.path(STEPS_FILE)):
-        kind = line.get("kind")
+        kind, clock = line.get("kind"), float(line["at"])
+        if kind == "attached":
+            found.checkpoint_every = line.get("checkpoints")
+            if found.started_at is not None:
+                gaps.append((clock, max(0.0, clock - newest_at)))
+                found.away_s += gaps[-1][1]
+        newest_at, at = clock, clock - found.away_s
         if kind == "started":
             if found.started_at is not None and found.ended_at is not None:
                 back = int(line["step"])
                 found.restarts.append(Restart(found.ended_at, found.step - back, back))
                 for step in range(back + 1, found.step + 1):
-                    found.productive_s -= seconds.pop(step, 0.0)
+                    productive, blocked = seconds.pop(step, (0.0, 0.0))
+                    found.productive_s -= productive
+                    found.blocked_s -= blocked
                 found.step = back
         elif kind == "step":
-            at, took, step = float(line["at"]), float(line["seconds"]), int(line["step"])
+            took, step = float(line["seconds"]), int(line["step"])
             if found.started_at is None:
                 found.started_at = at - took
             if found.restarts:
@@ -132,18 +168,28 @@ def history(store: RunStore) -> History:
                     newest.recovery_s = at - newest.at
             found.ended_at, found.step, found.most = at, step, max(found.most, step)
             found.processed += 1
-            found.productive_s += took
-            seconds[step] = took
+            taken.append(took)
+            productive = min(took, STALLED * median(taken))
+            seconds[step] = productive, took - productive
+            found.productive_s += productive
+            found.blocked_s += took - productive
         elif kind == "checkpoint":
             found.checkpoints += 1
             found.checkpoint_s += float(line["seconds"])
-            seconds = {step: took for step, took in seconds.items() if step > int(line["step"])}
+            # The newest reported one need not be the one that a restart finds.
+            seconds = {step: each for step, each in seconds.items() if step > saved}
+            saved = int(line["step"])
+        elif kind == "not_evaluated":
+            found.not_evaluated[int(line["step"])] = str(line["reason"])
         elif kind == "finished":
             found.finished = True
-    begun = found.started_at or 0.0
     by_step = {int(line["step"]): line for line in lines(store.path(EVALUATIONS_FILE))}
-    found.evaluations = [
-        (step, max(0.0, float(line["at"]) - begun), float(line["loss"])) for step, line in sorted(by_step.items())
-    ]
+    for step, line in sorted(by_step.items()):
+        clock, loss = float(line["at"]), line["loss"]
+        found.eval_loss = loss
+        found.not_evaluated.pop(step, None)  # a later try succeeded
+        if loss is not None:
+            away_s = sum(length for end, length in gaps if end <= clock)
+            found.evaluations.append((step, max(0.0, clock - away_s - (found.started_at or 0.0)), float(loss)))
     found.faults = list(lines(store.path(FAULTS_FILE)))
     return found

@@ -20,6 +20,7 @@ from ray.train.collective import barrier, broadcast_from_rank_zero
 
 from orchestrator.recipe.config import Recipe
 from orchestrator.recipe.validation import build_task
+from orchestrator.runtime.data_parallel.checkpoint_interval import Interval
 from orchestrator.runtime.data_parallel.history import PROGRESS_FILE, RANKS, STEPS_FILE, LineLog
 from orchestrator.store.export import write_final
 from orchestrator.store.run_store import RunStore
@@ -27,6 +28,7 @@ from orchestrator.store.run_store import RunStore
 STATE_FILE = "state"  # in a checkpoint
 FIRST_STEPS = 10  # after a start, measured to choose the steps between two checkpoints
 PROGRESS_S = 0.5
+EVALUATION_S = 300.0  # for the last evaluation, and those before it that still run
 
 
 @dataclass(frozen=True)
@@ -35,7 +37,7 @@ class RankSpec:
 
     recipe: Recipe  # resolved
     folder: str  # the run's
-    checkpoint_s: float  # between two checkpoints; 0: none
+    checkpoints: Interval
     evaluator: Any  # an actor's handle
     cores: int  # of the one host, to pin ranks to; 0 on clusters
 
@@ -74,7 +76,7 @@ class Rank:
         self._step, self._done_at, self._told_at = 0, 0.0, 0.0
         self._pause_s = 0.0 if self._slowdown == 1.0 else (self._slowdown - 1.0) * self._trainer.share_s()
         self._stepped, self._stepped_s = 0, 0.0  # since this start
-        self._evaluation: Any = None
+        self._evaluation: tuple[int, Any] | None = None  # (step, the evaluator's answer)
 
     @property
     def _last(self) -> int:
@@ -89,20 +91,21 @@ class Rank:
 
     def train(self) -> None:
         self._resume()
-        measured_at, last = self._step + FIRST_STEPS, self._last
+        every = self._spec.checkpoints
+        measured_at, last = self._step + min(FIRST_STEPS, every.steps or FIRST_STEPS), self._last
         due_at = measured_at
         for step in range(self._step + 1, last + 1):
             flight = self._trainer.dispatch((step - 1) * self._batch, self._progress(step))
             self._flights.append((step, time.time(), flight))
             if len(self._flights) > 1 or self._pause_s:
                 self._complete()
-            every = self._recipe.eval.every
-            if every and step % every == 0 and step < last:
+            evaluate = self._recipe.eval.every
+            if evaluate and step % evaluate == 0 and step < last:
                 self._drain()
                 self._evaluate()
-            if self._spec.checkpoint_s and step == due_at and step < last:
+            if (every.seconds or every.steps) and step == due_at and step < last:
                 self._drain()
-                if step > measured_at:
+                if step > measured_at or every.steps:
                     self._checkpoint()
                 due_at = step + self._until_next()
         self._drain()
@@ -112,7 +115,7 @@ class Rank:
     def _until_next(self) -> int:
         """Steps to the next checkpoint: all ranks must agree on them, so the first one's clock decides."""
         step_s = self._stepped_s / max(1, self._stepped)
-        steps: int = broadcast_from_rank_zero(max(1, round(self._spec.checkpoint_s / step_s)))
+        steps: int = broadcast_from_rank_zero(self._spec.checkpoints.in_steps(step_s))
         return steps
 
     def _resume(self) -> None:
@@ -172,11 +175,26 @@ class Rank:
         """Let the evaluator have the parameters, if it is not busy: no rank waits for it, but at the end."""
         if self._log is None:
             return
-        if self._evaluation is not None and not wait and not ray.wait([self._evaluation], timeout=0)[0]:
-            return
-        self._evaluation = self._spec.evaluator.evaluate.remote(self._step, time.time(), self._trainer.thetas())
+        if self._evaluation is not None:
+            if not wait and not ray.wait([self._evaluation[1]], timeout=0)[0]:
+                return
+            self._evaluated()
+        answer = self._spec.evaluator.evaluate.remote(self._step, time.time(), self._trainer.thetas())
+        self._evaluation = self._step, answer
         if wait:
-            ray.get(self._evaluation)
+            self._evaluated()
+
+    def _evaluated(self) -> None:
+        """Read the evaluator's answer, and log why there is none: the ranks go on without it."""
+        if self._evaluation is None or self._log is None:
+            return
+        step, answer = self._evaluation
+        try:
+            ray.get(answer, timeout=EVALUATION_S)
+        except (ray.exceptions.RayError, TimeoutError) as error:
+            said = str(error).strip().splitlines() or [""]
+            reason = f"{type(error).__name__}: {said[-1]}"
+            self._log.write(kind="not_evaluated", step=step, at=time.time(), reason=reason)
 
     def _finish(self) -> None:
         if self._log is None:

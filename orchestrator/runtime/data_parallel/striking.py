@@ -12,7 +12,7 @@ from typing import Any, Protocol
 
 import psutil
 
-from orchestrator.runtime.data_parallel.history import FAULTS_FILE, PROGRESS_FILE, RANKS, STEPS_FILE, LineLog, lines
+from orchestrator.runtime.data_parallel.history import FAULTS_FILE, PROGRESS_FILE, RANKS, LineLog, history, lines
 from orchestrator.store.readers import object_of
 from orchestrator.store.run_store import RunStore
 
@@ -34,17 +34,22 @@ Plan = tuple[Sequence[Any], Iterator[Any]]  # planned faults, and endless random
 
 
 class Striker:
-    """A context: strikes while the block runs. What cannot be done to a rank is written as not injected."""
+    """A context: strikes while the block runs. What cannot be done to a rank is written as not injected.
+
+    If it cannot go on, it interrupts a block of the main thread, and leaving raises RuntimeError.
+    """
 
     def __init__(self, store: RunStore, learners: Sequence[str], plan: Plan) -> None:
         self._store, self._ranks = store, {name: rank for rank, name in enumerate(learners)}
         self._planned, self._random = plan
         self._over = threading.Event()
-        self._thread = threading.Thread(target=self._strike_all, name="faults", daemon=True)
+        self._thread = threading.Thread(target=self._work, name="faults", daemon=True)
         self._frozen: dict[int, float] = {}  # pid -> when it goes on
+        self._error: Exception | None = None
 
     def __enter__(self) -> Striker:
         self._log = LineLog(self._store.path(FAULTS_FILE))
+        self._interrupts = threading.current_thread() is threading.main_thread()
         self._thread.start()
         return self
 
@@ -52,10 +57,24 @@ class Striker:
         self._over.set()
         self._thread.join()
         self._thaw(float("inf"))
+        if self._error is not None:
+            raise RuntimeError(f"the plan's faults could not go on: {self._error}") from self._error
+
+    def _work(self) -> None:
+        self._over.wait(POLL_S)  # until the block has begun: only there an interrupt is caught
+        try:
+            self._strike_all()
+        except Exception as error:
+            self._error = error
+            if self._interrupts and not self._over.is_set():
+                signal.pthread_kill(threading.main_thread().ident or 0, signal.SIGINT)
 
     def _strike_all(self) -> None:
-        struck = sum(1 for line in lines(self._store.path(FAULTS_FILE)))  # before this process: not again
-        waiting, random = list(self._planned), self._random
+        done = {line.get("number") for line in lines(self._store.path(FAULTS_FILE))}  # before this process: not again
+        random = (
+            (number, fault) for number, fault in enumerate(self._random, len(self._planned)) if number not in done
+        )
+        waiting = [(number, fault) for number, fault in enumerate(self._planned) if number not in done]
         following = next(random, None)
         began: float | None = None
         while not self._over.wait(POLL_S):
@@ -65,24 +84,21 @@ class Striker:
             if began is None:
                 continue
             running_s, step = time.time() - began, int(progress.get("step") or 0)
-            due = [fault for fault in waiting if _is_due(fault, running_s, step)]
-            waiting = [fault for fault in waiting if fault not in due]
-            while following is not None and _is_due(following, running_s, step):
+            due = [each for each in waiting if _is_due(each[1], running_s, step)]
+            waiting = [each for each in waiting if each not in due]
+            while following is not None and _is_due(following[1], running_s, step):
                 due.append(following)
                 following = next(random, None)
-            for fault in due:
-                if struck:
-                    struck -= 1
-                else:
-                    self._strike(fault, running_s)
+            for number, fault in due:
+                self._strike(number, fault, running_s)
 
     def _began(self) -> float | None:
-        """When the first step began."""
-        first = next((line for line in lines(self._store.path(STEPS_FILE)) if line.get("kind") == "step"), None)
-        return None if first is None else float(first["at"]) - float(first["seconds"])
+        """When the first step began, later by the time in which no command ran."""
+        found = history(self._store)
+        return None if found.started_at is None else found.started_at + found.away_s
 
-    def _strike(self, fault: Wanted, running_s: float) -> None:
-        told: dict[str, Any] = {"kind": fault.kind, "target": fault.learner, "at_s": running_s}
+    def _strike(self, number: int, fault: Wanted, running_s: float) -> None:
+        told: dict[str, Any] = {"number": number, "kind": fault.kind, "target": fault.learner, "at_s": running_s}
         pid = self._pid(fault.learner)
         if fault.kind not in STRIKING or pid is None:
             reason = "it is not running" if fault.kind in STRIKING else f"ranks know {' and '.join(STRIKING)} alone"

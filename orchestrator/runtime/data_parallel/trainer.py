@@ -1,14 +1,17 @@
 """Conventional data-parallel training of a recipe by Ray Train's JaxTrainer, on a local Ray.
 
 As many workers as the recipe has learners, each with their resources; jax.distributed runs on CPUs too. Ray Train
-restarts all workers from the newest checkpoint when one dies; a run that was interrupted goes on from it as well.
+restarts all workers from the newest checkpoint when one dies; a run that was interrupted goes on from it as well. A run
+that fails again and again without getting further, and not by the plan's faults, ends with the newest error.
 """
 
 from __future__ import annotations
 
 import json
 import os
+import signal
 import threading
+import time
 from collections.abc import Callable, Iterator, Mapping
 from contextlib import contextmanager
 from pathlib import Path
@@ -24,14 +27,26 @@ from orchestrator.recipe.config import Recipe
 from orchestrator.recipe.toml_text import dump
 from orchestrator.recipe.validation import build_task
 from orchestrator.runtime import evaluator, launch
-from orchestrator.runtime.data_parallel.history import EVALUATIONS_FILE, PROGRESS_FILE, History, LineLog, history
+from orchestrator.runtime.data_parallel.checkpoint_interval import Interval
+from orchestrator.runtime.data_parallel.history import (
+    EVALUATIONS_FILE,
+    PROGRESS_FILE,
+    STEPS_FILE,
+    History,
+    LineLog,
+    history,
+)
 from orchestrator.runtime.data_parallel.rank import RankSpec, batch_size, train
+from orchestrator.runtime.data_parallel.restarts import RestartCap
 from orchestrator.runtime.data_parallel.striking import Plan, Striker
 from orchestrator.store.readers import RECIPE_FILE, object_of
 from orchestrator.store.run_store import RunStore
 
+SUMMARY_FILE = "summary.json"
 TRAIN_FOLDER = "train"  # Ray Train's own, with its checkpoints
 POLL_S = 0.5
+HEALTH_S = ("RAY_TRAIN_HEALTH_CHECK_INTERVAL_S", "0.2")  # each report waits for one; Ray Train's default is 2
+STARTS_FAILED = 10  # starts of the workers that may fail, in all
 CPU_FLAGS = "--xla_cpu_multi_thread_eigen=false intra_op_parallelism_threads=1"
 
 OnProgress = Callable[[Mapping[str, Any]], None]
@@ -56,59 +71,96 @@ class HeldOutActor:
         self._log.write(kind="evaluated", step=step, at=at, loss=self._evaluator.loss(thetas))
 
 
-def run(recipe: Recipe, store: RunStore, checkpoint_s: float, plan: Plan, on_progress: OnProgress) -> History:
+def run(recipe: Recipe, store: RunStore, checkpoints: Interval, plan: Plan, on_progress: OnProgress) -> History:
     """`train_on`, on a local Ray that is started for it; a run that has finished is only read."""
     if (found := history(store)).finished:
+        if not store.path(SUMMARY_FILE).exists():  # ended in between
+            _write_summary(recipe, store, found)
         return found
+    store.create()
+    store.write_text(RECIPE_FILE, dump(recipe))  # first: by it the folder is known when the command comes again
     with launch.local_cluster(recipe, store) as namespace:
-        return train_on(namespace, recipe, store, checkpoint_s, plan, on_progress)
+        return train_on(namespace, recipe, store, checkpoints, plan, on_progress)
 
 
 def train_on(
-    namespace: str, recipe: Recipe, store: RunStore, checkpoint_s: float, plan: Plan, on_progress: OnProgress
+    namespace: str, recipe: Recipe, store: RunStore, checkpoints: Interval, plan: Plan, on_progress: OnProgress
 ) -> History:
     """Train to the end, or go on, on the one host of the Ray that this process is connected to.
 
-    `checkpoint_s`: between two checkpoints; 0: none. `plan`: the faults to strike with, by learner: the learner's
-    number is the rank's. Raises what Ray Train raises, which does not give up because of ranks that die.
+    `plan`: the faults to strike with, by learner: the learner's
+    number is the rank's. Raises what Ray Train raises, RuntimeError if the faults cannot go on, and KeyboardInterrupt.
     """
     store.write_text(RECIPE_FILE, dump(recipe))
-    options = {"num_cpus": evaluator.CPUS, "name": f"held-out.{recipe.name}", "namespace": namespace}
+    options: dict[str, Any] = {"num_cpus": evaluator.CPUS, "max_restarts": -1}
+    options |= {"name": f"held-out.{recipe.name}", "namespace": namespace}
     judge = ray.remote(HeldOutActor).options(**options).remote(recipe, str(store.root))
-    spec = RankSpec(recipe, str(store.root), checkpoint_s, judge, len(os.sched_getaffinity(0)))
-    pool, platform = recipe.pools[0], recipe.pools[0].platform
+    spec = RankSpec(recipe, str(store.root), checkpoints, judge, len(os.sched_getaffinity(0)))
     trainer = JaxTrainer(
         train,
         train_loop_config={"spec": spec},
         jax_config=JaxConfig(use_gpu=True),  # else it does without jax.distributed
         scaling_config=ScalingConfig(
-            num_workers=len(recipe.learners), use_gpu=platform == "gpu", resources_per_worker=dict(pool.resources)
+            num_workers=len(recipe.learners), resources_per_worker=dict(recipe.pools[0].resources)
         ),
         run_config=RunConfig(
             name=TRAIN_FOLDER,
             storage_path=str(store.root),
-            failure_config=FailureConfig(max_failures=-1),
+            failure_config=FailureConfig(max_failures=-1, controller_failure_limit=STARTS_FAILED),
+            callbacks=[RestartCap(store)],
             checkpoint_config=CheckpointConfig(num_to_keep=recipe.durability.keep),
-            worker_runtime_env={"env_vars": _environment(platform)},
+            worker_runtime_env={"env_vars": _environment()},
             logging_config=LoggingConfig(log_level="ERROR"),
         ),
     )
     try:
-        with _followed(store, on_progress), Striker(store, list(recipe.learners), plan):
+        attached = {"kind": "attached", "at": time.time(), "checkpoints": str(checkpoints)}
+        LineLog(store.path(STEPS_FILE)).write(**attached)
+        striker = Striker(store, list(recipe.learners), plan)
+        with _followed(store, on_progress), _often_checked(), interruptible(), striker:
             trainer.fit()
     finally:
         ray.kill(judge)
     found = history(store)
-    tokens = build_task(recipe).tokens(batch_size(recipe))
-    summary = {"name": recipe.name, "config_hash": recipe.config_hash, "mode": "data_parallel"}
-    store.write_json("summary.json", summary | found.summary(tokens))
+    _write_summary(recipe, store, found)
     return found
 
 
-def _environment(platform: str) -> dict[str, str]:
-    if platform != "cpu":
-        return {}
+def _write_summary(recipe: Recipe, store: RunStore, found: History) -> None:
+    tokens = build_task(recipe).tokens(batch_size(recipe))
+    summary = {"name": recipe.name, "config_hash": recipe.config_hash, "mode": "data_parallel"}
+    store.write_json(SUMMARY_FILE, summary | found.summary(tokens))
+
+
+def _environment() -> dict[str, str]:
     return {"JAX_PLATFORMS": "cpu", "XLA_FLAGS": os.environ.get("XLA_FLAGS") or CPU_FLAGS}
+
+
+@contextmanager
+def _often_checked() -> Iterator[None]:
+    """Let Ray Train look at its workers more often while the block runs, unless the user has said how often."""
+    name, value = HEALTH_S
+    before = os.environ.get(name)
+    os.environ.setdefault(name, value)
+    try:
+        yield
+    finally:
+        if before is None:
+            os.environ.pop(name, None)
+
+
+@contextmanager
+def interruptible() -> Iterator[None]:
+    """Ray Train's own handler of SIGINT ends the process with code 0: make that KeyboardInterrupt, and remove it."""
+    in_main = threading.current_thread() is threading.main_thread()
+    before = signal.getsignal(signal.SIGINT)
+    try:
+        yield
+    except SystemExit as error:
+        raise KeyboardInterrupt from error
+    finally:
+        if in_main and before is not None:
+            signal.signal(signal.SIGINT, before)
 
 
 @contextmanager
@@ -138,5 +190,5 @@ def _newest_loss(store: RunStore) -> float | None:
             file.seek(max(0, file.seek(0, os.SEEK_END) - 512))
             *_, last = file.read().splitlines() or [b"{}"]
         return float(json.loads(last)["loss"])
-    except (OSError, ValueError, KeyError):
+    except (OSError, ValueError, KeyError, TypeError):
         return None

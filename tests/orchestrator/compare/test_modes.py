@@ -140,6 +140,19 @@ def test_modes_that_wait_do_not_have_a_plan_that_strikes_the_syncer() -> None:
             transformed(ALIKE, MODES[mode], False, plan)
 
 
+def test_ranks_of_ray_train_have_no_gpus_and_no_faults_but_kills_and_freezes() -> None:
+    pool = {"name": "a", "learners": 2, "batch_size": 2, "resources": {"CPU": 1, "GPU": 1}}
+    gpus = Recipe.model_validate(ALL.canonical() | {"pools": [pool]})
+    with pytest.raises(InputError, match=r"pool a has GPUs[^\n]*\n.*use --harness"):
+        transformed(gpus, MODES["data_parallel"], False)
+    faults = [{"kind": kind, "learner": "any", "at_s": 3.0} for kind in ("kill", "slow", "link")]
+    plan = ChaosConfig.model_validate({"faults": faults, "mtbf_s": 9.0, "kinds": ["freeze", "corrupt"]})
+    with pytest.raises(InputError, match=r"ranks \(corrupt, link, slow\)"):
+        transformed(ALIKE, MODES["data_parallel"], False, plan)
+    able = ChaosConfig.model_validate({"faults": faults[:1], "kinds": ["corrupt"]})
+    assert transformed(ALIKE, MODES["data_parallel"], False, able).chaos == able, "no random faults, no kinds"
+
+
 def test_faults_strike_the_one_learner_and_a_single_one_has_its_own_alone() -> None:
     faults = [{"kind": "kill", "learner": f"learner-a-{index}", "at_s": 3.0} for index in range(3)]
     plan = ChaosConfig.model_validate({"faults": faults, "mtbf_s": 60.0})
