@@ -74,6 +74,9 @@ def compare(
             numbers = seeds_of(seeds, resolved.seed)
             folder = out or RUNS / f"{resolved.name}-compare"
             all_runs = runs.planned(resolved, asked, numbers, folder, harness, plan)
+            if not resolved.eval.every:
+                fix = "give the syncer steps between two held-out losses, some twenty for a run"
+                raise InputError([Problem("eval.every", 0, "leaves nothing to compare but first and last losses", fix)])
         real = runs.Real(context.obj.starter, context.obj.faults, checkpoint_s)
         _train([run for run in all_runs if not run.finished], None if harness else real, as_json)
         found: dict[comparison.Case, list[Any]] = {}

@@ -53,7 +53,7 @@ class Row:
 
 @dataclass(frozen=True)
 class Comparison:
-    """All rows. `tokens`, `seconds`: that every run with the whole budget came to."""
+    """All rows. `tokens`, `seconds`: that every finished run without faults, and with the whole budget, came to."""
 
     reference: Case
     tokens: int
@@ -67,25 +67,27 @@ class Comparison:
 
 def compared(found: Mapping[Case, Sequence[Outcome]], reference: Mode) -> Comparison:
     """Rows in the order of `found`, in which no case is without outcomes, and the reference is without faults."""
-    every = [(case, each) for case, outcomes in found.items() for each in outcomes if each.curve]
-    whole = [each for case, each in every if case.mode.whole_budget] or [each for _, each in every]
+    ended = [(case, each) for case, outcomes in found.items() for each in outcomes if each.curve and each.finished]
+    calm = [(case, each) for case, each in ended if not case.chaos] or ended
+    whole = [each for case, each in calm if case.mode.whole_budget] or [each for _, each in calm]
     tokens = min((each.curve[-1][0] for each in whole), default=0)
     seconds = min((each.curve[-1][1] for each in whole), default=0.0)
     base = Case(reference, False)
     losses = {case: _losses(case, outcomes, tokens) for case, outcomes in found.items()}
     rows = []
-    for case, outcomes in found.items():
+    for case, every in found.items():
+        outcomes = [each for each in every if each.finished]
         against = None if case == base else difference(losses[case], losses[base])
-        calm = losses.get(Case(case.mode, False)) if case.chaos else None
+        unstruck = losses.get(Case(case.mode, False)) if case.chaos else None
         rows.append(
             Row(
                 case,
-                tuple(outcomes),
+                tuple(every),
                 spread([each.eval_loss for each in outcomes if each.eval_loss is not None]),
                 _mean(outcomes, lambda each: each.at_tokens(tokens)),
                 _mean(outcomes, lambda each: each.at_seconds(seconds)),
                 against,
-                None if calm is None else difference(losses[case], calm),
+                None if unstruck is None else difference(losses[case], unstruck),
                 None if against is None else against.mean / _paired_mean(losses[base], against),
             )
         )
@@ -102,10 +104,11 @@ def _paired_mean(rows: Sequence[dict[str, Any]], found: Difference) -> float:
 
 
 def _losses(case: Case, outcomes: Sequence[Outcome], tokens: int) -> list[dict[str, Any]]:
-    """Rows for `difference`: losses at equal tokens; of a mode with fewer tokens, its last."""
+    """Rows for `difference`: losses of finished runs at equal tokens; of a mode with fewer tokens, the last ones."""
     return [
         {"seed": each.seed, "eval_loss": each.at_tokens(tokens) if case.mode.whole_budget else each.eval_loss}
         for each in outcomes
+        if each.finished
     ]
 
 

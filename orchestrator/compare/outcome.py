@@ -2,8 +2,9 @@
 
 from __future__ import annotations
 
+import math
 from collections.abc import Mapping, Sequence
-from dataclasses import asdict, dataclass
+from dataclasses import asdict, dataclass, replace
 from itertools import pairwise
 from typing import Any
 
@@ -23,7 +24,7 @@ Point = tuple[int, float, float]  # tokens committed, seconds after the first st
 
 @dataclass(frozen=True)
 class Outcome:
-    """One finished run. Times are seconds after its first step; what it does not know is None.
+    """One run that has ended. Times are seconds after its first step; what it does not know is None.
 
     A place is the hardware of one of the recipe's learners. `steps`: of one place, mean. `up_bytes`, `down_bytes`: sent
     and received by one place in one step, mean, payloads only; of gradients, what a ring all-reduce in float32 takes.
@@ -47,6 +48,11 @@ class Outcome:
     down_bytes: float | None
     faults: int
     recoveries: tuple[float, ...]
+
+    @property
+    def finished(self) -> bool:
+        """Whether it came to the end of its budget."""
+        return self.state == "finished"
 
     @property
     def goodput_tokens(self) -> float | None:
@@ -85,11 +91,14 @@ def outcome(store: RunStore, mode: Mode, recipe: Recipe, places: int) -> Outcome
     data = collect(contents.fold, plain(text), contents.summary, contents.verdicts)
     found = _of_data(data, mode, recipe, places)
     save(store, found)
-    return found
+    return loaded(object_of(store, OUTCOME_FILE) or {})
 
 
 def save(store: RunStore, found: Outcome) -> None:
-    store.write_json(OUTCOME_FILE, asdict(found))
+    """Write what is finite: a run whose loss is not has none."""
+    curve = tuple(point for point in found.curve if math.isfinite(point[2]))
+    last = found.eval_loss if found.eval_loss is not None and math.isfinite(found.eval_loss) else None
+    store.write_json(OUTCOME_FILE, asdict(replace(found, curve=curve, eval_loss=last)))
 
 
 def loaded(told: Mapping[str, Any]) -> Outcome:

@@ -46,7 +46,7 @@ class Run:
         if self.harness:
             return self.store.path(ROW_FILE).exists()
         if self.by_ray_train:
-            return self.store.path(OUTCOME_FILE).exists()
+            return (object_of(self.store, OUTCOME_FILE) or {}).get("state") == "finished"
         state = ((status_if_any(self.store) or {}).get("run") or {}).get("state")
         return state == "finished" and self.store.path("summary.json").exists()
 
@@ -120,6 +120,8 @@ def in_harness(runs: Sequence[Run], cores: Sequence[int], on_news: OnNews) -> No
         for index, run in enumerate(runs)
     ]
     of_folder = {run.store.root: run for run in runs}
+    for run in runs:
+        run.store.path(OUTCOME_FILE).unlink(missing_ok=True)
 
     def tell(job: process.Job, news: Mapping[str, Any]) -> None:
         done = min(1.0, news["step"] / job.recipe.target_syncer_steps)
@@ -138,13 +140,14 @@ class Real:
 
     def train(self, run: Run, on_news: OnNews) -> None:
         """Train one run on a local Ray, or continue it where its learners do not wait for each other."""
+        run.store.path(OUTCOME_FILE).unlink(missing_ok=True)  # of an end that was not the last
         if run.by_ray_train:
             self._by_ray_train(run, on_news)
             return
         from orchestrator.runtime import launch
 
         store = run.store
-        if run.case.mode.lockstep and not store.empty:
+        if run.recipe.sync.overlap == "strict" and not store.empty:
             shutil.rmtree(store.root)  # a syncer whose learners wait has one epoch: nobody takes it over
         store.create()
         if not store.empty:

@@ -122,8 +122,7 @@ def _alpha(recipe: Recipe) -> Iterator[Problem]:
 
 @_reads("run.shards", "durability")
 def _shards(recipe: Recipe) -> Iterator[Problem]:
-    shards = recipe.run.shards
-    if shards > 1 and recipe.durability.mode == "replica":
+    if (shards := recipe.run.shards) > 1 and recipe.durability.mode == "replica":
         yield Problem("run.shards", shards, 'cannot be with durability.mode = "replica"', "give 1, or another mode")
 
 
@@ -298,13 +297,10 @@ def _deals(recipe: Recipe) -> Iterator[Problem]:
     with host_only():
         from learners.training import tree
         from outer.numeric import rules
-    try:
-        most, shards = len(tree.deal(task, recipe.sync)), recipe.run.shards
-    except ValueError as error:
-        yield _from_error(error, "task", recipe, "see learners/training/task.py")
-    else:
-        if shards > most:
-            yield Problem("run.shards", shards, f"is more than the {most} fragments", f"give at most {most}")
+    dealt: list[object] = []
+    yield from _refusal(lambda: dealt.extend(tree.deal(task, recipe.sync)), "task", recipe, "give another sync.P")
+    if dealt and (shards := recipe.run.shards) > len(dealt):
+        yield Problem("run.shards", shards, f"is more than the {len(dealt)} fragments", f"give at most {len(dealt)}")
     for rule in dict.fromkeys(getattr(task, "merge_rules", {}).values()):
         yield from _refusal(partial(rules.check, rule), "task", recipe, "see outer/numeric/rules.py")
 

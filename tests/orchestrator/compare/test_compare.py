@@ -14,8 +14,9 @@ from orchestrator.cli.app import build
 from orchestrator.compare import page
 from orchestrator.compare.comparison import Case, Comparison, as_json, compared
 from orchestrator.compare.modes import MODES
-from orchestrator.compare.outcome import Outcome, all_reduced, loaded
+from orchestrator.compare.outcome import Outcome, all_reduced, loaded, save
 from orchestrator.recipe.toml_text import dump
+from orchestrator.store.run_store import RunStore
 from tests.replay.shaken import recipe
 
 ROOT = Path(__file__).resolve().parents[3]
@@ -52,6 +53,22 @@ def test_losses_are_compared_where_every_run_with_the_whole_budget_still_was(res
     assert calm.at_seconds == pytest.approx((2.0 + (4.0 - 1.9 * 3 / 5)) / 2)
     assert alone.at_tokens is None and alone.eval_loss == (4.0, 0.0), "it had fewer tokens"
     assert struck.against_calm is not None and struck.against_calm.each == (0.5,)
+
+
+def test_a_run_that_failed_moves_no_other_row_and_has_no_difference() -> None:
+    failed = replace(ended(1, [6.0, 5.0], 10, 0.1), state="failed", ok=False)
+    found = {BASE: [ended(0, [6.0, 2.0]), ended(1, [6.0, 2.0])], CALM: [ended(0, [6.0, 3.0]), failed]}
+    result = compared(found, MODES["data_parallel"])
+    base, calm = result.rows
+    assert (result.tokens, base.at_tokens, calm.at_tokens, calm.eval_loss[0]) == (1000, 2.0, 3.0, 3.0)
+    assert calm.against is not None and calm.against.seeds == (0,) and len(calm.outcomes) == 2
+
+
+def test_losses_that_are_not_finite_are_left_out_of_what_is_written(tmp_path: Path) -> None:
+    store = RunStore(tmp_path)
+    save(store, ended(0, [6.0, float("nan"), float("inf")]))
+    told = loaded(json.loads((tmp_path / "outcome.json").read_text()))
+    assert told.curve == ((0, 0.0, 6.0),) and told.eval_loss is None
 
 
 def test_differences_are_paired_over_seeds_with_an_interval(result: Comparison) -> None:
@@ -150,6 +167,7 @@ def test_the_command_trains_each_run_once_and_sets_them_side_by_side(
         (["--chaos", "nowhere.toml"], "cannot be read"),
         (["--chaos", "recipe"], "has no faults"),
         (["--set", "sync.overlap=strict"], "its learners wait"),
+        (["--set", "eval.every=0"], "leaves nothing to compare"),
     ],
 )
 def test_what_cannot_be_compared_is_refused(file: Path, tmp_path: Path, words: list[str], said: str) -> None:
