@@ -53,7 +53,10 @@ def compare(
     ] = None,
     checkpoint_s: Annotated[
         float | None,
-        typer.Option(min=0.0, help="Of real data_parallel: seconds between checkpoints; 0: none [durability.every_s]."),
+        typer.Option(
+            min=0.0,
+            help="Seconds between checkpoints of data_parallel; 0: none [by PLAN's kills, else durability.every_s].",
+        ),
     ] = None,
     overrides: Overrides = None,
     as_json: AsJson = False,
