@@ -5,6 +5,7 @@ from __future__ import annotations
 import json
 import tomllib
 from collections.abc import Mapping, Sequence
+from contextlib import ExitStack
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated, Any
 
@@ -27,7 +28,7 @@ if TYPE_CHECKING:
     from orchestrator.compare.comparison import Comparison
     from orchestrator.compare.runs import Real, Run
 
-PAGE, RESULT = "compare.html", "compare.json"
+PAGE, RESULT, LOCK = "compare.html", "compare.json", "compare.lock"
 OWN_PLAN = "recipe"
 
 
@@ -65,6 +66,7 @@ def compare(
     with reported(as_json):
         from orchestrator.compare import comparison, page, runs
         from orchestrator.compare.modes import chosen, reference
+        from orchestrator.study.seed_run import alone
 
         asked = chosen(modes)
         base = reference(asked, against)
@@ -81,7 +83,13 @@ def compare(
                 fix = "give the syncer steps between two held-out losses, some twenty for a run"
                 raise InputError([Problem("eval.every", 0, "leaves nothing to compare but first and last losses", fix)])
         real = runs.Real(context.obj.starter, context.obj.faults, checkpoint_s)
-        _train([run for run in all_runs if not run.finished], None if harness else real, as_json)
+        with ExitStack() as held:
+            try:
+                held.enter_context(alone(RunStore(folder), LOCK))
+            except OSError as error:
+                message, fix = f"cannot be used: {error}", "wait until another command has ended, or give another --out"
+                raise InputError([Problem("--out", str(folder), message, fix)]) from error
+            _train([run for run in all_runs if not run.finished], None if harness else real, as_json)
         found: dict[comparison.Case, list[Any]] = {}
         for run in all_runs:
             found.setdefault(run.case, []).append(run.outcome(len(resolved.learners)))

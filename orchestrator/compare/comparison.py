@@ -67,8 +67,7 @@ class Comparison:
 
 def compared(found: Mapping[Case, Sequence[Outcome]], reference: Mode) -> Comparison:
     """Rows in the order of `found`, in which no case is without outcomes, and the reference is without faults."""
-    whole_runs = [(case, each) for case, outcomes in found.items() for each in outcomes if each.curve and each.finished]
-    ended = [(case, each) for case, each in whole_runs if each.eval_loss is not None]  # of a diverged one it is not
+    ended = [(case, each) for case, outcomes in found.items() for each in outcomes if each.converged]
     calm = [(case, each) for case, each in ended if not case.chaos] or ended
     whole = [each for case, each in calm if case.mode.whole_budget] or [each for _, each in calm]
     tokens = min((each.curve[-1][0] for each in whole), default=0)

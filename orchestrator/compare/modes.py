@@ -29,7 +29,6 @@ class Mode:
     words: str
     change: Callable[[Recipe, Plain, bool], Plain]  # (recipe, its values, whether in the harness) -> tables to replace
     one_learner: bool = False
-    lockstep: bool = False  # the learners of a real run wait for each other
     whole_budget: bool = True  # whether it trains on all tokens of the recipe's budget
 
 
@@ -109,9 +108,9 @@ MODES = {
     mode.name: mode
     for mode in (
         Mode("decoupled", "the recipe as it is: nobody waits", _decoupled),
-        Mode("data_parallel", "one model, the batch of all learners in each step", _data_parallel, True, True),
-        Mode("diloco", "all wait for the merge of the whole model every H steps", _diloco, lockstep=True),
-        Mode("streaming", "all wait for each fragment tau steps after its read", _streaming, lockstep=True),
+        Mode("data_parallel", "one model, the batch of all learners in each step", _data_parallel, True),
+        Mode("diloco", "all wait for the merge of the whole model every H steps", _diloco),
+        Mode("streaming", "all wait for each fragment tau steps after its read", _streaming),
         Mode("one_outer", "one learner with the batch of all, and the outer optimizer", _one_outer, True),
         Mode("single", "one learner alone: its share of hardware and tokens", _single, True, whole_budget=False),
     )
@@ -198,11 +197,10 @@ def transformed(recipe: Recipe, mode: Mode, harness: bool, chaos: ChaosConfig | 
     plain = recipe.canonical() | {"chaos": faults.model_dump(mode="json", exclude_none=True)}
     if mode.name == "single" and faults.active:
         plain["chaos"] = _own_share(recipe, plain["chaos"])
-    if mode.lockstep and not harness and any(fault.learner == SYNCER for fault in faults.faults):
-        fix = "take the syncer's faults out of the plan, or the mode out of --modes"
-        if mode.name != "data_parallel":
-            raise _unfit(mode.name, "a learner that waits does not survive the syncer, which the plan strikes", fix)
-        raise _unfit(mode.name, "it has no syncer for the plan to strike", fix)
+    strikes_syncer = not harness and any(fault.learner == SYNCER for fault in faults.faults)
+    without = "take the syncer's faults out of the plan, or the mode out of --modes"
+    if strikes_syncer and mode.name == "data_parallel":
+        raise _unfit(mode.name, "it has no syncer for the plan to strike", without)
     if mode.name == "data_parallel" and not harness and (odd := _kinds(faults) - set(STRIKING)):
         fix = "take these faults out of the plan, or the mode out of --modes"
         reason = f"faults of the plan cannot strike its ranks ({', '.join(sorted(odd))}), only {' and '.join(STRIKING)}"
@@ -217,6 +215,8 @@ def transformed(recipe: Recipe, mode: Mode, harness: bool, chaos: ChaosConfig | 
         made = Recipe.model_validate(changed)
     except ValidationError as error:
         raise _unfit(mode.name, "; ".join(one["msg"] for one in error.errors()), "change the recipe") from error
+    if strikes_syncer and made.sync.overlap == "strict":
+        raise _unfit(mode.name, "a learner that waits does not survive the syncer, which the plan strikes", without)
     if found := problems_of(made):
         reasons = [Problem("--modes", mode.name, f"this recipe cannot have it: {one}", one.fix) for one in found]
         raise InputError(reasons)

@@ -50,6 +50,11 @@ class Outcome:
     recoveries: tuple[float, ...]
 
     @property
+    def converged(self) -> bool:
+        """Whether it came to the end of its budget with a finite loss."""
+        return self.finished and self.eval_loss is not None and bool(self.curve)
+
+    @property
     def finished(self) -> bool:
         """Whether it came to the end of its budget."""
         return self.state == "finished"

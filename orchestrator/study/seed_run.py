@@ -109,7 +109,7 @@ class SeedRun:
 
     def train(self, on_news: Callable[[News], None]) -> dict[str, Any]:
         """Train, or continue, to the end; returns the seed's row. Raises OSError."""
-        with _alone(self._store):
+        with alone(self._store, LOCK_FILE):
             if not self._continue():
                 self._begin()
             told = 0.0
@@ -248,10 +248,10 @@ LOCK_FILE = "study.lock"
 
 
 @contextmanager
-def _alone(store: RunStore) -> Iterator[None]:
-    """Hold the folder. Raises OSError if another process does."""
+def alone(store: RunStore, name: str) -> Iterator[None]:
+    """Hold the folder by a lock on its file of this name. Raises OSError if another process does."""
     store.create()
-    with open(store.path(LOCK_FILE), "w") as lock:
+    with open(store.path(name), "w") as lock:
         try:
             fcntl.flock(lock, fcntl.LOCK_EX | fcntl.LOCK_NB)
         except BlockingIOError:

@@ -17,6 +17,7 @@ from orchestrator.compare.modes import MODES
 from orchestrator.compare.outcome import Outcome, all_reduced, loaded, save
 from orchestrator.recipe.toml_text import dump
 from orchestrator.store.run_store import RunStore
+from orchestrator.study.seed_run import alone
 from tests.replay.shaken import recipe
 
 ROOT = Path(__file__).resolve().parents[3]
@@ -62,6 +63,12 @@ def test_a_run_that_failed_moves_no_other_row_and_has_no_difference() -> None:
     base, calm = result.rows
     assert (result.tokens, base.at_tokens, calm.at_tokens, calm.eval_loss[0]) == (1000, 2.0, 3.0, 3.0)
     assert calm.against is not None and calm.against.seeds == (0,) and len(calm.outcomes) == 2
+
+
+def test_a_run_that_diverged_does_not_set_where_losses_are_compared() -> None:
+    diverged = replace(ended(0, [6.0, 5.0], 10, 0.1), eval_loss=None)
+    result = compared({BASE: [ended(0, [6.0, 2.0])], CALM: [diverged]}, MODES["data_parallel"])
+    assert (result.tokens, result.rows[0].at_tokens, result.rows[1].against) == (1000, 2.0, None)
 
 
 def test_losses_that_are_not_finite_are_left_out_of_what_is_written(tmp_path: Path) -> None:
@@ -174,6 +181,15 @@ def test_what_cannot_be_compared_is_refused(file: Path, tmp_path: Path, words: l
     done = CliRunner().invoke(build(), ["compare", str(file), "--harness", "--out", str(tmp_path / "out"), *words])
     assert done.exit_code == 2 and said in done.stderr
     assert not (tmp_path / "out").exists()
+
+
+def test_a_folder_that_another_command_compares_in_is_refused(file: Path, tmp_path: Path) -> None:
+    place = tmp_path / "out"
+    words = ["compare", str(file), "--harness", "--out", str(place), "--set", "eval.every=6"]
+    with alone(RunStore(place), "compare.lock"):
+        done = CliRunner().invoke(build(), words)
+    assert done.exit_code == 2 and "another command" in done.stderr
+    assert [each.name for each in place.iterdir()] == ["compare.lock"]
 
 
 def test_a_folder_of_something_else_is_refused(file: Path, tmp_path: Path) -> None:

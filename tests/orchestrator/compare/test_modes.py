@@ -135,7 +135,7 @@ def test_a_mode_that_a_recipe_cannot_have_is_named_with_the_reason() -> None:
 def test_modes_that_wait_do_not_have_a_plan_that_strikes_the_syncer() -> None:
     plan = ChaosConfig.model_validate({"faults": [{"kind": "kill", "learner": "syncer", "at_s": 3.0}]})
     assert transformed(ALIKE, MODES["decoupled"], False, plan).chaos == plan
-    for mode in ("diloco", "streaming", "data_parallel"):
+    for mode in ("diloco", "streaming", "single", "data_parallel"):
         with pytest.raises(InputError, match="syncer"):
             transformed(ALIKE, MODES[mode], False, plan)
 
