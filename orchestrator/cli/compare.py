@@ -22,6 +22,7 @@ from orchestrator.cli.run import checked
 from orchestrator.cli.study import cores_here, seeds_of, unfit_for_harness
 from orchestrator.recipe.config import ChaosConfig, Recipe
 from orchestrator.recipe.problems import InputError, Problem, explain
+from orchestrator.store.lock import alone
 from orchestrator.store.run_store import RUNS, RunStore
 
 if TYPE_CHECKING:
@@ -66,7 +67,6 @@ def compare(
     with reported(as_json):
         from orchestrator.compare import comparison, page, runs
         from orchestrator.compare.modes import chosen, reference
-        from orchestrator.study.seed_run import alone
 
         asked = chosen(modes)
         base = reference(asked, against)
@@ -83,19 +83,20 @@ def compare(
                 fix = "give the syncer steps between two held-out losses, some twenty for a run"
                 raise InputError([Problem("eval.every", 0, "leaves nothing to compare but first and last losses", fix)])
         real = runs.Real(context.obj.starter, context.obj.faults, checkpoint_s)
+        store = RunStore(folder)
         with ExitStack() as held:
             try:
-                held.enter_context(alone(RunStore(folder), LOCK))
+                store.create()
+                held.enter_context(alone(store.path(LOCK)))
             except OSError as error:
-                message, fix = f"cannot be used: {error}", "wait until another command has ended, or give another --out"
-                raise InputError([Problem("--out", str(folder), message, fix)]) from error
+                fix = "wait until another command has ended, or give another --out"
+                raise InputError([Problem("--out", str(folder), f"cannot be used: {error}", fix)]) from error
             _train([run for run in all_runs if not run.finished], None if harness else real, as_json)
         found: dict[comparison.Case, list[Any]] = {}
         for run in all_runs:
             found.setdefault(run.case, []).append(run.outcome(len(resolved.learners)))
         result = comparison.compared(found, base)
         told = comparison.as_json(result, str(folder)) | {"name": resolved.name, "harness": harness}
-        store = RunStore(folder)
         store.write_json(RESULT, told)
         store.write_text(PAGE, page.html(result, resolved, harness, plan))
         if as_json:

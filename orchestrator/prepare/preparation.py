@@ -6,7 +6,6 @@ Parts are kept in FOLDER/parts until the manifest is written, so that the same c
 
 from __future__ import annotations
 
-import fcntl
 import hashlib
 import json
 import multiprocessing
@@ -14,9 +13,9 @@ import os
 import shutil
 import threading
 import time
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Sequence
 from concurrent.futures import FIRST_COMPLETED, Future, ProcessPoolExecutor, wait
-from contextlib import contextmanager
+from contextlib import ExitStack
 from dataclasses import asdict, dataclass
 from pathlib import Path
 from typing import Any
@@ -30,6 +29,7 @@ from orchestrator.prepare import shards
 from orchestrator.prepare.parts import Made, Part, Settings, coder_of, make
 from orchestrator.prepare.sources import PART_BYTES, Slice, Unreadable, cut, documents, found
 from orchestrator.recipe.problems import InputError, Problem
+from orchestrator.store.lock import alone
 
 PARTS, PLAN, TOKENIZER = "parts", "plan.json", "tokenizer.json"
 SAMPLE_BYTES = 64 * 2**20  # of text that a BPE is trained on
@@ -79,7 +79,12 @@ def prepare(options: Options, show: Show) -> Prepared:
     folder = options.out
     _check_folder(folder)
     (folder / PARTS).mkdir(parents=True, exist_ok=True)
-    with _locked(folder):
+    with ExitStack() as held:
+        try:
+            held.enter_context(alone(folder / PARTS / "lock"))
+        except BlockingIOError as error:
+            problem = Problem("--out", str(folder), "is being prepared by another process", "wait, or give another")
+            raise InputError([problem]) from error
         return _prepared(options, parts, unreadable, show)
 
 
@@ -124,18 +129,6 @@ def _check_folder(folder: Path) -> None:
     if folder.exists() and (not folder.is_dir() or (any(folder.iterdir()) and not (folder / PARTS).is_dir())):
         message = "holds other files"
         raise InputError([Problem("--out", str(folder), message, "give an empty or a new folder")])
-
-
-@contextmanager
-def _locked(folder: Path) -> Iterator[None]:
-    """Held while this process prepares. Raises InputError where another does."""
-    with (folder / PARTS / "lock").open("w") as file:
-        try:
-            fcntl.flock(file, fcntl.LOCK_EX | fcntl.LOCK_NB)
-        except BlockingIOError as error:
-            problem = Problem("--out", str(folder), "is being prepared by another process", "wait, or give another")
-            raise InputError([problem]) from error
-        yield
 
 
 def _replace(path: Path, text: str) -> None:

@@ -6,13 +6,11 @@ saved every half minute, and a later process continues from there with the same 
 
 from __future__ import annotations
 
-import fcntl
 import json
 import shutil
 import time
 from collections import Counter
 from collections.abc import Callable, Iterator, Mapping
-from contextlib import contextmanager
 from dataclasses import dataclass, field, replace
 from pathlib import Path
 from typing import Any
@@ -42,6 +40,7 @@ from orchestrator.recipe.validation import build_task
 from orchestrator.replay.environment import STACKED
 from orchestrator.runtime.specs import versions
 from orchestrator.store.export import write_final
+from orchestrator.store.lock import alone
 from orchestrator.store.readers import RECIPE_FILE
 from orchestrator.store.run_store import RunStore
 from outer.journal.object_store import Folder
@@ -51,6 +50,7 @@ from outer.protocol.syncer import Budget
 
 ROW_FILE = "study.json"  # written last: the seed is finished
 STATE_FILE = "study.state"
+LOCK_FILE = "study.lock"
 SAVE_S, NEWS_S = 30.0, 0.5
 
 News = Mapping[str, Any]
@@ -109,7 +109,8 @@ class SeedRun:
 
     def train(self, on_news: Callable[[News], None]) -> dict[str, Any]:
         """Train, or continue, to the end; returns the seed's row. Raises OSError."""
-        with alone(self._store, LOCK_FILE):
+        self._store.create()
+        with alone(self._store.path(LOCK_FILE)):
             if not self._continue():
                 self._begin()
             told = 0.0
@@ -242,18 +243,3 @@ def finished_row(folder: Path, recipe: Recipe) -> dict[str, Any] | None:
         raise ValueError("holds a study of another recipe")
     row: dict[str, Any] | None = store.read_json(ROW_FILE)
     return row
-
-
-LOCK_FILE = "study.lock"
-
-
-@contextmanager
-def alone(store: RunStore, name: str) -> Iterator[None]:
-    """Hold the folder by a lock on its file of this name. Raises OSError if another process does."""
-    store.create()
-    with open(store.path(name), "w") as lock:
-        try:
-            fcntl.flock(lock, fcntl.LOCK_EX | fcntl.LOCK_NB)
-        except BlockingIOError:
-            raise OSError(f"another process is training in {store.root}") from None
-        yield

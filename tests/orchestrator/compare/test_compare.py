@@ -16,8 +16,8 @@ from orchestrator.compare.comparison import Case, Comparison, as_json, compared
 from orchestrator.compare.modes import MODES
 from orchestrator.compare.outcome import Outcome, all_reduced, loaded, save
 from orchestrator.recipe.toml_text import dump
+from orchestrator.store.lock import alone
 from orchestrator.store.run_store import RunStore
-from orchestrator.study.seed_run import alone
 from tests.replay.shaken import recipe
 
 ROOT = Path(__file__).resolve().parents[3]
@@ -186,7 +186,8 @@ def test_what_cannot_be_compared_is_refused(file: Path, tmp_path: Path, words: l
 def test_a_folder_that_another_command_compares_in_is_refused(file: Path, tmp_path: Path) -> None:
     place = tmp_path / "out"
     words = ["compare", str(file), "--harness", "--out", str(place), "--set", "eval.every=6"]
-    with alone(RunStore(place), "compare.lock"):
+    place.mkdir()
+    with alone(place / "compare.lock"):
         done = CliRunner().invoke(build(), words)
     assert done.exit_code == 2 and "another command" in done.stderr
     assert [each.name for each in place.iterdir()] == ["compare.lock"]
