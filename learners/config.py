@@ -45,7 +45,9 @@ class DataConfig(Section):
 class InnerConfig(Section):
     """The inner optimizer: any optax transformation by name; its state never leaves the learner."""
 
-    optimizer: str = Field("adamw", description="name of a function in optax that returns a GradientTransformation")
+    optimizer: str = Field(
+        "adamw", description="name of a function in optax that returns a GradientTransformation; or muon"
+    )
     lr: PositiveFloat = Field(3e-3, description="peak learning rate")
     schedule: Literal["cosine", "linear", "constant"] = Field(
         "cosine", description="shape of the learning rate over global progress t / T"

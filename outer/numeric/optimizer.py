@@ -18,7 +18,7 @@ from numpy.typing import NDArray
 
 from outer.config import OuterConfig
 from outer.imports import function_at
-from outer.numeric import momentum
+from outer.numeric import momentum, muon
 
 # Unusable in a recipe: lbfgs needs the loss at trial points, noisy_sgd a random key; scale_by_* are building blocks.
 _OTHERS = ("lbfgs", "noisy_sgd", "scale_by_")
@@ -39,14 +39,16 @@ def _known() -> dict[str, Callable[..., Any]]:
 
 
 def _named(section: str) -> dict[str, Callable[..., Any]]:
-    ours = (momentum.delayed_nesterov, momentum.restarted_sgd) if section == "outer" else ()
+    of_section = {"outer": (momentum.delayed_nesterov, momentum.restarted_sgd), "inner": (muon.muon,)}
+    ours: tuple[Callable[..., Any], ...] = of_section.get(section, ())
     return _known() | {each.__name__: each for each in ours}
 
 
 def resolve(section: str, name: str, lr: float, options: Mapping[str, Any]) -> optax.GradientTransformation:
     """Build the optimizer `name` with learning rate `lr` and further arguments `options`.
 
-    `section` names the recipe's table in messages; "outer" also has those of `momentum`, and import paths. Raises
+    `section` names the recipe's table in messages; "outer" also has those of `momentum`, and import paths, "inner" has
+    `muon`. Raises
     ValueError, with the field, the value and what is allowed, for an unknown optimizer, an unknown option, or a value
     that the optimizer refuses.
     """
