@@ -6,6 +6,7 @@ import json
 import tomllib
 from collections.abc import Mapping, Sequence
 from contextlib import ExitStack
+from functools import partial
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated, Any
 
@@ -20,17 +21,20 @@ from orchestrator.cli.errors import CHECK_FAILED, apart, reported
 from orchestrator.cli.options import AsJson, Overrides
 from orchestrator.cli.run import checked
 from orchestrator.cli.study import cores_here, seeds_of, unfit_for_harness
+from orchestrator.cli.tape import STARTUP_STEPS, STEP_S, Hostile, TapeUnsound
 from orchestrator.recipe.config import ChaosConfig, Recipe
 from orchestrator.recipe.problems import InputError, Problem, explain
 from orchestrator.store.lock import alone
 from orchestrator.store.run_store import RUNS, RunStore
 
 if TYPE_CHECKING:
+    from orchestrator.compare.by_tape import Simulated
     from orchestrator.compare.comparison import Comparison
     from orchestrator.compare.runs import Real, Run
 
 PAGE, RESULT, LOCK = "compare.html", "compare.json", "compare.lock"
 OWN_PLAN = "recipe"
+CALM = "calm"  # the profile that adds no faults to the plan's
 
 
 def compare(
@@ -73,9 +77,7 @@ def compare(
         with apart(as_json):
             resolved = checked(recipe, overrides or [], Path.cwd(), unfit_for_harness if harness else lambda _: [])
             plan = _plan(chaos, resolved)
-            if plan is not None and harness:
-                fix = "leave out --harness; what faults do to the numbers in lock-step: diloco tape, then replay"
-                raise InputError([Problem("--chaos", chaos, "strikes real runs: in lock-step nothing fails", fix)])
+            resolved = runs.in_tokens(resolved)
             numbers = seeds_of(seeds, resolved.seed)
             folder = out or RUNS / f"{resolved.name}-compare"
             all_runs = runs.planned(resolved, asked, numbers, folder, harness, plan)
@@ -91,7 +93,7 @@ def compare(
             except OSError as error:
                 fix = "wait until another command has ended, or give another --out"
                 raise InputError([Problem("--out", str(folder), f"cannot be used: {error}", fix)]) from error
-            _train([run for run in all_runs if not run.finished], None if harness else real, as_json)
+            _train([run for run in all_runs if not run.finished], context.obj.hostile if harness else real, as_json)
         found: dict[comparison.Case, list[Any]] = {}
         for run in all_runs:
             found.setdefault(run.case, []).append(run.outcome(len(resolved.learners)))
@@ -138,19 +140,32 @@ def _plan(chaos: str | None, recipe: Recipe) -> ChaosConfig | None:
 # ------------------------------------------------------------------ training
 
 
-def _train(waiting: Sequence[Run], real: Real | None, as_json: bool) -> None:
-    """`real`: None in the harness."""
+def _train(waiting: Sequence[Run], by: Hostile | Real | None, as_json: bool) -> None:
+    """`by`: in the harness, the simulator of faults."""
     from orchestrator.compare import runs
 
     if not waiting:
         return
     with _Bars(waiting) as bars, apart(as_json):
-        if real is None:
-            runs.in_harness(waiting, cores_here(), bars.show)
+        if not isinstance(by, runs.Real):
+            runs.in_harness(waiting, cores_here(), partial(_simulated, by), bars.show)
             return
         for run in waiting:
-            real.train(run, bars.show)
+            by.train(run, bars.show)
             bars.show(run, {"progress": 1.0, "eval_loss": None})
+
+
+def _simulated(hostile: Hostile | None, recipe: Recipe) -> Simulated:
+    """A recipe's run under its own faults. Raises InputError if it cannot be simulated, RuntimeError if that broke."""
+    assert hostile is not None, "the composition root gives one"
+    if problems := hostile.problems(recipe, CALM):
+        raise InputError(problems)
+    step_s = recipe.fleet.step_s or STEP_S
+    try:
+        made = hostile.record(recipe, recipe.seed, CALM, step_s, STARTUP_STEPS * step_s)
+    except TapeUnsound as error:
+        raise RuntimeError(f"the simulated run failed a check: {error}") from error
+    return made.events, made.verdicts
 
 
 class _Bars:

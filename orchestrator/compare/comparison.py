@@ -40,6 +40,7 @@ class Row:
     against: Difference | None  # of losses at equal tokens to the reference; None for the reference itself
     against_calm: Difference | None  # of a case with faults to the same mode without
     relative: float | None  # against.mean / the reference's mean loss
+    relative_calm: float | None = None  # against_calm.mean / the same mode's mean loss without faults
 
     def mean(self, of: Callable[[Outcome], float | None]) -> float | None:
         return _mean(self.outcomes, of)
@@ -79,6 +80,7 @@ def compared(found: Mapping[Case, Sequence[Outcome]], reference: Mode) -> Compar
         outcomes = [each for each in every if each.finished]
         against = None if case == base else difference(losses[case], losses[base])
         unstruck = losses.get(Case(case.mode, False)) if case.chaos else None
+        against_calm = None if unstruck is None else difference(losses[case], unstruck)
         rows.append(
             Row(
                 case,
@@ -87,8 +89,9 @@ def compared(found: Mapping[Case, Sequence[Outcome]], reference: Mode) -> Compar
                 _mean(outcomes, lambda each: each.at_tokens(tokens)),
                 _mean(outcomes, lambda each: each.at_seconds(seconds)),
                 against,
-                None if unstruck is None else difference(losses[case], unstruck),
+                against_calm,
                 None if against is None else against.mean / _paired_mean(losses[base], against),
+                None if against_calm is None else against_calm.mean / _paired_mean(unstruck or [], against_calm),
             )
         )
     return Comparison(base, tokens, seconds, tuple(rows))
@@ -135,6 +138,7 @@ def _row_as_json(row: Row) -> dict[str, Any]:
         "difference": row.against and asdict(row.against),
         "relative_difference": row.relative,
         "difference_to_calm": row.against_calm and asdict(row.against_calm),
+        "relative_difference_to_calm": row.relative_calm,
         "committed": row.mean(lambda each: each.committed),
         "steps": row.mean(lambda each: each.steps),
         "wall_s": row.mean(lambda each: each.wall_s),

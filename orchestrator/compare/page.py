@@ -15,6 +15,11 @@ from orchestrator.report.tables import Table, table
 from orchestrator.store.status_text import DASH, number, percent, seconds
 from orchestrator.study.results import Difference
 
+TAPED = (
+    " What faults strike follows a simulation, and so does the same without faults: steps of fleet.step_s, starts of "
+    "ten. Modes that wait for every learner lose no quality to faults but time, so they have no row under them."
+)
+
 
 def html(result: Comparison, recipe: Recipe, harness: bool, plan: ChaosConfig | None) -> str:
     """The page. It needs no network, no script and no other file."""
@@ -30,16 +35,24 @@ def html(result: Comparison, recipe: Recipe, harness: bool, plan: ChaosConfig | 
 
 
 def sentence(result: Comparison) -> str:
-    """What came out, for the first row that is not the reference."""
-    row = next((row for row in result.rows if row.against is not None), None)
-    if row is None or row.against is None or row.relative is None:
+    """What came out, for the first row that is not the reference, and for the first under faults."""
+    others = [row for row in result.rows if row.case != result.reference]
+    if not others:
         return f"Only {result.reference.name} was trained: there is nothing to compare it with."
-    found = row.against
+    compared = [_said(row.against, row.relative, row.case.name, result.reference.name) for row in others[:1]]
+    struck = [row for row in others if row.against_calm is not None][:1]
+    compared += [_said(row.against_calm, row.relative_calm, row.case.name, row.case.mode.name) for row in struck]
+    return " ".join(compared)
+
+
+def _said(found: Difference | None, relative: float | None, name: str, other: str) -> str:
+    if found is None or relative is None:
+        return f"{name} and {other} have no seed that finished in both: nothing to compare."
     pairs = f"over {len(found.seeds)} paired seeds" if len(found.seeds) > 1 else "with one seed, so without interval"
     half = "" if found.half_width is None else f" ± {found.half_width:.4f}"
     where = "above" if found.mean >= 0 else "below"
-    amount = f"{abs(found.mean):.4f}{half} ({abs(row.relative):.2%}) {where}"
-    return f"At equal tokens the held-out loss of {row.case.name} is {amount} that of {result.reference.name}, {pairs}."
+    amount = f"{abs(found.mean):.4f}{half} ({abs(relative):.2%}) {where}"
+    return f"At equal tokens the held-out loss of {name} is {amount} that of {other}, {pairs}."
 
 
 # ------------------------------------------------------------------ the table, here and in the terminal
@@ -120,7 +133,7 @@ def _table(result: Comparison, harness: bool) -> Section:
             "learner"
         )
     time = (
-        "Times are virtual: in lock-step a step at slowdown 1 takes a second, all else nothing."
+        f"Times are virtual: in lock-step a step at slowdown 1 takes a second, all else nothing.{TAPED * faults}"
         if harness
         else "Time counts from the first learner step."
     )
@@ -170,7 +183,7 @@ def _differences(result: Comparison) -> Section | None:
                 row.case.name,
                 difference_cell(row.against, row.relative),
                 ", ".join(map(str, row.against.seeds)) if row.against else DASH,
-                *((difference_cell(row.against_calm),) if faults else ()),
+                *((difference_cell(row.against_calm, row.relative_calm),) if faults else ()),
             )
             for row in rows
         ],

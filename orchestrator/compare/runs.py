@@ -6,9 +6,12 @@ import shutil
 import sys
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
+from functools import partial
 from pathlib import Path
 from typing import Any
 
+from orchestrator.compare import by_tape
+from orchestrator.compare.by_tape import TAPE_FILE, Simulate
 from orchestrator.compare.comparison import Case
 from orchestrator.compare.modes import Mode, transformed
 from orchestrator.compare.outcome import OUTCOME_FILE, Outcome, of_history, outcome, save
@@ -23,6 +26,7 @@ from orchestrator.study import process
 from orchestrator.study.seed_run import LOCK_FILE, ROW_FILE
 
 DATA_PARALLEL = "data_parallel"
+REAL, LOCK_STEP, TAPED = "a real run", "a run in lock-step", "a run by tape"
 Starter = Callable[..., Any]  # starts chaos beside a run
 Faults = Callable[..., tuple[Sequence[Any], Iterator[Any]]]  # (chaos, learners, seed): planned ones, random ones
 OnNews = Callable[["Run", Mapping[str, Any]], None]  # a run; its progress in [0, 1] and newest held-out loss
@@ -36,6 +40,7 @@ class Run:
     recipe: Recipe
     store: RunStore
     harness: bool
+    by_tape: bool = False  # in the harness, by a simulation
 
     @property
     def by_ray_train(self) -> bool:
@@ -43,6 +48,8 @@ class Run:
 
     @property
     def finished(self) -> bool:
+        if self.by_tape:
+            return self.store.path(TAPE_FILE).exists()
         if self.harness:
             return self.store.path(ROW_FILE).exists()
         if self.by_ray_train:
@@ -55,12 +62,24 @@ class Run:
         return outcome(self.store, self.case.mode, self.recipe, places)
 
 
+def in_tokens(recipe: Recipe) -> Recipe:
+    """The recipe with its budget in tokens: syncer steps are not the same work in all modes. Raises InputError."""
+    if recipe.budget.tokens is not None:
+        return recipe
+    task = build_task(recipe)
+    step = sum(task.tokens(pool.batch_size) for pool in recipe.learners.values())
+    budget = {"tokens": step * recipe.target_syncer_steps}
+    return Recipe.model_validate(recipe.canonical() | {"budget": budget, "fleet": recipe.fleet})
+
+
 def planned(
     recipe: Recipe, modes: Sequence[Mode], seeds: Sequence[int], folder: Path, harness: bool, chaos: ChaosConfig | None
 ) -> list[Run]:
     """Every run, case by case; with `chaos`, each mode also under it.
 
-    Raises InputError with every mode that the recipe cannot have, and every folder that holds something else.
+    In the harness faults strike by tape, and the same mode without them is trained by tape too. What waits for all its
+    learners leaves no tape, and is struck in real runs alone: what it loses is time. Raises InputError with every mode
+    that the recipe cannot have, and every folder that holds something else.
     """
     runs, problems = list[Run](), list[Problem]()
     for mode in modes:
@@ -71,9 +90,14 @@ def planned(
             except InputError as error:
                 problems += error.problems
                 continue
+            waits = made.sync.overlap == "strict"
+            if harness and plan and waits:
+                continue
             for seed in seeds:
                 place = folder.absolute() / case.folder / f"seed-{seed}"
-                one = Run(case, _seeded(made, seed, case), RunStore(place), harness)
+                one = Run(
+                    case, _seeded(made, seed, case), RunStore(place), harness, harness and bool(chaos) and not waits
+                )
                 problems += _occupied(one)
                 runs.append(one)
     if problems:
@@ -102,16 +126,31 @@ def _occupied(run: Run) -> Iterator[Problem]:
         yield Problem("--out", str(store.root), "is not empty and holds no run", fix)
     elif found != run.recipe.config_hash:
         yield Problem("--out", str(store.root), "holds a run of another recipe", fix)
-    elif run.harness != store.path(LOCK_FILE).exists():
-        kind = "a real run" if run.harness else "a run of the harness"
+    elif (kind := _kind(store)) != (REAL if not run.harness else TAPED if run.by_tape else LOCK_STEP):
         yield Problem("--out", str(store.root), f"holds {kind}", fix)
+
+
+def _kind(store: RunStore) -> str:
+    return TAPED if store.path(TAPE_FILE).exists() else LOCK_STEP if store.path(LOCK_FILE).exists() else REAL
 
 
 # ------------------------------------------------------------------ training
 
 
-def in_harness(runs: Sequence[Run], cores: Sequence[int], on_news: OnNews) -> None:
-    """Train runs in lock-step, side by side on these cores. Interrupted, each continues with the same command."""
+def in_harness(runs: Sequence[Run], cores: Sequence[int], simulate: Simulate, on_news: OnNews) -> None:
+    """Train runs in lock-step, side by side on these cores; interrupted, each continues with the same command.
+
+    Those by tape come after them, one at a time, each on all cores.
+    """
+    _in_lock_step([run for run in runs if not run.by_tape], cores, on_news)
+    for run in runs:
+        if run.by_tape:
+            by_tape.train(run.recipe, run.store, simulate, partial(on_news, run))
+
+
+def _in_lock_step(runs: Sequence[Run], cores: Sequence[int], on_news: OnNews) -> None:
+    if not runs:
+        return
     platform = next((pool.platform for run in runs for pool in run.recipe.pools if pool.accelerated), "cpu")
     at_once = max(1, min(len(runs), len(cores) if platform == "cpu" else 1))
     pinned = at_once == len(runs) == len(cores) > 1

@@ -10,6 +10,9 @@ from pathlib import Path
 import pytest
 from typer.testing import CliRunner
 
+from chaos.simulation.hostile_tape import HOSTILE
+from orchestrator.accounting.verdicts import sound
+from orchestrator.checkers.suite import check_run
 from orchestrator.cli.app import build
 from orchestrator.compare import page
 from orchestrator.compare.comparison import Case, Comparison, as_json, compared
@@ -131,6 +134,8 @@ def test_the_page_is_whole_and_says_what_came_out(result: Comparison) -> None:
     assert page.sentence(result) in text.replace("&#39;", "'")
     one = replace(result, rows=result.rows[:1])
     assert "nothing to compare" in page.html(one, recipe(), harness=True, plan=None)
+    failed = compared({BASE: [ended(0, [6.0, 2.0])], CALM: [replace(ended(0, [6.0, 5.0]), state="failed")]}, BASE.mode)
+    assert "no seed that finished in both" in page.sentence(failed)
 
 
 # ------------------------------------------------------------------ the command
@@ -163,6 +168,35 @@ def test_the_command_trains_each_run_once_and_sets_them_side_by_side(
     assert ours["participation"] == 1.0 and theirs["up_bytes"] == all_reduced(20, 3)
     assert ours["seeds"][0]["curve"][-1][2] == ours["eval_loss"]
     Balanced((tmp_path / "out/compare.html").read_text())
+
+
+def test_in_the_harness_faults_strike_by_tape_beside_the_same_without(
+    file: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.chdir(ROOT)
+    plan = tmp_path / "plan.toml"
+    plan.write_text('[[chaos.faults]]\nkind = "kill"\nlearner = "learner-a-1"\nat_step = 9\n')
+    words = ["compare", str(file), "--harness", "--out", str(tmp_path / "out"), "--set", "eval.every=6", "--json"]
+    words += ["--modes", "decoupled,data_parallel"]
+    first = CliRunner().invoke(build(hostile=HOSTILE), [*words, "--chaos", str(plan)])
+    assert first.exit_code == 0, first.stderr
+    told = json.loads(first.stdout)
+    calm, struck, _ = told["rows"]
+    assert [(row["mode"], row["chaos"], row["faults"]) for row in told["rows"]] == [
+        ("decoupled", False, 0.0), ("decoupled", True, 1.0), ("data_parallel", False, 0.0)
+    ], "what waits for everybody loses no quality"  # fmt: skip
+    assert struck["participation"] < calm["participation"] == 1.0
+    assert struck["difference_to_calm"]["mean"] == pytest.approx(
+        struck["eval_loss_at_tokens"] - calm["eval_loss_at_tokens"]
+    )
+    assert len(struck["seeds"][0]["curve"]) >= 4 and struck["seeds"][0]["ok"]
+    place = tmp_path / "out/decoupled-chaos/seed-0"
+    assert sound(check_run(place)), "its log, with the losses, keeps every rule"
+    written = (place / "tape.json").stat().st_mtime_ns
+    again = CliRunner().invoke(build(hostile=HOSTILE), [*words, "--chaos", str(plan)])
+    assert again.exit_code == 0 and (place / "tape.json").stat().st_mtime_ns == written, "it is finished"
+    other = CliRunner().invoke(build(hostile=HOSTILE), words)
+    assert other.exit_code == 2 and "holds a run by tape" in other.stderr
 
 
 @pytest.mark.parametrize(
