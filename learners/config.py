@@ -3,9 +3,9 @@
 from __future__ import annotations
 
 from dataclasses import dataclass
-from typing import Any, Literal
+from typing import Annotated, Any, Literal, Self
 
-from pydantic import Field, NonNegativeFloat, PositiveFloat, PositiveInt
+from pydantic import Field, NonNegativeFloat, NonNegativeInt, PositiveFloat, PositiveInt, model_validator
 
 from outer.config import Section
 
@@ -16,6 +16,18 @@ class WarmStart:
 
     path: str
     digest: str
+
+
+SOURCES_MOST = 100  # of a mixture
+
+
+class SourceConfig(Section):
+    """One of several corpora that samples are drawn from."""
+
+    name: str = Field(pattern=r"^[A-Za-z0-9][A-Za-z0-9_-]*$", description="by which pools name its weight")
+    kind: Literal["bytes", "tokens"] = Field("bytes", description="as data.kind")
+    path: str | None = Field(None, description="as data.path")
+    weight: NonNegativeFloat = Field(1.0, description="its share of the samples, relative to the others'")
 
 
 class DataConfig(Section):
@@ -29,6 +41,14 @@ class DataConfig(Section):
         description="a folder or a glob of text files; default: the Python standard library's own sources; of kind "
         "tokens: a prepared folder",
     )
+    mixture: Annotated[tuple[SourceConfig, ...], Field(min_length=1, max_length=SOURCES_MOST)] | None = Field(
+        None, description="corpora of one vocabulary that samples are drawn from by weight, in place of kind and path"
+    )
+    lane: tuple[NonNegativeInt, PositiveInt] | None = Field(
+        None,
+        description="[k, n]: of every n samples of each source of the mixture, take number k; filled in where pools "
+        "have mixtures of their own, so that no two take the same sample",
+    )
     digest: str | None = Field(
         None, description="of the shards' manifest; filled in when the recipe is resolved, and refused where it differs"
     )
@@ -40,6 +60,23 @@ class DataConfig(Section):
     ahead_s: NonNegativeFloat = Field(
         3600.0, description="seconds of samples that a learner holds ahead, so that it steps on while it has no syncer"
     )
+
+    @model_validator(mode="after")
+    def _one_way(self) -> Self:
+        if self.mixture is None:
+            if self.lane is not None:
+                raise ValueError("lane belongs to a mixture; give [[data.mixture]], or leave it out")
+            return self
+        if self.path is not None or self.kind != "bytes":
+            raise ValueError("each source of the mixture has its own kind and path; leave out those of [data]")
+        names = [source.name for source in self.mixture]
+        if doubled := sorted({name for name in names if names.count(name) > 1}):
+            raise ValueError(f"mixture names {', '.join(doubled)} more than once; give each source a name of its own")
+        if not any(source.weight for source in self.mixture):
+            raise ValueError("mixture has no weight above 0; give at least one source a weight")
+        if self.lane is not None and self.lane[0] >= self.lane[1]:
+            raise ValueError(f"lane = {list(self.lane)}: the first must be below the second")
+        return self
 
 
 class InnerConfig(Section):

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from typing import Any
 
 import jax
@@ -11,7 +11,9 @@ import numpy as np
 from numpy.typing import NDArray
 
 from learners.config import WarmStart
-from learners.training.task import Params, Task
+from learners.training.kinds import state_of
+from learners.training.step import reported
+from learners.training.task import Batch, Params, Task
 from learners.training.tree import Flat, ParameterTree, unsent
 from outer.protocol.fragments import Fragment
 
@@ -50,6 +52,29 @@ class Evaluator:
         """The initial values, float32, of the floating-point leaves that are in no fragment, by path."""
         floating = {name: value for name, value in self._unsent.items() if jnp.issubdtype(value.dtype, jnp.floating)}
         return {name: np.asarray(value, dtype=np.float32) for name, value in floating.items()}
+
+
+def measured(
+    task: Task, params: Params, samples: int, batch_size: int, on_done: Callable[[int], None] = lambda done: None
+) -> dict[str, float]:
+    """Means over the task's first held-out samples: "loss", and the auxiliary scalars of its loss by name.
+
+    The loss is the task's `held_out_loss` where it has one. `on_done` gets the samples so far.
+    """
+    held_out: Any = getattr(task, "held_out_loss", None)
+
+    @jax.jit
+    def of_batch(params: Params, batch: Batch) -> dict[str, jax.Array]:
+        loss, aux = task.loss(params, batch, jax.random.key(0))
+        return reported(state_of(aux)[0]) | {"loss": held_out(params, batch) if held_out else loss}
+
+    totals: dict[str, float] = {}
+    for start in range(0, samples, batch_size):
+        count = min(batch_size, samples - start)
+        for name, value in of_batch(params, task.held_out(start, count)).items():
+            totals[name] = totals.get(name, 0.0) + count * float(value)
+        on_done(start + count)
+    return {name: total / samples for name, total in totals.items()}
 
 
 def sample(task: Any, params: Params, prompt: bytes, length: int, temperature: float, top_k: int, seed: int) -> bytes:

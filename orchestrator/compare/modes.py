@@ -136,7 +136,14 @@ def _all_hardware(mode: str, recipe: Recipe, plain: Plain, harness: bool) -> Pla
     """A pool of one learner with the batch, and in a real run the hardware, of all."""
     total = sum(each.batch_size for each in recipe.learners.values())
     slowdown = max(pool.slowdown for pool in recipe.pools)
-    pool: Plain = plain["pools"][0] | {"learners": 1, "min": 0, "max": 1, "batch_size": total, "slowdown": slowdown}
+    pool: Plain = plain["pools"][0] | {
+        "mixture": None,
+        "learners": 1,
+        "min": 0,
+        "max": 1,
+        "batch_size": total,
+        "slowdown": slowdown,
+    }
     if harness or len(recipe.learners) == 1:
         return pool
     if len(recipe.pools) > 1:

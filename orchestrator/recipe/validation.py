@@ -58,6 +58,8 @@ def resolve(recipe: Recipe) -> Recipe:
 
     So the run's hash covers everything that depends on the task or on files.
     """
+    from learners.training.data import corpus
+
     with host_only():
         from learners.training import tree
     fragments = len(tree.deal(build_task(recipe), recipe.sync))
@@ -68,10 +70,8 @@ def resolve(recipe: Recipe) -> Recipe:
 
         path = Path(recipe.init_from).expanduser().absolute()
         settled |= {"init_from": str(path), "init_digest": weights.digest(weights.read(path))}
-    if recipe.data.kind != "bytes":
-        from learners.training.data import corpus
-
-        settled["data"] = canonical["data"] | {"digest": corpus.digest(recipe.data)}
+    if (digest := corpus.digest(recipe.data)) is not None:
+        settled["data"] = canonical["data"] | {"digest": digest}
     if recipe.durability.store is not None:
         settled["durability"] = canonical["durability"] | {"store": absolute(recipe.durability.store)}
     return Recipe.model_validate(canonical | settled | {"fleet": recipe.fleet})

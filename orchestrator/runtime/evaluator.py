@@ -160,4 +160,4 @@ class Evaluations:
         options |= control(recipe.run.control, anywhere=self._placement.local)
         spec = learner_spec(recipe, self._code, "evaluator", 0, recipe.pools[0], core=None)
         actor = ray.remote(EvaluatorActor).options(**options)
-        return actor.remote(replace(spec, platform="cpu"), syncer, recipe.eval.sequences)
+        return actor.remote(replace(spec, platform="cpu", data=recipe.data), syncer, recipe.eval.sequences)

@@ -37,15 +37,19 @@ def unlike(store: RunStore, recipe: Recipe) -> Iterator[Problem]:
         now["init_from"] = str(Path(recipe.init_from).expanduser().absolute())  # as a resolved recipe has it
     if recipe.durability.store is not None:
         now[FIXED] = absolute(recipe.durability.store)
-    if recipe.data.kind != "bytes":
-        with suppress(ValueError):  # validation says why
-            now["data.digest"] = corpus.digest(recipe.data)
+    with suppress(ValueError):  # validation says why
+        if (digest := corpus.digest(recipe.data)) is not None:
+            now["data.digest"] = digest
     for key in sorted(before.keys() | now.keys()):
         if _changeable(key) or before.get(key) == now.get(key) or (key in FILLED_IN and key not in now):
             continue
         was = f"leave it as it was, {before[key]!r}" if key in before else "leave it out, as it was"
         fix = f"{was}; or give --fresh to begin anew, or another --name"
         yield Problem(key, now.get(key), "is not what the run in this folder was begun with", fix)
+    were, are = ({pool.name: pool.mixture for pool in each.pools} for each in (begun, recipe))
+    if were != are and any((*were.values(), *are.values())):
+        fix = "leave pools and their mixtures as they were; or give --fresh to begin anew, or another --name"
+        yield Problem("pools.mixture", are, f"was {were}: which samples a pool takes follows from all of them", fix)
 
 
 def _changeable(key: str) -> bool:

@@ -35,6 +35,7 @@ from orchestrator.eventlog.facts import (
 from orchestrator.eventlog.log_writer import GrowingLog
 from orchestrator.eventlog.reader import SEAL_FILE, blocks, seal
 from orchestrator.recipe.config import Recipe
+from orchestrator.recipe.pool_tasks import tasks_of
 from orchestrator.recipe.toml_text import dump, stored_hash
 from orchestrator.recipe.validation import build_task
 from orchestrator.replay.environment import STACKED
@@ -105,6 +106,7 @@ class SeedRun:
             warm_start=recipe.warm_start,
             slowdowns={name: pool.slowdown for name, pool in recipe.learners.items()},
             stepper=Stacked(self._task, recipe.inner, sizes.values()) if self._stacked else single,
+            tasks=tasks_of(recipe),
         )
 
     def train(self, on_news: Callable[[News], None]) -> dict[str, Any]:

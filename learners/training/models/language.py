@@ -12,7 +12,7 @@ import optax
 from learners.config import DataConfig, InnerConfig
 from learners.training.data import corpus
 from learners.training.data.byte_corpus import ByteCorpus, ngram_losses
-from learners.training.data.corpus import Tokens
+from learners.training.data.corpus import Corpus, Tokens
 from learners.training.data.token_corpus import TokenCorpus
 from learners.training.models import fields, sampling, transformer
 from outer.numeric.optimizer import resolve
@@ -42,7 +42,7 @@ class ByteLanguageModel:
         self._next_scores = partial(transformer.next_scores, config=self.config)
 
     @cached_property
-    def corpus(self) -> ByteCorpus | TokenCorpus:
+    def corpus(self) -> Corpus:
         return corpus.corpus(self._data, self._seed)
 
     def init(self, rng: jax.Array) -> transformer.Params:
@@ -82,5 +82,10 @@ class ByteLanguageModel:
     def ngram_losses(self, count: int) -> tuple[float, float]:
         """(bigram, trigram) loss in nats per byte on the first `count` held-out samples."""
         found = self.corpus
-        train = found.train if isinstance(found, ByteCorpus) else found.head(NGRAM_TOKENS)
+        if isinstance(found, ByteCorpus):
+            train = found.train
+        elif isinstance(found, TokenCorpus):
+            train = found.head(NGRAM_TOKENS)
+        else:
+            train = found.batch(0, NGRAM_TOKENS // self._data.sequence_length)[:, :-1].reshape(-1)
         return ngram_losses(train, found.held_out_batch(0, count))

@@ -1,0 +1,110 @@
+"""Samples of several corpora in one endless order, by weight.
+
+Each block of BLOCK samples has of every source its share, to the nearest sample, in a seeded order; a source's own
+samples keep their order. So sample i follows from the sources, the weights and the seed alone.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Sequence
+from typing import Any, Protocol
+
+import numpy as np
+from numpy.typing import NDArray
+
+from learners.training.data.permutation import Permutation
+
+BLOCK = 1000
+Tokens = NDArray[Any]  # uint8, uint16 or uint32
+Read = Callable[["Source", int, int], Tokens]
+
+
+class Source(Protocol):
+    """What a mixture needs of a corpus (corpus.Corpus)."""
+
+    vocabulary: int
+
+    def batch(self, start: int, count: int) -> Tokens: ...
+
+    def held_out_batch(self, start: int, count: int) -> Tokens: ...
+
+    def encode(self, text: bytes) -> Tokens: ...
+
+    def decode(self, tokens: Tokens) -> bytes: ...
+
+
+class MixedCorpus:
+    """Implements corpus.Corpus over sources whose tokens mean the same.
+
+    `lane`: (k, n): of every n samples of each source only number k is taken. `digest`: names the sources.
+    """
+
+    def __init__(
+        self, sources: Sequence[Source], weights: Sequence[float], seed: int, lane: tuple[int, int], digest: str
+    ) -> None:
+        self._sources, self._lane = sources, lane
+        self.vocabulary = sources[0].vocabulary
+        self.digest = digest
+        self._counts = apportioned(weights)
+        self._key = f"{digest} {seed} {list(weights)}"
+        self._blocks: dict[int, tuple[NDArray[np.int64], NDArray[np.int64]]] = {}
+
+    def batch(self, start: int, count: int) -> Tokens:
+        """Samples [start, start + count) of the training tokens, [count, L + 1]."""
+        first, every = self._lane
+
+        def read(source: Source, index: int, number: int) -> Tokens:
+            if every == 1:
+                return source.batch(index, number)
+            return np.concatenate([source.batch(first + (index + row) * every, 1) for row in range(number)])
+
+        return self._read(start, count, read)
+
+    def held_out_batch(self, start: int, count: int) -> Tokens:
+        """Samples [start, start + count) of the sources' held-out tokens by the same weights, [count, L + 1]."""
+        return self._read(start, count, lambda source, index, number: source.held_out_batch(index, number))
+
+    def encode(self, text: bytes) -> Tokens:
+        return self._sources[0].encode(text)
+
+    def decode(self, tokens: Tokens) -> bytes:
+        return self._sources[0].decode(tokens)
+
+    def places(self, start: int, count: int) -> tuple[NDArray[np.int64], NDArray[np.int64]]:
+        """Of samples [start, start + count): which source each is from, and its number there."""
+        blocks = range(start // BLOCK, (start + count - 1) // BLOCK + 1)
+        sources, numbers = (np.concatenate(parts) for parts in zip(*map(self._block, blocks), strict=True))
+        here = slice(start - blocks[0] * BLOCK, start - blocks[0] * BLOCK + count)
+        return sources[here], numbers[here]
+
+    def _block(self, block: int) -> tuple[NDArray[np.int64], NDArray[np.int64]]:
+        if block not in self._blocks:
+            order = Permutation(BLOCK, f"{self._key} {block}".encode())(np.arange(BLOCK))
+            sources = np.searchsorted(np.cumsum(self._counts), order, side="right")
+            numbers = np.empty(BLOCK, np.int64)
+            for source, each in enumerate(self._counts):
+                numbers[sources == source] = block * each + np.arange(each)
+            self._blocks = dict(list(self._blocks.items())[-3:]) | {block: (sources, numbers)}
+        return self._blocks[block]
+
+    def _read(self, start: int, count: int, read: Read) -> Tokens:
+        """A source's samples of one call follow each other, so that each source is read once."""
+        sources, numbers = self.places(start, count)
+        found: Tokens | None = None
+        for place, source in enumerate(self._sources):
+            rows = np.flatnonzero(sources == place)
+            if len(rows):
+                part = read(source, int(numbers[rows[0]]), len(rows))
+                found = np.empty((count, part.shape[1]), part.dtype) if found is None else found
+                found[rows] = part
+        assert found is not None, "a batch has at least one sample"
+        return found
+
+
+def apportioned(weights: Sequence[float]) -> NDArray[np.int64]:
+    """How many of BLOCK samples each weight gets: its share, by largest remainders, and at least one unless it is 0."""
+    shares = np.asarray(weights, np.float64) / sum(weights) * BLOCK
+    counts = np.maximum(shares > 0, np.floor(shares)).astype(np.int64)
+    while (left := BLOCK - int(counts.sum())) != 0:
+        counts[np.argmax(shares - counts) if left > 0 else np.argmax(counts)] += np.sign(left)
+    return counts

@@ -1,0 +1,174 @@
+"""Mixtures of corpora: exact weights, samples that follow from their number, and pools with mixtures of their own."""
+
+from __future__ import annotations
+
+from collections import Counter
+from itertools import pairwise
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pytest
+from pydantic import ValidationError
+
+from learners.config import DataConfig
+from learners.training.data import corpus
+from learners.training.data.mixture import BLOCK, MixedCorpus, apportioned
+from orchestrator.eventlog.reader import read_run
+from orchestrator.recipe.config import Recipe
+from orchestrator.recipe.validation import problems
+from orchestrator.replay.replayer import Replayer
+from orchestrator.replay.tape import record
+from orchestrator.store.readers import recipe_of
+from orchestrator.store.run_store import RunStore
+from orchestrator.study.seed_run import SeedRun
+
+
+class Numbers:
+    """A corpus whose sample i is [name, i]."""
+
+    vocabulary = 1 << 20
+
+    def __init__(self, name: int) -> None:
+        self.name = name
+        self.calls = 0
+
+    def batch(self, start: int, count: int) -> Any:
+        self.calls += 1
+        return np.array([[self.name, start + row] for row in range(count)])
+
+    held_out_batch = batch
+
+    def encode(self, text: bytes) -> Any:
+        return np.frombuffer(text, np.uint8)
+
+    def decode(self, tokens: Any) -> bytes:
+        return bytes(tokens.astype(np.uint8))
+
+
+def mixed(*weights: float, seed: int = 0, lane: tuple[int, int] = (0, 1)) -> MixedCorpus:
+    return MixedCorpus([Numbers(name) for name in range(len(weights))], weights, seed, lane, "digest")
+
+
+def test_every_block_has_its_shares_and_a_source_gives_each_sample_once_in_order() -> None:
+    made = mixed(5, 0, 3, 2)
+    rows = made.batch(0, 3 * BLOCK)
+    for block in range(3):
+        counted = Counter(rows[block * BLOCK : (block + 1) * BLOCK, 0].tolist())
+        assert counted == {0: 500, 2: 300, 3: 200}
+    for name, each in ((0, 1500), (2, 900), (3, 600)):
+        assert rows[rows[:, 0] == name, 1].tolist() == list(range(each))
+
+
+def test_a_sample_follows_from_its_number_however_it_is_asked_for() -> None:
+    whole = mixed(2, 1).batch(0, 2500)
+    again = mixed(2, 1)
+    for start, stop in pairwise([1990, 2000, 2013, 2500, 2500 - 7][:4]):
+        np.testing.assert_array_equal(again.batch(start, stop - start), whole[start:stop])
+    np.testing.assert_array_equal(again.batch(3, 5), whole[3:8])
+    assert (mixed(2, 1, seed=1).batch(0, 100) != whole[:100]).any(), "the seed decides the order"
+
+
+def test_a_batch_reads_each_source_once() -> None:
+    made = mixed(1, 1)
+    made.batch(0, 64)
+    assert [source.calls for source in made._sources] == [1, 1]  # type: ignore[attr-defined]
+
+
+def test_lanes_share_no_sample() -> None:
+    taken = [mixed(1, 1, lane=(lane, 3)).batch(0, 900) for lane in range(3)]
+    rows = [tuple(row) for part in taken for row in part.tolist()]
+    assert len(set(rows)) == len(rows)
+
+
+@pytest.mark.parametrize("weights", [(1.0,), (1e-9, 1.0), (1, 1, 1), (0.5, 0.25, 0.125), tuple([1e-6] * 40 + [1])])
+def test_shares_add_up_and_leave_nobody_out(weights: tuple[float, ...]) -> None:
+    counts = apportioned(weights)
+    assert counts.sum() == BLOCK and counts.min() >= 1
+    assert apportioned((0.0, *weights))[0] == 0
+
+
+# ------------------------------------------------------------------ of files, in recipes
+
+
+@pytest.fixture
+def folders(tmp_path: Path) -> list[dict[str, Any]]:
+    found = []
+    for name, letter in (("a", "a"), ("b", "b")):
+        folder = tmp_path / name
+        folder.mkdir()
+        for number in range(3):
+            (folder / f"{number}.txt").write_text(f"{letter}" * 400)
+        found.append({"name": name, "path": str(folder), "weight": 1.0})
+    return found
+
+
+def test_a_mixture_of_bytes_opens_and_mixes_held_out_samples_too(folders: list[dict[str, Any]]) -> None:
+    data = DataConfig.model_validate({"mixture": folders, "sequence_length": 8})
+    corpus.check(data)
+    made = corpus.corpus(data, 0)
+    assert (made.vocabulary, corpus.digest(data), corpus.vocabulary(data)) == (256, None, 256)
+    for rows in (made.batch(0, BLOCK), made.held_out_batch(0, BLOCK)):
+        assert rows.shape == (BLOCK, 9) and Counter(rows[:, 0].tolist()) == {ord("a"): 500, ord("b"): 500}
+
+
+def test_what_cannot_be_mixed_is_refused_with_the_source(folders: list[dict[str, Any]], tmp_path: Path) -> None:
+    with pytest.raises(ValidationError, match="own kind and path"):
+        DataConfig.model_validate({"mixture": folders, "path": "elsewhere"})
+    with pytest.raises(ValidationError, match="more than once"):
+        DataConfig.model_validate({"mixture": [folders[0], folders[0]]})
+    with pytest.raises(ValidationError, match="no weight above 0"):
+        DataConfig.model_validate({"mixture": [folders[0] | {"weight": 0}]})
+    gone = [folders[0] | {"path": str(tmp_path / "gone")}, folders[1] | {"path": str(tmp_path / "lost")}]
+    with pytest.raises(ValueError, match=r"gone.*lost"):
+        corpus.check(DataConfig.model_validate({"mixture": gone}))
+
+
+def of_pools(folders: list[dict[str, Any]], first: Any, second: Any) -> Recipe:
+    pools = [
+        {"name": name, "learners": 1, "batch_size": 2} | ({} if mixture is None else {"mixture": mixture})
+        for name, mixture in (("one", first), ("two", second))
+    ]
+    return Recipe.model_validate(
+        {
+            "name": "mixed",
+            "model": {"layers": 1, "width": 8, "heads": 2},
+            "data": {"mixture": folders, "sequence_length": 8, "span_steps": 2},
+            "sync": {"P": 3, "H": 3},
+            "pools": pools,
+            "budget": {"syncer_steps": 9},
+            "eval": {"every": 3, "sequences": 4},
+        }
+    )
+
+
+def test_pools_with_mixtures_of_their_own_train_on_them_and_replay_to_the_bit(
+    folders: list[dict[str, Any]], tmp_path: Path
+) -> None:
+    made = of_pools(folders, {"a": 1}, {"b": 1})
+    assert not problems(made)
+    row = SeedRun(made, tmp_path / "run", stacked=False).train(lambda news: None)
+    assert row["ok"]
+    events = list(read_run(tmp_path / "run"))
+    from orchestrator.recipe.validation import build_task
+
+    stored = recipe_of(RunStore(tmp_path / "run"))
+    player = Replayer(record(events), stored, build_task(stored))
+    for _ in player.play():
+        pass
+    assert player.finish() == row["digest"] and player.tally.bit_equal
+    shared = SeedRun(of_pools(folders, None, None), tmp_path / "other", stacked=False).train(lambda news: None)
+    assert shared["digest"] != row["digest"], "what pools train on decides the numbers"
+
+
+def test_a_pools_mixture_names_known_sources_with_a_weight(folders: list[dict[str, Any]]) -> None:
+    with pytest.raises(ValidationError, match=r"pool one has a mixture of c.*has a, b"):
+        of_pools(folders, {"c": 1.0}, None)
+    with pytest.raises(ValidationError, match="without a weight above 0"):
+        of_pools(folders, {"a": 0.0}, None)
+    made = of_pools(folders, {"a": 3.0}, None)
+    own, rest = (made.data_of(pool) for pool in made.pools)
+    assert [source.weight for source in own.mixture or ()] == [3.0, 0.0] and own.lane == (0, 2)
+    assert [source.weight for source in rest.mixture or ()] == [1.0, 1.0] and rest.lane == (1, 2)
+    alike = of_pools(folders, None, None)
+    assert alike.data_of(alike.pools[0]) == alike.data, "without mixtures of their own nothing is split"
