@@ -61,8 +61,6 @@ class Fencing:
             elif isinstance(said.fact, LearnerFenced):
                 here = self._epoch(said.epoch).fenced.setdefault(said.fact.learner, {})
                 here.setdefault(said.fact.incarnation, said.position)
-                if len(here) > INCARNATIONS_KEPT:
-                    del here[min(here)]
             elif isinstance(said.fact, LearnerAttached | SpanGranted):
                 self._on_admitted(said)
         self._on_spans()
@@ -70,6 +68,10 @@ class Fencing:
         assert merged is not None
         if len(merged.slots):
             self._on_contributions(merged)
+        for epoch in self._of.values():
+            for fenced in epoch.fenced.values():
+                for old in sorted(fenced)[:-INCARNATIONS_KEPT]:
+                    del fenced[old]
 
     def _epoch(self, number: int) -> _Epoch:
         if number not in self._of:

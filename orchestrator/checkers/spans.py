@@ -100,6 +100,9 @@ class Spans:
         for _, event in block.others:
             if isinstance(event.fact, LearnerFenced | LearnerLost):
                 self._end_of(event.fact, event.at)
+        for learner, known in self._of.items():
+            for old in sorted(known)[:-INCARNATIONS_KEPT]:
+                self._judge((learner, old), known.pop(old))
         self._use()
 
     # -------------------------------------------------------------- loans
@@ -161,9 +164,6 @@ class Spans:
         if fact.incarnation not in known:
             self.borrowers += 1
             known[fact.incarnation] = _Borrower(heard=at)
-            if len(known) > INCARNATIONS_KEPT:
-                oldest = min(known)
-                self._judge((fact.learner, oldest), known.pop(oldest))
         borrower = known.get(fact.incarnation, _Borrower())
         key = (fact.learner, fact.incarnation)
         granted = borrower.spans.setdefault(fact.span, self._early.pop((key, fact.span), _Granted([])))

@@ -122,6 +122,9 @@ class CheckState:
             yield name, commit, one
 
     def _follow(self) -> None:
+        for known in self.attached.values():  # not within a block: its contributions come after all that attached in it
+            for old in sorted(known)[:-INCARNATIONS_KEPT]:
+                del known[old]
         for position, epoch, fact, _ in self.story:
             self.first_epoch = epoch if self.first_epoch == NONE else self.first_epoch
             if isinstance(fact, SyncerStarted):
@@ -132,8 +135,6 @@ class CheckState:
             elif isinstance(fact, LearnerAttached):
                 here = self.attached.setdefault(fact.learner, {})
                 here.setdefault(fact.incarnation, position)
-                if len(here) > INCARNATIONS_KEPT:
-                    del here[min(here)]
 
     def _merge(self) -> Merged:
         windows, parts, commits = self.windows, self.records.contributions, self.records.commits

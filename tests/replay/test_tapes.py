@@ -21,6 +21,7 @@ from chaos.simulation.tape import Simulated, record
 from learners.protocol.facts import StateReceived, StepFinished
 from learners.training.tree import deal
 from orchestrator.accounting.verdicts import sound
+from orchestrator.checkers.state import INCARNATIONS_KEPT
 from orchestrator.checkers.suite import check, check_run
 from orchestrator.cli.app import build
 from orchestrator.eventlog.events import Event
@@ -108,6 +109,14 @@ def test_the_recipe_decides_who_is_slow_who_dies_and_what_weighs_how_much() -> N
         raw = [one.tokens**2 / one.steps for one in commit.participants]
         assert [one.weight for one in commit.participants] == pytest.approx([each / sum(raw) for each in raw])
         assert all(one.tokens == one.steps * 4 * (4 if "-b-" in one.learner else 2) for one in commit.participants)
+    assert sound(check(events))
+
+
+def test_a_learner_that_dies_over_and_over_breaks_no_check() -> None:
+    """Checks remember the newest incarnations, and one block of the log may have many more."""
+    deaths = [KILL | {"at_step": 20 * number} for number in range(1, 40)]
+    events = simulated(wanted(*deaths, budget={"syncer_steps": 800}))
+    assert max(event.incarnation for event in events if event.writer == "learner-a-1") > INCARNATIONS_KEPT + 4
     assert sound(check(events))
 
 
