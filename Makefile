@@ -15,7 +15,7 @@ $(READY): pyproject.toml constraints.txt
 demo: $(READY)       ## train one model on four learners through kills and a freeze
 	$(BIN)/diloco run deploy/recipes/demo.toml --fresh
 
-test: $(READY)       ## what a newcomer runs: every room, the proofs in small, a few real runs on Ray; 6 minutes
+test: $(READY)       ## what a newcomer runs: every room, the proofs in small, a few real runs on Ray; about a quarter of an hour
 	+$(MAKE) --no-print-directory --jobs=2 --output-sync=target test-real test-rest
 
 # Run after the tests that start Ray, so that the two halves of `make test` take about as long.

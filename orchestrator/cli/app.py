@@ -15,6 +15,7 @@ from orchestrator.cli import (
     compare,
     data,
     doctor,
+    evaluate,
     export,
     init,
     log,
@@ -45,7 +46,7 @@ COMMANDS: tuple[tuple[str, tuple[Callable[..., None], ...]], ...] = (
     (WATCH, (status.status, log.log, report.report, metrics.metrics)),
     (PLAN, (plan.plan, doctor.doctor, check_task.check_task)),
     (PROVE, (check.check, replay.replay, tape.tape)),
-    (USE, (export.export, sample.sample)),
+    (USE, (evaluate.evaluate, export.export, sample.sample)),
 )
 
 

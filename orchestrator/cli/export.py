@@ -41,7 +41,7 @@ def export(
         store = located(run)
         from orchestrator.store import export as files
 
-        model = files.of_run(store) if checkpoint is None else _of_checkpoint(store, checkpoint)
+        model = files.of_run(store) if checkpoint is None else of_checkpoint(store, checkpoint)
         out = out or Path("model.safetensors" if form == "safetensors" else "model")
         if form == "safetensors":
             files.write(model, out)
@@ -65,7 +65,7 @@ def export(
         )
 
 
-def _of_checkpoint(store: RunStore, wanted: str) -> Model:
+def of_checkpoint(store: RunStore, wanted: str) -> Model:
     """Raises InputError for a checkpoint that is missing or damaged."""
     from orchestrator.store import checkpoints, export
     from outer.journal.framing import Damaged

@@ -65,6 +65,7 @@ def test_the_commands_and_their_options_are_these() -> None:
         ],
         "study": ["--against", "--json", "--out", "--seeds", "--set", "--vmap"],
         "tape": ["--chips", "--json", "--profile", "--seed", "--set", "--startup-seconds", "--step-seconds"],
+        "evaluate": ["--batch", "--checkpoint", "--from", "--json", "--on", "--sequences", "--task"],
         "export": ["--checkpoint", "--format", "--json", "--out"],
         "sample": ["--from", "--json", "--length", "--prompt", "--seed", "--task", "--temperature", "--top-k"],
         "report": ["--json", "--name", "--out"],

@@ -1,0 +1,176 @@
+"""`diloco evaluate RUN`: the held-out loss and the task's own metrics of trained parameters, after the fact.
+
+On the devices that JAX finds here. Never on the learners' way: it reads files alone.
+"""
+
+from __future__ import annotations
+
+import json
+import sys
+from collections.abc import Iterator
+from functools import partial
+from pathlib import Path
+from typing import TYPE_CHECKING, Annotated, Any
+
+import typer
+from rich import box
+from rich.console import Console
+from rich.progress import Progress
+from rich.table import Table
+
+from orchestrator.cli.checkpoint import kept
+from orchestrator.cli.errors import apart, reported
+from orchestrator.cli.export import NEWEST, of_checkpoint
+from orchestrator.cli.options import AsJson
+from orchestrator.cli.permission import permit
+from orchestrator.cli.status import located
+from orchestrator.recipe.config import Recipe
+from orchestrator.recipe.problems import InputError, Problem
+from orchestrator.recipe.toml_text import parse
+from orchestrator.store.readers import recipe_of
+from orchestrator.store.run_store import RunStore
+
+if TYPE_CHECKING:
+    from orchestrator.store.export import Model
+
+ALL = "all"
+OWN = "held-out"
+
+
+def evaluate(
+    run: Annotated[str | None, typer.Argument(help="The run's folder or name, for example runs/demo.")] = None,
+    from_: Annotated[Path | None, typer.Option("--from", help="Instead of a run, a file of diloco export.")] = None,
+    checkpoint: Annotated[
+        str | None, typer.Option(metavar="N|newest|all", help="Of checkpoints, instead of the final parameters.")
+    ] = None,
+    on: Annotated[
+        list[str] | None,
+        typer.Option(metavar="NAME=PATH", help="Also on the held-out part of other text, or of a prepared folder."),
+    ] = None,
+    sequences: Annotated[
+        int | None, typer.Option(min=1, help="Held-out samples of each set [the run's eval.sequences, or 256].")
+    ] = None,
+    batch: Annotated[int, typer.Option(min=1, help="Samples at a time.")] = 32,
+    task: Annotated[
+        str | None,
+        typer.Option(metavar="FACTORY", help="The parameters' task, if it is not built in: allows its code to run."),
+    ] = None,
+    as_json: AsJson = False,
+) -> None:
+    """Evaluate trained parameters on held-out samples: loss, and what else the task measures."""
+    with reported(as_json):
+        if (run is None) == (from_ is None):
+            fix = "write for example: diloco evaluate runs/demo"
+            raise InputError([Problem("RUN", run, "give either a run or --from", fix)])
+        if from_ is not None and checkpoint is not None:
+            raise InputError([Problem("--checkpoint", checkpoint, "belongs to a run", "leave out one of the two")])
+        with apart(as_json):
+            rows = [*_rows(None if run is None else located(run), from_, checkpoint, on or [], sequences, batch, task)]
+        if as_json:
+            typer.echo(json.dumps(rows))
+        else:
+            Console().print(_table(rows))
+
+
+def _rows(
+    store: RunStore | None,
+    file: Path | None,
+    checkpoint: str | None,
+    on: list[str],
+    sequences: int | None,
+    batch: int,
+    allowed: str | None,
+) -> Iterator[dict[str, Any]]:
+    """A row for each model and set. Raises InputError."""
+    import jax  # before a task is built, which would see CPUs alone
+
+    from learners.training import tree
+    from learners.training.evaluator import measured
+    from learners.training.task import loss_unit
+
+    given = None if store is None else recipe_of(store).eval.sequences
+    count = sequences or given or 256
+    models = list(_models(store, file, checkpoint))
+    with Progress(console=Console(stderr=True), transient=True) as bar:
+        for name, model in models:
+            permit(model.metadata["task"], allowed)
+            recipe = _recipe(model)
+            for label, held_out in _sets(recipe, on):
+                line = bar.add_task(f"{name}: {label}", total=count)
+                params = tree.parameters(held_out, model.tensors, model.task["seed"], model.warm_start)
+                found = measured(held_out, params, count, batch, partial(_show, bar, line))
+                yield {
+                    "parameters": name,
+                    "syncer_step": int(model.metadata["syncer_step"]),
+                    "tokens_committed": tokens if (tokens := model.metadata["tokens"]) == "unknown" else int(tokens),
+                    "set": label,
+                    "samples": count,
+                    "loss": found.pop("loss"),
+                    "loss_unit": loss_unit(held_out),
+                    "metrics": found,
+                    "device": jax.devices()[0].device_kind,
+                }
+
+
+def _show(bar: Progress, line: Any, done: int) -> None:
+    bar.update(line, completed=done)
+
+
+def _models(store: RunStore | None, file: Path | None, checkpoint: str | None) -> Iterator[tuple[str, Model]]:
+    from orchestrator.store import checkpoints, export
+
+    if store is None:
+        assert file is not None
+        yield file.name, export.of_file(file)
+    elif checkpoint is None:
+        yield "final", export.of_run(store)
+    elif checkpoint != ALL:
+        model = of_checkpoint(store, checkpoint)
+        yield f"checkpoint {model.metadata['checkpoint']}", model
+    else:
+        with kept(store) as where:
+            numbers = [number for number in checkpoints.known(where) if checkpoints.complete(where, number)]
+        for number in numbers or [NEWEST]:  # without any, the same error as for the newest
+            yield f"checkpoint {number}", of_checkpoint(store, str(number))
+
+
+def _recipe(model: Model) -> Recipe:
+    folder = str(Path.cwd())
+    if folder not in sys.path:
+        sys.path.append(folder)  # as for a run
+    return parse({"name": "evaluate", "pools": [{"name": "a"}], "budget": {"syncer_steps": 100}} | model.task)
+
+
+def _sets(recipe: Recipe, on: list[str]) -> Iterator[tuple[str, Any]]:
+    """The run's own held-out samples, and the others, each as the task that gives them."""
+    from learners.training.data import corpus, manifest
+    from orchestrator.recipe.validation import build_task
+
+    yield OWN, build_task(recipe)
+    for text in on:
+        name, _, path = text.partition("=")
+        if not name or not path:
+            fix = "write for example: --on wiki=texts/wiki"
+            raise InputError([Problem("--on", text, "is no NAME=PATH", fix)])
+        kind = "tokens" if (Path(path).expanduser() / manifest.FILE).exists() else "bytes"
+        alone = {"kind": kind, "path": path, "mixture": None, "lane": None, "digest": None}
+        data = recipe.data.model_copy(update=alone)
+        try:
+            corpus.check(data)
+            if corpus.coding(data) != corpus.coding(recipe.data):
+                raise ValueError("its tokens do not mean what the run's do; prepare it with the run's tokenizer.json")
+        except ValueError as error:
+            message, _, fix = str(error).rpartition("; ")
+            raise InputError([Problem("--on", text, message or fix, fix)]) from error
+        yield name, build_task(recipe.model_copy(update={"data": data}))
+
+
+def _table(rows: list[dict[str, Any]]) -> Table:
+    metrics = list(dict.fromkeys(name for row in rows for name in row["metrics"]))
+    table = Table(box=box.SIMPLE_HEAD, pad_edge=False)
+    for title in ("parameters", "syncer step", "set", f"loss, {rows[0]['loss_unit']}", *metrics):
+        table.add_column(title, justify="left" if title in ("parameters", "set") else "right", overflow="fold")
+    for row in rows:
+        others = (f"{row['metrics'][name]:.4f}" if name in row["metrics"] else "-" for name in metrics)
+        table.add_row(row["parameters"], f"{row['syncer_step']:,}", row["set"], f"{row['loss']:.4f}", *others)
+    return table

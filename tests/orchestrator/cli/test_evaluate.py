@@ -1,0 +1,93 @@
+"""`diloco evaluate`: what the log said of a run, again and of other sets."""
+
+from __future__ import annotations
+
+import json
+from pathlib import Path
+from typing import Any
+
+import pytest
+from typer.testing import CliRunner
+
+from orchestrator.cli.app import build
+from orchestrator.recipe.config import Recipe
+from orchestrator.recipe.toml_text import dump
+from orchestrator.study.seed_run import SeedRun
+
+
+@pytest.fixture(scope="module")
+def run(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    """A trained run on letters."""
+    place = tmp_path_factory.mktemp("run")
+    for number in range(4):
+        (place / "text").mkdir(exist_ok=True)
+        (place / f"text/{number}.txt").write_text("abcd" * 200)
+    recipe = Recipe.model_validate(
+        {
+            "name": "letters",
+            "model": {"layers": 1, "width": 8, "heads": 2},
+            "data": {"path": str(place / "text"), "sequence_length": 8},
+            "inner": {"lr": 0.02},
+            "sync": {"P": 4, "H": 4},
+            "pools": [{"name": "a", "batch_size": 4}],
+            "budget": {"syncer_steps": 40},
+            "eval": {"every": 20, "sequences": 40},
+        }
+    )
+    SeedRun(recipe, place / "seed", stacked=False).train(lambda news: None)
+    (place / "recipe.toml").write_text(dump(recipe))
+    return place
+
+
+def told(*words: str) -> list[dict[str, Any]]:
+    done = CliRunner().invoke(build(), ["evaluate", *words, "--json"])
+    assert done.exit_code == 0, done.stderr
+    rows: list[dict[str, Any]] = json.loads(done.stdout)
+    return rows
+
+
+def test_the_final_parameters_have_the_loss_that_the_run_logged(run: Path) -> None:
+    logged = json.loads((run / "seed/study.json").read_text())
+    [row] = told(str(run / "seed"))
+    assert row["loss"] == pytest.approx(logged["eval_loss"], rel=1e-6) and row["samples"] == 40
+    assert (row["syncer_step"], row["tokens_committed"]) == (logged["syncer_steps"], logged["tokens"])
+    [again] = told(str(run / "seed"), "--batch", "7")
+    assert again["loss"] == pytest.approx(row["loss"], rel=1e-5), "batches are means weighed by their samples"
+
+
+def test_other_text_is_another_set_beside_the_runs_own(run: Path, tmp_path: Path) -> None:
+    other = tmp_path / "other"
+    other.mkdir()
+    (other / "one.txt").write_text("zyxw" * 200)
+    own, strange = told(str(run / "seed"), "--on", f"strange={other}")
+    assert (own["set"], strange["set"]) == ("held-out", "strange")
+    assert strange["loss"] > own["loss"] + 1, "it was not trained on that"
+
+
+def test_a_tasks_own_metrics_are_shown() -> None:
+    pytest.importorskip("sklearn")
+    import jax
+
+    from learners.config import DataConfig
+    from learners.training.evaluator import measured
+    from learners.training.models.vision import Digits
+
+    task = Digits(DataConfig(), 0, layers=1, width=8, heads=2)
+    found = measured(task, task.init(jax.random.key(0)), 50, 32)
+    assert 0.0 <= found["accuracy"] <= 1.0 and found["loss"] > 0.0
+
+
+@pytest.mark.parametrize(
+    ("words", "said"),
+    [
+        ([], "either a run or --from"),
+        (["--checkpoint", "newest"], "no checkpoint"),
+        (["--checkpoint", "all"], "no checkpoint"),
+        (["--on", "nothing"], "is no NAME=PATH"),
+        (["--on", "x=/nowhere"], "no such file or folder"),
+    ],
+)
+def test_what_cannot_be_evaluated_is_refused(run: Path, words: list[str], said: str) -> None:
+    where = [str(run / "seed")] if words else []
+    done = CliRunner().invoke(build(), ["evaluate", *where, *words])
+    assert done.exit_code == 2 and said in done.stderr
