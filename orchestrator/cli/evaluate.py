@@ -130,8 +130,8 @@ def _models(store: RunStore | None, file: Path | None, checkpoint: str | None) -
     else:
         with kept(store) as where:
             numbers = [number for number in checkpoints.known(where) if checkpoints.complete(where, number)]
-        for number in numbers or [NEWEST]:  # without any, the same error as for the newest
-            yield f"checkpoint {number}", of_checkpoint(store, str(number))
+        for number in map(str, numbers or [NEWEST]):  # without any, the same error as for the newest
+            yield f"checkpoint {number}", of_checkpoint(store, number)
 
 
 def _recipe(model: Model) -> Recipe:
