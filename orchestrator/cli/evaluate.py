@@ -82,17 +82,15 @@ def _rows(
     allowed: str | None,
 ) -> Iterator[dict[str, Any]]:
     """A row for each model and set. Raises InputError."""
-    import jax  # before a task is built, which would see CPUs alone
-
-    from learners.training import tree
+    from learners.training import tree  # JAX starts here: while a task is built it would see CPUs alone
+    from learners.training.devices.device import device_taken
     from learners.training.evaluator import measured
     from learners.training.task import loss_unit
 
     given = None if store is None else recipe_of(store).eval.sequences
     count = sequences or given or 256
-    models = list(_models(store, file, checkpoint))
     with Progress(console=Console(stderr=True), transient=True) as bar:
-        for name, model in models:
+        for name, model in _models(store, file, checkpoint):
             permit(model.metadata["task"], allowed)
             recipe = _recipe(model)
             for label, held_out in _sets(recipe, on):
@@ -108,7 +106,7 @@ def _rows(
                     "loss": found.pop("loss"),
                     "loss_unit": loss_unit(held_out),
                     "metrics": found,
-                    "device": jax.devices()[0].device_kind,
+                    "device": device_taken(1).device,
                 }
 
 
@@ -130,7 +128,7 @@ def _models(store: RunStore | None, file: Path | None, checkpoint: str | None) -
     else:
         with kept(store) as where:
             numbers = [number for number in checkpoints.known(where) if checkpoints.complete(where, number)]
-        for number in map(str, numbers or [NEWEST]):  # without any, the same error as for the newest
+        for number in [*map(str, numbers)] or [NEWEST]:  # without any, the same error as for the newest
             yield f"checkpoint {number}", of_checkpoint(store, number)
 
 
