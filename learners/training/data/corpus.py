@@ -48,13 +48,9 @@ def corpus(data: DataConfig, seed: int) -> Corpus:
     if data.mixture is None:
         return _open(data, seed)
     check(data)
-    return MixedCorpus(
-        [_open(each, seed) for each in _sources(data)],
-        [each.weight for each in data.mixture],
-        seed,
-        data.lane or (0, 1),
-        str(digest(data)),
-    )
+    used = [(each.weight, of) for each, of in zip(data.mixture, _sources(data), strict=True) if each.weight]
+    sources, weights = [_open(of, seed) for _, of in used], [weight for weight, _ in used]
+    return MixedCorpus(sources, weights, seed, data.lane or (0, 1), str(digest(data)))
 
 
 def check(data: DataConfig) -> None:
