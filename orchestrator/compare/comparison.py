@@ -43,12 +43,13 @@ class Row:
     relative_calm: float | None = None  # against_calm.mean / the same mode's mean loss without faults
 
     def mean(self, of: Callable[[Outcome], float | None]) -> float | None:
-        return _mean(self.outcomes, of)
+        """Over the runs that finished."""
+        return _mean([each for each in self.outcomes if each.finished], of)
 
     @property
     def recovery_s(self) -> float | None:
-        """The median over all faults of all seeds."""
-        found = [seconds for each in self.outcomes for seconds in each.recoveries]
+        """The median over all faults of all runs that finished."""
+        found = [seconds for each in self.outcomes if each.finished for seconds in each.recoveries]
         return statistics.median(found) if found else None
 
 

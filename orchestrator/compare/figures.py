@@ -43,7 +43,8 @@ def curves(harness: bool) -> Callable[[Comparison, int, str], str | None]:
             by_tokens, by_time = (bare(axes) for axes in panels)
             for axes, place in ((by_tokens, lambda point: float(point[0])), (by_time, lambda point: float(point[1]))):
                 for row in rows:
-                    _curve(axes, row, place)
+                    if axes is by_tokens or row.case.mode.timed(harness):
+                        _curve(axes, row, place)
                 axes.grid(axis="y")
                 axes.margins(x=0.02)
             by_tokens.xaxis.set_major_formatter(EngFormatter(sep=""))

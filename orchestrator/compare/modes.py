@@ -31,6 +31,10 @@ class Mode:
     one_learner: bool = False
     whole_budget: bool = True  # whether it trains on all tokens of the recipe's budget
 
+    def timed(self, harness: bool) -> bool:
+        """Whether its times mean anything: a real `single` waits for its syncer at every step."""
+        return harness or self.name != "single"
+
 
 # Settings that only learners which do not wait can have are switched off.
 _WAITING: Plain = {

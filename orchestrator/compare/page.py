@@ -74,7 +74,7 @@ def losses(result: Comparison, harness: bool) -> Table:
             _loss_cell(row),
             difference_cell(row.against),
             DASH if row.relative is None else f"{100 * row.relative:+.2f}",
-            number(row.at_seconds, 4),
+            number(row.at_seconds if row.case.mode.timed(harness) else None, 4),
         )
         for row in result.rows
     ]
@@ -88,8 +88,8 @@ def speed(result: Comparison, harness: bool) -> Table:
     rows = [
         (
             row.case.name,
-            number(row.mean(lambda each: each.tokens_per_s)),
-            percent(row.mean(lambda each: each.goodput_time)),
+            number(row.mean(lambda each: each.tokens_per_s) if row.case.mode.timed(harness) else None),
+            percent(row.mean(lambda each: each.goodput_time) if row.case.mode.timed(harness) else None),
             percent(row.mean(lambda each: each.participation)),
             _mb(row.mean(lambda each: each.up_bytes)),
             _mb(row.mean(lambda each: each.down_bytes)),
@@ -143,6 +143,8 @@ def _table(result: Comparison, harness: bool) -> Section:
         "Student's 95 % interval over paired seeds. Bytes are payloads, for one learner's hardware and one of its "
         "steps; gradients are counted as a ring all-reduce in float32."
     )
+    if any(not row.case.mode.timed(harness) for row in result.rows):
+        notes += " single waits for its syncer at every step, so its times are not shown."
     if faults:
         notes += " Recovery: the median, until a restarted learner contributes, or all ranks are further than before."
     found = losses(result, harness), replace(speed(result, harness), note=notes)

@@ -22,7 +22,7 @@ JOURNAL = "journal"  # its folder
 FIXED = "durability.store"  # where journal and checkpoints are
 FILLED_IN = ("sync.P", "init_digest", "data.digest")  # when a recipe is resolved; their sources are compared
 # Written at the end that no longer holds, or for a process that is gone.
-END_FILES = (SEAL_FILE, "summary.json", "stop", REQUEST_FILE)
+END_FILES = (SEAL_FILE, "summary.json", "outcome.json", "stop", REQUEST_FILE)
 
 
 def unlike(store: RunStore, recipe: Recipe) -> Iterator[Problem]:

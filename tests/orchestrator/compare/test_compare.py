@@ -68,6 +68,15 @@ def test_a_run_that_failed_moves_no_other_row_and_has_no_difference() -> None:
     assert calm.against is not None and calm.against.seeds == (0,) and len(calm.outcomes) == 2
 
 
+def test_times_are_of_runs_that_finished_and_of_modes_whose_times_mean_something(result: Comparison) -> None:
+    failed = replace(ended(1, [6.0, 5.0], 10, 0.1), state="failed", ok=False, tokens_per_s=1e9, recoveries=(500.0,))
+    row = compared({CALM: [ended(0, [6.0, 2.0]), failed]}, CALM.mode).rows[0]
+    assert row.mean(lambda each: each.tokens_per_s) == 100.0 and row.recovery_s == 2.0
+    rows = {harness: page.speed(result, harness).rows[-1] for harness in (True, False)}
+    assert rows[True][0] == rows[False][0] == "single"
+    assert "-" not in rows[True][1:3] and rows[False][1:3] == ("-", "-"), "a real one waits for its syncer"
+
+
 def test_a_run_that_diverged_does_not_set_where_losses_are_compared() -> None:
     diverged = replace(ended(0, [6.0, 5.0], 10, 0.1), eval_loss=None)
     result = compared({BASE: [ended(0, [6.0, 2.0])], CALM: [diverged]}, MODES["data_parallel"])
