@@ -50,7 +50,8 @@ def curves(harness: bool) -> Callable[[Comparison, int, str], str | None]:
             by_tokens.xaxis.set_major_formatter(EngFormatter(sep=""))
             by_tokens.xaxis.set_major_locator(MaxNLocator(nbins=6, steps=[1, 2, 2.5, 5, 10]))
             by_tokens.set_xlabel("tokens committed")
-            longest = max(each.curve[-1][1] for row in rows for each in row.outcomes if each.curve)
+            timed = [row for row in rows if row.case.mode.timed(harness)] or rows
+            longest = max(each.curve[-1][1] for row in timed for each in row.outcomes if each.curve)
             time_axis(by_time, longest, stepped=True)
             if harness:
                 by_time.set_xlabel(f"virtual {by_time.get_xlabel()}")

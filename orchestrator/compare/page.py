@@ -16,8 +16,8 @@ from orchestrator.store.status_text import DASH, number, percent, seconds
 from orchestrator.study.results import Difference
 
 TAPED = (
-    " What faults strike follows a simulation, and so does the same without faults: steps of fleet.step_s, starts of "
-    "ten. Modes that wait for every learner lose no quality to faults but time, so they have no row under them."
+    " Modes that wait for nobody follow a simulation, with faults and without: steps of fleet.step_s or 1 s, starts of "
+    "ten steps. The others stay in lock-step: faults cost them time, not quality, so they have no row under them."
 )
 
 
@@ -37,9 +37,10 @@ def html(result: Comparison, recipe: Recipe, harness: bool, plan: ChaosConfig | 
 def sentence(result: Comparison) -> str:
     """What came out, for the first row that is not the reference, and for the first under faults."""
     others = [row for row in result.rows if row.case != result.reference]
-    if not others:
-        return f"Only {result.reference.name} was trained: there is nothing to compare it with."
-    compared = [_said(row.against, row.relative, row.case.name, result.reference.name) for row in others[:1]]
+    if not any(row.case.mode.whole_budget for row in others):
+        return f"Only {result.reference.name} was trained on all tokens: there is nothing to compare it with."
+    first = next((row for row in others if row.case.mode.whole_budget), None)
+    compared = [_said(row.against, row.relative, row.case.name, result.reference.name) for row in [first] if row]
     struck = [row for row in others if row.against_calm is not None][:1]
     compared += [_said(row.against_calm, row.relative_calm, row.case.name, row.case.mode.name) for row in struck]
     return " ".join(compared)
@@ -70,7 +71,7 @@ def losses(result: Comparison, harness: bool) -> Table:
     )
     rows = [
         (
-            row.case.name,
+            _name(row),
             _loss_cell(row),
             difference_cell(row.against),
             DASH if row.relative is None else f"{100 * row.relative:+.2f}",
@@ -87,7 +88,7 @@ def speed(result: Comparison, harness: bool) -> Table:
     titles = f"mode|tokens/s{', virtual' if harness else ''}|goodput|participation|MB up a step|down"
     rows = [
         (
-            row.case.name,
+            _name(row),
             number(row.mean(lambda each: each.tokens_per_s) if row.case.mode.timed(harness) else None),
             percent(row.mean(lambda each: each.goodput_time) if row.case.mode.timed(harness) else None),
             percent(row.mean(lambda each: each.participation)),
@@ -98,6 +99,12 @@ def speed(result: Comparison, harness: bool) -> Table:
         for row in result.rows
     ]
     return table("Speed and bytes", titles + ("|faults|recovery" if faults else ""), rows, range(1, 8 if faults else 6))
+
+
+def _name(row: Row) -> str:
+    """The case, and how many of its seeds the means are over where not all finished."""
+    finished = sum(each.finished for each in row.outcomes)
+    return row.case.name if finished == len(row.outcomes) else f"{row.case.name} ({finished} of {len(row.outcomes)})"
 
 
 def _loss_cell(row: Row) -> str:

@@ -145,6 +145,7 @@ def test_the_page_is_whole_and_says_what_came_out(result: Comparison) -> None:
     assert "nothing to compare" in page.html(one, recipe(), harness=True, plan=None)
     failed = compared({BASE: [ended(0, [6.0, 2.0])], CALM: [replace(ended(0, [6.0, 5.0]), state="failed")]}, BASE.mode)
     assert "no seed that finished in both" in page.sentence(failed)
+    assert page.losses(failed, True).rows[1][0] == "decoupled (0 of 1)"
 
 
 # ------------------------------------------------------------------ the command
