@@ -31,6 +31,7 @@ from orchestrator.cli import (
     study,
     submit,
     tape,
+    track,
 )
 from orchestrator.cli.usage import Group, Root
 
@@ -43,7 +44,7 @@ RUN, WATCH, PLAN, PROVE, USE = (
 )
 COMMANDS: tuple[tuple[str, tuple[Callable[..., None], ...]], ...] = (
     (RUN, (init.init, run.run, submit.submit, scale.scale, status.stop, study.study, compare.compare)),
-    (WATCH, (status.status, log.log, report.report, metrics.metrics)),
+    (WATCH, (status.status, log.log, report.report, metrics.metrics, track.track)),
     (PLAN, (plan.plan, doctor.doctor, check_task.check_task)),
     (PROVE, (check.check, replay.replay, tape.tape)),
     (USE, (evaluate.evaluate, export.export, sample.sample)),

@@ -12,7 +12,12 @@ from pathlib import Path
 ROOT = Path(__file__).parents[2]
 ROOMS = ("outer", "learners", "orchestrator", "chaos")
 BESIDE = ("tests", "benchmarks", "docs", "examples", "deploy")
-NAMES = {"yaml": "pyyaml", "sklearn": "scikit_learn", "orbax": "orbax_checkpoint"}  # importable name: package
+NAMES = {
+    "yaml": "pyyaml",
+    "sklearn": "scikit_learn",
+    "orbax": "orbax_checkpoint",
+    "tensorboardX": "tensorboardx",
+}  # importable name: package
 APART = (  # with an environment of its own: another project's training, and what makes checkpoints for tests
     ROOT / "benchmarks" / "torchft",
     ROOT / "tests" / "learners" / "training" / "huggingface",

@@ -69,6 +69,7 @@ def test_the_commands_and_their_options_are_these() -> None:
         "export": ["--checkpoint", "--format", "--json", "--out"],
         "sample": ["--from", "--json", "--length", "--prompt", "--seed", "--task", "--temperature", "--top-k"],
         "report": ["--json", "--name", "--out"],
+        "track": ["--every", "--follow", "--to"],
         "log": ["--follow", "--kind"],
         "metrics": ["--json"],
         "doctor": ["--gpu", "--json"],

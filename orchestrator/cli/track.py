@@ -1,0 +1,106 @@
+"""`diloco track RUN`: a run's curves in an experiment tracker, from its log.
+
+A process of its own that reads files: a tracker that is slow, dead or away slows nobody, and the same command goes on.
+"""
+
+from __future__ import annotations
+
+import time
+from collections.abc import Callable, Iterator
+from typing import TYPE_CHECKING, Annotated
+
+import typer
+
+from orchestrator.cli.errors import reported
+from orchestrator.cli.log import POLL_S
+from orchestrator.cli.options import Run
+from orchestrator.cli.status import located
+from orchestrator.eventlog.block import Block
+from orchestrator.recipe.problems import InputError, Problem, nearest
+from orchestrator.recipe.toml_text import stored
+from orchestrator.store import status_text as words
+from orchestrator.store.readers import RECIPE_FILE, status_of
+from orchestrator.store.run_store import RunStore
+from orchestrator.store.watch import LOST_S, RunLost
+from orchestrator.telemetry.sinks import SINKS, Sink
+from orchestrator.telemetry.tracking import Curves
+
+if TYPE_CHECKING:
+    from orchestrator.eventlog.reader import LogReader  # which takes its time to import
+
+
+def track(
+    run: Run,
+    to: Annotated[
+        list[str],
+        typer.Option(metavar="KIND:TARGET", help="tensorboard:FOLDER, wandb:PROJECT or mlflow:URI; more than once."),
+    ],
+    follow: Annotated[bool, typer.Option("--follow", "-f", help="Until the run ends.")] = False,
+    every: Annotated[int, typer.Option(min=1, help="Syncer steps between two points.")] = 10,
+) -> None:
+    """Show a run's losses, speed, participation and faults in TensorBoard, Weights & Biases or MLflow."""
+    with reported():
+        from orchestrator.eventlog.reader import LogReader
+
+        store = located(run)
+        recipe = stored(store.path(RECIPE_FILE))
+        sinks = {target: _sink(target, recipe.name, f"{recipe.name}-{recipe.config_hash}") for target in to}
+        curves, reader, sent = Curves(every), LogReader(store.root), 0
+        blocks: Iterator[Block | None] = _following(store, reader) if follow else reader.rest()
+        for block in blocks:
+            for point in () if block is None else curves.take(block):
+                for target, sink in sinks.items():
+                    if point.step > sink.newest.get(point.series, -1):
+                        _done(target, sink.write, point)
+                        sent += 1
+            if block is None:
+                for target, sink in sinks.items():
+                    _done(target, sink.flush)
+        for target, sink in sinks.items():
+            _done(target, sink.close)
+        typer.echo(f"{recipe.name}: {sent:,} points sent to {', '.join(sinks)}")
+
+
+def _sink(text: str, name: str, identity: str) -> Sink:
+    kind, _, target = text.partition(":")
+    if kind not in SINKS or not target:
+        near = nearest(kind, SINKS)
+        fix = (
+            f"did you mean {near}?"
+            if near and near != kind
+            else "write tensorboard:FOLDER, wandb:PROJECT or mlflow:URI"
+        )
+        raise InputError([Problem("--to", text, f"is no KIND:TARGET of {', '.join(SINKS)}", fix)])
+    try:
+        return SINKS[kind](target, name, identity)
+    except ImportError as error:
+        fix = f"pip install 'decoupled-diloco[{kind}]'"
+        raise InputError([Problem("--to", text, f"needs a library: {error}", fix)]) from error
+    except Exception as error:  # whatever its library raises
+        raise _refused(text, error) from error
+
+
+def _done(target: str, act: Callable[..., None], *arguments: object) -> None:
+    try:
+        act(*arguments)
+    except Exception as error:  # whatever its library raises
+        raise _refused(target, error) from error
+
+
+def _refused(target: str, error: Exception) -> InputError:
+    fix = "see that it can be reached; the same command goes on, and the run does not notice"
+    return InputError([Problem("--to", target, f"cannot be written: {type(error).__name__}: {error}", fix)])
+
+
+def _following(store: RunStore, reader: LogReader) -> Iterator[Block | None]:
+    """Blocks until the run has ended, and None after each look."""
+    while True:
+        status = status_of(store)  # before the log: what is written before the run ends is then read
+        yield from reader.poll()
+        yield None
+        if words.part(status, "run").get("state") in words.ENDED:
+            yield from reader.rest()
+            return
+        if (silent_s := time.time() - status.get("written_at", 0.0)) > LOST_S:
+            raise RunLost(f"no status for {words.seconds(silent_s)}: the orchestrator's process has ended")
+        time.sleep(POLL_S)

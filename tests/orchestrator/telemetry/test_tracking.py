@@ -1,0 +1,141 @@
+"""A run's curves in experiment trackers: from the log alone, the same however it is cut, and never twice."""
+
+from __future__ import annotations
+
+import struct
+from pathlib import Path
+from typing import Any
+
+import pytest
+from tensorboardX.proto.event_pb2 import Event as Record
+from typer.testing import CliRunner
+
+from orchestrator.cli.app import build
+from orchestrator.eventlog.block import block_of
+from orchestrator.eventlog.events import Event
+from orchestrator.eventlog.facts import Evaluated
+from orchestrator.eventlog.reader import read_run
+from orchestrator.study.seed_run import SeedRun
+from orchestrator.telemetry import sinks
+from orchestrator.telemetry.tracking import SERIES, Curves, Point
+from outer.protocol.facts import Committed
+from tests.replay.shaken import recipe
+
+
+@pytest.fixture(scope="module")
+def run(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    folder = tmp_path_factory.mktemp("runs") / "points"
+    SeedRun(recipe(30), folder, stacked=False).train(lambda news: None)
+    return folder
+
+
+def points(events: list[Event], size: int) -> list[Point]:
+    curves = Curves(every=6)
+    blocks = [block_of(events[first : first + size], first) for first in range(0, len(events), size)]
+    return [point for block in blocks for point in curves.take(block)]
+
+
+def test_points_are_the_same_however_the_log_is_cut(run: Path) -> None:
+    events = read_run(run)
+    whole = points(events, len(events))
+    for size in (1, 7, 100):
+        cut = points(events, size)
+        assert [(each.step, each.at, each.values.keys()) for each in cut] == [
+            (each.step, each.at, each.values.keys()) for each in whole
+        ]
+        for one, other in zip(cut, whole, strict=True):
+            assert one.values == pytest.approx(other.values)
+
+
+def test_points_say_what_the_log_says(run: Path) -> None:
+    events = read_run(run)
+    commits = [event for event in events if isinstance(event.fact, Committed)]
+    evaluations = [event.fact for event in events if isinstance(event.fact, Evaluated)]
+    found = points(events, len(events))
+    held_out = [(each.step, each.values["loss/held_out"]) for each in found if "loss/held_out" in each.values]
+    assert held_out == [(fact.syncer_step, fact.loss) for fact in evaluations]
+    rest = [each for each in found if "loss/held_out" not in each.values]
+    assert [each.step // 6 for each in rest] == list(range(len(rest))) and len(rest) > 3
+    tokens = {event.fact.syncer_step: event.fact.tokens_committed for event in commits}
+    assert all(each.values["tokens/committed"] == tokens[each.step] for each in rest)
+    assert all(each.values["participation"] == 1.0 and each.values["faults/learners_lost"] == 0.0 for each in rest)
+    assert all(0 < each.values["loss/train"] < 10 for each in rest)
+
+
+def scalars(folder: Path) -> list[tuple[str, int, float]]:
+    """What TensorBoard would read."""
+    found = []
+    for file in sorted(folder.glob("events.*")):
+        content = file.read_bytes()
+        while content:
+            (length,) = struct.unpack("<Q", content[:8])
+            record = Record.FromString(content[12 : 12 + length])
+            found += [(value.tag, record.step, value.simple_value) for value in record.summary.value]
+            content = content[16 + length :]
+    return found
+
+
+def test_tensorboard_gets_every_point_once_also_the_second_time(run: Path, tmp_path: Path) -> None:
+    words = ["track", str(run), "--to", f"tensorboard:{tmp_path}", "--every", "6"]
+    folder = tmp_path / recipe(30).name
+    folder.mkdir()
+    (folder / "events.other").write_bytes(b"")
+    for _ in range(2):
+        done = CliRunner().invoke(build(), words)
+        assert done.exit_code == 0, done.stderr
+        got = scalars(folder)
+        wanted = points(read_run(run), 10_000)
+        assert sorted((tag, step) for tag, step, _ in got) == sorted(
+            (name, point.step) for point in wanted for name in point.values
+        )
+    assert (folder / "events.other").exists(), "files of others stay"
+
+
+class Half:
+    """A tracker that has the first points already."""
+
+    def __init__(self, target: str, name: str, identity: str) -> None:
+        self.newest = {"tokens/committed": 11}
+        self.steps: dict[str, list[int]] = {series: [] for series in SERIES}
+        made.append(self)
+
+    def write(self, point: Point) -> None:
+        self.steps[point.series].append(point.step)
+
+    def flush(self) -> None: ...
+
+    def close(self) -> None: ...
+
+
+made: list[Half] = []
+
+
+class Dead(Half):
+    def write(self, point: Point) -> None:
+        raise ConnectionError("away")
+
+
+def test_what_a_tracker_has_is_not_sent_again(run: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setitem(sinks.SINKS, "half", Half)
+    assert CliRunner().invoke(build(), ["track", str(run), "--to", "half:x", "--every", "6"]).exit_code == 0
+    committed, held_out = (made[-1].steps[series] for series in SERIES)
+    assert min(committed) > 11 and held_out[0] == 0, "an evaluation may be of an older step than what came before it"
+
+
+@pytest.mark.parametrize(
+    ("to", "said"),
+    [
+        ("tensorbord:x", "did you mean tensorboard"),
+        ("tensorboard", "no KIND:TARGET"),
+        ("mlflow:x", "decoupled-diloco[mlflow]"),
+        ("dead:x", "ConnectionError: away"),
+    ],
+)
+def test_a_tracker_that_cannot_be_used_is_named(run: Path, monkeypatch: pytest.MonkeyPatch, to: str, said: str) -> None:
+    def without(name: str) -> Any:
+        raise ImportError(f"No module named {name!r}")
+
+    monkeypatch.setitem(sinks.SINKS, "dead", Dead)
+    monkeypatch.setattr(sinks.importlib, "import_module", without)  # type: ignore[attr-defined]
+    done = CliRunner().invoke(build(), ["track", str(run), "--to", to])
+    assert done.exit_code == 2 and said in done.stderr
