@@ -5,13 +5,14 @@ A process of its own that reads files: a tracker that is slow, dead or away slow
 
 from __future__ import annotations
 
+import sys
 import time
 from collections.abc import Callable, Iterator
 from typing import TYPE_CHECKING, Annotated
 
 import typer
 
-from orchestrator.cli.errors import reported
+from orchestrator.cli.errors import CHECK_FAILED, reported
 from orchestrator.cli.log import POLL_S
 from orchestrator.cli.options import Run
 from orchestrator.cli.status import located
@@ -38,7 +39,7 @@ def track(
     follow: Annotated[bool, typer.Option("--follow", "-f", help="Until the run ends.")] = False,
     every: Annotated[int, typer.Option(min=1, help="Syncer steps between two points.")] = 10,
 ) -> None:
-    """Show a run's losses, speed, participation and faults in TensorBoard, Weights & Biases or MLflow."""
+    """Show a run's curves in TensorBoard, Weights & Biases or MLflow; exit code 5 if some of its log is damaged."""
     with reported():
         from orchestrator.eventlog.reader import LogReader
 
@@ -59,6 +60,9 @@ def track(
         for target, sink in sinks.items():
             _done(target, sink.close)
         typer.echo(f"{recipe.name}: {sent:,} points sent to {', '.join(sinks)}")
+        if damage := reader.findings.damage:
+            print("\n".join(f"damaged: {each}" for each in damage), file=sys.stderr)
+            raise typer.Exit(CHECK_FAILED)
 
 
 def _sink(text: str, name: str, identity: str) -> Sink:

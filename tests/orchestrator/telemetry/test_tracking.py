@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import shutil
 import struct
 from pathlib import Path
 from typing import Any
@@ -89,6 +90,17 @@ def test_tensorboard_gets_every_point_once_also_the_second_time(run: Path, tmp_p
             (name, point.step) for point in wanted for name in point.values
         )
     assert (folder / "events.other").exists(), "files of others stay"
+
+
+def test_a_damaged_log_is_told(run: Path, tmp_path: Path) -> None:
+    copy = tmp_path / "copy"
+    shutil.copytree(run, copy)
+    segment = next((copy / "log/syncer/segments").rglob("*"))
+    content = bytearray(segment.read_bytes())
+    content[len(content) // 2] ^= 1
+    segment.write_bytes(content)
+    done = CliRunner().invoke(build(), ["track", str(copy), "--to", f"tensorboard:{tmp_path}"])
+    assert done.exit_code == 5 and "damaged: " in done.stderr
 
 
 class Half:
