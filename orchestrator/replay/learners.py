@@ -78,8 +78,8 @@ class Learners:
         self.fragments = deal(task, recipe.sync)
         self._incarnations, self._merged, self._bare = incarnations, merged, bare
         self._recipe, self._task, self._emit = recipe, task, emit
-        self._tasks = tasks_of(recipe, {learner for learner, _ in incarnations})
         self._pools = {key: pool_of(recipe, key) for key in incarnations}
+        self._tasks = tasks_of(recipe, {learner for learner, _ in incarnations})
         self._train_step = make_step(task, recipe.inner)
         self._units: dict[Key, _Unit] = {}
         self._positions: Counter[Key] = Counter()  # in each incarnation's moments

@@ -47,7 +47,7 @@ def unlike(store: RunStore, recipe: Recipe) -> Iterator[Problem]:
         fix = f"{was}; or give --fresh to begin anew, or another --name"
         yield Problem(key, now.get(key), "is not what the run in this folder was begun with", fix)
     were, are = ({pool.name: pool.mixture for pool in each.pools} for each in (begun, recipe))
-    if were != are and any((*were.values(), *are.values())):
+    if [*were.items()] != [*are.items()] and any((*were.values(), *are.values())):
         fix = "leave pools and their mixtures as they were; or give --fresh to begin anew, or another --name"
         yield Problem("pools.mixture", are, f"was {were}: which samples a pool takes follows from all of them", fix)
 

@@ -102,6 +102,9 @@ def test_pools_with_mixtures_of_their_own_stay_as_they_were(tmp_path: Path, pool
     assert list(unlike(made, recipe(data=data, pools=[{"name": "a", "mixture": {"x": 1.0}, "learners": 3}]))) == []
     [problem] = unlike(made, recipe(data=data, pools=pools))
     assert problem.field == "pools.mixture"
+    two = [{"name": "a", "mixture": {"x": 1.0}}, {"name": "b"}]
+    made.write_text("config.toml", dump(recipe(data=data, pools=two)))
+    assert [each.field for each in unlike(made, recipe(data=data, pools=two[::-1]))] == ["pools.mixture"], "lanes swap"
 
 
 def test_every_change_is_named_at_once(store: RunStore) -> None:
