@@ -54,27 +54,33 @@ class Evaluator:
         return {name: np.asarray(value, dtype=np.float32) for name, value in floating.items()}
 
 
-def measured(
-    task: Task, params: Params, samples: int, batch_size: int, on_done: Callable[[int], None] = lambda done: None
-) -> dict[str, float]:
-    """Means over the task's first held-out samples: "loss", and the auxiliary scalars of its loss by name.
+class Measurement:
+    """What a task measures on its held-out samples; compiled once for all parameters."""
 
-    The loss is the task's `held_out_loss` where it has one. `on_done` gets the samples so far.
-    """
-    held_out: Any = getattr(task, "held_out_loss", None)
+    def __init__(self, task: Task) -> None:
+        self.task = task
+        held_out: Any = getattr(task, "held_out_loss", None)
 
-    @jax.jit
-    def of_batch(params: Params, batch: Batch) -> dict[str, jax.Array]:
-        loss, aux = task.loss(params, batch, jax.random.key(0))
-        return reported(state_of(aux)[0]) | {"loss": held_out(params, batch) if held_out else loss}
+        def of_batch(params: Params, batch: Batch) -> dict[str, jax.Array]:
+            loss, aux = task.loss(params, batch, jax.random.key(0))
+            return reported(state_of(aux)[0]) | {"loss": held_out(params, batch) if held_out else loss}
 
-    totals: dict[str, float] = {}
-    for start in range(0, samples, batch_size):
-        count = min(batch_size, samples - start)
-        for name, value in of_batch(params, task.held_out(start, count)).items():
-            totals[name] = totals.get(name, 0.0) + count * float(value)
-        on_done(start + count)
-    return {name: total / samples for name, total in totals.items()}
+        self._of_batch = jax.jit(of_batch)
+
+    def means(
+        self, params: Params, samples: int, batch_size: int, on_done: Callable[[int], None] = lambda done: None
+    ) -> dict[str, float]:
+        """Over the first held-out samples: "loss", `held_out_loss` where the task has one, and the auxiliary scalars.
+
+        `on_done` gets the samples so far.
+        """
+        totals: dict[str, float] = {}
+        for start in range(0, samples, batch_size):
+            count = min(batch_size, samples - start)
+            for name, value in self._of_batch(params, self.task.held_out(start, count)).items():
+                totals[name] = totals.get(name, 0.0) + count * float(value)
+            on_done(start + count)
+        return {name: total / samples for name, total in totals.items()}
 
 
 def sample(task: Any, params: Params, prompt: bytes, length: int, temperature: float, top_k: int, seed: int) -> bytes:

@@ -6,7 +6,6 @@ On the devices that JAX finds here. Never on the learners' way: it reads files a
 from __future__ import annotations
 
 import json
-import sys
 from collections.abc import Iterator
 from functools import partial
 from pathlib import Path
@@ -22,11 +21,10 @@ from orchestrator.cli.checkpoint import kept
 from orchestrator.cli.errors import apart, reported
 from orchestrator.cli.export import NEWEST, of_checkpoint
 from orchestrator.cli.options import AsJson
-from orchestrator.cli.permission import permit
+from orchestrator.cli.permission import recipe_of_parameters
 from orchestrator.cli.status import located
 from orchestrator.recipe.config import Recipe
 from orchestrator.recipe.problems import InputError, Problem
-from orchestrator.recipe.toml_text import parse
 from orchestrator.store.readers import recipe_of
 from orchestrator.store.run_store import RunStore
 
@@ -84,19 +82,21 @@ def _rows(
     """A row for each model and set. Raises InputError."""
     from learners.training import tree  # JAX starts here: while a task is built it would see CPUs alone
     from learners.training.devices.device import device_taken
-    from learners.training.evaluator import measured
+    from learners.training.evaluator import Measurement
     from learners.training.task import loss_unit
 
     given = None if store is None else recipe_of(store).eval.sequences
     count = sequences or given or 256
     with Progress(console=Console(stderr=True), transient=True) as bar:
+        sets: list[tuple[str, Measurement]] = []
         for name, model in _models(store, file, checkpoint):
-            permit(model.metadata["task"], allowed)
-            recipe = _recipe(model)
-            for label, held_out in _sets(recipe, on):
+            if not sets:  # all are of one run, so of one task
+                sets = [(label, Measurement(task)) for label, task in _sets(recipe_of_parameters(model, allowed), on)]
+            for label, measurement in sets:
+                task = measurement.task
                 line = bar.add_task(f"{name}: {label}", total=count)
-                params = tree.parameters(held_out, model.tensors, model.task["seed"], model.warm_start)
-                found = measured(held_out, params, count, batch, partial(_show, bar, line))
+                params = tree.parameters(task, model.tensors, model.task["seed"], model.warm_start)
+                found = measurement.means(params, count, batch, partial(_show, bar, line))
                 yield {
                     "parameters": name,
                     "syncer_step": int(model.metadata["syncer_step"]),
@@ -104,7 +104,7 @@ def _rows(
                     "set": label,
                     "samples": count,
                     "loss": found.pop("loss"),
-                    "loss_unit": loss_unit(held_out),
+                    "loss_unit": loss_unit(task),
                     "metrics": found,
                     "device": device_taken(1).device,
                 }
@@ -130,13 +130,6 @@ def _models(store: RunStore | None, file: Path | None, checkpoint: str | None) -
             numbers = [number for number in checkpoints.known(where) if checkpoints.complete(where, number)]
         for number in [*map(str, numbers)] or [NEWEST]:  # without any, the same error as for the newest
             yield f"checkpoint {number}", of_checkpoint(store, number)
-
-
-def _recipe(model: Model) -> Recipe:
-    folder = str(Path.cwd())
-    if folder not in sys.path:
-        sys.path.append(folder)  # as for a run
-    return parse({"name": "evaluate", "pools": [{"name": "a"}], "budget": {"syncer_steps": 100}} | model.task)
 
 
 def _sets(recipe: Recipe, on: list[str]) -> Iterator[tuple[str, Any]]:

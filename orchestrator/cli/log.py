@@ -12,7 +12,8 @@ import typer
 from orchestrator.cli.errors import CHECK_FAILED, reported
 from orchestrator.cli.options import Run
 from orchestrator.cli.status import located
-from orchestrator.eventlog.events import Event, kind_of
+from orchestrator.eventlog.block import Block
+from orchestrator.eventlog.events import kind_of
 from orchestrator.eventlog.facts import REGISTRY
 from orchestrator.recipe.problems import InputError, Problem, nearest
 from orchestrator.store import status_text as words
@@ -42,29 +43,26 @@ def log(
 
         store = located(run)
         reader = LogReader(store.root)
-        for event in _following(store, reader) if follow else _all(reader):
-            if not kinds or kind_of(event.fact) in kinds:
-                sys.stdout.write(event.to_json() + "\n")
+        for block in following(store, reader) if follow else reader.rest():
+            for event in () if block is None else block.events():
+                if not kinds or kind_of(event.fact) in kinds:
+                    sys.stdout.write(event.to_json() + "\n")
+            if block is None:
+                sys.stdout.flush()
         sys.stdout.flush()
         if damage := reader.findings.damage:
             print("\n".join(f"damaged: {each}" for each in damage), file=sys.stderr)
             raise typer.Exit(CHECK_FAILED)
 
 
-def _all(reader: LogReader) -> Iterator[Event]:
-    for block in reader.rest():
-        yield from block.events()
-
-
-def _following(store: RunStore, reader: LogReader) -> Iterator[Event]:
-    """Until the run has ended, and everything was printed."""
+def following(store: RunStore, reader: LogReader) -> Iterator[Block | None]:
+    """Blocks as they come, and None after each look, until the run has ended. Raises RunLost."""
     while True:
         status = status_of(store)  # before the log: what is written before the run ends is then read
-        for block in reader.poll():
-            yield from block.events()
-        sys.stdout.flush()
+        yield from reader.poll()
+        yield None
         if words.part(status, "run").get("state") in words.ENDED:
-            yield from _all(reader)
+            yield from reader.rest()
             return
         if (silent_s := time.time() - status.get("written_at", 0.0)) > LOST_S:
             raise RunLost(f"no status for {words.seconds(silent_s)}: the orchestrator's process has ended")

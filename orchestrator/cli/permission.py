@@ -4,8 +4,16 @@ from __future__ import annotations
 
 import re
 import shlex
+import sys
+from pathlib import Path
+from typing import TYPE_CHECKING
 
+from orchestrator.recipe.config import Recipe
 from orchestrator.recipe.problems import InputError, Problem
+from orchestrator.recipe.toml_text import parse
+
+if TYPE_CHECKING:
+    from orchestrator.store.export import Model
 
 _OWN = re.compile(r"learners\.training\.models\.\w+:\w+")  # the tasks that come with this package
 
@@ -26,3 +34,15 @@ def permit(
     else:
         message, fix = f"is not the {option[2:]} of {whose}, {named}", "give that one, if you trust its code"
     raise InputError([Problem(option, allowed, message, fix)])
+
+
+def recipe_of_parameters(model: Model, allowed: str | None) -> Recipe:
+    """A recipe with the task, model, data and seed of exported or kept parameters, once their code may run.
+
+    The task is also found in the working directory, as for a run. Raises InputError as `permit`.
+    """
+    permit(model.metadata["task"], allowed)
+    folder = str(Path.cwd())
+    if folder not in sys.path:
+        sys.path.append(folder)
+    return parse({"name": "parameters", "pools": [{"name": "a"}], "budget": {"syncer_steps": 100}} | model.task)

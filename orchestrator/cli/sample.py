@@ -8,7 +8,6 @@ from __future__ import annotations
 
 import base64
 import json
-import sys
 from pathlib import Path
 from typing import Annotated, Any
 
@@ -16,10 +15,10 @@ import typer
 
 from orchestrator.cli.errors import apart, reported
 from orchestrator.cli.options import AsJson
-from orchestrator.cli.permission import permit
+from orchestrator.cli.permission import recipe_of_parameters
 from orchestrator.cli.status import located
+from orchestrator.recipe.config import Recipe
 from orchestrator.recipe.problems import InputError, Problem
-from orchestrator.recipe.toml_text import parse
 from orchestrator.recipe.validation import build_task, host_only
 
 
@@ -45,13 +44,13 @@ def sample(
         from orchestrator.store import export
 
         model = export.of_file(from_) if from_ is not None else export.of_run(located(str(run)))
-        permit(model.metadata["task"], task)
+        recipe = recipe_of_parameters(model, task)
         with host_only():
             from learners.training import evaluator, tree
         given = prompt.encode()
         try:
             with apart(as_json):
-                speaking = _speaking(model.task)
+                speaking = _speaking(recipe)
                 params = tree.parameters(speaking, model.tensors, model.task["seed"], model.warm_start)
                 said = evaluator.sample(speaking, params, given, length, temperature, top_k, seed)
         except ValueError as error:
@@ -65,12 +64,8 @@ def sample(
             typer.echo(text)
 
 
-def _speaking(tables: dict[str, Any]) -> Any:
-    """The model's task, which must be able to generate text."""
-    folder = str(Path.cwd())
-    if folder not in sys.path:
-        sys.path.append(folder)  # as for a run
-    recipe = parse({"name": "sample", "pools": [{"name": "a"}], "budget": {"syncer_steps": 100}} | tables)
+def _speaking(recipe: Recipe) -> Any:
+    """The recipe's task, which must be able to generate text."""
     task = build_task(recipe)
     if not hasattr(task, "sample"):
         fix = "give the task a method sample(params, prompt, length, temperature, top_k, rng); see docs/models.md"

@@ -6,28 +6,20 @@ A process of its own that reads files: a tracker that is slow, dead or away slow
 from __future__ import annotations
 
 import sys
-import time
-from collections.abc import Callable, Iterator
-from typing import TYPE_CHECKING, Annotated
+from collections.abc import Callable
+from typing import Annotated
 
 import typer
 
 from orchestrator.cli.errors import CHECK_FAILED, reported
-from orchestrator.cli.log import POLL_S
+from orchestrator.cli.log import following
 from orchestrator.cli.options import Run
 from orchestrator.cli.status import located
-from orchestrator.eventlog.block import Block
 from orchestrator.recipe.problems import InputError, Problem, nearest
 from orchestrator.recipe.toml_text import stored
-from orchestrator.store import status_text as words
-from orchestrator.store.readers import RECIPE_FILE, status_of
-from orchestrator.store.run_store import RunStore
-from orchestrator.store.watch import LOST_S, RunLost
+from orchestrator.store.readers import RECIPE_FILE
 from orchestrator.telemetry.sinks import SINKS, Sink
 from orchestrator.telemetry.tracking import Curves
-
-if TYPE_CHECKING:
-    from orchestrator.eventlog.reader import LogReader  # which takes its time to import
 
 
 def track(
@@ -47,8 +39,7 @@ def track(
         recipe = stored(store.path(RECIPE_FILE))
         sinks = {target: _sink(target, recipe.name, f"{recipe.name}-{recipe.config_hash}") for target in to}
         curves, reader, sent = Curves(every), LogReader(store.root), 0
-        blocks: Iterator[Block | None] = _following(store, reader) if follow else reader.rest()
-        for block in blocks:
+        for block in following(store, reader) if follow else reader.rest():
             for point in () if block is None else curves.take(block):
                 for target, sink in sinks.items():
                     if point.step > sink.newest.get(point.series, -1):
@@ -94,17 +85,3 @@ def _done(target: str, act: Callable[..., None], *arguments: object) -> None:
 def _refused(target: str, error: Exception) -> InputError:
     fix = "see that it can be reached; the same command goes on, and the run does not notice"
     return InputError([Problem("--to", target, f"cannot be written: {type(error).__name__}: {error}", fix)])
-
-
-def _following(store: RunStore, reader: LogReader) -> Iterator[Block | None]:
-    """Blocks until the run has ended, and None after each look."""
-    while True:
-        status = status_of(store)  # before the log: what is written before the run ends is then read
-        yield from reader.poll()
-        yield None
-        if words.part(status, "run").get("state") in words.ENDED:
-            yield from reader.rest()
-            return
-        if (silent_s := time.time() - status.get("written_at", 0.0)) > LOST_S:
-            raise RunLost(f"no status for {words.seconds(silent_s)}: the orchestrator's process has ended")
-        time.sleep(POLL_S)

@@ -140,7 +140,7 @@ def _kind(store: RunStore) -> str:
 def in_harness(runs: Sequence[Run], cores: Sequence[int], simulate: Simulate, on_news: OnNews) -> None:
     """Train runs in lock-step, side by side on these cores; interrupted, each continues with the same command.
 
-    Those by tape come after them, one at a time, each on all cores.
+    Those by tape come after them, one at a time, each on all cores, and begin anew.
     """
     _in_lock_step([run for run in runs if not run.by_tape], cores, on_news)
     for run in runs:

@@ -63,7 +63,7 @@ class Curves:
             if step // self.every > self._newest // self.every:
                 self._newest = step
                 due.append(number)
-        others = [(position, event) for position, event in block.others]
+        others = block.others
         joined = np.diff(commits.first)
         begun = begun_others = begun_commits = 0
         ends: list[int | None] = [*due, None]
@@ -79,8 +79,8 @@ class Curves:
             sums.commits += last - begun_commits
             sums.contributions += int(joined[begun_commits:last].sum())
             sums.live += int(commits.live[begun_commits:last].sum())
-            while begun_others < len(others) and others[begun_others][0] < bound:
-                event = others[begun_others][1]
+            while begun_others < len(others) and others[begun_others].position < bound:
+                event = others[begun_others].event
                 self._lost += isinstance(event.fact, LearnerLost)
                 self._injected += isinstance(event.fact, FaultInjected)
                 if isinstance(event.fact, Evaluated):

@@ -16,7 +16,7 @@ from learners.training.data import corpus
 from learners.training.data.mixture import BLOCK, MixedCorpus, apportioned
 from orchestrator.eventlog.reader import read_run
 from orchestrator.recipe.config import Recipe
-from orchestrator.recipe.validation import problems
+from orchestrator.recipe.validation import build_task, problems
 from orchestrator.replay.replayer import Replayer
 from orchestrator.replay.tape import record
 from orchestrator.store.readers import recipe_of
@@ -150,8 +150,6 @@ def test_pools_with_mixtures_of_their_own_train_on_them_and_replay_to_the_bit(
     row = SeedRun(made, tmp_path / "run", stacked=False).train(lambda news: None)
     assert row["ok"]
     events = list(read_run(tmp_path / "run"))
-    from orchestrator.recipe.validation import build_task
-
     stored = recipe_of(RunStore(tmp_path / "run"))
     player = Replayer(record(events), stored, build_task(stored))
     for _ in player.play():

@@ -3,16 +3,32 @@
 from __future__ import annotations
 
 import json
+import shutil
 from pathlib import Path
 from typing import Any
 
+import numpy as np
 import pytest
 from typer.testing import CliRunner
 
+from learners.training import weights
+from learners.training.tree import deal
 from orchestrator.cli.app import build
 from orchestrator.recipe.config import Recipe
 from orchestrator.recipe.toml_text import dump
+from orchestrator.recipe.validation import build_task
+from orchestrator.store import checkpoints
+from orchestrator.store.checkpoints import Manifest, Part
+from orchestrator.store.readers import recipe_of
+from orchestrator.store.run_store import RunStore
 from orchestrator.study.seed_run import SeedRun
+from outer.journal import checkpoint_parts
+from outer.journal.groups import Logged
+from outer.journal.journal import StoredJournal
+from outer.journal.object_store import Folder
+from outer.numeric import codec
+from outer.protocol.facts import Committed, Participant
+from outer.protocol.recovery import Entry
 
 
 @pytest.fixture(scope="module")
@@ -64,16 +80,43 @@ def test_other_text_is_another_set_beside_the_runs_own(run: Path, tmp_path: Path
     assert strange["loss"] > own["loss"] + 1, "it was not trained on that"
 
 
+def test_checkpoints_have_the_loss_of_the_parameters_that_they_keep(run: Path, tmp_path: Path) -> None:
+    shutil.copytree(run / "seed", tmp_path / "run")
+    store = RunStore(tmp_path / "run")
+    recipe = recipe_of(store)
+    fragments = deal(build_task(recipe), recipe.sync)
+    thetas = weights.dealt(weights.read(run / "seed"), fragments)
+    kept = Folder(store.root)
+    journal = StoredJournal(kept, "journal", 1, len(fragments))
+    journal.open()
+    for step, theta in enumerate(thetas, start=1):
+        one = Participant("learner-a-0", 1, 1, 0, 1, 8, 1.0, "d", 8)
+        record = Committed(step, step - 1, 1, 0, (one,), 1, codec.digest(theta), 1.0, 8, 0.1, 0.2, 0.3, "why")
+        journal.write([Logged(Entry(step, 0, record), step - 1, 1.0, [theta, np.arange(3)])])
+    for snapshot in (1, 2):
+        header, arrays = journal.cut().part(1, snapshot, fragments, {})
+        part = Part(**checkpoint_parts.write(kept, snapshot, checkpoint_parts.SYNCER, header, arrays))
+        about = {"run": journal.run or "", "config_hash": "c", "final": False, "epoch": 1, "created_at": 1.0}
+        checkpoints.write(
+            kept, Manifest(snapshot=snapshot, syncer_step=4, tokens_committed=8, parts=[part], omitted=[], **about)
+        )
+    [final] = told(str(run / "seed"))
+    rows = told(str(store.root), "--checkpoint", "all")
+    assert [row["parameters"] for row in rows] == ["checkpoint 1", "checkpoint 2"]
+    assert [row["loss"] for row in rows] == [final["loss"]] * 2
+    assert [row["syncer_step"] for row in rows] == [4, 4]
+
+
 def test_a_tasks_own_metrics_are_shown() -> None:
     pytest.importorskip("sklearn")
     import jax
 
     from learners.config import DataConfig
-    from learners.training.evaluator import measured
+    from learners.training.evaluator import Measurement
     from learners.training.models.vision import Digits
 
     task = Digits(DataConfig(), 0, layers=1, width=8, heads=2)
-    found = measured(task, task.init(jax.random.key(0)), 50, 32)
+    found = Measurement(task).means(task.init(jax.random.key(0)), 50, 32)
     assert 0.0 <= found["accuracy"] <= 1.0 and found["loss"] > 0.0
 
 
