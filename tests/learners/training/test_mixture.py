@@ -22,6 +22,7 @@ from orchestrator.replay.tape import record
 from orchestrator.store.readers import recipe_of
 from orchestrator.store.run_store import RunStore
 from orchestrator.study.seed_run import SeedRun
+from tests.learners.training.test_token_corpus import folder
 
 
 class Numbers:
@@ -122,6 +123,28 @@ def test_what_cannot_be_mixed_is_refused_with_the_source(folders: list[dict[str,
     gone = [folders[0] | {"path": str(tmp_path / "gone")}, folders[1] | {"path": str(tmp_path / "lost")}]
     with pytest.raises(ValueError, match=r"gone.*lost"):
         corpus.check(DataConfig.model_validate({"mixture": gone}))
+
+
+def shards_of(*roots: Path) -> dict[str, Any]:
+    return {
+        "mixture": [{"name": root.name, "kind": "tokens", "path": str(root)} for root in roots],
+        "sequence_length": 16,
+    }
+
+
+def test_sources_whose_tokens_mean_something_else_or_have_changed_are_refused(tmp_path: Path) -> None:
+    one, two, odd = tmp_path / "one", tmp_path / "two", tmp_path / "odd"
+    folder(one)
+    folder(two, tokens=4000)
+    folder(odd, vocabulary=50_300)
+    data = DataConfig.model_validate(shards_of(one, two))
+    kept = data.model_copy(update={"digest": corpus.digest(data)})
+    assert corpus.corpus(kept, 0).batch(0, 10).shape == (10, 17)
+    with pytest.raises(ValueError, match="tokens of odd do not mean what those of one do"):
+        corpus.check(DataConfig.model_validate(shards_of(one, two, odd)))
+    folder(two, tokens=4100)
+    with pytest.raises(ValueError, match=r"data.mixture: its shards have digest .* the run began with"):
+        corpus.corpus(kept, 0)
 
 
 def of_pools(folders: list[dict[str, Any]], first: Any, second: Any) -> Recipe:
