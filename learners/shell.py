@@ -25,7 +25,7 @@ from learners.checkpoint_writer import CheckpointWriter
 from learners.fault_effects import FaultEffects, flipped
 from learners.fetcher import Fetcher, Link
 from learners.protocol import events_effects
-from learners.protocol.fact_buffer import FactBuffer
+from learners.protocol.fact_buffer import FactBuffer, read_clocks
 from learners.protocol.facts import LoopFailed
 from learners.protocol.learner import Learner
 from learners.report_sender import ReportSender
@@ -321,10 +321,11 @@ class LearnerShell:
         """Hand one event to the machine and carry out its effects. Any thread may call; only the loop runs steps."""
         assert self._machine is not None
         with self._lock:
-            effects = self._machine.handle(time.monotonic(), event)
+            now, at = read_clocks()  # of what it measures and of its facts' dates alike, should it be frozen in here
+            effects = self._machine.handle(now, event)
             for effect in effects:
                 if isinstance(effect, events_effects.Emit):  # before another thread hands out what the fact is about
-                    self._facts.add(effect.fact)
+                    self._facts.add(effect.fact, at)
         for effect in effects:
             match effect:
                 case events_effects.Send(message):

@@ -14,6 +14,23 @@ RESEND_S = 2.0  # without an acknowledgement, until facts are sent again
 
 Numbered = tuple[int, float, Any]  # sequence number, wall time, fact
 
+APART_S = 0.01  # most seconds between two clocks that are read together
+READS_MAX = 100
+
+
+def read_clocks(
+    monotonic: Callable[[], float] = time.monotonic, wall: Callable[[], float] = time.time
+) -> tuple[float, float]:
+    """The monotonic and the wall clock, in seconds, of one moment: read again when the process was frozen in between,
+    which would look like a jump of the wall clock.
+    """
+    now, at = monotonic(), wall()
+    for _ in range(READS_MAX):
+        if (read := monotonic()) - now <= APART_S:
+            break
+        now, at = read, wall()
+    return now, at
+
 
 class FactBuffer:
     """Sends each fact once, and again only when acknowledgements stop coming or after `rewind`. Any thread may call."""
@@ -55,9 +72,10 @@ class FactBuffer:
         with self._lock:
             return len(self._sent) + len(self._waiting) > ANSWER_MAX
 
-    def add(self, fact: Any) -> None:
+    def add(self, fact: Any, at: float | None = None) -> None:
+        """`at`: its wall time, in seconds; by default that of the buffer's clock now."""
         with self._lock:
-            self._waiting.append((self._next, self._clock(), fact))
+            self._waiting.append((self._next, self._clock() if at is None else at, fact))
             self._next += 1
             if len(self._sent) + len(self._waiting) > self._limit:
                 (self._sent or self._waiting).popleft()

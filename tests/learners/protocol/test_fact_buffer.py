@@ -9,7 +9,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from learners.protocol import fact_buffer
-from learners.protocol.fact_buffer import RESEND_S, FactBuffer
+from learners.protocol.fact_buffer import RESEND_S, FactBuffer, read_clocks
 
 
 class Clock:
@@ -166,3 +166,20 @@ def test_messages_carry_runs_without_a_gap_and_never_what_is_acknowledged(
             unsent = stop
         assert facts.oldest == oldest
         assert facts.recorded == (said if oldest == said else None)
+
+
+def test_two_clocks_are_read_as_of_one_moment_though_the_process_is_frozen_between_them() -> None:
+    now = [0.0]
+
+    def wall() -> float:
+        now[0] += 12.0 if now[0] < 12.0 else 0.001  # frozen before the first reading
+        return 1000.0 + now[0]
+
+    read, at = read_clocks(lambda: now[0], wall)
+    assert at - read == pytest.approx(1000.0, abs=0.01)
+
+
+def test_a_fact_with_a_date_keeps_it() -> None:
+    facts = buffer()
+    facts.add("dated", 5.0)
+    assert facts.pending() == [(0, 5.0, "dated")]
